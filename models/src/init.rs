@@ -1,0 +1,143 @@
+//! Initial weights: PyTorch's default distributions from a counter-based generator.
+//!
+//! Every element is a pure function of (seed, parameter name, index), so the same seed gives the same weights on every
+//! device, thread and rank, and adding a layer does not move the numbers of another one. burn's own generator is a
+//! global of the device and promises none of that.
+
+use burn::module::Param;
+use burn::tensor::{Device, Tensor, TensorData};
+
+/// Golden-ratio increment of splitmix64.
+const GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
+
+/// Output function of splitmix64 (Steele, Lea & Flood, "Fast splittable pseudorandom number generators", 2014).
+fn splitmix64(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+/// FNV-1a, 64 bits.
+fn fnv1a64(text: &str) -> u64 {
+    text.bytes().fold(0xCBF2_9CE4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3))
+}
+
+/// `count` values uniform in `[-bound, bound)`, a function of `(seed, name)` alone.
+///
+/// The 24 random bits fill an f32's mantissa exactly, so the only rounding is the product with `bound`.
+pub(crate) fn uniform(seed: u64, name: &str, count: usize, bound: f32) -> Vec<f32> {
+    // The seed is mixed before it meets the name: seeds 0, 1, 2 must not give overlapping streams.
+    let start = splitmix64(seed.wrapping_add(GAMMA)) ^ fnv1a64(name);
+    (1..=count as u64)
+        .map(|i| {
+            let z = splitmix64(start.wrapping_add(i.wrapping_mul(GAMMA)));
+            let u = (z >> 40) as f32 / (1u32 << 24) as f32;
+            (2.0 * u - 1.0) * bound
+        })
+        .collect()
+}
+
+/// Where a network under construction is: the seed, the device and the name of the module being built.
+#[derive(Debug, Clone)]
+pub struct Init {
+    seed: u64,
+    device: Device,
+    path: String,
+}
+
+impl Init {
+    /// The root of a network.
+    pub fn new(seed: u64, device: &Device) -> Self {
+        Self { seed, device: device.clone(), path: String::new() }
+    }
+
+    /// The sub-module `name`, e.g. `init.child("layer1").child("0")`.
+    pub fn child(&self, name: &str) -> Self {
+        Self { path: self.full_name(name), ..self.clone() }
+    }
+
+    /// The device that parameters are made on.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// A parameter with PyTorch's default for convolutions and linear layers, weights and biases alike: uniform in
+    /// ±1/√`fan_in` (`kaiming_uniform_(a=√5)`, `torch/nn/modules/{conv,linear}.py`).
+    pub fn fan_in_uniform<const D: usize>(&self, name: &str, shape: [usize; D], fan_in: usize) -> Param<Tensor<D>> {
+        let bound = 1.0 / (fan_in as f32).sqrt();
+        let values = uniform(self.seed, &self.full_name(name), shape.iter().product(), bound);
+        Param::from_tensor(Tensor::from_data(TensorData::new(values, shape), &self.device))
+    }
+
+    /// A one-dimensional parameter with the same value everywhere, e.g. batch norm's scale.
+    pub fn constant(&self, count: usize, value: f32) -> Param<Tensor<1>> {
+        Param::from_tensor(Tensor::from_data(TensorData::new(vec![value; count], [count]), &self.device))
+    }
+
+    fn full_name(&self, name: &str) -> String {
+        if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Kolmogorov-Smirnov distance of `values` from the uniform distribution on ±`bound`.
+    fn ks_distance(mut values: Vec<f32>, bound: f32) -> f64 {
+        values.sort_by(f32::total_cmp);
+        let n = values.len() as f64;
+        values
+            .iter()
+            .enumerate()
+            .map(|(i, &v)| {
+                let cdf = (f64::from(v) / f64::from(bound) + 1.0) / 2.0;
+                (cdf - i as f64 / n).abs().max((cdf - (i as f64 + 1.0) / n).abs())
+            })
+            .fold(0.0, f64::max)
+    }
+
+    #[test]
+    fn values_are_uniform_between_the_bounds() {
+        let bound = 1.0 / (576f32).sqrt();
+        for seed in [0, 1, 42, u64::MAX] {
+            let values = uniform(seed, "layer1.0.conv1.weight", 36_864, bound);
+            let n = values.len() as f64;
+            assert!(values.iter().all(|v| v.abs() <= bound));
+            assert!(values.iter().any(|v| *v > 0.999 * bound) && values.iter().any(|v| *v < -0.999 * bound));
+
+            let mean = values.iter().map(|&v| f64::from(v)).sum::<f64>() / n;
+            let variance = values.iter().map(|&v| (f64::from(v) - mean).powi(2)).sum::<f64>() / n;
+            let expected = f64::from(bound).powi(2) / 3.0;
+            // Four standard errors of the mean and of the variance of a uniform sample.
+            assert!(mean.abs() < 4.0 * (expected / n).sqrt(), "mean {mean}");
+            assert!((variance / expected - 1.0).abs() < 4.0 * (0.8 / n).sqrt(), "variance {variance} of {expected}");
+            // 1.95/√n is the 0.1 % critical value; the seeds are fixed, so the test is not random.
+            assert!(ks_distance(values, bound) < 1.95 / n.sqrt());
+        }
+    }
+
+    #[test]
+    fn streams_of_other_seeds_and_names_are_unrelated() {
+        let base = uniform(1, "conv1.weight", 10_000, 1.0);
+        for other in [uniform(2, "conv1.weight", 10_000, 1.0), uniform(1, "conv2.weight", 10_000, 1.0)] {
+            let dot: f64 = base.iter().zip(&other).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
+            // Correlation of independent samples: standard deviation 1/√n.
+            assert!((dot / (10_000.0 / 3.0)).abs() < 0.04, "correlation {}", dot / (10_000.0 / 3.0));
+            // Nor is one a shifted copy of the other.
+            assert!(!other.iter().take(100).any(|v| base[..100].contains(v)));
+        }
+        // Neighbouring elements are uncorrelated as well.
+        let lag: f64 = base.windows(2).map(|w| f64::from(w[0]) * f64::from(w[1])).sum();
+        assert!((lag / (9_999.0 / 3.0)).abs() < 0.04);
+    }
+
+    #[test]
+    fn values_are_fixed_for_good() {
+        // A change of these numbers changes every run of every seed: they are part of the program's promise.
+        assert_eq!(uniform(0, "conv1.weight", 3, 1.0), GOLDEN);
+        assert_eq!(uniform(0, "conv1.weight", 100, 1.0)[..3], GOLDEN);
+    }
+
+    const GOLDEN: [f32; 3] = [-0.195_371_51, 0.900_874_6, 0.438_771_6];
+}

@@ -1,0 +1,66 @@
+//! Batch normalisation, `torch.nn.BatchNorm2d` (<https://arxiv.org/abs/1502.03167>).
+
+use burn::module::{Module, Param};
+use burn::tensor::Tensor;
+use burn::tensor::module::{batch_norm, batch_norm_train};
+
+use super::Buffer;
+use crate::{Context, Init};
+
+/// Added to the variance under the root; PyTorch's default.
+const EPSILON: f64 = 1e-5;
+/// Weight of the newest batch in the running statistics; PyTorch's default.
+const MOMENTUM: f64 = 0.1;
+
+/// Normalises each channel of `[B, C, H, W]`, then scales and shifts it.
+///
+/// Which statistics are used is the [`Context`]'s choice alone. As in PyTorch the batch is normalised by its *biased*
+/// variance while the running variance collects the *unbiased* one (burn's own layer keeps the biased one).
+#[derive(Module, Debug)]
+pub struct BatchNorm2d {
+    /// Scale, `[C]`.
+    pub weight: Param<Tensor<1>>,
+    /// Shift, `[C]`.
+    pub bias: Param<Tensor<1>>,
+    /// Exponential mean of the batches' means, `[C]`.
+    pub running_mean: Buffer,
+    /// Exponential mean of the batches' unbiased variances, `[C]`.
+    pub running_var: Buffer,
+}
+
+impl BatchNorm2d {
+    /// Scale 1, shift 0, running mean 0, running variance 1.
+    pub fn new(channels: usize, init: &Init) -> Self {
+        Self {
+            weight: init.constant(channels, 1.0),
+            bias: init.constant(channels, 0.0),
+            running_mean: Buffer::new(Tensor::zeros([channels], init.device())),
+            running_var: Buffer::new(Tensor::ones([channels], init.device())),
+        }
+    }
+
+    /// # Shapes
+    ///
+    /// - input and output `[B, C, H, W]`
+    ///
+    /// # Panics
+    ///
+    /// In training mode with one value a channel, which has no variance (PyTorch raises `ValueError`). A network that
+    /// [`build`](crate::build) accepts gets there with no batch of images of its own size.
+    pub fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
+        if !cx.training() {
+            let (mean, var) = (self.running_mean.value(), self.running_var.value());
+            return batch_norm(input, self.weight.val(), self.bias.val(), mean, var, EPSILON);
+        }
+        let [batch, _, height, width] = input.dims();
+        let count = batch * height * width;
+        assert!(count > 1, "batch norm in training mode needs more than one value a channel");
+
+        let batch = batch_norm_train(input, self.weight.val(), self.bias.val(), EPSILON);
+        let unbiased = count as f64 / (count - 1) as f64;
+        let moved = |old: Tensor<1>, new: Tensor<1>| old * (1.0 - MOMENTUM) + new * MOMENTUM;
+        self.running_mean.set(moved(self.running_mean.value(), batch.mean.without_autodiff()));
+        self.running_var.set(moved(self.running_var.value(), batch.variance.without_autodiff() * unbiased));
+        batch.output
+    }
+}

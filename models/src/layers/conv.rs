@@ -1,0 +1,91 @@
+//! Two-dimensional convolution, `torch.nn.Conv2d`.
+
+use burn::module::{Module, Param};
+use burn::tensor::Tensor;
+use burn::tensor::module::conv2d;
+use burn::tensor::ops::ConvOptions;
+
+use crate::{Context, Init};
+
+/// What a [`Conv2d`] is to be; PyTorch's defaults unless told otherwise.
+#[derive(Debug, Clone, Copy)]
+pub struct Conv2dConfig {
+    channels: [usize; 2],
+    kernel: usize,
+    stride: usize,
+    padding: usize,
+    groups: usize,
+    bias: bool,
+}
+
+impl Conv2dConfig {
+    /// `[input, output]` channels and a square kernel; stride 1, no padding, one group, with a bias.
+    pub fn new(channels: [usize; 2], kernel: usize) -> Self {
+        Self { channels, kernel, stride: 1, padding: 0, groups: 1, bias: true }
+    }
+
+    /// Step between windows, in pixels, both ways.
+    pub fn with_stride(mut self, stride: usize) -> Self {
+        self.stride = stride;
+        self
+    }
+
+    /// Zeros added on all four sides, in pixels.
+    pub fn with_padding(mut self, padding: usize) -> Self {
+        self.padding = padding;
+        self
+    }
+
+    /// Number of groups; it must divide both channel counts.
+    pub fn with_groups(mut self, groups: usize) -> Self {
+        self.groups = groups;
+        self
+    }
+
+    /// Leaves the bias out, as in front of a batch norm.
+    pub fn without_bias(mut self) -> Self {
+        self.bias = false;
+        self
+    }
+
+    /// Makes the layer with PyTorch's default weights.
+    pub fn init(self, init: &Init) -> Conv2d {
+        let [input, output] = self.channels;
+        let group_input = input / self.groups;
+        let fan_in = group_input * self.kernel * self.kernel;
+        Conv2d {
+            weight: init.fan_in_uniform("weight", [output, group_input, self.kernel, self.kernel], fan_in),
+            bias: self.bias.then(|| init.fan_in_uniform("bias", [output], fan_in)),
+            stride: self.stride,
+            padding: self.padding,
+            groups: self.groups,
+        }
+    }
+}
+
+/// Cross-correlation of `[B, C, H, W]` images with a square kernel.
+#[derive(Module, Debug)]
+pub struct Conv2d {
+    /// `[out, in / groups, kernel, kernel]`.
+    pub weight: Param<Tensor<4>>,
+    /// `[out]`.
+    pub bias: Option<Param<Tensor<1>>>,
+    stride: usize,
+    padding: usize,
+    groups: usize,
+}
+
+impl Conv2d {
+    /// # Shapes
+    ///
+    /// - input `[B, in, H, W]`
+    /// - output `[B, out, (H + 2·padding − kernel) / stride + 1, …]`
+    pub fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
+        let options = ConvOptions::new([self.stride; 2], [self.padding; 2], [1, 1], self.groups);
+        let output = conv2d(input, self.weight.val(), self.bias.as_ref().map(Param::val), options);
+        // One multiply-add for each weight of an output's slice.
+        let [_, group_input, kernel, _] = self.weight.dims();
+        cx.add_macs(output.dims().iter().product::<usize>() * group_input * kernel * kernel);
+        output
+    }
+}

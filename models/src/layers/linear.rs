@@ -1,0 +1,34 @@
+//! Fully connected layer, `torch.nn.Linear`.
+
+use burn::module::{Module, Param};
+use burn::tensor::{Tensor, module};
+
+use crate::{Context, Init};
+
+/// `input · weightᵀ + bias`.
+#[derive(Module, Debug)]
+pub struct Linear {
+    /// `[out, in]`, PyTorch's layout (burn's own layer keeps `[in, out]`).
+    pub weight: Param<Tensor<2>>,
+    /// `[out]`.
+    pub bias: Param<Tensor<1>>,
+}
+
+impl Linear {
+    /// `[input, output]` features, PyTorch's default weights.
+    pub fn new([input, output]: [usize; 2], init: &Init) -> Self {
+        Self {
+            weight: init.fan_in_uniform("weight", [output, input], input),
+            bias: init.fan_in_uniform("bias", [output], input),
+        }
+    }
+
+    /// # Shapes
+    ///
+    /// - input `[B, in]`
+    /// - output `[B, out]`
+    pub fn forward(&self, input: Tensor<2>, cx: &Context) -> Tensor<2> {
+        cx.add_macs(input.dims()[0] * self.weight.dims().iter().product::<usize>());
+        module::linear(input, self.weight.val().transpose(), Some(self.bias.val()))
+    }
+}

@@ -1,0 +1,47 @@
+//! Pooling and activation: layers without parameters.
+
+use burn::module::Module;
+use burn::tensor::Tensor;
+use burn::tensor::module::max_pool2d;
+use burn::tensor::ops::MaxPoolOptions;
+
+/// `torch.nn.MaxPool2d` with stride = kernel and no padding: the last row or column is dropped where it does not fill a
+/// window.
+#[derive(Module, Debug)]
+pub struct MaxPool2d {
+    kernel: usize,
+}
+
+impl MaxPool2d {
+    /// Square windows of `kernel` pixels.
+    pub fn new(kernel: usize) -> Self {
+        Self { kernel }
+    }
+
+    /// `[B, C, H, W]` → `[B, C, H / kernel, W / kernel]`.
+    pub fn forward(&self, input: Tensor<4>) -> Tensor<4> {
+        max_pool2d(input, MaxPoolOptions::new([self.kernel; 2]))
+    }
+}
+
+/// `torch.nn.ReLU` as a module, for networks that are a list of layers.
+#[derive(Module, Debug)]
+pub struct Relu;
+
+impl Relu {
+    /// Negative values become zero.
+    pub fn forward(&self, input: Tensor<4>) -> Tensor<4> {
+        relu(input)
+    }
+}
+
+pub use burn::tensor::activation::relu;
+
+/// Mean over all pixels, `[B, C, H, W]` → `[B, C]`.
+///
+/// Equals pytorch-cifar's `avg_pool2d(out, 4)` and flattening where the features are 4x4, and goes on working where
+/// they are not.
+pub fn global_avg_pool(input: Tensor<4>) -> Tensor<2> {
+    let [batch, channels, height, width] = input.dims();
+    input.reshape([batch, channels, height * width]).mean_dim(2).reshape([batch, channels])
+}

@@ -1,0 +1,56 @@
+//! LeNet-5: "Gradient-based learning applied to document recognition", LeCun, Bottou, Bengio & Haffner, 1998,
+//! <http://yann.lecun.com/exdb/publis/pdf/lecun-98.pdf>.
+//!
+//! pytorch-cifar's variant: ReLU and max pooling in place of the paper's squashing and sub-sampling, no padding.
+
+use burn::module::Module;
+use burn::tensor::Tensor;
+
+use crate::layers::{Conv2d, Conv2dConfig, Linear, MaxPool2d, relu};
+use crate::{BuildError, Context, Init, Spec};
+
+/// Smallest side that leaves a pixel after two 5x5 convolutions and two poolings.
+const MIN_SIDE: usize = 16;
+
+/// Two convolutions and three linear layers.
+#[derive(Module, Debug)]
+pub struct LeNet {
+    conv1: Conv2d,
+    conv2: Conv2d,
+    fc1: Linear,
+    fc2: Linear,
+    fc3: Linear,
+    pool: MaxPool2d,
+}
+
+impl LeNet {
+    /// `fc1` gets as many inputs as the image size leaves: 400 for 32x32, 256 for 28x28.
+    ///
+    /// # Errors
+    ///
+    /// An image side below 16.
+    pub fn new(spec: &Spec, init: &Init) -> Result<Self, BuildError> {
+        spec.require_side("lenet", MIN_SIDE, MIN_SIDE)?;
+        let [height, width] = spec.image_size.map(|side| ((side - 4) / 2 - 4) / 2);
+        Ok(Self {
+            conv1: Conv2dConfig::new([spec.in_channels, 6], 5).init(&init.child("conv1")),
+            conv2: Conv2dConfig::new([6, 16], 5).init(&init.child("conv2")),
+            fc1: Linear::new([16 * height * width, 120], &init.child("fc1")),
+            fc2: Linear::new([120, 84], &init.child("fc2")),
+            fc3: Linear::new([84, spec.num_classes], &init.child("fc3")),
+            pool: MaxPool2d::new(2),
+        })
+    }
+
+    /// `[B, C, H, W]` → logits `[B, classes]`; the shapes beside the lines are for 3x32x32.
+    pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
+        let x = relu(self.conv1.forward(images, cx)); // [B, 6, 28, 28]
+        let x = self.pool.forward(x); // [B, 6, 14, 14]
+        let x = relu(self.conv2.forward(x, cx)); // [B, 16, 10, 10]
+        let x = self.pool.forward(x); // [B, 16, 5, 5]
+        let x = x.flatten::<2>(1, 3); // [B, 400]
+        let x = relu(self.fc1.forward(x, cx)); // [B, 120]
+        let x = relu(self.fc2.forward(x, cx)); // [B, 84]
+        self.fc3.forward(x, cx) // [B, classes]
+    }
+}

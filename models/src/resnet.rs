@@ -1,0 +1,221 @@
+//! ResNet: "Deep Residual Learning for Image Recognition", He, Zhang, Ren & Sun, 2015,
+//! <https://arxiv.org/abs/1512.03385>.
+//!
+//! pytorch-cifar's variant: a 3x3 stem of stride 1 without pooling, so the first stage sees the whole image.
+
+use burn::module::Module;
+use burn::tensor::Tensor;
+
+use crate::layers::{BatchNorm2d, Conv2d, Conv2dConfig, Linear, global_avg_pool, relu};
+use crate::{BuildError, Context, Init, Spec};
+
+/// Smallest side that leaves the last stage more than one pixel: with a single one, batch norm could not be trained on
+/// a batch of one image.
+const MIN_SIDE: usize = 9;
+
+/// Which of the paper's depths.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ResNetDepth {
+    /// Basic blocks, 2-2-2-2.
+    ResNet18,
+    /// Basic blocks, 3-4-6-3.
+    ResNet34,
+    /// Bottlenecks, 3-4-6-3.
+    ResNet50,
+    /// Bottlenecks, 3-4-23-3.
+    ResNet101,
+    /// Bottlenecks, 3-8-36-3.
+    ResNet152,
+}
+
+impl ResNetDepth {
+    /// The registry's name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::ResNet18 => "resnet18",
+            Self::ResNet34 => "resnet34",
+            Self::ResNet50 => "resnet50",
+            Self::ResNet101 => "resnet101",
+            Self::ResNet152 => "resnet152",
+        }
+    }
+
+    /// Blocks in each of the four stages.
+    fn stages(self) -> [usize; 4] {
+        match self {
+            Self::ResNet18 => [2, 2, 2, 2],
+            Self::ResNet34 | Self::ResNet50 => [3, 4, 6, 3],
+            Self::ResNet101 => [3, 4, 23, 3],
+            Self::ResNet152 => [3, 8, 36, 3],
+        }
+    }
+
+    /// Output channels of a block in units of its width.
+    fn expansion(self) -> usize {
+        match self {
+            Self::ResNet18 | Self::ResNet34 => 1,
+            Self::ResNet50 | Self::ResNet101 | Self::ResNet152 => 4,
+        }
+    }
+}
+
+/// A convolution without bias, "same" padding.
+fn conv(channels: [usize; 2], kernel: usize, stride: usize, init: &Init) -> Conv2d {
+    Conv2dConfig::new(channels, kernel).with_stride(stride).with_padding(kernel / 2).without_bias().init(init)
+}
+
+/// The identity where shapes agree, else a strided 1x1 convolution and batch norm: PyTorch's `shortcut.0`, `shortcut.1`.
+type Shortcut = Option<(Conv2d, BatchNorm2d)>;
+
+fn shortcut(channels: [usize; 2], stride: usize, init: &Init) -> Shortcut {
+    (stride != 1 || channels[0] != channels[1]).then(|| {
+        let init = init.child("shortcut");
+        (conv(channels, 1, stride, &init.child("0")), BatchNorm2d::new(channels[1], &init.child("1")))
+    })
+}
+
+fn add_shortcut(x: Tensor<4>, shortcut: &Shortcut, input: Tensor<4>, cx: &Context) -> Tensor<4> {
+    let input = match shortcut {
+        Some((conv, norm)) => norm.forward(conv.forward(input, cx), cx),
+        None => input,
+    };
+    relu(x + input)
+}
+
+/// Two 3x3 convolutions.
+#[derive(Module, Debug)]
+struct BasicBlock {
+    conv1: Conv2d,
+    bn1: BatchNorm2d,
+    conv2: Conv2d,
+    bn2: BatchNorm2d,
+    shortcut: Shortcut,
+}
+
+impl BasicBlock {
+    fn new(input: usize, width: usize, stride: usize, init: &Init) -> Self {
+        Self {
+            conv1: conv([input, width], 3, stride, &init.child("conv1")),
+            bn1: BatchNorm2d::new(width, &init.child("bn1")),
+            conv2: conv([width, width], 3, 1, &init.child("conv2")),
+            bn2: BatchNorm2d::new(width, &init.child("bn2")),
+            shortcut: shortcut([input, width], stride, init),
+        }
+    }
+
+    /// `[B, input, H, W]` → `[B, width, H / stride, W / stride]`.
+    fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
+        let x = relu(self.bn1.forward(self.conv1.forward(input.clone(), cx), cx));
+        let x = self.bn2.forward(self.conv2.forward(x, cx), cx);
+        add_shortcut(x, &self.shortcut, input, cx)
+    }
+}
+
+/// 1x1, 3x3 and 1x1 convolutions; the last one widens by four.
+#[derive(Module, Debug)]
+struct Bottleneck {
+    conv1: Conv2d,
+    bn1: BatchNorm2d,
+    conv2: Conv2d,
+    bn2: BatchNorm2d,
+    conv3: Conv2d,
+    bn3: BatchNorm2d,
+    shortcut: Shortcut,
+}
+
+impl Bottleneck {
+    fn new(input: usize, width: usize, stride: usize, init: &Init) -> Self {
+        let output = 4 * width;
+        Self {
+            conv1: conv([input, width], 1, 1, &init.child("conv1")),
+            bn1: BatchNorm2d::new(width, &init.child("bn1")),
+            conv2: conv([width, width], 3, stride, &init.child("conv2")),
+            bn2: BatchNorm2d::new(width, &init.child("bn2")),
+            conv3: conv([width, output], 1, 1, &init.child("conv3")),
+            bn3: BatchNorm2d::new(output, &init.child("bn3")),
+            shortcut: shortcut([input, output], stride, init),
+        }
+    }
+
+    /// `[B, input, H, W]` → `[B, 4·width, H / stride, W / stride]`.
+    fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
+        let x = relu(self.bn1.forward(self.conv1.forward(input.clone(), cx), cx));
+        let x = relu(self.bn2.forward(self.conv2.forward(x, cx), cx));
+        let x = self.bn3.forward(self.conv3.forward(x, cx), cx);
+        add_shortcut(x, &self.shortcut, input, cx)
+    }
+}
+
+#[derive(Module, Debug)]
+#[expect(clippy::large_enum_variant, reason = "a network's blocks are all of the same kind")]
+enum Block {
+    Basic(BasicBlock),
+    Bottleneck(Bottleneck),
+}
+
+impl Block {
+    fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
+        match self {
+            Self::Basic(block) => block.forward(input, cx),
+            Self::Bottleneck(block) => block.forward(input, cx),
+        }
+    }
+}
+
+/// A stem, four stages of residual blocks and a linear layer.
+#[derive(Module, Debug)]
+pub struct ResNet {
+    conv1: Conv2d,
+    bn1: BatchNorm2d,
+    layer1: Vec<Block>,
+    layer2: Vec<Block>,
+    layer3: Vec<Block>,
+    layer4: Vec<Block>,
+    linear: Linear,
+}
+
+impl ResNet {
+    /// # Errors
+    ///
+    /// An image side below 9.
+    pub fn new(depth: ResNetDepth, spec: &Spec, init: &Init) -> Result<Self, BuildError> {
+        spec.require_side(depth.name(), MIN_SIDE, 32)?;
+        let expansion = depth.expansion();
+        let mut channels = 64;
+        let mut stage = |index: usize, width: usize, stride: usize| -> Vec<Block> {
+            let scope = init.child(&format!("layer{}", index + 1));
+            (0..depth.stages()[index])
+                .map(|block| {
+                    let (scope, stride) = (scope.child(&block.to_string()), if block == 0 { stride } else { 1 });
+                    let input = std::mem::replace(&mut channels, width * expansion);
+                    match expansion {
+                        1 => Block::Basic(BasicBlock::new(input, width, stride, &scope)),
+                        _ => Block::Bottleneck(Bottleneck::new(input, width, stride, &scope)),
+                    }
+                })
+                .collect()
+        };
+        Ok(Self {
+            conv1: conv([spec.in_channels, 64], 3, 1, &init.child("conv1")),
+            bn1: BatchNorm2d::new(64, &init.child("bn1")),
+            layer1: stage(0, 64, 1),
+            layer2: stage(1, 128, 2),
+            layer3: stage(2, 256, 2),
+            layer4: stage(3, 512, 2),
+            linear: Linear::new([512 * expansion, spec.num_classes], &init.child("linear")),
+        })
+    }
+
+    /// `[B, C, H, W]` → logits `[B, classes]`; the shapes beside the lines are for 3x32x32 and ResNet-18 or 34, with
+    /// four times the channels after each stage of the deeper ones.
+    pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
+        let stage = |x, blocks: &[Block]| blocks.iter().fold(x, |x, block| block.forward(x, cx));
+        let x = relu(self.bn1.forward(self.conv1.forward(images, cx), cx)); // [B, 64, 32, 32]
+        let x = stage(x, &self.layer1); // [B, 64, 32, 32]
+        let x = stage(x, &self.layer2); // [B, 128, 16, 16]
+        let x = stage(x, &self.layer3); // [B, 256, 8, 8]
+        let x = stage(x, &self.layer4); // [B, 512, 4, 4]
+        let x = global_avg_pool(x); // [B, 512]
+        self.linear.forward(x, cx) // [B, classes]
+    }
+}

@@ -1,0 +1,101 @@
+//! VGG: "Very Deep Convolutional Networks for Large-Scale Image Recognition", Simonyan & Zisserman, 2014,
+//! <https://arxiv.org/abs/1409.1556>.
+//!
+//! pytorch-cifar's variant: batch norm after each convolution and one linear layer in place of the paper's three.
+
+use burn::module::Module;
+use burn::tensor::Tensor;
+
+use crate::layers::{BatchNorm2d, Conv2d, Conv2dConfig, Linear, MaxPool2d, Relu, global_avg_pool};
+use crate::{BuildError, Context, Init, Spec};
+
+/// Five poolings halve the image five times.
+const MIN_SIDE: usize = 32;
+
+/// Which of the paper's configurations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VggDepth {
+    /// Configuration A: 8 convolutions.
+    Vgg11,
+    /// Configuration B: 10 convolutions.
+    Vgg13,
+    /// Configuration D: 13 convolutions.
+    Vgg16,
+    /// Configuration E: 16 convolutions.
+    Vgg19,
+}
+
+impl VggDepth {
+    /// The registry's name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Vgg11 => "vgg11",
+            Self::Vgg13 => "vgg13",
+            Self::Vgg16 => "vgg16",
+            Self::Vgg19 => "vgg19",
+        }
+    }
+
+    /// Convolutions in each of the five stages; a pooling ends a stage.
+    fn stages(self) -> [usize; 5] {
+        match self {
+            Self::Vgg11 => [1, 1, 2, 2, 2],
+            Self::Vgg13 => [2, 2, 2, 2, 2],
+            Self::Vgg16 => [2, 2, 3, 3, 3],
+            Self::Vgg19 => [2, 2, 4, 4, 4],
+        }
+    }
+}
+
+/// One entry of `features`, PyTorch's `nn.Sequential`: its position in the list is part of the parameters' names.
+#[derive(Module, Debug)]
+#[expect(clippy::large_enum_variant, reason = "at most 54 of them, beside megabytes of weights")]
+enum Feature {
+    Conv(Conv2d),
+    Norm(BatchNorm2d),
+    Relu(Relu),
+    Pool(MaxPool2d),
+}
+
+/// Five stages of 3x3 convolutions and a classifier.
+#[derive(Module, Debug)]
+pub struct Vgg {
+    features: Vec<Feature>,
+    classifier: Linear,
+}
+
+impl Vgg {
+    /// # Errors
+    ///
+    /// An image side below 32.
+    pub fn new(depth: VggDepth, spec: &Spec, init: &Init) -> Result<Self, BuildError> {
+        spec.require_side(depth.name(), MIN_SIDE, MIN_SIDE)?;
+        let mut features = Vec::new();
+        let mut channels = spec.in_channels;
+        let scope = init.child("features");
+        for (convolutions, width) in depth.stages().into_iter().zip([64, 128, 256, 512, 512]) {
+            for _ in 0..convolutions {
+                let at = |offset: usize| scope.child(&(features.len() + offset).to_string());
+                let conv = Conv2dConfig::new([channels, width], 3).with_padding(1).init(&at(0));
+                let norm = BatchNorm2d::new(width, &at(1));
+                features.extend([Feature::Conv(conv), Feature::Norm(norm), Feature::Relu(Relu)]);
+                channels = width;
+            }
+            features.push(Feature::Pool(MaxPool2d::new(2)));
+        }
+        Ok(Self { features, classifier: Linear::new([512, spec.num_classes], &init.child("classifier")) })
+    }
+
+    /// `[B, C, H, W]` → logits `[B, classes]`; the shapes beside the lines are for 3x32x32.
+    pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
+        let x = self.features.iter().fold(images, |x, feature| match feature {
+            Feature::Conv(conv) => conv.forward(x, cx),
+            Feature::Norm(norm) => norm.forward(x, cx),
+            Feature::Relu(relu) => relu.forward(x),
+            Feature::Pool(pool) => pool.forward(x),
+        }); // [B, 512, 1, 1]
+        // pytorch-cifar pools by 1x1 here, which is the same up to 63x63; larger images leave more than one pixel.
+        let x = global_avg_pool(x); // [B, 512]
+        self.classifier.forward(x, cx) // [B, classes]
+    }
+}

@@ -1,0 +1,163 @@
+//! The registry, errors of construction, initial weights and image sizes.
+
+use burn::tensor::{Device, Tensor};
+use models::{BuildError, Context, Spec, StateKind, StateTensor, state_dict};
+
+const SPEC: Spec = Spec { num_classes: 10, in_channels: 3, image_size: [32, 32] };
+
+fn build(name: &str, spec: Spec, seed: u64) -> models::Network {
+    models::build(name, &spec, seed, &Device::flex()).unwrap()
+}
+
+/// What a user is shown.
+fn refusal(name: &str, spec: Spec) -> String {
+    let error = models::build(name, &spec, 1, &Device::flex()).unwrap_err();
+    format!("{}: {error}\nhint: {}", error.key(), error.hint())
+}
+
+#[test]
+fn parameter_counts_are_the_published_ones() {
+    // PyTorch's counts for pytorch-cifar's definitions; the five with a reference file are checked in `golden.rs`.
+    for (name, parameters) in
+        [("vgg11", 9_231_114), ("vgg13", 9_416_010), ("vgg19", 20_040_522), ("resnet34", 21_282_122)]
+    {
+        let network = build(name, SPEC, 1);
+        assert_eq!(models::parameters(&network).iter().map(|p| p.len()).sum::<usize>(), parameters, "{name}");
+    }
+    let deepest = models::parameters(&build("resnet152", SPEC, 1));
+    assert_eq!(deepest.iter().map(|p| p.len()).sum::<usize>(), 58_156_618);
+    assert!(deepest.iter().any(|p| p.name == "layer3.35.bn3.bias" && p.shape == [1024]));
+}
+
+#[test]
+fn the_table_is_the_published_one() {
+    let published: Vec<_> = models::entries().iter().filter_map(|e| Some((e.name, e.published_top1?))).collect();
+    assert_eq!(published, [("vgg16", 92.64), ("resnet18", 93.02), ("resnet50", 93.62), ("resnet101", 93.75)]);
+    for entry in models::entries() {
+        assert_eq!(models::find(entry.name).unwrap().name, entry.name);
+    }
+}
+
+#[test]
+fn unknown_names_get_the_nearest() {
+    let ask = |name| refusal(name, SPEC);
+    assert_eq!(ask("ResNet-18"), "model.name: there is no model `ResNet-18`\nhint: did you mean `resnet18`?");
+    assert_eq!(ask("letnet"), "model.name: there is no model `letnet`\nhint: did you mean `lenet`?");
+    assert_eq!(
+        ask("vgg12"),
+        "model.name: there is no model `vgg12`\nhint: did you mean `vgg11` or `vgg13` or `vgg16`?"
+    );
+    assert_eq!(
+        ask("transformer"),
+        "model.name: there is no model `transformer`\nhint: the models are lenet, vgg11, vgg13, vgg16, vgg19, \
+         resnet18, resnet34, resnet50, resnet101, resnet152"
+    );
+    assert!(ask("").contains("the models are"));
+}
+
+#[test]
+fn impossible_specifications_are_refused() {
+    assert_eq!(
+        refusal("vgg16", Spec { image_size: [28, 28], in_channels: 1, ..SPEC }),
+        "data.image_size: vgg16 needs images of at least 32x32 pixels, these are 28x28\n\
+         hint: set `data.image_size = 32` to enlarge the images, or choose lenet or a resnet"
+    );
+    assert_eq!(
+        refusal("lenet", Spec { image_size: [15, 64], ..SPEC }),
+        "data.image_size: lenet needs images of at least 16x16 pixels, these are 15x64\n\
+         hint: set `data.image_size = 16` to enlarge the images"
+    );
+    assert!(matches!(
+        models::build("resnet18", &Spec { image_size: [0, 0], ..SPEC }, 1, &Device::flex()),
+        Err(BuildError::ImageTooSmall { .. })
+    ));
+    assert!(refusal("lenet", Spec { num_classes: 0, ..SPEC }).starts_with("model.num_classes: "));
+    assert!(refusal("lenet", Spec { in_channels: 0, ..SPEC }).contains("at least one input channel"));
+}
+
+#[test]
+fn every_family_runs_on_the_sizes_it_accepts() {
+    for (name, spec) in [
+        ("lenet", Spec { num_classes: 10, in_channels: 1, image_size: [28, 28] }),
+        ("lenet", Spec { num_classes: 3, in_channels: 3, image_size: [16, 40] }),
+        ("vgg11", Spec { num_classes: 100, in_channels: 1, image_size: [32, 70] }),
+        ("resnet18", Spec { num_classes: 10, in_channels: 1, image_size: [28, 28] }),
+        ("resnet18", Spec { num_classes: 7, in_channels: 3, image_size: [9, 48] }),
+    ] {
+        let network = build(name, spec, 1);
+        let [height, width] = spec.image_size;
+        // A single image: the hardest case for batch norm's statistics.
+        let images = Tensor::<4>::ones([1, spec.in_channels, height, width], &Device::flex());
+        for cx in [Context::train(), Context::eval()] {
+            let logits = network.forward(images.clone(), &cx);
+            assert_eq!(logits.dims(), [1, spec.num_classes], "{name}");
+            assert!(logits.into_data().try_into_vec::<f32>().unwrap().iter().all(|v| v.is_finite()), "{name}");
+        }
+    }
+    let shape_of = |image_size, in_channels| {
+        let state = state_dict(&build("lenet", Spec { num_classes: 10, in_channels, image_size }, 1));
+        state.into_iter().find(|t| t.name == "fc1.weight").unwrap().shape
+    };
+    assert_eq!(shape_of([28, 28], 1), [120, 256]);
+    assert_eq!(shape_of([32, 32], 3), [120, 400]);
+}
+
+#[test]
+fn initial_weights_depend_on_seed_and_name_alone() {
+    let reference = state_dict(&build("resnet18", SPEC, 7));
+    assert_eq!(state_dict(&build("resnet18", SPEC, 7)), reference);
+    assert_ne!(state_dict(&build("resnet18", SPEC, 8)), reference);
+
+    // Another device, threads that build at the same time, burn's own generator in another state.
+    let others: Vec<Vec<StateTensor>> = std::thread::scope(|scope| {
+        let spawn = |burn_seed| {
+            scope.spawn(move || {
+                let device = Device::flex().autodiff();
+                device.seed(burn_seed);
+                state_dict(&models::build("resnet18", &SPEC, 7, &device).unwrap())
+            })
+        };
+        [spawn(1), spawn(2)].map(|thread| thread.join().unwrap()).into()
+    });
+    assert!(others.iter().all(|other| *other == reference));
+
+    // Layers of the same shape differ.
+    let find = |name: &str| &reference.iter().find(|t| t.name == name).unwrap().values;
+    assert_ne!(find("layer1.0.conv1.weight"), find("layer1.0.conv2.weight"));
+    // The name is the full path: this is what makes weights of common parts equal across models.
+    let deeper = state_dict(&build("resnet34", SPEC, 7));
+    let same = deeper.iter().find(|t| t.name == "layer2.0.shortcut.0.weight").unwrap();
+    assert_eq!(&same.values, find("layer2.0.shortcut.0.weight"));
+}
+
+#[test]
+fn initial_weights_have_pytorchs_distribution() {
+    for name in ["lenet", "vgg11", "resnet18"] {
+        let state = state_dict(&build(name, SPEC, 3));
+        for (index, tensor) in state.iter().enumerate() {
+            let uniform = |fan_in: usize| {
+                let bound = 1.0 / (fan_in as f64).sqrt();
+                let n = tensor.values.len() as f64;
+                let mean = tensor.values.iter().map(|&v| f64::from(v)).sum::<f64>() / n;
+                let variance = tensor.values.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / n;
+                let expected = bound * bound / 3.0;
+                let what = format!("{name} {}", tensor.name);
+                assert!(tensor.values.iter().all(|&v| f64::from(v).abs() <= bound * 1.000_001), "{what}");
+                // Five standard errors: some two hundred tensors are looked at.
+                assert!(mean.abs() < 5.0 * (expected / n).sqrt(), "{what}: mean {mean}");
+                assert!((variance / expected - 1.0).abs() < 5.0 * (0.8 / n).sqrt(), "{what}: variance {variance}");
+            };
+            let all = |value: f32| assert!(tensor.values.iter().all(|v| *v == value), "{name} {}", tensor.name);
+            match (tensor.kind, tensor.shape.as_slice()) {
+                (_, [_, slice @ ..]) if !slice.is_empty() => uniform(slice.iter().product()),
+                (StateKind::Buffer, _) => all(if tensor.name.ends_with("running_mean") { 0.0 } else { 1.0 }),
+                (_, _) if tensor.name.ends_with("weight") => all(1.0),
+                // A bias follows its layer's weight: uniform with the same fan-in there, 0 in a batch norm.
+                (_, _) => match state[index - 1].shape.as_slice() {
+                    [_] => all(0.0),
+                    weight => uniform(weight[1..].iter().product()),
+                },
+            }
+        }
+    }
+}

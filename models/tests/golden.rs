@@ -1,0 +1,174 @@
+//! Every model against PyTorch's float64 values; `reference/README.md` says how they were made.
+
+mod formula;
+
+use std::collections::BTreeMap;
+
+use burn::module::Module;
+use burn::optim::GradientsParams;
+use burn::tensor::activation::log_softmax;
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use models::{Context, Network, Spec, StateKind, StateTensor};
+use serde::Deserialize;
+
+#[derive(Deserialize)]
+struct Reference {
+    model: String,
+    params: usize,
+    macs: u64,
+    input: String,
+    batch: usize,
+    state: Vec<(String, Vec<usize>)>,
+    train_logits: Vec<Vec<f64>>,
+    loss: f64,
+    grad_l2: BTreeMap<String, f64>,
+    running_mean_and_l2: BTreeMap<String, [f64; 2]>,
+    eval_logits: Vec<Vec<f64>>,
+    pytorch_f32_deviation: Deviation,
+}
+
+/// How far PyTorch's own float32 is from the float64 values; ten times that is allowed. Taken as relative to the largest
+/// value: LeNet's 4e-7 is less than half a unit in the last place of its logits, so it cannot be meant absolutely.
+#[derive(Deserialize)]
+struct Deviation {
+    train_logits: f64,
+    eval_logits: f64,
+    loss: f64,
+    worst_grad_l2: f64,
+}
+
+const SPEC: Spec = Spec { num_classes: 10, in_channels: 3, image_size: [32, 32] };
+
+/// Fails with the worst element, so that a broken layer is easy to see.
+fn assert_logits(what: &str, got: Tensor<2>, want: &[Vec<f64>], deviation: f64) {
+    let got = got.into_data().try_into_vec_as::<f64>().unwrap();
+    let want: Vec<f64> = want.iter().flatten().copied().collect();
+    assert_eq!(got.len(), want.len(), "{what}");
+    let worst = got.iter().zip(&want).map(|(g, w)| (g - w).abs()).fold(0.0, f64::max);
+    // Evaluation logits after a single update of the statistics grow with depth, to 1e5 for ResNet-101.
+    let largest = want.iter().map(|w| w.abs()).fold(1.0, f64::max);
+    let allowed = (10.0 * deviation * largest).max(1e-4);
+    println!("{what}: worst deviation {worst:.2e}, allowed {allowed:.2e}, largest {largest:.3e}");
+    assert!(worst <= allowed, "{what}: {worst:.2e} off, {allowed:.2e} allowed");
+}
+
+fn l2(values: &[f64]) -> f64 {
+    values.iter().map(|v| v * v).sum::<f64>().sqrt()
+}
+
+fn check(json: &str) {
+    let reference: Reference = serde_json::from_str(json).unwrap();
+    let device = Device::flex().autodiff();
+    let network = models::build(&reference.model, &SPEC, 1, &device).unwrap();
+
+    // Sizes and names.
+    assert_eq!(models::parameters(&network).iter().map(|p| p.len()).sum::<usize>(), reference.params);
+    assert_eq!(models::macs(&network, &SPEC), reference.macs);
+    let state: Vec<_> = models::state_dict(&network).into_iter().map(|t| (t.name, t.shape)).collect();
+    assert_eq!(state, reference.state);
+
+    // The formula's weights; running statistics keep their initial 0 and 1.
+    let weights: Vec<StateTensor> = models::state_dict(&network)
+        .into_iter()
+        .map(|t| match t.kind {
+            StateKind::Parameter => StateTensor { values: formula::weights(&t.name, &t.shape), ..t },
+            StateKind::Buffer => t,
+        })
+        .collect();
+    let network = models::load_state_dict(network, &weights).unwrap();
+    let images = TensorData::new(formula::input(&reference.input, reference.batch), [reference.batch, 3, 32, 32]);
+    let images = Tensor::<4>::from_data(images, &device);
+
+    // Forward in training mode, loss.
+    let logits = network.forward(images.clone(), &Context::train());
+    assert_logits(
+        "train logits",
+        logits.clone(),
+        &reference.train_logits,
+        reference.pytorch_f32_deviation.train_logits,
+    );
+    let labels: Vec<i32> = (0..reference.batch as i32).map(|i| i % 10).collect();
+    let labels = Tensor::<2, Int>::from_data(TensorData::new(labels, [reference.batch, 1]), &device);
+    let loss = -log_softmax(logits, 1).gather(1, labels).mean();
+    let value = f64::from(loss.clone().into_scalar::<f32>());
+    let allowed = (10.0 * reference.pytorch_f32_deviation.loss).max(1e-4);
+    assert!((value - reference.loss).abs() <= allowed, "loss {value}, PyTorch's {}", reference.loss);
+
+    check_gradients(&network, loss, &reference);
+    check_statistics(&network, &reference);
+
+    let eval = network.valid().forward(images.without_autodiff(), &Context::eval());
+    assert_logits("eval logits", eval, &reference.eval_logits, reference.pytorch_f32_deviation.eval_logits);
+}
+
+fn check_gradients(network: &Network, loss: Tensor<1>, reference: &Reference) {
+    let mut gradients = GradientsParams::from_grads(loss.backward(), network);
+    let largest = reference.grad_l2.values().copied().fold(0.0, f64::max);
+    // VGG's reference deviation is that of its vanishing biases, which are compared absolutely: hence the upper bound.
+    let tolerance = (10.0 * reference.pytorch_f32_deviation.worst_grad_l2).clamp(2e-2, 1e-1);
+    let parameters = models::parameters(network);
+    assert_eq!(parameters.len(), reference.grad_l2.len());
+    let mut worst = (0.0, String::new());
+    for parameter in &parameters {
+        let want = reference.grad_l2[&parameter.name];
+        let gradient = models::take_gradient(&mut gradients, parameter).unwrap();
+        assert_eq!(gradient.dims(), [parameter.len()]);
+        let got = l2(&gradient.into_data().try_into_vec_as::<f64>().unwrap());
+        if want < 1e-6 * largest {
+            // A bias in front of a batch norm has no gradient: what is left is rounding.
+            assert!((got - want).abs() <= 1e-5 * largest, "{}: {got:e}, PyTorch's {want:e}", parameter.name);
+            continue;
+        }
+        let relative = (got / want - 1.0).abs();
+        if relative > worst.0 {
+            worst = (relative, parameter.name.clone());
+        }
+        assert!(relative <= tolerance, "{}: norm {got}, PyTorch's {want}", parameter.name);
+    }
+    println!("gradient norms: worst {:.2e} at {}, allowed {tolerance:.2e}", worst.0, worst.1);
+    assert!(gradients.is_empty());
+}
+
+fn check_statistics(network: &Network, reference: &Reference) {
+    let mut worst: f64 = 0.0;
+    let mut seen = 0;
+    for buffer in models::state_dict(network).into_iter().filter(|t| t.kind == StateKind::Buffer) {
+        let [mean, norm] = reference.running_mean_and_l2[&buffer.name];
+        let values: Vec<f64> = buffer.values.iter().map(|&v| f64::from(v)).collect();
+        let got_mean = values.iter().sum::<f64>() / values.len() as f64;
+        let got_norm = l2(&values);
+        // Both in units of the buffer's own size: a mean may be near zero by cancellation.
+        let scale = norm / (values.len() as f64).sqrt();
+        let deviation = ((got_mean - mean).abs() / scale).max((got_norm / norm - 1.0).abs());
+        worst = worst.max(deviation);
+        assert!(deviation <= 1e-5, "{}: {got_mean} {got_norm}, PyTorch's {mean} {norm}", buffer.name);
+        seen += 1;
+    }
+    println!("running statistics: {seen}, worst {worst:.2e}");
+    assert_eq!(seen, reference.running_mean_and_l2.len());
+}
+
+#[test]
+fn lenet() {
+    check(include_str!("reference/lenet.json"));
+}
+
+#[test]
+fn vgg16() {
+    check(include_str!("reference/vgg16.json"));
+}
+
+#[test]
+fn resnet18() {
+    check(include_str!("reference/resnet18.json"));
+}
+
+#[test]
+fn resnet50() {
+    check(include_str!("reference/resnet50.json"));
+}
+
+#[test]
+fn resnet101() {
+    check(include_str!("reference/resnet101.json"));
+}
