@@ -1,0 +1,87 @@
+//! What happens to a sample in an epoch, as numbers. A pure function of (seed, epoch, sample id): who applies the
+//! decision (a loader thread, another rank, a GPU) changes nothing.
+
+use super::random::{Purpose, Stream};
+use super::{Augment, Pipeline};
+
+/// What happens to one sample. The window is moved first, then mirrored, then cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Decision {
+    /// Rows by which the crop's window moves down, from `-padding` to `padding`.
+    pub dy: i32,
+    /// Columns by which the crop's window moves right, from `-padding` to `padding`.
+    pub dx: i32,
+    /// Left and right are exchanged.
+    pub flip: bool,
+    /// What is cut out of the cropped and flipped image.
+    pub cut: Option<Rect>,
+}
+
+/// A rectangle of pixels: rows `top..bottom`, columns `left..right`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rect {
+    /// First row.
+    pub top: usize,
+    /// Row after the last.
+    pub bottom: usize,
+    /// First column.
+    pub left: usize,
+    /// Column after the last.
+    pub right: usize,
+}
+
+impl Rect {
+    /// A rectangle of `size` (rows, columns) around `centre`, clipped to `bounds`. An even size has its centre just
+    /// below and right of the middle.
+    pub(crate) fn around(centre: (usize, usize), size: (usize, usize), bounds: (usize, usize)) -> Self {
+        let span = |centre: usize, size: usize, bound: usize| {
+            let end = (centre + size).saturating_sub(size / 2).min(bound);
+            (centre.saturating_sub(size / 2), end)
+        };
+        let (top, bottom) = span(centre.0, size.0, bounds.0);
+        let (left, right) = span(centre.1, size.1, bounds.1);
+        Self { top, bottom, left, right }
+    }
+
+    /// Pixels inside.
+    pub fn area(&self) -> usize {
+        (self.bottom - self.top) * (self.right - self.left)
+    }
+}
+
+/// Every draw has a number of its own, so adding one augmentation does not change what another decides.
+mod draw {
+    pub(super) const CROP_Y: u64 = 0;
+    pub(super) const CROP_X: u64 = 1;
+    pub(super) const FLIP: u64 = 2;
+    pub(super) const CUT_Y: u64 = 3;
+    pub(super) const CUT_X: u64 = 4;
+}
+
+impl Pipeline {
+    /// Decides what happens to sample `id` in `epoch`.
+    pub fn decide(&self, seed: u64, epoch: usize, id: u32) -> Decision {
+        let stream = Stream::new(seed, Purpose::Sample, epoch as u64, u64::from(id));
+        let mut decision = Decision::default();
+        for augment in &self.augment {
+            match *augment {
+                Augment::Crop { padding, .. } => {
+                    let offset = |counter| stream.below(counter, 2 * padding as u32 + 1) as i32 - padding as i32;
+                    (decision.dy, decision.dx) = (offset(draw::CROP_Y), offset(draw::CROP_X));
+                }
+                Augment::Flip => decision.flip = stream.below(draw::FLIP, 2) == 1,
+                Augment::AlternatingFlip => {
+                    let first = Stream::new(seed, Purpose::Orientation, 0, u64::from(id)).below(draw::FLIP, 2) == 1;
+                    decision.flip = first ^ (epoch % 2 == 1);
+                }
+                Augment::Cutout { size } => {
+                    let (height, width) = (self.shape.height, self.shape.width);
+                    let y = stream.below(draw::CUT_Y, height as u32) as usize;
+                    let x = stream.below(draw::CUT_X, width as u32) as usize;
+                    decision.cut = Some(Rect::around((y, x), (size, size), (height, width)));
+                }
+            }
+        }
+        decision
+    }
+}

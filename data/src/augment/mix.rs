@@ -1,0 +1,166 @@
+//! Mixup and cutmix: each image of a batch mixed with its partner, the same position of the reversed batch.
+
+use super::decide::Rect;
+use super::random::{Purpose, Stream};
+use crate::{DataError, ImageShape};
+
+/// How batches are mixed: which of the two, and how strongly.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Mixing {
+    mixup: Option<f64>,
+    cutmix: Option<f64>,
+}
+
+/// How one batch is mixed, the same for all of its samples.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum BatchMix {
+    /// `lambda * own + (1 - lambda) * partner` (Zhang et al.: "mixup: beyond empirical risk minimization", 2018).
+    Mixup {
+        /// Weight of a sample's own image and label.
+        lambda: f32,
+    },
+    /// A rectangle of the partner's image in the own one (Yun et al.: "CutMix", 2019).
+    Cutmix {
+        /// Part of the image that remains, and weight of a sample's own label.
+        lambda: f32,
+        /// What is replaced.
+        rect: Rect,
+    },
+}
+
+/// Draw that chooses between mixup and cutmix, far from those that lambda takes one after the other.
+const CHOICE: u64 = 1 << 40;
+const CENTRE_Y: u64 = CHOICE + 1;
+const CENTRE_X: u64 = CHOICE + 2;
+
+impl Mixing {
+    /// Mixing with lambda ~ Beta(alpha, alpha); with both, each batch takes one of them with probability 1/2 (as
+    /// timm's `Mixup` does).
+    ///
+    /// # Errors
+    /// An alpha that is not a positive number.
+    pub fn new(mixup: Option<f64>, cutmix: Option<f64>) -> Result<Self, DataError> {
+        for (name, alpha) in [("mixup", mixup), ("cutmix", cutmix)] {
+            if let Some(alpha) = alpha.filter(|alpha| !alpha.is_finite() || *alpha <= 0.0) {
+                let cause = format!("alpha = {alpha} is not a positive number");
+                return Err(DataError::new("", cause, "use for instance 0.2, or leave it out to mix nothing").at(name));
+            }
+        }
+        Ok(Self { mixup, cutmix })
+    }
+
+    /// Decides how global batch `index` of `epoch` is mixed; none where nothing is.
+    pub fn decide(&self, seed: u64, epoch: usize, index: usize, shape: ImageShape) -> Option<BatchMix> {
+        let mut stream = Stream::new(seed, Purpose::Batch, epoch as u64, index as u64);
+        let mixup = match (self.mixup, self.cutmix) {
+            (None, None) => return None,
+            (Some(_), Some(_)) => stream.below(CHOICE, 2) == 0,
+            (mixup, _) => mixup.is_some(),
+        };
+        let alpha = if mixup { self.mixup } else { self.cutmix }?;
+        let lambda = beta(alpha, &mut stream);
+        if mixup {
+            return Some(BatchMix::Mixup { lambda: lambda as f32 });
+        }
+        let (height, width) = (shape.height, shape.width);
+        let ratio = (1.0 - lambda).sqrt();
+        let size = ((height as f64 * ratio) as usize, (width as f64 * ratio) as usize);
+        let centre = (stream.below(CENTRE_Y, height as u32) as usize, stream.below(CENTRE_X, width as u32) as usize);
+        let rect = Rect::around(centre, size, (height, width));
+        // Clipping and rounding changed the area: the labels follow the pixels.
+        let lambda = 1.0 - rect.area() as f32 / (height * width) as f32;
+        Some(BatchMix::Cutmix { lambda, rect })
+    }
+}
+
+impl BatchMix {
+    /// Weight of a sample's own label; the partner's has the rest.
+    pub fn lambda(&self) -> f32 {
+        match *self {
+            Self::Mixup { lambda } | Self::Cutmix { lambda, .. } => lambda,
+        }
+    }
+
+    /// Mixes `partner` into `own`, both `[C, H, W]` of `shape`, augmented and normalised.
+    pub fn apply(&self, own: &mut [f32], partner: &[f32], shape: ImageShape) {
+        match *self {
+            Self::Mixup { lambda } => {
+                own.iter_mut().zip(partner).for_each(|(own, partner)| *own = lambda * *own + (1.0 - lambda) * partner);
+            }
+            Self::Cutmix { rect, .. } => {
+                for plane in 0..shape.channels {
+                    for row in rect.top..rect.bottom {
+                        let start = (plane * shape.height + row) * shape.width;
+                        let columns = start + rect.left..start + rect.right;
+                        own[columns.clone()].copy_from_slice(&partner[columns]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A draw of Beta(alpha, alpha): x / (x + y) of two Gamma(alpha) draws. In logarithms, because for a small alpha both
+/// draws can be below the smallest number there is.
+fn beta(alpha: f64, stream: &mut Stream) -> f64 {
+    let (x, y) = (ln_gamma_draw(alpha, stream), ln_gamma_draw(alpha, stream));
+    1.0 / (1.0 + (y - x).exp())
+}
+
+/// The logarithm of a Gamma(shape, 1) draw (Marsaglia, Tsang: "A simple method for generating gamma variables", 2000);
+/// for a shape below 1 by way of Gamma(shape + 1) * U^(1/shape).
+fn ln_gamma_draw(shape: f64, stream: &mut Stream) -> f64 {
+    if shape < 1.0 {
+        return ln_gamma_draw(shape + 1.0, stream) + stream.next_unit().ln() / shape;
+    }
+    let d = shape - 1.0 / 3.0;
+    let c = 1.0 / (9.0 * d).sqrt();
+    loop {
+        let normal = normal_draw(stream);
+        let v = (1.0 + c * normal).powi(3);
+        if v > 0.0 && stream.next_unit().ln() < 0.5 * normal * normal + d * (1.0 - v + v.ln()) {
+            return d.ln() + v.ln();
+        }
+    }
+}
+
+/// A standard normal draw (Box, Muller 1958).
+fn normal_draw(stream: &mut Stream) -> f64 {
+    let radius = (-2.0 * stream.next_unit().ln()).sqrt();
+    radius * (std::f64::consts::TAU * stream.next_unit()).cos()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Largest distance between the draws' distribution and `cdf` (Kolmogorov-Smirnov).
+    fn distance(alpha: f64, cdf: impl Fn(f64) -> f64) -> f64 {
+        let mut draws: Vec<f64> = (0..20_000)
+            .map(|index| beta(alpha, &mut Stream::new(5, Purpose::Batch, 0, index)))
+            .inspect(|draw| assert!((0.0..=1.0).contains(draw)))
+            .collect();
+        draws.sort_by(f64::total_cmp);
+        let n = draws.len() as f64;
+        draws.iter().enumerate().map(|(i, &x)| ((i as f64 + 0.5) / n - cdf(x)).abs()).fold(0.0, f64::max)
+    }
+
+    #[test]
+    fn beta_draws_have_the_beta_distribution() {
+        // 1.95 / sqrt(n) is passed by chance once in a thousand times; the draws are fixed, so it is once for all.
+        let limit = 1.95 / 20_000f64.sqrt();
+        let arcsine = |x: f64| 2.0 / std::f64::consts::PI * x.sqrt().asin();
+        assert!(distance(0.5, arcsine) < limit);
+        assert!(distance(1.0, |x| x) < limit);
+        assert!(distance(2.0, |x| x * x * (3.0 - 2.0 * x)) < limit);
+        assert!(distance(2.0, |x| x) > 5.0 * limit, "the test tells distributions apart");
+    }
+
+    #[test]
+    fn a_tiny_alpha_still_gives_a_number() {
+        for index in 0..1000 {
+            let draw = beta(1e-4, &mut Stream::new(1, Purpose::Batch, 0, index));
+            assert!((0.0..=1.0).contains(&draw), "{draw}");
+        }
+    }
+}

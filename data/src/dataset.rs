@@ -1,0 +1,80 @@
+//! A decoded data set: every image kept as uint8 in one allocation, decoded once.
+
+/// Channels, height and width of every image of a data set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ImageShape {
+    /// Colour planes: 1 (grey) or 3 (red, green, blue).
+    pub channels: usize,
+    /// Rows, in pixels.
+    pub height: usize,
+    /// Columns, in pixels.
+    pub width: usize,
+}
+
+impl ImageShape {
+    /// Bytes of one image, `channels * height * width`.
+    pub fn len(&self) -> usize {
+        self.channels * self.height * self.width
+    }
+
+    /// True when an image has no pixel.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl std::fmt::Display for ImageShape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}x{}x{}", self.channels, self.height, self.width)
+    }
+}
+
+/// One split of a data set, decoded.
+#[derive(Debug, Clone)]
+pub struct Dataset {
+    /// The registry's name, e.g. `cifar10`.
+    pub name: String,
+    /// Pixels, `[N, C, H, W]`, uint8.
+    pub images: Vec<u8>,
+    /// Class of each image, `[N]`, each below `classes.len()`.
+    pub labels: Vec<u16>,
+    /// Shape of every image.
+    pub shape: ImageShape,
+    /// Class names in label order.
+    pub classes: Vec<String>,
+}
+
+impl Dataset {
+    /// Number of images.
+    pub fn len(&self) -> usize {
+        self.labels.len()
+    }
+
+    /// True when there is no image.
+    pub fn is_empty(&self) -> bool {
+        self.labels.is_empty()
+    }
+
+    /// Pixels of image `index`, `[C, H, W]`.
+    pub fn image(&self, index: usize) -> &[u8] {
+        let len = self.shape.len();
+        &self.images[index * len..(index + 1) * len]
+    }
+
+    /// Keeps the first `count` images (all of them where there are fewer).
+    pub fn truncate(&mut self, count: usize) {
+        self.labels.truncate(count);
+        self.images.truncate(self.labels.len() * self.shape.len());
+    }
+}
+
+/// Both splits of a data set and where they came from.
+#[derive(Debug, Clone)]
+pub struct Splits {
+    /// Training images.
+    pub train: Dataset,
+    /// Test images: never trained on.
+    pub test: Dataset,
+    /// The folder they were read from, or `built in`.
+    pub source: String,
+}

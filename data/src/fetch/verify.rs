@@ -1,0 +1,187 @@
+//! Checks the files of a data set against the official checksums, or, where none is known, against their own structure.
+
+use std::cmp::Ordering;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use super::sources::{Contents, KnownFile, Source, source};
+use crate::DataError;
+use crate::formats::{Format, LoadRequest, decompressed, find_idx, info, load, locate, read_names};
+
+/// Result of a check of all files of a data set.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VerifyReport {
+    /// The data set.
+    pub name: String,
+    /// The folder that was checked, or `built in`.
+    pub dir: PathBuf,
+    /// Each file, in the order in which the set is read.
+    pub files: Vec<FileReport>,
+}
+
+impl VerifyReport {
+    /// True when no file is missing or altered.
+    pub fn is_ok(&self) -> bool {
+        self.files.iter().all(|file| matches!(file.status, FileStatus::Ok(_)))
+    }
+}
+
+/// What was found out about one file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileReport {
+    /// Path of the file; for an image folder that of a split.
+    pub path: PathBuf,
+    /// Its state.
+    pub status: FileStatus,
+}
+
+/// State of a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FileStatus {
+    /// As it should be.
+    Ok(Check),
+    /// Not there.
+    Missing,
+    /// There, but not as it should be: how so.
+    Altered(String),
+}
+
+/// What a file was held against.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Check {
+    /// The official file's sha256.
+    Checksum,
+    /// Its own form: sizes, headers, labels, every image decoded.
+    Structure,
+}
+
+impl std::fmt::Display for FileStatus {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            FileStatus::Ok(Check::Checksum) => f.write_str("ok (checksum)"),
+            FileStatus::Ok(Check::Structure) => f.write_str("ok (structure)"),
+            FileStatus::Missing => f.write_str("missing"),
+            FileStatus::Altered(how) => write!(f, "altered: {how}"),
+        }
+    }
+}
+
+/// Checks every file of the data set `name`, which lies in `dir` or in one of the usual folders below it.
+///
+/// # Errors
+/// Unknown name, or no file of the set found in `dir`. Missing and altered files are part of the report.
+pub fn verify(name: &str, dir: &Path) -> Result<VerifyReport, DataError> {
+    match source(name) {
+        Some(source) => verify_source(source, dir),
+        None => verify_structure(name, dir),
+    }
+}
+
+pub(super) fn verify_source(source: &Source, dir: &Path) -> Result<VerifyReport, DataError> {
+    let found = locate(info(source.name)?, dir)?;
+    Ok(report(source, found))
+}
+
+/// Checks the files of `source` in exactly this folder.
+pub(super) fn report(source: &Source, dir: PathBuf) -> VerifyReport {
+    let files = source
+        .files
+        .iter()
+        .map(|file| (file, check_file(source, &dir, file)))
+        // A list of class names that is not there is not missed.
+        .filter(|(file, report)| file.is_required() || report.status != FileStatus::Missing)
+        .map(|(_, report)| report)
+        .collect();
+    VerifyReport { name: source.name.to_owned(), dir, files }
+}
+
+/// Checks one file in exactly this folder.
+pub(super) fn check_file(source: &Source, dir: &Path, file: &KnownFile) -> FileReport {
+    match resolve(dir, file) {
+        Some(path) => FileReport { status: check(&path, file, source.name), path },
+        None => FileReport { path: dir.join(file.name), status: FileStatus::Missing },
+    }
+}
+
+/// The file under any of its spellings.
+fn resolve(dir: &Path, file: &KnownFile) -> Option<PathBuf> {
+    match file.name.split_once("-idx") {
+        Some((stem, _)) => find_idx(dir, stem),
+        None => Some(dir.join(file.name)).filter(|path| path.exists()),
+    }
+}
+
+fn check(path: &Path, file: &KnownFile, name: &str) -> FileStatus {
+    match file.contents {
+        Contents::Official { bytes, sha256 } => check_sum(path, bytes, sha256).unwrap_or_else(FileStatus::Altered),
+        Contents::ClassNames => {
+            let classes = info(name).map_or(0, |info| info.class_names.len());
+            read_names(path, classes, name)
+                .map_or_else(|e| FileStatus::Altered(e.cause), |_| FileStatus::Ok(Check::Structure))
+        }
+    }
+}
+
+/// Compares length and checksum; an error is a file that cannot be read.
+fn check_sum(path: &Path, bytes: u64, official: &str) -> Result<FileStatus, String> {
+    let (input, _) = decompressed(path).map_err(|e| e.cause)?;
+    // One byte more than there should be: an overlong file is not read to its end.
+    let (len, sum) = hash(input.take(bytes + 1)).map_err(|e| format!("cannot be read: {e}"))?;
+    Ok(match len.cmp(&bytes) {
+        Ordering::Less => FileStatus::Altered(format!("{len} bytes of {bytes}")),
+        Ordering::Greater => FileStatus::Altered(format!("longer than {bytes} bytes")),
+        Ordering::Equal if sum == official => FileStatus::Ok(Check::Checksum),
+        Ordering::Equal => FileStatus::Altered(format!("sha256 is {sum}, the official file's is {official}")),
+    })
+}
+
+/// Length and sha256 (lower-case hexadecimal) of all that can be read.
+pub(super) fn hash(mut input: impl Read) -> std::io::Result<(u64, String)> {
+    let mut sha = Sha256::new();
+    let mut buffer = vec![0; 1 << 16];
+    let mut len = 0;
+    loop {
+        match input.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(n) => {
+                sha.update(&buffer[..n]);
+                len += n as u64;
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok((len, sha.finalize().iter().map(|byte| format!("{byte:02x}")).collect()))
+}
+
+/// A set without official files: everything is read and decoded.
+fn verify_structure(name: &str, dir: &Path) -> Result<VerifyReport, DataError> {
+    let info = info(name)?;
+    let built_in = info.format == Format::BuiltIn;
+    let request = LoadRequest {
+        name: name.to_owned(),
+        dir: Some(dir.to_owned()),
+        // Differing sizes are no damage: the configuration can have the images resized.
+        image_size: (!built_in).then_some(32),
+        ..LoadRequest::default()
+    };
+    let ok = |path: PathBuf| FileReport { path, status: FileStatus::Ok(Check::Structure) };
+    let (dir, parts) = if built_in {
+        (PathBuf::from("built in"), ["train", "test"].map(PathBuf::from))
+    } else {
+        let test = if dir.join("test").is_dir() { "test" } else { "val" };
+        (dir.to_owned(), ["train", test].map(|split| dir.join(split)))
+    };
+    let files = match load(&request) {
+        Ok(_) => parts.map(ok).to_vec(),
+        // A folder that is not there is a wrong `dir`; anything else is a damaged data set.
+        Err(error) if built_in || error.file.exists() => {
+            let status = FileStatus::Altered(error.cause);
+            vec![FileReport { path: error.file, status }]
+        }
+        Err(error) => return Err(error),
+    };
+    Ok(VerifyReport { name: name.to_owned(), dir, files })
+}

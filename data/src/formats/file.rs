@@ -1,0 +1,67 @@
+//! Opening and reading of files whose size is known beforehand.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+use crate::DataError;
+
+/// Turns an I/O error into one that names the file and what to do.
+pub(crate) fn read_error(path: &Path, error: &io::Error) -> DataError {
+    let hint = match error.kind() {
+        io::ErrorKind::NotFound => "check the path; --data-dir names the data folder",
+        io::ErrorKind::PermissionDenied => "check the permissions of the file and of the folders above it",
+        _ => "check the disk, or copy the file anew",
+    };
+    DataError::new(path, format!("cannot be read: {error}"), hint)
+}
+
+/// Opens a regular file and tells its length in bytes.
+pub(crate) fn open(path: &Path) -> Result<(File, u64), DataError> {
+    let file = File::open(path).map_err(|e| read_error(path, &e))?;
+    let meta = file.metadata().map_err(|e| read_error(path, &e))?;
+    if !meta.is_file() {
+        return Err(DataError::new(path, "is not a file", "a data file is expected here"));
+    }
+    Ok((file, meta.len()))
+}
+
+/// Reads `records` records of `record_len` bytes, the whole file.
+///
+/// The length is compared before anything is read: a truncated or an overlong file costs no memory.
+pub(super) fn read_records(path: &Path, records: usize, record_len: usize, hint: &str) -> Result<Vec<u8>, DataError> {
+    let (mut file, actual) = open(path)?;
+    let expected = records as u64 * record_len as u64;
+    check_length(path, actual, 0, expected, record_len, hint)?;
+    let mut bytes = vec![0; records * record_len];
+    file.read_exact(&mut bytes).map_err(|e| read_error(path, &e))?;
+    Ok(bytes)
+}
+
+/// Compares a length with the one expected: `header` bytes and whole records of `record_len` bytes.
+pub(super) fn check_length(
+    path: &Path,
+    actual: u64,
+    header: u64,
+    expected: u64,
+    record_len: usize,
+    hint: &str,
+) -> Result<(), DataError> {
+    if actual == expected {
+        return Ok(());
+    }
+    let error = if actual < expected {
+        let record = actual.saturating_sub(header) / record_len as u64;
+        let cause = format!("the file is truncated: {actual} bytes of {expected}, it ends in this record");
+        DataError::new(path, cause, hint).at(format!("record {record}"))
+    } else {
+        let cause = format!("the file is {actual} bytes long, {} more than the {expected} expected", actual - expected);
+        DataError::new(path, cause, hint).at(format!("byte {expected}"))
+    };
+    Err(error)
+}
+
+/// The hint for a damaged file of a set that can be fetched.
+pub(super) fn damaged(name: &str) -> String {
+    format!("the file is damaged: `trainer data verify {name}` checks it, `trainer data fetch {name}` gets it anew")
+}

@@ -1,0 +1,140 @@
+//! Fits images of a fixed size into the requested square, and checks limits and memory before anything is allocated.
+
+use std::path::Path;
+
+use super::DatasetInfo;
+use crate::{DataError, ImageShape};
+
+/// Natural and handed-out shape of the images of a set.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Fit {
+    natural: ImageShape,
+    padded: ImageShape,
+}
+
+impl Fit {
+    /// Images of the registry's shape, zero-padded to `image_size` where that is given.
+    pub(super) fn padded(
+        info: &DatasetInfo,
+        natural: ImageShape,
+        image_size: Option<usize>,
+    ) -> Result<Self, DataError> {
+        let size = image_size.unwrap_or(0);
+        if image_size.is_some() && (size < natural.height || size < natural.width) {
+            return Err(DataError::new(
+                "",
+                format!("image_size {size} is smaller than the {natural} images of `{}`", info.name),
+                format!(
+                    "images are padded, never shrunk: image_size must be at least {}",
+                    natural.height.max(natural.width)
+                ),
+            ));
+        }
+        let padded = ImageShape { height: size.max(natural.height), width: size.max(natural.width), ..natural };
+        if image_size.is_some() {
+            check_side(size)?;
+        }
+        Ok(Self { natural, padded })
+    }
+
+    /// Images that are resized by their reader, or that stay as they are.
+    pub(super) fn exact(shape: ImageShape) -> Self {
+        Self { natural: shape, padded: shape }
+    }
+
+    /// Shape of the images handed out.
+    pub(super) fn shape(&self) -> ImageShape {
+        self.padded
+    }
+
+    /// True when images keep their size.
+    pub(super) fn is_identity(&self) -> bool {
+        self.natural == self.padded
+    }
+
+    /// Appends one image, `[C, H, W]`, padded with zeros around the centre (a spare row or column goes below or right).
+    pub(super) fn append(&self, image: &[u8], out: &mut Vec<u8>) {
+        if self.is_identity() {
+            out.extend_from_slice(image);
+            return;
+        }
+        let start = out.len();
+        out.resize(start + self.padded.len(), 0);
+        let top = (self.padded.height - self.natural.height) / 2;
+        let left = (self.padded.width - self.natural.width) / 2;
+        for (index, row) in image.chunks_exact(self.natural.width).enumerate() {
+            let (channel, y) = (index / self.natural.height, index % self.natural.height);
+            let at = start + (channel * self.padded.height + top + y) * self.padded.width + left;
+            out[at..at + row.len()].copy_from_slice(row);
+        }
+    }
+
+    /// Room for `count` images of the handed-out shape, or an error that says how much memory they need.
+    pub(super) fn allocate(&self, dir: &Path, count: usize) -> Result<Vec<u8>, DataError> {
+        let mut images = Vec::new();
+        let needed = count.checked_mul(self.padded.len());
+        if needed.is_none_or(|bytes| images.try_reserve_exact(bytes).is_err()) {
+            let gib = count as f64 * self.padded.len() as f64 / (1u64 << 30) as f64;
+            return Err(DataError::new(
+                dir,
+                format!("{count} images of {} need {gib:.1} GiB of memory, more than there is", self.padded),
+                "set a smaller image_size, or limit_train and limit_test",
+            ));
+        }
+        Ok(images)
+    }
+}
+
+/// Longest side of an image, in pixels: far above any use, far below what overflows.
+pub(super) const MAX_SIDE: usize = 16_384;
+
+/// Refuses sides that no image has.
+pub(super) fn check_side(size: usize) -> Result<(), DataError> {
+    if (1..=MAX_SIDE).contains(&size) {
+        return Ok(());
+    }
+    Err(DataError::new("", format!("image_size is {size}"), format!("it must be from 1 to {MAX_SIDE}")))
+}
+
+/// How many of `available` images a limit leaves.
+pub(super) fn keep(limit: Option<usize>, available: usize, option: &str) -> Result<usize, DataError> {
+    if limit == Some(0) {
+        return Err(DataError::new("", format!("{option} = 0 leaves no image"), "leave it out to use all images"));
+    }
+    Ok(limit.map_or(available, |n| n.min(available)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::formats::metadata;
+
+    #[test]
+    fn pads_around_the_centre() {
+        let shape = ImageShape { channels: 2, height: 2, width: 2 };
+        let fit = Fit::padded(metadata("mnist").unwrap(), shape, Some(5)).unwrap();
+        let mut out = vec![9];
+        fit.append(&[1, 2, 3, 4, 5, 6, 7, 8], &mut out);
+        #[rustfmt::skip]
+        assert_eq!(out, [9,
+            0, 0, 0, 0, 0,  0, 1, 2, 0, 0,  0, 3, 4, 0, 0,  0, 0, 0, 0, 0,  0, 0, 0, 0, 0,
+            0, 0, 0, 0, 0,  0, 5, 6, 0, 0,  0, 7, 8, 0, 0,  0, 0, 0, 0, 0,  0, 0, 0, 0, 0,
+        ]);
+    }
+
+    #[test]
+    fn refuses_what_cannot_be() {
+        let info = metadata("mnist").unwrap();
+        let shape = ImageShape { channels: 1, height: 28, width: 28 };
+        let error = Fit::padded(info, shape, Some(27)).unwrap_err();
+        assert_eq!(error.cause, "image_size 27 is smaller than the 1x28x28 images of `mnist`");
+        assert!(Fit::padded(info, shape, Some(0)).is_err());
+        assert!(Fit::padded(info, shape, Some(usize::MAX)).is_err());
+        let huge = Fit::exact(ImageShape { channels: 3, height: MAX_SIDE, width: MAX_SIDE });
+        let error = huge.allocate(Path::new("data"), 10_000_000).unwrap_err();
+        assert!(error.cause.contains("GiB"), "{error}");
+        assert!(huge.allocate(Path::new("data"), usize::MAX).is_err());
+        assert!(keep(Some(0), 10, "limit_train").is_err());
+        assert_eq!(keep(Some(20), 10, "limit_train"), Ok(10));
+    }
+}

@@ -1,0 +1,173 @@
+//! A folder of images: `DIR/train/CLASS/**/*.png|jpg|jpeg` and `DIR/test` or `DIR/val` alike.
+//!
+//! Order and labels are those of torchvision's `ImageFolder`: classes sorted by name, the files of a class by folder, then
+//! by name. Images become RGB as with PIL's `convert("RGB")`: grey is repeated, transparency dropped.
+
+mod walk;
+
+use std::path::{Path, PathBuf};
+
+use image::{DynamicImage, ImageReader, Limits, imageops::FilterType};
+use rayon::prelude::*;
+
+use super::file::read_error;
+use super::fit::{Fit, MAX_SIDE, check_side, keep};
+use super::{DatasetInfo, LoadRequest, dataset};
+use crate::{DataError, Dataset, ImageShape, Splits};
+use walk::{Sample, classes, samples};
+
+/// Most memory that the decoder of one image may ask for, in bytes: a forged header cannot ask for more.
+const MAX_DECODED: u64 = 1 << 30;
+
+pub(super) fn load(info: &DatasetInfo, dir: &Path, request: &LoadRequest) -> Result<Splits, DataError> {
+    if let Some(size) = request.image_size {
+        check_side(size)?;
+    }
+    let (train_dir, test_dir) = split_dirs(dir)?;
+    let names = classes(&train_dir)?;
+    check_same_classes(&train_dir, &names, &test_dir)?;
+    let train = thin(samples(&train_dir, &names)?, names.len(), request.limit_train, "limit_train")?;
+    let test = thin(samples(&test_dir, &names)?, names.len(), request.limit_test, "limit_test")?;
+    // Every folder of a class holds an image, so there is a first one: unless resized, all must have its size.
+    let (height, width) = match request.image_size {
+        Some(size) => (size, size),
+        None => size_of(&train[0].path)?,
+    };
+    let fit = Fit::exact(ImageShape { channels: 3, height, width });
+    let resize = request.image_size.is_some();
+    Ok(Splits {
+        train: decode_all(info, &fit, resize, &train_dir, &train, &names)?,
+        test: decode_all(info, &fit, resize, &test_dir, &test, &names)?,
+        source: dir.display().to_string(),
+    })
+}
+
+/// `train`, and `test` or else `val`.
+fn split_dirs(dir: &Path) -> Result<(PathBuf, PathBuf), DataError> {
+    let layout = "an image folder holds train/CLASS/*.png and test/CLASS/*.png (or val/CLASS/*.png)";
+    if !dir.is_dir() {
+        let cause = if dir.exists() { "is not a folder" } else { "there is no such folder" };
+        return Err(DataError::new(dir, cause, layout));
+    }
+    let train = dir.join("train");
+    if !train.is_dir() {
+        return Err(DataError::new(train, "there is no such folder", layout));
+    }
+    let test = ["test", "val"].map(|name| dir.join(name)).into_iter().find(|path| path.is_dir());
+    let test = test.ok_or_else(|| DataError::new(dir, "there is neither a folder test nor val", layout))?;
+    Ok((train, test))
+}
+
+/// Labels are positions in the list of classes, so both splits must have the same list.
+fn check_same_classes(train_dir: &Path, train: &[String], test_dir: &Path) -> Result<(), DataError> {
+    let test = classes(test_dir)?;
+    let lacks = |dir: &Path, name: &String, other: &Path| {
+        DataError::new(
+            dir.join(name),
+            format!("there is no such folder, but {} has the class `{name}`", other.display()),
+            "both splits need the same class folders",
+        )
+    };
+    if let Some(name) = test.iter().find(|name| !train.contains(name)) {
+        return Err(lacks(train_dir, name, test_dir));
+    }
+    match train.iter().find(|name| !test.contains(name)) {
+        Some(name) => Err(lacks(test_dir, name, train_dir)),
+        None => Ok(()),
+    }
+}
+
+/// Keeps `limit` images: the first of every class, then the second of every class, and so on, in their old order. The
+/// first images of the list would all be of one class.
+fn thin(all: Vec<Sample>, classes: usize, limit: Option<usize>, option: &str) -> Result<Vec<Sample>, DataError> {
+    let count = keep(limit, all.len(), option)?;
+    if count == all.len() {
+        return Ok(all);
+    }
+    let mut seen = vec![0; classes];
+    let mut turns: Vec<(usize, usize)> = Vec::with_capacity(all.len());
+    for (index, sample) in all.iter().enumerate() {
+        let class = usize::from(sample.label);
+        turns.push((seen[class], index));
+        seen[class] += 1;
+    }
+    // By turn, then by class, as indices grow with classes.
+    turns.sort_unstable();
+    let mut kept: Vec<usize> = turns[..count].iter().map(|&(_, index)| index).collect();
+    kept.sort_unstable();
+    let mut all: Vec<Option<Sample>> = all.into_iter().map(Some).collect();
+    Ok(kept.into_iter().filter_map(|index| all[index].take()).collect())
+}
+
+fn decode_all(
+    info: &DatasetInfo,
+    fit: &Fit,
+    resize: bool,
+    dir: &Path,
+    samples: &[Sample],
+    names: &[String],
+) -> Result<Dataset, DataError> {
+    let mut images = fit.allocate(dir, samples.len())?;
+    images.resize(samples.len() * fit.shape().len(), 0);
+    let failed = images
+        .par_chunks_exact_mut(fit.shape().len())
+        .zip(samples)
+        // The first in order of those that fail: the same message in every run.
+        .find_map_first(|(out, sample)| decode(&sample.path, fit.shape(), resize, out).err());
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    let labels = samples.iter().map(|sample| sample.label).collect();
+    Ok(dataset(info, fit, images, labels, names.to_vec()))
+}
+
+/// Decodes one image into `out`, `[3, H, W]`.
+fn decode(path: &Path, shape: ImageShape, resize: bool, out: &mut [u8]) -> Result<(), DataError> {
+    let image = open(path)?.decode().map_err(|e| image_error(path, &e))?;
+    let (height, width) = (image.height() as usize, image.width() as usize);
+    let rgb = if (height, width) == (shape.height, shape.width) {
+        image.into_rgb8()
+    } else if resize {
+        // Triangle is PIL's and torchvision's antialiased bilinear. `shape` is at most MAX_SIDE.
+        let small = DynamicImage::ImageRgb8(image.into_rgb8());
+        small.resize_exact(shape.width as u32, shape.height as u32, FilterType::Triangle).into_rgb8()
+    } else {
+        let cause = format!("is {width}x{height} pixels, the first image is {}x{}", shape.width, shape.height);
+        return Err(DataError::new(path, cause, "set image_size in [data] to resize all images to a square"));
+    };
+    let plane = shape.height * shape.width;
+    for (index, pixel) in rgb.pixels().enumerate() {
+        for (channel, &value) in pixel.0.iter().enumerate() {
+            out[channel * plane + index] = value;
+        }
+    }
+    Ok(())
+}
+
+/// Height and width of an image, from its header.
+fn size_of(path: &Path) -> Result<(usize, usize), DataError> {
+    let (width, height) = open(path)?.into_dimensions().map_err(|e| image_error(path, &e))?;
+    if width as usize > MAX_SIDE || height as usize > MAX_SIDE || width == 0 || height == 0 {
+        let cause = format!("is {width}x{height} pixels; sides from 1 to {MAX_SIDE} are read");
+        return Err(DataError::new(path, cause, "the image is damaged, or should be scaled down first"));
+    }
+    Ok((height as usize, width as usize))
+}
+
+/// Opens an image; the format is told from its first bytes, as names are often wrong.
+fn open(path: &Path) -> Result<ImageReader<std::io::BufReader<std::fs::File>>, DataError> {
+    let (file, _) = super::open(path)?;
+    let mut reader =
+        ImageReader::new(std::io::BufReader::new(file)).with_guessed_format().map_err(|e| read_error(path, &e))?;
+    let mut limits = Limits::default();
+    limits.max_image_width = Some(MAX_SIDE as u32);
+    limits.max_image_height = Some(MAX_SIDE as u32);
+    limits.max_alloc = Some(MAX_DECODED);
+    reader.limits(limits);
+    Ok(reader)
+}
+
+fn image_error(path: &Path, error: &image::ImageError) -> DataError {
+    let hint = "the image is damaged or of another format: replace it, convert it to PNG or JPEG, or remove it";
+    DataError::new(path, format!("cannot be decoded: {error}"), hint)
+}

@@ -1,0 +1,102 @@
+//! Finds the classes and the images of a split.
+
+use std::path::{Path, PathBuf};
+
+use crate::DataError;
+use crate::formats::read_error;
+
+/// Endings that are read; in any case of letters.
+const READ: [&str; 3] = ["png", "jpg", "jpeg"];
+
+/// Endings of images that are not read: leaving such a file out without a word would change the data set.
+const NOT_READ: [&str; 11] = ["bmp", "gif", "webp", "tif", "tiff", "ppm", "pgm", "pbm", "avif", "heic", "jxl"];
+
+/// Folders below a class are followed this deep.
+const MAX_DEPTH: usize = 32;
+
+/// An image and its class.
+#[derive(Debug)]
+pub(super) struct Sample {
+    pub(super) path: PathBuf,
+    pub(super) label: u16,
+}
+
+/// Names of the class folders of a split, sorted.
+pub(super) fn classes(split: &Path) -> Result<Vec<String>, DataError> {
+    let mut names = Vec::new();
+    for entry in entries(split)? {
+        // `is_dir` follows links, as torchvision does. Hidden folders (.ipynb_checkpoints) are nobody's class.
+        if !entry.is_dir() || is_hidden(&entry) {
+            continue;
+        }
+        let name = entry
+            .file_name()
+            .and_then(|name| name.to_str())
+            .ok_or_else(|| DataError::new(&entry, "the name of the class is not UTF-8", "rename the folder"))?;
+        names.push(name.to_owned());
+    }
+    names.sort_unstable();
+    let hint = "each class is a folder of images, named after the class";
+    if names.is_empty() {
+        return Err(DataError::new(split, "the split is empty: it has no class folder", hint));
+    }
+    if names.len() > usize::from(u16::MAX) + 1 {
+        let cause = format!("{} class folders, at most {} are supported", names.len(), usize::from(u16::MAX) + 1);
+        return Err(DataError::new(split, cause, hint));
+    }
+    Ok(names)
+}
+
+/// Images of all classes of a split, in torchvision's order.
+pub(super) fn samples(split: &Path, names: &[String]) -> Result<Vec<Sample>, DataError> {
+    let mut samples = Vec::new();
+    for (label, name) in (0..=u16::MAX).zip(names) {
+        let class = split.join(name);
+        let mut found = Vec::new();
+        collect(&class, 0, &mut found)?;
+        if found.is_empty() {
+            let hint = "put .png, .jpg or .jpeg files into it, or remove the folder from every split";
+            return Err(DataError::new(class, "the class folder holds no image", hint));
+        }
+        // Folders compare as whole strings, not part by part: "a-b" before "a/b", as Python's sorted(os.walk()).
+        found.sort_unstable_by_key(|path| {
+            let folder = path.parent().map(|p| p.as_os_str().to_owned());
+            (folder, path.file_name().map(ToOwned::to_owned))
+        });
+        samples.extend(found.into_iter().map(|path| Sample { path, label }));
+    }
+    Ok(samples)
+}
+
+fn collect(dir: &Path, depth: usize, found: &mut Vec<PathBuf>) -> Result<(), DataError> {
+    if depth > MAX_DEPTH {
+        let cause = format!("more than {MAX_DEPTH} folders inside each other");
+        return Err(DataError::new(dir, cause, "remove the symbolic link that leads back up"));
+    }
+    for path in entries(dir)? {
+        if is_hidden(&path) {
+            continue;
+        }
+        if path.is_dir() {
+            collect(&path, depth + 1, found)?;
+            continue;
+        }
+        let ending = path.extension().and_then(|e| e.to_str()).unwrap_or("").to_ascii_lowercase();
+        if READ.contains(&ending.as_str()) {
+            found.push(path);
+        } else if NOT_READ.contains(&ending.as_str()) {
+            let cause = format!("images of the format {ending} are not read");
+            return Err(DataError::new(path, cause, "convert it to PNG or JPEG, or remove it"));
+        }
+    }
+    Ok(())
+}
+
+fn entries(dir: &Path) -> Result<Vec<PathBuf>, DataError> {
+    let read = std::fs::read_dir(dir).map_err(|e| read_error(dir, &e))?;
+    read.map(|entry| entry.map(|e| e.path()).map_err(|e| read_error(dir, &e))).collect()
+}
+
+fn is_hidden(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
+}

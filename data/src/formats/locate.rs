@@ -1,0 +1,60 @@
+//! Finds the folder that holds a data set's files.
+
+use std::path::{Path, PathBuf};
+
+use super::{DatasetInfo, Format, idx};
+use crate::DataError;
+
+/// The folder of the set's files: `dir` itself or one of the usual folders below it.
+///
+/// A folder with all files wins over one with some; of the latter the first is returned, so that the reader can name the
+/// file that lacks.
+pub(crate) fn locate(info: &DatasetInfo, dir: &Path) -> Result<PathBuf, DataError> {
+    if !dir.is_dir() {
+        let cause = if dir.exists() { "is not a folder" } else { "there is no such folder" };
+        let hint = format!("--data-dir names the data folder; `trainer data fetch {}` fills it", info.name);
+        return Err(DataError::new(dir, cause, hint));
+    }
+    let places: Vec<PathBuf> =
+        std::iter::once(dir.to_owned()).chain(info.folders.iter().map(|folder| dir.join(folder))).collect();
+    let present: Vec<(usize, usize)> = places.iter().map(|place| count(info, place)).collect();
+    let complete = present.iter().position(|&(have, all)| have == all);
+    let partial = present.iter().position(|&(have, _)| have > 0);
+    match complete.or(partial) {
+        Some(index) => Ok(places[index].clone()),
+        None => Err(not_found(info, dir, &places)),
+    }
+}
+
+/// Files of the set that are in `place`, and how many it has.
+fn count(info: &DatasetInfo, place: &Path) -> (usize, usize) {
+    match info.format {
+        Format::Cifar(layout) => {
+            let files = || layout.train.iter().chain([&layout.test]);
+            (files().filter(|file| place.join(file).is_file()).count(), files().count())
+        }
+        Format::Idx => (idx::STEMS.iter().filter(|stem| idx::find(place, stem).is_some()).count(), idx::STEMS.len()),
+        Format::ImageFolder | Format::BuiltIn => (usize::from(place.is_dir()), 1),
+    }
+}
+
+fn not_found(info: &DatasetInfo, dir: &Path, places: &[PathBuf]) -> DataError {
+    let files = match info.format {
+        Format::Cifar(layout) => [layout.train, &[layout.test]].concat().join(", "),
+        _ => format!("{}; .gz or not", idx::STEMS.map(idx::file_name).join(", ")),
+    };
+    let looked = places.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", ");
+    let mut hint = format!("`trainer data fetch {}` gets them; --data-dir names another folder", info.name);
+    if let Format::Cifar(layout) = info.format {
+        let [archive, pickles] = layout.lookalikes;
+        if dir.join(archive).is_file() {
+            hint = format!(
+                "{archive} is there but not unpacked: `trainer data fetch {}` checks and unpacks it",
+                info.name
+            );
+        } else if dir.join(pickles).is_dir() {
+            hint = format!("{pickles} is the Python version; the binary version is read here ({archive}): {hint}");
+        }
+    }
+    DataError::new(dir, format!("the files of `{}` are not here ({files}); looked in {looked}", info.name), hint)
+}

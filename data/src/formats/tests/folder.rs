@@ -1,0 +1,200 @@
+//! Image folders.
+
+use std::path::{Path, PathBuf};
+
+use image::{DynamicImage, GrayImage, ImageFormat, Luma, Rgb, RgbImage, Rgba, RgbaImage};
+
+use super::{load, request};
+use crate::{DataError, ImageShape, Splits};
+
+struct Folder(tempfile::TempDir);
+
+impl Folder {
+    /// An empty folder with two classes, an image of 4x3 pixels in each of both splits.
+    fn new() -> Self {
+        let folder = Self(tempfile::tempdir().unwrap());
+        for split in ["train", "test"] {
+            folder.save(&format!("{split}/cat/1.png"), flat(1).into());
+            folder.save(&format!("{split}/dog/1.png"), flat(2).into());
+        }
+        folder
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        let path = self.0.path().join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        path
+    }
+
+    fn save(&self, name: &str, image: DynamicImage) {
+        image.save_with_format(self.path(name), ImageFormat::Png).unwrap();
+    }
+
+    fn load(&self) -> Result<Splits, DataError> {
+        load(&request("image-folder", self.0.path()))
+    }
+
+    /// The error, with the folder's own path taken out.
+    fn error(&self) -> String {
+        let error = self.load().unwrap_err();
+        assert!(!error.hint.is_empty());
+        error.to_string().replace(&format!("{}/", self.0.path().display()), "").replace('\\', "/")
+    }
+}
+
+fn flat(value: u8) -> RgbImage {
+    RgbImage::from_pixel(4, 3, Rgb([value; 3]))
+}
+
+#[test]
+fn order_and_labels_are_torchvisions() {
+    let folder = Folder::new();
+    // Capital letters sort before small ones; files of a class sort by folder (as a whole string), then by name.
+    for (name, value) in [("train/Zebra/x.png", 10), ("train/cat/a/q/z.png", 3), ("train/cat/a-b/y.png", 4)] {
+        folder.save(name, flat(value).into());
+    }
+    for (name, value) in [("train/cat/10.PNG", 5), ("train/cat/2.png", 6), ("test/Zebra/x.png", 11)] {
+        folder.save(name, flat(value).into());
+    }
+    std::fs::write(folder.path("train/cat/notes.txt"), "no image").unwrap();
+    std::fs::write(folder.path("train/cat/.hidden.png"), "no image").unwrap();
+    std::fs::write(folder.path("train/readme.md"), "no class").unwrap();
+    let splits = folder.load().unwrap();
+    assert_eq!(splits.train.classes, ["Zebra", "cat", "dog"]);
+    assert_eq!(splits.train.labels, [0, 1, 1, 1, 1, 1, 2]);
+    let firsts: Vec<u8> = (0..splits.train.len()).map(|i| splits.train.image(i)[0]).collect();
+    assert_eq!(firsts, [10, 1, 5, 6, 4, 3, 2]);
+    assert_eq!((splits.test.labels, splits.test.shape.to_string()), (vec![0, 1, 2], "3x3x4".to_owned()));
+}
+
+#[test]
+fn every_kind_of_image_becomes_rgb_planes() {
+    let folder = Folder::new();
+    let rgb = RgbImage::from_fn(4, 3, |x, y| Rgb([x as u8, 100 + y as u8, 200 + (x + y) as u8]));
+    folder.save("train/cat/1.png", rgb.clone().into());
+    folder.save("train/cat/2.png", GrayImage::from_fn(4, 3, |x, y| Luma([(10 * x + y) as u8])).into());
+    let rgba = RgbaImage::from_fn(4, 3, |x, y| Rgba([x as u8, 100 + y as u8, 200 + (x + y) as u8, 17]));
+    folder.save("train/cat/3.png", rgba.into());
+    folder.save("train/cat/4.png", DynamicImage::ImageRgb8(rgb).into_rgb16().into());
+    // A PNG under the name of a JPEG, and a true one: lossy, but a flat colour stays.
+    folder.save("train/cat/5.jpg", flat(7).into());
+    flat(90).save_with_format(folder.path("train/cat/6.JPEG"), ImageFormat::Jpeg).unwrap();
+    let set = folder.load().unwrap().train;
+    assert_eq!(set.shape, ImageShape { channels: 3, height: 3, width: 4 });
+    #[rustfmt::skip]
+    let planes = [
+        0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3,
+        100, 100, 100, 100, 101, 101, 101, 101, 102, 102, 102, 102,
+        200, 201, 202, 203, 201, 202, 203, 204, 202, 203, 204, 205,
+    ];
+    assert_eq!(set.image(0), planes, "colour");
+    let grey = [0, 10, 20, 30, 1, 11, 21, 31, 2, 12, 22, 32];
+    assert_eq!(set.image(1), [grey, grey, grey].concat(), "grey");
+    assert_eq!(set.image(2), planes, "transparency dropped");
+    assert_eq!(set.image(3), planes, "16 bits");
+    assert_eq!(set.image(4), [7; 36]);
+    assert!(set.image(5).iter().all(|p| p.abs_diff(90) <= 2), "{:?}", set.image(5));
+}
+
+#[test]
+fn val_stands_in_for_test() {
+    let folder = Folder::new();
+    std::fs::rename(folder.path("test"), folder.path("val")).unwrap();
+    assert_eq!(folder.load().unwrap().test.len(), 2);
+    std::fs::remove_dir_all(folder.path("val")).unwrap();
+    assert!(folder.error().ends_with("there is neither a folder test nor val"));
+    std::fs::remove_dir_all(folder.path("train")).unwrap();
+    assert_eq!(folder.error(), "train: there is no such folder");
+}
+
+#[test]
+fn sizes_must_agree_unless_resized() {
+    let folder = Folder::new();
+    folder.save("train/dog/2.png", RgbImage::from_pixel(8, 6, Rgb([50, 60, 70])).into());
+    assert_eq!(folder.error(), "train/dog/2.png: is 8x6 pixels, the first image is 4x3");
+    let mut request = request("image-folder", folder.0.path());
+    request.image_size = Some(5);
+    let set = load(&request).unwrap().train;
+    assert_eq!((set.shape.to_string(), set.len()), ("3x5x5".to_owned(), 3));
+    assert_eq!(set.image(2), [[50; 25], [60; 25], [70; 25]].concat());
+    for size in [0, 1_000_000] {
+        request.image_size = Some(size);
+        assert_eq!(load(&request).unwrap_err().cause, format!("image_size is {size}"));
+    }
+}
+
+#[test]
+fn splits_must_have_the_same_classes() {
+    let folder = Folder::new();
+    folder.save("test/emu/1.png", flat(1).into());
+    assert!(folder.error().starts_with("train/emu: there is no such folder, but "));
+    folder.save("train/emu/1.png", flat(1).into());
+    folder.save("train/fox/1.png", flat(1).into());
+    assert!(folder.error().starts_with("test/fox: there is no such folder, but "));
+    std::fs::create_dir(folder.path("test/fox")).unwrap();
+    assert_eq!(folder.error(), "test/fox: the class folder holds no image");
+    std::fs::remove_dir_all(folder.path("train")).unwrap();
+    std::fs::create_dir(folder.path("train")).unwrap();
+    assert!(folder.error().ends_with("the split is empty: it has no class folder"));
+}
+
+#[test]
+fn damaged_and_foreign_files_are_named() {
+    let folder = Folder::new();
+    let whole = std::fs::read(folder.path("train/cat/1.png")).unwrap();
+    std::fs::write(folder.path("train/dog/9.png"), &whole[..whole.len() - 20]).unwrap();
+    assert!(folder.error().starts_with("train/dog/9.png: cannot be decoded: "), "{}", folder.error());
+    std::fs::write(folder.path("train/dog/9.png"), "no image").unwrap();
+    assert!(folder.error().starts_with("train/dog/9.png: cannot be decoded: "), "{}", folder.error());
+    // The first damaged file in order is the one reported, in every run.
+    std::fs::write(folder.path("train/dog/7.png"), "").unwrap();
+    for _ in 0..5 {
+        assert!(folder.error().starts_with("train/dog/7.png: "), "{}", folder.error());
+    }
+    std::fs::write(folder.path("test/dog/a.webp"), "RIFF").unwrap();
+    std::fs::remove_file(folder.path("train/dog/7.png")).unwrap();
+    assert_eq!(folder.error(), "test/dog/a.webp: images of the format webp are not read");
+}
+
+#[test]
+fn a_forged_size_allocates_nothing() {
+    let folder = Folder::new();
+    let mut png = std::fs::read(folder.path("train/cat/1.png")).unwrap();
+    // Width and height in the IHDR chunk, and its checksum.
+    png[16..20].copy_from_slice(&60_000u32.to_be_bytes());
+    png[20..24].copy_from_slice(&60_000u32.to_be_bytes());
+    let crc = crc32(&png[12..29]);
+    png[29..33].copy_from_slice(&crc.to_be_bytes());
+    std::fs::write(folder.path("train/dog/2.png"), &png).unwrap();
+    assert!(folder.error().starts_with("train/dog/2.png: cannot be decoded: "), "{}", folder.error());
+    // As the first image it would set the size of all.
+    std::fs::write(folder.path("train/cat/1.png"), &png).unwrap();
+    assert!(folder.error().starts_with("train/cat/1.png: "), "{}", folder.error());
+}
+
+fn crc32(bytes: &[u8]) -> u32 {
+    let mut crc = flate2::Crc::new();
+    crc.update(bytes);
+    crc.sum()
+}
+
+#[test]
+fn a_limit_thins_every_class() {
+    let folder = Folder::new();
+    for index in 2..6 {
+        folder.save(&format!("train/cat/{index}.png"), flat(10 + index).into());
+    }
+    let mut request = request("image-folder", folder.0.path());
+    request.limit_train = Some(4);
+    let set = load(&request).unwrap().train;
+    assert_eq!(set.labels, [0, 0, 0, 1]);
+    assert_eq!((0..4).map(|i| set.image(i)[0]).collect::<Vec<_>>(), [1, 12, 13, 2]);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_link_that_leads_up_is_an_error() {
+    let folder = Folder::new();
+    std::os::unix::fs::symlink(Path::new(".."), folder.path("train/cat/up")).unwrap();
+    assert!(folder.error().ends_with("more than 32 folders inside each other"), "{}", folder.error());
+}

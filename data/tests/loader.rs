@@ -1,0 +1,222 @@
+//! What a loader yields, whatever the number of workers, the prefetching and the world.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use data::augment::{Augment, Fill};
+use data::loader::{Batch, Loader, LoaderConfig};
+use data::sampler::DistributedSampler;
+use data::{Dataset, ImageShape};
+
+const SHAPE: ImageShape = ImageShape { channels: 3, height: 8, width: 6 };
+
+fn dataset(len: usize) -> Arc<Dataset> {
+    let images = (0..len * SHAPE.len()).map(|i| (i * 31 + i / 144 * 7) as u8).collect();
+    let labels = (0..len).map(|i| (i % 10) as u16).collect();
+    let classes = (0..10).map(|i| i.to_string()).collect();
+    Arc::new(Dataset { name: "test".into(), images, labels, shape: SHAPE, classes })
+}
+
+fn config() -> LoaderConfig {
+    LoaderConfig {
+        global_batch: 16,
+        seed: 11,
+        augment: vec![Augment::Crop { padding: 2, fill: Fill::Reflect }, Augment::Flip, Augment::Cutout { size: 3 }],
+        mean: vec![0.4914, 0.4822, 0.4465],
+        std: vec![0.2023, 0.1994, 0.2010],
+        ..LoaderConfig::default()
+    }
+}
+
+fn mixed() -> LoaderConfig {
+    LoaderConfig { mixup: Some(0.4), cutmix: Some(1.0), ..config() }
+}
+
+fn load(len: usize, config: LoaderConfig, epoch: usize, first: usize) -> Vec<Batch> {
+    let loader = Loader::new(dataset(len), config).unwrap();
+    let batches = loader.epoch(epoch, first);
+    assert_eq!(batches.len(), loader.batches_per_epoch().saturating_sub(first));
+    batches.collect()
+}
+
+fn bits(pixels: &[f32]) -> Vec<u32> {
+    pixels.iter().map(|x| x.to_bits()).collect()
+}
+
+/// What one sample of a step looks like: pixels' bits, label, partner's label and lambda's bits.
+type Sample = (Vec<u32>, i32, Option<(i32, u32)>);
+
+/// The samples of each step, by id, of all ranks together.
+fn steps(len: usize, config: &LoaderConfig, world: usize, epoch: usize) -> Vec<BTreeMap<u32, Sample>> {
+    let mut steps: Vec<BTreeMap<u32, Sample>> = Vec::new();
+    for rank in 0..world {
+        for batch in load(len, LoaderConfig { rank, world, ..config.clone() }, epoch, 0) {
+            if steps.len() == batch.index {
+                steps.push(BTreeMap::new());
+            }
+            assert_eq!((batch.epoch, batch.shape, batch.ids.len()), (epoch, SHAPE, batch.len()));
+            for (i, pixels) in batch.images.chunks(SHAPE.len()).enumerate() {
+                let mix = batch.mix.as_ref().map(|mix| (mix.labels[i], mix.lambda.to_bits()));
+                let twice = steps[batch.index].insert(batch.ids[i], (bits(pixels), batch.labels[i], mix));
+                assert!(twice.is_none(), "sample {} twice in step {}", batch.ids[i], batch.index);
+            }
+        }
+    }
+    steps
+}
+
+#[test]
+fn every_world_sees_the_same_samples_in_every_step() {
+    for config in [config(), mixed()] {
+        // 100 samples are six batches of 16 and one of 4, which 1, 2 and 4 ranks share without filling up.
+        let one = steps(100, &config, 1, 2);
+        assert_eq!(one.iter().map(BTreeMap::len).collect::<Vec<_>>(), [16, 16, 16, 16, 16, 16, 4]);
+        for world in [2, 4] {
+            assert!(one == steps(100, &config, world, 2), "world {world}");
+        }
+        // A world that does not divide the batch shares it unevenly, and changes nothing else.
+        assert!(one[..6] == steps(100, &LoaderConfig { drop_last: true, ..config.clone() }, 3, 2), "world 3");
+        assert!(one != steps(100, &config, 1, 3), "another epoch looks otherwise");
+    }
+}
+
+#[test]
+fn ranks_get_what_the_distributed_sampler_gives_them() {
+    for (world, len) in [(1, 100), (2, 101), (4, 90), (4, 64), (8, 3)] {
+        for rank in 0..world {
+            let batches = load(len, LoaderConfig { rank, world, ..config() }, 5, 0);
+            let ids: Vec<u32> = batches.iter().flat_map(|batch| batch.ids.clone()).collect();
+            let sampler = DistributedSampler::new(len, rank, world, true, 11, false).unwrap();
+            assert_eq!(ids, sampler.indices(5), "rank {rank} of {world}");
+            let total: usize = batches.iter().map(|batch| batch.global_len).sum();
+            assert_eq!(total, sampler.total_size());
+        }
+    }
+}
+
+#[test]
+fn workers_and_prefetching_change_no_bit() {
+    for config in [config(), mixed()] {
+        let expected = load(100, config.clone(), 1, 0);
+        for (workers, prefetch) in [(1, 0), (2, 1), (4, 3), (3, 100)] {
+            let batches = load(100, LoaderConfig { workers, prefetch, ..config.clone() }, 1, 0);
+            assert!(batches == expected, "{workers} workers, {prefetch} ahead");
+        }
+    }
+}
+
+#[test]
+fn an_epoch_resumes_in_the_middle() {
+    for config in [config(), mixed()] {
+        let whole = load(100, config.clone(), 3, 0);
+        assert_eq!(whole.iter().map(|batch| batch.index).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 6]);
+        for first in [1, 6, 7, 8] {
+            assert!(load(100, config.clone(), 3, first) == whole[whole.len().min(first)..], "from batch {first}");
+        }
+    }
+}
+
+#[test]
+fn evaluation_sees_every_sample_once_as_it_is() {
+    let exact = LoaderConfig { exact: true, drop_last: true, ..mixed() };
+    for (len, world) in [(100, 1), (101, 2), (98, 3), (65, 4), (3, 4), (103, 16)] {
+        let mut ids = Vec::new();
+        for rank in 0..world {
+            for batch in load(len, LoaderConfig { rank, world, ..exact.clone() }, 0, 0) {
+                assert!(batch.mix.is_none() && !batch.is_empty());
+                for (&id, pixels) in batch.ids.iter().zip(batch.images.chunks(SHAPE.len())) {
+                    assert_eq!(pixels[47], (f32::from(dataset(len).image(id as usize)[47]) / 255.0 - 0.4914) / 0.2023);
+                }
+                ids.extend(batch.ids);
+            }
+        }
+        ids.sort_unstable();
+        assert!(ids.iter().copied().eq(0..len as u32), "{len} samples, world {world}: {ids:?}");
+    }
+}
+
+#[test]
+fn a_smaller_last_batch_is_kept_or_dropped() {
+    let kept = load(70, config(), 0, 0);
+    assert_eq!(kept.iter().map(Batch::len).collect::<Vec<_>>(), [16, 16, 16, 16, 6]);
+    assert_eq!(kept[4].global_len, 6);
+    let dropped = load(70, LoaderConfig { drop_last: true, ..config() }, 0, 0);
+    assert!(dropped == kept[..4]);
+    // Four ranks share 6 samples: two of the epoch's front fill them up.
+    let shares: Vec<Batch> =
+        (0..4).map(|rank| load(70, LoaderConfig { rank, world: 4, ..config() }, 0, 4).remove(0)).collect();
+    assert!(shares.iter().all(|batch| batch.len() == 2 && batch.global_len == 8));
+    assert_eq!([shares[2].ids[1], shares[3].ids[1]], kept[0].ids[..2]);
+}
+
+#[test]
+fn the_partner_is_the_reversed_batch() {
+    let plain = load(64, config(), 0, 0);
+    let mixup = load(64, LoaderConfig { mixup: Some(1.0), ..config() }, 0, 0);
+    for (plain, mixed) in plain.iter().zip(&mixup) {
+        let mix = mixed.mix.as_ref().expect("a mix");
+        assert!(mix.labels.iter().eq(plain.labels.iter().rev()));
+        assert_eq!((&plain.labels, &plain.ids), (&mixed.labels, &mixed.ids));
+        let partners = plain.images.chunks(SHAPE.len()).rev().flatten();
+        for ((own, partner), mixed) in plain.images.iter().zip(partners).zip(&mixed.images) {
+            assert_eq!(*mixed, mix.lambda * own + (1.0 - mix.lambda) * partner);
+        }
+    }
+}
+
+#[test]
+fn a_half_consumed_epoch_can_be_dropped_and_another_begun() {
+    let loader = Loader::new(dataset(100), LoaderConfig { workers: 2, prefetch: 3, ..config() }).unwrap();
+    let expected: Vec<Batch> = loader.epoch(1, 0).collect();
+    for taken in 0..4 {
+        let mut epoch = loader.epoch(0, 0);
+        assert_eq!(epoch.by_ref().take(taken).count(), taken);
+        let next = loader.epoch(1, 0);
+        drop(epoch);
+        assert!(next.eq(expected.iter().cloned()));
+    }
+    // The iterator keeps what it needs when the loader goes first.
+    let last = loader.epoch(1, 0);
+    drop(loader);
+    assert!(last.eq(expected));
+}
+
+#[test]
+fn impossible_configurations_are_errors_with_a_hint() {
+    let cases: [(&str, LoaderConfig); 11] = [
+        ("global_batch: 0 is too few", LoaderConfig { global_batch: 0, ..config() }),
+        ("workers: 0 is too few", LoaderConfig { workers: 0, ..config() }),
+        (
+            "global_batch: 4 samples a step cannot be shared by 8 workers",
+            LoaderConfig { global_batch: 4, world: 8, ..config() },
+        ),
+        ("sampler: the world size is 0", LoaderConfig { world: 0, ..config() }),
+        ("sampler: rank 2 is outside a world of 2", LoaderConfig { rank: 2, world: 2, ..config() }),
+        (
+            "global_batch: drop_last leaves nothing of 40 samples in batches of 64",
+            LoaderConfig { global_batch: 64, drop_last: true, ..config() },
+        ),
+        ("mean: 1 values for images of 3 channels (3x8x6)", LoaderConfig { mean: vec![0.5], ..config() }),
+        ("std: 0 values for images of 3 channels (3x8x6)", LoaderConfig { std: Vec::new(), ..config() }),
+        (
+            "augment: `crop:6` pads images of 3x8x6 by 6 pixels",
+            LoaderConfig { augment: vec!["crop:6".parse().unwrap()], ..config() },
+        ),
+        ("mixup: alpha = 0 is not a positive number", LoaderConfig { mixup: Some(0.0), ..config() }),
+        ("cutmix: alpha = -2 is not a positive number", LoaderConfig { cutmix: Some(-2.0), ..config() }),
+    ];
+    for (message, config) in cases {
+        let error = Loader::new(dataset(40), config).err().expect(message);
+        assert_eq!(error.to_string(), message);
+        assert!(!error.hint.is_empty(), "{message}");
+    }
+}
+
+#[test]
+fn impossible_data_sets_are_errors() {
+    let error = |dataset| Loader::new(Arc::new(dataset), config()).err().expect("an error").to_string();
+    let mut short = Dataset::clone(&dataset(10));
+    short.images.pop();
+    assert_eq!(error(short), "test: 1439 bytes of pixels for 10 images of 3x8x6");
+    assert_eq!(error(Dataset::clone(&dataset(0))), "test: the data set has no image");
+}
