@@ -1,0 +1,137 @@
+//! What a user reads about a configuration that cannot be run.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::path::PathBuf;
+
+/// So many mistakes are shown at once; the rest is counted.
+const SHOWN: usize = 20;
+
+/// Where a mistake was made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// A line of the file.
+    Line(Box<Line>),
+    /// The file as a whole.
+    File(PathBuf),
+    /// A command-line flag and its value, such as `--set optimizer.lr=nan`.
+    Flag(String),
+}
+
+/// A part of one line of a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Line {
+    /// The file, as the user named it.
+    pub file: PathBuf,
+    /// Line, from 1.
+    pub line: usize,
+    /// Column in characters, from 1.
+    pub column: usize,
+    /// The line made printable: tabs are spaces, control characters replaced, long lines cut.
+    pub text: String,
+    /// Display columns of `text` before the marked part.
+    pub indent: usize,
+    /// Display columns of the marked part, at least 1.
+    pub width: usize,
+}
+
+/// One mistake: what is wrong, where, and what to do about it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfigError {
+    /// What is wrong.
+    pub cause: String,
+    /// Where.
+    pub place: Place,
+    /// What the user can do.
+    pub hint: String,
+}
+
+impl ConfigError {
+    /// Order of reports: as written in the file, then flags.
+    pub(super) fn position(&self) -> (usize, usize, usize) {
+        match &self.place {
+            Place::File(_) => (0, 0, 0),
+            Place::Line(place) => (1, place.line, place.column),
+            Place::Flag(_) => (2, 0, 0),
+        }
+    }
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "error: {}", printable(&self.cause))?;
+        match &self.place {
+            Place::Line(place) => {
+                let Line { file, line, column, text, indent, width } = place.as_ref();
+                let number = line.to_string();
+                let gutter = number.len();
+                let file = file.display().to_string();
+                writeln!(f, "{:gutter$}--> {}:{line}:{column}", "", printable(&file))?;
+                writeln!(f, "{:gutter$} |", "")?;
+                writeln!(f, "{}", format!("{number} | {text}").trim_end())?;
+                writeln!(f, "{:gutter$} | {:indent$}{}", "", "", "^".repeat(*width))?;
+            }
+            Place::File(file) => writeln!(f, "  --> {}", printable(&file.display().to_string()))?,
+            Place::Flag(flag) => writeln!(f, "  --> {}", printable(flag.trim_end()))?,
+        }
+        write!(f, "  hint: {}", printable(&self.hint))
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+/// Text in which control characters are spelt out: what a file holds must not reach the terminal as a command.
+fn printable(text: &str) -> Cow<'_, str> {
+    if !text.contains(char::is_control) {
+        return Cow::Borrowed(text);
+    }
+    let spell = |symbol: char| match symbol.is_control() {
+        true => symbol.escape_debug().to_string(),
+        false => symbol.to_string(),
+    };
+    Cow::Owned(text.chars().map(spell).collect())
+}
+
+/// Every mistake found in one configuration, in the order of the file, then of the flags. Never empty.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfigErrors(Vec<ConfigError>);
+
+impl ConfigErrors {
+    /// The mistakes sorted, or nothing to complain about.
+    pub(super) fn check(mut errors: Vec<ConfigError>) -> Result<(), Self> {
+        if errors.is_empty() {
+            return Ok(());
+        }
+        errors.sort_by_key(ConfigError::position);
+        errors.dedup();
+        Err(Self(errors))
+    }
+
+    /// The mistakes.
+    pub fn errors(&self) -> &[ConfigError] {
+        &self.0
+    }
+}
+
+impl From<ConfigError> for ConfigErrors {
+    fn from(error: ConfigError) -> Self {
+        Self(vec![error])
+    }
+}
+
+impl fmt::Display for ConfigErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, error) in self.0.iter().take(SHOWN).enumerate() {
+            if index > 0 {
+                f.write_str("\n\n")?;
+            }
+            write!(f, "{error}")?;
+        }
+        if self.0.len() > SHOWN {
+            write!(f, "\n\nerror: and {} more", self.0.len() - SHOWN)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for ConfigErrors {}

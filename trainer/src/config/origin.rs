@@ -1,0 +1,95 @@
+//! Where each value of a plan came from, so that a check made after the data are read still points at its line.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
+
+use super::error::{ConfigError, Place};
+use super::source::Source;
+
+/// Where one key was set.
+#[derive(Debug, Clone)]
+pub(super) enum Origin {
+    /// In the file: bytes of the key and of the value.
+    File { key: Range<usize>, value: Range<usize> },
+    /// By a command-line flag, written out.
+    Flag(String),
+}
+
+/// The source of a plan and the origin of each of its keys.
+#[derive(Debug, Clone)]
+pub(super) struct Origins {
+    source: Source,
+    /// Bytes of each section's name where it is opened.
+    pub(super) headers: BTreeMap<String, Range<usize>>,
+    keys: BTreeMap<(String, String), Origin>,
+}
+
+impl Origins {
+    /// Nothing is set yet.
+    pub(super) fn new(source: Source) -> Self {
+        Self { source, headers: BTreeMap::new(), keys: BTreeMap::new() }
+    }
+
+    /// The file's name.
+    pub(super) fn path(&self) -> &Path {
+        &self.source.path
+    }
+
+    /// Remembers where a key was set.
+    pub(super) fn insert(&mut self, section: &str, key: &str, origin: Origin) {
+        self.keys.insert((section.to_owned(), key.to_owned()), origin);
+    }
+
+    /// Forgets a key that is left out of the plan.
+    pub(super) fn remove(&mut self, section: &str, key: &str) {
+        self.keys.remove(&(section.to_owned(), key.to_owned()));
+    }
+
+    /// Where a key was set, `None` where it has its default.
+    pub(super) fn get(&self, section: &str, key: &str) -> Option<&Origin> {
+        self.keys.get(&(section.to_owned(), key.to_owned()))
+    }
+
+    /// Bytes of the file, as a place.
+    pub(super) fn bytes(&self, range: Range<usize>) -> Place {
+        self.source.place(range)
+    }
+
+    /// The line that opens a section; the whole file where none does.
+    pub(super) fn section(&self, section: &str) -> Place {
+        match self.headers.get(section) {
+            Some(range) => self.bytes(range.clone()),
+            None => Place::File(self.source.path.clone()),
+        }
+    }
+
+    /// The place of a key's name; its section's where the key is not set.
+    pub(super) fn key(&self, section: &str, key: &str) -> Place {
+        match self.get(section, key) {
+            Some(Origin::File { key, .. }) => self.bytes(key.clone()),
+            Some(Origin::Flag(flag)) => Place::Flag(flag.clone()),
+            None => self.section(section),
+        }
+    }
+
+    /// The place of a key's value; its section's where the key is not set.
+    pub(super) fn value(&self, section: &str, key: &str) -> Place {
+        match self.get(section, key) {
+            Some(Origin::File { value, .. }) => self.bytes(value.clone()),
+            Some(Origin::Flag(flag)) => Place::Flag(flag.clone()),
+            None => self.section(section),
+        }
+    }
+
+    /// A mistake in a key's value.
+    pub(super) fn error(
+        &self,
+        section: &str,
+        key: &str,
+        cause: impl Into<String>,
+        hint: impl Into<String>,
+    ) -> ConfigError {
+        ConfigError { cause: cause.into(), place: self.value(section, key), hint: hint.into() }
+    }
+}

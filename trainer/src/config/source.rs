@@ -1,0 +1,197 @@
+//! The text of a configuration file and the places in it.
+
+use std::io::Read;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use unicode_width::UnicodeWidthChar;
+
+use super::error::{ConfigError, Line, Place};
+use super::suggest;
+
+/// A configuration is a page of text; anything above this was given by mistake (a checkpoint, a data file).
+const LARGEST_FILE: u64 = 1 << 20;
+/// Columns of a tab in an error's excerpt, where tabs become spaces so that the caret stays under its text.
+const TAB: usize = 4;
+/// Lines longer than this are shown as a window around the caret.
+const LONGEST_LINE: usize = 160;
+
+/// A configuration file's text and the name that errors call it by.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Source {
+    /// The file, as the user named it.
+    pub path: PathBuf,
+    /// Its text, without a byte-order mark.
+    pub text: String,
+}
+
+impl Source {
+    /// A source from text that is at hand already.
+    pub fn new(path: impl Into<PathBuf>, text: impl Into<String>) -> Self {
+        let mut text: String = text.into();
+        if text.starts_with('\u{feff}') {
+            text.drain(..'\u{feff}'.len_utf8());
+        }
+        Self { path: path.into(), text }
+    }
+
+    /// Reads the file at `path`.
+    ///
+    /// # Errors
+    /// The file is missing, a folder, unreadable, larger than 1 MiB or not UTF-8.
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let whole = |cause: String, hint: String| ConfigError { cause, place: Place::File(path.to_owned()), hint };
+        if path.is_dir() {
+            return Err(whole("this is a folder, not a configuration file".into(), files_in(path)));
+        }
+        let mut bytes = Vec::new();
+        std::fs::File::open(path).and_then(|file| file.take(LARGEST_FILE + 1).read_to_end(&mut bytes)).map_err(
+            |error| match error.kind() {
+                std::io::ErrorKind::NotFound => whole("no such file".into(), nearest_file(path)),
+                std::io::ErrorKind::PermissionDenied => {
+                    whole("permission denied".into(), "make the file readable for this user".into())
+                }
+                _ => whole(format!("cannot be read: {error}"), "check the path and the disk".into()),
+            },
+        )?;
+        if bytes.len() as u64 > LARGEST_FILE {
+            return Err(whole(
+                "larger than 1 MiB: not a configuration file".into(),
+                "give the TOML file that describes the run, such as configs/quickstart.toml".into(),
+            ));
+        }
+        String::from_utf8(bytes).map(|text| Self::new(path, text)).map_err(|error| {
+            let start = error.utf8_error().valid_up_to();
+            let bytes = error.into_bytes();
+            let cause = format!("not UTF-8 text: byte 0x{:02x}", bytes[start]);
+            // Everything before `start` is valid, so its offset is the same in the lossy text.
+            let lossy = Self { path: path.to_owned(), text: String::from_utf8_lossy(&bytes).into_owned() };
+            let place = lossy.place(start..start + char::REPLACEMENT_CHARACTER.len_utf8());
+            ConfigError { cause, place, hint: "save the file as UTF-8 text".into() }
+        })
+    }
+
+    /// The place of the bytes `range`: line, column and excerpt. Out-of-range ends are moved into the text.
+    pub fn place(&self, range: Range<usize>) -> Place {
+        let text = self.text.as_str();
+        let mut start = floor_boundary(text, range.start);
+        if start == text.len() {
+            // "Unexpected end of file" is shown at the end of the last line that holds something.
+            start = text.trim_end().len();
+        }
+        let end = floor_boundary(text, range.end).max(start);
+        let line_start = text[..start].rfind('\n').map_or(0, |newline| newline + 1);
+        let line_end = text[start..].find('\n').map_or(text.len(), |newline| start + newline);
+        let line = text[line_start..line_end].trim_end_matches('\r');
+        let before = &text[line_start..start];
+        let marked = &text[start..end.min(line_start + line.len()).max(start)];
+        let excerpt = Excerpt::new(line, before.chars().count(), marked.chars().count());
+        Place::Line(Box::new(Line {
+            file: self.path.clone(),
+            line: text[..line_start].matches('\n').count() + 1,
+            column: before.chars().count() + 1,
+            text: excerpt.text,
+            indent: excerpt.indent,
+            width: excerpt.width,
+        }))
+    }
+}
+
+/// One line made printable, with the marked part in display columns.
+struct Excerpt {
+    text: String,
+    indent: usize,
+    width: usize,
+}
+
+impl Excerpt {
+    /// `line` with the `marked` characters after the first `before` to be underlined.
+    fn new(line: &str, before: usize, marked: usize) -> Self {
+        let length = line.chars().count();
+        let (first, last) = match length > LONGEST_LINE {
+            true => (before.saturating_sub(LONGEST_LINE / 2), before + LONGEST_LINE / 2),
+            false => (0, length),
+        };
+        let mut excerpt = Self { text: String::new(), indent: 0, width: 0 };
+        if first > 0 {
+            excerpt.text.push('…');
+            excerpt.indent = 1;
+        }
+        for (index, symbol) in line.chars().enumerate().skip(first).take(last - first) {
+            let columns = match (symbol, symbol.width()) {
+                ('\t', _) => {
+                    excerpt.text.push_str(&" ".repeat(TAB));
+                    TAB
+                }
+                (_, Some(columns)) => {
+                    excerpt.text.push(symbol);
+                    columns
+                }
+                // A control character would reach the terminal as a command.
+                (_, None) => {
+                    excerpt.text.push(char::REPLACEMENT_CHARACTER);
+                    1
+                }
+            };
+            if index < before {
+                excerpt.indent += columns;
+            } else if index < before + marked {
+                excerpt.width += columns;
+            }
+        }
+        if last < length {
+            excerpt.text.push('…');
+        }
+        excerpt.text.truncate(excerpt.text.trim_end().len());
+        excerpt.width = excerpt.width.max(1);
+        excerpt
+    }
+}
+
+/// The largest character boundary of `text` not above `index`.
+fn floor_boundary(text: &str, index: usize) -> usize {
+    let mut index = index.min(text.len());
+    while !text.is_char_boundary(index) {
+        index -= 1;
+    }
+    index
+}
+
+/// Names of the `.toml` files in `folder`, sorted; empty where there is none or it cannot be listed.
+fn toml_files(folder: &Path) -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
+    let mut names: Vec<String> = entries
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|name| name.ends_with(".toml"))
+        .collect();
+    names.sort();
+    names
+}
+
+/// The hint for a folder where a file was expected.
+fn files_in(folder: &Path) -> String {
+    let names = toml_files(folder);
+    if names.is_empty() {
+        return "give the TOML file itself, such as configs/quickstart.toml".into();
+    }
+    format!("give one of its files: {}", names.join(", "))
+}
+
+/// The hint for a file that is not there.
+fn nearest_file(path: &Path) -> String {
+    let folder = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    if !folder.is_dir() {
+        return format!("there is no folder `{}`; paths are relative to the current directory", folder.display());
+    }
+    let names = toml_files(folder);
+    let wanted = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let candidates: Vec<&str> = names.iter().map(String::as_str).collect();
+    match suggest::nearest(&wanted, &candidates) {
+        Some(name) => format!("did you mean `{}`?", path.with_file_name(name).display()),
+        None if names.is_empty() => format!("`{}` holds no .toml file", folder.display()),
+        None => format!("`{}` holds {}", folder.display(), names.join(", ")),
+    }
+}

@@ -1,0 +1,218 @@
+//! The resolved plan: its defaults, its text, its table, and the way back.
+
+use insta::assert_snapshot;
+
+use super::{plan_after_base, read};
+use crate::config::{Overrides, RunPlan};
+
+/// The plan that its own text resolves to.
+fn read_back(plan: &RunPlan) -> RunPlan {
+    let text = plan.to_toml().unwrap();
+    read(&text, &Overrides::default()).unwrap_or_else(|errors| panic!("{errors}\n{text}"))
+}
+
+#[test]
+fn every_default_is_visible() {
+    assert_snapshot!(plan_after_base("").to_toml().unwrap(), @r#"
+    [model]
+    name = "resnet18"
+    num_classes = 10
+
+    [data]
+    name = "cifar10"
+    augment = []
+    mean = [0.4914, 0.4822, 0.4465]
+    std = [0.2023, 0.1994, 0.201]
+    image_size = 32
+    workers = 2
+    limit_train = 0
+    limit_test = 0
+
+    [train]
+    epochs = 10
+    batch_size = 128
+    batch_scope = "global"
+    precision = "f32"
+    seed = 0
+    label_smoothing = 0.0
+    mixup = 0.0
+    cutmix = 0.0
+    cutout = 0
+    ema = 0.0
+    grad_clip = 0.0
+    accumulate = 1
+    drop_last = false
+    eval_every = 1
+    max_steps = 0
+
+    [optimizer]
+    kind = "sgd"
+    momentum = 0.9
+    nesterov = false
+    lr = 0.1
+    weight_decay = 0.0005
+    decay_norm_and_bias = true
+    lr_scale = "none"
+
+    [schedule]
+    kind = "cosine"
+    warmup_epochs = 0.0
+    warmup_start = 0.01
+
+    [parallel]
+    mode = "single"
+    backend = "auto"
+    bucket_mb = 25.0
+    first_bucket_mb = 1.0
+    overlap = true
+    compression = "none"
+    batch_norm = "local"
+    timeout_s = 600
+    check_sync_every = 0
+
+    [checkpoint]
+    every = 1
+    every_steps = 0
+    keep_last = 2
+    keep_best = true
+
+    [log]
+    every = 50
+    tensorboard = true
+    timeline = false
+    "#);
+}
+
+#[test]
+fn adamw_and_multi_step_show_their_own_keys() {
+    let plan = plan_after_base("[optimizer]\nkind = \"adamw\"\n[schedule]\nkind = \"multi-step\"\n");
+    let text = plan.to_toml().unwrap();
+    let shown: Vec<&str> =
+        text.lines().skip_while(|line| *line != "[optimizer]").take_while(|line| *line != "[parallel]").collect();
+    assert_snapshot!(shown.join("\n"), @r#"
+    [optimizer]
+    kind = "adamw"
+    betas = [0.9, 0.999]
+    eps = 0.00000001
+    lr = 0.001
+    weight_decay = 0.01
+    decay_norm_and_bias = true
+    lr_scale = "none"
+
+    [schedule]
+    kind = "multi-step"
+    milestones = [0.5, 0.75]
+    gamma = 0.1
+    warmup_epochs = 0.0
+    warmup_start = 0.01
+    "#);
+}
+
+#[test]
+fn every_kind_reads_back() {
+    for kind in ["cosine", "one-cycle", "multi-step", "constant"] {
+        for optimizer in ["sgd", "adamw"] {
+            let lines = format!("[optimizer]\nkind = \"{optimizer}\"\n[schedule]\nkind = \"{kind}\"\n");
+            let plan = plan_after_base(&lines);
+            assert_eq!(read_back(&plan), plan);
+        }
+    }
+}
+
+#[test]
+fn everything_set_reads_back() {
+    let plan = plan_after_base(
+        r#"
+        dir = 'C:\data "sets"'
+        augment = ["reflect-crop:3", "alternating-flip"]
+        mean = [0.1, 0.2, 0.3]
+        std = [0.123456789, 1e-7, 1]
+        image_size = 40
+        workers = 1
+        limit_train = 1000
+        limit_test = 10
+        [train]
+        epochs = 0
+        max_steps = 7
+        batch_size = 1
+        batch_scope = "per_worker"
+        seed = 9223372036854775807
+        label_smoothing = 0.1
+        mixup = 0.2
+        cutmix = 1
+        cutout = 12
+        ema = 0.999
+        grad_clip = 5e-324
+        accumulate = 3
+        drop_last = true
+        eval_every = 5
+        [optimizer]
+        kind = "sgd"
+        lr = 0.30000000000000004
+        momentum = 0
+        weight_decay = 0
+        decay_norm_and_bias = false
+        lr_scale = "sqrt"
+        [schedule]
+        kind = "multi-step"
+        milestones = [60, 120, 160.5]
+        gamma = 0.2
+        warmup_epochs = 0.5
+        warmup_start = 0
+        [parallel]
+        backend = "shm"
+        bucket_mb = 0.5
+        first_bucket_mb = 2
+        overlap = false
+        compression = "bf16"
+        batch_norm = "sync"
+        timeout_s = 1
+        check_sync_every = 100
+        [checkpoint]
+        every = 0
+        every_steps = 500
+        keep_last = 1
+        keep_best = false
+        [log]
+        every = 1
+        tensorboard = false
+        "#,
+    );
+    assert_eq!(plan.train.seed, i64::MAX as u64);
+    assert_eq!(plan.train.grad_clip, 5e-324);
+    assert_eq!(read_back(&plan), plan);
+}
+
+#[test]
+fn adamw_has_the_defaults_of_pytorch() {
+    let adamw = plan_after_base("[optimizer]\nkind = \"adamw\"\n").optimizer;
+    assert_eq!((adamw.lr, adamw.weight_decay), (1e-3, 1e-2));
+    let sgd = plan_after_base("").optimizer;
+    assert_eq!((sgd.lr, sgd.weight_decay), (0.1, 5e-4));
+}
+
+#[test]
+fn milestones_that_are_never_reached_are_noted() {
+    let plan = plan_after_base("[schedule]\nkind = \"multi-step\"\nmilestones = [5, 30]\n");
+    assert_eq!(plan.notes(), ["`schedule.milestones`: epoch 30 is never reached in 10 epochs"]);
+}
+
+#[test]
+fn table_is_a_row_a_section() {
+    let plan = plan_after_base("augment = [\"crop\", \"flip\"]\n[optimizer]\nnesterov = true\n");
+    let row = |(section, pairs): (String, Vec<(String, String)>)| {
+        let pairs: Vec<String> = pairs.into_iter().map(|(key, value)| format!("{key}={value}")).collect();
+        format!("{section}: {}", pairs.join(", "))
+    };
+    let rows: Vec<String> = plan.table().unwrap().into_iter().map(row).collect();
+    assert_snapshot!(rows.join("\n"), @"
+    model: name=resnet18, num_classes=10
+    data: name=cifar10, augment=crop:4 flip, mean=0.4914 0.4822 0.4465, std=0.2023 0.1994 0.201, image_size=32, workers=2, off=limit_train limit_test
+    train: epochs=10, batch_size=128, batch_scope=global, precision=f32, seed=0, accumulate=1, eval_every=1, off=label_smoothing mixup cutmix cutout ema grad_clip drop_last max_steps
+    optimizer: kind=sgd, momentum=0.9, nesterov=true, lr=0.1, weight_decay=0.0005, decay_norm_and_bias=true, off=lr_scale
+    schedule: kind=cosine, warmup_start=0.01, off=warmup_epochs
+    parallel: mode=single
+    checkpoint: every=1, keep_last=2, keep_best=true, off=every_steps
+    log: every=50, tensorboard=true, off=timeline
+    ");
+}
