@@ -1,0 +1,245 @@
+//! The confusion matrix: whole where it fits a screen, its worst corners where it does not.
+
+use serde::Serialize;
+
+use crate::report::{
+    screen::COLUMNS,
+    text::{self, left, right, truncated, width},
+};
+
+/// Most classes of a matrix that is shown whole.
+const WHOLE: usize = 20;
+/// Classes and pairs shown of a larger one.
+const WORST: usize = 5;
+/// Widest class name beside the matrix.
+const LABEL: usize = 14;
+/// Columns of the recall at the end of a line.
+const RECALL: usize = 9;
+/// Narrowest column that can carry a class name; narrower ones carry its number.
+const NAMED: usize = 6;
+
+/// How often each class was taken for each other.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Confusion {
+    /// Names of the classes.
+    pub classes: Vec<String>,
+    /// `counts[true * classes + predicted]`.
+    pub counts: Vec<u64>,
+}
+
+impl Confusion {
+    /// The samples of class `actual` that were taken for `predicted`.
+    fn count(&self, actual: usize, predicted: usize) -> u64 {
+        self.counts[actual * self.classes.len() + predicted]
+    }
+
+    /// Samples of a class.
+    fn total(&self, actual: usize) -> u64 {
+        (0..self.classes.len()).map(|predicted| self.count(actual, predicted)).sum()
+    }
+
+    /// Share of a class that was recognised, in percent; `None` of a class without samples.
+    fn recall(&self, actual: usize) -> Option<f64> {
+        let total = self.total(actual);
+        (total > 0).then(|| 100.0 * self.count(actual, actual) as f64 / total as f64)
+    }
+}
+
+/// The matrix of up to 20 classes, rows true and columns predicted; of more classes (or wider counts than a line holds) the
+/// worst five classes and the five pairs most often confused. Ends with a newline; empty without classes.
+pub fn confusion_table(confusion: &Confusion) -> String {
+    let n = confusion.classes.len();
+    // the shape is the caller's invariant, but a table is no reason to end a finished run
+    if n == 0 || confusion.counts.len() != n * n {
+        return String::new();
+    }
+    if n <= WHOLE
+        && let Some(table) = whole(confusion)
+    {
+        return table;
+    }
+    worst(confusion)
+}
+
+/// The whole matrix, if its counts fit.
+fn whole(confusion: &Confusion) -> Option<String> {
+    let n = confusion.classes.len();
+    let digits = confusion.counts.iter().max().map_or(1, |most| most.to_string().len());
+    let longest = confusion.classes.iter().map(|name| width(name)).max().unwrap_or(0);
+    let room = COLUMNS - RECALL;
+    // with columns too narrow for names, rows carry the numbers that stand above the columns
+    let named = longest.clamp(4, LABEL);
+    let numbered = room.saturating_sub(named) / n < NAMED.max(digits + 1);
+    let number = if numbered { n.to_string().len() } else { 0 };
+    let (label, column) = if numbered {
+        let column = digits.max(number) + 1;
+        ((longest + number + 1).min(LABEL).min(room.checked_sub(n * column)?), column)
+    } else {
+        (named, ((room - named) / n).min(named.max(digits) + 1))
+    };
+    if label < number + 4 {
+        return None;
+    }
+    let label_of = |class: usize| {
+        let name = &confusion.classes[class];
+        if numbered {
+            format!("{class:>number$} {}", truncated(name, label - number - 1))
+        } else {
+            truncated(name, label)
+        }
+    };
+    let mut table = format!("rows: true class, columns: predicted class\n{}", left("", label));
+    for (class, name) in confusion.classes.iter().enumerate() {
+        let head = if numbered { class.to_string() } else { truncated(name, column - 1) };
+        table += &right(&head, column);
+    }
+    table += "   recall\n";
+    for actual in 0..n {
+        table += &left(&label_of(actual), label);
+        for predicted in 0..n {
+            let count = confusion.count(actual, predicted);
+            // blanks make the diagonal and the mistakes stand out
+            table += &right(&if count == 0 { "·".to_owned() } else { count.to_string() }, column);
+        }
+        table += &match confusion.recall(actual) {
+            Some(recall) => format!("   {recall:5.1}%\n"),
+            None => "        –\n".to_owned(),
+        };
+    }
+    Some(table)
+}
+
+/// The worst classes and the most confused pairs.
+fn worst(confusion: &Confusion) -> String {
+    let n = confusion.classes.len();
+    let name = |class: usize| truncated(&confusion.classes[class], 28);
+    let mut classes: Vec<_> = (0..n).filter_map(|class| Some((confusion.recall(class)?, class))).collect();
+    classes.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+    let mut pairs: Vec<_> = (0..n)
+        .flat_map(|actual| (0..n).map(move |predicted| (actual, predicted)))
+        .filter(|&(actual, predicted)| actual != predicted)
+        .map(|(actual, predicted)| (confusion.count(actual, predicted), actual, predicted))
+        .filter(|pair| pair.0 > 0)
+        .collect();
+    pairs.sort_by(|a, b| b.0.cmp(&a.0).then((a.1, a.2).cmp(&(b.1, b.2))));
+    classes.truncate(WORST);
+    pairs.truncate(WORST);
+    let label = classes.iter().map(|&(_, class)| width(&name(class))).max().unwrap_or(0);
+    let mut table = format!("lowest recall of {n} classes\n");
+    for (recall, class) in classes {
+        let (right, all) = (text::thousands(confusion.count(class, class)), text::thousands(confusion.total(class)));
+        table += &format!("  {}  {recall:5.1}%  {right} of {all}\n", left(&name(class), label));
+    }
+    if !pairs.is_empty() {
+        table += "most often confused\n";
+    }
+    for (count, actual, predicted) in pairs {
+        table += &format!("  {:>6}  {} taken for {}\n", text::thousands(count), name(actual), name(predicted));
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A classifier that is right `hit` times of `each`, mistakes going to the classes after and two after.
+    fn matrix(classes: Vec<String>, each: u64) -> Confusion {
+        let n = classes.len();
+        let mut counts = vec![0; n * n];
+        for class in 0..n {
+            let missed = each * (class as u64 * 7 % 10) / 20;
+            counts[class * n + class] += each - missed;
+            counts[class * n + (class + 1) % n] += missed - missed / 3;
+            counts[class * n + (class + 2) % n] += missed / 3;
+        }
+        Confusion { classes, counts }
+    }
+
+    fn fashion() -> Vec<String> {
+        let names = "T-shirt/top Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag Ankle_boot";
+        names.split(' ').map(|name| name.replace('_', " ")).collect()
+    }
+
+    fn fits(table: &str) {
+        assert!(table.lines().all(|line| width(line) <= COLUMNS), "{table}");
+    }
+
+    #[test]
+    fn ten_classes_are_shown_whole() {
+        let mut confusion = matrix(fashion(), 1000);
+        confusion.counts[80..90].fill(0); // no bag in the test set
+        let table = confusion_table(&confusion);
+        fits(&table);
+        insta::assert_snapshot!(table, @r"
+            rows: true class, columns: predicted class
+                        T-shir… Trouser Pullov…   Dress    Coat  Sandal   Shirt Sneaker     Bag Ankle …   recall
+            T-shirt/top    1000       ·       ·       ·       ·       ·       ·       ·       ·       ·   100.0%
+            Trouser           ·     650     234     116       ·       ·       ·       ·       ·       ·    65.0%
+            Pullover          ·       ·     800     134      66       ·       ·       ·       ·       ·    80.0%
+            Dress             ·       ·       ·     950      34      16       ·       ·       ·       ·    95.0%
+            Coat              ·       ·       ·       ·     600     267     133       ·       ·       ·    60.0%
+            Sandal            ·       ·       ·       ·       ·     750     167      83       ·       ·    75.0%
+            Shirt             ·       ·       ·       ·       ·       ·     900      67      33       ·    90.0%
+            Sneaker           ·       ·       ·       ·       ·       ·       ·     550     300     150    55.0%
+            Bag               ·       ·       ·       ·       ·       ·       ·       ·       ·       ·        –
+            Ankle boot      100      50       ·       ·       ·       ·       ·       ·       ·     850    85.0%
+            ");
+    }
+
+    #[test]
+    fn two_classes_stay_narrow_and_twenty_are_numbered() {
+        let table = confusion_table(&matrix(vec!["cat".into(), "dog".into()], 12));
+        insta::assert_snapshot!(table, @r"
+            rows: true class, columns: predicted class
+                  cat  dog   recall
+            cat    12    ·   100.0%
+            dog     3    9    75.0%
+            ");
+        let table = confusion_table(&matrix((0..20).map(|i| format!("superclass {i}")).collect(), 500));
+        fits(&table);
+        insta::assert_snapshot!(table.lines().take(4).collect::<Vec<_>>().join("\n"), @r"
+            rows: true class, columns: predicted class
+                          0   1   2   3   4   5   6   7   8   9  10  11  12  13  14  15  16  17  18  19   recall
+             0 supercl… 500   ·   ·   ·   ·   ·   ·   ·   ·   ·   ·   ·   ·   ·   ·   ·   ·   ·   ·   ·   100.0%
+             1 supercl…   · 325 117  58   ·   ·   ·   ·   ·   ·   ·   ·   ·   ·   ·   ·   ·   ·   ·   ·    65.0%
+            ");
+    }
+
+    #[test]
+    fn of_many_classes_the_worst_are_shown() {
+        let table = confusion_table(&matrix((0..100).map(|i| format!("kind {i}")).collect(), 100));
+        fits(&table);
+        insta::assert_snapshot!(table, @r"
+            lowest recall of 100 classes
+              kind 7    55.0%  55 of 100
+              kind 17   55.0%  55 of 100
+              kind 27   55.0%  55 of 100
+              kind 37   55.0%  55 of 100
+              kind 47   55.0%  55 of 100
+            most often confused
+                  30  kind 7 taken for kind 8
+                  30  kind 17 taken for kind 18
+                  30  kind 27 taken for kind 28
+                  30  kind 37 taken for kind 38
+                  30  kind 47 taken for kind 48
+            ");
+        // counts too wide for twenty columns
+        let wide = confusion_table(&matrix((0..20).map(|i| format!("kind {i}")).collect(), 1_000_000));
+        assert!(wide.starts_with("lowest recall of 20 classes\n"), "{wide}");
+    }
+
+    #[test]
+    fn odd_shapes_are_no_panic() {
+        assert_eq!(confusion_table(&Confusion { classes: vec![], counts: vec![] }), "");
+        assert_eq!(confusion_table(&Confusion { classes: vec!["a".into()], counts: vec![] }), "");
+        let table = confusion_table(&Confusion { classes: vec!["a".into()], counts: vec![3] });
+        assert!(table.contains("100.0%"), "{table}");
+        for n in 1..25 {
+            let long = "a class with a very long name ".repeat(3);
+            for each in [0, 9, 99_999, u64::MAX / 100] {
+                fits(&confusion_table(&matrix(vec![long.clone(); n], each)));
+            }
+        }
+    }
+}

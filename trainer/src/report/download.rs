@@ -1,0 +1,171 @@
+//! Progress of a download: a bar on a terminal, a line every tenth elsewhere.
+
+use std::{
+    io::Write,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::report::{progress::Screen, text};
+
+/// Bytes between two lines where the length is not known.
+const STRIDE: u64 = 16_000_000;
+
+/// Shows one download after another. All methods take `&self`: a fetcher may report from any thread.
+pub struct DownloadBar {
+    state: Mutex<State>,
+}
+
+struct State {
+    name: String,
+    bar: Option<ProgressBar>,
+    lines: Option<Box<dyn Write + Send>>,
+    colour: bool,
+    total: Option<u64>,
+    done: u64,
+    /// Tenths, or strides, that lines have told of.
+    told: u64,
+}
+
+impl DownloadBar {
+    /// A bar for `name`, the file as the user knows it, on what this process has ([`Screen::detect`]).
+    pub fn new(name: &str) -> Self {
+        Self::on(name, Screen::detect())
+    }
+
+    /// The same on a screen of the caller's.
+    pub fn on(name: &str, screen: Screen) -> Self {
+        let bar = screen.bar.map(|target| ProgressBar::with_draw_target(None, target));
+        let (lines, colour) = (screen.lines, screen.colour);
+        Self { state: Mutex::new(State { name: name.to_owned(), bar, lines, colour, total: None, done: 0, told: 0 }) }
+    }
+
+    /// Another file comes next.
+    pub fn rename(&self, name: &str) {
+        self.state().name = name.to_owned();
+    }
+
+    /// A file of `total` bytes begins, or one whose length the server does not tell.
+    pub fn start(&self, total: Option<u64>) {
+        let mut state = self.state();
+        (state.total, state.done, state.told) = (total, 0, 0);
+        if let Some(bar) = &state.bar {
+            bar.reset();
+            bar.set_style(style(total.is_some(), state.colour));
+            match total {
+                Some(total) => bar.set_length(total),
+                None => bar.unset_length(),
+            }
+            bar.set_prefix(state.name.clone());
+            return;
+        }
+        let size = total.map(|total| format!(", {}", text::bytes(total))).unwrap_or_default();
+        let line = format!("downloading {}{size}", state.name);
+        state.say(&line);
+    }
+
+    /// `bytes` more are here (those of an earlier attempt count when they are found).
+    pub fn advance(&self, bytes: u64) {
+        let mut state = self.state();
+        state.done += bytes;
+        if let Some(bar) = &state.bar {
+            bar.inc(bytes);
+            return;
+        }
+        let done = state.done;
+        let (mark, line) = match state.total {
+            Some(total) if total > 0 => {
+                let tenths = (u128::from(done) * 10 / u128::from(total)).min(10) as u64;
+                (tenths, format!("  {:>3}%  {} of {}", tenths * 10, text::bytes(done), text::bytes(total)))
+            }
+            _ => (done / STRIDE, format!("  {}", text::bytes(done))),
+        };
+        if mark > state.told {
+            state.told = mark;
+            state.say(&line);
+        }
+    }
+
+    /// The file is complete, or given up: the bar goes.
+    pub fn finish(&self) {
+        if let Some(bar) = &self.state().bar {
+            bar.finish_and_clear();
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // a thread that panicked while it held the lock left counters behind, nothing worse
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// A line of progress that cannot be written is no reason to stop a download.
+    fn say(&mut self, line: &str) {
+        if let Some(lines) = &mut self.lines
+            && writeln!(lines, "{line}").and_then(|()| lines.flush()).is_err()
+        {
+            self.lines = None;
+        }
+    }
+}
+
+fn style(length_known: bool, colour: bool) -> ProgressStyle {
+    let bar = if colour { "{wide_bar:.cyan/dim}" } else { "{wide_bar}" };
+    let known =
+        format!("{{prefix}} {bar} {{decimal_bytes}}/{{decimal_total_bytes}} {{decimal_bytes_per_sec}} eta {{eta}}");
+    let template = if length_known { &known } else { "{prefix} {spinner} {decimal_bytes} {decimal_bytes_per_sec}" };
+    ProgressStyle::with_template(template).expect("the template is a constant and valid").progress_chars("━╸─")
+}
+
+#[cfg(test)]
+mod tests {
+    use indicatif::{InMemoryTerm, ProgressDrawTarget};
+
+    use super::*;
+    use crate::report::testing::Paper;
+
+    #[test]
+    fn without_a_terminal_a_tenth_is_a_line() {
+        let paper = Paper::default();
+        let screen = Screen { lines: paper.writer(), ..Screen::quiet() };
+        let bar = DownloadBar::on("cifar-10-binary.tar.gz", screen);
+        bar.start(Some(170_052_171));
+        bar.advance(120_000_000); // from an earlier attempt
+        (0..500).for_each(|_| bar.advance(100_104));
+        bar.advance(171);
+        bar.finish();
+        bar.rename("unknown.gz");
+        bar.start(None);
+        (0..400).for_each(|_| bar.advance(100_000));
+        bar.finish();
+        insta::assert_snapshot!(paper.text(), @r"
+            downloading cifar-10-binary.tar.gz, 170.1 MB
+               70%  120.0 MB of 170.1 MB
+               80%  136.1 MB of 170.1 MB
+               90%  153.1 MB of 170.1 MB
+              100%  170.1 MB of 170.1 MB
+            downloading unknown.gz
+              16.0 MB
+              32.0 MB
+            ");
+    }
+
+    #[test]
+    fn a_terminal_has_a_bar_that_goes() {
+        let term = InMemoryTerm::new(4, 90);
+        let target = ProgressDrawTarget::term_like(Box::new(term.clone()));
+        let bar = DownloadBar::on("train.gz", Screen { bar: Some(target), ..Screen::quiet() });
+        for total in [Some(1000), None] {
+            bar.start(total);
+            bar.advance(500);
+            bar.state().bar.as_ref().unwrap().force_draw();
+            let shown = term.contents();
+            assert!(shown.starts_with("train.gz ") && shown.contains("500 B"), "{shown}");
+            assert_eq!(shown.contains("1.00 kB"), total.is_some(), "{shown}");
+            bar.finish();
+            assert_eq!(term.contents(), "");
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! `env.json`: what ran, where, and how it was called.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use rustix::system::{Sysinfo, sysinfo, uname};
+use serde::Serialize;
+use serde_json::{Value, json};
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+
+use crate::report::{ReportError, error};
+
+/// Version of the tensor library, as the workspace pins it: a crate cannot ask for its dependencies' versions.
+const BURN: &str = "0.22.1";
+
+/// Program, machine and call of one start of a run.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Environment {
+    /// Start, RFC 3339, UTC.
+    pub started: String,
+    /// The command line, program first.
+    pub command: Vec<String>,
+    /// Folder it was called in.
+    pub folder: Option<PathBuf>,
+    /// Version of this program.
+    pub trainer: String,
+    /// Version of the tensor library.
+    pub burn: String,
+    /// Commit that the folder of the call is a checkout of, where it is one.
+    pub git_commit: Option<String>,
+    /// Device, in words.
+    pub device: String,
+    /// Name of the machine.
+    pub host: String,
+    /// Operating system, in words.
+    pub os: String,
+    /// Kernel and its release.
+    pub kernel: String,
+    /// Instruction set.
+    pub arch: String,
+    /// Model of the processor.
+    pub cpu: Option<String>,
+    /// Cores that this process may use.
+    pub cores: Option<usize>,
+    /// Memory of the machine in bytes.
+    pub memory_bytes: u64,
+}
+
+impl Environment {
+    /// Looks around. `device` is the caller's to know; what the machine does not tell is `None`.
+    pub fn detect(device: &str) -> Self {
+        let folder = std::env::current_dir().ok();
+        let (name, info) = (uname(), sysinfo());
+        let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        Self {
+            started: OffsetDateTime::now_utc()
+                .replace_nanosecond(0)
+                .map(|now| now.format(&Rfc3339))
+                .expect("zero is a nanosecond")
+                .expect("a date of this millennium can be written"),
+            command: std::env::args_os().map(|arg| arg.to_string_lossy().into_owned()).collect(),
+            git_commit: folder.as_deref().and_then(git_commit),
+            folder,
+            trainer: env!("CARGO_PKG_VERSION").to_owned(),
+            burn: BURN.to_owned(),
+            device: device.to_owned(),
+            host: name.nodename().to_string_lossy().into_owned(),
+            os: os_name(&text("/etc/os-release")).unwrap_or_else(|| std::env::consts::OS.to_owned()),
+            kernel: format!("{} {}", name.sysname().to_string_lossy(), name.release().to_string_lossy()),
+            arch: std::env::consts::ARCH.to_owned(),
+            cpu: cpu_model(&text("/proc/cpuinfo")),
+            cores: std::thread::available_parallelism().ok().map(Into::into),
+            memory_bytes: memory_bytes(&info),
+        }
+    }
+
+    /// Writes `env.json` of a new run.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn write(&self, path: &Path) -> Result<(), ReportError> {
+        write(path, &json!(self))
+    }
+
+    /// Adds a resumed start to `env.json` below `resumed`: where the run began stays on record.
+    ///
+    /// # Errors
+    /// When the file cannot be read or written, or is no JSON object.
+    pub fn append(&self, path: &Path) -> Result<(), ReportError> {
+        let bytes = error::read_or_empty(path)?;
+        if bytes.is_empty() {
+            return self.write(path);
+        }
+        let damaged = |cause: String| {
+            ReportError::new(path, cause, "the file was damaged or edited; move it away to have a new one written")
+        };
+        let mut record: Value =
+            serde_json::from_slice(&bytes).map_err(|error| damaged(format!("not JSON: {error}")))?;
+        let Some(object) = record.as_object_mut() else { return Err(damaged("not a JSON object".to_owned())) };
+        match object.entry("resumed").or_insert_with(|| json!([])).as_array_mut() {
+            Some(resumed) => resumed.push(json!(self)),
+            None => return Err(damaged("`resumed` is not a list".to_owned())),
+        }
+        write(path, &record)
+    }
+}
+
+fn write(path: &Path, record: &Value) -> Result<(), ReportError> {
+    error::write_atomic(path, format!("{record:#}\n").as_bytes())
+}
+
+/// Memory of the machine.
+fn memory_bytes(info: &Sysinfo) -> u64 {
+    #[allow(clippy::unnecessary_cast, reason = "a C long: narrower on 32-bit machines")]
+    let units = info.totalram as u64;
+    units * u64::from(info.mem_unit)
+}
+
+/// `PRETTY_NAME` of `/etc/os-release`.
+fn os_name(release: &str) -> Option<String> {
+    let name = release.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="))?;
+    Some(name.trim_matches('"').to_owned())
+}
+
+/// `model name` of `/proc/cpuinfo` (x86); other processors do not say.
+fn cpu_model(info: &str) -> Option<String> {
+    let (_, model) = info.lines().find(|line| line.starts_with("model name"))?.split_once(':')?;
+    Some(model.trim().to_owned())
+}
+
+/// The commit checked out around `folder`, read from `.git` itself: no git program is needed. `None` outside a checkout,
+/// before the first commit, and for layouts not known here.
+fn git_commit(folder: &Path) -> Option<String> {
+    let dot_git = folder.ancestors().map(|above| above.join(".git")).find(|git| git.exists())?;
+    // a linked work tree or submodule has a file there that says where its own folder is
+    let git = match fs::read_to_string(&dot_git) {
+        Ok(link) => dot_git.parent()?.join(link.strip_prefix("gitdir:")?.trim()),
+        Err(_) => dot_git,
+    };
+    let read = |path: PathBuf| fs::read_to_string(path).ok();
+    let head = read(git.join("HEAD"))?;
+    let Some(reference) = head.trim().strip_prefix("ref:").map(str::trim) else { return hash(&head) };
+    // branches of a work tree live in the main folder
+    let common = read(git.join("commondir")).map_or_else(|| git.clone(), |common| git.join(common.trim()));
+    for place in [&git, &common] {
+        if let Some(commit) = read(place.join(reference)) {
+            return hash(&commit);
+        }
+    }
+    let packed = read(common.join("packed-refs"))?;
+    packed
+        .lines()
+        .find_map(|line| line.split_once(' ').filter(|(_, name)| *name == reference))
+        .and_then(|(id, _)| hash(id))
+}
+
+/// A full commit id, SHA-1 or SHA-256.
+fn hash(text: &str) -> Option<String> {
+    let id = text.trim();
+    (matches!(id.len(), 40 | 64) && id.bytes().all(|byte| byte.is_ascii_hexdigit())).then(|| id.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COMMIT: &str = "8d5a1f6f0c6e4b6d9a3f2e1d0c9b8a7968574635";
+
+    #[test]
+    fn a_start_and_its_resumption_are_both_on_record() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("env.json");
+        let here = Environment::detect("cpu");
+        here.write(&path).unwrap();
+        here.append(&path).unwrap();
+        Environment { host: "elsewhere".into(), ..here.clone() }.append(&path).unwrap();
+        let record: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        assert_eq!(record["device"], "cpu");
+        assert_eq!(record["resumed"].as_array().unwrap().len(), 2);
+        assert_eq!(record["resumed"][1]["host"], "elsewhere");
+        assert!(here.memory_bytes > 1 << 20 && here.cores.unwrap() > 0 && !here.host.is_empty());
+        assert!(here.started.len() == 20 && here.started.ends_with('Z'), "{}", here.started);
+        fs::write(&path, "{").unwrap();
+        assert!(here.append(&path).unwrap_err().cause.starts_with("not JSON: "));
+    }
+
+    #[test]
+    fn the_pinned_version_of_burn_is_the_one_on_record() {
+        let workspace = include_str!("../../../Cargo.toml");
+        assert!(workspace.contains(&format!("burn = {{ version = \"={BURN}\"")), "burn is no longer {BURN}");
+    }
+
+    #[test]
+    fn machine_files_are_read() {
+        assert_eq!(
+            os_name("NAME=x\nPRETTY_NAME=\"Debian GNU/Linux 12 (bookworm)\"\n").unwrap(),
+            "Debian GNU/Linux 12 (bookworm)"
+        );
+        assert_eq!(cpu_model("processor\t: 0\nmodel name\t: AMD EPYC 9R14\n").unwrap(), "AMD EPYC 9R14");
+        assert_eq!(cpu_model("processor : 0\nBogoMIPS : 50\n"), None);
+    }
+
+    #[test]
+    fn the_commit_is_found_in_every_layout() {
+        let dir = tempfile::tempdir().unwrap();
+        let git = dir.path().join(".git");
+        let inner = dir.path().join("a/b");
+        fs::create_dir_all(&inner).unwrap();
+        fs::create_dir_all(git.join("refs/heads")).unwrap();
+        fs::write(git.join("HEAD"), "ref: refs/heads/main\n").unwrap();
+        assert_eq!(git_commit(&inner), None, "a repository without a commit");
+        fs::write(git.join("packed-refs"), format!("# pack-refs with: peeled\n{COMMIT} refs/heads/main\n")).unwrap();
+        assert_eq!(git_commit(&inner).as_deref(), Some(COMMIT), "packed");
+        let newer = COMMIT.replace('8', "9");
+        fs::write(git.join("refs/heads/main"), format!("{newer}\n")).unwrap();
+        assert_eq!(git_commit(&inner), Some(newer.clone()), "loose comes before packed");
+        // a linked work tree
+        let tree = dir.path().join("tree");
+        fs::create_dir_all(git.join("worktrees/tree")).unwrap();
+        fs::create_dir(&tree).unwrap();
+        fs::write(tree.join(".git"), "gitdir: ../.git/worktrees/tree\n").unwrap();
+        fs::write(git.join("worktrees/tree/HEAD"), "ref: refs/heads/main\n").unwrap();
+        fs::write(git.join("worktrees/tree/commondir"), "../..\n").unwrap();
+        assert_eq!(git_commit(&tree), Some(newer));
+        fs::write(git.join("HEAD"), format!("{COMMIT}\n")).unwrap();
+        assert_eq!(git_commit(&inner).as_deref(), Some(COMMIT), "detached");
+    }
+}

@@ -1,0 +1,116 @@
+//! The one error of the report module, and the writing of whole files that none may see half done.
+
+use std::{
+    fs::{self, File},
+    io::{self, ErrorKind, Write},
+    path::{Path, PathBuf},
+};
+
+/// A file of the run that cannot be made, written or read. `Display` gives `path: cause`; the hint is for the line below.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{}: {cause}", path.display())]
+pub struct ReportError {
+    /// File or folder.
+    pub path: PathBuf,
+    /// What is wrong with it, with the place in the file where there is one.
+    pub cause: String,
+    /// What the user can do.
+    pub hint: String,
+}
+
+impl ReportError {
+    /// An error with a cause and a hint of its own.
+    pub fn new(path: impl AsRef<Path>, cause: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { path: path.as_ref().to_owned(), cause: cause.into(), hint: hint.into() }
+    }
+
+    /// An operating-system error; `doing` completes "cannot …": `write`, `create`, `read`.
+    pub fn io(path: impl AsRef<Path>, doing: &str, error: &io::Error) -> Self {
+        let hint = match error.kind() {
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => {
+                "free some space, or let run folders be made elsewhere with --run-dir DIR; then go on with --resume"
+            }
+            ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
+                "make the folder writable for this user, or let run folders be made elsewhere with --run-dir DIR"
+            }
+            ErrorKind::NotFound => "check the path; was the folder moved or deleted while the run went on?",
+            ErrorKind::NotADirectory => "a part of the path is a file, not a folder; name another with --run-dir DIR",
+            _ => "see whether the disk is mounted and healthy (dmesg), or name another folder with --run-dir DIR",
+        };
+        Self::new(path, format!("cannot {doing}: {error}"), hint)
+    }
+}
+
+/// Replaces the file in one go: written beside it, synced, renamed. A reader sees the old content or the new.
+///
+/// # Errors
+/// Names `path` when the folder is missing or not writable, or the disk is full.
+pub fn write_atomic(path: &Path, content: &[u8]) -> Result<(), ReportError> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".tmp");
+    let temporary = path.with_file_name(name);
+    let write = || {
+        let mut file = File::create(&temporary)?;
+        file.write_all(content)?;
+        file.sync_all()?;
+        fs::rename(&temporary, path)
+    };
+    write().map_err(|error| {
+        // the first error is the one to tell; a left-over that cannot be removed either changes nothing about it
+        let _ = fs::remove_file(&temporary);
+        ReportError::io(path, "write", &error)
+    })
+}
+
+/// The file's bytes, or none at all where there is no such file.
+///
+/// # Errors
+/// Names `path` when it is there and cannot be read.
+pub fn read_or_empty(path: &Path) -> Result<Vec<u8>, ReportError> {
+    match fs::read(path) {
+        Ok(bytes) => Ok(bytes),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(ReportError::io(path, "read", &error)),
+    }
+}
+
+/// Waits until a file's content is on the disk itself.
+///
+/// # Errors
+/// Names `path` when the disk is full or gone. Something that is no file (a pipe, `/dev/null`) needs no syncing.
+pub fn sync(file: &File, path: &Path) -> Result<(), ReportError> {
+    match file.sync_data() {
+        Err(error) if error.kind() != ErrorKind::InvalidInput => Err(ReportError::io(path, "write", &error)),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_atomic_write_replaces_and_leaves_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("curves.svg");
+        write_atomic(&path, b"one").unwrap();
+        write_atomic(&path, b"two").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"two");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn errors_name_file_and_cause_and_hint() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("gone/curves.svg");
+        let error = write_atomic(&path, b"x").unwrap_err();
+        assert_eq!(error.path, path);
+        assert_eq!(
+            error.to_string(),
+            format!("{}: cannot write: No such file or directory (os error 2)", path.display())
+        );
+        assert!(error.hint.starts_with("check the path"));
+        let full = ReportError::io("m.jsonl", "write", &io::Error::from(ErrorKind::StorageFull));
+        assert!(full.hint.starts_with("free some space"), "{}", full.hint);
+    }
+}

@@ -1,0 +1,306 @@
+//! `metrics.jsonl`: a step a line, for scripts and for the curves.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::Write,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::report::{ReportError, error};
+
+/// One optimizer step.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct StepRecord {
+    /// Epoch, from 1, as everywhere in files and on the screen.
+    pub epoch: usize,
+    /// Step, from 0 over the whole run.
+    pub step: u64,
+    /// Mean loss of this step's batch over all ranks (label smoothing and mixing included).
+    #[serde(deserialize_with = "null_is_nan")]
+    pub loss: f64,
+    /// Learning rate of this step.
+    #[serde(deserialize_with = "null_is_nan")]
+    pub lr: f64,
+    /// Images a second in this step, over all ranks.
+    #[serde(serialize_with = "tenths", deserialize_with = "null_is_nan")]
+    pub images_per_s: f64,
+    /// Top-1 accuracy of this step's batch in percent (not a running mean), over all ranks.
+    #[serde(serialize_with = "thousandths", deserialize_with = "null_is_nan")]
+    pub top1: f64,
+    /// Norm of all gradients before clipping, where it was computed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grad_norm: Option<f64>,
+    /// Milliseconds of this step spent waiting for the batch.
+    #[serde(serialize_with = "thousandths", deserialize_with = "null_is_nan")]
+    pub data_ms: f64,
+    /// Milliseconds of the whole step, the wait for the batch included.
+    #[serde(serialize_with = "thousandths", deserialize_with = "null_is_nan")]
+    pub step_ms: f64,
+}
+
+/// One epoch.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct EpochRecord {
+    /// Epoch, from 1.
+    pub epoch: usize,
+    /// Mean training loss over the epoch's samples.
+    pub train_loss: f64,
+    /// Training accuracy over the epoch's samples in percent (of the model as it was at each step).
+    pub train_top1: f64,
+    /// The evaluation after this epoch, where there was one.
+    pub eval: Option<EvalRecord>,
+    /// Learning rate of the epoch's last step.
+    pub lr: f64,
+    /// Training images a second, evaluation not counted.
+    pub images_per_s: f64,
+    /// Wall-clock seconds of this epoch, training and evaluation.
+    pub seconds: f64,
+}
+
+/// One exact evaluation: every sample counted once.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct EvalRecord {
+    /// Mean loss over all samples.
+    #[serde(deserialize_with = "null_is_nan")]
+    pub loss: f64,
+    /// Samples whose best class is the right one, in percent.
+    pub top1: f64,
+    /// Samples with the right class among the best five, in percent.
+    pub top5: f64,
+    /// Samples whose best class is the right one.
+    pub correct: u64,
+    /// Samples.
+    pub total: u64,
+}
+
+/// An evaluation and the epoch after which it was made.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Evaluated {
+    /// The epoch, from 1.
+    pub epoch: usize,
+    /// Its result.
+    #[serde(flatten)]
+    pub eval: EvalRecord,
+}
+
+/// JSON has no NaN: what is not finite is written as `null` (by `serde_json`) and read back as NaN.
+fn null_is_nan<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    Ok(Option::<f64>::deserialize(from)?.unwrap_or(f64::NAN))
+}
+
+// losses and rates are compared between runs and keep all their digits; timings and percentages stay readable
+
+fn tenths<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_f64((value * 10.0).round() / 10.0)
+}
+
+fn thousandths<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_f64((value * 1000.0).round() / 1000.0)
+}
+
+/// Writes `metrics.jsonl`. Each step goes out in one `write`, whole line and at once: what a killed run has done is in
+/// the file, and the cost is a microsecond a step.
+#[derive(Debug)]
+pub struct MetricsWriter {
+    path: PathBuf,
+    file: File,
+}
+
+impl MetricsWriter {
+    /// Starts an empty file.
+    ///
+    /// # Errors
+    /// When the file cannot be made.
+    pub fn create(path: &Path) -> Result<Self, ReportError> {
+        let file = File::create(path).map_err(|error| ReportError::io(path, "create", &error))?;
+        Ok(Self { path: path.to_owned(), file })
+    }
+
+    /// Goes on after a resume from a checkpoint whose next step is `step`; see [`truncate_to`].
+    ///
+    /// # Errors
+    /// When the file cannot be read or written, or a line other than the last is damaged.
+    pub fn resume(path: &Path, step: u64) -> Result<Self, ReportError> {
+        truncate_to(path, step)?;
+        let file = OpenOptions::new().append(true).create(true).open(path);
+        Ok(Self { path: path.to_owned(), file: file.map_err(|error| ReportError::io(path, "open", &error))? })
+    }
+
+    /// Appends one step.
+    ///
+    /// # Errors
+    /// When the disk is full or gone.
+    pub fn write(&mut self, record: &StepRecord) -> Result<(), ReportError> {
+        let mut line = serde_json::to_string(record).expect("a struct of numbers always becomes JSON");
+        line.push('\n');
+        self.file.write_all(line.as_bytes()).map_err(|error| ReportError::io(&self.path, "write", &error))
+    }
+
+    /// Waits until everything is on the disk itself (end of an epoch).
+    ///
+    /// # Errors
+    /// When the disk is full or gone.
+    pub fn sync(&mut self) -> Result<(), ReportError> {
+        error::sync(&self.file, &self.path)
+    }
+}
+
+/// Drops the lines at or after `step`, which will be run again, and a half-written last line. The file is replaced in one
+/// go; a missing file is one without lines.
+///
+/// # Errors
+/// When the file cannot be read or written, or a line other than the last is damaged.
+pub fn truncate_to(path: &Path, step: u64) -> Result<(), ReportError> {
+    let bytes = error::read_or_empty(path)?;
+    let mut kept = Vec::with_capacity(bytes.len());
+    for (line, record) in parse(path, &bytes)? {
+        if record.step < step {
+            kept.extend_from_slice(line);
+        }
+    }
+    if kept == bytes { Ok(()) } else { error::write_atomic(path, &kept) }
+}
+
+/// All steps of a file, a half-written last line left out. A missing file is one without lines.
+///
+/// # Errors
+/// When the file cannot be read, or a line other than the last is damaged.
+pub fn read_metrics(path: &Path) -> Result<Vec<StepRecord>, ReportError> {
+    let bytes = error::read_or_empty(path)?;
+    Ok(parse(path, &bytes)?.into_iter().map(|(_, record)| record).collect())
+}
+
+/// The complete lines (newline included) with what they say.
+fn parse<'a>(path: &Path, bytes: &'a [u8]) -> Result<Vec<(&'a [u8], StepRecord)>, ReportError> {
+    let lines: Vec<_> = bytes.split_inclusive(|&byte| byte == b'\n').collect();
+    let mut records = Vec::with_capacity(lines.len());
+    for (i, line) in lines.iter().enumerate() {
+        match serde_json::from_slice(line) {
+            Ok(record) if line.ends_with(b"\n") => records.push((*line, record)),
+            // a write that the end of the machine or the disk cut short
+            _ if i + 1 == lines.len() => {}
+            Ok(_) => unreachable!("only the last piece can lack its newline"),
+            Err(error) => {
+                return Err(ReportError::new(
+                    path,
+                    format!("line {}: not a step record: {error}", i + 1),
+                    "the file was damaged or edited; remove that line, or move the file away to start a new one",
+                ));
+            }
+        }
+    }
+    Ok(records)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn step(step: u64) -> StepRecord {
+        StepRecord {
+            epoch: 1 + step as usize / 4,
+            step,
+            loss: 2.302_612_304_687_5,
+            lr: 0.1,
+            images_per_s: 1234.5678,
+            top1: 10.15625,
+            grad_norm: None,
+            data_ms: 0.12345,
+            step_ms: 103.6789,
+        }
+    }
+
+    #[test]
+    fn a_step_is_a_line_of_json() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("metrics.jsonl");
+        let mut writer = MetricsWriter::create(&path).unwrap();
+        writer.write(&step(0)).unwrap();
+        writer.write(&StepRecord { grad_norm: Some(1.5), ..step(1) }).unwrap();
+        insta::assert_snapshot!(fs::read_to_string(&path).unwrap(), @r#"
+            {"epoch":1,"step":0,"loss":2.3026123046875,"lr":0.1,"images_per_s":1234.6,"top1":10.156,"data_ms":0.123,"step_ms":103.679}
+            {"epoch":1,"step":1,"loss":2.3026123046875,"lr":0.1,"images_per_s":1234.6,"top1":10.156,"grad_norm":1.5,"data_ms":0.123,"step_ms":103.679}
+            "#);
+    }
+
+    #[test]
+    fn what_is_not_finite_is_null_and_stays_json() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("metrics.jsonl");
+        let mut writer = MetricsWriter::create(&path).unwrap();
+        let diverged =
+            StepRecord { loss: f64::NAN, grad_norm: Some(f64::INFINITY), images_per_s: f64::INFINITY, ..step(0) };
+        writer.write(&diverged).unwrap();
+        let value: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        assert!(value["loss"].is_null() && value["grad_norm"].is_null() && value["images_per_s"].is_null(), "{value}");
+        let back = read_metrics(&path).unwrap();
+        assert!(back[0].loss.is_nan() && back[0].images_per_s.is_nan());
+        assert_eq!((back[0].grad_norm, back[0].lr), (None, 0.1));
+    }
+
+    #[test]
+    fn resuming_drops_later_steps_and_a_half_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("metrics.jsonl");
+        let mut writer = MetricsWriter::create(&path).unwrap();
+        (0..10).for_each(|i| writer.write(&step(i)).unwrap());
+        let whole = fs::read(&path).unwrap();
+        for cut in [1, 2, 60] {
+            // one byte short is a line without its newline: complete JSON, but not known to be
+            fs::write(&path, &whole[..whole.len() - cut]).unwrap();
+            assert_eq!(read_metrics(&path).unwrap().len(), 9);
+            MetricsWriter::resume(&path, 9).unwrap().write(&step(9)).unwrap();
+            assert_eq!(fs::read(&path).unwrap(), whole);
+        }
+        MetricsWriter::resume(&path, 6).unwrap();
+        assert_eq!(read_metrics(&path).unwrap().iter().map(|r| r.step).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
+        assert!(whole.starts_with(&fs::read(&path).unwrap()));
+        MetricsWriter::resume(&path, 0).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"");
+    }
+
+    #[test]
+    fn a_tail_of_zeros_after_a_power_cut_is_a_half_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("metrics.jsonl");
+        MetricsWriter::create(&path).unwrap().write(&step(0)).unwrap();
+        let mut bytes = fs::read(&path).unwrap();
+        bytes.extend([0; 300]);
+        fs::write(&path, bytes).unwrap();
+        assert_eq!(read_metrics(&path).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_missing_file_has_no_lines_and_resuming_makes_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("metrics.jsonl");
+        assert_eq!(read_metrics(&path).unwrap(), []);
+        MetricsWriter::resume(&path, 5).unwrap().write(&step(5)).unwrap();
+        assert_eq!(read_metrics(&path).unwrap()[0].step, 5);
+    }
+
+    #[test]
+    fn damage_in_the_middle_is_an_error_with_its_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("metrics.jsonl");
+        let mut writer = MetricsWriter::create(&path).unwrap();
+        (0..3).for_each(|i| writer.write(&step(i)).unwrap());
+        let text = fs::read_to_string(&path).unwrap().replace("\"step\":1,", "\"step\":1 ");
+        fs::write(&path, &text).unwrap();
+        let error = truncate_to(&path, 2).unwrap_err();
+        assert!(error.cause.starts_with("line 2: not a step record: "), "{error}");
+        assert_eq!(fs::read_to_string(&path).unwrap(), text, "a file that is not understood is left alone");
+    }
+
+    #[test]
+    fn a_full_disk_is_an_error_that_names_the_file() {
+        let mut writer = MetricsWriter::create(Path::new("/dev/full")).unwrap();
+        let error = writer.write(&step(0)).unwrap_err();
+        assert_eq!(error.to_string(), "/dev/full: cannot write: No space left on device (os error 28)");
+        assert!(error.hint.contains("--run-dir") && error.hint.contains("--resume"), "{}", error.hint);
+    }
+}

@@ -1,0 +1,91 @@
+//! How long the rest takes, from the times that steps and epochs report: no clock of its own, so that it can be tested.
+
+use crate::report::{EpochRecord, StepRecord};
+
+/// Share of the newest step in the mean step time, once there are enough: the last hundred or so decide.
+const NEWEST: f64 = 0.02;
+
+/// Time per step and per epoch so far.
+#[derive(Debug, Clone)]
+pub struct Pace {
+    epochs: usize,
+    steps_per_epoch: usize,
+    /// Mean seconds a step.
+    step: f64,
+    steps: u64,
+    /// Seconds of steps in the current epoch.
+    in_epoch: f64,
+    /// Mean seconds an epoch takes beyond its steps: evaluation.
+    beyond: f64,
+    epochs_seen: u64,
+}
+
+impl Pace {
+    /// Nothing seen yet of a run of `epochs` epochs.
+    pub fn new(epochs: usize, steps_per_epoch: usize) -> Self {
+        Self { epochs, steps_per_epoch, step: 0.0, steps: 0, in_epoch: 0.0, beyond: 0.0, epochs_seen: 0 }
+    }
+
+    /// Counts a step.
+    pub fn step(&mut self, record: &StepRecord) {
+        let seconds = record.step_ms / 1000.0;
+        if !seconds.is_finite() {
+            return;
+        }
+        self.steps += 1;
+        self.in_epoch += seconds;
+        // the first step allocates and tunes: it counts only until there is another
+        let weight = NEWEST.max(1.0 / self.steps.saturating_sub(1).max(1) as f64);
+        self.step += (seconds - self.step) * weight;
+    }
+
+    /// Counts a finished epoch.
+    pub fn epoch(&mut self, record: &EpochRecord) {
+        let beyond = (record.seconds - self.in_epoch).max(0.0);
+        self.in_epoch = 0.0;
+        if beyond.is_finite() {
+            self.epochs_seen += 1;
+            self.beyond += (beyond - self.beyond) / self.epochs_seen as f64;
+        }
+    }
+
+    /// Seconds left in an epoch's steps after `done` of them; `None` before the first step.
+    pub fn left_in_epoch(&self, done: usize) -> Option<f64> {
+        (self.steps > 0).then(|| self.step * self.steps_per_epoch.saturating_sub(done) as f64)
+    }
+
+    /// Seconds left in the run after `done` steps of `epoch` (from 1); `None` before the first step. What an evaluation
+    /// costs is known from the second epoch on.
+    pub fn left_in_run(&self, epoch: usize, done: usize) -> Option<f64> {
+        let later = self.epochs.saturating_sub(epoch) as f64;
+        let epoch_seconds = self.step * self.steps_per_epoch as f64 + self.beyond;
+        self.left_in_epoch(done).map(|now| now + self.beyond + later * epoch_seconds)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_and_evaluations_are_counted_apart() {
+        let mut pace = Pace::new(3, 4);
+        assert_eq!(pace.left_in_run(1, 0), None);
+        let step = StepRecord { step_ms: 2000.0, ..StepRecord::default() };
+        (0..4).for_each(|_| pace.step(&step));
+        assert_eq!(pace.left_in_epoch(1), Some(6.0));
+        assert_eq!(pace.left_in_run(1, 3), Some(2.0 + 16.0));
+        pace.epoch(&EpochRecord { seconds: 11.0, ..EpochRecord::default() }); // 8 s of steps, 3 s of evaluation
+        assert_eq!(pace.left_in_run(2, 0), Some(8.0 + 3.0 + 8.0 + 3.0));
+        assert_eq!(pace.left_in_run(3, 4), Some(3.0));
+    }
+
+    #[test]
+    fn a_slow_first_step_is_forgotten() {
+        let mut pace = Pace::new(1, 1000);
+        pace.step(&StepRecord { step_ms: 60_000.0, ..StepRecord::default() });
+        assert_eq!(pace.left_in_epoch(999), Some(60.0));
+        pace.step(&StepRecord { step_ms: 125.0, ..StepRecord::default() });
+        assert_eq!(pace.left_in_epoch(998), Some(0.25));
+    }
+}

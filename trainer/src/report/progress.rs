@@ -1,0 +1,391 @@
+//! Progress of a run: a bar on a terminal, plain lines elsewhere, and a line an epoch in both.
+//!
+//! The bar goes to stderr, lines to stdout, so that `trainer … > log` shows the one and keeps the other.
+
+use std::{
+    io::{self, ErrorKind, IsTerminal, Write},
+    time::Duration,
+};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::report::{EpochRecord, ReportError, StepRecord, pace::Pace, text};
+
+/// Where a run is shown.
+pub struct Screen {
+    /// The terminal of the bar; none without a terminal.
+    pub bar: Option<ProgressDrawTarget>,
+    /// Where whole lines go; none where nothing is to be said.
+    pub lines: Option<Box<dyn Write + Send>>,
+    /// Whether steps get lines: true where lines are all there is, or where they go to a file.
+    pub step_lines: bool,
+    /// Whether the bar may be coloured.
+    pub colour: bool,
+}
+
+impl Screen {
+    /// What this process has: a bar if stderr is a terminal that can move its cursor, step lines if stdout is none or there
+    /// is no bar, colour unless `NO_COLOR` is set (<https://no-color.org>).
+    pub fn detect() -> Self {
+        let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+        let bar = io::stderr().is_terminal() && !dumb;
+        Self {
+            bar: bar.then(ProgressDrawTarget::stderr),
+            lines: Some(Box::new(io::stdout())),
+            step_lines: !bar || !io::stdout().is_terminal(),
+            colour: !set("NO_COLOR"),
+        }
+    }
+
+    /// Nothing at all.
+    pub fn quiet() -> Self {
+        Self { bar: None, lines: None, step_lines: false, colour: false }
+    }
+}
+
+/// The length of a run, and how often it is heard of.
+#[derive(Debug, Clone, Copy)]
+pub struct ProgressOptions {
+    /// Epochs of the whole run.
+    pub epochs: usize,
+    /// Steps of each epoch.
+    pub steps_per_epoch: usize,
+    /// Steps between two plain lines; 0: none but the first of the session and those of the epochs.
+    pub every: usize,
+}
+
+/// Shows steps and epochs as they happen.
+pub struct Progress {
+    options: ProgressOptions,
+    bar: Option<ProgressBar>,
+    lines: Option<Box<dyn Write + Send>>,
+    step_lines: bool,
+    styles: (ProgressStyle, ProgressStyle),
+    pace: Pace,
+    /// Epoch on the bar.
+    epoch: usize,
+    /// Means over the epoch's steps so far (of this session).
+    loss: Mean,
+    top1: Mean,
+    spoken: bool,
+    best: f64,
+}
+
+#[derive(Default)]
+struct Mean {
+    sum: f64,
+    count: f64,
+}
+
+impl Mean {
+    fn add(&mut self, value: f64) -> f64 {
+        self.sum += value;
+        self.count += 1.0;
+        self.sum / self.count
+    }
+}
+
+impl Progress {
+    /// Nothing is drawn before the first step.
+    pub fn new(options: ProgressOptions, screen: Screen) -> Self {
+        let style = |before: &str, after: &str| {
+            let bar = if screen.colour { "{wide_bar:.cyan/dim}" } else { "{wide_bar}" };
+            ProgressStyle::with_template(&format!("epoch {{prefix}} {before}{bar} {{pos}}/{{len}}{after}"))
+                .expect("the template is a constant and valid")
+                .progress_chars("━╸─")
+        };
+        Self {
+            options,
+            bar: screen.bar.map(|target| ProgressBar::with_draw_target(Some(options.steps_per_epoch as u64), target)),
+            lines: screen.lines,
+            step_lines: screen.step_lines,
+            // two lines: all of it fits eighty columns, and most of it sixty
+            styles: (style("", "{msg}"), style("evaluating ", "")),
+            pace: Pace::new(options.epochs, options.steps_per_epoch),
+            epoch: 0,
+            loss: Mean::default(),
+            top1: Mean::default(),
+            spoken: false,
+            best: f64::NEG_INFINITY,
+        }
+    }
+
+    /// The best evaluation accuracy (percent) that a resumed run had reached: from here on it is the one to beat.
+    pub fn set_best(&mut self, top1: f64) {
+        self.best = top1;
+    }
+
+    /// Shows one step; loss and accuracy are means over the epoch so far.
+    ///
+    /// # Errors
+    /// When stdout cannot be written (a full disk; a reader that went away is no error).
+    pub fn step(&mut self, record: &StepRecord) -> Result<(), ReportError> {
+        let ProgressOptions { epochs, steps_per_epoch, every } = self.options;
+        if self.epoch != record.epoch {
+            self.epoch = record.epoch;
+            (self.loss, self.top1) = (Mean::default(), Mean::default());
+            self.show_phase(&self.styles.0, steps_per_epoch);
+        }
+        let before = (record.epoch.saturating_sub(1) * steps_per_epoch) as u64;
+        let done = (record.step + 1).saturating_sub(before) as usize;
+        self.pace.step(record);
+        let loss = text::loss(self.loss.add(record.loss));
+        let top1 = percent(self.top1.add(record.top1));
+        let speed = text::speed(record.images_per_s);
+        let lr = text::rate(record.lr);
+        let left = text::duration(self.pace.left_in_epoch(done).unwrap_or(f64::NAN));
+        let left_in_run = text::duration(self.pace.left_in_run(record.epoch, done).unwrap_or(f64::NAN));
+        if let Some(bar) = &self.bar {
+            bar.set_position(done as u64);
+            bar.set_message(format!(
+                "  eta {left}, run {left_in_run}
+loss {loss}  top-1 {top1}  lr {lr}  {speed} images/s"
+            ));
+        }
+        let due = !self.spoken || (every > 0 && done.is_multiple_of(every));
+        if self.step_lines && due {
+            self.spoken = true;
+            let (number, step) = (of(record.epoch, epochs), of(done, steps_per_epoch));
+            self.say(&format!(
+                "epoch {number}  step {step}  loss {loss}  top-1 {top1}  lr {lr}  {speed} images/s  left {left}, run {left_in_run}"
+            ))?;
+        }
+        Ok(())
+    }
+
+    /// An evaluation of `batches` batches begins: the bar is its.
+    pub fn evaluating(&mut self, batches: usize) {
+        self.show_phase(&self.styles.1, batches);
+    }
+
+    /// One more batch was evaluated.
+    pub fn evaluated(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.inc(1);
+        }
+    }
+
+    /// Writes the epoch's line; it stays above the bar.
+    ///
+    /// # Errors
+    /// When stdout cannot be written.
+    pub fn epoch(&mut self, record: &EpochRecord) -> Result<(), ReportError> {
+        self.pace.epoch(record);
+        let number = of(record.epoch, self.options.epochs);
+        let loss = text::loss(record.train_loss);
+        let mut line = format!("epoch {number}  train loss {loss}  top-1 {}", percent(record.train_top1));
+        let mut best = false;
+        if let Some(eval) = record.eval {
+            line += &format!("  eval loss {}  top-1 {}", text::loss(eval.loss), percent(eval.top1));
+            best = eval.top1 > self.best;
+        }
+        if let (true, Some(eval)) = (best, record.eval) {
+            self.best = eval.top1;
+        }
+        line += &format!("  {} images/s  {}", text::speed(record.images_per_s), text::duration(record.seconds));
+        self.say(&format!("{line}{}", if best { "  best" } else { "" }))
+    }
+
+    /// Writes lines (a table, a warning) without disturbing the bar.
+    ///
+    /// # Errors
+    /// When stdout cannot be written.
+    pub fn say(&mut self, lines: &str) -> Result<(), ReportError> {
+        let Some(out) = &mut self.lines else { return Ok(()) };
+        let mut write = || writeln!(out, "{lines}").and_then(|()| out.flush());
+        let written = match &self.bar {
+            Some(bar) => bar.suspend(write),
+            None => write(),
+        };
+        match written {
+            // whoever read our lines went away (`| head`): no reason to end a run of hours
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => {
+                self.lines = None;
+                Ok(())
+            }
+            Err(error) => Err(ReportError::new(
+                "standard output",
+                format!("cannot write: {error}"),
+                "free some space where it goes, or send it elsewhere; then go on with --resume",
+            )),
+            Ok(()) => Ok(()),
+        }
+    }
+
+    /// Takes the bar off the screen.
+    pub fn finish(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+
+    /// Starts the bar anew for `length` steps or batches.
+    fn show_phase(&self, style: &ProgressStyle, length: usize) {
+        if let Some(bar) = &self.bar {
+            bar.reset();
+            bar.set_elapsed(Duration::ZERO);
+            bar.set_style(style.clone());
+            bar.set_length(length as u64);
+            bar.set_prefix(format!("{}/{}", self.epoch, self.options.epochs));
+            bar.set_message("");
+        }
+    }
+}
+
+impl Drop for Progress {
+    /// An error on its way to the screen does not share its line with a bar.
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
+
+/// ` 3/30`, so that lines stand below one another.
+fn of(part: usize, whole: usize) -> String {
+    format!("{part:>width$}/{whole}", width = whole.to_string().len())
+}
+
+/// A percentage in a column of its own width: ` 9.80%`.
+fn percent(value: f64) -> String {
+    text::right(&text::percent(value), 6)
+}
+
+#[cfg(test)]
+mod tests {
+    use indicatif::InMemoryTerm;
+
+    use super::*;
+    use crate::report::{EvalRecord, testing::Paper};
+
+    const OPTIONS: ProgressOptions = ProgressOptions { epochs: 12, steps_per_epoch: 4, every: 2 };
+
+    fn step(step: u64) -> StepRecord {
+        StepRecord {
+            epoch: 1 + step as usize / 4,
+            step,
+            loss: 2.0 - 0.125 * step as f64,
+            lr: 0.1 / (step + 1) as f64,
+            images_per_s: 3456.4,
+            top1: 10.0 * step as f64,
+            grad_norm: None,
+            data_ms: 1.0,
+            step_ms: 20_000.0,
+        }
+    }
+
+    fn epoch(epoch: usize, eval_top1: Option<f64>) -> EpochRecord {
+        let eval = eval_top1.map(|top1| EvalRecord { loss: 1.5, top1, top5: 95.0, correct: 9, total: 10 });
+        EpochRecord {
+            epoch,
+            train_loss: 1.8125,
+            train_top1: 15.0,
+            eval,
+            lr: 0.025,
+            images_per_s: 3456.4,
+            seconds: 95.0,
+        }
+    }
+
+    fn plain() -> (Progress, Paper) {
+        let paper = Paper::default();
+        (Progress::new(OPTIONS, Screen { bar: None, lines: paper.writer(), step_lines: true, colour: false }), paper)
+    }
+
+    #[test]
+    fn without_a_terminal_there_are_lines() {
+        let (mut progress, paper) = plain();
+        (0..4).for_each(|i| progress.step(&step(i)).unwrap());
+        progress.evaluating(3);
+        progress.evaluated();
+        progress.epoch(&epoch(1, Some(9.8))).unwrap();
+        (4..8).for_each(|i| progress.step(&step(i)).unwrap());
+        progress.epoch(&epoch(2, None)).unwrap();
+        progress.epoch(&epoch(3, Some(43.21))).unwrap();
+        progress.epoch(&epoch(4, Some(43.21))).unwrap();
+        insta::assert_snapshot!(paper.text(), @r"
+            epoch  1/12  step 1/4  loss 2.0000  top-1  0.00%  lr 0.1  3,456 images/s  left 1m00s, run 15m40s
+            epoch  1/12  step 2/4  loss 1.9375  top-1  5.00%  lr 0.05  3,456 images/s  left 40s, run 15m20s
+            epoch  1/12  step 4/4  loss 1.8125  top-1 15.00%  lr 0.025  3,456 images/s  left 0.0s, run 14m40s
+            epoch  1/12  train loss 1.8125  top-1 15.00%  eval loss 1.5000  top-1  9.80%  3,456 images/s  1m35s  best
+            epoch  2/12  step 2/4  loss 1.4375  top-1 45.00%  lr 0.0167  3,456 images/s  left 40s, run 16m45s
+            epoch  2/12  step 4/4  loss 1.3125  top-1 55.00%  lr 0.0125  3,456 images/s  left 0.0s, run 16m05s
+            epoch  2/12  train loss 1.8125  top-1 15.00%  3,456 images/s  1m35s
+            epoch  3/12  train loss 1.8125  top-1 15.00%  eval loss 1.5000  top-1 43.21%  3,456 images/s  1m35s  best
+            epoch  4/12  train loss 1.8125  top-1 15.00%  eval loss 1.5000  top-1 43.21%  3,456 images/s  1m35s
+            ");
+    }
+
+    #[test]
+    fn a_diverged_run_and_a_resumed_one_read_well() {
+        let (mut progress, paper) = plain();
+        progress.set_best(50.0);
+        progress.step(&StepRecord { loss: f64::NAN, images_per_s: f64::INFINITY, ..step(6) }).unwrap();
+        progress.epoch(&EpochRecord { train_loss: f64::NAN, ..epoch(2, Some(49.0)) }).unwrap();
+        progress.epoch(&epoch(3, Some(51.0))).unwrap();
+        insta::assert_snapshot!(paper.text(), @r"
+            epoch  2/12  step 3/4  loss NaN  top-1 60.00%  lr 0.0143  – images/s  left 20s, run 13m40s
+            epoch  2/12  train loss NaN  top-1 15.00%  eval loss 1.5000  top-1 49.00%  3,456 images/s  1m35s
+            epoch  3/12  train loss 1.8125  top-1 15.00%  eval loss 1.5000  top-1 51.00%  3,456 images/s  1m35s  best
+            ");
+    }
+
+    #[test]
+    fn on_a_terminal_there_is_a_bar_below_the_epochs() {
+        for (columns, name) in [(110, "wide"), (80, "narrow")] {
+            let term = InMemoryTerm::new(10, columns);
+            let paper = Paper::default();
+            let target = ProgressDrawTarget::term_like(Box::new(term.clone()));
+            let screen = Screen { bar: Some(target), lines: paper.writer(), step_lines: false, colour: false };
+            let mut progress = Progress::new(OPTIONS, screen);
+            let shown = |progress: &Progress| {
+                progress.bar.as_ref().unwrap().force_draw();
+                term.contents()
+            };
+            (0..3).for_each(|i| progress.step(&step(i)).unwrap());
+            let training = shown(&progress);
+            progress.evaluating(79);
+            (0..30).for_each(|_| progress.evaluated());
+            let evaluating = shown(&progress);
+            progress.epoch(&epoch(1, Some(9.8))).unwrap();
+            progress.step(&step(4)).unwrap();
+            let next = shown(&progress);
+            match name {
+                "wide" => insta::assert_snapshot!(format!("{training}\n{evaluating}\n{next}"), @r"
+                    epoch 1/12 ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━╸────────────────── 3/4  eta 20s, run 15m00s
+                    loss 1.8750  top-1 10.00%  lr 0.0333  3,456 images/s
+                    epoch 1/12 evaluating ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━╸────────────────────────────────────────────────── 30/79
+                    epoch 2/12 ━━━━━━━━━━━━━━━━━━╸───────────────────────────────────────────────────── 1/4  eta 1m00s, run 20m45s
+                    loss 1.5000  top-1 40.00%  lr 0.02  3,456 images/s
+                    "),
+                _ => insta::assert_snapshot!(format!("{training}\n{evaluating}\n{next}"), @r"
+                    epoch 1/12 ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━╸────────── 3/4  eta 20s, run 15m00s
+                    loss 1.8750  top-1 10.00%  lr 0.0333  3,456 images/s
+                    epoch 1/12 evaluating ━━━━━━━━━━━━━━━━━━━╸──────────────────────────────── 30/79
+                    epoch 2/12 ━━━━━━━━━━╸─────────────────────────────── 1/4  eta 1m00s, run 20m45s
+                    loss 1.5000  top-1 40.00%  lr 0.02  3,456 images/s
+                    "),
+            }
+            assert_eq!(paper.text().lines().count(), 1, "steps are on the bar, epochs on paper: {}", paper.text());
+            progress.finish();
+            assert_eq!(term.contents(), "");
+        }
+    }
+
+    #[test]
+    fn quiet_is_quiet_and_a_reader_that_left_is_no_error() {
+        struct Gone(ErrorKind);
+        impl Write for Gone {
+            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+                Err(self.0.into())
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let on = |kind| Screen { lines: Some(Box::new(Gone(kind))), step_lines: true, ..Screen::quiet() };
+        Progress::new(OPTIONS, Screen::quiet()).step(&step(0)).unwrap();
+        Progress::new(OPTIONS, on(ErrorKind::BrokenPipe)).step(&step(0)).unwrap();
+        let error = Progress::new(OPTIONS, on(ErrorKind::StorageFull)).step(&step(0)).unwrap_err();
+        assert_eq!(error.to_string(), "standard output: cannot write: no storage space");
+    }
+}

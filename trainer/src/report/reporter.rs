@@ -1,0 +1,373 @@
+//! Everything a run says, in one hand: each step and epoch goes to the files, the curves and the screen.
+//!
+//! Only rank 0 makes a `Reporter`: the run folder's shared files have one writer.
+
+use crate::report::{
+    EpochRecord, ReportError, RunFolder, RunSummary, Section, StepRecord,
+    curves::Curves,
+    environment::Environment,
+    error::write_atomic,
+    metrics::{MetricsWriter, read_metrics},
+    progress::{Progress, ProgressOptions, Screen},
+    screen::start_table,
+    summary::summary_screen,
+    summary_csv::{SummaryRow, SummaryWriter, read_summary},
+    tensorboard::TensorBoardWriter,
+};
+
+/// What a reporter has to know of a run.
+#[derive(Debug, Clone)]
+pub struct ReporterOptions {
+    /// Epochs of the whole run.
+    pub epochs: usize,
+    /// Steps of each epoch.
+    pub steps_per_epoch: usize,
+    /// Steps between two plain lines, and between two points of TensorBoard's training curves; 0: only the epochs' ends.
+    pub every: usize,
+    /// Whether to write TensorBoard event files.
+    pub tensorboard: bool,
+    /// Nothing on the screen at all.
+    pub quiet: bool,
+    /// Device, in words, for `env.json`.
+    pub device: String,
+}
+
+/// Writes a run's files and shows its progress.
+pub struct Reporter {
+    folder: RunFolder,
+    options: ReporterOptions,
+    metrics: MetricsWriter,
+    summary: SummaryWriter,
+    tensorboard: Option<TensorBoardWriter>,
+    progress: Progress,
+    epochs: Vec<SummaryRow>,
+    /// Loss of each step over epochs, for the curves.
+    losses: Vec<(f64, f64)>,
+    /// The next step's number.
+    next_step: u64,
+    top5: bool,
+}
+
+impl Reporter {
+    /// A new run: shows the start table, writes `env.json`, starts the other files. `config.toml` is the caller's.
+    ///
+    /// # Errors
+    /// When a file of the folder cannot be made or written.
+    pub fn new(folder: RunFolder, options: ReporterOptions, sections: &[Section]) -> Result<Self, ReportError> {
+        Self::start(screen(&options), folder, options, sections, None)
+    }
+
+    /// A run that goes on from a checkpoint: `step` is the next step to run, `epoch` the epoch to run (from its beginning
+    /// or its middle). Lines of that step and epoch and of later ones are dropped from the files: they come again.
+    ///
+    /// # Errors
+    /// When a file of the folder cannot be read or written, or is damaged.
+    pub fn resume(
+        folder: RunFolder,
+        options: ReporterOptions,
+        sections: &[Section],
+        step: u64,
+        epoch: usize,
+    ) -> Result<Self, ReportError> {
+        Self::start(screen(&options), folder, options, sections, Some((step, epoch)))
+    }
+
+    /// Starts anew, or at `from`: the next step and its epoch.
+    fn start(
+        screen: Screen,
+        folder: RunFolder,
+        options: ReporterOptions,
+        sections: &[Section],
+        from: Option<(u64, usize)>,
+    ) -> Result<Self, ReportError> {
+        let environment = Environment::detect(&options.device);
+        let tensorboard = |step| options.tensorboard.then(|| TensorBoardWriter::start(folder.path(), step)).transpose();
+        let ReporterOptions { epochs, steps_per_epoch, every, .. } = options;
+        let mut progress = Progress::new(ProgressOptions { epochs, steps_per_epoch, every }, screen);
+        let table = start_table(sections);
+        if !table.is_empty() {
+            progress.say(&table)?;
+        }
+        let (next_step, epoch) = from.unwrap_or((0, 1));
+        let (metrics, summary) = match from {
+            None => {
+                environment.write(&folder.env())?;
+                (MetricsWriter::create(&folder.metrics())?, SummaryWriter::create(&folder.summary())?)
+            }
+            Some(_) => {
+                environment.append(&folder.env())?;
+                (MetricsWriter::resume(&folder.metrics(), next_step)?, SummaryWriter::resume(&folder.summary(), epoch)?)
+            }
+        };
+        let tensorboard = tensorboard(next_step)?;
+        let epochs = read_summary(&folder.summary())?;
+        if let Some(best) = epochs.iter().filter_map(|row| row.eval_top1).reduce(f64::max) {
+            progress.set_best(best);
+        }
+        let steps = read_metrics(&folder.metrics())?;
+        let losses = steps.iter().map(|record| curve_point(&options, record)).collect();
+        Ok(Self { folder, options, metrics, summary, tensorboard, progress, epochs, losses, next_step, top5: false })
+    }
+
+    /// The run's folder.
+    pub fn folder(&self) -> &RunFolder {
+        &self.folder
+    }
+
+    /// The epochs so far, those before a resume included.
+    pub fn epochs(&self) -> &[SummaryRow] {
+        &self.epochs
+    }
+
+    /// Whether the curves show top-5 accuracy too (they do not, unless told): with ten classes or fewer it says little.
+    pub fn show_top5(&mut self, show: bool) {
+        self.top5 = show;
+    }
+
+    /// Reports one step.
+    ///
+    /// # Errors
+    /// When a file or stdout cannot be written.
+    pub fn step(&mut self, record: &StepRecord) -> Result<(), ReportError> {
+        self.metrics.write(record)?;
+        self.next_step = record.step + 1;
+        self.losses.push(curve_point(&self.options, record));
+        let every = self.options.every as u64;
+        // the first and the last step of an epoch always: short epochs have a curve too
+        let due = every > 0 && record.step.is_multiple_of(every);
+        let in_epoch = record.step % self.options.steps_per_epoch.max(1) as u64;
+        let ends = in_epoch == 0 || in_epoch + 1 == self.options.steps_per_epoch as u64;
+        if let (true, Some(tensorboard)) = (due || ends, &mut self.tensorboard) {
+            tensorboard.step(record)?;
+        }
+        self.progress.step(record)
+    }
+
+    /// An evaluation of `batches` batches begins.
+    pub fn evaluating(&mut self, batches: usize) {
+        self.progress.evaluating(batches);
+    }
+
+    /// One more batch was evaluated.
+    pub fn evaluated(&mut self) {
+        self.progress.evaluated();
+    }
+
+    /// Reports one epoch, draws the curves anew, and sees that all of it is on the disk: a checkpoint that says this epoch
+    /// is over is to be saved after this call, or a kill between the two would leave the files without the epoch.
+    ///
+    /// # Errors
+    /// When a file or stdout cannot be written.
+    pub fn epoch(&mut self, record: &EpochRecord) -> Result<(), ReportError> {
+        self.summary.write(record)?;
+        self.epochs.push(SummaryRow::from(record));
+        if let Some(tensorboard) = &mut self.tensorboard {
+            // at the epoch's last step: a resume that starts after it keeps the point
+            tensorboard.epoch(record, self.next_step.saturating_sub(1))?;
+        }
+        self.flush()?;
+        self.draw()?;
+        self.progress.epoch(record)
+    }
+
+    /// Shows lines (a warning, what was saved) without disturbing the bar.
+    ///
+    /// # Errors
+    /// When stdout cannot be written.
+    pub fn say(&mut self, lines: &str) -> Result<(), ReportError> {
+        self.progress.say(lines)
+    }
+
+    /// Sees that everything so far is on the disk itself, before a checkpoint that builds on it.
+    ///
+    /// # Errors
+    /// When a file cannot be written.
+    pub fn flush(&mut self) -> Result<(), ReportError> {
+        self.metrics.sync()?;
+        match &mut self.tensorboard {
+            Some(tensorboard) => tensorboard.sync(),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends the report: curves and `summary.json` as they are, everything on the disk, the summary on the screen. The training figures that
+    /// `summary` leaves open (loss, accuracy, images a second) are those of the reported epochs.
+    ///
+    /// # Errors
+    /// When a file or stdout cannot be written.
+    pub fn finish(&mut self, summary: &RunSummary) -> Result<(), ReportError> {
+        self.progress.finish();
+        self.flush()?;
+        self.draw()?;
+        let mut summary = summary.clone();
+        if let Some(last) = self.epochs.last() {
+            summary.train_loss.get_or_insert(last.train_loss);
+            summary.train_top1.get_or_insert(last.train_top1);
+        }
+        // epochs have the same number of images: all images by all seconds is the harmonic mean of the speeds
+        let seconds_an_image: f64 = self.epochs.iter().map(|row| row.images_per_s.recip()).sum();
+        summary.images_per_s.get_or_insert(self.epochs.len() as f64 / seconds_an_image);
+        let result = serde_json::to_vec_pretty(&summary)
+            .map_err(|error| ReportError::new(self.folder.result(), error.to_string(), "please report this"))?;
+        write_atomic(&self.folder.result(), &result)?;
+        self.progress.say(summary_screen(&summary, self.folder.path()).trim_end())
+    }
+
+    fn draw(&self) -> Result<(), ReportError> {
+        let title = self.folder.name();
+        Curves { title: &title, epochs: &self.epochs, steps: &self.losses, top5: self.top5 }
+            .write(&self.folder.curves())
+    }
+}
+
+fn screen(options: &ReporterOptions) -> Screen {
+    if options.quiet { Screen::quiet() } else { Screen::detect() }
+}
+
+/// A step's place on the axis of epochs, and its loss.
+fn curve_point(options: &ReporterOptions, record: &StepRecord) -> (f64, f64) {
+    ((record.step + 1) as f64 / options.steps_per_epoch.max(1) as f64, record.loss)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use super::*;
+    use crate::report::{EvalRecord, testing::Paper};
+
+    fn options() -> ReporterOptions {
+        ReporterOptions {
+            epochs: 3,
+            steps_per_epoch: 4,
+            every: 2,
+            tensorboard: true,
+            quiet: true,
+            device: "cpu".into(),
+        }
+    }
+
+    fn sections() -> Vec<Section> {
+        vec![Section::new("model").row("name", "lenet").row("classes", 10)]
+    }
+
+    fn step(step: u64) -> StepRecord {
+        let loss = 2.0 / (step + 1) as f64;
+        StepRecord { epoch: 1 + step as usize / 4, step, loss, lr: 0.1, step_ms: 10.0, ..StepRecord::default() }
+    }
+
+    fn epoch(epoch: usize) -> EpochRecord {
+        let eval = EvalRecord { loss: 1.0, top1: 10.0 * epoch as f64, top5: 60.0, correct: epoch as u64, total: 10 };
+        EpochRecord {
+            epoch,
+            train_loss: 1.0,
+            eval: Some(eval),
+            images_per_s: 400.0,
+            seconds: 1.0,
+            ..EpochRecord::default()
+        }
+    }
+
+    fn run(reporter: &mut Reporter, steps: std::ops::Range<u64>) {
+        for i in steps {
+            reporter.step(&step(i)).unwrap();
+            if (i + 1).is_multiple_of(4) {
+                reporter.epoch(&epoch((i as usize + 1) / 4)).unwrap();
+            }
+        }
+    }
+
+    fn files(folder: &RunFolder) -> [Vec<u8>; 3] {
+        [folder.metrics(), folder.summary(), folder.curves()].map(|path| fs::read(path).unwrap())
+    }
+
+    #[test]
+    fn a_killed_and_resumed_run_leaves_the_files_of_one_that_was_not() {
+        let root = tempfile::tempdir().unwrap();
+        let new = |root: &Path| {
+            let folder = RunFolder::create(root, "lenet", "single", 1).unwrap();
+            Reporter::new(folder, options(), &sections()).unwrap()
+        };
+        let mut whole = new(root.path());
+        let whole_folder = whole.folder().clone();
+        run(&mut whole, 0..12);
+        whole.finish(&RunSummary::default()).unwrap();
+        let whole_name = whole_folder.name();
+        // checkpoint before step 6, killed in the middle of writing step 9
+        let mut killed = new(root.path());
+        let folder = killed.folder().clone();
+        run(&mut killed, 0..10);
+        drop(killed);
+        let text = fs::read(folder.metrics()).unwrap();
+        fs::write(folder.metrics(), &text[..text.len() - 20]).unwrap();
+        let mut resumed = Reporter::resume(folder.clone(), options(), &sections(), 6, 2).unwrap();
+        assert_eq!(resumed.epochs().len(), 1);
+        run(&mut resumed, 6..12);
+        resumed.finish(&RunSummary::default()).unwrap();
+        let [metrics, summary, curves] = files(&folder);
+        let [expected_metrics, expected_summary, expected_curves] = files(&whole_folder);
+        assert_eq!(String::from_utf8(metrics).unwrap(), String::from_utf8(expected_metrics).unwrap());
+        assert_eq!(String::from_utf8(summary).unwrap(), String::from_utf8(expected_summary).unwrap());
+        let titled = String::from_utf8(curves).unwrap().replace(&folder.name(), &whole_name);
+        assert_eq!(titled, String::from_utf8(expected_curves).unwrap());
+        let events = fs::read_dir(folder.path())
+            .unwrap()
+            .filter(|entry| entry.as_ref().unwrap().file_name().to_string_lossy().starts_with("events.out.tfevents."));
+        assert_eq!(events.count(), 2);
+        assert!(fs::read_to_string(folder.env()).unwrap().contains("\"resumed\""));
+    }
+
+    #[test]
+    fn the_screen_has_table_epochs_and_summary() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = RunFolder::create(root.path(), "lenet", "single", 1).unwrap();
+        let paper = Paper::default();
+        let screen = Screen { lines: paper.writer(), ..Screen::quiet() };
+        let mut reporter = Reporter::start(screen, folder.clone(), options(), &sections(), None).unwrap();
+        run(&mut reporter, 0..4);
+        reporter.say("saved checkpoints/last").unwrap();
+        let summary = RunSummary {
+            model: "lenet".into(),
+            data: "fashion-mini".into(),
+            device: "cpu".into(),
+            epochs: 1,
+            planned_epochs: 3,
+            steps: 4,
+            interrupted: Some("SIGTERM after step 4".into()),
+            ..RunSummary::default()
+        };
+        reporter.finish(&summary).unwrap();
+        let shown = paper.text();
+        insta::assert_snapshot!(shown.replace(&folder.path().display().to_string(), "RUN"), @r"
+            model  name     lenet                                 classes  10
+
+            epoch 1/3  train loss 1.0000  top-1  0.00%  eval loss 1.0000  top-1 10.00%  400 images/s  1.0s  best
+            saved checkpoints/last
+
+            interrupted: SIGTERM after step 4
+
+            model     lenet, 0 parameters
+            data      fashion-mini
+            device    cpu
+            epochs    1 of 3, 4 steps
+            time      0.0s, 400 images/s in training
+            training  top-1   0.00%               loss 1.0000
+
+            run folder: RUN
+            ");
+    }
+
+    #[test]
+    fn a_folder_that_goes_away_is_an_error_that_names_the_file() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = RunFolder::create(root.path(), "lenet", "single", 1).unwrap();
+        let mut reporter = Reporter::new(folder.clone(), options(), &[]).unwrap();
+        run(&mut reporter, 0..3);
+        fs::remove_dir_all(folder.path()).unwrap();
+        reporter.step(&step(3)).unwrap(); // the open file is still there for this process
+        let error = reporter.epoch(&epoch(1)).unwrap_err();
+        assert_eq!(error.path, folder.curves());
+        assert!(error.cause.starts_with("cannot write: No such file"), "{error}");
+        assert!(Reporter::new(folder, options(), &[]).is_err());
+    }
+}

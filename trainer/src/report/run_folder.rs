@@ -1,0 +1,278 @@
+//! `runs/<YYYYMMDD-HHMMSS>-<model>-<mode>x<N>/`: where everything of one run is.
+
+use std::{
+    fs,
+    io::ErrorKind,
+    path::{Path, PathBuf},
+};
+
+use time::{OffsetDateTime, macros::format_description};
+
+use crate::report::ReportError;
+
+/// A run's folder and the names of the files in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunFolder {
+    path: PathBuf,
+}
+
+impl RunFolder {
+    /// Makes a new folder below `root` (made too, where missing). The time in its name is UTC, so that names sort by age
+    /// on machines in different zones and when clocks change; a second run in the same second gets `-2`, a third `-3`.
+    ///
+    /// # Errors
+    /// When `root` or the folder cannot be made.
+    pub fn create(root: &Path, model: &str, mode: &str, workers: usize) -> Result<Self, ReportError> {
+        Self::create_at(root, model, mode, workers, OffsetDateTime::now_utc())
+    }
+
+    fn create_at(
+        root: &Path,
+        model: &str,
+        mode: &str,
+        workers: usize,
+        now: OffsetDateTime,
+    ) -> Result<Self, ReportError> {
+        fs::create_dir_all(root).map_err(|error| ReportError::io(root, "create the folder", &error))?;
+        let stamp = now
+            .format(format_description!("[year][month][day]-[hour][minute][second]"))
+            .expect("a date of this millennium has all components of the format");
+        let name = format!("{stamp}-{}-{}x{workers}", file_name(model), file_name(mode));
+        let mut path = root.join(&name);
+        for attempt in 2u32.. {
+            // create_dir refuses what exists: of two processes only one gets the name
+            match fs::create_dir(&path) {
+                Ok(()) => break,
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => path = root.join(format!("{name}-{attempt}")),
+                Err(error) => return Err(ReportError::io(path, "create the run folder", &error)),
+            }
+        }
+        for folder in ["checkpoints", "logs"] {
+            let folder = path.join(folder);
+            fs::create_dir(&folder).map_err(|error| ReportError::io(&folder, "create the folder", &error))?;
+        }
+        Ok(Self { path })
+    }
+
+    /// An existing run's folder, to resume or evaluate it.
+    ///
+    /// # Errors
+    /// When there is no such folder, or it is no run folder (it has no `config.toml`).
+    pub fn open(path: &Path) -> Result<Self, ReportError> {
+        let hint = "name the run's own folder, such as runs/20260131-093000-lenet-singlex1";
+        match fs::metadata(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                return Err(ReportError::new(path, "no such run folder", hint));
+            }
+            Err(error) => return Err(ReportError::io(path, "open the run folder", &error)),
+            Ok(found) if !found.is_dir() => {
+                return Err(ReportError::new(path, "is a file, not a run folder", hint));
+            }
+            Ok(_) => {}
+        }
+        let folder = Self { path: path.to_owned() };
+        if folder.config().is_file() {
+            return Ok(folder);
+        }
+        let inside = runs_below(path).ok().and_then(|runs| runs.into_iter().next_back());
+        Err(ReportError::new(
+            path,
+            "is not a run folder: it has no config.toml",
+            match inside {
+                Some(run) => format!("it holds run folders; the newest is {}", run.display()),
+                None => hint.to_owned(),
+            },
+        ))
+    }
+
+    /// The newest run below `root`: latest time in the name, then highest `-2`, `-3`. Folders without `config.toml` (runs
+    /// that ended before they began) and other names do not count.
+    ///
+    /// # Errors
+    /// When there is none, or `root` cannot be read.
+    pub fn newest(root: &Path) -> Result<Self, ReportError> {
+        match runs_below(root)?.pop() {
+            Some(path) => Ok(Self { path }),
+            None => Err(ReportError::new(
+                root,
+                "holds no run folder",
+                "name the run to resume (--resume RUN), or the folder that holds the runs (--run-dir DIR)",
+            )),
+        }
+    }
+
+    /// The folder itself.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The folder's own name.
+    pub fn name(&self) -> String {
+        self.path.file_name().unwrap_or(self.path.as_os_str()).to_string_lossy().into_owned()
+    }
+
+    /// `config.toml`: every setting, defaults included.
+    pub fn config(&self) -> PathBuf {
+        self.path.join("config.toml")
+    }
+
+    /// `env.json`: program, machine, command line.
+    pub fn env(&self) -> PathBuf {
+        self.path.join("env.json")
+    }
+
+    /// `metrics.jsonl`: a step a line.
+    pub fn metrics(&self) -> PathBuf {
+        self.path.join("metrics.jsonl")
+    }
+
+    /// `summary.csv`: an epoch a line.
+    pub fn summary(&self) -> PathBuf {
+        self.path.join("summary.csv")
+    }
+
+    /// `summary.json`: the result of the run.
+    pub fn result(&self) -> PathBuf {
+        self.path.join("summary.json")
+    }
+
+    /// `curves.svg`: loss and accuracy over epochs.
+    pub fn curves(&self) -> PathBuf {
+        self.path.join("curves.svg")
+    }
+
+    /// `timeline.json`: Chrome trace of the steps.
+    pub fn timeline(&self) -> PathBuf {
+        self.path.join("timeline.json")
+    }
+
+    /// `checkpoints/`.
+    pub fn checkpoints(&self) -> PathBuf {
+        self.path.join("checkpoints")
+    }
+
+    /// `checkpoints/epoch-N`.
+    pub fn epoch_checkpoint(&self, epoch: usize) -> PathBuf {
+        self.checkpoints().join(format!("epoch-{epoch}"))
+    }
+
+    /// `checkpoints/last`.
+    pub fn last_checkpoint(&self) -> PathBuf {
+        self.checkpoints().join("last")
+    }
+
+    /// `checkpoints/best`.
+    pub fn best_checkpoint(&self) -> PathBuf {
+        self.checkpoints().join("best")
+    }
+
+    /// `logs/rank-N/`: `stdout.log`, `stderr.log`, `error.json` of a worker.
+    pub fn rank_logs(&self, rank: usize) -> PathBuf {
+        self.path.join("logs").join(format!("rank-{rank}"))
+    }
+}
+
+/// Run folders below `root`, oldest first.
+fn runs_below(root: &Path) -> Result<Vec<PathBuf>, ReportError> {
+    let entries = fs::read_dir(root).map_err(|error| match error.kind() {
+        ErrorKind::NotFound => {
+            ReportError::new(root, "no such folder", "name the folder of the runs with --run-dir DIR")
+        }
+        _ => ReportError::io(root, "read the folder", &error),
+    })?;
+    let mut runs = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(|error| ReportError::io(root, "read the folder", &error))?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if let Some((stamp, attempt)) = age(&name)
+            && entry.path().join("config.toml").is_file()
+        {
+            runs.push((stamp, attempt, name, entry.path()));
+        }
+    }
+    runs.sort();
+    Ok(runs.into_iter().map(|(.., path)| path).collect())
+}
+
+/// Time stamp and attempt of a run folder's name, in sorting order; `None` for another name.
+fn age(name: &str) -> Option<(String, u32)> {
+    let stamp = name.get(..15)?;
+    let fits = stamp.bytes().enumerate().all(|(i, byte)| if i == 8 { byte == b'-' } else { byte.is_ascii_digit() });
+    if !fits || !name[15..].starts_with('-') {
+        return None;
+    }
+    // `…-singlex1` is the first of its second, `…-singlex1-2` the second: the part before ends with a digit either way,
+    // but only an attempt is digits alone
+    let attempt = name.rsplit_once('-').and_then(|(_, last)| last.parse().ok()).unwrap_or(1);
+    Some((stamp.to_owned(), attempt))
+}
+
+/// A model's or mode's name as a part of a file name: no separators, no blanks.
+fn file_name(name: &str) -> String {
+    let plain = |c: char| if c.is_alphanumeric() || matches!(c, '-' | '_' | '.') { c } else { '_' };
+    name.chars().map(plain).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use time::macros::datetime;
+
+    const NOW: OffsetDateTime = datetime!(2026-01-31 09:30:05 UTC);
+
+    #[test]
+    fn runs_of_one_second_get_names_of_their_own() {
+        let root = tempfile::tempdir().unwrap();
+        let below = root.path().join("a/runs");
+        let names: Vec<_> =
+            (0..11).map(|_| RunFolder::create_at(&below, "res/net 18", "ddp", 4, NOW).unwrap().name()).collect();
+        assert_eq!(names[0], "20260131-093005-res_net_18-ddpx4");
+        assert_eq!(names[1], "20260131-093005-res_net_18-ddpx4-2");
+        assert_eq!(names[10], "20260131-093005-res_net_18-ddpx4-11");
+        assert!(below.join(&names[2]).join("checkpoints").is_dir());
+    }
+
+    #[test]
+    fn the_newest_is_by_time_then_by_number_and_has_a_config() {
+        let root = tempfile::tempdir().unwrap();
+        let cause = RunFolder::newest(root.path()).unwrap_err();
+        assert_eq!(cause.cause, "holds no run folder");
+        let make = |second: u8| {
+            let run =
+                RunFolder::create_at(root.path(), "lenet", "single", 1, NOW.replace_second(second).unwrap()).unwrap();
+            fs::write(run.config(), "").unwrap();
+            run
+        };
+        let runs: Vec<_> = (0..11).map(|_| make(7)).collect();
+        make(6);
+        fs::create_dir(root.path().join("99990101-old-notes")).unwrap();
+        RunFolder::create_at(root.path(), "lenet", "single", 1, NOW.replace_second(9).unwrap()).unwrap(); // no config.toml
+        assert_eq!(RunFolder::newest(root.path()).unwrap(), runs[10]);
+        assert_eq!(RunFolder::open(runs[3].path()).unwrap(), runs[3]);
+    }
+
+    #[test]
+    fn opening_something_else_says_what_it_is() {
+        let root = tempfile::tempdir().unwrap();
+        let cause = |path: &Path| RunFolder::open(path).unwrap_err().cause;
+        assert_eq!(cause(&root.path().join("none")), "no such run folder");
+        assert_eq!(cause(root.path()), "is not a run folder: it has no config.toml");
+        let file = root.path().join("file");
+        fs::write(&file, "").unwrap();
+        assert_eq!(cause(&file), "is a file, not a run folder");
+        let run = RunFolder::create_at(root.path(), "lenet", "single", 1, NOW).unwrap();
+        fs::write(run.config(), "").unwrap();
+        let error = RunFolder::open(root.path()).unwrap_err();
+        assert_eq!(error.hint, format!("it holds run folders; the newest is {}", run.path().display()));
+    }
+
+    #[test]
+    fn a_root_that_is_a_file_is_named() {
+        let root = tempfile::tempdir().unwrap();
+        let file = root.path().join("runs");
+        fs::write(&file, "").unwrap();
+        let error = RunFolder::create(&file, "lenet", "single", 1).unwrap_err();
+        assert_eq!(error.path, file);
+        assert!(error.cause.starts_with("cannot create the folder: "), "{}", error.cause);
+    }
+}

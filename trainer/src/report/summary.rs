@@ -1,0 +1,193 @@
+//! The end of a run on one screen.
+
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::report::{
+    Confusion, Evaluated,
+    confusion::confusion_table,
+    text::{self, left, width},
+};
+
+/// What a finished (or interrupted) run comes to.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct RunSummary {
+    /// Name of the network.
+    pub model: String,
+    /// Its trainable parameters.
+    pub parameters: u64,
+    /// The registry's name of the data set.
+    pub dataset: String,
+    /// The data set with its size, as a person reads it: `fashion-mini, 6,000 + 1,000 images`.
+    pub data: String,
+    /// Device and strategy, as a person reads it: `cpu, single x1, 2 threads`.
+    pub device: String,
+    /// Epochs that are complete.
+    pub epochs: usize,
+    /// Epochs that were asked for.
+    pub planned_epochs: usize,
+    /// Optimizer steps over the whole run.
+    pub steps: u64,
+    /// Why the run ended before its time: `SIGTERM after step 1,234`.
+    pub interrupted: Option<String>,
+    /// Training loss of the last complete epoch.
+    pub train_loss: Option<f64>,
+    /// Training accuracy of the last complete epoch in percent.
+    pub train_top1: Option<f64>,
+    /// Last evaluation, with its epoch.
+    pub last: Option<Evaluated>,
+    /// Best evaluation by top-1, with its epoch.
+    pub best: Option<Evaluated>,
+    /// Wall-clock seconds, those before a resume included.
+    pub seconds: f64,
+    /// Training images a second, mean of the run.
+    pub images_per_s: Option<f64>,
+    /// Confusion matrix of the last evaluation.
+    pub confusion: Option<Confusion>,
+}
+
+/// The summary as it stands on the screen; the run folder comes last, where it is found and copied. Ends with a newline.
+pub fn summary_screen(summary: &RunSummary, folder: &Path) -> String {
+    let mut rows: Vec<(&str, String)> = Vec::new();
+    rows.push(("model", format!("{}, {} parameters", summary.model, text::thousands(summary.parameters))));
+    rows.push(("data", summary.data.clone()));
+    rows.push(("device", summary.device.clone()));
+    let steps = text::thousands(summary.steps);
+    let epochs = match summary.epochs == summary.planned_epochs {
+        true => format!("{}, {steps} steps", summary.epochs),
+        false => format!("{} of {}, {steps} steps", summary.epochs, summary.planned_epochs),
+    };
+    rows.push(("epochs", epochs));
+    let speed = text::speed(summary.images_per_s.unwrap_or(f64::NAN));
+    rows.push(("time", format!("{}, {speed} images/s in training", text::duration(summary.seconds))));
+    if let (Some(loss), Some(top1)) = (summary.train_loss, summary.train_top1) {
+        rows.push(("training", format!("top-1 {}               loss {}", percent(top1), text::loss(loss))));
+    }
+    let evaluation = |Evaluated { epoch, eval }| {
+        format!(
+            "top-1 {}  top-5 {}  loss {}  epoch {epoch}, {} of {} right",
+            percent(eval.top1),
+            percent(eval.top5),
+            text::loss(eval.loss),
+            text::thousands(eval.correct),
+            text::thousands(eval.total)
+        )
+    };
+    match (summary.best, summary.last) {
+        (Some(best), Some(last)) if best.epoch == last.epoch => rows.push(("best = last", evaluation(last))),
+        (best, last) => {
+            rows.extend(best.map(|best| ("best", evaluation(best))));
+            rows.extend(last.map(|last| ("last", evaluation(last))));
+        }
+    }
+    let matrix = summary.confusion.as_ref().map(confusion_table).unwrap_or_default();
+    let names = rows.iter().map(|row| width(row.0)).max().unwrap_or(0);
+    let mut screen = match &summary.interrupted {
+        Some(why) => format!("\ninterrupted: {why}\n\n"),
+        None => "\ndone\n\n".to_owned(),
+    };
+    for (name, value) in rows {
+        screen += &format!("{}  {value}\n", left(name, names));
+    }
+    if !matrix.is_empty() {
+        screen += &format!("\nconfusion of the last evaluation\n{matrix}");
+    }
+    screen + &format!("\nrun folder: {}\n", folder.display())
+}
+
+fn percent(value: f64) -> String {
+    text::right(&text::percent(value), 7)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::EvalRecord;
+
+    fn evaluated(epoch: usize, eval: EvalRecord) -> Evaluated {
+        Evaluated { epoch, eval }
+    }
+
+    fn summary() -> RunSummary {
+        RunSummary {
+            dataset: "fashion-mini".into(),
+            model: "lenet".into(),
+            parameters: 61_706,
+            data: "fashion-mini, 6,000 images to train, 1,000 to test, 1x28x28, 4 classes".into(),
+            device: "cpu, single x1, 2 threads".into(),
+            epochs: 12,
+            planned_epochs: 12,
+            steps: 564,
+            interrupted: None,
+            train_loss: Some(0.3712),
+            train_top1: Some(86.4),
+            last: Some(evaluated(12, EvalRecord { loss: 0.4471, top1: 84.1, top5: 100.0, correct: 841, total: 1000 })),
+            best: Some(evaluated(11, EvalRecord { loss: 0.4512, top1: 84.3, top5: 99.8, correct: 843, total: 1000 })),
+            seconds: 73.2,
+            images_per_s: Some(1034.5),
+            confusion: Some(Confusion {
+                classes: ["T-shirt/top", "Trouser", "Coat", "Shirt"].map(String::from).to_vec(),
+                counts: vec![220, 1, 9, 20, 0, 249, 1, 0, 10, 0, 201, 39, 48, 0, 31, 171],
+            }),
+        }
+    }
+
+    #[test]
+    fn a_finished_run_fits_one_screen() {
+        insta::assert_snapshot!(summary_screen(&summary(), Path::new("runs/20260131-093005-lenet-singlex1")), @r"
+            done
+
+            model     lenet, 61,706 parameters
+            data      fashion-mini, 6,000 images to train, 1,000 to test, 1x28x28, 4 classes
+            device    cpu, single x1, 2 threads
+            epochs    12, 564 steps
+            time      1m13s, 1,035 images/s in training
+            training  top-1  86.40%               loss 0.3712
+            best      top-1  84.30%  top-5  99.80%  loss 0.4512  epoch 11, 843 of 1,000 right
+            last      top-1  84.10%  top-5 100.00%  loss 0.4471  epoch 12, 841 of 1,000 right
+
+            confusion of the last evaluation
+            rows: true class, columns: predicted class
+                        T-shirt/top     Trouser        Coat       Shirt   recall
+            T-shirt/top         220           1           9          20    88.0%
+            Trouser               ·         249           1           ·    99.6%
+            Coat                 10           ·         201          39    80.4%
+            Shirt                48           ·          31         171    68.4%
+
+            run folder: runs/20260131-093005-lenet-singlex1
+            ");
+    }
+
+    #[test]
+    fn an_interrupted_run_says_so() {
+        let bare = RunSummary {
+            epochs: 1,
+            interrupted: Some("SIGTERM after step 61".into()),
+            best: summary().last,
+            confusion: None,
+            train_loss: None,
+            ..summary()
+        };
+        insta::assert_snapshot!(summary_screen(&bare, Path::new("runs/20260131-093005-lenet-singlex1")), @r"
+            interrupted: SIGTERM after step 61
+
+            model        lenet, 61,706 parameters
+            data         fashion-mini, 6,000 images to train, 1,000 to test, 1x28x28, 4 classes
+            device       cpu, single x1, 2 threads
+            epochs       1 of 12, 564 steps
+            time         1m13s, 1,035 images/s in training
+            best = last  top-1  84.10%  top-5 100.00%  loss 0.4471  epoch 12, 841 of 1,000 right
+
+            run folder: runs/20260131-093005-lenet-singlex1
+            ");
+    }
+
+    #[test]
+    fn a_run_stopped_before_its_first_step_has_a_summary_too() {
+        let nothing = RunSummary { model: "lenet".into(), ..RunSummary::default() };
+        let screen = summary_screen(&nothing, Path::new("runs/x"));
+        assert!(screen.contains("0, 0 steps") && screen.contains("– images/s"), "{screen}");
+        assert!(screen.ends_with("\nrun folder: runs/x\n"), "{screen}");
+    }
+}

@@ -1,0 +1,231 @@
+//! `summary.csv`: an epoch a line.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::Write,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::report::{EpochRecord, ReportError, error};
+
+/// First line of the file.
+pub const HEADER: &str = "epoch,train_loss,train_top1,eval_loss,eval_top1,eval_top5,lr,images_per_s,seconds";
+
+/// A line of `summary.csv`, in the header's order. Cells of an epoch without evaluation are empty; what is not finite is
+/// `NaN` or `inf`, which spreadsheet and data-frame readers know.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct SummaryRow {
+    /// Epoch, from 1.
+    pub epoch: usize,
+    /// Mean training loss.
+    pub train_loss: f64,
+    /// Training accuracy in percent.
+    pub train_top1: f64,
+    /// Mean evaluation loss.
+    pub eval_loss: Option<f64>,
+    /// Evaluation accuracy in percent.
+    pub eval_top1: Option<f64>,
+    /// Right class among the best five, in percent.
+    pub eval_top5: Option<f64>,
+    /// Learning rate of the epoch's last step.
+    pub lr: f64,
+    /// Training images a second.
+    pub images_per_s: f64,
+    /// Wall-clock seconds of the epoch.
+    pub seconds: f64,
+}
+
+impl From<&EpochRecord> for SummaryRow {
+    fn from(record: &EpochRecord) -> Self {
+        let rounded = |value: f64, digits: i32| (value * 10f64.powi(digits)).round() / 10f64.powi(digits);
+        Self {
+            epoch: record.epoch,
+            train_loss: record.train_loss,
+            train_top1: rounded(record.train_top1, 4),
+            eval_loss: record.eval.map(|eval| eval.loss),
+            eval_top1: record.eval.map(|eval| rounded(eval.top1, 4)),
+            eval_top5: record.eval.map(|eval| rounded(eval.top5, 4)),
+            lr: record.lr,
+            images_per_s: rounded(record.images_per_s, 1),
+            seconds: rounded(record.seconds, 3),
+        }
+    }
+}
+
+/// Writes `summary.csv`; each epoch is on the disk when [`write`](Self::write) returns.
+#[derive(Debug)]
+pub struct SummaryWriter {
+    path: PathBuf,
+    file: File,
+}
+
+impl SummaryWriter {
+    /// Starts a file with the header alone.
+    ///
+    /// # Errors
+    /// When the file cannot be made or written.
+    pub fn create(path: &Path) -> Result<Self, ReportError> {
+        let mut file = File::create(path).map_err(|error| ReportError::io(path, "create", &error))?;
+        writeln!(file, "{HEADER}").map_err(|error| ReportError::io(path, "write", &error))?;
+        Ok(Self { path: path.to_owned(), file })
+    }
+
+    /// Goes on after a resume in `epoch`, which will be run (again); see [`truncate_to_epoch`].
+    ///
+    /// # Errors
+    /// When the file cannot be read or written, or a line other than the last is damaged.
+    pub fn resume(path: &Path, epoch: usize) -> Result<Self, ReportError> {
+        truncate_to_epoch(path, epoch)?;
+        let file = OpenOptions::new().append(true).open(path).map_err(|error| ReportError::io(path, "open", &error))?;
+        Ok(Self { path: path.to_owned(), file })
+    }
+
+    /// Appends one epoch.
+    ///
+    /// # Errors
+    /// When the disk is full or gone.
+    pub fn write(&mut self, record: &EpochRecord) -> Result<(), ReportError> {
+        let mut line = csv::WriterBuilder::new().has_headers(false).from_writer(Vec::new());
+        line.serialize(SummaryRow::from(record)).expect("a row of numbers always becomes CSV");
+        let line = line.into_inner().expect("memory does not refuse a write");
+        self.file.write_all(&line).map_err(|error| ReportError::io(&self.path, "write", &error))?;
+        error::sync(&self.file, &self.path)
+    }
+}
+
+/// Drops the lines at or after `epoch` and a half-written last line, in one go. A missing file becomes one with the header.
+///
+/// # Errors
+/// When the file cannot be read or written, or a line other than the last is damaged.
+pub fn truncate_to_epoch(path: &Path, epoch: usize) -> Result<(), ReportError> {
+    let bytes = error::read_or_empty(path)?;
+    let mut kept = format!("{HEADER}\n").into_bytes();
+    for (line, row) in parse(path, &bytes)? {
+        if row.epoch < epoch {
+            kept.extend_from_slice(line);
+        }
+    }
+    if kept == bytes { Ok(()) } else { error::write_atomic(path, &kept) }
+}
+
+/// All epochs of a file, a half-written last line left out. A missing file is one without lines.
+///
+/// # Errors
+/// When the file cannot be read, its header is another, or a line other than the last is damaged.
+pub fn read_summary(path: &Path) -> Result<Vec<SummaryRow>, ReportError> {
+    let bytes = error::read_or_empty(path)?;
+    Ok(parse(path, &bytes)?.into_iter().map(|(_, row)| row).collect())
+}
+
+/// The complete lines below the header (newline included) with what they say.
+fn parse<'a>(path: &Path, bytes: &'a [u8]) -> Result<Vec<(&'a [u8], SummaryRow)>, ReportError> {
+    let damaged = |line: usize, cause: &str| {
+        ReportError::new(
+            path,
+            format!("line {line}: {cause}"),
+            "the file was damaged or edited; put the line right, or move the file away to start a new one",
+        )
+    };
+    let mut rows = Vec::new();
+    let lines: Vec<_> = bytes.split_inclusive(|&byte| byte == b'\n').collect();
+    for (i, line) in lines.iter().enumerate() {
+        let (complete, last) = (line.ends_with(b"\n"), i + 1 == lines.len());
+        if i == 0 {
+            if complete && line.trim_ascii_end() != HEADER.as_bytes() {
+                return Err(damaged(1, &format!("the header is not `{HEADER}`")));
+            }
+            continue;
+        }
+        let mut reader = csv::ReaderBuilder::new().has_headers(false).from_reader(*line);
+        match reader.deserialize().next() {
+            Some(Ok(row)) if complete => rows.push((*line, row)),
+            _ if last => {}
+            Some(Err(error)) => return Err(damaged(i + 1, &format!("not an epoch: {error}"))),
+            _ => return Err(damaged(i + 1, "empty")),
+        }
+    }
+    Ok(rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::report::EvalRecord;
+
+    fn epoch(epoch: usize) -> EpochRecord {
+        let eval = EvalRecord { loss: 1.5, top1: 43.21, top5: 90.005, correct: 4321, total: 10_000 };
+        EpochRecord {
+            epoch,
+            train_loss: 1.7345678901234,
+            train_top1: 100.0 / 3.0,
+            eval: epoch.is_multiple_of(2).then_some(eval),
+            lr: 0.1,
+            images_per_s: 1234.5678,
+            seconds: 40.51234,
+        }
+    }
+
+    #[test]
+    fn an_epoch_is_a_line_and_no_evaluation_is_empty_cells() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("summary.csv");
+        let mut writer = SummaryWriter::create(&path).unwrap();
+        writer.write(&epoch(1)).unwrap();
+        writer.write(&epoch(2)).unwrap();
+        writer.write(&EpochRecord { train_loss: f64::NAN, images_per_s: f64::INFINITY, ..epoch(3) }).unwrap();
+        insta::assert_snapshot!(fs::read_to_string(&path).unwrap(), @r"
+            epoch,train_loss,train_top1,eval_loss,eval_top1,eval_top5,lr,images_per_s,seconds
+            1,1.7345678901234,33.3333,,,,0.1,1234.6,40.512
+            2,1.7345678901234,33.3333,1.5,43.21,90.005,0.1,1234.6,40.512
+            3,NaN,33.3333,,,,0.1,inf,40.512
+            ");
+        let rows = read_summary(&path).unwrap();
+        assert_eq!(rows[0], SummaryRow::from(&epoch(1)));
+        assert_eq!(rows[1].eval_top5, Some(90.005));
+        assert!(rows[2].train_loss.is_nan() && rows[2].images_per_s.is_infinite());
+    }
+
+    #[test]
+    fn resuming_drops_later_epochs_and_a_half_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("summary.csv");
+        let mut writer = SummaryWriter::create(&path).unwrap();
+        (1..=4).for_each(|i| writer.write(&epoch(i)).unwrap());
+        let whole = fs::read(&path).unwrap();
+        for cut in [1, 2, 30] {
+            fs::write(&path, &whole[..whole.len() - cut]).unwrap();
+            SummaryWriter::resume(&path, 4).unwrap().write(&epoch(4)).unwrap();
+            assert_eq!(fs::read(&path).unwrap(), whole);
+        }
+        SummaryWriter::resume(&path, 3).unwrap();
+        assert_eq!(read_summary(&path).unwrap().iter().map(|row| row.epoch).collect::<Vec<_>>(), [1, 2]);
+        // cut within the header, and no file at all
+        fs::write(&path, &HEADER[..20]).unwrap();
+        SummaryWriter::resume(&path, 1).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), format!("{HEADER}\n"));
+        fs::remove_file(&path).unwrap();
+        SummaryWriter::resume(&path, 1).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), format!("{HEADER}\n"));
+    }
+
+    #[test]
+    fn damage_is_an_error_with_its_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("summary.csv");
+        fs::write(&path, "a,b\n1,2\n").unwrap();
+        assert!(read_summary(&path).unwrap_err().cause.starts_with("line 1: the header is not `epoch,"));
+        fs::write(&path, format!("{HEADER}\n1,x,2,,,,0.1,5,6\n2,1,2,,,,0.1,5,6\n")).unwrap();
+        let cause = read_summary(&path).unwrap_err().cause;
+        assert!(cause.starts_with("line 2: not an epoch: "), "{cause}");
+    }
+
+    #[test]
+    fn a_full_disk_is_an_error_that_names_the_file() {
+        let error = SummaryWriter::create(Path::new("/dev/full")).unwrap_err();
+        assert_eq!(error.to_string(), "/dev/full: cannot write: No space left on device (os error 28)");
+    }
+}

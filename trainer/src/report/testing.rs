@@ -1,0 +1,32 @@
+//! What the tests of this module share.
+
+use std::{
+    io::{self, Write},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+/// A screen's lines that can be read afterwards.
+#[derive(Clone, Default)]
+pub(crate) struct Paper(Arc<Mutex<Vec<u8>>>);
+
+impl Paper {
+    /// A writer to the same paper.
+    pub(crate) fn writer(&self) -> Option<Box<dyn Write + Send>> {
+        Some(Box::new(self.clone()))
+    }
+
+    /// Everything written so far.
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.0.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
+    }
+}
+
+impl Write for Paper {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
