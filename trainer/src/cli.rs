@@ -1,0 +1,125 @@
+//! The command line: raw flags, nothing else.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+/// Image-classification trainer: one TOML says what to train.
+#[derive(Debug, Parser)]
+#[command(name = "trainer", version, args_conflicts_with_subcommands = true, arg_required_else_help = true)]
+pub struct Cli {
+    /// Without a subcommand: train.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    /// Flags of `train`.
+    #[command(flatten)]
+    pub train: TrainArgs,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Train a model as a TOML file says (the default command)
+    Train(TrainArgs),
+    /// Evaluate a run's best weights, or a weight file, on a test set
+    Eval(EvalArgs),
+    /// List the models: parameters, multiply-adds, published accuracy
+    Models {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// List, fetch and verify data sets
+    #[command(subcommand)]
+    Data(DataCommand),
+}
+
+/// Flags of `trainer [train]`.
+#[derive(Debug, Args)]
+pub struct TrainArgs {
+    /// The TOML file that says what to train
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Override a key of the TOML: `--set optimizer.lr=0.05`, as often as needed
+    #[arg(long, value_name = "KEY.PATH=VALUE")]
+    pub set: Vec<String>,
+    /// Continue a run: its folder, or the newest one in the run directory
+    #[arg(long, value_name = "RUN", num_args = 0..=1)]
+    pub resume: Option<Option<PathBuf>>,
+    /// Where run folders are made
+    #[arg(long, value_name = "DIR", default_value = "runs")]
+    pub run_dir: PathBuf,
+    /// Where the data sets are
+    #[arg(long, value_name = "DIR", env = "TRAINER_DATA_DIR")]
+    pub data_dir: Option<PathBuf>,
+    /// Override train.epochs
+    #[arg(long, value_name = "N")]
+    pub epochs: Option<usize>,
+    /// Override train.seed
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// Resolve and check everything, build the model, print the plan, train nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// No progress on the screen, only the summary
+    #[arg(long, short)]
+    pub quiet: bool,
+    /// Worker processes on the CPU (this version trains in one process)
+    #[arg(long, value_name = "N")]
+    pub cpus: Option<usize>,
+    /// Worker processes, one a GPU (this version trains on the CPU)
+    #[arg(long, value_name = "N", conflicts_with = "cpus")]
+    pub gpus: Option<usize>,
+}
+
+/// Flags of `trainer eval`.
+#[derive(Debug, Args)]
+pub struct EvalArgs {
+    /// A run folder: its best checkpoint is evaluated (the last one where it has no best)
+    #[arg(long, value_name = "RUN", conflicts_with_all = ["model", "weights"], required_unless_present = "model")]
+    pub run: Option<PathBuf>,
+    /// A model's name
+    #[arg(long, value_name = "NAME", requires = "weights")]
+    pub model: Option<String>,
+    /// A safetensors file with PyTorch's names
+    #[arg(long, value_name = "FILE", requires = "model")]
+    pub weights: Option<PathBuf>,
+    /// Data set (default: the run's; required with --model)
+    #[arg(long, value_name = "NAME")]
+    pub data: Option<String>,
+    /// Where the data sets are
+    #[arg(long, value_name = "DIR", env = "TRAINER_DATA_DIR")]
+    pub data_dir: Option<PathBuf>,
+    /// Images a batch
+    #[arg(long, default_value_t = 256)]
+    pub batch_size: usize,
+    /// Print JSON: top1 and top5 in percent, loss, correct, total
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `trainer data …`.
+#[derive(Debug, Subcommand)]
+pub enum DataCommand {
+    /// The data sets and what each needs
+    List,
+    /// Download a data set from its official address, checked before it is unpacked
+    Fetch {
+        /// The data set's name
+        name: String,
+        /// Where to put it
+        #[arg(long, value_name = "DIR", env = "TRAINER_DATA_DIR")]
+        data_dir: Option<PathBuf>,
+        /// Another server that has the same files
+        #[arg(long, value_name = "URL")]
+        mirror: Option<String>,
+    },
+    /// Check the files of a data set against their checksums
+    Verify {
+        /// The data set's name
+        name: String,
+        /// Where it is
+        #[arg(long, value_name = "DIR", env = "TRAINER_DATA_DIR")]
+        data_dir: Option<PathBuf>,
+    },
+}

@@ -1,0 +1,95 @@
+//! `trainer data list | fetch | verify`.
+
+use std::path::PathBuf;
+
+use data::{
+    fetch::{self, FetchOptions, Progress},
+    formats,
+};
+
+use crate::{
+    cli::DataCommand,
+    failure::{FAILED, Failure},
+    report::{download::DownloadBar, text::thousands},
+};
+
+/// Runs the subcommand; gives the exit code.
+///
+/// # Errors
+/// No network, a wrong checksum, files that are not there.
+pub(super) fn run(command: DataCommand) -> Result<u8, Failure> {
+    match command {
+        DataCommand::List => list(),
+        DataCommand::Fetch { name, data_dir, mirror } => {
+            let folder = data_dir.unwrap_or_else(super::cache_folder);
+            let options = FetchOptions { mirror, ..FetchOptions::default() };
+            let fetched = fetch::fetch(&name, &folder, &options, &Bar(DownloadBar::new(&name)))?;
+            println!("{fetched}");
+            Ok(0)
+        }
+        DataCommand::Verify { name, data_dir } => verify(&name, data_dir),
+    }
+}
+
+fn list() -> Result<u8, Failure> {
+    println!("{:<15} {:>9} {:>8} {:>8}  {:<10} what it is", "name", "train", "test", "classes", "shape");
+    let number = |count: Option<usize>| count.map_or("-".to_owned(), |count| thousands(count as u64));
+    for info in formats::dataset_names().filter_map(formats::metadata) {
+        let shape = match (info.channels, info.height, info.width) {
+            (Some(channels), Some(height), Some(width)) => format!("{channels}x{height}x{width}"),
+            _ => "any".to_owned(),
+        };
+        println!(
+            "{:<15} {:>9} {:>8} {:>8}  {shape:<10} {} [{}]",
+            info.name,
+            number(info.train_len),
+            number(info.test_len),
+            number(info.classes),
+            info.description,
+            info.license
+        );
+    }
+    println!("\nlooked for in --data-dir, TRAINER_DATA_DIR, data.dir of the TOML, {}", super::cache_folder().display());
+    Ok(0)
+}
+
+fn verify(name: &str, data_dir: Option<PathBuf>) -> Result<u8, Failure> {
+    let report = fetch::verify(name, &data_dir.unwrap_or_else(super::cache_folder))?;
+    for file in &report.files {
+        println!("{}: {}", file.path.display(), file.status);
+    }
+    match report.is_ok() {
+        true => {
+            println!("{name}: verified");
+            Ok(0)
+        }
+        false => {
+            eprintln!(
+                "error: {name}: files are missing or altered\n  hint: `trainer data fetch {name}` fetches them again"
+            );
+            Ok(FAILED)
+        }
+    }
+}
+
+/// Shows a download.
+struct Bar(DownloadBar);
+
+impl Progress for Bar {
+    fn start(&self, file: &str, total: u64) {
+        self.0.rename(file);
+        self.0.start(Some(total));
+    }
+
+    fn advance(&self, bytes: u64) {
+        self.0.advance(bytes);
+    }
+
+    fn finish(&self) {
+        self.0.finish();
+    }
+
+    fn note(&self, message: &str) {
+        eprintln!("{message}");
+    }
+}

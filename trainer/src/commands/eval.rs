@@ -1,0 +1,158 @@
+//! `trainer eval`: the exact accuracy of a run's weights, or of a weight file.
+
+use std::{path::Path, sync::Arc};
+
+use burn::module::Module;
+use data::{
+    formats::{self, LoadRequest},
+    loader::{Loader, LoaderConfig},
+};
+use models::{Spec, StateTensor};
+use serde::Serialize;
+
+use super::resolve;
+use crate::{
+    cli::EvalArgs,
+    config::Overrides,
+    device,
+    engine::{checkpoint, eval_record},
+    failure::Failure,
+    report::{Confusion, RunFolder, confusion::confusion_table, text::thousands},
+    state_file,
+    strategy::Replica,
+};
+
+/// What to evaluate, and on which images.
+struct Subject {
+    model: String,
+    weights: Vec<StateTensor>,
+    /// Where the weights came from.
+    origin: String,
+    data: LoadRequest,
+    mean: Option<Vec<f32>>,
+    std: Option<Vec<f32>>,
+}
+
+/// `--json`.
+#[derive(Debug, Serialize)]
+struct Report {
+    top1: f64,
+    top5: f64,
+    loss: f64,
+    correct: u64,
+    total: u64,
+}
+
+/// Evaluates and prints.
+///
+/// # Errors
+/// A run, a weight file or a data set that cannot be read, or that do not fit each other.
+pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
+    if arguments.batch_size == 0 {
+        return Err(Failure::usage("--batch-size 0", "use at least 1"));
+    }
+    let subject = match (&arguments.run, &arguments.model, &arguments.weights) {
+        (Some(run), ..) => of_run(run, arguments)?,
+        (None, Some(model), Some(weights)) => of_file(model, weights, arguments)?,
+        _ => return Err(Failure::usage("nothing to evaluate", "give --run RUN, or --model NAME and --weights FILE")),
+    };
+    let splits = formats::load(&subject.data)?;
+    let facts = resolve::dataset_facts(&subject.data.name, &splits);
+    let test = splits.test;
+    let (shape, class_names) = (test.shape, test.classes.clone());
+    let spec =
+        Spec { num_classes: class_names.len(), in_channels: shape.channels, image_size: [shape.height, shape.width] };
+    let selected = device::select();
+    let network = models::build(&subject.model, &spec, 0, &selected.device)
+        .map_err(|error| Failure::usage(format!("{}: {error}", error.key()), error.hint()))?;
+    let network = models::load_state_dict(network, &subject.weights)
+        .map_err(|error| Failure::usage(format!("{}: {error}", subject.origin), error.hint()))?;
+    let loader = Loader::new(
+        Arc::new(test),
+        LoaderConfig {
+            global_batch: arguments.batch_size,
+            shuffle: false,
+            exact: true,
+            mean: subject.mean.unwrap_or(facts.mean),
+            std: subject.std.unwrap_or(facts.std),
+            ..LoaderConfig::default()
+        },
+    )?;
+    let replica = Replica::new(network, selected.device, spec.num_classes, 0.0);
+    let (inference, mut tally) = (replica.network.valid(), replica.tally());
+    for batch in loader.epoch(1, 0) {
+        replica.evaluate(&inference, batch, &mut tally);
+    }
+    let record = eval_record(&tally);
+    if arguments.json {
+        let (top1, top5) = (record.top1, record.top5);
+        return super::print_json(&Report {
+            top1,
+            top5,
+            loss: record.loss,
+            correct: record.correct,
+            total: record.total,
+        });
+    }
+    println!(
+        "{} ({}) on {}: top-1 {:.2} %, top-5 {:.2} %, loss {:.4}, {} of {} right\n",
+        subject.model,
+        subject.origin,
+        subject.data.name,
+        record.top1,
+        record.top5,
+        record.loss,
+        thousands(record.correct),
+        thousands(record.total)
+    );
+    print!("{}", confusion_table(&Confusion { classes: class_names, counts: tally.confusion }));
+    Ok(())
+}
+
+/// A run's best checkpoint, or its newest where it has no best; the averaged weights where it has them.
+fn of_run(run: &Path, arguments: &EvalArgs) -> Result<Subject, Failure> {
+    let folder = RunFolder::open(run).map_err(|error| Failure::usage(&error, &error.hint))?;
+    let overrides = Overrides { data_dir: arguments.data_dir.clone(), ..Overrides::default() };
+    let plan = resolve::load(&folder.config(), &overrides)?;
+    let loaded = match folder.best_checkpoint().exists() {
+        true => checkpoint::load(&folder.best_checkpoint())?,
+        false => checkpoint::load_newest(&folder.checkpoints())?.0,
+    };
+    let own_data = arguments.data.as_ref().is_none_or(|name| *name == plan.data.name);
+    Ok(Subject {
+        model: plan.model.name,
+        weights: loaded.snapshot.ema.unwrap_or(loaded.snapshot.model),
+        origin: loaded.path.display().to_string(),
+        data: LoadRequest {
+            image_size: plan.data.image_size,
+            ..request(arguments.data.as_ref().unwrap_or(&plan.data.name), plan.data.dir.as_deref())
+        },
+        mean: plan.data.mean.filter(|_| own_data),
+        std: plan.data.std.filter(|_| own_data),
+    })
+}
+
+/// A safetensors file under PyTorch's names.
+fn of_file(model: &str, weights: &Path, arguments: &EvalArgs) -> Result<Subject, Failure> {
+    let data = arguments
+        .data
+        .as_deref()
+        .ok_or_else(|| Failure::usage("--weights: no data set to evaluate on", "name one: --data cifar10"))?;
+    let hint = "give a safetensors file with PyTorch's names, or a run with --run";
+    let bytes =
+        std::fs::read(weights).map_err(|error| Failure::usage(format!("{}: {error}", weights.display()), hint))?;
+    let tensors = state_file::decode(weights, &bytes).map_err(|error| Failure::usage(error, hint))?;
+    Ok(Subject {
+        model: model.to_owned(),
+        weights: tensors.into_iter().map(|t| StateTensor::new(t.name, t.shape, t.values)).collect(),
+        origin: weights.display().to_string(),
+        data: request(data, arguments.data_dir.as_deref()),
+        mean: None,
+        std: None,
+    })
+}
+
+fn request(name: &str, dir: Option<&Path>) -> LoadRequest {
+    let dir = dir.map_or_else(super::cache_folder, Path::to_owned);
+    LoadRequest { name: name.to_owned(), dir: Some(dir), ..LoadRequest::default() }
+}

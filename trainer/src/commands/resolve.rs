@@ -1,0 +1,137 @@
+//! From flags and registries to a checked plan, and from the plan to what the parts take.
+
+use std::path::Path;
+
+use data::{
+    Splits,
+    augment::{Augment, Fill},
+    formats,
+    loader::LoaderConfig,
+};
+
+use crate::{
+    cli::TrainArgs,
+    config::{self, Augmentation, BatchScope, DatasetFacts, Overrides, Registry, RunPlan},
+    failure::Failure,
+    report::Section,
+    strategy::Strategy,
+};
+
+/// Batches that the loader keeps ready.
+const PREFETCH: usize = 4;
+
+/// The flags that override the TOML.
+pub(super) fn overrides(arguments: &TrainArgs) -> Overrides {
+    Overrides {
+        set: arguments.set.clone(),
+        epochs: arguments.epochs,
+        seed: arguments.seed,
+        data_dir: arguments.data_dir.clone(),
+        ..Overrides::default()
+    }
+}
+
+/// Reads and checks a TOML file.
+///
+/// # Errors
+/// Every mistake in it, with its place.
+pub(super) fn load(path: &Path, overrides: &Overrides) -> Result<RunPlan, Failure> {
+    let models: Vec<_> = models::entries().iter().map(|entry| entry.name).collect();
+    let datasets: Vec<_> = formats::dataset_names().collect();
+    let registry = Registry { models: &models, dataset_names: &datasets, datasets: &known_facts, gpu: false };
+    let plan = config::load(path, overrides, &registry)?;
+    for note in plan.notes() {
+        eprintln!("note: {note}");
+    }
+    Ok(plan)
+}
+
+/// What is known of a data set before its files are read; nothing of an image folder.
+pub(super) fn known_facts(name: &str) -> Option<DatasetFacts> {
+    let info = formats::metadata(name)?;
+    Some(DatasetFacts {
+        channels: info.channels?,
+        height: info.height?,
+        width: info.width?,
+        classes: info.classes?,
+        mean: info.default_mean.to_vec(),
+        std: info.default_std.to_vec(),
+    })
+}
+
+/// What the files turned out to hold.
+pub(super) fn dataset_facts(name: &str, splits: &Splits) -> DatasetFacts {
+    let (mean, std) =
+        formats::metadata(name).map(|info| (info.default_mean.to_vec(), info.default_std.to_vec())).unwrap_or_default();
+    let shape = splits.train.shape;
+    let (channels, height, width) = (shape.channels, shape.height, shape.width);
+    DatasetFacts { channels, height, width, classes: splits.train.classes.len(), mean, std }
+}
+
+/// The plan's sections for the start-up screen.
+pub(super) fn sections(plan: &RunPlan) -> Result<Vec<Section>, Failure> {
+    let table = plan.table().map_err(|error| Failure::run(error, "please report this"))?;
+    Ok(table.into_iter().map(|(title, rows)| Section { title, rows }).collect())
+}
+
+/// The loader of the training set.
+///
+/// # Errors
+/// The plan was not checked against its data set.
+pub(super) fn train_loader(plan: &RunPlan, strategy: &dyn Strategy) -> Result<LoaderConfig, Failure> {
+    let train = &plan.train;
+    let mut augment: Vec<_> = plan.data.augment.iter().map(augmentation).collect();
+    if train.cutout > 0 {
+        augment.push(Augment::Cutout { size: train.cutout });
+    }
+    let on = |alpha: f64| (alpha > 0.0).then_some(alpha);
+    let global_batch = match train.batch_scope {
+        BatchScope::Global => train.batch_size,
+        BatchScope::PerWorker => train.batch_size * strategy.world(),
+    };
+    Ok(LoaderConfig {
+        global_batch,
+        shuffle: true,
+        drop_last: train.drop_last,
+        augment,
+        mixup: on(train.mixup),
+        cutmix: on(train.cutmix),
+        ..common(plan, strategy)?
+    })
+}
+
+/// The loader of the test set: every sample once, as it is.
+///
+/// # Errors
+/// The plan was not checked against its data set.
+pub(super) fn test_loader(plan: &RunPlan, strategy: &dyn Strategy) -> Result<LoaderConfig, Failure> {
+    Ok(LoaderConfig {
+        global_batch: plan.train.batch_size.max(256),
+        shuffle: false,
+        exact: true,
+        ..common(plan, strategy)?
+    })
+}
+
+fn common(plan: &RunPlan, strategy: &dyn Strategy) -> Result<LoaderConfig, Failure> {
+    let unchecked = || Failure::run("the data set's mean and deviation are not known", "please report this");
+    Ok(LoaderConfig {
+        rank: strategy.rank(),
+        world: strategy.world(),
+        seed: plan.train.seed,
+        mean: plan.data.mean.clone().ok_or_else(unchecked)?,
+        std: plan.data.std.clone().ok_or_else(unchecked)?,
+        workers: plan.data.workers,
+        prefetch: PREFETCH,
+        ..LoaderConfig::default()
+    })
+}
+
+fn augmentation(augmentation: &Augmentation) -> Augment {
+    match *augmentation {
+        Augmentation::Crop { padding } => Augment::Crop { padding, fill: Fill::Zero },
+        Augmentation::ReflectCrop { padding } => Augment::Crop { padding, fill: Fill::Reflect },
+        Augmentation::Flip => Augment::Flip,
+        Augmentation::AlternatingFlip => Augment::AlternatingFlip,
+    }
+}

@@ -1,0 +1,278 @@
+//! `trainer [train]`: resolve → read the data → build → run → summary.
+
+use std::{io::Write, path::Path, sync::Arc};
+
+use data::{
+    Splits,
+    formats::{self, LoadRequest},
+    loader::Loader,
+};
+use models::{Network, Spec};
+
+use super::resolve::{self, dataset_facts};
+use crate::{
+    cli::TrainArgs,
+    config::RunPlan,
+    device::{self, Selected},
+    engine::{
+        Ending, Engine, Lengths,
+        checkpoint::{self, Progress, Store},
+        signals::Stop,
+    },
+    failure::Failure,
+    report::{
+        Confusion, Reporter, ReporterOptions, RunFolder, RunSummary, Section, error::write_atomic, screen::start_table,
+        text::thousands,
+    },
+    strategy::{Strategy, single::Single},
+};
+
+/// A run to start or to continue.
+struct Job {
+    plan: RunPlan,
+    /// The folder of the run to continue.
+    resumed: Option<RunFolder>,
+}
+
+pub(super) fn run(arguments: TrainArgs) -> Result<u8, Failure> {
+    refuse_workers(&arguments)?;
+    let Job { mut plan, resumed } = job(&arguments)?;
+    let selected = device::select();
+    if arguments.dry_run {
+        return dry_run(&plan, &selected);
+    }
+    let splits = formats::load(&LoadRequest {
+        name: plan.data.name.clone(),
+        dir: Some(plan.data.dir.clone().unwrap_or_else(super::cache_folder)),
+        image_size: plan.data.image_size,
+        limit_train: limit(plan.data.limit_train),
+        limit_test: limit(plan.data.limit_test),
+    })?;
+    plan.check_against(&dataset_facts(&plan.data.name, &splits))?;
+    train(&arguments, plan, resumed, selected, splits)
+}
+
+/// The number of images to keep; 0 keeps all.
+fn limit(count: usize) -> Option<usize> {
+    (count > 0).then_some(count)
+}
+
+/// Several workers are not in this version: an error, not one process in silence.
+fn refuse_workers(arguments: &TrainArgs) -> Result<(), Failure> {
+    let one_process = "this version trains in one process on the CPU: leave --cpus and --gpus out";
+    match (arguments.gpus, arguments.cpus) {
+        (Some(_), _) => Err(Failure::usage("--gpus: this build has no GPU backend", one_process)),
+        (None, Some(workers)) if workers != 1 => {
+            Err(Failure::usage(format!("--cpus {workers}: this version starts no worker processes"), one_process))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The plan, from `--config` or from the run to continue.
+fn job(arguments: &TrainArgs) -> Result<Job, Failure> {
+    let Some(run) = &arguments.resume else {
+        let path = arguments.config.as_deref().ok_or_else(|| {
+            Failure::usage("nothing says what to train", "name a TOML file: --config configs/quickstart.toml")
+        })?;
+        return Ok(Job { plan: resolve::load(path, &resolve::overrides(arguments))?, resumed: None });
+    };
+    let folder = match run {
+        Some(path) => RunFolder::open(path),
+        None => RunFolder::newest(&arguments.run_dir),
+    }
+    .map_err(|error| Failure::usage(&error, &error.hint))?;
+    let plan = resolve::load(&folder.config(), &resolve::overrides(arguments))?;
+    if let Some(path) = &arguments.config {
+        let asked = resolve::load(path, &resolve::overrides(arguments))?;
+        same_plan(path, &asked, &folder, &plan)?;
+    }
+    Ok(Job { plan, resumed: Some(folder) })
+}
+
+/// `--config` beside `--resume` must say what the run says.
+fn same_plan(path: &Path, asked: &RunPlan, folder: &RunFolder, run: &RunPlan) -> Result<(), Failure> {
+    let text = |plan: &RunPlan| plan.to_toml().map_err(|error| Failure::run(error, "please report this"));
+    let (asked, run) = (text(asked)?, text(run)?);
+    // what the data set decides is written into a run's config.toml, and may be absent from the other
+    let missing: Vec<_> = asked.lines().filter(|line| !run.lines().any(|other| other == *line)).collect();
+    match missing.first() {
+        None => Ok(()),
+        Some(line) => Err(Failure::usage(
+            format!("{}: `{line}` is not what {} was started with", path.display(), folder.path().display()),
+            "leave --config out to continue the run as it is, or give --set to change a value on purpose",
+        )),
+    }
+}
+
+/// Builds the network that the plan and the images ask for.
+fn build(plan: &RunPlan, spec: &Spec, selected: &Selected) -> Result<Network, Failure> {
+    models::build(&plan.model.name, spec, plan.train.seed, &selected.device)
+        .map_err(|error| Failure::usage(format!("{}: {error}", error.key()), error.hint()))
+}
+
+fn train(
+    arguments: &TrainArgs,
+    plan: RunPlan,
+    resumed: Option<RunFolder>,
+    selected: Selected,
+    splits: Splits,
+) -> Result<u8, Failure> {
+    let Splits { train, test, source } = splits;
+    let (shape, class_names) = (train.shape, train.classes.clone());
+    let classes = plan.model.num_classes.unwrap_or(class_names.len());
+    let spec = Spec { num_classes: classes, in_channels: shape.channels, image_size: [shape.height, shape.width] };
+    let network = build(&plan, &spec, &selected)?;
+    let parameters = count_parameters(&network);
+    let mut strategy = Single::new(network, selected.device.clone(), classes, &plan);
+
+    let data = format!(
+        "{}, {} + {} images {shape}",
+        plan.data.name,
+        thousands(train.len() as u64),
+        thousands(test.len() as u64)
+    );
+    let train = Loader::new(Arc::new(train), resolve::train_loader(&plan, &strategy)?)?;
+    let test = Loader::new(Arc::new(test), resolve::test_loader(&plan, &strategy)?)?;
+    let lengths = Lengths::new(&plan, train.batches_per_epoch());
+
+    let stop =
+        Stop::on_signals().map_err(|error| Failure::run(format!("signal handlers: {error}"), "check ulimits"))?;
+    let (folder, progress) = match &resumed {
+        None => {
+            let mode = plan.parallel.mode.to_string();
+            (RunFolder::create(&arguments.run_dir, &plan.model.name, &mode, strategy.world())?, Progress::start())
+        }
+        Some(folder) => (folder.clone(), restore(&plan, folder, &mut strategy)?),
+    };
+    write_atomic(&folder.config(), plan_toml(&plan)?.as_bytes())?;
+    let store = Store::open(&folder.checkpoints(), plan.checkpoint.keep_last, plan.train.seed)?;
+
+    let device = format!("{}, {} x{}", selected.description, plan.parallel.mode, strategy.world());
+    let mut sections = vec![overview(&plan, &lengths, parameters, &data, &source, &device, folder.path())];
+    sections.extend(resolve::sections(&plan)?);
+    let options = ReporterOptions {
+        epochs: lengths.epochs,
+        steps_per_epoch: lengths.steps_per_epoch as usize,
+        every: plan.log.every,
+        tensorboard: plan.log.tensorboard,
+        quiet: arguments.quiet,
+        device: device.clone(),
+    };
+    let mut reporter = match resumed {
+        None => Reporter::new(folder.clone(), options, &sections)?,
+        Some(_) => Reporter::resume(folder.clone(), options, &sections, progress.step, progress.epoch)?,
+    };
+    reporter.show_top5(classes > 10);
+    let engine = Engine::new(&plan, &mut strategy, train, test, store, &mut reporter, stop, progress);
+    let (ending, progress) = engine.run()?;
+    let mut summary = RunSummary {
+        model: plan.model.name.clone(),
+        parameters: parameters as u64,
+        dataset: plan.data.name.clone(),
+        data,
+        device,
+        epochs: progress.epoch - 1,
+        planned_epochs: lengths.epochs,
+        steps: progress.step,
+        best: progress.best,
+        last: progress.last,
+        seconds: progress.elapsed_s,
+        ..RunSummary::default()
+    };
+    match ending {
+        Ending::Finished(tally) => {
+            summary.confusion = Some(Confusion { classes: class_names, counts: tally.confusion });
+            reporter.finish(&summary)?;
+            Ok(0)
+        }
+        Ending::Interrupted { signal, step } => {
+            let name = if signal == signal_hook::consts::SIGTERM { "SIGTERM" } else { "SIGINT" };
+            summary.interrupted = Some(format!("{name} after step {}", thousands(step)));
+            reporter.finish(&summary)?;
+            let mut out = std::io::stdout().lock();
+            // the checkpoint is on disk: a closed pipe must not turn this into another exit code
+            let _ = writeln!(out, "checkpoint saved; continue with: trainer --resume {}", folder.path().display());
+            Ok(128 + signal as u8)
+        }
+    }
+}
+
+/// Loads the newest complete checkpoint; a run killed before its first one starts from the beginning.
+fn restore(plan: &RunPlan, folder: &RunFolder, strategy: &mut Single) -> Result<Progress, Failure> {
+    if !checkpoint::any(&folder.checkpoints())? {
+        eprintln!("{}: no checkpoint yet, starting from the beginning", folder.path().display());
+        return Ok(Progress::start());
+    }
+    let (loaded, damaged) = checkpoint::load_newest(&folder.checkpoints())?;
+    for error in &damaged {
+        eprintln!("warning: {error}");
+    }
+    if !damaged.is_empty() {
+        eprintln!("warning: continuing from {}, the newest complete checkpoint", loaded.path.display());
+    }
+    if loaded.seed != plan.train.seed {
+        return Err(Failure::usage(
+            format!("{}: was trained with seed {}, not {}", loaded.path.display(), loaded.seed, plan.train.seed),
+            "a run keeps its seed: leave --seed out",
+        ));
+    }
+    strategy.restore(loaded.snapshot)?;
+    Ok(loaded.progress)
+}
+
+fn overview(
+    plan: &RunPlan,
+    lengths: &Lengths,
+    parameters: usize,
+    data: &str,
+    source: &str,
+    device: &str,
+    folder: &Path,
+) -> Section {
+    Section::new("run")
+        .row("model", format!("{}, {} parameters", plan.model.name, thousands(parameters as u64)))
+        .row("data", format!("{data} ({source})"))
+        .row("device", device)
+        .row("length", format!("{} epochs of {} steps", lengths.epochs, thousands(lengths.steps_per_epoch)))
+        .row("folder", folder.display())
+}
+
+/// Resolves everything that needs no data, builds the network, prints the plan.
+fn dry_run(plan: &RunPlan, selected: &Selected) -> Result<u8, Failure> {
+    let mut section = Section::new("dry run").row("device", &selected.description);
+    if let Some(facts) = resolve::known_facts(&plan.data.name) {
+        let side = plan.data.image_size;
+        let spec = Spec {
+            num_classes: plan.model.num_classes.unwrap_or(facts.classes),
+            in_channels: facts.channels,
+            image_size: [side.unwrap_or(facts.height), side.unwrap_or(facts.width)],
+        };
+        let network = build(plan, &spec, selected)?;
+        section = section.row(
+            "model",
+            format!(
+                "{}, {} parameters, {} multiply-adds an image",
+                plan.model.name,
+                thousands(count_parameters(&network) as u64),
+                thousands(models::macs(&network, &spec))
+            ),
+        );
+    } else {
+        models::find(&plan.model.name).map_err(|error| Failure::usage(&error, error.hint()))?;
+        section = section.row("model", format!("{}, built once the images are read", plan.model.name));
+    }
+    let mut sections = vec![section];
+    sections.extend(resolve::sections(plan)?);
+    print!("{}", start_table(&sections));
+    println!("dry run: the plan is valid; nothing was read, trained or written");
+    Ok(0)
+}
+
+fn count_parameters(network: &Network) -> usize {
+    models::parameters(network).iter().map(|parameter| parameter.len()).sum()
+}
+
+fn plan_toml(plan: &RunPlan) -> Result<String, Failure> {
+    plan.to_toml().map_err(|error| Failure::run(error, "please report this"))
+}

@@ -1,0 +1,142 @@
+//! Reading checkpoints back: what is damaged is named and passed over.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use super::{CheckpointError, EMA, MANIFEST, MODEL, Manifest, OPTIMIZER, Progress, STATE, State, VERSION, sha256};
+use crate::{
+    state_file::{self, NamedTensor},
+    strategy::Snapshot,
+};
+use models::state::StateTensor;
+
+/// A checkpoint read back whole.
+#[derive(Debug)]
+pub struct Loaded {
+    /// Its folder.
+    pub path: PathBuf,
+    /// The strategy's state.
+    pub snapshot: Snapshot,
+    /// The engine's state.
+    pub progress: Progress,
+    /// The seed of the run that wrote it.
+    pub seed: u64,
+}
+
+/// Loads the newest complete checkpoint of a `checkpoints` folder. The second item names the newer ones that were
+/// passed over, and why.
+///
+/// # Errors
+/// No checkpoint is there, or none is complete.
+pub fn load_newest(folder: &Path) -> Result<(Loaded, Vec<CheckpointError>), CheckpointError> {
+    let mut damaged = Vec::new();
+    for path in newest_first(folder)? {
+        match load(&path) {
+            Ok(loaded) => return Ok((loaded, damaged)),
+            Err(error) => damaged.push(error),
+        }
+    }
+    let cause = match damaged.as_slice() {
+        [] => "holds no checkpoint".to_owned(),
+        all => format!(
+            "holds no complete checkpoint:{}",
+            all.iter().map(|error| format!("\n    {error}")).collect::<String>()
+        ),
+    };
+    Err(CheckpointError::new(folder, cause, "start the run again with --config; it left nothing to continue from"))
+}
+
+/// True when the folder holds a checkpoint, complete or not.
+///
+/// # Errors
+/// The folder cannot be read.
+pub fn any(folder: &Path) -> Result<bool, CheckpointError> {
+    Ok(!newest_first(folder)?.is_empty())
+}
+
+/// Loads one checkpoint, every file compared with the manifest.
+///
+/// # Errors
+/// Names the file that is missing, truncated or altered.
+pub fn load(path: &Path) -> Result<Loaded, CheckpointError> {
+    let damaged = |file: &Path, cause: String| {
+        CheckpointError::new(
+            file,
+            cause,
+            "use another checkpoint: this one was truncated or altered after it was written",
+        )
+    };
+    let manifest_path = path.join(MANIFEST);
+    let bytes = fs::read(&manifest_path).map_err(|error| damaged(&manifest_path, error.to_string()))?;
+    let manifest: Manifest = serde_json::from_slice(&bytes)
+        .map_err(|error| damaged(&manifest_path, format!("not a checkpoint's manifest: {error}")))?;
+    if manifest.version != VERSION {
+        return Err(CheckpointError::new(
+            &manifest_path,
+            format!("layout version {}, this program reads {VERSION}", manifest.version),
+            "use the version of the program that wrote it",
+        ));
+    }
+    let read = |name: &str| -> Result<Option<Vec<u8>>, CheckpointError> {
+        let Some(entry) = manifest.files.iter().find(|file| file.name == name) else { return Ok(None) };
+        let file = path.join(name);
+        let bytes = fs::read(&file).map_err(|error| damaged(&file, error.to_string()))?;
+        if bytes.len() as u64 != entry.bytes {
+            return Err(damaged(&file, format!("{} bytes, {} were written", bytes.len(), entry.bytes)));
+        }
+        if sha256(&bytes) != entry.sha256 {
+            return Err(damaged(&file, "its contents differ from what was written (SHA-256)".into()));
+        }
+        Ok(Some(bytes))
+    };
+    let required = |name: &str| read(name)?.ok_or_else(|| damaged(&manifest_path, format!("names no {name}")));
+    let tensors = |name: &str, bytes: &[u8]| {
+        let file = path.join(name);
+        state_file::decode(&file, bytes).map_err(|error| damaged(&file, error))
+    };
+    let state: State = serde_json::from_slice(&required(STATE)?)
+        .map_err(|error| damaged(&path.join(STATE), format!("not a checkpoint's state: {error}")))?;
+    let model = state_tensors(tensors(MODEL, &required(MODEL)?)?);
+    let optimizer = tensors(OPTIMIZER, &required(OPTIMIZER)?)?;
+    let ema = match read(EMA)? {
+        Some(bytes) => Some(state_tensors(tensors(EMA, &bytes)?)),
+        None => None,
+    };
+    Ok(Loaded {
+        path: path.to_owned(),
+        snapshot: Snapshot { model, optimizer, optimizer_steps: state.optimizer_steps, ema },
+        progress: state.progress,
+        seed: state.seed,
+    })
+}
+
+fn state_tensors(tensors: Vec<NamedTensor>) -> Vec<StateTensor> {
+    tensors.into_iter().map(|t| StateTensor::new(t.name, t.shape, t.values)).collect()
+}
+
+/// The checkpoints of a folder by age: (step, epoch, batch), newest first. The order comes from the state file where it
+/// can be read, else (a damaged one) from the name, so that damage is reported in its place.
+pub(super) fn newest_first(folder: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
+    let entries = fs::read_dir(folder)
+        .map_err(|error| CheckpointError::new(folder, error, "name a run folder that has a checkpoints folder"))?;
+    let mut found: Vec<((u64, usize, usize), PathBuf)> = Vec::new();
+    for entry in entries.flatten() {
+        let path = entry.path();
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let named = name.strip_prefix("epoch-").or(name.strip_prefix("step-")).and_then(|n| n.parse::<u64>().ok());
+        let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        if let (Some(number), true) = (named, is_folder) {
+            let state = fs::read(path.join(STATE)).ok().and_then(|b| serde_json::from_slice::<State>(&b).ok());
+            let key = match state {
+                Some(State { progress, .. }) => (progress.step, progress.epoch, progress.batch),
+                None if name.starts_with("step-") => (number, 0, 0),
+                None => (u64::MAX, number as usize, 0),
+            };
+            found.push((key, path));
+        }
+    }
+    found.sort_by(|a, b| b.cmp(a));
+    Ok(found.into_iter().map(|(_, path)| path).collect())
+}

@@ -1,0 +1,165 @@
+//! Writing checkpoints, keeping the newest and the best, deleting the rest.
+
+use std::{
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+};
+
+use super::{
+    CheckpointError, EMA, MANIFEST, MODEL, Manifest, ManifestFile, OPTIMIZER, Progress, STATE, State, VERSION, read,
+    sha256,
+};
+use crate::{
+    state_file::{self, NamedTensor},
+    strategy::Snapshot,
+};
+
+/// Prefix of folders that are being written or deleted.
+const HIDDEN: &str = ".tmp-";
+
+/// The `checkpoints` folder of a run. Only rank 0 has one.
+#[derive(Debug)]
+pub struct Store {
+    folder: PathBuf,
+    keep_last: usize,
+    seed: u64,
+}
+
+impl Store {
+    /// Opens the folder, which exists, and removes what a killed process left half written in it.
+    ///
+    /// # Errors
+    /// The folder cannot be read or cleaned.
+    pub fn open(folder: &Path, keep_last: usize, seed: u64) -> Result<Self, CheckpointError> {
+        let entries = fs::read_dir(folder).map_err(|error| CheckpointError::writing(folder, error))?;
+        for entry in entries.flatten() {
+            if entry.file_name().to_string_lossy().starts_with(HIDDEN) {
+                remove(&entry.path())?;
+            }
+        }
+        Ok(Self { folder: folder.to_owned(), keep_last, seed })
+    }
+
+    /// Writes checkpoint `name`, points `last` (and `best`, when `is_best`) at it and deletes the oldest beyond
+    /// `keep_last`, never the best.
+    ///
+    /// # Errors
+    /// The disk is full or the folder not writable; checkpoints written before stay as they were.
+    pub fn save(
+        &self,
+        name: &str,
+        snapshot: Snapshot,
+        progress: &Progress,
+        is_best: bool,
+    ) -> Result<PathBuf, CheckpointError> {
+        let temporary = self.folder.join(format!("{HIDDEN}{name}"));
+        let target = self.folder.join(name);
+        remove(&temporary)?;
+        let written = self.write_files(&temporary, snapshot, progress).and_then(|()| place(&temporary, &target));
+        if let Err(error) = written {
+            // give the space back: the error that matters is the first one
+            let _ = fs::remove_dir_all(&temporary);
+            return Err(error);
+        }
+        sync_folder(&self.folder)?;
+        self.point("last", name)?;
+        if is_best {
+            self.point("best", name)?;
+        }
+        self.prune()?;
+        Ok(target)
+    }
+
+    fn write_files(&self, folder: &Path, snapshot: Snapshot, progress: &Progress) -> Result<(), CheckpointError> {
+        fs::create_dir_all(folder).map_err(|error| CheckpointError::writing(folder, error))?;
+        let state = State { progress: progress.clone(), optimizer_steps: snapshot.optimizer_steps, seed: self.seed };
+        let mut manifest = Manifest { version: VERSION, files: Vec::new() };
+        let mut write = |name: &str, bytes: &[u8]| {
+            manifest.files.push(ManifestFile { name: name.into(), bytes: bytes.len() as u64, sha256: sha256(bytes) });
+            write_synced(&folder.join(name), bytes)
+        };
+        let tensors = |name: &str, tensors: &[NamedTensor]| {
+            state_file::encode(tensors).map_err(|error| CheckpointError::writing(folder.join(name), error))
+        };
+        write(MODEL, &tensors(MODEL, &named(snapshot.model))?)?;
+        write(OPTIMIZER, &tensors(OPTIMIZER, &snapshot.optimizer)?)?;
+        if let Some(ema) = snapshot.ema {
+            write(EMA, &tensors(EMA, &named(ema))?)?;
+        }
+        write(STATE, &json(&folder.join(STATE), &state)?)?;
+        let path = folder.join(MANIFEST);
+        write_synced(&path, &json(&path, &manifest)?)?;
+        sync_folder(folder)
+    }
+
+    /// Replaces the relative link `link` by one to `name`, in one step.
+    fn point(&self, link: &str, name: &str) -> Result<(), CheckpointError> {
+        let (temporary, link) = (self.folder.join(format!("{HIDDEN}{link}")), self.folder.join(link));
+        remove(&temporary)?;
+        std::os::unix::fs::symlink(name, &temporary)
+            .and_then(|()| fs::rename(&temporary, &link))
+            .map_err(|error| CheckpointError::writing(&link, error))
+    }
+
+    /// Deletes the oldest checkpoints beyond `keep_last`, but for the one that `best` points at.
+    fn prune(&self) -> Result<(), CheckpointError> {
+        let best = fs::read_link(self.folder.join("best")).ok();
+        let mut kept = 0;
+        for path in read::newest_first(&self.folder)? {
+            let name = path.file_name().unwrap_or_default().to_owned();
+            if best.as_deref() == Some(Path::new(&name)) {
+                continue;
+            }
+            kept += 1;
+            if kept > self.keep_last {
+                let hidden = self.folder.join(format!("{HIDDEN}{}", name.to_string_lossy()));
+                fs::rename(&path, &hidden).map_err(|error| CheckpointError::writing(&path, error))?;
+                remove(&hidden)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Renames `temporary` to `target`; where a resumed run writes a checkpoint again, the two are exchanged in one step.
+fn place(temporary: &Path, target: &Path) -> Result<(), CheckpointError> {
+    let failed = |error: std::io::Error| CheckpointError::writing(target, error);
+    if !target.exists() {
+        return fs::rename(temporary, target).map_err(failed);
+    }
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    renameat_with(CWD, temporary, CWD, target, RenameFlags::EXCHANGE).map_err(|error| failed(error.into()))?;
+    remove(temporary)
+}
+
+fn named(tensors: Vec<models::state::StateTensor>) -> Vec<NamedTensor> {
+    tensors.into_iter().map(|t| NamedTensor { name: t.name, shape: t.shape, values: t.values }).collect()
+}
+
+fn json(path: &Path, value: &impl serde::Serialize) -> Result<Vec<u8>, CheckpointError> {
+    serde_json::to_vec_pretty(value).map_err(|error| CheckpointError::writing(path, error))
+}
+
+fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
+    let write = || {
+        let mut file = fs::File::create(path)?;
+        file.write_all(bytes)?;
+        file.sync_all()
+    };
+    write().map_err(|error| CheckpointError::writing(path, error))
+}
+
+fn sync_folder(folder: &Path) -> Result<(), CheckpointError> {
+    fs::File::open(folder).and_then(|file| file.sync_all()).map_err(|error| CheckpointError::writing(folder, error))
+}
+
+/// Removes a folder, file or link if it is there.
+fn remove(path: &Path) -> Result<(), CheckpointError> {
+    let result = match fs::symlink_metadata(path) {
+        Err(_) => return Ok(()),
+        Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(path),
+        Ok(_) => fs::remove_file(path),
+    };
+    result.map_err(|error| CheckpointError::writing(path, error))
+}

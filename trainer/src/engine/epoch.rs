@@ -1,0 +1,64 @@
+//! One epoch, top to bottom: fetch, forward, backward, reduce, step.
+
+use std::time::Instant;
+
+use super::Engine;
+use crate::{failure::Failure, report::StepRecord, strategy::percent};
+
+/// Why an epoch's loop ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum EpochEnd {
+    /// All its batches were used, or the run's last step was taken.
+    Complete,
+    /// A signal asked for a stop.
+    Interrupted(i32),
+}
+
+/// Trains from `progress.batch` to the end of `progress.epoch`.
+pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> {
+    let epoch = engine.progress.epoch;
+    let mut batches = engine.train.epoch(epoch, engine.progress.batch);
+    while engine.progress.step < engine.lengths.last_step {
+        let start = Instant::now();
+        let fetched = batches.by_ref().take(engine.plan.train.accumulate).collect::<Vec<_>>();
+        if fetched.is_empty() {
+            break;
+        }
+        let count = fetched.len();
+        let data_seconds = start.elapsed().as_secs_f64();
+
+        // forward → backward → reduce → optimizer, on however many devices the strategy has
+        let (step, lr) = (engine.progress.step, engine.lr(engine.progress.step));
+        let outcome = engine.strategy.train_step(fetched, lr).map_err(|mut failure| {
+            failure.message = format!("epoch {epoch}, step {step}: {}", failure.message);
+            failure
+        })?;
+
+        // only timing, logging and saving from here on
+        let seconds = start.elapsed().as_secs_f64();
+        engine.progress.step += 1;
+        engine.progress.batch += count;
+        engine.progress.elapsed_s += seconds;
+        engine.progress.partial.add(&outcome, seconds);
+        engine.reporter.step(&StepRecord {
+            epoch,
+            step,
+            loss: outcome.loss(),
+            lr,
+            images_per_s: outcome.samples as f64 / seconds,
+            top1: percent(outcome.correct, outcome.samples),
+            grad_norm: outcome.grad_norm,
+            data_ms: data_seconds * 1e3,
+            step_ms: seconds * 1e3,
+        })?;
+        let every = engine.plan.checkpoint.every_steps as u64;
+        let at_epoch_end = engine.progress.batch >= engine.lengths.batches_per_epoch;
+        if every > 0 && engine.progress.step.is_multiple_of(every) && !at_epoch_end {
+            engine.save(&format!("step-{}", engine.progress.step), false)?;
+        }
+        if let Some(signal) = engine.stop.signal() {
+            return Ok(EpochEnd::Interrupted(signal));
+        }
+    }
+    Ok(EpochEnd::Complete)
+}

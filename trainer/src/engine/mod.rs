@@ -1,0 +1,250 @@
+//! The run: epochs of steps, evaluation, checkpoints. It does not know which strategy takes the steps.
+
+pub mod checkpoint;
+mod epoch;
+pub mod signals;
+
+use std::time::Instant;
+
+use data::loader::Loader;
+
+use self::{
+    checkpoint::{Partial, Progress, Store},
+    epoch::EpochEnd,
+    signals::Stop,
+};
+use crate::{
+    config::{BatchScope, LrScale, RunPlan},
+    failure::Failure,
+    optim::Schedule,
+    report::{EpochRecord, EvalRecord, Evaluated, Reporter},
+    strategy::{Strategy, Tally, percent},
+};
+
+/// How a run ended.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Ending {
+    /// All epochs or steps done; the last evaluation.
+    Finished(Tally),
+    /// A signal asked for a stop and a checkpoint was saved there.
+    Interrupted {
+        /// The signal's number.
+        signal: i32,
+        /// Optimizer steps taken.
+        step: u64,
+    },
+}
+
+/// How many steps a run has and where its epochs end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lengths {
+    /// Loader batches in an epoch.
+    pub batches_per_epoch: usize,
+    /// Optimizer steps in an epoch.
+    pub steps_per_epoch: u64,
+    /// Epochs of the run.
+    pub epochs: usize,
+    /// Optimizer steps over which the schedule spans: all epochs, or `max_steps` when the run is given in steps alone.
+    pub schedule_steps: u64,
+    /// The run ends at this step.
+    pub last_step: u64,
+}
+
+impl Lengths {
+    /// From the plan and the loader's number of batches.
+    pub fn new(plan: &RunPlan, batches_per_epoch: usize) -> Self {
+        let steps_per_epoch = batches_per_epoch.div_ceil(plan.train.accumulate).max(1) as u64;
+        let limit = plan.train.max_steps as u64;
+        let epochs = match plan.train.epochs {
+            0 => limit.div_ceil(steps_per_epoch) as usize,
+            epochs => epochs,
+        };
+        let all = epochs as u64 * steps_per_epoch;
+        let schedule_steps = if plan.train.epochs == 0 { limit } else { all };
+        let last_step = if limit == 0 { all } else { all.min(limit) };
+        Self { batches_per_epoch, steps_per_epoch, epochs, schedule_steps, last_step }
+    }
+}
+
+/// A run in progress.
+pub struct Engine<'a> {
+    plan: &'a RunPlan,
+    strategy: &'a mut dyn Strategy,
+    train: Loader,
+    test: Loader,
+    lengths: Lengths,
+    schedule: Schedule,
+    base_scale: f64,
+    store: Store,
+    reporter: &'a mut Reporter,
+    stop: Stop,
+    progress: Progress,
+}
+
+impl<'a> Engine<'a> {
+    /// Puts a run together; `progress` is [`Progress::start`] or a checkpoint's.
+    #[expect(clippy::too_many_arguments, reason = "the parts of a run, each named once at its only call")]
+    pub fn new(
+        plan: &'a RunPlan,
+        strategy: &'a mut dyn Strategy,
+        train: Loader,
+        test: Loader,
+        store: Store,
+        reporter: &'a mut Reporter,
+        stop: Stop,
+        progress: Progress,
+    ) -> Self {
+        let lengths = Lengths::new(plan, train.batches_per_epoch());
+        let schedule =
+            Schedule::new(&plan.schedule, plan.optimizer.lr, lengths.schedule_steps, lengths.steps_per_epoch);
+        let base_scale = lr_factor(plan, strategy.world());
+        Self { plan, strategy, train, test, lengths, schedule, base_scale, store, reporter, stop, progress }
+    }
+
+    /// Trains to the end or to the first signal; gives how it ended and where it stands.
+    ///
+    /// # Errors
+    /// A loss that is not finite, a batch that cannot be read, a file that cannot be written.
+    pub fn run(mut self) -> Result<(Ending, Progress), Failure> {
+        let ending = self.train_to_the_end()?;
+        Ok((ending, self.progress))
+    }
+
+    fn train_to_the_end(&mut self) -> Result<Ending, Failure> {
+        if self.progress.epoch > self.lengths.epochs {
+            // resumed after its last checkpoint: what is left is the result
+            return Ok(match self.evaluate()? {
+                Some(tally) => Ending::Finished(tally),
+                None => self.nothing_to_save(),
+            });
+        }
+        loop {
+            let epoch = self.progress.epoch;
+            let end = epoch::train_epoch(self)?;
+            if let EpochEnd::Interrupted(signal) = end {
+                return self.interrupted(signal);
+            }
+            let done = epoch >= self.lengths.epochs || self.progress.step >= self.lengths.last_step;
+            let due = done || (self.plan.train.eval_every > 0 && epoch.is_multiple_of(self.plan.train.eval_every));
+            let start = Instant::now();
+            let tally = match due {
+                true => match self.evaluate()? {
+                    Some(tally) => Some(tally),
+                    // stopped while evaluating: the checkpoint stands at the epoch's end and a resumed run evaluates again
+                    None => return self.interrupted(self.stop.signal().unwrap_or_default()),
+                },
+                false => None,
+            };
+            self.finish_epoch(tally.as_ref(), done, start.elapsed().as_secs_f64())?;
+            if let (true, Some(tally)) = (done, tally) {
+                return Ok(Ending::Finished(tally));
+            }
+        }
+    }
+
+    /// Evaluates the whole test set; `None` when a signal came first.
+    fn evaluate(&mut self) -> Result<Option<Tally>, Failure> {
+        let (stop, reporter) = (&self.stop, &mut *self.reporter);
+        reporter.evaluating(self.test.batches_per_epoch());
+        let mut batches = self
+            .test
+            .epoch(self.progress.epoch, 0)
+            .take_while(|_| stop.signal().is_none())
+            .inspect(|_| reporter.evaluated());
+        let tally = self.strategy.evaluate(&mut batches)?;
+        Ok(stop.signal().is_none().then_some(tally))
+    }
+
+    /// Reports the epoch, moves on to the next one and saves a checkpoint where one is due.
+    fn finish_epoch(&mut self, tally: Option<&Tally>, done: bool, eval_seconds: f64) -> Result<(), Failure> {
+        let epoch = self.progress.epoch;
+        let partial = std::mem::take(&mut self.progress.partial);
+        self.progress.elapsed_s += eval_seconds;
+        let is_best = tally.is_some_and(|t| self.progress.best.is_none_or(|best| t.top1_percent() > best.eval.top1));
+        if let Some(tally) = tally {
+            let evaluated = Evaluated { epoch, eval: eval_record(tally) };
+            self.progress.last = Some(evaluated);
+            if is_best {
+                self.progress.best = Some(evaluated);
+            }
+        }
+        // reported before the checkpoint: a run killed between the two resumes before the epoch and writes its line again
+        self.reporter.epoch(&EpochRecord {
+            epoch,
+            train_loss: partial.loss_sum / partial.samples as f64,
+            train_top1: percent(partial.correct, partial.samples),
+            eval: tally.map(eval_record),
+            lr: self.lr(self.progress.step.saturating_sub(1)),
+            images_per_s: partial.samples as f64 / partial.seconds,
+            seconds: partial.seconds + eval_seconds,
+        })?;
+
+        // a run that ends here is over, even where train.max_steps ended it inside an epoch
+        self.progress.epoch = if done { self.lengths.epochs } else { epoch } + 1;
+        self.progress.batch = 0;
+        let checkpoint = &self.plan.checkpoint;
+        let keep_best = is_best && checkpoint.keep_best;
+        let due = checkpoint.every > 0 && epoch.is_multiple_of(checkpoint.every);
+        if done || due || keep_best {
+            self.save(&format!("epoch-{epoch}"), keep_best)?;
+        }
+        Ok(())
+    }
+
+    fn nothing_to_save(&self) -> Ending {
+        Ending::Interrupted { signal: self.stop.signal().unwrap_or_default(), step: self.progress.step }
+    }
+
+    fn interrupted(&mut self, signal: i32) -> Result<Ending, Failure> {
+        let step = self.progress.step;
+        self.save(&format!("step-{step}"), false)?;
+        Ok(Ending::Interrupted { signal, step })
+    }
+
+    /// Saves a checkpoint, after everything reported up to it is on disk.
+    fn save(&mut self, name: &str, is_best: bool) -> Result<(), Failure> {
+        self.reporter.flush()?;
+        self.store.save(name, self.strategy.snapshot(), &self.progress, is_best)?;
+        Ok(())
+    }
+
+    /// Learning rate of a step.
+    fn lr(&self, step: u64) -> f64 {
+        self.schedule.lr(step) * self.base_scale
+    }
+}
+
+/// What `optimizer.lr_scale` multiplies the learning rate by: Horovod's rule follows the growth of the batch, which
+/// grows with the world only when `batch_size` is a worker's.
+fn lr_factor(plan: &RunPlan, world: usize) -> f64 {
+    let growth = match plan.train.batch_scope {
+        BatchScope::Global => 1.0,
+        BatchScope::PerWorker => world as f64,
+    };
+    match plan.optimizer.lr_scale {
+        LrScale::None => 1.0,
+        LrScale::Linear => growth,
+        LrScale::Sqrt => growth.sqrt(),
+    }
+}
+
+/// A tally as the report wants it.
+pub fn eval_record(tally: &Tally) -> EvalRecord {
+    EvalRecord {
+        loss: tally.loss(),
+        top1: tally.top1_percent(),
+        top5: tally.top5_percent(),
+        correct: tally.top1,
+        total: tally.samples,
+    }
+}
+
+impl Partial {
+    /// Adds one step.
+    fn add(&mut self, outcome: &crate::strategy::StepOutcome, seconds: f64) {
+        self.loss_sum += outcome.loss_sum;
+        self.correct += outcome.correct;
+        self.samples += outcome.samples;
+        self.seconds += seconds;
+    }
+}

@@ -1,0 +1,51 @@
+//! SIGINT and SIGTERM: the first asks for an orderly stop, the second ends the process at once.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicUsize, Ordering},
+};
+
+use signal_hook::{
+    consts::{SIGINT, SIGTERM},
+    flag,
+};
+
+/// Tells whether a signal asked the run to stop.
+#[derive(Debug, Clone, Default)]
+pub struct Stop(Arc<AtomicUsize>);
+
+impl Stop {
+    /// Never stops: for evaluation and tests.
+    pub fn never() -> Self {
+        Self::default()
+    }
+
+    /// Installs the handlers.
+    ///
+    /// # Errors
+    /// The operating system refuses a handler.
+    pub fn on_signals() -> std::io::Result<Self> {
+        let stop = Self::default();
+        // order matters: the first signal of either kind arms the conditional exit, so that only a second one takes it
+        let armed = Arc::new(AtomicBool::new(false));
+        for signal in [SIGINT, SIGTERM] {
+            flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&armed))?;
+            flag::register(signal, Arc::clone(&armed))?;
+            flag::register_usize(signal, Arc::clone(&stop.0), signal as usize)?;
+        }
+        Ok(stop)
+    }
+
+    /// The signal that asked for a stop, if one did.
+    pub fn signal(&self) -> Option<i32> {
+        match self.0.load(Ordering::Relaxed) {
+            0 => None,
+            signal => Some(signal as i32),
+        }
+    }
+
+    /// Asks for a stop as `signal` would.
+    pub fn request(&self, signal: i32) {
+        self.0.store(signal as usize, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,68 @@
+//! How a command ends when it does not succeed: a message, a hint and an exit code.
+
+use std::fmt::Display;
+
+use data::DataError;
+
+use crate::{config::ConfigErrors, report::ReportError};
+
+/// Exit code of a failed run.
+pub const FAILED: u8 = 1;
+/// Exit code of bad usage, configuration or input.
+pub const USAGE: u8 = 2;
+
+/// An error on its way to the user. `Display` is the whole of what the screen shows after `error: `.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// The process's exit code: 1 failed, 2 bad usage or input, 128 + n ended by signal n after a checkpoint.
+    pub code: u8,
+    /// What happened: file, place, cause.
+    pub message: String,
+    /// What to do about it.
+    pub hint: Option<String>,
+}
+
+impl Failure {
+    /// The run failed.
+    pub fn run(message: impl Display, hint: impl Display) -> Self {
+        Self { code: FAILED, message: message.to_string(), hint: Some(hint.to_string()) }
+    }
+
+    /// The input is wrong.
+    pub fn usage(message: impl Display, hint: impl Display) -> Self {
+        Self { code: USAGE, message: message.to_string(), hint: Some(hint.to_string()) }
+    }
+}
+
+impl Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message)?;
+        match &self.hint {
+            Some(hint) => write!(f, "\n  hint: {hint}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl From<DataError> for Failure {
+    fn from(error: DataError) -> Self {
+        Self::usage(&error, &error.hint)
+    }
+}
+
+impl From<ReportError> for Failure {
+    fn from(error: ReportError) -> Self {
+        Self::run(&error, &error.hint)
+    }
+}
+
+impl From<ConfigErrors> for Failure {
+    /// The errors are rendered whole, with places and hints of their own.
+    fn from(errors: ConfigErrors) -> Self {
+        let text = errors.to_string();
+        let message = text.strip_prefix("error: ").unwrap_or(&text).to_owned();
+        Self { code: USAGE, message, hint: None }
+    }
+}

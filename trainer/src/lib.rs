@@ -1,0 +1,16 @@
+//! The trainer's parts, top to bottom: command line → configuration → engine → strategy → optimizer.
+//!
+//! `ARCHITECTURE.md` has the map. Nothing below [`commands`] reads flags or the environment; nothing below [`engine`]
+//! knows of epochs; only rank 0 has a [`report`].
+
+pub mod cli;
+pub mod commands;
+pub mod config;
+pub mod device;
+pub mod engine;
+pub mod failure;
+pub mod loss;
+pub mod optim;
+pub mod report;
+pub mod state_file;
+pub mod strategy;

@@ -1,0 +1,116 @@
+//! Cross-entropy over soft targets.
+//!
+//! Label smoothing, mixup and cutmix are all a matter of the target distribution, so one loss serves them:
+//! `-(target * log_softmax(logits)).sum() / samples` with targets built on the host.
+//! Source: `torch.nn.functional.cross_entropy(…, label_smoothing)`; mixup arXiv:1710.09412.
+
+use burn::tensor::{Device, Tensor, TensorData, activation::log_softmax};
+use data::loader::Mix;
+
+/// Target distribution of one batch, row-major `[B, classes]`: each label smoothed by `smoothing` (its mass
+/// `1 - smoothing + smoothing / classes`, the others' `smoothing / classes`), then mixed with the partner's.
+pub fn soft_targets(labels: &[i32], mix: Option<&Mix>, classes: usize, smoothing: f64) -> Vec<f32> {
+    let rest = (smoothing / classes as f64) as f32;
+    let mut targets = vec![rest; labels.len() * classes];
+    let mass = 1.0 - smoothing;
+    for (row, (target, &label)) in targets.chunks_exact_mut(classes).zip(labels).enumerate() {
+        match mix {
+            None => target[label as usize] += mass as f32,
+            Some(mix) => {
+                let lambda = f64::from(mix.lambda);
+                target[label as usize] += (mass * lambda) as f32;
+                target[mix.labels[row] as usize] += (mass * (1.0 - lambda)) as f32;
+            }
+        }
+    }
+    targets
+}
+
+/// Differentiable loss: the sum over the batch divided by `samples` (the batch's own length for a mean; the length of
+/// the whole optimizer step where the batch is one of several that are accumulated).
+///
+/// # Shapes
+/// `logits` `[B, classes]`, `targets` row-major of the same length.
+pub fn cross_entropy(logits: Tensor<2>, targets: Vec<f32>, samples: usize) -> Tensor<1> {
+    let [batch, classes] = logits.dims();
+    let device: Device = logits.device();
+    let targets = Tensor::<2>::from_data(TensorData::new(targets, [batch, classes]), &device);
+    (log_softmax(logits, 1) * targets).sum().mul_scalar(-1.0 / samples as f64)
+}
+
+/// The same loss of one row, on the host in f64: `logits` and `target` have one entry a class.
+pub fn row_loss(logits: &[f32], target: impl Iterator<Item = f32>) -> f64 {
+    let log_sum = log_sum_exp(logits);
+    logits.iter().zip(target).map(|(&logit, target)| f64::from(target) * (log_sum - f64::from(logit))).sum()
+}
+
+/// `log(sum(exp(logits)))`, shifted by the largest logit so that nothing overflows.
+fn log_sum_exp(logits: &[f32]) -> f64 {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    if !max.is_finite() {
+        return f64::from(logits.iter().sum::<f32>());
+    }
+    f64::from(max) + logits.iter().map(|&l| f64::from(l - max).exp()).sum::<f64>().ln()
+}
+
+/// Index of the largest logit; the first of equals, as `torch.argmax` on the CPU.
+pub fn argmax(logits: &[f32]) -> usize {
+    let mut best = 0;
+    for (index, &logit) in logits.iter().enumerate() {
+        if logit > logits[best] || logits[best].is_nan() {
+            best = index;
+        }
+    }
+    best
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `losses.json`: logits 3 cos(0.9 i + 1.7 j), 4 x 10, labels 0 3 7 9, computed by PyTorch in float64.
+    fn golden() -> serde_json::Value {
+        serde_json::from_str(include_str!("../tests/reference/losses.json")).expect("golden file")
+    }
+
+    fn logits() -> Vec<f32> {
+        (0..4).flat_map(|i| (0..10).map(move |j| (3.0 * (0.9 * i as f64 + 1.7 * j as f64).cos()) as f32)).collect()
+    }
+
+    fn check(key: &str, mix: Option<Mix>, smoothing: f64) {
+        let expected = golden()[key].as_f64().expect(key);
+        let targets = soft_targets(&[0, 3, 7, 9], mix.as_ref(), 10, smoothing);
+        let device = Device::flex();
+        let tensor = Tensor::<2>::from_data(TensorData::new(logits(), [4, 10]), &device);
+        let loss = f64::from(cross_entropy(tensor, targets.clone(), 4).into_scalar::<f32>());
+        assert!((loss - expected).abs() < 1e-6, "{key}: {loss} against {expected}");
+        let host = logits()
+            .chunks(10)
+            .zip(targets.chunks(10))
+            .map(|(row, target)| row_loss(row, target.iter().copied()))
+            .sum::<f64>()
+            / 4.0;
+        assert!((host - expected).abs() < 1e-6, "{key} on the host: {host} against {expected}");
+    }
+
+    #[test]
+    fn losses_equal_pytorch() {
+        let mix = || Some(Mix { labels: vec![9, 7, 3, 0], lambda: 0.3 });
+        check("cross_entropy", None, 0.0);
+        check("label_smoothing_0.1", None, 0.1);
+        check("mixup_0.3_with_reversed_batch", mix(), 0.0);
+        check("mixup_and_smoothing_0.1", mix(), 0.1);
+    }
+
+    #[test]
+    fn host_loss_survives_extreme_logits() {
+        assert_eq!(row_loss(&[1e30, 0.0], [1.0, 0.0].into_iter()), 0.0);
+        assert!(row_loss(&[f32::NAN, 0.0], [1.0, 0.0].into_iter()).is_nan());
+    }
+
+    #[test]
+    fn argmax_takes_the_first_of_equals() {
+        assert_eq!(argmax(&[1.0, 3.0, 3.0]), 1);
+        assert_eq!(argmax(&[f32::NAN, -1.0, 0.5]), 2);
+    }
+}

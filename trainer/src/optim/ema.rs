@@ -1,0 +1,49 @@
+//! Exponential moving average of the weights and batch-norm statistics, as timm's `ModelEmaV2`: evaluated instead of
+//! the weights themselves when it is on.
+
+use burn::tensor::{Device, Tensor};
+use models::{
+    Network,
+    state::{self, StateTensor},
+};
+
+/// The average, one flat tensor an entry of the state dict.
+#[derive(Debug, Clone)]
+pub struct Ema {
+    decay: f64,
+    shadow: Vec<Tensor<1>>,
+}
+
+impl Ema {
+    /// Starts from the network's present state; `decay` in `(0, 1)` is the weight of the past at each step.
+    pub fn new(network: &Network, decay: f64) -> Self {
+        let mut shadow = Vec::new();
+        state::map_state(network.clone(), |_, _, value| {
+            shadow.push(value.clone());
+            value
+        });
+        Self { decay, shadow }
+    }
+
+    /// `shadow = decay * shadow + (1 - decay) * value`, after an optimizer step.
+    pub fn update(&mut self, network: &Network) {
+        let mut index = 0;
+        let (decay, shadow) = (self.decay, &mut self.shadow);
+        state::map_state(network.clone(), |_, _, value| {
+            shadow[index] = shadow[index].clone().mul_scalar(decay) + value.clone().mul_scalar(1.0 - decay);
+            index += 1;
+            value
+        });
+    }
+
+    /// `network` with the averaged state.
+    pub fn apply(&self, network: Network) -> Network {
+        let mut shadow = self.shadow.iter();
+        state::map_state(network, |_, _, value| shadow.next().cloned().unwrap_or(value))
+    }
+
+    /// Replaces the average by what a checkpoint holds: a state dict of the same network, in its order.
+    pub fn load(&mut self, tensors: &[StateTensor], device: &Device) {
+        self.shadow = tensors.iter().map(|tensor| Tensor::from_floats(tensor.values.as_slice(), device)).collect();
+    }
+}

@@ -1,0 +1,149 @@
+//! Golden values: `torch.optim` and `torch.optim.lr_scheduler` in float64.
+
+use burn::tensor::{DType, Device, Tensor, TensorData};
+
+use super::*;
+use crate::config::{Anneal, LrScale, MultiStep, OneCycle, Schedule as Plan, Warmup};
+
+fn optimizers() -> serde_json::Value {
+    serde_json::from_str(include_str!("../../tests/reference/optimizers.json")).expect("golden file")
+}
+
+fn schedules() -> serde_json::Value {
+    serde_json::from_str(include_str!("../../tests/reference/lr_schedules.json")).expect("golden file")
+}
+
+fn numbers(value: &serde_json::Value) -> Vec<f64> {
+    value.as_array().expect("array").iter().map(|v| v.as_f64().expect("number")).collect()
+}
+
+/// A flat float64 tensor: the golden values are float64, and 1e-6 is closer than six float32 steps come.
+fn tensor(values: Vec<f64>) -> Tensor<1> {
+    let count = values.len();
+    Tensor::from_data(TensorData::new(values, [count]), (&Device::flex(), DType::F64))
+}
+
+fn parameter(shape: &[usize]) -> ParameterInfo {
+    ParameterInfo { name: "weight".into(), shape: shape.to_vec(), id: burn::module::ParamId::new() }
+}
+
+/// Six steps of the golden file's gradient; the trajectory must follow PyTorch's.
+fn follow(key: &str, config: &OptimizerConfig) {
+    let golden = optimizers();
+    let start = numbers(&golden["start"]);
+    let count = start.len();
+    let mut value = tensor(start);
+    let mut optimizer = Optimizer::new(config);
+    let lr = golden["lr"].as_f64().expect("lr");
+    for (step, expected) in golden[key].as_array().expect(key).iter().enumerate() {
+        let gradient: Vec<f64> = (0..count).map(|i| (1.0 + 0.7 * step as f64 + 1.3 * i as f64).sin()).collect();
+        optimizer.steps += 1;
+        value = optimizer.update(0, &parameter(&[count, 1]), value, tensor(gradient), lr);
+        let got = value.try_to_vec_as::<f64>().expect("f64");
+        for (got, expected) in got.iter().zip(numbers(expected)) {
+            assert!((got - expected).abs() < 1e-6, "{key} step {step}: {got} against {expected}");
+        }
+    }
+}
+
+fn config(kind: OptimizerKind, weight_decay: f64) -> OptimizerConfig {
+    OptimizerConfig { kind, lr: 0.1, weight_decay, decay_norm_and_bias: true, lr_scale: LrScale::None }
+}
+
+fn sgd(momentum: f64, nesterov: bool, weight_decay: f64) -> OptimizerConfig {
+    config(OptimizerKind::Sgd { momentum, nesterov }, weight_decay)
+}
+
+#[test]
+fn sgd_equals_pytorch() {
+    follow("sgd", &sgd(0.0, false, 0.0));
+    follow("sgd_momentum_0.9_wd_5e-4", &sgd(0.9, false, 5e-4));
+    follow("sgd_nesterov_0.9_wd_5e-4", &sgd(0.9, true, 5e-4));
+}
+
+#[test]
+fn adamw_equals_pytorch() {
+    follow("adamw_wd_1e-2", &config(OptimizerKind::AdamW { betas: [0.9, 0.999], eps: 1e-8 }, 1e-2));
+}
+
+#[test]
+fn norm_and_bias_can_be_exempt_from_weight_decay() {
+    let config = OptimizerConfig { decay_norm_and_bias: false, ..sgd(0.0, false, 0.5) };
+    let (zero, one) = (|| tensor(vec![0.0; 2]), || tensor(vec![1.0; 2]));
+    let mut optimizer = Optimizer::new(&config);
+    let bias = optimizer.update(0, &parameter(&[2]), one(), zero(), 0.1).try_to_vec_as::<f64>().expect("f64");
+    let weight = optimizer.update(1, &parameter(&[2, 1]), one(), zero(), 0.1).try_to_vec_as::<f64>().expect("f64");
+    assert_eq!(bias, [1.0, 1.0]);
+    assert_eq!(weight, [0.95, 0.95]);
+}
+
+#[test]
+fn clipping_takes_the_norm_of_all_gradients_together() {
+    let device = Device::flex();
+    let tensor = |values: &[f32]| Some(Tensor::<1>::from_floats(values, &device));
+    let mut gradients = FlatGradients::from_tensors(vec![tensor(&[3.0, 0.0]), None, tensor(&[0.0, 4.0, 0.0])]);
+    assert!((clip_global_norm(&mut gradients, 10.0) - 5.0).abs() < 1e-6, "below the limit nothing changes");
+    assert!((clip_global_norm(&mut gradients, 1.0) - 5.0).abs() < 1e-6);
+    let clipped = gradients.into_inner();
+    let values = |i: usize| clipped[i].clone().expect("gradient").try_to_vec_as::<f32>().expect("f32");
+    assert!((values(0)[0] - 0.6).abs() < 1e-6 && (values(2)[1] - 0.8).abs() < 1e-6);
+}
+
+fn check_schedule(key: &str, plan: &Plan, steps_per_epoch: u64) {
+    let golden = schedules();
+    let base = golden["base_lr"].as_f64().expect("base_lr");
+    let steps = golden["steps"].as_u64().expect("steps");
+    let schedule = Schedule::new(plan, base, steps, steps_per_epoch);
+    for (step, expected) in numbers(&golden[key]).into_iter().enumerate() {
+        let lr = schedule.lr(step as u64);
+        assert!((lr - expected).abs() < 1e-6, "{key} step {step}: {lr} against {expected}");
+    }
+}
+
+const NO_WARMUP: Warmup = Warmup { epochs: 0.0, start: 0.01 };
+
+fn one_cycle() -> Plan {
+    Plan::OneCycle(OneCycle { pct_start: 0.2, div: 5.0, final_div: 1e4, anneal: Anneal::Linear })
+}
+
+fn multi_step(milestones: [f64; 2]) -> Plan {
+    Plan::MultiStep(MultiStep { milestones: milestones.to_vec(), gamma: 0.1, warmup: NO_WARMUP })
+}
+
+#[test]
+fn schedules_equal_pytorch() {
+    check_schedule("cosine_T_max=steps", &Plan::Cosine(NO_WARMUP), 20);
+    check_schedule("one_cycle_linear_pct_0.2_div_5_final_div_1e4", &one_cycle(), 20);
+    let fractions = multi_step([0.5, 0.75]);
+    check_schedule("multistep_milestones_half_and_three_quarters_gamma_0.1", &fractions, 20);
+    let epochs = multi_step([5.0, 7.5]);
+    check_schedule("multistep_milestones_half_and_three_quarters_gamma_0.1", &epochs, 2);
+    let warmup = Plan::Cosine(Warmup { epochs: 2.5, start: 0.2 });
+    check_schedule("linear_warmup_5_from_0.2_then_cosine", &warmup, 2);
+}
+
+#[test]
+fn one_cycle_with_cosine_annealing_equals_pytorch() {
+    // torch.optim.lr_scheduler.OneCycleLR(max_lr=0.1, total_steps=10, pct_start=0.3, anneal_strategy="cos"), its defaults
+    let expected =
+        [0.004, 0.052, 0.1, 0.0950484632, 0.0811745654, 0.0611262022, 0.0388741978, 0.0188258346, 0.0049519368, 4e-07];
+    let plan = Plan::OneCycle(OneCycle { pct_start: 0.3, div: 25.0, final_div: 1e4, anneal: Anneal::Cos });
+    let schedule = Schedule::new(&plan, 0.1, 10, 1);
+    for (step, expected) in expected.into_iter().enumerate() {
+        let lr = schedule.lr(step as u64);
+        assert!((lr - expected).abs() < 1e-6, "step {step}: {lr} against {expected}");
+    }
+}
+
+#[test]
+fn schedules_stay_finite_at_their_edges() {
+    for plan in [Plan::Constant(NO_WARMUP), Plan::Cosine(NO_WARMUP), multi_step([0.5, 0.75]), one_cycle()] {
+        for total in [0, 1, 2, 3] {
+            let schedule = Schedule::new(&plan, 0.1, total, 1);
+            for step in 0..5 {
+                let lr = schedule.lr(step);
+                assert!((0.0..=0.1 + 1e-12).contains(&lr), "{plan:?} of {total} steps at {step}: {lr}");
+            }
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Named tensors in safetensors files: what checkpoints keep.
+
+use std::path::Path;
+
+use burn::tensor::{Device, Tensor};
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+
+/// A float32 tensor on the host with its name.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NamedTensor {
+    /// PyTorch's name, for optimizer state with the slot's name in front.
+    pub name: String,
+    /// Dimensions.
+    pub shape: Vec<usize>,
+    /// Row-major values.
+    pub values: Vec<f32>,
+}
+
+impl NamedTensor {
+    /// Copies a flat device tensor to the host.
+    pub fn from_tensor(name: String, shape: &[usize], tensor: &Tensor<1>) -> Self {
+        let values = tensor.try_to_vec_as::<f32>().expect("a device that computed the tensor can copy it back");
+        Self { name, shape: shape.to_vec(), values }
+    }
+
+    /// A flat tensor on `device`.
+    pub fn into_tensor(self, device: &Device) -> Tensor<1> {
+        Tensor::from_floats(self.values.as_slice(), device)
+    }
+}
+
+/// The bytes of a safetensors file of `tensors`.
+///
+/// # Errors
+/// Two tensors of one name, or a shape that disagrees with its values.
+pub fn encode(tensors: &[NamedTensor]) -> Result<Vec<u8>, safetensors::SafeTensorError> {
+    let bytes: Vec<Vec<u8>> =
+        tensors.iter().map(|tensor| tensor.values.iter().flat_map(|v| v.to_le_bytes()).collect()).collect();
+    let views = tensors
+        .iter()
+        .zip(&bytes)
+        .map(|(tensor, bytes)| Ok((tensor.name.as_str(), TensorView::new(Dtype::F32, tensor.shape.clone(), bytes)?)))
+        .collect::<Result<Vec<_>, safetensors::SafeTensorError>>()?;
+    safetensors::serialize(views, None)
+}
+
+/// Reads a safetensors file's bytes; `path` is named in errors. f64, f16 and bf16 are refused: checkpoints hold f32.
+///
+/// # Errors
+/// The file is no safetensors file, or holds another dtype.
+pub fn decode(path: &Path, bytes: &[u8]) -> Result<Vec<NamedTensor>, String> {
+    let file = SafeTensors::deserialize(bytes)
+        .map_err(|error| format!("{}: not a complete safetensors file: {error}", path.display()))?;
+    file.iter()
+        .map(|(name, view)| {
+            if view.dtype() != Dtype::F32 {
+                return Err(format!("{}: tensor `{name}` is {:?}, not F32", path.display(), view.dtype()));
+            }
+            let values = view
+                .data()
+                .chunks_exact(4)
+                .map(|bytes| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
+                .collect();
+            Ok(NamedTensor { name: name.to_owned(), shape: view.shape().to_vec(), values })
+        })
+        .collect()
+}

@@ -1,0 +1,91 @@
+//! One optimizer step, and one evaluation, on however many devices.
+//!
+//! `single`, and later `dp` and `ddp`, have the same files: their difference is a diff. The engine sees this trait only
+//! and does not know which strategy runs.
+
+mod replica;
+pub mod single;
+mod tally;
+
+pub use replica::Replica;
+pub use tally::{Tally, percent};
+
+use data::loader::Batch;
+use models::state::StateTensor;
+
+use crate::{failure::Failure, state_file::NamedTensor};
+
+/// What one optimizer step gave.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct StepOutcome {
+    /// Sum of the samples' losses (label smoothing and mixing included).
+    pub loss_sum: f64,
+    /// Samples whose largest logit is at their own label.
+    pub correct: u64,
+    /// Samples in the step, over all ranks.
+    pub samples: u64,
+    /// Norm of all gradients before clipping, where clipping is on.
+    pub grad_norm: Option<f64>,
+    /// Seconds in forward, backward and the optimizer.
+    pub seconds: StepSeconds,
+}
+
+impl StepOutcome {
+    /// Mean loss of the step's samples.
+    pub fn loss(&self) -> f64 {
+        self.loss_sum / self.samples as f64
+    }
+}
+
+/// Where a step's time went, in seconds.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct StepSeconds {
+    /// Host to device, forward, loss.
+    pub forward: f64,
+    /// Backward.
+    pub backward: f64,
+    /// Clipping, optimizer, weight average.
+    pub optimizer: f64,
+}
+
+/// Everything a checkpoint keeps of a strategy, on the host.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Snapshot {
+    /// Parameters and batch-norm statistics in PyTorch's order.
+    pub model: Vec<StateTensor>,
+    /// Optimizer state, `<slot>.<parameter>`.
+    pub optimizer: Vec<NamedTensor>,
+    /// Optimizer steps taken.
+    pub optimizer_steps: u64,
+    /// The weight average, where it is on.
+    pub ema: Option<Vec<StateTensor>>,
+}
+
+/// How a step is taken.
+pub trait Strategy {
+    /// This process's place among the ranks: selects its shard of the data.
+    fn rank(&self) -> usize;
+    /// Number of ranks that share each batch.
+    fn world(&self) -> usize;
+
+    /// One optimizer step over `batches` (more than one: gradients are accumulated, weighted by samples).
+    ///
+    /// # Errors
+    /// A loss that is not finite: the weights are left as they were before the step.
+    fn train_step(&mut self, batches: Vec<Batch>, lr: f64) -> Result<StepOutcome, Failure>;
+
+    /// Evaluates every batch with the averaged weights where there are any, else the present ones.
+    ///
+    /// # Errors
+    /// A rank that does not answer.
+    fn evaluate(&mut self, batches: &mut dyn Iterator<Item = Batch>) -> Result<Tally, Failure>;
+
+    /// State for a checkpoint.
+    fn snapshot(&self) -> Snapshot;
+
+    /// Takes a checkpoint's state back.
+    ///
+    /// # Errors
+    /// Names the tensors that are missing, unexpected or misshapen.
+    fn restore(&mut self, snapshot: Snapshot) -> Result<(), Failure>;
+}

@@ -1,0 +1,101 @@
+//! One copy of the network on one device, and how a batch becomes gradients there.
+
+use std::time::Instant;
+
+use burn::{
+    module::Module,
+    tensor::{Device, Tensor, TensorData},
+};
+use data::loader::Batch;
+use models::{Context, Network, state::ParameterInfo};
+
+use super::{StepOutcome, Tally, tally};
+use crate::{loss, optim::FlatGradients};
+
+/// A network on a device.
+#[derive(Debug)]
+pub struct Replica {
+    /// The network, its parameters tracked by autodiff.
+    pub network: Network,
+    /// Its learnable parameters in registration order.
+    pub parameters: Vec<ParameterInfo>,
+    device: Device,
+    classes: usize,
+    label_smoothing: f64,
+}
+
+impl Replica {
+    /// Wraps a network that lives on `device` (an autodiff device).
+    pub fn new(network: Network, device: Device, classes: usize, label_smoothing: f64) -> Self {
+        let parameters = models::state::parameters(&network);
+        Self { network, parameters, device, classes, label_smoothing }
+    }
+
+    /// The device without autodiff: optimizer state and evaluation live there.
+    pub fn inner_device(&self) -> Device {
+        self.device.clone().inner()
+    }
+
+    /// Forward and backward of one batch, the loss weighted as a part of a step of `step_samples` samples. Adds counts
+    /// and times to `outcome`. `None` when the loss is not finite.
+    pub fn forward_backward(
+        &self,
+        batch: Batch,
+        step_samples: usize,
+        outcome: &mut StepOutcome,
+    ) -> Option<FlatGradients> {
+        let start = Instant::now();
+        let labels = batch.labels.clone();
+        let targets = loss::soft_targets(&labels, batch.mix.as_ref(), self.classes, self.label_smoothing);
+        let logits = self.network.forward(images(batch, &self.device), &Context::train());
+        let host = host_logits(logits.clone());
+        let mut loss_sum = 0.0;
+        for ((row, target), &label) in
+            host.chunks_exact(self.classes).zip(targets.chunks_exact(self.classes)).zip(&labels)
+        {
+            loss_sum += loss::row_loss(row, target.iter().copied());
+            outcome.correct += u64::from(loss::argmax(row) == label as usize);
+        }
+        outcome.loss_sum += loss_sum;
+        outcome.samples += labels.len() as u64;
+        if !loss_sum.is_finite() {
+            return None;
+        }
+        let loss = loss::cross_entropy(logits, targets, step_samples);
+        outcome.seconds.forward += start.elapsed().as_secs_f64();
+        let start = Instant::now();
+        let gradients = FlatGradients::from_backward(loss.backward(), &self.network, &self.parameters);
+        outcome.seconds.backward += start.elapsed().as_secs_f64();
+        Some(gradients)
+    }
+
+    /// A copy of the network for evaluation: same values, no autodiff.
+    pub fn inference(&self) -> Network {
+        self.network.valid()
+    }
+
+    /// Counts one batch with `network`, an inference copy.
+    pub fn evaluate(&self, network: &Network, batch: Batch, tally: &mut Tally) {
+        let labels = batch.labels.clone();
+        let logits = host_logits(network.forward(images(batch, &self.inner_device()), &Context::eval()));
+        for (row, &label) in logits.chunks_exact(self.classes).zip(&labels) {
+            tally.add(row, label as usize);
+        }
+    }
+
+    /// An empty tally for this network's classes.
+    pub fn tally(&self) -> Tally {
+        tally::Tally::new(self.classes)
+    }
+}
+
+/// The batch's pixels on `device`, `[B, C, H, W]`.
+fn images(batch: Batch, device: &Device) -> Tensor<4> {
+    let shape = [batch.labels.len(), batch.shape.channels, batch.shape.height, batch.shape.width];
+    Tensor::from_data(TensorData::new(batch.images, shape), device)
+}
+
+/// Logits as host f32, row-major `[B, classes]`.
+fn host_logits(logits: Tensor<2>) -> Vec<f32> {
+    logits.try_into_vec_as::<f32>().expect("a device that computed the logits can copy them back")
+}

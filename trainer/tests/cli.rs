@@ -1,0 +1,189 @@
+//! What the binary says and leaves behind.
+
+mod common;
+
+use std::{fs, process::Command};
+
+use common::{Bench, CONFIG, Ended, checkpoint_file, entries};
+
+#[test]
+fn a_run_leaves_everything_that_the_readme_names() {
+    let bench = Bench::new(CONFIG);
+    let ended = bench.run(&["--config", "config.toml"]).expect(0);
+    let run = bench.only_run("runs");
+    for name in ["config.toml", "env.json", "metrics.jsonl", "summary.csv", "summary.json", "curves.svg", "checkpoints"]
+    {
+        assert!(run.join(name).exists(), "{name}");
+    }
+    assert!(entries(&run).iter().any(|p| p.file_name().unwrap().to_string_lossy().starts_with("events.out.tfevents")));
+    let last = ended.stdout.trim_end().lines().last().unwrap().to_owned();
+    assert!(last.starts_with("run folder:") && last.contains("runs/"), "the last line names the folder: {last}");
+    let header = fs::read_to_string(run.join("summary.csv")).unwrap();
+    assert!(header.starts_with("epoch,train_loss,train_top1,eval_loss,eval_top1,eval_top5,lr,images_per_s,seconds\n"));
+    assert_eq!(header.lines().count(), 1 + 3);
+    // a run's config.toml is a config: the same run again
+    bench.run(&["--config", run.join("config.toml").to_str().unwrap(), "--run-dir", "again"]).expect(0);
+    assert_eq!(common::losses(&run), common::losses(&bench.only_run("again")));
+}
+
+#[test]
+fn eval_of_a_run_and_of_its_weights_agree_with_the_summary() {
+    let bench = Bench::new(CONFIG);
+    bench
+        .run(&["--config", "config.toml", "--quiet", "--set", "data.limit_test=0", "--set", "data.limit_train=2000"])
+        .expect(0);
+    let run = bench.only_run("runs");
+    let summary: serde_json::Value = serde_json::from_slice(&fs::read(run.join("summary.json")).unwrap()).unwrap();
+    let best = &summary["best"];
+    let of_run = json(bench.run(&["eval", "--run", run.to_str().unwrap(), "--json"]).expect(0));
+    for key in ["top1", "top5", "loss", "correct", "total"] {
+        assert_eq!(of_run[key], best[key], "{key}");
+    }
+    assert_eq!(of_run["total"], 1000);
+    let weights = run.join("checkpoints/best/model.safetensors");
+    let arguments = ["eval", "--model", "lenet", "--weights", weights.to_str().unwrap(), "--data", "fashion-mini"];
+    assert_eq!(of_run, json(bench.run(&[&arguments[..], &["--json"]].concat()).expect(0)));
+    let text = bench.run(&arguments).expect(0).stdout;
+    assert!(text.contains("of 1,000 right") && text.contains("recall"), "{text}");
+
+    // a file of another model names what is missing, unexpected or misshapen
+    let other = ["eval", "--model", "vgg11", "--weights", weights.to_str().unwrap(), "--data", "cifar10"];
+    let ended = bench.run(&other).expect(2);
+    assert!(ended.stderr.contains("hint:"), "{}", ended.stderr);
+}
+
+fn json(ended: Ended) -> serde_json::Value {
+    serde_json::from_str(&ended.stdout).unwrap_or_else(|error| panic!("{error}: {}", ended.stdout))
+}
+
+#[test]
+fn dry_run_writes_nothing() {
+    let bench = Bench::new(CONFIG);
+    let ended = bench.run(&["--config", "config.toml", "--dry-run"]).expect(0);
+    assert!(ended.stdout.contains("44,426 parameters"), "{}", ended.stdout);
+    assert!(!bench.path("runs").exists());
+}
+
+/// Every config that ships can be started: model, data set and values fit each other.
+#[test]
+fn every_shipped_config_passes_a_dry_run() {
+    let bench = Bench::new(CONFIG);
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs");
+    let mut seen = 0;
+    for path in entries(folder.as_ref()).iter().filter(|path| path.extension().is_some_and(|e| e == "toml")) {
+        bench.run(&["--config", path.to_str().unwrap(), "--dry-run"]).expect(0);
+        seen += 1;
+    }
+    assert!(seen >= 5, "{seen} configs");
+}
+
+#[test]
+fn mistakes_end_with_2_and_a_hint() {
+    let bench = Bench::new(CONFIG);
+    let cases: [(&[&str], &str); 10] = [
+        (&["--config", "missing.toml"], "missing.toml"),
+        (&["--config", "config.toml", "--set", "optimizer.lr=nan"], "--set optimizer.lr=nan"),
+        (&["--config", "config.toml", "--set", "train.batch_size=0"], "batch_size"),
+        (&["--config", "config.toml", "--set", "model.name=resnet81"], "resnet18"),
+        (&["--config", "config.toml", "--set", "model.name=vgg16"], "data.image_size"),
+        (&["--config", "config.toml", "--set", "model.num_classes=11"], "num_classes"),
+        (&["--config", "config.toml", "--set", "parallel.mode=ddp"], "single"),
+        (&["--config", "config.toml", "--cpus", "2"], "--cpus 2"),
+        (&["--config", "config.toml", "--gpus", "1"], "--gpus"),
+        (&["--dry-run"], "--config"),
+    ];
+    for (arguments, named) in cases {
+        let ended = bench.run(arguments).expect(2);
+        assert!(ended.stderr.contains(named), "{arguments:?}: {}", ended.stderr);
+        assert!(ended.stderr.contains("hint:"), "{arguments:?}: {}", ended.stderr);
+        assert!(!ended.stderr.contains("panicked"), "{arguments:?}: {}", ended.stderr);
+    }
+    assert!(!bench.path("runs").exists(), "nothing was started");
+}
+
+#[test]
+fn data_files_that_are_wrong_are_named() {
+    let bench =
+        Bench::new(&CONFIG.replace("fashion-mini", "cifar10").replace("limit_train = 520\nlimit_test = 200", ""));
+    let folder = bench.path("cifar-10-batches-bin");
+    let train = |bench: &Bench| bench.run(&["--config", "config.toml", "--data-dir", "."]).expect(2).stderr;
+    let absent = train(&bench);
+    assert!(absent.contains("cifar-10-batches-bin") && absent.contains("trainer data fetch cifar10"), "{absent}");
+    fs::create_dir(&folder).unwrap();
+    for name in ["data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"] {
+        fs::write(folder.join(format!("{name}.bin")), vec![1; 3073 * 10_000]).unwrap();
+    }
+    fs::write(folder.join("data_batch_3.bin"), vec![1; 3073 * 10_000 - 5]).unwrap();
+    let truncated = train(&bench);
+    assert!(truncated.contains("data_batch_3.bin") && truncated.contains("hint:"), "{truncated}");
+    let mut bytes = vec![1; 3073 * 10_000];
+    bytes[3073 * 17] = 10;
+    fs::write(folder.join("data_batch_3.bin"), bytes).unwrap();
+    let label = train(&bench);
+    assert!(label.contains("data_batch_3.bin") && label.contains("17"), "{label}");
+}
+
+#[test]
+fn an_image_folder_trains_and_a_model_with_other_classes_is_refused() {
+    let bench = Bench::new(
+        "[model]\nname = \"lenet\"\n[data]\nname = \"image-folder\"\ndir = \"pictures\"\n\
+         [train]\nepochs = 1\nbatch_size = 4\n",
+    );
+    for (split, count) in [("train", 6), ("test", 2)] {
+        for (class, colour) in [("dark", 10u8), ("light", 240)] {
+            let folder = bench.path(&format!("pictures/{split}/{class}"));
+            fs::create_dir_all(&folder).unwrap();
+            for i in 0..count {
+                image::RgbImage::from_fn(20, 20, |x, y| image::Rgb([colour, (x * 7 + i) as u8, (y * 5) as u8]))
+                    .save(folder.join(format!("{i}.png")))
+                    .unwrap();
+            }
+        }
+    }
+    let ended = bench.run(&["--config", "config.toml"]).expect(0);
+    assert!(ended.stdout.contains("12 + 4 images 3x20x20"), "{}", ended.stdout);
+    let refused = bench.run(&["--config", "config.toml", "--set", "model.num_classes=3"]).expect(2);
+    assert!(refused.stderr.contains("num_classes") && refused.stderr.contains("hint:"), "{}", refused.stderr);
+}
+
+#[test]
+fn models_and_data_lists_are_machine_readable() {
+    let bench = Bench::new(CONFIG);
+    let models = json(bench.run(&["models", "--json"]).expect(0));
+    let resnet = models.as_array().unwrap().iter().find(|model| model["name"] == "resnet18").unwrap();
+    assert_eq!((&resnet["params"], &resnet["macs"]), (&11_173_962.into(), &555_422_720u64.into()));
+    assert_eq!(resnet["published_top1"], 93.02);
+    let list = bench.run(&["data", "list"]).expect(0).stdout;
+    for name in ["cifar10", "cifar100", "mnist", "fashion-mnist", "image-folder", "fashion-mini"] {
+        assert!(list.contains(name), "{name}: {list}");
+    }
+    assert!(bench.run(&["data", "verify", "fashion-mini"]).expect(0).stdout.contains("verified"));
+    bench.run(&["data", "verify", "imagenet"]).expect(2);
+}
+
+/// The event files are read by TensorBoard itself where `TRAINER_TEST_PYTHON` names a Python that has it, as in CI.
+#[test]
+fn tensorboard_reads_the_events() {
+    let Some(python) = std::env::var_os("TRAINER_TEST_PYTHON") else {
+        eprintln!("not run: TRAINER_TEST_PYTHON names no Python with the package tensorboard");
+        return;
+    };
+    let bench = Bench::new(CONFIG);
+    bench.run(&["--config", "config.toml", "--quiet"]).expect(0);
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/tensorboard_check.py");
+    let output = Command::new(python).arg(script).arg(bench.only_run("runs")).output().expect("python starts");
+    Ended::from(output).expect(0);
+}
+
+#[test]
+fn checkpoints_are_pytorch_state_dicts() {
+    let bench = Bench::new(CONFIG);
+    bench.run(&["--config", "config.toml", "--quiet", "--epochs", "1"]).expect(0);
+    let bytes = checkpoint_file(&bench.only_run("runs"), "last", "model.safetensors");
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let mut names: Vec<_> = file.names().into_iter().collect();
+    names.sort();
+    assert_eq!(names.len(), 10);
+    assert_eq!(file.tensor("fc1.weight").unwrap().shape(), [120, 256]);
+    assert_eq!(names[0], "conv1.bias");
+}

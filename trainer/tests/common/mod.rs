@@ -1,0 +1,148 @@
+//! Runs the real binary on the data set that ships inside it.
+
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    time::{Duration, Instant},
+};
+
+use tempfile::TempDir;
+
+/// A folder for one test: its config, its runs.
+pub struct Bench {
+    pub folder: TempDir,
+}
+
+/// What the binary said and how it ended.
+pub struct Ended {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl From<Output> for Ended {
+    fn from(output: Output) -> Self {
+        Self {
+            code: output.status.code(),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+}
+
+impl Ended {
+    /// Asserts the exit code, showing everything that was printed when it differs.
+    #[track_caller]
+    pub fn expect(self, code: i32) -> Self {
+        assert_eq!(self.code, Some(code), "stdout:\n{}\nstderr:\n{}", self.stdout, self.stderr);
+        self
+    }
+}
+
+/// LeNet on a little of fashion-mini: a step takes a few milliseconds.
+pub const CONFIG: &str = r#"
+[model]
+name = "lenet"
+[data]
+name = "fashion-mini"
+augment = ["crop", "flip"]
+limit_train = 520
+limit_test = 200
+[train]
+epochs = 3
+batch_size = 16
+label_smoothing = 0.1
+[optimizer]
+lr = 0.05
+nesterov = true
+[schedule]
+kind = "one-cycle"
+[log]
+every = 5
+"#;
+
+impl Bench {
+    pub fn new(config: &str) -> Self {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        std::fs::write(folder.path().join("config.toml"), config).expect("config written");
+        Self { folder }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// The binary with no setting of the user's in its environment.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
+        command.current_dir(self.folder.path()).env_remove("TRAINER_DATA_DIR").env("NO_COLOR", "1");
+        command
+    }
+
+    pub fn run(&self, arguments: &[&str]) -> Ended {
+        self.command().args(arguments).output().expect("the binary starts").into()
+    }
+
+    /// Starts a run in the background.
+    pub fn spawn(&self, arguments: &[&str]) -> Child {
+        self.command().args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts")
+    }
+
+    /// The one run folder under `root`.
+    #[track_caller]
+    pub fn only_run(&self, root: &str) -> PathBuf {
+        let runs = entries(&self.path(root));
+        assert_eq!(runs.len(), 1, "one run under {root}: {runs:?}");
+        runs[0].clone()
+    }
+}
+
+/// Everything in a folder, sorted.
+pub fn entries(folder: &Path) -> Vec<PathBuf> {
+    let mut all: Vec<_> = match std::fs::read_dir(folder) {
+        Ok(entries) => entries.map(|entry| entry.expect("entry").path()).collect(),
+        Err(_) => Vec::new(),
+    };
+    all.sort();
+    all
+}
+
+/// Waits until `ready` is true, at most a minute.
+#[track_caller]
+pub fn wait_until(what: &str, mut ready: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !ready() {
+        assert!(start.elapsed() < Duration::from_secs(60), "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Sends a signal by its number.
+pub fn signal(child: &Child, signal: i32) {
+    let status = Command::new("kill").arg(format!("-{signal}")).arg(child.id().to_string()).status().expect("kill");
+    assert!(status.success());
+}
+
+/// `(step, loss)` of every line of `metrics.jsonl`, the loss by its bits.
+pub fn losses(run: &Path) -> Vec<(u64, u64)> {
+    let text = std::fs::read_to_string(run.join("metrics.jsonl")).expect("metrics.jsonl");
+    text.lines()
+        .map(|line| {
+            let value: serde_json::Value = serde_json::from_str(line).expect("a line of JSON");
+            (value["step"].as_u64().expect("step"), value["loss"].as_f64().expect("loss").to_bits())
+        })
+        .collect()
+}
+
+/// The columns of `summary.csv` that must not depend on time: all but images/s and seconds.
+pub fn summary(run: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(run.join("summary.csv")).expect("summary.csv");
+    text.lines().map(|line| line.split(',').take(7).collect::<Vec<_>>().join(",")).collect()
+}
+
+/// A checkpoint's file.
+pub fn checkpoint_file(run: &Path, checkpoint: &str, file: &str) -> Vec<u8> {
+    std::fs::read(run.join("checkpoints").join(checkpoint).join(file)).expect("checkpoint file")
+}

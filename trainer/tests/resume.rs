@@ -1,0 +1,142 @@
+//! A run that is killed or interrupted and resumed equals, bit for bit, the run that was never stopped.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+
+use common::{Bench, CONFIG, checkpoint_file, entries, losses, signal, summary, wait_until};
+
+/// Everything that has state: AdamW's moments, the weight average, mixing, accumulation, clipping.
+const STATEFUL: &str = r#"
+[model]
+name = "lenet"
+[data]
+name = "fashion-mini"
+augment = ["reflect-crop", "alternating-flip"]
+limit_train = 530
+limit_test = 200
+[train]
+epochs = 3
+batch_size = 8
+accumulate = 3
+mixup = 0.2
+cutmix = 1.0
+cutout = 6
+ema = 0.9
+grad_clip = 1.0
+[optimizer]
+kind = "adamw"
+lr = 0.002
+[schedule]
+kind = "cosine"
+warmup_epochs = 0.5
+"#;
+
+fn train(bench: &Bench, root: &str) -> PathBuf {
+    bench.run(&["--config", "config.toml", "--run-dir", root]).expect(0);
+    bench.only_run(root)
+}
+
+#[track_caller]
+fn assert_equal_runs(one: &Path, other: &Path) {
+    assert_eq!(losses(one), losses(other), "losses of every step");
+    assert_eq!(summary(one), summary(other), "summary.csv");
+    for file in ["model.safetensors", "optimizer.safetensors"] {
+        assert_eq!(checkpoint_file(one, "last", file), checkpoint_file(other, "last", file), "{file}");
+    }
+}
+
+/// Starts a run, waits for `lines` lines of metrics, then sends the signal.
+fn start_and_signal(bench: &Bench, root: &str, lines: usize, number: i32) -> common::Ended {
+    let child = bench.spawn(&["--config", "config.toml", "--run-dir", root, "--set", "log.every=1"]);
+    wait_until("metrics", || {
+        let Some(run) = entries(&bench.path(root)).into_iter().next() else { return false };
+        std::fs::read_to_string(run.join("metrics.jsonl")).is_ok_and(|text| text.lines().count() >= lines)
+    });
+    signal(&child, number);
+    child.wait_with_output().expect("output").into()
+}
+
+#[test]
+fn the_same_config_and_seed_give_the_same_bits() {
+    let bench = Bench::new(CONFIG);
+    let (one, two) = (train(&bench, "one"), train(&bench, "two"));
+    assert_eq!(losses(&one).len(), 3 * 33);
+    assert_equal_runs(&one, &two);
+    bench.run(&["--config", "config.toml", "--run-dir", "three", "--seed", "1"]).expect(0);
+    assert_ne!(losses(&one), losses(&bench.only_run("three")), "another seed is another run");
+}
+
+#[test]
+fn a_run_killed_in_mid_epoch_resumes_to_the_same_end() {
+    for config in [CONFIG, STATEFUL] {
+        let bench = Bench::new(config);
+        let undisturbed = train(&bench, "undisturbed");
+        let per_epoch = losses(&undisturbed).len() / 3;
+        let killed = start_and_signal(&bench, "killed", per_epoch + per_epoch / 2, 9);
+        assert_eq!(killed.code, None, "ended by the signal");
+        let run = bench.only_run("killed");
+        assert!(losses_so_far(&run) < 3 * per_epoch, "it was killed before its end");
+        bench.run(&["--resume", run.to_str().unwrap()]).expect(0);
+        assert_equal_runs(&undisturbed, &run);
+    }
+}
+
+/// Lines of a `metrics.jsonl` whose last line may be cut.
+fn losses_so_far(run: &Path) -> usize {
+    std::fs::read_to_string(run.join("metrics.jsonl")).unwrap().lines().count()
+}
+
+#[test]
+fn an_interrupted_run_saves_a_checkpoint_and_resumes_to_the_same_end() {
+    for (number, code) in [(2, 130), (15, 143)] {
+        let bench = Bench::new(STATEFUL);
+        let undisturbed = train(&bench, "undisturbed");
+        let per_epoch = losses(&undisturbed).len() / 3;
+        let ended = start_and_signal(&bench, "interrupted", per_epoch / 2, number).expect(code);
+        let run = bench.only_run("interrupted");
+        let said = format!("{}{}", ended.stdout, ended.stderr);
+        assert!(said.contains("--resume"), "it says how to continue:\n{said}");
+        let names: Vec<_> = entries(&run.join("checkpoints"))
+            .iter()
+            .map(|path| path.file_name().unwrap().to_string_lossy().into_owned())
+            .collect();
+        assert!(names.iter().any(|name| name.starts_with("step-")), "a checkpoint inside the epoch: {names:?}");
+        // without naming it: the newest run of the run directory
+        bench.run(&["--resume", "--run-dir", "interrupted"]).expect(0);
+        assert_equal_runs(&undisturbed, &run);
+    }
+}
+
+#[test]
+fn a_damaged_checkpoint_is_named_and_the_one_before_is_used() {
+    let bench = Bench::new(CONFIG);
+    let undisturbed = train(&bench, "undisturbed");
+    let damaged = train(&bench, "damaged");
+    let file = damaged.join("checkpoints/epoch-3/model.safetensors");
+    let bytes = std::fs::read(&file).unwrap();
+    std::fs::write(&file, &bytes[..bytes.len() / 2]).unwrap();
+    let ended = bench.run(&["--resume", damaged.to_str().unwrap()]).expect(0);
+    assert!(ended.stderr.contains("epoch-3/model.safetensors"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("epoch-2"), "{}", ended.stderr);
+    assert_equal_runs(&undisturbed, &damaged);
+}
+
+#[test]
+fn resuming_a_finished_run_reports_its_result_again() {
+    let bench = Bench::new(CONFIG);
+    let run = train(&bench, "runs");
+    let before = losses(&run);
+    let ended = bench.run(&["--resume", run.to_str().unwrap()]).expect(0);
+    assert_eq!(before, losses(&run));
+    assert!(ended.stdout.contains("top-1"), "{}", ended.stdout);
+}
+
+#[test]
+fn resume_without_anything_to_resume_is_a_clear_error() {
+    let bench = Bench::new(CONFIG);
+    let nothing = bench.run(&["--resume", "--run-dir", "nowhere"]).expect(2);
+    assert!(nothing.stderr.contains("nowhere") && nothing.stderr.contains("hint:"), "{}", nothing.stderr);
+    let missing = bench.run(&["--resume", "runs/missing"]).expect(2);
+    assert!(missing.stderr.contains("runs/missing") && missing.stderr.contains("hint:"), "{}", missing.stderr);
+}

@@ -1,0 +1,152 @@
+//! The step itself, on the library: accumulation, the weight average, restoring, losses that are not finite.
+
+use data::{ImageShape, loader::Batch};
+use models::{Spec, StateTensor};
+use trainer::{
+    config::{self, DatasetFacts, Overrides, Registry, RunPlan, Source},
+    device,
+    strategy::{Snapshot, Strategy, single::Single},
+};
+
+const SHAPE: ImageShape = ImageShape { channels: 1, height: 28, width: 28 };
+
+fn plan(extra: &str) -> RunPlan {
+    let text = format!("[model]\nname = \"lenet\"\n[data]\nname = \"fashion-mini\"\n{extra}");
+    let facts = DatasetFacts { channels: 1, height: 28, width: 28, classes: 10, mean: vec![0.5], std: vec![0.5] };
+    let datasets = |_: &str| Some(facts.clone());
+    let registry = Registry { models: &["lenet"], dataset_names: &["fashion-mini"], datasets: &datasets, gpu: false };
+    config::resolve(&Source::new("test.toml", text), &Overrides::default(), &registry).expect("a valid plan")
+}
+
+fn single(plan: &RunPlan) -> Single {
+    let device = device::select().device;
+    let spec = Spec { num_classes: 10, in_channels: 1, image_size: [28, 28] };
+    let network = models::build("lenet", &spec, 7, &device).expect("lenet");
+    Single::new(network, device, 10, plan)
+}
+
+/// `count` images of a formula, starting with image `first`.
+fn batch(first: usize, count: usize) -> Batch {
+    let pixel = |i: usize, p: usize| ((i * 31 + p) as f32 * 0.37).sin();
+    Batch {
+        images: (first..first + count).flat_map(|i| (0..SHAPE.len()).map(move |p| pixel(i, p))).collect(),
+        labels: (first..first + count).map(|i| (i % 10) as i32).collect(),
+        mix: None,
+        ids: (first as u32..(first + count) as u32).collect(),
+        epoch: 1,
+        index: 0,
+        global_len: count,
+        shape: SHAPE,
+    }
+}
+
+#[track_caller]
+fn assert_close(one: &[StateTensor], other: &[StateTensor], tolerance: f32) {
+    assert_eq!(one.len(), other.len());
+    for (a, b) in one.iter().zip(other) {
+        assert_eq!(a.name, b.name);
+        for (x, y) in a.values.iter().zip(&b.values) {
+            assert!((x - y).abs() <= tolerance, "{}: {x} against {y}", a.name);
+        }
+    }
+}
+
+#[test]
+fn accumulated_batches_of_any_sizes_equal_one_batch() {
+    let plan = plan("[train]\nlabel_smoothing = 0.1\n");
+    let (mut whole, mut parts) = (single(&plan), single(&plan));
+    let start = whole.snapshot();
+    let one = whole.train_step(vec![batch(0, 24)], 0.1).expect("step");
+    let three = parts.train_step(vec![batch(0, 12), batch(12, 8), batch(20, 4)], 0.1).expect("step");
+    assert_eq!((one.samples, one.correct), (three.samples, three.correct));
+    assert!((one.loss() - three.loss()).abs() < 1e-6);
+    assert_close(&whole.snapshot().model, &parts.snapshot().model, 1e-6);
+    assert_ne!(start.model, whole.snapshot().model, "the step moved the weights");
+}
+
+#[test]
+fn the_weight_average_follows_its_definition() {
+    let plan = plan("[train]\nema = 0.75\n");
+    let mut single = single(&plan);
+    let mut expected = single.snapshot().model;
+    for step in 0..3 {
+        single.train_step(vec![batch(8 * step, 8)], 0.1).expect("step");
+        for (average, now) in expected.iter_mut().zip(single.snapshot().model) {
+            for (average, now) in average.values.iter_mut().zip(now.values) {
+                *average = 0.75 * *average + 0.25 * now;
+            }
+        }
+    }
+    let snapshot = single.snapshot();
+    assert_close(&snapshot.ema.expect("an average"), &expected, 1e-6);
+}
+
+#[test]
+fn evaluation_uses_the_average_and_counts_every_sample() {
+    let (mut plain, mut averaged) = (single(&plan("")), single(&plan("[train]\nema = 0.999999\n")));
+    for step in 0..12 {
+        let samples = || vec![batch(8 * step, 8)];
+        plain.train_step(samples(), 0.5).expect("step");
+        averaged.train_step(samples(), 0.5).expect("step");
+    }
+    let images = || [batch(0, 7), batch(7, 4)].into_iter();
+    let (plain, averaged) = (plain.evaluate(&mut images()).unwrap(), averaged.evaluate(&mut images()).unwrap());
+    assert_eq!((plain.samples, averaged.samples), (11, 11));
+    let fresh = single(&self::plan("")).evaluate(&mut images()).unwrap();
+    assert!((averaged.loss() - fresh.loss()).abs() < 1e-3, "an average of decay 0.999999 has hardly moved");
+    assert!((plain.loss() - fresh.loss()).abs() > 1e-2, "the weights have");
+}
+
+#[test]
+fn a_restored_strategy_continues_to_the_same_bits() {
+    let plan = plan("[train]\nema = 0.9\n[optimizer]\nkind = \"adamw\"\nlr = 0.01\n");
+    let mut one = single(&plan);
+    one.train_step(vec![batch(0, 8)], 0.01).expect("step");
+    let mut other = single(&plan);
+    other.restore(one.snapshot()).expect("its own kind");
+    for strategy in [&mut one, &mut other] {
+        strategy.train_step(vec![batch(8, 8)], 0.01).expect("step");
+    }
+    assert_eq!(one.snapshot(), other.snapshot());
+}
+
+#[test]
+fn restoring_what_does_not_fit_is_refused_by_name() {
+    let mut strategy = single(&plan(""));
+    let good = strategy.snapshot();
+    let mut missing = good.clone();
+    missing.model.remove(0);
+    assert!(strategy.restore(missing).unwrap_err().to_string().contains("conv1.weight"));
+    let foreign = Snapshot { ema: Some(good.model.clone()), ..good.clone() };
+    assert!(strategy.restore(foreign).unwrap_err().to_string().contains("train.ema"));
+    strategy.restore(good).expect("what it gave itself");
+}
+
+#[test]
+fn a_loss_that_is_not_finite_stops_before_the_weights_change() {
+    let mut strategy = single(&plan(""));
+    let before = strategy.snapshot();
+    let mut bad = batch(0, 4);
+    bad.images[5] = f32::NAN;
+    let failure = strategy.train_step(vec![bad], 0.1).unwrap_err();
+    assert_eq!(failure.code, 1);
+    assert!(failure.to_string().contains("hint: training diverged"), "{failure}");
+    assert_eq!(before, strategy.snapshot());
+}
+
+#[test]
+fn clipping_bounds_the_step() {
+    let clipped = plan("[train]\ngrad_clip = 0.001\n[optimizer]\nmomentum = 0.0\nweight_decay = 0.0\n");
+    let mut strategy = single(&clipped);
+    let before = strategy.snapshot().model;
+    let norm = strategy.train_step(vec![batch(0, 8)], 1.0).expect("step").grad_norm.expect("clipping is on");
+    assert!(norm > 0.001, "{norm}");
+    let after = strategy.snapshot().model;
+    let moved: f64 = before
+        .iter()
+        .zip(&after)
+        .flat_map(|(a, b)| a.values.iter().zip(&b.values))
+        .map(|(a, b)| f64::from(a - b).powi(2))
+        .sum();
+    assert!((moved.sqrt() - 0.001).abs() < 1e-5, "learning rate 1: the step is the clipped norm, {}", moved.sqrt());
+}
