@@ -7,6 +7,8 @@ use burn::tensor::Device;
 pub struct Selected {
     /// With autodiff.
     pub device: Device,
+    /// Threads that its operations use.
+    pub threads: usize,
     /// For the start-up table, the summary and `env.json`.
     pub description: String,
 }
@@ -14,5 +16,6 @@ pub struct Selected {
 /// The CPU through burn-flex: the only device of this build.
 pub fn select() -> Selected {
     let threads = rayon::current_num_threads();
-    Selected { device: Device::flex().autodiff(), description: format!("CPU, burn-flex, {threads} threads") }
+    let description = format!("CPU, burn-flex, {threads} threads");
+    Selected { device: Device::flex().autodiff(), threads, description }
 }

@@ -108,7 +108,7 @@ fn same_plan(path: &Path, asked: &RunPlan, folder: &RunFolder, run: &RunPlan) ->
 /// Builds the network that the plan and the images ask for.
 fn build(plan: &RunPlan, spec: &Spec, selected: &Selected) -> Result<Network, Failure> {
     models::build(&plan.model.name, spec, plan.train.seed, &selected.device)
-        .map_err(|error| Failure::usage(format!("{}: {error}", error.key()), error.hint()))
+        .map_err(|error| plan.mistake(&[error.key(), "model.name"], error.to_string(), error.hint()).into())
 }
 
 fn train(

@@ -305,6 +305,16 @@ impl RunPlan {
         check::against(self, &provenance.0.origins, facts)
     }
 
+    /// A mistake that another part of the program found in this plan, placed where the first of `keys` that is set was set
+    /// (`section.key`), else where the last one's section is opened.
+    pub fn mistake(&self, keys: &[&str], cause: impl Into<String>, hint: impl Into<String>) -> ConfigErrors {
+        let origins = &self.provenance.0.origins;
+        let mut paths = keys.iter().map(|path| path.split_once('.').unwrap_or((path, "")));
+        let set = paths.clone().find(|(section, key)| origins.get(section, key).is_some());
+        let (section, key) = set.or_else(|| paths.next_back()).unwrap_or_default();
+        origins.error(section, key, cause, hint).into()
+    }
+
     /// What was left out or cannot take effect, a sentence each, for the user to see at the start.
     pub fn notes(&self) -> &[String] {
         &self.provenance.0.notes

@@ -1,0 +1,97 @@
+//! How many images a second the loader delivers: `cargo bench -p benches --bench loader [-- BATCHES]`.
+//!
+//! CIFAR-shaped random images, batches of 128, several configurations. One round runs every configuration for
+//! BATCHES batches (default 391, an epoch of CIFAR-10); the rounds are interleaved, so that a machine that slows down
+//! slows all of them, and the table shows each configuration's median and its slowest and fastest round.
+
+use std::error::Error;
+use std::hint::black_box;
+use std::sync::Arc;
+use std::time::Instant;
+
+use data::augment::{Augment, Fill};
+use data::loader::{Loader, LoaderConfig};
+use data::{Dataset, ImageShape};
+
+const ROUNDS: usize = 9;
+const IMAGES: usize = 50_000;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    // `cargo bench` itself adds `--bench`.
+    let batches = match std::env::args().skip(1).find(|argument| argument != "--bench") {
+        Some(argument) => argument.parse().map_err(|_| format!("`{argument}` is not a number of batches"))?,
+        None => IMAGES.div_ceil(128),
+    };
+    let dataset = Arc::new(dataset());
+    let mut rows = Vec::new();
+    for (name, config) in configurations() {
+        for workers in [1, 2] {
+            let loader = Loader::new(Arc::clone(&dataset), LoaderConfig { workers, ..config.clone() })?;
+            rows.push((name, workers, loader, Vec::new()));
+        }
+    }
+    // Round 0 warms caches and allocator up and is not counted.
+    for round in 0..=ROUNDS {
+        for (_, _, loader, rates) in &mut rows {
+            let rate = images_per_second(loader, round, batches);
+            if round > 0 {
+                rates.push(rate);
+            }
+        }
+    }
+    println!("{:<40} {:>7} {:>12} {:>12} {:>12}", "augmentation", "workers", "images/s", "slowest", "fastest");
+    for (name, workers, _, mut rates) in rows {
+        rates.sort_by(f64::total_cmp);
+        let (median, slowest, fastest) = (rates[ROUNDS / 2], rates[0], rates[ROUNDS - 1]);
+        println!("{name:<40} {workers:>7} {median:>12.0} {slowest:>12.0} {fastest:>12.0}");
+    }
+    Ok(())
+}
+
+/// Consumes the first `batches` batches of an epoch and does nothing with them.
+fn images_per_second(loader: &Loader, epoch: usize, batches: usize) -> f64 {
+    let start = Instant::now();
+    let images: usize = loader.epoch(epoch, 0).take(batches).map(|batch| black_box(batch).len()).sum();
+    images as f64 / start.elapsed().as_secs_f64()
+}
+
+fn configurations() -> [(&'static str, LoaderConfig); 5] {
+    let plain = LoaderConfig {
+        global_batch: 128,
+        mean: vec![0.4914, 0.4822, 0.4465],
+        std: vec![0.2023, 0.1994, 0.2010],
+        prefetch: 4,
+        ..LoaderConfig::default()
+    };
+    let with = |augment: &[Augment]| LoaderConfig { augment: augment.to_vec(), ..plain.clone() };
+    let crop = |fill| Augment::Crop { padding: 4, fill };
+    let full = with(&[crop(Fill::Zero), Augment::Flip, Augment::Cutout { size: 8 }]);
+    [
+        ("normalise", plain.clone()),
+        ("crop, flip, normalise", with(&[crop(Fill::Zero), Augment::Flip])),
+        ("crop, flip, cutout, normalise", full.clone()),
+        (
+            "reflect-crop, flip, cutout, normalise",
+            with(&[crop(Fill::Reflect), Augment::Flip, Augment::Cutout { size: 8 }]),
+        ),
+        ("crop, flip, cutout, normalise, mixup", LoaderConfig { mixup: Some(0.2), ..full }),
+    ]
+}
+
+/// Noise in the shape of CIFAR-10's training set.
+fn dataset() -> Dataset {
+    let shape = ImageShape { channels: 3, height: 32, width: 32 };
+    let mut state = 1u64;
+    let mut byte = || {
+        // Knuth's MMIX generator: its top bits are random enough for pixels.
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    };
+    Dataset {
+        name: "noise".into(),
+        images: (0..IMAGES * shape.len()).map(|_| byte()).collect(),
+        labels: (0..IMAGES).map(|i| (i % 10) as u16).collect(),
+        shape,
+        classes: (0..10).map(|i| i.to_string()).collect(),
+    }
+}
