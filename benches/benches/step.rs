@@ -142,7 +142,7 @@ fn steps(strategy: &mut Single, batches: &[Batch], count: usize) -> Result<f64, 
     for step in 0..count {
         let batch = batches[step % batches.len()].clone();
         let start = Instant::now();
-        black_box(strategy.train_step(vec![batch], 1e-3)?);
+        black_box(strategy.train_step(vec![batch], 1e-3, None)?);
         times.push(BATCH as f64 / start.elapsed().as_secs_f64());
     }
     Ok(median(times))

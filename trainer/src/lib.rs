@@ -12,5 +12,6 @@ pub mod failure;
 pub mod loss;
 pub mod optim;
 pub mod report;
+pub mod signals;
 pub mod state_file;
 pub mod strategy;

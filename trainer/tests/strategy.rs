@@ -5,7 +5,8 @@ use models::{Spec, StateTensor};
 use trainer::{
     config::{self, DatasetFacts, Overrides, Registry, RunPlan, Source},
     device,
-    strategy::{Snapshot, Strategy, single::Single},
+    signals::Stop,
+    strategy::{Evaluation, Snapshot, Strategy, single::Single},
 };
 
 const SHAPE: ImageShape = ImageShape { channels: 1, height: 28, width: 28 };
@@ -56,8 +57,8 @@ fn accumulated_batches_of_any_sizes_equal_one_batch() {
     let plan = plan("[train]\nlabel_smoothing = 0.1\n");
     let (mut whole, mut parts) = (single(&plan), single(&plan));
     let start = whole.snapshot();
-    let one = whole.train_step(vec![batch(0, 24)], 0.1).expect("step");
-    let three = parts.train_step(vec![batch(0, 12), batch(12, 8), batch(20, 4)], 0.1).expect("step");
+    let one = whole.train_step(vec![batch(0, 24)], 0.1, None).expect("step");
+    let three = parts.train_step(vec![batch(0, 12), batch(12, 8), batch(20, 4)], 0.1, None).expect("step");
     assert_eq!((one.samples, one.correct), (three.samples, three.correct));
     assert!((one.loss() - three.loss()).abs() < 1e-6);
     assert_close(&whole.snapshot().model, &parts.snapshot().model, 1e-6);
@@ -70,7 +71,7 @@ fn the_weight_average_follows_its_definition() {
     let mut single = single(&plan);
     let mut expected = single.snapshot().model;
     for step in 0..3 {
-        single.train_step(vec![batch(8 * step, 8)], 0.1).expect("step");
+        single.train_step(vec![batch(8 * step, 8)], 0.1, None).expect("step");
         for (average, now) in expected.iter_mut().zip(single.snapshot().model) {
             for (average, now) in average.values.iter_mut().zip(now.values) {
                 *average = 0.75 * *average + 0.25 * now;
@@ -86,13 +87,17 @@ fn evaluation_uses_the_average_and_counts_every_sample() {
     let (mut plain, mut averaged) = (single(&plan("")), single(&plan("[train]\nema = 0.999999\n")));
     for step in 0..12 {
         let samples = || vec![batch(8 * step, 8)];
-        plain.train_step(samples(), 0.5).expect("step");
-        averaged.train_step(samples(), 0.5).expect("step");
+        plain.train_step(samples(), 0.5, None).expect("step");
+        averaged.train_step(samples(), 0.5, None).expect("step");
     }
     let images = || [batch(0, 7), batch(7, 4)].into_iter();
-    let (plain, averaged) = (plain.evaluate(&mut images()).unwrap(), averaged.evaluate(&mut images()).unwrap());
+    let tally = |strategy: &mut Single| match strategy.evaluate(&mut images(), &Stop::never()) {
+        Ok(Evaluation::Done(tally)) => tally,
+        other => panic!("{other:?}"),
+    };
+    let (plain, averaged) = (tally(&mut plain), tally(&mut averaged));
     assert_eq!((plain.samples, averaged.samples), (11, 11));
-    let fresh = single(&self::plan("")).evaluate(&mut images()).unwrap();
+    let fresh = tally(&mut single(&self::plan("")));
     assert!((averaged.loss() - fresh.loss()).abs() < 1e-3, "an average of decay 0.999999 has hardly moved");
     assert!((plain.loss() - fresh.loss()).abs() > 1e-2, "the weights have");
 }
@@ -101,11 +106,11 @@ fn evaluation_uses_the_average_and_counts_every_sample() {
 fn a_restored_strategy_continues_to_the_same_bits() {
     let plan = plan("[train]\nema = 0.9\n[optimizer]\nkind = \"adamw\"\nlr = 0.01\n");
     let mut one = single(&plan);
-    one.train_step(vec![batch(0, 8)], 0.01).expect("step");
+    one.train_step(vec![batch(0, 8)], 0.01, None).expect("step");
     let mut other = single(&plan);
     other.restore(one.snapshot()).expect("its own kind");
     for strategy in [&mut one, &mut other] {
-        strategy.train_step(vec![batch(8, 8)], 0.01).expect("step");
+        strategy.train_step(vec![batch(8, 8)], 0.01, None).expect("step");
     }
     assert_eq!(one.snapshot(), other.snapshot());
 }
@@ -128,7 +133,7 @@ fn a_loss_that_is_not_finite_stops_before_the_weights_change() {
     let before = strategy.snapshot();
     let mut bad = batch(0, 4);
     bad.images[5] = f32::NAN;
-    let failure = strategy.train_step(vec![bad], 0.1).unwrap_err();
+    let failure = strategy.train_step(vec![bad], 0.1, None).unwrap_err();
     assert_eq!(failure.code, 1);
     assert!(failure.to_string().contains("hint: training diverged"), "{failure}");
     assert_eq!(before, strategy.snapshot());
@@ -139,7 +144,7 @@ fn clipping_bounds_the_step() {
     let clipped = plan("[train]\ngrad_clip = 0.001\n[optimizer]\nmomentum = 0.0\nweight_decay = 0.0\n");
     let mut strategy = single(&clipped);
     let before = strategy.snapshot().model;
-    let norm = strategy.train_step(vec![batch(0, 8)], 1.0).expect("step").grad_norm.expect("clipping is on");
+    let norm = strategy.train_step(vec![batch(0, 8)], 1.0, None).expect("step").grad_norm.expect("clipping is on");
     assert!(norm > 0.001, "{norm}");
     let after = strategy.snapshot().model;
     let moved: f64 = before

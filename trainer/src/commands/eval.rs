@@ -2,7 +2,6 @@
 
 use std::{path::Path, sync::Arc};
 
-use burn::module::Module;
 use data::{
     formats::{self, LoadRequest},
     loader::{Loader, LoaderConfig},
@@ -18,6 +17,7 @@ use crate::{
     engine::{checkpoint, eval_record},
     failure::Failure,
     report::{Confusion, RunFolder, confusion::confusion_table, text::thousands},
+    signals::Stop,
     state_file,
     strategy::Replica,
 };
@@ -79,10 +79,7 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
         },
     )?;
     let replica = Replica::new(network, selected.device, spec.num_classes, 0.0);
-    let (inference, mut tally) = (replica.network.valid(), replica.tally());
-    for batch in loader.epoch(1, 0) {
-        replica.evaluate(&inference, batch, &mut tally);
-    }
+    let tally = replica.evaluate(&replica.inference(), &mut loader.epoch(1, 0), &Stop::never());
     let record = eval_record(&tally);
     if arguments.json {
         let (top1, top5) = (record.top1, record.top5);

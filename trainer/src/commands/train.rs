@@ -17,13 +17,13 @@ use crate::{
     engine::{
         Ending, Engine, Lengths,
         checkpoint::{self, Progress, Store},
-        signals::Stop,
     },
     failure::Failure,
     report::{
         Confusion, Reporter, ReporterOptions, RunFolder, RunSummary, Section, error::write_atomic, screen::start_table,
         text::thousands,
     },
+    signals::Stop,
     strategy::{Strategy, single::Single},
 };
 

@@ -29,7 +29,7 @@ pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> 
 
         // forward → backward → reduce → optimizer, on however many devices the strategy has
         let (step, lr) = (engine.progress.step, engine.lr(engine.progress.step));
-        let outcome = engine.strategy.train_step(fetched, lr).map_err(|mut failure| {
+        let outcome = engine.strategy.train_step(fetched, lr, engine.stop.signal()).map_err(|mut failure| {
             failure.message = format!("epoch {epoch}, step {step}: {}", failure.message);
             failure
         })?;
@@ -56,7 +56,7 @@ pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> 
         if every > 0 && engine.progress.step.is_multiple_of(every) && !at_epoch_end {
             engine.save(&format!("step-{}", engine.progress.step), false)?;
         }
-        if let Some(signal) = engine.stop.signal() {
+        if let Some(signal) = outcome.stop {
             return Ok(EpochEnd::Interrupted(signal));
         }
     }

@@ -2,7 +2,6 @@
 
 pub mod checkpoint;
 mod epoch;
-pub mod signals;
 
 use std::time::Instant;
 
@@ -11,14 +10,14 @@ use data::loader::Loader;
 use self::{
     checkpoint::{Partial, Progress, Store},
     epoch::EpochEnd,
-    signals::Stop,
 };
 use crate::{
     config::{BatchScope, LrScale, RunPlan},
     failure::Failure,
     optim::Schedule,
     report::{EpochRecord, EvalRecord, Evaluated, Reporter},
-    strategy::{Strategy, Tally, percent},
+    signals::Stop,
+    strategy::{Evaluation, Strategy, Tally, percent},
 };
 
 /// How a run ended.
@@ -114,8 +113,8 @@ impl<'a> Engine<'a> {
         if self.progress.epoch > self.lengths.epochs {
             // resumed after its last checkpoint: what is left is the result
             return Ok(match self.evaluate()? {
-                Some(tally) => Ending::Finished(tally),
-                None => self.nothing_to_save(),
+                Evaluation::Done(tally) => Ending::Finished(tally),
+                Evaluation::Stopped(signal) => Ending::Interrupted { signal, step: self.progress.step },
             });
         }
         loop {
@@ -129,9 +128,9 @@ impl<'a> Engine<'a> {
             let start = Instant::now();
             let tally = match due {
                 true => match self.evaluate()? {
-                    Some(tally) => Some(tally),
-                    // stopped while evaluating: the checkpoint stands at the epoch's end and a resumed run evaluates again
-                    None => return self.interrupted(self.stop.signal().unwrap_or_default()),
+                    Evaluation::Done(tally) => Some(tally),
+                    // the checkpoint stands at the epoch's end: a resumed run evaluates again
+                    Evaluation::Stopped(signal) => return self.interrupted(signal),
                 },
                 false => None,
             };
@@ -142,17 +141,12 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Evaluates the whole test set; `None` when a signal came first.
-    fn evaluate(&mut self) -> Result<Option<Tally>, Failure> {
-        let (stop, reporter) = (&self.stop, &mut *self.reporter);
+    /// Evaluates the whole test set.
+    fn evaluate(&mut self) -> Result<Evaluation, Failure> {
+        let reporter = &mut *self.reporter;
         reporter.evaluating(self.test.batches_per_epoch());
-        let mut batches = self
-            .test
-            .epoch(self.progress.epoch, 0)
-            .take_while(|_| stop.signal().is_none())
-            .inspect(|_| reporter.evaluated());
-        let tally = self.strategy.evaluate(&mut batches)?;
-        Ok(stop.signal().is_none().then_some(tally))
+        let mut batches = self.test.epoch(self.progress.epoch, 0).inspect(|_| reporter.evaluated());
+        self.strategy.evaluate(&mut batches, &self.stop)
     }
 
     /// Reports the epoch, moves on to the next one and saves a checkpoint where one is due.
@@ -189,10 +183,6 @@ impl<'a> Engine<'a> {
             self.save(&format!("epoch-{epoch}"), keep_best)?;
         }
         Ok(())
-    }
-
-    fn nothing_to_save(&self) -> Ending {
-        Ending::Interrupted { signal: self.stop.signal().unwrap_or_default(), step: self.progress.step }
     }
 
     fn interrupted(&mut self, signal: i32) -> Result<Ending, Failure> {

@@ -13,7 +13,7 @@ pub use tally::{Tally, percent};
 use data::loader::Batch;
 use models::state::StateTensor;
 
-use crate::{failure::Failure, state_file::NamedTensor};
+use crate::{failure::Failure, signals::Stop, state_file::NamedTensor};
 
 /// What one optimizer step gave.
 #[derive(Debug, Clone, Copy, Default)]
@@ -26,6 +26,8 @@ pub struct StepOutcome {
     pub samples: u64,
     /// Norm of all gradients before clipping, where clipping is on.
     pub grad_norm: Option<f64>,
+    /// The signal that asks this rank or another one to stop: every rank sees the same answer after the same step.
+    pub stop: Option<i32>,
     /// Seconds in forward, backward and the optimizer.
     pub seconds: StepSeconds,
 }
@@ -61,6 +63,15 @@ pub struct Snapshot {
     pub ema: Option<Vec<StateTensor>>,
 }
 
+/// How an evaluation ended.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Evaluation {
+    /// Every sample of every rank was counted.
+    Done(Tally),
+    /// A signal asked this rank or another one to stop: the same answer on every rank.
+    Stopped(i32),
+}
+
 /// How a step is taken.
 pub trait Strategy {
     /// This process's place among the ranks: selects its shard of the data.
@@ -68,17 +79,18 @@ pub trait Strategy {
     /// Number of ranks that share each batch.
     fn world(&self) -> usize;
 
-    /// One optimizer step over `batches` (more than one: gradients are accumulated, weighted by samples).
+    /// One optimizer step over `batches` (more than one: gradients are accumulated, weighted by samples). `stop` is the
+    /// signal that this rank has seen; the outcome tells what all ranks agree on.
     ///
     /// # Errors
     /// A loss that is not finite: the weights are left as they were before the step.
-    fn train_step(&mut self, batches: Vec<Batch>, lr: f64) -> Result<StepOutcome, Failure>;
+    fn train_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<i32>) -> Result<StepOutcome, Failure>;
 
-    /// Evaluates every batch with the averaged weights where there are any, else the present ones.
+    /// Evaluates every batch with the averaged weights where there are any, else the present ones, unless `stop` says no.
     ///
     /// # Errors
     /// A rank that does not answer.
-    fn evaluate(&mut self, batches: &mut dyn Iterator<Item = Batch>) -> Result<Tally, Failure>;
+    fn evaluate(&mut self, batches: &mut dyn Iterator<Item = Batch>, stop: &Stop) -> Result<Evaluation, Failure>;
 
     /// State for a checkpoint.
     fn snapshot(&self) -> Snapshot;
@@ -88,4 +100,13 @@ pub trait Strategy {
     /// # Errors
     /// Names the tensors that are missing, unexpected or misshapen.
     fn restore(&mut self, snapshot: Snapshot) -> Result<(), Failure>;
+}
+
+/// A step whose loss is not finite.
+fn diverged(loss_sum: f64, lr: f64) -> Failure {
+    Failure::run(
+        format!("the training loss is {loss_sum} (learning rate {lr})"),
+        "training diverged: lower optimizer.lr, lengthen the warm-up, or set train.grad_clip; the checkpoints written \
+         before are untouched",
+    )
 }

@@ -9,8 +9,8 @@ use burn::{
 use data::loader::Batch;
 use models::{Context, Network, state::ParameterInfo};
 
-use super::{StepOutcome, Tally, tally};
-use crate::{loss, optim::FlatGradients};
+use super::{StepOutcome, Tally};
+use crate::{loss, optim::FlatGradients, signals::Stop};
 
 /// A network on a device.
 #[derive(Debug)]
@@ -37,36 +37,27 @@ impl Replica {
     }
 
     /// Forward and backward of one batch, the loss weighted as a part of a step of `step_samples` samples. Adds counts
-    /// and times to `outcome`. `None` when the loss is not finite.
-    pub fn forward_backward(
-        &self,
-        batch: Batch,
-        step_samples: usize,
-        outcome: &mut StepOutcome,
-    ) -> Option<FlatGradients> {
+    /// and times to `outcome`. A loss that is not finite is the caller's to see, in `outcome`: where several ranks share a
+    /// step, all of them have to take part in it before one may refuse it.
+    pub fn forward_backward(&self, batch: Batch, step_samples: usize, outcome: &mut StepOutcome) -> FlatGradients {
         let start = Instant::now();
         let labels = batch.labels.clone();
         let targets = loss::soft_targets(&labels, batch.mix.as_ref(), self.classes, self.label_smoothing);
         let logits = self.network.forward(images(batch, &self.device), &Context::train());
         let host = host_logits(logits.clone());
-        let mut loss_sum = 0.0;
         for ((row, target), &label) in
             host.chunks_exact(self.classes).zip(targets.chunks_exact(self.classes)).zip(&labels)
         {
-            loss_sum += loss::row_loss(row, target.iter().copied());
+            outcome.loss_sum += loss::row_loss(row, target.iter().copied());
             outcome.correct += u64::from(loss::argmax(row) == label as usize);
         }
-        outcome.loss_sum += loss_sum;
         outcome.samples += labels.len() as u64;
-        if !loss_sum.is_finite() {
-            return None;
-        }
         let loss = loss::cross_entropy(logits, targets, step_samples);
         outcome.seconds.forward += start.elapsed().as_secs_f64();
         let start = Instant::now();
         let gradients = FlatGradients::from_backward(loss.backward(), &self.network, &self.parameters);
         outcome.seconds.backward += start.elapsed().as_secs_f64();
-        Some(gradients)
+        gradients
     }
 
     /// A copy of the network for evaluation: same values, no autodiff.
@@ -74,18 +65,23 @@ impl Replica {
         self.network.valid()
     }
 
-    /// Counts one batch with `network`, an inference copy.
-    pub fn evaluate(&self, network: &Network, batch: Batch, tally: &mut Tally) {
+    /// Counts every batch with `network`, an inference copy, until `stop`.
+    pub fn evaluate(&self, network: &Network, batches: &mut dyn Iterator<Item = Batch>, stop: &Stop) -> Tally {
+        let mut tally = Tally::new(self.classes);
+        while stop.signal().is_none()
+            && let Some(batch) = batches.next()
+        {
+            self.evaluate_batch(network, batch, &mut tally);
+        }
+        tally
+    }
+
+    fn evaluate_batch(&self, network: &Network, batch: Batch, tally: &mut Tally) {
         let labels = batch.labels.clone();
         let logits = host_logits(network.forward(images(batch, &self.inner_device()), &Context::eval()));
         for (row, &label) in logits.chunks_exact(self.classes).zip(&labels) {
             tally.add(row, label as usize);
         }
-    }
-
-    /// An empty tally for this network's classes.
-    pub fn tally(&self) -> Tally {
-        tally::Tally::new(self.classes)
     }
 }
 

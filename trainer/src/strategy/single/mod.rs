@@ -9,11 +9,12 @@ use models::{
     state::{self, StateTensor},
 };
 
-use super::{Replica, Snapshot, StepOutcome, Strategy, Tally};
+use super::{Evaluation, Replica, Snapshot, StepOutcome, Strategy};
 use crate::{
     config::RunPlan,
     failure::Failure,
     optim::{Ema, Optimizer},
+    signals::Stop,
 };
 
 /// The strategy of one process with one device.
@@ -55,17 +56,13 @@ impl Strategy for Single {
         1
     }
 
-    fn train_step(&mut self, batches: Vec<Batch>, lr: f64) -> Result<StepOutcome, Failure> {
-        step::train_step(self, batches, lr)
+    fn train_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<i32>) -> Result<StepOutcome, Failure> {
+        step::train_step(self, batches, lr, stop)
     }
 
-    fn evaluate(&mut self, batches: &mut dyn Iterator<Item = Batch>) -> Result<Tally, Failure> {
-        let network = self.evaluated_network();
-        let mut tally = self.replica.tally();
-        for batch in batches {
-            self.replica.evaluate(&network, batch, &mut tally);
-        }
-        Ok(tally)
+    fn evaluate(&mut self, batches: &mut dyn Iterator<Item = Batch>, stop: &Stop) -> Result<Evaluation, Failure> {
+        let tally = self.replica.evaluate(&self.evaluated_network(), batches, stop);
+        Ok(stop.signal().map_or(Evaluation::Done(tally), Evaluation::Stopped))
     }
 
     fn snapshot(&self) -> Snapshot {
