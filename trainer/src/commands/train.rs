@@ -15,7 +15,7 @@ use crate::{
     config::RunPlan,
     device::{self, Selected},
     engine::{
-        Ending, Engine, Lengths,
+        Ending, Engine, Files, Lengths,
         checkpoint::{self, Progress, Store},
     },
     failure::Failure,
@@ -164,7 +164,8 @@ fn train(
         Some(_) => Reporter::resume(folder.clone(), options, &sections, progress.step, progress.epoch)?,
     };
     reporter.show_top5(classes > 10);
-    let engine = Engine::new(&plan, &mut strategy, train, test, store, &mut reporter, stop, progress);
+    let files = Some(Files { reporter: &mut reporter, store });
+    let engine = Engine::new(&plan, &mut strategy, train, test, files, stop, progress);
     let (ending, progress) = engine.run()?;
     let mut summary = RunSummary {
         model: plan.model.name.clone(),

@@ -40,7 +40,7 @@ pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> 
         engine.progress.batch += count;
         engine.progress.elapsed_s += seconds;
         engine.progress.partial.add(&outcome, seconds);
-        engine.reporter.step(&StepRecord {
+        let record = StepRecord {
             epoch,
             step,
             loss: outcome.loss(),
@@ -50,7 +50,10 @@ pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> 
             grad_norm: outcome.grad_norm,
             data_ms: data_seconds * 1e3,
             step_ms: seconds * 1e3,
-        })?;
+        };
+        if let Some(files) = &mut engine.files {
+            files.reporter.step(&record)?;
+        }
         let every = engine.plan.checkpoint.every_steps as u64;
         let at_epoch_end = engine.progress.batch >= engine.lengths.batches_per_epoch;
         if every > 0 && engine.progress.step.is_multiple_of(every) && !at_epoch_end {

@@ -74,22 +74,29 @@ pub struct Engine<'a> {
     lengths: Lengths,
     schedule: Schedule,
     base_scale: f64,
-    store: Store,
-    reporter: &'a mut Reporter,
+    /// Rank 0's: the run folder has one writer.
+    files: Option<Files<'a>>,
     stop: Stop,
     progress: Progress,
 }
 
+/// What rank 0 writes to.
+pub struct Files<'a> {
+    /// Metrics, curves, screen.
+    pub reporter: &'a mut Reporter,
+    /// Checkpoints.
+    pub store: Store,
+}
+
 impl<'a> Engine<'a> {
     /// Puts a run together; `progress` is [`Progress::start`] or a checkpoint's.
-    #[expect(clippy::too_many_arguments, reason = "the parts of a run, each named once at its only call")]
+
     pub fn new(
         plan: &'a RunPlan,
         strategy: &'a mut dyn Strategy,
         train: Loader,
         test: Loader,
-        store: Store,
-        reporter: &'a mut Reporter,
+        files: Option<Files<'a>>,
         stop: Stop,
         progress: Progress,
     ) -> Self {
@@ -97,7 +104,7 @@ impl<'a> Engine<'a> {
         let schedule =
             Schedule::new(&plan.schedule, plan.optimizer.lr, lengths.schedule_steps, lengths.steps_per_epoch);
         let base_scale = lr_factor(plan, strategy.world());
-        Self { plan, strategy, train, test, lengths, schedule, base_scale, store, reporter, stop, progress }
+        Self { plan, strategy, train, test, lengths, schedule, base_scale, files, stop, progress }
     }
 
     /// Trains to the end or to the first signal; gives how it ended and where it stands.
@@ -143,9 +150,15 @@ impl<'a> Engine<'a> {
 
     /// Evaluates the whole test set.
     fn evaluate(&mut self) -> Result<Evaluation, Failure> {
-        let reporter = &mut *self.reporter;
-        reporter.evaluating(self.test.batches_per_epoch());
-        let mut batches = self.test.epoch(self.progress.epoch, 0).inspect(|_| reporter.evaluated());
+        let mut reporter = self.files.as_mut().map(|files| &mut *files.reporter);
+        if let Some(reporter) = &mut reporter {
+            reporter.evaluating(self.test.batches_per_epoch());
+        }
+        let mut batches = self.test.epoch(self.progress.epoch, 0).inspect(|_| {
+            if let Some(reporter) = &mut reporter {
+                reporter.evaluated();
+            }
+        });
         self.strategy.evaluate(&mut batches, &self.stop)
     }
 
@@ -163,7 +176,7 @@ impl<'a> Engine<'a> {
             }
         }
         // reported before the checkpoint: a run killed between the two resumes before the epoch and writes its line again
-        self.reporter.epoch(&EpochRecord {
+        let record = EpochRecord {
             epoch,
             train_loss: partial.loss_sum / partial.samples as f64,
             train_top1: percent(partial.correct, partial.samples),
@@ -171,7 +184,10 @@ impl<'a> Engine<'a> {
             lr: self.lr(self.progress.step.saturating_sub(1)),
             images_per_s: partial.samples as f64 / partial.seconds,
             seconds: partial.seconds + eval_seconds,
-        })?;
+        };
+        if let Some(files) = &mut self.files {
+            files.reporter.epoch(&record)?;
+        }
 
         // a run that ends here is over, even where train.max_steps ended it inside an epoch
         self.progress.epoch = if done { self.lengths.epochs } else { epoch } + 1;
@@ -193,8 +209,10 @@ impl<'a> Engine<'a> {
 
     /// Saves a checkpoint, after everything reported up to it is on disk.
     fn save(&mut self, name: &str, is_best: bool) -> Result<(), Failure> {
-        self.reporter.flush()?;
-        self.store.save(name, self.strategy.snapshot(), &self.progress, is_best)?;
+        if let Some(Files { reporter, store }) = &mut self.files {
+            reporter.flush()?;
+            store.save(name, self.strategy.snapshot(), &self.progress, is_best)?;
+        }
         Ok(())
     }
 

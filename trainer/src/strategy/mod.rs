@@ -3,10 +3,12 @@
 //! `single`, and later `dp` and `ddp`, have the same files: their difference is a diff. The engine sees this trait only
 //! and does not know which strategy runs.
 
+mod learner;
 mod replica;
 pub mod single;
 mod tally;
 
+pub use learner::Learner;
 pub use replica::Replica;
 pub use tally::{Tally, percent};
 
@@ -46,6 +48,8 @@ pub struct StepSeconds {
     pub forward: f64,
     /// Backward.
     pub backward: f64,
+    /// Waiting for other ranks and reducing.
+    pub communication: f64,
     /// Clipping, optimizer, weight average.
     pub optimizer: f64,
 }

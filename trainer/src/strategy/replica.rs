@@ -39,7 +39,7 @@ impl Replica {
     /// Forward and backward of one batch, the loss weighted as a part of a step of `step_samples` samples. Adds counts
     /// and times to `outcome`. A loss that is not finite is the caller's to see, in `outcome`: where several ranks share a
     /// step, all of them have to take part in it before one may refuse it.
-    pub fn forward_backward(&self, batch: Batch, step_samples: usize, outcome: &mut StepOutcome) -> FlatGradients {
+    fn forward_backward(&self, batch: Batch, step_samples: usize, outcome: &mut StepOutcome) -> FlatGradients {
         let start = Instant::now();
         let labels = batch.labels.clone();
         let targets = loss::soft_targets(&labels, batch.mix.as_ref(), self.classes, self.label_smoothing);
@@ -57,6 +57,24 @@ impl Replica {
         let start = Instant::now();
         let gradients = FlatGradients::from_backward(loss.backward(), &self.network, &self.parameters);
         outcome.seconds.backward += start.elapsed().as_secs_f64();
+        gradients
+    }
+
+    /// [`Replica::forward_backward`] over all batches of a step, their gradients added up; `None` without a batch.
+    pub fn accumulate(
+        &self,
+        batches: Vec<Batch>,
+        step_samples: usize,
+        outcome: &mut StepOutcome,
+    ) -> Option<FlatGradients> {
+        let mut gradients: Option<FlatGradients> = None;
+        for batch in batches {
+            let new = self.forward_backward(batch, step_samples, outcome);
+            match &mut gradients {
+                Some(sum) => sum.accumulate(new),
+                None => gradients = Some(new),
+            }
+        }
         gradients
     }
 

@@ -1,0 +1,101 @@
+//! What every process has, whatever the strategy: a replica, its optimizer, its weight average.
+
+use std::time::Instant;
+
+use burn::tensor::Device;
+use models::{Network, StateTensor, state};
+
+use super::{Replica, Snapshot, StepOutcome};
+use crate::{
+    config::RunPlan,
+    failure::Failure,
+    optim::{Ema, FlatGradients, Optimizer, clip_global_norm},
+};
+
+/// A network that learns from gradients.
+#[derive(Debug)]
+pub struct Learner {
+    /// The network on its device.
+    pub replica: Replica,
+    optimizer: Optimizer,
+    ema: Option<Ema>,
+    grad_clip: f64,
+}
+
+impl Learner {
+    /// Takes a freshly built network on `device` (an autodiff device) with `classes` outputs.
+    pub fn new(network: Network, device: Device, classes: usize, plan: &RunPlan) -> Self {
+        Self {
+            ema: (plan.train.ema > 0.0).then(|| Ema::new(&network, plan.train.ema)),
+            replica: Replica::new(network, device, classes, plan.train.label_smoothing),
+            optimizer: Optimizer::new(&plan.optimizer),
+            grad_clip: plan.train.grad_clip,
+        }
+    }
+
+    /// Clips, takes the optimizer's step, updates the average.
+    pub fn apply(&mut self, mut gradients: FlatGradients, lr: f64, outcome: &mut StepOutcome) {
+        let start = Instant::now();
+        if self.grad_clip > 0.0 {
+            outcome.grad_norm = Some(clip_global_norm(&mut gradients, self.grad_clip));
+        }
+        self.replica.network = self.optimizer.step(self.replica.network.clone(), gradients, lr);
+        if let Some(ema) = &mut self.ema {
+            ema.update(&self.replica.network);
+        }
+        outcome.seconds.optimizer += start.elapsed().as_secs_f64();
+    }
+
+    /// The network to evaluate: the averaged weights where the average is on, without autodiff.
+    pub fn evaluated_network(&self) -> Network {
+        let network = self.replica.inference();
+        match &self.ema {
+            Some(ema) => ema.apply(network),
+            None => network,
+        }
+    }
+
+    /// Everything on the host.
+    pub fn snapshot(&self) -> Snapshot {
+        let (optimizer, optimizer_steps) = self.optimizer.state(&self.replica.parameters);
+        let averaged = |ema: &Ema| -> Vec<StateTensor> { state::state_dict(&ema.apply(self.replica.inference())) };
+        Snapshot {
+            model: state::state_dict(&self.replica.network),
+            optimizer,
+            optimizer_steps,
+            ema: self.ema.as_ref().map(averaged),
+        }
+    }
+
+    /// Takes back what [`Learner::snapshot`] gave.
+    ///
+    /// # Errors
+    /// Names the tensors that are missing, unexpected or misshapen.
+    pub fn restore(&mut self, snapshot: Snapshot) -> Result<(), Failure> {
+        let refused = |what: String| {
+            Failure::usage(
+                what,
+                "the checkpoint is of another model or optimizer; resume with the run's own config.toml",
+            )
+        };
+        let load = |network: Network, tensors: &[StateTensor]| {
+            state::load_state_dict(network, tensors).map_err(|error| refused(error.to_string()))
+        };
+        self.replica.network = load(self.replica.network.clone(), &snapshot.model)?;
+        let device = self.replica.inner_device();
+        self.optimizer
+            .load_state(snapshot.optimizer, snapshot.optimizer_steps, &self.replica.parameters, &device)
+            .map_err(refused)?;
+        match (&mut self.ema, snapshot.ema) {
+            (Some(ema), Some(tensors)) => {
+                // through the network: names and shapes are checked, and the order is the network's
+                let averaged = load(self.replica.inference(), &tensors)?;
+                ema.load(&state::state_dict(&averaged), &device);
+                Ok(())
+            }
+            (None, None) => Ok(()),
+            (Some(_), None) => Err(refused("the checkpoint has no weight average (train.ema)".into())),
+            (None, Some(_)) => Err(refused("the checkpoint has a weight average, train.ema is 0".into())),
+        }
+    }
+}
