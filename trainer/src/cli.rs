@@ -64,12 +64,38 @@ pub struct TrainArgs {
     /// No progress on the screen, only the summary
     #[arg(long, short)]
     pub quiet: bool,
-    /// Worker processes on the CPU (this version trains in one process)
+    /// Train with N worker processes on the CPU
     #[arg(long, value_name = "N")]
     pub cpus: Option<usize>,
-    /// Worker processes, one a GPU (this version trains on the CPU)
+    /// Train with N worker processes, one a GPU (this build has no GPU backend)
     #[arg(long, value_name = "N", conflicts_with = "cpus")]
     pub gpus: Option<usize>,
+    /// Flags about worker processes.
+    #[command(flatten)]
+    pub job: JobArgs,
+}
+
+/// Flags about worker processes.
+#[derive(Debug, Args)]
+pub struct JobArgs {
+    /// Who starts the workers: auto, local, env (torchrun, Kubernetes), slurm, mpi
+    #[arg(long, value_name = "WHO", default_value = "auto")]
+    pub launcher: String,
+    /// Start all workers again after a failure, at most N times
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub max_restarts: usize,
+    /// Launchers of the job, one a machine
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub nnodes: usize,
+    /// This machine's place among them
+    #[arg(long, value_name = "R", default_value_t = 0)]
+    pub node_rank: usize,
+    /// Address of machine 0
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1")]
+    pub master_addr: String,
+    /// Port on machine 0 (on one machine: chosen by the kernel unless given)
+    #[arg(long, value_name = "PORT", default_value_t = 0)]
+    pub master_port: u16,
 }
 
 /// Flags of `trainer eval`.

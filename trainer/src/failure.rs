@@ -4,7 +4,7 @@ use std::fmt::Display;
 
 use data::DataError;
 
-use crate::{config::ConfigErrors, report::ReportError};
+use crate::{comm::CommError, config::ConfigErrors, launch::LaunchError, report::ReportError};
 
 /// Exit code of a failed run.
 pub const FAILED: u8 = 1;
@@ -64,5 +64,19 @@ impl From<ConfigErrors> for Failure {
         let text = errors.to_string();
         let message = text.strip_prefix("error: ").unwrap_or(&text).to_owned();
         Self { code: USAGE, message, hint: None }
+    }
+}
+
+impl From<CommError> for Failure {
+    fn from(error: CommError) -> Self {
+        let hint = (!error.hint.is_empty()).then(|| error.hint.clone());
+        Self { code: FAILED, message: error.message, hint }
+    }
+}
+
+impl From<LaunchError> for Failure {
+    fn from(error: LaunchError) -> Self {
+        let hint = (!error.hint.is_empty()).then(|| error.hint.clone());
+        Self { code: error.code, message: error.message, hint }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use signal_hook::{
-    consts::{SIGINT, SIGTERM},
+    consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM},
     flag,
 };
 
@@ -20,15 +20,27 @@ impl Stop {
         Self::default()
     }
 
-    /// Installs the handlers.
+    /// Installs the handlers of a process that nobody launched: SIGINT and SIGTERM.
     ///
     /// # Errors
     /// The operating system refuses a handler.
     pub fn on_signals() -> std::io::Result<Self> {
+        Self::on(&[SIGINT, SIGTERM])
+    }
+
+    /// Installs a worker's handlers: its launcher forwards whatever it was told to end by.
+    ///
+    /// # Errors
+    /// The operating system refuses a handler.
+    pub fn of_worker() -> std::io::Result<Self> {
+        Self::on(&[SIGINT, SIGTERM, SIGHUP, SIGQUIT])
+    }
+
+    fn on(signals: &[i32]) -> std::io::Result<Self> {
         let stop = Self::default();
         // order matters: the first signal of either kind arms the conditional exit, so that only a second one takes it
         let armed = Arc::new(AtomicBool::new(false));
-        for signal in [SIGINT, SIGTERM] {
+        for &signal in signals {
             flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&armed))?;
             flag::register(signal, Arc::clone(&armed))?;
             flag::register_usize(signal, Arc::clone(&stop.0), signal as usize)?;

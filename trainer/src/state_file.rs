@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use burn::tensor::{Device, Tensor};
+use models::StateTensor;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
 /// A float32 tensor on the host with its name.
@@ -27,6 +28,16 @@ impl NamedTensor {
     pub fn into_tensor(self, device: &Device) -> Tensor<1> {
         Tensor::from_floats(self.values.as_slice(), device)
     }
+}
+
+/// A network's state as it stands in a file.
+pub fn named(tensors: Vec<StateTensor>) -> Vec<NamedTensor> {
+    tensors.into_iter().map(|t| NamedTensor { name: t.name, shape: t.shape, values: t.values }).collect()
+}
+
+/// A file's tensors as a network's state.
+pub fn state_tensors(tensors: Vec<NamedTensor>) -> Vec<StateTensor> {
+    tensors.into_iter().map(|t| StateTensor::new(t.name, t.shape, t.values)).collect()
 }
 
 /// The bytes of a safetensors file of `tensors`.

@@ -87,8 +87,8 @@ fn mistakes_end_with_2_and_a_hint() {
         (&["--config", "config.toml", "--set", "model.name=resnet81"], "resnet18"),
         (&["--config", "config.toml", "--set", "model.name=vgg16"], "data.image_size"),
         (&["--config", "config.toml", "--set", "model.num_classes=11"], "num_classes"),
-        (&["--config", "config.toml", "--set", "parallel.mode=ddp"], "single"),
-        (&["--config", "config.toml", "--cpus", "2"], "--cpus 2"),
+        (&["--config", "config.toml", "--set", "parallel.mode=dp"], "single"),
+        (&["--config", "config.toml", "--cpus", "0"], "--cpus 0"),
         (&["--config", "config.toml", "--gpus", "1"], "--gpus"),
         (&["--dry-run"], "--config"),
     ];

@@ -5,6 +5,7 @@ use models::{Spec, StateTensor};
 use trainer::{
     config::{self, DatasetFacts, Overrides, Registry, RunPlan, Source},
     device,
+    engine::checkpoint::Progress,
     signals::Stop,
     strategy::{Evaluation, Snapshot, Strategy, single::Single},
 };
@@ -108,7 +109,7 @@ fn a_restored_strategy_continues_to_the_same_bits() {
     let mut one = single(&plan);
     one.train_step(vec![batch(0, 8)], 0.01, None).expect("step");
     let mut other = single(&plan);
-    other.restore(one.snapshot()).expect("its own kind");
+    other.start_from(Some((one.snapshot(), Progress::start()))).expect("its own kind");
     for strategy in [&mut one, &mut other] {
         strategy.train_step(vec![batch(8, 8)], 0.01, None).expect("step");
     }
@@ -121,10 +122,10 @@ fn restoring_what_does_not_fit_is_refused_by_name() {
     let good = strategy.snapshot();
     let mut missing = good.clone();
     missing.model.remove(0);
-    assert!(strategy.restore(missing).unwrap_err().to_string().contains("conv1.weight"));
+    assert!(strategy.start_from(Some((missing, Progress::start()))).unwrap_err().to_string().contains("conv1.weight"));
     let foreign = Snapshot { ema: Some(good.model.clone()), ..good.clone() };
-    assert!(strategy.restore(foreign).unwrap_err().to_string().contains("train.ema"));
-    strategy.restore(good).expect("what it gave itself");
+    assert!(strategy.start_from(Some((foreign, Progress::start()))).unwrap_err().to_string().contains("train.ema"));
+    strategy.start_from(Some((good, Progress::start()))).expect("what it gave itself");
 }
 
 #[test]

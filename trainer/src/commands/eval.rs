@@ -141,7 +141,7 @@ fn of_file(model: &str, weights: &Path, arguments: &EvalArgs) -> Result<Subject,
     let tensors = state_file::decode(weights, &bytes).map_err(|error| Failure::usage(error, hint))?;
     Ok(Subject {
         model: model.to_owned(),
-        weights: tensors.into_iter().map(|t| StateTensor::new(t.name, t.shape, t.values)).collect(),
+        weights: state_file::state_tensors(tensors),
         origin: weights.display().to_string(),
         data: request(data, arguments.data_dir.as_deref()),
         mean: None,

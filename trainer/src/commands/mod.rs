@@ -5,6 +5,7 @@ mod eval;
 mod models;
 mod resolve;
 mod train;
+mod workers;
 
 use std::path::PathBuf;
 

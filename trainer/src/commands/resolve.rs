@@ -20,9 +20,10 @@ use crate::{
 /// Batches that the loader keeps ready.
 const PREFETCH: usize = 4;
 
-/// The flags that override the TOML.
-pub(super) fn overrides(arguments: &TrainArgs) -> Overrides {
+/// The flags that override the TOML. Several processes train by DDP.
+pub(super) fn overrides(arguments: &TrainArgs, several: bool) -> Overrides {
     Overrides {
+        mode: several.then(|| "ddp".to_owned()),
         set: arguments.set.clone(),
         epochs: arguments.epochs,
         seed: arguments.seed,

@@ -9,22 +9,30 @@ use data::{
 };
 use models::{Network, Spec};
 
-use super::resolve::{self, dataset_facts};
+use super::{
+    resolve::{self, dataset_facts},
+    workers::{self, Rank},
+};
 use crate::{
     cli::TrainArgs,
-    config::RunPlan,
+    config::{BatchScope, Mode, RunPlan},
     device::{self, Selected},
     engine::{
         Ending, Engine, Files, Lengths,
         checkpoint::{self, Progress, Store},
     },
     failure::Failure,
+    launch::{
+        self, Request, Role,
+        environment::{self, Source, Variables, WorkerRole},
+        signals,
+    },
     report::{
         Confusion, Reporter, ReporterOptions, RunFolder, RunSummary, Section, error::write_atomic, screen::start_table,
         text::thousands,
     },
     signals::Stop,
-    strategy::{Strategy, single::Single},
+    strategy::{Snapshot, Strategy, ddp::Ddp, single::Single},
 };
 
 /// A run to start or to continue.
@@ -35,12 +43,89 @@ struct Job {
 }
 
 pub(super) fn run(arguments: TrainArgs) -> Result<u8, Failure> {
-    refuse_workers(&arguments)?;
-    let Job { mut plan, resumed } = job(&arguments)?;
+    if arguments.gpus.is_some() {
+        return Err(Failure::usage("--gpus: this build has no GPU backend", "train on the CPU: --cpus N"));
+    }
+    if arguments.cpus == Some(0) {
+        return Err(Failure::usage("--cpus 0: nobody would train", "ask for at least one: --cpus 1"));
+    }
+    let variables = environment::variables();
+    let workers = arguments.cpus.map(|count| ("--cpus", count));
+    let request = Request { launcher: arguments.job.launcher.parse()?, workers };
+    let role = launch::detect(&variables, &request)?;
+    let local = match &role {
+        Role::Worker(worker) => return work(&arguments, &role, worker, &variables),
+        Role::Local(local) => local,
+    };
+    let workers = arguments.cpus.unwrap_or(1);
+    let several = workers > 1 || arguments.job.nnodes > 1 || local.share.is_some();
+    let Job { mut plan, resumed } = job(&arguments, several)?;
     let selected = device::select();
     if arguments.dry_run {
         return dry_run(&plan, &selected);
     }
+    if plan.parallel.mode == Mode::Ddp && !several {
+        let hint = "say how many: --cpus N; or train in one process with --set parallel.mode=single";
+        return Err(plan.mistake(&["parallel.mode"], "ddp needs several processes", hint).into());
+    }
+    let splits = read_data(&mut plan)?;
+    if !several {
+        return train(&arguments, plan, resumed, selected, splits, None);
+    }
+    let share = plan.train.batch_size / (workers * arguments.job.nnodes).max(1);
+    if share == 0 && plan.train.batch_scope == BatchScope::Global {
+        let cause = format!("a batch of {} cannot be shared by {workers} workers", plan.train.batch_size);
+        return Err(plan.mistake(&["train.batch_size"], cause, "use a larger batch, or fewer workers").into());
+    }
+    // the workers read the data themselves: here they were only checked, while a mistake is still one process's
+    drop(splits);
+    let folder = match resumed {
+        Some(folder) => folder,
+        None => {
+            let world = workers * arguments.job.nnodes;
+            let folder = RunFolder::create(&arguments.run_dir, &plan.model.name, "ddp", world)?;
+            write_atomic(&folder.config(), plan_toml(&plan)?.as_bytes())?;
+            folder
+        }
+    };
+    workers::launch(&arguments, &plan, local, &variables, workers, folder.path())
+}
+
+/// One rank of a job.
+fn work(arguments: &TrainArgs, role: &Role, worker: &WorkerRole, variables: &Variables) -> Result<u8, Failure> {
+    let own = variables.get(workers::RUN_FOLDER).filter(|_| worker.source == Source::Own);
+    if own.is_none() && worker.rank == 0 {
+        eprintln!("{role}");
+    }
+    let Job { mut plan, mut resumed } = job(arguments, true)?;
+    let rank = workers::join(worker, variables, &plan)?;
+    let again = variables.get(launch::worker::ATTEMPT).is_some_and(|attempt| attempt != "0");
+    let mut run = || {
+        rank.reporter.doing(format_args!("reading {}", plan.data.name));
+        let splits = read_data(&mut plan)?;
+        if let (Some(path), None, 0) = (own, &resumed, worker.rank) {
+            let folder = RunFolder::open(Path::new(path))?;
+            // started again after a failure: the run goes on where its newest checkpoint is
+            if again {
+                resumed = Some(folder);
+            }
+        }
+        train(arguments, plan.clone(), resumed.clone(), device::select(), splits, Some(&rank))
+    };
+    let result = run();
+    if let Err(failure) = &result {
+        rank.failed(failure);
+        if own.is_some() {
+            // our launcher shows it, the root cause first
+            return Ok(failure.code);
+        }
+    }
+    rank.leave();
+    result
+}
+
+/// Reads the data set of the plan and checks the plan against it.
+fn read_data(plan: &mut RunPlan) -> Result<Splits, Failure> {
     let splits = formats::load(&LoadRequest {
         name: plan.data.name.clone(),
         dir: Some(plan.data.dir.clone().unwrap_or_else(super::cache_folder)),
@@ -49,7 +134,7 @@ pub(super) fn run(arguments: TrainArgs) -> Result<u8, Failure> {
         limit_test: limit(plan.data.limit_test),
     })?;
     plan.check_against(&dataset_facts(&plan.data.name, &splits))?;
-    train(&arguments, plan, resumed, selected, splits)
+    Ok(splits)
 }
 
 /// The number of images to keep; 0 keeps all.
@@ -57,34 +142,22 @@ fn limit(count: usize) -> Option<usize> {
     (count > 0).then_some(count)
 }
 
-/// Several workers are not in this version: an error, not one process in silence.
-fn refuse_workers(arguments: &TrainArgs) -> Result<(), Failure> {
-    let one_process = "this version trains in one process on the CPU: leave --cpus and --gpus out";
-    match (arguments.gpus, arguments.cpus) {
-        (Some(_), _) => Err(Failure::usage("--gpus: this build has no GPU backend", one_process)),
-        (None, Some(workers)) if workers != 1 => {
-            Err(Failure::usage(format!("--cpus {workers}: this version starts no worker processes"), one_process))
-        }
-        _ => Ok(()),
-    }
-}
-
 /// The plan, from `--config` or from the run to continue.
-fn job(arguments: &TrainArgs) -> Result<Job, Failure> {
+fn job(arguments: &TrainArgs, several: bool) -> Result<Job, Failure> {
     let Some(run) = &arguments.resume else {
         let path = arguments.config.as_deref().ok_or_else(|| {
             Failure::usage("nothing says what to train", "name a TOML file: --config configs/quickstart.toml")
         })?;
-        return Ok(Job { plan: resolve::load(path, &resolve::overrides(arguments))?, resumed: None });
+        return Ok(Job { plan: resolve::load(path, &resolve::overrides(arguments, several))?, resumed: None });
     };
     let folder = match run {
         Some(path) => RunFolder::open(path),
         None => RunFolder::newest(&arguments.run_dir),
     }
     .map_err(|error| Failure::usage(&error, &error.hint))?;
-    let plan = resolve::load(&folder.config(), &resolve::overrides(arguments))?;
+    let plan = resolve::load(&folder.config(), &resolve::overrides(arguments, several))?;
     if let Some(path) = &arguments.config {
-        let asked = resolve::load(path, &resolve::overrides(arguments))?;
+        let asked = resolve::load(path, &resolve::overrides(arguments, several))?;
         same_plan(path, &asked, &folder, &plan)?;
     }
     Ok(Job { plan, resumed: Some(folder) })
@@ -117,6 +190,7 @@ fn train(
     resumed: Option<RunFolder>,
     selected: Selected,
     splits: Splits,
+    rank: Option<&Rank>,
 ) -> Result<u8, Failure> {
     let Splits { train, test, source } = splits;
     let (shape, class_names) = (train.shape, train.classes.clone());
@@ -124,7 +198,14 @@ fn train(
     let spec = Spec { num_classes: classes, in_channels: shape.channels, image_size: [shape.height, shape.width] };
     let network = build(&plan, &spec, &selected)?;
     let parameters = count_parameters(&network);
-    let mut strategy = Single::new(network, selected.device.clone(), classes, &plan);
+    let device = selected.device.clone();
+    let mut strategy: Box<dyn Strategy> = match rank {
+        None => Box::new(Single::new(network, device, classes, &plan)),
+        Some(rank) => {
+            rank.reporter.doing(format_args!("comparing the model with the other ranks'"));
+            Box::new(Ddp::new(network, device, classes, &plan, rank.comm.clone(), rank.reporter.clone())?)
+        }
+    };
 
     let data = format!(
         "{}, {} + {} images {shape}",
@@ -132,18 +213,38 @@ fn train(
         thousands(train.len() as u64),
         thousands(test.len() as u64)
     );
-    let train = Loader::new(Arc::new(train), resolve::train_loader(&plan, &strategy)?)?;
-    let test = Loader::new(Arc::new(test), resolve::test_loader(&plan, &strategy)?)?;
+    let train = Loader::new(Arc::new(train), resolve::train_loader(&plan, &*strategy)?)?;
+    let test = Loader::new(Arc::new(test), resolve::test_loader(&plan, &*strategy)?)?;
     let lengths = Lengths::new(&plan, train.batches_per_epoch());
 
-    let stop =
-        Stop::on_signals().map_err(|error| Failure::run(format!("signal handlers: {error}"), "check ulimits"))?;
-    let (folder, progress) = match &resumed {
+    let stop = match rank {
+        Some(rank) => rank.stop.clone(),
         None => {
-            let mode = plan.parallel.mode.to_string();
-            (RunFolder::create(&arguments.run_dir, &plan.model.name, &mode, strategy.world())?, Progress::start())
+            Stop::on_signals().map_err(|error| Failure::run(format!("signal handlers: {error}"), "check ulimits"))?
         }
-        Some(folder) => (folder.clone(), restore(&plan, folder, &mut strategy)?),
+    };
+    let first = strategy.rank() == 0;
+    let progress = match (&resumed, first) {
+        (Some(folder), true) => restore(&plan, folder)?,
+        _ => None,
+    };
+    let progress = strategy.start_from(progress)?;
+    if !first {
+        let engine = Engine::new(&plan, &mut *strategy, train, test, None, stop, progress);
+        let (ending, _) = engine.run()?;
+        return Ok(match ending {
+            Ending::Finished(_) => 0,
+            Ending::Interrupted { signal, .. } => 128 + signal as u8,
+        });
+    }
+
+    let folder = match (&resumed, std::env::var_os(workers::RUN_FOLDER).filter(|_| rank.is_some())) {
+        (Some(folder), _) => folder.clone(),
+        (None, Some(path)) => RunFolder::open(Path::new(&path))?,
+        (None, None) => {
+            let mode = plan.parallel.mode.to_string();
+            RunFolder::create(&arguments.run_dir, &plan.model.name, &mode, strategy.world())?
+        }
     };
     write_atomic(&folder.config(), plan_toml(&plan)?.as_bytes())?;
     let store = Store::open(&folder.checkpoints(), plan.checkpoint.keep_last, plan.train.seed)?;
@@ -165,9 +266,9 @@ fn train(
     };
     reporter.show_top5(classes > 10);
     let files = Some(Files { reporter: &mut reporter, store });
-    let engine = Engine::new(&plan, &mut strategy, train, test, files, stop, progress);
+    let engine = Engine::new(&plan, &mut *strategy, train, test, files, stop, progress);
     let (ending, progress) = engine.run()?;
-    let mut summary = RunSummary {
+    let summary = RunSummary {
         model: plan.model.name.clone(),
         parameters: parameters as u64,
         dataset: plan.data.name.clone(),
@@ -181,15 +282,25 @@ fn train(
         seconds: progress.elapsed_s,
         ..RunSummary::default()
     };
+    finish(&mut reporter, summary, ending, class_names, &folder)
+}
+
+/// The summary on the screen and in its file; the exit code.
+fn finish(
+    reporter: &mut Reporter,
+    mut summary: RunSummary,
+    ending: Ending,
+    classes: Vec<String>,
+    folder: &RunFolder,
+) -> Result<u8, Failure> {
     match ending {
         Ending::Finished(tally) => {
-            summary.confusion = Some(Confusion { classes: class_names, counts: tally.confusion });
+            summary.confusion = Some(Confusion { classes, counts: tally.confusion });
             reporter.finish(&summary)?;
             Ok(0)
         }
         Ending::Interrupted { signal, step } => {
-            let name = if signal == signal_hook::consts::SIGTERM { "SIGTERM" } else { "SIGINT" };
-            summary.interrupted = Some(format!("{name} after step {}", thousands(step)));
+            summary.interrupted = Some(format!("{} after step {}", signals::name(signal), thousands(step)));
             reporter.finish(&summary)?;
             let mut out = std::io::stdout().lock();
             // the checkpoint is on disk: a closed pipe must not turn this into another exit code
@@ -199,11 +310,11 @@ fn train(
     }
 }
 
-/// Loads the newest complete checkpoint; a run killed before its first one starts from the beginning.
-fn restore(plan: &RunPlan, folder: &RunFolder, strategy: &mut Single) -> Result<Progress, Failure> {
+/// Loads the newest complete checkpoint; `None` of a run killed before its first one: it starts from the beginning.
+fn restore(plan: &RunPlan, folder: &RunFolder) -> Result<Option<(Snapshot, Progress)>, Failure> {
     if !checkpoint::any(&folder.checkpoints())? {
         eprintln!("{}: no checkpoint yet, starting from the beginning", folder.path().display());
-        return Ok(Progress::start());
+        return Ok(None);
     }
     let (loaded, damaged) = checkpoint::load_newest(&folder.checkpoints())?;
     for error in &damaged {
@@ -218,8 +329,7 @@ fn restore(plan: &RunPlan, folder: &RunFolder, strategy: &mut Single) -> Result<
             "a run keeps its seed: leave --seed out",
         ));
     }
-    strategy.restore(loaded.snapshot)?;
-    Ok(loaded.progress)
+    Ok(Some((loaded.snapshot, loaded.progress)))
 }
 
 fn overview(

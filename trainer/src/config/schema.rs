@@ -232,12 +232,21 @@ pub(super) fn parallel(reader: &mut Reader) -> Parallel {
             "steps between comparisons of ranks, 0 = off",
         ),
     };
-    if parallel.mode != Mode::Single {
-        section.reject(
-            "mode",
-            format!("`parallel.mode`: \"{}\" is not built in this version", parallel.mode),
-            "use mode = \"single\": one process on one device",
-        );
+    let mut unbuilt = |key: &str, asked: bool, cause: String, hint: &str| {
+        if asked {
+            section.reject(key, format!("`parallel.{key}`: {cause} is not built in this version"), hint);
+        }
+    };
+    unbuilt("mode", parallel.mode == Mode::Dp, "\"dp\"".into(), "use mode = \"single\", or \"ddp\" with --cpus N");
+    if parallel.mode == Mode::Ddp {
+        let backends = [Backend::Auto, Backend::Shm, Backend::Tcp];
+        let backend = format!("\"{}\"", parallel.backend);
+        unbuilt("backend", !backends.contains(&parallel.backend), backend, "use \"auto\", \"shm\" or \"tcp\"");
+        let sync = parallel.batch_norm == BatchNormPolicy::Sync;
+        unbuilt("batch_norm", sync, "\"sync\"".into(), "use \"local\", \"broadcast\" or \"reduce\"");
+        let compressed = parallel.compression != Compression::None;
+        unbuilt("compression", compressed, format!("\"{}\"", parallel.compression), "use \"none\"");
+        unbuilt("check_sync_every", parallel.check_sync_every > 0, "the comparison".into(), "leave it at 0");
     }
     parallel
 }

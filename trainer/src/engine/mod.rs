@@ -90,7 +90,6 @@ pub struct Files<'a> {
 
 impl<'a> Engine<'a> {
     /// Puts a run together; `progress` is [`Progress::start`] or a checkpoint's.
-
     pub fn new(
         plan: &'a RunPlan,
         strategy: &'a mut dyn Strategy,

@@ -3,6 +3,7 @@
 //! `single`, and later `dp` and `ddp`, have the same files: their difference is a diff. The engine sees this trait only
 //! and does not know which strategy runs.
 
+pub mod ddp;
 mod learner;
 mod replica;
 pub mod single;
@@ -15,7 +16,7 @@ pub use tally::{Tally, percent};
 use data::loader::Batch;
 use models::state::StateTensor;
 
-use crate::{failure::Failure, signals::Stop, state_file::NamedTensor};
+use crate::{engine::checkpoint::Progress, failure::Failure, signals::Stop, state_file::NamedTensor};
 
 /// What one optimizer step gave.
 #[derive(Debug, Clone, Copy, Default)]
@@ -99,11 +100,11 @@ pub trait Strategy {
     /// State for a checkpoint.
     fn snapshot(&self) -> Snapshot;
 
-    /// Takes a checkpoint's state back.
+    /// Takes rank 0's checkpoint, if there is one, on every rank; gives where the run stands. Other ranks pass `None`.
     ///
     /// # Errors
     /// Names the tensors that are missing, unexpected or misshapen.
-    fn restore(&mut self, snapshot: Snapshot) -> Result<(), Failure>;
+    fn start_from(&mut self, checkpoint: Option<(Snapshot, Progress)>) -> Result<Progress, Failure>;
 }
 
 /// A step whose loss is not finite.

@@ -60,7 +60,7 @@ impl Replica {
         gradients
     }
 
-    /// [`Replica::forward_backward`] over all batches of a step, their gradients added up; `None` without a batch.
+    /// Forward and backward of all batches of a step, their gradients added up; `None` without a batch.
     pub fn accumulate(
         &self,
         batches: Vec<Batch>,

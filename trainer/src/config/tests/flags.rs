@@ -156,10 +156,10 @@ fn mode_flag() {
 
 #[test]
 fn mode_flag_that_is_not_built() {
-    assert_snapshot!(read(BASE, &Overrides { mode: Some("ddp".into()), ..Overrides::default() }).unwrap_err(), @r#"
-    error: `parallel.mode`: "ddp" is not built in this version
-      --> --mode ddp
-      hint: use mode = "single": one process on one device
+    assert_snapshot!(read(BASE, &Overrides { mode: Some("dp".into()), ..Overrides::default() }).unwrap_err(), @r#"
+    error: `parallel.mode`: "dp" is not built in this version
+      --> --mode dp
+      hint: use mode = "single", or "ddp" with --cpus N
     "#);
 }
 

@@ -322,13 +322,13 @@ fn bf16_without_a_gpu() {
 
 #[test]
 fn mode_that_is_not_built() {
-    assert_snapshot!(mistake_after_base("[parallel]\nmode = \"ddp\"\n"), @r#"
-    error: `parallel.mode`: "ddp" is not built in this version
+    assert_snapshot!(mistake_after_base("[parallel]\nmode = \"dp\"\n"), @r#"
+    error: `parallel.mode`: "dp" is not built in this version
      --> configs/x.toml:6:8
       |
-    6 | mode = "ddp"
-      |        ^^^^^
-      hint: use mode = "single": one process on one device
+    6 | mode = "dp"
+      |        ^^^^
+      hint: use mode = "single", or "ddp" with --cpus N
     "#);
 }
 

@@ -6,11 +6,7 @@ use std::{
 };
 
 use super::{CheckpointError, EMA, MANIFEST, MODEL, Manifest, OPTIMIZER, Progress, STATE, State, VERSION, sha256};
-use crate::{
-    state_file::{self, NamedTensor},
-    strategy::Snapshot,
-};
-use models::state::StateTensor;
+use crate::{state_file, strategy::Snapshot};
 
 /// A checkpoint read back whole.
 #[derive(Debug)]
@@ -98,10 +94,10 @@ pub fn load(path: &Path) -> Result<Loaded, CheckpointError> {
     };
     let state: State = serde_json::from_slice(&required(STATE)?)
         .map_err(|error| damaged(&path.join(STATE), format!("not a checkpoint's state: {error}")))?;
-    let model = state_tensors(tensors(MODEL, &required(MODEL)?)?);
+    let model = state_file::state_tensors(tensors(MODEL, &required(MODEL)?)?);
     let optimizer = tensors(OPTIMIZER, &required(OPTIMIZER)?)?;
     let ema = match read(EMA)? {
-        Some(bytes) => Some(state_tensors(tensors(EMA, &bytes)?)),
+        Some(bytes) => Some(state_file::state_tensors(tensors(EMA, &bytes)?)),
         None => None,
     };
     Ok(Loaded {
@@ -110,10 +106,6 @@ pub fn load(path: &Path) -> Result<Loaded, CheckpointError> {
         progress: state.progress,
         seed: state.seed,
     })
-}
-
-fn state_tensors(tensors: Vec<NamedTensor>) -> Vec<StateTensor> {
-    tensors.into_iter().map(|t| StateTensor::new(t.name, t.shape, t.values)).collect()
 }
 
 /// The checkpoints of a folder by age: (step, epoch, batch), newest first. The order comes from the state file where it

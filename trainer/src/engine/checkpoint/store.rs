@@ -82,10 +82,10 @@ impl Store {
         let tensors = |name: &str, tensors: &[NamedTensor]| {
             state_file::encode(tensors).map_err(|error| CheckpointError::writing(folder.join(name), error))
         };
-        write(MODEL, &tensors(MODEL, &named(snapshot.model))?)?;
+        write(MODEL, &tensors(MODEL, &state_file::named(snapshot.model))?)?;
         write(OPTIMIZER, &tensors(OPTIMIZER, &snapshot.optimizer)?)?;
         if let Some(ema) = snapshot.ema {
-            write(EMA, &tensors(EMA, &named(ema))?)?;
+            write(EMA, &tensors(EMA, &state_file::named(ema))?)?;
         }
         write(STATE, &json(&folder.join(STATE), &state)?)?;
         let path = folder.join(MANIFEST);
@@ -131,10 +131,6 @@ fn place(temporary: &Path, target: &Path) -> Result<(), CheckpointError> {
     use rustix::fs::{CWD, RenameFlags, renameat_with};
     renameat_with(CWD, temporary, CWD, target, RenameFlags::EXCHANGE).map_err(|error| failed(error.into()))?;
     remove(temporary)
-}
-
-fn named(tensors: Vec<models::state::StateTensor>) -> Vec<NamedTensor> {
-    tensors.into_iter().map(|t| NamedTensor { name: t.name, shape: t.shape, values: t.values }).collect()
 }
 
 fn json(path: &Path, value: &impl serde::Serialize) -> Result<Vec<u8>, CheckpointError> {

@@ -7,7 +7,7 @@ use data::loader::Batch;
 use models::Network;
 
 use super::{Evaluation, Learner, Snapshot, StepOutcome, Strategy};
-use crate::{config::RunPlan, failure::Failure, signals::Stop};
+use crate::{config::RunPlan, engine::checkpoint::Progress, failure::Failure, signals::Stop};
 
 /// The strategy of one process with one device.
 #[derive(Debug)]
@@ -44,7 +44,9 @@ impl Strategy for Single {
         self.learner.snapshot()
     }
 
-    fn restore(&mut self, snapshot: Snapshot) -> Result<(), Failure> {
-        self.learner.restore(snapshot)
+    fn start_from(&mut self, checkpoint: Option<(Snapshot, Progress)>) -> Result<Progress, Failure> {
+        let Some((snapshot, progress)) = checkpoint else { return Ok(Progress::start()) };
+        self.learner.restore(snapshot)?;
+        Ok(progress)
     }
 }

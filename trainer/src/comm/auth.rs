@@ -1,0 +1,320 @@
+//! Who may join: a per-run secret, proved both ways without being sent.
+//!
+//! ```text
+//! dialer   → listener   hello:  magic, purpose, rank, world, nonce          (HELLO_BYTES)
+//! listener → dialer     nonce, HMAC(secret, "listener" hello nonce)         (REPLY_BYTES)
+//! dialer   → listener   HMAC(secret, "dialer" hello nonce)                  (PROOF_BYTES)
+//! listener → dialer     0, or a length and the reason why the rank cannot join
+//! ```
+//!
+//! All parts have fixed sizes and arrive before a deadline, so a stranger costs the listener at most a few hundred bytes
+//! and a few seconds of one slot. Nonces are fresh on both sides: a recorded handshake is of no use later. What follows
+//! the handshake is neither encrypted nor signed; it is as private as the network is.
+
+use std::fmt;
+use std::io::{ErrorKind as IoKind, Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+
+use super::error::{CommError, Result};
+
+const MAGIC: &[u8; 8] = b"trncomm1";
+const NONCE: usize = 16;
+pub(crate) const HELLO_BYTES: usize = 8 + 1 + 4 + 4 + NONCE;
+pub(crate) const PROOF_BYTES: usize = 32;
+pub(crate) const REPLY_BYTES: usize = NONCE + PROOF_BYTES;
+/// How long either side gives the other for the whole handshake.
+pub(crate) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
+const MAX_REFUSAL: usize = 4096;
+
+/// The per-run secret: 32 bytes, written as 64 hexadecimal digits where it has to pass through an environment variable.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret([u8; 32]);
+
+impl Secret {
+    /// A fresh one from the kernel's generator.
+    pub fn random() -> Result<Self> {
+        let mut bytes = [0; 32];
+        random(&mut bytes)?;
+        Ok(Self(bytes))
+    }
+
+    /// Reads what [`Secret::to_hex`] wrote; `None` if it is anything else.
+    pub fn from_hex(text: &str) -> Option<Self> {
+        let text = text.trim();
+        if text.len() != 64 || !text.is_ascii() {
+            return None;
+        }
+        let mut bytes = [0; 32];
+        for (i, byte) in bytes.iter_mut().enumerate() {
+            *byte = u8::from_str_radix(text.get(2 * i..2 * i + 2)?, 16).ok()?;
+        }
+        Some(Self(bytes))
+    }
+
+    /// A secret derived from words that all processes of a job know (job id, address): for launchers of others that have
+    /// no private channel. It keeps other jobs out, not an attacker who can guess the words.
+    pub fn from_words(words: &[&str]) -> Self {
+        let mut mac = Self([0; 32]).mac();
+        for word in words {
+            mac.update(&(word.len() as u64).to_le_bytes());
+            mac.update(word.as_bytes());
+        }
+        Self(mac.finalize().into_bytes().into())
+    }
+
+    /// 64 hexadecimal digits.
+    pub fn to_hex(&self) -> String {
+        self.0.iter().map(|b| format!("{b:02x}")).collect()
+    }
+
+    fn mac(&self) -> Hmac<Sha256> {
+        Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes keys of any length")
+    }
+
+    fn proof(&self, side: &[u8], hello: &[u8], nonce: &[u8]) -> [u8; PROOF_BYTES] {
+        let mut mac = self.mac();
+        mac.update(side);
+        mac.update(hello);
+        mac.update(nonce);
+        mac.finalize().into_bytes().into()
+    }
+
+    /// Compares in constant time.
+    fn verify(&self, side: &[u8], hello: &[u8], nonce: &[u8], proof: &[u8]) -> bool {
+        let mut mac = self.mac();
+        mac.update(side);
+        mac.update(hello);
+        mac.update(nonce);
+        mac.verify_slice(proof).is_ok()
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(…)")
+    }
+}
+
+fn random(bytes: &mut [u8]) -> Result<()> {
+    let mut filled = 0;
+    while filled < bytes.len() {
+        match rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty()) {
+            Ok(n) => filled += n,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(CommError::setup(format!("the kernel gives no random bytes: {error}"))),
+        }
+    }
+    Ok(())
+}
+
+/// What a connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Purpose {
+    /// Control connection of a rank to the store.
+    Store = 1,
+    /// Data connection between two ranks.
+    Mesh = 2,
+}
+
+/// A dialer's introduction. Believed only once its proof has been checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Hello {
+    pub purpose: Purpose,
+    pub rank: u32,
+    pub world: u32,
+    pub nonce: [u8; NONCE],
+}
+
+impl Hello {
+    pub(crate) fn new(purpose: Purpose, rank: usize, world: usize) -> Result<Self> {
+        let mut nonce = [0; NONCE];
+        random(&mut nonce)?;
+        Ok(Self { purpose, rank: rank as u32, world: world as u32, nonce })
+    }
+
+    pub(crate) fn encode(&self) -> [u8; HELLO_BYTES] {
+        let mut out = [0; HELLO_BYTES];
+        out[..8].copy_from_slice(MAGIC);
+        out[8] = self.purpose as u8;
+        out[9..13].copy_from_slice(&self.rank.to_le_bytes());
+        out[13..17].copy_from_slice(&self.world.to_le_bytes());
+        out[17..].copy_from_slice(&self.nonce);
+        out
+    }
+
+    pub(crate) fn decode(bytes: &[u8; HELLO_BYTES]) -> std::result::Result<Self, &'static str> {
+        if &bytes[..8] != MAGIC {
+            return Err("it does not speak this protocol");
+        }
+        let purpose = match bytes[8] {
+            1 => Purpose::Store,
+            2 => Purpose::Mesh,
+            _ => return Err("it wants something unknown"),
+        };
+        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let mut nonce = [0; NONCE];
+        nonce.copy_from_slice(&bytes[17..]);
+        Ok(Self { purpose, rank: word(9), world: word(13), nonce })
+    }
+}
+
+/// The listener's half: made from a hello, answers it and checks the proof.
+pub(crate) struct Challenge {
+    hello: Hello,
+    nonce: [u8; NONCE],
+}
+
+impl Challenge {
+    pub(crate) fn new(hello: Hello) -> Result<Self> {
+        let mut nonce = [0; NONCE];
+        random(&mut nonce)?;
+        Ok(Self { hello, nonce })
+    }
+    pub(crate) fn hello(&self) -> Hello {
+        self.hello
+    }
+    pub(crate) fn reply(&self, secret: &Secret) -> [u8; REPLY_BYTES] {
+        let mut out = [0; REPLY_BYTES];
+        out[..NONCE].copy_from_slice(&self.nonce);
+        out[NONCE..].copy_from_slice(&secret.proof(b"listener", &self.hello.encode(), &self.nonce));
+        out
+    }
+    pub(crate) fn accepts(&self, secret: &Secret, proof: &[u8]) -> bool {
+        secret.verify(b"dialer", &self.hello.encode(), &self.nonce, proof)
+    }
+}
+
+/// The listener's last word.
+pub(crate) fn verdict(refusal: Option<&str>) -> Vec<u8> {
+    let text = refusal.unwrap_or_default().as_bytes();
+    let text = &text[..text.len().min(MAX_REFUSAL)];
+    let mut out = (text.len() as u32).to_le_bytes().to_vec();
+    out.extend_from_slice(text);
+    out
+}
+
+/// Why a handshake did not succeed.
+pub(crate) enum Failure {
+    /// The connection broke or was slow: worth another try.
+    Broken(String),
+    /// The other side cannot be the right one, or said no.
+    Refused(String),
+}
+
+/// A stream whose whole handshake has one deadline, however slowly its bytes drip in.
+struct Deadline<'a> {
+    stream: &'a TcpStream,
+    until: Instant,
+}
+
+impl Deadline<'_> {
+    fn left(&self) -> std::result::Result<Duration, Failure> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(Failure::Broken("the handshake took too long".into())) } else { Ok(left) }
+    }
+    fn read(&mut self, buffer: &mut [u8]) -> std::result::Result<(), Failure> {
+        let mut filled = 0;
+        while filled < buffer.len() {
+            let broken = |e: std::io::Error| Failure::Broken(e.to_string());
+            self.stream.set_read_timeout(Some(self.left()?)).map_err(broken)?;
+            match self.stream.read(&mut buffer[filled..]) {
+                Ok(0) => return Err(Failure::Broken("the connection was closed during the handshake".into())),
+                Ok(n) => filled += n,
+                Err(e) if matches!(e.kind(), IoKind::Interrupted | IoKind::WouldBlock | IoKind::TimedOut) => {}
+                Err(e) => return Err(Failure::Broken(e.to_string())),
+            }
+        }
+        Ok(())
+    }
+    fn write(&mut self, bytes: &[u8]) -> std::result::Result<(), Failure> {
+        let broken = |e: std::io::Error| Failure::Broken(e.to_string());
+        self.stream.set_write_timeout(Some(self.left()?)).map_err(broken)?;
+        self.stream.write_all(bytes).map_err(broken)
+    }
+    fn done(self) -> std::result::Result<(), Failure> {
+        let broken = |e: std::io::Error| Failure::Broken(e.to_string());
+        self.stream.set_read_timeout(None).map_err(broken)?;
+        self.stream.set_write_timeout(None).map_err(broken)
+    }
+}
+
+/// The dialer's half on a blocking stream.
+pub(crate) fn dial(stream: &TcpStream, secret: &Secret, hello: &Hello) -> std::result::Result<(), Failure> {
+    let mut io = Deadline { stream, until: Instant::now() + HANDSHAKE_LIMIT };
+    let said = hello.encode();
+    io.write(&said)?;
+    let mut reply = [0; REPLY_BYTES];
+    io.read(&mut reply)?;
+    let (nonce, proof) = reply.split_at(NONCE);
+    if !secret.verify(b"listener", &said, nonce, proof) {
+        return Err(Failure::Refused("it does not know this run's secret".into()));
+    }
+    io.write(&secret.proof(b"dialer", &said, nonce))?;
+    let mut len = [0; 4];
+    io.read(&mut len)?;
+    let len = u32::from_le_bytes(len) as usize;
+    if len > MAX_REFUSAL {
+        return Err(Failure::Refused("it does not speak this protocol".into()));
+    }
+    let mut text = vec![0; len];
+    io.read(&mut text)?;
+    io.done()?;
+    if len > 0 { Err(Failure::Refused(String::from_utf8_lossy(&text).into_owned())) } else { Ok(()) }
+}
+
+/// The listener's half on a blocking stream; `admit` may refuse a rank that has proved itself.
+pub(crate) fn listen(
+    stream: &TcpStream,
+    secret: &Secret,
+    admit: impl FnOnce(&Hello) -> std::result::Result<(), String>,
+) -> std::result::Result<Hello, Failure> {
+    let mut io = Deadline { stream, until: Instant::now() + HANDSHAKE_LIMIT };
+    let mut hello = [0; HELLO_BYTES];
+    io.read(&mut hello)?;
+    let hello = Hello::decode(&hello).map_err(|cause| Failure::Refused(cause.into()))?;
+    let challenge = Challenge::new(hello).map_err(|e| Failure::Broken(e.message))?;
+    io.write(&challenge.reply(secret))?;
+    let mut proof = [0; PROOF_BYTES];
+    io.read(&mut proof)?;
+    if !challenge.accepts(secret, &proof) {
+        return Err(Failure::Refused("it does not know this run's secret".into()));
+    }
+    let refusal = admit(&hello).err();
+    io.write(&verdict(refusal.as_deref()))?;
+    io.done()?;
+    refusal.map_or(Ok(hello), |cause| Err(Failure::Refused(cause)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_survive_hex_and_hide_from_debug() {
+        let secret = Secret::random().unwrap();
+        assert_eq!(Secret::from_hex(&secret.to_hex()), Some(secret.clone()));
+        assert_eq!(format!("{secret:?}"), "Secret(…)");
+        assert_eq!(Secret::from_hex(&secret.to_hex()[1..]), None);
+        assert_eq!(Secret::from_hex(&"zz".repeat(32)), None);
+        assert_ne!(Secret::from_words(&["ab", "c"]), Secret::from_words(&["a", "bc"]));
+    }
+
+    #[test]
+    fn a_proof_fits_its_own_challenge_only() {
+        let (ours, theirs) = (Secret::random().unwrap(), Secret::random().unwrap());
+        let hello = Hello::new(Purpose::Store, 1, 4).unwrap();
+        assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
+        let challenge = Challenge::new(hello).unwrap();
+        let proof = ours.proof(b"dialer", &hello.encode(), &challenge.nonce);
+        assert!(challenge.accepts(&ours, &proof));
+        assert!(!challenge.accepts(&theirs, &proof));
+        assert!(!Challenge::new(hello).unwrap().accepts(&ours, &proof), "a recorded proof was accepted again");
+        // The listener's own proof, sent back to it, must not pass for the dialer's.
+        assert!(!challenge.accepts(&ours, &challenge.reply(&ours)[NONCE..]));
+    }
+}

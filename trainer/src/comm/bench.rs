@@ -1,0 +1,207 @@
+//! The engine of `trainer bench allreduce`: nccl-tests' measurements, one function that every rank runs.
+
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
+
+use half::{bf16, f16};
+use serde::Serialize;
+
+use super::communicator::Communicator;
+use super::dtype::{DType, Element, ReduceOp};
+use super::error::Result;
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct BenchConfig {
+    /// Sizes of the array that each rank contributes, in bytes; rounded down to whole elements.
+    pub sizes: Vec<usize>,
+    /// Type of the elements.
+    pub dtype: DType,
+    /// The reduction.
+    pub op: ReduceOp,
+    /// About how long to measure each size, after a quarter of that for warming up.
+    pub time: Duration,
+    /// Rounds of a size, of which the fastest counts.
+    pub rounds: usize,
+}
+
+impl Default for BenchConfig {
+    /// f32 sums from 4 bytes to 64 MB and the size of ResNet-18's gradients.
+    fn default() -> Self {
+        let mut sizes: Vec<usize> = (1..=13).map(|i| 1usize << (2 * i)).collect();
+        sizes.push(44_695_848);
+        sizes.sort_unstable();
+        Self { sizes, dtype: DType::F32, op: ReduceOp::Sum, time: Duration::from_millis(400), rounds: 3 }
+    }
+}
+
+/// One size, as nccl-tests reports it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct BenchRow {
+    /// Bytes that each rank contributes.
+    pub bytes: usize,
+    /// Elements of that.
+    pub count: usize,
+    /// Type of the elements.
+    #[serde(rename = "type")]
+    pub dtype: &'static str,
+    /// The reduction.
+    pub redop: &'static str,
+    /// Microseconds of one all-reduce, on the slowest rank.
+    pub time_us: f64,
+    /// `bytes / time`, in 10^9 bytes a second.
+    pub algbw_gbs: f64,
+    /// `algbw · 2(n-1)/n`: what a rank's link has to carry at least.
+    pub busbw_gbs: f64,
+    /// Elements that differ from the exact result, over all ranks.
+    pub wrong: u64,
+}
+
+/// An element whose reductions can be predicted exactly.
+trait Exact: Element {
+    fn small(value: u32) -> Self;
+    fn value(self) -> f64;
+}
+
+macro_rules! exact {
+    ($($ty:ty: $from:expr, $to:expr);*) => {$(impl Exact for $ty {
+        fn small(value: u32) -> Self { $from(value) }
+        fn value(self) -> f64 { $to(self) }
+    })*};
+}
+exact!(
+    f32: |v| v as f32, f64::from;
+    f64: f64::from, |v| v;
+    f16: |v| f16::from_f32(v as f32), f64::from;
+    bf16: |v| bf16::from_f32(v as f32), f64::from;
+    i32: |v| v as i32, f64::from;
+    i64: i64::from, |v| v as f64;
+    u8: |v| v as u8, f64::from
+);
+
+/// Rank `rank`'s element `i`: 1, 2 or 3 for sums; 1 or 2, mostly 1, for products. Exact in all types for worlds up to 60.
+fn input(op: ReduceOp, rank: usize, i: usize) -> u32 {
+    match op {
+        ReduceOp::Product => 1 + u32::from((rank + i).is_multiple_of(31)),
+        _ => 1 + ((rank * 7 + i) % 3) as u32,
+    }
+}
+
+fn expected(op: ReduceOp, world: usize, i: usize) -> f64 {
+    let values = (0..world).map(|rank| f64::from(input(op, rank, i)));
+    match op {
+        ReduceOp::Sum => values.sum(),
+        ReduceOp::Mean => values.sum::<f64>() / world as f64,
+        ReduceOp::Min => values.fold(f64::INFINITY, f64::min),
+        ReduceOp::Max => values.fold(0.0, f64::max),
+        ReduceOp::Product => values.product(),
+    }
+}
+
+/// Measures all sizes; every rank of the group calls this with the same configuration and gets the same rows, but for
+/// rounding of the clock. `report` is called with each row as it is ready.
+///
+/// # Errors
+/// Those of the collectives.
+pub fn all_reduce(
+    comm: &Communicator,
+    config: &BenchConfig,
+    mut report: impl FnMut(&BenchRow),
+) -> Result<Vec<BenchRow>> {
+    let mut rows = Vec::new();
+    for size in &config.sizes {
+        let count = size / config.dtype.size();
+        let row = match config.dtype {
+            DType::F32 => measure::<f32>(comm, config, count)?,
+            DType::F64 => measure::<f64>(comm, config, count)?,
+            DType::F16 => measure::<f16>(comm, config, count)?,
+            DType::BF16 => measure::<bf16>(comm, config, count)?,
+            DType::I32 => measure::<i32>(comm, config, count)?,
+            DType::I64 => measure::<i64>(comm, config, count)?,
+            DType::U8 => measure::<u8>(comm, config, count)?,
+        };
+        report(&row);
+        rows.push(row);
+    }
+    Ok(rows)
+}
+
+fn measure<T: Exact>(comm: &Communicator, config: &BenchConfig, count: usize) -> Result<BenchRow> {
+    let (world, op) = (comm.world(), config.op);
+    let mut data: Vec<T> = (0..count).map(|i| T::small(input(op, comm.rank(), i))).collect();
+    comm.all_reduce(&mut data, op)?;
+    let exact = |i: usize| match T::DTYPE {
+        // The mean is rounded once, to the type.
+        DType::F32 => f64::from(expected(op, world, i) as f32),
+        DType::F16 => f16::from_f32(expected(op, world, i) as f32).value(),
+        DType::BF16 => bf16::from_f32(expected(op, world, i) as f32).value(),
+        _ => expected(op, world, i),
+    };
+    let wrong = data.iter().enumerate().filter(|(i, v)| v.value() != exact(*i)).count();
+    let mut wrong = [wrong as i64];
+    comm.all_reduce(&mut wrong, ReduceOp::Sum)?;
+
+    // The result stays in place as the next input, so sums may overflow to infinity: no slower, and checked above. Not so
+    // for products, which would become denormal or not by chance.
+    let turns = |data: &mut [T], turns: usize| -> Result<f64> {
+        comm.barrier()?;
+        let start = Instant::now();
+        for _ in 0..turns {
+            comm.all_reduce(data, op)?;
+        }
+        let mut slowest = [start.elapsed().as_secs_f64() / turns as f64];
+        comm.all_reduce(&mut slowest, ReduceOp::Max)?;
+        Ok(slowest[0])
+    };
+    let guess = turns(&mut data, 3)?;
+    let warm = config.time.as_secs_f64() / 4.0;
+    let guess = turns(&mut data, ((warm / guess) as usize).clamp(2, 20_000))?;
+    let share = config.time.as_secs_f64() / config.rounds.max(1) as f64;
+    let each = ((share / guess) as usize).clamp(3, 100_000);
+    let mut best = f64::INFINITY;
+    for _ in 0..config.rounds.max(1) {
+        best = best.min(turns(&mut data, each)?);
+    }
+    let bytes = count * size_of::<T>();
+    let algbw_gbs = bytes as f64 / best / 1e9;
+    Ok(BenchRow {
+        bytes,
+        count,
+        dtype: T::DTYPE.name(),
+        redop: op.name(),
+        time_us: best * 1e6,
+        algbw_gbs,
+        busbw_gbs: algbw_gbs * 2.0 * (world as f64 - 1.0) / world as f64,
+        wrong: wrong[0] as u64,
+    })
+}
+
+/// The heading of the table, with units.
+pub fn header() -> String {
+    let mut out = String::new();
+    let names = ["size", "count", "type", "redop", "time", "algbw", "busbw", "#wrong"];
+    let units = ["(B)", "(elements)", "", "", "(us)", "(GB/s)", "(GB/s)", ""];
+    for line in [names, units] {
+        let [a, b, c, d, e, f, g, h] = line;
+        let _ = writeln!(out, "{a:>12} {b:>12} {c:>6} {d:>8} {e:>10} {f:>8} {g:>8} {h:>7}");
+    }
+    out
+}
+
+impl BenchRow {
+    /// A line of the table.
+    pub fn line(&self) -> String {
+        format!(
+            "{:>12} {:>12} {:>6} {:>8} {:>10.2} {:>8.3} {:>8.3} {:>7}",
+            self.bytes, self.count, self.dtype, self.redop, self.time_us, self.algbw_gbs, self.busbw_gbs, self.wrong
+        )
+    }
+}
+
+/// `{"results": [...]}`, as `--json` prints it.
+///
+/// # Errors
+/// None that a row can cause.
+pub fn json(rows: &[BenchRow]) -> serde_json::Result<String> {
+    serde_json::to_string_pretty(&serde_json::json!({ "results": rows }))
+}

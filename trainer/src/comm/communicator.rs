@@ -1,0 +1,323 @@
+//! The collectives as users call them: checks, then the transport; errors go to all ranks.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytemuck::{cast_slice, cast_slice_mut};
+
+use super::descriptor::{Descriptor, OpKind};
+use super::dtype::{DType, Element, ReduceOp};
+use super::error::{CommError, ErrorKind, Result};
+use super::process::Process;
+use super::rendezvous::TransportKind;
+use super::transport::{Members, Transport};
+
+/// What one rank's state of a group is.
+pub(super) struct Inner {
+    pub(super) members: Members,
+    pub(super) name: Arc<str>,
+    /// With the number of collectives so far.
+    transport: Mutex<(u64, Box<dyn Transport>)>,
+    /// After the transport: that has to be gone before the process says goodbye.
+    pub(super) process: Arc<Process>,
+}
+
+impl Inner {
+    /// A name for a new group of these ranks: the same on all of them, since all have called as many collectives.
+    pub(super) fn next_group(&self, ranks: &[usize]) -> u64 {
+        let sequence = self.transport.lock().unwrap_or_else(PoisonError::into_inner).0;
+        let words = [self.members.id, sequence].into_iter().chain(ranks.iter().map(|r| *r as u64));
+        // FNV-1a over the words; 0 is the whole job's.
+        let hash = words
+            .flat_map(u64::to_le_bytes)
+            .fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+        hash.max(1)
+    }
+}
+
+/// A rank's membership in a group: the whole job, or a part of it made by [`Communicator::group`].
+///
+/// Every collective must be called by all ranks of the group, in the same order, with the same lengths, types, reduction
+/// and root. If they differ, all ranks get the same [`ErrorKind::Mismatch`] error. Any error ends the job: every later call
+/// on any rank returns the first one. Reductions are bit-identical on all ranks and in all runs.
+///
+/// Ranks in arguments and `root` count within the group; messages name ranks of the whole job.
+#[derive(Clone)]
+pub struct Communicator {
+    pub(super) inner: Arc<Inner>,
+}
+
+/// What [`Communicator::all_gather_v`] returns.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gathered<T> {
+    /// Everybody's elements, in rank order.
+    pub data: Vec<T>,
+    /// How many of them are each rank's.
+    pub counts: Vec<usize>,
+}
+
+impl fmt::Debug for Communicator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Communicator(rank {} of {}, {})", self.rank(), self.world(), self.inner.name)
+    }
+}
+
+impl Communicator {
+    pub(super) fn world_of(process: Process) -> Result<Self> {
+        let members = Members { id: 0, me: process.rank, ranks: (0..process.world).collect() };
+        Self::of(Arc::new(process), members)
+    }
+
+    pub(super) fn of(process: Arc<Process>, members: Members) -> Result<Self> {
+        let transport = process.transport(&members).map_err(|e| process.fail(e))?;
+        let name = members.name().into();
+        Ok(Self { inner: Arc::new(Inner { members, name, transport: Mutex::new((0, transport)), process }) })
+    }
+
+    /// This process's rank in the group.
+    pub fn rank(&self) -> usize {
+        self.inner.members.me
+    }
+
+    /// Ranks in the group.
+    pub fn world(&self) -> usize {
+        self.inner.members.len()
+    }
+
+    /// Ranks of the whole job, by rank in the group.
+    pub fn ranks(&self) -> &[usize] {
+        &self.inner.members.ranks
+    }
+
+    /// How data is exchanged.
+    pub fn transport(&self) -> TransportKind {
+        self.inner.process.kind
+    }
+
+    /// Ends the job: every wait on every rank returns an error with `reason`.
+    pub fn abort(&self, reason: impl Into<String>) {
+        let rank = self.inner.process.rank;
+        let message = format!("rank {rank} aborted the job: {}", reason.into());
+        self.inner.process.fail(CommError::new(ErrorKind::Aborted, message).blame(rank));
+    }
+
+    /// The error that ended the job, if it has ended. Looks only; for loops that do long work between collectives.
+    pub fn error(&self) -> Option<CommError> {
+        self.inner.process.abort.error()
+    }
+
+    fn call(&self, op: OpKind, dtype: DType, count: usize) -> Descriptor {
+        let group = self.inner.members.id;
+        Descriptor { op, dtype, reduce: None, root: None, count: count as u64, group, sequence: 0 }
+    }
+
+    /// Runs one collective now; the queue must be settled, or this be its thread.
+    fn run<R>(
+        &self,
+        mut call: Descriptor,
+        body: impl FnOnce(&mut dyn Transport, &Descriptor) -> Result<R>,
+    ) -> Result<R> {
+        let process = &self.inner.process;
+        let mut guard = self.inner.transport.lock().unwrap_or_else(PoisonError::into_inner);
+        let (sequence, transport) = &mut *guard;
+        process.abort.check()?;
+        if !matches!(call.op, OpKind::Send | OpKind::Recv) {
+            *sequence += 1;
+            call.sequence = *sequence;
+        }
+        process.begin(&call, &self.inner.name);
+        let result = check(&call, self.world()).and_then(|()| body(&mut **transport, &call));
+        let result = result.map_err(|error| process.fail(error));
+        process.end();
+        result
+    }
+
+    /// An error of this rank's arguments, which ends the job like any other.
+    pub(super) fn refuse<R>(&self, what: &str, cause: String) -> Result<R> {
+        let message = format!("{what} on rank {} of {}: {cause}", self.rank(), self.inner.name);
+        Err(self.inner.process.fail(CommError::usage(message).blame(self.inner.process.rank)))
+    }
+
+    /// Checks that `bytes` are whole, aligned elements.
+    fn elements(&self, what: &str, bytes: &[u8], dtype: DType) -> Result<usize> {
+        if !bytes.len().is_multiple_of(dtype.size()) || !bytes.as_ptr().addr().is_multiple_of(dtype.size()) {
+            return self.refuse(what, format!("the buffer is no aligned array of {dtype}"));
+        }
+        Ok(bytes.len() / dtype.size())
+    }
+
+    pub(super) fn all_reduce_now(&self, data: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()> {
+        let count = self.elements("all_reduce", data, dtype)?;
+        let call = Descriptor { reduce: Some(op), ..self.call(OpKind::AllReduce, dtype, count) };
+        self.run(call, |t, call| t.all_reduce(call, data))
+    }
+
+    pub(super) fn broadcast_now(&self, data: &mut [u8], dtype: DType, root: usize) -> Result<()> {
+        let count = self.elements("broadcast", data, dtype)?;
+        let call = Descriptor { root: Some(root as u32), ..self.call(OpKind::Broadcast, dtype, count) };
+        self.run(call, |t, call| t.broadcast(call, data))
+    }
+
+    pub(super) fn all_gather_now(&self, send: &[u8], recv: &mut [u8], dtype: DType) -> Result<()> {
+        let count = self.elements("all_gather", send, dtype)?;
+        if recv.len() != send.len() * self.world() {
+            let (have, want) = (recv.len() / dtype.size(), count * self.world());
+            return self.refuse("all_gather", format!("the receiver has {have} elements, {want} will come"));
+        }
+        let lens = vec![send.len(); self.world()];
+        self.run(self.call(OpKind::AllGather, dtype, count), |t, call| t.all_gather(call, send, recv, &lens))
+    }
+
+    pub(super) fn reduce_scatter_now(&self, send: &[u8], recv: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()> {
+        let count = self.elements("reduce_scatter", recv, dtype)?;
+        self.parts("reduce_scatter", send.len(), recv.len(), dtype)?;
+        let call = Descriptor { reduce: Some(op), ..self.call(OpKind::ReduceScatter, dtype, count) };
+        self.run(call, |t, call| t.reduce_scatter(call, send, recv))
+    }
+
+    /// Checks that `whole` is one `part` for each rank.
+    fn parts(&self, what: &str, whole: usize, part: usize, dtype: DType) -> Result<()> {
+        if whole == part * self.world() {
+            return Ok(());
+        }
+        let (whole, part) = (whole / dtype.size(), part / dtype.size());
+        self.refuse(what, format!("{whole} elements are not {part} for each of {} ranks", self.world()))
+    }
+
+    fn settle(&self) {
+        self.inner.process.queue.settle();
+    }
+
+    /// `data` becomes the reduction over all ranks, on every rank.
+    pub fn all_reduce<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<()> {
+        self.all_reduce_bytes(cast_slice_mut(data), T::DTYPE, op)
+    }
+
+    /// [`Communicator::all_reduce`] for data whose type is known at run time; `data` is aligned to it.
+    pub fn all_reduce_bytes(&self, data: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()> {
+        self.settle();
+        self.all_reduce_now(data, dtype, op)
+    }
+
+    /// `data` becomes the root's, on every rank.
+    pub fn broadcast<T: Element>(&self, data: &mut [T], root: usize) -> Result<()> {
+        self.broadcast_bytes(cast_slice_mut(data), T::DTYPE, root)
+    }
+
+    /// [`Communicator::broadcast`] for data whose type is known at run time.
+    pub fn broadcast_bytes(&self, data: &mut [u8], dtype: DType, root: usize) -> Result<()> {
+        self.settle();
+        self.broadcast_now(data, dtype, root)
+    }
+
+    /// The root's `data` becomes the reduction over all ranks; other ranks' stays.
+    pub fn reduce<T: Element>(&self, data: &mut [T], op: ReduceOp, root: usize) -> Result<()> {
+        self.settle();
+        let call = self.call(OpKind::Reduce, T::DTYPE, data.len());
+        let call = Descriptor { reduce: Some(op), root: Some(root as u32), ..call };
+        self.run(call, |t, call| t.reduce(call, cast_slice_mut(data)))
+    }
+
+    /// `recv` becomes all ranks' `send` in rank order; all have the same length.
+    pub fn all_gather<T: Element>(&self, send: &[T], recv: &mut [T]) -> Result<()> {
+        self.all_gather_bytes(cast_slice(send), cast_slice_mut(recv), T::DTYPE)
+    }
+
+    /// [`Communicator::all_gather`] for data whose type is known at run time.
+    pub fn all_gather_bytes(&self, send: &[u8], recv: &mut [u8], dtype: DType) -> Result<()> {
+        self.settle();
+        self.all_gather_now(send, recv, dtype)
+    }
+
+    /// All ranks' `send` in rank order; lengths may differ. Two collectives, the first for the lengths.
+    pub fn all_gather_v<T: Element>(&self, send: &[T]) -> Result<Gathered<T>> {
+        self.settle();
+        let call = self.call(OpKind::AllGatherV, T::DTYPE, 0);
+        let mut counts = vec![0u64; self.world()];
+        let each = vec![8; self.world()];
+        let mine = [send.len() as u64];
+        self.run(call, |t, call| t.all_gather(call, cast_slice(&mine), cast_slice_mut(&mut counts), &each))?;
+        let counts: Vec<usize> = counts.into_iter().map(|c| c as usize).collect();
+        let lens: Vec<usize> = counts.iter().map(|c| c * size_of::<T>()).collect();
+        let mut data = vec![T::zeroed(); counts.iter().sum()];
+        self.run(call, |t, call| t.all_gather(call, cast_slice(send), cast_slice_mut(&mut data), &lens))?;
+        Ok(Gathered { data, counts })
+    }
+
+    /// The root's `recv` becomes all ranks' `send` in rank order. On other ranks `recv` is not looked at and may be empty.
+    pub fn gather<T: Element>(&self, send: &[T], recv: &mut [T], root: usize) -> Result<()> {
+        self.settle();
+        let recv = if self.rank() == root { recv } else { &mut [] };
+        if self.rank() == root {
+            self.parts("gather", size_of_val(recv), size_of_val(send), T::DTYPE)?;
+        }
+        let call = Descriptor { root: Some(root as u32), ..self.call(OpKind::Gather, T::DTYPE, send.len()) };
+        self.run(call, |t, call| t.gather(call, cast_slice(send), cast_slice_mut(recv)))
+    }
+
+    /// `recv` becomes this rank's part of the root's `send`. On other ranks `send` is not looked at and may be empty.
+    pub fn scatter<T: Element>(&self, send: &[T], recv: &mut [T], root: usize) -> Result<()> {
+        self.settle();
+        let send = if self.rank() == root { send } else { &[] };
+        if self.rank() == root {
+            self.parts("scatter", size_of_val(send), size_of_val(recv), T::DTYPE)?;
+        }
+        let call = Descriptor { root: Some(root as u32), ..self.call(OpKind::Scatter, T::DTYPE, recv.len()) };
+        self.run(call, |t, call| t.scatter(call, cast_slice(send), cast_slice_mut(recv)))
+    }
+
+    /// `recv` becomes this rank's part of the reduction of everybody's `send`, which is one part for each rank.
+    pub fn reduce_scatter<T: Element>(&self, send: &[T], recv: &mut [T], op: ReduceOp) -> Result<()> {
+        self.settle();
+        self.reduce_scatter_now(cast_slice(send), cast_slice_mut(recv), T::DTYPE, op)
+    }
+
+    /// Part `j` of rank `i`'s `send` becomes part `i` of rank `j`'s `recv`; all parts have the same length.
+    pub fn all_to_all<T: Element>(&self, send: &[T], recv: &mut [T]) -> Result<()> {
+        self.settle();
+        let count = send.len() / self.world();
+        self.parts("all_to_all", size_of_val(send), count * size_of::<T>(), T::DTYPE)?;
+        self.parts("all_to_all", size_of_val(recv), count * size_of::<T>(), T::DTYPE)?;
+        self.run(self.call(OpKind::AllToAll, T::DTYPE, count), |t, call| {
+            t.all_to_all(call, cast_slice(send), cast_slice_mut(recv))
+        })
+    }
+
+    /// Returns when all ranks have come.
+    pub fn barrier(&self) -> Result<()> {
+        self.settle();
+        self.run(self.call(OpKind::Barrier, DType::U8, 0), |t, call| t.barrier(call))
+    }
+
+    /// Sends `data` to rank `to`; returns when `data` may be changed again. Messages with the same tag arrive in order.
+    /// Little is buffered: a long message, or the third that is not received, waits for its receiver to ask for it.
+    pub fn send<T: Element>(&self, data: &[T], to: usize, tag: u64) -> Result<()> {
+        self.settle();
+        let call = Descriptor { root: Some(to as u32), ..self.call(OpKind::Send, T::DTYPE, data.len()) };
+        self.run(call, |t, call| t.send(call, tag, cast_slice(data)))
+    }
+
+    /// Receives the next message of rank `from` with this tag, which must have this type and length.
+    pub fn recv<T: Element>(&self, data: &mut [T], from: usize, tag: u64) -> Result<()> {
+        self.settle();
+        let call = Descriptor { root: Some(from as u32), ..self.call(OpKind::Recv, T::DTYPE, data.len()) };
+        self.run(call, |t, call| {
+            if from == self.rank() {
+                return Err(CommError::usage(format!("{call}: a rank has no messages for itself")));
+            }
+            t.recv(call, tag, cast_slice_mut(data))
+        })
+    }
+}
+
+/// What cannot work whatever other ranks do.
+fn check(call: &Descriptor, world: usize) -> Result<()> {
+    if let Some(root) = call.root.filter(|root| *root as usize >= world) {
+        return Err(CommError::usage(format!("{call}: there is no rank {root} in a group of {world}")));
+    }
+    if call.reduce == Some(ReduceOp::Mean) && !call.dtype.is_float() {
+        return Err(CommError::usage(format!("{call}: the mean of integers is not an integer"))
+            .hint("sum them and divide, or convert to a floating-point type first"));
+    }
+    Ok(())
+}

@@ -1,0 +1,283 @@
+//! What a rank is calling, exchanged before any data moves.
+//!
+//! Every collective starts by comparing descriptors of all ranks of the group, and no rank leaves a collective before it
+//! has seen that all agree. So a rank that calls something else is noticed by everybody in that very call, and everybody
+//! reports the same two sides: the lowest rank, and the lowest rank that differs from it.
+
+use std::fmt;
+
+use super::dtype::{DType, ReduceOp};
+use super::error::{CommError, ErrorKind, Result};
+use super::wire::Reader;
+
+/// Which collective.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum OpKind {
+    /// Every rank gets the reduction.
+    AllReduce = 1,
+    /// Every rank gets the root's data.
+    Broadcast = 2,
+    /// The root gets the reduction.
+    Reduce = 3,
+    /// Every rank gets everybody's data.
+    AllGather = 4,
+    /// As `AllGather`, with lengths that differ.
+    AllGatherV = 5,
+    /// The root gets everybody's data.
+    Gather = 6,
+    /// The root's data is dealt out.
+    Scatter = 7,
+    /// Every rank gets its part of the reduction.
+    ReduceScatter = 8,
+    /// Part `j` of rank `i` becomes part `i` of rank `j`.
+    AllToAll = 9,
+    /// Nobody goes on before all have come.
+    Barrier = 10,
+    /// One rank to one other; not compared with collectives, named in messages.
+    Send = 11,
+    /// The other end of `Send`.
+    Recv = 12,
+    /// A sub-group is made.
+    Group = 13,
+}
+
+impl OpKind {
+    const ALL: [OpKind; 13] = [
+        OpKind::AllReduce,
+        OpKind::Broadcast,
+        OpKind::Reduce,
+        OpKind::AllGather,
+        OpKind::AllGatherV,
+        OpKind::Gather,
+        OpKind::Scatter,
+        OpKind::ReduceScatter,
+        OpKind::AllToAll,
+        OpKind::Barrier,
+        OpKind::Send,
+        OpKind::Recv,
+        OpKind::Group,
+    ];
+
+    /// The method's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            OpKind::AllReduce => "all_reduce",
+            OpKind::Broadcast => "broadcast",
+            OpKind::Reduce => "reduce",
+            OpKind::AllGather => "all_gather",
+            OpKind::AllGatherV => "all_gather_v",
+            OpKind::Gather => "gather",
+            OpKind::Scatter => "scatter",
+            OpKind::ReduceScatter => "reduce_scatter",
+            OpKind::AllToAll => "all_to_all",
+            OpKind::Barrier => "barrier",
+            OpKind::Send => "send",
+            OpKind::Recv => "recv",
+            OpKind::Group => "group",
+        }
+    }
+}
+
+/// One call of one rank. `count` is in elements and has the same meaning on every rank of the call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Descriptor {
+    pub op: OpKind,
+    pub dtype: DType,
+    pub reduce: Option<ReduceOp>,
+    pub root: Option<u32>,
+    pub count: u64,
+    /// 0 for the whole job.
+    pub group: u64,
+    /// Counts this group's collectives from 1.
+    pub sequence: u64,
+}
+
+/// Bytes of an encoded descriptor.
+pub(crate) const DESCRIPTOR_BYTES: usize = 32;
+
+impl Descriptor {
+    pub(crate) fn encode(&self) -> [u8; DESCRIPTOR_BYTES] {
+        let mut out = [0u8; DESCRIPTOR_BYTES];
+        out[0] = self.op as u8;
+        out[1] = self.dtype as u8;
+        out[2] = self.reduce.map_or(0, |r| r as u8);
+        out[4..8].copy_from_slice(&self.root.unwrap_or(u32::MAX).to_le_bytes());
+        out[8..16].copy_from_slice(&self.count.to_le_bytes());
+        out[16..24].copy_from_slice(&self.group.to_le_bytes());
+        out[24..32].copy_from_slice(&self.sequence.to_le_bytes());
+        out
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut r = Reader::new(bytes);
+        let op = r.u8()?;
+        let op = OpKind::ALL.into_iter().find(|o| *o as u8 == op)?;
+        let dtype = DType::from_code(r.u8()?)?;
+        let reduce = match r.u8()? {
+            0 => None,
+            code => Some(ReduceOp::from_code(code)?),
+        };
+        r.u8()?;
+        let root = Some(r.u32()?).filter(|root| *root != u32::MAX);
+        Some(Self { op, dtype, reduce, root, count: r.u64()?, group: r.u64()?, sequence: r.u64()? })
+    }
+
+    /// `collective #17 of the world`.
+    pub(crate) fn place(&self, group: &str) -> String {
+        match self.op {
+            OpKind::Send | OpKind::Recv => format!("in {group}"),
+            _ => format!("collective #{} of {group}", self.sequence),
+        }
+    }
+}
+
+impl fmt::Display for Descriptor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.op.name())?;
+        match self.op {
+            OpKind::Barrier | OpKind::Group => {}
+            OpKind::AllGatherV => write!(f, " of {}", self.dtype)?,
+            _ => write!(f, " of {} {}", self.count, self.dtype)?,
+        }
+        if let Some(reduce) = self.reduce {
+            write!(f, " ({reduce})")?;
+        }
+        match (self.op, self.root) {
+            (OpKind::Send, Some(peer)) => write!(f, " to rank {peer}"),
+            (OpKind::Recv, Some(peer)) => write!(f, " from rank {peer}"),
+            (_, Some(root)) => write!(f, " with root {root}"),
+            (_, None) => Ok(()),
+        }
+    }
+}
+
+/// What a set of ranks is calling: the call of its lowest rank, and that of the lowest rank that differs, if any does.
+///
+/// Merging is associative, commutative and idempotent, so ranks may merge in any pattern and end up with the same value.
+/// Ranks are numbers in the whole job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Agreement {
+    first: (u32, Descriptor),
+    other: Option<(u32, Descriptor)>,
+}
+
+/// Bytes of an encoded agreement.
+pub(crate) const AGREEMENT_BYTES: usize = 2 * (4 + DESCRIPTOR_BYTES);
+
+impl Agreement {
+    pub(crate) fn of(rank: usize, call: Descriptor) -> Self {
+        Self { first: (rank as u32, call), other: None }
+    }
+
+    pub(crate) fn merge(self, with: Self) -> Self {
+        let first = if self.first.0 <= with.first.0 { self.first } else { with.first };
+        let other = [Some(self.first), self.other, Some(with.first), with.other]
+            .into_iter()
+            .flatten()
+            .filter(|(_, call)| *call != first.1)
+            .min_by_key(|(rank, _)| *rank);
+        Self { first, other }
+    }
+
+    /// Whether the ranks call different things.
+    pub(crate) fn is_mixed(&self) -> bool {
+        self.other.is_some()
+    }
+
+    /// The call of the lowest rank.
+    pub(crate) fn first_call(&self) -> &Descriptor {
+        &self.first.1
+    }
+
+    /// The error that all ranks report unless all call the same.
+    pub(crate) fn check(&self, group: &str) -> Result<()> {
+        let Some((rank, call)) = self.other else { return Ok(()) };
+        let (first, expected) = self.first;
+        let place = if call.sequence == expected.sequence && call.group == expected.group {
+            expected.place(group)
+        } else if call.group != expected.group {
+            format!("in different groups, {}", expected.place(group))
+        } else {
+            format!("collective #{} against #{} of {group}", call.sequence, expected.sequence)
+        };
+        Err(CommError::new(
+            ErrorKind::Mismatch,
+            format!("rank {rank} calls {call} where rank {first} calls {expected}, {place}"),
+        )
+        .hint("every rank must call the same collectives in the same order, with the same lengths, types and roots")
+        .blame(rank as usize))
+    }
+
+    pub(crate) fn encode(&self) -> [u8; AGREEMENT_BYTES] {
+        let mut out = [0u8; AGREEMENT_BYTES];
+        let half = AGREEMENT_BYTES / 2;
+        let (rank, call) = self.first;
+        out[..4].copy_from_slice(&rank.to_le_bytes());
+        out[4..half].copy_from_slice(&call.encode());
+        let rank = self.other.map_or(u32::MAX, |o| o.0);
+        out[half..half + 4].copy_from_slice(&rank.to_le_bytes());
+        if let Some((_, call)) = self.other {
+            out[half + 4..].copy_from_slice(&call.encode());
+        }
+        out
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let (a, b) = bytes.split_at_checked(AGREEMENT_BYTES / 2)?;
+        let side = |half: &[u8]| Some((Reader::new(half).u32()?, Descriptor::decode(half.get(4..)?)?));
+        let other = if Reader::new(b).u32()? == u32::MAX { None } else { Some(side(b)?) };
+        Some(Self { first: side(a)?, other })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(op: OpKind, count: u64) -> Descriptor {
+        let reduce = (op == OpKind::AllReduce).then_some(ReduceOp::Sum);
+        let root = (op == OpKind::Broadcast).then_some(0);
+        Descriptor { op, dtype: DType::F32, reduce, root, count, group: 0, sequence: 17 }
+    }
+
+    #[test]
+    fn both_sides_are_named() {
+        let agreement =
+            Agreement::of(0, call(OpKind::AllReduce, 12)).merge(Agreement::of(1, call(OpKind::Broadcast, 10)));
+        let error = agreement.check("the world").unwrap_err();
+        assert_eq!(
+            error.message,
+            "rank 1 calls broadcast of 10 f32 with root 0 where rank 0 calls all_reduce of 12 f32 (sum), collective #17 \
+             of the world"
+        );
+        assert_eq!((error.kind, error.culprit), (ErrorKind::Mismatch, Some(1)));
+    }
+
+    #[test]
+    fn merging_in_any_pattern_gives_the_same() {
+        let calls = [12u64, 12, 9, 12, 9, 7];
+        let ranks: Vec<Agreement> =
+            calls.iter().enumerate().map(|(r, c)| Agreement::of(r, call(OpKind::AllReduce, *c))).collect();
+        let forward = ranks.iter().copied().reduce(Agreement::merge).unwrap();
+        let backward = ranks.iter().rev().copied().reduce(Agreement::merge).unwrap();
+        let tree = ranks[4].merge(ranks[1]).merge(ranks[5].merge(ranks[0])).merge(ranks[2].merge(ranks[3]));
+        assert_eq!((forward, forward), (backward, tree));
+        assert_eq!(forward.merge(forward), forward);
+        assert!(forward.check("the world").unwrap_err().message.starts_with("rank 2 calls all_reduce of 9"));
+        assert_eq!(Agreement::decode(&forward.encode()), Some(forward));
+        assert_eq!(Agreement::decode(&ranks[3].encode()), Some(ranks[3]));
+    }
+
+    #[test]
+    fn damaged_descriptors_are_refused() {
+        let good = call(OpKind::AllReduce, 3).encode();
+        assert_eq!(Descriptor::decode(&good), Some(call(OpKind::AllReduce, 3)));
+        for (place, value) in [(0, 0u8), (0, 99), (1, 0), (2, 77)] {
+            let mut bad = good;
+            bad[place] = value;
+            assert_eq!(Descriptor::decode(&bad), None);
+        }
+        assert_eq!(Descriptor::decode(&good[..31]), None);
+    }
+}

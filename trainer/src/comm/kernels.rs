@@ -1,0 +1,299 @@
+//! Reduction loops over host memory.
+//!
+//! Everything works in blocks that stay in the first-level cache and, inside one, in simple loops that the compiler
+//! vectorises; [`pulp`] picks the widest instruction set of this machine at run time. The order of summation is the order
+//! of the sources, which transports give by rank: the same instructions on the same operands on every rank, hence the same
+//! bits. 16-bit floats are widened to f32, accumulated there and rounded once.
+
+use bytemuck::{cast_slice, cast_slice_mut};
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+
+use super::dtype::{DType, Element, ReduceOp};
+
+/// Elements of a block: 4 KB of f32.
+const BLOCK: usize = 1024;
+
+/// Arithmetic of the accumulators.
+trait Number: Element {
+    fn add(self, other: Self) -> Self;
+    fn mul(self, other: Self) -> Self;
+    fn min(self, other: Self) -> Self;
+    fn max(self, other: Self) -> Self;
+    fn divide(self, count: usize) -> Self;
+}
+
+macro_rules! float {
+    ($($ty:ty),*) => {$(impl Number for $ty {
+        #[inline(always)] fn add(self, other: Self) -> Self { self + other }
+        #[inline(always)] fn mul(self, other: Self) -> Self { self * other }
+        // NaN in either operand wins, and the choice between -0 and 0 is the order's: `f32::min` promises neither.
+        #[inline(always)] fn min(self, other: Self) -> Self { if self < other || self.is_nan() { self } else { other } }
+        #[inline(always)] fn max(self, other: Self) -> Self { if self > other || self.is_nan() { self } else { other } }
+        #[inline(always)] fn divide(self, count: usize) -> Self { self / count as $ty }
+    })*};
+}
+macro_rules! integer {
+    ($($ty:ty),*) => {$(impl Number for $ty {
+        #[inline(always)] fn add(self, other: Self) -> Self { self.wrapping_add(other) }
+        #[inline(always)] fn mul(self, other: Self) -> Self { self.wrapping_mul(other) }
+        #[inline(always)] fn min(self, other: Self) -> Self { Ord::min(self, other) }
+        #[inline(always)] fn max(self, other: Self) -> Self { Ord::max(self, other) }
+        // `Descriptor` refuses the mean of integers before any data moves.
+        #[inline(always)] fn divide(self, _count: usize) -> Self { self }
+    })*};
+}
+float!(f32, f64);
+integer!(i32, i64, u8);
+
+/// A 16-bit float's way to f32 and back.
+trait Narrow: Element {
+    fn widen(from: &[Self], to: &mut [f32]);
+    fn round(from: &[f32], to: &mut [Self]);
+}
+
+impl Narrow for f16 {
+    fn widen(from: &[Self], to: &mut [f32]) {
+        from.convert_to_f32_slice(to);
+    }
+    fn round(from: &[f32], to: &mut [Self]) {
+        to.convert_from_f32_slice(from);
+    }
+}
+
+impl Narrow for bf16 {
+    #[inline(always)]
+    fn widen(from: &[Self], to: &mut [f32]) {
+        for (t, f) in to.iter_mut().zip(from) {
+            *t = f32::from_bits(u32::from(f.to_bits()) << 16);
+        }
+    }
+    // Round to nearest, ties to even, without a branch so that it vectorises; a NaN stays one (quiet).
+    #[inline(always)]
+    fn round(from: &[f32], to: &mut [Self]) {
+        for (t, f) in to.iter_mut().zip(from) {
+            let bits = f.to_bits();
+            let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+            let nan = (bits >> 16) | 0x40;
+            *t = bf16::from_bits(if f.is_nan() { nan } else { rounded } as u16);
+        }
+    }
+}
+
+#[inline(always)]
+fn combine<T: Number>(dst: &mut [T], src: &[T], f: impl Fn(T, T) -> T) {
+    for (d, s) in dst.iter_mut().zip(src) {
+        *d = f(*d, *s);
+    }
+}
+
+#[inline(always)]
+fn fold_native<T: Number>(dst: &mut [T], sources: &[&[T]], mean: Option<usize>, f: impl Fn(T, T) -> T + Copy) {
+    let len = dst.len();
+    for start in (0..len).step_by(BLOCK) {
+        let end = (start + BLOCK).min(len);
+        let out = &mut dst[start..end];
+        match sources {
+            [] => {}
+            [only] => out.copy_from_slice(&only[start..end]),
+            [first, second, rest @ ..] => {
+                for ((o, a), b) in out.iter_mut().zip(&first[start..end]).zip(&second[start..end]) {
+                    *o = f(*a, *b);
+                }
+                for source in rest {
+                    combine(out, &source[start..end], f);
+                }
+            }
+        }
+        if let Some(count) = mean {
+            for o in out.iter_mut() {
+                *o = o.divide(count);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn fold_narrow<T: Narrow>(dst: &mut [T], sources: &[&[T]], mean: Option<usize>, f: impl Fn(f32, f32) -> f32 + Copy) {
+    let len = dst.len();
+    let (mut sum, mut next) = ([0f32; BLOCK], [0f32; BLOCK]);
+    for start in (0..len).step_by(BLOCK) {
+        let end = (start + BLOCK).min(len);
+        let (sum, next) = (&mut sum[..end - start], &mut next[..end - start]);
+        for (i, source) in sources.iter().enumerate() {
+            if i == 0 {
+                T::widen(&source[start..end], sum);
+            } else {
+                T::widen(&source[start..end], next);
+                combine(sum, next, f);
+            }
+        }
+        if let Some(count) = mean {
+            for s in sum.iter_mut() {
+                *s = s.divide(count);
+            }
+        }
+        T::round(sum, &mut dst[start..end]);
+    }
+}
+
+/// Calls `$body` once with `$f` bound to the operation, inside code compiled for this machine's vector units.
+macro_rules! with_op {
+    ($number:ty, $op:expr, $f:ident => $body:expr) => {
+        match $op {
+            ReduceOp::Sum | ReduceOp::Mean => pulp::Arch::new().dispatch(|| {
+                let $f = <$number as Number>::add;
+                $body
+            }),
+            ReduceOp::Product => pulp::Arch::new().dispatch(|| {
+                let $f = <$number as Number>::mul;
+                $body
+            }),
+            ReduceOp::Min => pulp::Arch::new().dispatch(|| {
+                let $f = <$number as Number>::min;
+                $body
+            }),
+            ReduceOp::Max => pulp::Arch::new().dispatch(|| {
+                let $f = <$number as Number>::max;
+                $body
+            }),
+        }
+    };
+}
+
+fn native<T: Number>(op: ReduceOp, dst: &mut [u8], sources: &[&[u8]]) {
+    let dst: &mut [T] = cast_slice_mut(dst);
+    let sources: Vec<&[T]> = sources.iter().map(|s| cast_slice(s)).collect();
+    let mean = (op == ReduceOp::Mean).then_some(sources.len());
+    with_op!(T, op, f => fold_native(dst, &sources, mean, f));
+}
+
+fn narrow<T: Narrow>(op: ReduceOp, dst: &mut [u8], sources: &[&[u8]]) {
+    let dst: &mut [T] = cast_slice_mut(dst);
+    let sources: Vec<&[T]> = sources.iter().map(|s| cast_slice(s)).collect();
+    let mean = (op == ReduceOp::Mean).then_some(sources.len());
+    with_op!(f32, op, f => fold_narrow(dst, &sources, mean, f));
+}
+
+/// `dst = sources[0] op sources[1] op …`, in that order; [`ReduceOp::Mean`] also divides by the number of sources.
+/// All slices have `dst`'s length and `dtype`'s alignment.
+pub(crate) fn fold(dtype: DType, op: ReduceOp, dst: &mut [u8], sources: &[&[u8]]) {
+    match dtype {
+        DType::F32 => native::<f32>(op, dst, sources),
+        DType::F64 => native::<f64>(op, dst, sources),
+        DType::I32 => native::<i32>(op, dst, sources),
+        DType::I64 => native::<i64>(op, dst, sources),
+        DType::U8 => native::<u8>(op, dst, sources),
+        DType::F16 => narrow::<f16>(op, dst, sources),
+        DType::BF16 => narrow::<bf16>(op, dst, sources),
+    }
+}
+
+fn pair<T: Number>(op: ReduceOp, dst: &mut [u8], src: &[u8], dst_first: bool) {
+    let (dst, src): (&mut [T], &[T]) = (cast_slice_mut(dst), cast_slice(src));
+    if dst_first {
+        with_op!(T, op, f => combine(dst, src, f));
+    } else {
+        with_op!(T, op, f => combine(dst, src, |d, s| f(s, d)));
+    }
+}
+
+/// One step of a longer reduction, never the mean's division: `dst = dst op src`, or `src op dst` unless `dst_first`.
+/// `dtype` is an accumulator type ([`DType::accumulator`]).
+pub(crate) fn step(dtype: DType, op: ReduceOp, dst: &mut [u8], src: &[u8], dst_first: bool) {
+    match dtype {
+        DType::F32 => pair::<f32>(op, dst, src, dst_first),
+        DType::F64 => pair::<f64>(op, dst, src, dst_first),
+        DType::I32 => pair::<i32>(op, dst, src, dst_first),
+        DType::I64 => pair::<i64>(op, dst, src, dst_first),
+        DType::U8 => pair::<u8>(op, dst, src, dst_first),
+        DType::F16 | DType::BF16 => debug_assert!(false, "{dtype} is no accumulator"),
+    }
+}
+
+/// 16-bit floats as f32; the lengths match by element.
+pub(crate) fn widen(dtype: DType, from: &[u8], to: &mut [u8]) {
+    let to: &mut [f32] = cast_slice_mut(to);
+    match dtype {
+        DType::F16 => pulp::Arch::new().dispatch(|| f16::widen(cast_slice(from), to)),
+        DType::BF16 => pulp::Arch::new().dispatch(|| bf16::widen(cast_slice(from), to)),
+        other => debug_assert!(false, "{other} needs no widening"),
+    }
+}
+
+/// f32 rounded to a 16-bit type; the lengths match by element.
+pub(crate) fn round(dtype: DType, from: &[u8], to: &mut [u8]) {
+    let from: &[f32] = cast_slice(from);
+    match dtype {
+        DType::F16 => pulp::Arch::new().dispatch(|| f16::round(from, cast_slice_mut(to))),
+        DType::BF16 => pulp::Arch::new().dispatch(|| bf16::round(from, cast_slice_mut(to))),
+        other => debug_assert!(false, "{other} needs no rounding"),
+    }
+}
+
+/// Divides floats by `count` in place; the last part of a mean over `dtype`, an accumulator type.
+pub(crate) fn divide(dtype: DType, data: &mut [u8], count: usize) {
+    match dtype {
+        DType::F32 => cast_slice_mut::<u8, f32>(data).iter_mut().for_each(|v| *v = v.divide(count)),
+        DType::F64 => cast_slice_mut::<u8, f64>(data).iter_mut().for_each(|v| *v = v.divide(count)),
+        other => debug_assert!(false, "no mean of {other}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bf16_rounding_equals_halfs_own() {
+        let mut values = vec![0.0, -0.0, 1.0, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN_POSITIVE, 1e-45];
+        let mut z = 1u32;
+        for _ in 0..100_000 {
+            z = z.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            values.push(f32::from_bits(z));
+        }
+        let mut out = vec![bf16::ZERO; values.len()];
+        round(DType::BF16, cast_slice(&values), cast_slice_mut(&mut out));
+        for (v, o) in values.iter().zip(&out) {
+            let want = bf16::from_f32(*v);
+            assert!(o.to_bits() == want.to_bits() || (v.is_nan() && o.is_nan()), "{v:e} gives {o:?}, not {want:?}");
+        }
+    }
+
+    #[test]
+    fn sixteen_bits_are_rounded_once() {
+        // 2048 + 1 is a tie in f16 and would stay 2048 if every addition rounded; the sum of all three is 2050 exactly.
+        let sources = [f16::from_f32(2048.0), f16::from_f32(1.0), f16::from_f32(1.0)];
+        let mut dst = [f16::ZERO];
+        let bytes: Vec<&[u8]> = sources.iter().map(bytemuck::bytes_of).collect();
+        fold(DType::F16, ReduceOp::Sum, cast_slice_mut(&mut dst), &bytes);
+        assert_eq!(dst[0].to_f32(), 2050.0);
+    }
+
+    #[test]
+    fn nan_wins_in_min_and_max_wherever_it_stands() {
+        for op in [ReduceOp::Min, ReduceOp::Max] {
+            for position in 0..3 {
+                let mut values = [1f32, 2.0, 3.0];
+                values[position] = f32::NAN;
+                let sources: Vec<&[u8]> = values.iter().map(bytemuck::bytes_of).collect();
+                let mut dst = [0f32];
+                fold(DType::F32, op, cast_slice_mut(&mut dst), &sources);
+                assert!(dst[0].is_nan(), "{op} with NaN in place {position} gives {}", dst[0]);
+            }
+        }
+    }
+
+    #[test]
+    fn order_of_sources_is_the_order_of_summation() {
+        let values = [1e8f32, -1e8, 1.0];
+        let fold_of = |order: [usize; 3]| {
+            let sources: Vec<&[u8]> = order.iter().map(|i| bytemuck::bytes_of(&values[*i])).collect();
+            let mut dst = [0f32];
+            fold(DType::F32, ReduceOp::Sum, cast_slice_mut(&mut dst), &sources);
+            dst[0]
+        };
+        assert_eq!(fold_of([0, 1, 2]), 1.0);
+        assert_eq!(fold_of([0, 2, 1]), 0.0);
+    }
+}

@@ -1,0 +1,71 @@
+//! Headers of point-to-point messages, and the errors about them, for all transports.
+
+use std::time::Duration;
+
+use super::descriptor::Descriptor;
+use super::dtype::DType;
+use super::error::{CommError, ErrorKind, Result};
+use super::wire::Reader;
+
+/// What precedes a message's data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Message {
+    pub tag: u64,
+    pub dtype: DType,
+    pub bytes: u64,
+}
+
+/// Bytes of an encoded [`Message`].
+pub(crate) const MESSAGE_BYTES: usize = 24;
+
+impl Message {
+    pub(crate) fn encode(&self) -> [u8; MESSAGE_BYTES] {
+        let mut out = [0; MESSAGE_BYTES];
+        out[..8].copy_from_slice(&self.tag.to_le_bytes());
+        out[8..16].copy_from_slice(&self.bytes.to_le_bytes());
+        out[16] = self.dtype as u8;
+        out
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut r = Reader::new(bytes);
+        Some(Self { tag: r.u64()?, bytes: r.u64()?, dtype: DType::from_code(r.u8()?)? })
+    }
+
+    /// An error on the receiver unless the message has the type and length that it asks for. `me` and `peer` are ranks of
+    /// the job.
+    pub(crate) fn check(&self, call: &Descriptor, bytes: usize, me: usize, peer: usize, group: &str) -> Result<()> {
+        if self.dtype == call.dtype && self.bytes as usize == bytes {
+            return Ok(());
+        }
+        let count = self.bytes as usize / self.dtype.size();
+        Err(CommError::new(
+            ErrorKind::Mismatch,
+            format!(
+                "rank {peer} sends {count} {} (tag {}) where rank {me} calls {call}, {}",
+                self.dtype,
+                self.tag,
+                call.place(group)
+            ),
+        )
+        .hint("both ends of a message must name the same type and length")
+        .blame(peer))
+    }
+
+    /// The peer waits in a collective, and so will never answer.
+    pub(crate) fn elsewhere(me: usize, call: &Descriptor, peer: usize, theirs: &Descriptor, group: &str) -> CommError {
+        let message = format!("rank {peer} calls {theirs} where rank {me} calls {call}, {}", theirs.place(group));
+        CommError::new(ErrorKind::Mismatch, message)
+            .hint("every rank must call the same collectives in the same order, sends and receives in pairs")
+            .blame(peer)
+    }
+
+    /// Nothing came, or nothing was taken, in time.
+    pub(crate) fn late(me: usize, call: &Descriptor, peer: usize, timeout: Duration, group: &str) -> CommError {
+        CommError::new(
+            ErrorKind::Timeout,
+            format!("{call}, {}: rank {peer} did not answer within {timeout:.1?} (rank {me} waits)", call.place(group)),
+        )
+        .blame(peer)
+    }
+}

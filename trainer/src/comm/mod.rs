@@ -1,0 +1,52 @@
+//! Collectives between the processes of a job, on CPUs.
+//!
+//! Knows bytes, counts and types of elements, not tensors of a model. From the top:
+//!
+//! - [`Communicator`] (`communicator.rs`, `groups.rs`): what a rank calls; checks arguments, keeps the order, tells all
+//!   ranks of errors. [`Handle`] is a call that goes on while the rank computes (`queue.rs`).
+//! - `transport.rs`: what a transport has to do; `shm/` for one host, `tcp/` for any, `solo.rs` for one rank.
+//! - `descriptor.rs`: how ranks make sure that they call the same; `message.rs` for sends and receives.
+//! - [`join`] (`rendezvous.rs`): from the launcher's settings to a communicator; `store/` is the private rendezvous and the
+//!   control connection over which deaths and errors are told; `auth.rs` the secret that keeps strangers out.
+//! - `kernels.rs`, `dtype.rs`: the reductions.
+//! - [`mod@bench`]: the measurements of `trainer bench allreduce`.
+//!
+//! # What holds
+//!
+//! - A reduction has the same bits on every rank and in every run.
+//! - Ranks that call different things all get the same error, naming both sides. Nothing waits without a limit.
+//! - The first error anywhere ends the job everywhere, at once: a mismatch, a timeout, a death, an abort.
+//! - Nothing is left behind by any way of ending: shared memory has no name, sockets belong to processes.
+//!
+//! `unsafe` is in `shm/` alone.
+
+mod abort;
+mod auth;
+pub mod bench;
+mod communicator;
+mod descriptor;
+mod dtype;
+mod error;
+mod groups;
+mod kernels;
+mod message;
+mod net;
+mod process;
+mod queue;
+mod rendezvous;
+#[allow(unsafe_code)]
+mod shm;
+mod solo;
+mod store;
+mod tcp;
+mod transport;
+mod wire;
+
+pub use auth::Secret;
+pub use communicator::{Communicator, Gathered};
+pub use descriptor::OpKind;
+pub use dtype::{DType, Element, ReduceOp};
+pub use error::{CommError, ErrorKind, Result};
+pub use queue::Handle;
+pub use rendezvous::{CommConfig, TransportKind, join, join_through, solo};
+pub use store::{StoreClient, StoreEvent, StoreServer};

@@ -1,0 +1,123 @@
+//! From the launcher's settings to a communicator.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use super::auth::Secret;
+use super::communicator::Communicator;
+use super::error::{CommError, Result};
+use super::process::Process;
+use super::store::StoreClient;
+use super::tcp::Mesh;
+
+/// How the ranks exchange data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TransportKind {
+    /// Shared memory, on one host.
+    Shm,
+    /// TCP connections, between any hosts.
+    Tcp,
+}
+
+impl fmt::Display for TransportKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if *self == TransportKind::Shm { "shm" } else { "tcp" })
+    }
+}
+
+impl FromStr for TransportKind {
+    type Err = String;
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        match text {
+            "shm" => Ok(TransportKind::Shm),
+            "tcp" => Ok(TransportKind::Tcp),
+            other => Err(format!("{other:?} is no transport of the CPU; there are shm and tcp")),
+        }
+    }
+}
+
+/// What a rank has to know to join its job.
+#[derive(Clone, Debug)]
+pub struct CommConfig {
+    /// This rank, from 0.
+    pub rank: usize,
+    /// Ranks in the job.
+    pub world: usize,
+    /// `host:port` of the [`StoreServer`](super::StoreServer).
+    pub store: String,
+    /// The job's secret.
+    pub secret: Secret,
+    /// How data is exchanged.
+    pub transport: TransportKind,
+    /// Longest wait for another rank inside a collective.
+    pub timeout: Duration,
+    /// Longest wait for all ranks to be there and connected.
+    pub connect_timeout: Duration,
+    /// Address on which `tcp` listens for other ranks; by default the one that reaches the store.
+    pub bind: Option<IpAddr>,
+}
+
+impl CommConfig {
+    /// Defaults: 10 minutes for a wait in a collective, 5 minutes for the job to come together.
+    pub fn new(rank: usize, world: usize, store: impl Into<String>, secret: Secret, transport: TransportKind) -> Self {
+        Self {
+            rank,
+            world,
+            store: store.into(),
+            secret,
+            transport,
+            timeout: Duration::from_secs(600),
+            connect_timeout: Duration::from_secs(300),
+            bind: None,
+        }
+    }
+}
+
+/// Joins the job: rendezvous, a barrier that names who is missing, then the transport.
+///
+/// # Errors
+/// [`Setup`](super::ErrorKind::Setup) or [`Timeout`](super::ErrorKind::Timeout) errors; all other ranks that have joined
+/// get the same.
+pub fn join(config: &CommConfig) -> Result<Communicator> {
+    let (rank, world) = (config.rank, config.world);
+    if rank >= world {
+        return Err(CommError::usage(format!("there is no rank {rank} in a job of {world}"))
+            .hint("ranks count from 0: RANK must be below WORLD_SIZE"));
+    }
+    let store = StoreClient::connect(&config.store, &config.secret, rank, world, config.connect_timeout)?;
+    join_through(store, config)
+}
+
+/// [`join`] over a control connection that is there already, a launcher's worker's.
+///
+/// # Errors
+/// As [`join`].
+pub fn join_through(store: StoreClient, config: &CommConfig) -> Result<Communicator> {
+    let (rank, world) = (config.rank, config.world);
+    store.barrier("join", config.connect_timeout)?;
+    let mesh = match config.transport {
+        TransportKind::Tcp if world > 1 => {
+            let (limit, timeout) = (config.connect_timeout, config.timeout);
+            match Mesh::new(rank, world, &store, &config.secret, config.bind, limit, timeout) {
+                Ok(mesh) => Some(Arc::new(Mutex::new(mesh))),
+                Err(error) => {
+                    store.abort(error.clone());
+                    return Err(store.abort_flag().error().unwrap_or(error));
+                }
+            }
+        }
+        _ => None,
+    };
+    let mut process = Process::new(rank, world, config.transport, config.timeout, config.connect_timeout, Some(store));
+    process.mesh = mesh;
+    Communicator::world_of(process)
+}
+
+/// A job of one rank, which needs no rendezvous.
+pub fn solo() -> Result<Communicator> {
+    let limit = Duration::from_secs(1);
+    Communicator::world_of(Process::new(0, 1, TransportKind::Shm, limit, limit, None))
+}

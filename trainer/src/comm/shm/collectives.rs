@@ -1,0 +1,324 @@
+//! The collectives over shared memory.
+//!
+//! All of them are one of two schedules (`pipeline.rs`): ranks put something into their slots, wait, and take something
+//! from other ranks' slots. What fits into the entry area travels with the entry itself: one wait in all.
+
+use std::ops::Range;
+
+use super::group::ShmGroup;
+use super::pipeline::{EXCHANGE_SLOTS, Step, TWO_SHOT_SLOTS, exchange, two_shot};
+use super::segment::{DATA, ENTRY};
+use crate::comm::descriptor::Descriptor;
+use crate::comm::dtype::{ReduceOp, split};
+use crate::comm::error::{CommError, Result};
+use crate::comm::kernels;
+use crate::comm::transport::Transport;
+
+/// Bytes of a slot in `exchange`: four of them, and as much of the rank's own data, stay in a second-level cache.
+const EXCHANGE_CHUNK: usize = 128 << 10;
+/// Bytes of one rank's part of a round of `two_shot`.
+const TWO_SHOT_PART: usize = 64 << 10;
+/// Slots start on cache lines; also a multiple of every element's size.
+const LINE: usize = 64;
+
+/// Everybody's slots of one round, for whoever drains them. Lane `l` of rank `r` is the window's part that `r` has for `l`.
+struct Slots<'a> {
+    group: &'a ShmGroup,
+    /// Slot number, or none for the entry area.
+    slot: Option<usize>,
+    lanes: usize,
+    stride: usize,
+}
+
+impl Slots<'_> {
+    fn get(&self, rank: usize, lane: usize, len: usize) -> &[u8] {
+        let at = lane * self.stride;
+        let segment = &self.group.segment;
+        match self.slot {
+            // SAFETY: drained between the wait for all ranks' publication and this rank's next one (`pipeline.rs`).
+            Some(slot) => unsafe { segment.read(segment.data(rank, slot * self.lanes * self.stride + at, len)) },
+            None => {
+                // SAFETY: every rank has entered, and none overwrites this entry before this rank's next (`enter`).
+                let area = unsafe { segment.read(self.group.entry(rank)) };
+                &area[at..at + len]
+            }
+        }
+    }
+}
+
+impl ShmGroup {
+    /// Streams `lanes` parts of `len` bytes a rank through the slots, a window of each part at a time.
+    /// `fill(window, slot, stride)` puts this rank's windows into its slot; `drain(window, slots)` takes.
+    fn stream(
+        &mut self,
+        call: &Descriptor,
+        lanes: usize,
+        len: usize,
+        mut fill: impl FnMut(Range<usize>, &mut [u8], usize),
+        mut drain: impl FnMut(Range<usize>, Slots<'_>),
+    ) -> Result<()> {
+        let stride = len.next_multiple_of(LINE);
+        if lanes * stride <= ENTRY {
+            self.enter(call, |area| fill(0..len, area, stride))?;
+            drain(0..len, Slots { group: self, slot: None, lanes, stride });
+            return Ok(());
+        }
+        self.enter(call, |_| {})?;
+        let chunk = EXCHANGE_CHUNK.min(DATA / EXCHANGE_SLOTS / lanes / LINE * LINE);
+        let rounds = len.div_ceil(chunk);
+        let window = |round: usize| round * chunk..((round + 1) * chunk).min(len);
+        let steps = self.steps();
+        let group = &*self;
+        let put = |round: usize, slot: usize| {
+            let area = group.segment.data(group.me(), slot * lanes * chunk, lanes * chunk);
+            // SAFETY: this rank's own slot, free of readers (`exchange`).
+            fill(window(round), unsafe { group.segment.write(area) }, chunk);
+        };
+        let take = |round: usize, slot: usize| {
+            drain(window(round), Slots { group, slot: Some(slot), lanes, stride: chunk });
+        };
+        exchange(rounds, &steps, put, take).map_err(|stall| self.stalled(call, stall))?;
+        self.advance(rounds, 0);
+        Ok(())
+    }
+
+    fn op(call: &Descriptor) -> Result<ReduceOp> {
+        call.reduce.ok_or_else(|| CommError::usage(format!("{call} names no reduction")))
+    }
+
+    fn is_root(&self, call: &Descriptor) -> bool {
+        call.root == Some(self.me() as u32)
+    }
+
+    /// Reduces a long array over three or more ranks: each rank reduces its part of every round.
+    fn reduce_in_parts(&mut self, call: &Descriptor, op: ReduceOp, data: &mut [u8]) -> Result<()> {
+        self.enter(call, |_| {})?;
+        let (n, me, element) = (self.len(), self.me(), call.dtype.size());
+        // A rank's slots: three rounds of n input parts, then three of one output part.
+        let part = TWO_SHOT_PART.min(DATA / TWO_SHOT_SLOTS / (n + 1) / LINE * LINE);
+        let rounds = data.len().div_ceil(n * part);
+        let steps = self.steps();
+        let group = &*self;
+        let segment = &group.segment;
+        let input = |slot: usize, lane: usize| (slot * n + lane) * part;
+        let output = |slot: usize| (TWO_SHOT_SLOTS * n + slot) * part;
+        // Where round `k` begins and how it is cut between the ranks; parts are at most `part` bytes.
+        let cut = |round: usize| {
+            let start = round * n * part;
+            let len = (data.len() - start).min(n * part);
+            split(len, element, n).into_iter().map(|at| start + at).collect::<Vec<_>>()
+        };
+        let cuts: Vec<Vec<usize>> = (0..rounds).map(cut).collect();
+        let turn = |step: Step, round: usize, slot: usize| {
+            let cut = &cuts[round];
+            let range = |rank: usize| cut[rank]..cut[rank + 1];
+            match step {
+                Step::Scatter => {
+                    for rank in (0..n).filter(|rank| *rank != me) {
+                        let source = &data[range(rank)];
+                        // SAFETY: this rank's own slot, free of readers (`two_shot`).
+                        unsafe { segment.write(segment.data(me, input(slot, rank), source.len())) }
+                            .copy_from_slice(source);
+                    }
+                }
+                Step::Reduce => {
+                    let len = range(me).len();
+                    let sources: Vec<&[u8]> = (0..n)
+                        .map(|rank| match rank == me {
+                            true => &data[range(me)],
+                            // SAFETY: published and waited for (`two_shot`), and stays until this rank has reduced.
+                            false => unsafe { segment.read(segment.data(rank, input(slot, me), len)) },
+                        })
+                        .collect();
+                    // SAFETY: this rank's own slot, free of readers (`two_shot`).
+                    let out = unsafe { segment.write(segment.data(me, output(slot), len)) };
+                    kernels::fold(call.dtype, op, out, &sources);
+                }
+                Step::Gather => {
+                    for step in 0..n {
+                        let rank = (me + step) % n;
+                        let target = &mut data[range(rank)];
+                        // SAFETY: published and waited for (`two_shot`), and stays until this rank has gathered.
+                        target.copy_from_slice(unsafe { segment.read(segment.data(rank, output(slot), target.len())) });
+                    }
+                }
+            }
+        };
+        two_shot(rounds, &steps, turn).map_err(|stall| self.stalled(call, stall))?;
+        self.advance(rounds, rounds);
+        Ok(())
+    }
+}
+
+impl Transport for ShmGroup {
+    fn all_reduce(&mut self, call: &Descriptor, data: &mut [u8]) -> Result<()> {
+        let (n, op, len) = (self.len(), Self::op(call)?, data.len());
+        if n > 2 && len > ENTRY {
+            return self.reduce_in_parts(call, op, data);
+        }
+        // Two ranks reading each other's whole array move no more bytes than two phases would, with half the waits.
+        let data = std::cell::RefCell::new(data);
+        self.stream(
+            call,
+            1,
+            len,
+            |window, slot, _| slot[..window.len()].copy_from_slice(&data.borrow()[window]),
+            |window, slots| {
+                let sources: Vec<&[u8]> = (0..n).map(|rank| slots.get(rank, 0, window.len())).collect();
+                kernels::fold(call.dtype, op, &mut data.borrow_mut()[window], &sources);
+            },
+        )
+    }
+
+    fn broadcast(&mut self, call: &Descriptor, data: &mut [u8]) -> Result<()> {
+        let (len, is_root) = (data.len(), self.is_root(call));
+        let root = call.root.unwrap_or_default() as usize;
+        let data = std::cell::RefCell::new(data);
+        self.stream(
+            call,
+            1,
+            len,
+            |window, slot, _| {
+                if is_root {
+                    slot[..window.len()].copy_from_slice(&data.borrow()[window]);
+                }
+            },
+            |window, slots| {
+                if !is_root {
+                    let source = slots.get(root, 0, window.len());
+                    data.borrow_mut()[window].copy_from_slice(source);
+                }
+            },
+        )
+    }
+
+    fn reduce(&mut self, call: &Descriptor, data: &mut [u8]) -> Result<()> {
+        let (n, op, len, is_root) = (self.len(), Self::op(call)?, data.len(), self.is_root(call));
+        let data = std::cell::RefCell::new(data);
+        self.stream(
+            call,
+            1,
+            len,
+            |window, slot, _| slot[..window.len()].copy_from_slice(&data.borrow()[window]),
+            |window, slots| {
+                if is_root {
+                    let sources: Vec<&[u8]> = (0..n).map(|rank| slots.get(rank, 0, window.len())).collect();
+                    kernels::fold(call.dtype, op, &mut data.borrow_mut()[window], &sources);
+                }
+            },
+        )
+    }
+
+    fn all_gather(&mut self, call: &Descriptor, send: &[u8], recv: &mut [u8], lens: &[usize]) -> Result<()> {
+        let starts: Vec<usize> = lens.iter().scan(0, |at, len| Some(std::mem::replace(at, *at + len))).collect();
+        let longest = lens.iter().copied().max().unwrap_or_default();
+        // Where `window` of the longest ends in a shorter one.
+        let clip = |window: &Range<usize>, len: usize| window.start.min(len)..window.end.min(len);
+        let n = self.len();
+        self.stream(
+            call,
+            1,
+            longest,
+            |window, slot, _| {
+                let window = clip(&window, send.len());
+                slot[..window.len()].copy_from_slice(&send[window]);
+            },
+            |window, slots| {
+                for rank in 0..n {
+                    let window = clip(&window, lens[rank]);
+                    let source = slots.get(rank, 0, window.len());
+                    recv[starts[rank] + window.start..starts[rank] + window.end].copy_from_slice(source);
+                }
+            },
+        )
+    }
+
+    fn gather(&mut self, call: &Descriptor, send: &[u8], recv: &mut [u8]) -> Result<()> {
+        let (n, len, is_root) = (self.len(), send.len(), self.is_root(call));
+        self.stream(
+            call,
+            1,
+            len,
+            |window, slot, _| slot[..window.len()].copy_from_slice(&send[window]),
+            |window, slots| {
+                for rank in (0..n).filter(|_| is_root) {
+                    let source = slots.get(rank, 0, window.len());
+                    recv[rank * len + window.start..rank * len + window.end].copy_from_slice(source);
+                }
+            },
+        )
+    }
+
+    fn scatter(&mut self, call: &Descriptor, send: &[u8], recv: &mut [u8]) -> Result<()> {
+        let (n, me, len, is_root) = (self.len(), self.me(), recv.len(), self.is_root(call));
+        let root = call.root.unwrap_or_default() as usize;
+        self.stream(
+            call,
+            n,
+            len,
+            |window, slot, stride| {
+                for rank in (0..n).filter(|_| is_root) {
+                    let source = &send[rank * len + window.start..rank * len + window.end];
+                    slot[rank * stride..rank * stride + source.len()].copy_from_slice(source);
+                }
+            },
+            |window, slots| {
+                let source = slots.get(root, me, window.len());
+                recv[window].copy_from_slice(source);
+            },
+        )
+    }
+
+    fn reduce_scatter(&mut self, call: &Descriptor, send: &[u8], recv: &mut [u8]) -> Result<()> {
+        let (n, me, len, op) = (self.len(), self.me(), recv.len(), Self::op(call)?);
+        self.stream(
+            call,
+            n,
+            len,
+            |window, slot, stride| {
+                for rank in 0..n {
+                    let source = &send[rank * len + window.start..rank * len + window.end];
+                    slot[rank * stride..rank * stride + source.len()].copy_from_slice(source);
+                }
+            },
+            |window, slots| {
+                let sources: Vec<&[u8]> = (0..n).map(|rank| slots.get(rank, me, window.len())).collect();
+                kernels::fold(call.dtype, op, &mut recv[window], &sources);
+            },
+        )
+    }
+
+    fn all_to_all(&mut self, call: &Descriptor, send: &[u8], recv: &mut [u8]) -> Result<()> {
+        let (n, me) = (self.len(), self.me());
+        let len = send.len() / n;
+        self.stream(
+            call,
+            n,
+            len,
+            |window, slot, stride| {
+                for rank in 0..n {
+                    let source = &send[rank * len + window.start..rank * len + window.end];
+                    slot[rank * stride..rank * stride + source.len()].copy_from_slice(source);
+                }
+            },
+            |window, slots| {
+                for rank in 0..n {
+                    let source = slots.get(rank, me, window.len());
+                    recv[rank * len + window.start..rank * len + window.end].copy_from_slice(source);
+                }
+            },
+        )
+    }
+
+    fn barrier(&mut self, call: &Descriptor) -> Result<()> {
+        self.enter(call, |_| {})
+    }
+
+    fn send(&mut self, call: &Descriptor, tag: u64, data: &[u8]) -> Result<()> {
+        self.send_message(call, tag, data)
+    }
+
+    fn recv(&mut self, call: &Descriptor, tag: u64, data: &mut [u8]) -> Result<()> {
+        self.recv_message(call, tag, data)
+    }
+}

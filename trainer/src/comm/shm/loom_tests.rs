@@ -1,0 +1,200 @@
+//! Every interleaving and every allowed reordering of the protocol, for two or three ranks and few rounds.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test --release --lib loom`. Slots are loom cells: an access that is not ordered after the
+//! conflicting one before it is an error, and so is a wake-up that gets lost (all threads blocked).
+
+use std::time::Duration;
+
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::thread;
+
+use super::pipeline::{EXCHANGE_SLOTS, Progress, Step, TWO_SHOT_SLOTS, exchange, two_shot};
+use super::word::{Counter, LEFT, POISON, Pending};
+
+/// The slow path of `Waiter`, without looking and spinning before.
+fn wait(counter: &Counter, target: u32) -> Result<(), Pending> {
+    loop {
+        match counter.reached(target) {
+            Ok(()) => return Ok(()),
+            Err(Pending::NotYet(seen)) => counter.sleep(seen, Duration::MAX),
+            Err(other) => return Err(other),
+        }
+    }
+}
+
+fn model(bound: Option<usize>, test: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = bound;
+    builder.max_branches = 100_000;
+    builder.check(test);
+}
+
+/// Memory of one rank.
+struct Rank {
+    entered: Counter,
+    filled: Counter,
+    reduced: Counter,
+    entries: [UnsafeCell<u32>; 2],
+    slots: [UnsafeCell<u32>; EXCHANGE_SLOTS],
+    outputs: [UnsafeCell<u32>; TWO_SHOT_SLOTS],
+}
+
+impl Rank {
+    fn new() -> Self {
+        Self {
+            entered: Counter::new(),
+            filled: Counter::new(),
+            reduced: Counter::new(),
+            entries: std::array::from_fn(|_| UnsafeCell::new(0)),
+            slots: std::array::from_fn(|_| UnsafeCell::new(0)),
+            outputs: std::array::from_fn(|_| UnsafeCell::new(0)),
+        }
+    }
+}
+
+fn put(cell: &UnsafeCell<u32>, value: u32) {
+    // SAFETY: loom checks that nobody else has access.
+    cell.with_mut(|p| unsafe { *p = value });
+}
+
+fn get(cell: &UnsafeCell<u32>) -> u32 {
+    // SAFETY: loom checks that nobody writes.
+    cell.with(|p| unsafe { *p })
+}
+
+fn for_ranks(count: usize, body: impl Fn(usize, &[Rank]) + Send + Sync + Copy + 'static) {
+    let ranks: Arc<Vec<Rank>> = Arc::new((0..count).map(|_| Rank::new()).collect());
+    let threads: Vec<_> = (1..count)
+        .map(|me| {
+            let ranks = ranks.clone();
+            thread::spawn(move || body(me, &ranks))
+        })
+        .collect();
+    body(0, &ranks);
+    threads.into_iter().for_each(|t| t.join().unwrap());
+}
+
+struct Steps<'a> {
+    me: usize,
+    ranks: &'a [Rank],
+}
+
+impl Progress for Steps<'_> {
+    type Error = Pending;
+    fn publish_filled(&self) {
+        self.ranks[self.me].filled.publish();
+    }
+    fn wait_filled(&self, count: usize) -> Result<(), Pending> {
+        self.ranks.iter().try_for_each(|r| wait(&r.filled, count as u32))
+    }
+    fn publish_reduced(&self) {
+        self.ranks[self.me].reduced.publish();
+    }
+    fn wait_reduced(&self, count: usize) -> Result<(), Pending> {
+        self.ranks.iter().try_for_each(|r| wait(&r.reduced, count as u32))
+    }
+}
+
+#[test]
+fn loom_no_wake_up_is_lost() {
+    model(None, || {
+        let counter = Arc::new(Counter::new());
+        let waiters: Vec<_> = [1, 2]
+            .map(|target| {
+                let counter = counter.clone();
+                thread::spawn(move || assert_eq!(wait(&counter, target), Ok(())))
+            })
+            .into();
+        counter.publish();
+        counter.publish();
+        waiters.into_iter().for_each(|w| w.join().unwrap());
+    });
+}
+
+#[test]
+fn loom_marks_wake_sleepers_and_are_never_undone() {
+    for (flag, want) in [(POISON, Pending::Poisoned), (LEFT, Pending::Left)] {
+        model(None, move || {
+            let counter = Arc::new(Counter::new());
+            let (a, b) = (counter.clone(), counter.clone());
+            let waiter = thread::spawn(move || wait(&a, 2));
+            let marker = thread::spawn(move || b.mark(flag));
+            counter.publish();
+            marker.join().unwrap();
+            assert_eq!(waiter.join().unwrap(), Err(want));
+            assert_eq!(counter.reached(1), Ok(()));
+        });
+    }
+}
+
+#[test]
+fn loom_entries_of_consecutive_collectives_do_not_meet() {
+    // As `ShmGroup::enter`: two areas in turn, no barrier at the end.
+    fn rank(me: usize, ranks: &[Rank]) {
+        for sequence in 1..=3u32 {
+            put(&ranks[me].entries[sequence as usize % 2], sequence * 10 + me as u32);
+            ranks[me].entered.publish();
+            for (r, rank) in ranks.iter().enumerate() {
+                wait(&rank.entered, sequence).unwrap();
+                assert_eq!(get(&rank.entries[sequence as usize % 2]), sequence * 10 + r as u32);
+            }
+        }
+    }
+    model(None, || for_ranks(2, rank));
+    model(Some(2), || for_ranks(3, rank));
+}
+
+#[test]
+fn loom_exchange_never_overwrites_what_is_being_read() {
+    fn rank(me: usize, ranks: &[Rank]) {
+        let steps = Steps { me, ranks };
+        let fill = |round: usize, slot: usize| put(&ranks[me].slots[slot], (round * 10 + me) as u32);
+        let drain = |round: usize, slot: usize| {
+            for (r, rank) in ranks.iter().enumerate() {
+                assert_eq!(get(&rank.slots[slot]), (round * 10 + r) as u32);
+            }
+        };
+        exchange(6, &steps, fill, drain).unwrap();
+    }
+    model(Some(3), || for_ranks(2, rank));
+    model(Some(1), || for_ranks(3, rank));
+}
+
+#[test]
+fn loom_two_shot_never_overwrites_what_is_being_read() {
+    fn rank(me: usize, ranks: &[Rank]) {
+        let steps = Steps { me, ranks };
+        let turn = |step: Step, round: usize, slot: usize| match step {
+            Step::Scatter => put(&ranks[me].slots[slot], (round * 10 + me) as u32),
+            Step::Reduce => {
+                let sum = ranks.iter().map(|r| get(&r.slots[slot])).sum();
+                put(&ranks[me].outputs[slot], sum);
+            }
+            Step::Gather => {
+                let want = (0..ranks.len()).map(|r| (round * 10 + r) as u32).sum::<u32>();
+                assert!(ranks.iter().all(|r| get(&r.outputs[slot]) == want));
+            }
+        };
+        two_shot(5, &steps, turn).unwrap();
+    }
+    model(Some(3), || for_ranks(2, rank));
+    model(Some(1), || for_ranks(3, rank));
+}
+
+#[test]
+#[should_panic]
+fn loom_sees_a_slot_too_few() {
+    // The same schedule with three slots instead of four: proof that the test above can fail.
+    fn rank(me: usize, ranks: &[Rank]) {
+        let steps = Steps { me, ranks };
+        let fill = |round: usize, _: usize| put(&ranks[me].slots[round % 3], (round * 10 + me) as u32);
+        let drain = |round: usize, _: usize| {
+            for (r, rank) in ranks.iter().enumerate() {
+                assert_eq!(get(&rank.slots[round % 3]), (round * 10 + r) as u32);
+            }
+        };
+        exchange(6, &steps, fill, drain).unwrap();
+    }
+    model(Some(3), || for_ranks(2, rank));
+}

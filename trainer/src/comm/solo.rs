@@ -1,0 +1,50 @@
+//! The transport of a group of one: everything is a copy.
+
+use super::descriptor::Descriptor;
+use super::error::{CommError, Result};
+use super::transport::Transport;
+
+/// See the module.
+pub(crate) struct Solo;
+
+impl Transport for Solo {
+    fn all_reduce(&mut self, _: &Descriptor, _: &mut [u8]) -> Result<()> {
+        Ok(())
+    }
+    fn broadcast(&mut self, _: &Descriptor, _: &mut [u8]) -> Result<()> {
+        Ok(())
+    }
+    fn reduce(&mut self, _: &Descriptor, _: &mut [u8]) -> Result<()> {
+        Ok(())
+    }
+    fn all_gather(&mut self, _: &Descriptor, send: &[u8], recv: &mut [u8], _: &[usize]) -> Result<()> {
+        recv.copy_from_slice(send);
+        Ok(())
+    }
+    fn gather(&mut self, _: &Descriptor, send: &[u8], recv: &mut [u8]) -> Result<()> {
+        recv.copy_from_slice(send);
+        Ok(())
+    }
+    fn scatter(&mut self, _: &Descriptor, send: &[u8], recv: &mut [u8]) -> Result<()> {
+        recv.copy_from_slice(send);
+        Ok(())
+    }
+    fn reduce_scatter(&mut self, _: &Descriptor, send: &[u8], recv: &mut [u8]) -> Result<()> {
+        recv.copy_from_slice(send);
+        Ok(())
+    }
+    fn all_to_all(&mut self, _: &Descriptor, send: &[u8], recv: &mut [u8]) -> Result<()> {
+        recv.copy_from_slice(send);
+        Ok(())
+    }
+    fn barrier(&mut self, _: &Descriptor) -> Result<()> {
+        Ok(())
+    }
+    // The communicator refuses messages to oneself, and there is nobody else.
+    fn send(&mut self, call: &Descriptor, _: u64, _: &[u8]) -> Result<()> {
+        Err(CommError::usage(format!("{call}: the group has one rank")))
+    }
+    fn recv(&mut self, call: &Descriptor, _: u64, _: &mut [u8]) -> Result<()> {
+        Err(CommError::usage(format!("{call}: the group has one rank")))
+    }
+}

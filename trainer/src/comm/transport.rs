@@ -1,0 +1,59 @@
+//! What a transport has to do. Lengths, roots and types are checked before it is called; data is plain bytes.
+
+use super::descriptor::Descriptor;
+use super::error::Result;
+
+/// Longest time that a rank waits for the reason of an abort that it has seen already.
+pub(crate) const REASON_LIMIT: std::time::Duration = std::time::Duration::from_secs(2);
+
+/// The collectives over one group. Every method first makes sure that all ranks of the group call the same (`call`), and
+/// fails on all of them otherwise. `call.sequence` counts the group's collectives from 1. Slices have the alignment of
+/// `call.dtype`. After an error the transport is of no further use.
+pub(crate) trait Transport: Send {
+    fn all_reduce(&mut self, call: &Descriptor, data: &mut [u8]) -> Result<()>;
+    fn broadcast(&mut self, call: &Descriptor, data: &mut [u8]) -> Result<()>;
+    /// `data` of ranks other than the root stays as it is.
+    fn reduce(&mut self, call: &Descriptor, data: &mut [u8]) -> Result<()>;
+    /// `recv` is all ranks' data in rank order, `lens[r]` bytes of rank `r`.
+    fn all_gather(&mut self, call: &Descriptor, send: &[u8], recv: &mut [u8], lens: &[usize]) -> Result<()>;
+    /// `recv` is empty unless this rank is the root.
+    fn gather(&mut self, call: &Descriptor, send: &[u8], recv: &mut [u8]) -> Result<()>;
+    /// `send` is empty unless this rank is the root.
+    fn scatter(&mut self, call: &Descriptor, send: &[u8], recv: &mut [u8]) -> Result<()>;
+    /// `send` is one part of `recv`'s length for each rank.
+    fn reduce_scatter(&mut self, call: &Descriptor, send: &[u8], recv: &mut [u8]) -> Result<()>;
+    /// `send` and `recv` are one part for each rank, all of the same length.
+    fn all_to_all(&mut self, call: &Descriptor, send: &[u8], recv: &mut [u8]) -> Result<()>;
+    fn barrier(&mut self, call: &Descriptor) -> Result<()>;
+    /// `call.root` is the receiver.
+    fn send(&mut self, call: &Descriptor, tag: u64, data: &[u8]) -> Result<()>;
+    /// `call.root` is the sender. The next message of that sender with that tag must have `data`'s type and length.
+    fn recv(&mut self, call: &Descriptor, tag: u64, data: &mut [u8]) -> Result<()>;
+}
+
+/// Who belongs to a group, for transports and messages.
+#[derive(Clone, Debug)]
+pub(crate) struct Members {
+    /// 0 for the whole job.
+    pub id: u64,
+    /// This process's place in `ranks`.
+    pub me: usize,
+    /// Ranks in the whole job, by rank in the group.
+    pub ranks: Vec<usize>,
+}
+
+impl Members {
+    pub(crate) fn len(&self) -> usize {
+        self.ranks.len()
+    }
+
+    /// `the world` or `group [0, 2]`.
+    pub(crate) fn name(&self) -> String {
+        if self.id == 0 { "the world".into() } else { format!("group {:?}", self.ranks) }
+    }
+
+    /// This process's rank in the whole job.
+    pub(crate) fn my_rank(&self) -> usize {
+        self.ranks[self.me]
+    }
+}

@@ -1,0 +1,126 @@
+//! Who holds a port, as far as this user may know.
+
+use std::fs;
+use std::net::IpAddr;
+
+/// A listener on a port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    /// Its process.
+    pub pid: u32,
+    /// Its command line, cut.
+    pub command: String,
+}
+
+/// The process that listens on `port`. None where nobody does, or where it is another user's.
+pub fn holder(port: u16) -> Option<Holder> {
+    let inodes: Vec<String> = ["/proc/net/tcp", "/proc/net/tcp6"]
+        .iter()
+        .filter_map(|path| fs::read_to_string(path).ok())
+        .flat_map(|table| listening(&table, port))
+        .collect();
+    let links: Vec<String> = inodes.iter().map(|inode| format!("socket:[{inode}]")).collect();
+    let processes = fs::read_dir("/proc").ok()?.flatten();
+    processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find_map(|pid: u32| {
+        let mut files = fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten();
+        files.find(|file| {
+            fs::read_link(file.path()).is_ok_and(|to| links.iter().any(|link| to.as_os_str() == &**link))
+        })?;
+        Some(Holder { pid, command: command(pid) })
+    })
+}
+
+/// Inodes of the sockets that listen on `port`, from a table of the kernel's.
+fn listening(table: &str, port: u16) -> Vec<String> {
+    let local = format!(":{port:04X}");
+    let inode = |line: &str| {
+        let mut fields = line.split_whitespace();
+        // 0A is TCP_LISTEN
+        let found = fields.nth(1)?.ends_with(&local) && fields.nth(1)? == "0A";
+        found.then(|| fields.nth(5).map(str::to_owned)).flatten()
+    };
+    table.lines().skip(1).filter_map(inode).collect()
+}
+
+fn command(pid: u32) -> String {
+    let bytes = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let words: Vec<_> = bytes.split(|b| *b == 0).map(String::from_utf8_lossy).filter(|word| !word.is_empty()).collect();
+    words.join(" ").chars().take(80).collect()
+}
+
+/// Cause and hint for an address that cannot be listened on.
+pub(super) fn cannot_listen(host: &str, port: u16, error: &std::io::Error) -> (String, String) {
+    use std::io::ErrorKind;
+    match error.kind() {
+        ErrorKind::AddrInUse => {
+            let who = match holder(port) {
+                Some(Holder { pid, command }) => format!("process {pid} (`{command}`) listens there"),
+                None => "another user's process, or one that is not visible from here, listens there".to_owned(),
+            };
+            (
+                format!("port {port} of {host} (MASTER_PORT) is taken: {who}"),
+                "end that process or choose another port with --master-port; a job on one machine needs none"
+                    .to_owned(),
+            )
+        }
+        ErrorKind::AddrNotAvailable => (
+            format!("{host} (MASTER_ADDR) is not an address of this machine, which is to be node 0"),
+            "--master-addr is the address of node 0's machine, the same on all nodes; `ip address` lists this one's"
+                .to_owned(),
+        ),
+        ErrorKind::PermissionDenied => (
+            format!("port {port} of {host} (MASTER_PORT) is not for this user"),
+            "choose a port above 1023 with --master-port".to_owned(),
+        ),
+        _ => (
+            format!("cannot listen on {host}:{port}: {error}"),
+            "see whether MASTER_ADDR and MASTER_PORT name this machine and a free port".to_owned(),
+        ),
+    }
+}
+
+/// Brackets around IPv6 addresses.
+pub(super) fn joined(host: &str, port: u16) -> String {
+    match host.parse() {
+        Ok(IpAddr::V6(address)) => format!("[{address}]:{port}"),
+        _ => format!("{host}:{port}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_taken_port_is_told_with_its_holder() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        assert_eq!(holder(port).map(|holder| holder.pid), Some(std::process::id()));
+        let error = TcpListener::bind(("127.0.0.1", port)).unwrap_err();
+        let (cause, hint) = cannot_listen("127.0.0.1", port, &error);
+        assert!(cause.contains(&format!("port {port} of 127.0.0.1 (MASTER_PORT) is taken: process")), "{cause}");
+        assert!(cause.contains(&std::process::id().to_string()), "{cause}");
+        assert!(hint.contains("--master-port"));
+        drop(listener);
+        assert_eq!(holder(port), None);
+    }
+
+    #[test]
+    fn the_kernels_table_is_read() {
+        let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\
+            0: 0100007F:7312 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4711 1 x\n\
+            1: 0100007F:7312 0100007F:8000 01 00000000:00000000 00:00000000 00000000     0        0 4712 1 x\n";
+        assert_eq!(listening(table, 0x7312), ["4711"]);
+        assert_eq!(listening(table, 0x7313), [""; 0]);
+    }
+
+    #[test]
+    fn an_address_of_another_machine_is_told() {
+        // TEST-NET-1: nobody's
+        let error = TcpListener::bind(("192.0.2.1", 0)).unwrap_err();
+        assert!(cannot_listen("192.0.2.1", 29500, &error).0.contains("is not an address of this machine"));
+        assert_eq!(joined("::1", 5), "[::1]:5");
+    }
+}

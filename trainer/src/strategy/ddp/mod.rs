@@ -1,0 +1,124 @@
+//! A process a device: each rank takes its share of every batch, gradients are summed across ranks in buckets.
+//!
+//! Every rank weights its loss by the samples of the whole step, so that the sum over ranks is the gradient of the mean
+//! over all samples whatever the ranks' shares are. The sum is in a fixed order: all ranks hold the same bits, take the same
+//! optimizer step and stay equal without exchanging parameters again.
+//!
+//! Batch norm (`parallel.batch_norm`): `local` normalises by the rank's own share and keeps the rank's own running
+//! statistics; evaluation and checkpoints use rank 0's. `broadcast` copies rank 0's to all ranks before each evaluation
+//! (PyTorch copies them before each forward pass; training does not read them, so the results are the same). `reduce`
+//! averages them over the ranks there (timm's `--dist-bn reduce`).
+
+pub mod buckets;
+mod replicate;
+mod step;
+
+use burn::tensor::Device;
+use data::loader::Batch;
+use models::Network;
+
+use self::buckets::Bucket;
+use super::{Evaluation, Learner, Snapshot, StepOutcome, Strategy, Tally};
+use crate::{
+    comm::{Communicator, ReduceOp},
+    config::{BatchNormPolicy, RunPlan},
+    engine::checkpoint::Progress,
+    failure::Failure,
+    launch::Reporter,
+    signals::Stop,
+};
+
+const MIB: f64 = 1024.0 * 1024.0;
+
+/// The strategy of one rank among several processes.
+pub struct Ddp {
+    learner: Learner,
+    batch_norm: BatchNormPolicy,
+    buckets: Vec<Bucket>,
+    comm: Communicator,
+    reporter: Reporter,
+    steps: u64,
+}
+
+impl Ddp {
+    /// Takes a freshly built network and the connection to the other ranks; afterwards all ranks hold rank 0's parameters.
+    ///
+    /// # Errors
+    /// A rank has another model (the first tensor to differ is named), or is gone.
+    pub fn new(
+        network: Network,
+        device: Device,
+        classes: usize,
+        plan: &RunPlan,
+        comm: Communicator,
+        reporter: Reporter,
+    ) -> Result<Self, Failure> {
+        replicate::same_model(&network, &comm)?;
+        let network = replicate::broadcast_state(network, &comm)?;
+        let learner = Learner::new(network, device, classes, plan);
+        let bytes = |mib: f64| (mib * MIB) as usize;
+        let (first, limit) = (bytes(plan.parallel.first_bucket_mb), bytes(plan.parallel.bucket_mb));
+        let buckets = buckets::assign(&learner.replica.parameters, first, limit);
+        Ok(Self { learner, batch_norm: plan.parallel.batch_norm, buckets, comm, reporter, steps: 0 })
+    }
+}
+
+impl Strategy for Ddp {
+    fn rank(&self) -> usize {
+        self.comm.rank()
+    }
+
+    fn world(&self) -> usize {
+        self.comm.world()
+    }
+
+    fn train_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<i32>) -> Result<StepOutcome, Failure> {
+        step::train_step(self, batches, lr, stop)
+    }
+
+    fn evaluate(&mut self, batches: &mut dyn Iterator<Item = Batch>, stop: &Stop) -> Result<Evaluation, Failure> {
+        self.reporter.doing(format_args!("evaluating after {} steps", self.steps));
+        let Self { learner, comm, .. } = self;
+        let comm = &*comm;
+        if self.batch_norm != BatchNormPolicy::Local {
+            learner.replica.network = replicate::share_buffers(learner.replica.network.clone(), self.batch_norm, comm)?;
+        }
+        // whatever a rank's own statistics are, one network is evaluated: rank 0's
+        let network = replicate::share_buffers(learner.evaluated_network(), BatchNormPolicy::Broadcast, comm)?;
+        let tally = learner.replica.evaluate(&network, batches, stop);
+        self.reduce_tally(tally, stop)
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        self.learner.snapshot()
+    }
+
+    fn start_from(&mut self, checkpoint: Option<(Snapshot, Progress)>) -> Result<Progress, Failure> {
+        self.reporter.doing(format_args!("sharing the checkpoint"));
+        let Some((snapshot, progress)) = replicate::share_checkpoint(checkpoint, &self.comm)? else {
+            return Ok(Progress::start());
+        };
+        self.learner.restore(snapshot)?;
+        Ok(progress)
+    }
+}
+
+impl Ddp {
+    /// Adds up all ranks' counts; a stop that any rank has seen is every rank's.
+    fn reduce_tally(&self, mut tally: Tally, stop: &Stop) -> Result<Evaluation, Failure> {
+        let mut signal = [i64::from(stop.signal().unwrap_or(0))];
+        self.comm.all_reduce(&mut signal, ReduceOp::Max)?;
+        let mut counts: Vec<i64> = [tally.samples, tally.top1, tally.top5].map(|count| count as i64).to_vec();
+        counts.extend(tally.confusion.iter().map(|&count| count as i64));
+        self.comm.all_reduce(&mut counts, ReduceOp::Sum)?;
+        let mut loss = [tally.loss_sum];
+        self.comm.all_reduce(&mut loss, ReduceOp::Sum)?;
+        if signal[0] != 0 {
+            return Ok(Evaluation::Stopped(signal[0] as i32));
+        }
+        let count = |index: usize| counts[index] as u64;
+        (tally.samples, tally.top1, tally.top5, tally.loss_sum) = (count(0), count(1), count(2), loss[0]);
+        tally.confusion = counts[3..].iter().map(|&count| count as u64).collect();
+        Ok(Evaluation::Done(tally))
+    }
+}
