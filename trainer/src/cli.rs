@@ -32,6 +32,36 @@ pub enum Command {
     /// List, fetch and verify data sets
     #[command(subcommand)]
     Data(DataCommand),
+    /// Measure the collectives
+    #[command(subcommand)]
+    Bench(BenchCommand),
+}
+
+/// `trainer bench …`.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// All-reduce between N processes, in nccl-tests' columns
+    Allreduce(AllreduceArgs),
+}
+
+/// Flags of `trainer bench allreduce`.
+#[derive(Debug, Args)]
+pub struct AllreduceArgs {
+    /// Processes
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..))]
+    pub cpus: u16,
+    /// What carries the data: shm or tcp
+    #[arg(long, default_value = "shm")]
+    pub backend: String,
+    /// Sizes in bytes, separated by commas
+    #[arg(long, value_delimiter = ',')]
+    pub sizes: Vec<usize>,
+    /// Milliseconds spent on each size
+    #[arg(long, default_value_t = 400)]
+    pub ms: u64,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Flags of `trainer [train]`.

@@ -1,5 +1,6 @@
 //! One file a subcommand: puts the parts together.
 
+mod bench;
 mod data;
 mod eval;
 mod models;
@@ -12,7 +13,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use crate::{
-    cli::{Cli, Command},
+    cli::{BenchCommand, Cli, Command},
     failure::Failure,
 };
 
@@ -27,6 +28,7 @@ pub fn run(cli: Cli) -> Result<u8, Failure> {
         Some(Command::Eval(arguments)) => eval::run(&arguments).map(|()| 0),
         Some(Command::Models { json }) => models::run(json).map(|()| 0),
         Some(Command::Data(command)) => data::run(command),
+        Some(Command::Bench(BenchCommand::Allreduce(arguments))) => bench::run(&arguments),
     }
 }
 

@@ -83,24 +83,37 @@ impl Rank {
     }
 }
 
-/// Meets the other ranks.
+/// Meets the other ranks of a training job.
 ///
 /// # Errors
 /// They do not come, or are another job's.
 pub(super) fn join(role: &WorkerRole, variables: &Variables, plan: &RunPlan) -> Result<Rank, Failure> {
-    let stop =
-        Stop::of_worker().map_err(|error| Failure::run(format!("signal handlers: {error}"), "check the limits"))?;
-    let joined = worker::attach(role, variables)?.join(JOIN)?;
-    let (reporter, secret) = (joined.reporter.clone(), joined.secret.clone());
     let transport = match plan.parallel.backend {
         Backend::Tcp => TransportKind::Tcp,
         Backend::Shm => TransportKind::Shm,
         _ if role.local_world == role.world => TransportKind::Shm,
         _ => TransportKind::Tcp,
     };
+    join_over(role, variables, transport, Duration::from_secs(plan.parallel.timeout_s as u64))
+}
+
+/// Meets the other ranks; each wait in a collective is at most `timeout` long.
+///
+/// # Errors
+/// They do not come, or are another job's.
+pub(super) fn join_over(
+    role: &WorkerRole,
+    variables: &Variables,
+    transport: TransportKind,
+    timeout: Duration,
+) -> Result<Rank, Failure> {
+    let stop =
+        Stop::of_worker().map_err(|error| Failure::run(format!("signal handlers: {error}"), "check the limits"))?;
+    let joined = worker::attach(role, variables)?.join(JOIN)?;
+    let (reporter, secret) = (joined.reporter.clone(), joined.secret.clone());
     // the control connection is there already: the address is of no use any more
     let mut config = CommConfig::new(role.rank, role.world, "", secret, transport);
-    config.timeout = Duration::from_secs(plan.parallel.timeout_s as u64);
+    config.timeout = timeout;
     reporter.doing(format_args!("connecting over {transport}"));
     let (client, farewell) = joined.into_parts();
     let comm = comm::join_through(client, &config).inspect_err(|error| reporter.comm_failed(error))?;
