@@ -10,6 +10,8 @@ pub mod init;
 pub mod layers;
 pub mod lenet;
 pub mod network;
+#[allow(unsafe_code, reason = "kernels: vector instructions, pointer tables, buffers that tasks share")]
+pub mod ops;
 pub mod registry;
 pub mod resnet;
 pub mod spec;

@@ -6,7 +6,7 @@
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use crate::layers::{BatchNorm2d, Conv2d, Conv2dConfig, Linear, global_avg_pool, relu};
+use crate::layers::{BatchNorm2d, Conv2d, Conv2dConfig, Linear, global_avg_pool};
 use crate::{BuildError, Context, Init, Spec};
 
 /// Smallest side that leaves the last stage more than one pixel: with a single one, batch norm could not be trained on
@@ -74,12 +74,11 @@ fn shortcut(channels: [usize; 2], stride: usize, init: &Init) -> Shortcut {
     })
 }
 
-fn add_shortcut(x: Tensor<4>, shortcut: &Shortcut, input: Tensor<4>, cx: &Context) -> Tensor<4> {
-    let input = match shortcut {
+fn residual(shortcut: &Shortcut, input: Tensor<4>, cx: &Context) -> Tensor<4> {
+    match shortcut {
         Some((conv, norm)) => norm.forward(conv.forward(input, cx), cx),
         None => input,
-    };
-    relu(x + input)
+    }
 }
 
 /// Two 3x3 convolutions.
@@ -105,9 +104,9 @@ impl BasicBlock {
 
     /// `[B, input, H, W]` → `[B, width, H / stride, W / stride]`.
     fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
-        let x = relu(self.bn1.forward(self.conv1.forward(input.clone(), cx), cx));
-        let x = self.bn2.forward(self.conv2.forward(x, cx), cx);
-        add_shortcut(x, &self.shortcut, input, cx)
+        let x = self.bn1.forward_relu(self.conv1.forward(input.clone(), cx), cx);
+        let x = self.conv2.forward(x, cx);
+        self.bn2.forward_add_relu(x, residual(&self.shortcut, input, cx), cx)
     }
 }
 
@@ -139,10 +138,10 @@ impl Bottleneck {
 
     /// `[B, input, H, W]` → `[B, 4·width, H / stride, W / stride]`.
     fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
-        let x = relu(self.bn1.forward(self.conv1.forward(input.clone(), cx), cx));
-        let x = relu(self.bn2.forward(self.conv2.forward(x, cx), cx));
-        let x = self.bn3.forward(self.conv3.forward(x, cx), cx);
-        add_shortcut(x, &self.shortcut, input, cx)
+        let x = self.bn1.forward_relu(self.conv1.forward(input.clone(), cx), cx);
+        let x = self.bn2.forward_relu(self.conv2.forward(x, cx), cx);
+        let x = self.conv3.forward(x, cx);
+        self.bn3.forward_add_relu(x, residual(&self.shortcut, input, cx), cx)
     }
 }
 
@@ -210,7 +209,7 @@ impl ResNet {
     /// four times the channels after each stage of the deeper ones.
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
         let stage = |x, blocks: &[Block]| blocks.iter().fold(x, |x, block| block.forward(x, cx));
-        let x = relu(self.bn1.forward(self.conv1.forward(images, cx), cx)); // [B, 64, 32, 32]
+        let x = self.bn1.forward_relu(self.conv1.forward(images, cx), cx); // [B, 64, 32, 32]
         let x = stage(x, &self.layer1); // [B, 64, 32, 32]
         let x = stage(x, &self.layer2); // [B, 128, 16, 16]
         let x = stage(x, &self.layer3); // [B, 256, 8, 8]

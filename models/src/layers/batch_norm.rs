@@ -2,9 +2,9 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
-use burn::tensor::module::{batch_norm, batch_norm_train};
 
 use super::Buffer;
+use crate::ops::{After, batch_norm_eval, batch_norm_train};
 use crate::{Context, Init};
 
 /// Added to the variance under the root; PyTorch's default.
@@ -48,15 +48,36 @@ impl BatchNorm2d {
     /// In training mode with one value a channel, which has no variance (PyTorch raises `ValueError`). A network that
     /// [`build`](crate::build) accepts gets there with no batch of images of its own size.
     pub fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
+        self.run(input, After::default(), cx)
+    }
+
+    /// [`Self::forward`] and ReLU in one pass over the output.
+    pub fn forward_relu(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
+        self.run(input, After { residual: None, relu: true }, cx)
+    }
+
+    /// [`Self::forward`], `residual` added, and ReLU: the end of a residual block in one pass over the output.
+    pub fn forward_add_relu(&self, input: Tensor<4>, residual: Tensor<4>, cx: &Context) -> Tensor<4> {
+        self.run(input, After { residual: Some(residual), relu: true }, cx)
+    }
+
+    fn run(&self, input: Tensor<4>, after: After, cx: &Context) -> Tensor<4> {
+        let affine = [self.weight.val(), self.bias.val()];
         if !cx.training() {
-            let (mean, var) = (self.running_mean.value(), self.running_var.value());
-            return batch_norm(input, self.weight.val(), self.bias.val(), mean, var, EPSILON);
+            return batch_norm_eval(
+                input,
+                affine,
+                [self.running_mean.value(), self.running_var.value()],
+                EPSILON,
+                after,
+            );
         }
         let [batch, _, height, width] = input.dims();
         let count = batch * height * width;
         assert!(count > 1, "batch norm in training mode needs more than one value a channel");
 
-        let batch = batch_norm_train(input, self.weight.val(), self.bias.val(), EPSILON);
+        let [weight, bias] = affine;
+        let batch = batch_norm_train(input, weight, bias, EPSILON, after);
         let unbiased = count as f64 / (count - 1) as f64;
         let moved = |old: Tensor<1>, new: Tensor<1>| old * (1.0 - MOMENTUM) + new * MOMENTUM;
         self.running_mean.set(moved(self.running_mean.value(), batch.mean.without_autodiff()));

@@ -2,9 +2,8 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
-use burn::tensor::module::conv2d;
-use burn::tensor::ops::ConvOptions;
 
+use crate::ops::{ConvOptions, conv2d};
 use crate::{Context, Init};
 
 /// What a [`Conv2d`] is to be; PyTorch's defaults unless told otherwise.
@@ -81,8 +80,18 @@ impl Conv2d {
     /// - input `[B, in, H, W]`
     /// - output `[B, out, (H + 2·padding − kernel) / stride + 1, …]`
     pub fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
-        let options = ConvOptions::new([self.stride; 2], [self.padding; 2], [1, 1], self.groups);
-        let output = conv2d(input, self.weight.val(), self.bias.as_ref().map(Param::val), options);
+        self.run(input, false, cx)
+    }
+
+    /// [`Self::forward`] and ReLU in one pass over the output.
+    pub fn forward_relu(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
+        self.run(input, true, cx)
+    }
+
+    fn run(&self, input: Tensor<4>, relu: bool, cx: &Context) -> Tensor<4> {
+        let options =
+            ConvOptions { stride: [self.stride; 2], padding: [self.padding; 2], dilation: [1, 1], groups: self.groups };
+        let output = conv2d(input, self.weight.val(), self.bias.as_ref().map(Param::val), options, relu);
         // One multiply-add for each weight of an output's slice.
         let [_, group_input, kernel, _] = self.weight.dims();
         cx.add_macs(output.dims().iter().product::<usize>() * group_input * kernel * kernel);

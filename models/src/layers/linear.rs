@@ -1,8 +1,9 @@
 //! Fully connected layer, `torch.nn.Linear`.
 
 use burn::module::{Module, Param};
-use burn::tensor::{Tensor, module};
+use burn::tensor::Tensor;
 
+use crate::ops::linear;
 use crate::{Context, Init};
 
 /// `input · weightᵀ + bias`.
@@ -28,7 +29,16 @@ impl Linear {
     /// - input `[B, in]`
     /// - output `[B, out]`
     pub fn forward(&self, input: Tensor<2>, cx: &Context) -> Tensor<2> {
+        self.run(input, false, cx)
+    }
+
+    /// [`Self::forward`] and ReLU in one pass over the output.
+    pub fn forward_relu(&self, input: Tensor<2>, cx: &Context) -> Tensor<2> {
+        self.run(input, true, cx)
+    }
+
+    fn run(&self, input: Tensor<2>, relu: bool, cx: &Context) -> Tensor<2> {
         cx.add_macs(input.dims()[0] * self.weight.dims().iter().product::<usize>());
-        module::linear(input, self.weight.val().transpose(), Some(self.bias.val()))
+        linear(input, self.weight.val(), self.bias.val(), relu)
     }
 }

@@ -2,8 +2,8 @@
 
 use burn::module::Module;
 use burn::tensor::Tensor;
-use burn::tensor::module::max_pool2d;
-use burn::tensor::ops::MaxPoolOptions;
+
+use crate::ops::{PoolOptions, max_pool2d};
 
 /// `torch.nn.MaxPool2d` with stride = kernel and no padding: the last row or column is dropped where it does not fill a
 /// window.
@@ -20,7 +20,8 @@ impl MaxPool2d {
 
     /// `[B, C, H, W]` → `[B, C, H / kernel, W / kernel]`.
     pub fn forward(&self, input: Tensor<4>) -> Tensor<4> {
-        max_pool2d(input, MaxPoolOptions::new([self.kernel; 2]))
+        let side = [self.kernel; 2];
+        max_pool2d(input, PoolOptions { kernel: side, stride: side, padding: [0, 0] })
     }
 }
 
@@ -35,13 +36,7 @@ impl Relu {
     }
 }
 
-pub use burn::tensor::activation::relu;
-
-/// Mean over all pixels, `[B, C, H, W]` → `[B, C]`.
-///
 /// Equals pytorch-cifar's `avg_pool2d(out, 4)` and flattening where the features are 4x4, and goes on working where
 /// they are not.
-pub fn global_avg_pool(input: Tensor<4>) -> Tensor<2> {
-    let [batch, channels, height, width] = input.dims();
-    input.reshape([batch, channels, height * width]).mean_dim(2).reshape([batch, channels])
-}
+pub use crate::ops::global_avg_pool;
+pub use crate::ops::relu;

@@ -1,0 +1,181 @@
+//! The operations' steps in burn's graph, for any backend that has [`Kernels`].
+
+use burn::backend::autodiff::Autodiff;
+use burn::backend::autodiff::checkpoint::base::Checkpointer;
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::tensor::FloatTensor;
+
+use super::extension::{ConvOptions, Kernels, PoolOptions, TrainingOps};
+
+type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;
+
+/// Parents: input, weight and, if there is one, bias.
+#[derive(Debug)]
+struct ConvStep;
+
+impl<B: Kernels, const N: usize> Backward<B, N> for ConvStep {
+    type State = B::Conv;
+
+    fn backward(self, ops: Ops<B::Conv, N>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let grad = grads.consume::<B>(&ops.node);
+        let parent = |i: usize| ops.parents.get(i).and_then(Option::as_ref);
+        let wanted = [0, 1, 2].map(|i| parent(i).is_some());
+        let found = B::conv_backward(ops.state, grad, wanted);
+        for (i, grad) in [found.input, found.weight, found.bias].into_iter().enumerate() {
+            if let (Some(node), Some(grad)) = (parent(i), grad) {
+                grads.register::<B>(node.id, grad);
+            }
+        }
+    }
+}
+
+/// Parents: input, weight, bias and, if there is one, residual.
+#[derive(Debug)]
+struct NormStep;
+
+impl<B: Kernels, const N: usize> Backward<B, N> for NormStep {
+    type State = B::Norm;
+
+    fn backward(self, ops: Ops<B::Norm, N>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let grad = grads.consume::<B>(&ops.node);
+        let found = B::norm_backward(ops.state, grad);
+        let all = [found.input, found.weight, found.bias, found.residual];
+        for (node, grad) in ops.parents.iter().zip(all) {
+            if let Some(node) = node {
+                grads.register::<B>(node.id, grad);
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+struct PoolStep;
+
+impl<B: Kernels> Backward<B, 1> for PoolStep {
+    type State = B::Pool;
+
+    fn backward(self, ops: Ops<B::Pool, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let grad = B::pool_backward(ops.state, grads.consume::<B>(&ops.node));
+        if let [Some(node)] = ops.parents {
+            grads.register::<B>(node.id, grad);
+        }
+    }
+}
+
+#[derive(Debug)]
+struct PixelMeanStep;
+
+impl<B: Kernels> Backward<B, 1> for PixelMeanStep {
+    type State = [usize; 2];
+
+    fn backward(self, ops: Ops<[usize; 2], 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let grad = B::pixel_mean_backward(ops.state, grads.consume::<B>(&ops.node));
+        if let [Some(node)] = ops.parents {
+            grads.register::<B>(node.id, grad);
+        }
+    }
+}
+
+#[derive(Debug)]
+struct PositiveStep;
+
+impl<B: Kernels> Backward<B, 1> for PositiveStep {
+    type State = FloatTensor<B>;
+
+    fn backward(self, ops: Ops<FloatTensor<B>, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let grad = B::positive_backward(ops.state, grads.consume::<B>(&ops.node));
+        if let [Some(node)] = ops.parents {
+            grads.register::<B>(node.id, grad);
+        }
+    }
+}
+
+/// Records `$step` behind the parents' nodes: `record!(step, C, [nodes], kept, output)`.
+macro_rules! record {
+    ($step:expr, $strategy:ty, $nodes:expr, $kept:expr, $output:expr) => {
+        match $step.prepare::<$strategy>($nodes).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish($kept, $output),
+            OpsKind::UnTracked(prep) => prep.finish($output),
+        }
+    };
+}
+
+impl<B: Kernels + TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B, C> {
+    fn conv(input: Tracked<B, C>, weight: Tracked<B, C>, options: ConvOptions, relu: bool) -> Tracked<B, C> {
+        let ((input, input_node), (weight, weight_node)) = (input.into_parts(), weight.into_parts());
+        let (output, kept) = B::conv_forward(input, weight, None, options, relu);
+        record!(ConvStep, C, [input_node, weight_node], kept, output)
+    }
+
+    fn conv_bias(
+        input: Tracked<B, C>,
+        weight: Tracked<B, C>,
+        bias: Tracked<B, C>,
+        options: ConvOptions,
+        relu: bool,
+    ) -> Tracked<B, C> {
+        let ((input, input_node), (weight, weight_node)) = (input.into_parts(), weight.into_parts());
+        let (bias, bias_node) = bias.into_parts();
+        let (output, kept) = B::conv_forward(input, weight, Some(bias), options, relu);
+        record!(ConvStep, C, [input_node, weight_node, bias_node], kept, output)
+    }
+
+    fn dense(input: Tracked<B, C>, weight: Tracked<B, C>, bias: Tracked<B, C>, relu: bool) -> Tracked<B, C> {
+        let ((input, input_node), (weight, weight_node)) = (input.into_parts(), weight.into_parts());
+        let (bias, bias_node) = bias.into_parts();
+        let (output, kept) = B::dense_forward(input, weight, bias, relu);
+        record!(ConvStep, C, [input_node, weight_node, bias_node], kept, output)
+    }
+
+    fn norm(
+        input: Tracked<B, C>,
+        weight: Tracked<B, C>,
+        bias: Tracked<B, C>,
+        epsilon: f64,
+        relu: bool,
+    ) -> (Tracked<B, C>, Tracked<B, C>, Tracked<B, C>) {
+        let ((input, input_node), (weight, weight_node)) = (input.into_parts(), weight.into_parts());
+        let (bias, bias_node) = bias.into_parts();
+        let ([output, mean, variance], kept) = B::norm_forward(input, weight, bias, None, epsilon, relu);
+        let output = record!(NormStep, C, [input_node, weight_node, bias_node], kept, output);
+        (output, Tracked::<B, C>::new(mean), Tracked::<B, C>::new(variance))
+    }
+
+    fn norm_add(
+        input: Tracked<B, C>,
+        weight: Tracked<B, C>,
+        bias: Tracked<B, C>,
+        residual: Tracked<B, C>,
+        epsilon: f64,
+        relu: bool,
+    ) -> (Tracked<B, C>, Tracked<B, C>, Tracked<B, C>) {
+        let ((input, input_node), (weight, weight_node)) = (input.into_parts(), weight.into_parts());
+        let ((bias, bias_node), (residual, residual_node)) = (bias.into_parts(), residual.into_parts());
+        let ([output, mean, variance], kept) = B::norm_forward(input, weight, bias, Some(residual), epsilon, relu);
+        let output = record!(NormStep, C, [input_node, weight_node, bias_node, residual_node], kept, output);
+        (output, Tracked::<B, C>::new(mean), Tracked::<B, C>::new(variance))
+    }
+
+    fn pool(input: Tracked<B, C>, options: PoolOptions) -> Tracked<B, C> {
+        let (input, node) = input.into_parts();
+        let (output, kept) = B::pool_forward(input, options);
+        record!(PoolStep, C, [node], kept, output)
+    }
+
+    fn pixel_mean(input: Tracked<B, C>) -> Tracked<B, C> {
+        use burn::backend::TensorMetadata;
+        let (input, node) = input.into_parts();
+        let shape = input.shape();
+        let size = [shape[2], shape[3]];
+        let output = B::pixel_mean_forward(input);
+        record!(PixelMeanStep, C, [node], size, output)
+    }
+
+    fn positive(input: Tracked<B, C>) -> Tracked<B, C> {
+        let (input, node) = input.into_parts();
+        let output = B::positive_forward(input);
+        record!(PositiveStep, C, [node], output.clone(), output)
+    }
+}

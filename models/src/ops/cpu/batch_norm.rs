@@ -1,0 +1,251 @@
+//! Batch norm in training mode, with an optional residual and ReLU behind it, on rows of channels.
+//!
+//! Forward reads the input twice: once for the statistics, once to write `y = relu(x · scale + shift + residual)`.
+//! Backward does too: once for the sums of `g` and `g · x̂`, once to write the gradient, where `g` is the gradient
+//! behind the ReLU, which is found from the input (or, with a residual, from the output). Nothing else is kept.
+//!
+//! Sums run over pieces of fixed size: within a piece in f32, over the pieces in f64 and in order, so that they depend
+//! neither on threads nor on their number. Squares are summed around a pivot, the first pixel, so that the variance
+//! does not drown where the mean is far from zero.
+
+use super::memory::Buffer;
+use super::parallel::{Shared, for_each, part, pieces};
+use super::simd::multiversion;
+
+/// Elements of a piece whose sums are taken in f32.
+const SUM_PIECE: usize = 1 << 14;
+/// Elements of one task of an elementwise pass.
+const PIECE: usize = 1 << 16;
+
+/// Per channel: what forward found and backward needs.
+#[derive(Debug)]
+pub(crate) struct Stats {
+    pub(crate) mean: Vec<f32>,
+    /// Biased.
+    pub(crate) variance: Vec<f32>,
+    /// One over the standard deviation.
+    inverse: Vec<f32>,
+    scale: Vec<f32>,
+    shift: Vec<f32>,
+}
+
+impl Stats {
+    fn new(mean: Vec<f32>, variance: Vec<f32>, weight: &[f32], bias: &[f32], epsilon: f64) -> Self {
+        let inverse: Vec<f32> = variance.iter().map(|&v| (1.0 / (f64::from(v) + epsilon).sqrt()) as f32).collect();
+        let scale: Vec<f32> = inverse.iter().zip(weight).map(|(i, w)| i * w).collect();
+        let shift = mean.iter().zip(&scale).zip(bias).map(|((m, s), b)| b - m * s).collect();
+        Self { mean, variance, inverse, scale, shift }
+    }
+
+    /// Of the rows of `x`.
+    pub(crate) fn of(x: &[f32], weight: &[f32], bias: &[f32], epsilon: f64) -> Self {
+        let channels = weight.len();
+        let pivot = &x[..channels];
+        let [sum, squares] = sums(x.len(), channels, |range, sum, squares| moments(&x[range], pivot, sum, squares));
+        let count = (x.len() / channels) as f64;
+        let shifted = |c: usize| sum[c] / count;
+        let mean = (0..channels).map(|c| (f64::from(pivot[c]) + shifted(c)) as f32).collect();
+        let variance = (0..channels).map(|c| (squares[c] / count - shifted(c) * shifted(c)).max(0.0) as f32).collect();
+        Self::new(mean, variance, weight, bias, epsilon)
+    }
+
+    /// Given ones, as in evaluation.
+    pub(crate) fn given(mean: &[f32], variance: &[f32], weight: &[f32], bias: &[f32], epsilon: f64) -> Self {
+        Self::new(mean.to_vec(), variance.to_vec(), weight, bias, epsilon)
+    }
+
+    /// `relu(x · scale + shift + residual)`.
+    pub(crate) fn apply(&self, x: &[f32], residual: Option<&[f32]>, relu: bool) -> Buffer {
+        let mut y = Buffer::new(x.len());
+        let target = Shared::new(&mut y);
+        let channels = self.mean.len();
+        let parts = pieces(x.len(), PIECE);
+        for_each(parts, |index| {
+            let range = part(x.len(), channels, parts, index);
+            // SAFETY: each task has its own range.
+            let y = unsafe { target.slice(range.clone()) };
+            normalise(&x[range.clone()], residual.map(|r| &r[range]), &self.scale, &self.shift, relu, y);
+        });
+        y
+    }
+}
+
+/// Gradients of input, weight, bias and residual.
+pub(crate) struct Grads {
+    pub(crate) x: Buffer,
+    pub(crate) weight: Vec<f32>,
+    pub(crate) bias: Vec<f32>,
+    /// Where there is a residual behind a ReLU; without a ReLU it is `dy`.
+    pub(crate) residual: Option<Buffer>,
+}
+
+/// Where the ReLU let pass.
+#[derive(Clone, Copy)]
+pub(crate) enum Mask<'a> {
+    /// There is none.
+    All,
+    /// Recomputed from the input.
+    Input,
+    /// Found in the output.
+    Output(&'a [f32]),
+}
+
+pub(crate) fn backward(stats: &Stats, x: &[f32], dy: &[f32], mask: Mask<'_>) -> Grads {
+    let channels = stats.mean.len();
+    // The gradient behind the ReLU is written once where the residual needs it anyway.
+    let masked = match mask {
+        Mask::Output(y) => Some(super::pool::relu_grad(y, dy)),
+        _ => None,
+    };
+    let g = masked.as_deref().unwrap_or(dy);
+    let relu = matches!(mask, Mask::Input);
+    let [sum, product] = sums(x.len(), channels, |range, sum, product| {
+        grad_sums(&x[range.clone()], &g[range], &stats.mean, &stats.scale, &stats.shift, relu, sum, product);
+    });
+    let count = (x.len() / channels) as f64;
+    // dx = scale · (g − mean(g) − x̂ · mean(g · x̂)) = scale · g + slope · x + offset
+    let bias: Vec<f32> = sum.iter().map(|&s| s as f32).collect();
+    let weight: Vec<f32> = (0..channels).map(|c| (product[c] * f64::from(stats.inverse[c])) as f32).collect();
+    let slope: Vec<f32> = (0..channels)
+        .map(|c| {
+            let inverse = f64::from(stats.inverse[c]);
+            (-f64::from(stats.scale[c]) * product[c] * inverse * inverse / count) as f32
+        })
+        .collect();
+    let offset: Vec<f32> = (0..channels)
+        .map(|c| (-f64::from(stats.scale[c]) * sum[c] / count - f64::from(slope[c]) * f64::from(stats.mean[c])) as f32)
+        .collect();
+
+    let mut dx = Buffer::new(x.len());
+    let target = Shared::new(&mut dx);
+    let parts = pieces(x.len(), PIECE);
+    for_each(parts, |index| {
+        let range = part(x.len(), channels, parts, index);
+        // SAFETY: each task has its own range.
+        let dx = unsafe { target.slice(range.clone()) };
+        grad_input(&x[range.clone()], &g[range], &stats.scale, &stats.shift, &slope, &offset, relu, dx);
+    });
+    Grads { x: dx, weight, bias, residual: masked }
+}
+
+/// Adds up two sums a channel over pieces of whole rows, in f64 and in order.
+fn sums(
+    len: usize,
+    channels: usize,
+    piece: impl Fn(std::ops::Range<usize>, &mut [f32], &mut [f32]) + Send + Sync,
+) -> [Vec<f64>; 2] {
+    let step = (SUM_PIECE / channels).max(1) * channels;
+    let count = len.div_ceil(step);
+    let mut partial = Buffer::zeroed(count * 2 * channels);
+    let target = Shared::new(&mut partial);
+    // Several pieces a task: a piece alone is a few microseconds.
+    let tasks = pieces(len, PIECE);
+    for_each(tasks, |task| {
+        for index in part(count, 1, tasks, task) {
+            // SAFETY: each piece has its own sums, and belongs to one task.
+            let to = unsafe { target.slice(index * 2 * channels..(index + 1) * 2 * channels) };
+            let (first, second) = to.split_at_mut(channels);
+            piece(index * step..((index + 1) * step).min(len), first, second);
+        }
+    });
+    let mut totals = [vec![0.0; channels], vec![0.0; channels]];
+    for partial in partial.chunks_exact(2 * channels) {
+        for (totals, partial) in totals.iter_mut().zip(partial.chunks_exact(channels)) {
+            totals.iter_mut().zip(partial).for_each(|(total, &partial)| *total += f64::from(partial));
+        }
+    }
+    totals
+}
+
+multiversion!(fn moments(x: &[f32], pivot: &[f32], sum: &mut [f32], squares: &mut [f32]) = moments_body);
+
+#[inline(always)]
+fn moments_body(x: &[f32], pivot: &[f32], sum: &mut [f32], squares: &mut [f32]) {
+    let channels = pivot.len();
+    let (sum, squares) = (&mut sum[..channels], &mut squares[..channels]);
+    for x in x.chunks_exact(channels) {
+        for c in 0..channels {
+            let d = x[c] - pivot[c];
+            sum[c] += d;
+            squares[c] += d * d;
+        }
+    }
+}
+
+multiversion!(fn normalise(x: &[f32], residual: Option<&[f32]>, scale: &[f32], shift: &[f32], relu: bool, y: &mut [f32]) = normalise_body);
+
+#[inline(always)]
+fn normalise_body(x: &[f32], residual: Option<&[f32]>, scale: &[f32], shift: &[f32], relu: bool, y: &mut [f32]) {
+    let channels = scale.len();
+    let shift = &shift[..channels];
+    let floor = if relu { 0.0 } else { f32::NEG_INFINITY };
+    // Not `max`, which would swallow NaN.
+    let cut = |v: f32| if v < floor { floor } else { v };
+    match residual {
+        None => {
+            for (y, x) in y.chunks_exact_mut(channels).zip(x.chunks_exact(channels)) {
+                for c in 0..channels {
+                    y[c] = cut(x[c] * scale[c] + shift[c]);
+                }
+            }
+        }
+        Some(residual) => {
+            let rows = y.chunks_exact_mut(channels).zip(x.chunks_exact(channels));
+            for ((y, x), r) in rows.zip(residual.chunks_exact(channels)) {
+                for c in 0..channels {
+                    y[c] = cut(x[c] * scale[c] + shift[c] + r[c]);
+                }
+            }
+        }
+    }
+}
+
+multiversion!(fn grad_sums(x: &[f32], g: &[f32], mean: &[f32], scale: &[f32], shift: &[f32], relu: bool, sum: &mut [f32], product: &mut [f32]) = grad_sums_body);
+
+#[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "one slice a tensor")]
+fn grad_sums_body(
+    x: &[f32],
+    g: &[f32],
+    mean: &[f32],
+    scale: &[f32],
+    shift: &[f32],
+    relu: bool,
+    sum: &mut [f32],
+    product: &mut [f32],
+) {
+    let channels = mean.len();
+    let (scale, shift) = (&scale[..channels], &shift[..channels]);
+    let (sum, product) = (&mut sum[..channels], &mut product[..channels]);
+    for (x, g) in x.chunks_exact(channels).zip(g.chunks_exact(channels)) {
+        for c in 0..channels {
+            let g = if !relu || x[c] * scale[c] + shift[c] > 0.0 { g[c] } else { 0.0 };
+            sum[c] += g;
+            product[c] += g * (x[c] - mean[c]);
+        }
+    }
+}
+
+multiversion!(fn grad_input(x: &[f32], g: &[f32], scale: &[f32], shift: &[f32], slope: &[f32], offset: &[f32], relu: bool, dx: &mut [f32]) = grad_input_body);
+
+#[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "one slice a tensor")]
+fn grad_input_body(
+    x: &[f32],
+    g: &[f32],
+    scale: &[f32],
+    shift: &[f32],
+    slope: &[f32],
+    offset: &[f32],
+    relu: bool,
+    dx: &mut [f32],
+) {
+    let channels = scale.len();
+    let (shift, slope, offset) = (&shift[..channels], &slope[..channels], &offset[..channels]);
+    for ((dx, x), g) in dx.chunks_exact_mut(channels).zip(x.chunks_exact(channels)).zip(g.chunks_exact(channels)) {
+        for c in 0..channels {
+            let g = if !relu || x[c] * scale[c] + shift[c] > 0.0 { g[c] } else { 0.0 };
+            dx[c] = scale[c] * g + slope[c] * x[c] + offset[c];
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! Convolution on channels-last images: which algorithm does which pass.
+//!
+//! The gradient of the data is a convolution too. With stride `s`, input pixels fall into `s · s` classes by their
+//! coordinates modulo the stride; all pixels of a class meet the same taps, at offsets that are whole output pixels. So
+//! each class is one [`Igemm`] with a tap table of its own and no product is wasted on zeros between pixels.
+
+use super::igemm::{Igemm, Image, Weights, pack};
+use super::kernel::Isa;
+use super::memory::Buffer;
+use super::shape::ConvShape;
+use super::{depthwise, weight_grad as direct, winograd, winograd_grad};
+
+/// Output `[batch, oh, ow, out]` of `x` `[batch, h, w, in]` and weights in PyTorch's layout; optionally with a bias and
+/// the negative values cut off.
+pub(crate) fn forward(
+    isa: &'static Isa,
+    shape: &ConvShape,
+    x: &[f32],
+    weight: &[f32],
+    bias: Option<&[f32]>,
+    relu: bool,
+) -> Buffer {
+    let mut y = Buffer::new(shape.output_len());
+    if depthwise::fits(shape) {
+        depthwise::forward(shape, x, weight, bias, relu, &mut y);
+        return y;
+    }
+    if bias.is_none() && !relu && winograd::fits(shape) {
+        winograd::forward(isa, shape, x, weight, &mut y);
+        return y;
+    }
+    let [depth, columns] = shape.group_channels();
+    let (offsets, taps) = (shape.offsets(), shape.taps());
+    let starts: Vec<usize> = (0..taps).collect();
+    for group in 0..shape.groups {
+        let weights = Weights {
+            data: &weight[group * columns * depth * taps..],
+            columns,
+            depth,
+            column_stride: depth * taps,
+            depth_stride: taps,
+            taps: &starts,
+        };
+        let packed = pack(isa, &weights);
+        let bias = bias.map(|bias| {
+            let mut padded = Buffer::zeroed(columns.next_multiple_of(isa.cols));
+            padded[..columns].copy_from_slice(&bias[group * columns..(group + 1) * columns]);
+            padded
+        });
+        Igemm {
+            isa,
+            batch: shape.batch,
+            grid: shape.output,
+            source: x,
+            source_image: Image { size: shape.input, channels: shape.channels[0], first: group * depth },
+            source_step: shape.stride,
+            taps: &offsets,
+            depth,
+            packed: &packed,
+            target_image: Image { size: shape.output, channels: shape.channels[1], first: group * columns },
+            target_step: [1, 1],
+            target_first: [0, 0],
+            columns,
+            bias: bias.as_deref(),
+            relu,
+        }
+        .run(&mut y);
+    }
+    y
+}
+
+/// Gradient `[batch, h, w, in]` of the data from `dy` `[batch, oh, ow, out]`.
+pub(crate) fn data_grad(isa: &'static Isa, shape: &ConvShape, weight: &[f32], dy: &[f32]) -> Buffer {
+    let mut dx = Buffer::new(shape.input_len());
+    if depthwise::fits(shape) {
+        depthwise::data_grad(shape, weight, dy, &mut dx);
+        return dx;
+    }
+    if winograd::fits(shape) {
+        winograd::data_grad(isa, shape, weight, dy, &mut dx);
+        return dx;
+    }
+    let classes = classes(shape);
+    if classes.iter().any(|class| class.taps.is_empty()) {
+        dx.fill(0.0);
+    }
+    let [columns, depth] = shape.group_channels();
+    let taps = shape.taps();
+    for group in 0..shape.groups {
+        for class in classes.iter().filter(|class| !class.taps.is_empty()) {
+            let weights = Weights {
+                data: &weight[group * depth * columns * taps..],
+                columns,
+                depth,
+                column_stride: taps,
+                depth_stride: columns * taps,
+                taps: &class.starts,
+            };
+            Igemm {
+                isa,
+                batch: shape.batch,
+                grid: class.grid,
+                source: dy,
+                source_image: Image { size: shape.output, channels: shape.channels[1], first: group * depth },
+                source_step: [1, 1],
+                taps: &class.taps,
+                depth,
+                packed: &pack(isa, &weights),
+                target_image: Image { size: shape.input, channels: shape.channels[0], first: group * columns },
+                target_step: shape.stride,
+                target_first: class.first,
+                columns,
+                bias: None,
+                relu: false,
+            }
+            .run(&mut dx);
+        }
+    }
+    dx
+}
+
+/// Gradient of the weights in PyTorch's layout.
+pub(crate) fn weight_grad(isa: &'static Isa, shape: &ConvShape, x: &[f32], dy: &[f32]) -> Buffer {
+    if depthwise::fits(shape) {
+        return depthwise::weight_grad(shape, x, dy);
+    }
+    if winograd::fits(shape) {
+        return winograd_grad::weight_grad(isa, shape, x, dy);
+    }
+    direct::weight_grad(isa, shape, x, dy)
+}
+
+/// Input pixels that agree modulo the stride.
+struct Class {
+    first: [usize; 2],
+    grid: [usize; 2],
+    /// Offsets to output pixels.
+    taps: Vec<[isize; 2]>,
+    /// The same taps' places in a filter.
+    starts: Vec<usize>,
+}
+
+fn classes(shape: &ConvShape) -> Vec<Class> {
+    let mut classes = Vec::new();
+    for ry in 0..shape.stride[0].min(shape.input[0]) {
+        for rx in 0..shape.stride[1].min(shape.input[1]) {
+            let first = [ry, rx];
+            let grid = [0, 1].map(|i| (shape.input[i] - first[i]).div_ceil(shape.stride[i]));
+            let mut found = Vec::new();
+            for (tap, offset) in shape.offsets().into_iter().enumerate() {
+                // Input pixel i meets output pixel o where i = o · stride + offset.
+                let distance = [0, 1].map(|i| first[i] as isize - offset[i]);
+                let stride = shape.stride.map(|s| s as isize);
+                if distance[0] % stride[0] == 0 && distance[1] % stride[1] == 0 {
+                    found.push(([distance[0] / stride[0], distance[1] / stride[1]], tap));
+                }
+            }
+            found.sort_unstable();
+            let (taps, starts) = found.into_iter().unzip();
+            classes.push(Class { first, grid, taps, starts });
+        }
+    }
+    classes
+}

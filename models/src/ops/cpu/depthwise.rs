@@ -1,0 +1,157 @@
+//! Depthwise convolution: one filter a channel, so a vector of channels takes part in each multiply-add and there is
+//! nothing to multiply as a matrix. Tasks are rows of pixels; the gradient of the weights has one sum for each image
+//! and adds them in the order of the images, whatever the number of threads.
+
+use super::memory::Buffer;
+use super::parallel::{Shared, for_each};
+use super::shape::ConvShape;
+use super::simd::multiversion;
+
+/// One input and one output channel a group.
+pub(crate) fn fits(shape: &ConvShape) -> bool {
+    shape.groups > 1 && shape.group_channels() == [1, 1]
+}
+
+/// `[channel][tap]` to `[tap][channel]`.
+fn by_tap(weight: &[f32], taps: usize) -> Buffer {
+    let channels = weight.len() / taps;
+    let mut to = Buffer::new(weight.len());
+    for tap in 0..taps {
+        for c in 0..channels {
+            to[tap * channels + c] = weight[c * taps + tap];
+        }
+    }
+    to
+}
+
+pub(crate) fn forward(shape: &ConvShape, x: &[f32], weight: &[f32], bias: Option<&[f32]>, relu: bool, y: &mut [f32]) {
+    let weight = by_tap(weight, shape.taps());
+    let row_len = shape.output[1] * shape.channels[0];
+    let target = Shared::new(y);
+    for_each(shape.batch * shape.output[0], |row| {
+        // SAFETY: each task has its own row.
+        let y = unsafe { target.slice(row * row_len..(row + 1) * row_len) };
+        forward_row(shape, x, &weight, bias, relu, row, y);
+    });
+}
+
+multiversion!(fn forward_row(shape: &ConvShape, x: &[f32], weight: &[f32], bias: Option<&[f32]>, relu: bool, row: usize, y: &mut [f32]) = forward_row_body);
+
+#[inline(always)]
+fn forward_row_body(
+    shape: &ConvShape,
+    x: &[f32],
+    weight: &[f32],
+    bias: Option<&[f32]>,
+    relu: bool,
+    row: usize,
+    y: &mut [f32],
+) {
+    let channels = shape.channels[0];
+    let (n, oy) = (row / shape.output[0], row % shape.output[0]);
+    for (ox, y) in y.chunks_exact_mut(channels).enumerate() {
+        match bias {
+            Some(bias) => y.copy_from_slice(bias),
+            None => y.fill(0.0),
+        }
+        for tap in 0..shape.taps() {
+            let Some(pixel) = source(shape, n, oy, ox, tap) else { continue };
+            let x = &x[pixel * channels..][..channels];
+            let weight = &weight[tap * channels..][..channels];
+            for ((y, x), w) in y.iter_mut().zip(x).zip(weight) {
+                *y += x * w;
+            }
+        }
+        if relu {
+            y.iter_mut().for_each(|y| *y = if *y < 0.0 { 0.0 } else { *y });
+        }
+    }
+}
+
+/// The input pixel below a tap of an output pixel.
+#[inline(always)]
+fn source(shape: &ConvShape, n: usize, oy: usize, ox: usize, tap: usize) -> Option<usize> {
+    let along = |i: usize, o: usize, k: usize| {
+        let at = (o * shape.stride[i] + k * shape.dilation[i]).checked_sub(shape.padding[i])?;
+        (at < shape.input[i]).then_some(at)
+    };
+    let (iy, ix) = (along(0, oy, tap / shape.kernel[1])?, along(1, ox, tap % shape.kernel[1])?);
+    Some((n * shape.input[0] + iy) * shape.input[1] + ix)
+}
+
+pub(crate) fn data_grad(shape: &ConvShape, weight: &[f32], dy: &[f32], dx: &mut [f32]) {
+    let weight = by_tap(weight, shape.taps());
+    let row_len = shape.input[1] * shape.channels[0];
+    let target = Shared::new(dx);
+    for_each(shape.batch * shape.input[0], |row| {
+        // SAFETY: each task has its own row.
+        let dx = unsafe { target.slice(row * row_len..(row + 1) * row_len) };
+        data_grad_row(shape, dy, &weight, row, dx);
+    });
+}
+
+multiversion!(fn data_grad_row(shape: &ConvShape, dy: &[f32], weight: &[f32], row: usize, dx: &mut [f32]) = data_grad_row_body);
+
+#[inline(always)]
+fn data_grad_row_body(shape: &ConvShape, dy: &[f32], weight: &[f32], row: usize, dx: &mut [f32]) {
+    let channels = shape.channels[0];
+    let (n, iy) = (row / shape.input[0], row % shape.input[0]);
+    // The output pixel that meets input pixel `i` at position `k` of the kernel.
+    let along = |axis: usize, i: usize, k: usize| {
+        let at = (i + shape.padding[axis]).checked_sub(k * shape.dilation[axis])?;
+        let o = at / shape.stride[axis];
+        (at.is_multiple_of(shape.stride[axis]) && o < shape.output[axis]).then_some(o)
+    };
+    for (ix, dx) in dx.chunks_exact_mut(channels).enumerate() {
+        dx.fill(0.0);
+        for tap in 0..shape.taps() {
+            let Some(oy) = along(0, iy, tap / shape.kernel[1]) else { continue };
+            let Some(ox) = along(1, ix, tap % shape.kernel[1]) else { continue };
+            let dy = &dy[((n * shape.output[0] + oy) * shape.output[1] + ox) * channels..][..channels];
+            let weight = &weight[tap * channels..][..channels];
+            for ((dx, dy), w) in dx.iter_mut().zip(dy).zip(weight) {
+                *dx += dy * w;
+            }
+        }
+    }
+}
+
+pub(crate) fn weight_grad(shape: &ConvShape, x: &[f32], dy: &[f32]) -> Buffer {
+    let (channels, taps) = (shape.channels[0], shape.taps());
+    let len = channels * taps;
+    let mut sums = Buffer::new(shape.batch * len);
+    let target = Shared::new(&mut sums);
+    for_each(shape.batch, |n| {
+        // SAFETY: each task has its own image's sums.
+        let sums = unsafe { target.slice(n * len..(n + 1) * len) };
+        weight_grad_image(shape, x, dy, n, sums);
+    });
+    let mut grad = Buffer::new(len);
+    for (c, grad) in grad.chunks_exact_mut(taps).enumerate() {
+        for (tap, grad) in grad.iter_mut().enumerate() {
+            *grad = (0..shape.batch).map(|n| sums[n * len + tap * channels + c]).sum();
+        }
+    }
+    grad
+}
+
+multiversion!(fn weight_grad_image(shape: &ConvShape, x: &[f32], dy: &[f32], n: usize, sums: &mut [f32]) = weight_grad_image_body);
+
+#[inline(always)]
+fn weight_grad_image_body(shape: &ConvShape, x: &[f32], dy: &[f32], n: usize, sums: &mut [f32]) {
+    let channels = shape.channels[0];
+    sums.fill(0.0);
+    for oy in 0..shape.output[0] {
+        for ox in 0..shape.output[1] {
+            let dy = &dy[((n * shape.output[0] + oy) * shape.output[1] + ox) * channels..][..channels];
+            for tap in 0..shape.taps() {
+                let Some(pixel) = source(shape, n, oy, ox, tap) else { continue };
+                let x = &x[pixel * channels..][..channels];
+                let sums = &mut sums[tap * channels..][..channels];
+                for ((sum, x), dy) in sums.iter_mut().zip(x).zip(dy) {
+                    *sum += x * dy;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! The kernels as an implementation for burn-flex.
+
+use std::sync::Arc;
+
+use burn::backend::Flex;
+use burn_flex::FlexTensor;
+
+use super::super::extension::{BatchNormGrads, ConvGrads, ConvOptions, EvalOps, Kernels, PoolOptions, TrainingOps};
+use super::batch_norm::{self, Mask, Stats};
+use super::kernel::Isa;
+use super::memory::Buffer;
+use super::shape::{ConvShape, PoolShape};
+use super::tensor::{Dense, image, row_major};
+use super::{conv, pool};
+
+/// What a convolution or linear layer keeps for its backward pass.
+#[derive(Debug, Clone)]
+pub struct KeptConv {
+    shape: ConvShape,
+    input: Dense,
+    weight: Dense,
+    /// The output, where a ReLU is part of the operation.
+    output: Option<Dense>,
+    /// Linear layer: gradients have two axes.
+    dense: bool,
+}
+
+/// What a batch norm keeps for its backward pass.
+#[derive(Debug, Clone)]
+pub struct KeptNorm {
+    stats: Arc<Stats>,
+    input: Dense,
+    /// The output, where it tells what the ReLU let pass.
+    output: Option<Dense>,
+    relu: bool,
+}
+
+/// What a max pooling keeps for its backward pass: the shape and the position of the largest value of each window.
+#[derive(Debug, Clone)]
+pub struct KeptPool {
+    shape: PoolShape,
+    choice: Arc<Vec<u8>>,
+}
+
+fn vector(values: &[f32]) -> FlexTensor {
+    let mut buffer = Buffer::new(values.len());
+    buffer.copy_from_slice(values);
+    row_major(buffer, [values.len()])
+}
+
+impl Kernels for Flex {
+    type Conv = KeptConv;
+    type Norm = KeptNorm;
+    type Pool = KeptPool;
+
+    fn conv_forward(
+        input: FlexTensor,
+        weight: FlexTensor,
+        bias: Option<FlexTensor>,
+        options: ConvOptions,
+        relu: bool,
+    ) -> (FlexTensor, KeptConv) {
+        let (input, weight, bias) = (Dense::channels_last(input), Dense::row_major(weight), bias.map(Dense::row_major));
+        let shape = ConvShape::new(input.dims4(), weight.dims4(), &options);
+        let bias = bias.as_ref().map(Dense::values);
+        let output = conv::forward(Isa::best(), &shape, input.values(), weight.values(), bias, relu);
+        let output = image(output, [shape.batch, shape.channels[1], shape.output[0], shape.output[1]]);
+        let kept = relu.then(|| Dense::channels_last(output.clone()));
+        (output, KeptConv { shape, input, weight, output: kept, dense: false })
+    }
+
+    fn dense_forward(input: FlexTensor, weight: FlexTensor, bias: FlexTensor, relu: bool) -> (FlexTensor, KeptConv) {
+        let (input, weight, bias) = (Dense::row_major(input), Dense::row_major(weight), Dense::row_major(bias));
+        let ([batch, channels], [columns, depth]) = (input.shape().dims(), weight.shape().dims());
+        let options = ConvOptions { stride: [1, 1], padding: [0, 0], dilation: [1, 1], groups: 1 };
+        let shape = ConvShape::new([batch, channels, 1, 1], [columns, depth, 1, 1], &options);
+        let output = conv::forward(Isa::best(), &shape, input.values(), weight.values(), Some(bias.values()), relu);
+        let output = row_major(output, [batch, columns]);
+        let kept = relu.then(|| Dense::row_major(output.clone()));
+        (output, KeptConv { shape, input, weight, output: kept, dense: true })
+    }
+
+    fn conv_backward(kept: KeptConv, grad: FlexTensor, wanted: [bool; 3]) -> ConvGrads<Flex> {
+        let KeptConv { shape, input, weight, output, dense } = kept;
+        let grad = Dense::natural(grad);
+        let masked = output.map(|output| pool::relu_grad(output.values(), grad.values()));
+        let dy: &[f32] = masked.as_deref().unwrap_or(grad.values());
+        let isa = Isa::best();
+        let [input_channels, output_channels] = shape.channels;
+        ConvGrads {
+            // The data's gradient first: what hangs on it comes next in the backward pass.
+            input: wanted[0].then(|| {
+                let dx = conv::data_grad(isa, &shape, weight.values(), dy);
+                match dense {
+                    true => row_major(dx, [shape.batch, input_channels]),
+                    false => image(dx, [shape.batch, input_channels, shape.input[0], shape.input[1]]),
+                }
+            }),
+            weight: wanted[1].then(|| {
+                let dw = conv::weight_grad(isa, &shape, input.values(), dy);
+                match dense {
+                    true => row_major(dw, [output_channels, input_channels]),
+                    false => row_major(dw, weight.dims4()),
+                }
+            }),
+            bias: wanted[2].then(|| row_major(pool::channel_sums(dy, output_channels), [output_channels])),
+        }
+    }
+
+    fn norm_forward(
+        input: FlexTensor,
+        weight: FlexTensor,
+        bias: FlexTensor,
+        residual: Option<FlexTensor>,
+        epsilon: f64,
+        relu: bool,
+    ) -> ([FlexTensor; 3], KeptNorm) {
+        let (input, residual) = (Dense::channels_last(input), residual.map(Dense::channels_last));
+        let (weight, bias) = (Dense::row_major(weight), Dense::row_major(bias));
+        let stats = Stats::of(input.values(), weight.values(), bias.values(), epsilon);
+        let output = stats.apply(input.values(), residual.as_ref().map(Dense::values), relu);
+        let output = image(output, input.dims4());
+        let mean_and_variance = [&stats.mean, &stats.variance].map(|values| vector(values));
+        let kept = (relu && residual.is_some()).then(|| Dense::channels_last(output.clone()));
+        let [mean, variance] = mean_and_variance;
+        ([output, mean, variance], KeptNorm { stats: Arc::new(stats), input, output: kept, relu })
+    }
+
+    fn norm_backward(kept: KeptNorm, grad: FlexTensor) -> BatchNormGrads<Flex> {
+        let grad = Dense::channels_last(grad);
+        let mask = match &kept.output {
+            Some(output) => Mask::Output(output.values()),
+            None if kept.relu => Mask::Input,
+            None => Mask::All,
+        };
+        let found = batch_norm::backward(&kept.stats, kept.input.values(), grad.values(), mask);
+        let dims = kept.input.dims4();
+        BatchNormGrads {
+            input: image(found.x, dims),
+            weight: vector(&found.weight),
+            bias: vector(&found.bias),
+            residual: found.residual.map_or_else(|| grad.into_tensor(), |residual| image(residual, dims)),
+        }
+    }
+
+    fn pool_forward(input: FlexTensor, options: PoolOptions) -> (FlexTensor, KeptPool) {
+        let input = Dense::channels_last(input);
+        let shape = PoolShape::new(input.dims4(), &options);
+        let (output, choice) = pool::max_pool(&shape, input.values());
+        let output = image(output, [shape.batch, shape.channels, shape.output[0], shape.output[1]]);
+        (output, KeptPool { shape, choice: Arc::new(choice) })
+    }
+
+    fn pool_backward(kept: KeptPool, grad: FlexTensor) -> FlexTensor {
+        let KeptPool { shape, choice } = kept;
+        let grad = Dense::channels_last(grad);
+        let dx = pool::max_pool_grad(&shape, &choice, grad.values());
+        image(dx, [shape.batch, shape.channels, shape.input[0], shape.input[1]])
+    }
+
+    fn pixel_mean_forward(input: FlexTensor) -> FlexTensor {
+        let input = Dense::channels_last(input);
+        let [batch, channels, height, width] = input.dims4();
+        row_major(pool::mean(input.values(), batch, height * width, channels), [batch, channels])
+    }
+
+    fn pixel_mean_backward([height, width]: [usize; 2], grad: FlexTensor) -> FlexTensor {
+        let grad = Dense::row_major(grad);
+        let [batch, channels] = grad.shape().dims();
+        image(pool::mean_grad(grad.values(), batch, height * width, channels), [batch, channels, height, width])
+    }
+
+    fn positive_forward(input: FlexTensor) -> FlexTensor {
+        let input = Dense::natural(input);
+        input.like(pool::relu(input.values()))
+    }
+
+    fn positive_backward(output: FlexTensor, grad: FlexTensor) -> FlexTensor {
+        let (output, grad) = (Dense::natural(output), Dense::natural(grad));
+        output.like(pool::relu_grad(output.values(), grad.values()))
+    }
+}
+
+impl TrainingOps for Flex {
+    fn conv(input: FlexTensor, weight: FlexTensor, options: ConvOptions, relu: bool) -> FlexTensor {
+        Self::conv_forward(input, weight, None, options, relu).0
+    }
+
+    fn conv_bias(
+        input: FlexTensor,
+        weight: FlexTensor,
+        bias: FlexTensor,
+        options: ConvOptions,
+        relu: bool,
+    ) -> FlexTensor {
+        Self::conv_forward(input, weight, Some(bias), options, relu).0
+    }
+
+    fn dense(input: FlexTensor, weight: FlexTensor, bias: FlexTensor, relu: bool) -> FlexTensor {
+        Self::dense_forward(input, weight, bias, relu).0
+    }
+
+    fn norm(
+        input: FlexTensor,
+        weight: FlexTensor,
+        bias: FlexTensor,
+        epsilon: f64,
+        relu: bool,
+    ) -> (FlexTensor, FlexTensor, FlexTensor) {
+        let ([output, mean, variance], _) = Self::norm_forward(input, weight, bias, None, epsilon, relu);
+        (output, mean, variance)
+    }
+
+    fn norm_add(
+        input: FlexTensor,
+        weight: FlexTensor,
+        bias: FlexTensor,
+        residual: FlexTensor,
+        epsilon: f64,
+        relu: bool,
+    ) -> (FlexTensor, FlexTensor, FlexTensor) {
+        let ([output, mean, variance], _) = Self::norm_forward(input, weight, bias, Some(residual), epsilon, relu);
+        (output, mean, variance)
+    }
+
+    fn pool(input: FlexTensor, options: PoolOptions) -> FlexTensor {
+        Self::pool_forward(input, options).0
+    }
+
+    fn pixel_mean(input: FlexTensor) -> FlexTensor {
+        Self::pixel_mean_forward(input)
+    }
+
+    fn positive(input: FlexTensor) -> FlexTensor {
+        Self::positive_forward(input)
+    }
+}
+
+fn norm_by(
+    input: FlexTensor,
+    affine: [FlexTensor; 2],
+    stats: [FlexTensor; 2],
+    residual: Option<FlexTensor>,
+    epsilon: f64,
+    relu: bool,
+) -> FlexTensor {
+    let (input, residual) = (Dense::channels_last(input), residual.map(Dense::channels_last));
+    let ([weight, bias], [mean, variance]) = (affine.map(Dense::row_major), stats.map(Dense::row_major));
+    let stats = Stats::given(mean.values(), variance.values(), weight.values(), bias.values(), epsilon);
+    image(stats.apply(input.values(), residual.as_ref().map(Dense::values), relu), input.dims4())
+}
+
+impl EvalOps for Flex {
+    fn norm_by(
+        input: FlexTensor,
+        weight: FlexTensor,
+        bias: FlexTensor,
+        mean: FlexTensor,
+        variance: FlexTensor,
+        epsilon: f64,
+        relu: bool,
+    ) -> FlexTensor {
+        norm_by(input, [weight, bias], [mean, variance], None, epsilon, relu)
+    }
+
+    fn norm_by_add(
+        input: FlexTensor,
+        weight: FlexTensor,
+        bias: FlexTensor,
+        mean: FlexTensor,
+        variance: FlexTensor,
+        residual: FlexTensor,
+        epsilon: f64,
+        relu: bool,
+    ) -> FlexTensor {
+        norm_by(input, [weight, bias], [mean, variance], Some(residual), epsilon, relu)
+    }
+}

@@ -1,0 +1,298 @@
+//! The two inner kernels, for each instruction set.
+//!
+//! Both hold a small tile of the result in registers and add outer products to it. They differ in which side is
+//! contiguous along the summed index:
+//!
+//! - [`Tile`]: `out[row][col] = Σ_tap Σ_k a[tap][row][k] · b[tap][k][col]`. `a` is given by one pointer for each tap and
+//!   row (an indirection table as in XNNPACK), so a convolution needs no im2col copy: padding points to zeros.
+//! - [`Outer`]: `out[row][col] += Σ_k a[k][row] · b[k][col]`, the gradient of weights, where the summed index is the
+//!   pixel; `a` is one pointer for each pixel.
+//!
+//! `b` is packed into panels of [`Isa::cols`] columns, padded with zeros. The order of summation is fixed: results do
+//! not depend on threads. They differ between instruction sets by rounding, as fused multiply-adds round once.
+
+use std::sync::LazyLock;
+
+#[cfg(target_arch = "x86_64")]
+use super::kernel_x86;
+use super::winograd_tile::{Transforms, grad_tile, input_tile, output_tile};
+
+/// One call of the tile kernel.
+pub(crate) struct Tile {
+    /// `[taps][Isa::rows]` pointers, each to `depth` floats.
+    pub(crate) a: *const *const f32,
+    pub(crate) taps: usize,
+    pub(crate) depth: usize,
+    /// Packed panel `[taps · depth][Isa::cols]`.
+    pub(crate) b: *const f32,
+    /// One pointer for each row, to column 0 of the whole output row.
+    pub(crate) out: *const *mut f32,
+    /// First column of the panel in an output row.
+    pub(crate) column: usize,
+    /// Rows and columns to be stored.
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+    /// Null, or `Isa::cols` floats that are added.
+    pub(crate) bias: *const f32,
+    pub(crate) relu: bool,
+}
+
+/// One call of the outer-product kernel.
+pub(crate) struct Outer {
+    /// `depth` pointers, one a pixel.
+    pub(crate) a: *const *const f32,
+    /// Offset from each of these pointers.
+    pub(crate) offset: usize,
+    pub(crate) depth: usize,
+    /// Packed panel `[depth][Isa::cols]`.
+    pub(crate) b: *const f32,
+    /// Rows of `Isa::cols` floats, `stride` apart, which are added to.
+    pub(crate) out: *mut f32,
+    pub(crate) stride: usize,
+    /// At most [`Isa::outer_rows`].
+    pub(crate) rows: usize,
+}
+
+/// An instruction set: the shapes of its register tiles and its kernels.
+#[derive(Debug)]
+pub(crate) struct Isa {
+    #[cfg_attr(not(test), expect(dead_code, reason = "names the set in a failing test"))]
+    pub(crate) name: &'static str,
+    /// Rows of a [`Tile`].
+    pub(crate) rows: usize,
+    /// Columns of a packed panel.
+    pub(crate) cols: usize,
+    /// Most rows of an [`Outer`].
+    pub(crate) outer_rows: usize,
+    pub(super) tile: unsafe fn(&Tile),
+    pub(super) outer: unsafe fn(&Outer),
+    pub(super) winograd: Transforms,
+}
+
+impl Isa {
+    /// # Safety
+    ///
+    /// All pointers of the call are valid for what their documentation says.
+    #[inline]
+    pub(crate) unsafe fn tile(&self, call: &Tile) {
+        // SAFETY: the set is only handed out where the processor has it; the rest is the caller's promise.
+        unsafe { (self.tile)(call) }
+    }
+
+    /// # Safety
+    ///
+    /// All pointers of the call are valid for what their documentation says.
+    #[inline]
+    pub(crate) unsafe fn outer(&self, call: &Outer) {
+        // SAFETY: as in `tile`.
+        unsafe { (self.outer)(call) }
+    }
+
+    /// The best set of this processor.
+    pub(crate) fn best() -> &'static Isa {
+        static BEST: LazyLock<&Isa> = LazyLock::new(|| Isa::supported()[0]);
+        *BEST
+    }
+
+    /// All sets that this processor has, best first.
+    pub(crate) fn supported() -> Vec<&'static Isa> {
+        let mut sets = Vec::new();
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx512f") {
+                sets.push(&kernel_x86::AVX512);
+            }
+            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+                sets.push(&kernel_x86::AVX2);
+            }
+        }
+        sets.push(&PORTABLE);
+        sets
+    }
+}
+
+/// What the kernels need of a vector type.
+///
+/// # Safety
+///
+/// The methods may use instructions of the set that the type stands for, and read or write `LANES` floats.
+pub(super) unsafe trait Simd {
+    const LANES: usize;
+    type V: Copy;
+    unsafe fn zero() -> Self::V;
+    unsafe fn splat(from: *const f32) -> Self::V;
+    unsafe fn load(from: *const f32) -> Self::V;
+    unsafe fn store(to: *mut f32, v: Self::V);
+    /// `a · b + c`
+    unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
+    /// NaN stays NaN.
+    unsafe fn relu(a: Self::V) -> Self::V;
+}
+
+/// # Safety
+///
+/// As for [`Isa::tile`], with `S`'s instructions available, `ROWS = Isa::rows` and `VECS · LANES = Isa::cols`.
+#[inline(always)]
+#[expect(clippy::needless_range_loop, reason = "anything else makes the compiler keep the tile in memory")]
+pub(super) unsafe fn tile<S: Simd, const ROWS: usize, const VECS: usize>(call: &Tile) {
+    // SAFETY: every address is one that `Tile` documents as valid.
+    unsafe {
+        let mut acc = [[S::zero(); VECS]; ROWS];
+        let mut b = call.b;
+        for tap in 0..call.taps {
+            let mut a = [std::ptr::null::<f32>(); ROWS];
+            for (row, pointer) in a.iter_mut().enumerate() {
+                *pointer = *call.a.add(tap * ROWS + row);
+            }
+            for k in 0..call.depth {
+                let mut vb = [S::zero(); VECS];
+                for (j, v) in vb.iter_mut().enumerate() {
+                    *v = S::load(b.add(j * S::LANES));
+                }
+                for row in 0..ROWS {
+                    let va = S::splat(a[row].add(k));
+                    for j in 0..VECS {
+                        acc[row][j] = S::fma(va, vb[j], acc[row][j]);
+                    }
+                }
+                b = b.add(VECS * S::LANES);
+            }
+        }
+        for row in 0..ROWS {
+            if row < call.rows {
+                let mut values = acc[row];
+                if !call.bias.is_null() {
+                    for j in 0..VECS {
+                        values[j] = S::add(values[j], S::load(call.bias.add(j * S::LANES)));
+                    }
+                }
+                if call.relu {
+                    for j in 0..VECS {
+                        values[j] = S::relu(values[j]);
+                    }
+                }
+                let out = (*call.out.add(row)).add(call.column);
+                if call.cols == VECS * S::LANES {
+                    for j in 0..VECS {
+                        S::store(out.add(j * S::LANES), values[j]);
+                    }
+                } else {
+                    let mut edge = [0.0_f32; 64];
+                    for j in 0..VECS {
+                        S::store(edge.as_mut_ptr().add(j * S::LANES), values[j]);
+                    }
+                    std::ptr::copy_nonoverlapping(edge.as_ptr(), out, call.cols);
+                }
+            }
+        }
+    }
+}
+
+/// # Safety
+///
+/// As for [`Isa::outer`], with `S`'s instructions available and `call.rows = ROWS`.
+#[inline(always)]
+unsafe fn outer<S: Simd, const ROWS: usize, const VECS: usize>(call: &Outer) {
+    // SAFETY: every address is one that `Outer` documents as valid.
+    unsafe {
+        let mut acc = [[S::zero(); VECS]; ROWS];
+        let mut b = call.b;
+        for k in 0..call.depth {
+            let a = (*call.a.add(k)).add(call.offset);
+            let mut vb = [S::zero(); VECS];
+            for (j, v) in vb.iter_mut().enumerate() {
+                *v = S::load(b.add(j * S::LANES));
+            }
+            for (row, acc) in acc.iter_mut().enumerate() {
+                let va = S::splat(a.add(row));
+                for j in 0..VECS {
+                    acc[j] = S::fma(va, vb[j], acc[j]);
+                }
+            }
+            b = b.add(VECS * S::LANES);
+        }
+        for (row, acc) in acc.iter().enumerate() {
+            for (j, v) in acc.iter().enumerate() {
+                let out = call.out.add(row * call.stride + j * S::LANES);
+                S::store(out, S::add(S::load(out), *v));
+            }
+        }
+    }
+}
+
+/// # Safety
+///
+/// As for [`Isa::outer`], with `S`'s instructions available.
+#[inline(always)]
+pub(super) unsafe fn outer_any<S: Simd, const VECS: usize>(call: &Outer) {
+    // SAFETY: the caller's promise, and `ROWS` is the call's.
+    unsafe {
+        match call.rows {
+            8 => outer::<S, 8, VECS>(call),
+            7 => outer::<S, 7, VECS>(call),
+            6 => outer::<S, 6, VECS>(call),
+            5 => outer::<S, 5, VECS>(call),
+            4 => outer::<S, 4, VECS>(call),
+            3 => outer::<S, 3, VECS>(call),
+            2 => outer::<S, 2, VECS>(call),
+            _ => outer::<S, 1, VECS>(call),
+        }
+    }
+}
+
+/// Eight floats that the compiler may put where it likes.
+struct Plain;
+
+// SAFETY: plain Rust on every processor.
+unsafe impl Simd for Plain {
+    const LANES: usize = 8;
+    type V = [f32; 8];
+    #[inline(always)]
+    unsafe fn zero() -> [f32; 8] {
+        [0.0; 8]
+    }
+    #[inline(always)]
+    unsafe fn splat(from: *const f32) -> [f32; 8] {
+        // SAFETY: the caller's promise.
+        [unsafe { *from }; 8]
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> [f32; 8] {
+        // SAFETY: the caller's promise.
+        unsafe { from.cast::<[f32; 8]>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn store(to: *mut f32, v: [f32; 8]) {
+        // SAFETY: the caller's promise.
+        unsafe { to.cast::<[f32; 8]>().write_unaligned(v) }
+    }
+    #[inline(always)]
+    unsafe fn fma(a: [f32; 8], b: [f32; 8], c: [f32; 8]) -> [f32; 8] {
+        std::array::from_fn(|i| a[i] * b[i] + c[i])
+    }
+    #[inline(always)]
+    unsafe fn add(a: [f32; 8], b: [f32; 8]) -> [f32; 8] {
+        std::array::from_fn(|i| a[i] + b[i])
+    }
+    #[inline(always)]
+    unsafe fn sub(a: [f32; 8], b: [f32; 8]) -> [f32; 8] {
+        std::array::from_fn(|i| a[i] - b[i])
+    }
+    #[inline(always)]
+    unsafe fn relu(a: [f32; 8]) -> [f32; 8] {
+        a.map(|v| if v < 0.0 { 0.0 } else { v })
+    }
+}
+
+static PORTABLE: Isa = Isa {
+    name: "portable",
+    rows: 4,
+    cols: 8,
+    outer_rows: 4,
+    // SAFETY of both: plain Rust.
+    tile: tile::<Plain, 4, 1>,
+    outer: outer_any::<Plain, 1>,
+    winograd: Transforms { input: input_tile::<Plain>, output: output_tile::<Plain>, grad: grad_tile::<Plain> },
+};

@@ -1,0 +1,23 @@
+//! The operations on burn-flex tensors.
+
+mod batch_norm;
+mod conv;
+mod depthwise;
+mod flex;
+mod igemm;
+mod kernel;
+#[cfg(target_arch = "x86_64")]
+mod kernel_x86;
+mod memory;
+mod parallel;
+mod pool;
+#[cfg(test)]
+mod reference;
+mod shape;
+mod simd;
+mod tensor;
+mod weight_grad;
+mod widen;
+mod winograd;
+mod winograd_grad;
+mod winograd_tile;

@@ -1,0 +1,201 @@
+//! Pooling and ReLU on channels-last images.
+
+use super::memory::Buffer;
+use super::parallel::{Shared, for_each, part, pieces};
+use super::shape::PoolShape;
+use super::simd::multiversion;
+
+/// Elements of one task of an elementwise pass.
+const PIECE: usize = 1 << 16;
+
+/// Largest value of each window and its position in the window; the first one where several are equal, NaN where there
+/// is one, as in PyTorch.
+pub(crate) fn max_pool(shape: &PoolShape, x: &[f32]) -> (Buffer, Vec<u8>) {
+    let row_len = shape.output[1] * shape.channels;
+    let rows = shape.batch * shape.output[0];
+    let mut y = Buffer::new(rows * row_len);
+    let mut choice = vec![0; rows * row_len];
+    let (values, choices) = (Shared::new(&mut y), Shared::new(&mut choice));
+    let parts = pieces(rows * row_len, PIECE);
+    for_each(parts, |index| {
+        for row in part(rows, 1, parts, index) {
+            // SAFETY: each task has its own rows.
+            let (y, choice) = unsafe {
+                (values.slice(row * row_len..(row + 1) * row_len), choices.slice(row * row_len..(row + 1) * row_len))
+            };
+            max_pool_row(shape, x, row, y, choice);
+        }
+    });
+    (y, choice)
+}
+
+multiversion!(fn max_pool_row(shape: &PoolShape, x: &[f32], row: usize, y: &mut [f32], choice: &mut [u8]) = max_pool_row_body);
+
+#[inline(always)]
+fn max_pool_row_body(shape: &PoolShape, x: &[f32], row: usize, y: &mut [f32], choice: &mut [u8]) {
+    let channels = shape.channels;
+    let (n, oy) = (row / shape.output[0], row % shape.output[0]);
+    for (ox, (y, choice)) in y.chunks_exact_mut(channels).zip(choice.chunks_exact_mut(channels)).enumerate() {
+        let mut first = true;
+        for tap in 0..shape.kernel[0] * shape.kernel[1] {
+            let Some(pixel) = shape.source(n, oy, ox, tap) else { continue };
+            let x = &x[pixel * channels..][..channels];
+            if first {
+                y.copy_from_slice(x);
+                choice.fill(tap as u8);
+                first = false;
+                continue;
+            }
+            for ((y, choice), &x) in y.iter_mut().zip(choice.iter_mut()).zip(x) {
+                let larger = x > *y || x.is_nan();
+                *y = if larger { x } else { *y };
+                *choice = if larger { tap as u8 } else { *choice };
+            }
+        }
+    }
+}
+
+/// Each gradient goes to the pixel that was chosen.
+pub(crate) fn max_pool_grad(shape: &PoolShape, choice: &[u8], dy: &[f32]) -> Buffer {
+    let input_len = shape.input[0] * shape.input[1] * shape.channels;
+    let mut dx = Buffer::new(shape.batch * input_len);
+    let target = Shared::new(&mut dx);
+    for_each(shape.batch, |n| {
+        // SAFETY: each task has its own image.
+        let dx = unsafe { target.slice(n * input_len..(n + 1) * input_len) };
+        max_pool_grad_image(shape, choice, dy, n, dx);
+    });
+    dx
+}
+
+multiversion!(fn max_pool_grad_image(shape: &PoolShape, choice: &[u8], dy: &[f32], n: usize, dx: &mut [f32]) = max_pool_grad_image_body);
+
+#[inline(always)]
+fn max_pool_grad_image_body(shape: &PoolShape, choice: &[u8], dy: &[f32], n: usize, dx: &mut [f32]) {
+    let channels = shape.channels;
+    let first = n * shape.input[0] * shape.input[1];
+    dx.fill(0.0);
+    for oy in 0..shape.output[0] {
+        for ox in 0..shape.output[1] {
+            let at = ((n * shape.output[0] + oy) * shape.output[1] + ox) * channels;
+            let (dy, choice) = (&dy[at..][..channels], &choice[at..][..channels]);
+            for tap in 0..shape.kernel[0] * shape.kernel[1] {
+                let Some(pixel) = shape.source(n, oy, ox, tap) else { continue };
+                let dx = &mut dx[(pixel - first) * channels..][..channels];
+                for ((dx, dy), choice) in dx.iter_mut().zip(dy).zip(choice) {
+                    *dx += if *choice == tap as u8 { *dy } else { 0.0 };
+                }
+            }
+        }
+    }
+}
+
+/// Mean of each channel, `[batch, pixels, channels]` to `[batch, channels]`.
+pub(crate) fn mean(x: &[f32], batch: usize, pixels: usize, channels: usize) -> Buffer {
+    let mut y = Buffer::new(batch * channels);
+    let target = Shared::new(&mut y);
+    for_each(batch, |n| {
+        // SAFETY: each task has its own image.
+        let y = unsafe { target.slice(n * channels..(n + 1) * channels) };
+        mean_image(&x[n * pixels * channels..(n + 1) * pixels * channels], y);
+    });
+    y
+}
+
+multiversion!(fn mean_image(x: &[f32], y: &mut [f32]) = mean_image_body);
+
+#[inline(always)]
+fn mean_image_body(x: &[f32], y: &mut [f32]) {
+    let channels = y.len();
+    let scale = 1.0 / (x.len() / channels) as f32;
+    y.fill(0.0);
+    for x in x.chunks_exact(channels) {
+        y.iter_mut().zip(x).for_each(|(y, x)| *y += x);
+    }
+    y.iter_mut().for_each(|y| *y *= scale);
+}
+
+/// The gradient of [`mean`].
+pub(crate) fn mean_grad(dy: &[f32], batch: usize, pixels: usize, channels: usize) -> Buffer {
+    let mut dx = Buffer::new(batch * pixels * channels);
+    let target = Shared::new(&mut dx);
+    let scale = 1.0 / pixels as f32;
+    for_each(batch, |n| {
+        let dy = &dy[n * channels..(n + 1) * channels];
+        // SAFETY: each task has its own image.
+        let dx = unsafe { target.slice(n * pixels * channels..(n + 1) * pixels * channels) };
+        let (first, rest) = dx.split_at_mut(channels);
+        first.iter_mut().zip(dy).for_each(|(dx, dy)| *dx = dy * scale);
+        rest.chunks_exact_mut(channels).for_each(|dx| dx.copy_from_slice(first));
+    });
+    dx
+}
+
+/// Negative values become zero; NaN stays.
+pub(crate) fn relu(x: &[f32]) -> Buffer {
+    let mut y = Buffer::new(x.len());
+    let target = Shared::new(&mut y);
+    let parts = pieces(x.len(), PIECE);
+    for_each(parts, |index| {
+        let range = part(x.len(), 16, parts, index);
+        // SAFETY: each task has its own range.
+        relu_piece(&x[range.clone()], unsafe { target.slice(range) });
+    });
+    y
+}
+
+multiversion!(fn relu_piece(x: &[f32], y: &mut [f32]) = relu_piece_body);
+
+#[inline(always)]
+fn relu_piece_body(x: &[f32], y: &mut [f32]) {
+    y.iter_mut().zip(x).for_each(|(y, &x)| *y = if x < 0.0 { 0.0 } else { x });
+}
+
+/// The gradient where the output is positive, else zero.
+pub(crate) fn relu_grad(y: &[f32], dy: &[f32]) -> Buffer {
+    let mut dx = Buffer::new(y.len());
+    let target = Shared::new(&mut dx);
+    let parts = pieces(y.len(), PIECE);
+    for_each(parts, |index| {
+        let range = part(y.len(), 16, parts, index);
+        // SAFETY: each task has its own range.
+        relu_grad_piece(&y[range.clone()], &dy[range.clone()], unsafe { target.slice(range) });
+    });
+    dx
+}
+
+multiversion!(fn relu_grad_piece(y: &[f32], dy: &[f32], dx: &mut [f32]) = relu_grad_piece_body);
+
+#[inline(always)]
+fn relu_grad_piece_body(y: &[f32], dy: &[f32], dx: &mut [f32]) {
+    for ((dx, dy), y) in dx.iter_mut().zip(dy).zip(y) {
+        *dx = if *y > 0.0 { *dy } else { 0.0 };
+    }
+}
+
+/// Sum of each channel over all pixels, in pieces of fixed size whose sums are added in order.
+pub(crate) fn channel_sums(x: &[f32], channels: usize) -> Buffer {
+    let rows_each = (PIECE / channels).max(1);
+    let count = (x.len() / channels).div_ceil(rows_each);
+    let mut sums = Buffer::new(count * channels);
+    let target = Shared::new(&mut sums);
+    for_each(count, |index| {
+        let end = ((index + 1) * rows_each * channels).min(x.len());
+        // SAFETY: each task has its own sums.
+        let to = unsafe { target.slice(index * channels..(index + 1) * channels) };
+        sum_rows(&x[index * rows_each * channels..end], to);
+    });
+    let mut total = Buffer::zeroed(channels);
+    sum_rows(&sums, &mut total);
+    total
+}
+
+multiversion!(fn sum_rows(x: &[f32], sums: &mut [f32]) = sum_rows_body);
+
+#[inline(always)]
+fn sum_rows_body(x: &[f32], sums: &mut [f32]) {
+    sums.fill(0.0);
+    for x in x.chunks_exact(sums.len()) {
+        sums.iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
+    }
+}

@@ -1,0 +1,112 @@
+//! Winograd's transforms of one tile, a vector of channels at a time.
+//!
+//! With the matrices of F(2x2, 3x3): a 4x4 tile `d` of the input becomes `Bᵀ d B`, a 4x4 tile `m` of products becomes
+//! the 2x2 output `Aᵀ m A`, and a 2x2 gradient `g` of the output becomes `A g Aᵀ`. All entries are 0, 1 or −1, so only
+//! additions remain. Position `ξ = 4 · row + column` of a transformed tile is stored `stride` floats behind `ξ − 1`.
+
+use super::kernel::Simd;
+
+/// The transforms of one instruction set. Channel counts are multiples of 16.
+#[derive(Debug)]
+pub(crate) struct Transforms {
+    /// From 16 pixels, row by row, to `to[ξ · stride + channel]`.
+    pub(crate) input: unsafe fn(&[*const f32; 16], usize, *mut f32, usize),
+    /// From `from[ξ · stride + channel]` to four pixels, null where outside of the image.
+    pub(crate) output: unsafe fn(*const f32, usize, usize, &[*mut f32; 4]),
+    /// From four pixels to panels: `to[ξ · stride + channel / cols · panel_len + channel % cols]` for
+    /// `[cols, panel_len]`.
+    pub(crate) grad: unsafe fn(&[*const f32; 4], usize, *mut f32, usize, [usize; 2]),
+}
+
+/// # Safety
+///
+/// Pointers are valid for what [`Transforms::input`] says, and `S`'s instructions are available.
+#[inline(always)]
+pub(super) unsafe fn input_tile<S: Simd>(from: &[*const f32; 16], channels: usize, to: *mut f32, stride: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        for c in (0..channels).step_by(S::LANES) {
+            let zero = S::zero();
+            let mut rows = [[zero; 4]; 4];
+            for j in 0..4 {
+                let at = |i: usize| from[4 * i + j].add(c);
+                let d = [S::load(at(0)), S::load(at(1)), S::load(at(2)), S::load(at(3))];
+                rows[0][j] = S::sub(d[0], d[2]);
+                rows[1][j] = S::add(d[1], d[2]);
+                rows[2][j] = S::sub(d[2], d[1]);
+                rows[3][j] = S::sub(d[1], d[3]);
+            }
+            for (i, r) in rows.iter().enumerate() {
+                let to = to.add(4 * i * stride + c);
+                S::store(to, S::sub(r[0], r[2]));
+                S::store(to.add(stride), S::add(r[1], r[2]));
+                S::store(to.add(2 * stride), S::sub(r[2], r[1]));
+                S::store(to.add(3 * stride), S::sub(r[1], r[3]));
+            }
+        }
+    }
+}
+
+/// # Safety
+///
+/// Pointers are valid for what [`Transforms::output`] says, and `S`'s instructions are available.
+#[inline(always)]
+#[expect(clippy::needless_range_loop, reason = "the index is part of several addresses")]
+pub(super) unsafe fn output_tile<S: Simd>(from: *const f32, stride: usize, channels: usize, to: &[*mut f32; 4]) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        for c in (0..channels).step_by(S::LANES) {
+            let zero = S::zero();
+            let mut rows = [[zero; 4]; 2];
+            for j in 0..4 {
+                let at = |i: usize| from.add((4 * i + j) * stride + c);
+                let m = [S::load(at(0)), S::load(at(1)), S::load(at(2)), S::load(at(3))];
+                rows[0][j] = S::add(S::add(m[0], m[1]), m[2]);
+                rows[1][j] = S::sub(S::sub(m[1], m[2]), m[3]);
+            }
+            for (i, r) in rows.iter().enumerate() {
+                if !to[2 * i].is_null() {
+                    S::store(to[2 * i].add(c), S::add(S::add(r[0], r[1]), r[2]));
+                }
+                if !to[2 * i + 1].is_null() {
+                    S::store(to[2 * i + 1].add(c), S::sub(S::sub(r[1], r[2]), r[3]));
+                }
+            }
+        }
+    }
+}
+
+/// # Safety
+///
+/// Pointers are valid for what [`Transforms::grad`] says, and `S`'s instructions are available.
+#[inline(always)]
+pub(super) unsafe fn grad_tile<S: Simd>(
+    from: &[*const f32; 4],
+    channels: usize,
+    to: *mut f32,
+    stride: usize,
+    [cols, panel_len]: [usize; 2],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        for c in (0..channels).step_by(S::LANES) {
+            let to = to.add(c / cols * panel_len + c % cols);
+            let zero = S::zero();
+            let mut rows = [[zero; 2]; 4];
+            for j in 0..2 {
+                let (top, bottom) = (S::load(from[j].add(c)), S::load(from[2 + j].add(c)));
+                rows[0][j] = top;
+                rows[1][j] = S::add(top, bottom);
+                rows[2][j] = S::sub(top, bottom);
+                rows[3][j] = S::sub(zero, bottom);
+            }
+            for (i, r) in rows.iter().enumerate() {
+                let to = to.add(4 * i * stride);
+                S::store(to, r[0]);
+                S::store(to.add(stride), S::add(r[0], r[1]));
+                S::store(to.add(2 * stride), S::sub(r[0], r[1]));
+                S::store(to.add(3 * stride), S::sub(zero, r[1]));
+            }
+        }
+    }
+}

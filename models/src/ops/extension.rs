@@ -1,0 +1,188 @@
+//! The operations as burn sees them: what a backend computes ([`Kernels`]) and what a graph records (`TrainingOps`).
+
+use std::fmt::Debug;
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, backend_extension};
+#[cfg(doc)]
+use burn::tensor::Tensor;
+
+/// How a convolution's windows lie; each pair is `[vertical, horizontal]`, in pixels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ConvOptions {
+    /// Step between windows.
+    pub stride: [usize; 2],
+    /// Zeros on either side.
+    pub padding: [usize; 2],
+    /// Step between the pixels of one window.
+    pub dilation: [usize; 2],
+    /// Number of groups of channels that do not see each other.
+    pub groups: usize,
+}
+
+/// How a pooling's windows lie; each pair is `[vertical, horizontal]`, in pixels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PoolOptions {
+    /// Size of a window.
+    pub kernel: [usize; 2],
+    /// Step between windows.
+    pub stride: [usize; 2],
+    /// Pixels on either side that never win.
+    pub padding: [usize; 2],
+}
+
+/// Gradients of a convolution or linear layer.
+#[derive(Debug)]
+pub struct ConvGrads<B: Backend> {
+    /// Like the input, if it was asked for.
+    pub input: Option<FloatTensor<B>>,
+    /// Like the weight, if it was asked for.
+    pub weight: Option<FloatTensor<B>>,
+    /// Like the bias, if it was asked for.
+    pub bias: Option<FloatTensor<B>>,
+}
+
+/// Gradients of a batch norm.
+#[derive(Debug)]
+pub struct BatchNormGrads<B: Backend> {
+    /// Like the input.
+    pub input: FloatTensor<B>,
+    /// Like the weight.
+    pub weight: FloatTensor<B>,
+    /// Like the bias.
+    pub bias: FloatTensor<B>,
+    /// Like the residual.
+    pub residual: FloatTensor<B>,
+}
+
+/// Forward and backward computations of a backend that knows nothing of graphs.
+///
+/// Each forward function gives, beside its result, what its backward function wants to have kept.
+pub trait Kernels: Backend {
+    /// What a convolution or linear layer keeps.
+    type Conv: Clone + Debug + Send + 'static;
+    /// What a batch norm keeps.
+    type Norm: Clone + Debug + Send + 'static;
+    /// What a max pooling keeps.
+    type Pool: Clone + Debug + Send + 'static;
+
+    /// See [`conv2d`](super::conv2d).
+    fn conv_forward(
+        input: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: Option<FloatTensor<Self>>,
+        options: ConvOptions,
+        relu: bool,
+    ) -> (FloatTensor<Self>, Self::Conv);
+    /// See [`linear`](super::linear).
+    fn dense_forward(
+        input: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        relu: bool,
+    ) -> (FloatTensor<Self>, Self::Conv);
+    /// The gradients of either, of `[input, weight, bias]` those that are `wanted`.
+    fn conv_backward(kept: Self::Conv, grad: FloatTensor<Self>, wanted: [bool; 3]) -> ConvGrads<Self>;
+
+    /// See [`batch_norm_train`](super::batch_norm_train): output, mean and biased variance.
+    fn norm_forward(
+        input: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        residual: Option<FloatTensor<Self>>,
+        epsilon: f64,
+        relu: bool,
+    ) -> ([FloatTensor<Self>; 3], Self::Norm);
+    /// All gradients.
+    fn norm_backward(kept: Self::Norm, grad: FloatTensor<Self>) -> BatchNormGrads<Self>;
+
+    /// See [`max_pool2d`](super::max_pool2d).
+    fn pool_forward(input: FloatTensor<Self>, options: PoolOptions) -> (FloatTensor<Self>, Self::Pool);
+    /// The gradient of the input.
+    fn pool_backward(kept: Self::Pool, grad: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// See [`global_avg_pool`](super::global_avg_pool).
+    fn pixel_mean_forward(input: FloatTensor<Self>) -> FloatTensor<Self>;
+    /// The gradient of an input of `[height, width]` pixels.
+    fn pixel_mean_backward(size: [usize; 2], grad: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// See [`relu`](super::relu).
+    fn positive_forward(input: FloatTensor<Self>) -> FloatTensor<Self>;
+    /// The gradient where `output` is positive.
+    fn positive_backward(output: FloatTensor<Self>, grad: FloatTensor<Self>) -> FloatTensor<Self>;
+}
+
+/// Operations with a backward pass. Names differ from burn's own on purpose: both are in scope on the same types.
+/// The macro takes no optional tensors, hence the pairs.
+#[backend_extension(Autodiff, Flex)]
+pub trait TrainingOps: Backend {
+    /// See [`conv2d`](super::conv2d).
+    fn conv(input: FloatTensor<Self>, weight: FloatTensor<Self>, options: ConvOptions, relu: bool)
+    -> FloatTensor<Self>;
+    /// The same with a bias.
+    fn conv_bias(
+        input: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        options: ConvOptions,
+        relu: bool,
+    ) -> FloatTensor<Self>;
+    /// See [`linear`](super::linear).
+    fn dense(
+        input: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        relu: bool,
+    ) -> FloatTensor<Self>;
+    /// See [`batch_norm_train`](super::batch_norm_train).
+    fn norm(
+        input: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        epsilon: f64,
+        relu: bool,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+    /// The same with a residual.
+    fn norm_add(
+        input: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        epsilon: f64,
+        relu: bool,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+    /// See [`max_pool2d`](super::max_pool2d).
+    fn pool(input: FloatTensor<Self>, options: PoolOptions) -> FloatTensor<Self>;
+    /// See [`global_avg_pool`](super::global_avg_pool).
+    fn pixel_mean(input: FloatTensor<Self>) -> FloatTensor<Self>;
+    /// See [`relu`](super::relu).
+    fn positive(input: FloatTensor<Self>) -> FloatTensor<Self>;
+}
+
+/// Operations without a backward pass.
+#[backend_extension(Flex)]
+pub trait EvalOps: Backend {
+    /// See [`batch_norm_eval`](super::batch_norm_eval).
+    #[allow(clippy::too_many_arguments, reason = "the macro takes tensors as arguments of their own")]
+    fn norm_by(
+        input: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        mean: FloatTensor<Self>,
+        variance: FloatTensor<Self>,
+        epsilon: f64,
+        relu: bool,
+    ) -> FloatTensor<Self>;
+    /// The same with a residual.
+    #[allow(clippy::too_many_arguments, reason = "the macro takes tensors as arguments of their own")]
+    fn norm_by_add(
+        input: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        mean: FloatTensor<Self>,
+        variance: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        epsilon: f64,
+        relu: bool,
+    ) -> FloatTensor<Self>;
+}

@@ -1,0 +1,188 @@
+//! The operations that training spends its time in, with kernels and backward passes of our own.
+//!
+//! On burn's CPU backend, for `f32`, these functions run the kernels of `cpu`, registered through burn's backend
+//! extension with one autodiff step each. On any other device or element type they compose burn's operations; a CUDA
+//! implementation joins as one more implementation of [`Kernels`]. Layers call them; models do not know of them.
+//!
+//! # Memory order
+//!
+//! The kernels keep images channels-last in memory while their shape stays `[batch, channels, height, width]`; they
+//! convert what arrives in another order, and any operation of burn works on what leaves.
+//!
+//! # Determinism
+//!
+//! A run repeats bit for bit on one machine with one number of threads. With another number of threads only the
+//! gradients of convolution and linear weights change, in their last bits: each thread sums a part of the batch, and
+//! the parts are added in order. Another instruction set rounds differently everywhere.
+
+mod autodiff;
+mod cpu;
+mod extension;
+
+use burn::backend::Dispatch;
+use burn::tensor::ops::MaxPoolOptions;
+use burn::tensor::{DType, Device, Tensor, activation, module};
+
+pub use extension::{BatchNormGrads, ConvGrads, ConvOptions, Kernels, PoolOptions};
+use extension::{EvalOps, TrainingOps};
+
+/// Whether the kernels here take this tensor.
+fn has_kernels<const D: usize>(tensor: &Tensor<D>) -> bool {
+    tensor.dtype() == DType::F32 && tensor.device().inner() == Device::flex()
+}
+
+/// Two-dimensional cross-correlation, `torch.nn.functional.conv2d`, with `relu` behind it if told so.
+///
+/// # Shapes
+///
+/// - input `[B, in, H, W]`, weight `[out, in / groups, kh, kw]`, bias `[out]`
+/// - output `[B, out, (H + 2·padding − dilation·(kh − 1) − 1) / stride + 1, …]`
+///
+/// # Panics
+///
+/// Where shapes do not fit together.
+pub fn conv2d(
+    input: Tensor<4>,
+    weight: Tensor<4>,
+    bias: Option<Tensor<1>>,
+    options: ConvOptions,
+    relu: bool,
+) -> Tensor<4> {
+    if has_kernels(&input) {
+        let (input, weight) = (input.into_dispatch(), weight.into_dispatch());
+        return Tensor::from_dispatch(match bias {
+            Some(bias) => Dispatch::conv_bias(input, weight, bias.into_dispatch(), options, relu),
+            None => Dispatch::conv(input, weight, options, relu),
+        });
+    }
+    let ConvOptions { stride, padding, dilation, groups } = options;
+    let output =
+        module::conv2d(input, weight, bias, burn::tensor::ops::ConvOptions::new(stride, padding, dilation, groups));
+    if relu { activation::relu(output) } else { output }
+}
+
+/// `input · weightᵀ + bias`, `torch.nn.functional.linear`, with `relu` behind it if told so.
+///
+/// # Shapes
+///
+/// - input `[B, in]`, weight `[out, in]`, bias `[out]`
+/// - output `[B, out]`
+///
+/// # Panics
+///
+/// Where shapes do not fit together.
+pub fn linear(input: Tensor<2>, weight: Tensor<2>, bias: Tensor<1>, relu: bool) -> Tensor<2> {
+    if has_kernels(&input) {
+        let (input, weight, bias) = (input.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
+        return Tensor::from_dispatch(Dispatch::dense(input, weight, bias, relu));
+    }
+    let output = module::linear(input, weight.transpose(), Some(bias));
+    if relu { activation::relu(output) } else { output }
+}
+
+/// What follows the normalisation of a batch norm.
+#[derive(Debug, Clone, Default)]
+pub struct After {
+    /// Added to the normalised values, `[B, C, H, W]`.
+    pub residual: Option<Tensor<4>>,
+    /// Negative values become zero in the end.
+    pub relu: bool,
+}
+
+impl After {
+    fn apply(self, output: Tensor<4>) -> Tensor<4> {
+        let output = match self.residual {
+            Some(residual) => output + residual,
+            None => output,
+        };
+        if self.relu { activation::relu(output) } else { output }
+    }
+}
+
+/// What [`batch_norm_train`] gives back.
+#[derive(Debug, Clone)]
+pub struct BatchNormed {
+    /// `[B, C, H, W]`.
+    pub output: Tensor<4>,
+    /// Mean of each channel, `[C]`; no gradient flows through it here.
+    pub mean: Tensor<1>,
+    /// Biased variance of each channel, `[C]`; likewise.
+    pub variance: Tensor<1>,
+}
+
+/// Batch norm by the batch's own statistics, then what follows it, in one operation.
+pub fn batch_norm_train(
+    input: Tensor<4>,
+    weight: Tensor<1>,
+    bias: Tensor<1>,
+    epsilon: f64,
+    after: After,
+) -> BatchNormed {
+    if has_kernels(&input) {
+        let (input, weight, bias) = (input.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
+        let (output, mean, variance) = match after.residual {
+            Some(residual) => Dispatch::norm_add(input, weight, bias, residual.into_dispatch(), epsilon, after.relu),
+            None => Dispatch::norm(input, weight, bias, epsilon, after.relu),
+        };
+        return BatchNormed {
+            output: Tensor::from_dispatch(output),
+            mean: Tensor::from_dispatch(mean),
+            variance: Tensor::from_dispatch(variance),
+        };
+    }
+    let batch = module::batch_norm_train(input, weight, bias, epsilon);
+    BatchNormed { output: after.apply(batch.output), mean: batch.mean, variance: batch.variance }
+}
+
+/// Batch norm by given statistics, then what follows it.
+///
+/// Evaluation is not differentiated as a rule: with autodiff burn's operations run.
+pub fn batch_norm_eval(
+    input: Tensor<4>,
+    [weight, bias]: [Tensor<1>; 2],
+    [mean, variance]: [Tensor<1>; 2],
+    epsilon: f64,
+    after: After,
+) -> Tensor<4> {
+    if !has_kernels(&input) || input.is_autodiff() || weight.is_autodiff() {
+        return after.apply(module::batch_norm(input, weight, bias, mean, variance, epsilon));
+    }
+    let [weight, bias, mean, variance] = [weight, bias, mean, variance].map(Tensor::into_dispatch);
+    let input = input.into_dispatch();
+    Tensor::from_dispatch(match after.residual {
+        Some(residual) => {
+            Dispatch::norm_by_add(input, weight, bias, mean, variance, residual.into_dispatch(), epsilon, after.relu)
+        }
+        None => Dispatch::norm_by(input, weight, bias, mean, variance, epsilon, after.relu),
+    })
+}
+
+/// Largest value of each window, `torch.nn.functional.max_pool2d` without dilation.
+///
+/// # Panics
+///
+/// Windows of more than 256 pixels, padding of more than half a window, and images smaller than a window.
+pub fn max_pool2d(input: Tensor<4>, options: PoolOptions) -> Tensor<4> {
+    if has_kernels(&input) {
+        return Tensor::from_dispatch(Dispatch::pool(input.into_dispatch(), options));
+    }
+    let PoolOptions { kernel, stride, padding } = options;
+    module::max_pool2d(input, MaxPoolOptions::new(kernel).with_stride(stride).with_padding(padding))
+}
+
+/// Mean over all pixels, `[B, C, H, W]` → `[B, C]`.
+pub fn global_avg_pool(input: Tensor<4>) -> Tensor<2> {
+    if has_kernels(&input) {
+        return Tensor::from_dispatch(Dispatch::pixel_mean(input.into_dispatch()));
+    }
+    let [batch, channels, height, width] = input.dims();
+    input.reshape([batch, channels, height * width]).mean_dim(2).reshape([batch, channels])
+}
+
+/// Negative values become zero.
+pub fn relu<const D: usize>(input: Tensor<D>) -> Tensor<D> {
+    if has_kernels(&input) {
+        return Tensor::from_dispatch(Dispatch::positive(input.into_dispatch()));
+    }
+    activation::relu(input)
+}
