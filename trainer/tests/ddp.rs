@@ -2,12 +2,9 @@
 
 mod common;
 
-use std::{
-    path::Path,
-    process::{Child, Command},
-};
+use std::{path::Path, process::Child};
 
-use common::{Bench, CONFIG, checkpoint_file, entries, losses, signal, summary, wait_until};
+use common::{Bench, CONFIG, checkpoint_file, children, entries, losses, signal, signal_process, summary, wait_until};
 
 fn train(bench: &Bench, root: &str, workers: &str, extra: &[&str]) -> std::path::PathBuf {
     bench.run(&[&["--config", "config.toml", "--run-dir", root, "--cpus", workers], extra].concat()).expect(0);
@@ -58,12 +55,6 @@ fn start(bench: &Bench, root: &str, extra: &[&str]) -> Child {
     child
 }
 
-/// Process ids of a launcher's workers.
-fn workers(launcher: &Child) -> Vec<u32> {
-    let output = Command::new("pgrep").arg("-P").arg(launcher.id().to_string()).output().expect("pgrep");
-    String::from_utf8_lossy(&output.stdout).lines().map(|line| line.trim().parse().expect("a process id")).collect()
-}
-
 fn assert_equal_ends(one: &Path, other: &Path) {
     assert_eq!(losses(one), losses(other));
     for file in ["model.safetensors", "optimizer.safetensors"] {
@@ -93,9 +84,9 @@ fn a_worker_that_is_killed_is_named_and_restarts_continue_to_the_same_end() {
     let undisturbed = train(&bench, "undisturbed", "2", &[]);
 
     let child = start(&bench, "killed", &[]);
-    let all = workers(&child);
+    let all = children(child.id());
     assert_eq!(all.len(), 2);
-    assert!(Command::new("kill").arg("-9").arg(all[1].to_string()).status().unwrap().success());
+    signal_process(all[1], 9);
     let ended: common::Ended = child.wait_with_output().unwrap().into();
     let said = ended.expect(3).stderr;
     assert!(said.contains("rank ") && said.contains("SIGKILL") && said.contains("step "), "{said}");
@@ -104,8 +95,8 @@ fn a_worker_that_is_killed_is_named_and_restarts_continue_to_the_same_end() {
     }
 
     let child = start(&bench, "again", &["--max-restarts", "1"]);
-    let worker = workers(&child)[0];
-    assert!(Command::new("kill").arg("-9").arg(worker.to_string()).status().unwrap().success());
+    let worker = children(child.id())[0];
+    signal_process(worker, 9);
     let ended: common::Ended = child.wait_with_output().unwrap().into();
     ended.expect(0);
     assert_equal_ends(&undisturbed, &bench.only_run("again"));

@@ -121,8 +121,31 @@ pub fn wait_until(what: &str, mut ready: impl FnMut() -> bool) {
 
 /// Sends a signal by its number.
 pub fn signal(child: &Child, signal: i32) {
-    let status = Command::new("kill").arg(format!("-{signal}")).arg(child.id().to_string()).status().expect("kill");
-    assert!(status.success());
+    signal_process(child.id(), signal);
+}
+
+/// Sends a signal to any process.
+pub fn signal_process(process: u32, signal: i32) {
+    let pid = rustix::process::Pid::from_raw(process as i32).expect("a process id");
+    let signal = rustix::process::Signal::from_named_raw(signal).expect("a signal");
+    rustix::process::kill_process(pid, signal).expect("the process is there");
+}
+
+/// Process ids of a process's children.
+pub fn children(parent: u32) -> Vec<u32> {
+    let is_child = |process: &u32| {
+        // "pid (name) state ppid …"; the name may hold anything but the last parenthesis
+        let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+        let after = stat.rsplit(')').next().unwrap_or_default();
+        after.split_whitespace().nth(1).and_then(|ppid| ppid.parse().ok()) == Some(parent)
+    };
+    let mut all: Vec<u32> = std::fs::read_dir("/proc")
+        .expect("/proc")
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .filter(is_child)
+        .collect();
+    all.sort_unstable();
+    all
 }
 
 /// `(step, loss)` of every line of `metrics.jsonl`, the loss by its bits.
