@@ -8,10 +8,10 @@
 //! byte 0    beats   u64   grows several times a second while the worker's threads get to run
 //! byte 64   number  u64   of the report          ┐
 //!           since   u64   milliseconds, monotonic │ one write; the reader tries again
-//!           stage   u8    how far it has come     │ while the numbers differ
+//!           stage   u8    how far it has come     │ while the sum is wrong  
 //!           length  u16   of the text             │
 //!           text    TEXT bytes                    │
-//!           number  u64   again                   ┘
+//!           sum     u64   FNV-1a of all that        ┘
 //! ```
 
 use std::fmt::{self, Write as _};
@@ -59,6 +59,11 @@ pub struct Board {
     file: File,
     beats: AtomicU64,
     reports: AtomicU64,
+}
+
+/// FNV-1a: two reports mixed in a copy, in whatever order the kernel copies, do not have the sum of either.
+fn checksum(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, &byte| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 impl Board {
@@ -116,7 +121,8 @@ impl Board {
         record[16] = stage as u8;
         record[17..19].copy_from_slice(&(cut.len as u16).to_le_bytes());
         record[19..19 + TEXT].copy_from_slice(&cut.bytes);
-        record[19 + TEXT..].copy_from_slice(&number.to_le_bytes());
+        let sum = checksum(&record[..19 + TEXT]);
+        record[19 + TEXT..].copy_from_slice(&sum.to_le_bytes());
         let _ = self.file.write_all_at(&record, REPORT);
     }
 
@@ -124,8 +130,10 @@ impl Board {
     pub fn doing(&self) -> Doing {
         let mut record = [0; LENGTH];
         // a writer that is stopped in mid-write must not stop the reader
-        for _ in 0..64 {
-            if self.file.read_exact_at(&mut record, REPORT).is_ok() && record[..8] == record[19 + TEXT..] {
+        for _ in 0..256 {
+            if self.file.read_exact_at(&mut record, REPORT).is_ok()
+                && checksum(&record[..19 + TEXT]).to_le_bytes() == record[19 + TEXT..]
+            {
                 break;
             }
             std::thread::yield_now();
