@@ -3,8 +3,9 @@
 //! The sender owns `sent`, the receiver `taken`; chunk `i` (counted over all messages) lies in slot `i mod 2`. The sender
 //! writes it once `taken` says that chunk `i-2` was copied out; the receiver reads it once `sent` says that it is there.
 //! A message starts with a header in its first chunk. Messages whose tag is not asked for yet are kept aside, so tags may
-//! be received in any order. A sender whose channel is full takes in what comes the other way: two ranks may send to
-//! each other at once.
+//! be received in any order. A sender whose channel is full takes in what comes the other way, a chunk at a time and never
+//! waiting for one: two ranks may send to each other at once, and neither may wait for the end of the other's message while
+//! its own is half sent.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -12,6 +13,7 @@ use std::time::{Duration, Instant};
 use super::group::ShmGroup;
 use super::segment::{CHANNEL_CHUNK, CHANNEL_SLOTS};
 use super::wait::Stall;
+use super::word::Pending;
 use crate::comm::descriptor::Descriptor;
 use crate::comm::error::{CommError, Result};
 use crate::comm::message::{MESSAGE_BYTES, Message};
@@ -19,18 +21,27 @@ use crate::comm::message::{MESSAGE_BYTES, Message};
 /// How long a wait goes before looking whether the other rank is somewhere else altogether.
 const LOOK_AROUND: Duration = Duration::from_millis(20);
 /// How long a blocked sender sleeps before it looks at what comes the other way.
-const SEND_NAP: Duration = Duration::from_millis(1);
+const SEND_NAP: Duration = Duration::from_micros(200);
 
 /// Counts of this rank's channels, and what has arrived early.
 pub(super) struct Mailbox {
     sent: Vec<u32>,
     taken: Vec<u32>,
     early: Vec<VecDeque<(Message, Vec<u8>)>>,
+    /// Messages of which a blocked sender took in the first chunks.
+    partial: Vec<Option<Partial>>,
+}
+
+#[derive(Clone)]
+struct Partial {
+    message: Message,
+    body: Vec<u8>,
+    filled: usize,
 }
 
 impl Mailbox {
     pub(super) fn new(ranks: usize) -> Self {
-        Self { sent: vec![0; ranks], taken: vec![0; ranks], early: vec![VecDeque::new(); ranks] }
+        Self { sent: vec![0; ranks], taken: vec![0; ranks], early: vec![VecDeque::new(); ranks], partial: vec![None; ranks] }
     }
 }
 
@@ -77,13 +88,8 @@ impl ShmGroup {
                 Err(stall) => return Err(self.stalled(call, stall)),
             }
             // While both send: make room for the other.
-            if self
-                .waiter
-                .wait_slowly(segment.sent(to, self.me()), self.mailbox.taken[to].wrapping_add(1), Duration::ZERO)
-                .is_ok()
-            {
-                let (message, body) = self.take_message(call, to, None)?;
-                self.mailbox.early[to].push_back((message, body));
+            while self.arrived(to).is_ok() {
+                self.take_chunk(call, to)?;
             }
             self.look_around(call, to, until)?;
         }
@@ -108,7 +114,7 @@ impl ShmGroup {
                 let target = self.mailbox.sent[peer].wrapping_add(1).wrapping_sub(CHANNEL_SLOTS as u32);
                 self.segment.taken(me, peer).reached(target).is_ok()
             }
-            _ => self.segment.sent(peer, me).reached(self.mailbox.taken[peer].wrapping_add(1)).is_ok(),
+            _ => self.arrived(peer).is_ok(),
         }
     }
 
@@ -119,49 +125,47 @@ impl ShmGroup {
     pub(super) fn recv_message(&mut self, call: &Descriptor, tag: u64, data: &mut [u8]) -> Result<()> {
         self.waiter.abort.check()?;
         let from = Self::peer(call);
-        let fits = |message: &Message| {
-            message.check(call, data.len(), self.members.my_rank(), self.members.ranks[from], &self.members.name())
+        let len = data.len();
+        let fits = |group: &Self, message: &Message| {
+            message.check(call, len, group.members.my_rank(), group.members.ranks[from], &group.members.name())
         };
-        if let Some(place) = self.mailbox.early[from].iter().position(|(m, _)| m.tag == tag)
-            && let Some((message, body)) = self.mailbox.early[from].remove(place)
-        {
-            fits(&message)?;
-            data.copy_from_slice(&body);
-            return Ok(());
-        }
         loop {
-            let (message, body) = self.take_message(call, from, Some((tag, data)))?;
-            if message.tag == tag {
+            if let Some(place) = self.mailbox.early[from].iter().position(|(m, _)| m.tag == tag)
+                && let Some((message, body)) = self.mailbox.early[from].remove(place)
+            {
+                fits(self, &message)?;
+                data.copy_from_slice(&body);
                 return Ok(());
             }
-            self.mailbox.early[from].push_back((message, body));
+            let slot = self.next_chunk(call, from)?;
+            if self.mailbox.partial[from].is_none() {
+                let message = Self::header(slot)?;
+                if message.tag == tag {
+                    fits(self, &message)?;
+                    return self.take_into(call, from, data);
+                }
+            }
+            self.take_chunk(call, from)?;
         }
     }
 
-    /// Takes the next message of `from` out of the channel: into `wanted` if it has that tag, else into a buffer.
-    fn take_message(
-        &mut self,
-        call: &Descriptor,
-        from: usize,
-        wanted: Option<(u64, &mut [u8])>,
-    ) -> Result<(Message, Vec<u8>)> {
-        let head = {
-            let slot = self.next_chunk(call, from)?;
-            Message::decode(&slot[..MESSAGE_BYTES])
-        };
-        let message = head.ok_or_else(|| CommError::system("a message in shared memory is damaged"))?;
-        let mut body = Vec::new();
-        let into: &mut [u8] = match wanted {
-            Some((tag, data)) if tag == message.tag => {
-                let (me, peer) = (self.members.my_rank(), self.members.ranks[from]);
-                message.check(call, data.len(), me, peer, &self.members.name())?;
-                data
-            }
-            _ => {
-                body = vec![0; message.bytes as usize];
-                &mut body
-            }
-        };
+    fn header(slot: &[u8]) -> Result<Message> {
+        Message::decode(&slot[..MESSAGE_BYTES]).ok_or_else(|| CommError::system("a message in shared memory is damaged"))
+    }
+
+    /// Whether the next chunk of `from` is there.
+    fn arrived(&self, from: usize) -> std::result::Result<(), Pending> {
+        self.segment.sent(from, self.me()).reached(self.mailbox.taken[from].wrapping_add(1))
+    }
+
+    /// Gives the chunk that was read back to `from`.
+    fn taken(&mut self, from: usize) {
+        self.mailbox.taken[from] = self.mailbox.taken[from].wrapping_add(1);
+        self.segment.taken(from, self.me()).publish();
+    }
+
+    /// Takes the message that begins with the next chunk of `from` straight into `into`.
+    fn take_into(&mut self, call: &Descriptor, from: usize, into: &mut [u8]) -> Result<()> {
         let (mut at, mut filled) = (MESSAGE_BYTES, 0);
         loop {
             let slot = self.next_chunk(call, from)?;
@@ -169,12 +173,34 @@ impl ShmGroup {
             into[filled..filled + len].copy_from_slice(&slot[at..at + len]);
             filled += len;
             at = 0;
-            self.mailbox.taken[from] = self.mailbox.taken[from].wrapping_add(1);
-            self.segment.taken(from, self.me()).publish();
+            self.taken(from);
             if filled == into.len() {
-                return Ok((message, body));
+                return Ok(());
             }
         }
+    }
+
+    /// Puts the next chunk of `from`, which must have arrived, aside.
+    fn take_chunk(&mut self, call: &Descriptor, from: usize) -> Result<()> {
+        let partial = self.mailbox.partial[from].take();
+        let slot = self.next_chunk(call, from)?;
+        let (mut partial, at) = match partial {
+            Some(partial) => (partial, 0),
+            None => {
+                let message = Self::header(slot)?;
+                (Partial { message, body: vec![0; message.bytes as usize], filled: 0 }, MESSAGE_BYTES)
+            }
+        };
+        let len = (partial.body.len() - partial.filled).min(CHANNEL_CHUNK - at);
+        partial.body[partial.filled..partial.filled + len].copy_from_slice(&slot[at..at + len]);
+        partial.filled += len;
+        self.taken(from);
+        if partial.filled == partial.body.len() {
+            self.mailbox.early[from].push_back((partial.message, partial.body));
+        } else {
+            self.mailbox.partial[from] = Some(partial);
+        }
+        Ok(())
     }
 
     /// Waits for the next chunk of `from` and shows it; it stays until this rank says that it has taken it.
