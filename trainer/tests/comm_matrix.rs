@@ -226,6 +226,9 @@ fn bytes_with_a_type() {
             let mut data = [comm.rank() as f64 + 1.5; 9];
             comm.all_reduce_bytes(bytemuck::cast_slice_mut(&mut data), DType::F64, ReduceOp::Mean).unwrap();
             assert_eq!(data, [2.0; 9]);
+        });
+        // A job of its own: the refusal ends the job, for a rank that is still in its last collective too.
+        ranks(kind, 2, |comm| {
             let mut words = [0u64; 2];
             let odd = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut words)[1..9];
             let error = comm.all_reduce_bytes(odd, DType::F64, ReduceOp::Sum).unwrap_err();
