@@ -6,6 +6,7 @@
 
 pub mod context;
 pub mod error;
+pub mod hook;
 pub mod init;
 pub mod layers;
 pub mod lenet;
@@ -18,8 +19,9 @@ pub mod spec;
 pub mod state;
 pub mod vgg;
 
-pub use context::Context;
+pub use context::{Context, StatisticsReduce};
 pub use error::BuildError;
+pub use hook::GradientSink;
 pub use init::Init;
 pub use network::{Network, macs};
 pub use registry::{Entry, build, entries, find};

@@ -62,7 +62,7 @@ impl BatchNorm2d {
     }
 
     fn run(&self, input: Tensor<4>, after: After, cx: &Context) -> Tensor<4> {
-        let affine = [self.weight.val(), self.bias.val()];
+        let affine = [cx.parameter(&self.weight, &input), cx.parameter(&self.bias, &input)];
         if !cx.training() {
             return batch_norm_eval(
                 input,
@@ -73,15 +73,18 @@ impl BatchNorm2d {
             );
         }
         let [batch, _, height, width] = input.dims();
-        let count = batch * height * width;
-        assert!(count > 1, "batch norm in training mode needs more than one value a channel");
+        let shared = cx.statistics().cloned();
+        let alone = shared.is_none();
+        assert!(
+            !alone || batch * height * width > 1,
+            "batch norm in training mode needs more than one value a channel"
+        );
 
         let [weight, bias] = affine;
-        let batch = batch_norm_train(input, weight, bias, EPSILON, after);
-        let unbiased = count as f64 / (count - 1) as f64;
+        let batch = batch_norm_train(input, weight, bias, EPSILON, after, shared);
         let moved = |old: Tensor<1>, new: Tensor<1>| old * (1.0 - MOMENTUM) + new * MOMENTUM;
         self.running_mean.set(moved(self.running_mean.value(), batch.mean.without_autodiff()));
-        self.running_var.set(moved(self.running_var.value(), batch.variance.without_autodiff() * unbiased));
+        self.running_var.set(moved(self.running_var.value(), batch.variance.without_autodiff()));
         batch.output
     }
 }

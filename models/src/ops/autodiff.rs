@@ -7,7 +7,7 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
 
-use super::extension::{ConvOptions, Kernels, PoolOptions, TrainingOps};
+use super::extension::{ConvOptions, Kernels, NormOptions, PoolOptions, TrainingOps};
 
 type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;
 
@@ -133,12 +133,11 @@ impl<B: Kernels + TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B
         input: Tracked<B, C>,
         weight: Tracked<B, C>,
         bias: Tracked<B, C>,
-        epsilon: f64,
-        relu: bool,
+        options: NormOptions,
     ) -> (Tracked<B, C>, Tracked<B, C>, Tracked<B, C>) {
         let ((input, input_node), (weight, weight_node)) = (input.into_parts(), weight.into_parts());
         let (bias, bias_node) = bias.into_parts();
-        let ([output, mean, variance], kept) = B::norm_forward(input, weight, bias, None, epsilon, relu);
+        let ([output, mean, variance], kept) = B::norm_forward(input, weight, bias, None, options);
         let output = record!(NormStep, C, [input_node, weight_node, bias_node], kept, output);
         (output, Tracked::<B, C>::new(mean), Tracked::<B, C>::new(variance))
     }
@@ -148,12 +147,11 @@ impl<B: Kernels + TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B
         weight: Tracked<B, C>,
         bias: Tracked<B, C>,
         residual: Tracked<B, C>,
-        epsilon: f64,
-        relu: bool,
+        options: NormOptions,
     ) -> (Tracked<B, C>, Tracked<B, C>, Tracked<B, C>) {
         let ((input, input_node), (weight, weight_node)) = (input.into_parts(), weight.into_parts());
         let ((bias, bias_node), (residual, residual_node)) = (bias.into_parts(), residual.into_parts());
-        let ([output, mean, variance], kept) = B::norm_forward(input, weight, bias, Some(residual), epsilon, relu);
+        let ([output, mean, variance], kept) = B::norm_forward(input, weight, bias, Some(residual), options);
         let output = record!(NormStep, C, [input_node, weight_node, bias_node, residual_node], kept, output);
         (output, Tracked::<B, C>::new(mean), Tracked::<B, C>::new(variance))
     }

@@ -1,11 +1,14 @@
 //! The operations as burn sees them: what a backend computes ([`Kernels`]) and what a graph records (`TrainingOps`).
 
 use std::fmt::Debug;
+use std::sync::Arc;
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, backend_extension};
 #[cfg(doc)]
 use burn::tensor::Tensor;
+
+use crate::StatisticsReduce;
 
 /// How a convolution's windows lie; each pair is `[vertical, horizontal]`, in pixels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +32,17 @@ pub struct PoolOptions {
     pub stride: [usize; 2],
     /// Pixels on either side that never win.
     pub padding: [usize; 2],
+}
+
+/// How a batch norm in training mode normalises, and what follows.
+#[derive(Debug, Clone)]
+pub struct NormOptions {
+    /// Added to the variance under the root.
+    pub epsilon: f64,
+    /// Negative values become zero in the end.
+    pub relu: bool,
+    /// Adds the statistics up where the batch is shared.
+    pub shared: Option<Arc<dyn StatisticsReduce>>,
 }
 
 /// Gradients of a convolution or linear layer.
@@ -84,14 +98,13 @@ pub trait Kernels: Backend {
     /// The gradients of either, of `[input, weight, bias]` those that are `wanted`.
     fn conv_backward(kept: Self::Conv, grad: FloatTensor<Self>, wanted: [bool; 3]) -> ConvGrads<Self>;
 
-    /// See [`batch_norm_train`](super::batch_norm_train): output, mean and biased variance.
+    /// See [`batch_norm_train`](super::batch_norm_train): output, mean and unbiased variance.
     fn norm_forward(
         input: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
         residual: Option<FloatTensor<Self>>,
-        epsilon: f64,
-        relu: bool,
+        options: NormOptions,
     ) -> ([FloatTensor<Self>; 3], Self::Norm);
     /// All gradients.
     fn norm_backward(kept: Self::Norm, grad: FloatTensor<Self>) -> BatchNormGrads<Self>;
@@ -139,8 +152,7 @@ pub trait TrainingOps: Backend {
         input: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
-        epsilon: f64,
-        relu: bool,
+        options: NormOptions,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
     /// The same with a residual.
     fn norm_add(
@@ -148,8 +160,7 @@ pub trait TrainingOps: Backend {
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
         residual: FloatTensor<Self>,
-        epsilon: f64,
-        relu: bool,
+        options: NormOptions,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
     /// See [`max_pool2d`](super::max_pool2d).
     fn pool(input: FloatTensor<Self>, options: PoolOptions) -> FloatTensor<Self>;

@@ -19,12 +19,16 @@ mod autodiff;
 mod cpu;
 mod extension;
 
+use std::sync::Arc;
+
 use burn::backend::Dispatch;
 use burn::tensor::ops::MaxPoolOptions;
 use burn::tensor::{DType, Device, Tensor, activation, module};
 
-pub use extension::{BatchNormGrads, ConvGrads, ConvOptions, Kernels, PoolOptions};
+pub use extension::{BatchNormGrads, ConvGrads, ConvOptions, Kernels, NormOptions, PoolOptions};
 use extension::{EvalOps, TrainingOps};
+
+use crate::StatisticsReduce;
 
 /// Whether the kernels here take this tensor.
 fn has_kernels<const D: usize>(tensor: &Tensor<D>) -> bool {
@@ -106,23 +110,30 @@ pub struct BatchNormed {
     pub output: Tensor<4>,
     /// Mean of each channel, `[C]`; no gradient flows through it here.
     pub mean: Tensor<1>,
-    /// Biased variance of each channel, `[C]`; likewise.
+    /// Unbiased variance of each channel, `[C]`; likewise.
     pub variance: Tensor<1>,
 }
 
-/// Batch norm by the batch's own statistics, then what follows it, in one operation.
+/// Batch norm by the batch's statistics, then what follows it, in one operation. With `shared` the batch is all that its
+/// sharers hold of it (`torch.nn.SyncBatchNorm`).
+///
+/// # Panics
+///
+/// With `shared` where the kernels here do not take the tensor: burn has no synchronised batch norm.
 pub fn batch_norm_train(
     input: Tensor<4>,
     weight: Tensor<1>,
     bias: Tensor<1>,
     epsilon: f64,
     after: After,
+    shared: Option<Arc<dyn StatisticsReduce>>,
 ) -> BatchNormed {
     if has_kernels(&input) {
+        let options = NormOptions { epsilon, relu: after.relu, shared };
         let (input, weight, bias) = (input.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
         let (output, mean, variance) = match after.residual {
-            Some(residual) => Dispatch::norm_add(input, weight, bias, residual.into_dispatch(), epsilon, after.relu),
-            None => Dispatch::norm(input, weight, bias, epsilon, after.relu),
+            Some(residual) => Dispatch::norm_add(input, weight, bias, residual.into_dispatch(), options),
+            None => Dispatch::norm(input, weight, bias, options),
         };
         return BatchNormed {
             output: Tensor::from_dispatch(output),
@@ -130,8 +141,12 @@ pub fn batch_norm_train(
             variance: Tensor::from_dispatch(variance),
         };
     }
+    assert!(shared.is_none(), "synchronised batch norm needs f32 on the CPU");
+    let [batch, _, height, width] = input.dims();
+    let count = (batch * height * width) as f64;
     let batch = module::batch_norm_train(input, weight, bias, epsilon);
-    BatchNormed { output: after.apply(batch.output), mean: batch.mean, variance: batch.variance }
+    let variance = batch.variance * (count / (count - 1.0));
+    BatchNormed { output: after.apply(batch.output), mean: batch.mean, variance }
 }
 
 /// Batch norm by given statistics, then what follows it.

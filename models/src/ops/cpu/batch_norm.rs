@@ -11,6 +11,7 @@
 use super::memory::Buffer;
 use super::parallel::{Shared, for_each, part, pieces};
 use super::simd::multiversion;
+use crate::StatisticsReduce;
 
 /// Elements of a piece whose sums are taken in f32.
 const SUM_PIECE: usize = 1 << 14;
@@ -22,7 +23,9 @@ const PIECE: usize = 1 << 16;
 pub(crate) struct Stats {
     pub(crate) mean: Vec<f32>,
     /// Biased.
-    pub(crate) variance: Vec<f32>,
+    variance: Vec<f32>,
+    /// Values a channel, over all that share the batch.
+    count: f64,
     /// One over the standard deviation.
     inverse: Vec<f32>,
     scale: Vec<f32>,
@@ -30,28 +33,55 @@ pub(crate) struct Stats {
 }
 
 impl Stats {
-    fn new(mean: Vec<f32>, variance: Vec<f32>, weight: &[f32], bias: &[f32], epsilon: f64) -> Self {
+    fn new(mean: Vec<f32>, variance: Vec<f32>, count: f64, weight: &[f32], bias: &[f32], epsilon: f64) -> Self {
         let inverse: Vec<f32> = variance.iter().map(|&v| (1.0 / (f64::from(v) + epsilon).sqrt()) as f32).collect();
         let scale: Vec<f32> = inverse.iter().zip(weight).map(|(i, w)| i * w).collect();
         let shift = mean.iter().zip(&scale).zip(bias).map(|((m, s), b)| b - m * s).collect();
-        Self { mean, variance, inverse, scale, shift }
+        Self { mean, variance, count, inverse, scale, shift }
     }
 
-    /// Of the rows of `x`.
-    pub(crate) fn of(x: &[f32], weight: &[f32], bias: &[f32], epsilon: f64) -> Self {
+    /// Of the rows of `x`, and of those that others hold of the same batch.
+    pub(crate) fn of(
+        x: &[f32],
+        weight: &[f32],
+        bias: &[f32],
+        epsilon: f64,
+        shared: Option<&dyn StatisticsReduce>,
+    ) -> Self {
         let channels = weight.len();
         let pivot = &x[..channels];
         let [sum, squares] = sums(x.len(), channels, |range, sum, squares| moments(&x[range], pivot, sum, squares));
         let count = (x.len() / channels) as f64;
-        let shifted = |c: usize| sum[c] / count;
-        let mean = (0..channels).map(|c| (f64::from(pivot[c]) + shifted(c)) as f32).collect();
-        let variance = (0..channels).map(|c| (squares[c] / count - shifted(c) * shifted(c)).max(0.0) as f32).collect();
-        Self::new(mean, variance, weight, bias, epsilon)
+        let Some(shared) = shared else {
+            let shifted = |c: usize| sum[c] / count;
+            let mean = (0..channels).map(|c| (f64::from(pivot[c]) + shifted(c)) as f32).collect();
+            let variance =
+                (0..channels).map(|c| (squares[c] / count - shifted(c) * shifted(c)).max(0.0) as f32).collect();
+            return Self::new(mean, variance, count, weight, bias, epsilon);
+        };
+        // Pivots differ, so the sums travel around zero: f64 holds squares of f32 exactly.
+        let mut all: Vec<f64> = vec![count];
+        let pivots = || pivot.iter().map(|&p| f64::from(p));
+        all.extend(sum.iter().zip(pivots()).map(|(sum, p)| sum + count * p));
+        all.extend(
+            squares.iter().zip(&sum).zip(pivots()).map(|((squares, sum), p)| squares + p * (2.0 * sum + count * p)),
+        );
+        shared.all_reduce_sum(&mut all);
+        let (count, sums) = (all[0], &all[1..]);
+        let mean = |c: usize| sums[c] / count;
+        let variance =
+            (0..channels).map(|c| (sums[channels + c] / count - mean(c) * mean(c)).max(0.0) as f32).collect();
+        Self::new((0..channels).map(|c| mean(c) as f32).collect(), variance, count, weight, bias, epsilon)
     }
 
     /// Given ones, as in evaluation.
     pub(crate) fn given(mean: &[f32], variance: &[f32], weight: &[f32], bias: &[f32], epsilon: f64) -> Self {
-        Self::new(mean.to_vec(), variance.to_vec(), weight, bias, epsilon)
+        Self::new(mean.to_vec(), variance.to_vec(), 0.0, weight, bias, epsilon)
+    }
+
+    /// The variance as running statistics collect it.
+    pub(crate) fn unbiased(&self) -> Vec<f32> {
+        self.variance.iter().map(|&v| (f64::from(v) * self.count / (self.count - 1.0)) as f32).collect()
     }
 
     /// `relu(x · scale + shift + residual)`.
@@ -90,7 +120,15 @@ pub(crate) enum Mask<'a> {
     Output(&'a [f32]),
 }
 
-pub(crate) fn backward(stats: &Stats, x: &[f32], dy: &[f32], mask: Mask<'_>) -> Grads {
+/// Weight and bias get the gradients of the rows at hand alone, as every other parameter does; the input's depends on all
+/// rows of the batch through the statistics.
+pub(crate) fn backward(
+    stats: &Stats,
+    x: &[f32],
+    dy: &[f32],
+    mask: Mask<'_>,
+    shared: Option<&dyn StatisticsReduce>,
+) -> Grads {
     let channels = stats.mean.len();
     // The gradient behind the ReLU is written once where the residual needs it anyway.
     let masked = match mask {
@@ -99,13 +137,19 @@ pub(crate) fn backward(stats: &Stats, x: &[f32], dy: &[f32], mask: Mask<'_>) -> 
     };
     let g = masked.as_deref().unwrap_or(dy);
     let relu = matches!(mask, Mask::Input);
-    let [sum, product] = sums(x.len(), channels, |range, sum, product| {
+    let [mut sum, mut product] = sums(x.len(), channels, |range, sum, product| {
         grad_sums(&x[range.clone()], &g[range], &stats.mean, &stats.scale, &stats.shift, relu, sum, product);
     });
-    let count = (x.len() / channels) as f64;
+    let count = stats.count;
     // dx = scale · (g − mean(g) − x̂ · mean(g · x̂)) = scale · g + slope · x + offset
     let bias: Vec<f32> = sum.iter().map(|&s| s as f32).collect();
     let weight: Vec<f32> = (0..channels).map(|c| (product[c] * f64::from(stats.inverse[c])) as f32).collect();
+    if let Some(shared) = shared {
+        let mut all = [sum.as_slice(), &product].concat();
+        shared.all_reduce_sum(&mut all);
+        product = all.split_off(channels);
+        sum = all;
+    }
     let slope: Vec<f32> = (0..channels)
         .map(|c| {
             let inverse = f64::from(stats.inverse[c]);

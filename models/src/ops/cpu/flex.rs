@@ -5,7 +5,9 @@ use std::sync::Arc;
 use burn::backend::Flex;
 use burn_flex::FlexTensor;
 
-use super::super::extension::{BatchNormGrads, ConvGrads, ConvOptions, EvalOps, Kernels, PoolOptions, TrainingOps};
+use super::super::extension::{
+    BatchNormGrads, ConvGrads, ConvOptions, EvalOps, Kernels, NormOptions, PoolOptions, TrainingOps,
+};
 use super::batch_norm::{self, Mask, Stats};
 use super::kernel::Isa;
 use super::memory::Buffer;
@@ -32,7 +34,7 @@ pub struct KeptNorm {
     input: Dense,
     /// The output, where it tells what the ReLU let pass.
     output: Option<Dense>,
-    relu: bool,
+    options: NormOptions,
 }
 
 /// What a max pooling keeps for its backward pass: the shape and the position of the largest value of each window.
@@ -112,28 +114,28 @@ impl Kernels for Flex {
         weight: FlexTensor,
         bias: FlexTensor,
         residual: Option<FlexTensor>,
-        epsilon: f64,
-        relu: bool,
+        options: NormOptions,
     ) -> ([FlexTensor; 3], KeptNorm) {
         let (input, residual) = (Dense::channels_last(input), residual.map(Dense::channels_last));
         let (weight, bias) = (Dense::row_major(weight), Dense::row_major(bias));
-        let stats = Stats::of(input.values(), weight.values(), bias.values(), epsilon);
+        let NormOptions { epsilon, relu, ref shared } = options;
+        let stats = Stats::of(input.values(), weight.values(), bias.values(), epsilon, shared.as_deref());
         let output = stats.apply(input.values(), residual.as_ref().map(Dense::values), relu);
         let output = image(output, input.dims4());
-        let mean_and_variance = [&stats.mean, &stats.variance].map(|values| vector(values));
+        let [mean, variance] = [&stats.mean, &stats.unbiased()].map(|values| vector(values));
         let kept = (relu && residual.is_some()).then(|| Dense::channels_last(output.clone()));
-        let [mean, variance] = mean_and_variance;
-        ([output, mean, variance], KeptNorm { stats: Arc::new(stats), input, output: kept, relu })
+        ([output, mean, variance], KeptNorm { stats: Arc::new(stats), input, output: kept, options })
     }
 
     fn norm_backward(kept: KeptNorm, grad: FlexTensor) -> BatchNormGrads<Flex> {
         let grad = Dense::channels_last(grad);
         let mask = match &kept.output {
             Some(output) => Mask::Output(output.values()),
-            None if kept.relu => Mask::Input,
+            None if kept.options.relu => Mask::Input,
             None => Mask::All,
         };
-        let found = batch_norm::backward(&kept.stats, kept.input.values(), grad.values(), mask);
+        let found =
+            batch_norm::backward(&kept.stats, kept.input.values(), grad.values(), mask, kept.options.shared.as_deref());
         let dims = kept.input.dims4();
         BatchNormGrads {
             input: image(found.x, dims),
@@ -204,10 +206,9 @@ impl TrainingOps for Flex {
         input: FlexTensor,
         weight: FlexTensor,
         bias: FlexTensor,
-        epsilon: f64,
-        relu: bool,
+        options: NormOptions,
     ) -> (FlexTensor, FlexTensor, FlexTensor) {
-        let ([output, mean, variance], _) = Self::norm_forward(input, weight, bias, None, epsilon, relu);
+        let ([output, mean, variance], _) = Self::norm_forward(input, weight, bias, None, options);
         (output, mean, variance)
     }
 
@@ -216,10 +217,9 @@ impl TrainingOps for Flex {
         weight: FlexTensor,
         bias: FlexTensor,
         residual: FlexTensor,
-        epsilon: f64,
-        relu: bool,
+        options: NormOptions,
     ) -> (FlexTensor, FlexTensor, FlexTensor) {
-        let ([output, mean, variance], _) = Self::norm_forward(input, weight, bias, Some(residual), epsilon, relu);
+        let ([output, mean, variance], _) = Self::norm_forward(input, weight, bias, Some(residual), options);
         (output, mean, variance)
     }
 

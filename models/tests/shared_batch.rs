@@ -1,0 +1,183 @@
+//! What data parallelism asks of a network: statistics of a batch that several hold, and gradients as they become ready.
+
+use std::sync::{Arc, Barrier, Mutex};
+
+use burn::module::ParamId;
+use burn::optim::GradientsParams;
+use burn::tensor::{Device, Tensor, TensorData};
+use models::layers::BatchNorm2d;
+use models::{Context, GradientSink, Init, Spec, StatisticsReduce, state};
+
+/// Threads that add their sums up.
+#[derive(Debug)]
+struct Threads {
+    barrier: Barrier,
+    total: Mutex<Vec<f64>>,
+}
+
+impl StatisticsReduce for Threads {
+    fn all_reduce_sum(&self, values: &mut [f64]) {
+        {
+            let mut total = self.total.lock().unwrap();
+            total.resize(values.len(), 0.0);
+            total.iter_mut().zip(&*values).for_each(|(total, value)| *total += value);
+        }
+        self.barrier.wait();
+        values.copy_from_slice(&self.total.lock().unwrap());
+        if self.barrier.wait().is_leader() {
+            self.total.lock().unwrap().clear();
+        }
+        self.barrier.wait();
+    }
+}
+
+fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().try_into_vec().unwrap()
+}
+
+fn close(what: &str, ours: &[f32], theirs: &[f32]) {
+    assert_eq!(ours.len(), theirs.len(), "{what}");
+    let largest = theirs.iter().fold(1e-3_f32, |m, v| m.max(v.abs()));
+    for (i, (a, b)) in ours.iter().zip(theirs).enumerate() {
+        assert!((a - b).abs() <= 3e-5 * largest, "{what}[{i}]: {a} against {b}");
+    }
+}
+
+/// Output, gradients of input, weight, bias, and the running statistics after one step on images `range`.
+fn run(data: &[Vec<f32>; 3], range: std::ops::Range<usize>, relu: bool, residual: bool, cx: &Context) -> [Vec<f32>; 6] {
+    const DIMS: [usize; 4] = [1, 4, 5, 3];
+    let (device, one) = (Device::flex().autodiff(), DIMS[1] * DIMS[2] * DIMS[3]);
+    let tensor = |values: &[f32]| -> Tensor<4> {
+        let part = values[range.start * one..range.end * one].to_vec();
+        Tensor::from_data(TensorData::new(part, [range.len(), DIMS[1], DIMS[2], DIMS[3]]), &device)
+    };
+    let [x, weight, other] = data;
+    let layer = BatchNorm2d::new(4, &Init::new(0, &device));
+    let x = tensor(x).require_grad();
+    let output = match (relu, residual) {
+        (true, true) => layer.forward_add_relu(x.clone(), tensor(other), cx),
+        (true, false) => layer.forward_relu(x.clone(), cx),
+        _ => layer.forward(x.clone(), cx),
+    };
+    let gradients = (output.clone() * tensor(weight)).sum().backward();
+    [
+        values(output),
+        values(x.grad(&gradients).unwrap()),
+        values(layer.weight.val().grad(&gradients).unwrap()),
+        values(layer.bias.val().grad(&gradients).unwrap()),
+        values(layer.running_mean.value()),
+        values(layer.running_var.value()),
+    ]
+}
+
+#[test]
+fn synchronised_batch_norm_is_that_of_the_whole_batch() {
+    let one = 4 * 5 * 3;
+    let wave = |scale: f32, shift: f32| -> Vec<f32> {
+        (0..8 * one).map(|i| ((i * i % 97) as f32 * 0.11).sin() * scale + shift + (i % 7) as f32 * 0.1).collect()
+    };
+    let data = [wave(2.0, 30.0), wave(1.0, 0.0), wave(0.5, 0.2)];
+    for (cut, relu, residual) in [(4, false, false), (3, true, false), (7, true, true)] {
+        let whole = run(&data, 0..8, relu, residual, &Context::train());
+        let shared: Arc<dyn StatisticsReduce> =
+            Arc::new(Threads { barrier: Barrier::new(2), total: Mutex::new(Vec::new()) });
+        let parts = std::thread::scope(|scope| {
+            let threads = [0..cut, cut..8].map(|range| {
+                let (data, cx) = (&data, Context::train_with(Some(Arc::clone(&shared)), None));
+                scope.spawn(move || run(data, range, relu, residual, &cx))
+            });
+            threads.map(|thread| thread.join().unwrap())
+        });
+        let [a, b] = &parts;
+        close("output", &[a[0].as_slice(), &b[0]].concat(), &whole[0]);
+        close("gradient of the input", &[a[1].as_slice(), &b[1]].concat(), &whole[1]);
+        for (what, i) in [("gradient of the weight", 2), ("gradient of the bias", 3)] {
+            let sum: Vec<f32> = a[i].iter().zip(&b[i]).map(|(a, b)| a + b).collect();
+            close(what, &sum, &whole[i]);
+        }
+        for (what, i) in [("running mean", 4), ("running variance", 5)] {
+            close(what, &a[i], &whole[i]);
+            assert_eq!(a[i], b[i], "{what}: the same bits for all");
+        }
+        // it does make a difference
+        let alone = run(&data, 0..cut, relu, residual, &Context::train());
+        assert!(alone[0].iter().zip(&whole[0]).any(|(a, b)| (a - b).abs() > 1e-3));
+    }
+}
+
+/// What happened, in order.
+#[derive(Debug, Default)]
+struct Seen {
+    used: Mutex<Vec<ParamId>>,
+    ready: Mutex<Vec<(ParamId, Vec<f32>)>>,
+}
+
+impl GradientSink for Seen {
+    fn used(&self, parameter: ParamId) {
+        self.used.lock().unwrap().push(parameter);
+    }
+    fn ready(&self, parameter: ParamId, gradient: Tensor<1>) {
+        self.ready.lock().unwrap().push((parameter, values(gradient)));
+    }
+}
+
+#[test]
+fn watched_gradients_are_those_of_backward_and_come_last_layer_first() {
+    let device = Device::flex().autodiff();
+    let spec = Spec { num_classes: 10, in_channels: 3, image_size: [32, 32] };
+    let network = models::build("resnet18", &spec, 7, &device).unwrap();
+    let pixels: Vec<f32> = (0..2 * 3 * 32 * 32).map(|i| ((i * 31 % 101) as f32 * 0.3).sin()).collect();
+    let images = || Tensor::<4>::from_data(TensorData::new(pixels.clone(), [2, 3, 32, 32]), &device);
+    let parameters = state::parameters(&network);
+    let place = |id: ParamId| parameters.iter().position(|p| p.id == id).unwrap();
+
+    let seen = Arc::new(Seen::default());
+    let loss = network.forward(images(), &Context::train_with(None, Some(seen.clone()))).powf_scalar(2.0).mean();
+    let used: Vec<usize> = seen.used.lock().unwrap().iter().map(|id| place(*id)).collect();
+    assert_eq!(used.len(), parameters.len());
+    assert!(seen.ready.lock().unwrap().is_empty(), "nothing is ready before the backward pass");
+    let left = GradientsParams::from_grads(loss.backward(), &network);
+    assert_eq!(left.len(), 0, "gradients were taken out, not copied");
+
+    let loss = network.forward(images(), &Context::train()).powf_scalar(2.0).mean();
+    let gradients = GradientsParams::from_grads(loss.backward(), &network);
+    let ready = std::mem::take(&mut *seen.ready.lock().unwrap());
+    assert_eq!(ready.len(), parameters.len());
+    for (id, gradient) in &ready {
+        let info = &parameters[place(*id)];
+        assert_eq!(*gradient, values(models::gradient(&gradients, info).unwrap()), "{}", info.name);
+    }
+    // The backward pass mirrors the forward pass, but for branches that lie at the same depth.
+    let order: Vec<usize> = ready.iter().map(|(id, _)| place(*id)).collect();
+    for (turn, index) in order.iter().rev().enumerate() {
+        assert!(index.abs_diff(turn) <= 8, "parameter {index} comes {turn} before the end: {order:?}");
+    }
+}
+
+/// Sums nothing up; notes how many gradients were ready when a batch norm asked.
+#[derive(Debug)]
+struct Asked(Arc<Seen>, Mutex<Vec<usize>>);
+
+impl StatisticsReduce for Asked {
+    fn all_reduce_sum(&self, _: &mut [f64]) {
+        self.1.lock().unwrap().push(self.0.ready.lock().unwrap().len());
+    }
+}
+
+#[test]
+fn gradients_are_ready_while_the_backward_pass_runs() {
+    let device = Device::flex().autodiff();
+    let spec = Spec { num_classes: 10, in_channels: 1, image_size: [28, 28] };
+    let network = models::build("lenet", &spec, 7, &device).unwrap();
+    let seen = Arc::new(Seen::default());
+    let asked = Arc::new(Asked(seen.clone(), Mutex::default()));
+    // Below the network, a batch norm that says when its step of the backward pass runs.
+    let below = BatchNorm2d::new(1, &Init::new(0, &device));
+    let images = below.forward(Tensor::ones([2, 1, 28, 28], &device), &Context::train_with(Some(asked.clone()), None));
+    network.forward(images, &Context::train_with(None, Some(seen.clone()))).sum().backward();
+    assert_eq!(
+        *asked.1.lock().unwrap(),
+        [0, state::parameters(&network).len()],
+        "in the forward pass, in the backward pass"
+    );
+}
