@@ -41,7 +41,12 @@ struct Partial {
 
 impl Mailbox {
     pub(super) fn new(ranks: usize) -> Self {
-        Self { sent: vec![0; ranks], taken: vec![0; ranks], early: vec![VecDeque::new(); ranks], partial: vec![None; ranks] }
+        Self {
+            sent: vec![0; ranks],
+            taken: vec![0; ranks],
+            early: vec![VecDeque::new(); ranks],
+            partial: vec![None; ranks],
+        }
     }
 }
 
@@ -150,7 +155,8 @@ impl ShmGroup {
     }
 
     fn header(slot: &[u8]) -> Result<Message> {
-        Message::decode(&slot[..MESSAGE_BYTES]).ok_or_else(|| CommError::system("a message in shared memory is damaged"))
+        Message::decode(&slot[..MESSAGE_BYTES])
+            .ok_or_else(|| CommError::system("a message in shared memory is damaged"))
     }
 
     /// Whether the next chunk of `from` is there.
