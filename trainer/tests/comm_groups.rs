@@ -128,6 +128,103 @@ fn handles_finish_in_order_and_mix_with_direct_calls() {
 }
 
 #[test]
+fn a_duplicate_may_be_used_in_another_order_at_the_same_time() {
+    for kind in KINDS {
+        for world in [2usize, 3] {
+            ranks(kind, world, move |comm| {
+                let (me, all) = (comm.rank(), (0..world).sum::<usize>() as i32);
+                let dup = comm.duplicate().unwrap();
+                assert_eq!((dup.rank(), dup.world(), dup.ranks()), (me, world, comm.ranks()));
+                for turn in 0..30 {
+                    for n in [1usize, 100_003] {
+                        // Rank 0 waits in the duplicate while the original's is under way, the others come to that last:
+                        // if the two took turns, all would wait for ever.
+                        let (first, second) = if turn % 2 == 0 { (&comm, &dup) } else { (&dup, &comm) };
+                        if me == 0 {
+                            let handle = first.all_reduce_async(vec![me as i32; n], ReduceOp::Sum);
+                            let mut data = vec![me as i64 + 5; n];
+                            second.all_reduce(&mut data, ReduceOp::Max).unwrap();
+                            assert_eq!(data, vec![world as i64 + 4; n]);
+                            assert_eq!(handle.wait().unwrap(), vec![all; n]);
+                        } else {
+                            let mut data = vec![me as i64 + 5; n];
+                            second.all_reduce(&mut data, ReduceOp::Max).unwrap();
+                            assert_eq!(data, vec![world as i64 + 4; n]);
+                            let mut data = vec![me as i32; n];
+                            first.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+                            assert_eq!(data, vec![all; n]);
+                        }
+                    }
+                }
+                // Two threads that know nothing of each other.
+                thread::scope(|scope| {
+                    for comm in [&comm, &dup] {
+                        scope.spawn(move || {
+                            for n in (0..40).map(|turn| if turn % 8 == me { 200_000 } else { 3 + turn % 2 }) {
+                                comm.barrier().unwrap();
+                                let all = comm.all_gather_v(&vec![me as u8; n]).unwrap();
+                                assert_eq!((all.counts.len(), all.counts[me]), (world, n));
+                            }
+                        });
+                    }
+                });
+            });
+        }
+    }
+}
+
+#[test]
+fn duplicates_of_groups_and_of_duplicates_come_and_go() {
+    for kind in KINDS {
+        ranks(kind, 4, |comm| {
+            let me = comm.rank();
+            let pair = comm.group(&[3, 1]).unwrap();
+            for _ in 0..10 {
+                let dup = comm.duplicate().unwrap().duplicate().unwrap();
+                if let Some(pair) = &pair {
+                    let (dup, mut data) = (pair.duplicate().unwrap(), [me as f32; 3]);
+                    assert_eq!(dup.ranks(), [3, 1]);
+                    dup.broadcast(&mut data, 0).unwrap();
+                    assert_eq!(data, [3.0; 3]);
+                }
+                let half = dup.group(&[0, 2]).unwrap();
+                if let Some(half) = half {
+                    let mut data = [me as i32; 40_000];
+                    half.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+                    assert_eq!(data, [2; 40_000]);
+                }
+            }
+            comm.barrier().unwrap();
+        });
+    }
+    let dup = solo().unwrap().duplicate().unwrap();
+    let mut data = [2f64];
+    dup.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+    assert_eq!(data, [2.0]);
+}
+
+#[test]
+fn a_mismatch_inside_a_duplicate_names_it_and_ends_the_job() {
+    for kind in KINDS {
+        let errors = ranks(kind, 2, move |comm| {
+            let dup = comm.duplicate().unwrap();
+            let first = message(dup.broadcast(&mut vec![0u8; comm.rank() + 1], 0));
+            assert_eq!(message(comm.barrier()), first, "{kind}");
+            first
+        });
+        let want = "rank 1 calls broadcast of 2 u8 with root 0 where rank 0 calls broadcast of 1 u8 with root 0, \
+                    collective #1 of a duplicate of the world";
+        assert_eq!(errors, vec![want; 2], "{kind}");
+        let errors = ranks(kind, 2, |comm| match comm.rank() {
+            0 => message(comm.duplicate()),
+            _ => message(comm.barrier()),
+        });
+        let want = "rank 1 calls barrier where rank 0 calls duplicate, collective #1 of the world";
+        assert_eq!(errors, vec![want; 2], "{kind}");
+    }
+}
+
+#[test]
 fn an_asynchronous_mismatch_is_in_the_handle() {
     for kind in KINDS {
         let errors = ranks(kind, 2, |comm| {

@@ -8,7 +8,7 @@ use bytemuck::{cast_slice, cast_slice_mut};
 use super::descriptor::{Descriptor, OpKind};
 use super::dtype::{DType, Element, ReduceOp};
 use super::error::{CommError, ErrorKind, Result};
-use super::process::Process;
+use super::process::{Line, Process};
 use super::rendezvous::TransportKind;
 use super::transport::{Members, Transport};
 
@@ -18,7 +18,8 @@ pub(super) struct Inner {
     pub(super) name: Arc<str>,
     /// With the number of collectives so far.
     transport: Mutex<(u64, Box<dyn Transport>)>,
-    /// After the transport: that has to be gone before the process says goodbye.
+    pub(super) line: Arc<Line>,
+    /// Last: the others have to be gone before the process says goodbye.
     pub(super) process: Arc<Process>,
 }
 
@@ -64,14 +65,19 @@ impl fmt::Debug for Communicator {
 
 impl Communicator {
     pub(super) fn world_of(process: Process) -> Result<Self> {
-        let members = Members { id: 0, me: process.rank, ranks: (0..process.world).collect() };
-        Self::of(Arc::new(process), members)
+        let members = Members { id: 0, me: process.rank, ranks: (0..process.world).collect(), copy_of: None };
+        Self::on_new_line(Arc::new(process), members)
     }
 
-    pub(super) fn of(process: Arc<Process>, members: Members) -> Result<Self> {
-        let transport = process.transport(&members).map_err(|e| process.fail(e))?;
+    pub(super) fn on_new_line(process: Arc<Process>, members: Members) -> Result<Self> {
+        let line = Line::new(&process, &members).map_err(|e| process.fail(e))?;
+        Self::on(Arc::new(line), process, members)
+    }
+
+    pub(super) fn on(line: Arc<Line>, process: Arc<Process>, members: Members) -> Result<Self> {
+        let transport = line.transport(&process, &members).map_err(|e| process.fail(e))?;
         let name = members.name().into();
-        Ok(Self { inner: Arc::new(Inner { members, name, transport: Mutex::new((0, transport)), process }) })
+        Ok(Self { inner: Arc::new(Inner { members, name, transport: Mutex::new((0, transport)), line, process }) })
     }
 
     /// This process's rank in the group.
@@ -117,7 +123,7 @@ impl Communicator {
         mut call: Descriptor,
         body: impl FnOnce(&mut dyn Transport, &Descriptor) -> Result<R>,
     ) -> Result<R> {
-        let process = &self.inner.process;
+        let (process, line) = (&self.inner.process, &self.inner.line);
         let mut guard = self.inner.transport.lock().unwrap_or_else(PoisonError::into_inner);
         let (sequence, transport) = &mut *guard;
         process.abort.check()?;
@@ -125,10 +131,10 @@ impl Communicator {
             *sequence += 1;
             call.sequence = *sequence;
         }
-        process.begin(&call, &self.inner.name);
+        line.begin(&call, &self.inner.name);
         let result = check(&call, self.world()).and_then(|()| body(&mut **transport, &call));
         let result = result.map_err(|error| process.fail(error));
-        process.end();
+        line.end();
         result
     }
 
@@ -185,7 +191,7 @@ impl Communicator {
     }
 
     fn settle(&self) {
-        self.inner.process.queue.settle();
+        self.inner.line.queue.settle();
     }
 
     /// `data` becomes the reduction over all ranks, on every rank.
@@ -281,6 +287,11 @@ impl Communicator {
         self.run(self.call(OpKind::AllToAll, T::DTYPE, count), |t, call| {
             t.all_to_all(call, cast_slice(send), cast_slice_mut(recv))
         })
+    }
+
+    pub(super) fn agree_to_duplicate(&self) -> Result<()> {
+        self.settle();
+        self.run(self.call(OpKind::Duplicate, DType::U8, 0), |t, call| t.barrier(call))
     }
 
     /// Returns when all ranks have come.

@@ -40,10 +40,12 @@ pub enum OpKind {
     Recv = 12,
     /// A sub-group is made.
     Group = 13,
+    /// An independent communicator of the same ranks is made.
+    Duplicate = 14,
 }
 
 impl OpKind {
-    const ALL: [OpKind; 13] = [
+    const ALL: [OpKind; 14] = [
         OpKind::AllReduce,
         OpKind::Broadcast,
         OpKind::Reduce,
@@ -57,6 +59,7 @@ impl OpKind {
         OpKind::Send,
         OpKind::Recv,
         OpKind::Group,
+        OpKind::Duplicate,
     ];
 
     /// The method's name.
@@ -75,6 +78,7 @@ impl OpKind {
             OpKind::Send => "send",
             OpKind::Recv => "recv",
             OpKind::Group => "group",
+            OpKind::Duplicate => "duplicate",
         }
     }
 }
@@ -136,7 +140,7 @@ impl fmt::Display for Descriptor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.op.name())?;
         match self.op {
-            OpKind::Barrier | OpKind::Group => {}
+            OpKind::Barrier | OpKind::Group | OpKind::Duplicate => {}
             OpKind::AllGatherV => write!(f, " of {}", self.dtype)?,
             _ => write!(f, " of {} {}", self.count, self.dtype)?,
         }

@@ -44,15 +44,32 @@ impl Communicator {
         }
         let Some(me) = ranks.iter().position(|r| *r == self.rank()) else { return Ok(None) };
         let ranks: Vec<usize> = ranks.iter().map(|r| self.ranks()[*r]).collect();
-        let members = Members { id: self.inner.next_group(&ranks), me, ranks };
-        Self::of(self.inner.process.clone(), members).map(Some)
+        let members = Members { id: self.inner.next_group(&ranks), me, ranks, copy_of: None };
+        Self::on(self.inner.line.clone(), self.inner.process.clone(), members).map(Some)
+    }
+
+    /// A communicator of the same ranks that is independent of this one, as of `MPI_Comm_dup`: collectives of both may be
+    /// under way at once, on different threads, and in any order relative to each other on different ranks. All ranks of
+    /// this group call it. It costs memory (`shm`) or a connection to each rank (`tcp`): made once, not for every use.
+    ///
+    /// Clones of a communicator, its groups and its asynchronous calls take turns instead.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Mismatch`] on every rank if one calls something else; [`ErrorKind::Setup`] if memory or connections
+    /// cannot be had.
+    pub fn duplicate(&self) -> Result<Communicator> {
+        self.agree_to_duplicate()?;
+        let of = &self.inner.members;
+        let copy_of = Some(self.inner.name.clone());
+        let members = Members { id: self.inner.next_group(&of.ranks), me: of.me, ranks: of.ranks.clone(), copy_of };
+        Self::on_new_line(self.inner.process.clone(), members)
     }
 
     /// [`Communicator::all_reduce`], executed after everything submitted before while this thread goes on. The handle gives
     /// the buffer back.
     pub fn all_reduce_async<T: Element>(&self, mut data: Vec<T>, op: ReduceOp) -> Handle<Vec<T>> {
         let this = self.clone();
-        self.inner.process.queue.submit(move || {
+        self.inner.line.queue.submit(move || {
             this.all_reduce_now(cast_slice_mut(&mut data), T::DTYPE, op)?;
             Ok(data)
         })
@@ -61,7 +78,7 @@ impl Communicator {
     /// [`Communicator::broadcast`], asynchronously.
     pub fn broadcast_async<T: Element>(&self, mut data: Vec<T>, root: usize) -> Handle<Vec<T>> {
         let this = self.clone();
-        self.inner.process.queue.submit(move || {
+        self.inner.line.queue.submit(move || {
             this.broadcast_now(cast_slice_mut(&mut data), T::DTYPE, root)?;
             Ok(data)
         })
@@ -70,7 +87,7 @@ impl Communicator {
     /// [`Communicator::all_gather`], asynchronously; the handle gives everybody's elements.
     pub fn all_gather_async<T: Element>(&self, send: Vec<T>) -> Handle<Vec<T>> {
         let this = self.clone();
-        self.inner.process.queue.submit(move || {
+        self.inner.line.queue.submit(move || {
             let mut recv = vec![T::zeroed(); send.len() * this.world()];
             this.all_gather_now(cast_slice(&send), cast_slice_mut(&mut recv), T::DTYPE)?;
             Ok(recv)
@@ -80,7 +97,7 @@ impl Communicator {
     /// [`Communicator::reduce_scatter`], asynchronously; the handle gives this rank's part.
     pub fn reduce_scatter_async<T: Element>(&self, send: Vec<T>, op: ReduceOp) -> Handle<Vec<T>> {
         let this = self.clone();
-        self.inner.process.queue.submit(move || {
+        self.inner.line.queue.submit(move || {
             let mut recv = vec![T::zeroed(); send.len() / this.world()];
             this.reduce_scatter_now(cast_slice(&send), cast_slice_mut(&mut recv), T::DTYPE, op)?;
             Ok(recv)

@@ -1,9 +1,11 @@
 //! What all groups of one process share, and the way an error takes to all ranks.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use super::abort::Abort;
+use super::auth::Secret;
 use super::descriptor::Descriptor;
 use super::error::{CommError, ErrorKind, Result};
 use super::queue::Queue;
@@ -11,27 +13,41 @@ use super::rendezvous::TransportKind;
 use super::shm::ShmGroup;
 use super::solo::Solo;
 use super::store::StoreClient;
-use super::tcp::{Mesh, TcpGroup};
+use super::tcp::{Mesh, Setup, TcpGroup};
 use super::transport::{Members, Transport};
 
 /// How long to wait for other ranks to say what they are doing when something has timed out.
 const ANSWER_LIMIT: Duration = Duration::from_millis(500);
 
-/// What this rank is doing, for others that wonder.
-#[derive(Default)]
-pub(super) struct Doing {
-    call: Option<(Descriptor, Arc<str>)>,
-    since: Option<Instant>,
+/// What a line is doing, for ranks that wonder.
+struct Doing {
+    call: Descriptor,
+    group: Arc<str>,
+    since: Instant,
     inside: bool,
 }
 
 impl Doing {
     fn describe(&self) -> String {
-        let Some((call, group)) = &self.call else { return "has called no collective yet".into() };
-        let seconds = self.since.map_or(0.0, |s| s.elapsed().as_secs_f64());
-        let (verb, place) = (if self.inside { "is in" } else { "has left" }, call.place(group));
-        format!("{verb} {call}, {place}, for {seconds:.1} s")
+        let (verb, place) = (if self.inside { "is in" } else { "has left" }, self.call.place(&self.group));
+        format!("{verb} {}, {place}, for {:.1} s", self.call, self.since.elapsed().as_secs_f64())
     }
+}
+
+/// None before the first collective.
+type LineDoing = Mutex<Option<Doing>>;
+
+/// Those of all lines.
+type AllDoing = Mutex<Vec<Weak<LineDoing>>>;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn describe(all: &AllDoing) -> String {
+    let lines: Vec<String> =
+        lock(all).iter().filter_map(Weak::upgrade).filter_map(|line| Some(lock(&line).as_ref()?.describe())).collect();
+    if lines.is_empty() { "has called no collective yet".into() } else { lines.join(" and ") }
 }
 
 /// One process of the job.
@@ -41,12 +57,62 @@ pub(crate) struct Process {
     pub(super) kind: TransportKind,
     pub(super) timeout: Duration,
     pub(super) connect_timeout: Duration,
+    /// Address to listen on, and what proves a connection; for connections between ranks.
+    pub(super) bind: Option<IpAddr>,
+    pub(super) secret: Option<Secret>,
     pub(super) abort: Arc<Abort>,
-    pub(super) queue: Queue,
-    pub(super) mesh: Option<Arc<Mutex<Mesh>>>,
-    doing: Arc<Mutex<Doing>>,
+    doing: Arc<AllDoing>,
     /// Last, so that everything else has been dropped when the goodbye is said. None for a job of one.
     pub(super) store: Option<StoreClient>,
+}
+
+/// One order of collectives in a process: a communicator and the groups made of it take turns, a duplicate has a line of
+/// its own and shares nothing that is held while a collective waits.
+pub(super) struct Line {
+    pub(super) queue: Queue,
+    mesh: Option<Arc<Mutex<Mesh>>>,
+    doing: Arc<LineDoing>,
+}
+
+impl Line {
+    /// A line for `members`; the ranks of a new one call this together.
+    pub(super) fn new(process: &Process, members: &Members) -> Result<Self> {
+        let mesh = match (process.kind, &process.store, &process.secret) {
+            (TransportKind::Tcp, Some(store), Some(secret)) if members.len() > 1 => {
+                let setup = Setup { members, store, secret, bind: process.bind, limit: process.connect_timeout };
+                Some(Arc::new(Mutex::new(Mesh::new(&setup, process.world, process.timeout)?)))
+            }
+            _ => None,
+        };
+        let doing = Arc::new(LineDoing::default());
+        let mut all = lock(&process.doing);
+        all.retain(|line| line.strong_count() > 0);
+        all.push(Arc::downgrade(&doing));
+        Ok(Self { queue: Queue::default(), mesh, doing })
+    }
+
+    /// The transport of a group on this line.
+    pub(super) fn transport(&self, process: &Process, members: &Members) -> Result<Box<dyn Transport>> {
+        match (&process.store, &self.mesh) {
+            _ if members.len() == 1 => Ok(Box::new(Solo)),
+            (_, Some(mesh)) => Ok(Box::new(TcpGroup::new(mesh.clone(), members.clone()))),
+            (Some(store), None) => {
+                Ok(Box::new(ShmGroup::new(members.clone(), store, process.connect_timeout, process.timeout)?))
+            }
+            (None, None) => Err(CommError::setup(format!("{} has no rendezvous", members.name()))),
+        }
+    }
+
+    pub(super) fn begin(&self, call: &Descriptor, group: &Arc<str>) {
+        *lock(&self.doing) = Some(Doing { call: *call, group: group.clone(), since: Instant::now(), inside: true });
+    }
+
+    pub(super) fn end(&self) {
+        if let Some(doing) = lock(&self.doing).as_mut() {
+            doing.since = Instant::now();
+            doing.inside = false;
+        }
+    }
 }
 
 impl Process {
@@ -58,38 +124,13 @@ impl Process {
         connect_timeout: Duration,
         store: Option<StoreClient>,
     ) -> Self {
-        let doing = Arc::new(Mutex::new(Doing::default()));
+        let doing = Arc::new(AllDoing::default());
         let abort = store.as_ref().map_or_else(Abort::new, StoreClient::abort_flag);
         if let Some(store) = &store {
             let doing = doing.clone();
-            store.set_status(move || doing.lock().unwrap_or_else(PoisonError::into_inner).describe());
+            store.set_status(move || describe(&doing));
         }
-        Self { rank, world, kind, timeout, connect_timeout, abort, queue: Queue::default(), mesh: None, doing, store }
-    }
-
-    /// The transport of a group of this process.
-    pub(super) fn transport(&self, members: &Members) -> Result<Box<dyn Transport>> {
-        match (&self.store, &self.mesh) {
-            (Some(store), None) if members.len() > 1 => {
-                Ok(Box::new(ShmGroup::new(members.clone(), store, self.connect_timeout, self.timeout)?))
-            }
-            (_, Some(mesh)) if members.len() > 1 => Ok(Box::new(TcpGroup::new(mesh.clone(), members.clone()))),
-            _ => Ok(Box::new(Solo)),
-        }
-    }
-
-    fn doing(&self) -> MutexGuard<'_, Doing> {
-        self.doing.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn begin(&self, call: &Descriptor, group: &Arc<str>) {
-        *self.doing() = Doing { call: Some((*call, group.clone())), since: Some(Instant::now()), inside: true };
-    }
-
-    pub(super) fn end(&self) {
-        let mut doing = self.doing();
-        doing.since = Some(Instant::now());
-        doing.inside = false;
+        Self { rank, world, kind, timeout, connect_timeout, bind: None, secret: None, abort, doing, store }
     }
 
     /// Ends the job with `error` and returns the error that the job ended with: the first one, on every rank.

@@ -1,8 +1,8 @@
 //! Asynchronous collectives: a thread that executes them in the order of their submission.
 //!
-//! All groups of a process share one queue, and a synchronous call waits for the queue to be empty before it starts. So a
-//! process has one order of collectives, the one its code has; if all ranks run the same code, no two of them can wait for
-//! each other in different collectives.
+//! A communicator and the groups made of it share one queue (`process.rs` calls it a line), and a synchronous call waits for
+//! the queue to be empty before it starts. So a line has one order of collectives, the one its code has; if all ranks run
+//! the same code, no two of them can wait for each other in different collectives. A duplicate has a queue of its own.
 
 use std::collections::VecDeque;
 use std::fmt;

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::auth::Secret;
@@ -11,7 +10,6 @@ use super::communicator::Communicator;
 use super::error::{CommError, Result};
 use super::process::Process;
 use super::store::StoreClient;
-use super::tcp::Mesh;
 
 /// How the ranks exchange data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,21 +96,9 @@ pub fn join(config: &CommConfig) -> Result<Communicator> {
 pub fn join_through(store: StoreClient, config: &CommConfig) -> Result<Communicator> {
     let (rank, world) = (config.rank, config.world);
     store.barrier("join", config.connect_timeout)?;
-    let mesh = match config.transport {
-        TransportKind::Tcp if world > 1 => {
-            let (limit, timeout) = (config.connect_timeout, config.timeout);
-            match Mesh::new(rank, world, &store, &config.secret, config.bind, limit, timeout) {
-                Ok(mesh) => Some(Arc::new(Mutex::new(mesh))),
-                Err(error) => {
-                    store.abort(error.clone());
-                    return Err(store.abort_flag().error().unwrap_or(error));
-                }
-            }
-        }
-        _ => None,
-    };
     let mut process = Process::new(rank, world, config.transport, config.timeout, config.connect_timeout, Some(store));
-    process.mesh = mesh;
+    process.bind = config.bind;
+    process.secret = Some(config.secret.clone());
     Communicator::world_of(process)
 }
 

@@ -40,6 +40,8 @@ pub(crate) struct Members {
     pub me: usize,
     /// Ranks in the whole job, by rank in the group.
     pub ranks: Vec<usize>,
+    /// The name of the group that this one duplicates.
+    pub copy_of: Option<std::sync::Arc<str>>,
 }
 
 impl Members {
@@ -47,9 +49,13 @@ impl Members {
         self.ranks.len()
     }
 
-    /// `the world` or `group [0, 2]`.
+    /// `the world` or `group [0, 2]` or `a duplicate of the world`.
     pub(crate) fn name(&self) -> String {
-        if self.id == 0 { "the world".into() } else { format!("group {:?}", self.ranks) }
+        match &self.copy_of {
+            Some(original) => format!("a duplicate of {original}"),
+            None if self.id == 0 => "the world".into(),
+            None => format!("group {:?}", self.ranks),
+        }
     }
 
     /// This process's rank in the whole job.

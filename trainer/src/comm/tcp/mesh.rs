@@ -1,6 +1,5 @@
 //! All connections of a rank, and moving bytes over several of them at once.
 
-use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,13 +9,11 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use super::peer::{Broken, Head, Kind, Next, Peer};
 use super::setup::Setup;
 use crate::comm::abort::Abort;
-use crate::comm::auth::Secret;
 use crate::comm::descriptor::{Agreement, Descriptor};
 use crate::comm::dtype::{DType, ReduceOp};
 use crate::comm::error::{CommError, ErrorKind, Result, ranks};
 use crate::comm::kernels;
 use crate::comm::message::Message;
-use crate::comm::store::StoreClient;
 
 /// How long to wait for the rendezvous to say why a connection was closed: a death is announced with its cause.
 const REASON: Duration = Duration::from_secs(1);
@@ -87,25 +84,18 @@ pub(crate) struct Mesh {
 }
 
 impl Mesh {
-    pub(crate) fn new(
-        rank: usize,
-        world: usize,
-        store: &StoreClient,
-        secret: &Secret,
-        bind: Option<IpAddr>,
-        limit: Duration,
-        timeout: Duration,
-    ) -> Result<Self> {
-        let peers = Setup { rank, world, store, secret, bind, limit }.connect()?;
+    /// Connects the ranks of `setup`, in a job of `world`; each wait in a collective is at most `timeout` long.
+    pub(crate) fn new(setup: &Setup<'_>, world: usize, timeout: Duration) -> Result<Self> {
+        let (rank, peers) = (setup.members.my_rank(), setup.connect(world)?);
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| CommError::setup(format!("rank {rank} cannot make an eventfd: {e}")))?;
         let bell = Arc::new(bell);
-        let abort = store.abort_flag();
+        let abort = setup.store.abort_flag();
         let ring = bell.clone();
         // Stays readable for good: an aborted mesh never waits again.
         abort.on_raise(move || _ = rustix::io::write(&*ring, &1u64.to_ne_bytes()));
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Ok(Self { rank, peers, abort, timeout, bell, spins: if world <= cores { SPINS } else { 0 } })
+        Ok(Self { rank, peers, abort, timeout, bell, spins: if setup.members.len() <= cores { SPINS } else { 0 } })
     }
 
     pub(super) fn peer(&mut self, rank: usize) -> Result<&mut Peer> {

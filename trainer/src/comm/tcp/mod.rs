@@ -33,3 +33,4 @@ mod setup;
 
 pub(crate) use collectives::TcpGroup;
 pub(crate) use mesh::Mesh;
+pub(crate) use setup::Setup;

@@ -14,6 +14,7 @@ use crate::comm::abort::Abort;
 use crate::comm::auth::{self, Failure, Hello, Purpose, Secret};
 use crate::comm::error::{CommError, ErrorKind, Result, ranks};
 use crate::comm::store::StoreClient;
+use crate::comm::transport::Members;
 
 /// Strangers that may be shaking hands at once; more are turned away at the door.
 const MAX_HANDSHAKES: usize = 64;
@@ -21,9 +22,9 @@ const MAX_HANDSHAKES: usize = 64;
 const SLICE: Duration = Duration::from_millis(50);
 
 /// What a rank needs to find the others.
-pub(super) struct Setup<'a> {
-    pub rank: usize,
-    pub world: usize,
+pub(crate) struct Setup<'a> {
+    /// Who is to be connected.
+    pub members: &'a Members,
     pub store: &'a StoreClient,
     pub secret: &'a Secret,
     /// Address to listen on; the one that reaches the rendezvous if none.
@@ -32,9 +33,10 @@ pub(super) struct Setup<'a> {
 }
 
 impl Setup<'_> {
-    /// A connection to every other rank. Ranks dial the lower ones and are dialled by the higher ones.
-    pub(super) fn connect(&self) -> Result<Vec<Option<Peer>>> {
-        let (rank, world) = (self.rank, self.world);
+    /// A connection to every other member, by rank in the job of `world`. Ranks dial the lower ones and are dialled by the
+    /// higher ones.
+    pub(super) fn connect(&self, world: usize) -> Result<Vec<Option<Peer>>> {
+        let rank = self.members.my_rank();
         let until = Instant::now() + self.limit;
         let own = self.store.own_address()?;
         let bind = self.bind.unwrap_or(own);
@@ -47,17 +49,16 @@ impl Setup<'_> {
         let port = listener.local_addr().map_err(failed)?.port();
         // Listening on all addresses, the one to announce is the one that the rendezvous sees.
         let announced = SocketAddr::new(if bind.is_unspecified() { own } else { bind }, port);
-        self.store.set(&format!("tcp/{rank}"), announced.to_string().as_bytes())?;
+        self.store.set(&self.key(rank), announced.to_string().as_bytes())?;
 
         let mut peers: Vec<Option<Peer>> = (0..world).map(|_| None).collect();
         let (sender, arrivals) = channel();
-        let door = Door { listener, secret: self.secret.clone(), rank, world, until, abort: self.store.abort_flag() };
-        let doorkeeper = std::thread::Builder::new()
-            .name("comm-accept".into())
-            .spawn(move || door.keep(world - 1 - rank, &sender))
-            .map_err(failed)?;
-        for (lower, peer) in peers.iter_mut().enumerate().take(rank) {
-            *peer = Some(self.dial(lower, until)?);
+        let (abort, higher) = (self.store.abort_flag(), self.higher().collect::<Vec<_>>());
+        let door = Door { listener, secret: self.secret.clone(), rank, world, higher, until, abort };
+        let doorkeeper =
+            std::thread::Builder::new().name("comm-accept".into()).spawn(move || door.keep(&sender)).map_err(failed)?;
+        for lower in self.members.ranks.iter().copied().filter(|lower| *lower < rank) {
+            peers[lower] = Some(self.dial(lower, world, until)?);
         }
         self.receive(&arrivals, &mut peers, until)?;
         drop(arrivals);
@@ -65,10 +66,20 @@ impl Setup<'_> {
         Ok(peers)
     }
 
-    fn dial(&self, to: usize, until: Instant) -> Result<Peer> {
-        let rank = self.rank;
+    /// Where `rank` announces its address.
+    fn key(&self, rank: usize) -> String {
+        format!("tcp/{:x}/{rank}", self.members.id)
+    }
+
+    /// Members that dial this one.
+    fn higher(&self) -> impl Iterator<Item = usize> {
+        self.members.ranks.iter().copied().filter(|rank| *rank > self.members.my_rank())
+    }
+
+    fn dial(&self, to: usize, world: usize, until: Instant) -> Result<Peer> {
+        let rank = self.members.my_rank();
         let left = || until.saturating_duration_since(Instant::now());
-        let address = String::from_utf8_lossy(&self.store.wait(&format!("tcp/{to}"), left())?).into_owned();
+        let address = String::from_utf8_lossy(&self.store.wait(&self.key(to), left())?).into_owned();
         let failed = |cause: String| {
             CommError::setup(format!("rank {rank} cannot connect to rank {to} at {address}: {cause}"))
                 .hint("can this host reach that address, through firewalls and container networks?")
@@ -78,7 +89,7 @@ impl Setup<'_> {
             self.store.abort_flag().check()?;
             let attempt = || -> std::result::Result<TcpStream, Failure> {
                 let broken = |e: std::io::Error| Failure::Broken(e.to_string());
-                let hello = Hello::new(Purpose::Mesh, rank, self.world).map_err(|e| Failure::Broken(e.message))?;
+                let hello = Hello::new(Purpose::Mesh, rank, world).map_err(|e| Failure::Broken(e.message))?;
                 let stream = TcpStream::connect_timeout(&address, left().max(SLICE)).map_err(broken)?;
                 auth::dial(&stream, self.secret, &hello)?;
                 Ok(stream)
@@ -99,8 +110,9 @@ impl Setup<'_> {
         peers: &mut [Option<Peer>],
         until: Instant,
     ) -> Result<()> {
-        let rank = self.rank;
-        while let Some(missing) = Some(missing(peers, rank)).filter(|m| !m.is_empty()) {
+        let rank = self.members.my_rank();
+        let missing = |peers: &[Option<Peer>]| self.higher().filter(|r| peers[*r].is_none()).collect::<Vec<_>>();
+        while let Some(missing) = Some(missing(peers)).filter(|m| !m.is_empty()) {
             self.store.abort_flag().check()?;
             match arrivals.recv_timeout(SLICE) {
                 Ok((from, stream)) => {
@@ -122,10 +134,6 @@ impl Setup<'_> {
     }
 }
 
-fn missing(peers: &[Option<Peer>], rank: usize) -> Vec<usize> {
-    (0..peers.len()).filter(|r| *r != rank && peers[*r].is_none()).collect()
-}
-
 /// Accepts connections until all higher ranks are in. Each handshake has a thread and a deadline of its own, so a stranger
 /// that says nothing delays nobody.
 struct Door {
@@ -133,15 +141,20 @@ struct Door {
     secret: Secret,
     rank: usize,
     world: usize,
+    /// Who may come.
+    higher: Vec<usize>,
     until: Instant,
     abort: Arc<Abort>,
 }
 
 impl Door {
-    fn keep(self, expected: usize, arrivals: &Sender<(usize, TcpStream)>) {
+    fn keep(self, arrivals: &Sender<(usize, TcpStream)>) {
         let shaking = Arc::new(AtomicUsize::new(0));
         let arrived = Arc::new(AtomicUsize::new(0));
-        while arrived.load(Ordering::Acquire) < expected && Instant::now() < self.until && !self.abort.is_raised() {
+        while arrived.load(Ordering::Acquire) < self.higher.len()
+            && Instant::now() < self.until
+            && !self.abort.is_raised()
+        {
             let mut fds = [PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN)];
             let nap = Timespec { tv_sec: 0, tv_nsec: i64::from(SLICE.subsec_nanos()) };
             // The number of arrivals changes on other threads: short naps.
@@ -151,11 +164,11 @@ impl Door {
                     continue;
                 }
                 shaking.fetch_add(1, Ordering::AcqRel);
-                let (secret, rank, world) = (self.secret.clone(), self.rank, self.world);
+                let (secret, rank, world, higher) = (self.secret.clone(), self.rank, self.world, self.higher.clone());
                 let (shaking_here, arrived, arrivals) = (shaking.clone(), arrived.clone(), arrivals.clone());
                 let shake = move || {
                     if stream.set_nonblocking(false).is_ok()
-                        && let Ok(hello) = auth::listen(&stream, &secret, |hello| admit(hello, rank, world))
+                        && let Ok(hello) = auth::listen(&stream, &secret, |hello| admit(hello, rank, world, &higher))
                     {
                         arrived.fetch_add(1, Ordering::AcqRel);
                         // The receiver is gone only if set-up failed already.
@@ -171,9 +184,9 @@ impl Door {
     }
 }
 
-fn admit(hello: &Hello, rank: usize, world: usize) -> std::result::Result<(), String> {
+fn admit(hello: &Hello, rank: usize, world: usize, higher: &[usize]) -> std::result::Result<(), String> {
     let from = hello.rank as usize;
-    if hello.purpose == Purpose::Mesh && hello.world as usize == world && from > rank && from < world {
+    if hello.purpose == Purpose::Mesh && hello.world as usize == world && higher.contains(&from) {
         return Ok(());
     }
     Err(format!("rank {rank} of {world} expects no connection from rank {from} of {}", hello.world))
