@@ -3,7 +3,7 @@
 use std::{io::Write, path::Path, sync::Arc};
 
 use data::{
-    Splits,
+    Dataset, Splits,
     formats::{self, LoadRequest},
     loader::Loader,
 };
@@ -32,7 +32,11 @@ use crate::{
         text::thousands,
     },
     signals::Stop,
-    strategy::{Snapshot, Strategy, ddp::Ddp, single::Single},
+    strategy::{
+        Snapshot, Strategy,
+        ddp::{self, Ddp},
+        single::Single,
+    },
 };
 
 /// A run to start or to continue.
@@ -202,7 +206,8 @@ fn train(
     let mut strategy: Box<dyn Strategy> = match rank {
         None => Box::new(Single::new(network, device, classes, &plan)),
         Some(rank) => {
-            rank.reporter.doing(format_args!("comparing the model with the other ranks'"));
+            rank.reporter.doing(format_args!("comparing the job with the other ranks'"));
+            ddp::same_job(&facts(&plan, &train, &test)?, &rank.comm)?;
             Box::new(Ddp::new(network, device, classes, &plan, rank.comm.clone(), rank.reporter.clone())?)
         }
     };
@@ -283,6 +288,30 @@ fn train(
         ..RunSummary::default()
     };
     finish(&mut reporter, summary, ending, class_names, &folder)
+}
+
+/// What all ranks of a job must have in common: the plan but for this machine's paths, and the data.
+fn facts(plan: &RunPlan, train: &Dataset, test: &Dataset) -> Result<Vec<String>, Failure> {
+    let text = plan_toml(plan)?;
+    let mut section = "";
+    let mut facts = Vec::new();
+    for line in text.lines().filter(|line| !line.is_empty()) {
+        match line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+            Some(name) => section = name,
+            None if section == "log" || line.starts_with("dir = ") => {}
+            None => facts.push(format!("{section}.{line}")),
+        }
+    }
+    for (name, set) in [("training", train), ("test", test)] {
+        let labels = crc32c::crc32c(bytemuck::cast_slice(&set.labels));
+        facts.push(format!(
+            "{name} set = {} images {}, checksum {:08x} {labels:08x}",
+            thousands(set.len() as u64),
+            set.shape,
+            crc32c::crc32c(&set.images)
+        ));
+    }
+    Ok(facts)
 }
 
 /// The summary on the screen and in its file; the exit code.

@@ -242,11 +242,6 @@ pub(super) fn parallel(reader: &mut Reader) -> Parallel {
         let backends = [Backend::Auto, Backend::Shm, Backend::Tcp];
         let backend = format!("\"{}\"", parallel.backend);
         unbuilt("backend", !backends.contains(&parallel.backend), backend, "use \"auto\", \"shm\" or \"tcp\"");
-        let sync = parallel.batch_norm == BatchNormPolicy::Sync;
-        unbuilt("batch_norm", sync, "\"sync\"".into(), "use \"local\", \"broadcast\" or \"reduce\"");
-        let compressed = parallel.compression != Compression::None;
-        unbuilt("compression", compressed, format!("\"{}\"", parallel.compression), "use \"none\"");
-        unbuilt("check_sync_every", parallel.check_sync_every > 0, "the comparison".into(), "leave it at 0");
     }
     parallel
 }

@@ -33,6 +33,12 @@ impl Reporter {
         Self(Arc::new(Station { rank, board, stage, account, accounted: AtomicBool::new(false) }))
     }
 
+    /// One that nobody listens to.
+    #[cfg(test)]
+    pub(crate) fn unheard() -> Self {
+        Self::new(0, Board::create().expect("a page of memory"), None)
+    }
+
     /// What the worker does from now on: `reporter.doing(format_args!("all_reduce #{n}, bucket {b}"))`. It is what the
     /// launcher shows when this process dies, however suddenly. Cut after some 220 bytes.
     pub fn doing(&self, what: fmt::Arguments<'_>) {

@@ -49,8 +49,10 @@ pub struct StepSeconds {
     pub forward: f64,
     /// Backward.
     pub backward: f64,
-    /// Waiting for other ranks and reducing.
+    /// Waiting for other ranks and reducing, when nothing else was done.
     pub communication: f64,
+    /// Reducing while the backward pass ran.
+    pub communication_hidden: f64,
     /// Clipping, optimizer, weight average.
     pub optimizer: f64,
 }

@@ -36,14 +36,14 @@ impl Replica {
         self.device.clone().inner()
     }
 
-    /// Forward and backward of one batch, the loss weighted as a part of a step of `step_samples` samples. Adds counts
-    /// and times to `outcome`. A loss that is not finite is the caller's to see, in `outcome`: where several ranks share a
+    /// Forward pass of one batch; the loss, `[1]`, weighted as a part of a step of `step_samples` samples. Adds counts and
+    /// times to `outcome`. A loss that is not finite is the caller's to see, in `outcome`: where several ranks share a
     /// step, all of them have to take part in it before one may refuse it.
-    fn forward_backward(&self, batch: Batch, step_samples: usize, outcome: &mut StepOutcome) -> FlatGradients {
+    pub fn forward(&self, batch: Batch, step_samples: usize, cx: &Context, outcome: &mut StepOutcome) -> Tensor<1> {
         let start = Instant::now();
         let labels = batch.labels.clone();
         let targets = loss::soft_targets(&labels, batch.mix.as_ref(), self.classes, self.label_smoothing);
-        let logits = self.network.forward(images(batch, &self.device), &Context::train());
+        let logits = self.network.forward(images(batch, &self.device), cx);
         let host = host_logits(logits.clone());
         for ((row, target), &label) in
             host.chunks_exact(self.classes).zip(targets.chunks_exact(self.classes)).zip(&labels)
@@ -54,6 +54,11 @@ impl Replica {
         outcome.samples += labels.len() as u64;
         let loss = loss::cross_entropy(logits, targets, step_samples);
         outcome.seconds.forward += start.elapsed().as_secs_f64();
+        loss
+    }
+
+    /// Backward pass from a loss of [`Replica::forward`]; the gradients that did not go to a sink.
+    pub fn backward(&self, loss: Tensor<1>, outcome: &mut StepOutcome) -> FlatGradients {
         let start = Instant::now();
         let gradients = FlatGradients::from_backward(loss.backward(), &self.network, &self.parameters);
         outcome.seconds.backward += start.elapsed().as_secs_f64();
@@ -69,7 +74,8 @@ impl Replica {
     ) -> Option<FlatGradients> {
         let mut gradients: Option<FlatGradients> = None;
         for batch in batches {
-            let new = self.forward_backward(batch, step_samples, outcome);
+            let loss = self.forward(batch, step_samples, &Context::train(), outcome);
+            let new = self.backward(loss, outcome);
             match &mut gradients {
                 Some(sum) => sum.accumulate(new),
                 None => gradients = Some(new),

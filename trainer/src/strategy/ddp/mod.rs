@@ -7,17 +7,34 @@
 //! Batch norm (`parallel.batch_norm`): `local` normalises by the rank's own share and keeps the rank's own running
 //! statistics; evaluation and checkpoints use rank 0's. `broadcast` copies rank 0's to all ranks before each evaluation
 //! (PyTorch copies them before each forward pass; training does not read them, so the results are the same). `reduce`
-//! averages them over the ranks there (timm's `--dist-bn reduce`).
+//! averages them over the ranks there (timm's `--dist-bn reduce`). `sync` normalises by the whole batch, forward and
+//! backward (`torch.nn.SyncBatchNorm`): statistics are the same bits on every rank.
+//!
+//! While backward runs, gradients land in buckets (`collector.rs`), and a thread reduces each full one (`reducer.rs`).
 
 pub mod buckets;
+mod collector;
+mod reducer;
 mod replicate;
+mod statistics;
 mod step;
+#[cfg(test)]
+mod tests;
+mod unused;
+mod verify;
+
+use std::sync::Arc;
 
 use burn::tensor::Device;
 use data::loader::Batch;
 use models::Network;
 
-use self::buckets::Bucket;
+pub use self::{reducer::Reduced, verify::same_job};
+use self::{
+    reducer::{Options, Reducer},
+    statistics::SharedStatistics,
+    unused::Unused,
+};
 use super::{Evaluation, Learner, Snapshot, StepOutcome, Strategy, Tally};
 use crate::{
     comm::{Communicator, ReduceOp},
@@ -34,7 +51,11 @@ const MIB: f64 = 1024.0 * 1024.0;
 pub struct Ddp {
     learner: Learner,
     batch_norm: BatchNormPolicy,
-    buckets: Vec<Bucket>,
+    statistics: Option<Arc<SharedStatistics>>,
+    /// Before `comm`: its thread has to end first.
+    reducer: Reducer,
+    unused: Unused,
+    check_sync_every: u64,
     comm: Communicator,
     reporter: Reporter,
     steps: u64,
@@ -53,13 +74,46 @@ impl Ddp {
         comm: Communicator,
         reporter: Reporter,
     ) -> Result<Self, Failure> {
-        replicate::same_model(&network, &comm)?;
+        verify::same_model(&network, &comm)?;
         let network = replicate::broadcast_state(network, &comm)?;
         let learner = Learner::new(network, device, classes, plan);
         let bytes = |mib: f64| (mib * MIB) as usize;
-        let (first, limit) = (bytes(plan.parallel.first_bucket_mb), bytes(plan.parallel.bucket_mb));
-        let buckets = buckets::assign(&learner.replica.parameters, first, limit);
-        Ok(Self { learner, batch_norm: plan.parallel.batch_norm, buckets, comm, reporter, steps: 0 })
+        let parallel = &plan.parallel;
+        let options = Options {
+            first: bytes(parallel.first_bucket_mb),
+            limit: bytes(parallel.bucket_mb),
+            overlap: parallel.overlap,
+            compression: parallel.compression,
+        };
+        let reducer = Reducer::new(&learner.replica.parameters, &comm, &reporter, options)?;
+        let statistics = match parallel.batch_norm {
+            BatchNormPolicy::Sync => Some(Arc::new(SharedStatistics::new(comm.duplicate()?))),
+            _ => None,
+        };
+        Ok(Self {
+            learner,
+            batch_norm: parallel.batch_norm,
+            statistics,
+            reducer,
+            unused: Unused::default(),
+            check_sync_every: parallel.check_sync_every as u64,
+            comm,
+            reporter,
+            steps: 0,
+        })
+    }
+
+    fn check_statistics(&self) -> Result<(), Failure> {
+        self.statistics.as_ref().map_or(Ok(()), |statistics| Ok(statistics.check()?))
+    }
+
+    /// Every `parallel.check_sync_every` steps: makes sure that all ranks hold the same bits.
+    fn check_sync(&self) -> Result<(), Failure> {
+        if self.check_sync_every == 0 || !self.steps.is_multiple_of(self.check_sync_every) {
+            return Ok(());
+        }
+        self.reporter.doing(format_args!("comparing parameters after {} steps", self.steps));
+        verify::in_sync(&self.learner.snapshot(), self.batch_norm == BatchNormPolicy::Sync, &self.comm)
     }
 }
 
@@ -80,7 +134,7 @@ impl Strategy for Ddp {
         self.reporter.doing(format_args!("evaluating after {} steps", self.steps));
         let Self { learner, comm, .. } = self;
         let comm = &*comm;
-        if self.batch_norm != BatchNormPolicy::Local {
+        if matches!(self.batch_norm, BatchNormPolicy::Broadcast | BatchNormPolicy::Reduce) {
             learner.replica.network = replicate::share_buffers(learner.replica.network.clone(), self.batch_norm, comm)?;
         }
         // whatever a rank's own statistics are, one network is evaluated: rank 0's
@@ -99,6 +153,8 @@ impl Strategy for Ddp {
             return Ok(Progress::start());
         };
         self.learner.restore(snapshot)?;
+        self.steps = progress.step;
+        verify::in_sync(&self.learner.snapshot(), false, &self.comm)?;
         Ok(progress)
     }
 }

@@ -6,7 +6,6 @@ use models::{
     Network, StateKind,
     state::{self, StateTensor},
 };
-use sha2::{Digest, Sha256};
 
 use crate::{
     comm::{Communicator, ReduceOp},
@@ -16,40 +15,6 @@ use crate::{
     state_file::{self, NamedTensor},
     strategy::Snapshot,
 };
-
-/// Makes sure that every rank has the same tensors: names, shapes, order.
-///
-/// # Errors
-/// Names the ranks that differ, and on those the first tensor that does.
-pub(super) fn same_model(network: &Network, comm: &Communicator) -> Result<(), Failure> {
-    let lines: Vec<String> =
-        state::state_dict(network).iter().map(|tensor| format!("{} {:?}", tensor.name, tensor.shape)).collect();
-    let own = lines.join("\n");
-    let digest: [u8; 32] = Sha256::digest(own.as_bytes()).into();
-    let mut all = vec![0u8; 32 * comm.world()];
-    comm.all_gather(&digest, &mut all)?;
-    let others: Vec<usize> = (1..comm.world()).filter(|rank| all[rank * 32..][..32] != all[..32]).collect();
-    if others.is_empty() {
-        return Ok(());
-    }
-    // every rank knows that they differ: rank 0 shows its list, so that each can say what its own first difference is
-    let mut length = [own.len() as i64];
-    comm.broadcast(&mut length, 0)?;
-    let mut text = own.into_bytes();
-    text.resize(length[0] as usize, 0);
-    comm.broadcast(&mut text, 0)?;
-    let text = String::from_utf8_lossy(&text).into_owned();
-    let difference = text.lines().zip(&lines).find(|(theirs, mine)| theirs != mine);
-    let shown = match difference {
-        Some((theirs, mine)) => format!("rank 0 has {theirs} where rank {} has {mine}", comm.rank()),
-        None => format!("rank 0 has {} tensors, rank {} has {}", text.lines().count(), comm.rank(), lines.len()),
-    };
-    let who = others.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
-    Err(Failure::usage(
-        format!("rank {who}: another model than rank 0: {shown}"),
-        "start every rank with the same program, --config and --set",
-    ))
-}
 
 /// Gives every rank rank 0's parameters and statistics.
 ///

@@ -1,13 +1,12 @@
-//! The step of one rank among several: forward and backward of its share, reduce, then the optimizer.
+//! The step of one rank among several: forward and backward of its share, with the reduction behind, then the optimizer.
 
 use std::time::Instant;
 
-use burn::tensor::Tensor;
 use data::loader::Batch;
+use models::{Context, StatisticsReduce};
 
-use super::Ddp;
+use super::{Ddp, reducer::Sums};
 use crate::{
-    comm::{Communicator, ReduceOp},
     failure::Failure,
     optim::FlatGradients,
     strategy::{StepOutcome, diverged},
@@ -24,59 +23,74 @@ pub(super) fn train_step(
     let mut outcome = StepOutcome { stop, ..StepOutcome::default() };
 
     let (step, says) = (ddp.steps, ddp.reporter.clone());
-    says.doing(format_args!("step {step}: forward and backward"));
-    let gradients = ddp.learner.replica.accumulate(batches, samples, &mut outcome);
+    let count = batches.len();
+    for (turn, batch) in batches.into_iter().enumerate() {
+        // only the last backward pass completes the gradients: those before it are not synchronised
+        ddp.reducer.begin(step, turn + 1 == count);
+        says.doing(format_args!("step {step}: forward"));
+        let statistics = ddp.statistics.clone().map(|shared| shared as std::sync::Arc<dyn StatisticsReduce>);
+        let cx = Context::train_with(statistics, Some(ddp.reducer.sink()));
+        let loss = ddp.learner.replica.forward(batch, samples, &cx, &mut outcome);
+        ddp.check_statistics()?;
+        says.doing(format_args!("step {step}: backward"));
+        ddp.learner.replica.backward(loss, &mut outcome);
+        ddp.check_statistics()?;
+    }
+
     let start = Instant::now();
+    let Sums { gradients, used, buckets } = ddp.reducer.finish(&ddp.learner.replica.inner_device())?;
     says.doing(format_args!("step {step}: comparing losses"));
-    agree(&mut outcome, &ddp.comm)?;
+    let unused = agree(&mut outcome, &used, ddp)?;
+    outcome.seconds.communication = start.elapsed().as_secs_f64();
+    outcome.seconds.communication_hidden =
+        buckets.iter().map(|b| (b.finished.min(start) - b.started.min(start)).as_secs_f64()).sum();
     if !outcome.loss_sum.is_finite() {
         return Err(diverged(outcome.loss_sum, lr));
     }
-    let Some(gradients) = gradients else { return Ok(outcome) };
-    let gradients = reduce(gradients, ddp)?;
-    outcome.seconds.communication = start.elapsed().as_secs_f64();
+    let gradients = without(gradients, &unused);
+
     says.doing(format_args!("step {step}: optimizer"));
-    ddp.steps += 1;
     ddp.learner.apply(gradients, lr, &mut outcome);
+    ddp.steps += 1;
+    ddp.check_sync()?;
     Ok(outcome)
 }
 
-/// Sums the counts and the loss over ranks; the stop is that of any rank.
-fn agree(outcome: &mut StepOutcome, comm: &Communicator) -> Result<(), Failure> {
-    let mut sums = [outcome.loss_sum, outcome.correct as f64, outcome.samples as f64];
-    comm.all_reduce(&mut sums, ReduceOp::Sum)?;
-    let mut signal = [i64::from(outcome.stop.unwrap_or(0))];
-    comm.all_reduce(&mut signal, ReduceOp::Max)?;
-    (outcome.loss_sum, outcome.correct, outcome.samples) = (sums[0], sums[1] as u64, sums[2] as u64);
-    outcome.stop = (signal[0] != 0).then_some(signal[0] as i32);
-    Ok(())
-}
-
-/// Sums each bucket over all ranks. A parameter without a gradient on this rank adds nothing, and has one afterwards: the
-/// other ranks may have used it.
-fn reduce(gradients: FlatGradients, ddp: &Ddp) -> Result<FlatGradients, Failure> {
-    let (device, count) = (ddp.learner.replica.inner_device(), ddp.buckets.len());
-    let mut gradients = gradients.into_inner();
-    for (index, bucket) in ddp.buckets.iter().enumerate() {
-        ddp.reporter.doing(format_args!("step {}: reducing bucket {} of {count}", ddp.steps, index + 1));
-        let mut packed = Vec::with_capacity(bucket.elements);
-        for (gradient, &length) in gradients[bucket.parameters.clone()].iter_mut().zip(&bucket.lengths) {
-            match gradient.take() {
-                Some(gradient) => packed.extend(values(gradient)),
-                None => packed.resize(packed.len() + length, 0.0),
-            }
-        }
-        ddp.comm.all_reduce(&mut packed, ReduceOp::Sum)?;
-        let mut rest = packed.as_slice();
-        for (gradient, &length) in gradients[bucket.parameters.clone()].iter_mut().zip(&bucket.lengths) {
-            let (own, others) = rest.split_at(length);
-            *gradient = Some(Tensor::from_floats(own, &device));
-            rest = others;
-        }
+/// Sums the counts and the loss over ranks; the stop is that of any rank. Gives the parameters that no rank used.
+fn agree(outcome: &mut StepOutcome, used: &[bool], ddp: &mut Ddp) -> Result<Vec<usize>, Failure> {
+    const WORDS: usize = 5;
+    let comm = &ddp.comm;
+    let missing = used.iter().filter(|used| !**used).count();
+    let own: [f64; WORDS] = [
+        outcome.loss_sum,
+        outcome.correct as f64,
+        outcome.samples as f64,
+        f64::from(outcome.stop.unwrap_or(0)),
+        missing as f64,
+    ];
+    let mut all = vec![0.0; WORDS * comm.world()];
+    comm.all_gather(&own, &mut all)?;
+    let sum = |word: usize| all.iter().skip(word).step_by(WORDS).sum::<f64>();
+    (outcome.loss_sum, outcome.correct, outcome.samples) = (sum(0), sum(1) as u64, sum(2) as u64);
+    let stop = all.iter().skip(3).step_by(WORDS).fold(0.0, |a: f64, &b| a.max(b));
+    outcome.stop = (stop != 0.0).then_some(stop as i32);
+    if sum(4) == 0.0 {
+        return Ok(Vec::new());
     }
-    Ok(FlatGradients::from_tensors(gradients))
+    let own: Vec<u8> = used.iter().map(|&used| u8::from(used)).collect();
+    let mut all = vec![0; own.len() * comm.world()];
+    comm.all_gather(&own, &mut all)?;
+    let by_rank: Vec<&[u8]> = all.chunks_exact(own.len()).collect();
+    ddp.unused.report(ddp.steps, &by_rank, &ddp.learner.replica.parameters, comm.rank() == 0);
+    Ok((0..own.len()).filter(|&index| by_rank.iter().all(|used| used[index] == 0)).collect())
 }
 
-fn values(gradient: Tensor<1>) -> Vec<f32> {
-    gradient.try_into_vec_as::<f32>().expect("a device that computed the gradient can copy it back")
+/// A parameter that nobody used has no gradient, and the optimizer leaves it and its momentum alone, as in one process.
+fn without(gradients: FlatGradients, unused: &[usize]) -> FlatGradients {
+    if unused.is_empty() {
+        return gradients;
+    }
+    let mut gradients = gradients.into_inner();
+    unused.iter().for_each(|&index| gradients[index] = None);
+    FlatGradients::from_tensors(gradients)
 }

@@ -1,0 +1,214 @@
+//! The thread that reduces buckets, while the backward pass goes on.
+
+use std::{
+    sync::{
+        Arc,
+        mpsc::{Receiver, channel},
+    },
+    thread::JoinHandle,
+    time::Instant,
+};
+
+use burn::tensor::{Device, Tensor, TensorData};
+use half::{bf16, f16};
+use models::{GradientSink, ParameterInfo};
+
+use super::{
+    buckets::{self, Bucket},
+    collector::{Collector, Packed},
+};
+use crate::{
+    comm::{CommError, Communicator, ReduceOp},
+    config::Compression,
+    failure::Failure,
+    launch::Reporter,
+    optim::FlatGradients,
+};
+
+/// When one bucket was reduced.
+#[derive(Debug, Clone, Copy)]
+pub struct Reduced {
+    /// Its place in the order of reduction.
+    pub index: usize,
+    /// On the wire.
+    pub bytes: usize,
+    /// Full, and handed to the reducing thread.
+    pub queued: Instant,
+    /// Its reduction began.
+    pub started: Instant,
+    /// All ranks' sums are there.
+    pub finished: Instant,
+}
+
+/// What a step's reduction gave.
+pub(super) struct Sums {
+    /// Summed over ranks. A parameter that this rank did not use has a gradient all the same: others may have used it.
+    pub gradients: FlatGradients,
+    /// Parameters that this rank used.
+    pub used: Vec<bool>,
+    pub buckets: Vec<Reduced>,
+}
+
+/// How buckets are cut, and what travels.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Options {
+    /// Bytes of the first bucket.
+    pub first: usize,
+    /// Bytes of the others.
+    pub limit: usize,
+    pub overlap: bool,
+    pub compression: Compression,
+}
+
+type Outcome = Result<(Vec<f32>, Reduced), CommError>;
+
+/// See the module.
+pub(super) struct Reducer {
+    collector: Arc<Collector>,
+    done: Receiver<Outcome>,
+    comm: Communicator,
+    options: Options,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Reducer {
+    /// # Errors
+    /// The thread cannot be started.
+    pub(super) fn new(
+        parameters: &[ParameterInfo],
+        comm: &Communicator,
+        reporter: &Reporter,
+        options: Options,
+    ) -> Result<Self, Failure> {
+        let (outbox, inbox) = channel();
+        let (results, done) = channel();
+        let (thread_comm, says) = (comm.clone(), reporter.clone());
+        let thread = std::thread::Builder::new()
+            .name("reducer".into())
+            .spawn(move || {
+                let mut wire = Wire::new(options.compression);
+                for packed in inbox {
+                    if results.send(reduce(packed, &mut wire, &thread_comm, &says)).is_err() {
+                        break;
+                    }
+                }
+            })
+            .map_err(|error| Failure::run(format!("cannot start the reducing thread: {error}"), "check ulimit -u"))?;
+        let collector = Arc::new(Collector::new(parameters, outbox));
+        if !options.overlap {
+            let order = buckets::assumed_order(parameters.len());
+            collector.lay_out(buckets::assign(&order, &collector.lengths, options.first, options.limit));
+        }
+        Ok(Self { collector, done, comm: comm.clone(), options, thread: Some(thread) })
+    }
+
+    /// Where a forward pass's gradients shall go.
+    pub(super) fn sink(&self) -> Arc<dyn GradientSink> {
+        self.collector.clone()
+    }
+
+    /// Before each forward pass; `last` of those of a step.
+    pub(super) fn begin(&self, step: u64, last: bool) {
+        self.collector.begin(step, last && self.options.overlap);
+    }
+
+    /// After a step's last backward pass: waits until all buckets are summed over all ranks.
+    ///
+    /// In the first step, all are reduced now: the order in which gradients become ready is known only then. It decides
+    /// the buckets from here on, rank 0's for all, and from the first reduction on, so that a run's sums do not depend on
+    /// where it was resumed.
+    ///
+    /// # Errors
+    /// A rank is gone, or disagrees.
+    pub(super) fn finish(&self, device: &Device) -> Result<Sums, Failure> {
+        let buckets = match self.collector.buckets() {
+            Some(buckets) => buckets,
+            None => self.agree_on_buckets()?,
+        };
+        let used = self.collector.close();
+        let mut gradients: Vec<Option<Tensor<1>>> = (0..self.collector.lengths.len()).map(|_| None).collect();
+        let mut reduced = Vec::with_capacity(buckets.len());
+        for bucket in &buckets {
+            let (values, times) =
+                self.done.recv().map_err(|_| Failure::run("the reducing thread has died", "please report this"))??;
+            reduced.push(times);
+            let flat = Tensor::<1>::from_data(TensorData::new(values, [bucket.elements]), device);
+            let mut start = 0;
+            for &parameter in &bucket.parameters {
+                let end = start + self.collector.lengths[parameter];
+                // a view: the bucket is the gradients' memory
+                gradients[parameter] = Some(flat.clone().slice([start..end]));
+                start = end;
+            }
+        }
+        Ok(Sums { gradients: FlatGradients::from_tensors(gradients), used, buckets: reduced })
+    }
+
+    fn agree_on_buckets(&self) -> Result<Vec<Bucket>, Failure> {
+        let mut order: Vec<i64> = self.collector.order().into_iter().map(|index| index as i64).collect();
+        self.comm.broadcast(&mut order, 0)?;
+        let order: Vec<usize> = order.into_iter().map(|index| index as usize).collect();
+        let buckets = buckets::assign(&order, &self.collector.lengths, self.options.first, self.options.limit);
+        self.collector.lay_out(buckets.clone());
+        Ok(buckets)
+    }
+}
+
+impl Drop for Reducer {
+    fn drop(&mut self) {
+        // the last sender: the thread's loop ends. A forward pass cannot be under way, it borrows the strategy.
+        let (outbox, _) = channel();
+        self.collector.replace_outbox(outbox);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Buffers for compressed gradients, kept from bucket to bucket.
+enum Wire {
+    F32,
+    F16(Vec<f16>),
+    Bf16(Vec<bf16>),
+}
+
+impl Wire {
+    fn new(compression: Compression) -> Self {
+        match compression {
+            Compression::None => Self::F32,
+            Compression::Fp16 => Self::F16(Vec::new()),
+            Compression::Bf16 => Self::Bf16(Vec::new()),
+        }
+    }
+
+    /// Sums `values` over ranks; gives the bytes that a rank puts in.
+    fn all_reduce(&mut self, values: &mut [f32], comm: &Communicator) -> Result<usize, CommError> {
+        macro_rules! narrow {
+            ($buffer:expr, $ty:ty) => {{
+                $buffer.clear();
+                $buffer.extend(values.iter().map(|&value| <$ty>::from_f32(value)));
+                comm.all_reduce($buffer.as_mut_slice(), ReduceOp::Sum)?;
+                values.iter_mut().zip($buffer.iter()).for_each(|(value, narrow)| *value = narrow.to_f32());
+                Ok(size_of_val($buffer.as_slice()))
+            }};
+        }
+        match self {
+            Self::F32 => {
+                comm.all_reduce(values, ReduceOp::Sum)?;
+                Ok(size_of_val(values))
+            }
+            Self::F16(buffer) => narrow!(buffer, f16),
+            Self::Bf16(buffer) => narrow!(buffer, bf16),
+        }
+    }
+}
+
+fn reduce(packed: Packed, wire: &mut Wire, comm: &Communicator, says: &Reporter) -> Outcome {
+    let Packed { step, index, of, mut values, queued } = packed;
+    says.doing(format_args!("step {step}: reducing bucket {} of {of}", index + 1));
+    let started = Instant::now();
+    let bytes = wire.all_reduce(&mut values, comm)?;
+    let finished = Instant::now();
+    says.doing(format_args!("step {step}: bucket {} of {of} is reduced", index + 1));
+    Ok((values, Reduced { index, bytes, queued, started, finished }))
+}

@@ -1,0 +1,171 @@
+//! Ranks as threads: the reduction and the comparisons, without a network.
+
+use std::{sync::Arc, thread, time::Duration};
+
+use burn::{
+    module::ParamId,
+    tensor::{Device, Tensor},
+};
+use models::{ParameterInfo, StateTensor};
+
+use super::{
+    reducer::{Options, Reducer},
+    verify,
+};
+use crate::{
+    comm::{CommConfig, Communicator, Secret, StoreServer, TransportKind, join},
+    config::Compression,
+    failure::Failure,
+    launch::Reporter,
+    state_file::NamedTensor,
+    strategy::Snapshot,
+};
+
+/// Runs `body` as every rank.
+fn ranks<R: Send + 'static>(world: usize, body: impl Fn(Communicator) -> R + Send + Sync + 'static) -> Vec<R> {
+    let secret = Secret::random().unwrap();
+    let server = StoreServer::bind("127.0.0.1:0", secret.clone(), world, |_| ()).unwrap();
+    let (address, body) = (server.local_addr().to_string(), Arc::new(body));
+    let threads: Vec<_> = (0..world)
+        .map(|rank| {
+            let mut config = CommConfig::new(rank, world, address.clone(), secret.clone(), TransportKind::Shm);
+            config.timeout = Duration::from_secs(60);
+            let body = body.clone();
+            thread::spawn(move || body(join(&config).unwrap()))
+        })
+        .collect();
+    threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+}
+
+const LENGTHS: [usize; 5] = [3, 700, 1, 64, 50];
+
+fn parameters() -> Vec<ParameterInfo> {
+    let info = |(place, &length): (usize, &usize)| ParameterInfo {
+        name: format!("p{place}"),
+        shape: vec![length],
+        id: ParamId::new(),
+    };
+    LENGTHS.iter().enumerate().map(info).collect()
+}
+
+fn options(overlap: bool) -> Options {
+    Options { first: 400, limit: 1000, overlap, compression: Compression::None }
+}
+
+fn values(gradient: Tensor<1>) -> Vec<f32> {
+    gradient.into_data().try_into_vec().unwrap()
+}
+
+/// PyTorch's own test of its averaging: every rank's gradient is its rank (plus the iteration), weighted by the world; the
+/// sum is exact. A hundred iterations, the gradients ready in an order that changes, in two passes, one of them unused.
+#[test]
+fn a_hundred_iterations_average_exactly() {
+    for overlap in [true, false] {
+        ranks(4, move |comm| {
+            let (parameters, device, world) = (parameters(), Device::flex(), comm.world());
+            let reducer = Reducer::new(&parameters, &comm, &Reporter::unheard(), options(overlap)).unwrap();
+            for iteration in 0..100 {
+                for last in [false, true] {
+                    reducer.begin(iteration, last);
+                    let sink = reducer.sink();
+                    // parameter 2 is used by rank 1 alone, and by nobody in the last ten iterations
+                    let here = |place: usize| place != 2 || (comm.rank() == 1 && iteration < 90);
+                    let mut order: Vec<usize> = (0..LENGTHS.len()).filter(|&place| here(place)).rev().collect();
+                    order.rotate_left(iteration as usize % 3);
+                    order.iter().for_each(|&place| sink.used(parameters[place].id));
+                    for place in order {
+                        let value = (comm.rank() as u64 + iteration + place as u64) as f32 / (2 * world) as f32;
+                        sink.ready(parameters[place].id, Tensor::full([LENGTHS[place]], value, &device));
+                    }
+                }
+                let sums = reducer.finish(&device).unwrap();
+                let used: Vec<bool> =
+                    (0..LENGTHS.len()).map(|p| p != 2 || (comm.rank() == 1 && iteration < 90)).collect();
+                assert_eq!(sums.used, used);
+                for (place, gradient) in sums.gradients.into_inner().into_iter().enumerate() {
+                    // the mean over ranks of rank + iteration + place
+                    let want = match place {
+                        2 if iteration < 90 => (1 + iteration + 2) as f32 / 4.0,
+                        2 => 0.0,
+                        _ => 1.5 + (iteration + place as u64) as f32,
+                    };
+                    assert_eq!(values(gradient.unwrap()), vec![want; LENGTHS[place]], "{iteration}, parameter {place}");
+                }
+                let elements: usize = sums.buckets.iter().map(|bucket| bucket.bytes / 4).sum();
+                assert_eq!(elements, LENGTHS.iter().sum::<usize>());
+                assert!(sums.buckets.iter().all(|b| b.queued <= b.started && b.started <= b.finished));
+                assert_eq!(sums.buckets.len(), 3, "{:?}", sums.buckets);
+            }
+        });
+    }
+}
+
+/// Ranks whose gradients become ready in different orders reduce the same buckets: rank 0's.
+#[test]
+fn a_full_bucket_leaves_before_the_pass_ends_and_in_rank_0s_order() {
+    ranks(2, |comm| {
+        let (parameters, device) = (parameters(), Device::flex());
+        let reducer = Reducer::new(&parameters, &comm, &Reporter::unheard(), options(true)).unwrap();
+        let pass = |step: u64, order: &[usize], between: &dyn Fn()| {
+            reducer.begin(step, true);
+            let sink = reducer.sink();
+            parameters.iter().for_each(|parameter| sink.used(parameter.id));
+            for &place in order {
+                if place == 0 {
+                    between();
+                }
+                sink.ready(parameters[place].id, Tensor::full([LENGTHS[place]], place as f32, &device));
+            }
+            reducer.finish(&device).unwrap()
+        };
+        let order = if comm.rank() == 0 { [4, 1, 3, 2, 0] } else { [3, 4, 1, 2, 0] };
+        pass(0, &order, &|| ());
+        // rank 0's order: 4 and 1 fill the first bucket
+        let before_the_end = std::time::Instant::now();
+        let sums = pass(1, &order, &|| thread::sleep(Duration::from_millis(20)));
+        assert_eq!(sums.buckets.iter().map(|b| b.bytes / 4).collect::<Vec<_>>(), [750, 68]);
+        assert!(sums.buckets[0].queued >= before_the_end);
+        let gap = sums.buckets[1].queued - sums.buckets[0].queued;
+        assert!(gap >= Duration::from_millis(20), "the first bucket left before the last gradient came: {gap:?}");
+    });
+}
+
+fn snapshot() -> Snapshot {
+    Snapshot {
+        model: vec![
+            StateTensor::new("conv.weight", vec![2], vec![1.0, 2.0]),
+            StateTensor::new("bn.running_mean", vec![1], vec![0.5]),
+        ],
+        optimizer: vec![NamedTensor { name: "momentum.conv.weight".into(), shape: vec![2], values: vec![0.0, 3.0] }],
+        optimizer_steps: 5,
+        ema: None,
+    }
+}
+
+fn compare(change: impl Fn(&mut Snapshot) + Send + Sync + 'static, statistics: bool) -> Vec<Result<(), Failure>> {
+    ranks(3, move |comm| {
+        let mut snapshot = snapshot();
+        if comm.rank() == 2 {
+            change(&mut snapshot);
+        }
+        verify::in_sync(&snapshot, statistics, &comm)
+    })
+}
+
+#[test]
+fn a_rank_that_drifts_is_named_with_the_first_tensor_on_every_rank() {
+    let said = |results: Vec<Result<(), Failure>>| -> Vec<String> {
+        results.into_iter().map(|result| result.expect_err("they differ").message).collect()
+    };
+    for message in said(compare(|snapshot| snapshot.model[0].values[1] = 2.000_000_2, false)) {
+        let start = "the ranks have drifted apart: rank 2: another state than rank 0: rank 0 has conv.weight ";
+        assert!(message.starts_with(start), "{message}");
+    }
+    for message in said(compare(|snapshot| snapshot.optimizer[0].values[0] = -0.0, false)) {
+        assert!(message.contains("rank 0 has optimizer's momentum.conv.weight "), "{message}");
+    }
+    let statistics = |snapshot: &mut Snapshot| snapshot.model[1].values[0] = 0.25;
+    assert!(compare(statistics, false).iter().all(Result::is_ok), "each rank has its own statistics");
+    assert!(said(compare(statistics, true))[1].contains("bn.running_mean"));
+    assert!(compare(|_| (), true).iter().all(Result::is_ok));
+}
