@@ -25,6 +25,7 @@ use crate::{
     engine::checkpoint::Progress,
     failure::Failure,
     launch::Reporter,
+    report::Timeline,
     signals::Stop,
 };
 
@@ -70,6 +71,17 @@ impl Strategy for Ddp {
 
     fn world(&self) -> usize {
         self.comm.world()
+    }
+
+    fn record(&mut self, timeline: &Timeline) {
+        self.learner.replica.timeline = timeline.clone();
+    }
+
+    fn gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, Failure> {
+        let gathered = self.comm.all_gather_v(bytes)?;
+        let mut rest = gathered.data.as_slice();
+        let part = |count: usize| rest.split_off(..count).unwrap_or_default().to_vec();
+        Ok(gathered.counts.into_iter().map(part).collect())
     }
 
     fn train_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<i32>) -> Result<StepOutcome, Failure> {
