@@ -13,6 +13,14 @@ pub struct Selected {
     pub description: String,
 }
 
+/// Most memory that this process has held so far (`VmHWM`), in bytes; `None` where the system does not say.
+pub fn peak_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kibibytes * 1024)
+}
+
 /// The CPU through burn-flex: the only device of this build.
 pub fn select() -> Selected {
     let threads = rayon::current_num_threads();

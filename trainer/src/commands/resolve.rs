@@ -88,7 +88,7 @@ pub(super) fn train_loader(plan: &RunPlan, strategy: &dyn Strategy) -> Result<Lo
     let on = |alpha: f64| (alpha > 0.0).then_some(alpha);
     let global_batch = match train.batch_scope {
         BatchScope::Global => train.batch_size,
-        BatchScope::PerWorker => train.batch_size * strategy.world(),
+        BatchScope::PerWorker => train.batch_size * strategy.devices(),
     };
     Ok(LoaderConfig {
         global_batch,

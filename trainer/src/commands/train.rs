@@ -28,8 +28,8 @@ use crate::{
         signals,
     },
     report::{
-        Confusion, Reporter, ReporterOptions, RunFolder, RunSummary, Section, error::write_atomic, screen::start_table,
-        text::thousands,
+        Confusion, Reporter, ReporterOptions, RunFolder, RunSummary, Section, Timeline, error::write_atomic,
+        screen::start_table, text::thousands, timeline,
     },
     signals::Stop,
     strategy::{
@@ -234,9 +234,13 @@ fn train(
         _ => None,
     };
     let progress = strategy.start_from(progress)?;
+    let timeline = Timeline::new(plan.log.timeline);
+    timeline.synchronise(strategy.rank(), |bytes| strategy.gather(bytes))?;
+    strategy.record(&timeline);
     if !first {
         let engine = Engine::new(&plan, &mut *strategy, train, test, None, stop, progress);
-        let (ending, _) = engine.run()?;
+        let (ending, _) = engine.record(&timeline).run()?;
+        gather_ends(&*strategy, &timeline)?;
         return Ok(match ending {
             Ending::Finished(_) => 0,
             Ending::Interrupted { signal, .. } => 128 + signal as u8,
@@ -248,13 +252,13 @@ fn train(
         (None, Some(path)) => RunFolder::open(Path::new(&path))?,
         (None, None) => {
             let mode = plan.parallel.mode.to_string();
-            RunFolder::create(&arguments.run_dir, &plan.model.name, &mode, strategy.world())?
+            RunFolder::create(&arguments.run_dir, &plan.model.name, &mode, strategy.devices())?
         }
     };
     write_atomic(&folder.config(), plan_toml(&plan)?.as_bytes())?;
     let store = Store::open(&folder.checkpoints(), plan.checkpoint.keep_last, plan.train.seed)?;
 
-    let device = format!("{}, {} x{}", selected.description, plan.parallel.mode, strategy.world());
+    let device = format!("{}, {} x{}", selected.description, plan.parallel.mode, strategy.devices());
     let mut sections = vec![overview(&plan, &lengths, parameters, &data, &source, &device, folder.path())];
     sections.extend(resolve::sections(&plan)?);
     let options = ReporterOptions {
@@ -272,7 +276,14 @@ fn train(
     reporter.show_top5(classes > 10);
     let files = Some(Files { reporter: &mut reporter, store });
     let engine = Engine::new(&plan, &mut *strategy, train, test, files, stop, progress);
-    let (ending, progress) = engine.run()?;
+    let (ending, progress) = engine.record(&timeline).run()?;
+    let ends = gather_ends(&*strategy, &timeline)?;
+    if timeline.is_on() {
+        let left_out = timeline::write(&folder.timeline(), &ends.timelines)?;
+        if left_out > 0 {
+            reporter.say(&format!("timeline.json: {} later spans were left out", thousands(left_out)))?;
+        }
+    }
     let summary = RunSummary {
         model: plan.model.name.clone(),
         parameters: parameters as u64,
@@ -285,6 +296,7 @@ fn train(
         best: progress.best,
         last: progress.last,
         seconds: progress.elapsed_s,
+        peak_bytes: ends.peak_bytes,
         ..RunSummary::default()
     };
     finish(&mut reporter, summary, ending, class_names, &folder)
@@ -312,6 +324,20 @@ fn facts(plan: &RunPlan, train: &Dataset, test: &Dataset) -> Result<Vec<String>,
         ));
     }
     Ok(facts)
+}
+
+/// What rank 0 learns of all ranks when the run is over.
+struct Ends {
+    /// Most memory that each rank's process has held.
+    peak_bytes: Vec<u64>,
+    timelines: Vec<Vec<u8>>,
+}
+
+fn gather_ends(strategy: &dyn Strategy, timeline: &Timeline) -> Result<Ends, Failure> {
+    let peaks = strategy.gather(&device::peak_bytes().unwrap_or(0).to_le_bytes())?;
+    let number = |bytes: &Vec<u8>| bytes.as_slice().try_into().map_or(0, u64::from_le_bytes);
+    let timelines = if timeline.is_on() { strategy.gather(&timeline.part(strategy.rank()))? } else { Vec::new() };
+    Ok(Ends { peak_bytes: peaks.iter().map(number).collect(), timelines })
 }
 
 /// The summary on the screen and in its file; the exit code.

@@ -251,7 +251,7 @@ pub struct Log {
     pub every: usize,
     /// Writes TensorBoard events.
     pub tensorboard: bool,
-    /// Writes a timeline of every step; not built in this version.
+    /// Writes `timeline.json`, what each rank did when, over the run's first steps.
     pub timeline: bool,
 }
 

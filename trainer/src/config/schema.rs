@@ -260,13 +260,9 @@ pub(super) fn checkpoint(reader: &mut Reader) -> Checkpoint {
 /// `[log]`
 pub(super) fn log(reader: &mut Reader) -> Log {
     let mut section = reader.section("log");
-    let log = Log {
+    Log {
         every: section.count("every", 50, 1..=STEPS, "steps between progress lines"),
         tensorboard: section.flag("tensorboard", true, "writes TensorBoard events"),
-        timeline: section.flag("timeline", false, "writes a timeline of every step"),
-    };
-    if log.timeline {
-        section.reject("timeline", "`log.timeline` is not built in this version", "remove it");
+        timeline: section.flag("timeline", false, "writes a timeline of the steps"),
     }
-    log
 }

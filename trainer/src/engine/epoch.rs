@@ -3,7 +3,12 @@
 use std::time::Instant;
 
 use super::Engine;
-use crate::{failure::Failure, report::StepRecord, strategy::percent};
+use crate::{
+    device,
+    failure::Failure,
+    report::{StepRecord, Track},
+    strategy::percent,
+};
 
 /// Why an epoch's loop ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,7 +30,7 @@ pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> 
             break;
         }
         let count = fetched.len();
-        let data_seconds = start.elapsed().as_secs_f64();
+        let fetched_at = Instant::now();
 
         // forward → backward → reduce → optimizer, on however many devices the strategy has
         let (step, lr) = (engine.progress.step, engine.lr(engine.progress.step));
@@ -35,7 +40,11 @@ pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> 
         })?;
 
         // only timing, logging and saving from here on
-        let seconds = start.elapsed().as_secs_f64();
+        let end = Instant::now();
+        engine.timeline.span(Track::Step, "data", start, fetched_at, &[]);
+        engine.timeline.span(Track::Step, format!("step {step}"), start, end, &[("epoch", epoch)]);
+        let seconds = (end - start).as_secs_f64();
+        let parts = outcome.seconds;
         engine.progress.step += 1;
         engine.progress.batch += count;
         engine.progress.elapsed_s += seconds;
@@ -48,8 +57,15 @@ pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> 
             images_per_s: outcome.samples as f64 / seconds,
             top1: percent(outcome.correct, outcome.samples),
             grad_norm: outcome.grad_norm,
-            data_ms: data_seconds * 1e3,
+            data_ms: (fetched_at - start).as_secs_f64() * 1e3,
+            forward_ms: parts.forward * 1e3,
+            backward_ms: parts.backward * 1e3,
+            communication_ms: parts.communication * 1e3,
+            communication_hidden_ms: parts.communication_hidden * 1e3,
+            optimizer_ms: parts.optimizer * 1e3,
             step_ms: seconds * 1e3,
+            bytes_moved: outcome.bytes_moved,
+            peak_bytes: device::peak_bytes(),
         };
         if let Some(files) = &mut engine.files {
             files.reporter.step(&record)?;

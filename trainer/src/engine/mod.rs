@@ -15,7 +15,7 @@ use crate::{
     config::{BatchScope, LrScale, RunPlan},
     failure::Failure,
     optim::Schedule,
-    report::{EpochRecord, EvalRecord, Evaluated, Reporter},
+    report::{EpochRecord, EvalRecord, Evaluated, Reporter, Timeline},
     signals::Stop,
     strategy::{Evaluation, Strategy, Tally, percent},
 };
@@ -78,6 +78,7 @@ pub struct Engine<'a> {
     files: Option<Files<'a>>,
     stop: Stop,
     progress: Progress,
+    timeline: Timeline,
 }
 
 /// What rank 0 writes to.
@@ -102,8 +103,15 @@ impl<'a> Engine<'a> {
         let lengths = Lengths::new(plan, train.batches_per_epoch());
         let schedule =
             Schedule::new(&plan.schedule, plan.optimizer.lr, lengths.schedule_steps, lengths.steps_per_epoch);
-        let base_scale = lr_factor(plan, strategy.world());
-        Self { plan, strategy, train, test, lengths, schedule, base_scale, files, stop, progress }
+        let base_scale = lr_factor(plan, strategy.devices());
+        let timeline = Timeline::off();
+        Self { plan, strategy, train, test, lengths, schedule, base_scale, files, stop, progress, timeline }
+    }
+
+    /// Records steps and waits for data there; the strategy is told by [`Strategy::record`].
+    pub fn record(mut self, timeline: &Timeline) -> Self {
+        self.timeline = timeline.clone();
+        self
     }
 
     /// Trains to the end or to the first signal; gives how it ended and where it stands.

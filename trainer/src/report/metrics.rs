@@ -35,9 +35,30 @@ pub struct StepRecord {
     /// Milliseconds of this step spent waiting for the batch.
     #[serde(serialize_with = "thousandths", deserialize_with = "null_is_nan")]
     pub data_ms: f64,
+    /// Milliseconds of host to device, forward and loss (of rank 0, as all times here).
+    #[serde(default, serialize_with = "thousandths", deserialize_with = "null_is_nan")]
+    pub forward_ms: f64,
+    /// Milliseconds of backward.
+    #[serde(default, serialize_with = "thousandths", deserialize_with = "null_is_nan")]
+    pub backward_ms: f64,
+    /// Milliseconds spent on other devices that nothing else covers: waiting, reducing, copying.
+    #[serde(default, serialize_with = "thousandths", deserialize_with = "null_is_nan")]
+    pub communication_ms: f64,
+    /// Milliseconds of reductions while backward ran: inside `backward_ms`.
+    #[serde(default, serialize_with = "thousandths", deserialize_with = "null_is_nan")]
+    pub communication_hidden_ms: f64,
+    /// Milliseconds of clipping, optimizer and weight average.
+    #[serde(default, serialize_with = "thousandths", deserialize_with = "null_is_nan")]
+    pub optimizer_ms: f64,
     /// Milliseconds of the whole step, the wait for the batch included.
     #[serde(serialize_with = "thousandths", deserialize_with = "null_is_nan")]
     pub step_ms: f64,
+    /// Bytes that devices gave to other devices, all devices together.
+    #[serde(default)]
+    pub bytes_moved: u64,
+    /// Most memory that this process has held so far, in bytes; absent where the system does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peak_bytes: Option<u64>,
 }
 
 /// One epoch.
@@ -210,7 +231,14 @@ mod tests {
             top1: 10.15625,
             grad_norm: None,
             data_ms: 0.12345,
+            forward_ms: 30.0,
+            backward_ms: 60.0,
+            communication_ms: 0.0,
+            communication_hidden_ms: 0.0,
+            optimizer_ms: 5.5,
             step_ms: 103.6789,
+            bytes_moved: 0,
+            peak_bytes: Some(1 << 20),
         }
     }
 
@@ -222,9 +250,21 @@ mod tests {
         writer.write(&step(0)).unwrap();
         writer.write(&StepRecord { grad_norm: Some(1.5), ..step(1) }).unwrap();
         insta::assert_snapshot!(fs::read_to_string(&path).unwrap(), @r#"
-            {"epoch":1,"step":0,"loss":2.3026123046875,"lr":0.1,"images_per_s":1234.6,"top1":10.156,"data_ms":0.123,"step_ms":103.679}
-            {"epoch":1,"step":1,"loss":2.3026123046875,"lr":0.1,"images_per_s":1234.6,"top1":10.156,"grad_norm":1.5,"data_ms":0.123,"step_ms":103.679}
+            {"epoch":1,"step":0,"loss":2.3026123046875,"lr":0.1,"images_per_s":1234.6,"top1":10.156,"data_ms":0.123,"forward_ms":30.0,"backward_ms":60.0,"communication_ms":0.0,"communication_hidden_ms":0.0,"optimizer_ms":5.5,"step_ms":103.679,"bytes_moved":0,"peak_bytes":1048576}
+            {"epoch":1,"step":1,"loss":2.3026123046875,"lr":0.1,"images_per_s":1234.6,"top1":10.156,"grad_norm":1.5,"data_ms":0.123,"forward_ms":30.0,"backward_ms":60.0,"communication_ms":0.0,"communication_hidden_ms":0.0,"optimizer_ms":5.5,"step_ms":103.679,"bytes_moved":0,"peak_bytes":1048576}
             "#);
+    }
+
+    /// Runs of earlier versions are resumed.
+    #[test]
+    fn a_line_without_the_newer_keys_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("metrics.jsonl");
+        let line =
+            r#"{"epoch":1,"step":0,"loss":2.3,"lr":0.1,"images_per_s":12.5,"top1":10.0,"data_ms":0.1,"step_ms":10.0}"#;
+        fs::write(&path, format!("{line}\n")).unwrap();
+        let read = read_metrics(&path).unwrap();
+        assert_eq!((read[0].step_ms, read[0].forward_ms, read[0].peak_bytes), (10.0, 0.0, None));
     }
 
     #[test]

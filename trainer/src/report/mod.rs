@@ -20,6 +20,7 @@ pub mod tensorboard;
 #[cfg(test)]
 mod testing;
 pub mod text;
+pub mod timeline;
 
 pub use confusion::Confusion;
 pub use error::ReportError;
@@ -28,3 +29,4 @@ pub use reporter::{Reporter, ReporterOptions};
 pub use run_folder::RunFolder;
 pub use screen::Section;
 pub use summary::RunSummary;
+pub use timeline::{BucketSpan, Timeline, Track};

@@ -270,6 +270,7 @@ mod tests {
             grad_norm: None,
             data_ms: 1.0,
             step_ms: 20_000.0,
+            ..StepRecord::default()
         }
     }
 

@@ -41,6 +41,8 @@ pub struct RunSummary {
     pub best: Option<Evaluated>,
     /// Wall-clock seconds, those before a resume included.
     pub seconds: f64,
+    /// Most memory that each rank's process has held, in bytes; 0 where the system does not say.
+    pub peak_bytes: Vec<u64>,
     /// Training images a second, mean of the run.
     pub images_per_s: Option<f64>,
     /// Confusion matrix of the last evaluation.
@@ -125,6 +127,7 @@ mod tests {
             last: Some(evaluated(12, EvalRecord { loss: 0.4471, top1: 84.1, top5: 100.0, correct: 841, total: 1000 })),
             best: Some(evaluated(11, EvalRecord { loss: 0.4512, top1: 84.3, top5: 99.8, correct: 843, total: 1000 })),
             seconds: 73.2,
+            peak_bytes: vec![123_456_789],
             images_per_s: Some(1034.5),
             confusion: Some(Confusion {
                 classes: ["T-shirt/top", "Trouser", "Coat", "Shirt"].map(String::from).to_vec(),

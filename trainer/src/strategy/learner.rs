@@ -10,6 +10,7 @@ use crate::{
     config::RunPlan,
     failure::Failure,
     optim::{Ema, FlatGradients, Optimizer, clip_global_norm},
+    report::Track,
 };
 
 /// A network that learns from gradients.
@@ -43,7 +44,9 @@ impl Learner {
         if let Some(ema) = &mut self.ema {
             ema.update(&self.replica.network);
         }
-        outcome.seconds.optimizer += start.elapsed().as_secs_f64();
+        let end = Instant::now();
+        self.replica.timeline.span(Track::Step, "optimizer", start, end, &[]);
+        outcome.seconds.optimizer += (end - start).as_secs_f64();
     }
 
     /// The network to evaluate: the averaged weights where the average is on, without autodiff.

@@ -16,7 +16,7 @@ pub use tally::{Tally, percent};
 use data::loader::Batch;
 use models::state::StateTensor;
 
-use crate::{engine::checkpoint::Progress, failure::Failure, signals::Stop, state_file::NamedTensor};
+use crate::{engine::checkpoint::Progress, failure::Failure, report::Timeline, signals::Stop, state_file::NamedTensor};
 
 /// What one optimizer step gave.
 #[derive(Debug, Clone, Copy, Default)]
@@ -31,8 +31,10 @@ pub struct StepOutcome {
     pub grad_norm: Option<f64>,
     /// The signal that asks this rank or another one to stop: every rank sees the same answer after the same step.
     pub stop: Option<i32>,
-    /// Seconds in forward, backward and the optimizer.
+    /// Where the step's time went.
     pub seconds: StepSeconds,
+    /// Bytes that devices gave to other devices in the step (gradients, parameters, inputs, outputs), all devices together.
+    pub bytes_moved: u64,
 }
 
 impl StepOutcome {
@@ -49,9 +51,9 @@ pub struct StepSeconds {
     pub forward: f64,
     /// Backward.
     pub backward: f64,
-    /// Waiting for other ranks and reducing, when nothing else was done.
+    /// Waiting for other ranks and reducing: what the other parts do not cover.
     pub communication: f64,
-    /// Reducing while the backward pass ran.
+    /// Reducing while backward runs; part of `backward`'s time.
     pub communication_hidden: f64,
     /// Clipping, optimizer, weight average.
     pub optimizer: f64,
@@ -85,6 +87,21 @@ pub trait Strategy {
     fn rank(&self) -> usize;
     /// Number of ranks that share each batch.
     fn world(&self) -> usize;
+    /// Number of devices that share each batch: the ranks, or the devices of this one process.
+    fn devices(&self) -> usize {
+        self.world()
+    }
+
+    /// Records its spans there from now on.
+    fn record(&mut self, timeline: &Timeline);
+
+    /// Every rank's `bytes`, on every rank, in rank order; all ranks call it at the same time.
+    ///
+    /// # Errors
+    /// A rank that does not answer.
+    fn gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, Failure> {
+        Ok(vec![bytes.to_vec()])
+    }
 
     /// One optimizer step over `batches` (more than one: gradients are accumulated, weighted by samples). `stop` is the
     /// signal that this rank has seen; the outcome tells what all ranks agree on.

@@ -10,7 +10,12 @@ use data::loader::Batch;
 use models::{Context, Network, state::ParameterInfo};
 
 use super::{StepOutcome, Tally};
-use crate::{loss, optim::FlatGradients, signals::Stop};
+use crate::{
+    loss,
+    optim::FlatGradients,
+    report::{Timeline, Track},
+    signals::Stop,
+};
 
 /// A network on a device.
 #[derive(Debug)]
@@ -19,6 +24,8 @@ pub struct Replica {
     pub network: Network,
     /// Its learnable parameters in registration order.
     pub parameters: Vec<ParameterInfo>,
+    /// Where forward, backward and the optimizer's step are recorded.
+    pub timeline: Timeline,
     device: Device,
     classes: usize,
     label_smoothing: f64,
@@ -28,7 +35,7 @@ impl Replica {
     /// Wraps a network that lives on `device` (an autodiff device).
     pub fn new(network: Network, device: Device, classes: usize, label_smoothing: f64) -> Self {
         let parameters = models::state::parameters(&network);
-        Self { network, parameters, device, classes, label_smoothing }
+        Self { network, parameters, timeline: Timeline::off(), device, classes, label_smoothing }
     }
 
     /// The device without autodiff: optimizer state and evaluation live there.
@@ -53,7 +60,9 @@ impl Replica {
         }
         outcome.samples += labels.len() as u64;
         let loss = loss::cross_entropy(logits, targets, step_samples);
-        outcome.seconds.forward += start.elapsed().as_secs_f64();
+        let end = Instant::now();
+        self.timeline.span(Track::Step, "forward", start, end, &[("samples", labels.len())]);
+        outcome.seconds.forward += (end - start).as_secs_f64();
         loss
     }
 
@@ -61,7 +70,9 @@ impl Replica {
     pub fn backward(&self, loss: Tensor<1>, outcome: &mut StepOutcome) -> FlatGradients {
         let start = Instant::now();
         let gradients = FlatGradients::from_backward(loss.backward(), &self.network, &self.parameters);
-        outcome.seconds.backward += start.elapsed().as_secs_f64();
+        let end = Instant::now();
+        self.timeline.span(Track::Step, "backward", start, end, &[]);
+        outcome.seconds.backward += (end - start).as_secs_f64();
         gradients
     }
 

@@ -333,18 +333,6 @@ fn mode_that_is_not_built() {
 }
 
 #[test]
-fn timeline_is_not_built() {
-    assert_snapshot!(mistake_after_base("[log]\ntimeline = true\n"), @"
-    error: `log.timeline` is not built in this version
-     --> configs/x.toml:6:12
-      |
-    6 | timeline = true
-      |            ^^^^
-      hint: remove it
-    ");
-}
-
-#[test]
 fn drop_last_that_drops_all() {
     assert_snapshot!(mistake_after_base("limit_train = 100\n[train]\ndrop_last = true\n"), @"
     error: `train.drop_last`: 100 images (`data.limit_train`) make no full batch of 128, and the incomplete one is left out

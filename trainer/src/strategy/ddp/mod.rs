@@ -29,7 +29,7 @@ use burn::tensor::Device;
 use data::loader::Batch;
 use models::Network;
 
-pub use self::{reducer::Reduced, verify::same_job};
+pub use self::verify::same_job;
 use self::{
     reducer::{Options, Reducer},
     statistics::SharedStatistics,
@@ -42,6 +42,7 @@ use crate::{
     engine::checkpoint::Progress,
     failure::Failure,
     launch::Reporter,
+    report::Timeline,
     signals::Stop,
 };
 
@@ -124,6 +125,17 @@ impl Strategy for Ddp {
 
     fn world(&self) -> usize {
         self.comm.world()
+    }
+
+    fn record(&mut self, timeline: &Timeline) {
+        self.learner.replica.timeline = timeline.clone();
+    }
+
+    fn gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, Failure> {
+        let gathered = self.comm.all_gather_v(bytes)?;
+        let mut rest = gathered.data.as_slice();
+        let part = |count: usize| rest.split_off(..count).unwrap_or_default().to_vec();
+        Ok(gathered.counts.into_iter().map(part).collect())
     }
 
     fn train_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<i32>) -> Result<StepOutcome, Failure> {

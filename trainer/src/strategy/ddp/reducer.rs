@@ -23,22 +23,8 @@ use crate::{
     failure::Failure,
     launch::Reporter,
     optim::FlatGradients,
+    report::timeline::BucketSpan,
 };
-
-/// When one bucket was reduced.
-#[derive(Debug, Clone, Copy)]
-pub struct Reduced {
-    /// Its place in the order of reduction.
-    pub index: usize,
-    /// On the wire.
-    pub bytes: usize,
-    /// Full, and handed to the reducing thread.
-    pub queued: Instant,
-    /// Its reduction began.
-    pub started: Instant,
-    /// All ranks' sums are there.
-    pub finished: Instant,
-}
 
 /// What a step's reduction gave.
 pub(super) struct Sums {
@@ -46,7 +32,7 @@ pub(super) struct Sums {
     pub gradients: FlatGradients,
     /// Parameters that this rank used.
     pub used: Vec<bool>,
-    pub buckets: Vec<Reduced>,
+    pub buckets: Vec<BucketSpan>,
 }
 
 /// How buckets are cut, and what travels.
@@ -60,7 +46,7 @@ pub(super) struct Options {
     pub compression: Compression,
 }
 
-type Outcome = Result<(Vec<f32>, Reduced), CommError>;
+type Outcome = Result<(Vec<f32>, BucketSpan), CommError>;
 
 /// See the module.
 pub(super) struct Reducer {
@@ -210,5 +196,5 @@ fn reduce(packed: Packed, wire: &mut Wire, comm: &Communicator, says: &Reporter)
     let bytes = wire.all_reduce(&mut values, comm)?;
     let finished = Instant::now();
     says.doing(format_args!("step {step}: bucket {} of {of} is reduced", index + 1));
-    Ok((values, Reduced { index, bytes, queued, started, finished }))
+    Ok((values, BucketSpan { step, bucket: index, bytes, queued, started, finished }))
 }

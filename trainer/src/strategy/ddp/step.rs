@@ -9,6 +9,7 @@ use super::{Ddp, reducer::Sums};
 use crate::{
     failure::Failure,
     optim::FlatGradients,
+    report::Track,
     strategy::{StepOutcome, diverged},
 };
 
@@ -41,9 +42,15 @@ pub(super) fn train_step(
     let Sums { gradients, used, buckets } = ddp.reducer.finish(&ddp.learner.replica.inner_device())?;
     says.doing(format_args!("step {step}: comparing losses"));
     let unused = agree(&mut outcome, &used, ddp)?;
-    outcome.seconds.communication = start.elapsed().as_secs_f64();
+    let end = Instant::now();
+    outcome.seconds.communication = (end - start).as_secs_f64();
     outcome.seconds.communication_hidden =
         buckets.iter().map(|b| (b.finished.min(start) - b.started.min(start)).as_secs_f64()).sum();
+    // what a ring moves, the least that any algorithm does
+    outcome.bytes_moved = buckets.iter().map(|b| 2 * (ddp.comm.world() as u64 - 1) * b.bytes as u64).sum();
+    let timeline = &ddp.learner.replica.timeline;
+    timeline.span(Track::Step, "waiting for sums", start, end, &[]);
+    buckets.into_iter().for_each(|bucket| timeline.bucket(bucket));
     if !outcome.loss_sum.is_finite() {
         return Err(diverged(outcome.loss_sum, lr));
     }

@@ -7,7 +7,7 @@ use data::loader::Batch;
 use models::Network;
 
 use super::{Evaluation, Learner, Snapshot, StepOutcome, Strategy};
-use crate::{config::RunPlan, engine::checkpoint::Progress, failure::Failure, signals::Stop};
+use crate::{config::RunPlan, engine::checkpoint::Progress, failure::Failure, report::Timeline, signals::Stop};
 
 /// The strategy of one process with one device.
 #[derive(Debug)]
@@ -29,6 +29,10 @@ impl Strategy for Single {
 
     fn world(&self) -> usize {
         1
+    }
+
+    fn record(&mut self, timeline: &Timeline) {
+        self.learner.replica.timeline = timeline.clone();
     }
 
     fn train_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<i32>) -> Result<StepOutcome, Failure> {

@@ -1,0 +1,329 @@
+//! `timeline.json`: what each rank did when, as a Chrome trace (opens in <https://ui.perfetto.dev> and `chrome://tracing`).
+//!
+//! A process is a rank, a thread a [`Track`] of it. Spans are recorded where the work is done, at the cost of two clock
+//! reads and a push; at the end rank 0 merges all ranks' spans on its own clock and writes the file.
+//! Format: the "Trace Event Format" document of the Chromium project, complete events (`ph: "X"`).
+
+use std::{
+    borrow::Cow,
+    collections::BTreeSet,
+    fs,
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+    time::Instant,
+};
+
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::report::{ReportError, error::write_atomic};
+
+/// Spans kept of each rank: 15 MB of JSON, and the first thousands of steps of a run.
+const LIMIT: usize = 100_000;
+/// Exchanges that estimate the difference of two hosts' clocks.
+const ROUNDS: usize = 16;
+
+/// A row of a rank's spans; spans of one row follow each other or lie within each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Track {
+    /// What the training loop does: the step, and in it data, forward, backward, waiting, optimizer.
+    Step,
+    /// Reductions of gradient buckets.
+    Communication,
+    /// What one of several devices of this process does.
+    Device(usize),
+}
+
+impl Track {
+    fn thread(self) -> usize {
+        match self {
+            Self::Step => 0,
+            Self::Communication => 1,
+            Self::Device(index) => 2 + index,
+        }
+    }
+
+    fn name(self) -> String {
+        match self {
+            Self::Step => "training loop".into(),
+            Self::Communication => "buckets".into(),
+            Self::Device(index) => format!("device {index}"),
+        }
+    }
+}
+
+/// The reduction of one bucket of gradients.
+#[derive(Debug, Clone, Copy)]
+pub struct BucketSpan {
+    /// Optimizer step.
+    pub step: u64,
+    /// Place of the bucket in the order of reduction, from 0.
+    pub bucket: usize,
+    /// Bytes on the wire, those of one rank.
+    pub bytes: usize,
+    /// When its last gradient was ready.
+    pub queued: Instant,
+    /// When its reduction began.
+    pub started: Instant,
+    /// When the sum was there.
+    pub finished: Instant,
+}
+
+/// One span on this machine's monotonic clock, in nanoseconds.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Span {
+    track: Track,
+    name: Cow<'static, str>,
+    start: i64,
+    end: i64,
+    /// Numbers beside it.
+    args: Vec<(Cow<'static, str>, i64)>,
+    /// Moments beside it, on the same clock.
+    times: Vec<(Cow<'static, str>, i64)>,
+}
+
+/// A rank's spans on rank 0's clock.
+#[derive(Debug, Serialize, Deserialize)]
+struct Part {
+    rank: usize,
+    host: String,
+    dropped: u64,
+    spans: Vec<Span>,
+}
+
+#[derive(Debug)]
+struct Recorded {
+    /// One moment on both clocks.
+    origin: (Instant, i64),
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    spans: Vec<Span>,
+    dropped: u64,
+    /// Rank 0's clock minus this one.
+    offset: i64,
+}
+
+/// Records spans; clones share one record. [`Timeline::off`] records nothing and costs nothing.
+#[derive(Debug, Clone, Default)]
+pub struct Timeline(Option<Arc<Recorded>>);
+
+impl Timeline {
+    /// Records nothing.
+    pub fn off() -> Self {
+        Self(None)
+    }
+
+    /// Records from now on.
+    pub fn on() -> Self {
+        // the tightest of a few pairs: the thread may have to wait between two reads
+        let pair = || {
+            let before = Instant::now();
+            let clock = monotonic();
+            (before.elapsed(), before, clock)
+        };
+        let (width, before, clock) = (0..8).map(|_| pair()).min_by_key(|pair| pair.0).unwrap_or_else(pair);
+        let origin = (before + width / 2, clock);
+        Self(Some(Arc::new(Recorded { origin, state: Mutex::default() })))
+    }
+
+    /// On or off, as the configuration says.
+    pub fn new(on: bool) -> Self {
+        if on { Self::on() } else { Self::off() }
+    }
+
+    /// Whether anything is recorded.
+    pub fn is_on(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Records one span, with numbers to show beside it.
+    pub fn span(
+        &self,
+        track: Track,
+        name: impl Into<Cow<'static, str>>,
+        start: Instant,
+        end: Instant,
+        args: &[(&'static str, usize)],
+    ) {
+        let Some(recorded) = &self.0 else { return };
+        let args = args.iter().map(|&(key, value)| (Cow::from(key), value as i64)).collect();
+        let (start, end) = (recorded.clock(start), recorded.clock(end));
+        recorded.push(Span { track, name: name.into(), start, end, args, times: Vec::new() });
+    }
+
+    /// Records the reduction of one bucket, on [`Track::Communication`].
+    pub fn bucket(&self, span: BucketSpan) {
+        let Some(recorded) = &self.0 else { return };
+        let args = [("step", span.step as i64), ("bucket", span.bucket as i64), ("bytes", span.bytes as i64)];
+        recorded.push(Span {
+            track: Track::Communication,
+            name: format!("bucket {}", span.bucket).into(),
+            start: recorded.clock(span.started),
+            end: recorded.clock(span.finished),
+            args: args.map(|(key, value)| (key.into(), value)).to_vec(),
+            times: vec![("queued_us".into(), recorded.clock(span.queued))],
+        });
+    }
+
+    /// Learns the difference to rank 0's clock: nothing where all ranks are on one host, else an estimate from a few
+    /// exchanges. `exchange` gives all ranks' bytes for this rank's; every rank has to call this at the same time.
+    ///
+    /// # Errors
+    /// Those of `exchange`.
+    pub fn synchronise<E>(
+        &self,
+        rank: usize,
+        mut exchange: impl FnMut(&[u8]) -> Result<Vec<Vec<u8>>, E>,
+    ) -> Result<(), E> {
+        let Some(recorded) = &self.0 else { return Ok(()) };
+        // two machines never have the same; a kernel that hides it gives every rank the estimate
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let boots = exchange(boot.as_bytes())?;
+        if !boot.is_empty() && boots.iter().all(|other| *other == boots[0]) {
+            return Ok(());
+        }
+        let mut bounds = Bounds::default();
+        let (mut sent, mut received) = (0_i64, 0_i64);
+        for round in 0..ROUNDS {
+            let last = (sent, received);
+            sent = monotonic();
+            let message = [sent.to_le_bytes(), last.1.to_le_bytes()].concat();
+            let all = exchange(&message)?;
+            received = monotonic();
+            let of_first =
+                |at: usize| all[0].get(at..at + 8).and_then(|bytes| bytes.try_into().ok()).map(i64::from_le_bytes);
+            if let (Some(first_sent), Some(first_received)) = (of_first(0), of_first(8)) {
+                bounds.heard(first_sent, received);
+                if round > 0 {
+                    bounds.was_heard(last.0, first_received);
+                }
+            }
+        }
+        recorded.state().offset = if rank == 0 { 0 } else { bounds.middle() };
+        Ok(())
+    }
+
+    /// This rank's spans, for rank 0's [`merge`]; empty when off.
+    pub fn part(&self, rank: usize) -> Vec<u8> {
+        let Some(recorded) = &self.0 else { return Vec::new() };
+        let state = recorded.state();
+        let mut spans = state.spans.clone();
+        for span in &mut spans {
+            let times = span.times.iter_mut().map(|(_, time)| time);
+            for time in [&mut span.start, &mut span.end].into_iter().chain(times) {
+                *time += state.offset;
+            }
+        }
+        let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
+        serde_json::to_vec(&Part { rank, host, dropped: state.dropped, spans }).expect("numbers and text become JSON")
+    }
+}
+
+impl Recorded {
+    /// A moment on the machine's clock, nanoseconds.
+    fn clock(&self, at: Instant) -> i64 {
+        let (origin, clock) = self.origin;
+        let after = at.saturating_duration_since(origin).as_nanos() as i64;
+        clock + after - origin.saturating_duration_since(at).as_nanos() as i64
+    }
+
+    fn push(&self, span: Span) {
+        let mut state = self.state();
+        if state.spans.len() < LIMIT {
+            state.spans.push(span);
+        } else {
+            state.dropped += 1;
+        }
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        // a record is only ever pushed to: it is whole whoever panicked
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Between what two clocks differ by: a message is never received before it was sent.
+#[derive(Debug)]
+struct Bounds {
+    least: i64,
+    most: i64,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self { least: i64::MIN, most: i64::MAX }
+    }
+}
+
+impl Bounds {
+    /// Rank 0 sent at its `sent`, this rank had it by its own `received`.
+    fn heard(&mut self, sent: i64, received: i64) {
+        self.least = self.least.max(sent - received);
+    }
+
+    /// This rank sent at its own `sent`, rank 0 had it by its `received`.
+    fn was_heard(&mut self, sent: i64, received: i64) {
+        self.most = self.most.min(received - sent);
+    }
+
+    /// Rank 0's clock minus this rank's.
+    fn middle(&self) -> i64 {
+        (self.least / 2).saturating_add(self.most / 2)
+    }
+}
+
+/// `CLOCK_MONOTONIC`, which all processes of a machine share, in nanoseconds.
+fn monotonic() -> i64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec * 1_000_000_000 + now.tv_nsec
+}
+
+/// Writes the trace of all ranks' [`Timeline::part`]s; gives how many spans did not fit.
+///
+/// # Errors
+/// A part is not what [`Timeline::part`] gives, or the file cannot be written.
+pub fn write(path: &Path, parts: &[Vec<u8>]) -> Result<u64, ReportError> {
+    let broken = |error: serde_json::Error| {
+        ReportError::new(path, format!("a rank's timeline cannot be read: {error}"), "all ranks must be one version")
+    };
+    let parts: Vec<Part> =
+        parts.iter().map(|part| serde_json::from_slice(part)).collect::<Result<_, _>>().map_err(broken)?;
+    let dropped = parts.iter().map(|part| part.dropped).sum();
+    let text = serde_json::to_vec(&trace(&parts)).map_err(broken)?;
+    write_atomic(path, &text)?;
+    Ok(dropped)
+}
+
+/// The file's content: times in microseconds since the first span.
+fn trace(parts: &[Part]) -> Value {
+    let zero = parts.iter().flat_map(|part| part.spans.iter().map(|span| span.start)).min().unwrap_or(0);
+    let micros = |time: i64| (time - zero) as f64 / 1e3;
+    let mut events = Vec::new();
+    for Part { rank, host, spans, .. } in parts {
+        let about = |name: &str, thread: usize, key: &str, value: Value| json!({"ph": "M", "pid": rank, "tid": thread, "name": name, "args": {key: value}});
+        events.push(about("process_name", 0, "name", format!("rank {rank} on {host}").into()));
+        events.push(about("process_sort_index", 0, "sort_index", (*rank).into()));
+        for track in spans.iter().map(|span| span.track).collect::<BTreeSet<_>>() {
+            events.push(about("thread_name", track.thread(), "name", track.name().into()));
+            events.push(about("thread_sort_index", track.thread(), "sort_index", track.thread().into()));
+        }
+        for span in spans {
+            let numbers = span.args.iter().map(|(key, value)| (key.to_string(), json!(value)));
+            let times = span.times.iter().map(|(key, time)| (key.to_string(), json!(micros(*time))));
+            let args: serde_json::Map<_, _> = numbers.chain(times).collect();
+            events.push(json!({
+                "ph": "X", "pid": rank, "tid": span.track.thread(), "name": span.name, "cat": "step",
+                "ts": micros(span.start), "dur": (span.end - span.start).max(0) as f64 / 1e3, "args": args,
+            }));
+        }
+    }
+    let dropped: u64 = parts.iter().map(|part| part.dropped).sum();
+    json!({"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"spans_left_out": dropped}})
+}
+
+#[cfg(test)]
+mod tests;
