@@ -3,8 +3,20 @@
 use burn::module::Module;
 use burn::tensor::Tensor;
 
+use crate::densenet::DenseNet;
+use crate::dla::{Dla, SimpleDla};
+use crate::dpn::Dpn;
+use crate::efficientnet::EfficientNet;
+use crate::googlenet::GoogLeNet;
 use crate::lenet::LeNet;
+use crate::mnist_net::MnistNet;
+use crate::mobilenet::{MobileNet, MobileNetV2};
+use crate::preact_resnet::PreActResNet;
+use crate::regnet::RegNet;
 use crate::resnet::ResNet;
+use crate::resnext::ResNeXt;
+use crate::senet::SeNet;
+use crate::shufflenet::ShuffleNetV2;
 use crate::vgg::Vgg;
 use crate::{Context, Spec};
 
@@ -14,10 +26,38 @@ use crate::{Context, Spec};
 pub enum Network {
     /// LeNet-5.
     LeNet(LeNet),
+    /// The tutorial's network for MNIST.
+    MnistNet(MnistNet),
     /// VGG with batch norm.
     Vgg(Vgg),
     /// ResNet.
     ResNet(ResNet),
+    /// RegNet.
+    RegNet(RegNet),
+    /// MobileNet.
+    MobileNet(MobileNet),
+    /// MobileNetV2.
+    MobileNetV2(MobileNetV2),
+    /// ResNeXt.
+    ResNeXt(ResNeXt),
+    /// DLA.
+    Dla(Dla),
+    /// SimpleDLA.
+    SimpleDla(SimpleDla),
+    /// DenseNet.
+    DenseNet(DenseNet),
+    /// Pre-activation ResNet.
+    PreActResNet(PreActResNet),
+    /// Dual path network.
+    Dpn(Dpn),
+    /// SENet.
+    SeNet(SeNet),
+    /// ShuffleNetV2.
+    ShuffleNetV2(ShuffleNetV2),
+    /// EfficientNet.
+    EfficientNet(EfficientNet),
+    /// GoogLeNet.
+    GoogLeNet(GoogLeNet),
 }
 
 impl Network {
@@ -28,8 +68,22 @@ impl Network {
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
         match self {
             Self::LeNet(network) => network.forward(images, cx),
+            Self::MnistNet(network) => network.forward(images, cx),
             Self::Vgg(network) => network.forward(images, cx),
             Self::ResNet(network) => network.forward(images, cx),
+            Self::RegNet(network) => network.forward(images, cx),
+            Self::MobileNet(network) => network.forward(images, cx),
+            Self::MobileNetV2(network) => network.forward(images, cx),
+            Self::ResNeXt(network) => network.forward(images, cx),
+            Self::Dla(network) => network.forward(images, cx),
+            Self::SimpleDla(network) => network.forward(images, cx),
+            Self::DenseNet(network) => network.forward(images, cx),
+            Self::PreActResNet(network) => network.forward(images, cx),
+            Self::Dpn(network) => network.forward(images, cx),
+            Self::SeNet(network) => network.forward(images, cx),
+            Self::ShuffleNetV2(network) => network.forward(images, cx),
+            Self::EfficientNet(network) => network.forward(images, cx),
+            Self::GoogLeNet(network) => network.forward(images, cx),
         }
     }
 }

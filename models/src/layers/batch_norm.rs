@@ -56,6 +56,11 @@ impl BatchNorm2d {
         self.run(input, After { residual: None, relu: true }, cx)
     }
 
+    /// [`Self::forward`] and `residual` added, in one pass over the output.
+    pub fn forward_add(&self, input: Tensor<4>, residual: Tensor<4>, cx: &Context) -> Tensor<4> {
+        self.run(input, After { residual: Some(residual), relu: false }, cx)
+    }
+
     /// [`Self::forward`], `residual` added, and ReLU: the end of a residual block in one pass over the output.
     pub fn forward_add_relu(&self, input: Tensor<4>, residual: Tensor<4>, cx: &Context) -> Tensor<4> {
         self.run(input, After { residual: Some(residual), relu: true }, cx)
