@@ -10,6 +10,9 @@ use signal_hook::{
     flag,
 };
 
+/// What a run stops for when `train.max_time_s` is over: travels between ranks like a signal, and no signal has this number.
+pub const TIME_IS_UP: i32 = 0x100;
+
 /// Tells whether a signal asked the run to stop.
 #[derive(Debug, Clone, Default)]
 pub struct Stop(Arc<AtomicUsize>);

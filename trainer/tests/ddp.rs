@@ -148,6 +148,27 @@ fn ranks_that_were_started_differently_are_told_how() {
 }
 
 #[test]
+fn early_stopping_and_the_time_limit_end_all_ranks_alike() {
+    let bench = Bench::new(CONFIG);
+    // nothing is learned: the first epoch stays the best
+    let patient =
+        ["--cpus", "2", "--set", "train.patience=2", "--set", "optimizer.lr=1e-30", "--set", "train.epochs=9"];
+    let ended = bench.run(&[&["--config", "config.toml", "--run-dir", "patient"], &patient[..]].concat()).expect(0);
+    let said = "done: stopped after epoch 3: no better top-1 since epoch 1 (train.patience)";
+    assert!(ended.stdout.contains(said), "{}", ended.stdout);
+    assert_eq!(summary(&bench.only_run("patient")).len(), 1 + 3);
+
+    let limits = ["--cpus", "2", "--set", "train.epochs=100000", "--set", "train.max_time_s=1"];
+    let ended = bench.run(&[&["--config", "config.toml", "--run-dir", "timed"], &limits[..]].concat()).expect(0);
+    assert!(ended.stdout.contains("train.max_time_s is over; continue with: trainer --resume"), "{}", ended.stdout);
+    let run = bench.only_run("timed");
+    let steps = losses(&run).len();
+    let longer = ["--cpus", "2", "--set", "train.max_time_s=2"];
+    bench.run(&[&["--resume", run.to_str().unwrap()], &longer[..]].concat()).expect(0);
+    assert!(losses(&run).len() > steps, "it went on for another second");
+}
+
+#[test]
 fn two_processes_evaluate_every_image_once_and_repeat_bit_for_bit() {
     let bench = Bench::new(CONFIG);
     let (one, two) = (train(&bench, "one", "2", &[]), train(&bench, "two", "2", &[]));

@@ -20,6 +20,7 @@ use crate::{
     engine::{
         Ending, Engine, Files, Lengths,
         checkpoint::{self, Progress, Store},
+        eval_record,
     },
     failure::Failure,
     launch::{
@@ -28,7 +29,7 @@ use crate::{
         signals,
     },
     report::{
-        Confusion, Reporter, ReporterOptions, RunFolder, RunSummary, Section, Timeline, error::write_atomic,
+        Confusion, Evaluated, Reporter, ReporterOptions, RunFolder, RunSummary, Section, Timeline, error::write_atomic,
         screen::start_table, text::thousands, timeline,
     },
     signals::Stop,
@@ -242,7 +243,7 @@ fn train(
         let (ending, _) = engine.record(&timeline).run()?;
         gather_ends(&*strategy, &timeline)?;
         return Ok(match ending {
-            Ending::Finished(_) => 0,
+            Ending::Finished(_) | Ending::Exhausted { .. } | Ending::OutOfTime { .. } => 0,
             Ending::Interrupted { signal, .. } => 128 + signal as u8,
         });
     }
@@ -284,13 +285,17 @@ fn train(
             reporter.say(&format!("timeline.json: {} later spans were left out", thousands(left_out)))?;
         }
     }
+    let epochs = match &ending {
+        Ending::Exhausted { epoch, .. } => *epoch,
+        _ => progress.epoch - 1,
+    };
     let summary = RunSummary {
         model: plan.model.name.clone(),
         parameters: parameters as u64,
         dataset: plan.data.name.clone(),
         data,
         device,
-        epochs: progress.epoch - 1,
+        epochs,
         planned_epochs: lengths.epochs,
         steps: progress.step,
         best: progress.best,
@@ -351,6 +356,24 @@ fn finish(
     match ending {
         Ending::Finished(tally) => {
             summary.confusion = Some(Confusion { classes, counts: tally.confusion });
+            reporter.finish(&summary)?;
+            Ok(0)
+        }
+        Ending::Exhausted { tally, epoch, best } => {
+            summary.confusion = Some(Confusion { classes, counts: tally.confusion });
+            summary.note =
+                Some(format!("stopped after epoch {epoch}: no better top-1 since epoch {best} (train.patience)"));
+            reporter.finish(&summary)?;
+            Ok(0)
+        }
+        Ending::OutOfTime { tally, step } => {
+            summary.last = Some(Evaluated { epoch: summary.epochs + 1, eval: eval_record(&tally) });
+            summary.confusion = Some(Confusion { classes, counts: tally.confusion });
+            let (step, folder) = (thousands(step), folder.path().display());
+            summary.note = Some(format!(
+                "stopped after step {step}: train.max_time_s is over; continue with: trainer --resume {folder} --set \
+                 train.max_time_s=..."
+            ));
             reporter.finish(&summary)?;
             Ok(0)
         }

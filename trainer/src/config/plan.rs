@@ -84,6 +84,10 @@ pub struct Train {
     pub eval_every: usize,
     /// Optimizer steps after which the run ends; 0: no limit.
     pub max_steps: usize,
+    /// Seconds of training, over all sessions of the run, after which it is evaluated and saved; 0: no limit.
+    pub max_time_s: usize,
+    /// Early stopping: epochs without a better test top-1 after which the run ends; 0: off.
+    pub patience: usize,
 }
 
 /// `[optimizer]`

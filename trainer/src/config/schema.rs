@@ -143,6 +143,8 @@ pub(super) fn train(reader: &mut Reader, registry: &Registry, data: &Data) -> Tr
         drop_last: section.flag("drop_last", false, "leaves out an incomplete last batch"),
         eval_every: section.count("eval_every", 1, 1..=MANY, "epochs between evaluations"),
         max_steps: section.count("max_steps", 0, 0..=STEPS, "optimizer steps of the run, 0 = no limit"),
+        max_time_s: section.count("max_time_s", 0, 0..=STEPS, "seconds of training, 0 = no limit"),
+        patience: section.count("patience", 0, 0..=MANY, "epochs without a better top-1 before the run ends, 0 = off"),
     };
     if train.epochs == 0 && train.max_steps == 0 && !section.is_broken("max_steps") {
         section.reject(

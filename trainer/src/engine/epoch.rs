@@ -15,7 +15,7 @@ use crate::{
 pub(super) enum EpochEnd {
     /// All its batches were used, or the run's last step was taken.
     Complete,
-    /// A signal asked for a stop.
+    /// A signal asked for a stop, or the time is up.
     Interrupted(i32),
 }
 
@@ -34,7 +34,7 @@ pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> 
 
         // forward → backward → reduce → optimizer, on however many devices the strategy has
         let (step, lr) = (engine.progress.step, engine.lr(engine.progress.step));
-        let outcome = engine.strategy.train_step(fetched, lr, engine.stop.signal()).map_err(|mut failure| {
+        let outcome = engine.strategy.train_step(fetched, lr, engine.asked_to_stop()).map_err(|mut failure| {
             failure.message = format!("epoch {epoch}, step {step}: {}", failure.message);
             failure
         })?;

@@ -16,7 +16,7 @@ use crate::{
     failure::Failure,
     optim::Schedule,
     report::{EpochRecord, EvalRecord, Evaluated, Reporter, Timeline},
-    signals::Stop,
+    signals::{Stop, TIME_IS_UP},
     strategy::{Evaluation, Strategy, Tally, percent},
 };
 
@@ -25,6 +25,22 @@ use crate::{
 pub enum Ending {
     /// All epochs or steps done; the last evaluation.
     Finished(Tally),
+    /// Early stopping (`train.patience`).
+    Exhausted {
+        /// The last evaluation.
+        tally: Tally,
+        /// The epoch that was the last.
+        epoch: usize,
+        /// The epoch that was the best.
+        best: usize,
+    },
+    /// `train.max_time_s` is over: evaluated there, and saved.
+    OutOfTime {
+        /// The evaluation.
+        tally: Tally,
+        /// Optimizer steps taken.
+        step: u64,
+    },
     /// A signal asked for a stop and a checkpoint was saved there.
     Interrupted {
         /// The signal's number.
@@ -134,10 +150,12 @@ impl<'a> Engine<'a> {
         loop {
             let epoch = self.progress.epoch;
             let end = epoch::train_epoch(self)?;
-            if let EpochEnd::Interrupted(signal) = end {
-                return self.interrupted(signal);
+            match end {
+                EpochEnd::Interrupted(TIME_IS_UP) => return self.out_of_time(),
+                EpochEnd::Interrupted(signal) => return self.interrupted(signal),
+                EpochEnd::Complete => {}
             }
-            let done = epoch >= self.lengths.epochs || self.progress.step >= self.lengths.last_step;
+            let mut done = epoch >= self.lengths.epochs || self.progress.step >= self.lengths.last_step;
             let due = done || (self.plan.train.eval_every > 0 && epoch.is_multiple_of(self.plan.train.eval_every));
             let start = Instant::now();
             let tally = match due {
@@ -148,9 +166,14 @@ impl<'a> Engine<'a> {
                 },
                 false => None,
             };
+            // the same counts on every rank, so the same decision
+            let exhausted = tally.as_ref().and_then(|tally| self.exhausted(tally));
+            done |= exhausted.is_some();
             self.finish_epoch(tally.as_ref(), done, start.elapsed().as_secs_f64())?;
-            if let (true, Some(tally)) = (done, tally) {
-                return Ok(Ending::Finished(tally));
+            match (done, tally, exhausted) {
+                (true, Some(tally), None) => return Ok(Ending::Finished(tally)),
+                (true, Some(tally), Some(best)) => return Ok(Ending::Exhausted { tally, epoch, best }),
+                _ => {}
             }
         }
     }
@@ -206,6 +229,31 @@ impl<'a> Engine<'a> {
             self.save(&format!("epoch-{epoch}"), keep_best)?;
         }
         Ok(())
+    }
+
+    /// The best epoch, if it was `train.patience` epochs ago.
+    fn exhausted(&self, tally: &Tally) -> Option<usize> {
+        let best = self.progress.best.filter(|best| tally.top1_percent() <= best.eval.top1)?;
+        let patience = self.plan.train.patience;
+        (patience > 0 && self.progress.epoch - best.epoch >= patience).then_some(best.epoch)
+    }
+
+    /// The signal that this rank has seen, or [`TIME_IS_UP`].
+    fn asked_to_stop(&self) -> Option<i32> {
+        let limit = self.plan.train.max_time_s;
+        let up = limit > 0 && self.progress.elapsed_s >= limit as f64;
+        self.stop.signal().or(up.then_some(TIME_IS_UP))
+    }
+
+    /// Evaluates what there is, and saves a checkpoint to continue from.
+    fn out_of_time(&mut self) -> Result<Ending, Failure> {
+        let tally = match self.evaluate()? {
+            Evaluation::Done(tally) => tally,
+            Evaluation::Stopped(signal) => return self.interrupted(signal),
+        };
+        let step = self.progress.step;
+        self.save(&format!("step-{step}"), false)?;
+        Ok(Ending::OutOfTime { tally, step })
     }
 
     fn interrupted(&mut self, signal: i32) -> Result<Ending, Failure> {

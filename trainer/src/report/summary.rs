@@ -31,6 +31,8 @@ pub struct RunSummary {
     pub steps: u64,
     /// Why the run ended before its time: `SIGTERM after step 1,234`.
     pub interrupted: Option<String>,
+    /// Why a run that is done took fewer epochs than planned.
+    pub note: Option<String>,
     /// Training loss of the last complete epoch.
     pub train_loss: Option<f64>,
     /// Training accuracy of the last complete epoch in percent.
@@ -85,9 +87,10 @@ pub fn summary_screen(summary: &RunSummary, folder: &Path) -> String {
     }
     let matrix = summary.confusion.as_ref().map(confusion_table).unwrap_or_default();
     let names = rows.iter().map(|row| width(row.0)).max().unwrap_or(0);
-    let mut screen = match &summary.interrupted {
-        Some(why) => format!("\ninterrupted: {why}\n\n"),
-        None => "\ndone\n\n".to_owned(),
+    let mut screen = match (&summary.interrupted, &summary.note) {
+        (Some(why), _) => format!("\ninterrupted: {why}\n\n"),
+        (None, Some(note)) => format!("\ndone: {note}\n\n"),
+        (None, None) => "\ndone\n\n".to_owned(),
     };
     for (name, value) in rows {
         screen += &format!("{}  {value}\n", left(name, names));
@@ -122,6 +125,7 @@ mod tests {
             planned_epochs: 12,
             steps: 564,
             interrupted: None,
+            note: None,
             train_loss: Some(0.3712),
             train_top1: Some(86.4),
             last: Some(evaluated(12, EvalRecord { loss: 0.4471, top1: 84.1, top5: 100.0, correct: 841, total: 1000 })),

@@ -24,7 +24,7 @@ fn unknown_key() {
     assert_snapshot!(wrong(&["train.epoch=3"]), @"
     error: unknown key `epoch` in [train]
       --> --set train.epoch=3
-      hint: did you mean `epochs`? keys of [train]: epochs, batch_size, batch_scope, precision, seed, label_smoothing, mixup, cutmix, cutout, ema, grad_clip, accumulate, drop_last, eval_every, max_steps
+      hint: did you mean `epochs`? keys of [train]: epochs, batch_size, batch_scope, precision, seed, label_smoothing, mixup, cutmix, cutout, ema, grad_clip, accumulate, drop_last, eval_every, max_steps, max_time_s, patience
     ");
 }
 

@@ -156,7 +156,7 @@ fn key_of_another_section() {
       |
     6 | lr = 0.1
       | ^^
-      hint: `lr` is a key of [optimizer]; keys of [train]: epochs, batch_size, batch_scope, precision, seed, label_smoothing, mixup, cutmix, cutout, ema, grad_clip, accumulate, drop_last, eval_every, max_steps
+      hint: `lr` is a key of [optimizer]; keys of [train]: epochs, batch_size, batch_scope, precision, seed, label_smoothing, mixup, cutmix, cutout, ema, grad_clip, accumulate, drop_last, eval_every, max_steps, max_time_s, patience
     ");
 }
 
@@ -216,7 +216,7 @@ fn section_in_a_section() {
       |
     5 | [train.optimizer]
       |        ^^^^^^^^^
-      hint: keys of [train]: epochs, batch_size, batch_scope, precision, seed, label_smoothing, mixup, cutmix, cutout, ema, grad_clip, accumulate, drop_last, eval_every, max_steps
+      hint: keys of [train]: epochs, batch_size, batch_scope, precision, seed, label_smoothing, mixup, cutmix, cutout, ema, grad_clip, accumulate, drop_last, eval_every, max_steps, max_time_s, patience
     ");
 }
 
@@ -364,7 +364,7 @@ fn several_mistakes_in_the_order_of_the_file() {
       |
     7 | batch = 2
       | ^^^^^
-      hint: did you mean `batch_size`? keys of [train]: epochs, batch_size, batch_scope, precision, seed, label_smoothing, mixup, cutmix, cutout, ema, grad_clip, accumulate, drop_last, eval_every, max_steps
+      hint: did you mean `batch_size`? keys of [train]: epochs, batch_size, batch_scope, precision, seed, label_smoothing, mixup, cutmix, cutout, ema, grad_clip, accumulate, drop_last, eval_every, max_steps, max_time_s, patience
 
     error: `optimizer.lr`: expected a number above 0 and at most 1000, found 0
      --> configs/x.toml:9:6
