@@ -37,6 +37,12 @@ pub(crate) fn uniform(seed: u64, name: &str, count: usize, bound: f32) -> Vec<f3
         .collect()
 }
 
+/// Values uniform in `[0, 1)`, the stream `index` of `key`.
+pub(crate) fn unit_interval(key: u64, index: u64) -> impl Iterator<Item = f64> {
+    let start = splitmix64(splitmix64(key.wrapping_add(GAMMA)).wrapping_add(index.wrapping_mul(GAMMA)));
+    (1_u64..).map(move |i| (splitmix64(start.wrapping_add(i.wrapping_mul(GAMMA))) >> 40) as f64 / (1u32 << 24) as f64)
+}
+
 /// Where a network under construction is: the seed, the device and the name of the module being built.
 #[derive(Debug, Clone)]
 pub struct Init {

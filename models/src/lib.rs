@@ -4,17 +4,30 @@
 //! The crate never learns of ranks, files or data sets. One model family a file, one [`registry`]; [`state`] is the
 //! PyTorch-named view through which optimisers, checkpoints and weight files reach a [`Network`].
 
+mod blocks;
 pub mod context;
+pub mod densenet;
+pub mod dla;
+pub mod dpn;
+pub mod efficientnet;
 pub mod error;
+pub mod googlenet;
 pub mod hook;
 pub mod init;
 pub mod layers;
 pub mod lenet;
+pub mod mnist_net;
+pub mod mobilenet;
 pub mod network;
 #[allow(unsafe_code, reason = "kernels: vector instructions, pointer tables, buffers that tasks share")]
 pub mod ops;
+pub mod preact_resnet;
 pub mod registry;
+pub mod regnet;
 pub mod resnet;
+pub mod resnext;
+pub mod senet;
+pub mod shufflenet;
 pub mod spec;
 pub mod state;
 pub mod vgg;
@@ -23,7 +36,7 @@ pub use context::{Context, StatisticsReduce};
 pub use error::BuildError;
 pub use hook::GradientSink;
 pub use init::Init;
-pub use network::{Network, macs};
+pub use network::{Cost, Network, cost, step_bytes};
 pub use registry::{Entry, build, entries, find};
 pub use spec::Spec;
 pub use state::{

@@ -3,8 +3,20 @@
 use burn::module::Module;
 use burn::tensor::Tensor;
 
+use crate::densenet::DenseNet;
+use crate::dla::{Dla, SimpleDla};
+use crate::dpn::Dpn;
+use crate::efficientnet::EfficientNet;
+use crate::googlenet::GoogLeNet;
 use crate::lenet::LeNet;
+use crate::mnist_net::MnistNet;
+use crate::mobilenet::{MobileNet, MobileNetV2};
+use crate::preact_resnet::PreActResNet;
+use crate::regnet::RegNet;
 use crate::resnet::ResNet;
+use crate::resnext::ResNeXt;
+use crate::senet::SeNet;
+use crate::shufflenet::ShuffleNetV2;
 use crate::vgg::Vgg;
 use crate::{Context, Spec};
 
@@ -14,10 +26,38 @@ use crate::{Context, Spec};
 pub enum Network {
     /// LeNet-5.
     LeNet(LeNet),
+    /// The tutorial's network for MNIST.
+    MnistNet(MnistNet),
     /// VGG with batch norm.
     Vgg(Vgg),
     /// ResNet.
     ResNet(ResNet),
+    /// RegNet.
+    RegNet(RegNet),
+    /// MobileNet.
+    MobileNet(MobileNet),
+    /// MobileNetV2.
+    MobileNetV2(MobileNetV2),
+    /// ResNeXt.
+    ResNeXt(ResNeXt),
+    /// DLA.
+    Dla(Dla),
+    /// SimpleDLA.
+    SimpleDla(SimpleDla),
+    /// DenseNet.
+    DenseNet(DenseNet),
+    /// Pre-activation ResNet.
+    PreActResNet(PreActResNet),
+    /// Dual path network.
+    Dpn(Dpn),
+    /// SENet.
+    SeNet(SeNet),
+    /// ShuffleNetV2.
+    ShuffleNetV2(ShuffleNetV2),
+    /// EfficientNet.
+    EfficientNet(EfficientNet),
+    /// GoogLeNet.
+    GoogLeNet(GoogLeNet),
 }
 
 impl Network {
@@ -28,19 +68,53 @@ impl Network {
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
         match self {
             Self::LeNet(network) => network.forward(images, cx),
+            Self::MnistNet(network) => network.forward(images, cx),
             Self::Vgg(network) => network.forward(images, cx),
             Self::ResNet(network) => network.forward(images, cx),
+            Self::RegNet(network) => network.forward(images, cx),
+            Self::MobileNet(network) => network.forward(images, cx),
+            Self::MobileNetV2(network) => network.forward(images, cx),
+            Self::ResNeXt(network) => network.forward(images, cx),
+            Self::Dla(network) => network.forward(images, cx),
+            Self::SimpleDla(network) => network.forward(images, cx),
+            Self::DenseNet(network) => network.forward(images, cx),
+            Self::PreActResNet(network) => network.forward(images, cx),
+            Self::Dpn(network) => network.forward(images, cx),
+            Self::SeNet(network) => network.forward(images, cx),
+            Self::ShuffleNetV2(network) => network.forward(images, cx),
+            Self::EfficientNet(network) => network.forward(images, cx),
+            Self::GoogLeNet(network) => network.forward(images, cx),
         }
     }
 }
 
-/// Multiply-adds of convolutions and linear layers for one image, counted in one forward pass of a black image on the
-/// network's device.
-pub fn macs(network: &Network, spec: &Spec) -> u64 {
+/// What one image costs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cost {
+    /// Multiply-adds of convolutions and linear layers in the forward pass.
+    pub macs: u64,
+    /// Elements of all features that the forward pass writes.
+    pub features: u64,
+}
+
+/// Counts what one image costs in a forward pass of a black image on the network's device.
+pub fn cost(network: &Network, spec: &Spec) -> Cost {
     let network = network.valid();
     let device = network.devices().pop().expect("every network has parameters");
     let [height, width] = spec.image_size;
     let cx = Context::counting();
     network.forward(Tensor::zeros([1, spec.in_channels, height, width], &device), &cx);
-    cx.macs().expect("the context counts")
+    let counted = "the context counts";
+    Cost { macs: cx.macs().expect(counted), features: cx.written().expect(counted) }
+}
+
+/// Bytes of one training step in f32 with SGD and momentum: an estimate.
+///
+/// `4 · (3 · parameters + batch · (features + pixels))`: weights, gradients and momentum, and every feature that the
+/// forward pass writes, because what an operation reads is what its backward pass needs. Left out: gradients of features
+/// on their way back (the largest two or three at a time), the kernels' scratch memory, and the program itself.
+pub fn step_bytes(network: &Network, spec: &Spec, batch: usize) -> u64 {
+    let parameters: usize = crate::parameters(network).iter().map(|parameter| parameter.len()).sum();
+    let pixels = spec.in_channels * spec.image_size[0] * spec.image_size[1];
+    4 * (3 * parameters as u64 + batch as u64 * (cost(network, spec).features + pixels as u64))
 }

@@ -2,9 +2,21 @@
 
 use burn::tensor::Device;
 
+use crate::densenet::DenseNet;
+use crate::dla::{Dla, SimpleDla};
+use crate::dpn::{Dpn, DpnDepth};
+use crate::efficientnet::EfficientNet;
 use crate::error::ZeroOf;
+use crate::googlenet::GoogLeNet;
 use crate::lenet::LeNet;
+use crate::mnist_net::MnistNet;
+use crate::mobilenet::{MobileNet, MobileNetV2};
+use crate::preact_resnet::PreActResNet;
+use crate::regnet::{RegNet, RegNetSize};
 use crate::resnet::{ResNet, ResNetDepth};
+use crate::resnext::{ResNeXt, ResNeXtShape};
+use crate::senet::SeNet;
+use crate::shufflenet::{ShuffleNetSize, ShuffleNetV2};
 use crate::vgg::{Vgg, VggDepth};
 use crate::{BuildError, Init, Network, Spec};
 
@@ -17,42 +29,74 @@ pub struct Entry {
     pub family: &'static str,
     /// CIFAR-10 test accuracy that pytorch-cifar's README states, in percent.
     pub published_top1: Option<f64>,
+    /// The images that it was designed for; sizes and multiply-adds are stated for these.
+    pub spec: Spec,
     build: fn(&Spec, &Init) -> Result<Network, BuildError>,
 }
 
-/// An entry of a family that comes in several depths.
+/// CIFAR-10's images.
+const CIFAR10: Spec = Spec { num_classes: 10, in_channels: 3, image_size: [32, 32] };
+/// MNIST's images.
+const MNIST: Spec = Spec { num_classes: 10, in_channels: 1, image_size: [28, 28] };
+
+/// An entry by name, or of a family that comes in several shapes, by its shape.
 macro_rules! entry {
-    ($family:literal, $variant:ident, $network:ident, $depth:path, $published_top1:expr) => {
+    ($family:literal, $variant:ident, $network:ident, depth $depth:path, $published_top1:expr) => {
         Entry {
             name: $depth.name(),
             family: $family,
             published_top1: $published_top1,
+            spec: CIFAR10,
             build: |spec, init| $network::new($depth, spec, init).map(Network::$variant),
+        }
+    };
+    ($family:literal, $variant:ident, $network:ident, $name:literal, $published_top1:expr) => {
+        Entry {
+            name: $name,
+            family: $family,
+            published_top1: $published_top1,
+            spec: CIFAR10,
+            build: |spec, init| $network::new(spec, init).map(Network::$variant),
         }
     };
 }
 
-static ENTRIES: [Entry; 10] = [
-    Entry {
-        name: "lenet",
-        family: "LeNet",
-        published_top1: None,
-        build: |spec, init| LeNet::new(spec, init).map(Network::LeNet),
-    },
-    entry!("VGG", Vgg, Vgg, VggDepth::Vgg11, None),
-    entry!("VGG", Vgg, Vgg, VggDepth::Vgg13, None),
-    entry!("VGG", Vgg, Vgg, VggDepth::Vgg16, Some(92.64)),
-    entry!("VGG", Vgg, Vgg, VggDepth::Vgg19, None),
-    entry!("ResNet", ResNet, ResNet, ResNetDepth::ResNet18, Some(93.02)),
-    entry!("ResNet", ResNet, ResNet, ResNetDepth::ResNet34, None),
-    entry!("ResNet", ResNet, ResNet, ResNetDepth::ResNet50, Some(93.62)),
-    entry!("ResNet", ResNet, ResNet, ResNetDepth::ResNet101, Some(93.75)),
-    entry!("ResNet", ResNet, ResNet, ResNetDepth::ResNet152, None),
+static ENTRIES: &[Entry] = &[
+    entry!("LeNet", LeNet, LeNet, "lenet", None),
+    Entry { spec: MNIST, ..entry!("MNIST network", MnistNet, MnistNet, "mnist_net", None) },
+    entry!("VGG", Vgg, Vgg, depth VggDepth::Vgg11, None),
+    entry!("VGG", Vgg, Vgg, depth VggDepth::Vgg13, None),
+    entry!("VGG", Vgg, Vgg, depth VggDepth::Vgg16, Some(92.64)),
+    entry!("VGG", Vgg, Vgg, depth VggDepth::Vgg19, None),
+    entry!("ResNet", ResNet, ResNet, depth ResNetDepth::ResNet18, Some(93.02)),
+    entry!("ResNet", ResNet, ResNet, depth ResNetDepth::ResNet34, None),
+    entry!("ResNet", ResNet, ResNet, depth ResNetDepth::ResNet50, Some(93.62)),
+    entry!("ResNet", ResNet, ResNet, depth ResNetDepth::ResNet101, Some(93.75)),
+    entry!("ResNet", ResNet, ResNet, depth ResNetDepth::ResNet152, None),
+    entry!("RegNet", RegNet, RegNet, depth RegNetSize::X200Mf, Some(94.24)),
+    entry!("RegNet", RegNet, RegNet, depth RegNetSize::Y400Mf, Some(94.29)),
+    entry!("MobileNetV2", MobileNetV2, MobileNetV2, "mobilenetv2", Some(94.43)),
+    entry!("ResNeXt", ResNeXt, ResNeXt, depth ResNeXtShape::X32x4, Some(94.73)),
+    entry!("ResNeXt", ResNeXt, ResNeXt, depth ResNeXtShape::X2x64, Some(94.82)),
+    entry!("DLA", SimpleDla, SimpleDla, "simple_dla", Some(94.89)),
+    entry!("DenseNet", DenseNet, DenseNet, "densenet121", Some(95.04)),
+    entry!("PreActResNet", PreActResNet, PreActResNet, "preact_resnet18", Some(95.11)),
+    entry!("DPN", Dpn, Dpn, depth DpnDepth::Dpn26, None),
+    entry!("DPN", Dpn, Dpn, depth DpnDepth::Dpn92, Some(95.16)),
+    entry!("DLA", Dla, Dla, "dla", Some(95.47)),
+    entry!("MobileNet", MobileNet, MobileNet, "mobilenet", None),
+    entry!("SENet", SeNet, SeNet, "senet18", None),
+    entry!("ShuffleNetV2", ShuffleNetV2, ShuffleNetV2, depth ShuffleNetSize::X0_5, None),
+    entry!("ShuffleNetV2", ShuffleNetV2, ShuffleNetV2, depth ShuffleNetSize::X1, None),
+    entry!("ShuffleNetV2", ShuffleNetV2, ShuffleNetV2, depth ShuffleNetSize::X1_5, None),
+    entry!("ShuffleNetV2", ShuffleNetV2, ShuffleNetV2, depth ShuffleNetSize::X2, None),
+    entry!("EfficientNet", EfficientNet, EfficientNet, "efficientnet_b0", None),
+    entry!("GoogLeNet", GoogLeNet, GoogLeNet, "googlenet", None),
 ];
 
 /// All models, in the order of the accuracy table.
 pub fn entries() -> &'static [Entry] {
-    &ENTRIES
+    ENTRIES
 }
 
 /// The model called `name`.
@@ -70,10 +114,13 @@ pub fn find(name: &str) -> Result<&'static Entry, BuildError> {
 /// Up to three names that look like `name`, most alike first.
 fn nearest(name: &str) -> Vec<&'static str> {
     // People write `ResNet-18` and `VGG_16`: neither case nor separators count.
-    let plain: String = name.chars().filter(char::is_ascii_alphanumeric).map(|c| c.to_ascii_lowercase()).collect();
+    let plain = |name: &str| -> String {
+        name.chars().filter(char::is_ascii_alphanumeric).map(|c| c.to_ascii_lowercase()).collect()
+    };
+    let asked = plain(name);
     let mut scored: Vec<_> = entries()
         .iter()
-        .map(|entry| (strsim::normalized_damerau_levenshtein(&plain, entry.name), entry.name))
+        .map(|entry| (strsim::normalized_damerau_levenshtein(&asked, &plain(entry.name)), entry.name))
         .filter(|(score, _)| *score >= 0.6)
         .collect();
     scored.sort_by(|a, b| b.0.total_cmp(&a.0)); // stable: equals stay in table order

@@ -6,7 +6,8 @@
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use crate::layers::{BatchNorm2d, Conv2d, Conv2dConfig, Linear, global_avg_pool};
+use crate::blocks::{BasicBlock, Bottleneck, BottleneckShape, classify, conv, sequence};
+use crate::layers::{BatchNorm2d, Conv2d, Linear};
 use crate::{BuildError, Context, Init, Spec};
 
 /// Smallest side that leaves the last stage more than one pixel: with a single one, batch norm could not be trained on
@@ -59,92 +60,6 @@ impl ResNetDepth {
     }
 }
 
-/// A convolution without bias, "same" padding.
-fn conv(channels: [usize; 2], kernel: usize, stride: usize, init: &Init) -> Conv2d {
-    Conv2dConfig::new(channels, kernel).with_stride(stride).with_padding(kernel / 2).without_bias().init(init)
-}
-
-/// The identity where shapes agree, else a strided 1x1 convolution and batch norm: PyTorch's `shortcut.0`, `shortcut.1`.
-type Shortcut = Option<(Conv2d, BatchNorm2d)>;
-
-fn shortcut(channels: [usize; 2], stride: usize, init: &Init) -> Shortcut {
-    (stride != 1 || channels[0] != channels[1]).then(|| {
-        let init = init.child("shortcut");
-        (conv(channels, 1, stride, &init.child("0")), BatchNorm2d::new(channels[1], &init.child("1")))
-    })
-}
-
-fn residual(shortcut: &Shortcut, input: Tensor<4>, cx: &Context) -> Tensor<4> {
-    match shortcut {
-        Some((conv, norm)) => norm.forward(conv.forward(input, cx), cx),
-        None => input,
-    }
-}
-
-/// Two 3x3 convolutions.
-#[derive(Module, Debug)]
-struct BasicBlock {
-    conv1: Conv2d,
-    bn1: BatchNorm2d,
-    conv2: Conv2d,
-    bn2: BatchNorm2d,
-    shortcut: Shortcut,
-}
-
-impl BasicBlock {
-    fn new(input: usize, width: usize, stride: usize, init: &Init) -> Self {
-        Self {
-            conv1: conv([input, width], 3, stride, &init.child("conv1")),
-            bn1: BatchNorm2d::new(width, &init.child("bn1")),
-            conv2: conv([width, width], 3, 1, &init.child("conv2")),
-            bn2: BatchNorm2d::new(width, &init.child("bn2")),
-            shortcut: shortcut([input, width], stride, init),
-        }
-    }
-
-    /// `[B, input, H, W]` → `[B, width, H / stride, W / stride]`.
-    fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
-        let x = self.bn1.forward_relu(self.conv1.forward(input.clone(), cx), cx);
-        let x = self.conv2.forward(x, cx);
-        self.bn2.forward_add_relu(x, residual(&self.shortcut, input, cx), cx)
-    }
-}
-
-/// 1x1, 3x3 and 1x1 convolutions; the last one widens by four.
-#[derive(Module, Debug)]
-struct Bottleneck {
-    conv1: Conv2d,
-    bn1: BatchNorm2d,
-    conv2: Conv2d,
-    bn2: BatchNorm2d,
-    conv3: Conv2d,
-    bn3: BatchNorm2d,
-    shortcut: Shortcut,
-}
-
-impl Bottleneck {
-    fn new(input: usize, width: usize, stride: usize, init: &Init) -> Self {
-        let output = 4 * width;
-        Self {
-            conv1: conv([input, width], 1, 1, &init.child("conv1")),
-            bn1: BatchNorm2d::new(width, &init.child("bn1")),
-            conv2: conv([width, width], 3, stride, &init.child("conv2")),
-            bn2: BatchNorm2d::new(width, &init.child("bn2")),
-            conv3: conv([width, output], 1, 1, &init.child("conv3")),
-            bn3: BatchNorm2d::new(output, &init.child("bn3")),
-            shortcut: shortcut([input, output], stride, init),
-        }
-    }
-
-    /// `[B, input, H, W]` → `[B, 4·width, H / stride, W / stride]`.
-    fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
-        let x = self.bn1.forward_relu(self.conv1.forward(input.clone(), cx), cx);
-        let x = self.bn2.forward_relu(self.conv2.forward(x, cx), cx);
-        let x = self.conv3.forward(x, cx);
-        self.bn3.forward_add_relu(x, residual(&self.shortcut, input, cx), cx)
-    }
-}
-
 #[derive(Module, Debug)]
 #[expect(clippy::large_enum_variant, reason = "a network's blocks are all of the same kind")]
 enum Block {
@@ -182,17 +97,16 @@ impl ResNet {
         let expansion = depth.expansion();
         let mut channels = 64;
         let mut stage = |index: usize, width: usize, stride: usize| -> Vec<Block> {
-            let scope = init.child(&format!("layer{}", index + 1));
-            (0..depth.stages()[index])
-                .map(|block| {
-                    let (scope, stride) = (scope.child(&block.to_string()), if block == 0 { stride } else { 1 });
-                    let input = std::mem::replace(&mut channels, width * expansion);
-                    match expansion {
-                        1 => Block::Basic(BasicBlock::new(input, width, stride, &scope)),
-                        _ => Block::Bottleneck(Bottleneck::new(input, width, stride, &scope)),
-                    }
-                })
-                .collect()
+            sequence(&init.child(&format!("layer{}", index + 1)), depth.stages()[index], |block, init| {
+                let stride = if block == 0 { stride } else { 1 };
+                let output = width * expansion;
+                let input = std::mem::replace(&mut channels, output);
+                if expansion == 1 {
+                    return Block::Basic(BasicBlock::new([input, width], stride, init));
+                }
+                let shape = BottleneckShape { channels: [input, width, output], stride, groups: 1, squeeze: None };
+                Block::Bottleneck(Bottleneck::new(shape, init))
+            })
         };
         Ok(Self {
             conv1: conv([spec.in_channels, 64], 3, 1, &init.child("conv1")),
@@ -214,7 +128,6 @@ impl ResNet {
         let x = stage(x, &self.layer2); // [B, 128, 16, 16]
         let x = stage(x, &self.layer3); // [B, 256, 8, 8]
         let x = stage(x, &self.layer4); // [B, 512, 4, 4]
-        let x = global_avg_pool(x); // [B, 512]
-        self.linear.forward(x, cx) // [B, classes]
+        classify(x, &self.linear, cx) // [B, classes]
     }
 }

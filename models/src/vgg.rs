@@ -6,7 +6,7 @@
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use crate::layers::{BatchNorm2d, Conv2d, Conv2dConfig, Linear, MaxPool2d, Relu, global_avg_pool};
+use crate::layers::{BatchNorm2d, Conv2dConfig, Layer, Linear, MaxPool2d, Relu, global_avg_pool, run};
 use crate::{BuildError, Context, Init, Spec};
 
 /// Five poolings halve the image five times.
@@ -47,20 +47,11 @@ impl VggDepth {
     }
 }
 
-/// One entry of `features`, PyTorch's `nn.Sequential`: its position in the list is part of the parameters' names.
-#[derive(Module, Debug)]
-#[expect(clippy::large_enum_variant, reason = "at most 54 of them, beside megabytes of weights")]
-enum Feature {
-    Conv(Conv2d),
-    Norm(BatchNorm2d),
-    Relu(Relu),
-    Pool(MaxPool2d),
-}
-
 /// Five stages of 3x3 convolutions and a classifier.
 #[derive(Module, Debug)]
 pub struct Vgg {
-    features: Vec<Feature>,
+    /// PyTorch's `nn.Sequential` of convolutions, norms, activations and poolings.
+    features: Vec<Layer>,
     classifier: Linear,
 }
 
@@ -78,22 +69,17 @@ impl Vgg {
                 let at = |offset: usize| scope.child(&(features.len() + offset).to_string());
                 let conv = Conv2dConfig::new([channels, width], 3).with_padding(1).init(&at(0));
                 let norm = BatchNorm2d::new(width, &at(1));
-                features.extend([Feature::Conv(conv), Feature::Norm(norm), Feature::Relu(Relu)]);
+                features.extend([Layer::Conv(conv), Layer::Norm(norm), Layer::Relu(Relu)]);
                 channels = width;
             }
-            features.push(Feature::Pool(MaxPool2d::new(2)));
+            features.push(Layer::Pool(MaxPool2d::new(2)));
         }
         Ok(Self { features, classifier: Linear::new([512, spec.num_classes], &init.child("classifier")) })
     }
 
     /// `[B, C, H, W]` → logits `[B, classes]`; the shapes beside the lines are for 3x32x32.
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
-        let x = self.features.iter().fold(images, |x, feature| match feature {
-            Feature::Conv(conv) => conv.forward(x, cx),
-            Feature::Norm(norm) => norm.forward(x, cx),
-            Feature::Relu(relu) => relu.forward(x),
-            Feature::Pool(pool) => pool.forward(x),
-        }); // [B, 512, 1, 1]
+        let x = run(&self.features, images, cx); // [B, 512, 1, 1]
         // pytorch-cifar pools by 1x1 here, which is the same up to 63x63; larger images leave more than one pixel.
         let x = global_avg_pool(x); // [B, 512]
         self.classifier.forward(x, cx) // [B, classes]

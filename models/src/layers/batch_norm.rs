@@ -56,6 +56,11 @@ impl BatchNorm2d {
         self.run(input, After { residual: None, relu: true }, cx)
     }
 
+    /// [`Self::forward`] and `residual` added, in one pass over the output.
+    pub fn forward_add(&self, input: Tensor<4>, residual: Tensor<4>, cx: &Context) -> Tensor<4> {
+        self.run(input, After { residual: Some(residual), relu: false }, cx)
+    }
+
     /// [`Self::forward`], `residual` added, and ReLU: the end of a residual block in one pass over the output.
     pub fn forward_add_relu(&self, input: Tensor<4>, residual: Tensor<4>, cx: &Context) -> Tensor<4> {
         self.run(input, After { residual: Some(residual), relu: true }, cx)
@@ -64,13 +69,9 @@ impl BatchNorm2d {
     fn run(&self, input: Tensor<4>, after: After, cx: &Context) -> Tensor<4> {
         let affine = [cx.parameter(&self.weight, &input), cx.parameter(&self.bias, &input)];
         if !cx.training() {
-            return batch_norm_eval(
-                input,
-                affine,
-                [self.running_mean.value(), self.running_var.value()],
-                EPSILON,
-                after,
-            );
+            let output =
+                batch_norm_eval(input, affine, [self.running_mean.value(), self.running_var.value()], EPSILON, after);
+            return cx.wrote(output);
         }
         let [batch, _, height, width] = input.dims();
         let shared = cx.statistics().cloned();

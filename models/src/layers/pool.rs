@@ -5,23 +5,29 @@ use burn::tensor::Tensor;
 
 use crate::ops::{PoolOptions, max_pool2d};
 
-/// `torch.nn.MaxPool2d` with stride = kernel and no padding: the last row or column is dropped where it does not fill a
-/// window.
+/// `torch.nn.MaxPool2d`: the last row or column is dropped where it does not fill a window.
 #[derive(Module, Debug)]
 pub struct MaxPool2d {
     kernel: usize,
+    stride: usize,
+    padding: usize,
 }
 
 impl MaxPool2d {
-    /// Square windows of `kernel` pixels.
+    /// Square windows of `kernel` pixels side by side, no padding.
     pub fn new(kernel: usize) -> Self {
-        Self { kernel }
+        Self { kernel, stride: kernel, padding: 0 }
     }
 
-    /// `[B, C, H, W]` → `[B, C, H / kernel, W / kernel]`.
+    /// Windows of three pixels, one of them beyond each border, `stride` pixels apart.
+    pub fn overlapping(stride: usize) -> Self {
+        Self { kernel: 3, stride, padding: 1 }
+    }
+
+    /// `[B, C, H, W]` → `[B, C, (H + 2·padding − kernel) / stride + 1, …]`.
     pub fn forward(&self, input: Tensor<4>) -> Tensor<4> {
-        let side = [self.kernel; 2];
-        max_pool2d(input, PoolOptions { kernel: side, stride: side, padding: [0, 0] })
+        let [kernel, stride, padding] = [self.kernel, self.stride, self.padding].map(|pixels| [pixels; 2]);
+        max_pool2d(input, PoolOptions { kernel, stride, padding })
     }
 }
 

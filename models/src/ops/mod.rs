@@ -16,6 +16,7 @@
 //! the parts are added in order. Another instruction set rounds differently everywhere.
 
 mod autodiff;
+mod compose;
 mod cpu;
 mod extension;
 
@@ -25,6 +26,7 @@ use burn::backend::Dispatch;
 use burn::tensor::ops::MaxPoolOptions;
 use burn::tensor::{DType, Device, Tensor, activation, module};
 
+pub use compose::{add, avg_pool2d, channels, concat, scale_channels, shuffle_channels, swish};
 pub use extension::{BatchNormGrads, ConvGrads, ConvOptions, Kernels, NormOptions, PoolOptions};
 use extension::{EvalOps, TrainingOps};
 

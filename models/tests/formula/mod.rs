@@ -26,7 +26,7 @@ pub fn weights(name: &str, shape: &[usize]) -> Vec<f32> {
     }
 }
 
-/// Images `[batch, 3, 32, 32]`.
-pub fn input(name: &str, batch: usize) -> Vec<f32> {
-    uniform(name, batch * 3 * 32 * 32).map(|u| 1.7 * (2.0 * u - 1.0) as f32).collect()
+/// Images of that shape.
+pub fn input(name: &str, shape: [usize; 4]) -> Vec<f32> {
+    uniform(name, shape.iter().product()).map(|u| 1.7 * (2.0 * u - 1.0) as f32).collect()
 }

@@ -78,7 +78,7 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
             ..LoaderConfig::default()
         },
     )?;
-    let replica = Replica::new(network, selected.device, spec.num_classes, 0.0);
+    let replica = Replica::new(network, selected.device, spec.num_classes, 0.0, 0);
     let tally = replica.evaluate(&replica.inference(), &mut loader.epoch(1, 0), &Stop::never());
     let record = eval_record(&tally);
     if arguments.json {

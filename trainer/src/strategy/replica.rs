@@ -29,13 +29,14 @@ pub struct Replica {
     device: Device,
     classes: usize,
     label_smoothing: f64,
+    seed: u64,
 }
 
 impl Replica {
-    /// Wraps a network that lives on `device` (an autodiff device).
-    pub fn new(network: Network, device: Device, classes: usize, label_smoothing: f64) -> Self {
+    /// Wraps a network that lives on `device` (an autodiff device); dropout is drawn from `seed`.
+    pub fn new(network: Network, device: Device, classes: usize, label_smoothing: f64, seed: u64) -> Self {
         let parameters = models::state::parameters(&network);
-        Self { network, parameters, timeline: Timeline::off(), device, classes, label_smoothing }
+        Self { network, parameters, timeline: Timeline::off(), device, classes, label_smoothing, seed }
     }
 
     /// The device without autodiff: optimizer state and evaluation live there.
@@ -46,11 +47,12 @@ impl Replica {
     /// Forward pass of one batch; the loss, `[1]`, weighted as a part of a step of `step_samples` samples. Adds counts and
     /// times to `outcome`. A loss that is not finite is the caller's to see, in `outcome`: where several ranks share a
     /// step, all of them have to take part in it before one may refuse it.
-    pub fn forward(&self, batch: Batch, step_samples: usize, cx: &Context, outcome: &mut StepOutcome) -> Tensor<1> {
+    pub fn forward(&self, batch: Batch, step_samples: usize, cx: Context, outcome: &mut StepOutcome) -> Tensor<1> {
         let start = Instant::now();
         let labels = batch.labels.clone();
         let targets = loss::soft_targets(&labels, batch.mix.as_ref(), self.classes, self.label_smoothing);
-        let logits = self.network.forward(images(batch, &self.device), cx);
+        let cx = cx.with_dropout(batch.ids.iter().map(|&id| dropout_key(self.seed, batch.epoch, id)).collect());
+        let logits = self.network.forward(images(batch, &self.device), &cx);
         let host = host_logits(logits.clone());
         for ((row, target), &label) in
             host.chunks_exact(self.classes).zip(targets.chunks_exact(self.classes)).zip(&labels)
@@ -85,7 +87,7 @@ impl Replica {
     ) -> Option<FlatGradients> {
         let mut gradients: Option<FlatGradients> = None;
         for batch in batches {
-            let loss = self.forward(batch, step_samples, &Context::train(), outcome);
+            let loss = self.forward(batch, step_samples, Context::train(), outcome);
             let new = self.backward(loss, outcome);
             match &mut gradients {
                 Some(sum) => sum.accumulate(new),
@@ -118,6 +120,12 @@ impl Replica {
             tally.add(row, label as usize);
         }
     }
+}
+
+/// What dropout draws for a sample: another number for each seed, epoch and sample, the same on any number of ranks.
+fn dropout_key(seed: u64, epoch: usize, id: u32) -> u64 {
+    let mix = |key: u64, word: u64| (key ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
+    mix(mix(seed, epoch as u64 + 1), u64::from(id) + 1)
 }
 
 /// The batch's pixels on `device`, `[B, C, H, W]`.

@@ -31,7 +31,7 @@ pub(super) fn train_step(
         says.doing(format_args!("step {step}: forward"));
         let statistics = ddp.statistics.clone().map(|shared| shared as std::sync::Arc<dyn StatisticsReduce>);
         let cx = Context::train_with(statistics, Some(ddp.reducer.sink()));
-        let loss = ddp.learner.replica.forward(batch, samples, &cx, &mut outcome);
+        let loss = ddp.learner.replica.forward(batch, samples, cx, &mut outcome);
         ddp.check_statistics()?;
         says.doing(format_args!("step {step}: backward"));
         ddp.learner.replica.backward(loss, &mut outcome);

@@ -1,0 +1,117 @@
+//! DenseNet: "Densely Connected Convolutional Networks", Huang, Liu, van der Maaten & Weinberger, 2016,
+//! <https://arxiv.org/abs/1608.06993>.
+//!
+//! pytorch-cifar's variant: a 3x3 stem of stride 1 without pooling; new features stand in front of the old ones.
+
+use burn::module::Module;
+use burn::tensor::Tensor;
+
+use crate::blocks::{classify, conv, sequence};
+use crate::layers::{BatchNorm2d, Conv2d, Linear};
+use crate::ops::{avg_pool2d, concat};
+use crate::{BuildError, Context, Init, Spec};
+
+/// Three poolings that drop what does not fill a window leave two pixels a side.
+const MIN_SIDE: usize = 16;
+/// Channels that each layer adds.
+const GROWTH: usize = 32;
+
+/// A 1x1 and a 3x3 convolution, each behind its batch norm; the result joins the input.
+#[derive(Module, Debug)]
+struct DenseLayer {
+    bn1: BatchNorm2d,
+    conv1: Conv2d,
+    bn2: BatchNorm2d,
+    conv2: Conv2d,
+}
+
+impl DenseLayer {
+    fn new(input: usize, init: &Init) -> Self {
+        Self {
+            bn1: BatchNorm2d::new(input, &init.child("bn1")),
+            conv1: conv([input, 4 * GROWTH], 1, 1, &init.child("conv1")),
+            bn2: BatchNorm2d::new(4 * GROWTH, &init.child("bn2")),
+            conv2: conv([4 * GROWTH, GROWTH], 3, 1, &init.child("conv2")),
+        }
+    }
+
+    /// `[B, input, H, W]` → `[B, 32 + input, H, W]`.
+    fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
+        let x = self.conv1.forward(self.bn1.forward_relu(input.clone(), cx), cx);
+        let x = self.conv2.forward(self.bn2.forward_relu(x, cx), cx);
+        cx.wrote(concat(vec![x, input]))
+    }
+}
+
+/// A 1x1 convolution and a pooling that halve channels and image.
+#[derive(Module, Debug)]
+struct Transition {
+    bn: BatchNorm2d,
+    conv: Conv2d,
+}
+
+impl Transition {
+    fn new(input: usize, init: &Init) -> Self {
+        Self {
+            bn: BatchNorm2d::new(input, &init.child("bn")),
+            conv: conv([input, input / 2], 1, 1, &init.child("conv")),
+        }
+    }
+
+    /// `[B, input, H, W]` → `[B, input / 2, H / 2, W / 2]`.
+    fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
+        let x = self.conv.forward(self.bn.forward_relu(input, cx), cx);
+        cx.wrote(avg_pool2d(x, 2))
+    }
+}
+
+/// DenseNet-121: a stem, four dense blocks with transitions between them, a batch norm and a linear layer.
+#[derive(Module, Debug)]
+pub struct DenseNet {
+    conv1: Conv2d,
+    dense1: Vec<DenseLayer>,
+    trans1: Transition,
+    dense2: Vec<DenseLayer>,
+    trans2: Transition,
+    dense3: Vec<DenseLayer>,
+    trans3: Transition,
+    dense4: Vec<DenseLayer>,
+    bn: BatchNorm2d,
+    linear: Linear,
+}
+
+impl DenseNet {
+    /// # Errors
+    ///
+    /// An image side below 16.
+    pub fn new(spec: &Spec, init: &Init) -> Result<Self, BuildError> {
+        spec.require_side("densenet121", MIN_SIDE, 32)?;
+        let block = |name: &str, input: usize, layers: usize| {
+            sequence(&init.child(name), layers, |layer, init| DenseLayer::new(input + layer * GROWTH, init))
+        };
+        let transition = |name: &str, input: usize| Transition::new(input, &init.child(name));
+        Ok(Self {
+            conv1: conv([spec.in_channels, 64], 3, 1, &init.child("conv1")),
+            dense1: block("dense1", 64, 6),
+            trans1: transition("trans1", 256),
+            dense2: block("dense2", 128, 12),
+            trans2: transition("trans2", 512),
+            dense3: block("dense3", 256, 24),
+            trans3: transition("trans3", 1024),
+            dense4: block("dense4", 512, 16),
+            bn: BatchNorm2d::new(1024, &init.child("bn")),
+            linear: Linear::new([1024, spec.num_classes], &init.child("linear")),
+        })
+    }
+
+    /// `[B, C, H, W]` → logits `[B, classes]`; the shapes beside the lines are for 3x32x32.
+    pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
+        let dense = |x, layers: &[DenseLayer]| layers.iter().fold(x, |x, layer| layer.forward(x, cx));
+        let x = self.conv1.forward(images, cx); // [B, 64, 32, 32]
+        let x = self.trans1.forward(dense(x, &self.dense1), cx); // [B, 128, 16, 16]
+        let x = self.trans2.forward(dense(x, &self.dense2), cx); // [B, 256, 8, 8]
+        let x = self.trans3.forward(dense(x, &self.dense3), cx); // [B, 512, 4, 4]
+        let x = self.bn.forward_relu(dense(x, &self.dense4), cx); // [B, 1024, 4, 4]
+        classify(x, &self.linear, cx) // [B, classes]
+    }
+}

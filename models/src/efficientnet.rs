@@ -1,0 +1,137 @@
+//! EfficientNet: "EfficientNet: Rethinking Model Scaling for Convolutional Neural Networks", Tan & Le, 2019,
+//! <https://arxiv.org/abs/1905.11946>.
+//!
+//! pytorch-cifar's variant: a stem of stride 1, and no 1x1 convolution in front of the pooling. Two things there are as
+//! their public definition has them: the first block holds an expansion (`conv1`, `bn1`) that it never uses, and the
+//! rate of drop-connect is 0 in every block, because the counter that should raise it is never raised.
+
+use burn::module::Module;
+use burn::tensor::Tensor;
+
+use crate::blocks::{SqueezeExcite, conv, depthwise, sequence};
+use crate::layers::{BatchNorm2d, Conv2d, Dropout, Linear, global_avg_pool};
+use crate::ops::swish;
+use crate::{BuildError, Context, Init, Spec};
+
+/// Smallest side that leaves the last stage more than one pixel.
+const MIN_SIDE: usize = 17;
+/// Share of the features that are dropped in front of the linear layer.
+const DROPOUT: f64 = 0.2;
+
+/// A stage's blocks.
+#[derive(Debug, Clone, Copy)]
+struct Stage {
+    expansion: usize,
+    width: usize,
+    blocks: usize,
+    kernel: usize,
+    stride: usize,
+}
+
+const fn stage(expansion: usize, width: usize, blocks: usize, kernel: usize, stride: usize) -> Stage {
+    Stage { expansion, width, blocks, kernel, stride }
+}
+
+/// B0.
+const STAGES: [Stage; 7] = [
+    stage(1, 16, 1, 3, 1),
+    stage(6, 24, 2, 3, 2),
+    stage(6, 40, 2, 5, 2),
+    stage(6, 80, 3, 3, 2),
+    stage(6, 112, 3, 5, 1),
+    stage(6, 192, 4, 5, 2),
+    stage(6, 320, 1, 3, 1),
+];
+
+/// Swish over features that count.
+fn activate(features: Tensor<4>, cx: &Context) -> Tensor<4> {
+    // The graph keeps the sigmoid beside the product.
+    cx.wrote(swish(cx.wrote(features)))
+}
+
+/// An inverted residual with squeeze and excitation.
+#[derive(Module, Debug)]
+struct MbConv {
+    conv1: Conv2d,
+    bn1: BatchNorm2d,
+    conv2: Conv2d,
+    bn2: BatchNorm2d,
+    se: SqueezeExcite,
+    conv3: Conv2d,
+    bn3: BatchNorm2d,
+    /// Whether `conv1` and `bn1` are used.
+    expands: bool,
+    /// Whether the input goes around the block.
+    around: bool,
+}
+
+impl MbConv {
+    fn new(input: usize, stage: Stage, stride: usize, init: &Init) -> Self {
+        let width = stage.expansion * input;
+        Self {
+            conv1: conv([input, width], 1, 1, &init.child("conv1")),
+            bn1: BatchNorm2d::new(width, &init.child("bn1")),
+            conv2: depthwise(width, stage.kernel, stride, &init.child("conv2")),
+            bn2: BatchNorm2d::new(width, &init.child("bn2")),
+            se: SqueezeExcite::new([width, input / 4], &init.child("se")),
+            conv3: conv([width, stage.width], 1, 1, &init.child("conv3")),
+            bn3: BatchNorm2d::new(stage.width, &init.child("bn3")),
+            expands: stage.expansion > 1,
+            around: stride == 1 && input == stage.width,
+        }
+    }
+
+    /// `[B, input, H, W]` → `[B, output, H / stride, W / stride]`.
+    fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
+        let x = if self.expands {
+            activate(self.bn1.forward(self.conv1.forward(input.clone(), cx), cx), cx)
+        } else {
+            input.clone()
+        };
+        let x = activate(self.bn2.forward(self.conv2.forward(x, cx), cx), cx);
+        let x = self.conv3.forward(self.se.forward(x, swish, cx), cx);
+        if self.around { self.bn3.forward_add(x, input, cx) } else { self.bn3.forward(x, cx) }
+    }
+}
+
+/// EfficientNet-B0: a stem, sixteen blocks, dropout and a linear layer.
+#[derive(Module, Debug)]
+pub struct EfficientNet {
+    conv1: Conv2d,
+    bn1: BatchNorm2d,
+    layers: Vec<MbConv>,
+    linear: Linear,
+    dropout: Dropout,
+}
+
+impl EfficientNet {
+    /// # Errors
+    ///
+    /// An image side below 17.
+    pub fn new(spec: &Spec, init: &Init) -> Result<Self, BuildError> {
+        spec.require_side("efficientnet_b0", MIN_SIDE, 32)?;
+        let blocks: Vec<(Stage, usize)> = STAGES
+            .into_iter()
+            .flat_map(|stage| (0..stage.blocks).map(move |block| (stage, if block == 0 { stage.stride } else { 1 })))
+            .collect();
+        let mut channels = 32;
+        Ok(Self {
+            conv1: conv([spec.in_channels, 32], 3, 1, &init.child("conv1")),
+            bn1: BatchNorm2d::new(32, &init.child("bn1")),
+            layers: sequence(&init.child("layers"), blocks.len(), |block, init| {
+                let (stage, stride) = blocks[block];
+                MbConv::new(std::mem::replace(&mut channels, stage.width), stage, stride, init)
+            }),
+            linear: Linear::new([channels, spec.num_classes], &init.child("linear")),
+            dropout: Dropout::new(DROPOUT),
+        })
+    }
+
+    /// `[B, C, H, W]` → logits `[B, classes]`; the shapes beside the lines are for 3x32x32.
+    pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
+        let x = activate(self.bn1.forward(self.conv1.forward(images, cx), cx), cx); // [B, 32, 32, 32]
+        let x = self.layers.iter().fold(x, |x, block| block.forward(x, cx)); // [B, 320, 2, 2]
+        let x = self.dropout.forward(global_avg_pool(x), cx); // [B, 320]
+        self.linear.forward(x, cx) // [B, classes]
+    }
+}

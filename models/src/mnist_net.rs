@@ -1,0 +1,56 @@
+//! The network of the classic distributed tutorial, "Writing Distributed Applications with PyTorch", Séb Arnold, 2017,
+//! <https://pytorch.org/tutorials/intermediate/dist_tuto.html>, and of PyTorch's first MNIST example.
+//!
+//! The logits come without the `log_softmax` that ends it there: the loss has it.
+
+use burn::module::Module;
+use burn::tensor::Tensor;
+
+use crate::layers::{Conv2d, Conv2dConfig, Dropout, Linear, MaxPool2d};
+use crate::{BuildError, Context, Init, Spec};
+
+/// Smallest side that leaves a pixel after two 5x5 convolutions and two poolings.
+const MIN_SIDE: usize = 16;
+
+/// Two convolutions of 10 and 20 channels, dropout, and two linear layers, 320-50-10 for 28x28 images.
+#[derive(Module, Debug)]
+pub struct MnistNet {
+    conv1: Conv2d,
+    conv2: Conv2d,
+    fc1: Linear,
+    fc2: Linear,
+    pool: MaxPool2d,
+    dropout: Dropout,
+}
+
+impl MnistNet {
+    /// # Errors
+    ///
+    /// An image side below 16.
+    pub fn new(spec: &Spec, init: &Init) -> Result<Self, BuildError> {
+        spec.require_side("mnist_net", MIN_SIDE, 28)?;
+        let [height, width] = spec.image_size.map(|side| ((side - 4) / 2 - 4) / 2);
+        Ok(Self {
+            conv1: Conv2dConfig::new([spec.in_channels, 10], 5).init(&init.child("conv1")),
+            conv2: Conv2dConfig::new([10, 20], 5).init(&init.child("conv2")),
+            fc1: Linear::new([20 * height * width, 50], &init.child("fc1")),
+            fc2: Linear::new([50, spec.num_classes], &init.child("fc2")),
+            pool: MaxPool2d::new(2),
+            dropout: Dropout::new(0.5),
+        })
+    }
+
+    /// `[B, C, H, W]` → logits `[B, classes]`; the shapes beside the lines are for 1x28x28.
+    pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
+        let x = self.conv1.forward_relu(images, cx); // [B, 10, 24, 24]
+        let x = cx.wrote(self.pool.forward(x)); // [B, 10, 12, 12]
+        let x = self.conv2.forward_relu(x, cx); // [B, 20, 8, 8]
+        let x = cx.wrote(self.pool.forward(x)); // [B, 20, 4, 4]
+        // The tutorial drops in front of pooling and ReLU: factors of whole channels that are not negative pass both.
+        let x = self.dropout.forward_channels(x, cx);
+        let x = x.flatten::<2>(1, 3); // [B, 320]
+        let x = self.fc1.forward_relu(x, cx); // [B, 50]
+        let x = self.dropout.forward(x, cx);
+        self.fc2.forward(x, cx) // [B, classes]
+    }
+}

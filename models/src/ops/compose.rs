@@ -1,0 +1,82 @@
+//! Operations composed of others, in the kernels' memory order.
+//!
+//! burn's elementwise operations and concatenation are fastest on tensors that are contiguous to them: where images lie
+//! channels-last, they are handed over as `[B, H, W, C]`, which is a view, and the result is viewed back.
+
+use std::ops::Range;
+
+use burn::tensor::ops::AvgPoolOptions;
+use burn::tensor::{Tensor, activation, module};
+
+use super::{ConvOptions, conv2d, has_kernels};
+
+/// `[B, C, H, W]` as `[B, H, W, C]`.
+fn to_last(input: Tensor<4>) -> Tensor<4> {
+    input.permute([0, 2, 3, 1])
+}
+
+/// `[B, H, W, C]` as `[B, C, H, W]`.
+fn from_last(input: Tensor<4>) -> Tensor<4> {
+    input.permute([0, 3, 1, 2])
+}
+
+/// Elementwise sum of two tensors of one shape.
+pub fn add(left: Tensor<4>, right: Tensor<4>) -> Tensor<4> {
+    if has_kernels(&left) { from_last(to_last(left) + to_last(right)) } else { left + right }
+}
+
+/// Images side by side along the channels, `torch.cat(parts, 1)`.
+pub fn concat(parts: Vec<Tensor<4>>) -> Tensor<4> {
+    if parts.iter().all(has_kernels) {
+        from_last(Tensor::cat(parts.into_iter().map(to_last).collect(), 3))
+    } else {
+        Tensor::cat(parts, 1)
+    }
+}
+
+/// Some of the channels, `input[:, range]`.
+pub fn channels(input: Tensor<4>, range: Range<usize>) -> Tensor<4> {
+    let [batch, _, height, width] = input.dims();
+    input.slice([0..batch, range, 0..height, 0..width])
+}
+
+/// Multiplies each channel of each image, `[B, C, H, W]` by `[B, C]`.
+pub fn scale_channels(input: Tensor<4>, factors: Tensor<2>) -> Tensor<4> {
+    let [batch, channels] = factors.dims();
+    if has_kernels(&input) {
+        from_last(to_last(input) * factors.reshape([batch, 1, 1, channels]))
+    } else {
+        input * factors.reshape([batch, channels, 1, 1])
+    }
+}
+
+/// `x · sigmoid(x)`, `torch.nn.functional.silu` (<https://arxiv.org/abs/1710.05941>).
+pub fn swish(input: Tensor<4>) -> Tensor<4> {
+    if has_kernels(&input) { from_last(activation::silu(to_last(input))) } else { activation::silu(input) }
+}
+
+/// Mean of each `kernel` x `kernel` window without overlap, `torch.nn.functional.avg_pool2d(input, kernel)`; a last row
+/// or column that does not fill a window is dropped.
+pub fn avg_pool2d(input: Tensor<4>, kernel: usize) -> Tensor<4> {
+    if !has_kernels(&input) {
+        return module::avg_pool2d(input, AvgPoolOptions::new([kernel; 2]).with_stride([kernel; 2]));
+    }
+    // A depthwise convolution with equal weights.
+    let [_, channels, _, _] = input.dims();
+    let device = input.device().inner();
+    let weight = Tensor::full([channels, 1, kernel, kernel], 1.0 / (kernel * kernel) as f64, &device);
+    let options = ConvOptions { stride: [kernel; 2], padding: [0, 0], dilation: [1, 1], groups: channels };
+    conv2d(input, weight, None, options, false)
+}
+
+/// Channel shuffle of ShuffleNet: with channels in `groups` rows, reads them column by column.
+pub fn shuffle_channels(input: Tensor<4>, groups: usize) -> Tensor<4> {
+    let [batch, channels, height, width] = input.dims();
+    if has_kernels(&input) {
+        let x = to_last(input).reshape([batch, height, width, groups, channels / groups]);
+        from_last(x.swap_dims(3, 4).reshape([batch, height, width, channels]))
+    } else {
+        let x = input.reshape([batch, groups, channels / groups, height, width]);
+        x.swap_dims(1, 2).reshape([batch, channels, height, width])
+    }
+}

@@ -1,0 +1,59 @@
+//! Pre-activation ResNet: "Identity Mappings in Deep Residual Networks", He, Zhang, Ren & Sun, 2016,
+//! <https://arxiv.org/abs/1603.05027>.
+//!
+//! pytorch-cifar's variant: a 3x3 stem of stride 1, and no batch norm behind the last block.
+
+use burn::module::Module;
+use burn::tensor::Tensor;
+
+use crate::blocks::{PreActBlock, PreActShape, classify, conv, sequence};
+use crate::layers::{Conv2d, Linear};
+use crate::{BuildError, Context, Init, Spec};
+
+/// Smallest side that leaves the last stage more than one pixel.
+const MIN_SIDE: usize = 9;
+
+/// PreActResNet-18: a stem, four stages of two blocks and a linear layer.
+#[derive(Module, Debug)]
+pub struct PreActResNet {
+    conv1: Conv2d,
+    layer1: Vec<PreActBlock>,
+    layer2: Vec<PreActBlock>,
+    layer3: Vec<PreActBlock>,
+    layer4: Vec<PreActBlock>,
+    linear: Linear,
+}
+
+impl PreActResNet {
+    /// # Errors
+    ///
+    /// An image side below 9.
+    pub fn new(spec: &Spec, init: &Init) -> Result<Self, BuildError> {
+        spec.require_side("preact_resnet18", MIN_SIDE, 32)?;
+        let stage = |name: &str, [input, width]: [usize; 2], stride: usize| {
+            sequence(&init.child(name), 2, |block, init| {
+                let (input, stride) = if block == 0 { (input, stride) } else { (width, 1) };
+                PreActBlock::new(PreActShape { channels: [input, width], stride, squeeze: None }, init)
+            })
+        };
+        Ok(Self {
+            conv1: conv([spec.in_channels, 64], 3, 1, &init.child("conv1")),
+            layer1: stage("layer1", [64, 64], 1),
+            layer2: stage("layer2", [64, 128], 2),
+            layer3: stage("layer3", [128, 256], 2),
+            layer4: stage("layer4", [256, 512], 2),
+            linear: Linear::new([512, spec.num_classes], &init.child("linear")),
+        })
+    }
+
+    /// `[B, C, H, W]` → logits `[B, classes]`; the shapes beside the lines are for 3x32x32.
+    pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
+        let stage = |x, blocks: &[PreActBlock]| blocks.iter().fold(x, |x, block| block.forward(x, cx));
+        let x = self.conv1.forward(images, cx); // [B, 64, 32, 32]
+        let x = stage(x, &self.layer1); // [B, 64, 32, 32]
+        let x = stage(x, &self.layer2); // [B, 128, 16, 16]
+        let x = stage(x, &self.layer3); // [B, 256, 8, 8]
+        let x = stage(x, &self.layer4); // [B, 512, 4, 4]
+        classify(x, &self.linear, cx) // [B, classes]
+    }
+}

@@ -1,0 +1,154 @@
+"""Computes a reference file with PyTorch in float64, as README.md describes.
+
+usage: make_reference.py NAME…              writes NAME.json beside this file
+       make_reference.py --check NAME…      compares with the NAME.json that is there, writes nothing
+Networks: those of networks.py. Dropout is off.
+"""
+
+import json
+import math
+import pathlib
+import sys
+
+import numpy
+import torch
+from networks import NETWORKS, image_shape
+from torch import nn
+from torch.nn import functional as F
+
+BATCH = 8
+HERE = pathlib.Path(__file__).parent
+
+
+def unit_interval(name, count):
+    h = 0xCBF29CE484222325
+    for byte in name.encode():
+        h = (h ^ byte) * 0x100000001B3 % 2**64
+    with numpy.errstate(over="ignore"):
+        z = numpy.uint64(h) + numpy.arange(1, count + 1, dtype=numpy.uint64) * numpy.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> numpy.uint64(30))) * numpy.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> numpy.uint64(27))) * numpy.uint64(0x94D049BB133111EB)
+        z = z ^ (z >> numpy.uint64(31))
+    return (z >> numpy.uint64(40)).astype(numpy.float64) / 2**24
+
+
+def fill(model):
+    """The formula's weights, rounded to float32."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            u = unit_interval(name, parameter.numel())
+            if parameter.dim() >= 2:
+                value = (2 * u - 1) * math.sqrt(6 / (parameter.numel() // parameter.shape[0]))
+            elif name.endswith("weight"):
+                value = 0.5 + u
+            else:
+                value = (2 * u - 1) * 0.1
+            value = torch.from_numpy(value.astype(numpy.float32)).reshape(parameter.shape)
+            parameter.copy_(value.to(parameter.dtype))
+
+
+def macs(model, x):
+    """Multiply-adds of convolutions and linear layers."""
+    total = 0
+
+    def count(module, _, output):
+        nonlocal total
+        total += output.numel() * (module.weight.numel() // module.weight.shape[0])
+
+    hooks = [m.register_forward_hook(count) for m in model.modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
+    model.eval()(x)
+    for hook in hooks:
+        hook.remove()
+    return total
+
+
+def values(name, dtype):
+    model = NETWORKS[name]().to(dtype)
+    model.dropout = 0
+    fill(model)
+    shape = image_shape(name)
+    x = unit_interval("input", BATCH * math.prod(shape))
+    x = 1.7 * (2 * x - 1).astype(numpy.float32).astype(numpy.float64)
+    x = torch.from_numpy(x).reshape(BATCH, *shape).to(dtype)
+    result = {
+        "model": name,
+        "params": sum(p.numel() for p in model.parameters()),
+        "macs": macs(model, x[:1]),
+        "input": "input",
+        "batch": BATCH,
+        "state": [[k, list(v.shape)] for k, v in model.state_dict().items() if not k.endswith("num_batches_tracked")],
+    }
+    logits = model.train()(x)
+    loss = F.cross_entropy(logits, torch.arange(BATCH) % 10)
+    loss.backward()
+    result["train_logits"] = logits.tolist()
+    result["loss"] = loss.item()
+    # A parameter that the network does not use has no gradient.
+    result["grad_l2"] = {k: p.grad.norm().item() for k, p in model.named_parameters() if p.grad is not None}
+    buffers = {k: b.double() for k, b in model.named_buffers() if not k.endswith("num_batches_tracked")}
+    result["running_mean_and_l2"] = {k: [b.mean().item(), b.norm().item()] for k, b in buffers.items()}
+    result["eval_logits"] = model.eval()(x).tolist()
+    return result
+
+
+def deviation(exact, single):
+    """How far float32 is off: logits and loss in units of their largest value, gradient norms relative."""
+
+    def logits(key):
+        want, got = numpy.array(exact[key]), numpy.array(single[key])
+        return float(abs(got - want).max() / max(1.0, abs(want).max()))
+
+    largest = max(exact["grad_l2"].values())
+    norms = [abs(single["grad_l2"][k] / v - 1) for k, v in exact["grad_l2"].items() if v >= 1e-6 * largest]
+    return {
+        "train_logits": logits("train_logits"),
+        "eval_logits": logits("eval_logits"),
+        "loss": abs(single["loss"] - exact["loss"]),
+        "worst_grad_l2": max(norms),
+    }
+
+
+def rounded(value):
+    if isinstance(value, float):
+        return float(f"{value:.9g}")
+    if isinstance(value, list):
+        return [rounded(v) for v in value]
+    if isinstance(value, dict):
+        return {k: rounded(v) for k, v in value.items()}
+    return value
+
+
+def differences(old, new, path=""):
+    if isinstance(old, dict):
+        yield from ([] if old.keys() == new.keys() else [f"{path}: other keys"])
+        for key in old.keys() & new.keys():
+            yield from differences(old[key], new[key], f"{path}/{key}")
+    elif isinstance(old, list) and len(old) == len(new):
+        for index, (a, b) in enumerate(zip(old, new)):
+            yield from differences(a, b, f"{path}/{index}")
+    elif isinstance(old, float):
+        # The files hold nine digits; a vanishing gradient is rounding and nothing else.
+        if abs(old - new) > 1e-6 * abs(old) + 1e-7:
+            yield f"{path}: {old} there, {new} here"
+    elif old != new:
+        yield f"{path}: {old} there, {new} here"
+
+
+def main():
+    names = [name for name in sys.argv[1:] if name != "--check"]
+    for name in names:
+        exact = values(name, torch.float64)
+        path = HERE / f"{name}.json"
+        if "--check" in sys.argv:
+            old = json.loads(path.read_text())
+            old.pop("pytorch_f32_deviation")
+            found = list(differences(old, rounded(exact)))
+            print(f"{name}: {'equal' if not found else chr(10).join(found[:10])}")
+            continue
+        exact["pytorch_f32_deviation"] = deviation(exact, values(name, torch.float32))
+        path.write_text(json.dumps(rounded(exact)) + "\n")
+        print(f"{name}: {exact['params']} parameters, {exact['macs']} multiply-adds, {path.stat().st_size} bytes")
+
+
+if __name__ == "__main__":
+    main()
