@@ -186,7 +186,7 @@ pub(crate) fn squeeze_excite(
     let means = global_avg_pool(input.clone()).reshape([batch, channels, 1, 1]);
     let x = activation(narrow.forward(means, cx)); // [B, narrow, 1, 1]
     let x = wide.forward(x, cx).reshape([batch, channels]);
-    ops::scale_channels(input, burn::tensor::activation::sigmoid(x))
+    cx.wrote(ops::scale_channels(input, burn::tensor::activation::sigmoid(x)))
 }
 
 /// The shape of a [`PreActBlock`].
@@ -243,6 +243,6 @@ impl PreActBlock {
             (Some(fc1), Some(fc2)) => squeeze_excite(x, [fc1, fc2], ops::relu, cx),
             _ => x,
         };
-        ops::add(x, around)
+        cx.wrote(ops::add(x, around))
     }
 }

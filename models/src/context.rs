@@ -28,9 +28,16 @@ pub trait StatisticsReduce: Debug + Send + Sync {
 pub struct Context {
     training: bool,
     dropout: Option<Draw>,
-    macs: Option<AtomicU64>,
+    counts: Option<Counts>,
     statistics: Option<Arc<dyn StatisticsReduce>>,
     gradients: Option<Arc<dyn GradientSink>>,
+}
+
+/// What a counting pass adds up.
+#[derive(Debug, Default)]
+struct Counts {
+    macs: AtomicU64,
+    written: AtomicU64,
 }
 
 /// What dropout is drawn from.
@@ -83,10 +90,9 @@ impl Context {
         Self::default()
     }
 
-    /// Evaluation mode that also counts the multiply-adds of convolutions and linear layers; read them with
-    /// [`Context::macs`].
+    /// Evaluation mode that also counts; read with [`Context::macs`] and [`Context::written`].
     pub fn counting() -> Self {
-        Self { macs: Some(AtomicU64::new(0)), ..Self::default() }
+        Self { counts: Some(Counts::default()), ..Self::default() }
     }
 
     /// True in training mode.
@@ -94,9 +100,14 @@ impl Context {
         self.training
     }
 
-    /// Multiply-adds seen so far; `None` unless made by [`Context::counting`].
+    /// Multiply-adds of convolutions and linear layers so far; `None` unless made by [`Context::counting`].
     pub fn macs(&self) -> Option<u64> {
-        self.macs.as_ref().map(|macs| macs.load(Ordering::Relaxed))
+        self.counts.as_ref().map(|counts| counts.macs.load(Ordering::Relaxed))
+    }
+
+    /// Elements of all features that layers wrote so far; `None` unless made by [`Context::counting`].
+    pub fn written(&self) -> Option<u64> {
+        self.counts.as_ref().map(|counts| counts.written.load(Ordering::Relaxed))
     }
 
     /// Factors of one dropout layer for a batch, `[samples, each]` row by row: 0 with probability `rate`, else
@@ -122,9 +133,17 @@ impl Context {
 
     /// A layer reports what it is about to spend, in multiply-adds over the whole batch.
     pub(crate) fn add_macs(&self, count: usize) {
-        if let Some(macs) = &self.macs {
-            macs.fetch_add(count as u64, Ordering::Relaxed);
+        if let Some(counts) = &self.counts {
+            counts.macs.fetch_add(count as u64, Ordering::Relaxed);
         }
+    }
+
+    /// Passes on features that have just been written.
+    pub(crate) fn wrote<const D: usize>(&self, features: Tensor<D>) -> Tensor<D> {
+        if let Some(counts) = &self.counts {
+            counts.written.fetch_add(features.dims().iter().product::<usize>() as u64, Ordering::Relaxed);
+        }
+        features
     }
 }
 

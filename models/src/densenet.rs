@@ -39,7 +39,7 @@ impl DenseLayer {
     fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
         let x = self.conv1.forward(self.bn1.forward_relu(input.clone(), cx), cx);
         let x = self.conv2.forward(self.bn2.forward_relu(x, cx), cx);
-        concat(vec![x, input])
+        cx.wrote(concat(vec![x, input]))
     }
 }
 
@@ -60,7 +60,8 @@ impl Transition {
 
     /// `[B, input, H, W]` → `[B, input / 2, H / 2, W / 2]`.
     fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
-        avg_pool2d(self.conv.forward(self.bn.forward_relu(input, cx), cx), 2)
+        let x = self.conv.forward(self.bn.forward_relu(input, cx), cx);
+        cx.wrote(avg_pool2d(x, 2))
     }
 }
 

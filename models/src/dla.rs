@@ -31,7 +31,7 @@ impl Root {
 
     /// Several `[B, width, H, W]` → `[B, width, H, W]`.
     fn forward(&self, parts: Vec<Tensor<4>>, cx: &Context) -> Tensor<4> {
-        self.bn.forward_relu(self.conv.forward(concat(parts), cx), cx)
+        self.bn.forward_relu(self.conv.forward(cx.wrote(concat(parts)), cx), cx)
     }
 }
 

@@ -86,8 +86,9 @@ impl DualPath {
         };
         let d = self.residual;
         let (old, new) = (around.dims()[1], x.dims()[1]);
-        let sum = add(channels(around.clone(), 0..d), channels(x.clone(), 0..d));
-        relu(concat(vec![sum, channels(around, d..old), channels(x, d..new)]))
+        let sum = cx.wrote(add(channels(around.clone(), 0..d), channels(x.clone(), 0..d)));
+        let all = cx.wrote(concat(vec![sum, channels(around, d..old), channels(x, d..new)]));
+        cx.wrote(relu(all))
     }
 }
 

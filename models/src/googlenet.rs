@@ -68,7 +68,7 @@ impl Inception {
     /// `[B, input, H, W]` → `[B, one + three[1] + five[1] + pool, H, W]`.
     fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
         let branches = [&self.b1, &self.b2, &self.b3, &self.b4];
-        concat(branches.map(|branch| run(branch, input.clone(), cx)).into())
+        cx.wrote(concat(branches.map(|branch| run(branch, input.clone(), cx)).into()))
     }
 }
 
@@ -119,9 +119,9 @@ impl GoogLeNet {
         let modules = |x, modules: &[&Inception]| modules.iter().fold(x, |x, module| module.forward(x, cx));
         let x = run(&self.pre_layers, images, cx); // [B, 192, 32, 32]
         let x = modules(x, &[&self.a3, &self.b3]); // [B, 480, 32, 32]
-        let x = self.maxpool.forward(x); // [B, 480, 16, 16]
+        let x = cx.wrote(self.maxpool.forward(x)); // [B, 480, 16, 16]
         let x = modules(x, &[&self.a4, &self.b4, &self.c4, &self.d4, &self.e4]); // [B, 832, 16, 16]
-        let x = self.maxpool.forward(x); // [B, 832, 8, 8]
+        let x = cx.wrote(self.maxpool.forward(x)); // [B, 832, 8, 8]
         let x = modules(x, &[&self.a5, &self.b5]); // [B, 1024, 8, 8]
         classify(x, &self.linear, cx) // [B, classes]
     }

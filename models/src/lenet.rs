@@ -45,9 +45,9 @@ impl LeNet {
     /// `[B, C, H, W]` → logits `[B, classes]`; the shapes beside the lines are for 3x32x32.
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
         let x = self.conv1.forward_relu(images, cx); // [B, 6, 28, 28]
-        let x = self.pool.forward(x); // [B, 6, 14, 14]
+        let x = cx.wrote(self.pool.forward(x)); // [B, 6, 14, 14]
         let x = self.conv2.forward_relu(x, cx); // [B, 16, 10, 10]
-        let x = self.pool.forward(x); // [B, 16, 5, 5]
+        let x = cx.wrote(self.pool.forward(x)); // [B, 16, 5, 5]
         let x = x.flatten::<2>(1, 3); // [B, 400]
         let x = self.fc1.forward_relu(x, cx); // [B, 120]
         let x = self.fc2.forward_relu(x, cx); // [B, 84]

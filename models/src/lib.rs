@@ -36,7 +36,7 @@ pub use context::{Context, StatisticsReduce};
 pub use error::BuildError;
 pub use hook::GradientSink;
 pub use init::Init;
-pub use network::{Network, macs};
+pub use network::{Cost, Network, cost, step_bytes};
 pub use registry::{Entry, build, entries, find};
 pub use spec::Spec;
 pub use state::{

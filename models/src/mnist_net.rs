@@ -43,9 +43,9 @@ impl MnistNet {
     /// `[B, C, H, W]` → logits `[B, classes]`; the shapes beside the lines are for 1x28x28.
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
         let x = self.conv1.forward_relu(images, cx); // [B, 10, 24, 24]
-        let x = self.pool.forward(x); // [B, 10, 12, 12]
+        let x = cx.wrote(self.pool.forward(x)); // [B, 10, 12, 12]
         let x = self.conv2.forward_relu(x, cx); // [B, 20, 8, 8]
-        let x = self.pool.forward(x); // [B, 20, 4, 4]
+        let x = cx.wrote(self.pool.forward(x)); // [B, 20, 4, 4]
         // The tutorial drops in front of pooling and ReLU: factors of whole channels that are not negative pass both.
         let x = self.dropout.forward_channels(x, cx);
         let x = x.flatten::<2>(1, 3); // [B, 320]

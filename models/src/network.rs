@@ -88,13 +88,33 @@ impl Network {
     }
 }
 
-/// Multiply-adds of convolutions and linear layers for one image, counted in one forward pass of a black image on the
-/// network's device.
-pub fn macs(network: &Network, spec: &Spec) -> u64 {
+/// What one image costs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cost {
+    /// Multiply-adds of convolutions and linear layers in the forward pass.
+    pub macs: u64,
+    /// Elements of all features that the forward pass writes.
+    pub features: u64,
+}
+
+/// Counts what one image costs in a forward pass of a black image on the network's device.
+pub fn cost(network: &Network, spec: &Spec) -> Cost {
     let network = network.valid();
     let device = network.devices().pop().expect("every network has parameters");
     let [height, width] = spec.image_size;
     let cx = Context::counting();
     network.forward(Tensor::zeros([1, spec.in_channels, height, width], &device), &cx);
-    cx.macs().expect("the context counts")
+    let counted = "the context counts";
+    Cost { macs: cx.macs().expect(counted), features: cx.written().expect(counted) }
+}
+
+/// Bytes of one training step in f32 with SGD and momentum: an estimate.
+///
+/// `4 · (3 · parameters + batch · (features + pixels))`: weights, gradients and momentum, and every feature that the
+/// forward pass writes, because what an operation reads is what its backward pass needs. Left out: gradients of features
+/// on their way back (the largest two or three at a time), the kernels' scratch memory, and the program itself.
+pub fn step_bytes(network: &Network, spec: &Spec, batch: usize) -> u64 {
+    let parameters: usize = crate::parameters(network).iter().map(|parameter| parameter.len()).sum();
+    let pixels = spec.in_channels * spec.image_size[0] * spec.image_size[1];
+    4 * (3 * parameters as u64 + batch as u64 * (cost(network, spec).features + pixels as u64))
 }

@@ -62,7 +62,7 @@ fn check(json: &str) {
 
     // Sizes and names.
     assert_eq!(models::parameters(&network).iter().map(|p| p.len()).sum::<usize>(), reference.params);
-    assert_eq!(models::macs(&network, &spec), reference.macs);
+    assert_eq!(models::cost(&network, &spec).macs, reference.macs);
     let state: Vec<_> = models::state_dict(&network).into_iter().map(|t| (t.name, t.shape)).collect();
     assert_eq!(state, reference.state);
 

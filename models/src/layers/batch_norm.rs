@@ -69,13 +69,9 @@ impl BatchNorm2d {
     fn run(&self, input: Tensor<4>, after: After, cx: &Context) -> Tensor<4> {
         let affine = [cx.parameter(&self.weight, &input), cx.parameter(&self.bias, &input)];
         if !cx.training() {
-            return batch_norm_eval(
-                input,
-                affine,
-                [self.running_mean.value(), self.running_var.value()],
-                EPSILON,
-                after,
-            );
+            let output =
+                batch_norm_eval(input, affine, [self.running_mean.value(), self.running_var.value()], EPSILON, after);
+            return cx.wrote(output);
         }
         let [batch, _, height, width] = input.dims();
         let shared = cx.statistics().cloned();

@@ -97,6 +97,6 @@ impl Conv2d {
         // One multiply-add for each weight of an output's slice.
         let [_, group_input, kernel, _] = self.weight.dims();
         cx.add_macs(output.dims().iter().product::<usize>() * group_input * kernel * kernel);
-        output
+        cx.wrote(output)
     }
 }

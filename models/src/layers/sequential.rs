@@ -32,8 +32,8 @@ pub fn run(layers: &[Layer], mut x: Tensor<4>, cx: &Context) -> Tensor<4> {
             }
             (Layer::Norm(norm), _) => norm.forward(x, cx),
             (Layer::Conv(conv), _) => conv.forward(x, cx),
-            (Layer::Relu(relu), _) => relu.forward(x),
-            (Layer::Pool(pool), _) => pool.forward(x),
+            (Layer::Relu(relu), _) => cx.wrote(relu.forward(x)),
+            (Layer::Pool(pool), _) => cx.wrote(pool.forward(x)),
         };
     }
     x

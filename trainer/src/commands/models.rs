@@ -1,53 +1,65 @@
 //! `trainer models`.
 
 use burn::tensor::Device;
-use models::{Spec, entries};
+use models::entries;
 use serde::Serialize;
 
 use crate::failure::Failure;
 
-/// One line of the list; `--json` prints an array of them.
+/// One line of the list; `--json` prints an array of them. Sizes are for the images that the network is made for.
 #[derive(Debug, Serialize)]
 struct Row {
     name: &'static str,
     family: &'static str,
+    /// Channels, height and width of one image.
+    image: [usize; 3],
     /// Learnable parameters.
     params: usize,
     /// Multiply-adds of one image.
     macs: u64,
     /// Test accuracy in percent that pytorch-cifar's README states.
     published_top1: Option<f64>,
+    /// Estimated memory of a training step, batch [`BATCH`], f32: see [`models::step_bytes`].
+    step_bytes: u64,
 }
 
-/// CIFAR-10's shape: what the published accuracies are for.
-const CIFAR10: Spec = Spec { num_classes: 10, in_channels: 3, image_size: [32, 32] };
+/// Images of the step whose memory is estimated.
+const BATCH: usize = 128;
 
 /// Prints the registry.
 ///
 /// # Errors
-/// A registered model that cannot be built for CIFAR-10.
+/// A registered model that cannot be built.
 pub(super) fn run(json: bool) -> Result<(), Failure> {
     let rows = entries()
         .iter()
         .map(|entry| {
-            let network = models::build(entry.name, &CIFAR10, 0, &Device::flex())
+            let spec = entry.spec;
+            let network = models::build(entry.name, &spec, 0, &Device::flex())
                 .map_err(|error| Failure::run(&error, error.hint()))?;
             Ok(Row {
                 name: entry.name,
                 family: entry.family,
+                image: [spec.in_channels, spec.image_size[0], spec.image_size[1]],
                 params: models::parameters(&network).iter().map(|parameter| parameter.len()).sum(),
-                macs: models::macs(&network, &CIFAR10),
+                macs: models::cost(&network, &spec).macs,
                 published_top1: entry.published_top1,
+                step_bytes: models::step_bytes(&network, &spec, BATCH),
             })
         })
         .collect::<Result<Vec<_>, Failure>>()?;
     if json {
         return super::print_json(&rows);
     }
-    println!("{:<12} {:<8} {:>12} {:>14}  published CIFAR-10 top-1", "name", "family", "parameters", "multiply-adds");
+    println!(
+        "{:<17} {:<13} {:>11} {:>13} {:>12}  published CIFAR-10 top-1",
+        "name", "family", "parameters", "multiply-adds", "step memory"
+    );
     for row in rows {
         let published = row.published_top1.map_or("-".into(), |top1| format!("{top1:.2} %"));
-        println!("{:<12} {:<8} {:>12} {:>14}  {published}", row.name, row.family, row.params, row.macs);
+        let memory = format!("{:.0} MB", row.step_bytes as f64 / 1e6);
+        println!("{:<17} {:<13} {:>11} {:>13} {memory:>12}  {published}", row.name, row.family, row.params, row.macs);
     }
+    println!("step memory: estimate for batch {BATCH} in f32 with SGD and momentum (README.md says what is in it)");
     Ok(())
 }

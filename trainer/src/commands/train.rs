@@ -444,7 +444,7 @@ fn dry_run(plan: &RunPlan, selected: &Selected) -> Result<u8, Failure> {
                 "{}, {} parameters, {} multiply-adds an image",
                 plan.model.name,
                 thousands(count_parameters(&network) as u64),
-                thousands(models::macs(&network, &spec))
+                thousands(models::cost(&network, &spec).macs)
             ),
         );
     } else {
