@@ -94,9 +94,12 @@ pub struct TrainArgs {
     /// No progress on the screen, only the summary
     #[arg(long, short)]
     pub quiet: bool,
-    /// Train with N worker processes on the CPU
+    /// Train with N worker processes on the CPU, or with N devices of one process (--mode dp)
     #[arg(long, value_name = "N")]
     pub cpus: Option<usize>,
+    /// single, dp (one process, N devices) or ddp (N processes; what --cpus N does unless told otherwise)
+    #[arg(long, value_name = "MODE")]
+    pub mode: Option<String>,
     /// Train with N worker processes, one a GPU (this build has no GPU backend)
     #[arg(long, value_name = "N", conflicts_with = "cpus")]
     pub gpus: Option<usize>,

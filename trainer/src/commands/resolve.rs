@@ -11,7 +11,7 @@ use data::{
 
 use crate::{
     cli::TrainArgs,
-    config::{self, Augmentation, BatchScope, DatasetFacts, Overrides, Registry, RunPlan},
+    config::{self, Augmentation, BatchScope, DatasetFacts, Mode, Overrides, Registry, RunPlan},
     failure::Failure,
     report::Section,
     strategy::Strategy,
@@ -20,10 +20,24 @@ use crate::{
 /// Batches that the loader keeps ready.
 const PREFETCH: usize = 4;
 
-/// The flags that override the TOML. Several processes train by DDP.
-pub(super) fn overrides(arguments: &TrainArgs, several: bool) -> Overrides {
+/// Reads and checks a TOML file as the flags change it. Several workers are processes (DDP) unless flag or file say that
+/// they are devices of one process (DP).
+///
+/// # Errors
+/// Every mistake in it, with its place.
+pub(super) fn plan(path: &Path, arguments: &TrainArgs, several: bool) -> Result<RunPlan, Failure> {
+    let mut overrides = overrides(arguments);
+    let dp = |overrides: &Overrides| read(path, overrides).is_ok_and(|plan| plan.parallel.mode == Mode::Dp);
+    if several && overrides.mode.is_none() && !dp(&overrides) {
+        overrides.mode = Some(Mode::Ddp.to_string());
+    }
+    load(path, &overrides)
+}
+
+/// The flags that override the TOML.
+fn overrides(arguments: &TrainArgs) -> Overrides {
     Overrides {
-        mode: several.then(|| "ddp".to_owned()),
+        mode: arguments.mode.clone(),
         set: arguments.set.clone(),
         epochs: arguments.epochs,
         seed: arguments.seed,
@@ -37,14 +51,19 @@ pub(super) fn overrides(arguments: &TrainArgs, several: bool) -> Overrides {
 /// # Errors
 /// Every mistake in it, with its place.
 pub(super) fn load(path: &Path, overrides: &Overrides) -> Result<RunPlan, Failure> {
-    let models: Vec<_> = models::entries().iter().map(|entry| entry.name).collect();
-    let datasets: Vec<_> = formats::dataset_names().collect();
-    let registry = Registry { models: &models, dataset_names: &datasets, datasets: &known_facts, gpu: false };
-    let plan = config::load(path, overrides, &registry)?;
+    let plan = read(path, overrides)?;
     for note in plan.notes() {
         eprintln!("note: {note}");
     }
     Ok(plan)
+}
+
+/// [`load`] without its notes.
+fn read(path: &Path, overrides: &Overrides) -> Result<RunPlan, Failure> {
+    let models: Vec<_> = models::entries().iter().map(|entry| entry.name).collect();
+    let datasets: Vec<_> = formats::dataset_names().collect();
+    let registry = Registry { models: &models, dataset_names: &datasets, datasets: &known_facts, gpu: false };
+    Ok(config::load(path, overrides, &registry)?)
 }
 
 /// What is known of a data set before its files are read; nothing of an image folder.

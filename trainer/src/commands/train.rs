@@ -36,6 +36,7 @@ use crate::{
     strategy::{
         Snapshot, Strategy,
         ddp::{self, Ddp},
+        dp::Dp,
         single::Single,
     },
 };
@@ -69,10 +70,7 @@ pub(super) fn run(arguments: TrainArgs) -> Result<u8, Failure> {
     if arguments.dry_run {
         return dry_run(&plan, &selected);
     }
-    if plan.parallel.mode == Mode::Ddp && !several {
-        let hint = "say how many: --cpus N; or train in one process with --set parallel.mode=single";
-        return Err(plan.mistake(&["parallel.mode"], "ddp needs several processes", hint).into());
-    }
+    let several = processes(&plan, &arguments, several)?;
     let splits = read_data(&mut plan)?;
     if !several {
         return train(&arguments, plan, resumed, selected, splits, None);
@@ -96,6 +94,22 @@ pub(super) fn run(arguments: TrainArgs) -> Result<u8, Failure> {
     workers::launch(&arguments, &plan, local, &variables, workers, folder.path())
 }
 
+/// Whether the plan trains in several processes; `several` are asked for.
+fn processes(plan: &RunPlan, arguments: &TrainArgs, several: bool) -> Result<bool, Failure> {
+    let mistake = |cause: &str, hint: &str| Err(plan.mistake(&["parallel.mode"], cause, hint).into());
+    match plan.parallel.mode {
+        Mode::Ddp if !several => {
+            mistake("ddp needs several processes", "say how many: --cpus N; or train in one process with --mode single")
+        }
+        Mode::Single if several => {
+            mistake("single is one process on one device", "leave --cpus out, or use --mode ddp or dp")
+        }
+        Mode::Dp if arguments.job.nnodes > 1 => mistake("dp is one process", "use --mode ddp for several machines"),
+        Mode::Dp if arguments.cpus.is_none() => mistake("dp needs to know its devices", "say how many: --cpus N"),
+        mode => Ok(mode == Mode::Ddp),
+    }
+}
+
 /// One rank of a job.
 fn work(arguments: &TrainArgs, role: &Role, worker: &WorkerRole, variables: &Variables) -> Result<u8, Failure> {
     let own = variables.get(workers::RUN_FOLDER).filter(|_| worker.source == Source::Own);
@@ -103,6 +117,10 @@ fn work(arguments: &TrainArgs, role: &Role, worker: &WorkerRole, variables: &Var
         eprintln!("{role}");
     }
     let Job { mut plan, mut resumed } = job(arguments, true)?;
+    if plan.parallel.mode == Mode::Dp {
+        let hint = "start the trainer alone, with --cpus N; or train with --mode ddp";
+        return Err(plan.mistake(&["parallel.mode"], format!("dp is one process, and {role}"), hint).into());
+    }
     let rank = workers::join(worker, variables, &plan)?;
     let again = variables.get(launch::worker::ATTEMPT).is_some_and(|attempt| attempt != "0");
     let mut run = || {
@@ -153,16 +171,16 @@ fn job(arguments: &TrainArgs, several: bool) -> Result<Job, Failure> {
         let path = arguments.config.as_deref().ok_or_else(|| {
             Failure::usage("nothing says what to train", "name a TOML file: --config configs/quickstart.toml")
         })?;
-        return Ok(Job { plan: resolve::load(path, &resolve::overrides(arguments, several))?, resumed: None });
+        return Ok(Job { plan: resolve::plan(path, arguments, several)?, resumed: None });
     };
     let folder = match run {
         Some(path) => RunFolder::open(path),
         None => RunFolder::newest(&arguments.run_dir),
     }
     .map_err(|error| Failure::usage(&error, &error.hint))?;
-    let plan = resolve::load(&folder.config(), &resolve::overrides(arguments, several))?;
+    let plan = resolve::plan(&folder.config(), arguments, several)?;
     if let Some(path) = &arguments.config {
-        let asked = resolve::load(path, &resolve::overrides(arguments, several))?;
+        let asked = resolve::plan(path, arguments, several)?;
         same_plan(path, &asked, &folder, &plan)?;
     }
     Ok(Job { plan, resumed: Some(folder) })
@@ -205,6 +223,10 @@ fn train(
     let parameters = count_parameters(&network);
     let device = selected.device.clone();
     let mut strategy: Box<dyn Strategy> = match rank {
+        None if plan.parallel.mode == Mode::Dp => {
+            let devices = vec![device; arguments.cpus.unwrap_or(1)];
+            Box::new(Dp::new(network, devices, shape, classes, &plan)?)
+        }
         None => Box::new(Single::new(network, device, classes, &plan)),
         Some(rank) => {
             rank.reporter.doing(format_args!("comparing the job with the other ranks'"));
@@ -302,6 +324,7 @@ fn train(
         last: progress.last,
         seconds: progress.elapsed_s,
         peak_bytes: ends.peak_bytes,
+        device_bytes: strategy.device_bytes(),
         ..RunSummary::default()
     };
     finish(&mut reporter, summary, ending, class_names, &folder)

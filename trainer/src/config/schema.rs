@@ -234,12 +234,18 @@ pub(super) fn parallel(reader: &mut Reader) -> Parallel {
             "steps between comparisons of ranks, 0 = off",
         ),
     };
+    if parallel.mode == Mode::Dp && parallel.batch_norm == BatchNormPolicy::Reduce {
+        section.reject(
+            "batch_norm",
+            "`parallel.batch_norm`: \"reduce\" has nothing to average in mode \"dp\": only device 0's statistics persist",
+            "use \"local\" (PyTorch's DataParallel), or \"sync\"",
+        );
+    }
     let mut unbuilt = |key: &str, asked: bool, cause: String, hint: &str| {
         if asked {
             section.reject(key, format!("`parallel.{key}`: {cause} is not built in this version"), hint);
         }
     };
-    unbuilt("mode", parallel.mode == Mode::Dp, "\"dp\"".into(), "use mode = \"single\", or \"ddp\" with --cpus N");
     if parallel.mode == Mode::Ddp {
         let backends = [Backend::Auto, Backend::Shm, Backend::Tcp];
         let backend = format!("\"{}\"", parallel.backend);

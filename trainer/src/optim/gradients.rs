@@ -2,7 +2,7 @@
 
 use burn::{
     optim::GradientsParams,
-    tensor::{Gradients, Tensor},
+    tensor::{Device, Gradients, Tensor},
 };
 use models::{Network, state::ParameterInfo};
 
@@ -20,6 +20,11 @@ impl FlatGradients {
     /// Builds them from tensors in parameter order.
     pub fn from_tensors(tensors: Vec<Option<Tensor<1>>>) -> Self {
         Self(tensors)
+    }
+
+    /// Moves all of them to a device (one without autodiff).
+    pub fn to_device(self, device: &Device) -> Self {
+        Self(self.0.into_iter().map(|gradient| gradient.map(|gradient| gradient.to_device(device))).collect())
     }
 
     /// Adds another batch's gradients, parameter by parameter.

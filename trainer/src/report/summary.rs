@@ -45,6 +45,8 @@ pub struct RunSummary {
     pub seconds: f64,
     /// Most memory that each rank's process has held, in bytes; 0 where the system does not say.
     pub peak_bytes: Vec<u64>,
+    /// Bytes that each device of this process is known to have held, where one process has several.
+    pub device_bytes: Vec<u64>,
     /// Training images a second, mean of the run.
     pub images_per_s: Option<f64>,
     /// Confusion matrix of the last evaluation.
@@ -132,6 +134,7 @@ mod tests {
             best: Some(evaluated(11, EvalRecord { loss: 0.4512, top1: 84.3, top5: 99.8, correct: 843, total: 1000 })),
             seconds: 73.2,
             peak_bytes: vec![123_456_789],
+            device_bytes: Vec::new(),
             images_per_s: Some(1034.5),
             confusion: Some(Confusion {
                 classes: ["T-shirt/top", "Trouser", "Coat", "Shirt"].map(String::from).to_vec(),

@@ -1,9 +1,10 @@
 //! One optimizer step, and one evaluation, on however many devices.
 //!
-//! `single`, and later `dp` and `ddp`, have the same files: their difference is a diff. The engine sees this trait only
+//! `single`, `dp` and `ddp` have the same files: their difference is a diff. The engine sees this trait only
 //! and does not know which strategy runs.
 
 pub mod ddp;
+pub mod dp;
 mod learner;
 mod replica;
 pub mod single;
@@ -90,6 +91,11 @@ pub trait Strategy {
     /// Number of devices that share each batch: the ranks, or the devices of this one process.
     fn devices(&self) -> usize {
         self.world()
+    }
+
+    /// Bytes that each device of this process is known to have held at once, where the devices are several.
+    fn device_bytes(&self) -> Vec<u64> {
+        Vec::new()
     }
 
     /// Records its spans there from now on.

@@ -50,17 +50,11 @@ impl Replica {
     pub fn forward(&self, batch: Batch, step_samples: usize, cx: Context, outcome: &mut StepOutcome) -> Tensor<1> {
         let start = Instant::now();
         let labels = batch.labels.clone();
-        let targets = loss::soft_targets(&labels, batch.mix.as_ref(), self.classes, self.label_smoothing);
-        let cx = cx.with_dropout(batch.ids.iter().map(|&id| dropout_key(self.seed, batch.epoch, id)).collect());
+        let targets = self.targets(&batch);
+        let cx = cx.with_dropout(self.dropout_keys(&batch));
         let logits = self.network.forward(images(batch, &self.device), &cx);
         let host = host_logits(logits.clone());
-        for ((row, target), &label) in
-            host.chunks_exact(self.classes).zip(targets.chunks_exact(self.classes)).zip(&labels)
-        {
-            outcome.loss_sum += loss::row_loss(row, target.iter().copied());
-            outcome.correct += u64::from(loss::argmax(row) == label as usize);
-        }
-        outcome.samples += labels.len() as u64;
+        self.count(&host, &targets, &labels, outcome);
         let loss = loss::cross_entropy(logits, targets, step_samples);
         let end = Instant::now();
         self.timeline.span(Track::Step, "forward", start, end, &[("samples", labels.len())]);
@@ -76,6 +70,26 @@ impl Replica {
         self.timeline.span(Track::Step, "backward", start, end, &[]);
         outcome.seconds.backward += (end - start).as_secs_f64();
         gradients
+    }
+
+    /// The batch's target distribution, row-major `[B, classes]`.
+    pub(super) fn targets(&self, batch: &Batch) -> Vec<f32> {
+        loss::soft_targets(&batch.labels, batch.mix.as_ref(), self.classes, self.label_smoothing)
+    }
+
+    /// What each sample's dropout depends on, `[B]`.
+    pub(super) fn dropout_keys(&self, batch: &Batch) -> Vec<u64> {
+        batch.ids.iter().map(|&id| dropout_key(self.seed, batch.epoch, id)).collect()
+    }
+
+    /// Adds up losses and right answers of a batch's logits, row-major `[B, classes]`.
+    pub(super) fn count(&self, logits: &[f32], targets: &[f32], labels: &[i32], outcome: &mut StepOutcome) {
+        let rows = logits.chunks_exact(self.classes).zip(targets.chunks_exact(self.classes));
+        for ((row, target), &label) in rows.zip(labels) {
+            outcome.loss_sum += loss::row_loss(row, target.iter().copied());
+            outcome.correct += u64::from(loss::argmax(row) == label as usize);
+        }
+        outcome.samples += labels.len() as u64;
     }
 
     /// Forward and backward of all batches of a step, their gradients added up; `None` without a batch.
@@ -135,6 +149,6 @@ fn images(batch: Batch, device: &Device) -> Tensor<4> {
 }
 
 /// Logits as host f32, row-major `[B, classes]`.
-fn host_logits(logits: Tensor<2>) -> Vec<f32> {
+pub(super) fn host_logits(logits: Tensor<2>) -> Vec<f32> {
     logits.try_into_vec_as::<f32>().expect("a device that computed the logits can copy them back")
 }

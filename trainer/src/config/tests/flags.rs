@@ -155,12 +155,10 @@ fn mode_flag() {
 }
 
 #[test]
-fn mode_flag_that_is_not_built() {
-    assert_snapshot!(read(BASE, &Overrides { mode: Some("dp".into()), ..Overrides::default() }).unwrap_err(), @r#"
-    error: `parallel.mode`: "dp" is not built in this version
-      --> --mode dp
-      hint: use mode = "single", or "ddp" with --cpus N
-    "#);
+fn mode_flag_wins() {
+    let text = format!("{BASE}[parallel]\nmode = \"ddp\"\n");
+    let plan = read(&text, &Overrides { mode: Some("dp".into()), ..Overrides::default() }).unwrap();
+    assert_eq!(plan.parallel.mode.to_string(), "dp");
 }
 
 #[test]

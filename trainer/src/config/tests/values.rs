@@ -321,14 +321,14 @@ fn bf16_without_a_gpu() {
 }
 
 #[test]
-fn mode_that_is_not_built() {
-    assert_snapshot!(mistake_after_base("[parallel]\nmode = \"dp\"\n"), @r#"
-    error: `parallel.mode`: "dp" is not built in this version
-     --> configs/x.toml:6:8
+fn dp_has_no_statistics_to_average() {
+    assert_snapshot!(mistake_after_base("[parallel]\nmode = \"dp\"\nbatch_norm = \"reduce\"\n"), @r#"
+    error: `parallel.batch_norm`: "reduce" has nothing to average in mode "dp": only device 0's statistics persist
+     --> configs/x.toml:7:14
       |
-    6 | mode = "dp"
-      |        ^^^^
-      hint: use mode = "single", or "ddp" with --cpus N
+    7 | batch_norm = "reduce"
+      |              ^^^^^^^^
+      hint: use "local" (PyTorch's DataParallel), or "sync"
     "#);
 }
 

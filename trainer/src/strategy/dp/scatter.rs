@@ -1,0 +1,84 @@
+//! A batch in chunks, one a device.
+
+use std::ops::Range;
+
+use burn::tensor::{Device, Tensor, TensorData};
+use data::loader::Batch;
+
+/// `torch.chunk`: pieces of `ceil(len / devices)` samples, the last one smaller, and fewer of them than devices where that
+/// is enough.
+pub(super) fn chunks(len: usize, devices: usize) -> Vec<Range<usize>> {
+    let each = len.div_ceil(devices).max(1);
+    (0..len).step_by(each).map(|start| start..(start + each).min(len)).collect()
+}
+
+/// The pixels of some of a batch's images on `device`, `[B, C, H, W]`.
+pub(super) fn images(batch: &Batch, range: Range<usize>, device: &Device) -> Tensor<4> {
+    let (one, shape) = (batch.shape.len(), batch.shape);
+    let pixels = batch.images[range.start * one..range.end * one].to_vec();
+    Tensor::from_data(TensorData::new(pixels, [range.len(), shape.channels, shape.height, shape.width]), device)
+}
+
+/// What travels between devices, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sizes {
+    /// Parameters, and as much again of gradients.
+    pub(super) parameters: u64,
+    /// Running statistics.
+    pub(super) buffers: u64,
+    /// One image.
+    pub(super) image: u64,
+    /// The outputs of one image.
+    pub(super) outputs: u64,
+}
+
+impl Sizes {
+    /// What devices give each other for one batch: each but the first gets parameters, statistics and its images, gives its
+    /// outputs and gradients, and gets the gradients of its outputs.
+    pub(super) fn moved(&self, chunks: &[Range<usize>]) -> u64 {
+        let others = chunks.len().saturating_sub(1) as u64;
+        let samples: u64 = chunks.iter().skip(1).map(|chunk| chunk.len() as u64).sum();
+        others * (2 * self.parameters + self.buffers) + samples * (self.image + 2 * self.outputs)
+    }
+
+    /// What a device holds at once, but for activations and the optimizer's state: parameters, statistics, gradients, its
+    /// images and outputs; the first one all outputs and their gradients as well.
+    pub(super) fn held(&self, device: usize, chunk: usize, batch: usize) -> u64 {
+        let gathered = if device == 0 { 2 * batch as u64 * self.outputs } else { 0 };
+        2 * self.parameters + self.buffers + chunk as u64 * (self.image + 2 * self.outputs) + gathered
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_counted_once_a_device() {
+        let sizes = Sizes { parameters: 1000, buffers: 100, image: 10, outputs: 1 };
+        assert_eq!(sizes.moved(&chunks(8, 1)), 0);
+        assert_eq!(sizes.moved(&chunks(5, 4)), 2 * 2100 + 3 * 12);
+        assert_eq!(sizes.held(0, 2, 5), 2100 + 2 * 12 + 10);
+        assert_eq!(sizes.held(2, 1, 5), 2100 + 12);
+    }
+
+    /// `[len(c) for c in torch.arange(n).chunk(devices)]`, PyTorch 2.15.
+    #[test]
+    fn chunks_equal_pytorch() {
+        for (len, devices, expected) in [
+            (128, 3, &[43, 43, 42][..]),
+            (5, 4, &[2, 2, 1]),
+            (6, 4, &[2, 2, 2]),
+            (1, 2, &[1]),
+            (3, 8, &[1, 1, 1]),
+            (10, 4, &[3, 3, 3, 1]),
+            (128, 1, &[128]),
+            (16, 5, &[4, 4, 4, 4]),
+        ] {
+            let found = chunks(len, devices);
+            assert_eq!(found.iter().map(Range::len).collect::<Vec<_>>(), expected, "{len} over {devices}");
+            assert_eq!(found.into_iter().flatten().collect::<Vec<_>>(), (0..len).collect::<Vec<_>>());
+        }
+        assert_eq!(chunks(0, 2), []);
+    }
+}

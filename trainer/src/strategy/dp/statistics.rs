@@ -1,0 +1,196 @@
+//! Synchronised batch norm: the devices' statistics added up.
+
+use std::{
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Instant,
+};
+
+use models::StatisticsReduce;
+
+/// Threads that add up vectors, in the order of the devices: all get the same bits, in every run.
+#[derive(Debug)]
+pub(super) struct Group {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Nanoseconds that device 0 spent here.
+    waited: AtomicU64,
+    /// Bytes that devices gave.
+    bytes: AtomicU64,
+}
+
+#[derive(Debug)]
+struct State {
+    /// What has come of each device in this round.
+    parts: Vec<Option<Vec<f64>>>,
+    /// The last round's sum. A device asks for the next one only after it has taken this.
+    total: Vec<f64>,
+    rounds: u64,
+    failure: Option<String>,
+}
+
+/// One device's place in a group.
+#[derive(Debug)]
+pub(super) struct Member {
+    index: usize,
+    group: Arc<Group>,
+}
+
+impl Group {
+    /// A group of `devices`.
+    pub(super) fn new(devices: usize) -> Arc<Self> {
+        let state = State { parts: vec![None; devices], total: Vec::new(), rounds: 0, failure: None };
+        Arc::new(Self {
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            waited: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+        })
+    }
+
+    /// A place for each device.
+    pub(super) fn members(self: &Arc<Self>) -> Vec<Arc<Member>> {
+        let count = self.state().parts.len();
+        (0..count).map(|index| Arc::new(Member { index, group: Arc::clone(self) })).collect()
+    }
+
+    /// Lets everybody out, now and later; the first reason stays. What they compute is void.
+    pub(super) fn fail(&self, reason: String) {
+        self.state().failure.get_or_insert(reason);
+        self.changed.notify_all();
+    }
+
+    /// Why the sums are void, if they are.
+    pub(super) fn failure(&self) -> Option<String> {
+        self.state().failure.clone()
+    }
+
+    /// Seconds that device 0 spent on adding up since the last call.
+    pub(super) fn take_seconds(&self) -> f64 {
+        self.waited.swap(0, Ordering::Relaxed) as f64 * 1e-9
+    }
+
+    /// Bytes that devices have given to device 0, and got back, so far.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // nothing that can panic happens under the lock
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add_up(&self, index: usize, values: &mut [f64]) {
+        let mut state = self.state();
+        if state.failure.is_some() {
+            return;
+        }
+        state.parts[index] = Some(values.to_vec());
+        let round = state.rounds;
+        if state.parts.iter().all(Option::is_some) {
+            state.finish_round();
+            self.changed.notify_all();
+        }
+        while state.rounds == round && state.failure.is_none() {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        // a round that is complete counts even if somebody has failed since
+        if state.rounds > round && state.total.len() == values.len() {
+            values.copy_from_slice(&state.total);
+        }
+    }
+}
+
+impl State {
+    fn finish_round(&mut self) {
+        let mut parts = self.parts.iter_mut().filter_map(Option::take);
+        let mut total = parts.next().unwrap_or_default();
+        for part in parts {
+            if part.len() != total.len() {
+                let lengths = format!("one device has {} statistics, another {}", total.len(), part.len());
+                self.failure.get_or_insert(lengths);
+                return;
+            }
+            total.iter_mut().zip(part).for_each(|(total, value)| *total += value);
+        }
+        self.total = total;
+        self.rounds += 1;
+    }
+}
+
+impl StatisticsReduce for Member {
+    fn all_reduce_sum(&self, values: &mut [f64]) {
+        let start = Instant::now();
+        self.group.add_up(self.index, values);
+        if self.index == 0 {
+            self.group.waited.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        } else {
+            // there and back
+            self.group.bytes.fetch_add(2 * size_of_val(values) as u64, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn many_rounds_give_all_the_same_sum_in_device_order() {
+        let group = Group::new(3);
+        // of these three only 0 + 1 + 2 in this order gives 1: (1e300 - 1e300) + 1
+        let parts = [1e300, -1e300, 1.0];
+        let results: Vec<Vec<f64>> = thread::scope(|scope| {
+            let handles: Vec<_> = group
+                .members()
+                .into_iter()
+                .zip(parts)
+                .map(|(member, part)| {
+                    scope.spawn(move || {
+                        (0..200)
+                            .map(|round| {
+                                let mut values = [part, f64::from(round)];
+                                member.all_reduce_sum(&mut values);
+                                assert_eq!(values[1], 3.0 * f64::from(round));
+                                values[0]
+                            })
+                            .collect()
+                    })
+                })
+                .collect();
+            handles.into_iter().map(|handle| handle.join().unwrap()).collect()
+        });
+        assert!(results.iter().flatten().all(|&value| value == 1.0));
+        assert_eq!(group.bytes(), 200 * 2 * 2 * 16);
+        assert!(group.failure().is_none() && group.take_seconds() > 0.0);
+    }
+
+    #[test]
+    fn who_waits_is_let_out_by_a_failure_and_nobody_waits_again() {
+        let group = Group::new(2);
+        let [first, second] = group.members().try_into().unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| first.all_reduce_sum(&mut [1.0]));
+            group.fail("device 1 is gone".into());
+        });
+        group.fail("another reason".into());
+        second.all_reduce_sum(&mut [1.0]);
+        assert_eq!(group.failure().as_deref(), Some("device 1 is gone"));
+    }
+
+    #[test]
+    fn devices_that_disagree_are_an_error() {
+        let group = Group::new(2);
+        let [first, second] = group.members().try_into().unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| first.all_reduce_sum(&mut [1.0]));
+            second.all_reduce_sum(&mut [1.0, 2.0]);
+        });
+        let failure = group.failure().unwrap();
+        assert!(failure.contains("1 statistics") && failure.contains('2'), "{failure}");
+    }
+}
