@@ -23,12 +23,16 @@ pub enum Command {
     Train(TrainArgs),
     /// Evaluate a run's best weights, or a weight file, on a test set
     Eval(EvalArgs),
+    /// Write a run's weights to a safetensors file with PyTorch's names
+    Export(ExportArgs),
     /// List the models: parameters, multiply-adds, published accuracy
     Models {
         /// Print JSON
         #[arg(long)]
         json: bool,
     },
+    /// The accuracy table: published and reached, of run folders or committed summaries
+    Table(TableArgs),
     /// List, fetch and verify data sets
     #[command(subcommand)]
     Data(DataCommand),
@@ -140,7 +144,7 @@ pub struct EvalArgs {
     /// A model's name
     #[arg(long, value_name = "NAME", requires = "weights")]
     pub model: Option<String>,
-    /// A safetensors file with PyTorch's names
+    /// Weights under PyTorch's names: a state dict (.pth, .pt), a safetensors file, or a checkpoint's folder
     #[arg(long, value_name = "FILE", requires = "model")]
     pub weights: Option<PathBuf>,
     /// Data set (default: the run's; required with --model)
@@ -149,12 +153,58 @@ pub struct EvalArgs {
     /// Where the data sets are
     #[arg(long, value_name = "DIR", env = "TRAINER_DATA_DIR")]
     pub data_dir: Option<PathBuf>,
+    /// Pad or resize the images to this side, as data.image_size does (default: the run's; else as they are)
+    #[arg(long, value_name = "PIXELS")]
+    pub image_size: Option<usize>,
+    /// Mean of each channel that is subtracted, in [0, 1] (default: the run's, or the data set's)
+    #[arg(long, value_name = "MEAN", value_delimiter = ',')]
+    pub mean: Option<Vec<f32>>,
+    /// Standard deviation of each channel that is divided by (default: the run's, or the data set's)
+    #[arg(long, value_name = "STD", value_delimiter = ',')]
+    pub std: Option<Vec<f32>>,
     /// Images a batch
     #[arg(long, default_value_t = 256)]
     pub batch_size: usize,
     /// Print JSON: top1 and top5 in percent, loss, correct, total
     #[arg(long)]
     pub json: bool,
+}
+
+/// Flags of `trainer export`.
+#[derive(Debug, Args)]
+pub struct ExportArgs {
+    /// The run folder
+    #[arg(long, value_name = "RUN")]
+    pub run: PathBuf,
+    /// Which of its checkpoints: best, last, or a name such as epoch-3 (default: the best, or the last where it has none)
+    #[arg(long, value_name = "best|last|NAME")]
+    pub checkpoint: Option<String>,
+    /// The averaged weights (train.ema) in place of the trained ones
+    #[arg(long)]
+    pub ema: bool,
+    /// The file to write
+    #[arg(long, value_name = "FILE.safetensors")]
+    pub to: PathBuf,
+    /// Replace the file if it is there
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// Flags of `trainer table`.
+#[derive(Debug, Args)]
+pub struct TableArgs {
+    /// Run folders, or folders that hold some (default: results)
+    #[arg(value_name = "RUN")]
+    pub runs: Vec<PathBuf>,
+    /// Print JSON
+    #[arg(long, conflicts_with_all = ["markdown", "save"])]
+    pub json: bool,
+    /// Print a Markdown table
+    #[arg(long, conflicts_with = "save")]
+    pub markdown: bool,
+    /// Print nothing: copy the runs' summaries, without this machine's paths, to folders below DIR
+    #[arg(long, value_name = "DIR", requires = "runs")]
+    pub save: Option<PathBuf>,
 }
 
 /// `trainer data …`.

@@ -17,3 +17,4 @@ pub mod report;
 pub mod signals;
 pub mod state_file;
 pub mod strategy;
+pub mod weights;

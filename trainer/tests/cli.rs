@@ -187,3 +187,52 @@ fn checkpoints_are_pytorch_state_dicts() {
     assert_eq!(file.tensor("fc1.weight").unwrap().shape(), [120, 256]);
     assert_eq!(names[0], "conv1.bias");
 }
+
+#[test]
+fn the_table_reads_runs_and_their_committed_summaries() {
+    let bench = Bench::new(CONFIG);
+    for seed in ["0", "1"] {
+        let whole = ["--set", "data.limit_test=0", "--set", "data.limit_train=0", "--set", "train.batch_size=256"];
+        let run = ["--config", "config.toml", "--quiet", "--epochs", "1", "--seed", seed];
+        bench.run(&[&run[..], &whole].concat()).expect(0);
+    }
+    let table = |path: &str| json(bench.run(&["table", path, "--json"]).expect(0));
+    let rows = table("runs");
+    let row = |rows: &serde_json::Value, model: &str| {
+        rows.as_array().unwrap().iter().find(|row| row["model"] == model).unwrap().clone()
+    };
+    let lenet = row(&rows, "lenet");
+    assert_eq!((&lenet["dataset"], &lenet["runs"], &lenet["epochs"]), (&"fashion-mini".into(), &2.into(), &1.into()));
+    assert!(lenet["top1"].as_f64().unwrap() > 10.0 && lenet["deviation"].is_f64() && lenet["device"].is_string());
+    let resnet = row(&rows, "resnet18");
+    assert_eq!(
+        (&resnet["published_top1"], &resnet["top1"], &resnet["runs"]),
+        (&93.02.into(), &serde_json::Value::Null, &0.into())
+    );
+
+    bench.run(&["table", "runs", "--save", "results"]).expect(0);
+    fs::remove_dir_all(bench.path("runs")).unwrap();
+    assert_eq!(rows, table("results"));
+    let text = bench.run(&["table"]).expect(0).stdout;
+    assert!(text.contains("no run") && text.contains("(n=2)"), "{text}");
+    assert!(bench.run(&["table", "--markdown"]).expect(0).stdout.starts_with("| model | data | published | reached |"));
+    // a summary's config.toml is a config
+    let saved = &entries(&bench.path("results"))[0];
+    bench.run(&["--config", saved.join("config.toml").to_str().unwrap(), "--dry-run"]).expect(0);
+}
+
+/// The summaries that are committed are read, and name no machine.
+#[test]
+fn committed_results_are_whole() {
+    let bench = Bench::new(CONFIG);
+    let results = concat!(env!("CARGO_MANIFEST_DIR"), "/../results");
+    let rows = json(bench.run(&["table", results, "--json"]).expect(0));
+    assert!(rows.as_array().unwrap().iter().any(|row| row["runs"].as_u64() > Some(0)), "{rows}");
+    for run in entries(results.as_ref()).iter().filter(|path| path.is_dir()) {
+        for file in ["config.toml", "env.json", "summary.csv", "summary.json"] {
+            let text = fs::read_to_string(run.join(file)).unwrap();
+            assert!(!text.contains("\"/") && !text.contains("=/"), "{}/{file} names a path", run.display());
+        }
+        bench.run(&["--config", run.join("config.toml").to_str().unwrap(), "--dry-run"]).expect(0);
+    }
+}

@@ -123,3 +123,54 @@ fn a_run_that_diverges_ends_with_1() {
         ended.stderr
     );
 }
+
+/// The screen of `eval` with a file of weights that must be refused; it lies at `weights.pth`.
+fn screen_of_weights(model: &str, data: &str, prepare: impl FnOnce(&Bench)) -> String {
+    let bench = Bench::new(MINI);
+    prepare(&bench);
+    let ended = bench.run(&["eval", "--model", model, "--weights", "weights.pth", "--data", data]).expect(2);
+    assert_eq!(ended.stdout, "", "errors belong on stderr");
+    ended.stderr
+}
+
+/// A LeNet for 1x28x28 that PyTorch saved.
+const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/weights/net_module.pth");
+
+#[test]
+fn weights_of_another_model() {
+    insta::assert_snapshot!(screen_of_weights("resnet18", "fashion-mini", |bench| {
+        fs::copy(GOLDEN, bench.path("weights.pth")).unwrap();
+    }));
+}
+
+#[test]
+fn weights_cut_short() {
+    insta::assert_snapshot!(screen_of_weights("lenet", "fashion-mini", |bench| {
+        let bytes = fs::read(GOLDEN).unwrap();
+        fs::write(bench.path("weights.pth"), &bytes[..bytes.len() / 2]).unwrap();
+    }));
+}
+
+#[test]
+fn weights_that_are_no_weights() {
+    insta::assert_snapshot!(screen_of_weights("lenet", "fashion-mini", |bench| {
+        fs::write(bench.path("weights.pth"), "<html>404</html>").unwrap();
+    }));
+}
+
+#[test]
+fn weights_of_a_model_that_is_not_there() {
+    insta::assert_snapshot!(screen_of_weights("lenet5", "fashion-mini", |_| {}));
+}
+
+#[test]
+fn table_without_a_run() {
+    let bench = Bench::new(MINI);
+    insta::assert_snapshot!(bench.run(&["table"]).expect(2).stderr);
+}
+
+#[test]
+fn export_of_what_is_no_run() {
+    let bench = Bench::new(MINI);
+    insta::assert_snapshot!(bench.run(&["export", "--run", "nowhere", "--to", "a.safetensors"]).expect(2).stderr);
+}

@@ -6,7 +6,7 @@ use data::{
     formats::{self, LoadRequest},
     loader::{Loader, LoaderConfig},
 };
-use models::{Spec, StateTensor};
+use models::Spec;
 use serde::Serialize;
 
 use super::resolve;
@@ -18,16 +18,14 @@ use crate::{
     failure::Failure,
     report::{Confusion, RunFolder, confusion::confusion_table, text::thousands},
     signals::Stop,
-    state_file,
     strategy::Replica,
+    weights::{self, Target, WeightFile},
 };
 
 /// What to evaluate, and on which images.
 struct Subject {
     model: String,
-    weights: Vec<StateTensor>,
-    /// Where the weights came from.
-    origin: String,
+    weights: WeightFile,
     data: LoadRequest,
     mean: Option<Vec<f32>>,
     std: Option<Vec<f32>>,
@@ -60,13 +58,15 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
     let facts = resolve::dataset_facts(&subject.data.name, &splits);
     let test = splits.test;
     let (shape, class_names) = (test.shape, test.classes.clone());
+    check_channels("--mean", arguments.mean.as_ref(), shape.channels, f32::MIN)?;
+    check_channels("--std", arguments.std.as_ref(), shape.channels, f32::MIN_POSITIVE)?;
     let spec =
         Spec { num_classes: class_names.len(), in_channels: shape.channels, image_size: [shape.height, shape.width] };
     let selected = device::select();
     let network = models::build(&subject.model, &spec, 0, &selected.device)
         .map_err(|error| Failure::usage(format!("{}: {error}", error.key()), error.hint()))?;
-    let network = models::load_state_dict(network, &subject.weights)
-        .map_err(|error| Failure::usage(format!("{}: {error}", subject.origin), error.hint()))?;
+    let target = Target { model: &subject.model, spec, data: &subject.data.name };
+    let (network, origin) = weights::load(network, &target, &subject.weights)?;
     let loader = Loader::new(
         Arc::new(test),
         LoaderConfig {
@@ -94,7 +94,7 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
     println!(
         "{} ({}) on {}: top-1 {:.2} %, top-5 {:.2} %, loss {:.4}, {} of {} right\n",
         subject.model,
-        subject.origin,
+        origin,
         subject.data.name,
         record.top1,
         record.top5,
@@ -116,37 +116,53 @@ fn of_run(run: &Path, arguments: &EvalArgs) -> Result<Subject, Failure> {
         false => checkpoint::load_newest(&folder.checkpoints())?.0,
     };
     let own_data = arguments.data.as_ref().is_none_or(|name| *name == plan.data.name);
+    let snapshot = loaded.snapshot;
     Ok(Subject {
         model: plan.model.name,
-        weights: loaded.snapshot.ema.unwrap_or(loaded.snapshot.model),
-        origin: loaded.path.display().to_string(),
+        weights: WeightFile::of_state(&loaded.path, snapshot.ema.unwrap_or(snapshot.model)),
         data: LoadRequest {
-            image_size: plan.data.image_size,
+            image_size: arguments.image_size.or(plan.data.image_size),
             ..request(arguments.data.as_ref().unwrap_or(&plan.data.name), plan.data.dir.as_deref())
         },
-        mean: plan.data.mean.filter(|_| own_data),
-        std: plan.data.std.filter(|_| own_data),
+        mean: arguments.mean.clone().or(plan.data.mean.filter(|_| own_data)),
+        std: arguments.std.clone().or(plan.data.std.filter(|_| own_data)),
     })
 }
 
-/// A safetensors file under PyTorch's names.
+/// A file of weights under PyTorch's names, or a checkpoint's folder.
 fn of_file(model: &str, weights: &Path, arguments: &EvalArgs) -> Result<Subject, Failure> {
     let data = arguments
         .data
         .as_deref()
         .ok_or_else(|| Failure::usage("--weights: no data set to evaluate on", "name one: --data cifar10"))?;
-    let hint = "give a safetensors file with PyTorch's names, or a run with --run";
-    let bytes =
-        std::fs::read(weights).map_err(|error| Failure::usage(format!("{}: {error}", weights.display()), hint))?;
-    let tensors = state_file::decode(weights, &bytes).map_err(|error| Failure::usage(error, hint))?;
+    models::find(model).map_err(|error| Failure::usage(format!("--model {model}: {error}"), error.hint()))?;
     Ok(Subject {
         model: model.to_owned(),
-        weights: state_file::state_tensors(tensors),
-        origin: weights.display().to_string(),
-        data: request(data, arguments.data_dir.as_deref()),
-        mean: None,
-        std: None,
+        weights: WeightFile::open(weights)?,
+        data: LoadRequest { image_size: arguments.image_size, ..request(data, arguments.data_dir.as_deref()) },
+        mean: arguments.mean.clone(),
+        std: arguments.std.clone(),
     })
+}
+
+/// `--mean` and `--std`: a value a channel, as in the configuration.
+fn check_channels(flag: &str, values: Option<&Vec<f32>>, channels: usize, least: f32) -> Result<(), Failure> {
+    let Some(values) = values else { return Ok(()) };
+    let given = values.iter().map(f32::to_string).collect::<Vec<_>>().join(",");
+    if values.len() != channels {
+        let hint = format!("give one value a channel, separated by commas: {channels}");
+        return Err(Failure::usage(
+            format!("{flag} {given}: {} values, the images have {channels} channels", values.len()),
+            hint,
+        ));
+    }
+    match values.iter().all(|value| value.is_finite() && *value >= least) {
+        true => Ok(()),
+        false => Err(Failure::usage(
+            format!("{flag} {given}: each value must be a number of at least {least}"),
+            "pixels are in [0, 1]; those of CIFAR-10 are 0.4914,0.4822,0.4465 and 0.2023,0.1994,0.2010",
+        )),
+    }
 }
 
 fn request(name: &str, dir: Option<&Path>) -> LoadRequest {

@@ -3,8 +3,10 @@
 mod bench;
 mod data;
 mod eval;
+mod export;
 mod models;
 mod resolve;
+mod table;
 mod train;
 mod workers;
 
@@ -26,7 +28,9 @@ pub fn run(cli: Cli) -> Result<u8, Failure> {
         None => train::run(cli.train),
         Some(Command::Train(arguments)) => train::run(arguments),
         Some(Command::Eval(arguments)) => eval::run(&arguments).map(|()| 0),
+        Some(Command::Export(arguments)) => export::run(&arguments).map(|()| 0),
         Some(Command::Models { json }) => models::run(json).map(|()| 0),
+        Some(Command::Table(arguments)) => table::run(&arguments).map(|()| 0),
         Some(Command::Data(command)) => data::run(command),
         Some(Command::Bench(BenchCommand::Allreduce(arguments))) => bench::run(&arguments),
     }

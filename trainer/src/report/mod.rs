@@ -16,6 +16,7 @@ pub mod run_folder;
 pub mod screen;
 pub mod summary;
 pub mod summary_csv;
+pub mod table;
 pub mod tensorboard;
 #[cfg(test)]
 mod testing;

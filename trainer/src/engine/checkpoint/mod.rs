@@ -29,7 +29,8 @@ const MODEL: &str = "model.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
 const EMA: &str = "ema.safetensors";
 const STATE: &str = "state.json";
-const MANIFEST: &str = "manifest.json";
+/// Lists the other files of a checkpoint; a folder that has it is one.
+pub(crate) const MANIFEST: &str = "manifest.json";
 /// Version of the folder's layout.
 const VERSION: u32 = 1;
 

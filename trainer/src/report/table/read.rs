@@ -1,0 +1,193 @@
+//! Run folders and committed summaries, which are run folders without checkpoints.
+
+use std::{
+    collections::HashSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use serde::Deserialize;
+
+use crate::report::{ReportError, RunFolder, summary_csv::read_summary};
+
+/// What the table takes of a run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RunRecord {
+    /// The folder's own name.
+    pub name: String,
+    /// The folder.
+    pub folder: RunFolder,
+    /// The registry's name of the model.
+    pub model: String,
+    /// Data set; `, part` where only some of its images were used.
+    pub dataset: String,
+    /// Best test accuracy in percent.
+    pub top1: f64,
+    /// Test accuracy of the last evaluation in percent.
+    pub last_top1: f64,
+    /// Epochs that are complete.
+    pub epochs: usize,
+    /// Epochs that were asked for.
+    pub planned_epochs: usize,
+    /// Device and strategy in words.
+    pub device: String,
+    /// Wall-clock seconds.
+    pub seconds: f64,
+    /// Commit that the run was started from.
+    pub commit: Option<String>,
+    /// The configuration without what has no influence on accuracy but by chance.
+    recipe: toml::Table,
+}
+
+impl RunRecord {
+    /// True where the two differ in chance alone: the same recipe on the same device to the same length.
+    pub(super) fn repeats(&self, other: &Self) -> bool {
+        let key = |run: &Self| (run.model.clone(), run.dataset.clone(), run.epochs, run.device.clone());
+        key(self) == key(other) && self.recipe == other.recipe
+    }
+}
+
+/// Runs, and the folders that looked like runs but have no result.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Found {
+    /// What was read, each run once.
+    pub runs: Vec<RunRecord>,
+    /// Folders of runs that are not finished or were never evaluated.
+    pub unfinished: Vec<PathBuf>,
+}
+
+/// Reads each path: a run's folder, or a folder of them (`runs`, `results`). A run that comes twice, as itself and as its
+/// committed summary, counts once.
+///
+/// # Errors
+/// A path that is neither; a damaged file, named.
+pub fn read_runs(paths: &[PathBuf]) -> Result<Found, ReportError> {
+    let mut found = Found::default();
+    let mut seen = HashSet::new();
+    for path in paths {
+        let folders = match RunFolder::open(path) {
+            Ok(run) => vec![run],
+            Err(error) => match runs_in(path)? {
+                runs if runs.is_empty() => return Err(error),
+                runs => runs,
+            },
+        };
+        for folder in folders {
+            let name = name_of(folder.path());
+            if !seen.insert(name.clone()) {
+                continue;
+            }
+            match read(name, folder.clone())? {
+                Some(run) => found.runs.push(run),
+                None => found.unfinished.push(folder.path().to_owned()),
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The folder's own name, also where the path ends in `.`.
+fn name_of(path: &Path) -> String {
+    let real = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    real.file_name().unwrap_or(real.as_os_str()).to_string_lossy().into_owned()
+}
+
+/// The folders below `path` that have a `config.toml`, by name.
+fn runs_in(path: &Path) -> Result<Vec<RunFolder>, ReportError> {
+    if !path.is_dir() {
+        return Ok(Vec::new());
+    }
+    let entries = fs::read_dir(path).map_err(|error| ReportError::io(path, "read the folder", &error))?;
+    let mut folders: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+    folders.sort();
+    Ok(folders.iter().filter_map(|folder| RunFolder::open(folder).ok()).collect())
+}
+
+/// The part of `summary.json` that the table needs.
+#[derive(Debug, Deserialize)]
+struct Summary {
+    model: String,
+    dataset: String,
+    device: String,
+    epochs: usize,
+    planned_epochs: usize,
+    best: Option<Evaluation>,
+    last: Option<Evaluation>,
+    seconds: f64,
+}
+
+#[derive(Debug, Deserialize)]
+struct Evaluation {
+    top1: f64,
+}
+
+/// The part of `env.json` that the table needs.
+#[derive(Debug, Deserialize)]
+struct Env {
+    git_commit: Option<String>,
+}
+
+/// One run; `None` where it has no result yet.
+fn read(name: String, folder: RunFolder) -> Result<Option<RunRecord>, ReportError> {
+    let Some(summary) = file(&folder.result())? else { return Ok(None) };
+    let summary: Summary = json(&folder.result(), &summary)?;
+    let (Some(best), Some(last)) = (&summary.best, &summary.last) else { return Ok(None) };
+    let commit = match file(&folder.env())? {
+        Some(env) => json::<Env>(&folder.env(), &env)?.git_commit,
+        None => None,
+    };
+    let config = file(&folder.config())?.unwrap_or_default();
+    let mut recipe: toml::Table =
+        toml::from_str(&config).map_err(|error| damaged(&folder.config(), &error.to_string()))?;
+    let part = ["limit_train", "limit_test"].iter().any(|key| {
+        recipe.get("data").and_then(|data| data.get(key)).and_then(toml::Value::as_integer).unwrap_or(0) > 0
+    });
+    forget_chance(&mut recipe);
+    // summary.json counts a run that train.max_steps ended as complete
+    let evaluated = read_summary(&folder.summary())?.last().map_or(summary.epochs, |row| row.epoch);
+    Ok(Some(RunRecord {
+        name,
+        model: summary.model,
+        dataset: if part { format!("{}, part", summary.dataset) } else { summary.dataset },
+        top1: best.top1,
+        last_top1: last.top1,
+        epochs: summary.epochs.min(evaluated),
+        planned_epochs: summary.planned_epochs,
+        device: summary.device,
+        seconds: summary.seconds,
+        commit,
+        recipe,
+        folder,
+    }))
+}
+
+/// Removes what two repetitions of a run may differ in: the seed, where the data lies, what is written down.
+fn forget_chance(recipe: &mut toml::Table) {
+    recipe.remove("checkpoint");
+    recipe.remove("log");
+    for (section, key) in [("train", "seed"), ("data", "dir"), ("data", "workers")] {
+        if let Some(section) = recipe.get_mut(section).and_then(toml::Value::as_table_mut) {
+            section.remove(key);
+        }
+    }
+}
+
+fn file(path: &Path) -> Result<Option<String>, ReportError> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(ReportError::io(path, "read", &error)),
+    }
+}
+
+fn json<T: for<'a> Deserialize<'a>>(path: &Path, text: &str) -> Result<T, ReportError> {
+    serde_json::from_str(text).map_err(|error| damaged(path, &error.to_string()))
+}
+
+fn damaged(path: &Path, cause: &str) -> ReportError {
+    ReportError::new(
+        path,
+        format!("not what a run writes: {}", cause.trim_end()),
+        "the file was damaged or edited; put it right, or name other runs",
+    )
+}

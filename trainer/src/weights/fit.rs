@@ -1,0 +1,202 @@
+//! Whether a file's tensors are a network's, and if not, whose.
+
+use std::collections::{HashMap, HashSet};
+
+use burn::tensor::Device;
+use data::formats;
+use models::{LoadError, Network, Spec, StateTensor, state::Misshapen};
+
+use super::{Element, WeightError, WeightFile, names};
+
+/// What the weights are wanted for.
+#[derive(Debug, Clone, Copy)]
+pub struct Target<'a> {
+    /// The registry's name of the network.
+    pub model: &'a str,
+    /// What the network was built for.
+    pub spec: Spec,
+    /// The data set that it was built for.
+    pub data: &'a str,
+}
+
+/// A network's tensors by name and shape, in its order.
+type Shapes = Vec<(String, Vec<usize>)>;
+
+/// The tensors of a file that a network takes.
+struct Fitting {
+    /// Place in the file of each of the network's tensors, in the network's order.
+    places: Vec<usize>,
+    /// What stands before their names in the file.
+    prefix: String,
+}
+
+/// Loads a file's weights into `network`, every tensor or none. The text says where in the file they were found.
+///
+/// Wrappers (`net`, `state_dict`, `module.`, `_orig_mod.`, …) are seen through; `num_batches_tracked` and what a file
+/// holds outside the weights (an optimizer's state) are ignored.
+///
+/// # Errors
+/// Names what is missing, unexpected or misshapen; the hint names the model or data set that the weights fit, where one
+/// does. Damage found while reading.
+pub fn load(network: Network, target: &Target, file: &WeightFile) -> Result<(Network, String), WeightError> {
+    let shapes = shapes(&network);
+    let paths = file.paths();
+    let fitting = match fit(&shapes, file, &paths) {
+        Ok(fitting) => fitting,
+        Err(error) => return Err(WeightError::new(&file.path, &error, hint(target, file, &paths, &shapes, &error))),
+    };
+    let mut state = Vec::with_capacity(shapes.len());
+    for ((name, shape), place) in shapes.into_iter().zip(fitting.places) {
+        let tensor = &file.tensors[place];
+        if let Element::Other(kind) = tensor.element {
+            let cause = format!("tensor `{}` is of type {kind}, weights are floats", tensor.name);
+            return Err(WeightError::new(
+                &file.path,
+                cause,
+                "save the weights as float32, float16, bfloat16 or float64",
+            ));
+        }
+        let values = tensor.values().map_err(|cause| WeightError::damaged(&file.path, cause))?;
+        state.push(StateTensor::new(name, shape, values));
+    }
+    let network = models::load_state_dict(network, &state).map_err(|error| WeightError::damaged(&file.path, error))?;
+    let origin = match fitting.prefix.trim_end_matches('.') {
+        "" => file.path.display().to_string(),
+        key => format!("{}, its `{key}`", file.path.display()),
+    };
+    Ok((network, origin))
+}
+
+impl WeightFile {
+    /// The tensors' paths without the segments that wrappers add.
+    fn paths(&self) -> Vec<String> {
+        self.tensors.iter().map(|tensor| names::unwrapped(&tensor.name)).collect()
+    }
+}
+
+fn shapes(network: &Network) -> Shapes {
+    models::state_dict(network).into_iter().map(|tensor| (tensor.name, tensor.shape)).collect()
+}
+
+/// Counters that PyTorch keeps beside weights and no network here has.
+fn is_counter(name: &str) -> bool {
+    matches!(name.rsplit('.').next(), Some("num_batches_tracked" | "n_averaged"))
+}
+
+fn fit(shapes: &Shapes, file: &WeightFile, paths: &[String]) -> Result<Fitting, LoadError> {
+    let expected: HashSet<&str> = shapes.iter().map(|(name, _)| name.as_str()).collect();
+    let prefix = names::prefix(&expected, paths);
+    let mut error = LoadError { missing: Vec::new(), unexpected: Vec::new(), misshapen: Vec::new() };
+    let mut given: HashMap<&str, usize> = HashMap::new();
+    for (place, path) in paths.iter().enumerate() {
+        let Some(name) = path.strip_prefix(&prefix).filter(|name| !is_counter(name)) else { continue };
+        if !expected.contains(name) || given.insert(name, place).is_some() {
+            error.unexpected.push(name.to_owned());
+        }
+    }
+    let mut places = Vec::with_capacity(shapes.len());
+    for (name, shape) in shapes {
+        match given.get(name.as_str()) {
+            None => error.missing.push(name.clone()),
+            Some(&place) => {
+                let found = &file.tensors[place].shape;
+                if found != shape {
+                    let (name, expected, found) = (name.clone(), shape.clone(), found.clone());
+                    let values = found.iter().fold(1usize, |product, &side| product.saturating_mul(side));
+                    error.misshapen.push(Misshapen { name, expected, found, values });
+                }
+                places.push(place);
+            }
+        }
+    }
+    match error.missing.is_empty() && error.unexpected.is_empty() && error.misshapen.is_empty() {
+        true => Ok(Fitting { places, prefix }),
+        false => Err(error),
+    }
+}
+
+/// A spec and the data sets that have it.
+type Sets = (Spec, Vec<&'static str>);
+
+/// What each known data set asks of a network, sets alike together.
+fn known_sets() -> Vec<Sets> {
+    let mut sets: Vec<Sets> = Vec::new();
+    for info in formats::dataset_names().filter_map(formats::metadata) {
+        let (Some(in_channels), Some(height), Some(width), Some(num_classes)) =
+            (info.channels, info.height, info.width, info.classes)
+        else {
+            continue;
+        };
+        let spec = Spec { num_classes, in_channels, image_size: [height, width] };
+        match sets.iter_mut().find(|(known, _)| *known == spec) {
+            Some((_, names)) => names.push(info.name),
+            None => sets.push((spec, vec![info.name])),
+        }
+    }
+    sets
+}
+
+/// What the user can do about weights that do not fit: another model, another data set, another file.
+fn hint(target: &Target, file: &WeightFile, paths: &[String], shapes: &Shapes, error: &LoadError) -> String {
+    let fits = |model: &str, spec: &Spec| {
+        models::build(model, spec, 0, &Device::flex())
+            .is_ok_and(|network| fit(&self::shapes(&network), file, paths).is_ok())
+    };
+    let sets = known_sets();
+    // of another model for this data set
+    for entry in models::entries().iter().filter(|entry| entry.name != target.model) {
+        if fits(entry.name, &target.spec) {
+            return format!("they are weights of {0}: give --model {0}", entry.name);
+        }
+    }
+    let described = |spec: &Spec, names: &[&str]| {
+        let [height, width] = spec.image_size;
+        format!(
+            "{} classes and images {}x{height}x{width}, as in {}",
+            spec.num_classes,
+            spec.in_channels,
+            names.join(", ")
+        )
+    };
+    // of this model for another data set; then of another model for another one
+    let this = models::entries().iter().filter(|entry| entry.name == target.model);
+    let others = models::entries().iter().filter(|entry| entry.name != target.model);
+    for entry in this.chain(others) {
+        for (spec, names) in sets.iter().filter(|(spec, _)| *spec != target.spec) {
+            if fits(entry.name, spec) {
+                let model = match entry.name == target.model {
+                    true => String::new(),
+                    false => format!("--model {} and ", entry.name),
+                };
+                let what = described(spec, names);
+                return format!("they are weights of {} for {what}: give {model}--data {}", entry.name, names[0]);
+            }
+        }
+    }
+    if let Some(classes) = other_classes(error) {
+        let have = target.spec.num_classes;
+        return format!(
+            "they were trained on {classes} classes, {} has {have}: name their own data set with --data",
+            target.data
+        );
+    }
+    match (error.missing.len(), error.unexpected.is_empty() && error.misshapen.is_empty()) {
+        (1.., true) => format!(
+            "the file holds {} of the network's {} tensors: save the whole of it, model.state_dict()",
+            shapes.len() - error.missing.len(),
+            shapes.len()
+        ),
+        _ => "no model of `trainer models` has exactly these tensors; compare the names above with the model's code"
+            .to_owned(),
+    }
+}
+
+/// The classes that the weights are for, where only the last layer's shapes differ, and only in that.
+fn other_classes(error: &LoadError) -> Option<usize> {
+    let classes = *error.misshapen.first()?.found.first()?;
+    let head = error.misshapen.len() <= 2
+        && error.missing.is_empty()
+        && error.unexpected.is_empty()
+        && error.misshapen.iter().all(|m| m.found.first() == Some(&classes) && m.found[1..] == m.expected[1..]);
+    head.then_some(classes)
+}

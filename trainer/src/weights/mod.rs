@@ -1,0 +1,200 @@
+//! Weights from elsewhere: PyTorch's `.pth`, safetensors and our own checkpoints, and the way back to PyTorch.
+//!
+//! A file is opened without reading a tensor: names, shapes and types are compared with the network first, so that only
+//! what fits is read, and a hostile file costs no more memory than the network it claims to be. No code in a pickle is
+//! ever run.
+
+mod export;
+mod fit;
+mod names;
+mod pytorch;
+mod safetensors_file;
+mod values;
+
+pub use export::encode;
+pub use fit::{Target, load};
+
+use std::{
+    fmt::Display,
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use models::StateTensor;
+
+use crate::{engine::checkpoint, failure::Failure};
+
+/// What the formats are, for hints.
+const FORMATS: &str = "a PyTorch state dict (.pth, .pt), a safetensors file, or a checkpoint's folder";
+
+/// Type of a tensor's elements, as far as weights have one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Element {
+    /// IEEE double.
+    F64,
+    /// IEEE single.
+    F32,
+    /// IEEE half.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// Anything else, by PyTorch's name: counters, masks, quantised values.
+    Other(&'static str),
+}
+
+/// Reads a tensor's bytes: row-major, little-endian as the host is.
+type Read = Box<dyn Fn() -> io::Result<Vec<u8>> + Send + Sync>;
+
+/// Where a tensor's elements are.
+enum Source {
+    File(Read),
+    Memory(Vec<f32>),
+}
+
+/// A tensor of a file, not read yet.
+pub struct FileTensor {
+    name: String,
+    shape: Vec<usize>,
+    element: Element,
+    source: Source,
+}
+
+impl FileTensor {
+    /// The elements as f32.
+    fn values(&self) -> Result<Vec<f32>, String> {
+        match &self.source {
+            Source::Memory(values) => Ok(values.clone()),
+            Source::File(read) => {
+                let bytes = read().map_err(|error| error.to_string())?;
+                values::to_f32(self.element, &bytes).map_err(|cause| format!("tensor `{}` {cause}", self.name))
+            }
+        }
+    }
+}
+
+/// A file of weights, opened: every tensor's name, shape and type, none of its elements.
+pub struct WeightFile {
+    path: PathBuf,
+    tensors: Vec<FileTensor>,
+}
+
+impl WeightFile {
+    /// Opens a PyTorch file, a safetensors file or the folder of a checkpoint; the content decides which, not the name.
+    ///
+    /// Of a checkpoint, the averaged weights where it has them, as in `trainer eval --run`.
+    ///
+    /// # Errors
+    /// Nothing there, another format, or damage; the error says which.
+    pub fn open(path: &Path) -> Result<Self, WeightError> {
+        let metadata = fs::metadata(path).map_err(|error| WeightError::new(path, error, format!("name {FORMATS}")))?;
+        if metadata.is_dir() {
+            return Self::of_checkpoint(path);
+        }
+        let tensors = match Kind::of(path)? {
+            Kind::PyTorch => pytorch::open(path)?,
+            Kind::Safetensors => safetensors_file::open(path)?,
+        };
+        Ok(Self { path: path.to_owned(), tensors })
+    }
+
+    /// Weights that are in memory already; `path` is where they came from.
+    pub fn of_state(path: &Path, state: Vec<StateTensor>) -> Self {
+        let tensors = state
+            .into_iter()
+            .map(|t| FileTensor {
+                name: t.name,
+                shape: t.shape,
+                element: Element::F32,
+                source: Source::Memory(t.values),
+            })
+            .collect();
+        Self { path: path.to_owned(), tensors }
+    }
+
+    /// The file or folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn of_checkpoint(path: &Path) -> Result<Self, WeightError> {
+        if path.join("config.toml").is_file() {
+            let hint = format!("evaluate the run with --run {0}, or name {0}/checkpoints/best", path.display());
+            return Err(WeightError::new(path, "is a run folder, not a file of weights", hint));
+        }
+        let is_checkpoint = path.join(checkpoint::MANIFEST).is_file();
+        if !is_checkpoint {
+            let cause = format!("is a folder without {}, so it is no checkpoint", checkpoint::MANIFEST);
+            return Err(WeightError::new(path, cause, format!("name {FORMATS}")));
+        }
+        let loaded = checkpoint::load(path).map_err(|error| WeightError {
+            path: error.path,
+            cause: error.cause,
+            hint: error.hint,
+        })?;
+        Ok(Self::of_state(path, loaded.snapshot.ema.unwrap_or(loaded.snapshot.model)))
+    }
+}
+
+/// A file's format, by its first bytes.
+enum Kind {
+    PyTorch,
+    Safetensors,
+}
+
+impl Kind {
+    fn of(path: &Path) -> Result<Self, WeightError> {
+        use io::Read;
+        let mut head = Vec::with_capacity(16);
+        fs::File::open(path)
+            .and_then(|file| file.take(16).read_to_end(&mut head))
+            .map_err(|error| WeightError::new(path, error, format!("name {FORMATS}")))?;
+        match head.as_slice() {
+            // a JSON header of less than 4 GiB behind its length; a pickle could begin with the length's first byte
+            [_, _, _, _, 0, 0, 0, 0, b'{', ..] => Ok(Self::Safetensors),
+            // a zip archive; a pickle of protocol 2 or later, as PyTorch wrote before 1.6
+            [b'P', b'K', 3, 4, ..] | [0x80, 2..=5, ..] => Ok(Self::PyTorch),
+            [] => Err(WeightError::new(path, "the file is empty", "take another copy")),
+            _ => {
+                Err(WeightError::new(path, "not a file of weights that this program knows", format!("give {FORMATS}")))
+            }
+        }
+    }
+}
+
+/// A file of weights that cannot be read, or does not fit the network. `Display` gives `path: cause`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WeightError {
+    /// The file or folder.
+    pub path: PathBuf,
+    /// What is wrong with it.
+    pub cause: String,
+    /// What the user can do.
+    pub hint: String,
+}
+
+impl WeightError {
+    fn new(path: &Path, cause: impl Display, hint: impl Into<String>) -> Self {
+        Self { path: path.to_owned(), cause: cause.to_string(), hint: hint.into() }
+    }
+
+    fn damaged(path: &Path, cause: impl Display) -> Self {
+        Self::new(path, cause, "the file is damaged or was cut short: take another copy")
+    }
+}
+
+impl Display for WeightError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.path.display(), self.cause)
+    }
+}
+
+impl std::error::Error for WeightError {}
+
+impl From<WeightError> for Failure {
+    fn from(error: WeightError) -> Self {
+        Self::usage(&error, &error.hint)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,63 @@
+//! What `torch.save` writes: a zip archive around a pickle, or the streams of PyTorch before 1.6.
+//!
+//! `pytorch-reader` interprets the calls that rebuild tensors and no others, bounds what a pickle may grow to, checks
+//! every offset and stride, and verifies the checksums of the archive.
+
+use std::path::Path;
+
+use pytorch_reader::{DType, PickleError, PytorchError, PytorchReader};
+
+use super::{Element, FileTensor, Source, WeightError};
+
+/// The tensors of a file under their paths through its dictionaries, `net.module.conv1.weight`, sorted by name.
+pub(super) fn open(path: &Path) -> Result<Vec<FileTensor>, WeightError> {
+    let reader = PytorchReader::new(path).map_err(|error| refused(path, &error))?;
+    let mut tensors: Vec<_> = reader
+        .into_tensors()
+        .into_values()
+        .map(|tensor| {
+            let (name, dtype, shape, read) = tensor.into_parts();
+            FileTensor { name, shape, element: element(dtype), source: Source::File(Box::new(read)) }
+        })
+        .collect();
+    if tensors.is_empty() {
+        let hint = "save the weights in it: torch.save(model.state_dict(), FILE)";
+        return Err(WeightError::new(path, "a PyTorch file without a tensor", hint));
+    }
+    tensors.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(tensors)
+}
+
+fn refused(path: &Path, error: &PytorchError) -> WeightError {
+    let saved_anew = "load it in PyTorch and save the weights alone: torch.save(model.state_dict(), FILE)";
+    match error {
+        PytorchError::Io(error) => WeightError::damaged(path, error),
+        PytorchError::Zip(error) => WeightError::damaged(path, format!("not a complete PyTorch file: {error}")),
+        PytorchError::Pickle(PickleError::UnsupportedType(_)) => WeightError::new(path, error, saved_anew),
+        PytorchError::Pickle(PickleError::NoDataSource) => {
+            WeightError::new(path, "a pickle, but not one that torch.save wrote", saved_anew)
+        }
+        PytorchError::InvalidFormat(cause) if cause.contains("Expected a dictionary") => {
+            WeightError::new(path, "a PyTorch file that holds no dictionary of weights", saved_anew)
+        }
+        other => WeightError::damaged(path, other),
+    }
+}
+
+fn element(dtype: DType) -> Element {
+    match dtype {
+        DType::F64 => Element::F64,
+        DType::F32 => Element::F32,
+        DType::F16 => Element::F16,
+        DType::BF16 => Element::Bf16,
+        DType::I64 => Element::Other("int64"),
+        DType::I32 => Element::Other("int32"),
+        DType::I16 => Element::Other("int16"),
+        DType::I8 => Element::Other("int8"),
+        DType::U64 => Element::Other("uint64"),
+        DType::U32 => Element::Other("uint32"),
+        DType::U16 => Element::Other("uint16"),
+        DType::U8 => Element::Other("uint8"),
+        DType::Bool => Element::Other("bool"),
+    }
+}

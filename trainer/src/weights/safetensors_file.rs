@@ -1,0 +1,49 @@
+//! Safetensors files: a JSON header and the tensors behind it.
+
+use std::{fs, path::Path, sync::Arc};
+
+use safetensors::{Dtype, SafeTensors};
+
+use super::{Element, FileTensor, Source, WeightError};
+
+/// The tensors of a file.
+pub(super) fn open(path: &Path) -> Result<Vec<FileTensor>, WeightError> {
+    let bytes = fs::read(path).map_err(|error| WeightError::damaged(path, error))?;
+    let damaged = |error| WeightError::damaged(path, format!("not a complete safetensors file: {error}"));
+    // checks that the tensors lie within the file, back to back, each as long as its shape says
+    SafeTensors::deserialize(&bytes).map_err(damaged)?;
+    let (header, metadata) = SafeTensors::read_metadata(&bytes).map_err(damaged)?;
+    let start = 8 + header;
+    let bytes = Arc::new(bytes);
+    let mut tensors: Vec<_> = metadata
+        .tensors()
+        .into_iter()
+        .map(|(name, info)| {
+            let (bytes, range) = (Arc::clone(&bytes), start + info.data_offsets.0..start + info.data_offsets.1);
+            FileTensor {
+                name,
+                shape: info.shape.clone(),
+                element: element(info.dtype),
+                source: Source::File(Box::new(move || Ok(bytes[range.clone()].to_vec()))),
+            }
+        })
+        .collect();
+    if tensors.is_empty() {
+        return Err(WeightError::new(path, "a safetensors file without a tensor", "take another copy"));
+    }
+    tensors.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(tensors)
+}
+
+fn element(dtype: Dtype) -> Element {
+    match dtype {
+        Dtype::F64 => Element::F64,
+        Dtype::F32 => Element::F32,
+        Dtype::F16 => Element::F16,
+        Dtype::BF16 => Element::Bf16,
+        Dtype::I64 => Element::Other("int64"),
+        Dtype::I32 => Element::Other("int32"),
+        Dtype::BOOL => Element::Other("bool"),
+        _ => Element::Other("neither float64, float32, float16 nor bfloat16"),
+    }
+}

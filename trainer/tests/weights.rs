@@ -1,0 +1,159 @@
+//! Weights that travel: PyTorch's files into `eval`, `export` into PyTorch.
+
+mod common;
+
+use std::{collections::BTreeMap, fs, path::PathBuf, process::Command};
+
+use common::{Bench, CONFIG, Ended};
+use serde::Deserialize;
+
+const FILES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/weights");
+
+fn json(ended: Ended) -> serde_json::Value {
+    serde_json::from_str(&ended.stdout).unwrap_or_else(|error| panic!("{error}: {}", ended.stdout))
+}
+
+/// What PyTorch gets out of a file on the 1,000 test images of fashion-mini.
+#[derive(Deserialize)]
+struct Expected {
+    correct: i64,
+    total: i64,
+    loss: f64,
+}
+
+/// Files that PyTorch wrote (tests/weights/golden.py): wrappers, prefixes, half precision, PyTorch before 1.6, views of one
+/// storage, safetensors.
+#[test]
+fn files_of_pytorch_classify_as_they_do_there() {
+    let bench = Bench::new(CONFIG);
+    let expected: BTreeMap<String, Expected> =
+        serde_json::from_slice(&fs::read(format!("{FILES}/expected.json")).unwrap()).unwrap();
+    assert_eq!(expected.len(), 5);
+    for (name, expected) in expected {
+        let file = format!("{FILES}/{name}");
+        let arguments = ["eval", "--model", "lenet", "--weights", &file, "--data", "fashion-mini", "--json"];
+        let result = json(bench.run(&arguments).expect(0));
+        // the order of a sum may turn an image that is a draw, no more
+        let correct = result["correct"].as_i64().unwrap();
+        assert!((correct - expected.correct).abs() <= 1, "{name}: {correct}, in PyTorch {}", expected.correct);
+        assert_eq!(result["total"], expected.total, "{name}");
+        let loss = result["loss"].as_f64().unwrap();
+        assert!((loss - expected.loss).abs() < 1e-5, "{name}: loss {loss}, in PyTorch {}", expected.loss);
+    }
+}
+
+#[test]
+fn the_screen_says_where_in_the_file_the_weights_were() {
+    let bench = Bench::new(CONFIG);
+    let file = format!("{FILES}/state_dict_half.pt");
+    let text = bench.run(&["eval", "--model", "lenet", "--weights", &file, "--data", "fashion-mini"]).expect(0).stdout;
+    assert!(text.starts_with(&format!("lenet ({file}, its `state_dict`) on fashion-mini: top-1 ")), "{text}");
+}
+
+#[test]
+fn normalisation_and_size_can_be_told() {
+    let bench = Bench::new(CONFIG);
+    let file = format!("{FILES}/bfloat16.safetensors");
+    let eval = |more: &[&str]| {
+        let fixed = ["eval", "--model", "lenet", "--weights", &file, "--data", "fashion-mini", "--json"];
+        bench.run(&[&fixed[..], more].concat())
+    };
+    let usual = json(eval(&[]).expect(0));
+    assert_eq!(usual, json(eval(&["--mean", "0.286", "--std", "0.353", "--image-size", "28"]).expect(0)));
+    let other = json(eval(&["--mean", "0.5"]).expect(0));
+    assert_ne!(usual["loss"], other["loss"]);
+    // 32x32 leaves fc1 400 inputs, not 256
+    let larger = eval(&["--image-size", "32"]).expect(2).stderr;
+    assert!(larger.contains("fc1.weight is [120, 256], the network's is [120, 400]"), "{larger}");
+    for (flags, named) in [
+        (["--mean", "0.1,0.2,0.3"], "3 values, the images have 1 channels"),
+        (["--std", "0"], "--std 0"),
+        (["--std", "nan"], "--std NaN"),
+        (["--mean", "inf"], "--mean inf"),
+    ] {
+        let said = eval(&flags).expect(2).stderr;
+        assert!(said.contains(named) && said.contains("hint:"), "{flags:?}: {said}");
+    }
+}
+
+/// A run with averaged weights, small and short.
+fn trained() -> (Bench, PathBuf) {
+    let bench = Bench::new(CONFIG);
+    bench.run(&["--config", "config.toml", "--quiet", "--epochs", "2", "--set", "train.ema=0.9"]).expect(0);
+    let run = bench.only_run("runs");
+    (bench, run)
+}
+
+#[test]
+fn what_is_exported_evaluates_as_the_run_does() {
+    let (bench, run) = trained();
+    let run = run.to_str().unwrap();
+    let eval = |weights: &str| {
+        let arguments = ["eval", "--model", "lenet", "--weights", weights, "--data", "fashion-mini", "--json"];
+        json(bench.run(&arguments).expect(0))
+    };
+    let said =
+        bench.run(&["export", "--run", run, "--checkpoint", "last", "--ema", "--to", "ema.safetensors"]).expect(0);
+    assert!(said.stdout.starts_with("ema.safetensors: averaged weights of "), "{}", said.stdout);
+    bench.run(&["export", "--run", run, "--checkpoint", "last", "--to", "model.safetensors"]).expect(0);
+    // a checkpoint's folder is evaluated with its averaged weights, as its run is
+    let checkpoint = format!("{run}/checkpoints/last");
+    assert_eq!(eval("ema.safetensors"), eval(&checkpoint));
+    assert_ne!(eval("model.safetensors")["loss"], eval("ema.safetensors")["loss"]);
+    assert_eq!(eval("model.safetensors"), eval(&format!("{checkpoint}/model.safetensors")));
+    // the name of a checkpoint; without one, the best
+    bench.run(&["export", "--run", run, "--checkpoint", "epoch-2", "--to", "two.safetensors"]).expect(0);
+    assert_eq!(fs::read(bench.path("two.safetensors")).unwrap(), fs::read(bench.path("model.safetensors")).unwrap());
+    bench.run(&["export", "--run", run, "--to", "best.safetensors"]).expect(0);
+    bench.run(&["export", "--run", run, "--checkpoint", "best", "--to", "best.safetensors", "--force"]).expect(0);
+    assert!(!bench.path("best.safetensors.tmp").exists());
+}
+
+#[test]
+fn an_export_that_cannot_be_is_refused_and_changes_nothing() {
+    let (bench, run) = trained();
+    let run = run.to_str().unwrap();
+    fs::write(bench.path("there.safetensors"), "mine").unwrap();
+    fs::create_dir(bench.path("folder.safetensors")).unwrap();
+    let cases: [(&[&str], u8, &str); 6] = [
+        (&["--to", "there.safetensors"], 2, "--force"),
+        (&["--to", "weights.pth"], 2, "name the file weights.safetensors"),
+        (&["--to", "folder.safetensors", "--force"], 2, "is a folder"),
+        (&["--to", "new.safetensors", "--checkpoint", "epoch-9"], 2, "the run has best, epoch-1, epoch-2, last"),
+        (&["--to", "none/new.safetensors"], 1, "cannot write"),
+        (&["--to", "/dev/null/new.safetensors"], 1, "cannot write"),
+    ];
+    for (flags, code, named) in cases {
+        let said = bench.run(&[&["export", "--run", run], flags].concat()).expect(code.into()).stderr;
+        assert!(said.contains(named) && said.contains("hint:"), "{flags:?}: {said}");
+    }
+    assert_eq!(fs::read(bench.path("there.safetensors")).unwrap(), b"mine");
+    let nowhere = bench.run(&["export", "--run", "runs", "--to", "new.safetensors"]).expect(2).stderr;
+    assert!(nowhere.contains("is not a run folder") && nowhere.contains("hint:"), "{nowhere}");
+    assert!(!bench.path("new.safetensors").exists());
+}
+
+/// Both ways with PyTorch itself where `TRAINER_TEST_PYTHON` names a Python that has it: weights_roundtrip.py, on the data
+/// that ships.
+#[test]
+fn pytorch_and_trainer_evaluate_each_others_models() {
+    let Some(python) = std::env::var_os("TRAINER_TEST_PYTHON") else {
+        eprintln!("not run: TRAINER_TEST_PYTHON names no Python with the packages torch, numpy and safetensors");
+        return;
+    };
+    let import =
+        Command::new(&python).args(["-c", "import torch, numpy, safetensors"]).output().expect("python starts");
+    if !import.status.success() {
+        eprintln!("not run: the Python of TRAINER_TEST_PYTHON has not all of torch, numpy and safetensors");
+        return;
+    }
+    let bench = Bench::new(CONFIG);
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/weights_roundtrip.py");
+    let output = Command::new(python)
+        .args([script, "--trainer", env!("CARGO_BIN_EXE_trainer"), "--data", "fashion-mini", "--steps", "200"])
+        .args(["--models", "lenet", "--batch", "32"])
+        .current_dir(bench.folder.path())
+        .output()
+        .expect("python starts");
+    Ended::from(output).expect(0);
+}
