@@ -122,6 +122,9 @@ fn work(arguments: &TrainArgs, role: &Role, worker: &WorkerRole, variables: &Var
         return Err(plan.mistake(&["parallel.mode"], format!("dp is one process, and {role}"), hint).into());
     }
     let rank = workers::join(worker, variables, &plan)?;
+    if own.is_none() {
+        workers::share_cores(&rank)?;
+    }
     let again = variables.get(launch::worker::ATTEMPT).is_some_and(|attempt| attempt != "0");
     let mut run = || {
         rank.reporter.doing(format_args!("reading {}", plan.data.name));

@@ -1,6 +1,8 @@
 //! Several processes: the launcher's side, and the side of a worker.
 
-use std::{path::Path, time::Duration};
+use std::{fs, path::Path, time::Duration};
+
+use rustix::thread::CpuSet;
 
 use crate::{
     cli::TrainArgs,
@@ -83,6 +85,45 @@ impl Rank {
     }
 }
 
+/// Gives this process its share of the host's cores, where another launcher has started it: ours has split them already.
+/// Launchers that bind ranks to cores (mpirun, srun) leave each its own; torchrun binds nothing, and each of its ranks would
+/// start a thread for every core. What `RAYON_NUM_THREADS` says counts.
+///
+/// # Errors
+/// A rank is gone.
+pub(super) fn share_cores(rank: &Rank) -> Result<(), Failure> {
+    const MASK: usize = 128;
+    let mut own = fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    own.resize(36, 0);
+    let host = own.len();
+    let set = rustix::thread::sched_getaffinity(None).map_err(|error| {
+        Failure::run(format!("cannot read the cores of this process: {error}"), "set RAYON_NUM_THREADS")
+    })?;
+    own.resize(host + MASK, 0);
+    let cores = (0..CpuSet::MAX_CPU.min(8 * MASK)).filter(|core| set.is_set(*core));
+    cores.for_each(|core| own[host + core / 8] |= 1 << (core % 8));
+    let mut all = vec![0; own.len() * rank.comm.world()];
+    rank.comm.all_gather(&own, &mut all)?;
+    if std::env::var_os("RAYON_NUM_THREADS").is_some() {
+        return Ok(());
+    }
+    let masks: Vec<&[u8]> =
+        all.chunks_exact(own.len()).filter(|o| o[..host] == own[..host]).map(|o| &o[host..]).collect();
+    // the pool may have been built by a test's process: then it stays as it is
+    let _ = rayon::ThreadPoolBuilder::new().num_threads(threads(&own[host..], &masks)).build_global();
+    Ok(())
+}
+
+/// Cores in `own`, each divided by the ranks of the host that may use it; at least one, at most what a quota allows.
+fn threads(own: &[u8], all: &[&[u8]]) -> usize {
+    let has = |mask: &[u8], core: usize| mask[core / 8] & (1 << (core % 8)) != 0;
+    let share = |core: usize| 1.0 / all.iter().filter(|mask| has(mask, core)).count() as f64;
+    let cores: f64 = (0..8 * own.len()).filter(|&core| has(own, core)).map(share).sum();
+    let quota = std::thread::available_parallelism().map_or(usize::MAX, usize::from);
+    // thirds of a core add up to a little less than one
+    ((cores + 1e-6) as usize).clamp(1, quota)
+}
+
 /// Meets the other ranks of a training job.
 ///
 /// # Errors
@@ -118,4 +159,21 @@ pub(super) fn join_over(
     let (client, farewell) = joined.into_parts();
     let comm = comm::join_through(client, &config).inspect_err(|error| reporter.comm_failed(error))?;
     Ok(Rank { comm, reporter, stop, farewell })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cores_are_divided_among_the_ranks_that_may_use_them() {
+        let (zero, one, both): (&[u8], &[u8], &[u8]) = (&[0b01], &[0b10], &[0b11]);
+        let quota = std::thread::available_parallelism().map_or(1, usize::from);
+        assert_eq!(threads(both, &[both]), 2.min(quota));
+        assert_eq!(threads(both, &[both, both]), 1);
+        assert_eq!(threads(both, &[both, both, both]), 1);
+        assert_eq!(threads(zero, &[zero, one]), 1);
+        let six: &[u8] = &[0b11_1111];
+        assert_eq!(threads(six, &[six, six, six]), 2.min(quota));
+    }
 }
