@@ -1,10 +1,13 @@
-//! The training step beside the loader that feeds it and beside PyTorch's step:
-//! `cargo bench -p benches --bench step -- [--python PYTHON] [--steps N] [--rounds N] [MODEL…]`.
+//! The training step of any model beside PyTorch's, and beside the loader that feeds it:
+//! `cargo bench -p benches --bench step -- [--python PYTHON] [--batch N] [--steps N] [--rounds N] [--json FILE] all|MODEL…`.
 //!
-//! CIFAR-shaped random images, batch 128. One round times, for each model in turn, N steps of ours (forward, backward,
-//! SGD with Nesterov momentum), an epoch's beginning of the loader, and with `--python` (a Python that has torch) N steps
-//! of `peers/step.py`; the rounds are interleaved and the table shows medians and ratios.
+//! Random images of the size that each model is made for. A model's turn is N steps of ours (forward, backward, SGD with
+//! Nesterov momentum), an epoch's beginning of the loader, and with `--python` (a Python that has torch) N steps of
+//! `peers/step.py` in each of its variants. Turns alternate for every model, one model is finished before the next begins,
+//! so that only one network is in memory. The table shows medians over the rounds, and how many times as fast as PyTorch's
+//! fastest variant ours is.
 
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::hint::black_box;
 use std::process::Command;
@@ -15,78 +18,117 @@ use data::augment::{Augment, Fill};
 use data::loader::{Batch, Loader, LoaderConfig};
 use data::{Dataset, ImageShape};
 use models::Spec;
+use serde::{Deserialize, Serialize};
 use trainer::config::{self, DatasetFacts, Overrides, Registry, Source};
 use trainer::device;
 use trainer::strategy::{Strategy, single::Single};
 
-const BATCH: usize = 128;
-const SHAPE: ImageShape = ImageShape { channels: 3, height: 32, width: 32 };
-
 struct Options {
     python: Option<String>,
+    json: Option<String>,
+    batch: usize,
     steps: usize,
     rounds: usize,
     models: Vec<String>,
 }
 
-/// Images a second of every round.
-#[derive(Default)]
-struct Rates {
-    ours: Vec<f64>,
-    loader: Vec<f64>,
-    nchw: Vec<f64>,
-    channels_last: Vec<f64>,
+/// Milliseconds.
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
+struct Times {
+    forward: f64,
+    backward: f64,
+    /// Both and the optimizer.
+    step: f64,
+}
+
+/// One line of the table.
+#[derive(Debug, Serialize)]
+struct Row {
+    model: String,
+    ours: Times,
+    /// PyTorch's variants by name.
+    pytorch: BTreeMap<String, Times>,
+    /// The shortest of PyTorch's steps in units of ours.
+    ratio: Option<f64>,
+    /// Images a second of the loader in units of the step's.
+    loader: f64,
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
     let options = options()?;
-    let loader = loader()?;
-    let batches: Vec<Batch> = loader.epoch(1, 0).take(4).collect();
-    let threads = device::select().threads;
-    let mut subjects = Vec::new();
-    for name in &options.models {
-        let mut strategy = strategy(name)?;
-        steps(&mut strategy, &batches, 1)?;
-        subjects.push((name, strategy, Rates::default()));
-    }
-    for _ in 0..options.rounds {
-        for (name, strategy, rates) in &mut subjects {
-            rates.ours.push(steps(strategy, &batches, options.steps)?);
-            rates.loader.push(loaded(&loader));
-            if let Some(python) = &options.python {
-                let (nchw, channels_last) = peer(python, name, options.steps, threads)?;
-                rates.nchw.push(nchw);
-                rates.channels_last.push(channels_last);
-            }
-        }
-    }
-    println!("images/s, batch {BATCH}, {threads} threads, medians of {} rounds", options.rounds);
+    let selected = device::select();
+    let threads = selected.threads;
     println!(
-        "{:<10} {:>10} {:>12} {:>11} {:>13} {:>14} {:>13}",
-        "model", "step", "loader", "loader/step", "PyTorch NCHW", "channels_last", "ours/PyTorch"
+        "batch {}, {}, medians of {} rounds of {} steps",
+        options.batch, selected.description, options.rounds, options.steps
     );
-    for (name, _, rates) in subjects {
-        let (ours, loader) = (median(rates.ours), median(rates.loader));
-        let (nchw, channels_last) = (median(rates.nchw), median(rates.channels_last));
+    println!(
+        "{:<17} {:>9} {:>9} {:>9} {:>9} {:>7}  PyTorch's steps",
+        "model", "forward", "backward", "step ms", "images/s", "ratio"
+    );
+    let mut rows = Vec::new();
+    for name in &options.models {
+        let row = measure(name, &options, threads)?;
+        let ratio = row.ratio.map_or("-".into(), |ratio| format!("{ratio:.2}"));
+        let peers: Vec<_> = row.pytorch.iter().map(|(name, times)| format!("{name} {:.1}", times.step)).collect();
+        let Times { forward, backward, step } = row.ours;
         println!(
-            "{name:<10} {ours:>10.1} {loader:>12.0} {:>11.1} {nchw:>13.1} {channels_last:>14.1} {:>13.2}",
-            loader / ours,
-            ours / nchw.max(channels_last)
+            "{name:<17} {forward:>9.1} {backward:>9.1} {step:>9.1} {:>9.1} {ratio:>7}  {}",
+            1000.0 * options.batch as f64 / step,
+            peers.join(", ")
         );
+        rows.push(row);
+    }
+    if let Some(path) = &options.json {
+        std::fs::write(path, serde_json::to_string_pretty(&rows)?)?;
     }
     Ok(())
 }
 
+/// All rounds of one model.
+fn measure(name: &str, options: &Options, threads: usize) -> Result<Row, Box<dyn Error>> {
+    let spec = models::find(name)?.spec;
+    let [height, width] = spec.image_size;
+    let shape = ImageShape { channels: spec.in_channels, height, width };
+    let loader = loader(shape, options.batch)?;
+    let batches: Vec<Batch> = loader.epoch(1, 0).take(4).collect();
+    let mut strategy = strategy(name, &spec)?;
+    steps(&mut strategy, &batches, 1)?;
+    let (mut ours, mut loaded_rates) = (Vec::new(), Vec::new());
+    let mut peers: BTreeMap<String, Vec<Times>> = BTreeMap::new();
+    for _ in 0..options.rounds {
+        ours.push(steps(&mut strategy, &batches, options.steps)?);
+        loaded_rates.push(loaded(&loader, options.batch));
+        if let Some(python) = &options.python {
+            for (variant, times) in peer(python, name, options, threads)? {
+                peers.entry(variant).or_default().push(times);
+            }
+        }
+    }
+    let ours = medians(&ours);
+    let pytorch: BTreeMap<String, Times> = peers.iter().map(|(name, times)| (name.clone(), medians(times))).collect();
+    Ok(Row {
+        model: name.to_owned(),
+        ratio: pytorch.values().map(|times| times.step).reduce(f64::min).map(|best| best / ours.step),
+        loader: median(loaded_rates) * ours.step / (1000.0 * options.batch as f64),
+        ours,
+        pytorch,
+    })
+}
+
 fn options() -> Result<Options, Box<dyn Error>> {
-    let mut options = Options { python: None, steps: 3, rounds: 5, models: Vec::new() };
+    let mut options = Options { python: None, json: None, batch: 128, steps: 3, rounds: 5, models: Vec::new() };
     // `cargo bench` itself adds `--bench`
     let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().ok_or_else(|| format!("{argument} needs a value"));
         match argument.as_str() {
             "--python" => options.python = Some(value()?),
+            "--json" => options.json = Some(value()?),
+            "--batch" => options.batch = value()?.parse()?,
             "--steps" => options.steps = value()?.parse()?,
             "--rounds" => options.rounds = value()?.parse()?,
+            "all" => options.models.extend(models::entries().iter().map(|entry| entry.name.to_owned())),
             _ => options.models.push(argument),
         }
     }
@@ -96,40 +138,39 @@ fn options() -> Result<Options, Box<dyn Error>> {
     Ok(options)
 }
 
-fn strategy(model: &str) -> Result<Single, Box<dyn Error>> {
+fn strategy(model: &str, spec: &Spec) -> Result<Single, Box<dyn Error>> {
     let facts = DatasetFacts {
-        channels: SHAPE.channels,
-        height: SHAPE.height,
-        width: SHAPE.width,
-        classes: 10,
-        mean: vec![0.5; 3],
-        std: vec![0.25; 3],
+        channels: spec.in_channels,
+        height: spec.image_size[0],
+        width: spec.image_size[1],
+        classes: spec.num_classes,
+        mean: vec![0.5; spec.in_channels],
+        std: vec![0.25; spec.in_channels],
     };
     let datasets = |_: &str| Some(facts.clone());
     let registry = Registry { models: &[model], dataset_names: &["cifar10"], datasets: &datasets, gpu: false };
     let text = format!("[model]\nname = \"{model}\"\n[data]\nname = \"cifar10\"\n[optimizer]\nnesterov = true\n");
     let plan = config::resolve(&Source::new("step.toml", text), &Overrides::default(), &registry)?;
     let device = device::select().device;
-    let spec = Spec { num_classes: 10, in_channels: SHAPE.channels, image_size: [SHAPE.height, SHAPE.width] };
-    let network = models::build(model, &spec, 0, &device)?;
-    Ok(Single::new(network, device, 10, &plan))
+    let network = models::build(model, spec, 0, &device)?;
+    Ok(Single::new(network, device, spec.num_classes, &plan))
 }
 
-fn loader() -> Result<Loader, Box<dyn Error>> {
+fn loader(shape: ImageShape, batch: usize) -> Result<Loader, Box<dyn Error>> {
     let images = 50_000;
-    let pixels = (0..images * SHAPE.len()).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let pixels = (0..images * shape.len()).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     let dataset = Dataset {
         name: "random".into(),
         images: pixels,
         labels: (0..images).map(|i| (i % 10) as u16).collect(),
-        shape: SHAPE,
+        shape,
         classes: (0..10).map(|class| class.to_string()).collect(),
     };
     let config = LoaderConfig {
-        global_batch: BATCH,
+        global_batch: batch,
         augment: vec![Augment::Crop { padding: 4, fill: Fill::Reflect }, Augment::Flip, Augment::Cutout { size: 12 }],
-        mean: vec![0.5; 3],
-        std: vec![0.25; 3],
+        mean: vec![0.5; shape.channels],
+        std: vec![0.25; shape.channels],
         workers: 2,
         prefetch: 4,
         ..LoaderConfig::default()
@@ -137,32 +178,46 @@ fn loader() -> Result<Loader, Box<dyn Error>> {
     Ok(Loader::new(Arc::new(dataset), config)?)
 }
 
-fn steps(strategy: &mut Single, batches: &[Batch], count: usize) -> Result<f64, Box<dyn Error>> {
+fn steps(strategy: &mut Single, batches: &[Batch], count: usize) -> Result<Times, Box<dyn Error>> {
     let mut times = Vec::new();
     for step in 0..count {
         let batch = batches[step % batches.len()].clone();
         let start = Instant::now();
-        black_box(strategy.train_step(vec![batch], 1e-3, None)?);
-        times.push(BATCH as f64 / start.elapsed().as_secs_f64());
+        let outcome = strategy.train_step(vec![batch], 1e-3, None)?;
+        let milliseconds = |seconds: f64| 1000.0 * seconds;
+        times.push(Times {
+            forward: milliseconds(outcome.seconds.forward),
+            backward: milliseconds(outcome.seconds.backward),
+            step: milliseconds(start.elapsed().as_secs_f64()),
+        });
     }
-    Ok(median(times))
+    Ok(medians(&times))
 }
 
-fn loaded(loader: &Loader) -> f64 {
+/// Images a second.
+fn loaded(loader: &Loader, batch: usize) -> f64 {
     let start = Instant::now();
-    let images: usize = loader.epoch(1, 0).take(100).map(|batch| black_box(batch).len()).sum();
+    let batches = (12_800 / batch).max(1);
+    let images: usize = loader.epoch(1, 0).take(batches).map(|batch| black_box(batch).len()).sum();
     images as f64 / start.elapsed().as_secs_f64()
 }
 
-fn peer(python: &str, model: &str, steps: usize, threads: usize) -> Result<(f64, f64), Box<dyn Error>> {
+fn peer(
+    python: &str,
+    model: &str,
+    options: &Options,
+    threads: usize,
+) -> Result<BTreeMap<String, Times>, Box<dyn Error>> {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/peers/step.py");
-    let numbers = [BATCH, steps, threads].map(|number| number.to_string());
-    let output = Command::new(python).arg(script).arg(model).args(numbers).output()?;
+    let numbers = [options.batch, options.steps, threads].map(|number| number.to_string());
+    let output = Command::new(python).arg("-B").arg(script).arg(model).args(numbers).output()?;
     let text = String::from_utf8(output.stdout)?;
-    let result: serde_json::Value =
-        serde_json::from_str(&text).map_err(|_| String::from_utf8_lossy(&output.stderr).into_owned())?;
-    let rate = |layout: &str| result[layout].as_f64().ok_or_else(|| format!("no {layout} in {text}"));
-    Ok((rate("nchw")?, rate("channels_last")?))
+    Ok(serde_json::from_str(&text).map_err(|_| String::from_utf8_lossy(&output.stderr).into_owned())?)
+}
+
+fn medians(times: &[Times]) -> Times {
+    let of = |part: fn(&Times) -> f64| median(times.iter().map(part).collect());
+    Times { forward: of(|t| t.forward), backward: of(|t| t.backward), step: of(|t| t.step) }
 }
 
 /// NaN of nothing.

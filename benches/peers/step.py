@@ -1,74 +1,74 @@
-"""PyTorch's training step on the CPU, for benches/step.rs: forward, backward, SGD with Nesterov momentum.
+"""PyTorch's training step for benches/step.rs: forward, backward, SGD with Nesterov momentum, cross-entropy.
 
-usage: step.py MODEL BATCH ROUNDS THREADS      MODEL: lenet | resnet18
-Prints one line of JSON: the median images/s in PyTorch's default layout and in channels_last.
+usage: step.py MODEL BATCH STEPS THREADS
+       THREADS: of the CPU; 0 measures on the GPU
+
+Networks: those of models/tests/reference/networks.py, which have the same parameters and multiply-adds as ours.
+Prints one line of JSON: for each variant medians in milliseconds, {"nchw": {"forward", "backward", "step"}, …}.
+Variants on the CPU: nchw, channels_last. On a GPU all are channels_last: f32 (TF32 allowed), bf16 (autocast), and
+bf16_compiled (torch.compile on top).
 """
 
 import json
+import pathlib
 import statistics
 import sys
 import time
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
-
-class LeNet(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv1, self.conv2 = nn.Conv2d(3, 6, 5), nn.Conv2d(6, 16, 5)
-        self.fc1, self.fc2, self.fc3 = nn.Linear(400, 120), nn.Linear(120, 84), nn.Linear(84, 10)
-
-    def forward(self, x):
-        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
-        x = F.max_pool2d(F.relu(self.conv2(x)), 2).flatten(1)
-        return self.fc3(F.relu(self.fc2(F.relu(self.fc1(x)))))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "models" / "tests" / "reference"))
+from networks import NETWORKS, image_shape  # noqa: E402
 
 
-class Block(nn.Module):
-    def __init__(self, i, o, stride):
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(i, o, 3, stride, 1, bias=False), nn.BatchNorm2d(o)
-        self.conv2, self.bn2 = nn.Conv2d(o, o, 3, 1, 1, bias=False), nn.BatchNorm2d(o)
-        project = stride != 1 or i != o
-        self.shortcut = (
-            nn.Sequential(nn.Conv2d(i, o, 1, stride, bias=False), nn.BatchNorm2d(o)) if project else nn.Identity()
-        )
+def measure(name, batch, steps, device, layout, precision, compiled):
+    torch.manual_seed(0)
+    model = NETWORKS[name]().to(device)
+    x = torch.randn(batch, *image_shape(name), device=device)
+    y = torch.arange(batch, device=device) % 10
+    model, x = (t.to(memory_format=layout) for t in (model, x))
+    # foreach is PyTorch's own default on a GPU
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, nesterov=True, weight_decay=5e-4)
+    network = torch.compile(model) if compiled else model
 
-    def forward(self, x):
-        y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
-        return F.relu(y + self.shortcut(x))
+    def now():
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
 
-
-def resnet18():
-    layers, i = [nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU()], 64
-    for o, stride in [(64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1)]:
-        layers.append(Block(i, o, stride))
-        i = o
-    return nn.Sequential(*layers, nn.AvgPool2d(4), nn.Flatten(), nn.Linear(512, 10))
+    forward, backward, step = [], [], []
+    for _ in range(steps + (5 if device == "cuda" else 1)):
+        start = now()
+        optimizer.zero_grad()
+        with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):
+            loss = F.cross_entropy(network(x), y)
+        middle = now()
+        loss.backward()
+        end = now()
+        optimizer.step()
+        done = now()
+        forward.append(middle - start)
+        backward.append(end - middle)
+        step.append(done - start)
+    median = lambda times: 1000 * statistics.median(times[-steps:])
+    return {"forward": median(forward), "backward": median(backward), "step": median(step)}
 
 
 def main():
-    name, batch, rounds, threads = sys.argv[1], *map(int, sys.argv[2:5])
-    torch.set_num_threads(threads)
-    result = {}
-    for layout in ["nchw", "channels_last"]:
-        torch.manual_seed(0)
-        model = LeNet() if name == "lenet" else resnet18()
-        x, y = torch.randn(batch, 3, 32, 32), torch.arange(batch) % 10
-        if layout == "channels_last":
-            model, x = (t.to(memory_format=torch.channels_last) for t in (model, x))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, nesterov=True, weight_decay=5e-4)
-        times = []
-        for _ in range(rounds + 1):
-            start = time.perf_counter()
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()
-            optimizer.step()
-            times.append(time.perf_counter() - start)
-        result[layout] = batch / statistics.median(times[1:])
-    print(json.dumps(result))
+    name, batch, steps, threads = sys.argv[1], *map(int, sys.argv[2:5])
+    if threads == 0:
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+        torch.backends.cudnn.benchmark = True
+        variants = {"f32": ("f32", False), "bf16": ("bf16", False), "bf16_compiled": ("bf16", True)}
+        run = lambda precision, compiled: measure(
+            name, batch, steps, "cuda", torch.channels_last, precision, compiled
+        )
+    else:
+        torch.set_num_threads(threads)
+        variants = {"nchw": (torch.contiguous_format,), "channels_last": (torch.channels_last,)}
+        run = lambda layout: measure(name, batch, steps, "cpu", layout, "f32", False)
+    print(json.dumps({variant: run(*arguments) for variant, arguments in variants.items()}))
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ fn every_shipped_config_passes_a_dry_run() {
         bench.run(&["--config", path.to_str().unwrap(), "--dry-run"]).expect(0);
         seen += 1;
     }
-    assert!(seen >= 5, "{seen} configs");
+    assert!(seen >= 24, "{seen} configs");
 }
 
 #[test]

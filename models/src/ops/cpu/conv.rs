@@ -8,7 +8,7 @@ use super::igemm::{Igemm, Image, Weights, pack};
 use super::kernel::Isa;
 use super::memory::Buffer;
 use super::shape::ConvShape;
-use super::{depthwise, weight_grad as direct, winograd, winograd_grad};
+use super::{depthwise, grouped, weight_grad as direct, winograd, winograd_grad};
 
 /// Output `[batch, oh, ow, out]` of `x` `[batch, h, w, in]` and weights in PyTorch's layout; optionally with a bias and
 /// the negative values cut off.
@@ -20,6 +20,9 @@ pub(crate) fn forward(
     bias: Option<&[f32]>,
     relu: bool,
 ) -> Buffer {
+    if let Some(merged) = grouped::merge(shape, isa.cols) {
+        return forward(isa, &merged.shape, x, &merged.spread(weight), bias, relu);
+    }
     let mut y = Buffer::new(shape.output_len());
     if depthwise::fits(shape) {
         depthwise::forward(shape, x, weight, bias, relu, &mut y);
@@ -71,6 +74,9 @@ pub(crate) fn forward(
 
 /// Gradient `[batch, h, w, in]` of the data from `dy` `[batch, oh, ow, out]`.
 pub(crate) fn data_grad(isa: &'static Isa, shape: &ConvShape, weight: &[f32], dy: &[f32]) -> Buffer {
+    if let Some(merged) = grouped::merge(shape, isa.cols) {
+        return data_grad(isa, &merged.shape, &merged.spread(weight), dy);
+    }
     let mut dx = Buffer::new(shape.input_len());
     if depthwise::fits(shape) {
         depthwise::data_grad(shape, weight, dy, &mut dx);
@@ -121,6 +127,9 @@ pub(crate) fn data_grad(isa: &'static Isa, shape: &ConvShape, weight: &[f32], dy
 
 /// Gradient of the weights in PyTorch's layout.
 pub(crate) fn weight_grad(isa: &'static Isa, shape: &ConvShape, x: &[f32], dy: &[f32]) -> Buffer {
+    if let Some(merged) = grouped::merge(shape, isa.cols) {
+        return merged.collect(&weight_grad(isa, &merged.shape, x, dy));
+    }
     if depthwise::fits(shape) {
         return depthwise::weight_grad(shape, x, dy);
     }

@@ -4,6 +4,7 @@ mod batch_norm;
 mod conv;
 mod depthwise;
 mod flex;
+mod grouped;
 mod igemm;
 mod kernel;
 #[cfg(target_arch = "x86_64")]
