@@ -87,7 +87,7 @@ fn mistakes_end_with_2_and_a_hint() {
         (&["--config", "config.toml", "--set", "model.name=resnet81"], "resnet18"),
         (&["--config", "config.toml", "--set", "model.name=vgg16"], "data.image_size"),
         (&["--config", "config.toml", "--set", "model.num_classes=11"], "num_classes"),
-        (&["--config", "config.toml", "--set", "parallel.mode=dp"], "single"),
+        (&["--config", "config.toml", "--set", "parallel.mode=fsdp"], "single"),
         (&["--config", "config.toml", "--cpus", "0"], "--cpus 0"),
         (&["--config", "config.toml", "--gpus", "1"], "--gpus"),
         (&["--dry-run"], "--config"),

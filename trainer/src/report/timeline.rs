@@ -207,7 +207,7 @@ impl Timeline {
         Ok(())
     }
 
-    /// This rank's spans, for rank 0's [`merge`]; empty when off.
+    /// This rank's spans, for rank 0's [`write()`]; empty when off.
     pub fn part(&self, rank: usize) -> Vec<u8> {
         let Some(recorded) = &self.0 else { return Vec::new() };
         let state = recorded.state();

@@ -123,7 +123,7 @@ impl Reducer {
             for &parameter in &bucket.parameters {
                 let end = start + self.collector.lengths[parameter];
                 // a view: the bucket is the gradients' memory
-                gradients[parameter] = Some(flat.clone().slice([start..end]));
+                gradients[parameter] = Some(flat.clone().slice(start..end));
                 start = end;
             }
         }
