@@ -25,6 +25,8 @@ pub enum Command {
     Eval(EvalArgs),
     /// Write a run's weights to a safetensors file with PyTorch's names
     Export(ExportArgs),
+    /// Train a few steps in each mode and show speed, time, memory, traffic and losses side by side
+    Compare(CompareArgs),
     /// List the models: parameters, multiply-adds, published accuracy
     Models {
         /// Print JSON
@@ -39,6 +41,38 @@ pub enum Command {
     /// Measure the collectives
     #[command(subcommand)]
     Bench(BenchCommand),
+}
+
+/// Flags of `trainer compare`.
+#[derive(Debug, Args)]
+pub struct CompareArgs {
+    /// The TOML file that says what to train
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+    /// Workers of dp and ddp, between which the cores are split; single has all cores in one process
+    #[arg(long, value_name = "N")]
+    pub cpus: usize,
+    /// What to compare, separated by commas
+    #[arg(long, value_delimiter = ',', default_value = "single,dp,ddp")]
+    pub modes: Vec<String>,
+    /// Optimizer steps of each run; up to five of them are left out as warm-up
+    #[arg(long, value_name = "N", default_value_t = 30)]
+    pub steps: usize,
+    /// Runs of each mode, taken in turn; the median is shown
+    #[arg(long, value_name = "R", default_value_t = 3)]
+    pub rounds: usize,
+    /// Override a key of the TOML: `--set train.batch_size=64`, as often as needed
+    #[arg(long, value_name = "KEY.PATH=VALUE")]
+    pub set: Vec<String>,
+    /// Where the data sets are
+    #[arg(long, value_name = "DIR", env = "TRAINER_DATA_DIR")]
+    pub data_dir: Option<PathBuf>,
+    /// Where compare.json, compare.svg and the runs go (default: a new folder under runs/)
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `trainer bench …`.

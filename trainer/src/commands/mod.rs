@@ -1,6 +1,7 @@
 //! One file a subcommand: puts the parts together.
 
 mod bench;
+mod compare;
 mod data;
 mod eval;
 mod export;
@@ -27,6 +28,7 @@ pub fn run(cli: Cli) -> Result<u8, Failure> {
     match cli.command {
         None => train::run(cli.train),
         Some(Command::Train(arguments)) => train::run(arguments),
+        Some(Command::Compare(arguments)) => compare::run(&arguments),
         Some(Command::Eval(arguments)) => eval::run(&arguments).map(|()| 0),
         Some(Command::Export(arguments)) => export::run(&arguments).map(|()| 0),
         Some(Command::Models { json }) => models::run(json).map(|()| 0),

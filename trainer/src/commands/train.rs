@@ -10,6 +10,7 @@ use data::{
 use models::{Network, Spec};
 
 use super::{
+    compare,
     resolve::{self, dataset_facts},
     workers::{self, Rank},
 };
@@ -56,6 +57,7 @@ pub(super) fn run(arguments: TrainArgs) -> Result<u8, Failure> {
         return Err(Failure::usage("--cpus 0: nobody would train", "ask for at least one: --cpus 1"));
     }
     let variables = environment::variables();
+    compare::follow(&variables);
     let workers = arguments.cpus.map(|count| ("--cpus", count));
     let request = Request { launcher: arguments.job.launcher.parse()?, workers };
     let role = launch::detect(&variables, &request)?;

@@ -3,6 +3,7 @@
 //! Nothing here knows of tensors, models or strategies: records come in, files and text go out. Only rank 0 makes a
 //! [`Reporter`]; every other rank writes nothing but its own log.
 
+pub mod comparison;
 pub mod confusion;
 pub mod curves;
 pub mod download;

@@ -1,0 +1,275 @@
+//! `trainer compare`: the same steps of the same config in each mode, by this same program, in turn.
+
+use std::{
+    fs::{self, File},
+    io::Write,
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    thread,
+    time::Duration,
+};
+
+use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
+use serde_json::Value;
+use time::{OffsetDateTime, macros::format_description};
+
+use super::{print_json, resolve};
+use crate::{
+    cli::CompareArgs,
+    config::{Choice, Mode, Overrides, RunPlan},
+    failure::{FAILED, Failure},
+    launch::environment::Variables,
+    report::{
+        ReportError, RunFolder,
+        comparison::{self, Comparison, Figures, ModeResult, Round},
+        environment::Environment,
+        error::write_atomic,
+        metrics::read_metrics,
+    },
+    signals::Stop,
+};
+
+/// Names the process of a comparison to the runs that it starts.
+const COMPARISON: &str = "TRAINER_COMPARISON";
+/// Test images of a run: its evaluation at the end is not measured.
+const TEST_IMAGES: usize = 256;
+/// Lines of a failed run's messages that are shown.
+const SHOWN: usize = 12;
+
+/// Runs all modes, shows the page; gives the exit code: 1 where a mode failed.
+///
+/// # Errors
+/// A mistake in config or flags, a folder that cannot be written. A mode that fails is part of the page.
+pub(super) fn run(arguments: &CompareArgs) -> Result<u8, Failure> {
+    let modes = modes(&arguments.modes)?;
+    for (flag, value, least) in
+        [("--cpus", arguments.cpus, 2), ("--steps", arguments.steps, 3), ("--rounds", arguments.rounds, 1)]
+    {
+        if value < least {
+            return Err(Failure::usage(format!("{flag} {value}: too few to compare"), format!("{least} or more")));
+        }
+    }
+    let overrides =
+        Overrides { set: arguments.set.clone(), data_dir: arguments.data_dir.clone(), ..Overrides::default() };
+    let plan = resolve::load(&arguments.config, &overrides)?;
+    let stop =
+        Stop::on_signals().map_err(|error| Failure::run(format!("signal handlers: {error}"), "check ulimits"))?;
+    let out = folder(arguments.out.as_deref())?;
+    let mut runs: Vec<(Mode, Vec<Round>, Option<String>)> =
+        modes.iter().map(|&mode| (mode, Vec::new(), None)).collect();
+    for round in 1..=arguments.rounds {
+        for (mode, rounds, error) in &mut runs {
+            if error.is_some() {
+                continue;
+            }
+            // the page alone goes to stdout
+            eprintln!("round {round} of {}: {mode}", arguments.rounds);
+            match one(arguments, &plan, *mode, &out.join("runs").join(format!("{mode}-{round}")), &stop)? {
+                Ok(measured) => rounds.push(measured),
+                Err(message) => *error = Some(message),
+            }
+        }
+    }
+    let comparison = comparison(arguments, &plan, &runs);
+    write(&out, &comparison)?;
+    if arguments.json {
+        print_json(&comparison)?;
+    } else {
+        print!("{}", comparison.page());
+        println!("\nfolder: {}", out.display());
+    }
+    Ok(if comparison.modes.iter().any(|mode| mode.error.is_some()) { FAILED } else { 0 })
+}
+
+/// Ends this process in good order when the comparison that started it is gone.
+pub(super) fn follow(variables: &Variables) {
+    let parent = variables.get(COMPARISON).and_then(|text| text.parse().ok()).and_then(Pid::from_raw);
+    if parent.is_some() && parent == getppid() {
+        // a kernel that refuses leaves the run to end by itself: it has few steps
+        let _ = set_parent_process_death_signal(Some(Signal::TERM));
+    }
+}
+
+/// The modes to compare, each once.
+fn modes(words: &[String]) -> Result<Vec<Mode>, Failure> {
+    let mut modes = Vec::new();
+    for word in words {
+        let mode = Mode::from_name(word.trim()).ok_or_else(|| {
+            let all: Vec<_> = Mode::ALL.iter().map(|mode| mode.name()).collect();
+            Failure::usage(format!("--modes: there is no mode `{word}`"), format!("choices: {}", all.join(", ")))
+        })?;
+        if modes.contains(&mode) {
+            return Err(Failure::usage(format!("--modes: `{mode}` is there twice"), "name each mode once"));
+        }
+        modes.push(mode);
+    }
+    Ok(modes)
+}
+
+/// The folder of the comparison: the one asked for, or a new one under `runs/`.
+fn folder(asked: Option<&Path>) -> Result<PathBuf, Failure> {
+    let create = |path: PathBuf| match fs::create_dir_all(&path) {
+        Ok(()) => Ok(path),
+        Err(error) => Err(Failure::from(ReportError::io(&path, "create the folder", &error))),
+    };
+    if let Some(path) = asked {
+        return create(path.to_owned());
+    }
+    let stamp = OffsetDateTime::now_utc()
+        .format(format_description!("[year][month][day]-[hour][minute][second]"))
+        .map_err(|error| Failure::run(format!("the clock: {error}"), "set the machine's clock"))?;
+    create(Path::new("runs").join(format!("{stamp}-compare-{}", std::process::id())))
+}
+
+/// One run of one mode. The inner error is the mode's: what its process said.
+fn one(
+    arguments: &CompareArgs,
+    plan: &RunPlan,
+    mode: Mode,
+    folder: &Path,
+    stop: &Stop,
+) -> Result<Result<Round, String>, Failure> {
+    let io = |doing: &str, error: &std::io::Error| Failure::from(ReportError::io(folder, doing, error));
+    fs::create_dir_all(folder).map_err(|error| io("create the folder", &error))?;
+    let said = folder.join("messages.log");
+    let file = File::create(&said).map_err(|error| io("write messages.log in", &error))?;
+    let child = command(arguments, plan, mode, folder)
+        .and_then(|mut command| {
+            command.stderr(file.try_clone()?).stdout(file).stdin(Stdio::null()).process_group(0).spawn()
+        })
+        .map_err(|error| Failure::run(format!("a run of mode {mode} cannot be started: {error}"), "see `ulimit -u`"))?;
+    let status = wait(child, stop)?;
+    if !status.success() {
+        return Ok(Err(last_lines(&said, status)));
+    }
+    let run = RunFolder::newest(folder)?;
+    let steps = read_metrics(&run.metrics())?;
+    let result = fs::read(run.result()).map_err(|error| ReportError::io(run.result(), "read", &error))?;
+    let result: Value = serde_json::from_slice(&result)
+        .map_err(|error| ReportError::new(run.result(), error.to_string(), "please report this"))?;
+    let numbers =
+        |key: &str| -> Vec<u64> { result[key].as_array().into_iter().flatten().filter_map(Value::as_u64).collect() };
+    // what is not read again would fill the disk: the weights
+    let _ = fs::remove_dir_all(run.checkpoints());
+    let count = steps.len();
+    Ok(Round::new(&steps, warmup(arguments.steps), numbers("peak_bytes"), numbers("device_bytes")).ok_or_else(|| {
+        format!("the run ended after {count} steps, before there was anything to measure\nhint: more train.epochs")
+    }))
+}
+
+/// The command of one run: the user's settings, then those that make it a measurement.
+fn command(arguments: &CompareArgs, plan: &RunPlan, mode: Mode, folder: &Path) -> std::io::Result<Command> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.arg("train").arg("--config").arg(&arguments.config).arg("--run-dir").arg(folder).arg("--quiet");
+    let test = match plan.data.limit_test {
+        0 => TEST_IMAGES,
+        limit => limit.min(TEST_IMAGES),
+    };
+    let own = [
+        format!("train.max_steps={}", arguments.steps),
+        format!("data.limit_test={test}"),
+        "train.eval_every=1000000".to_owned(),
+        "checkpoint.every=0".to_owned(),
+        "checkpoint.every_steps=0".to_owned(),
+        "checkpoint.keep_best=false".to_owned(),
+        "log.tensorboard=false".to_owned(),
+    ];
+    for setting in arguments.set.iter().chain(&own) {
+        command.arg("--set").arg(setting);
+    }
+    if let Some(dir) = &arguments.data_dir {
+        command.arg("--data-dir").arg(dir);
+    }
+    command.arg("--mode").arg(mode.name());
+    // one process has all cores as threads, as all workers together have them
+    if mode != Mode::Single {
+        command.arg("--cpus").arg(arguments.cpus.to_string());
+    }
+    command.env(COMPARISON, std::process::id().to_string()).env_remove("TRAINER_DATA_DIR");
+    Ok(command)
+}
+
+/// Waits for a run; a signal to this process is passed on, and ends the comparison when the run has ended.
+fn wait(mut child: Child, stop: &Stop) -> Result<ExitStatus, Failure> {
+    let mut passed_on = false;
+    loop {
+        let ended = child.try_wait();
+        match ended.map_err(|error| Failure::run(format!("waiting for a run: {error}"), "please report this"))? {
+            Some(status) => match stop.signal() {
+                None => return Ok(status),
+                Some(signal) => {
+                    let message = format!("interrupted by signal {signal}; the run in progress was stopped");
+                    return Err(Failure { code: 128 + signal as u8, message, hint: None });
+                }
+            },
+            None => thread::sleep(Duration::from_millis(50)),
+        }
+        if let (Some(signal), false) = (stop.signal(), passed_on) {
+            let pid = Pid::from_raw(child.id() as i32);
+            if let (Some(pid), Some(signal)) = (pid, Signal::from_named_raw(signal)) {
+                // one that has just ended needs no signal
+                let _ = kill_process(pid, signal);
+            }
+            passed_on = true;
+        }
+    }
+}
+
+/// The end of what a failed run said.
+fn last_lines(said: &Path, status: ExitStatus) -> String {
+    let text = fs::read_to_string(said).unwrap_or_default();
+    let lines: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    match lines.len() {
+        0 => format!("{status}, and it said nothing"),
+        count => lines[count.saturating_sub(SHOWN)..].join("\n"),
+    }
+}
+
+/// The first steps allocate, and fill the loader's queue.
+fn warmup(steps: usize) -> usize {
+    (steps / 3).min(5)
+}
+
+fn comparison(arguments: &CompareArgs, plan: &RunPlan, runs: &[(Mode, Vec<Round>, Option<String>)]) -> Comparison {
+    let single = runs.iter().find(|(mode, ..)| *mode == Mode::Single).and_then(|(_, rounds, _)| rounds.first());
+    let reference = single.map(|round| round.losses.as_slice());
+    let environment = Environment::detect("");
+    let row = |(mode, rounds, error): &(Mode, Vec<Round>, Option<String>)| ModeResult {
+        mode: mode.to_string(),
+        workers: if *mode == Mode::Single { 1 } else { arguments.cpus },
+        figures: Figures::of(rounds, reference),
+        error: error.clone(),
+    };
+    Comparison {
+        model: plan.model.name.clone(),
+        data: plan.data.name.clone(),
+        batch_size: plan.train.batch_size,
+        steps: runs
+            .iter()
+            .filter_map(|(_, rounds, _)| rounds.first())
+            .map(|round| round.losses.len())
+            .max()
+            .unwrap_or(0),
+        warmup: warmup(arguments.steps),
+        rounds: arguments.rounds,
+        machine: format!(
+            "{}, {} threads in all in each mode",
+            environment.cpu.as_deref().unwrap_or("unknown processor"),
+            rayon::current_num_threads()
+        ),
+        modes: runs.iter().map(row).collect(),
+    }
+}
+
+/// `compare.json` and `compare.svg`.
+fn write(out: &Path, comparison: &Comparison) -> Result<(), Failure> {
+    let broken =
+        |error: &dyn std::fmt::Display| Failure::run(format!("{}: {error}", out.display()), "please report this");
+    let mut json = serde_json::to_vec_pretty(comparison).map_err(|error| broken(&error))?;
+    writeln!(json).map_err(|error| broken(&error))?;
+    write_atomic(&out.join("compare.json"), &json)?;
+    let svg = comparison::chart(comparison).map_err(|error| broken(&error))?;
+    write_atomic(&out.join("compare.svg"), svg.as_bytes())?;
+    Ok(())
+}

@@ -1,0 +1,153 @@
+//! `compare.svg`: each mode's step as a stack of what it is spent on, beside its images a second.
+
+use plotters::{coord::Shift, prelude::*};
+
+use super::{Comparison, Figures, ModeResult};
+use crate::report::text::speed;
+
+/// Size of the picture in pixels.
+const SIZE: (u32, u32) = (900, 420);
+/// Where the bars stand.
+const TOP: i32 = 70;
+const BOTTOM: i32 = 350;
+/// Share of a mode's place that its bar takes.
+const BAR: f64 = 0.56;
+
+// the Okabe-Ito colours: told apart with any colour vision
+const DATA: RGBColor = RGBColor(240, 228, 66);
+const FORWARD: RGBColor = RGBColor(0, 114, 178);
+const BACKWARD: RGBColor = RGBColor(86, 180, 233);
+const COMMUNICATION: RGBColor = RGBColor(213, 94, 0);
+const OPTIMIZER: RGBColor = RGBColor(0, 158, 115);
+const OTHER: RGBColor = RGBColor(170, 170, 170);
+const TEXT: RGBColor = RGBColor(60, 60, 60);
+const AXIS: RGBColor = RGBColor(150, 150, 150);
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+type DrawResult = Result<(), DrawingAreaErrorKind<<SVGBackend<'static> as DrawingBackend>::ErrorType>>;
+
+/// The picture. A mode that failed has its place and no bar.
+///
+/// # Errors
+/// When the drawing library refuses.
+pub fn chart(comparison: &Comparison) -> Result<String, impl std::error::Error + use<>> {
+    let mut svg = String::new();
+    let drawn = draw(comparison, &SVGBackend::with_string(&mut svg, SIZE).into_drawing_area());
+    drawn.map(|()| svg)
+}
+
+fn draw(comparison: &Comparison, root: &Area<'_>) -> DrawResult {
+    root.fill(&WHITE)?;
+    let Comparison { model, data, batch_size, modes, .. } = comparison;
+    let title = format!("{model} on {data}, batch {batch_size}");
+    root.draw(&Text::new(title, (16, 10), sans(15)))?;
+    let most = |value: fn(&Figures) -> f64| {
+        modes.iter().filter_map(|mode| mode.figures.as_ref()).map(value).filter(|v| v.is_finite()).fold(0.0, f64::max)
+    };
+    let middle = SIZE.0 as i32 * 58 / 100;
+    root.draw(&Text::new("milliseconds a step", (30, 40), sans(14)))?;
+    root.draw(&Text::new("images a second", (middle + 20, 40), sans(14)))?;
+    stacks(root, modes, 30..middle - 20, most(|figures| figures.step_ms))?;
+    speeds(root, modes, middle + 20..SIZE.0 as i32 - 20, most(|figures| figures.images_per_s))?;
+    legend(root)?;
+    root.present()
+}
+
+/// The left and right edge of the bar of mode `index`.
+fn bar(place: &std::ops::Range<i32>, count: usize, index: usize) -> (i32, i32) {
+    let each = f64::from(place.len() as i32) / count.max(1) as f64;
+    let middle = f64::from(place.start) + each * (index as f64 + 0.5);
+    // bars of few modes do not become walls
+    let half = (each * BAR / 2.0).min(60.0);
+    ((middle - half) as i32, (middle + half) as i32)
+}
+
+/// Pixels from the axis up.
+fn height(value: f64, most: f64) -> f64 {
+    if most > 0.0 && value.is_finite() { value.max(0.0) / most * f64::from(BOTTOM - TOP) } else { 0.0 }
+}
+
+fn stacks(root: &Area<'_>, modes: &[ModeResult], place: std::ops::Range<i32>, most: f64) -> DrawResult {
+    for (index, mode) in modes.iter().enumerate() {
+        let (left, right) = bar(&place, modes.len(), index);
+        below(root, mode, left, right)?;
+        let Some(figures) = &mode.figures else { continue };
+        let parts = figures.parts_ms;
+        let mut y = f64::from(BOTTOM);
+        for (value, colour) in [
+            (parts.data, DATA),
+            (parts.forward, FORWARD),
+            (parts.backward, BACKWARD),
+            (parts.communication, COMMUNICATION),
+            (parts.optimizer, OPTIMIZER),
+            (parts.other, OTHER),
+        ] {
+            let top = y - height(value, most);
+            root.draw(&Rectangle::new([(left, top as i32), (right, y as i32)], colour.filled()))?;
+            if colour == BACKWARD && parts.communication_hidden > 0.0 {
+                // what runs under backward lies in its box
+                let hidden = height(parts.communication_hidden.min(value), most);
+                let inside = [(right - (right - left) / 4, (y - hidden) as i32), (right, y as i32)];
+                root.draw(&Rectangle::new(inside, COMMUNICATION.mix(0.45).filled()))?;
+            }
+            y = top;
+        }
+        label(root, format!("{:.1}", figures.step_ms), (left + right) / 2, y as i32 - 18)?;
+    }
+    axis(root, &place)
+}
+
+fn speeds(root: &Area<'_>, modes: &[ModeResult], place: std::ops::Range<i32>, most: f64) -> DrawResult {
+    for (index, mode) in modes.iter().enumerate() {
+        let (left, right) = bar(&place, modes.len(), index);
+        below(root, mode, left, right)?;
+        let Some(figures) = &mode.figures else { continue };
+        let top = BOTTOM - height(figures.images_per_s, most) as i32;
+        root.draw(&Rectangle::new([(left, top), (right, BOTTOM)], FORWARD.mix(0.8).filled()))?;
+        label(root, speed(figures.images_per_s), (left + right) / 2, top - 18)?;
+    }
+    axis(root, &place)
+}
+
+/// The mode's name under its bar.
+fn below(root: &Area<'_>, mode: &ModeResult, left: i32, right: i32) -> DrawResult {
+    let name = format!("{} x{}", mode.mode, mode.workers);
+    label(root, name, (left + right) / 2, BOTTOM + 8)?;
+    if mode.figures.is_none() {
+        label(root, "failed".to_owned(), (left + right) / 2, BOTTOM - 18)?;
+    }
+    Ok(())
+}
+
+fn axis(root: &Area<'_>, place: &std::ops::Range<i32>) -> DrawResult {
+    root.draw(&PathElement::new([(place.start, BOTTOM), (place.end, BOTTOM)], AXIS))
+}
+
+/// Text whose middle is at `x`.
+fn label(root: &Area<'_>, text: String, x: i32, y: i32) -> DrawResult {
+    use plotters::style::text_anchor::{HPos, Pos, VPos};
+    root.draw(&Text::new(text, (x, y), sans(13).pos(Pos::new(HPos::Center, VPos::Top))))
+}
+
+fn legend(root: &Area<'_>) -> DrawResult {
+    let mut x = 30;
+    for (name, colour, wide) in [
+        ("data", DATA.mix(1.0), 80),
+        ("forward", FORWARD.mix(1.0), 100),
+        ("backward", BACKWARD.mix(1.0), 110),
+        ("communication", COMMUNICATION.mix(1.0), 140),
+        ("communication under backward", COMMUNICATION.mix(0.45), 240),
+        ("optimizer", OPTIMIZER.mix(1.0), 105),
+        ("other", OTHER.mix(1.0), 70),
+    ] {
+        root.draw(&Rectangle::new([(x, 388), (x + 14, 402)], colour.filled()))?;
+        root.draw(&Text::new(name, (x + 20, 388), sans(13)))?;
+        x += wide;
+    }
+    Ok(())
+}
+
+/// Text of `pixels`: the SVG backend divides sizes by 1.24.
+fn sans(pixels: u32) -> TextStyle<'static> {
+    ("sans-serif", f64::from(pixels) * 1.24).into_font().color(&TEXT)
+}

@@ -1,0 +1,127 @@
+//! The page in characters.
+
+use super::{Comparison, Figures};
+use crate::report::text::{left, loss, right, speed, width};
+
+impl Comparison {
+    /// The page: speed and where the time goes, then memory, traffic and losses, then what failed. Ends with a newline.
+    pub fn page(&self) -> String {
+        let Self { model, data, batch_size, steps, warmup, rounds, machine, .. } = self;
+        let rounds = if *rounds == 1 { "one round".to_owned() } else { format!("median of {rounds} rounds") };
+        let mut page = format!(
+            "{model} on {data}, batch {batch_size}: {} steps after {warmup} of warm-up, {rounds}\n{machine}\n\n",
+            steps.saturating_sub(*warmup)
+        );
+        let first = self.modes.iter().find_map(|mode| mode.figures.as_ref()).map(|figures| figures.images_per_s);
+        let done = || self.modes.iter().filter_map(|mode| Some((mode, mode.figures.as_ref()?)));
+        let mut speeds = vec![row(&[
+            "mode",
+            "workers",
+            "images/s",
+            "",
+            "step ms",
+            "data",
+            "forward",
+            "backward",
+            "communication",
+            "(hidden)",
+            "optimizer",
+            "other",
+        ])];
+        let mut others = vec![row(&["mode", "peak memory", "imbalance", "moved a step", "loss", "differs by"])];
+        for (mode, figures) in done() {
+            let parts = figures.parts_ms;
+            let mut cells = vec![
+                mode.mode.clone(),
+                mode.workers.to_string(),
+                speed(figures.images_per_s),
+                first.map_or(String::new(), |first| format!("{:.2}x", figures.images_per_s / first)),
+                milliseconds(figures.step_ms),
+            ];
+            let times = [parts.data, parts.forward, parts.backward, parts.communication, parts.communication_hidden];
+            cells.extend(times.into_iter().chain([parts.optimizer, parts.other]).map(milliseconds));
+            speeds.push(cells);
+            others.push(vec![
+                mode.mode.clone(),
+                memory(figures),
+                format!("{:.2}", figures.imbalance),
+                bytes(figures.bytes_moved),
+                loss(figures.loss),
+                figures.loss_difference.map_or("–".into(), |difference| format!("{difference:.1e}")),
+            ]);
+        }
+        if speeds.len() > 1 {
+            page += &aligned(&speeds);
+            page += "times in ms of rank 0; hidden communication runs under backward and is part of it\n\n";
+            page += &aligned(&others);
+            page += &format!(
+                "loss after {} steps; the largest relative difference of a step's loss to that of single\n",
+                done().map(|(_, figures)| figures.steps).max().unwrap_or(0)
+            );
+            if done().any(|(_, figures)| !figures.device_bytes.is_empty()) {
+                page += "dp: its process's peak, and of each device parameters, gradients, inputs and outputs\n";
+            }
+        }
+        for mode in &self.modes {
+            if let Some(error) = &mode.error {
+                page += &format!("\n{} failed:\n", mode.mode);
+                error.lines().for_each(|line| page += &format!("  {line}\n"));
+            }
+        }
+        page
+    }
+}
+
+fn row(cells: &[&str]) -> Vec<String> {
+    cells.iter().map(|&cell| cell.to_owned()).collect()
+}
+
+/// Columns two blanks apart; the first one to the left, the others to the right.
+fn aligned(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns)
+        .map(|c| rows.iter().filter_map(|row| row.get(c)).map(|cell| width(cell)).max().unwrap_or(0))
+        .collect();
+    let mut text = String::new();
+    for row in rows {
+        let cells: Vec<String> = row
+            .iter()
+            .zip(&widths)
+            .enumerate()
+            .map(|(column, (cell, &width))| if column == 0 { left(cell, width) } else { right(cell, width) })
+            .collect();
+        text += cells.join("  ").trim_end();
+        text.push('\n');
+    }
+    text
+}
+
+/// Each process's peak; one number and how often where all have nearly the same would hide what the column is for.
+fn memory(figures: &Figures) -> String {
+    let list = |all: &[u64]| all.iter().map(|&one| bytes(one)).collect::<Vec<_>>().join(" + ");
+    match figures.device_bytes.is_empty() {
+        true => list(&figures.peak_bytes),
+        false => format!("{} (devices {})", list(&figures.peak_bytes), list(&figures.device_bytes)),
+    }
+}
+
+fn milliseconds(value: f64) -> String {
+    match value {
+        v if v < 0.005 => "0".into(),
+        v if v < 10.0 => format!("{v:.2}"),
+        v if v < 100.0 => format!("{v:.1}"),
+        v => format!("{v:.0}"),
+    }
+}
+
+/// `0`, `368 KB`, `89.5 MB`, `1.24 GB`, in powers of ten.
+pub(super) fn bytes(count: u64) -> String {
+    match count as f64 {
+        0.0 => "0".into(),
+        b if b < 1e3 => format!("{count} B"),
+        b if b < 1e6 => format!("{:.0} KB", b / 1e3),
+        b if b < 1e8 => format!("{:.1} MB", b / 1e6),
+        b if b < 1e9 => format!("{:.0} MB", b / 1e6),
+        b => format!("{:.2} GB", b / 1e9),
+    }
+}
