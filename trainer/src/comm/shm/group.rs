@@ -1,5 +1,6 @@
 //! A group of ranks on one host: setting up their segment, and entering a collective together.
 
+use std::cell::RefCell;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,6 +8,7 @@ use std::time::Duration;
 use super::mailbox::Mailbox;
 use super::pipeline::Progress;
 use super::segment::{Area, ENTRY, Segment, Which};
+use super::staging::Trials;
 use super::wait::{CPU_BYTES, Patience, Stall, Waiter, own_cpus};
 use super::word::{LEFT, POISON};
 use crate::comm::abort::Abort;
@@ -26,6 +28,7 @@ pub(crate) struct ShmGroup {
     filled: u32,
     reduced: u32,
     pub(super) mailbox: Mailbox,
+    pub(super) trials: RefCell<Trials>,
 }
 
 impl ShmGroup {
@@ -48,7 +51,8 @@ impl ShmGroup {
         let n = members.len();
         // Ranks cannot know yet whether they are more than the cores.
         let waiter = Waiter { abort, timeout: limit, patience: Patience::new(n, 0) };
-        let mut group = Self { segment, members, waiter, entered: 0, filled: 0, reduced: 0, mailbox: Mailbox::new(n) };
+        let (mailbox, trials) = (Mailbox::new(n), RefCell::default());
+        let mut group = Self { segment, members, waiter, entered: 0, filled: 0, reduced: 0, mailbox, trials };
         // Set-up is entry number 1, and its payload the processors of each rank.
         // SAFETY: own area; nobody reads it before the publication below.
         let area = unsafe { group.segment.write(group.segment.entry(me, 1)) };
@@ -148,8 +152,14 @@ impl ShmGroup {
         Steps { group: self, filled: self.filled, reduced: self.reduced }
     }
 
+    /// Slots filled by each rank before this collective.
+    pub(super) fn filled(&self) -> u32 {
+        self.filled
+    }
+
     /// Notes that all ranks have gone through this many steps.
     pub(super) fn advance(&mut self, filled: usize, reduced: usize) {
+        self.trials.get_mut().interrupt();
         self.filled = self.filled.wrapping_add(filled as u32);
         self.reduced = self.reduced.wrapping_add(reduced as u32);
     }

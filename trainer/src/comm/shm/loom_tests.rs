@@ -155,7 +155,7 @@ fn loom_exchange_never_overwrites_what_is_being_read() {
                 assert_eq!(get(&rank.slots[slot]), (round * 10 + r) as u32);
             }
         };
-        exchange(6, &steps, fill, drain).unwrap();
+        exchange(6, EXCHANGE_SLOTS, &steps, fill, drain).unwrap();
     }
     model(Some(3), || for_ranks(2, rank));
     model(Some(1), || for_ranks(3, rank));
@@ -194,7 +194,7 @@ fn loom_sees_a_slot_too_few() {
                 assert_eq!(get(&rank.slots[round % 3]), (round * 10 + r) as u32);
             }
         };
-        exchange(6, &steps, fill, drain).unwrap();
+        exchange(6, EXCHANGE_SLOTS, &steps, fill, drain).unwrap();
     }
     model(Some(3), || for_ranks(2, rank));
 }

@@ -33,6 +33,7 @@ mod group;
 mod mailbox;
 mod pipeline;
 mod segment;
+mod staging;
 mod wait;
 mod word;
 

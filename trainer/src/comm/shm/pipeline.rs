@@ -18,31 +18,34 @@ pub(super) trait Progress {
     fn wait_reduced(&self, count: usize) -> Result<(), Self::Error>;
 }
 
-/// Slots that [`exchange`] turns through.
+/// Slots that [`exchange`] turns through at least.
 pub(super) const EXCHANGE_SLOTS: usize = 4;
 
 /// One phase: each rank fills a slot a round, and drains everybody's slots of that round.
 ///
 /// Steps of a rank: `fill(0) fill(1) drain(0) fill(2) drain(1) fill(3) drain(2) …`, so filling runs one round ahead.
 /// `fill(k+1)` overwrites the slot of round `k-3`. The rank has by then waited, before `drain(k-1)`, for everybody's
-/// `fill(k-1)`, which in everybody's order comes after its `drain(k-3)`: the slot has no reader left.
+/// `fill(k-1)`, which in everybody's order comes after its `drain(k-3)`: the slot has no reader left. More slots than these
+/// four may pay: a line comes back to its writer when it has left the readers' caches.
 pub(super) fn exchange<P: Progress>(
     rounds: usize,
+    slots: usize,
     progress: &P,
     mut fill: impl FnMut(usize, usize),
     mut drain: impl FnMut(usize, usize),
 ) -> Result<(), P::Error> {
+    debug_assert!(slots >= EXCHANGE_SLOTS);
     if rounds > 0 {
         fill(0, 0);
         progress.publish_filled();
     }
     for round in 0..rounds {
         if round + 1 < rounds {
-            fill(round + 1, (round + 1) % EXCHANGE_SLOTS);
+            fill(round + 1, (round + 1) % slots);
             progress.publish_filled();
         }
         progress.wait_filled(round + 1)?;
-        drain(round, round % EXCHANGE_SLOTS);
+        drain(round, round % slots);
     }
     Ok(())
 }

@@ -14,6 +14,7 @@ use std::ptr::NonNull;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
+use super::staging::Wish;
 use super::word::Counter;
 
 /// Which counter of a rank.
@@ -30,9 +31,10 @@ pub(super) enum Which {
 const LINE: usize = 128;
 /// First in the segment: proof that the right file was opened.
 const HEADER: usize = 4096;
-/// A rank's control block: three counters and two descriptors.
+/// A rank's control block: three counters, two descriptors and a wish.
 const CONTROL: usize = 4096;
 const DESCRIPTORS: usize = 3 * LINE;
+const WISH: usize = 5 * LINE;
 /// A channel between two ranks: two counters, then [`CHANNEL_SLOTS`] slots.
 const CHANNEL_HEAD: usize = 2 * LINE;
 /// Chunks that a sender may be ahead of its receiver.
@@ -156,6 +158,13 @@ impl Segment {
         self.counter_at(self.control(rank) + which as usize * LINE)
     }
 
+    /// How `rank` wants slots to be written.
+    pub(super) fn wish(&self, rank: usize) -> &Wish {
+        let offset = self.control(rank) + WISH;
+        // SAFETY: in bounds and aligned as counters are, zero is a valid wish, and a wish is an atomic.
+        unsafe { self.base.add(offset).cast::<Wish>().as_ref() }
+    }
+
     /// Counts chunks that `from` has put into its channel to `to`.
     pub(super) fn sent(&self, from: usize, to: usize) -> &Counter {
         self.counter_at(self.channel(from, to))
@@ -257,6 +266,7 @@ mod tests {
         let mut areas: Vec<(usize, usize)> = vec![(0, HEADER)];
         for r in 0..3 {
             areas.extend((0..3).map(|w| (s.control(r) + w * LINE, LINE)));
+            areas.push((s.control(r) + WISH, LINE));
             for seq in 0..2 {
                 areas.extend([s.descriptor(r, seq), s.entry(r, seq)].map(|a| (a.offset, a.len)));
             }

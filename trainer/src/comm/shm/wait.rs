@@ -25,6 +25,11 @@ pub(super) struct Patience {
 }
 
 impl Patience {
+    /// Whether there are more ranks than cores.
+    pub(super) fn is_crowded(self) -> bool {
+        self.yields > 0
+    }
+
     /// For `ranks` ranks that share `cores` cores.
     pub(super) fn new(ranks: usize, cores: usize) -> Self {
         if ranks <= cores { Self { spins: 2000, yields: 0 } } else { Self { spins: 20, yields: 4 } }
