@@ -197,3 +197,30 @@ fn initial_weights_have_pytorchs_distribution() {
         }
     }
 }
+
+#[test]
+fn dropout_follows_the_sample() {
+    let spec = models::find("mnist_net").unwrap().spec;
+    let network = build("mnist_net", spec, 1);
+    let images = Tensor::<1>::from_floats(
+        (0..3 * 784).map(|i| (i as f32).sin()).collect::<Vec<_>>().as_slice(),
+        &Device::flex(),
+    )
+    .reshape([3, 1, 28, 28]);
+    let logits = |images: Tensor<4>, cx: Context| -> Vec<f32> {
+        network.forward(images, &cx).into_data().try_into_vec().unwrap()
+    };
+    let with = |keys: &[u64]| logits(images.clone(), Context::train().with_dropout(keys.to_vec()));
+    let first = with(&[5, 6, 7]);
+    assert_eq!(with(&[5, 6, 7]), first);
+    assert_ne!(with(&[5, 6, 8])[20..], first[20..], "another key, another fate");
+    assert_eq!(with(&[5, 6, 8])[..20], first[..20], "and the others keep theirs");
+    // Half a batch, as another rank would see it.
+    let last = logits(images.clone().slice([2..3, 0..1, 0..28, 0..28]), Context::train().with_dropout(vec![7]));
+    assert!(last.iter().zip(&first[20..]).all(|(a, b)| (a - b).abs() < 1e-5), "{last:?}");
+
+    let plain = logits(images.clone(), Context::eval());
+    assert_ne!(first, plain);
+    assert_eq!(logits(images.clone(), Context::eval().with_dropout(vec![5, 6, 7])), plain);
+    assert_eq!(logits(images.clone(), Context::train()), plain, "no keys, no dropout");
+}

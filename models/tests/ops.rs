@@ -3,8 +3,8 @@
 use burn::tensor::ops::{ConvOptions as BurnConv, MaxPoolOptions};
 use burn::tensor::{Device, Distribution, Tensor, activation, module};
 use models::ops::{
-    After, ConvOptions, PoolOptions, batch_norm_eval, batch_norm_train, conv2d, global_avg_pool, linear, max_pool2d,
-    relu,
+    After, ConvOptions, PoolOptions, add, avg_pool2d, batch_norm_eval, batch_norm_train, channels, concat, conv2d,
+    global_avg_pool, linear, max_pool2d, relu, scale_channels, shuffle_channels, swish,
 };
 
 fn random<const D: usize>(dims: [usize; D]) -> Tensor<D> {
@@ -182,4 +182,22 @@ fn runs_repeat_bit_for_bit() {
     for _ in 0..5 {
         assert_eq!(run(&x, &w), first);
     }
+}
+
+#[test]
+fn composed_operations() {
+    let dims = [2, 6, 4, 8];
+    let (x, y) = (random(dims), random(dims));
+    // Channels-last in memory, as a kernel leaves it.
+    let last = |t: &Tensor<4>| relu(t.clone() + 10.0) - 10.0;
+    same!("sum", [x, y], add(last(&x), last(&y)), x.clone() + y.clone());
+    same!("concat", [x, y], concat(vec![last(&x), y.clone()]), Tensor::cat(vec![x.clone(), y.clone()], 1));
+    same!("channels", [x], channels(last(&x), 1..4), x.clone().slice([0..2, 1..4, 0..4, 0..8]));
+    same!("swish", [x], swish(last(&x)), x.clone() * activation::sigmoid(x.clone()));
+    let burn = burn::tensor::ops::AvgPoolOptions::new([2, 2]).with_stride([2, 2]);
+    same!("mean of windows", [x], avg_pool2d(last(&x), 2), module::avg_pool2d(x.clone(), burn));
+    let s = random([2, 6]);
+    same!("scale", [x, s], scale_channels(last(&x), s.clone()), x.clone() * s.clone().reshape([2, 6, 1, 1]));
+    let shuffled = x.clone().reshape([2, 2, 3, 4, 8]).swap_dims(1, 2).reshape(dims);
+    same!("shuffle", [x], shuffle_channels(last(&x), 2), shuffled);
 }
