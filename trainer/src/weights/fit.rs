@@ -138,38 +138,35 @@ fn known_sets() -> Vec<Sets> {
 
 /// What the user can do about weights that do not fit: another model, another data set, another file.
 fn hint(target: &Target, file: &WeightFile, paths: &[String], shapes: &Shapes, error: &LoadError) -> String {
-    let fits = |model: &str, spec: &Spec| {
-        models::build(model, spec, 0, &Device::flex())
-            .is_ok_and(|network| fit(&self::shapes(&network), file, paths).is_ok())
+    // `Some(false)`: maybe for other images: the names are the model's and the shapes are not, or these are too small
+    let fits = |model: &str, spec: &Spec| -> Option<bool> {
+        let Ok(network) = models::build(model, spec, 0, &Device::flex()) else { return Some(false) };
+        match fit(&self::shapes(&network), file, paths) {
+            Ok(_) => Some(true),
+            Err(error) => (error.missing.is_empty() && error.unexpected.is_empty()).then_some(false),
+        }
     };
-    let sets = known_sets();
     // of another model for this data set
-    for entry in models::entries().iter().filter(|entry| entry.name != target.model) {
-        if fits(entry.name, &target.spec) {
-            return format!("they are weights of {0}: give --model {0}", entry.name);
+    let mut alike = Vec::new();
+    for entry in models::entries() {
+        match fits(entry.name, &target.spec) {
+            Some(true) => return format!("they are weights of {0}: give --model {0}", entry.name),
+            Some(false) if entry.name == target.model => alike.insert(0, entry.name),
+            Some(false) => alike.push(entry.name),
+            None => {}
         }
     }
+    // of this model for another data set, or of another model for another one
     let described = |spec: &Spec, names: &[&str]| {
-        let [height, width] = spec.image_size;
-        format!(
-            "{} classes and images {}x{height}x{width}, as in {}",
-            spec.num_classes,
-            spec.in_channels,
-            names.join(", ")
-        )
+        let ([height, width], channels) = (spec.image_size, spec.in_channels);
+        format!("{} classes and images {channels}x{height}x{width}, as in {}", spec.num_classes, names.join(", "))
     };
-    // of this model for another data set; then of another model for another one
-    let this = models::entries().iter().filter(|entry| entry.name == target.model);
-    let others = models::entries().iter().filter(|entry| entry.name != target.model);
-    for entry in this.chain(others) {
-        for (spec, names) in sets.iter().filter(|(spec, _)| *spec != target.spec) {
-            if fits(entry.name, spec) {
-                let model = match entry.name == target.model {
-                    true => String::new(),
-                    false => format!("--model {} and ", entry.name),
-                };
+    for name in alike {
+        for (spec, names) in known_sets().iter().filter(|(spec, _)| *spec != target.spec) {
+            if fits(name, spec) == Some(true) {
+                let model = if name == target.model { String::new() } else { format!("--model {name} and ") };
                 let what = described(spec, names);
-                return format!("they are weights of {} for {what}: give {model}--data {}", entry.name, names[0]);
+                return format!("they are weights of {name} for {what}: give {model}--data {}", names[0]);
             }
         }
     }
