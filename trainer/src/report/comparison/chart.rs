@@ -8,7 +8,7 @@ use crate::report::text::speed;
 /// Size of the picture in pixels.
 const SIZE: (u32, u32) = (900, 420);
 /// Where the bars stand.
-const TOP: i32 = 70;
+const TOP: i32 = 95;
 const BOTTOM: i32 = 350;
 /// Share of a mode's place that its bar takes.
 const BAR: f64 = 0.56;
@@ -135,8 +135,8 @@ fn legend(root: &Area<'_>) -> DrawResult {
         ("data", DATA.mix(1.0), 80),
         ("forward", FORWARD.mix(1.0), 100),
         ("backward", BACKWARD.mix(1.0), 110),
-        ("communication", COMMUNICATION.mix(1.0), 140),
-        ("communication under backward", COMMUNICATION.mix(0.45), 240),
+        ("communication", COMMUNICATION.mix(1.0), 135),
+        ("communication under backward", COMMUNICATION.mix(0.45), 250),
         ("optimizer", OPTIMIZER.mix(1.0), 105),
         ("other", OTHER.mix(1.0), 70),
     ] {

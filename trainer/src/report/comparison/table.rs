@@ -47,7 +47,7 @@ impl Comparison {
                 format!("{:.2}", figures.imbalance),
                 bytes(figures.bytes_moved),
                 loss(figures.loss),
-                figures.loss_difference.map_or("–".into(), |difference| format!("{difference:.1e}")),
+                figures.loss_difference.map_or("–".into(), |d| if d == 0.0 { "0".into() } else { format!("{d:.1e}") }),
             ]);
         }
         if speeds.len() > 1 {
