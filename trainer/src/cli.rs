@@ -138,6 +138,9 @@ pub struct TrainArgs {
     /// single, dp (one process, N devices) or ddp (N processes; what --cpus N does unless told otherwise)
     #[arg(long, value_name = "MODE")]
     pub mode: Option<String>,
+    /// What carries gradients: auto, shm or tcp
+    #[arg(long, value_name = "NAME")]
+    pub backend: Option<String>,
     /// Train with N worker processes, one a GPU (this build has no GPU backend)
     #[arg(long, value_name = "N", conflicts_with = "cpus")]
     pub gpus: Option<usize>,

@@ -3,15 +3,16 @@
 use std::net::{IpAddr, TcpStream};
 use std::time::Duration;
 
-/// Has the kernel notice within about ten seconds that the other host is gone without a farewell (power, cable): the death
-/// of a process alone closes its sockets and needs none of this.
+/// Has the kernel notice within five seconds that the other host is gone without a farewell (power, cable), whether anything
+/// is being sent (no acknowledgement for four seconds) or not (two probes, a second apart, after two seconds of silence). The
+/// death of a process alone closes its sockets and needs none of this; a stopped process still answers probes.
 pub(crate) fn keepalive(stream: &TcpStream) -> std::io::Result<()> {
     use rustix::net::sockopt;
     sockopt::set_socket_keepalive(stream, true)?;
-    sockopt::set_tcp_keepidle(stream, Duration::from_secs(5))?;
-    sockopt::set_tcp_keepintvl(stream, Duration::from_secs(2))?;
-    sockopt::set_tcp_keepcnt(stream, 3)?;
-    sockopt::set_tcp_user_timeout(stream, 10_000)?;
+    sockopt::set_tcp_keepidle(stream, Duration::from_secs(2))?;
+    sockopt::set_tcp_keepintvl(stream, Duration::from_secs(1))?;
+    sockopt::set_tcp_keepcnt(stream, 2)?;
+    sockopt::set_tcp_user_timeout(stream, 4000)?;
     Ok(())
 }
 

@@ -38,6 +38,7 @@ pub(super) fn plan(path: &Path, arguments: &TrainArgs, several: bool) -> Result<
 fn overrides(arguments: &TrainArgs) -> Overrides {
     Overrides {
         mode: arguments.mode.clone(),
+        backend: arguments.backend.clone(),
         set: arguments.set.clone(),
         epochs: arguments.epochs,
         seed: arguments.seed,

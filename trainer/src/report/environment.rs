@@ -20,7 +20,7 @@ const BURN: &str = "0.22.1";
 pub struct Environment {
     /// Start, RFC 3339, UTC.
     pub started: String,
-    /// The command line, program first.
+    /// The command line, program first; values that may be secret are left out.
     pub command: Vec<String>,
     /// Folder it was called in.
     pub folder: Option<PathBuf>,
@@ -60,7 +60,10 @@ impl Environment {
                 .map(|now| now.format(&Rfc3339))
                 .expect("zero is a nanosecond")
                 .expect("a date of this millennium can be written"),
-            command: std::env::args_os().map(|arg| arg.to_string_lossy().into_owned()).collect(),
+            command: redacted(
+                std::env::args_os().map(lossy).collect(),
+                std::env::vars_os().map(|(n, v)| (lossy(n), lossy(v))),
+            ),
             git_commit: folder.as_deref().and_then(git_commit),
             folder,
             trainer: env!("CARGO_PKG_VERSION").to_owned(),
@@ -105,6 +108,48 @@ impl Environment {
         }
         write(path, &record)
     }
+}
+
+fn lossy(text: std::ffi::OsString) -> String {
+    text.to_string_lossy().into_owned()
+}
+
+/// Whether a variable or flag of this name holds what is nobody else's business: `TRAINER_SECRET`, `--token`, ….
+fn is_secret(name: &str) -> bool {
+    let name = name.to_ascii_lowercase();
+    ["secret", "token", "password", "passwd", "credential", "api_key", "api-key", "apikey"]
+        .iter()
+        .any(|word| name.contains(word))
+}
+
+/// `command` without secrets: what stands in a variable with such a name, what follows such a name (`--token=…`, `--token …`,
+/// `NAME=…`), and user and password of an address.
+fn redacted(command: Vec<String>, variables: impl Iterator<Item = (String, String)>) -> Vec<String> {
+    const HIDDEN: &str = "***";
+    // shorter values would take words of the command line with them, and are no secrets
+    let values: Vec<String> =
+        variables.filter(|(name, value)| is_secret(name) && value.len() >= 8).map(|(_, value)| value).collect();
+    let mut follows = false;
+    let hide = |argument: String| {
+        if std::mem::take(&mut follows) && !argument.starts_with('-') {
+            return HIDDEN.to_owned();
+        }
+        let mut shown = values.iter().fold(argument, |text, value| text.replace(value, HIDDEN));
+        match shown.split_once('=') {
+            Some((name, _)) if is_secret(name) => shown = format!("{name}={HIDDEN}"),
+            None if shown.starts_with("--") && is_secret(&shown) => follows = true,
+            _ => {}
+        }
+        let user = shown.find("://").map(|at| at + 3).and_then(|start| {
+            let host = shown[start..].find('/').map_or(shown.len(), |at| start + at);
+            Some(start..start + shown[start..host].rfind('@')?)
+        });
+        if let Some(user) = user {
+            shown.replace_range(user, HIDDEN);
+        }
+        shown
+    };
+    command.into_iter().map(hide).collect()
 }
 
 fn write(path: &Path, record: &Value) -> Result<(), ReportError> {
@@ -167,6 +212,40 @@ mod tests {
     use super::*;
 
     const COMMIT: &str = "8d5a1f6f0c6e4b6d9a3f2e1d0c9b8a7968574635";
+
+    #[test]
+    fn secrets_do_not_get_into_the_record() {
+        let text = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+        let variables = [("TRAINER_SECRET", "correct horse"), ("HOME", "/home/me/trainer"), ("A_TOKEN", "x")];
+        let command = text(&[
+            "/home/me/trainer",
+            "--set",
+            "data.dir=/x/correct horse/y",
+            "--token",
+            "abc",
+            "--password=abc",
+            "TRAINER_SECRET=abc",
+            "https://me:abc@host/path@7",
+            "--secret",
+            "--seed",
+            "7",
+        ]);
+        let shown = redacted(command, variables.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())));
+        let want = text(&[
+            "/home/me/trainer",
+            "--set",
+            "data.dir=/x/***/y",
+            "--token",
+            "***",
+            "--password=***",
+            "TRAINER_SECRET=***",
+            "https://***@host/path@7",
+            "--secret",
+            "--seed",
+            "7",
+        ]);
+        assert_eq!(shown, want);
+    }
 
     #[test]
     fn a_start_and_its_resumption_are_both_on_record() {

@@ -19,7 +19,7 @@
 //!
 //! A counter's publication is a release, seeing it an acquire, so what a rank wrote before publishing is visible to whoever
 //! waited for it, and a later overwrite cannot overtake the reads that it waited for. Sleeping and waking is on the same
-//! word as counting, all by read-modify-write, so no fence between two locations is needed (`word.rs`). `loom_tests.rs` runs
+//! word as counting, all by read-modify-write, so no fence between two locations is needed (`word.rs`). `trainer/loom` runs
 //! counter, entry and both schedules through every interleaving and every allowed reordering.
 //!
 //! # When ranks die
@@ -36,8 +36,5 @@ mod segment;
 mod staging;
 mod wait;
 mod word;
-
-#[cfg(all(test, loom))]
-mod loom_tests;
 
 pub(crate) use group::ShmGroup;
