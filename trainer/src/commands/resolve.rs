@@ -43,7 +43,6 @@ fn overrides(arguments: &TrainArgs) -> Overrides {
         epochs: arguments.epochs,
         seed: arguments.seed,
         data_dir: arguments.data_dir.clone(),
-        ..Overrides::default()
     }
 }
 
