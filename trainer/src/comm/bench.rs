@@ -21,7 +21,7 @@ pub struct BenchConfig {
     pub op: ReduceOp,
     /// About how long to measure each size, after a quarter of that for warming up.
     pub time: Duration,
-    /// Rounds of a size, of which the fastest counts.
+    /// Rounds of a size, of which the median counts.
     pub rounds: usize,
 }
 
@@ -158,18 +158,17 @@ fn measure<T: Exact>(comm: &Communicator, config: &BenchConfig, count: usize) ->
     let guess = turns(&mut data, ((warm / guess) as usize).clamp(2, 20_000))?;
     let share = config.time.as_secs_f64() / config.rounds.max(1) as f64;
     let each = ((share / guess) as usize).clamp(3, 100_000);
-    let mut best = f64::INFINITY;
-    for _ in 0..config.rounds.max(1) {
-        best = best.min(turns(&mut data, each)?);
-    }
+    let mut rounds = (0..config.rounds.max(1)).map(|_| turns(&mut data, each)).collect::<Result<Vec<_>>>()?;
+    rounds.sort_unstable_by(f64::total_cmp);
+    let seconds = rounds[rounds.len() / 2];
     let bytes = count * size_of::<T>();
-    let algbw_gbs = bytes as f64 / best / 1e9;
+    let algbw_gbs = bytes as f64 / seconds / 1e9;
     Ok(BenchRow {
         bytes,
         count,
         dtype: T::DTYPE.name(),
         redop: op.name(),
-        time_us: best * 1e6,
+        time_us: seconds * 1e6,
         algbw_gbs,
         busbw_gbs: algbw_gbs * 2.0 * (world as f64 - 1.0) / world as f64,
         wrong: wrong[0] as u64,
