@@ -20,7 +20,7 @@
 //! A counter's publication is a release, seeing it an acquire, so what a rank wrote before publishing is visible to whoever
 //! waited for it, and a later overwrite cannot overtake the reads that it waited for. Sleeping and waking is on the same
 //! word as counting, all by read-modify-write, so no fence between two locations is needed (`word.rs`). `trainer/loom` runs
-//! counter, entry and both schedules through every interleaving and every allowed reordering.
+//! counter, entry and both schedules through interleavings and every allowed reordering.
 //!
 //! # When ranks die
 //!

@@ -8,7 +8,7 @@
 //! - **sleep**: a waiter that saw count `v` too small sets `WAITING` by compare-and-swap from exactly `v` and sleeps in the
 //!   kernel only while the word still is `v | WAITING`. A publish that comes first changes the word, so the swap or the
 //!   kernel's comparison fails and the waiter looks again; a publish that comes later sees `WAITING` in what it replaced,
-//!   clears it and wakes all sleepers. There is no window in which a wake-up is lost; `trainer/loom` tries them all.
+//!   clears it and wakes all sleepers. There is no window in which a wake-up is lost (`trainer/loom`).
 //! - **mark** sets `POISON` (the job is aborted) or `LEFT` (the owner has gone in good order) and wakes all sleepers. Marks
 //!   may come from any process and stay.
 
