@@ -88,7 +88,7 @@ pub struct AllreduceArgs {
     /// Processes
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..))]
     pub cpus: u16,
-    /// What carries the data: shm or tcp
+    /// What carries the data: shm, tcp or mpi (started by mpirun, in a build with that feature)
     #[arg(long, default_value = "shm")]
     pub backend: String,
     /// Sizes in bytes, separated by commas
@@ -138,7 +138,7 @@ pub struct TrainArgs {
     /// single, dp (one process, N devices) or ddp (N processes; what --cpus N does unless told otherwise)
     #[arg(long, value_name = "MODE")]
     pub mode: Option<String>,
-    /// What carries gradients: auto, shm or tcp
+    /// What carries gradients: auto, shm, tcp or mpi (started by mpirun, in a build with that feature)
     #[arg(long, value_name = "NAME")]
     pub backend: Option<String>,
     /// Train with N worker processes, one a GPU (this build has no GPU backend)

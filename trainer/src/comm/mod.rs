@@ -4,7 +4,8 @@
 //!
 //! - [`Communicator`] (`communicator.rs`, `groups.rs`): what a rank calls; checks arguments, keeps the order, tells all
 //!   ranks of errors. [`Handle`] is a call that goes on while the rank computes (`queue.rs`).
-//! - `transport.rs`: what a transport has to do; `shm/` for one host, `tcp/` for any, `solo.rs` for one rank.
+//! - `transport.rs`: what a transport has to do; `shm/` for one host, `tcp/` for any, `solo.rs` for one rank,
+//!   `mpi/` for the library that mpirun belongs to (feature `mpi`).
 //! - `descriptor.rs`: how ranks make sure that they call the same; `message.rs` for sends and receives.
 //! - [`join`] (`rendezvous.rs`): from the launcher's settings to a communicator; `store/` is the private rendezvous and the
 //!   control connection over which deaths and errors are told; `auth.rs` the secret that keeps strangers out.
@@ -30,6 +31,8 @@ mod error;
 mod groups;
 mod kernels;
 mod message;
+#[cfg(feature = "mpi")]
+mod mpi;
 mod net;
 mod process;
 mod queue;

@@ -62,6 +62,9 @@ pub(crate) struct Process {
     pub(super) secret: Option<Secret>,
     pub(super) abort: Arc<Abort>,
     doing: Arc<AllDoing>,
+    /// MPI, which a process starts once.
+    #[cfg(feature = "mpi")]
+    mpi: Mutex<Option<Arc<super::mpi::Runtime>>>,
     /// Last, so that everything else has been dropped when the goodbye is said. None for a job of one.
     pub(super) store: Option<StoreClient>,
 }
@@ -95,6 +98,7 @@ impl Line {
     pub(super) fn transport(&self, process: &Process, members: &Members) -> Result<Box<dyn Transport>> {
         match (&process.store, &self.mesh) {
             _ if members.len() == 1 => Ok(Box::new(Solo)),
+            _ if process.kind == TransportKind::Mpi => process.mpi_group(members),
             (_, Some(mesh)) => Ok(Box::new(TcpGroup::new(mesh.clone(), members.clone()))),
             (Some(store), None) => {
                 Ok(Box::new(ShmGroup::new(members.clone(), store, process.connect_timeout, process.timeout)?))
@@ -130,7 +134,38 @@ impl Process {
             let doing = doing.clone();
             store.set_status(move || describe(&doing));
         }
-        Self { rank, world, kind, timeout, connect_timeout, bind: None, secret: None, abort, doing, store }
+        Self {
+            rank,
+            world,
+            kind,
+            timeout,
+            connect_timeout,
+            bind: None,
+            secret: None,
+            abort,
+            doing,
+            #[cfg(feature = "mpi")]
+            mpi: Mutex::default(),
+            store,
+        }
+    }
+
+    #[cfg(feature = "mpi")]
+    fn mpi_group(&self, members: &Members) -> Result<Box<dyn Transport>> {
+        use super::mpi::{MpiGroup, Runtime};
+        let (limit, mut mpi) = (self.connect_timeout, lock(&self.mpi));
+        let runtime = match &*mpi {
+            Some(runtime) => runtime.clone(),
+            None => mpi.insert(Arc::new(Runtime::start(self.rank, self.world, &self.abort, limit)?)).clone(),
+        };
+        drop(mpi);
+        Ok(Box::new(MpiGroup::new(members.clone(), runtime, self.abort.clone(), limit, self.timeout)?))
+    }
+
+    #[cfg(not(feature = "mpi"))]
+    fn mpi_group(&self, _members: &Members) -> Result<Box<dyn Transport>> {
+        self.kind.built()?;
+        Err(CommError::setup("the mpi backend is missing"))
     }
 
     /// Ends the job with `error` and returns the error that the job ended with: the first one, on every rank.

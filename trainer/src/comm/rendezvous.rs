@@ -18,11 +18,31 @@ pub enum TransportKind {
     Shm,
     /// TCP connections, between any hosts.
     Tcp,
+    /// The installed MPI library, for processes that its mpirun started; feature `mpi`.
+    Mpi,
+}
+
+impl TransportKind {
+    /// Whether this build has it.
+    ///
+    /// # Errors
+    /// How to build one that does.
+    pub fn built(self) -> Result<()> {
+        if self != TransportKind::Mpi || cfg!(feature = "mpi") {
+            return Ok(());
+        }
+        Err(CommError::usage("this build has no mpi backend")
+            .hint("build with `--features mpi`, which needs an MPI library's headers and libclang; or use shm or tcp"))
+    }
 }
 
 impl fmt::Display for TransportKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if *self == TransportKind::Shm { "shm" } else { "tcp" })
+        f.write_str(match self {
+            TransportKind::Shm => "shm",
+            TransportKind::Tcp => "tcp",
+            TransportKind::Mpi => "mpi",
+        })
     }
 }
 
@@ -32,7 +52,8 @@ impl FromStr for TransportKind {
         match text {
             "shm" => Ok(TransportKind::Shm),
             "tcp" => Ok(TransportKind::Tcp),
-            other => Err(format!("{other:?} is no transport of the CPU; there are shm and tcp")),
+            "mpi" => Ok(TransportKind::Mpi),
+            other => Err(format!("{other:?} is no transport of the CPU; there are shm, tcp and mpi")),
         }
     }
 }

@@ -25,6 +25,7 @@ pub(super) fn run(arguments: &AllreduceArgs) -> Result<u8, Failure> {
         .backend
         .parse()
         .map_err(|error: String| Failure::usage(error, "use --backend shm or --backend tcp"))?;
+    transport.built().map_err(|error| Failure::usage(&error.message, error.hint))?;
     let variables = environment::variables();
     match launch::detect(&variables, &Request::default())? {
         Role::Worker(role) => {
@@ -36,6 +37,7 @@ pub(super) fn run(arguments: &AllreduceArgs) -> Result<u8, Failure> {
             rank.leave();
             result.map(|()| 0)
         }
+        Role::Local(_) if transport == TransportKind::Mpi => Err(workers::needs_mpirun(arguments.cpus.into())),
         Role::Local(_) => {
             let logs = tempfile_folder()?;
             let result = Job::of_this_program(usize::from(arguments.cpus), logs.clone())?.run();

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     cli::TrainArgs,
-    config::{BatchScope, Mode, RunPlan},
+    config::{Backend, BatchScope, Mode, RunPlan},
     device::{self, Selected},
     engine::{
         Ending, Engine, Files, Lengths,
@@ -76,6 +76,9 @@ pub(super) fn run(arguments: TrainArgs) -> Result<u8, Failure> {
     let splits = read_data(&mut plan)?;
     if !several {
         return train(&arguments, plan, resumed, selected, splits, None);
+    }
+    if plan.parallel.backend == Backend::Mpi {
+        return Err(workers::needs_mpirun(workers));
     }
     let share = plan.train.batch_size / (workers * arguments.job.nnodes).max(1);
     if share == 0 && plan.train.batch_scope == BatchScope::Global {

@@ -58,6 +58,14 @@ pub(super) fn launch(
     Ok(job.run()?)
 }
 
+/// The mpi backend's ranks are MPI's processes, which this program's launcher does not start.
+pub(super) fn needs_mpirun(workers: usize) -> Failure {
+    Failure::usage(
+        "the mpi backend carries data between processes that mpirun has started, and this one was started by hand",
+        format!("mpirun -np {workers} trainer … --backend mpi, without --cpus"),
+    )
+}
+
 /// A rank that has met the others.
 pub(super) struct Rank {
     /// The connection to them.
@@ -132,6 +140,7 @@ pub(super) fn join(role: &WorkerRole, variables: &Variables, plan: &RunPlan) -> 
     let transport = match plan.parallel.backend {
         Backend::Tcp => TransportKind::Tcp,
         Backend::Shm => TransportKind::Shm,
+        Backend::Mpi => TransportKind::Mpi,
         _ if role.local_world == role.world => TransportKind::Shm,
         _ => TransportKind::Tcp,
     };

@@ -214,6 +214,10 @@ pub(super) fn optimizer(reader: &mut Reader) -> Optimizer {
     Optimizer { kind, lr, weight_decay, decay_norm_and_bias, lr_scale }
 }
 
+/// What to do where the mpi backend is missing.
+const MPI_HINT: &str = "build with `cargo build --release --features mpi` (it needs an MPI library's headers and libclang), \
+                        or use \"auto\", \"shm\" or \"tcp\"";
+
 /// `[parallel]`
 pub(super) fn parallel(reader: &mut Reader) -> Parallel {
     let mut section = reader.section("parallel");
@@ -247,9 +251,14 @@ pub(super) fn parallel(reader: &mut Reader) -> Parallel {
         }
     };
     if parallel.mode == Mode::Ddp {
-        let backends = [Backend::Auto, Backend::Shm, Backend::Tcp];
-        let backend = format!("\"{}\"", parallel.backend);
-        unbuilt("backend", !backends.contains(&parallel.backend), backend, "use \"auto\", \"shm\" or \"tcp\"");
+        let (backend, hint) = match parallel.backend {
+            Backend::Auto | Backend::Shm | Backend::Tcp => (None, ""),
+            Backend::Mpi if cfg!(feature = "mpi") => (None, ""),
+            Backend::Mpi => (Some(parallel.backend), MPI_HINT),
+            Backend::Cuda | Backend::Nccl => (Some(parallel.backend), "use \"auto\", \"shm\" or \"tcp\""),
+        };
+        let name = backend.map(|backend| format!("\"{backend}\"")).unwrap_or_default();
+        unbuilt("backend", backend.is_some(), name, hint);
     }
     parallel
 }

@@ -1,6 +1,8 @@
 //! Ranks as threads of one process: each has its own control connection, mapping and sockets, as processes have.
 #![allow(dead_code)]
 
+pub mod matrix;
+
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
