@@ -33,10 +33,12 @@ impl Reporter {
         Self(Arc::new(Station { rank, board, stage, account, accounted: AtomicBool::new(false) }))
     }
 
-    /// One that nobody listens to.
-    #[cfg(test)]
-    pub(crate) fn unheard() -> Self {
-        Self::new(0, Board::create().expect("a page of memory"), None)
+    /// One that nobody listens to: a rank without a launcher, as in tests.
+    ///
+    /// # Errors
+    /// No memory can be had that processes share.
+    pub fn unheard() -> std::io::Result<Self> {
+        Ok(Self::new(0, Board::create()?, None))
     }
 
     /// What the worker does from now on: `reporter.doing(format_args!("all_reduce #{n}, bucket {b}"))`. It is what the

@@ -63,7 +63,7 @@ fn a_hundred_iterations_average_exactly() {
     for overlap in [true, false] {
         ranks(4, move |comm| {
             let (parameters, device, world) = (parameters(), Device::flex(), comm.world());
-            let reducer = Reducer::new(&parameters, &comm, &Reporter::unheard(), options(overlap)).unwrap();
+            let reducer = Reducer::new(&parameters, &comm, &Reporter::unheard().unwrap(), options(overlap)).unwrap();
             for iteration in 0..100 {
                 for last in [false, true] {
                     reducer.begin(iteration, last);
@@ -105,7 +105,7 @@ fn a_hundred_iterations_average_exactly() {
 fn a_full_bucket_leaves_before_the_pass_ends_and_in_rank_0s_order() {
     ranks(2, |comm| {
         let (parameters, device) = (parameters(), Device::flex());
-        let reducer = Reducer::new(&parameters, &comm, &Reporter::unheard(), options(true)).unwrap();
+        let reducer = Reducer::new(&parameters, &comm, &Reporter::unheard().unwrap(), options(true)).unwrap();
         let pass = |step: u64, order: &[usize], between: &dyn Fn()| {
             reducer.begin(step, true);
             let sink = reducer.sink();

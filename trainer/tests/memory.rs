@@ -1,0 +1,146 @@
+//! What a data-parallel step holds in memory beside a step of one process. The allocator of this test program counts.
+
+mod comm_support;
+
+#[allow(unsafe_code)]
+mod counting {
+    use std::alloc::{GlobalAlloc, Layout, System};
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// The system's allocator, with a count of the bytes in use and of the most there have been.
+    struct Counting;
+
+    static LIVE: AtomicUsize = AtomicUsize::new(0);
+    static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+    // SAFETY: everything is passed on to the system's allocator.
+    unsafe impl GlobalAlloc for Counting {
+        unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+            let live = LIVE.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
+            PEAK.fetch_max(live, Ordering::Relaxed);
+            // SAFETY: the caller's promise.
+            unsafe { System.alloc(layout) }
+        }
+
+        unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+            LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
+            // SAFETY: the caller's promise.
+            unsafe { System.dealloc(pointer, layout) }
+        }
+    }
+
+    #[global_allocator]
+    static ALLOCATOR: Counting = Counting;
+
+    /// Bytes in use.
+    pub fn live() -> usize {
+        LIVE.load(Ordering::Relaxed)
+    }
+
+    /// Starts to look for the peak anew.
+    pub fn reset_peak() {
+        PEAK.store(live(), Ordering::Relaxed);
+    }
+
+    /// The most bytes in use since then.
+    pub fn peak() -> usize {
+        PEAK.load(Ordering::Relaxed)
+    }
+}
+
+use data::{ImageShape, loader::Batch};
+use models::Spec;
+use trainer::{
+    comm::{Communicator, TransportKind},
+    config::{self, DatasetFacts, Overrides, Registry, RunPlan, Source},
+    device,
+    launch::Reporter,
+    strategy::{Strategy, ddp::Ddp, single::Single},
+};
+
+const MODEL: &str = "vgg11";
+const MIB: usize = 1 << 20;
+/// `parallel.bucket_mb`
+const BUCKET: usize = 4 * MIB;
+const SHAPE: ImageShape = ImageShape { channels: 3, height: 32, width: 32 };
+const SPEC: Spec = Spec { num_classes: 10, in_channels: 3, image_size: [32, 32] };
+
+fn plan(mode: &str) -> RunPlan {
+    let facts =
+        DatasetFacts { channels: 3, height: 32, width: 32, classes: 10, mean: vec![0.5; 3], std: vec![0.25; 3] };
+    let datasets = |_: &str| Some(facts.clone());
+    let registry = Registry { models: &[MODEL], dataset_names: &["cifar10"], datasets: &datasets, gpu: false };
+    let text = format!(
+        "[model]\nname = \"{MODEL}\"\n[data]\nname = \"cifar10\"\n[parallel]\nmode = \"{mode}\"\n{}",
+        if mode == "ddp" { "bucket_mb = 4\n" } else { "" }
+    );
+    config::resolve(&Source::new("memory.toml", text), &Overrides::default(), &registry).expect("a plan")
+}
+
+/// One image a rank: next to nothing beside nine million parameters.
+fn batch(ranks: usize) -> Batch {
+    Batch {
+        images: (0..SHAPE.len()).map(|i| (i % 13) as f32 / 13.0).collect(),
+        labels: vec![3],
+        mix: None,
+        ids: vec![0],
+        epoch: 0,
+        index: 0,
+        global_len: ranks,
+        shape: SHAPE,
+    }
+}
+
+fn network() -> models::Network {
+    models::build(MODEL, &SPEC, 0, &device::select().device).expect("a network")
+}
+
+/// Bytes of all parameters.
+fn parameters() -> usize {
+    4 * models::parameters(&network()).iter().map(models::ParameterInfo::len).sum::<usize>()
+}
+
+fn steps(strategy: &mut dyn Strategy, ranks: usize, count: usize) {
+    for _ in 0..count {
+        strategy.train_step(vec![batch(ranks)], 0.01, None).expect("a step");
+    }
+}
+
+/// Bytes that steps hold at most beyond what is there before and after them, once momentum and buckets exist.
+fn beyond(strategy: &mut dyn Strategy, ranks: usize, all_here: impl Fn()) -> usize {
+    steps(strategy, ranks, 2);
+    all_here();
+    let before = counting::live();
+    counting::reset_peak();
+    all_here();
+    steps(strategy, ranks, 3);
+    all_here();
+    counting::peak() - before
+}
+
+/// A worker's gradients lie in buckets, once, and what it holds beyond one process's step is a bucket on its way.
+#[test]
+fn a_worker_holds_one_set_of_buckets_and_no_second_copy_of_its_gradients() {
+    let set = parameters();
+    let single = {
+        let mut single = Single::new(network(), device::select().device, 10, &plan("single"));
+        beyond(&mut single, 1, || ())
+    };
+    let body = |comm: Communicator| {
+        let reporter = Reporter::unheard().expect("shared memory");
+        let mut ddp =
+            Ddp::new(network(), device::select().device, 10, &plan("ddp"), comm.clone(), reporter).expect("ddp");
+        beyond(&mut ddp, 2, || comm.barrier().expect("both are here"))
+    };
+    // both ranks are threads of this process: each sees the peak of both
+    let both = comm_support::ranks(TransportKind::Shm, 2, body).into_iter().max().expect("two ranks");
+    let mib = |bytes: usize| bytes as f64 / MIB as f64;
+    println!(
+        "parameters {:.1} MiB; a step holds beyond them and momentum: one process {:.1} MiB, a rank {:.1} MiB",
+        mib(set),
+        mib(single),
+        mib(both) / 2.0
+    );
+    let allowed = single + 2 * BUCKET + set / 8;
+    assert!(both / 2 <= allowed, "a rank holds {:.1} MiB, one process {:.1}", mib(both) / 2.0, mib(single));
+}
