@@ -215,6 +215,12 @@ pub(crate) struct PreActBlock {
 }
 
 impl PreActBlock {
+    /// Two blocks, the first of which may stride and change the channels: a stage of the networks with eighteen layers.
+    pub(crate) fn stage(shape: PreActShape, init: &Init) -> Vec<Self> {
+        let rest = PreActShape { channels: [shape.channels[1]; 2], stride: 1, ..shape };
+        sequence(init, 2, |block, init| Self::new(if block == 0 { shape } else { rest }, init))
+    }
+
     pub(crate) fn new(shape: PreActShape, init: &Init) -> Self {
         let PreActShape { channels: [input, width], stride, squeeze } = shape;
         let projects = usize::from(stride != 1 || input != width);

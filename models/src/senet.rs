@@ -5,7 +5,7 @@
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use crate::blocks::{PreActBlock, PreActShape, classify, conv, sequence};
+use crate::blocks::{PreActBlock, PreActShape, classify, conv};
 use crate::layers::{BatchNorm2d, Conv2d, Linear};
 use crate::{BuildError, Context, Init, Spec};
 
@@ -32,12 +32,9 @@ impl SeNet {
     /// An image side below 9.
     pub fn new(spec: &Spec, init: &Init) -> Result<Self, BuildError> {
         spec.require_side("senet18", MIN_SIDE, 32)?;
-        let stage = |name: &str, [input, width]: [usize; 2], stride: usize| {
-            sequence(&init.child(name), 2, |block, init| {
-                let (input, stride) = if block == 0 { (input, stride) } else { (width, 1) };
-                let squeeze = Some(width / REDUCTION);
-                PreActBlock::new(PreActShape { channels: [input, width], stride, squeeze }, init)
-            })
+        let stage = |name: &str, channels: [usize; 2], stride: usize| {
+            let squeeze = Some(channels[1] / REDUCTION);
+            PreActBlock::stage(PreActShape { channels, stride, squeeze }, &init.child(name))
         };
         Ok(Self {
             conv1: conv([spec.in_channels, 64], 3, 1, &init.child("conv1")),
