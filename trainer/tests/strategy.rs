@@ -21,7 +21,7 @@ fn plan(extra: &str) -> RunPlan {
 }
 
 fn single(plan: &RunPlan) -> Single {
-    let device = device::select().device;
+    let device = device::cpu().device;
     let spec = Spec { num_classes: 10, in_channels: 1, image_size: [28, 28] };
     let network = models::build("lenet", &spec, 7, &device).expect("lenet");
     Single::new(network, device, 10, plan)
@@ -32,6 +32,7 @@ fn batch(first: usize, count: usize) -> Batch {
     let pixel = |i: usize, p: usize| ((i * 31 + p) as f32 * 0.37).sin();
     Batch {
         images: (first..first + count).flat_map(|i| (0..SHAPE.len()).map(move |p| pixel(i, p))).collect(),
+        decisions: Vec::new(),
         labels: (first..first + count).map(|i| (i % 10) as i32).collect(),
         mix: None,
         ids: (first as u32..(first + count) as u32).collect(),
