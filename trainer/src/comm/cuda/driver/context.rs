@@ -163,11 +163,9 @@ impl Drop for Memory<'_> {
     fn drop(&mut self) {
         let functions = &self.context.driver.functions;
         if self.context.enter().is_ok() {
+            let give_back = if self.opened { functions.ipc_close } else { functions.free };
             // SAFETY: made, or opened, by this value's own constructor, and no kernel runs on it: launches are waited for.
-            let _ = match self.opened {
-                true => unsafe { (functions.ipc_close)(self.address) },
-                false => unsafe { (functions.free)(self.address) },
-            };
+            let _ = unsafe { give_back(self.address) };
         }
     }
 }
