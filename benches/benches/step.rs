@@ -1,5 +1,10 @@
 //! The training step of any model beside PyTorch's, and beside the loader that feeds it:
-//! `cargo bench -p benches --bench step -- [--python PYTHON] [--batch N] [--steps N] [--rounds N] [--json FILE] all|MODEL…`.
+//! `cargo bench -p benches --bench step -- [--python PYTHON] [--batch N] [--steps N] [--rounds N] [--json FILE]
+//! [--device cpu|cuda] [--precision f32|bf16] all|MODEL…`.
+//!
+//! With `--device cuda` (feature `cuda`) the images are on the GPU and augmented there, as in training, and each step is
+//! waited for; the first one, in which burn compiles and tunes its kernels, is reported beside the others.
+//! `benches/step_table.py` runs this and PyTorch over all models, and prints one table.
 //!
 //! Random images of the size that each model is made for. A model's turn is N steps of ours (forward, backward, SGD with
 //! Nesterov momentum), an epoch's beginning of the loader, and with `--python` (a Python that has torch) N steps of
@@ -20,8 +25,8 @@ use data::{Dataset, ImageShape};
 use models::Spec;
 use serde::{Deserialize, Serialize};
 use trainer::config::{self, DatasetFacts, Overrides, Registry, Source};
-use trainer::device;
-use trainer::strategy::{Strategy, single::Single};
+use trainer::device::{self, Seat, Selected, Target, Wish};
+use trainer::strategy::{Resident, ResidentSets, Strategy, single::Single};
 
 struct Options {
     python: Option<String>,
@@ -29,6 +34,8 @@ struct Options {
     batch: usize,
     steps: usize,
     rounds: usize,
+    gpu: bool,
+    precision: String,
     models: Vec<String>,
 }
 
@@ -45,22 +52,30 @@ struct Times {
 #[derive(Debug, Serialize)]
 struct Row {
     model: String,
+    device: String,
+    precision: String,
+    batch: usize,
     ours: Times,
+    /// Seconds of the first step.
+    first_step_s: f64,
+    /// Most memory so far: what burn's allocator holds of a GPU's, or the process's on the CPU.
+    peak_bytes: Option<u64>,
     /// PyTorch's variants by name.
     pytorch: BTreeMap<String, Times>,
     /// The shortest of PyTorch's steps in units of ours.
     ratio: Option<f64>,
-    /// Images a second of the loader in units of the step's.
-    loader: f64,
+    /// Images a second of the loader in units of the step's; on a GPU there are no pixels to load.
+    loader: Option<f64>,
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
     let options = options()?;
-    let selected = device::select();
+    let wish = if options.gpu { Wish::Gpus(1) } else { Wish::Cpu };
+    let selected = Target::of(wish)?.select(&Seat::ALONE)?;
     let threads = selected.threads;
     println!(
-        "batch {}, {}, medians of {} rounds of {} steps",
-        options.batch, selected.description, options.rounds, options.steps
+        "batch {}, {}, {}, medians of {} rounds of {} steps",
+        options.batch, options.precision, selected.description, options.rounds, options.steps
     );
     println!(
         "{:<17} {:>9} {:>9} {:>9} {:>9} {:>7}  PyTorch's steps",
@@ -68,7 +83,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     );
     let mut rows = Vec::new();
     for name in &options.models {
-        let row = measure(name, &options, threads)?;
+        let row = measure(name, &options, &selected, threads)?;
         let ratio = row.ratio.map_or("-".into(), |ratio| format!("{ratio:.2}"));
         let peers: Vec<_> = row.pytorch.iter().map(|(name, times)| format!("{name} {:.1}", times.step)).collect();
         let Times { forward, backward, step } = row.ours;
@@ -86,21 +101,30 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// All rounds of one model.
-fn measure(name: &str, options: &Options, threads: usize) -> Result<Row, Box<dyn Error>> {
+fn measure(name: &str, options: &Options, selected: &Selected, threads: usize) -> Result<Row, Box<dyn Error>> {
     let spec = models::find(name)?.spec;
     let [height, width] = spec.image_size;
     let shape = ImageShape { channels: spec.in_channels, height, width };
-    let loader = loader(shape, options.batch)?;
+    let dataset = Arc::new(random(shape));
+    let loader = loader(&dataset, options)?;
     let batches: Vec<Batch> = loader.epoch(1, 0).take(4).collect();
-    let mut strategy = strategy(name, &spec)?;
-    steps(&mut strategy, &batches, 1)?;
+    let mut strategy = strategy(name, &spec, options, selected)?;
+    if options.gpu {
+        let resident = || Resident::new(&dataset, loader.pipeline().clone(), &selected.device.clone().inner());
+        strategy.keep_resident(ResidentSets { train: resident(), test: resident() });
+    }
+    let first_step_s = steps(&mut strategy, &batches, 1, selected)?.step / 1000.0;
+    // a GPU's kernels are tuned by their shapes: the second step has none left that are new
+    steps(&mut strategy, &batches, if options.gpu { 3 } else { 0 }, selected)?;
     let (mut ours, mut loaded_rates) = (Vec::new(), Vec::new());
     let mut peers: BTreeMap<String, Vec<Times>> = BTreeMap::new();
     for _ in 0..options.rounds {
-        ours.push(steps(&mut strategy, &batches, options.steps)?);
-        loaded_rates.push(loaded(&loader, options.batch));
+        ours.push(steps(&mut strategy, &batches, options.steps, selected)?);
+        if !options.gpu {
+            loaded_rates.push(loaded(&loader, options.batch));
+        }
         if let Some(python) = &options.python {
-            for (variant, times) in peer(python, name, options, threads)? {
+            for (variant, times) in peer(python, name, options, if options.gpu { 0 } else { threads })? {
                 peers.entry(variant).or_default().push(times);
             }
         }
@@ -110,14 +134,21 @@ fn measure(name: &str, options: &Options, threads: usize) -> Result<Row, Box<dyn
     Ok(Row {
         model: name.to_owned(),
         ratio: pytorch.values().map(|times| times.step).reduce(f64::min).map(|best| best / ours.step),
-        loader: median(loaded_rates) * ours.step / (1000.0 * options.batch as f64),
+        loader: (!options.gpu).then(|| median(loaded_rates) * ours.step / (1000.0 * options.batch as f64)),
+        device: selected.description.clone(),
+        precision: options.precision.clone(),
+        batch: options.batch,
+        first_step_s,
+        peak_bytes: device::held_bytes(&selected.device.clone().inner()).or_else(device::peak_bytes),
         ours,
         pytorch,
     })
 }
 
 fn options() -> Result<Options, Box<dyn Error>> {
-    let mut options = Options { python: None, json: None, batch: 128, steps: 3, rounds: 5, models: Vec::new() };
+    let (gpu, precision) = (false, "f32".to_owned());
+    let mut options =
+        Options { python: None, json: None, batch: 128, steps: 3, rounds: 5, gpu, precision, models: Vec::new() };
     // `cargo bench` itself adds `--bench`
     let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
     while let Some(argument) = arguments.next() {
@@ -128,6 +159,14 @@ fn options() -> Result<Options, Box<dyn Error>> {
             "--batch" => options.batch = value()?.parse()?,
             "--steps" => options.steps = value()?.parse()?,
             "--rounds" => options.rounds = value()?.parse()?,
+            "--device" => {
+                options.gpu = match value()?.as_str() {
+                    "cpu" => false,
+                    "cuda" => true,
+                    other => return Err(format!("--device {other}: cpu or cuda").into()),
+                }
+            }
+            "--precision" => options.precision = value()?,
             "all" => options.models.extend(models::entries().iter().map(|entry| entry.name.to_owned())),
             _ => options.models.push(argument),
         }
@@ -138,7 +177,7 @@ fn options() -> Result<Options, Box<dyn Error>> {
     Ok(options)
 }
 
-fn strategy(model: &str, spec: &Spec) -> Result<Single, Box<dyn Error>> {
+fn strategy(model: &str, spec: &Spec, options: &Options, selected: &Selected) -> Result<Single, Box<dyn Error>> {
     let facts = DatasetFacts {
         channels: spec.in_channels,
         height: spec.image_size[0],
@@ -148,26 +187,33 @@ fn strategy(model: &str, spec: &Spec) -> Result<Single, Box<dyn Error>> {
         std: vec![0.25; spec.in_channels],
     };
     let datasets = |_: &str| Some(facts.clone());
-    let registry = Registry { models: &[model], dataset_names: &["cifar10"], datasets: &datasets, gpu: false };
-    let text = format!("[model]\nname = \"{model}\"\n[data]\nname = \"cifar10\"\n[optimizer]\nnesterov = true\n");
+    let registry = Registry { models: &[model], dataset_names: &["cifar10"], datasets: &datasets, gpu: options.gpu };
+    let text = format!(
+        "[model]\nname = \"{model}\"\n[data]\nname = \"cifar10\"\n[train]\nprecision = \"{}\"\n[optimizer]\nnesterov = true\n",
+        options.precision
+    );
     let plan = config::resolve(&Source::new("step.toml", text), &Overrides::default(), &registry)?;
-    let device = device::select().device;
-    let network = models::build(model, spec, 0, &device)?;
-    Ok(Single::new(network, device, spec.num_classes, &plan))
+    let network = models::build(model, spec, 0, &selected.device)?;
+    Ok(Single::new(network, selected.device.clone(), spec.num_classes, &plan))
 }
 
-fn loader(shape: ImageShape, batch: usize) -> Result<Loader, Box<dyn Error>> {
+fn random(shape: ImageShape) -> Dataset {
     let images = 50_000;
     let pixels = (0..images * shape.len()).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
-    let dataset = Dataset {
+    Dataset {
         name: "random".into(),
         images: pixels,
         labels: (0..images).map(|i| (i % 10) as u16).collect(),
         shape,
         classes: (0..10).map(|class| class.to_string()).collect(),
-    };
+    }
+}
+
+fn loader(dataset: &Arc<Dataset>, options: &Options) -> Result<Loader, Box<dyn Error>> {
+    let shape = dataset.shape;
     let config = LoaderConfig {
-        global_batch: batch,
+        global_batch: options.batch,
+        pixels: !options.gpu,
         augment: vec![Augment::Crop { padding: 4, fill: Fill::Reflect }, Augment::Flip, Augment::Cutout { size: 12 }],
         mean: vec![0.5; shape.channels],
         std: vec![0.25; shape.channels],
@@ -175,15 +221,19 @@ fn loader(shape: ImageShape, batch: usize) -> Result<Loader, Box<dyn Error>> {
         prefetch: 4,
         ..LoaderConfig::default()
     };
-    Ok(Loader::new(Arc::new(dataset), config)?)
+    Ok(Loader::new(Arc::clone(dataset), config)?)
 }
 
-fn steps(strategy: &mut Single, batches: &[Batch], count: usize) -> Result<Times, Box<dyn Error>> {
+fn steps(strategy: &mut Single, batches: &[Batch], count: usize, selected: &Selected) -> Result<Times, Box<dyn Error>> {
     let mut times = Vec::new();
     for step in 0..count {
         let batch = batches[step % batches.len()].clone();
         let start = Instant::now();
         let outcome = strategy.train_step(vec![batch], 1e-3, None)?;
+        if selected.gpu.is_some() {
+            // the optimizer's work is only queued
+            selected.device.sync().map_err(|error| format!("the GPU failed: {error:?}"))?;
+        }
         let milliseconds = |seconds: f64| 1000.0 * seconds;
         times.push(Times {
             forward: milliseconds(outcome.seconds.forward),

@@ -1,12 +1,14 @@
 """PyTorch's training step for benches/step.rs: forward, backward, SGD with Nesterov momentum, cross-entropy.
 
-usage: step.py MODEL BATCH STEPS THREADS
+usage: step.py MODEL BATCH STEPS THREADS [VARIANT]
        THREADS: of the CPU; 0 measures on the GPU
+       VARIANT: that one alone
 
 Networks: those of models/tests/reference/networks.py, which have the same parameters and multiply-adds as ours.
-Prints one line of JSON: for each variant medians in milliseconds, {"nchw": {"forward", "backward", "step"}, …}.
-Variants on the CPU: nchw, channels_last. On a GPU all are channels_last: f32 (TF32 allowed), bf16 (autocast), and
-bf16_compiled (torch.compile on top).
+Prints one line of JSON: for each variant medians in milliseconds, the seconds of the first step, and on a GPU the most
+memory that PyTorch's allocator took, {"nchw": {"forward", "backward", "step", "first_step_s", "peak_bytes"}, …}.
+Variants on the CPU: nchw, channels_last. On a GPU all are channels_last: f32 (TF32 allowed) and bf16 (autocast), and
+f32_compiled and bf16_compiled (torch.compile on top).
 """
 
 import json
@@ -52,7 +54,10 @@ def measure(name, batch, steps, device, layout, precision, compiled):
         backward.append(end - middle)
         step.append(done - start)
     median = lambda times: 1000 * statistics.median(times[-steps:])
-    return {"forward": median(forward), "backward": median(backward), "step": median(step)}
+    times = {"forward": median(forward), "backward": median(backward), "step": median(step), "first_step_s": step[0]}
+    if device == "cuda":
+        times["peak_bytes"] = torch.cuda.max_memory_reserved()
+    return times
 
 
 def main():
@@ -60,7 +65,12 @@ def main():
     if threads == 0:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
         torch.backends.cudnn.benchmark = True
-        variants = {"f32": ("f32", False), "bf16": ("bf16", False), "bf16_compiled": ("bf16", True)}
+        variants = {
+            "f32": ("f32", False),
+            "bf16": ("bf16", False),
+            "f32_compiled": ("f32", True),
+            "bf16_compiled": ("bf16", True),
+        }
         run = lambda precision, compiled: measure(
             name, batch, steps, "cuda", torch.channels_last, precision, compiled
         )
@@ -68,6 +78,8 @@ def main():
         torch.set_num_threads(threads)
         variants = {"nchw": (torch.contiguous_format,), "channels_last": (torch.channels_last,)}
         run = lambda layout: measure(name, batch, steps, "cpu", layout, "f32", False)
+    if len(sys.argv) > 5:
+        variants = {sys.argv[5]: variants[sys.argv[5]]}
     print(json.dumps({variant: run(*arguments) for variant, arguments in variants.items()}))
 
 

@@ -54,6 +54,25 @@ fn naive(image: &[u8], shape: ImageShape, padding: usize, fill: Fill, decision: 
     out
 }
 
+/// The image put together from where its rows and columns come from, as a device does it.
+fn gathered(image: &[u8], shape: ImageShape, pipeline: &Pipeline, decision: &Decision) -> Vec<f32> {
+    let values: Vec<f32> = pipeline.values().collect();
+    let mut out = Vec::new();
+    for channel in 0..shape.channels {
+        for row in pipeline.rows(decision) {
+            for column in pipeline.columns(decision) {
+                let pixel = match (row.source, column.source) {
+                    (Some(y), Some(x)) => image[(channel * shape.height + y) * shape.width + x],
+                    _ => 0,
+                };
+                let cut = row.cut && column.cut;
+                out.push(if cut { 0.0 } else { values[channel * 256 + usize::from(pixel)] });
+            }
+        }
+    }
+    out
+}
+
 proptest! {
     #[test]
     fn apply_equals_the_naive_implementation(
@@ -79,7 +98,8 @@ proptest! {
         let image = image(shape);
         let mut out = vec![f32::NAN; shape.len()];
         pipeline.apply(&image, &decision, &mut out);
-        prop_assert_eq!(out, naive(&image, shape, padding, fill, &decision));
+        prop_assert_eq!(&out, &naive(&image, shape, padding, fill, &decision));
+        prop_assert_eq!(out, gathered(&image, shape, &pipeline, &decision));
     }
 
     #[test]

@@ -8,14 +8,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn::module::Param;
-use burn::tensor::Tensor;
+use burn::tensor::{FloatDType, Tensor};
 
 use crate::hook::{self, GradientSink};
 
 /// Adds up batch-norm statistics over all that share a batch: synchronised batch norm, `torch.nn.SyncBatchNorm`.
 ///
-/// Every batch norm calls it once in a training forward pass and once in the backward pass, on the thread that runs the
-/// pass, so all that share the batch must run the same network. A failure to add up is the implementation's to
+/// Every batch norm calls it in a training forward pass and as often in the backward pass, on the thread that runs the pass
+/// (once each with the kernels for CPUs, twice elsewhere), so all that share the batch must run the same network on devices
+/// of one kind. A failure to add up is the implementation's to
 /// remember: a forward or backward pass cannot be stopped in the middle, and its result is then void.
 pub trait StatisticsReduce: Debug + Send + Sync {
     /// Every element of `values` becomes its sum over all that share the batch, the same bits for all of them.
@@ -27,6 +28,7 @@ pub trait StatisticsReduce: Debug + Send + Sync {
 #[derive(Debug, Default)]
 pub struct Context {
     training: bool,
+    bf16: bool,
     dropout: Option<Draw>,
     counts: Option<Counts>,
     statistics: Option<Arc<dyn StatisticsReduce>>,
@@ -83,6 +85,18 @@ impl Context {
     pub fn with_dropout(mut self, keys: Vec<u64>) -> Self {
         self.dropout = Some(Draw { keys, layer: AtomicU64::new(0) });
         self
+    }
+
+    /// Convolutions and linear layers compute in bf16 where `on`, on weights that stay f32; what they write is bf16 as far
+    /// as the next batch norm, which takes its statistics in f32. Gradients of parameters are f32.
+    pub fn in_bf16(mut self, on: bool) -> Self {
+        self.bf16 = on;
+        self
+    }
+
+    /// The tensor in the type that convolutions and linear layers compute in.
+    pub(crate) fn narrow<const D: usize>(&self, tensor: Tensor<D>) -> Tensor<D> {
+        if self.bf16 { tensor.cast(FloatDType::BF16) } else { tensor }
     }
 
     /// Batch norm normalises by its running statistics and leaves them alone.

@@ -13,6 +13,8 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
+#[cfg(feature = "cuda")]
+use burn::backend::Cube;
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
@@ -53,13 +55,28 @@ impl HandOut for Flex {
     }
 }
 
-#[backend_extension(Autodiff, Flex)]
+#[cfg(feature = "cuda")]
+impl HandOut for Cube {
+    fn hand_out(gradient: FloatTensor<Self>) -> Tensor<1> {
+        let flat = Shape::from([gradient.shape().num_elements()]);
+        Tensor::from_primitive::<Self>(Self::float_reshape(gradient, flat))
+    }
+}
+
+#[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cuda"))]
 trait GradientHook: Backend {
     /// The parameter; in the backward pass its gradient goes to the slot, behind all that comes after `anchor`.
     fn watch(parameter: FloatTensor<Self>, anchor: FloatTensor<Self>, slot: Slot) -> FloatTensor<Self>;
 }
 
 impl GradientHook for Flex {
+    fn watch(parameter: FloatTensor<Self>, _: FloatTensor<Self>, _: Slot) -> FloatTensor<Self> {
+        parameter
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl GradientHook for Cube {
     fn watch(parameter: FloatTensor<Self>, _: FloatTensor<Self>, _: Slot) -> FloatTensor<Self> {
         parameter
     }

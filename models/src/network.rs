@@ -11,6 +11,7 @@ use crate::googlenet::GoogLeNet;
 use crate::lenet::LeNet;
 use crate::mnist_net::MnistNet;
 use crate::mobilenet::{MobileNet, MobileNetV2};
+use crate::ops::widened;
 use crate::preact_resnet::PreActResNet;
 use crate::regnet::RegNet;
 use crate::resnet::ResNet;
@@ -61,12 +62,12 @@ pub enum Network {
 }
 
 impl Network {
-    /// Normalised images `[B, C, H, W]` → logits `[B, classes]`.
+    /// Normalised images `[B, C, H, W]` → logits `[B, classes]`, in f32 whatever the context's precision.
     ///
     /// The images must be of the size that the network was built for; a training [`Context`] updates the running
     /// statistics of batch norm.
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
-        match self {
+        widened(match self {
             Self::LeNet(network) => network.forward(images, cx),
             Self::MnistNet(network) => network.forward(images, cx),
             Self::Vgg(network) => network.forward(images, cx),
@@ -84,7 +85,7 @@ impl Network {
             Self::ShuffleNetV2(network) => network.forward(images, cx),
             Self::EfficientNet(network) => network.forward(images, cx),
             Self::GoogLeNet(network) => network.forward(images, cx),
-        }
+        })
     }
 }
 

@@ -70,6 +70,68 @@ fn run(data: &[Vec<f32>; 3], range: std::ops::Range<usize>, relu: bool, residual
     ]
 }
 
+/// Devices and types without kernels of ours compose it of burn's operations: f64 is such a type on the CPU.
+#[test]
+fn synchronised_batch_norm_without_kernels_is_that_of_the_whole_batch() {
+    use burn::tensor::DType;
+    use models::ops::{After, batch_norm_train};
+    const DIMS: [usize; 3] = [3, 4, 2];
+    let one = DIMS.iter().product::<usize>();
+    let wave = |scale: f64, shift: f64, step: f64| -> Vec<f64> {
+        (0..7 * one).map(|i| (i as f64 * step).sin() * scale + shift).collect()
+    };
+    let (x, upstream) = (wave(2.0, 40.0, 0.37), wave(1.0, 0.0, 0.11));
+    let pass = |range: std::ops::Range<usize>, shared: Option<Arc<dyn StatisticsReduce>>| {
+        let device = Device::flex().autodiff();
+        let tensor = |values: &[f64]| -> Tensor<4> {
+            let part = values[range.start * one..range.end * one].to_vec();
+            Tensor::from_data(TensorData::new(part, [range.len(), DIMS[0], DIMS[1], DIMS[2]]), (&device, DType::F64))
+        };
+        let vector = |values: [f64; 3]| -> Tensor<1> {
+            Tensor::from_data(TensorData::new(values.to_vec(), [3]), (&device, DType::F64)).require_grad()
+        };
+        let (input, weight, bias) = (tensor(&x).require_grad(), vector([0.5, 1.0, 2.0]), vector([0.1, 0.0, -0.3]));
+        let after = After { residual: None, relu: true };
+        let out = batch_norm_train(input.clone(), weight.clone(), bias.clone(), 1e-5, after, shared);
+        let gradients = (out.output.clone() * tensor(&upstream)).sum().backward();
+        let values = |data: TensorData| data.try_into_vec::<f64>().unwrap();
+        [
+            values(out.output.into_data()),
+            values(input.grad(&gradients).unwrap().into_data()),
+            values(weight.grad(&gradients).unwrap().into_data()),
+            values(bias.grad(&gradients).unwrap().into_data()),
+            values(out.mean.into_data()),
+            values(out.variance.into_data()),
+        ]
+    };
+    let [output, input, weight, bias, mean, variance] = pass(0..7, None);
+    let threads: Arc<Threads> = Arc::new(Threads { barrier: Barrier::new(2), total: Mutex::default() });
+    let [first, second] = std::thread::scope(|scope| {
+        let run = |range| {
+            scope.spawn({
+                let (pass, threads) = (&pass, threads.clone());
+                move || pass(range, Some(threads))
+            })
+        };
+        [run(0..3), run(3..7)].map(|handle| handle.join().unwrap())
+    });
+    let joined = |i: usize| [first[i].clone(), second[i].clone()].concat();
+    let summed = |i: usize| first[i].iter().zip(&second[i]).map(|(a, b)| a + b).collect::<Vec<_>>();
+    let same = |what: &str, ours: &[f64], theirs: &[f64]| {
+        assert_eq!(ours.len(), theirs.len(), "{what}");
+        let far = ours.iter().zip(theirs).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        assert!(far < 1e-10, "{what}: {far}");
+    };
+    same("output", &joined(0), &output);
+    same("gradient of the input", &joined(1), &input);
+    same("gradient of the weight", &summed(2), &weight);
+    same("gradient of the bias", &summed(3), &bias);
+    for rank in [&first, &second] {
+        same("mean", &rank[4], &mean);
+        same("variance", &rank[5], &variance);
+    }
+}
+
 #[test]
 fn synchronised_batch_norm_is_that_of_the_whole_batch() {
     let one = 4 * 5 * 3;

@@ -41,6 +41,22 @@ pub enum Command {
     /// Measure the collectives
     #[command(subcommand)]
     Bench(BenchCommand),
+    /// What this machine has for training: GPUs, driver, libraries, and what would be used
+    Doctor(DoctorArgs),
+}
+
+/// Flags of `trainer doctor`.
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// The other process of the IPC check: the handle of the first one's memory
+    #[arg(long, value_name = "HEX", hide = true)]
+    pub ipc_peer: Option<String>,
+    /// The GPU of that memory
+    #[arg(long, value_name = "INDEX", default_value_t = 0, hide = true)]
+    pub gpu: usize,
 }
 
 /// Flags of `trainer compare`.
@@ -141,9 +157,12 @@ pub struct TrainArgs {
     /// What carries gradients: auto, shm, tcp or mpi (started by mpirun, in a build with that feature)
     #[arg(long, value_name = "NAME")]
     pub backend: Option<String>,
-    /// Train with N worker processes, one a GPU (this build has no GPU backend)
+    /// Train with N worker processes, one a GPU, or with N GPUs of one process (--mode dp); a build with --features cuda
     #[arg(long, value_name = "N", conflicts_with = "cpus")]
     pub gpus: Option<usize>,
+    /// Let several processes share a GPU where there are fewer than N: for tests, slow
+    #[arg(long, requires = "gpus")]
+    pub oversubscribe: bool,
     /// Flags about worker processes.
     #[command(flatten)]
     pub job: JobArgs,

@@ -48,12 +48,12 @@ mod counting {
     }
 }
 
+use burn::tensor::Device;
 use data::{ImageShape, loader::Batch};
 use models::Spec;
 use trainer::{
     comm::{Communicator, TransportKind},
     config::{self, DatasetFacts, Overrides, Registry, RunPlan, Source},
-    device,
     launch::Reporter,
     strategy::{Strategy, ddp::Ddp, single::Single},
 };
@@ -87,12 +87,13 @@ fn batch(ranks: usize) -> Batch {
         epoch: 0,
         index: 0,
         global_len: ranks,
+        decisions: Vec::new(),
         shape: SHAPE,
     }
 }
 
 fn network() -> models::Network {
-    models::build(MODEL, &SPEC, 0, &device::select().device).expect("a network")
+    models::build(MODEL, &SPEC, 0, &Device::flex().autodiff()).expect("a network")
 }
 
 /// Bytes of all parameters.
@@ -123,13 +124,13 @@ fn beyond(strategy: &mut dyn Strategy, ranks: usize, all_here: impl Fn()) -> usi
 fn a_worker_holds_one_set_of_buckets_and_no_second_copy_of_its_gradients() {
     let set = parameters();
     let single = {
-        let mut single = Single::new(network(), device::select().device, 10, &plan("single"));
+        let mut single = Single::new(network(), Device::flex().autodiff(), 10, &plan("single"));
         beyond(&mut single, 1, || ())
     };
     let body = |comm: Communicator| {
         let reporter = Reporter::unheard().expect("shared memory");
         let mut ddp =
-            Ddp::new(network(), device::select().device, 10, &plan("ddp"), comm.clone(), reporter).expect("ddp");
+            Ddp::new(network(), Device::flex().autodiff(), 10, &plan("ddp"), comm.clone(), reporter).expect("ddp");
         beyond(&mut ddp, 2, || comm.barrier().expect("both are here"))
     };
     // both ranks are threads of this process: each sees the peak of both

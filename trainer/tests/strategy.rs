@@ -1,13 +1,19 @@
 //! The step itself, on the library: accumulation, the weight average, restoring, losses that are not finite.
 
-use data::{ImageShape, loader::Batch};
+use std::sync::Arc;
+
+use data::{
+    Dataset, ImageShape,
+    augment::{Augment, Fill},
+    loader::{Batch, Loader, LoaderConfig},
+};
 use models::{Spec, StateTensor};
 use trainer::{
     config::{self, DatasetFacts, Overrides, Registry, RunPlan, Source},
     device,
     engine::checkpoint::Progress,
     signals::Stop,
-    strategy::{Evaluation, Snapshot, Strategy, single::Single},
+    strategy::{Evaluation, Resident, ResidentSets, Snapshot, Strategy, single::Single},
 };
 
 const SHAPE: ImageShape = ImageShape { channels: 1, height: 28, width: 28 };
@@ -21,7 +27,7 @@ fn plan(extra: &str) -> RunPlan {
 }
 
 fn single(plan: &RunPlan) -> Single {
-    let device = device::select().device;
+    let device = device::cpu().device;
     let spec = Spec { num_classes: 10, in_channels: 1, image_size: [28, 28] };
     let network = models::build("lenet", &spec, 7, &device).expect("lenet");
     Single::new(network, device, 10, plan)
@@ -32,6 +38,7 @@ fn batch(first: usize, count: usize) -> Batch {
     let pixel = |i: usize, p: usize| ((i * 31 + p) as f32 * 0.37).sin();
     Batch {
         images: (first..first + count).flat_map(|i| (0..SHAPE.len()).map(move |p| pixel(i, p))).collect(),
+        decisions: Vec::new(),
         labels: (first..first + count).map(|i| (i % 10) as i32).collect(),
         mix: None,
         ids: (first as u32..(first + count) as u32).collect(),
@@ -155,4 +162,45 @@ fn clipping_bounds_the_step() {
         .map(|(a, b)| f64::from(a - b).powi(2))
         .sum();
     assert!((moved.sqrt() - 0.001).abs() < 1e-5, "learning rate 1: the step is the clipped norm, {}", moved.sqrt());
+}
+
+/// The whole way with a data set on the device: the same losses, weights and evaluation, bit for bit, as with the loader's
+/// pixels.
+#[test]
+fn a_resident_data_set_trains_to_the_same_bits() {
+    let set = Arc::new(Dataset {
+        name: "formula".into(),
+        images: (0..50 * SHAPE.len()).map(|i| (i * 197 + i / 7 + 3) as u8).collect(),
+        labels: (0..50).map(|i| (i % 10) as u16).collect(),
+        shape: SHAPE,
+        classes: (0..10).map(|class| class.to_string()).collect(),
+    });
+    let run = |pixels: bool| {
+        let config = LoaderConfig {
+            global_batch: 8,
+            augment: vec![Augment::Crop { padding: 2, fill: Fill::Zero }, Augment::Flip, Augment::Cutout { size: 6 }],
+            mean: vec![0.3],
+            std: vec![0.4],
+            pixels,
+            ..LoaderConfig::default()
+        };
+        let exact = LoaderConfig { exact: true, shuffle: false, ..config.clone() };
+        let loaders = [config, exact].map(|config| Loader::new(Arc::clone(&set), config).expect("a loader"));
+        let mut strategy = single(&plan(""));
+        if !pixels {
+            let device = device::cpu().device.inner();
+            let [train, test] =
+                [&loaders[0], &loaders[1]].map(|loader| Resident::new(&set, loader.pipeline().clone(), &device));
+            strategy.keep_resident(ResidentSets { train, test });
+        }
+        let losses: Vec<u64> = (1..3)
+            .flat_map(|epoch| loaders[0].epoch(epoch, 0))
+            .map(|batch| strategy.train_step(vec![batch], 0.1, None).expect("step").loss_sum.to_bits())
+            .collect();
+        let evaluation = strategy.evaluate(&mut loaders[1].epoch(1, 0), &Stop::never()).expect("evaluation");
+        (losses, evaluation, strategy.snapshot())
+    };
+    let (host, device) = (run(true), run(false));
+    assert_eq!(host.0.len(), 14);
+    assert_eq!(host, device);
 }

@@ -1,6 +1,6 @@
 //! Carries a decision out: uint8 pixels in, normalised f32 pixels out, a row at a time.
 
-use super::{Decision, Fill, Pipeline};
+use super::{Decision, Fill, Pipeline, place::source};
 
 /// Normalised value of each of a channel's 256 pixel values.
 pub(super) type Table = [f32; 256];
@@ -27,7 +27,7 @@ impl Pipeline {
         let planes = image.chunks_exact(height * width).zip(out.chunks_exact_mut(height * width));
         for ((plane, out), table) in planes.zip(&self.tables) {
             for (y, out) in out.chunks_exact_mut(width).enumerate() {
-                match self.source_row(y, decision.dy) {
+                match source(y, decision.dy, height, self.fill) {
                     Some(row) => self.row(&plane[row * width..][..width], table, decision, out),
                     None => out.fill(table[0]),
                 }
@@ -38,19 +38,6 @@ impl Pipeline {
                 }
             }
         }
-    }
-
-    /// The row of the image that row `y` of a window moved by `dy` shows; none where that is black.
-    fn source_row(&self, y: usize, dy: i32) -> Option<usize> {
-        let height = self.shape.height as isize;
-        let row = y as isize + dy as isize;
-        let mirrored = match self.fill {
-            _ if (0..height).contains(&row) => row,
-            Fill::Zero => return None,
-            Fill::Reflect if row < 0 => -row,
-            Fill::Reflect => 2 * (height - 1) - row,
-        };
-        Some(mirrored as usize)
     }
 
     /// One row: what the window shows of the image in the middle, and on one side what lies outside of the image.

@@ -6,6 +6,7 @@
 mod apply;
 mod decide;
 mod mix;
+mod place;
 mod random;
 
 use std::fmt;
@@ -13,6 +14,7 @@ use std::str::FromStr;
 
 pub use decide::{Decision, Rect};
 pub use mix::{BatchMix, Mixing};
+pub use place::Line;
 
 use crate::{DataError, ImageShape};
 

@@ -11,8 +11,10 @@ use crate::augment::Decision;
 /// One rank's share of one step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Batch {
-    /// Normalised pixels, `[B, C, H, W]`.
+    /// Normalised pixels, `[B, C, H, W]`; none of a loader that leaves them to a device ([`super::LoaderConfig::pixels`]).
     pub images: Vec<f32>,
+    /// What is to be done to each image, `[B]`, where `images` is left out; else none.
+    pub decisions: Vec<Decision>,
     /// Class of each image, `[B]`.
     pub labels: Vec<i32>,
     /// What the images were mixed with; none without mixup and cutmix.
@@ -50,6 +52,14 @@ pub struct Mix {
     pub lambda: f32,
 }
 
+/// The images of a batch under construction.
+enum Pixels {
+    /// Augmented and normalised.
+    Done(Vec<f32>),
+    /// What a device is to do to each.
+    Decided(Vec<Decision>),
+}
+
 /// Images that one task augments at least: below that, handing tasks out costs more than it gains.
 const MIN_IMAGES: usize = 16;
 
@@ -64,15 +74,17 @@ pub(super) struct Epoch {
 impl Epoch {
     /// Puts batch `index` together, on the pool that it is called on.
     pub(super) fn batch(&self, index: usize) -> Batch {
-        let Shared { dataset, config, shape, .. } = &*self.shared;
+        let Shared { config, shape, .. } = &*self.shared;
         let start = index * config.global_batch;
         let global = &self.order[start..self.order.len().min(start + config.global_batch)];
         let mine = || global.iter().copied().skip(config.rank).step_by(config.world);
         // The partner is the same position of the reversed global batch, whichever rank that is on.
         let partners = || global.iter().rev().copied().skip(config.rank).step_by(config.world);
-        let labels = |ids: &[u32]| ids.iter().map(|&id| i32::from(dataset.labels[id as usize])).collect();
-
         let ids: Vec<u32> = mine().collect();
+        if !config.pixels {
+            let decisions = ids.iter().map(|&id| self.decision(id)).collect();
+            return self.assemble(index, global.len(), ids, Pixels::Decided(decisions), None);
+        }
         let mut images = vec![0.0; ids.len() * shape.len()];
         let chunks = images.par_chunks_mut(shape.len()).with_min_len(MIN_IMAGES);
         let mixing =
@@ -90,17 +102,34 @@ impl Epoch {
                     self.image(partner, scratch);
                     mixing.apply(out, scratch, *shape);
                 });
-                Some(Mix { labels: labels(&partners), lambda: mixing.lambda() })
+                Some(Mix { labels: self.labels(&partners), lambda: mixing.lambda() })
             }
         };
-        let labels = labels(&ids);
-        Batch { images, labels, mix, ids, epoch: self.epoch, index, global_len: global.len(), shape: *shape }
+        self.assemble(index, global.len(), ids, Pixels::Done(images), mix)
+    }
+
+    fn assemble(&self, index: usize, global_len: usize, ids: Vec<u32>, pixels: Pixels, mix: Option<Mix>) -> Batch {
+        let (images, decisions) = match pixels {
+            Pixels::Done(images) => (images, Vec::new()),
+            Pixels::Decided(decisions) => (Vec::new(), decisions),
+        };
+        let (labels, shape) = (self.labels(&ids), self.shared.shape);
+        Batch { images, decisions, labels, mix, ids, epoch: self.epoch, index, global_len, shape }
+    }
+
+    fn labels(&self, ids: &[u32]) -> Vec<i32> {
+        ids.iter().map(|&id| i32::from(self.shared.dataset.labels[id as usize])).collect()
+    }
+
+    /// What happens to sample `id` in this epoch.
+    fn decision(&self, id: u32) -> Decision {
+        let Shared { config, pipeline, .. } = &*self.shared;
+        if config.exact { Decision::default() } else { pipeline.decide(config.seed, self.epoch, id) }
     }
 
     /// Writes sample `id` as this epoch sees it.
     fn image(&self, id: u32, out: &mut [f32]) {
-        let Shared { dataset, config, pipeline, .. } = &*self.shared;
-        let decision = if config.exact { Decision::default() } else { pipeline.decide(config.seed, self.epoch, id) };
-        pipeline.apply(dataset.image(id as usize), &decision, out);
+        let Shared { dataset, pipeline, .. } = &*self.shared;
+        pipeline.apply(dataset.image(id as usize), &self.decision(id), out);
     }
 }

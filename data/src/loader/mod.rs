@@ -44,6 +44,9 @@ pub struct LoaderConfig {
     /// For evaluation: each sample once, in the data set's order, as it is. `shuffle`, `drop_last`, `augment`,
     /// `mixup` and `cutmix` have no part in it.
     pub exact: bool,
+    /// Augments and normalises the images; else batches hold only what is to be done to each, for a device that has the
+    /// data set and does it there. Such a loader mixes nothing.
+    pub pixels: bool,
 }
 
 impl Default for LoaderConfig {
@@ -64,6 +67,7 @@ impl Default for LoaderConfig {
             workers: 1,
             prefetch: 2,
             exact: false,
+            pixels: true,
         }
     }
 }
@@ -136,6 +140,11 @@ impl Loader {
             })?;
         let shared = Arc::new(Shared { dataset, config, pipeline, mixing, shape });
         Ok(Self { shared, pool: Arc::new(pool), total, batches })
+    }
+
+    /// What decides on the augmentation and carries it out.
+    pub fn pipeline(&self) -> &Pipeline {
+        &self.shared.pipeline
     }
 
     /// Batches that this rank gets in an epoch. The same on all ranks unless the configuration is `exact`.
@@ -211,6 +220,10 @@ fn check_config(config: &LoaderConfig) -> Result<(), DataError> {
     }
     if config.workers == 0 {
         return Err(at_least_one("workers"));
+    }
+    if !config.pixels && (config.mixup.is_some() || config.cutmix.is_some()) {
+        let cause = "images that are mixed with each other are put together by the loader";
+        return Err(DataError::new("", cause, "leave the pixels to the loader, or mix nothing").at("pixels"));
     }
     if global_batch < world {
         let cause = format!("{global_batch} samples a step cannot be shared by {world} workers");

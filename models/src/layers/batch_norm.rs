@@ -4,7 +4,7 @@ use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
 use super::Buffer;
-use crate::ops::{After, batch_norm_eval, batch_norm_train};
+use crate::ops::{After, batch_norm_eval, batch_norm_train, widened};
 use crate::{Context, Init};
 
 /// Added to the variance under the root; PyTorch's default.
@@ -67,11 +67,13 @@ impl BatchNorm2d {
     }
 
     fn run(&self, input: Tensor<4>, after: After, cx: &Context) -> Tensor<4> {
+        // statistics, and everything that is added up for them, in f32
+        let (input, after) = (widened(input), After { residual: after.residual.map(widened), ..after });
         let affine = [cx.parameter(&self.weight, &input), cx.parameter(&self.bias, &input)];
         if !cx.training() {
             let output =
                 batch_norm_eval(input, affine, [self.running_mean.value(), self.running_var.value()], EPSILON, after);
-            return cx.wrote(output);
+            return cx.wrote(cx.narrow(output));
         }
         let [batch, _, height, width] = input.dims();
         let shared = cx.statistics().cloned();
@@ -86,6 +88,6 @@ impl BatchNorm2d {
         let moved = |old: Tensor<1>, new: Tensor<1>| old * (1.0 - MOMENTUM) + new * MOMENTUM;
         self.running_mean.set(moved(self.running_mean.value(), batch.mean.without_autodiff()));
         self.running_var.set(moved(self.running_var.value(), batch.variance.without_autodiff()));
-        batch.output
+        cx.narrow(batch.output)
     }
 }

@@ -91,9 +91,9 @@ impl Conv2d {
     fn run(&self, input: Tensor<4>, relu: bool, cx: &Context) -> Tensor<4> {
         let options =
             ConvOptions { stride: [self.stride; 2], padding: [self.padding; 2], dilation: [1, 1], groups: self.groups };
-        let weight = cx.parameter(&self.weight, &input);
-        let bias = self.bias.as_ref().map(|bias| cx.parameter(bias, &input));
-        let output = conv2d(input, weight, bias, options, relu);
+        let weight = cx.narrow(cx.parameter(&self.weight, &input));
+        let bias = self.bias.as_ref().map(|bias| cx.narrow(cx.parameter(bias, &input)));
+        let output = conv2d(cx.narrow(input), weight, bias, options, relu);
         // One multiply-add for each weight of an output's slice.
         let [_, group_input, kernel, _] = self.weight.dims();
         cx.add_macs(output.dims().iter().product::<usize>() * group_input * kernel * kernel);

@@ -21,7 +21,7 @@ impl Dropout {
     /// Single values, `torch.nn.Dropout`: `[B, C]`.
     pub fn forward(&self, input: Tensor<2>, cx: &Context) -> Tensor<2> {
         match self.factors(input.dims(), &input.device(), cx) {
-            Some(factors) => input * factors,
+            Some(factors) => input.clone() * factors.cast(input.dtype()),
             None => input,
         }
     }

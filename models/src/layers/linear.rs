@@ -40,6 +40,6 @@ impl Linear {
     fn run(&self, input: Tensor<2>, relu: bool, cx: &Context) -> Tensor<2> {
         cx.add_macs(input.dims()[0] * self.weight.dims().iter().product::<usize>());
         let (weight, bias) = (cx.parameter(&self.weight, &input), cx.parameter(&self.bias, &input));
-        cx.wrote(linear(input, weight, bias, relu))
+        cx.wrote(linear(cx.narrow(input), cx.narrow(weight), cx.narrow(bias), relu))
     }
 }

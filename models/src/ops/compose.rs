@@ -8,7 +8,7 @@ use std::ops::Range;
 use burn::tensor::ops::AvgPoolOptions;
 use burn::tensor::{Tensor, activation, module};
 
-use super::{ConvOptions, conv2d, has_kernels};
+use super::{ConvOptions, conv2d, has_kernels, widened};
 
 /// `[B, C, H, W]` as `[B, H, W, C]`.
 fn to_last(input: Tensor<4>) -> Tensor<4> {
@@ -43,6 +43,7 @@ pub fn channels(input: Tensor<4>, range: Range<usize>) -> Tensor<4> {
 /// Multiplies each channel of each image, `[B, C, H, W]` by `[B, C]`.
 pub fn scale_channels(input: Tensor<4>, factors: Tensor<2>) -> Tensor<4> {
     let [batch, channels] = factors.dims();
+    let factors = factors.cast(input.dtype());
     if has_kernels(&input) {
         from_last(to_last(input) * factors.reshape([batch, 1, 1, channels]))
     } else {
@@ -59,7 +60,8 @@ pub fn swish(input: Tensor<4>) -> Tensor<4> {
 /// or column that does not fill a window is dropped.
 pub fn avg_pool2d(input: Tensor<4>, kernel: usize) -> Tensor<4> {
     if !has_kernels(&input) {
-        return module::avg_pool2d(input, AvgPoolOptions::new([kernel; 2]).with_stride([kernel; 2]));
+        let (dtype, options) = (input.dtype(), AvgPoolOptions::new([kernel; 2]).with_stride([kernel; 2]));
+        return module::avg_pool2d(widened(input), options).cast(dtype);
     }
     // A depthwise convolution with equal weights.
     let [_, channels, _, _] = input.dims();

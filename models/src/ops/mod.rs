@@ -19,12 +19,13 @@ mod autodiff;
 mod compose;
 mod cpu;
 mod extension;
+mod shared;
 
 use std::sync::Arc;
 
 use burn::backend::Dispatch;
 use burn::tensor::ops::MaxPoolOptions;
-use burn::tensor::{DType, Device, Tensor, activation, module};
+use burn::tensor::{DType, Device, FloatDType, Tensor, activation, module};
 
 pub use compose::{add, avg_pool2d, channels, concat, scale_channels, shuffle_channels, swish};
 pub use extension::{BatchNormGrads, ConvGrads, ConvOptions, Kernels, NormOptions, PoolOptions};
@@ -35,6 +36,14 @@ use crate::StatisticsReduce;
 /// Whether the kernels here take this tensor.
 fn has_kernels<const D: usize>(tensor: &Tensor<D>) -> bool {
     tensor.dtype() == DType::F32 && tensor.device().inner() == Device::flex()
+}
+
+/// A 16-bit tensor in f32, any other as it is: what is added up over many values, or feeds a loss, is never narrower.
+pub fn widened<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    match tensor.dtype() {
+        DType::BF16 | DType::F16 => tensor.cast(FloatDType::F32),
+        _ => tensor,
+    }
 }
 
 /// Two-dimensional cross-correlation, `torch.nn.functional.conv2d`, with `relu` behind it if told so.
@@ -117,11 +126,7 @@ pub struct BatchNormed {
 }
 
 /// Batch norm by the batch's statistics, then what follows it, in one operation. With `shared` the batch is all that its
-/// sharers hold of it (`torch.nn.SyncBatchNorm`).
-///
-/// # Panics
-///
-/// With `shared` where the kernels here do not take the tensor: burn has no synchronised batch norm.
+/// sharers hold of it (`torch.nn.SyncBatchNorm`): sums over them pass through the host, in f64.
 pub fn batch_norm_train(
     input: Tensor<4>,
     weight: Tensor<1>,
@@ -143,7 +148,9 @@ pub fn batch_norm_train(
             variance: Tensor::from_dispatch(variance),
         };
     }
-    assert!(shared.is_none(), "synchronised batch norm needs f32 on the CPU");
+    if let Some(shared) = shared {
+        return shared::batch_norm(input, weight, bias, epsilon, after, &shared);
+    }
     let [batch, _, height, width] = input.dims();
     let count = (batch * height * width) as f64;
     let batch = module::batch_norm_train(input, weight, bias, epsilon);
@@ -187,13 +194,13 @@ pub fn max_pool2d(input: Tensor<4>, options: PoolOptions) -> Tensor<4> {
     module::max_pool2d(input, MaxPoolOptions::new(kernel).with_stride(stride).with_padding(padding))
 }
 
-/// Mean over all pixels, `[B, C, H, W]` → `[B, C]`.
+/// Mean over all pixels in f32, `[B, C, H, W]` → `[B, C]`.
 pub fn global_avg_pool(input: Tensor<4>) -> Tensor<2> {
     if has_kernels(&input) {
         return Tensor::from_dispatch(Dispatch::pixel_mean(input.into_dispatch()));
     }
     let [batch, channels, height, width] = input.dims();
-    input.reshape([batch, channels, height * width]).mean_dim(2).reshape([batch, channels])
+    widened(input).reshape([batch, channels, height * width]).mean_dim(2).reshape([batch, channels])
 }
 
 /// Negative values become zero.

@@ -52,7 +52,7 @@ pub(super) fn run(arguments: &CompareArgs) -> Result<u8, Failure> {
     }
     let overrides =
         Overrides { set: arguments.set.clone(), data_dir: arguments.data_dir.clone(), ..Overrides::default() };
-    let plan = resolve::load(&arguments.config, &overrides)?;
+    let plan = resolve::load(&arguments.config, &overrides, false)?;
     let stop =
         Stop::on_signals().map_err(|error| Failure::run(format!("signal handlers: {error}"), "check ulimits"))?;
     let out = folder(arguments.out.as_deref())?;

@@ -13,7 +13,7 @@ use super::resolve;
 use crate::{
     cli::EvalArgs,
     config::Overrides,
-    device,
+    device::{self, Seat, Wish},
     engine::{checkpoint, eval_record},
     failure::Failure,
     report::{Confusion, RunFolder, confusion::confusion_table, text::thousands},
@@ -62,7 +62,7 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
     check_channels("--std", arguments.std.as_ref(), shape.channels, f32::MIN_POSITIVE)?;
     let spec =
         Spec { num_classes: class_names.len(), in_channels: shape.channels, image_size: [shape.height, shape.width] };
-    let selected = device::select();
+    let selected = device::Target::of(Wish::Best)?.select(&Seat::ALONE)?;
     let network = models::build(&subject.model, &spec, 0, &selected.device)
         .map_err(|error| Failure::usage(format!("{}: {error}", error.key()), error.hint()))?;
     let target = Target { model: &subject.model, spec, data: &subject.data.name };
@@ -110,7 +110,7 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
 fn of_run(run: &Path, arguments: &EvalArgs) -> Result<Subject, Failure> {
     let folder = RunFolder::open(run).map_err(|error| Failure::usage(&error, &error.hint))?;
     let overrides = Overrides { data_dir: arguments.data_dir.clone(), ..Overrides::default() };
-    let plan = resolve::load(&folder.config(), &overrides)?;
+    let plan = resolve::load(&folder.config(), &overrides, true)?;
     let loaded = match folder.best_checkpoint().exists() {
         true => checkpoint::load(&folder.best_checkpoint())?,
         false => checkpoint::load_newest(&folder.checkpoints())?.0,

@@ -3,9 +3,12 @@
 mod bench;
 mod compare;
 mod data;
+mod doctor;
+mod ending;
 mod eval;
 mod export;
 mod models;
+mod place;
 mod resolve;
 mod table;
 mod train;
@@ -34,6 +37,7 @@ pub fn run(cli: Cli) -> Result<u8, Failure> {
         Some(Command::Models { json }) => models::run(json).map(|()| 0),
         Some(Command::Table(arguments)) => table::run(&arguments).map(|()| 0),
         Some(Command::Data(command)) => data::run(command),
+        Some(Command::Doctor(arguments)) => doctor::run(&arguments).map(|()| 0),
         Some(Command::Bench(BenchCommand::Allreduce(arguments))) => bench::run(&arguments),
     }
 }

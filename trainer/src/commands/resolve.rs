@@ -20,18 +20,18 @@ use crate::{
 /// Batches that the loader keeps ready.
 const PREFETCH: usize = 4;
 
-/// Reads and checks a TOML file as the flags change it. Several workers are processes (DDP) unless flag or file say that
+/// Reads and checks a TOML file as the flags change it; `gpu` where the run is on GPUs. Several workers are processes (DDP) unless flag or file say that
 /// they are devices of one process (DP).
 ///
 /// # Errors
 /// Every mistake in it, with its place.
-pub(super) fn plan(path: &Path, arguments: &TrainArgs, several: bool) -> Result<RunPlan, Failure> {
+pub(super) fn plan(path: &Path, arguments: &TrainArgs, several: bool, gpu: bool) -> Result<RunPlan, Failure> {
     let mut overrides = overrides(arguments);
-    let dp = |overrides: &Overrides| read(path, overrides).is_ok_and(|plan| plan.parallel.mode == Mode::Dp);
+    let dp = |overrides: &Overrides| read(path, overrides, gpu).is_ok_and(|plan| plan.parallel.mode == Mode::Dp);
     if several && overrides.mode.is_none() && !dp(&overrides) {
         overrides.mode = Some(Mode::Ddp.to_string());
     }
-    load(path, &overrides)
+    load(path, &overrides, gpu)
 }
 
 /// The flags that override the TOML.
@@ -46,12 +46,12 @@ fn overrides(arguments: &TrainArgs) -> Overrides {
     }
 }
 
-/// Reads and checks a TOML file.
+/// Reads and checks a TOML file; `gpu` where what only GPUs do is no mistake.
 ///
 /// # Errors
 /// Every mistake in it, with its place.
-pub(super) fn load(path: &Path, overrides: &Overrides) -> Result<RunPlan, Failure> {
-    let plan = read(path, overrides)?;
+pub(super) fn load(path: &Path, overrides: &Overrides, gpu: bool) -> Result<RunPlan, Failure> {
+    let plan = read(path, overrides, gpu)?;
     for note in plan.notes() {
         eprintln!("note: {note}");
     }
@@ -59,10 +59,10 @@ pub(super) fn load(path: &Path, overrides: &Overrides) -> Result<RunPlan, Failur
 }
 
 /// [`load`] without its notes.
-fn read(path: &Path, overrides: &Overrides) -> Result<RunPlan, Failure> {
+fn read(path: &Path, overrides: &Overrides, gpu: bool) -> Result<RunPlan, Failure> {
     let models: Vec<_> = models::entries().iter().map(|entry| entry.name).collect();
     let datasets: Vec<_> = formats::dataset_names().collect();
-    let registry = Registry { models: &models, dataset_names: &datasets, datasets: &known_facts, gpu: false };
+    let registry = Registry { models: &models, dataset_names: &datasets, datasets: &known_facts, gpu };
     Ok(config::load(path, overrides, &registry)?)
 }
 
@@ -94,11 +94,11 @@ pub(super) fn sections(plan: &RunPlan) -> Result<Vec<Section>, Failure> {
     Ok(table.into_iter().map(|(title, rows)| Section { title, rows }).collect())
 }
 
-/// The loader of the training set.
+/// The loader of the training set; `pixels` unless the device has them.
 ///
 /// # Errors
 /// The plan was not checked against its data set.
-pub(super) fn train_loader(plan: &RunPlan, strategy: &dyn Strategy) -> Result<LoaderConfig, Failure> {
+pub(super) fn train_loader(plan: &RunPlan, strategy: &dyn Strategy, pixels: bool) -> Result<LoaderConfig, Failure> {
     let train = &plan.train;
     let mut augment: Vec<_> = plan.data.augment.iter().map(augmentation).collect();
     if train.cutout > 0 {
@@ -116,24 +116,24 @@ pub(super) fn train_loader(plan: &RunPlan, strategy: &dyn Strategy) -> Result<Lo
         augment,
         mixup: on(train.mixup),
         cutmix: on(train.cutmix),
-        ..common(plan, strategy)?
+        ..common(plan, strategy, pixels)?
     })
 }
 
-/// The loader of the test set: every sample once, as it is.
+/// The loader of the test set: every sample once, as it is; `pixels` unless the device has them.
 ///
 /// # Errors
 /// The plan was not checked against its data set.
-pub(super) fn test_loader(plan: &RunPlan, strategy: &dyn Strategy) -> Result<LoaderConfig, Failure> {
+pub(super) fn test_loader(plan: &RunPlan, strategy: &dyn Strategy, pixels: bool) -> Result<LoaderConfig, Failure> {
     Ok(LoaderConfig {
         global_batch: plan.train.batch_size.max(256),
         shuffle: false,
         exact: true,
-        ..common(plan, strategy)?
+        ..common(plan, strategy, pixels)?
     })
 }
 
-fn common(plan: &RunPlan, strategy: &dyn Strategy) -> Result<LoaderConfig, Failure> {
+fn common(plan: &RunPlan, strategy: &dyn Strategy, pixels: bool) -> Result<LoaderConfig, Failure> {
     let unchecked = || Failure::run("the data set's mean and deviation are not known", "please report this");
     Ok(LoaderConfig {
         rank: strategy.rank(),
@@ -143,6 +143,7 @@ fn common(plan: &RunPlan, strategy: &dyn Strategy) -> Result<LoaderConfig, Failu
         std: plan.data.std.clone().ok_or_else(unchecked)?,
         workers: plan.data.workers,
         prefetch: PREFETCH,
+        pixels,
         ..LoaderConfig::default()
     })
 }

@@ -48,7 +48,7 @@ pub(super) fn run(arguments: &TableArgs) -> Result<(), Failure> {
 
 /// A run's configuration without the place of its data on this machine.
 fn portable_config(run: &RunRecord) -> Result<String, Failure> {
-    let mut plan = resolve::load(&run.folder.config(), &Overrides::default())?;
+    let mut plan = resolve::load(&run.folder.config(), &Overrides::default(), true)?;
     plan.data.dir = None;
     plan.to_toml().map_err(|error| Failure::run(error, "please report this"))
 }

@@ -1,37 +1,36 @@
 //! `trainer [train]`: resolve → read the data → build → run → summary.
 
-use std::{io::Write, path::Path, sync::Arc};
+use std::path::Path;
 
 use data::{
     Dataset, Splits,
     formats::{self, LoadRequest},
-    loader::Loader,
 };
 use models::{Network, Spec};
 
 use super::{
     compare,
+    ending::{finish, gather_ends},
+    place::{Place, loaders, pixels_on_the_host, say_why_not, wish},
     resolve::{self, dataset_facts},
     workers::{self, Rank},
 };
 use crate::{
     cli::TrainArgs,
     config::{Backend, BatchScope, Mode, RunPlan},
-    device::{self, Selected},
+    device::{Seat, Selected, Target},
     engine::{
         Ending, Engine, Files, Lengths,
         checkpoint::{self, Progress, Store},
-        eval_record,
     },
     failure::Failure,
     launch::{
         self, Request, Role,
         environment::{self, Source, Variables, WorkerRole},
-        signals,
     },
     report::{
-        Confusion, Evaluated, Reporter, ReporterOptions, RunFolder, RunSummary, Section, Timeline, error::write_atomic,
-        screen::start_table, text::thousands, timeline,
+        Reporter, ReporterOptions, RunFolder, RunSummary, Section, Timeline, error::write_atomic, screen::start_table,
+        text::thousands, timeline,
     },
     signals::Stop,
     strategy::{
@@ -50,32 +49,35 @@ struct Job {
 }
 
 pub(super) fn run(arguments: TrainArgs) -> Result<u8, Failure> {
-    if arguments.gpus.is_some() {
-        return Err(Failure::usage("--gpus: this build has no GPU backend", "train on the CPU: --cpus N"));
-    }
     if arguments.cpus == Some(0) {
         return Err(Failure::usage("--cpus 0: nobody would train", "ask for at least one: --cpus 1"));
     }
     let variables = environment::variables();
     compare::follow(&variables);
-    let workers = arguments.cpus.map(|count| ("--cpus", count));
-    let request = Request { launcher: arguments.job.launcher.parse()?, workers };
+    let asked = arguments.gpus.map(|count| ("--gpus", count)).or(arguments.cpus.map(|count| ("--cpus", count)));
+    let target = Target::of(wish(&arguments))?;
+    let request = Request { launcher: arguments.job.launcher.parse()?, workers: asked };
     let role = launch::detect(&variables, &request)?;
     let local = match &role {
-        Role::Worker(worker) => return work(&arguments, &role, worker, &variables),
+        Role::Worker(worker) => return work(&arguments, &role, worker, &variables, &target),
         Role::Local(local) => local,
     };
-    let workers = arguments.cpus.unwrap_or(1);
+    say_why_not(&target);
+    let workers = asked.map_or(1, |(_, count)| count);
     let several = workers > 1 || arguments.job.nnodes > 1 || local.share.is_some();
-    let Job { mut plan, resumed } = job(&arguments, several)?;
-    let selected = device::select();
+    let Job { mut plan, resumed } = job(&arguments, several, target.is_gpu())?;
+    let seat = Seat { local_world: workers, oversubscribe: arguments.oversubscribe, ..Seat::ALONE };
+    let selected = target.select(&seat)?;
+    if selected.gpu.is_some() && arguments.oversubscribe {
+        eprintln!("note: --oversubscribe: processes may share a GPU; timings mean nothing");
+    }
     if arguments.dry_run {
         return dry_run(&plan, &selected);
     }
     let several = processes(&plan, &arguments, several)?;
     let splits = read_data(&mut plan)?;
     if !several {
-        return train(&arguments, plan, resumed, selected, splits, None);
+        return train(&arguments, plan, resumed, &Place { target: &target, seat, selected }, splits, None);
     }
     if plan.parallel.backend == Backend::Mpi {
         return Err(workers::needs_mpirun(workers));
@@ -103,25 +105,42 @@ pub(super) fn run(arguments: TrainArgs) -> Result<u8, Failure> {
 fn processes(plan: &RunPlan, arguments: &TrainArgs, several: bool) -> Result<bool, Failure> {
     let mistake = |cause: &str, hint: &str| Err(plan.mistake(&["parallel.mode"], cause, hint).into());
     match plan.parallel.mode {
-        Mode::Ddp if !several => {
-            mistake("ddp needs several processes", "say how many: --cpus N; or train in one process with --mode single")
-        }
+        Mode::Ddp if !several => mistake(
+            "ddp needs several processes",
+            "say how many: --cpus N or --gpus N; or train in one process with --mode single",
+        ),
         Mode::Single if several => {
-            mistake("single is one process on one device", "leave --cpus out, or use --mode ddp or dp")
+            mistake("single is one process on one device", "leave --cpus and --gpus out, or use --mode ddp or dp")
         }
         Mode::Dp if arguments.job.nnodes > 1 => mistake("dp is one process", "use --mode ddp for several machines"),
-        Mode::Dp if arguments.cpus.is_none() => mistake("dp needs to know its devices", "say how many: --cpus N"),
+        Mode::Dp if arguments.cpus.or(arguments.gpus).is_none() => {
+            mistake("dp needs to know its devices", "say how many: --cpus N or --gpus N")
+        }
         mode => Ok(mode == Mode::Ddp),
     }
 }
 
 /// One rank of a job.
-fn work(arguments: &TrainArgs, role: &Role, worker: &WorkerRole, variables: &Variables) -> Result<u8, Failure> {
+fn work(
+    arguments: &TrainArgs,
+    role: &Role,
+    worker: &WorkerRole,
+    variables: &Variables,
+    target: &Target,
+) -> Result<u8, Failure> {
     let own = variables.get(workers::RUN_FOLDER).filter(|_| worker.source == Source::Own);
     if own.is_none() && worker.rank == 0 {
         eprintln!("{role}");
+        say_why_not(target);
     }
-    let Job { mut plan, mut resumed } = job(arguments, true)?;
+    let Job { mut plan, mut resumed } = job(arguments, true, target.is_gpu())?;
+    let seat = Seat {
+        local_rank: worker.local_rank,
+        local_world: worker.local_world,
+        foreign: own.is_none(),
+        oversubscribe: arguments.oversubscribe,
+    };
+    let selected = target.select(&seat)?;
     if plan.parallel.mode == Mode::Dp {
         let hint = "start the trainer alone, with --cpus N; or train with --mode ddp";
         return Err(plan.mistake(&["parallel.mode"], format!("dp is one process, and {role}"), hint).into());
@@ -130,6 +149,7 @@ fn work(arguments: &TrainArgs, role: &Role, worker: &WorkerRole, variables: &Var
     if own.is_none() {
         workers::share_cores(&rank)?;
     }
+    workers::one_gpu_each(&rank, selected.gpu.as_ref(), arguments.oversubscribe)?;
     let again = variables.get(launch::worker::ATTEMPT).is_some_and(|attempt| attempt != "0");
     let mut run = || {
         rank.reporter.doing(format_args!("reading {}", plan.data.name));
@@ -141,7 +161,8 @@ fn work(arguments: &TrainArgs, role: &Role, worker: &WorkerRole, variables: &Var
                 resumed = Some(folder);
             }
         }
-        train(arguments, plan.clone(), resumed.clone(), device::select(), splits, Some(&rank))
+        let place = Place { target, seat, selected: selected.clone() };
+        train(arguments, plan.clone(), resumed.clone(), &place, splits, Some(&rank))
     };
     let result = run();
     if let Err(failure) = &result {
@@ -174,21 +195,21 @@ fn limit(count: usize) -> Option<usize> {
 }
 
 /// The plan, from `--config` or from the run to continue.
-fn job(arguments: &TrainArgs, several: bool) -> Result<Job, Failure> {
+fn job(arguments: &TrainArgs, several: bool, gpu: bool) -> Result<Job, Failure> {
     let Some(run) = &arguments.resume else {
         let path = arguments.config.as_deref().ok_or_else(|| {
             Failure::usage("nothing says what to train", "name a TOML file: --config configs/quickstart.toml")
         })?;
-        return Ok(Job { plan: resolve::plan(path, arguments, several)?, resumed: None });
+        return Ok(Job { plan: resolve::plan(path, arguments, several, gpu)?, resumed: None });
     };
     let folder = match run {
         Some(path) => RunFolder::open(path),
         None => RunFolder::newest(&arguments.run_dir),
     }
     .map_err(|error| Failure::usage(&error, &error.hint))?;
-    let plan = resolve::plan(&folder.config(), arguments, several)?;
+    let plan = resolve::plan(&folder.config(), arguments, several, gpu)?;
     if let Some(path) = &arguments.config {
-        let asked = resolve::plan(path, arguments, several)?;
+        let asked = resolve::plan(path, arguments, several, gpu)?;
         same_plan(path, &asked, &folder, &plan)?;
     }
     Ok(Job { plan, resumed: Some(folder) })
@@ -219,7 +240,7 @@ fn train(
     arguments: &TrainArgs,
     plan: RunPlan,
     resumed: Option<RunFolder>,
-    selected: Selected,
+    place: &Place<'_>,
     splits: Splits,
     rank: Option<&Rank>,
 ) -> Result<u8, Failure> {
@@ -227,30 +248,35 @@ fn train(
     let (shape, class_names) = (train.shape, train.classes.clone());
     let classes = plan.model.num_classes.unwrap_or(class_names.len());
     let spec = Spec { num_classes: classes, in_channels: shape.channels, image_size: [shape.height, shape.width] };
-    let network = build(&plan, &spec, &selected)?;
+    let selected = &place.selected;
+    let network = build(&plan, &spec, selected)?;
     let parameters = count_parameters(&network);
     let device = selected.device.clone();
     let mut strategy: Box<dyn Strategy> = match rank {
         None if plan.parallel.mode == Mode::Dp => {
-            let devices = vec![device; arguments.cpus.unwrap_or(1)];
+            let devices = place.target.all(&place.seat)?.into_iter().map(|one| one.device).collect();
             Box::new(Dp::new(network, devices, shape, classes, &plan)?)
         }
         None => Box::new(Single::new(network, device, classes, &plan)),
         Some(rank) => {
             rank.reporter.doing(format_args!("comparing the job with the other ranks'"));
-            ddp::same_job(&facts(&plan, &train, &test)?, &rank.comm)?;
+            ddp::same_job(&facts(&plan, &train, &test, place.target)?, &rank.comm)?;
             Box::new(Ddp::new(network, device, classes, &plan, rank.comm.clone(), rank.reporter.clone())?)
         }
     };
 
+    let host_pixels = pixels_on_the_host(&plan, selected, &train, &test);
+    if let (Some(why), true, 0) = (&host_pixels, place.target.is_gpu(), strategy.rank()) {
+        eprintln!("note: images are augmented on the host: {why}");
+    }
     let data = format!(
-        "{}, {} + {} images {shape}",
+        "{}, {} + {} images {shape}{}",
         plan.data.name,
         thousands(train.len() as u64),
-        thousands(test.len() as u64)
+        thousands(test.len() as u64),
+        if host_pixels.is_none() { ", on the GPU as uint8" } else { "" }
     );
-    let train = Loader::new(Arc::new(train), resolve::train_loader(&plan, &*strategy)?)?;
-    let test = Loader::new(Arc::new(test), resolve::test_loader(&plan, &*strategy)?)?;
+    let (train, test) = loaders(&plan, &mut *strategy, [train, test], host_pixels.is_some(), &selected.device)?;
     let lengths = Lengths::new(&plan, train.batches_per_epoch());
 
     let stop = match rank {
@@ -332,17 +358,17 @@ fn train(
         last: progress.last,
         seconds: progress.elapsed_s,
         peak_bytes: ends.peak_bytes,
-        device_bytes: strategy.device_bytes(),
+        device_bytes: ends.device_bytes,
         ..RunSummary::default()
     };
     finish(&mut reporter, summary, ending, class_names, &folder)
 }
 
-/// What all ranks of a job must have in common: the plan but for this machine's paths, and the data.
-fn facts(plan: &RunPlan, train: &Dataset, test: &Dataset) -> Result<Vec<String>, Failure> {
+/// What all ranks of a job must have in common: the plan but for this machine's paths, the data, and what they compute on.
+fn facts(plan: &RunPlan, train: &Dataset, test: &Dataset, target: &Target) -> Result<Vec<String>, Failure> {
     let text = plan_toml(plan)?;
     let mut section = "";
-    let mut facts = Vec::new();
+    let mut facts = vec![format!("device = {}", if target.is_gpu() { "GPU" } else { "CPU" })];
     for line in text.lines().filter(|line| !line.is_empty()) {
         match line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
             Some(name) => section = name,
@@ -360,63 +386,6 @@ fn facts(plan: &RunPlan, train: &Dataset, test: &Dataset) -> Result<Vec<String>,
         ));
     }
     Ok(facts)
-}
-
-/// What rank 0 learns of all ranks when the run is over.
-struct Ends {
-    /// Most memory that each rank's process has held.
-    peak_bytes: Vec<u64>,
-    timelines: Vec<Vec<u8>>,
-}
-
-fn gather_ends(strategy: &dyn Strategy, timeline: &Timeline) -> Result<Ends, Failure> {
-    let peaks = strategy.gather(&device::peak_bytes().unwrap_or(0).to_le_bytes())?;
-    let number = |bytes: &Vec<u8>| bytes.as_slice().try_into().map_or(0, u64::from_le_bytes);
-    let timelines = if timeline.is_on() { strategy.gather(&timeline.part(strategy.rank()))? } else { Vec::new() };
-    Ok(Ends { peak_bytes: peaks.iter().map(number).collect(), timelines })
-}
-
-/// The summary on the screen and in its file; the exit code.
-fn finish(
-    reporter: &mut Reporter,
-    mut summary: RunSummary,
-    ending: Ending,
-    classes: Vec<String>,
-    folder: &RunFolder,
-) -> Result<u8, Failure> {
-    match ending {
-        Ending::Finished(tally) => {
-            summary.confusion = Some(Confusion { classes, counts: tally.confusion });
-            reporter.finish(&summary)?;
-            Ok(0)
-        }
-        Ending::Exhausted { tally, epoch, best } => {
-            summary.confusion = Some(Confusion { classes, counts: tally.confusion });
-            summary.note =
-                Some(format!("stopped after epoch {epoch}: no better top-1 since epoch {best} (train.patience)"));
-            reporter.finish(&summary)?;
-            Ok(0)
-        }
-        Ending::OutOfTime { tally, step } => {
-            summary.last = Some(Evaluated { epoch: summary.epochs + 1, eval: eval_record(&tally) });
-            summary.confusion = Some(Confusion { classes, counts: tally.confusion });
-            let (step, folder) = (thousands(step), folder.path().display());
-            summary.note = Some(format!(
-                "stopped after step {step}: train.max_time_s is over; continue with: trainer --resume {folder} --set \
-                 train.max_time_s=..."
-            ));
-            reporter.finish(&summary)?;
-            Ok(0)
-        }
-        Ending::Interrupted { signal, step } => {
-            summary.interrupted = Some(format!("{} after step {}", signals::name(signal), thousands(step)));
-            reporter.finish(&summary)?;
-            let mut out = std::io::stdout().lock();
-            // the checkpoint is on disk: a closed pipe must not turn this into another exit code
-            let _ = writeln!(out, "checkpoint saved; continue with: trainer --resume {}", folder.path().display());
-            Ok(128 + signal as u8)
-        }
-    }
 }
 
 /// Loads the newest complete checkpoint; `None` of a run killed before its first one: it starts from the beginning.

@@ -6,7 +6,7 @@ use rustix::thread::CpuSet;
 
 use crate::{
     cli::TrainArgs,
-    comm::{self, CommConfig, Communicator, TransportKind},
+    comm::{self, CommConfig, Communicator, TransportKind, driver::Gpu},
     config::{Backend, RunPlan},
     failure::Failure,
     launch::{
@@ -122,6 +122,38 @@ pub(super) fn share_cores(rank: &Rank) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Makes sure that no two ranks of a host have the same GPU, unless they are meant to: a launcher may have given each what
+/// it sees, and each sees the same.
+///
+/// # Errors
+/// Names two ranks that have the same GPU; the same on every rank.
+pub(super) fn one_gpu_each(rank: &Rank, gpu: Option<&Gpu>, oversubscribe: bool) -> Result<(), Failure> {
+    const BYTES: usize = 64;
+    let mut own = gpu.map(|gpu| gpu.uuid.clone()).unwrap_or_default().into_bytes();
+    own.resize(BYTES, 0);
+    let mut all = vec![0; BYTES * rank.comm.world()];
+    rank.comm.all_gather(&own, &mut all)?;
+    let cards: Vec<&[u8]> = all.chunks_exact(BYTES).collect();
+    match same_card(&cards) {
+        Some((first, second)) if !oversubscribe => Err(Failure::usage(
+            format!(
+                "ranks {first} and {second} have the same GPU, {}",
+                String::from_utf8_lossy(cards[first]).trim_end_matches('\0')
+            ),
+            "start as many ranks a host as it has GPUs and let each see all of them, or one of its own (CUDA_VISIBLE_DEVICES); \
+             --gpus N --oversubscribe shares them, for tests",
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// The first two ranks with the same GPU, known by its UUID; ranks without a GPU have zeros.
+fn same_card(cards: &[&[u8]]) -> Option<(usize, usize)> {
+    let twin =
+        |second: usize| cards[..second].iter().position(|card| *card == cards[second]).map(|first| (first, second));
+    (0..cards.len()).filter(|&rank| cards[rank].iter().any(|&byte| byte != 0)).find_map(twin)
+}
+
 /// Cores in `own`, each divided by the ranks of the host that may use it; at least one, at most what a quota allows.
 fn threads(own: &[u8], all: &[&[u8]]) -> usize {
     let has = |mask: &[u8], core: usize| mask[core / 8] & (1 << (core % 8)) != 0;
@@ -173,6 +205,14 @@ pub(super) fn join_over(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn two_ranks_with_one_gpu_are_found() {
+        let (a, b, none): (&[u8], &[u8], &[u8]) = (b"GPU-a\0", b"GPU-b\0", &[0; 6]);
+        assert_eq!(same_card(&[a, b]), None);
+        assert_eq!(same_card(&[none, none, a]), None, "the CPU is everybody's");
+        assert_eq!(same_card(&[none, b, a, b]), Some((1, 3)));
+    }
 
     #[test]
     fn cores_are_divided_among_the_ranks_that_may_use_them() {

@@ -71,7 +71,7 @@ pub struct Registry<'a> {
     /// The facts of a data set; `None` for one of which they are known only once its folder is read. Such a data set
     /// needs `data.dir`.
     pub datasets: &'a dyn Fn(&str) -> Option<DatasetFacts>,
-    /// Whether this build computes on GPUs.
+    /// Whether the run is on GPUs.
     pub gpu: bool,
 }
 

@@ -166,8 +166,8 @@ pub(super) fn train(reader: &mut Reader, registry: &Registry, data: &Data) -> Tr
     if train.precision == Precision::Bf16 && !registry.gpu {
         section.reject(
             "precision",
-            "`train.precision`: \"bf16\" needs a GPU, and this build computes on the CPU alone",
-            "use precision = \"f32\"",
+            "`train.precision`: \"bf16\" needs a GPU, and this run is on the CPU",
+            "use precision = \"f32\", or train on GPUs: --gpus N, of a build with --features cuda",
         );
     }
     train

@@ -28,7 +28,8 @@ impl Learner {
     pub fn new(network: Network, device: Device, classes: usize, plan: &RunPlan) -> Self {
         Self {
             ema: (plan.train.ema > 0.0).then(|| Ema::new(&network, plan.train.ema)),
-            replica: Replica::new(network, device, classes, plan.train.label_smoothing, plan.train.seed),
+            replica: Replica::new(network, device, classes, plan.train.label_smoothing, plan.train.seed)
+                .in_precision(plan.train.precision),
             optimizer: Optimizer::new(&plan.optimizer),
             grad_clip: plan.train.grad_clip,
         }

@@ -7,11 +7,13 @@ pub mod ddp;
 pub mod dp;
 mod learner;
 mod replica;
+mod resident;
 pub mod single;
 mod tally;
 
 pub use learner::Learner;
-pub use replica::Replica;
+pub use replica::{Ahead, Replica};
+pub use resident::{Resident, ResidentSets};
 pub use tally::{Tally, percent};
 
 use data::loader::Batch;
@@ -93,13 +95,17 @@ pub trait Strategy {
         self.world()
     }
 
-    /// Bytes that each device of this process is known to have held at once, where the devices are several.
+    /// Bytes that each device of this process is known to have held at once: GPUs tell ([`crate::device::held_bytes`]), and
+    /// where several devices are the CPU, what they must have had is counted.
     fn device_bytes(&self) -> Vec<u64> {
         Vec::new()
     }
 
     /// Records its spans there from now on.
     fn record(&mut self, timeline: &Timeline);
+
+    /// Batches come without pixels from now on: they are made of these data sets, which are on the device.
+    fn keep_resident(&mut self, sets: ResidentSets);
 
     /// Every rank's `bytes`, on every rank, in rank order; all ranks call it at the same time.
     ///

@@ -9,13 +9,23 @@ use burn::{
 use data::loader::Batch;
 use models::{Context, Network, state::ParameterInfo};
 
-use super::{StepOutcome, Tally};
+use super::{Resident, ResidentSets, StepOutcome, Tally};
 use crate::{
-    loss,
+    config::Precision,
+    device, loss,
     optim::FlatGradients,
     report::{Timeline, Track},
     signals::Stop,
 };
+
+/// A forward pass on its way: what its backward pass starts from, and what is to be counted of it.
+#[derive(Debug)]
+pub struct Ahead {
+    loss: Tensor<1>,
+    logits: Tensor<2>,
+    targets: Vec<f32>,
+    labels: Vec<i32>,
+}
 
 /// A network on a device.
 #[derive(Debug)]
@@ -26,17 +36,41 @@ pub struct Replica {
     pub parameters: Vec<ParameterInfo>,
     /// Where forward, backward and the optimizer's step are recorded.
     pub timeline: Timeline,
+    /// The data sets, where they are on the device: batches come without pixels then.
+    pub resident: Option<ResidentSets>,
     device: Device,
     classes: usize,
     label_smoothing: f64,
     seed: u64,
+    precision: Precision,
 }
 
 impl Replica {
     /// Wraps a network that lives on `device` (an autodiff device); dropout is drawn from `seed`.
     pub fn new(network: Network, device: Device, classes: usize, label_smoothing: f64, seed: u64) -> Self {
         let parameters = models::state::parameters(&network);
-        Self { network, parameters, timeline: Timeline::off(), device, classes, label_smoothing, seed }
+        Self {
+            network,
+            parameters,
+            timeline: Timeline::off(),
+            resident: None,
+            device,
+            classes,
+            label_smoothing,
+            seed,
+            precision: Precision::F32,
+        }
+    }
+
+    /// Training's forward and backward passes compute in `precision`; evaluation is in f32.
+    pub fn in_precision(mut self, precision: Precision) -> Self {
+        self.precision = precision;
+        self
+    }
+
+    /// Bytes of device memory that are held, on a device that tells.
+    pub fn held_bytes(&self) -> Option<u64> {
+        device::held_bytes(&self.inner_device())
     }
 
     /// The device without autodiff: optimizer state and evaluation live there.
@@ -44,32 +78,48 @@ impl Replica {
         self.device.clone().inner()
     }
 
-    /// Forward pass of one batch; the loss, `[1]`, weighted as a part of a step of `step_samples` samples. Adds counts and
-    /// times to `outcome`. A loss that is not finite is the caller's to see, in `outcome`: where several ranks share a
-    /// step, all of them have to take part in it before one may refuse it.
-    pub fn forward(&self, batch: Batch, step_samples: usize, cx: Context, outcome: &mut StepOutcome) -> Tensor<1> {
+    /// Forward pass of one batch, its loss weighted as a part of a step of `step_samples` samples. Adds its time to `outcome`:
+    /// on a GPU, the time to queue the work.
+    pub fn forward(&self, batch: Batch, step_samples: usize, cx: Context, outcome: &mut StepOutcome) -> Ahead {
         let start = Instant::now();
         let labels = batch.labels.clone();
         let targets = self.targets(&batch);
-        let cx = cx.with_dropout(self.dropout_keys(&batch));
-        let logits = self.network.forward(images(batch, &self.device), &cx);
-        let host = host_logits(logits.clone());
-        self.count(&host, &targets, &labels, outcome);
-        let loss = loss::cross_entropy(logits, targets, step_samples);
+        let cx = self.configured(cx).with_dropout(self.dropout_keys(&batch));
+        let logits = self.network.forward(self.images(batch, |sets| &sets.train), &cx);
+        let loss = loss::cross_entropy(logits.clone(), targets.clone(), step_samples);
         let end = Instant::now();
         self.timeline.span(Track::Step, "forward", start, end, &[("samples", labels.len())]);
         outcome.seconds.forward += (end - start).as_secs_f64();
-        loss
+        Ahead { loss, logits: logits.inner(), targets, labels }
     }
 
-    /// Backward pass from a loss of [`Replica::forward`]; the gradients that did not go to a sink.
-    pub fn backward(&self, loss: Tensor<1>, outcome: &mut StepOutcome) -> FlatGradients {
+    /// Backward pass of [`Replica::forward`]'s; the gradients that did not go to a sink. Adds counts and its time to
+    /// `outcome`. A loss that is not finite is the caller's to see, in `outcome`: where several ranks share a step, all of
+    /// them have to take part in it before one may refuse it.
+    pub fn backward(&self, ahead: Ahead, outcome: &mut StepOutcome) -> FlatGradients {
         let start = Instant::now();
+        let Ahead { loss, logits, targets, labels } = ahead;
         let gradients = FlatGradients::from_backward(loss.backward(), &self.network, &self.parameters);
+        // not before: reading waits for a GPU, whose backward pass is queued by now
+        self.count(&host_logits(logits), &targets, &labels, outcome);
         let end = Instant::now();
         self.timeline.span(Track::Step, "backward", start, end, &[]);
         outcome.seconds.backward += (end - start).as_secs_f64();
         gradients
+    }
+
+    /// The batch's pixels on the device, `[B, C, H, W]`: those that the loader has made, or those of a resident data set.
+    fn images(&self, batch: Batch, set: fn(&ResidentSets) -> &Resident) -> Tensor<4> {
+        if let Some(sets) = &self.resident {
+            return set(sets).batch(&batch).autodiff();
+        }
+        let shape = [batch.labels.len(), batch.shape.channels, batch.shape.height, batch.shape.width];
+        Tensor::from_data(TensorData::new(batch.images, shape), &self.device)
+    }
+
+    /// A training context as this run's precision wants it.
+    pub(super) fn configured(&self, cx: Context) -> Context {
+        cx.in_bf16(self.precision == Precision::Bf16)
     }
 
     /// The batch's target distribution, row-major `[B, classes]`.
@@ -129,7 +179,7 @@ impl Replica {
 
     fn evaluate_batch(&self, network: &Network, batch: Batch, tally: &mut Tally) {
         let labels = batch.labels.clone();
-        let logits = host_logits(network.forward(images(batch, &self.inner_device()), &Context::eval()));
+        let logits = host_logits(network.forward(self.images(batch, |sets| &sets.test).inner(), &Context::eval()));
         for (row, &label) in logits.chunks_exact(self.classes).zip(&labels) {
             tally.add(row, label as usize);
         }
@@ -140,12 +190,6 @@ impl Replica {
 fn dropout_key(seed: u64, epoch: usize, id: u32) -> u64 {
     let mix = |key: u64, word: u64| (key ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
     mix(mix(seed, epoch as u64 + 1), u64::from(id) + 1)
-}
-
-/// The batch's pixels on `device`, `[B, C, H, W]`.
-fn images(batch: Batch, device: &Device) -> Tensor<4> {
-    let shape = [batch.labels.len(), batch.shape.channels, batch.shape.height, batch.shape.width];
-    Tensor::from_data(TensorData::new(batch.images, shape), device)
 }
 
 /// Logits as host f32, row-major `[B, classes]`.

@@ -311,12 +311,12 @@ fn warmup_longer_than_the_run() {
 #[test]
 fn bf16_without_a_gpu() {
     assert_snapshot!(mistake_after_base("[train]\nprecision = \"bf16\"\n"), @r#"
-    error: `train.precision`: "bf16" needs a GPU, and this build computes on the CPU alone
+    error: `train.precision`: "bf16" needs a GPU, and this run is on the CPU
      --> configs/x.toml:6:13
       |
     6 | precision = "bf16"
       |             ^^^^^^
-      hint: use precision = "f32"
+      hint: use precision = "f32", or train on GPUs: --gpus N, of a build with --features cuda
     "#);
 }
 

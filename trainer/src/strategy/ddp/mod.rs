@@ -35,7 +35,7 @@ use self::{
     statistics::SharedStatistics,
     unused::Unused,
 };
-use super::{Evaluation, Learner, Snapshot, StepOutcome, Strategy, Tally};
+use super::{Evaluation, Learner, ResidentSets, Snapshot, StepOutcome, Strategy, Tally};
 use crate::{
     comm::{Communicator, ReduceOp},
     config::{BatchNormPolicy, RunPlan},
@@ -125,6 +125,14 @@ impl Strategy for Ddp {
 
     fn world(&self) -> usize {
         self.comm.world()
+    }
+
+    fn device_bytes(&self) -> Vec<u64> {
+        self.learner.replica.held_bytes().into_iter().collect()
+    }
+
+    fn keep_resident(&mut self, sets: ResidentSets) {
+        self.learner.replica.resident = Some(sets);
     }
 
     fn record(&mut self, timeline: &Timeline) {

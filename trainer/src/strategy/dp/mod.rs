@@ -24,9 +24,10 @@ use data::{ImageShape, loader::Batch};
 use models::{Context, Network};
 
 use self::{devices::Devices, scatter::Sizes};
-use super::{Evaluation, Learner, Snapshot, StepOutcome, Strategy, Tally, replica::host_logits};
+use super::{Evaluation, Learner, ResidentSets, Snapshot, StepOutcome, Strategy, Tally, replica::host_logits};
 use crate::{
     config::{BatchNormPolicy, RunPlan},
+    device,
     engine::checkpoint::Progress,
     failure::Failure,
     report::Timeline,
@@ -93,7 +94,13 @@ impl Strategy for Dp {
     }
 
     fn device_bytes(&self) -> Vec<u64> {
-        self.held.clone()
+        let held = |(index, known): (usize, &u64)| device::held_bytes(self.devices.get(index)).unwrap_or(*known);
+        self.held.iter().enumerate().map(held).collect()
+    }
+
+    fn keep_resident(&mut self, _: ResidentSets) {
+        // it scatters pixels; with batches that have none, `scatter::images` would find nothing to cut
+        unreachable!("data parallelism takes its pixels from the loader");
     }
 
     fn record(&mut self, timeline: &Timeline) {

@@ -60,9 +60,10 @@ fn forward_backward(
         let (batch, device, timeline) = (Arc::clone(&batch), devices.get(index).clone(), timeline.clone());
         let keys = keys[range.clone()].to_vec();
         let statistics = members.next().map(|member| member as Arc<dyn StatisticsReduce>);
+        let cx = replica.configured(Context::train_with(statistics, None));
         move || {
             let (start, samples) = (Instant::now(), range.len());
-            let cx = Context::train_with(statistics, None).with_dropout(keys);
+            let cx = cx.with_dropout(keys);
             let logits = network.forward(scatter::images(&batch, range, &device), &cx);
             timeline.span(Track::Device(index), "forward", start, Instant::now(), &[("samples", samples)]);
             (network, logits)

@@ -6,7 +6,7 @@ use burn::tensor::Device;
 use data::loader::Batch;
 use models::Network;
 
-use super::{Evaluation, Learner, Snapshot, StepOutcome, Strategy};
+use super::{Evaluation, Learner, ResidentSets, Snapshot, StepOutcome, Strategy};
 use crate::{config::RunPlan, engine::checkpoint::Progress, failure::Failure, report::Timeline, signals::Stop};
 
 /// The strategy of one process with one device.
@@ -29,6 +29,14 @@ impl Strategy for Single {
 
     fn world(&self) -> usize {
         1
+    }
+
+    fn device_bytes(&self) -> Vec<u64> {
+        self.learner.replica.held_bytes().into_iter().collect()
+    }
+
+    fn keep_resident(&mut self, sets: ResidentSets) {
+        self.learner.replica.resident = Some(sets);
     }
 
     fn record(&mut self, timeline: &Timeline) {

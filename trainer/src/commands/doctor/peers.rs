@@ -1,0 +1,99 @@
+//! Memory that is really written and read: of one GPU, across GPUs, across processes.
+
+use std::{
+    io::Read,
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde::Serialize;
+
+use crate::comm::driver::{
+    Driver, DriverError,
+    probe::{self, Outcome},
+};
+
+/// How long the other process of the IPC check may take: it starts a context of its own.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// One GPU's access to another's memory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(super) struct Peer {
+    /// The GPU whose kernels reach out.
+    pub from: usize,
+    /// The GPU whose memory it is.
+    pub to: usize,
+    /// What the driver says of it.
+    pub driver_says: bool,
+    /// `works`, or what went wrong.
+    pub check: String,
+}
+
+/// What came of a check, in words.
+fn words(result: Result<Outcome, DriverError>) -> String {
+    match result {
+        Ok(Outcome::Works) => "works".into(),
+        Ok(Outcome::Wrong(count)) => format!("{count} of {} values were read otherwise than written", Outcome::OF),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// A GPU's own memory.
+pub(super) fn alone(driver: &Driver, gpu: usize) -> String {
+    words(probe::alone(driver, gpu))
+}
+
+/// Every ordered pair of GPUs.
+pub(super) fn all(driver: &Driver, gpus: usize) -> Vec<Peer> {
+    let pairs = (0..gpus).flat_map(|from| (0..gpus).filter(move |to| *to != from).map(move |to| (from, to)));
+    pairs
+        .map(|(from, to)| {
+            let driver_says = driver.says_peers(from, to).unwrap_or(false);
+            // whatever it says: a driver without peer access refuses the attempt
+            Peer { from, to, driver_says, check: words(probe::across(driver, from, to)) }
+        })
+        .collect()
+}
+
+/// A GPU's memory from another process: this program once more.
+pub(super) fn ipc(driver: &Driver, gpu: usize) -> String {
+    match probe::ipc(driver, gpu, |handle| ask(handle, gpu)) {
+        Ok(Ok(outcome)) => words(Ok(outcome)),
+        Ok(Err(cause)) => format!("the other process: {cause}"),
+        Err(error) => error.to_string(),
+    }
+}
+
+fn ask(handle: &str, gpu: usize) -> Result<u32, String> {
+    let program = std::env::current_exe().map_err(|error| error.to_string())?;
+    let mut child = Command::new(program)
+        .args(["doctor", "--ipc-peer", handle, "--gpu", &gpu.to_string()])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|error| error.to_string())?;
+    let deadline = Instant::now() + PATIENCE;
+    let status = loop {
+        match child.try_wait().map_err(|error| error.to_string())? {
+            Some(status) => break status,
+            None if Instant::now() < deadline => thread::sleep(Duration::from_millis(10)),
+            None => {
+                // it hangs in the driver: nothing more is expected of it
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(format!("no answer for {} seconds", PATIENCE.as_secs()));
+            }
+        }
+    };
+    let (mut out, mut said) = (String::new(), String::new());
+    let streams = (child.stdout.take(), child.stderr.take());
+    // a few bytes each, which the pipes hold
+    streams.0.map(|mut stream| stream.read_to_string(&mut out));
+    streams.1.map(|mut stream| stream.read_to_string(&mut said));
+    match (status.success(), out.trim().parse()) {
+        (true, Ok(wrong)) => Ok(wrong),
+        _ => Err(said.lines().next().unwrap_or("it said nothing").to_owned()),
+    }
+}

@@ -1,0 +1,93 @@
+//! The report on the screen.
+
+use super::report::{Found, Report, shown};
+use crate::{
+    device::{self, Library},
+    report::{Section, screen::start_table, text},
+};
+
+/// All sections.
+pub(super) fn screen(report: &Report) -> String {
+    start_table(&[program(report), cpu(report), gpus(report), tools(report), backends(report), choice(report)])
+}
+
+fn program(report: &Report) -> Section {
+    let features = if report.features.is_empty() { "none".to_owned() } else { report.features.join(", ") };
+    Section::new("program").row("version", report.trainer).row("features", features)
+}
+
+fn cpu(report: &Report) -> Section {
+    let cpu = &report.cpu;
+    Section::new("cpu")
+        .row("model", cpu.model.as_deref().unwrap_or("unknown"))
+        .row("cores", cpu.cores)
+        .row("vectors", cpu.vectors)
+        .row("memory", text::bytes(cpu.memory_bytes))
+}
+
+fn gpus(report: &Report) -> Section {
+    let mut section = Section::new("gpu");
+    section = match &report.driver {
+        Found::There(driver) => {
+            let version = driver.version.as_deref().unwrap_or("of unknown version");
+            section.row("driver", format!("{version}, serves CUDA {} ({})", driver.cuda, driver.library))
+        }
+        Found::Missing { missing } => section.row("driver", format!("none: {missing}")),
+    };
+    if let Some(clause) = &report.visible {
+        section = section.row("visible", clause);
+    }
+    for facts in &report.gpus {
+        let what =
+            format!("{}, {}, memory check: {}", device::describe(&facts.gpu), facts.gpu.uuid, facts.memory_check);
+        section = section.row(format!("gpu {}", facts.gpu.index), what);
+    }
+    if report.gpus.is_empty() {
+        section = section.row("gpus", "none");
+    }
+    for peer in &report.peers {
+        let says = if peer.driver_says { "yes" } else { "no" };
+        section =
+            section.row(format!("peer {}>{}", peer.from, peer.to), format!("{} (the driver says {says})", peer.check));
+    }
+    section.row("ipc", &report.ipc)
+}
+
+fn library(found: &Found<Library>) -> String {
+    match found {
+        Found::There(library) => {
+            let version = library.version.as_deref().unwrap_or("unknown version");
+            format!("{version} ({}, {})", library.name, shown(library.path.as_ref()))
+        }
+        Found::Missing { missing } => format!("none: {missing}"),
+    }
+}
+
+fn tools(report: &Report) -> Section {
+    let headers = match &report.headers {
+        Found::There(headers) => headers.path.display().to_string(),
+        Found::Missing { missing } => format!("none: {missing}"),
+    };
+    let mpi = match &report.mpi {
+        Found::There(mpi) => {
+            format!("{} ({})", mpi.version.as_deref().unwrap_or("unknown version"), mpi.path.display())
+        }
+        Found::Missing { missing } => format!("none: {missing}"),
+    };
+    Section::new("libraries")
+        .row("nvrtc", library(&report.nvrtc))
+        .row("headers", headers)
+        .row("nccl", library(&report.nccl))
+        .row("mpi", mpi)
+}
+
+fn backends(report: &Report) -> Section {
+    report.backends.iter().fold(Section::new("backends"), |section, backend| {
+        let has = if backend.compiled { "yes" } else { "no" };
+        section.row(backend.name, format!("{has}: {}", backend.note))
+    })
+}
+
+fn choice(report: &Report) -> Section {
+    Section::new("would use").row("device", &report.would_use.device).row("why", &report.would_use.why)
+}

@@ -1,0 +1,76 @@
+//! The end of a training run: what all ranks tell rank 0, the summary, the exit code.
+
+use std::io::Write;
+
+use crate::{
+    device,
+    engine::{Ending, eval_record},
+    failure::Failure,
+    launch::signals,
+    report::{Confusion, Evaluated, Reporter, RunFolder, RunSummary, Timeline, text::thousands},
+    strategy::Strategy,
+};
+
+/// What rank 0 learns of all ranks when the run is over.
+pub(super) struct Ends {
+    /// Most memory that each rank's process has held.
+    pub peak_bytes: Vec<u64>,
+    /// What each device is known to have held, rank after rank.
+    pub device_bytes: Vec<u64>,
+    /// What each rank recorded, where it did.
+    pub timelines: Vec<Vec<u8>>,
+}
+
+pub(super) fn gather_ends(strategy: &dyn Strategy, timeline: &Timeline) -> Result<Ends, Failure> {
+    let peaks = strategy.gather(&device::peak_bytes().unwrap_or(0).to_le_bytes())?;
+    let number = |bytes: &Vec<u8>| bytes.as_slice().try_into().map_or(0, u64::from_le_bytes);
+    let held: Vec<u8> = strategy.device_bytes().iter().flat_map(|bytes| bytes.to_le_bytes()).collect();
+    let held = strategy.gather(&held)?;
+    let device_bytes =
+        held.iter().flat_map(|bytes| bytes.chunks_exact(8).map(|bytes| number(&bytes.to_vec()))).collect();
+    let timelines = if timeline.is_on() { strategy.gather(&timeline.part(strategy.rank()))? } else { Vec::new() };
+    Ok(Ends { peak_bytes: peaks.iter().map(number).collect(), device_bytes, timelines })
+}
+
+/// The summary on the screen and in its file; the exit code.
+pub(super) fn finish(
+    reporter: &mut Reporter,
+    mut summary: RunSummary,
+    ending: Ending,
+    classes: Vec<String>,
+    folder: &RunFolder,
+) -> Result<u8, Failure> {
+    match ending {
+        Ending::Finished(tally) => {
+            summary.confusion = Some(Confusion { classes, counts: tally.confusion });
+            reporter.finish(&summary)?;
+            Ok(0)
+        }
+        Ending::Exhausted { tally, epoch, best } => {
+            summary.confusion = Some(Confusion { classes, counts: tally.confusion });
+            summary.note =
+                Some(format!("stopped after epoch {epoch}: no better top-1 since epoch {best} (train.patience)"));
+            reporter.finish(&summary)?;
+            Ok(0)
+        }
+        Ending::OutOfTime { tally, step } => {
+            summary.last = Some(Evaluated { epoch: summary.epochs + 1, eval: eval_record(&tally) });
+            summary.confusion = Some(Confusion { classes, counts: tally.confusion });
+            let (step, folder) = (thousands(step), folder.path().display());
+            summary.note = Some(format!(
+                "stopped after step {step}: train.max_time_s is over; continue with: trainer --resume {folder} --set \
+                 train.max_time_s=..."
+            ));
+            reporter.finish(&summary)?;
+            Ok(0)
+        }
+        Ending::Interrupted { signal, step } => {
+            summary.interrupted = Some(format!("{} after step {}", signals::name(signal), thousands(step)));
+            reporter.finish(&summary)?;
+            let mut out = std::io::stdout().lock();
+            // the checkpoint is on disk: a closed pipe must not turn this into another exit code
+            let _ = writeln!(out, "checkpoint saved; continue with: trainer --resume {}", folder.path().display());
+            Ok(128 + signal as u8)
+        }
+    }
+}

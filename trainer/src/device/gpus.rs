@@ -1,0 +1,135 @@
+//! The GPUs of this process, and everything that training on them needs; or what is missing, and where it was looked for.
+
+use super::toolkit::{self, Headers, Library};
+use crate::comm::driver::{Driver, Gpu, NoDriver};
+
+/// GPUs that can be trained on.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Gpus {
+    /// Those that this process sees, in the driver's order.
+    pub all: Vec<Gpu>,
+    /// The newest CUDA that the driver serves, major and minor.
+    pub cuda: [i32; 2],
+    /// What compiles kernels.
+    pub nvrtc: Library,
+    /// `CUDA_VISIBLE_DEVICES`, where it is set.
+    pub visible: Option<String>,
+}
+
+/// What is missing, for the user.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Missing {
+    /// What, and where it was looked for.
+    pub cause: String,
+    /// What to do.
+    pub hint: String,
+}
+
+/// Looks for all that burn's CUDA backend needs: driver, GPU, NVRTC and CUDA's headers.
+///
+/// # Errors
+/// The first that is missing.
+pub fn find() -> Result<Gpus, Missing> {
+    let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+    let driver = Driver::load().map_err(|error| no_driver(&error, visible.as_deref()))?;
+    let refused = |error| Missing { cause: format!("the NVIDIA driver: {error}"), hint: REINSTALL.into() };
+    let (count, cuda) = (driver.count().map_err(refused)?, driver.cuda_version().map_err(refused)?);
+    if count == 0 {
+        return Err(no_gpu(&driver.library, "no error", visible.as_deref()));
+    }
+    let all = (0..count).map(|index| driver.gpu(index)).collect::<Result<_, _>>().map_err(refused)?;
+    let nvrtc = toolkit::nvrtc().map_err(|error| toolkit::no_nvrtc(&error))?;
+    let Headers { .. } = toolkit::headers().map_err(|error| toolkit::no_headers(&error))?;
+    Ok(Gpus { all, cuda, nvrtc, visible })
+}
+
+const REINSTALL: &str =
+    "compare with nvidia-smi; a driver whose kernel module is of another version needs a restart of the machine";
+
+/// A driver that is not there, or does not start.
+fn no_driver(error: &NoDriver, visible: Option<&str>) -> Missing {
+    const NO_DEVICE: i32 = 100;
+    match error {
+        NoDriver::NotLoaded(missing) => Missing {
+            cause: format!("no NVIDIA driver: {missing}"),
+            hint: "install NVIDIA's driver, or start the container with GPUs (docker run --gpus all); without GPUs: --cpus N"
+                .into(),
+        },
+        NoDriver::Refused { library, error } if error.code == NO_DEVICE => {
+            no_gpu(library, &error.to_string(), visible)
+        }
+        NoDriver::Refused { library, error } => Missing {
+            cause: format!("the NVIDIA driver ({library}) does not start: {error}"),
+            hint: REINSTALL.into(),
+        },
+    }
+}
+
+/// A driver without a GPU.
+fn no_gpu(library: &str, said: &str, visible: Option<&str>) -> Missing {
+    let (clause, hint) = match hidden(visible) {
+        Some(clause) => (format!("; {clause}"), "unset CUDA_VISIBLE_DEVICES, or name GPUs that `nvidia-smi -L` lists"),
+        None => (String::new(), "does `nvidia-smi -L` list one? a container needs --gpus all; without GPUs: --cpus N"),
+    };
+    Missing { cause: format!("the NVIDIA driver ({library}) shows no GPU: {said}{clause}"), hint: hint.into() }
+}
+
+/// What `CUDA_VISIBLE_DEVICES` does, where it is set: the driver reads it, and lists the GPUs that it names, by number or by
+/// UUID, up to the first entry that names none.
+pub fn hidden(visible: Option<&str>) -> Option<String> {
+    let value = visible?;
+    if value.trim().is_empty() {
+        return Some("CUDA_VISIBLE_DEVICES is empty, which hides every GPU".into());
+    }
+    let entry = |entry: &str| entry.parse::<u32>().is_ok() || entry.starts_with("GPU-") || entry.starts_with("MIG-");
+    let mut entries = value.split(',').map(str::trim);
+    Some(match entries.find(|word| !entry(word)) {
+        None => format!("CUDA_VISIBLE_DEVICES is `{value}`"),
+        Some(word) => format!(
+            "CUDA_VISIBLE_DEVICES is `{value}`: `{word}` is neither a number nor a UUID, and hides itself and all behind it"
+        ),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::driver::{DriverError, NotLoaded};
+
+    #[test]
+    fn what_is_missing_is_said_with_the_names_that_were_tried() {
+        let tried = vec!["libcuda.so".into(), "libcuda.so.1".into()];
+        let missing = no_driver(&NoDriver::NotLoaded(NotLoaded { tried, cause: "cannot open".into() }), None);
+        assert_eq!(
+            missing.cause,
+            "no NVIDIA driver: looked for libcuda.so, libcuda.so.1 on the loader's path: cannot open"
+        );
+        assert!(missing.hint.contains("--cpus"), "{}", missing.hint);
+    }
+
+    #[test]
+    fn a_driver_without_a_gpu_names_the_variable_that_hides_it() {
+        let error = DriverError { call: "cuInit", code: 100, name: "CUDA_ERROR_NO_DEVICE".into() };
+        let refused = NoDriver::Refused { library: "libcuda.so.1".into(), error };
+        let plain = no_driver(&refused, None);
+        assert!(plain.cause.ends_with("shows no GPU: cuInit: CUDA_ERROR_NO_DEVICE (100)"), "{}", plain.cause);
+        let empty = no_driver(&refused, Some(""));
+        assert!(empty.cause.contains("CUDA_VISIBLE_DEVICES is empty"), "{}", empty.cause);
+        assert!(empty.hint.contains("unset"), "{}", empty.hint);
+        let error = DriverError { call: "cuInit", code: 803, name: "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH".into() };
+        let other = no_driver(&NoDriver::Refused { library: "libcuda.so.1".into(), error }, Some(""));
+        assert!(other.cause.contains("does not start") && !other.cause.contains("VISIBLE"), "{}", other.cause);
+    }
+
+    #[test]
+    fn visible_devices_are_numbers_and_uuids_up_to_the_first_other_word() {
+        assert_eq!(hidden(None), None);
+        assert_eq!(hidden(Some("1,0")).unwrap(), "CUDA_VISIBLE_DEVICES is `1,0`");
+        let uuids = "GPU-8a56,MIG-77";
+        assert_eq!(hidden(Some(uuids)).unwrap(), format!("CUDA_VISIBLE_DEVICES is `{uuids}`"));
+        for (value, word) in [("0,-1,1", "-1"), ("none", "none"), ("0,,1", "")] {
+            let text = hidden(Some(value)).unwrap();
+            assert!(text.contains(&format!("`{word}` is neither")), "{text}");
+        }
+    }
+}

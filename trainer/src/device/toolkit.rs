@@ -1,0 +1,181 @@
+//! What burn's CUDA backend compiles its kernels with: the library NVRTC, and CUDA's headers.
+
+use std::{
+    env,
+    ffi::OsString,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use serde::Serialize;
+
+use super::Missing;
+use crate::comm::driver::{self, NotLoaded};
+
+/// A library that was found.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+pub struct Library {
+    /// The name that it was loaded by.
+    pub name: String,
+    /// The file, where the system tells.
+    pub path: Option<PathBuf>,
+    /// Its version, where it tells.
+    pub version: Option<String>,
+}
+
+/// CUDA's headers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Headers {
+    /// The folder that holds them.
+    pub path: PathBuf,
+}
+
+/// Headers that are not there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NoHeaders {
+    /// What was looked at, and what became of it.
+    pub tried: Vec<String>,
+}
+
+/// Those that kernels include: for f16, bf16 and tensor cores.
+const HEADERS: [&str; 3] = ["cuda_fp16.h", "cuda_bf16.h", "mma.h"];
+
+/// Loads NVRTC.
+///
+/// # Errors
+/// The names that were tried.
+pub fn nvrtc() -> Result<Library, NotLoaded> {
+    library("nvrtc", "nvrtcVersion", 2, |numbers| format!("{}.{}", numbers[0], numbers[1]))
+}
+
+/// Loads NCCL.
+///
+/// # Errors
+/// The names that were tried.
+pub fn nccl() -> Result<Library, NotLoaded> {
+    library("nccl", "ncclGetVersion", 1, |numbers| nccl_version(numbers[0]))
+}
+
+/// 2.18.3 is 21803, and since 2.9 the major version has a digit more than before.
+fn nccl_version(number: i32) -> String {
+    let (major, rest) =
+        if number >= 10_000 { (number / 10_000, number % 10_000) } else { (number / 1000, number % 1000) };
+    format!("{major}.{}.{}", rest / 100, rest % 100)
+}
+
+fn library(stem: &str, symbol: &str, numbers: usize, text: fn(Vec<i32>) -> String) -> Result<Library, NotLoaded> {
+    let (opened, name) = driver::open(stem)?;
+    let version = driver::version(&opened, symbol, numbers).map(text);
+    let path = loaded_from(&fs::read_to_string("/proc/self/maps").unwrap_or_default(), stem);
+    Ok(Library { name, path, version })
+}
+
+/// The file of a loaded library, from the process's memory map.
+fn loaded_from(maps: &str, stem: &str) -> Option<PathBuf> {
+    let named = |path: &&str| {
+        let file = path.rsplit('/').next().unwrap_or_default();
+        file.strip_prefix("lib").and_then(|rest| rest.strip_prefix(stem)).is_some_and(|rest| rest.starts_with(".so"))
+    };
+    maps.lines().filter_map(|line| line.find('/').map(|start| &line[start..])).find(named).map(PathBuf::from)
+}
+
+/// The folder whose headers burn's backend would use.
+///
+/// # Errors
+/// There is none, or headers are missing in it.
+pub fn headers() -> Result<Headers, NoHeaders> {
+    headers_in(env::var_os("CUDA_PATH"), |path| path.exists())
+}
+
+/// cubecl-cuda's own search (`install.rs`): `CUDA_PATH`, then the first of three usual places that exists.
+fn headers_in(variable: Option<OsString>, exists: impl Fn(&Path) -> bool) -> Result<Headers, NoHeaders> {
+    let usual = [("/usr/local/cuda", "/usr/local/cuda"), ("/opt/cuda", "/opt/cuda"), ("/usr/bin/nvcc", "/usr")];
+    let root = match &variable {
+        Some(path) => Some(PathBuf::from(path)),
+        None => usual.iter().find(|(sign, _)| exists(Path::new(sign))).map(|(_, root)| PathBuf::from(root)),
+    };
+    let Some(root) = root else {
+        let mut tried = vec!["CUDA_PATH is not set".to_owned()];
+        tried.extend(usual.iter().map(|(sign, _)| format!("{sign} does not exist")));
+        return Err(NoHeaders { tried });
+    };
+    let path = root.join("include");
+    let missing: Vec<_> =
+        HEADERS.iter().filter(|name| !exists(&path.join(name))).map(|name| (*name).to_owned()).collect();
+    if missing.is_empty() {
+        return Ok(Headers { path });
+    }
+    let whose = if variable.is_some() { " (CUDA_PATH)" } else { "" };
+    Err(NoHeaders { tried: vec![format!("{}{whose} has no {}", path.display(), missing.join(", "))] })
+}
+
+/// For the user.
+pub(super) fn no_nvrtc(error: &NotLoaded) -> Missing {
+    let root = env::var_os("CUDA_PATH").map_or_else(|| PathBuf::from("/usr/local/cuda"), PathBuf::from);
+    let place =
+        ["lib64", "lib", "targets/x86_64-linux/lib"].map(|folder| root.join(folder)).into_iter().find(|folder| {
+            let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+            entries.map(|entry| entry.file_name()).any(|name| name.to_string_lossy().starts_with("libnvrtc.so"))
+        });
+    let hint = match place {
+        Some(folder) => format!("one is in {0}: LD_LIBRARY_PATH={0}", folder.display()),
+        None => "install CUDA's toolkit, or only NVRTC (pip install nvidia-cuda-nvrtc), and put the folder of \
+                 libnvrtc.so.* into LD_LIBRARY_PATH"
+            .into(),
+    };
+    Missing { cause: format!("no NVRTC, which compiles the GPU's kernels: {error}"), hint }
+}
+
+/// For the user.
+pub(super) fn no_headers(error: &NoHeaders) -> Missing {
+    Missing {
+        cause: format!("no CUDA headers, which the GPU's kernels include: {}", error.tried.join(", ")),
+        hint: "install CUDA's toolkit and set CUDA_PATH to its folder, the one that holds include/cuda_fp16.h".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_are_where_cubecl_looks() {
+        let all = |root: &str| {
+            let root = root.to_owned();
+            move |path: &Path| path.starts_with(&root)
+        };
+        let found = headers_in(None, all("/usr/local/cuda")).unwrap();
+        assert_eq!(found.path, Path::new("/usr/local/cuda/include"));
+        // a distribution's own: nvcc is in the user's path
+        let distribution = |path: &Path| path == "/usr/bin/nvcc" || path.starts_with("/usr/include");
+        assert_eq!(headers_in(None, distribution).unwrap().path, Path::new("/usr/include"));
+        // the variable counts even where it is wrong, as it does there
+        let wrong = headers_in(Some("/nowhere".into()), all("/usr/local/cuda")).unwrap_err();
+        assert_eq!(wrong.tried, ["/nowhere/include (CUDA_PATH) has no cuda_fp16.h, cuda_bf16.h, mma.h"]);
+        let nothing = headers_in(None, |_| false).unwrap_err();
+        assert_eq!(nothing.tried.len(), 4);
+        let text = no_headers(&nothing);
+        assert!(text.cause.contains("CUDA_PATH is not set, /usr/local/cuda does not exist"), "{}", text.cause);
+    }
+
+    #[test]
+    fn a_partial_toolkit_is_told_by_what_it_lacks() {
+        let partial = |path: &Path| path != Path::new("/opt/cuda/include/mma.h") && path.starts_with("/opt/cuda");
+        assert_eq!(headers_in(None, partial).unwrap_err().tried, ["/opt/cuda/include has no mma.h"]);
+    }
+
+    #[test]
+    fn a_loaded_librarys_file_is_in_the_memory_map() {
+        let maps = "7f00-7f01 r--p 00000000 08:01 12   /usr/lib/libnvrtc-builtins.so.13.0\n\
+                    7f02-7f03 r-xp 00000000 08:01 13   /opt/a b/libnvrtc.so.13.0.48\n7f04-7f05 rw-p 0 00:00 0";
+        assert_eq!(loaded_from(maps, "nvrtc").unwrap(), Path::new("/opt/a b/libnvrtc.so.13.0.48"));
+        assert_eq!(loaded_from(maps, "nccl"), None);
+    }
+
+    #[test]
+    fn nccl_versions_of_both_kinds() {
+        assert_eq!(nccl_version(21803), "2.18.3");
+        assert_eq!(nccl_version(22907), "2.29.7");
+        assert_eq!(nccl_version(2708), "2.7.8");
+    }
+}

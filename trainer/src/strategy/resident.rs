@@ -1,0 +1,229 @@
+//! A data set that stays on the device as uint8: batches are cropped, flipped, cut and normalised there.
+//!
+//! What happens to an image is decided on the host by the very code that the loader has ([`Pipeline::decide`]); the device
+//! only gathers. Every pixel's value is looked up in the loader's own table, and there is no arithmetic on floats: the
+//! pixels are the loader's, bit for bit, on any device.
+//!
+//! ```text
+//! where  = first pixel of the image + channel + row + column              [B, C, H, W], a sum of four small tensors
+//! pixel  = images[where] · shown                                          0 where a crop sees nothing
+//! value  = table[(pixel + 256 · channel + 1) · kept]                      entry 0 of the table is the mean, 0.0
+//! ```
+
+use burn::tensor::{DType, Device, Int, IntDType, Tensor, TensorData};
+use data::{
+    Dataset, ImageShape,
+    augment::{Decision, Line, Pipeline},
+    loader::Batch,
+};
+
+/// The data sets of a run on one device.
+#[derive(Debug)]
+pub struct ResidentSets {
+    /// Training images.
+    pub train: Resident,
+    /// Test images.
+    pub test: Resident,
+}
+
+/// One data set on one device.
+#[derive(Debug)]
+pub struct Resident {
+    /// All pixels, uint8.
+    images: Tensor<1, Int>,
+    /// 0, then the normalised value of each channel's 256 pixel values.
+    table: Tensor<1>,
+    /// Distance of each channel's pixels from the image's first, `[1, C, 1, 1]`.
+    planes: Tensor<4, Int>,
+    /// Where each channel's values begin in the table, `[1, C, 1, 1]`.
+    tables: Tensor<4, Int>,
+    shape: ImageShape,
+    pipeline: Pipeline,
+    device: Device,
+}
+
+/// Offsets and flags of each image's rows, or columns, `[B · side]`.
+#[derive(Default)]
+struct Lines {
+    offsets: Vec<i32>,
+    shown: Vec<i32>,
+    cut: Vec<i32>,
+}
+
+impl Lines {
+    fn push(&mut self, line: Line, step: usize) {
+        self.offsets.push((line.source.unwrap_or(0) * step) as i32);
+        self.shown.push(i32::from(line.source.is_some()));
+        self.cut.push(i32::from(line.cut));
+    }
+}
+
+impl Resident {
+    /// Why a data set cannot be kept on a device with `room` bytes for it.
+    pub fn refusal(dataset: &Dataset, room: u64) -> Option<String> {
+        let bytes = dataset.images.len();
+        if bytes as u64 > room {
+            return Some(format!("{bytes} bytes of images are more than a quarter of the device's memory"));
+        }
+        // places are 32-bit numbers
+        (i32::try_from(bytes).is_err()).then(|| format!("{bytes} bytes of images are more than {}", i32::MAX))
+    }
+
+    /// Copies the pixels of `dataset`, of fewer than 2^31 bytes, to `device` (without autodiff); `pipeline` is its loader's.
+    pub fn new(dataset: &Dataset, pipeline: Pipeline, device: &Device) -> Self {
+        let shape = dataset.shape;
+        let plane = shape.height * shape.width;
+        let each = |step: usize, first: usize| {
+            let values = (0..shape.channels).map(|channel| (channel * step + first) as i32).collect();
+            integers(values, [1, shape.channels, 1, 1], device)
+        };
+        let table: Vec<f32> = std::iter::once(0.0).chain(pipeline.values()).collect();
+        let length = dataset.images.len();
+        Self {
+            images: Tensor::from_data(TensorData::new(dataset.images.clone(), [length]), (device, DType::U8)),
+            table: Tensor::from_floats(table.as_slice(), device),
+            planes: each(plane, 0),
+            tables: each(256, 1),
+            shape,
+            pipeline,
+            device: device.clone(),
+        }
+    }
+
+    /// The pixels of a batch whose loader has left them to this, `[B, C, H, W]`.
+    ///
+    /// # Panics
+    /// For a batch of another data set, or with pixels of its own.
+    pub fn batch(&self, batch: &Batch) -> Tensor<4> {
+        assert!(batch.images.is_empty(), "the loader has done the pixels already");
+        assert_eq!(batch.shape, self.shape, "images of another data set");
+        self.images(&batch.ids, &batch.decisions)
+    }
+
+    fn images(&self, ids: &[u32], decisions: &[Decision]) -> Tensor<4> {
+        assert_eq!(ids.len(), decisions.len(), "one decision an image");
+        let ImageShape { channels, height, width } = self.shape;
+        let (mut rows, mut columns) = (Lines::default(), Lines::default());
+        for decision in decisions {
+            self.pipeline.rows(decision).for_each(|line| rows.push(line, width));
+            self.pipeline.columns(decision).for_each(|line| columns.push(line, 1));
+        }
+        let batch = ids.len();
+        let (tall, wide) = ([batch, 1, height, 1], [batch, 1, 1, width]);
+        let tensor = |values: Vec<i32>, shape: [usize; 4]| integers(values, shape, &self.device);
+        let first = ids.iter().map(|&id| (id as usize * self.shape.len()) as i32).collect();
+
+        let places = tensor(first, [batch, 1, 1, 1]) + tensor(rows.offsets, tall);
+        let places = places + tensor(columns.offsets, wide) + self.planes.clone();
+        let count = batch * self.shape.len();
+        let pixels = self.images.clone().select(0, places.reshape([count])).cast(IntDType::I32);
+        let mut pixels = pixels.reshape([batch, channels, height, width]);
+        if rows.shown.contains(&0) || columns.shown.contains(&0) {
+            pixels = pixels * (tensor(rows.shown, tall) * tensor(columns.shown, wide));
+        }
+        let mut keys = pixels + self.tables.clone();
+        if rows.cut.contains(&1) {
+            let kept = (tensor(rows.cut, tall) * tensor(columns.cut, wide)).neg().add_scalar(1);
+            keys = keys * kept;
+        }
+        self.table.clone().select(0, keys.reshape([count])).reshape([batch, channels, height, width])
+    }
+}
+
+/// 32-bit numbers, whatever the device's own default is.
+fn integers(values: Vec<i32>, shape: [usize; 4], device: &Device) -> Tensor<4, Int> {
+    Tensor::from_data(TensorData::new(values, shape), (device, DType::I32))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use data::{
+        augment::{Augment, Fill},
+        loader::{Loader, LoaderConfig},
+    };
+
+    use super::*;
+
+    fn dataset(shape: ImageShape, count: usize) -> Dataset {
+        Dataset {
+            name: "formula".into(),
+            images: (0..count * shape.len()).map(|i| (i * 197 + i / 7 + 3) as u8).collect(),
+            labels: (0..count).map(|i| (i % 10) as u16).collect(),
+            shape,
+            classes: (0..10).map(|class| class.to_string()).collect(),
+        }
+    }
+
+    /// Both loaders of a data set: one that does the pixels, one that leaves them to the device.
+    fn compare(shape: ImageShape, augment: Vec<Augment>, exact: bool) {
+        let set = Arc::new(dataset(shape, 37));
+        let config = LoaderConfig {
+            global_batch: 8,
+            seed: 11,
+            augment,
+            mean: (0..shape.channels).map(|c| 0.4 + 0.05 * c as f32).collect(),
+            std: (0..shape.channels).map(|c| 0.2 + 0.01 * c as f32).collect(),
+            exact,
+            ..LoaderConfig::default()
+        };
+        let host = Loader::new(Arc::clone(&set), config.clone()).unwrap();
+        let left = Loader::new(Arc::clone(&set), LoaderConfig { pixels: false, ..config.clone() }).unwrap();
+        let resident = Resident::new(&set, left.pipeline().clone(), &Device::flex());
+        let mut seen = 0;
+        for epoch in 1..4 {
+            for (done, decided) in host.epoch(epoch, 0).zip(left.epoch(epoch, 0)) {
+                assert_eq!((&done.ids, &done.labels), (&decided.ids, &decided.labels));
+                let pixels = resident.batch(&decided).into_data().try_into_vec::<f32>().unwrap();
+                let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+                assert_eq!(
+                    bits(&pixels),
+                    bits(&done.images),
+                    "{:?}, epoch {epoch}, batch {}",
+                    config.augment,
+                    done.index
+                );
+                seen += done.len();
+            }
+        }
+        assert!(seen >= 3 * 37, "{seen} images");
+    }
+
+    #[test]
+    fn every_augmentation_has_the_loaders_pixels() {
+        let crop = |fill| Augment::Crop { padding: 3, fill };
+        let (flips, cutout) = ([Augment::Flip, Augment::AlternatingFlip], Augment::Cutout { size: 5 });
+        for shape in [ImageShape { channels: 3, height: 9, width: 9 }, ImageShape { channels: 1, height: 7, width: 12 }]
+        {
+            for augment in [
+                vec![],
+                vec![crop(Fill::Zero)],
+                vec![crop(Fill::Reflect)],
+                vec![flips[0]],
+                vec![flips[1]],
+                vec![cutout],
+                vec![crop(Fill::Zero), flips[0], cutout],
+                vec![crop(Fill::Reflect), flips[1], cutout],
+            ] {
+                compare(shape, augment, false);
+            }
+            compare(shape, vec![crop(Fill::Zero), flips[0], cutout], true);
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let set = dataset(ImageShape { channels: 1, height: 4, width: 4 }, 10);
+        assert_eq!(Resident::refusal(&set, 160), None);
+        assert!(Resident::refusal(&set, 159).unwrap().contains("160 bytes"));
+    }
+
+    #[test]
+    fn mixing_is_the_loaders() {
+        let set = Arc::new(dataset(ImageShape { channels: 1, height: 4, width: 4 }, 10));
+        let config = LoaderConfig { global_batch: 5, mixup: Some(0.2), pixels: false, ..LoaderConfig::default() };
+        let error = Loader::new(set, config).err().expect("refused");
+        assert!(error.to_string().contains("mixed"), "{error}");
+    }
+}

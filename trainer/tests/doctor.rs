@@ -1,0 +1,183 @@
+//! `trainer doctor` on machines that have nothing, and on machines whose driver is made up (`fake_driver/cuda.c`).
+
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Output},
+};
+
+use serde_json::Value;
+
+/// A machine: a folder that is all of the loader's own path, of PATH, and of CUDA's toolkit.
+struct Machine {
+    folder: tempfile::TempDir,
+}
+
+impl Machine {
+    /// Nothing but what the system has.
+    fn bare() -> Self {
+        Self { folder: tempfile::tempdir().unwrap() }
+    }
+
+    /// One with a driver, NVRTC, NCCL, headers and mpirun.
+    fn complete() -> Self {
+        let machine = Self::bare();
+        let folder = machine.folder.path();
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fake_driver/cuda.c");
+        let library = folder.join("libcuda.so.1");
+        // the linker that rustc uses
+        let built = Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(source).status();
+        assert!(built.expect("cc").success());
+        fs::copy(&library, folder.join("libnvrtc.so.13")).unwrap();
+        fs::copy(&library, folder.join("libnccl.so")).unwrap();
+        fs::create_dir_all(folder.join("include")).unwrap();
+        for name in ["cuda_fp16.h", "cuda_bf16.h", "mma.h"] {
+            fs::write(folder.join("include").join(name), "").unwrap();
+        }
+        machine.program("mpirun", "#!/bin/sh\necho 'mpirun (Fake MPI) 4.1.4'\n");
+        machine
+    }
+
+    fn program(&self, name: &str, text: &str) {
+        use std::os::unix::fs::PermissionsExt;
+        let path = self.folder.path().join(name);
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    fn run(&self, arguments: &[&str], variables: &[(&str, &str)]) -> Output {
+        let folder = self.folder.path();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
+        command.args(arguments).env_remove("CUDA_VISIBLE_DEVICES").env("LD_LIBRARY_PATH", folder);
+        command.env("PATH", folder).env("CUDA_PATH", folder).env("FAKE_MEMORY", folder).current_dir(folder);
+        command.envs(variables.iter().copied()).output().unwrap()
+    }
+
+    fn doctor(&self, variables: &[(&str, &str)]) -> Value {
+        let output = self.run(&["doctor", "--json"], variables);
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_else(|| panic!("{value} is no text"))
+}
+
+#[test]
+fn a_machine_without_anything_is_told_where_everything_was_looked_for() {
+    let machine = Machine::bare();
+    let report = machine.doctor(&[]);
+    // what a machine's own driver would be found under, wherever this test runs
+    if let Some(missing) = report["driver"]["missing"].as_str() {
+        assert!(missing.contains("libcuda.so.1"), "{missing}");
+        assert_eq!(report["gpus"], Value::Array(Vec::new()));
+        assert!(text(&report["ipc"]).starts_with("not tried"));
+    }
+    if let Some(missing) = report["nvrtc"]["missing"].as_str() {
+        assert!(missing.contains("libnvrtc.so.12"), "{missing}");
+    }
+    assert!(text(&report["headers"]["missing"]).contains("(CUDA_PATH) has no cuda_fp16.h"), "{}", report["headers"]);
+    assert!(text(&report["mpi"]["missing"]).contains("mpirun"), "{}", report["mpi"]);
+    assert!(report["cpu"]["cores"].as_u64().unwrap() > 0 && report["cpu"]["memory_bytes"].as_u64().unwrap() > 1 << 20);
+    assert!(text(&report["would_use"]["device"]).contains("CPU"), "without headers nothing else can be used");
+    let names: Vec<_> = report["backends"].as_array().unwrap().iter().map(|row| text(&row["name"])).collect();
+    assert_eq!(names, ["shm", "tcp", "cuda", "nccl"]);
+}
+
+#[test]
+fn a_machine_with_everything_is_read_and_tried() {
+    let machine = Machine::complete();
+    let report = machine.doctor(&[("FAKE_GPUS", "3"), ("CUDA_VISIBLE_DEVICES", "2,0,1")]);
+    assert_eq!(report["driver"]["cuda"], "13.2");
+    assert_eq!(report["driver"]["library"], "libcuda.so.1");
+    assert_eq!(report["visible"], "CUDA_VISIBLE_DEVICES is `2,0,1`");
+    let gpus = report["gpus"].as_array().unwrap();
+    assert_eq!(gpus.len(), 3);
+    for (index, gpu) in gpus.iter().enumerate() {
+        assert_eq!(gpu["index"], index);
+        assert_eq!(gpu["name"], format!("Fake GPU {}", ["A", "B", "C"][index]));
+        assert_eq!(gpu["memory_bytes"], (index as u64 + 1) << 30);
+        assert_eq!(gpu["compute"], serde_json::json!([9, 0]));
+        assert_eq!(gpu["multiprocessors"], 132);
+        assert_eq!(gpu["memory_check"], "works");
+        assert!(text(&gpu["uuid"]).starts_with(&format!("GPU-{:02x}{:02x}", 0x10 + index, 0x10 + index)), "{gpu}");
+    }
+    let peers = report["peers"].as_array().unwrap();
+    assert_eq!(peers.len(), 6);
+    for peer in peers {
+        assert_eq!((&peer["driver_says"], &peer["check"]), (&Value::Bool(true), &Value::from("works")), "{peer}");
+    }
+    assert_eq!(report["ipc"], "works");
+    assert_eq!(report["nvrtc"]["version"], "13.2");
+    assert_eq!(report["nvrtc"]["name"], "libnvrtc.so.13");
+    assert!(text(&report["nvrtc"]["path"]).ends_with("libnvrtc.so.13"), "{}", report["nvrtc"]);
+    assert_eq!(report["nccl"]["version"], "2.29.7");
+    assert_eq!(report["mpi"]["version"], "mpirun (Fake MPI) 4.1.4");
+    assert_eq!(Path::new(text(&report["headers"]["path"])), machine.folder.path().join("include"));
+
+    let screen = machine.run(&["doctor"], &[("FAKE_GPUS", "2")]);
+    let screen = String::from_utf8(screen.stdout).unwrap();
+    for word in ["Fake GPU B", "peer 0>1", "works (the driver says yes)", "13.2", "NVRTC".to_lowercase().as_str()] {
+        assert!(screen.contains(word), "{word}: {screen}");
+    }
+}
+
+#[test]
+fn a_driver_that_promises_peer_access_and_loses_writes_is_found_out() {
+    let machine = Machine::complete();
+    let report = machine.doctor(&[("FAKE_GPUS", "2"), ("FAKE_PEERS", "lies")]);
+    for peer in report["peers"].as_array().unwrap() {
+        assert_eq!(peer["driver_says"], true);
+        assert!(text(&peer["check"]).contains("values were read otherwise than written"), "{peer}");
+    }
+    // a GPU's own memory is all right
+    assert_eq!(report["gpus"][1]["memory_check"], "works");
+}
+
+#[test]
+fn a_driver_without_peer_access_is_an_answer() {
+    let report = Machine::complete().doctor(&[("FAKE_GPUS", "2"), ("FAKE_PEERS", "none")]);
+    let peer = &report["peers"][0];
+    assert_eq!(peer["driver_says"], false);
+    assert!(text(&peer["check"]).contains("CUDA_ERROR_PEER_ACCESS_UNSUPPORTED (217)"), "{peer}");
+}
+
+#[test]
+fn a_driver_that_shows_no_gpu_or_does_not_start_is_told_apart() {
+    let machine = Machine::complete();
+    let none = machine.doctor(&[("FAKE_INIT", "100"), ("CUDA_VISIBLE_DEVICES", "")]);
+    assert!(text(&none["driver"]["missing"]).contains("CUDA_ERROR_NO_DEVICE"), "{none}");
+    assert!(text(&none["visible"]).contains("hides every GPU"), "{none}");
+    let broken = machine.doctor(&[("FAKE_INIT", "803")]);
+    assert!(text(&broken["driver"]["missing"]).contains("CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"), "{broken}");
+    assert_eq!(broken["gpus"], Value::Array(Vec::new()));
+}
+
+/// What a GPU build says before burn's backend is touched.
+#[cfg(feature = "cuda")]
+#[test]
+fn gpus_that_cannot_be_had_are_errors_before_anything_starts() {
+    let machine = Machine::complete();
+    fs::write(
+        machine.folder.path().join("config.toml"),
+        "[model]\nname = \"lenet\"\n[data]\nname = \"fashion-mini\"\n",
+    )
+    .unwrap();
+    let fails = |arguments: &[&str], variables: &[(&str, &str)], words: &[&str]| {
+        let output = machine.run(&[&["--config", "config.toml", "--dry-run"], arguments].concat(), variables);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        for word in words.iter().chain(&["hint:"]) {
+            assert!(said.contains(word), "{word}: {said}");
+        }
+        assert!(!said.contains("internal error"), "{said}");
+    };
+    fails(&["--gpus", "4"], &[("FAKE_GPUS", "2")], &["4 processes", "there are 2 GPUs", "--oversubscribe"]);
+    fails(&["--gpus", "2"], &[("FAKE_INIT", "100"), ("CUDA_VISIBLE_DEVICES", "")], &["CUDA_VISIBLE_DEVICES is empty"]);
+    fails(&["--gpus", "1"], &[("CUDA_PATH", "/nowhere")], &["/nowhere/include (CUDA_PATH) has no cuda_fp16.h"]);
+    fs::remove_file(machine.folder.path().join("libnvrtc.so.13")).unwrap();
+    fails(&["--gpus", "1"], &[], &["no NVRTC", "libnvrtc.so.13", "LD_LIBRARY_PATH"]);
+    fs::remove_file(machine.folder.path().join("libcuda.so.1")).unwrap();
+    fails(&["--gpus", "1"], &[], &["no NVIDIA driver", "libcuda.so.1"]);
+}
