@@ -1,6 +1,6 @@
 //! Does memory hold what was written, by whoever wrote it? Kernels write and read; the driver's own word is not enough.
 //!
-//! [`Pattern::write`] makes each element a function of its place and a seed, [`Pattern::wrong`] counts those that are
+//! `Pattern::write` makes each element a function of its place and a seed, `Pattern::wrong` counts those that are
 //! something else. Both are PTX that any driver compiles, so nothing but the driver is needed.
 
 use std::ffi::CStr;
