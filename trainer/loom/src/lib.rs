@@ -1,5 +1,5 @@
-//! The shared-memory protocol of `trainer/src/comm/shm` under loom: counter and schedules are the trainer's own files, the
-//! rest of the trainer is not built for it.
+//! The protocols of `trainer/src/comm/shm` and `trainer/src/comm/cuda` under loom: counter, schedules and flags are the
+//! trainer's own files, the rest of the trainer is not built for it.
 //!
 //! `RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --release -p shm-loom`; without `--cfg loom` this is empty.
 #![cfg(loom)]
@@ -7,8 +7,12 @@
 
 #[path = "../../src/comm/shm/pipeline.rs"]
 mod pipeline;
+#[path = "../../src/comm/cuda/protocol.rs"]
+mod protocol;
 #[path = "../../src/comm/shm/word.rs"]
 mod word;
 
 #[cfg(test)]
 mod models;
+#[cfg(test)]
+mod windows;

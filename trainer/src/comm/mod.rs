@@ -1,4 +1,4 @@
-//! Collectives between the processes of a job, on CPUs.
+//! Collectives between the processes of a job.
 //!
 //! Knows bytes, counts and types of elements, not tensors of a model. From the top:
 //!
@@ -10,6 +10,7 @@
 //! - [`join`] (`rendezvous.rs`): from the launcher's settings to a communicator; `store/` is the private rendezvous and the
 //!   control connection over which deaths and errors are told; `auth.rs` the secret that keeps strangers out.
 //! - `kernels.rs`, `dtype.rs`: the reductions.
+//! - [`cuda`]: collectives on GPUs, beside all this: ranks meet over a communicator first.
 //! - [`mod@bench`]: the measurements of `trainer bench allreduce`.
 //!
 //! # What holds
@@ -25,6 +26,7 @@ mod abort;
 mod auth;
 pub mod bench;
 mod communicator;
+pub mod cuda;
 mod descriptor;
 #[allow(unsafe_code)]
 #[path = "cuda/driver/mod.rs"]

@@ -1,0 +1,152 @@
+//! The protocol of windows of device memory: ranks are threads, a slot's parts are loom cells. An access that the flags do not
+//! order after a conflicting one is an error.
+
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicU64, Ordering};
+use loom::thread;
+
+use super::protocol::{Area, Kernel, SLOTS, Sight, Step, flag, sight, slot};
+
+const FINGERPRINT: u32 = 7;
+/// Ranks at most.
+const MOST: usize = 3;
+
+/// Memory of one rank: flags by area and sender, and slots by part.
+struct Window {
+    flags: [[AtomicU64; MOST]; 2],
+    slots: [[UnsafeCell<u64>; MOST]; SLOTS as usize],
+}
+
+impl Window {
+    fn new() -> Self {
+        let cells = || std::array::from_fn(|_| UnsafeCell::new(0));
+        Self {
+            flags: std::array::from_fn(|_| std::array::from_fn(|_| AtomicU64::new(0))),
+            slots: std::array::from_fn(|_| cells()),
+        }
+    }
+}
+
+fn put(cell: &UnsafeCell<u64>, value: u64) {
+    // SAFETY: loom checks that nobody else has access.
+    cell.with_mut(|p| unsafe { *p = value });
+}
+
+fn get(cell: &UnsafeCell<u64>) -> u64 {
+    // SAFETY: loom checks that nobody writes.
+    cell.with(|p| unsafe { *p })
+}
+
+fn meet(me: usize, windows: &[Window], area: Area, epoch: u64) {
+    for window in windows {
+        window.flags[area as usize][me].store(flag(epoch, FINGERPRINT), Ordering::Release);
+    }
+    for word in &windows[me].flags[area as usize][..windows.len()] {
+        loop {
+            match sight(word.load(Ordering::Acquire), epoch, FINGERPRINT) {
+                Sight::Here => break,
+                Sight::NotYet => thread::yield_now(),
+                Sight::Differs => panic!("all call the same"),
+            }
+        }
+    }
+}
+
+/// What `rank` puts into part `part` in launch `epoch`.
+fn value(rank: usize, epoch: u64, part: usize) -> u64 {
+    epoch * 100 + part as u64 * 10 + rank as u64
+}
+
+fn launch(me: usize, windows: &[Window], kernel: Kernel, epoch: u64, slot: usize) {
+    let n = windows.len();
+    let sum = |part: usize| windows.iter().map(|window| get(&window.slots[slot][part])).sum::<u64>();
+    let want = |part: usize| (0..n).map(|rank| value(rank, epoch, part)).sum::<u64>();
+    for step in kernel.steps() {
+        match (step, kernel) {
+            (Step::Pack, _) => (0..n).for_each(|part| put(&windows[me].slots[slot][part], value(me, epoch, part))),
+            (Step::Meet(area), _) => meet(me, windows, *area, epoch),
+            (Step::Reduce, Kernel::TwoShot) => put(&windows[me].slots[slot][me], sum(me)),
+            (Step::Reduce, Kernel::ReduceScatter) => assert_eq!(sum(me), want(me)),
+            (Step::Reduce, _) => (0..n).for_each(|part| assert_eq!(sum(part), want(part))),
+            (Step::Gather, Kernel::TwoShot) => {
+                (0..n).for_each(|part| assert_eq!(get(&windows[part].slots[slot][part]), want(part)));
+            }
+            (Step::Gather, _) => {
+                (0..n).for_each(|rank| assert_eq!(get(&windows[rank].slots[slot][0]), value(rank, epoch, 0)));
+            }
+        }
+    }
+}
+
+fn model(
+    ranks: usize,
+    bound: usize,
+    kernels: &'static [Kernel],
+    slot: impl Fn(u64) -> u64 + Send + Sync + Copy + 'static,
+) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(bound);
+    builder.max_branches = 100_000;
+    builder.check(move || {
+        let windows: Arc<Vec<Window>> = Arc::new((0..ranks).map(|_| Window::new()).collect());
+        let run = move |me: usize, windows: &[Window]| {
+            for (epoch, kernel) in (1..).zip(kernels) {
+                launch(me, windows, *kernel, epoch, slot(epoch) as usize);
+            }
+        };
+        let threads: Vec<_> = (1..ranks)
+            .map(|me| {
+                let windows = windows.clone();
+                thread::spawn(move || run(me, &windows))
+            })
+            .collect();
+        run(0, &windows);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
+
+#[test]
+fn loom_one_shot_never_overwrites_what_is_being_read() {
+    model(2, 2, &[Kernel::OneShot; 4], slot);
+    model(3, 0, &[Kernel::OneShot; 3], slot);
+}
+
+#[test]
+fn loom_two_shot_never_overwrites_what_is_being_read() {
+    model(2, 2, &[Kernel::TwoShot; 4], slot);
+    model(3, 0, &[Kernel::TwoShot; 3], slot);
+}
+
+#[test]
+fn loom_collectives_of_all_kinds_follow_one_another() {
+    const MIXED: &[Kernel] =
+        &[Kernel::TwoShot, Kernel::AllGather, Kernel::OneShot, Kernel::ReduceScatter, Kernel::TwoShot];
+    model(2, 2, MIXED, slot);
+}
+
+#[test]
+#[should_panic]
+fn loom_sees_a_window_with_one_slot() {
+    // Proof that the tests above can fail.
+    model(2, 3, &[Kernel::OneShot; 3], |_| 0);
+}
+
+#[test]
+#[should_panic]
+fn loom_sees_a_reduction_without_its_second_meeting() {
+    fn gather_at_once(me: usize, windows: &[Window]) {
+        (0..2).for_each(|part| put(&windows[me].slots[0][part], 1));
+        meet(me, windows, Area::Filled, 1);
+        let sum = windows.iter().map(|window| get(&window.slots[0][me])).sum();
+        put(&windows[me].slots[0][me], sum);
+        (0..2).for_each(|part| assert_eq!(get(&windows[part].slots[0][part]), 2));
+    }
+    loom::model(|| {
+        let windows: Arc<Vec<Window>> = Arc::new((0..2).map(|_| Window::new()).collect());
+        let other = windows.clone();
+        let thread = thread::spawn(move || gather_at_once(1, &other));
+        gather_at_once(0, &windows);
+        thread.join().unwrap();
+    });
+}

@@ -1,0 +1,76 @@
+// What the collectives ask of the machine. The tests put another file here, which says the same in C++ threads.
+#define FN __device__ __forceinline__
+
+// Visible to whoever acquires the word: everything that this thread, and those that it has met in __syncthreads, wrote before.
+FN void store_release(u64* at, u64 value) {
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
+
+FN u64 load_acquire(const u64* at) {
+    u64 value;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+    return value;
+}
+
+// For words that order nothing: asked again and again, never from a cache that nobody invalidates.
+FN u64 load_relaxed(const u64* at) {
+    u64 value;
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+    return value;
+}
+
+FN void store_relaxed(u64* at, u64 value) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
+
+// A word of the block's own.
+FN void raise(volatile u32* flag) { *flag = 1; }
+FN bool is_raised(const volatile u32* flag) { return *flag != 0; }
+
+FN u64 nanoseconds() {
+    u64 value;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(value));
+    return value;
+}
+
+FN float from_half(u32 bits) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"((unsigned short)bits));
+    return value;
+}
+
+FN u32 to_half(float value) {
+    unsigned short bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+}
+
+FN u32 bits_of(float value) { return __float_as_uint(value); }
+FN float of_bits(u32 bits) { return __uint_as_float(bits); }
+
+// 16 bytes in one access; `at` is aligned to them. In the order of the text, as the words above are, and never from the
+// non-coherent cache.
+FN Pack load_pack(const Pack* at) {
+    Pack pack;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(pack.word[0]), "=r"(pack.word[1]), "=r"(pack.word[2]), "=r"(pack.word[3])
+                 : "l"(at)
+                 : "memory");
+    return pack;
+}
+
+FN void store_pack(Pack* at, Pack pack) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(pack.word[0]), "r"(pack.word[1]),
+                 "r"(pack.word[2]), "r"(pack.word[3])
+                 : "memory");
+}
+
+#define ENTRY(name)                                                                                        \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                \
+        name(float* out, PARAMETERS, const __grid_constant__ Job job) {                                    \
+        __shared__ Shared shared;                                                                          \
+        if (threadIdx.x == 0) {                                                                            \
+            TAKE_PARAMETERS                                                                                \
+        }                                                                                                  \
+        name##_body(out, job, shared);                                                                     \
+    }

@@ -1,0 +1,223 @@
+//! Which way data goes: decided once, from what all ranks know of each other, hence the same on all of them.
+
+use super::layout::{MAX_WORLD, Wire};
+use super::supports::{Refusal, Topology, supports};
+#[cfg(feature = "cuda")]
+use super::{layout::phase, protocol::Kernel};
+
+/// What the user asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backend {
+    /// The kernels inside a host, NCCL beyond.
+    Auto,
+    /// The kernels, or an error.
+    Kernels,
+    /// NVIDIA's library, or an error.
+    Nccl,
+}
+
+/// What is used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Route {
+    /// The kernels; `on_host` where ranks share a GPU and hosts meet between steps.
+    Kernels {
+        /// Whether hosts meet, not kernels.
+        on_host: bool,
+    },
+    /// NCCL over all ranks.
+    Nccl,
+    /// The kernels inside each host, and between hosts each part of the sum on its own.
+    Hierarchical {
+        /// NCCL between hosts, not TCP.
+        nccl: bool,
+    },
+}
+
+/// Why there is no way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NoRoute {
+    /// What is asked for, and what is against it.
+    pub cause: String,
+    /// What to do.
+    pub hint: String,
+}
+
+impl Route {
+    /// Chooses for calls of at most `elements` elements. `nccl` says why NCCL is not there on all ranks.
+    ///
+    /// # Errors
+    /// What was asked for is not possible, or nothing is.
+    pub fn choose(
+        backend: Backend,
+        wire: Wire,
+        elements: usize,
+        topology: &Topology,
+        nccl: Result<(), &str>,
+    ) -> Result<Self, NoRoute> {
+        let world = topology.places.len();
+        let bytes = elements as u64 * wire.size() as u64;
+        let kernels = supports(wire.dtype(), bytes, world, topology);
+        let shared = topology.shares_devices();
+        let nccl = match nccl {
+            Ok(()) if shared => Err("several ranks have one GPU, which NCCL refuses".to_owned()),
+            other => other.map_err(ToOwned::to_owned),
+        };
+        let no = |refusal: &Refusal| NoRoute { cause: refusal.to_string(), hint: refusal.hint().into() };
+        match backend {
+            Backend::Kernels => kernels.map(|()| Self::Kernels { on_host: shared }).map_err(|refusal| no(&refusal)),
+            Backend::Nccl => nccl.map(|()| Self::Nccl).map_err(|cause| NoRoute {
+                cause: format!("parallel.backend = \"nccl\": {cause}"),
+                hint: "install NCCL 2 (libnccl.so.2), or leave parallel.backend at \"auto\"".into(),
+            }),
+            Backend::Auto => match kernels {
+                Ok(()) => Ok(Self::Kernels { on_host: shared }),
+                Err(_) if hierarchical(wire, bytes, topology) => Ok(Self::Hierarchical { nccl: nccl.is_ok() }),
+                Err(refusal) => nccl.map(|()| Self::Nccl).map_err(|cause| NoRoute {
+                    cause: format!("no way between the ranks' GPUs: {refusal}; {cause}"),
+                    hint: "install NCCL 2 (libnccl.so.2), or use parallel.backend = \"tcp\"".into(),
+                }),
+            },
+        }
+    }
+
+    /// Whether the choice depends on NCCL.
+    pub fn may_need_nccl(backend: Backend, wire: Wire, elements: usize, topology: &Topology) -> bool {
+        let choice = |nccl| Self::choose(backend, wire, elements, topology, nccl);
+        choice(Ok(())) != choice(Err(""))
+    }
+
+    /// For the screen: which way, and why not another.
+    pub fn describe(&self, topology: &Topology) -> String {
+        let (world, hosts) = (topology.places.len(), topology.hosts().len());
+        match self {
+            Self::Kernels { on_host: false } if topology.shares_devices() => {
+                format!(
+                    "all-reduce kernels, {world} ranks that share GPUs and meet on them all the same: timings mean nothing"
+                )
+            }
+            Self::Kernels { on_host: false } => {
+                format!(
+                    "all-reduce kernels over {world} GPUs of one host; one shot for short arrays, two for long ones"
+                )
+            }
+            Self::Kernels { on_host: true } => {
+                format!(
+                    "all-reduce kernels, {world} ranks that share GPUs: hosts meet between steps, timings mean nothing"
+                )
+            }
+            Self::Nccl => format!("NCCL over {world} GPUs"),
+            Self::Hierarchical { nccl } => {
+                let between = if *nccl { "NCCL" } else { "TCP" };
+                format!("all-reduce kernels inside each of {hosts} hosts, {between} between them ({world} GPUs)")
+            }
+        }
+    }
+}
+
+/// Whether all hosts have the same number of ranks, and the kernels can work inside each.
+fn hierarchical(wire: Wire, bytes: u64, topology: &Topology) -> bool {
+    let hosts = topology.hosts();
+    let each = hosts[0].len();
+    let inside = |ranks: &Vec<usize>| {
+        let own = Topology {
+            places: ranks.iter().map(|rank| topology.places[*rank].clone()).collect(),
+            no_access: topology
+                .no_access
+                .iter()
+                .filter(|(a, b)| ranks.contains(a) && ranks.contains(b))
+                .copied()
+                .collect(),
+        };
+        ranks.len() == each && !own.shares_devices() && supports(wire.dtype(), bytes, each, &own).is_ok()
+    };
+    hosts.len() > 1 && (2..=MAX_WORLD).contains(&each) && hosts.iter().all(inside)
+}
+
+/// What a launch does before the sum of slots goes on between hosts, and after.
+#[cfg(feature = "cuda")]
+pub(super) fn around(kernel: Kernel) -> (u32, u32) {
+    match kernel {
+        Kernel::TwoShot => (phase::PACK | phase::MEET | phase::REDUCE, phase::MEET_AGAIN | phase::GATHER),
+        // one rank a window: in, and out again
+        _ => (phase::PACK, phase::GATHER),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::supports::Place;
+    use super::*;
+
+    const NONE: Result<(), &str> = Err("libnccl.so.2: not found");
+
+    fn topology(gpus: &[(&str, u8)]) -> Topology {
+        let place = |(host, gpu): &(&str, u8)| Place { host: (*host).into(), gpu: [*gpu; 16], capability: (9, 0) };
+        Topology { places: gpus.iter().map(place).collect(), no_access: Vec::new() }
+    }
+
+    fn choose(backend: Backend, topology: &Topology, nccl: Result<(), &str>) -> Result<Route, String> {
+        Route::choose(backend, Wire::F32, 1000, topology, nccl).map_err(|no| format!("{}\nhint: {}", no.cause, no.hint))
+    }
+
+    #[test]
+    fn kernels_inside_a_host_and_nccl_beyond() {
+        let one = topology(&[("a", 0), ("a", 1)]);
+        for nccl in [Ok(()), NONE] {
+            assert_eq!(choose(Backend::Auto, &one, nccl), Ok(Route::Kernels { on_host: false }));
+        }
+        assert_eq!(choose(Backend::Nccl, &one, Ok(())), Ok(Route::Nccl));
+        let two = topology(&[("a", 0), ("a", 1), ("b", 0), ("b", 1)]);
+        assert_eq!(choose(Backend::Auto, &two, Ok(())), Ok(Route::Hierarchical { nccl: true }));
+        assert_eq!(choose(Backend::Auto, &two, NONE), Ok(Route::Hierarchical { nccl: false }));
+        assert_eq!(choose(Backend::Nccl, &two, Ok(())), Ok(Route::Nccl));
+        // one GPU a host, or not as many on each
+        for hosts in [topology(&[("a", 0), ("b", 0)]), topology(&[("a", 0), ("a", 1), ("b", 0)])] {
+            assert_eq!(choose(Backend::Auto, &hosts, Ok(())), Ok(Route::Nccl));
+        }
+    }
+
+    #[test]
+    fn nccl_is_looked_for_where_it_matters() {
+        let one = topology(&[("a", 0), ("a", 1)]);
+        let two = topology(&[("a", 0), ("a", 1), ("b", 0), ("b", 1)]);
+        let needs = |backend, topology| Route::may_need_nccl(backend, Wire::F32, 1000, topology);
+        assert!(!needs(Backend::Auto, &one) && !needs(Backend::Kernels, &one) && !needs(Backend::Kernels, &two));
+        assert!(needs(Backend::Nccl, &one) && needs(Backend::Auto, &two));
+    }
+
+    #[test]
+    fn shared_gpus_meet_on_the_host() {
+        let shared = topology(&[("a", 0), ("a", 0)]);
+        assert_eq!(choose(Backend::Auto, &shared, Ok(())), Ok(Route::Kernels { on_host: true }));
+        let route = choose(Backend::Auto, &shared, NONE).unwrap();
+        assert!(route.describe(&shared).contains("timings mean nothing"));
+        assert_eq!(
+            choose(Backend::Nccl, &shared, Ok(())).unwrap_err(),
+            "parallel.backend = \"nccl\": several ranks have one GPU, which NCCL refuses\nhint: install NCCL 2 \
+             (libnccl.so.2), or leave parallel.backend at \"auto\""
+        );
+    }
+
+    #[test]
+    fn what_is_asked_for_is_used_or_refused() {
+        let apart = topology(&[("a", 0), ("b", 0)]);
+        assert_eq!(
+            choose(Backend::Kernels, &apart, Ok(())).unwrap_err(),
+            "the ranks are on 2 hosts, and GPU memory is shared within one\nhint: parallel.backend = \"nccl\", or \"auto\", goes \
+             beyond a host"
+        );
+        assert_eq!(
+            choose(Backend::Nccl, &apart, NONE).unwrap_err(),
+            "parallel.backend = \"nccl\": libnccl.so.2: not found\nhint: install NCCL 2 (libnccl.so.2), or leave \
+             parallel.backend at \"auto\""
+        );
+        assert_eq!(
+            choose(Backend::Auto, &apart, NONE).unwrap_err(),
+            "no way between the ranks' GPUs: the ranks are on 2 hosts, and GPU memory is shared within one; libnccl.so.2: not \
+             found\nhint: install NCCL 2 (libnccl.so.2), or use parallel.backend = \"tcp\""
+        );
+        let mut blind = topology(&[("a", 0), ("a", 1)]);
+        blind.no_access = vec![(1, 0)];
+        assert_eq!(choose(Backend::Auto, &blind, Ok(())), Ok(Route::Nccl));
+    }
+}

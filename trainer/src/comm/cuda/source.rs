@@ -1,0 +1,112 @@
+//! The text of a kernel: constants, platform, collectives, entry point.
+
+use std::fmt::Write as _;
+
+use super::layout::{self, Wire, fault, phase};
+use super::protocol::{FINGERPRINT_BITS, Kernel};
+
+/// What the kernels ask of CUDA.
+pub const CUDA: &str = include_str!("kernels/device.cuh");
+
+const COLLECTIVES: &str = include_str!("kernels/collectives.cu");
+
+/// Numbers of source tensors for which kernels are made; a launch takes the first that suffices. The parameters of the
+/// largest, with its table of lengths, fill 3.2 of the 4 KB that a launch may have.
+pub const PARTS: [usize; 5] = [2, 8, 32, 128, 256];
+
+/// The number of tensors of the kernel that takes `tensors`; `None` if they are too many for one launch.
+pub fn parts(tensors: usize) -> Option<usize> {
+    PARTS.into_iter().find(|parts| *parts >= tensors)
+}
+
+/// One kernel out of the family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Variant {
+    /// Entry point.
+    pub kernel: Kernel,
+    /// What travels.
+    pub wire: Wire,
+    /// Ranks.
+    pub world: usize,
+    /// Source tensors, one of [`PARTS`].
+    pub parts: usize,
+}
+
+impl Variant {
+    /// CUDA C++ for NVRTC and nvcc.
+    pub fn source(&self) -> String {
+        self.source_for(CUDA, layout::THREADS)
+    }
+
+    /// The same on another platform: its definitions of what `device.cuh` defines, and its number of threads.
+    pub fn source_for(&self, platform: &str, threads: u32) -> String {
+        let mut text = String::from(
+            "typedef unsigned int u32;\ntypedef unsigned long long u64;\nstruct alignas(16) Pack { u32 word[4]; };\n",
+        );
+        let mut define = |name: &str, value: &dyn std::fmt::Display| {
+            let _ = writeln!(text, "#define {name} {value}");
+        };
+        let numbers = [
+            ("WORLD", self.world),
+            ("PARTS", self.parts),
+            ("THREADS", threads as usize),
+            ("FINGERPRINT_BITS", FINGERPRINT_BITS as usize),
+            ("WIRE_F32", Wire::F32 as usize),
+            ("WIRE_F16", Wire::F16 as usize),
+            ("WIRE_BF16", Wire::Bf16 as usize),
+            ("WIRE", self.wire as usize),
+            ("FILLED", layout::FILLED),
+            ("REDUCED", layout::REDUCED),
+            ("BROKEN", layout::BROKEN),
+            ("PROBE", layout::PROBE),
+        ];
+        numbers.iter().for_each(|(name, value)| define(name, value));
+        let phases = [
+            ("PHASE_PACK", phase::PACK),
+            ("PHASE_MEET", phase::MEET),
+            ("PHASE_REDUCE", phase::REDUCE),
+            ("PHASE_MEET_AGAIN", phase::MEET_AGAIN),
+            ("PHASE_GATHER", phase::GATHER),
+        ];
+        phases.iter().for_each(|(name, value)| define(name, value));
+        let faults = [
+            ("FAULT_MISSING", fault::MISSING),
+            ("FAULT_ABORTED", fault::ABORTED),
+            ("FAULT_DIFFERS", fault::DIFFERS),
+            ("FAULT_UNREACHABLE", fault::UNREACHABLE),
+            ("PROBE_TOKEN", layout::PROBE_TOKEN),
+        ];
+        faults.iter().for_each(|(name, value)| define(name, &format_args!("{value}ull")));
+        let each = |what: &dyn Fn(usize) -> String| (0..self.parts).map(what).collect::<String>();
+        let parameters = each(&|i| format!("{}const float* source{i}", if i == 0 { "" } else { ", " }));
+        define("PARAMETERS", &parameters);
+        define("TAKE_PARAMETERS", &each(&|i| format!("shared.source[{i}] = source{i}; ")));
+        text.push_str(platform);
+        text.push_str(COLLECTIVES);
+        let _ = writeln!(text, "\nENTRY({})", self.kernel.name());
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_fit_into_a_launch() {
+        for parts in PARTS {
+            let job = 8 * 8 + 7 * 8 + 8 * 4 + 4 * parts;
+            assert!(8 + 8 * parts + job <= 4096, "{parts}");
+        }
+        assert_eq!((parts(1), parts(9), parts(256), parts(257)), (Some(2), Some(32), Some(256), None));
+    }
+
+    #[test]
+    fn a_text_names_one_entry_and_its_parameters() {
+        let variant = Variant { kernel: Kernel::TwoShot, wire: Wire::Bf16, world: 4, parts: 2 };
+        let text = variant.source();
+        assert!(text.ends_with("\nENTRY(two_shot)\n"));
+        assert!(text.contains("#define PARAMETERS const float* source0, const float* source1\n"));
+        assert!(text.contains("#define WIRE 2\n") && text.contains("#define WORLD 4\n"));
+    }
+}

@@ -1,0 +1,45 @@
+// What device.cuh defines, for threads of a CPU: a block is a set of threads with a barrier. Accesses that are ordered on the
+// device are atomic here, all others are plain, so that ThreadSanitizer sees a race wherever the order does not hold.
+#define FN inline
+
+FN void store_release(u64* at, u64 value) { __atomic_store_n(at, value, __ATOMIC_RELEASE); }
+FN u64 load_acquire(const u64* at) {
+    const u64 value = __atomic_load_n(at, __ATOMIC_ACQUIRE);
+    std::this_thread::yield();
+    return value;
+}
+FN u64 load_relaxed(const u64* at) { return __atomic_load_n(at, __ATOMIC_RELAXED); }
+FN void store_relaxed(u64* at, u64 value) { __atomic_store_n(at, value, __ATOMIC_RELAXED); }
+FN void raise(u32* flag) { __atomic_store_n(flag, 1u, __ATOMIC_RELAXED); }
+FN bool is_raised(const u32* flag) { return __atomic_load_n(flag, __ATOMIC_RELAXED) != 0; }
+FN u64 nanoseconds() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
+
+FN u32 bits_of(float value) { u32 bits; std::memcpy(&bits, &value, 4); return bits; }
+FN float of_bits(u32 bits) { float value; std::memcpy(&value, &bits, 4); return value; }
+FN float from_half(u32 bits) { _Float16 half; unsigned short b = bits; std::memcpy(&half, &b, 2); return (float)half; }
+FN u32 to_half(float value) { const _Float16 half = (_Float16)value; unsigned short b; std::memcpy(&b, &half, 2); return b; }
+
+FN Pack load_pack(const Pack* at) {
+    if (((u64)at & 15) != 0) std::abort();  // as the device would
+    return *at;
+}
+FN void store_pack(Pack* at, Pack pack) {
+    if (((u64)at & 15) != 0) std::abort();
+    *at = pack;
+}
+
+#define blockIdx (emulator::here.block)
+#define threadIdx (emulator::here.thread)
+#define gridDim (emulator::here.grid)
+#define __syncthreads() pthread_barrier_wait(emulator::here.barrier)
+
+// Parameters come as cuLaunchKernel takes them: an array of pointers to them.
+#define ENTRY(name)                                                                            \
+    static void name##_entry(void** parameters, void* memory) {                                \
+        Shared& shared = *(Shared*)memory;                                                     \
+        float* out = *(float**)parameters[0];                                                  \
+        if (threadIdx.x == 0)                                                                  \
+            for (u32 i = 0; i < PARTS; ++i) shared.source[i] = *(const float**)parameters[1 + i]; \
+        name##_body(out, *(const Job*)parameters[1 + PARTS], shared);                          \
+    }                                                                                          \
+    static emulator::Kernel name##_kernel{name##_entry, sizeof(Shared), THREADS, PARTS};
