@@ -255,6 +255,7 @@ pub(super) fn parallel(reader: &mut Reader) -> Parallel {
             Backend::Auto | Backend::Shm | Backend::Tcp => (None, ""),
             Backend::Mpi if cfg!(feature = "mpi") => (None, ""),
             Backend::Mpi => (Some(parallel.backend), MPI_HINT),
+            Backend::Cuda | Backend::Nccl if cfg!(feature = "cuda") => (None, ""),
             Backend::Cuda | Backend::Nccl => (Some(parallel.backend), "use \"auto\", \"shm\" or \"tcp\""),
         };
         let name = backend.map(|backend| format!("\"{backend}\"")).unwrap_or_default();

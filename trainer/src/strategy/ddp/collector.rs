@@ -9,7 +9,10 @@ use std::{
     time::Instant,
 };
 
-use burn::{module::ParamId, tensor::Tensor};
+use burn::{
+    module::ParamId,
+    tensor::{Device, Tensor},
+};
 use models::{GradientSink, ParameterInfo};
 
 use super::buckets::{self, Bucket};
@@ -19,9 +22,16 @@ pub(super) struct Packed {
     pub step: u64,
     pub index: usize,
     pub of: usize,
-    /// The gradients, one after the other.
-    pub values: Vec<f32>,
+    pub values: Values,
     pub queued: Instant,
+}
+
+/// The gradients of a bucket.
+pub(super) enum Values {
+    /// One after the other.
+    Host(Vec<f32>),
+    /// Each for itself, where it is.
+    Device(Vec<Tensor<1>>),
 }
 
 /// See the module.
@@ -30,6 +40,8 @@ pub(super) struct Collector {
     places: HashMap<ParamId, usize>,
     pub lengths: Vec<usize>,
     state: Mutex<State>,
+    /// Where gradients stay, unless they are reduced on the host.
+    device: Option<Device>,
     /// To the thread that reduces.
     outbox: Mutex<Sender<Packed>>,
 }
@@ -63,7 +75,8 @@ struct Layout {
 }
 
 impl Collector {
-    pub(super) fn new(parameters: &[ParameterInfo], outbox: Sender<Packed>) -> Self {
+    /// Gradients stay on `device` where one is given.
+    pub(super) fn new(parameters: &[ParameterInfo], outbox: Sender<Packed>, device: Option<Device>) -> Self {
         let count = parameters.len();
         let state = State {
             gradients: (0..count).map(|_| None).collect(),
@@ -75,6 +88,7 @@ impl Collector {
             places: parameters.iter().enumerate().map(|(place, info)| (info.id, place)).collect(),
             lengths: buckets::lengths(parameters),
             state: Mutex::new(state),
+            device,
             outbox: Mutex::new(outbox),
         }
     }
@@ -139,9 +153,25 @@ impl Collector {
         else {
             return false;
         };
-        let mut values = Vec::with_capacity(bucket.elements);
-        for &parameter in &bucket.parameters {
-            match state.gradients[parameter].take() {
+        let values = self.pack(&bucket.parameters, bucket.elements, &mut state.gradients);
+        let (of, queued) = (layout.buckets.len(), Instant::now());
+        let packed = Packed { step: state.step, index: state.next, of, values, queued };
+        state.next += 1;
+        // the thread ends with this strategy, not before
+        let _ = self.outbox.lock().unwrap_or_else(PoisonError::into_inner).send(packed);
+        true
+    }
+
+    /// Takes the gradients of `parameters`, zeros for those that have none.
+    fn pack(&self, parameters: &[usize], elements: usize, gradients: &mut [Option<Tensor<1>>]) -> Values {
+        if let Some(device) = &self.device {
+            let zeros = |parameter: usize| Tensor::zeros([self.lengths[parameter]], device);
+            let gradient = |&parameter: &usize| gradients[parameter].take().unwrap_or_else(|| zeros(parameter));
+            return Values::Device(parameters.iter().map(gradient).collect());
+        }
+        let mut values = Vec::with_capacity(elements);
+        for &parameter in parameters {
+            match gradients[parameter].take() {
                 Some(gradient) => {
                     let gradient = gradient.into_data();
                     values.extend_from_slice(gradient.as_slice::<f32>().expect("gradients are f32"));
@@ -149,12 +179,7 @@ impl Collector {
                 None => values.resize(values.len() + self.lengths[parameter], 0.0),
             }
         }
-        let (of, queued) = (layout.buckets.len(), Instant::now());
-        let packed = Packed { step: state.step, index: state.next, of, values, queued };
-        state.next += 1;
-        // the thread ends with this strategy, not before
-        let _ = self.outbox.lock().unwrap_or_else(PoisonError::into_inner).send(packed);
-        true
+        Values::Host(values)
     }
 }
 

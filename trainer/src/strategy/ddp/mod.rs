@@ -10,10 +10,13 @@
 //! averages them over the ranks there (timm's `--dist-bn reduce`). `sync` normalises by the whole batch, forward and
 //! backward (`torch.nn.SyncBatchNorm`): statistics are the same bits on every rank.
 //!
-//! While backward runs, gradients land in buckets (`collector.rs`), and a thread reduces each full one (`reducer.rs`).
+//! While backward runs, gradients land in buckets (`collector.rs`), and a thread reduces each full one (`reducer.rs`). On GPUs
+//! they stay there: the thread enqueues a reduction behind the bucket's gradients and in front of the optimizer (`gpus.rs`).
 
 pub mod buckets;
 mod collector;
+#[cfg(feature = "cuda")]
+mod gpus;
 mod reducer;
 mod replicate;
 mod statistics;
@@ -86,7 +89,12 @@ impl Ddp {
             overlap: parallel.overlap,
             compression: parallel.compression,
         };
-        let reducer = Reducer::new(&learner.replica.parameters, &comm, &reporter, options)?;
+        let parameters = &learner.replica.parameters;
+        #[cfg(feature = "cuda")]
+        let on_device = gpus::meet(&learner.replica.inner_device(), parameters, plan, &comm)?;
+        #[cfg(not(feature = "cuda"))]
+        let on_device = None;
+        let reducer = Reducer::new(parameters, &comm, &reporter, options, on_device)?;
         let statistics = match parallel.batch_norm {
             BatchNormPolicy::Sync => Some(Arc::new(SharedStatistics::new(comm.duplicate()?))),
             _ => None,

@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         mpsc::{Receiver, channel},
     },
     thread::JoinHandle,
@@ -15,7 +15,7 @@ use models::{GradientSink, ParameterInfo};
 
 use super::{
     buckets::{self, Bucket},
-    collector::{Collector, Packed},
+    collector::{Collector, Packed, Values},
 };
 use crate::{
     comm::{CommError, Communicator, ReduceOp},
@@ -46,7 +46,20 @@ pub(super) struct Options {
     pub compression: Compression,
 }
 
-type Outcome = Result<(Vec<f32>, BucketSpan), CommError>;
+/// Adds gradients up where they are.
+pub(super) trait OnDevice: Send {
+    /// Enqueues the sum over ranks of these tensors, one behind the other. Gives it, and the bytes that a rank puts in; whoever
+    /// uses it waits for it, on the device.
+    fn sum(&mut self, tensors: Vec<Tensor<1>>) -> Result<(Tensor<1>, usize), CommError>;
+    /// Waits until everything that was enqueued is done.
+    fn settle(&mut self) -> Result<(), CommError>;
+}
+
+fn lock<'a>(sums: &'a Arc<Mutex<dyn OnDevice + 'static>>) -> MutexGuard<'a, dyn OnDevice + 'static> {
+    sums.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+type Outcome = Result<(Values, BucketSpan), CommError>;
 
 /// See the module.
 pub(super) struct Reducer {
@@ -55,9 +68,13 @@ pub(super) struct Reducer {
     comm: Communicator,
     options: Options,
     thread: Option<JoinHandle<()>>,
+    /// Where gradients stay on their device; shared with the thread.
+    on_device: Option<Arc<Mutex<dyn OnDevice>>>,
 }
 
 impl Reducer {
+    /// With `on_device` gradients stay where they are.
+    ///
     /// # Errors
     /// The thread cannot be started.
     pub(super) fn new(
@@ -65,27 +82,39 @@ impl Reducer {
         comm: &Communicator,
         reporter: &Reporter,
         options: Options,
+        on_device: Option<(Device, Arc<Mutex<dyn OnDevice>>)>,
     ) -> Result<Self, Failure> {
         let (outbox, inbox) = channel();
-        let (results, done) = channel();
-        let (thread_comm, says) = (comm.clone(), reporter.clone());
-        let thread = std::thread::Builder::new()
-            .name("reducer".into())
-            .spawn(move || {
-                let mut wire = Wire::new(options.compression);
-                for packed in inbox {
-                    if results.send(reduce(packed, &mut wire, &thread_comm, &says)).is_err() {
-                        break;
-                    }
-                }
-            })
-            .map_err(|error| Failure::run(format!("cannot start the reducing thread: {error}"), "check ulimit -u"))?;
-        let collector = Arc::new(Collector::new(parameters, outbox));
+        let mut wire = Wire::new(options.compression);
+        let (thread_comm, on_device) = (comm.clone(), on_device.map(|(device, sums)| (Some(device), Some(sums))));
+        let (device, on_device) = on_device.unwrap_or_default();
+        let sums = on_device.clone();
+        let reduce = move |values| match (values, &sums) {
+            (Values::Device(tensors), Some(sums)) => {
+                let (sum, bytes) = lock(sums).sum(tensors)?;
+                Ok((Values::Device(vec![sum]), bytes))
+            }
+            (Values::Device(_), None) => Err(CommError::usage("gradients stayed on a device that cannot add them up")),
+            (Values::Host(mut values), _) => {
+                let bytes = wire.all_reduce(&mut values, &thread_comm)?;
+                Ok((Values::Host(values), bytes))
+            }
+        };
+        let (done, thread) = start(inbox, reporter, reduce)?;
+        let collector = Arc::new(Collector::new(parameters, outbox, device));
         if !options.overlap {
             let order = buckets::assumed_order(parameters.len());
             collector.lay_out(buckets::assign(&order, &collector.lengths, options.first, options.limit));
         }
-        Ok(Self { collector, done, comm: comm.clone(), options, thread: Some(thread) })
+        Ok(Self { collector, done, comm: comm.clone(), options, thread: Some(thread), on_device })
+    }
+
+    /// After a step: makes sure that the reductions that were enqueued on a GPU are done, and nobody was missing.
+    ///
+    /// # Errors
+    /// Names the rank that is missing or gone.
+    pub(super) fn settle(&self) -> Result<(), Failure> {
+        Ok(self.on_device.as_ref().map_or(Ok(()), |sums| lock(sums).settle())?)
     }
 
     /// Where a forward pass's gradients shall go.
@@ -118,7 +147,10 @@ impl Reducer {
             let (values, times) =
                 self.done.recv().map_err(|_| Failure::run("the reducing thread has died", "please report this"))??;
             reduced.push(times);
-            let flat = Tensor::<1>::from_data(TensorData::new(values, [bucket.elements]), device);
+            let flat = match values {
+                Values::Host(values) => Tensor::<1>::from_data(TensorData::new(values, [bucket.elements]), device),
+                Values::Device(mut tensors) => tensors.remove(0),
+            };
             let mut start = 0;
             for &parameter in &bucket.parameters {
                 let end = start + self.collector.lengths[parameter];
@@ -189,12 +221,32 @@ impl Wire {
     }
 }
 
-fn reduce(packed: Packed, wire: &mut Wire, comm: &Communicator, says: &Reporter) -> Outcome {
-    let Packed { step, index, of, mut values, queued } = packed;
-    says.doing(format_args!("step {step}: reducing bucket {} of {of}", index + 1));
-    let started = Instant::now();
-    let bytes = wire.all_reduce(&mut values, comm)?;
-    let finished = Instant::now();
-    says.doing(format_args!("step {step}: bucket {} of {of} is reduced", index + 1));
-    Ok((values, BucketSpan { step, bucket: index, bytes, queued, started, finished }))
+/// Starts the thread: `reduce` gives the sums and the bytes that a rank puts in.
+fn start(
+    inbox: Receiver<Packed>,
+    reporter: &Reporter,
+    mut reduce: impl FnMut(Values) -> Result<(Values, usize), CommError> + Send + 'static,
+) -> Result<(Receiver<Outcome>, JoinHandle<()>), Failure> {
+    let (results, done) = channel();
+    let says = reporter.clone();
+    let mut one = move |packed: Packed| {
+        let Packed { step, index, of, values, queued } = packed;
+        says.doing(format_args!("step {step}: reducing bucket {} of {of}", index + 1));
+        let started = Instant::now();
+        let (values, bytes) = reduce(values)?;
+        let finished = Instant::now();
+        says.doing(format_args!("step {step}: bucket {} of {of} is reduced", index + 1));
+        Ok((values, BucketSpan { step, bucket: index, bytes, queued, started, finished }))
+    };
+    let serve = move || {
+        for packed in inbox {
+            if results.send(one(packed)).is_err() {
+                break;
+            }
+        }
+    };
+    let thread = std::thread::Builder::new().name("reducer".into()).spawn(serve);
+    let thread = thread
+        .map_err(|error| Failure::run(format!("cannot start the reducing thread: {error}"), "check ulimit -u"))?;
+    Ok((done, thread))
 }

@@ -58,6 +58,8 @@ pub(super) fn train_step(
 
     says.doing(format_args!("step {step}: optimizer"));
     ddp.learner.apply(gradients, lr, &mut outcome);
+    // the optimizer's work is enqueued behind the sums: waiting for those costs nothing now
+    ddp.reducer.settle()?;
     ddp.steps += 1;
     ddp.check_sync()?;
     Ok(outcome)

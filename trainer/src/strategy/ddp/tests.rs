@@ -1,6 +1,10 @@
 //! Ranks as threads: the reduction and the comparisons, without a network.
 
-use std::{sync::Arc, thread, time::Duration};
+use std::{
+    sync::{Arc, Mutex},
+    thread,
+    time::Duration,
+};
 
 use burn::{
     module::ParamId,
@@ -9,11 +13,11 @@ use burn::{
 use models::{ParameterInfo, StateTensor};
 
 use super::{
-    reducer::{Options, Reducer},
+    reducer::{OnDevice, Options, Reducer},
     verify,
 };
 use crate::{
-    comm::{CommConfig, Communicator, Secret, StoreServer, TransportKind, join},
+    comm::{CommConfig, CommError, Communicator, ReduceOp, Secret, StoreServer, TransportKind, join},
     config::Compression,
     failure::Failure,
     launch::Reporter,
@@ -56,14 +60,36 @@ fn values(gradient: Tensor<1>) -> Vec<f32> {
     gradient.into_data().try_into_vec().unwrap()
 }
 
+/// Stands for a GPU: gradients stay tensors on their way to the thread, and their sum comes back as one.
+struct Device0 {
+    comm: Communicator,
+    unsettled: usize,
+}
+
+impl OnDevice for Device0 {
+    fn sum(&mut self, tensors: Vec<Tensor<1>>) -> Result<(Tensor<1>, usize), CommError> {
+        let mut flat = values(Tensor::cat(tensors, 0));
+        self.comm.all_reduce(&mut flat, ReduceOp::Sum)?;
+        self.unsettled += 1;
+        Ok((Tensor::from_floats(flat.as_slice(), &Device::flex()), 4 * flat.len()))
+    }
+
+    fn settle(&mut self) -> Result<(), CommError> {
+        assert_eq!(std::mem::take(&mut self.unsettled), 3, "the buckets of a step");
+        Ok(())
+    }
+}
+
 /// PyTorch's own test of its averaging: every rank's gradient is its rank (plus the iteration), weighted by the world; the
 /// sum is exact. A hundred iterations, the gradients ready in an order that changes, in two passes, one of them unused.
 #[test]
 fn a_hundred_iterations_average_exactly() {
-    for overlap in [true, false] {
+    for (overlap, stay) in [(true, false), (false, false), (true, true), (false, true)] {
         ranks(4, move |comm| {
             let (parameters, device, world) = (parameters(), Device::flex(), comm.world());
-            let reducer = Reducer::new(&parameters, &comm, &Reporter::unheard().unwrap(), options(overlap)).unwrap();
+            let sums: Arc<Mutex<dyn OnDevice>> = Arc::new(Mutex::new(Device0 { comm: comm.clone(), unsettled: 0 }));
+            let on_device = stay.then(|| (device.clone(), sums));
+            let reducer = Reducer::new(&parameters, &comm, &Reporter::unheard().unwrap(), options(overlap), on_device).unwrap();
             for iteration in 0..100 {
                 for last in [false, true] {
                     reducer.begin(iteration, last);
@@ -95,6 +121,7 @@ fn a_hundred_iterations_average_exactly() {
                 assert_eq!(elements, LENGTHS.iter().sum::<usize>());
                 assert!(sums.buckets.iter().all(|b| b.queued <= b.started && b.started <= b.finished));
                 assert_eq!(sums.buckets.len(), 3, "{:?}", sums.buckets);
+                reducer.settle().unwrap();
             }
         });
     }
@@ -105,7 +132,7 @@ fn a_hundred_iterations_average_exactly() {
 fn a_full_bucket_leaves_before_the_pass_ends_and_in_rank_0s_order() {
     ranks(2, |comm| {
         let (parameters, device) = (parameters(), Device::flex());
-        let reducer = Reducer::new(&parameters, &comm, &Reporter::unheard().unwrap(), options(true)).unwrap();
+        let reducer = Reducer::new(&parameters, &comm, &Reporter::unheard().unwrap(), options(true), None).unwrap();
         let pass = |step: u64, order: &[usize], between: &dyn Fn()| {
             reducer.begin(step, true);
             let sink = reducer.sink();

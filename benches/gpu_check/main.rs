@@ -1,0 +1,113 @@
+//! What only a GPU can show of the collectives of `trainer/src/comm/cuda`, in one table:
+//!
+//!     gpu_check [--ranks 2,4] [--sizes 1,1000,…] [--rounds 20] [--trainer PATH]
+//!
+//! Every algorithm x type on the wire x size x number of ranks, with values whose sums are exact: `#wrong` has to be 0 on
+//! every rank, and ranks have to agree to the bit. With fewer GPUs than ranks they share, hosts meet between the steps, and
+//! the times mean nothing (the table says so). With `--trainer`, the path of the trainer's binary, training runs over 1, 2 and
+//! 4 ranks follow, whose losses have to be the CPU's. `gpu_check.sh` beside this runs it, and compute-sanitizer over it.
+
+mod matrix;
+mod training;
+
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
+
+use trainer::comm::{CommConfig, Secret, StoreServer, TransportKind, join};
+
+/// Tells a process that it is a rank: rank, world, store, secret.
+const RANK: &str = "GPU_CHECK_RANK";
+
+/// Arguments.
+#[derive(Clone, Debug)]
+struct Arguments {
+    ranks: Vec<usize>,
+    sizes: Vec<usize>,
+    rounds: usize,
+    trainer: Option<String>,
+}
+
+impl Arguments {
+    fn parse() -> Result<Self, String> {
+        let mut this = Self {
+            ranks: vec![2, 4],
+            // elements: tails, a pack, a slot's edge, ResNet-18's gradients
+            sizes: vec![1, 3, 4, 1000, 1023, 65_537, 1 << 20, 11_173_962],
+            rounds: 20,
+            trainer: None,
+        };
+        let mut words = std::env::args().skip(1);
+        while let Some(word) = words.next() {
+            let value = words.next().ok_or_else(|| format!("{word} wants a value"))?;
+            let number = |v: &str| v.parse::<usize>().map_err(|_| format!("{word}: {v:?} is no number"));
+            let list = |value: &str| value.split(',').map(number).collect::<Result<Vec<_>, _>>();
+            match word.as_str() {
+                "--ranks" => this.ranks = list(&value)?,
+                "--sizes" => this.sizes = list(&value)?,
+                "--rounds" => this.rounds = number(&value)?,
+                "--trainer" => this.trainer = Some(value),
+                _ => return Err(format!("{word}: there are --ranks, --sizes, --rounds and --trainer")),
+            }
+        }
+        Ok(this)
+    }
+}
+
+/// Starts `world` ranks of this program and waits for them; whether all ended well.
+fn group(world: usize) -> Result<bool, String> {
+    let text = |e: &dyn std::fmt::Display| e.to_string();
+    let secret = Secret::random().map_err(|e| text(&e))?;
+    let store = StoreServer::bind("127.0.0.1:0", secret.clone(), world, |_| {}).map_err(|e| text(&e))?;
+    let this = std::env::current_exe().map_err(|e| text(&e))?;
+    let mut ranks = Vec::new();
+    for rank in 0..world {
+        let place = format!("{rank} {world} {} {}", store.local_addr(), secret.to_hex());
+        let mut command = Command::new(&this);
+        command.args(std::env::args().skip(1)).env(RANK, place).stdin(Stdio::null());
+        ranks.push(command.spawn().map_err(|e| text(&e))?);
+    }
+    let mut well = true;
+    for mut rank in ranks {
+        well &= rank.wait().map_err(|e| text(&e))?.success();
+    }
+    Ok(well)
+}
+
+/// One rank: meets the others and goes through the matrix; whether nothing was wrong.
+fn rank(place: &str, arguments: &Arguments) -> Result<bool, String> {
+    let words: Vec<&str> = place.split(' ').collect();
+    let [rank, world, store, secret] = words.as_slice() else { return Err(format!("{RANK}: {place}")) };
+    let secret = Secret::from_hex(secret).ok_or("the secret is no secret")?;
+    let number = |word: &str| word.parse::<usize>().map_err(|e| e.to_string());
+    let mut config = CommConfig::new(number(rank)?, number(world)?, *store, secret, TransportKind::Shm);
+    config.timeout = Duration::from_secs(60);
+    let comm = join(&config).map_err(|e| e.to_string())?;
+    matrix::run(&comm, &arguments.sizes, arguments.rounds).map_err(|e| e.to_string())
+}
+
+fn run() -> Result<bool, String> {
+    let arguments = Arguments::parse()?;
+    if let Ok(place) = std::env::var(RANK) {
+        return rank(&place, &arguments);
+    }
+    let mut well = true;
+    for &world in arguments.ranks.iter().filter(|world| **world > 1) {
+        well &= group(world)?;
+    }
+    if let Some(trainer) = &arguments.trainer {
+        well &= training::run(trainer)?;
+    }
+    println!("{}", if well { "gpu_check: everything is right" } else { "gpu_check: SOMETHING IS WRONG" });
+    Ok(well)
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("gpu_check: {error}");
+            ExitCode::from(2)
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Training runs whose losses must not depend on where they are computed, nor on how many ranks share the work.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Steps whose losses are compared. The runs drift apart slowly: sums are in another order, and GPUs multiply in TF32.
+const STEPS: usize = 24;
+/// Largest relative difference of a loss from the CPU's.
+const NEAR: f64 = 0.03;
+
+const CONFIG: &str = r#"
+[model]
+name = "lenet"
+[data]
+name = "fashion-mini"
+augment = ["crop", "flip"]
+limit_train = 768
+limit_test = 200
+[train]
+epochs = 2
+batch_size = 64
+seed = 1
+[optimizer]
+lr = 0.05
+[schedule]
+kind = "constant"
+[parallel]
+first_bucket_mb = 0.01
+bucket_mb = 0.05
+check_sync_every = 5
+"#;
+
+fn losses(trainer: &str, config: &Path, folder: &Path, name: &str, flags: &[&str]) -> Result<Vec<f64>, String> {
+    let runs = folder.join(name);
+    let output = Command::new(trainer)
+        .args(["train", "--config"])
+        .arg(config)
+        .arg("--run-dir")
+        .arg(&runs)
+        .args(flags)
+        .output()
+        .map_err(|e| format!("{trainer}: {e}"))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        return Err(format!("{name}: {}\n{}\n{said}", output.status, String::from_utf8_lossy(&output.stdout)));
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    said.lines().filter(|line| line.starts_with("gradients:")).for_each(|line| println!("{name}: {line}"));
+    let metrics = find(&runs).ok_or_else(|| format!("{name}: there is no metrics.jsonl below {}", runs.display()))?;
+    let text = std::fs::read_to_string(&metrics).map_err(|e| format!("{}: {e}", metrics.display()))?;
+    let loss = |line: &str| serde_json::from_str::<serde_json::Value>(line).ok()?.get("loss")?.as_f64();
+    Ok(text.lines().filter_map(loss).take(STEPS).collect())
+}
+
+fn find(folder: &Path) -> Option<PathBuf> {
+    let entries = std::fs::read_dir(folder).ok()?.flatten();
+    entries.map(|entry| entry.path().join("metrics.jsonl")).find(|path| path.exists())
+}
+
+/// Whether the losses of 1, 2 and 4 ranks on GPUs are the CPU's.
+pub fn run(trainer: &str) -> Result<bool, String> {
+    let folder = std::env::temp_dir().join(format!("gpu-check-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).map_err(|e| e.to_string())?;
+    let config = folder.join("check.toml");
+    std::fs::write(&config, CONFIG).map_err(|e| e.to_string())?;
+    let result = compare(trainer, &config, &folder);
+    let _ = std::fs::remove_dir_all(&folder);
+    result
+}
+
+fn compare(trainer: &str, config: &Path, folder: &Path) -> Result<bool, String> {
+    let cpu = losses(trainer, config, folder, "cpu", &["--cpus", "1"])?;
+    let runs: [(&str, &[&str]); 5] = [
+        ("1 rank", &["--gpus", "1"]),
+        ("2 ranks", &["--gpus", "2", "--oversubscribe"]),
+        ("4 ranks", &["--gpus", "4", "--oversubscribe"]),
+        ("2 ranks, bf16 gradients", &["--gpus", "2", "--oversubscribe", "--set", "parallel.compression=bf16"]),
+        ("2 ranks, through the host", &["--gpus", "2", "--oversubscribe", "--backend", "shm"]),
+    ];
+    println!("{:>28} {:>10} {:>10} {:>14}", "training on", "first loss", "last loss", "off the CPU's");
+    println!("{:>28} {:>10.4} {:>10.4} {:>14}", "the CPU", cpu[0], cpu[cpu.len() - 1], "");
+    let mut right = cpu.len() == STEPS;
+    for (index, (name, flags)) in runs.into_iter().enumerate() {
+        let gpu = losses(trainer, config, folder, &format!("gpu-{index}"), flags)?;
+        let off = cpu.iter().zip(&gpu).map(|(a, b)| (a - b).abs() / a.abs()).fold(0.0, f64::max);
+        let well = gpu.len() == cpu.len() && off < NEAR;
+        println!(
+            "{name:>28} {:>10.4} {:>10.4} {:>13.3}%{}",
+            gpu.first().copied().unwrap_or(f64::NAN),
+            gpu.last().copied().unwrap_or(f64::NAN),
+            off * 100.0,
+            if well { "" } else { "  WRONG" }
+        );
+        right &= well;
+    }
+    Ok(right)
+}

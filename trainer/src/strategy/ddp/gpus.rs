@@ -1,0 +1,76 @@
+//! Sums of gradients that never leave the GPU.
+
+use std::sync::{Arc, Mutex};
+
+use burn::tensor::{Device, Tensor};
+use models::ParameterInfo;
+
+use super::{buckets, reducer::OnDevice};
+use crate::{
+    comm::{
+        CommError, Communicator,
+        cuda::{self, DeviceGroup, Options, layout::Wire},
+    },
+    config::{Backend, Compression, RunPlan},
+    failure::Failure,
+};
+
+/// A device, and what adds up there.
+type Sums = (Device, Arc<Mutex<dyn OnDevice>>);
+
+/// Connects the ranks' GPUs; `None` where gradients go through the host: this is the CPU, or the user wants it so.
+///
+/// # Errors
+/// The backend that was asked for is not possible here.
+pub(super) fn meet(
+    device: &Device,
+    parameters: &[ParameterInfo],
+    plan: &RunPlan,
+    comm: &Communicator,
+) -> Result<Option<Sums>, Failure> {
+    let parallel = &plan.parallel;
+    let backend = match parallel.backend {
+        Backend::Auto => cuda::Backend::Auto,
+        Backend::Cuda => cuda::Backend::Kernels,
+        Backend::Nccl => cuda::Backend::Nccl,
+        Backend::Shm | Backend::Tcp | Backend::Mpi => return Ok(None),
+    };
+    if !cuda::is_cuda(device) {
+        return match backend {
+            cuda::Backend::Auto => Ok(None),
+            _ => Err(Failure::usage(
+                format!("parallel.backend = \"{}\" sums on GPUs, and this run is on the CPU", parallel.backend),
+                "start with --gpus N, or leave parallel.backend at \"auto\"",
+            )),
+        };
+    }
+    if comm.world() == 1 {
+        return Ok(None);
+    }
+    let lengths = buckets::lengths(parameters);
+    // a bucket is at most its limit and a tensor
+    let limit = (parallel.bucket_mb.max(parallel.first_bucket_mb) * super::MIB) as usize / size_of::<f32>();
+    let elements = lengths.iter().sum::<usize>().min(limit + lengths.iter().max().copied().unwrap_or(0));
+    let wire = match parallel.compression {
+        Compression::None => Wire::F32,
+        Compression::Fp16 => Wire::F16,
+        Compression::Bf16 => Wire::Bf16,
+    };
+    let group = DeviceGroup::new(comm, device, Options { backend, elements, wire, meet_on_device: false })?;
+    if comm.rank() == 0 {
+        eprintln!("gradients: {}", group.description());
+    }
+    Ok(Some((device.clone(), Arc::new(Mutex::new(group)))))
+}
+
+impl OnDevice for DeviceGroup {
+    fn sum(&mut self, tensors: Vec<Tensor<1>>) -> Result<(Tensor<1>, usize), CommError> {
+        let sum = self.all_reduce(tensors, 1.0)?;
+        let bytes = sum.dims()[0] * self.wire().size();
+        Ok((sum, bytes))
+    }
+
+    fn settle(&mut self) -> Result<(), CommError> {
+        DeviceGroup::settle(self)
+    }
+}
