@@ -89,7 +89,8 @@ fn a_hundred_iterations_average_exactly() {
             let (parameters, device, world) = (parameters(), Device::flex(), comm.world());
             let sums: Arc<Mutex<dyn OnDevice>> = Arc::new(Mutex::new(Device0 { comm: comm.clone(), unsettled: 0 }));
             let on_device = stay.then(|| (device.clone(), sums));
-            let reducer = Reducer::new(&parameters, &comm, &Reporter::unheard().unwrap(), options(overlap), on_device).unwrap();
+            let reducer =
+                Reducer::new(&parameters, &comm, &Reporter::unheard().unwrap(), options(overlap), on_device).unwrap();
             for iteration in 0..100 {
                 for last in [false, true] {
                     reducer.begin(iteration, last);
