@@ -1,8 +1,7 @@
 //! Launches through cubecl's client, on a stream of their own, and the way from burn's tensors to its buffers and back.
 //!
-//! Every tensor of a collective is a binding of its launch, although the kernel takes its pointer as a plain parameter: that
-//! is how cubecl makes the stream wait for whatever wrote the tensor (an event), keeps its memory until the kernel is done,
-//! and makes whoever reads the output later wait for the kernel.
+//! Every tensor of a collective is a binding of its launch: that is how cubecl keeps its memory until the kernel is done. The
+//! order of streams is not left to bindings alone ([`Mark`] says why).
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -21,8 +20,9 @@ use cubecl::server::{Handle, KernelArguments, MetadataBindingInfo};
 use cubecl::{CubeCount, CubeKernel, PrecompiledSource};
 
 use super::layout::THREADS;
+use super::mark::Mark;
 use super::sequence::Launch;
-use super::source::Variant;
+use super::source::{PARTS, Variant};
 use crate::comm::error::{CommError, Result};
 
 type CubeTensor = FloatTensor<Cube>;
@@ -78,6 +78,7 @@ pub(super) struct Elements {
 /// See the module.
 pub(super) struct Launcher {
     client: Client,
+    burn: Device,
     device: CubeDevice,
     stream: StreamId,
     /// Of the GPU, as this process counts them.
@@ -110,6 +111,7 @@ impl Launcher {
         let index = cuda.index;
         Ok(Self {
             client: tensor.client,
+            burn: device.clone(),
             device: tensor.device,
             stream: StreamId::allocate(),
             index,
@@ -117,8 +119,28 @@ impl Launcher {
         })
     }
 
-    /// A tensor's elements as a kernel wants them: f32, contiguous.
-    pub(super) fn elements(&self, tensor: Tensor<1>) -> Result<Elements> {
+    /// The device, as burn has it.
+    pub(super) fn device(&self) -> &Device {
+        &self.burn
+    }
+
+    /// Has the stream come after `mark`.
+    pub(super) fn follow(&self, mark: &Mark) {
+        self.stream.executes(|| mark.follow());
+    }
+
+    /// A mark after all that the stream has got.
+    pub(super) fn mark(&self) -> Mark {
+        self.stream.executes(|| Mark::here(&self.burn))
+    }
+
+    /// Tensors' elements as a kernel wants them. What has to be converted is, on the stream.
+    pub(super) fn elements(&self, tensors: Vec<Tensor<1>>) -> Result<Vec<Elements>> {
+        self.stream.executes(|| grouped(tensors).into_iter().map(|tensor| self.element(tensor)).collect())
+    }
+
+    /// f32, contiguous.
+    fn element(&self, tensor: Tensor<1>) -> Result<Elements> {
         let mut tensor = if tensor.dtype() == DType::F32 { tensor } else { tensor.cast(DType::F32) };
         let len = tensor.shape().num_elements();
         let strided = |tensor: &CubeTensor| !tensor.is_contiguous();
@@ -143,7 +165,7 @@ impl Launcher {
         Elements { handle, len }
     }
 
-    /// What kernels have written, as a tensor. Whoever uses it waits for them, on the device.
+    /// What kernels have written, as a tensor; for threads that follow a later mark.
     pub(super) fn tensor(&self, elements: Elements) -> Tensor<1> {
         let Elements { handle, len } = elements;
         let tensor =
@@ -190,4 +212,14 @@ impl Launcher {
         let done = self.stream.executes(|| cubecl::future::block_on(self.client.sync()));
         done.map_err(|e| CommError::system(format!("GPU {}: {e}", self.index)))
     }
+}
+
+/// At most as many tensors as a launch takes: the rest is concatenated.
+fn grouped(mut tensors: Vec<Tensor<1>>) -> Vec<Tensor<1>> {
+    let most = PARTS[PARTS.len() - 1];
+    if tensors.len() > most {
+        let rest = tensors.split_off(most - 1);
+        tensors.push(Tensor::cat(rest, 0));
+    }
+    tensors
 }

@@ -10,12 +10,12 @@ use super::cross::Cross;
 use super::device::{Elements, Launcher};
 use super::gpu::Gpu;
 use super::layout::{PAGE, Wire, fault};
+use super::mark::Mark;
 use super::meeting;
 use super::plan::{self, Call};
 use super::protocol::Kernel;
 use super::route::{self, Backend, Route};
 use super::sequence::{Frame, Launch, Sequence, Turn, turns};
-use super::source::PARTS;
 use super::window::{Windows, agree};
 use crate::comm::Communicator;
 use crate::comm::error::{CommError, ErrorKind, Result, ranks};
@@ -40,7 +40,7 @@ pub struct Options {
 const MOST: usize = 64 << 20;
 
 /// GPUs, one a rank, and what connects them. A call returns when it is enqueued: the tensor that it gives is the handle, and
-/// whatever uses it waits on the device. All ranks make the same calls in the same order, as with a [`Communicator`].
+/// whatever the calling thread does with it waits on the device. All ranks make the same calls in the same order, as with a [`Communicator`].
 ///
 /// Where ranks share a GPU, or data goes through NCCL or between hosts, the host waits inside the call.
 pub struct DeviceGroup {
@@ -208,8 +208,16 @@ impl DeviceGroup {
     /// # Errors
     /// As [`check`](Self::check).
     pub fn all_reduce(&mut self, tensors: Vec<Tensor<1>>, scale: f32) -> Result<Tensor<1>> {
-        let tensors = grouped(tensors);
-        let sources = self.elements(tensors)?;
+        self.ordered(|this, after| this.all_reduce_after(tensors, scale, after))
+    }
+
+    /// [`all_reduce`](Self::all_reduce) of tensors that another thread has written: all of them `after` was made behind. Who
+    /// uses the sum has to follow the mark that comes with it, or a later one of this group's.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check).
+    pub fn all_reduce_after(&mut self, tensors: Vec<Tensor<1>>, scale: f32, after: &Mark) -> Result<(Tensor<1>, Mark)> {
+        let sources = self.elements(tensors, after)?;
         let len = sources.iter().map(|source| source.len).sum::<usize>();
         let world = self.frame.world();
         let kernel = match self.route {
@@ -221,6 +229,14 @@ impl DeviceGroup {
         self.all_reduce_by(kernel, sources, len, scale)
     }
 
+    /// Runs a call whose tensors come from this thread, and whose result is for it.
+    fn ordered(&mut self, call: impl FnOnce(&mut Self, &Mark) -> Result<(Tensor<1>, Mark)>) -> Result<Tensor<1>> {
+        let before = Mark::here(self.launcher.device());
+        let (tensor, done) = call(self, &before)?;
+        done.follow();
+        Ok(tensor)
+    }
+
     /// [`all_reduce`](Self::all_reduce) by a kernel of the caller's choice; for measurements.
     ///
     /// # Errors
@@ -229,12 +245,20 @@ impl DeviceGroup {
         if !matches!((kernel, &self.route), (Kernel::OneShot | Kernel::TwoShot, Route::Kernels { .. })) {
             return Err(CommError::usage(format!("{} is no all-reduce of this group", kernel.name())));
         }
-        let sources = self.elements(grouped(tensors))?;
-        let len = sources.iter().map(|source| source.len).sum();
-        self.all_reduce_by(kernel, sources, len, scale)
+        self.ordered(|this, after| {
+            let sources = this.elements(tensors, after)?;
+            let len = sources.iter().map(|source| source.len).sum();
+            this.all_reduce_by(kernel, sources, len, scale)
+        })
     }
 
-    fn all_reduce_by(&mut self, kernel: Kernel, sources: Vec<Elements>, len: usize, scale: f32) -> Result<Tensor<1>> {
+    fn all_reduce_by(
+        &mut self,
+        kernel: Kernel,
+        sources: Vec<Elements>,
+        len: usize,
+        scale: f32,
+    ) -> Result<(Tensor<1>, Mark)> {
         let root = if kernel == Kernel::Broadcast { self.frame.rank } else { 0 };
         let call = Call { kernel, wire: self.wire, elements: len as u64, root };
         self.run(call, sources, len, scale)
@@ -245,16 +269,14 @@ impl DeviceGroup {
     /// # Errors
     /// As [`check`](Self::check).
     pub fn reduce_scatter(&mut self, tensor: Tensor<1>, scale: f32) -> Result<Tensor<1>> {
-        let sources = self.elements(vec![tensor])?;
-        let world = self.within_host("reduce_scatter")?;
-        if !sources[0].len.is_multiple_of(world) {
-            let text =
-                format!("reduce_scatter of {} elements over {world} ranks: the parts are not equal", sources[0].len);
+        let (world, len) = (self.within_host("reduce_scatter")?, tensor.dims()[0]);
+        if !len.is_multiple_of(world) {
+            let text = format!("reduce_scatter of {len} elements over {world} ranks: the parts are not equal");
             return Err(self.process().fail(CommError::usage(text)));
         }
-        let each = sources[0].len / world;
+        let each = len / world;
         let call = Call { kernel: Kernel::ReduceScatter, wire: self.wire, elements: each as u64, root: 0 };
-        self.run(call, sources, each, scale)
+        self.one(call, tensor, each, scale)
     }
 
     /// Everybody's `tensor`, in the order of ranks. Inside a host; bits stay as they are with [`Wire::F32`].
@@ -262,11 +284,9 @@ impl DeviceGroup {
     /// # Errors
     /// As [`check`](Self::check).
     pub fn all_gather(&mut self, tensor: Tensor<1>) -> Result<Tensor<1>> {
-        let sources = self.elements(vec![tensor])?;
-        let world = self.within_host("all_gather")?;
-        let each = sources[0].len;
+        let (world, each) = (self.within_host("all_gather")?, tensor.dims()[0]);
         let call = Call { kernel: Kernel::AllGather, wire: self.wire, elements: each as u64, root: 0 };
-        self.run(call, sources, each * world, 1.0)
+        self.one(call, tensor, each * world, 1.0)
     }
 
     /// Rank `root`'s `tensor`. Inside a host; bits stay as they are with [`Wire::F32`].
@@ -274,13 +294,20 @@ impl DeviceGroup {
     /// # Errors
     /// As [`check`](Self::check).
     pub fn broadcast(&mut self, tensor: Tensor<1>, root: usize) -> Result<Tensor<1>> {
-        let sources = self.elements(vec![tensor])?;
+        let len = tensor.dims()[0];
         if root >= self.within_host("broadcast")? {
             return Err(self.process().fail(CommError::usage(format!("broadcast: there is no rank {root}"))));
         }
-        let len = sources[0].len;
         let call = Call { kernel: Kernel::Broadcast, wire: self.wire, elements: len as u64, root };
-        self.run(call, sources, len, 1.0)
+        self.one(call, tensor, len, 1.0)
+    }
+
+    /// A call of this thread's with one tensor.
+    fn one(&mut self, call: Call, tensor: Tensor<1>, len: usize, scale: f32) -> Result<Tensor<1>> {
+        self.ordered(|this, after| {
+            let sources = this.elements(vec![tensor], after)?;
+            this.run(call, sources, len, scale)
+        })
     }
 
     fn within_host(&self, what: &str) -> Result<usize> {
@@ -290,12 +317,12 @@ impl DeviceGroup {
         }
     }
 
-    fn elements(&self, tensors: Vec<Tensor<1>>) -> Result<Vec<Elements>> {
-        let all = tensors.into_iter().map(|tensor| self.launcher.elements(tensor)).collect::<Result<_>>();
-        all.map_err(|error| self.process().fail(error))
+    fn elements(&self, tensors: Vec<Tensor<1>>, after: &Mark) -> Result<Vec<Elements>> {
+        self.launcher.follow(after);
+        self.launcher.elements(tensors).map_err(|error| self.process().fail(error))
     }
 
-    fn run(&mut self, call: Call, sources: Vec<Elements>, len: usize, scale: f32) -> Result<Tensor<1>> {
+    fn run(&mut self, call: Call, sources: Vec<Elements>, len: usize, scale: f32) -> Result<(Tensor<1>, Mark)> {
         self.check()?;
         let output = self.launcher.room(len);
         let lengths: Vec<usize> = sources.iter().map(|source| source.len).collect();
@@ -304,7 +331,7 @@ impl DeviceGroup {
         for launch in launches {
             self.piece(&call, launch, &output, &sources).map_err(|error| self.process().fail(error))?;
         }
-        Ok(self.launcher.tensor(output))
+        Ok((self.launcher.tensor(output), self.launcher.mark()))
     }
 
     fn piece(&self, call: &Call, mut launch: Launch, output: &Elements, sources: &[Elements]) -> Result<()> {
@@ -366,16 +393,6 @@ fn summed(launch: &Launch) -> std::ops::Range<usize> {
     };
     let at = |pack: u32| job.slot as usize + pack as usize * super::layout::PACK;
     at(first)..at(last)
-}
-
-/// At most as many tensors as a launch takes: the rest is concatenated.
-fn grouped(mut tensors: Vec<Tensor<1>>) -> Vec<Tensor<1>> {
-    let most = PARTS[PARTS.len() - 1];
-    if tensors.len() > most {
-        let rest = tensors.split_off(most - 1);
-        tensors.push(Tensor::cat(rest, 0));
-    }
-    tensors
 }
 
 impl Drop for DeviceGroup {

@@ -14,8 +14,8 @@
 //! whose promises about plain accesses beside such strings are not written down. The text, in contrast, is compiled by
 //! anybody's compiler: NVRTC in CI (and the PTX is searched for the instructions), nvcc, and a C++ compiler for the CPU, which
 //! runs *these very kernels* with threads, under ThreadSanitizer too (`tests/cuda_kernels.rs`). They are launched through
-//! cubecl's client like any other kernel, on a stream of its own, and cubecl orders that stream behind those that wrote the
-//! gradients, and behind it those that read the sums.
+//! cubecl's client like any other kernel, on a stream of its own, which comes after those that wrote the gradients, and before
+//! those that read the sums ([`Mark`]).
 //!
 //! # Windows
 //!
@@ -90,6 +90,7 @@ mod gpu;
 #[cfg(feature = "cuda")]
 mod group;
 pub mod layout;
+mod mark;
 #[cfg(feature = "cuda")]
 mod meeting;
 #[cfg(feature = "cuda")]
@@ -108,5 +109,6 @@ mod window;
 pub use device::is_cuda;
 #[cfg(feature = "cuda")]
 pub use group::{DeviceGroup, Options};
+pub use mark::Mark;
 pub use route::{Backend, NoRoute, Route};
 pub use supports::{Place, Refusal, Topology, supports};

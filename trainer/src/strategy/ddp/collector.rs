@@ -16,6 +16,7 @@ use burn::{
 use models::{GradientSink, ParameterInfo};
 
 use super::buckets::{self, Bucket};
+use crate::comm::cuda::Mark;
 
 /// A full bucket on its way.
 pub(super) struct Packed {
@@ -30,8 +31,8 @@ pub(super) struct Packed {
 pub(super) enum Values {
     /// One after the other.
     Host(Vec<f32>),
-    /// Each for itself, where it is.
-    Device(Vec<Tensor<1>>),
+    /// Each for itself, where it is, and a mark behind the work that makes them.
+    Device(Vec<Tensor<1>>, Mark),
 }
 
 /// See the module.
@@ -167,7 +168,8 @@ impl Collector {
         if let Some(device) = &self.device {
             let zeros = |parameter: usize| Tensor::zeros([self.lengths[parameter]], device);
             let gradient = |&parameter: &usize| gradients[parameter].take().unwrap_or_else(|| zeros(parameter));
-            return Values::Device(parameters.iter().map(gradient).collect());
+            let tensors = parameters.iter().map(gradient).collect();
+            return Values::Device(tensors, Mark::here(device));
         }
         let mut values = Vec::with_capacity(elements);
         for &parameter in parameters {

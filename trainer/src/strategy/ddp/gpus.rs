@@ -9,7 +9,7 @@ use super::{buckets, reducer::OnDevice};
 use crate::{
     comm::{
         CommError, Communicator,
-        cuda::{self, DeviceGroup, Options, layout::Wire},
+        cuda::{self, DeviceGroup, Mark, Options, layout::Wire},
     },
     config::{Backend, Compression, RunPlan},
     failure::Failure,
@@ -64,10 +64,10 @@ pub(super) fn meet(
 }
 
 impl OnDevice for DeviceGroup {
-    fn sum(&mut self, tensors: Vec<Tensor<1>>) -> Result<(Tensor<1>, usize), CommError> {
-        let sum = self.all_reduce(tensors, 1.0)?;
+    fn sum(&mut self, tensors: Vec<Tensor<1>>, after: &Mark) -> Result<(Tensor<1>, Mark, usize), CommError> {
+        let (sum, done) = self.all_reduce_after(tensors, 1.0, after)?;
         let bytes = sum.dims()[0] * self.wire().size();
-        Ok((sum, bytes))
+        Ok((sum, done, bytes))
     }
 
     fn settle(&mut self) -> Result<(), CommError> {

@@ -18,7 +18,7 @@ use super::{
     collector::{Collector, Packed, Values},
 };
 use crate::{
-    comm::{CommError, Communicator, ReduceOp},
+    comm::{CommError, Communicator, ReduceOp, cuda::Mark},
     config::Compression,
     failure::Failure,
     launch::Reporter,
@@ -48,9 +48,9 @@ pub(super) struct Options {
 
 /// Adds gradients up where they are.
 pub(super) trait OnDevice: Send {
-    /// Enqueues the sum over ranks of these tensors, one behind the other. Gives it, and the bytes that a rank puts in; whoever
-    /// uses it waits for it, on the device.
-    fn sum(&mut self, tensors: Vec<Tensor<1>>) -> Result<(Tensor<1>, usize), CommError>;
+    /// Enqueues the sum over ranks of these tensors, one behind the other, made before `after`. Gives it, a mark that whoever
+    /// uses it has to follow, and the bytes that a rank puts in.
+    fn sum(&mut self, tensors: Vec<Tensor<1>>, after: &Mark) -> Result<(Tensor<1>, Mark, usize), CommError>;
     /// Waits until everything that was enqueued is done.
     fn settle(&mut self) -> Result<(), CommError>;
 }
@@ -90,11 +90,11 @@ impl Reducer {
         let (device, on_device) = on_device.unwrap_or_default();
         let sums = on_device.clone();
         let reduce = move |values| match (values, &sums) {
-            (Values::Device(tensors), Some(sums)) => {
-                let (sum, bytes) = lock(sums).sum(tensors)?;
-                Ok((Values::Device(vec![sum]), bytes))
+            (Values::Device(tensors, mark), Some(sums)) => {
+                let (sum, done, bytes) = lock(sums).sum(tensors, &mark)?;
+                Ok((Values::Device(vec![sum], done), bytes))
             }
-            (Values::Device(_), None) => Err(CommError::usage("gradients stayed on a device that cannot add them up")),
+            (Values::Device(..), None) => Err(CommError::usage("gradients stayed on a device that cannot add them up")),
             (Values::Host(mut values), _) => {
                 let bytes = wire.all_reduce(&mut values, &thread_comm)?;
                 Ok((Values::Host(values), bytes))
@@ -149,7 +149,10 @@ impl Reducer {
             reduced.push(times);
             let flat = match values {
                 Values::Host(values) => Tensor::<1>::from_data(TensorData::new(values, [bucket.elements]), device),
-                Values::Device(mut tensors) => tensors.remove(0),
+                Values::Device(mut tensors, done) => {
+                    done.follow();
+                    tensors.remove(0)
+                }
             };
             let mut start = 0;
             for &parameter in &bucket.parameters {

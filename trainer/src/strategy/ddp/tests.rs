@@ -17,7 +17,7 @@ use super::{
     verify,
 };
 use crate::{
-    comm::{CommConfig, CommError, Communicator, ReduceOp, Secret, StoreServer, TransportKind, join},
+    comm::{CommConfig, CommError, Communicator, ReduceOp, Secret, StoreServer, TransportKind, cuda::Mark, join},
     config::Compression,
     failure::Failure,
     launch::Reporter,
@@ -67,11 +67,13 @@ struct Device0 {
 }
 
 impl OnDevice for Device0 {
-    fn sum(&mut self, tensors: Vec<Tensor<1>>) -> Result<(Tensor<1>, usize), CommError> {
+    fn sum(&mut self, tensors: Vec<Tensor<1>>, after: &Mark) -> Result<(Tensor<1>, Mark, usize), CommError> {
+        after.follow();
         let mut flat = values(Tensor::cat(tensors, 0));
         self.comm.all_reduce(&mut flat, ReduceOp::Sum)?;
         self.unsettled += 1;
-        Ok((Tensor::from_floats(flat.as_slice(), &Device::flex()), 4 * flat.len()))
+        let device = Device::flex();
+        Ok((Tensor::from_floats(flat.as_slice(), &device), Mark::here(&device), 4 * flat.len()))
     }
 
     fn settle(&mut self) -> Result<(), CommError> {
