@@ -1,6 +1,8 @@
 //! What only a GPU can show of the collectives of `trainer/src/comm/cuda`, in one table:
 //!
-//!     gpu_check [--ranks 2,4] [--sizes 1,1000,…] [--rounds 20] [--trainer PATH]
+//! ```text
+//! gpu_check [--ranks 2,4] [--sizes 1,1000,…] [--rounds 20] [--trainer PATH]
+//! ```
 //!
 //! Every algorithm x type on the wire x size x number of ranks, with values whose sums are exact: `#wrong` has to be 0 on
 //! every rank, and ranks have to agree to the bit. With fewer GPUs than ranks they share, hosts meet between the steps, and
