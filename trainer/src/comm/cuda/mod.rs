@@ -84,6 +84,8 @@
 mod cross;
 #[cfg(feature = "cuda")]
 mod device;
+#[allow(unsafe_code)]
+pub mod driver;
 #[cfg(feature = "cuda")]
 #[allow(unsafe_code)]
 mod gpu;
