@@ -119,7 +119,7 @@ def measure(what, command, options, seconds):
     if process.returncode != 0:
         lines = [line for line in log.read_text().splitlines() if line.strip()]
         last = lines[-1].strip() if lines else f"exit code {process.returncode}"
-        # a first line that starts with `Error` says more than the end of a Python traceback's frames
+        # ours begins with it; the end of a traceback says most of PyTorch's
         found = {"error": next((line for line in lines if line.startswith("Error")), last)[:300]}
     elif what.endswith("-ours"):
         (row,) = json.loads(part.read_text())

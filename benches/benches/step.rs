@@ -15,7 +15,7 @@
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::hint::black_box;
-use std::process::Command;
+use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -68,7 +68,17 @@ struct Row {
     loader: Option<f64>,
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("Error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
     let options = options()?;
     let wish = if options.gpu { Wish::Gpus(1) } else { Wish::Cpu };
     let selected = Target::of(wish)?.select(&Seat::ALONE)?;

@@ -20,7 +20,7 @@
 //! - The first error anywhere ends the job everywhere, at once: a mismatch, a timeout, a death, an abort.
 //! - Nothing is left behind by any way of ending: shared memory has no name, sockets belong to processes.
 //!
-//! `unsafe` is in `shm/` and `cuda/` alone. [`driver`] asks NVIDIA's driver what GPUs there are, in any build.
+//! `unsafe` is in `shm/` and `cuda/` alone. [`cuda::driver`] asks NVIDIA's driver what GPUs there are, in any build.
 
 mod abort;
 mod auth;
@@ -28,9 +28,6 @@ pub mod bench;
 mod communicator;
 pub mod cuda;
 mod descriptor;
-#[allow(unsafe_code)]
-#[path = "cuda/driver/mod.rs"]
-pub mod driver;
 mod dtype;
 mod error;
 mod groups;

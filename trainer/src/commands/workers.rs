@@ -6,7 +6,7 @@ use rustix::thread::CpuSet;
 
 use crate::{
     cli::TrainArgs,
-    comm::{self, CommConfig, Communicator, TransportKind, driver::Gpu},
+    comm::{self, CommConfig, Communicator, TransportKind, cuda::driver::Gpu},
     config::{Backend, RunPlan},
     failure::Failure,
     launch::{

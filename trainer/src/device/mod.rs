@@ -14,7 +14,7 @@ pub use self::{
     place::{Seat, place},
     toolkit::{Headers, Library, headers, nccl, nvrtc},
 };
-use crate::{comm::driver::Gpu, failure::Failure, report::text};
+use crate::{comm::cuda::driver::Gpu, failure::Failure, report::text};
 
 /// Whether this build has burn's CUDA backend.
 pub const HAS_CUDA: bool = cfg!(feature = "cuda");

@@ -6,7 +6,7 @@
 //! - `supports.rs`: whether they can do a job, and why not.
 //! - `route.rs`: kernels, NCCL, or kernels inside hosts and something else between them.
 //! - With the feature `cuda`: `gpu.rs` (the driver's calls), `window.rs` (memory over IPC), `meeting.rs` (what ranks tell each
-//!   other first), `device.rs` (launches through cubecl), `group.rs` (the collectives), `nccl.rs`, `cross.rs`.
+//!   other first), `device.rs` (launches through cubecl), `DeviceGroup` (`group.rs`, the collectives), `nccl.rs`, `cross.rs`.
 //!
 //! # Why CUDA C++ and not `#[cube]`
 //!
@@ -84,6 +84,8 @@
 mod cross;
 #[cfg(feature = "cuda")]
 mod device;
+#[allow(unsafe_code)]
+pub mod driver;
 #[cfg(feature = "cuda")]
 #[allow(unsafe_code)]
 mod gpu;

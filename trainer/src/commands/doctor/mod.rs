@@ -7,7 +7,7 @@ mod report;
 mod view;
 
 use self::report::Report;
-use crate::{cli::DoctorArgs, comm::driver::Driver, failure::Failure};
+use crate::{cli::DoctorArgs, comm::cuda::driver::Driver, failure::Failure};
 
 /// Looks around and prints.
 ///
@@ -29,7 +29,7 @@ pub(super) fn run(arguments: &DoctorArgs) -> Result<(), Failure> {
 fn answer(handle: &str, gpu: usize) -> Result<(), Failure> {
     let failed = |error: String| Failure::run(error, "this half of the check is started by `trainer doctor`");
     let driver = Driver::load().map_err(|error| failed(report::no_driver(&error)))?;
-    let wrong = crate::comm::driver::probe::ipc_peer(&driver, gpu, handle).map_err(failed)?;
+    let wrong = crate::comm::cuda::driver::probe::ipc_peer(&driver, gpu, handle).map_err(failed)?;
     println!("{wrong}");
     Ok(())
 }

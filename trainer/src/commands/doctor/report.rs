@@ -9,7 +9,7 @@ use super::{
     peers::{self, Peer},
 };
 use crate::{
-    comm::driver::{Driver, Gpu, NoDriver},
+    comm::cuda::driver::{Driver, Gpu, NoDriver},
     device::{self, HAS_CUDA, Headers, Library, Target, Wish},
 };
 
@@ -67,12 +67,18 @@ pub(super) struct BackendFacts {
     pub note: String,
 }
 
-/// What a run without `--cpus` and `--gpus` computes on.
+/// What a run without `--cpus`, `--gpus` and `--backend` uses.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Choice {
+    /// What it computes on.
     pub device: String,
     pub why: String,
+    /// How gradients travel where there are several processes.
+    pub gradients: String,
 }
+
+/// Whether this build has MPI.
+const HAS_MPI: bool = cfg!(feature = "mpi");
 
 /// All of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -105,16 +111,20 @@ impl Report {
         let loaded = Driver::load();
         let gpus = loaded.as_ref().map(gpus).unwrap_or_default();
         let nccl = Found::of(device::nccl());
+        let peers = loaded.as_ref().map(|driver| peers::all(driver, gpus.len())).unwrap_or_default();
+        let ipc = match &loaded {
+            Ok(driver) if !gpus.is_empty() => peers::ipc(driver, 0),
+            _ => "not tried: there is no GPU".into(),
+        };
+        let features = [("cuda", HAS_CUDA), ("mpi", HAS_MPI)];
         Self {
             trainer: env!("CARGO_PKG_VERSION"),
-            features: if HAS_CUDA { vec!["cuda"] } else { Vec::new() },
+            features: features.into_iter().filter_map(|(name, has)| has.then_some(name)).collect(),
             cpu: Cpu::detect(),
             visible: device::hidden(visible.as_deref()),
-            peers: loaded.as_ref().map(|driver| peers::all(driver, gpus.len())).unwrap_or_default(),
-            ipc: match &loaded {
-                Ok(driver) if !gpus.is_empty() => peers::ipc(driver, 0),
-                _ => "not tried: there is no GPU".into(),
-            },
+            would_use: choice(&peers, &ipc, &nccl),
+            peers,
+            ipc,
             driver: Found::of(loaded.as_ref().map(driver_facts).map_err(no_driver)),
             gpus,
             nvrtc: Found::of(device::nvrtc()),
@@ -122,7 +132,6 @@ impl Report {
             mpi: Found::of(machine::mpi()),
             backends: backends(&nccl),
             nccl,
-            would_use: choice(),
         }
     }
 }
@@ -158,28 +167,80 @@ fn backends(nccl: &Found<Library>) -> Vec<BackendFacts> {
         false => "needs a build with --features cuda".to_owned(),
     };
     vec![
-        row("shm", true, "processes of one host; `auto` takes it there"),
-        row("tcp", true, "processes of any hosts; `auto` takes it between hosts"),
-        BackendFacts { name: "cuda", compiled: HAS_CUDA, note: gpu("GPUs of one host, kernels of our own") },
-        BackendFacts { name: "nccl", compiled: HAS_CUDA, note: gpu(&format!("GPUs of any hosts{nccl}")) },
+        row("shm", true, "CPUs of one host; `auto` takes it there"),
+        row("tcp", true, "CPUs of any hosts; `auto` takes it between hosts"),
+        BackendFacts {
+            name: "cuda",
+            compiled: HAS_CUDA,
+            note: gpu("GPUs of one host, kernels of our own; `auto` takes it there"),
+        },
+        BackendFacts {
+            name: "nccl",
+            compiled: HAS_CUDA,
+            note: gpu(&format!("GPUs of any hosts; `auto` takes it where the kernels cannot go{nccl}")),
+        },
+        BackendFacts {
+            name: "mpi",
+            compiled: HAS_MPI,
+            note: if HAS_MPI { "processes that mpirun starts" } else { "needs a build with --features mpi" }.into(),
+        },
     ]
 }
 
-fn choice() -> Choice {
+fn choice(peers: &[Peer], ipc: &str, nccl: &Found<Library>) -> Choice {
+    let on_cpu = |why: String| Choice {
+        device: device::cpu().description,
+        why,
+        gradients: "shm inside a host, tcp between hosts".into(),
+    };
     match Target::of(Wish::Best) {
         Ok(Target::Gpus(gpus)) => Choice {
             device: gpus.all.iter().map(device::describe).collect::<Vec<_>>().join("; "),
             why: "driver, GPU, NVRTC and CUDA's headers are there".into(),
+            gradients: between_gpus(gpus.all.len(), peers, ipc, matches!(nccl, Found::There(_))),
         },
-        Ok(Target::Cpu(Some(why))) => Choice { device: device::cpu().description, why },
-        Ok(Target::Cpu(None)) => {
-            Choice { device: device::cpu().description, why: "this build has no GPU backend (feature cuda)".into() }
-        }
-        Err(failure) => Choice { device: device::cpu().description, why: failure.message },
+        Ok(Target::Cpu(Some(why))) => on_cpu(why),
+        Ok(Target::Cpu(None)) => on_cpu("this build has no GPU backend (feature cuda)".into()),
+        Err(failure) => on_cpu(failure.message),
+    }
+}
+
+/// How gradients travel between `gpus` GPUs of this host, by what the checks have shown.
+fn between_gpus(gpus: usize, peers: &[Peer], ipc: &str, nccl: bool) -> String {
+    if gpus < 2 {
+        return "there is one GPU: none travel, but with --oversubscribe".into();
+    }
+    let broken = peers.iter().find(|peer| peer.check != "works");
+    let against = match (broken, ipc) {
+        (None, "works") => return "cuda: every GPU reaches every other's memory, and processes share it".into(),
+        (Some(peer), _) => format!("GPU {} does not reach GPU {}'s memory", peer.from, peer.to),
+        (None, _) => "processes cannot share a GPU's memory".to_owned(),
+    };
+    match nccl {
+        true => format!("nccl: {against}"),
+        false => format!("none: {against}, and there is no NCCL; --backend tcp goes by way of the host"),
     }
 }
 
 /// The path of a file in the report.
 pub(super) fn shown(path: Option<&PathBuf>) -> String {
     path.map_or_else(|| "unknown file".to_owned(), |path| path.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gradients_go_where_the_checks_say_that_they_can() {
+        let peer = |from, to, check: &str| Peer { from, to, driver_says: true, check: check.into() };
+        let good = [peer(0, 1, "works"), peer(1, 0, "works")];
+        let bad = [peer(0, 1, "works"), peer(1, 0, "3 of 4 values were read otherwise than written")];
+        let says = |peers: &[Peer], ipc, nccl| between_gpus(2, peers, ipc, nccl);
+        assert!(says(&good, "works", false).starts_with("cuda:"));
+        assert_eq!(says(&bad, "works", true), "nccl: GPU 1 does not reach GPU 0's memory");
+        assert!(says(&good, "cuIpcGetMemHandle: …", true).starts_with("nccl: processes"));
+        assert!(says(&bad, "works", false).starts_with("none: "));
+        assert!(between_gpus(1, &[], "works", true).contains("one GPU"));
+    }
 }

@@ -89,5 +89,8 @@ fn backends(report: &Report) -> Section {
 }
 
 fn choice(report: &Report) -> Section {
-    Section::new("would use").row("device", &report.would_use.device).row("why", &report.would_use.why)
+    Section::new("would use")
+        .row("device", &report.would_use.device)
+        .row("why", &report.would_use.why)
+        .row("gradients", &report.would_use.gradients)
 }
