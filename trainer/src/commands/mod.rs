@@ -10,6 +10,7 @@ mod export;
 mod models;
 mod place;
 mod resolve;
+mod start;
 mod table;
 mod train;
 mod workers;

@@ -1,0 +1,127 @@
+//! What a run needs before its first step: the network, what ranks compare, the checkpoint to go on from, the first screen.
+
+use std::path::Path;
+
+use data::Dataset;
+use models::{Network, Spec};
+
+use super::resolve;
+use crate::{
+    config::RunPlan,
+    device::{Selected, Target},
+    engine::{
+        Lengths,
+        checkpoint::{self, Progress},
+    },
+    failure::Failure,
+    report::{RunFolder, Section, screen::start_table, text::thousands},
+    strategy::Snapshot,
+};
+
+/// Builds the network that the plan and the images ask for.
+pub(super) fn build(plan: &RunPlan, spec: &Spec, selected: &Selected) -> Result<Network, Failure> {
+    models::build(&plan.model.name, spec, plan.train.seed, &selected.device)
+        .map_err(|error| plan.mistake(&[error.key(), "model.name"], error.to_string(), error.hint()).into())
+}
+
+/// What all ranks of a job must have in common: the plan but for this machine's paths, the data, and what they compute on.
+pub(super) fn facts(plan: &RunPlan, train: &Dataset, test: &Dataset, target: &Target) -> Result<Vec<String>, Failure> {
+    let text = plan_toml(plan)?;
+    let mut section = "";
+    let mut facts = vec![format!("device = {}", if target.is_gpu() { "GPU" } else { "CPU" })];
+    for line in text.lines().filter(|line| !line.is_empty()) {
+        match line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+            Some(name) => section = name,
+            None if section == "log" || line.starts_with("dir = ") => {}
+            None => facts.push(format!("{section}.{line}")),
+        }
+    }
+    for (name, set) in [("training", train), ("test", test)] {
+        let labels = crc32c::crc32c(bytemuck::cast_slice(&set.labels));
+        facts.push(format!(
+            "{name} set = {} images {}, checksum {:08x} {labels:08x}",
+            thousands(set.len() as u64),
+            set.shape,
+            crc32c::crc32c(&set.images)
+        ));
+    }
+    Ok(facts)
+}
+
+/// Loads the newest complete checkpoint; `None` of a run killed before its first one: it starts from the beginning.
+pub(super) fn restore(plan: &RunPlan, folder: &RunFolder) -> Result<Option<(Snapshot, Progress)>, Failure> {
+    if !checkpoint::any(&folder.checkpoints())? {
+        eprintln!("{}: no checkpoint yet, starting from the beginning", folder.path().display());
+        return Ok(None);
+    }
+    let (loaded, damaged) = checkpoint::load_newest(&folder.checkpoints())?;
+    for error in &damaged {
+        eprintln!("warning: {error}");
+    }
+    if !damaged.is_empty() {
+        eprintln!("warning: continuing from {}, the newest complete checkpoint", loaded.path.display());
+    }
+    if loaded.seed != plan.train.seed {
+        return Err(Failure::usage(
+            format!("{}: was trained with seed {}, not {}", loaded.path.display(), loaded.seed, plan.train.seed),
+            "a run keeps its seed: leave --seed out",
+        ));
+    }
+    Ok(Some((loaded.snapshot, loaded.progress)))
+}
+
+pub(super) fn overview(
+    plan: &RunPlan,
+    lengths: &Lengths,
+    parameters: usize,
+    data: &str,
+    source: &str,
+    device: &str,
+    folder: &Path,
+) -> Section {
+    Section::new("run")
+        .row("model", format!("{}, {} parameters", plan.model.name, thousands(parameters as u64)))
+        .row("data", format!("{data} ({source})"))
+        .row("device", device)
+        .row("length", format!("{} epochs of {} steps", lengths.epochs, thousands(lengths.steps_per_epoch)))
+        .row("folder", folder.display())
+}
+
+/// Resolves everything that needs no data, builds the network, prints the plan.
+pub(super) fn dry_run(plan: &RunPlan, selected: &Selected) -> Result<u8, Failure> {
+    let mut section = Section::new("dry run").row("device", &selected.description);
+    if let Some(facts) = resolve::known_facts(&plan.data.name) {
+        let side = plan.data.image_size;
+        let spec = Spec {
+            num_classes: plan.model.num_classes.unwrap_or(facts.classes),
+            in_channels: facts.channels,
+            image_size: [side.unwrap_or(facts.height), side.unwrap_or(facts.width)],
+        };
+        let network = build(plan, &spec, selected)?;
+        section = section.row(
+            "model",
+            format!(
+                "{}, {} parameters, {} multiply-adds an image",
+                plan.model.name,
+                thousands(count_parameters(&network) as u64),
+                thousands(models::cost(&network, &spec).macs)
+            ),
+        );
+    } else {
+        models::find(&plan.model.name).map_err(|error| Failure::usage(&error, error.hint()))?;
+        section = section.row("model", format!("{}, built once the images are read", plan.model.name));
+    }
+    let mut sections = vec![section];
+    sections.extend(resolve::sections(plan)?);
+    print!("{}", start_table(&sections));
+    println!("dry run: the plan is valid; nothing was read, trained or written");
+    Ok(0)
+}
+
+pub(super) fn count_parameters(network: &Network) -> usize {
+    models::parameters(network).iter().map(|parameter| parameter.len()).sum()
+}
+
+pub(super) fn plan_toml(plan: &RunPlan) -> Result<String, Failure> {
+    plan.to_toml().map_err(|error| Failure::run(error, "please report this"))
+}
