@@ -45,7 +45,7 @@ const HEADERS: [&str; 3] = ["cuda_fp16.h", "cuda_bf16.h", "mma.h"];
 /// # Errors
 /// The names that were tried.
 pub fn nvrtc() -> Result<Library, NotLoaded> {
-    library("nvrtc", "nvrtcVersion", 2, |numbers| format!("{}.{}", numbers[0], numbers[1]))
+    Ok(library(driver::open("nvrtc")?, "nvrtc", "nvrtcVersion", 2, |numbers| format!("{}.{}", numbers[0], numbers[1])))
 }
 
 /// Loads NCCL.
@@ -53,7 +53,8 @@ pub fn nvrtc() -> Result<Library, NotLoaded> {
 /// # Errors
 /// The names that were tried.
 pub fn nccl() -> Result<Library, NotLoaded> {
-    library("nccl", "ncclGetVersion", 1, |numbers| nccl_version(numbers[0]))
+    let opened = driver::open_first(driver::NCCL_NAMES.map(str::to_owned).to_vec())?;
+    Ok(library(opened, "nccl", "ncclGetVersion", 1, |numbers| nccl_version(numbers[0])))
 }
 
 /// 2.18.3 is 21803, and since 2.9 the major version has a digit more than before.
@@ -63,11 +64,16 @@ fn nccl_version(number: i32) -> String {
     format!("{major}.{}.{}", rest / 100, rest % 100)
 }
 
-fn library(stem: &str, symbol: &str, numbers: usize, text: fn(Vec<i32>) -> String) -> Result<Library, NotLoaded> {
-    let (opened, name) = driver::open(stem)?;
+fn library(
+    (opened, name): (libloading::Library, String),
+    stem: &str,
+    symbol: &str,
+    numbers: usize,
+    text: fn(Vec<i32>) -> String,
+) -> Library {
     let version = driver::version(&opened, symbol, numbers).map(text);
     let path = loaded_from(&fs::read_to_string("/proc/self/maps").unwrap_or_default(), stem);
-    Ok(Library { name, path, version })
+    Library { name, path, version }
 }
 
 /// The file of a loaded library, from the process's memory map.
@@ -170,6 +176,14 @@ mod tests {
                     7f02-7f03 r-xp 00000000 08:01 13   /opt/a b/libnvrtc.so.13.0.48\n7f04-7f05 rw-p 0 00:00 0";
         assert_eq!(loaded_from(maps, "nvrtc").unwrap(), Path::new("/opt/a b/libnvrtc.so.13.0.48"));
         assert_eq!(loaded_from(maps, "nccl"), None);
+    }
+
+    #[test]
+    fn nccl_is_looked_for_by_the_name_that_its_packages_give_it() {
+        match nccl() {
+            Ok(found) => assert!(driver::NCCL_NAMES.contains(&found.name.as_str()), "{found:?}"),
+            Err(missing) => assert_eq!(missing.tried, driver::NCCL_NAMES),
+        }
     }
 
     #[test]

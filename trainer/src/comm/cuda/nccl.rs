@@ -1,5 +1,5 @@
 //! NVIDIA's library, loaded where it is used. Its functions are looked up here and not through cudarc, which does not try
-//! `libnccl.so.2`, the only name that NVIDIA's packages give it.
+//! the only name that NVIDIA's packages give it.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
@@ -9,14 +9,12 @@ use std::time::{Duration, Instant};
 use cudarc::driver::{result, sys};
 use libloading::{Library as Shared, Symbol};
 
+use super::driver::NCCL_NAMES;
 use super::gpu::Gpu;
 use super::layout::Wire;
 use crate::comm::Communicator;
 use crate::comm::abort::Abort;
 use crate::comm::error::{CommError, ErrorKind, Result};
-
-/// Names that are tried, in this order.
-const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -39,7 +37,7 @@ impl Library {
         static LIBRARY: OnceLock<std::result::Result<Library, String>> = OnceLock::new();
         let loaded = LIBRARY.get_or_init(|| {
             let mut tried = Vec::new();
-            for name in NAMES {
+            for name in NCCL_NAMES {
                 // SAFETY: NCCL's initialisers only set up its own state.
                 match unsafe { Shared::new(name) } {
                     Ok(shared) => return Ok(Library { shared }),

@@ -83,12 +83,22 @@ pub struct Gpu {
     pub uuid: String,
 }
 
+/// NCCL's names: NVIDIA's packages give it the first alone, which cudarc does not try.
+pub const NCCL_NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
+
 /// Loads the first of a library's names that there is, and tells which.
 ///
 /// # Errors
 /// None of them can be loaded.
 pub fn open(stem: &str) -> Result<(Library, String), NotLoaded> {
-    let tried: Vec<String> = SUFFIXES.iter().map(|suffix| format!("lib{stem}.so{suffix}")).collect();
+    open_first(SUFFIXES.iter().map(|suffix| format!("lib{stem}.so{suffix}")).collect())
+}
+
+/// Loads the first of these that there is, and tells which.
+///
+/// # Errors
+/// None of them can be loaded.
+pub fn open_first(tried: Vec<String>) -> Result<(Library, String), NotLoaded> {
     let mut cause = String::new();
     for name in &tried {
         // SAFETY: the constructors of NVIDIA's libraries are written to be run by dlopen, and have no requirements of ours.
