@@ -31,6 +31,7 @@ mod descriptor;
 mod dtype;
 mod error;
 mod groups;
+pub(crate) mod host;
 mod kernels;
 mod message;
 #[cfg(feature = "mpi")]

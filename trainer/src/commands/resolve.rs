@@ -20,8 +20,8 @@ use crate::{
 /// Batches that the loader keeps ready.
 const PREFETCH: usize = 4;
 
-/// Reads and checks a TOML file as the flags change it; `gpu` where the run is on GPUs. Several workers are processes (DDP) unless flag or file say that
-/// they are devices of one process (DP).
+/// Reads and checks a TOML file as the flags change it; `gpu` where the run is on GPUs. Several workers are processes (DDP)
+/// unless flag or file say that they are devices of one process (DP).
 ///
 /// # Errors
 /// Every mistake in it, with its place.

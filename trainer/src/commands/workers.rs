@@ -1,6 +1,6 @@
 //! Several processes: the launcher's side, and the side of a worker.
 
-use std::{fs, path::Path, time::Duration};
+use std::{path::Path, time::Duration};
 
 use rustix::thread::CpuSet;
 
@@ -101,7 +101,7 @@ impl Rank {
 /// A rank is gone.
 pub(super) fn share_cores(rank: &Rank) -> Result<(), Failure> {
     const MASK: usize = 128;
-    let mut own = fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let mut own = comm::host::boot().into_bytes();
     own.resize(36, 0);
     let host = own.len();
     let set = rustix::thread::sched_getaffinity(None).map_err(|error| {

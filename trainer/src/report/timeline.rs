@@ -17,7 +17,10 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::report::{ReportError, error::write_atomic};
+use crate::{
+    comm::host,
+    report::{ReportError, error::write_atomic},
+};
 
 /// Spans kept of each rank: 15 MB of JSON, and the first thousands of steps of a run.
 const LIMIT: usize = 100_000;
@@ -180,8 +183,8 @@ impl Timeline {
         mut exchange: impl FnMut(&[u8]) -> Result<Vec<Vec<u8>>, E>,
     ) -> Result<(), E> {
         let Some(recorded) = &self.0 else { return Ok(()) };
-        // two machines never have the same; a kernel that hides it gives every rank the estimate
-        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        // a kernel that hides it gives every rank the estimate
+        let boot = host::boot();
         let boots = exchange(boot.as_bytes())?;
         if !boot.is_empty() && boots.iter().all(|other| *other == boots[0]) {
             return Ok(());

@@ -335,7 +335,7 @@ impl DeviceGroup {
     }
 
     fn piece(&self, call: &Call, mut launch: Launch, output: &Elements, sources: &[Elements]) -> Result<()> {
-        let range = summed(&launch);
+        let range = launch.reduced();
         let mut go = |phases: u32| {
             launch.job.phases = phases;
             self.launcher.launch(&launch, output, sources)
@@ -382,17 +382,6 @@ impl DeviceGroup {
         });
         agree(unreachable.map_or(Ok(()), Err), &self.local)
     }
-}
-
-/// Where the part of a slot that this rank reduces lies in its window, in bytes.
-fn summed(launch: &Launch) -> std::ops::Range<usize> {
-    let job = &launch.job;
-    let (first, last) = match launch.variant.kernel {
-        Kernel::TwoShot => ((job.rank * job.part).min(job.packs), ((job.rank + 1) * job.part).min(job.packs)),
-        _ => (0, job.packs),
-    };
-    let at = |pack: u32| job.slot as usize + pack as usize * super::layout::PACK;
-    at(first)..at(last)
 }
 
 impl Drop for DeviceGroup {

@@ -8,13 +8,7 @@ use super::supports::{Place, Topology};
 use super::window::agree;
 use crate::comm::Communicator;
 use crate::comm::error::{CommError, Result};
-
-/// This host as far as memory of GPUs goes: one boot of one kernel, and one view of process numbers.
-fn host() -> String {
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let pids = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
-    format!("{} {}", boot.trim(), pids.display())
-}
+use crate::comm::host;
 
 /// Where all ranks are, and whom each reaches by the driver's word.
 pub(super) fn topology(gpu: &Arc<Gpu>, comm: &Communicator) -> Result<Topology> {
@@ -22,7 +16,7 @@ pub(super) fn topology(gpu: &Arc<Gpu>, comm: &Communicator) -> Result<Topology> 
     let (uuid, (major, minor)) = agree(own, comm)?;
     let mut card = uuid.to_vec();
     card.extend([major as u8, minor as u8]);
-    card.extend(host().bytes());
+    card.extend(host::of_shared_memory().bytes());
     let cards = comm.all_gather_v(&card)?;
     let mut rest = cards.data.as_slice();
     let mut places = Vec::with_capacity(comm.world());

@@ -1,6 +1,6 @@
 //! A rank's launches, numbered: the collective's pieces as the kernels are told of them.
 
-use super::layout::{Job, MAX_WORLD, SLOTS_AT, Wire, phase};
+use super::layout::{Job, MAX_WORLD, PACK, SLOTS_AT, Wire, phase};
 use super::plan::{Call, Piece, pieces};
 use super::protocol::{self, Area, Kernel, Step};
 use super::source::{Variant, parts};
@@ -40,6 +40,19 @@ pub struct Launch {
     pub blocks: u32,
     /// The piece of the call.
     pub piece: Piece,
+}
+
+impl Launch {
+    /// Where the part of a slot that this rank reduces lies in its window, in bytes.
+    pub fn reduced(&self) -> std::ops::Range<usize> {
+        let job = &self.job;
+        let (first, last) = match self.variant.kernel {
+            Kernel::TwoShot => ((job.rank * job.part).min(job.packs), ((job.rank + 1) * job.part).min(job.packs)),
+            _ => (0, job.packs),
+        };
+        let at = |pack: u32| job.slot as usize + pack as usize * PACK;
+        at(first)..at(last)
+    }
 }
 
 /// What the host does for a launch, in turn.

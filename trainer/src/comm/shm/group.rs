@@ -14,6 +14,7 @@ use super::word::{LEFT, POISON};
 use crate::comm::abort::Abort;
 use crate::comm::descriptor::{Agreement, DESCRIPTOR_BYTES, Descriptor};
 use crate::comm::error::{CommError, ErrorKind, Result, ranks};
+use crate::comm::host;
 use crate::comm::store::StoreClient;
 use crate::comm::transport::{Members, REASON_LIMIT};
 
@@ -269,13 +270,6 @@ fn poison_on_abort(abort: &Abort, segment: &Arc<Segment>) {
     });
 }
 
-/// This host as far as shared memory goes: one kernel boot and one view of process numbers.
-fn host() -> String {
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let pids = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
-    format!("{} {}", boot.trim(), pids.display())
-}
-
 fn create(members: &Members) -> Result<(Segment, OwnedFd, String)> {
     let cannot = |e: rustix::io::Errno| {
         CommError::setup(format!("rank {} cannot make shared memory for {}: {e}", members.my_rank(), members.name()))
@@ -284,8 +278,13 @@ fn create(members: &Members) -> Result<(Segment, OwnedFd, String)> {
     let mut nonce = [0u8; 16];
     rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty()).map_err(cannot)?;
     let (segment, file) = Segment::create(members.len(), &nonce).map_err(cannot)?;
-    let card =
-        format!("{}\n{}\n{}\n{}", host(), std::process::id(), Segment::number(&file), u128::from_le_bytes(nonce));
+    let card = format!(
+        "{}\n{}\n{}\n{}",
+        host::of_shared_memory(),
+        std::process::id(),
+        Segment::number(&file),
+        u128::from_le_bytes(nonce)
+    );
     Ok((segment, file, card))
 }
 
@@ -300,7 +299,7 @@ fn open(members: &Members, card: &str) -> Result<Segment> {
     };
     let lines: Vec<&str> = card.lines().collect();
     let [there, pid, fd, nonce] = lines.as_slice() else { return Err(cannot("its announcement is damaged".into())) };
-    if *there != host() {
+    if *there != host::of_shared_memory() {
         return Err(cannot("that rank runs on another host or in another container".into()));
     }
     let (Ok(pid), Ok(fd), Ok(nonce)) = (pid.parse(), fd.parse(), nonce.parse::<u128>()) else {
