@@ -107,6 +107,9 @@ pub struct AllreduceArgs {
     /// What carries the data: shm, tcp or mpi (started by mpirun, in a build with that feature)
     #[arg(long, default_value = "shm")]
     pub backend: String,
+    /// Where the arrays lie: shared, which is what training uses (the ranks reach each other's with shm), or ordinary
+    #[arg(long, default_value = "shared", value_parser = ["shared", "ordinary"])]
+    pub memory: String,
     /// Sizes in bytes, separated by commas
     #[arg(long, value_delimiter = ',')]
     pub sizes: Vec<usize>,

@@ -20,7 +20,7 @@ fn all_reduce_12(c: &Communicator) -> Result<(), trainer::comm::CommError> {
 }
 
 /// What rank 1 calls where all others call an all-reduce of 12 f32, and what the message says of it.
-const WRONG: [(&str, Call); 9] = [
+const WRONG: [(&str, Call); 10] = [
     ("broadcast of 12 f32 with root 0", |c| c.broadcast(&mut [0f32; 12], 0)),
     ("all_reduce of 13 f32 (sum)", |c| c.all_reduce(&mut [0f32; 13], ReduceOp::Sum)),
     ("all_reduce of 0 f32 (sum)", |c| c.all_reduce(&mut [0f32; 0], ReduceOp::Sum)),
@@ -29,6 +29,7 @@ const WRONG: [(&str, Call); 9] = [
     ("all_reduce of 12 f32 (max)", |c| c.all_reduce(&mut [0f32; 12], ReduceOp::Max)),
     ("all_gather of 12 f32", |c| c.all_gather(&[0f32; 12], &mut vec![0f32; 12 * c.world()])),
     ("barrier", |c| c.barrier()),
+    ("shared of 20 u8", |c| c.shared::<f32>(5).map(drop)),
     ("all_gather_v of u8", |c| c.all_gather_v(&[1u8; 5]).map(drop)),
 ];
 
@@ -52,6 +53,28 @@ fn a_mismatch_is_the_same_error_on_every_rank() {
                 assert_eq!(errors, vec![want; world], "{kind}");
             }
         }
+    }
+}
+
+#[test]
+fn ranks_that_bring_different_shared_arrays_are_told() {
+    for kind in KINDS {
+        let errors = ranks(kind, 3, move |comm| {
+            let (a, b) = (comm.shared::<f32>(50_000).unwrap(), comm.shared::<f32>(50_000).unwrap());
+            let data = if comm.rank() == 2 { a } else { b };
+            comm.all_reduce_shared(data, 50_000, ReduceOp::Sum).unwrap_err().message
+        });
+        let want = "rank 2 calls all_reduce of 50000 f32 (sum) in shared array 1 where rank 0 calls all_reduce of 50000 f32 \
+                    (sum) in shared array 2, collective #3 of the world";
+        assert_eq!(errors, vec![want; 3], "{kind}");
+        let errors = ranks(kind, 2, move |comm| {
+            let (data, other) = (comm.shared::<f32>(5).unwrap(), comm.duplicate().unwrap());
+            let count = if comm.rank() == 0 { 6 } else { 5 };
+            let error = message(comm.all_reduce_shared(data, count, ReduceOp::Sum));
+            assert!(message(other.barrier()).contains("the array has 5 elements, not 6"));
+            error
+        });
+        assert!(errors.iter().all(|error| error.contains("the array has 5 elements, not 6")), "{errors:?}");
     }
 }
 

@@ -55,6 +55,10 @@ fn long_arrays() {
                     comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
                     let want = (world * (world - 1) / 2) as f32;
                     assert!(data.iter().all(|v| *v == want), "{kind} world {world} n {n}");
+                    let mut data = comm.shared(n).unwrap();
+                    data.fill(comm.rank() as f32);
+                    let data = comm.all_reduce_shared(data, n, ReduceOp::Sum).unwrap();
+                    assert!(data.iter().all(|v| *v == want), "{kind} world {world} n {n}, shared");
                 }
             });
         }
@@ -71,8 +75,13 @@ fn sums_are_bit_identical_on_all_ranks_and_in_all_runs() {
     fn sums(kind: TransportKind, world: usize, n: usize) -> Vec<Vec<u32>> {
         ranks(kind, world, move |comm| {
             let mut data: Vec<f32> = (0..n).map(|i| value(comm.rank(), i) as f32).collect();
+            let mut shared = comm.shared(n).unwrap();
+            shared.copy_from_slice(&data);
             comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
-            data.iter().map(|v| v.to_bits()).collect()
+            let shared = comm.all_reduce_shared(shared, n, ReduceOp::Sum).unwrap();
+            let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(&shared), bits(&data), "shared memory has other bits");
+            bits(&data)
         })
     }
     for kind in KINDS {

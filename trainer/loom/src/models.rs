@@ -9,7 +9,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
 
-use super::pipeline::{EXCHANGE_SLOTS, Progress, Step, TWO_SHOT_SLOTS, exchange, two_shot};
+use super::pipeline::{EXCHANGE_SLOTS, Progress, Step, TWO_SHOT_SLOTS, exchange, in_place, two_shot};
 use super::word::{Counter, LEFT, POISON, Pending};
 
 /// The slow path of `Waiter`, without looking and spinning before.
@@ -80,6 +80,8 @@ fn for_ranks(count: usize, body: impl Fn(usize, &[Rank]) + Send + Sync + Copy + 
 struct Steps<'a> {
     me: usize,
     ranks: &'a [Rank],
+    /// Reductions before this schedule.
+    reduced: usize,
 }
 
 impl Progress for Steps<'_> {
@@ -94,7 +96,7 @@ impl Progress for Steps<'_> {
         self.ranks[self.me].reduced.publish();
     }
     fn wait_reduced(&self, count: usize) -> Result<(), Pending> {
-        self.ranks.iter().try_for_each(|r| wait(&r.reduced, count as u32))
+        self.ranks.iter().try_for_each(|r| wait(&r.reduced, (self.reduced + count) as u32))
     }
 }
 
@@ -150,7 +152,7 @@ fn loom_entries_of_consecutive_collectives_do_not_meet() {
 #[test]
 fn loom_exchange_never_overwrites_what_is_being_read() {
     fn rank(me: usize, ranks: &[Rank]) {
-        let steps = Steps { me, ranks };
+        let steps = Steps { me, ranks, reduced: 0 };
         let fill = |round: usize, slot: usize| put(&ranks[me].slots[slot], (round * 10 + me) as u32);
         let drain = |round: usize, slot: usize| {
             for (r, rank) in ranks.iter().enumerate() {
@@ -166,7 +168,7 @@ fn loom_exchange_never_overwrites_what_is_being_read() {
 #[test]
 fn loom_two_shot_never_overwrites_what_is_being_read() {
     fn rank(me: usize, ranks: &[Rank]) {
-        let steps = Steps { me, ranks };
+        let steps = Steps { me, ranks, reduced: 0 };
         let turn = |step: Step, round: usize, slot: usize| match step {
             Step::Scatter => put(&ranks[me].slots[slot], (round * 10 + me) as u32),
             Step::Reduce => {
@@ -189,7 +191,7 @@ fn loom_two_shot_never_overwrites_what_is_being_read() {
 fn loom_sees_a_slot_too_few() {
     // The same schedule with three slots instead of four: proof that the test above can fail.
     fn rank(me: usize, ranks: &[Rank]) {
-        let steps = Steps { me, ranks };
+        let steps = Steps { me, ranks, reduced: 0 };
         let fill = |round: usize, _: usize| put(&ranks[me].slots[round % 3], (round * 10 + me) as u32);
         let drain = |round: usize, _: usize| {
             for (r, rank) in ranks.iter().enumerate() {
@@ -199,4 +201,40 @@ fn loom_sees_a_slot_too_few() {
         exchange(6, EXCHANGE_SLOTS, &steps, fill, drain).unwrap();
     }
     model(2, || for_ranks(2, rank));
+}
+
+/// As `ShmGroup::all_reduce_window`, twice: a rank writes its own array, enters, reduces its part of everybody's, waits, and
+/// reads its own. `wait_for_all`: whether it does wait.
+fn windows(me: usize, ranks: &[Rank], wait_for_all: bool) {
+    let n = ranks.len();
+    for call in 0..2 {
+        (0..n).for_each(|part| put(&ranks[me].slots[part], (call * 100 + part * 10 + me) as u32));
+        ranks[me].entered.publish();
+        ranks.iter().for_each(|r| wait(&r.entered, call as u32 + 1).unwrap());
+        let reduce = || {
+            let sum = ranks.iter().map(|r| get(&r.slots[me])).sum();
+            ranks.iter().for_each(|r| put(&r.slots[me], sum));
+        };
+        if wait_for_all {
+            in_place(&Steps { me, ranks, reduced: call }, reduce).unwrap();
+        } else {
+            reduce();
+        }
+        for part in 0..n {
+            let want = (0..n).map(|r| (call * 100 + part * 10 + r) as u32).sum::<u32>();
+            assert_eq!(get(&ranks[me].slots[part]), want);
+        }
+    }
+}
+
+#[test]
+fn loom_windows_have_one_user_at_a_time() {
+    model(3, || for_ranks(2, |me, ranks| windows(me, ranks, true)));
+    model(0, || for_ranks(3, |me, ranks| windows(me, ranks, true)));
+}
+
+#[test]
+#[should_panic]
+fn loom_sees_a_rank_that_does_not_wait_for_the_others() {
+    model(2, || for_ranks(2, |me, ranks| windows(me, ranks, false)));
 }

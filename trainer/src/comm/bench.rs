@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::communicator::Communicator;
 use super::dtype::{DType, Element, ReduceOp};
 use super::error::Result;
+use super::shared::Shared;
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -19,6 +20,8 @@ pub struct BenchConfig {
     pub dtype: DType,
     /// The reduction.
     pub op: ReduceOp,
+    /// Whether in memory that ranks share where they can ([`super::Shared`], what training uses), or in any.
+    pub shared: bool,
     /// About how long to measure each size, after a quarter of that for warming up.
     pub time: Duration,
     /// Rounds of a size, of which the median counts.
@@ -31,7 +34,7 @@ impl Default for BenchConfig {
         let mut sizes: Vec<usize> = (1..=13).map(|i| 1usize << (2 * i)).collect();
         sizes.push(44_695_848);
         sizes.sort_unstable();
-        Self { sizes, dtype: DType::F32, op: ReduceOp::Sum, time: Duration::from_millis(400), rounds: 3 }
+        Self { sizes, dtype: DType::F32, op: ReduceOp::Sum, shared: true, time: Duration::from_millis(400), rounds: 3 }
     }
 }
 
@@ -126,10 +129,43 @@ pub fn all_reduce(
     Ok(rows)
 }
 
+/// What is reduced, in place.
+enum Array<T> {
+    Ordinary(Vec<T>),
+    Shared(Shared<T>),
+}
+
+impl<T: Element> Array<T> {
+    fn new(comm: &Communicator, shared: bool, count: usize) -> Result<Self> {
+        Ok(if shared { Self::Shared(comm.shared(count)?) } else { Self::Ordinary(vec![T::zeroed(); count]) })
+    }
+
+    fn values(&mut self) -> &mut [T] {
+        match self {
+            Self::Ordinary(values) => values,
+            Self::Shared(values) => values,
+        }
+    }
+
+    fn reduced(self, comm: &Communicator, op: ReduceOp) -> Result<Self> {
+        Ok(match self {
+            Self::Ordinary(mut values) => {
+                comm.all_reduce(&mut values, op)?;
+                Self::Ordinary(values)
+            }
+            Self::Shared(values) => {
+                let count = values.len();
+                Self::Shared(comm.all_reduce_shared(values, count, op)?)
+            }
+        })
+    }
+}
+
 fn measure<T: Exact>(comm: &Communicator, config: &BenchConfig, count: usize) -> Result<BenchRow> {
     let (world, op) = (comm.world(), config.op);
-    let mut data: Vec<T> = (0..count).map(|i| T::small(input(op, comm.rank(), i))).collect();
-    comm.all_reduce(&mut data, op)?;
+    let mut data = Array::new(comm, config.shared, count)?;
+    data.values().iter_mut().enumerate().for_each(|(i, value)| *value = T::small(input(op, comm.rank(), i)));
+    data = data.reduced(comm, op)?;
     let exact = |i: usize| match T::DTYPE {
         // The mean is rounded once, to the type.
         DType::F32 => f64::from(expected(op, world, i) as f32),
@@ -137,28 +173,29 @@ fn measure<T: Exact>(comm: &Communicator, config: &BenchConfig, count: usize) ->
         DType::BF16 => bf16::from_f32(expected(op, world, i) as f32).value(),
         _ => expected(op, world, i),
     };
-    let wrong = data.iter().enumerate().filter(|(i, v)| v.value() != exact(*i)).count();
+    let wrong = data.values().iter().enumerate().filter(|(i, v)| v.value() != exact(*i)).count();
     let mut wrong = [wrong as i64];
     comm.all_reduce(&mut wrong, ReduceOp::Sum)?;
 
     // The result stays in place as the next input, so sums may overflow to infinity: no slower, and checked above. Not so
     // for products, which would become denormal or not by chance.
-    let turns = |data: &mut [T], turns: usize| -> Result<f64> {
+    let mut array = Some(data);
+    let mut turns = |turns: usize| -> Result<f64> {
         comm.barrier()?;
         let start = Instant::now();
         for _ in 0..turns {
-            comm.all_reduce(data, op)?;
+            array = array.take().map(|data| data.reduced(comm, op)).transpose()?;
         }
         let mut slowest = [start.elapsed().as_secs_f64() / turns as f64];
         comm.all_reduce(&mut slowest, ReduceOp::Max)?;
         Ok(slowest[0])
     };
-    let guess = turns(&mut data, 3)?;
+    let guess = turns(3)?;
     let warm = config.time.as_secs_f64() / 4.0;
-    let guess = turns(&mut data, ((warm / guess) as usize).clamp(2, 20_000))?;
+    let guess = turns(((warm / guess) as usize).clamp(2, 20_000))?;
     let share = config.time.as_secs_f64() / config.rounds.max(1) as f64;
     let each = ((share / guess) as usize).clamp(3, 100_000);
-    let mut rounds = (0..config.rounds.max(1)).map(|_| turns(&mut data, each)).collect::<Result<Vec<_>>>()?;
+    let mut rounds = (0..config.rounds.max(1)).map(|_| turns(each)).collect::<Result<Vec<_>>>()?;
     rounds.sort_unstable_by(f64::total_cmp);
     let seconds = rounds[rounds.len() / 2];
     let bytes = count * size_of::<T>();

@@ -112,13 +112,13 @@ impl Communicator {
         self.inner.process.abort.error()
     }
 
-    fn call(&self, op: OpKind, dtype: DType, count: usize) -> Descriptor {
+    pub(super) fn call(&self, op: OpKind, dtype: DType, count: usize) -> Descriptor {
         let group = self.inner.members.id;
-        Descriptor { op, dtype, reduce: None, root: None, count: count as u64, group, sequence: 0 }
+        Descriptor { op, dtype, reduce: None, root: None, memory: None, count: count as u64, group, sequence: 0 }
     }
 
     /// Runs one collective now; the queue must be settled, or this be its thread.
-    fn run<R>(
+    pub(super) fn run<R>(
         &self,
         mut call: Descriptor,
         body: impl FnOnce(&mut dyn Transport, &Descriptor) -> Result<R>,
@@ -190,7 +190,7 @@ impl Communicator {
         self.refuse(what, format!("{whole} elements are not {part} for each of {} ranks", self.world()))
     }
 
-    fn settle(&self) {
+    pub(super) fn settle(&self) {
         self.inner.line.queue.settle();
     }
 

@@ -42,10 +42,12 @@ pub enum OpKind {
     Group = 13,
     /// An independent communicator of the same ranks is made.
     Duplicate = 14,
+    /// Memory that is shared between ranks is made.
+    Share = 15,
 }
 
 impl OpKind {
-    const ALL: [OpKind; 14] = [
+    const ALL: [OpKind; 15] = [
         OpKind::AllReduce,
         OpKind::Broadcast,
         OpKind::Reduce,
@@ -60,6 +62,7 @@ impl OpKind {
         OpKind::Recv,
         OpKind::Group,
         OpKind::Duplicate,
+        OpKind::Share,
     ];
 
     /// The method's name.
@@ -79,6 +82,7 @@ impl OpKind {
             OpKind::Recv => "recv",
             OpKind::Group => "group",
             OpKind::Duplicate => "duplicate",
+            OpKind::Share => "shared",
         }
     }
 }
@@ -90,6 +94,8 @@ pub(crate) struct Descriptor {
     pub dtype: DType,
     pub reduce: Option<ReduceOp>,
     pub root: Option<u32>,
+    /// Which of the group's shared arrays it works in.
+    pub memory: Option<u32>,
     pub count: u64,
     /// 0 for the whole job.
     pub group: u64,
@@ -98,7 +104,7 @@ pub(crate) struct Descriptor {
 }
 
 /// Bytes of an encoded descriptor.
-pub(crate) const DESCRIPTOR_BYTES: usize = 32;
+pub(crate) const DESCRIPTOR_BYTES: usize = 36;
 
 impl Descriptor {
     pub(crate) fn encode(&self) -> [u8; DESCRIPTOR_BYTES] {
@@ -110,6 +116,7 @@ impl Descriptor {
         out[8..16].copy_from_slice(&self.count.to_le_bytes());
         out[16..24].copy_from_slice(&self.group.to_le_bytes());
         out[24..32].copy_from_slice(&self.sequence.to_le_bytes());
+        out[32..36].copy_from_slice(&self.memory.unwrap_or(u32::MAX).to_le_bytes());
         out
     }
 
@@ -124,7 +131,9 @@ impl Descriptor {
         };
         r.u8()?;
         let root = Some(r.u32()?).filter(|root| *root != u32::MAX);
-        Some(Self { op, dtype, reduce, root, count: r.u64()?, group: r.u64()?, sequence: r.u64()? })
+        let (count, group, sequence) = (r.u64()?, r.u64()?, r.u64()?);
+        let memory = Some(r.u32()?).filter(|memory| *memory != u32::MAX);
+        Some(Self { op, dtype, reduce, root, memory, count, group, sequence })
     }
 
     /// `collective #17 of the world`.
@@ -146,6 +155,9 @@ impl fmt::Display for Descriptor {
         }
         if let Some(reduce) = self.reduce {
             write!(f, " ({reduce})")?;
+        }
+        if let Some(memory) = self.memory {
+            write!(f, " in shared array {memory}")?;
         }
         match (self.op, self.root) {
             (OpKind::Send, Some(peer)) => write!(f, " to rank {peer}"),
@@ -242,7 +254,7 @@ mod tests {
     fn call(op: OpKind, count: u64) -> Descriptor {
         let reduce = (op == OpKind::AllReduce).then_some(ReduceOp::Sum);
         let root = (op == OpKind::Broadcast).then_some(0);
-        Descriptor { op, dtype: DType::F32, reduce, root, count, group: 0, sequence: 17 }
+        Descriptor { op, dtype: DType::F32, reduce, root, memory: None, count, group: 0, sequence: 17 }
     }
 
     #[test]
@@ -282,6 +294,6 @@ mod tests {
             bad[place] = value;
             assert_eq!(Descriptor::decode(&bad), None);
         }
-        assert_eq!(Descriptor::decode(&good[..31]), None);
+        assert_eq!(Descriptor::decode(&good[..DESCRIPTOR_BYTES - 1]), None);
     }
 }

@@ -189,6 +189,63 @@ pub(crate) fn fold(dtype: DType, op: ReduceOp, dst: &mut [u8], sources: &[&[u8]]
     }
 }
 
+/// Elements that stay in registers between the arrays of [`fold_everywhere`].
+const LANES: usize = 64;
+
+#[inline(always)]
+fn everywhere_native<T: Number>(arrays: &mut [&mut [T]], mean: Option<usize>, f: impl Fn(T, T) -> T + Copy) {
+    let Some(len) = arrays.first().map(|first| first.len()) else { return };
+    let mut at = 0;
+    let mut sums = [T::zeroed(); LANES];
+    while at + LANES <= len {
+        // Arrays of a fixed size, as a slice's copy would be a call.
+        sums.copy_from_slice(&arrays[0][at..at + LANES]);
+        for array in &arrays[1..] {
+            combine(&mut sums, &array[at..at + LANES], f);
+        }
+        if let Some(count) = mean {
+            sums.iter_mut().for_each(|s| *s = s.divide(count));
+        }
+        for array in arrays.iter_mut() {
+            array[at..at + LANES].copy_from_slice(&sums);
+        }
+        at += LANES;
+    }
+    for i in at..len {
+        let sum = arrays[1..].iter().fold(arrays[0][i], |sum, array| f(sum, array[i]));
+        let sum = mean.map_or(sum, |count| sum.divide(count));
+        arrays.iter_mut().for_each(|array| array[i] = sum);
+    }
+}
+
+fn everywhere<T: Number>(op: ReduceOp, arrays: &mut [&mut [u8]]) {
+    let mut arrays: Vec<&mut [T]> = arrays.iter_mut().map(|array| cast_slice_mut(array)).collect();
+    let mean = (op == ReduceOp::Mean).then_some(arrays.len());
+    with_op!(T, op, f => everywhere_native(&mut arrays, mean, f));
+}
+
+/// Every array becomes `arrays[0] op arrays[1] op …`, as [`fold`] computes it. All have one length, and `dtype`'s alignment.
+pub(crate) fn fold_everywhere(dtype: DType, op: ReduceOp, arrays: &mut [&mut [u8]]) {
+    match dtype {
+        DType::F32 => everywhere::<f32>(op, arrays),
+        DType::F64 => everywhere::<f64>(op, arrays),
+        DType::I32 => everywhere::<i32>(op, arrays),
+        DType::I64 => everywhere::<i64>(op, arrays),
+        DType::U8 => everywhere::<u8>(op, arrays),
+        DType::F16 | DType::BF16 => {
+            let len = arrays.first().map_or(0, |first| first.len());
+            let mut sums = [0u16; BLOCK];
+            for start in (0..len).step_by(size_of_val(&sums)) {
+                let at = start..(start + size_of_val(&sums)).min(len);
+                let sums = &mut cast_slice_mut(&mut sums)[..at.len()];
+                let sources: Vec<&[u8]> = arrays.iter().map(|array| &array[at.clone()]).collect();
+                fold(dtype, op, sums, &sources);
+                arrays.iter_mut().for_each(|array| array[at.clone()].copy_from_slice(sums));
+            }
+        }
+    }
+}
+
 fn pair<T: Number>(op: ReduceOp, dst: &mut [u8], src: &[u8], dst_first: bool) {
     let (dst, src): (&mut [T], &[T]) = (cast_slice_mut(dst), cast_slice(src));
     if dst_first {
@@ -268,6 +325,31 @@ mod tests {
         let bytes: Vec<&[u8]> = sources.iter().map(bytemuck::bytes_of).collect();
         fold(DType::F16, ReduceOp::Sum, cast_slice_mut(&mut dst), &bytes);
         assert_eq!(dst[0].to_f32(), 2050.0);
+    }
+
+    #[test]
+    fn everywhere_has_the_bits_of_a_fold() {
+        for dtype in DType::ALL {
+            for (ranks, bytes) in [(2, 0), (2, 8), (3, 808), (4, 8192), (8, 10_008)] {
+                let noise = |rank: usize| (0..bytes).map(move |i| ((i * 7919 + rank * 104_729) % 251) as u8);
+                // exponents that neither overflow nor are infinite in any of the types
+                let sane = |(i, byte): (usize, u8)| if i % 2 == 1 { byte % 32 + 32 } else { byte };
+                let mut arrays: Vec<Vec<u64>> = vec![vec![0; bytes / 8]; ranks];
+                for (rank, array) in arrays.iter_mut().enumerate() {
+                    let array: &mut [u8] = cast_slice_mut(array);
+                    array.iter_mut().zip(noise(rank).enumerate().map(sane)).for_each(|(a, b)| *a = b);
+                }
+                for op in ReduceOp::ALL.into_iter().filter(|op| *op != ReduceOp::Mean || dtype.is_float()) {
+                    let mut want = vec![0u64; bytes / 8];
+                    let sources: Vec<&[u8]> = arrays.iter().map(|array| cast_slice(array)).collect();
+                    fold(dtype, op, cast_slice_mut(&mut want), &sources);
+                    let mut copies = arrays.clone();
+                    let mut views: Vec<&mut [u8]> = copies.iter_mut().map(|array| cast_slice_mut(array)).collect();
+                    fold_everywhere(dtype, op, &mut views);
+                    assert!(copies.iter().all(|copy| *copy == want), "{op} of {bytes} bytes of {dtype}, {ranks} ranks");
+                }
+            }
+        }
     }
 
     #[test]

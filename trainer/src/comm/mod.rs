@@ -4,6 +4,7 @@
 //!
 //! - [`Communicator`] (`communicator.rs`, `groups.rs`): what a rank calls; checks arguments, keeps the order, tells all
 //!   ranks of errors. [`Handle`] is a call that goes on while the rank computes (`queue.rs`).
+//! - [`Shared`] (`shared.rs`): arrays that all-reduce fastest, as other ranks can reach them.
 //! - `transport.rs`: what a transport has to do; `shm/` for one host, `tcp/` for any, `solo.rs` for one rank,
 //!   `mpi/` for the library that mpirun belongs to (feature `mpi`).
 //! - `descriptor.rs`: how ranks make sure that they call the same; `message.rs` for sends and receives.
@@ -40,6 +41,7 @@ mod net;
 mod process;
 mod queue;
 mod rendezvous;
+mod shared;
 #[allow(unsafe_code)]
 mod shm;
 mod solo;
@@ -55,4 +57,5 @@ pub use dtype::{DType, Element, ReduceOp};
 pub use error::{CommError, ErrorKind, Result};
 pub use queue::Handle;
 pub use rendezvous::{CommConfig, TransportKind, join, join_through, solo};
+pub use shared::Shared;
 pub use store::{StoreClient, StoreEvent, StoreServer};

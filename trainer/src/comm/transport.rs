@@ -1,7 +1,8 @@
 //! What a transport has to do. Lengths, roots and types are checked before it is called; data is plain bytes.
 
 use super::descriptor::Descriptor;
-use super::error::Result;
+use super::error::{CommError, Result};
+use super::shm::Window;
 
 /// Longest time that a rank waits for the reason of an abort that it has seen already.
 pub(crate) const REASON_LIMIT: std::time::Duration = std::time::Duration::from_secs(2);
@@ -25,6 +26,16 @@ pub(crate) trait Transport: Send {
     /// `send` and `recv` are one part for each rank, all of the same length.
     fn all_to_all(&mut self, call: &Descriptor, send: &[u8], recv: &mut [u8]) -> Result<()>;
     fn barrier(&mut self, call: &Descriptor) -> Result<()>;
+    /// An array of `call.count` bytes a rank that all ranks can reach, if there is such memory.
+    fn share(&mut self, call: &Descriptor) -> Result<Option<Window>> {
+        self.barrier(call)?;
+        Ok(None)
+    }
+    /// Reduces the first `call.count` elements of all ranks' arrays in `window`, one of [`Transport::share`]'s. After an error
+    /// nobody may have it again: other ranks may still be at work in it.
+    fn all_reduce_shared(&mut self, call: &Descriptor, _window: Window) -> Result<Window> {
+        Err(CommError::usage(format!("{call}: this transport has no shared memory")))
+    }
     /// `call.root` is the receiver.
     fn send(&mut self, call: &Descriptor, tag: u64, data: &[u8]) -> Result<()>;
     /// `call.root` is the sender. The next message of that sender with that tag must have `data`'s type and length.

@@ -60,7 +60,8 @@ fn tempfile_folder() -> Result<std::path::PathBuf, Failure> {
 }
 
 fn measure(arguments: &AllreduceArgs, role: &WorkerRole, rank: &workers::Rank) -> Result<(), Failure> {
-    let mut config = bench::BenchConfig { time: Duration::from_millis(arguments.ms), ..Default::default() };
+    let (time, shared) = (Duration::from_millis(arguments.ms), arguments.memory == "shared");
+    let mut config = bench::BenchConfig { time, shared, ..Default::default() };
     if !arguments.sizes.is_empty() {
         config.sizes = arguments.sizes.clone();
     }

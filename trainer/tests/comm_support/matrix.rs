@@ -29,9 +29,18 @@ pub fn collectives<T: Number>(comm: &Communicator, n: usize) {
     let all: Vec<usize> = (0..world).collect();
     let name = |what: &str| format!("{what} {} n={n} world={world} {} rank {me}", T::DTYPE, comm.transport());
     let mine = |op, len: usize| -> Vec<T> { (0..len).map(|i| T::of(input(op, me, i))).collect() };
+    // One for both turns, longer than what is reduced in it.
+    let mut shared = Some(comm.shared::<T>(n + 3).unwrap());
     for turn in 0..2 {
         let root = (n + turn) % world;
         for op in ops::<T>() {
+            let mut data = shared.take().unwrap();
+            data.copy_from_slice(&mine(op, n + 3));
+            let data = comm.all_reduce_shared(data, n, op).unwrap();
+            compare(&data[..n], |i| expected(op, &all, i), &name(&format!("all_reduce_shared {op}")));
+            compare(&data[n..], |i| T::of(input(op, me, n + i)), &name("behind all_reduce_shared"));
+            shared = Some(data);
+
             let mut data = mine(op, n);
             comm.all_reduce(&mut data, op).unwrap();
             compare(&data, |i| expected(op, &all, i), &name(&format!("all_reduce {op}")));

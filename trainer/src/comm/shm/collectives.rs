@@ -11,6 +11,7 @@ use super::group::ShmGroup;
 use super::pipeline::{Step, TWO_SHOT_SLOTS, exchange, two_shot};
 use super::segment::{DATA, ENTRY};
 use super::staging::put;
+use super::window::Window;
 use crate::comm::descriptor::Descriptor;
 use crate::comm::dtype::{ReduceOp, split};
 use crate::comm::error::{CommError, Result};
@@ -367,6 +368,14 @@ impl Transport for ShmGroup {
 
     fn barrier(&mut self, call: &Descriptor) -> Result<()> {
         self.enter(call, |_| {})
+    }
+
+    fn share(&mut self, call: &Descriptor) -> Result<Option<Window>> {
+        self.make_window(call).map(Some)
+    }
+
+    fn all_reduce_shared(&mut self, call: &Descriptor, window: Window) -> Result<Window> {
+        self.all_reduce_window(call, window)
     }
 
     fn send(&mut self, call: &Descriptor, tag: u64, data: &[u8]) -> Result<()> {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::mailbox::Mailbox;
+use super::mapping::{self, Mapping};
 use super::pipeline::Progress;
 use super::segment::{Area, ENTRY, Segment, Which};
 use super::staging::Trials;
@@ -38,15 +39,15 @@ impl ShmGroup {
         let key = format!("shm/{:x}", members.id);
         let me = members.me;
         let name = members.name();
-        let (segment, file) = if me == 0 {
-            let (segment, file, card) = create(&members)?;
+        let len = Segment::len_for(members.len());
+        let (memory, file) = if me == 0 {
+            let (memory, file, card) = create(&members, len)?;
             store.set(&key, card.as_bytes())?;
-            (segment, Some(file))
+            (memory, Some(file))
         } else {
-            let card = String::from_utf8_lossy(&store.wait(&key, limit)?).into_owned();
-            (open(&members, &card)?, None)
+            (open(&members, len, &store.wait(&key, limit)?)?, None)
         };
-        let segment = Arc::new(segment);
+        let segment = Arc::new(Segment::over(memory, members.len()));
         let abort = store.abort_flag();
         poison_on_abort(&abort, &segment);
         let n = members.len();
@@ -270,25 +271,20 @@ fn poison_on_abort(abort: &Abort, segment: &Arc<Segment>) {
     });
 }
 
-fn create(members: &Members) -> Result<(Segment, OwnedFd, String)> {
+/// Makes memory of `len` bytes for all members, and the card by which the others find it.
+pub(super) fn create(members: &Members, len: usize) -> Result<(Mapping, OwnedFd, String)> {
     let cannot = |e: rustix::io::Errno| {
         CommError::setup(format!("rank {} cannot make shared memory for {}: {e}", members.my_rank(), members.name()))
             .hint("the tcp backend does without shared memory")
     };
-    let mut nonce = [0u8; 16];
-    rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty()).map_err(cannot)?;
-    let (segment, file) = Segment::create(members.len(), &nonce).map_err(cannot)?;
-    let card = format!(
-        "{}\n{}\n{}\n{}",
-        host::of_shared_memory(),
-        std::process::id(),
-        Segment::number(&file),
-        u128::from_le_bytes(nonce)
-    );
-    Ok((segment, file, card))
+    let nonce = mapping::nonce().map_err(cannot)?;
+    let (memory, file) = Mapping::create(len, &nonce).map_err(cannot)?;
+    let (host, process, number) = (host::of_shared_memory(), std::process::id(), mapping::number(&file));
+    Ok((memory, file, format!("{host}\n{process}\n{number}\n{}\n", u128::from_le_bytes(nonce))))
 }
 
-fn open(members: &Members, card: &str) -> Result<Segment> {
+/// Opens the memory of `len` bytes that the members' first rank has made.
+pub(super) fn open(members: &Members, len: usize, card: &[u8]) -> Result<Mapping> {
     let cannot = |cause: String| {
         CommError::setup(format!(
             "rank {} cannot open the shared memory of rank {}: {cause}",
@@ -297,7 +293,9 @@ fn open(members: &Members, card: &str) -> Result<Segment> {
         ))
         .hint("shared memory needs all ranks on one host, in one container, under one user; the tcp backend does not")
     };
-    let lines: Vec<&str> = card.lines().collect();
+    let card = String::from_utf8_lossy(card);
+    // in an entry area there is something behind the card
+    let lines: Vec<&str> = card.lines().take(4).collect();
     let [there, pid, fd, nonce] = lines.as_slice() else { return Err(cannot("its announcement is damaged".into())) };
     if *there != host::of_shared_memory() {
         return Err(cannot("that rank runs on another host or in another container".into()));
@@ -305,7 +303,7 @@ fn open(members: &Members, card: &str) -> Result<Segment> {
     let (Ok(pid), Ok(fd), Ok(nonce)) = (pid.parse(), fd.parse(), nonce.parse::<u128>()) else {
         return Err(cannot("its announcement is damaged".into()));
     };
-    Segment::open(pid, fd, members.len(), &nonce.to_le_bytes()).map_err(cannot)
+    Mapping::open(pid, fd, len, &nonce.to_le_bytes()).map_err(cannot)
 }
 
 const _: () = assert!(CPU_BYTES <= ENTRY);

@@ -31,10 +31,13 @@
 mod collectives;
 mod group;
 mod mailbox;
+mod mapping;
 mod pipeline;
 mod segment;
 mod staging;
 mod wait;
+mod window;
 mod word;
 
 pub(crate) use group::ShmGroup;
+pub(crate) use window::Window;

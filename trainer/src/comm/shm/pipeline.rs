@@ -1,6 +1,6 @@
 //! The order of steps in which ranks stream a long array through slots of shared memory.
 //!
-//! Both schedules run between two entries of a collective (`group.rs`), so all slots are free when they start. In them a
+//! The schedules run between two entries of a collective (`group.rs`), so all slots are free when they start. In them a
 //! rank never looks at a slot before it has waited for the counter of its writer (acquire), and never writes one before it
 //! knows that all readers of the former content are done. The second is the interesting part: there are no "slot is free"
 //! flags; it follows from the order of steps and from waiting for *all* ranks every time, as each function argues.
@@ -96,4 +96,12 @@ pub(super) fn two_shot<P: Progress>(
         }
     }
     Ok(())
+}
+
+/// No slots: ranks work on each other's own arrays, each on its part of all of them. The entry of all has said that the arrays
+/// are theirs to take; when all have published, each has its own back.
+pub(super) fn in_place<P: Progress>(progress: &P, reduce: impl FnOnce()) -> Result<(), P::Error> {
+    reduce();
+    progress.publish_reduced();
+    progress.wait_reduced(1)
 }

@@ -1,19 +1,7 @@
-//! One piece of memory that all ranks of a group map, without a name in any file system.
-//!
-//! The group's first rank creates it with `memfd_create`, which never appears in `/dev/shm`; the others open it through
-//! `/proc/PID/fd/N` of its creator, which they learn from the rendezvous. The kernel frees it with the last process that
-//! maps it, so there is no moment at which SIGKILL could leave something behind. The file is sealed against shrinking:
-//! no process can pull pages from under another (SIGBUS).
-//!
-//! Everything that turns addresses into references is in this file.
+//! How the memory that all ranks of a group map is laid out. The group's first rank creates it (`mapping.rs`); the others
+//! learn from the rendezvous where it is.
 
-use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::ptr::NonNull;
-
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-
+use super::mapping::{HEADER, Mapping};
 use super::staging::Wish;
 use super::word::Counter;
 
@@ -29,8 +17,6 @@ pub(super) enum Which {
 }
 
 const LINE: usize = 128;
-/// First in the segment: proof that the right file was opened.
-const HEADER: usize = 4096;
 /// A rank's control block: three counters, two descriptors and a wish.
 const CONTROL: usize = 4096;
 const DESCRIPTORS: usize = 3 * LINE;
@@ -48,20 +34,13 @@ pub(super) const DATA: usize = 4 << 20;
 
 /// The mapped memory of a group.
 pub(super) struct Segment {
-    base: NonNull<u8>,
-    len: usize,
+    memory: Mapping,
     ranks: usize,
 }
 
-// SAFETY: the memory is shared between processes anyway; all access goes through atomics or through `read` and `write`,
-// whose callers promise exclusion.
-unsafe impl Send for Segment {}
-// SAFETY: as above.
-unsafe impl Sync for Segment {}
-
 impl Segment {
     /// Bytes that a group of `ranks` needs. Pages that are never touched cost nothing.
-    fn len_for(ranks: usize) -> usize {
+    pub(super) fn len_for(ranks: usize) -> usize {
         HEADER + ranks * (CONTROL + 2 * ENTRY + DATA) + ranks * ranks * Self::channel_len()
     }
 
@@ -70,73 +49,17 @@ impl Segment {
         (CHANNEL_HEAD + CHANNEL_SLOTS * CHANNEL_CHUNK).next_multiple_of(4096)
     }
 
-    /// Makes a fresh segment, all zero, marked with `nonce`. The file descriptor is for the other ranks to open.
-    pub(super) fn create(ranks: usize, nonce: &[u8; 16]) -> rustix::io::Result<(Self, OwnedFd)> {
-        let file = memfd_create("trainer-comm", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        ftruncate(&file, Self::len_for(ranks) as u64)?;
-        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        let segment = Self::map(&file, ranks)?;
-        // SAFETY: nobody else has opened the file yet; the header is in bounds.
-        unsafe { segment.slice_mut(0, 16) }.copy_from_slice(nonce);
-        Ok((segment, file))
-    }
-
-    /// Opens the segment that process `pid` has as descriptor `fd`.
-    pub(super) fn open(pid: u32, fd: i32, ranks: usize, nonce: &[u8; 16]) -> Result<Self, String> {
-        let path =
-            if pid == std::process::id() { format!("/proc/self/fd/{fd}") } else { format!("/proc/{pid}/fd/{fd}") };
-        let file = File::options().read(true).write(true).open(&path).map_err(|e| format!("{path}: {e}"))?;
-        let stat = fstat(&file).map_err(|e| format!("{path}: {e}"))?;
-        if stat.st_size as usize != Self::len_for(ranks) {
-            return Err(format!("{path} has {} bytes, not {}", stat.st_size, Self::len_for(ranks)));
-        }
-        let segment = Self::map(&file, ranks).map_err(|e| format!("{path}: {e}"))?;
-        // SAFETY: the creator wrote the header before it announced the file, and nobody writes it again.
-        if unsafe { segment.slice(0, 16) } != nonce {
-            return Err(format!("{path} is not this job's memory"));
-        }
-        Ok(segment)
-    }
-
-    fn map(file: &impl AsFd, ranks: usize) -> rustix::io::Result<Self> {
-        let len = Self::len_for(ranks);
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
-        let base =
-            unsafe { mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, 0)? };
-        // Small pages would cost a fault and a TLB entry every 4 KB; where the kernel has no huge ones this does nothing.
-        // SAFETY: the range is the mapping just made, and the advice changes no contents.
-        let _ = unsafe { rustix::mm::madvise(base, len, rustix::mm::Advice::LinuxHugepage) };
-        let base = NonNull::new(base.cast()).ok_or(rustix::io::Errno::NOMEM)?;
-        Ok(Self { base, len, ranks })
-    }
-
-    /// The number by which other processes find `file`.
-    pub(super) fn number(file: &OwnedFd) -> i32 {
-        file.as_raw_fd()
+    /// Lays out `memory`, which is all zero and of [`Segment::len_for`] these ranks.
+    pub(super) fn over(memory: Mapping, ranks: usize) -> Self {
+        debug_assert_eq!(memory.len(), Self::len_for(ranks));
+        Self { memory, ranks }
     }
 
     fn counter_at(&self, offset: usize) -> &Counter {
-        debug_assert!(offset.is_multiple_of(LINE) && offset + LINE <= self.len);
-        // SAFETY: in bounds (offsets come from the functions below), aligned to 128 since the base is page-aligned, zero is
-        // a valid counter, and a counter is an atomic: shared references to it may exist in every process.
-        unsafe { self.base.add(offset).cast::<Counter>().as_ref() }
-    }
-
-    /// # Safety
-    /// The range is in bounds, and nobody writes to it while the slice lives.
-    unsafe fn slice(&self, offset: usize, len: usize) -> &[u8] {
-        debug_assert!(offset + len <= self.len);
-        // SAFETY: the caller's promise; the mapping lives as long as `self`.
-        unsafe { std::slice::from_raw_parts(self.base.add(offset).as_ptr(), len) }
-    }
-
-    /// # Safety
-    /// The range is in bounds, and nobody else reads or writes it while the slice lives.
-    #[allow(clippy::mut_from_ref)]
-    unsafe fn slice_mut(&self, offset: usize, len: usize) -> &mut [u8] {
-        debug_assert!(offset + len <= self.len);
-        // SAFETY: the caller's promise; the mapping lives as long as `self`.
-        unsafe { std::slice::from_raw_parts_mut(self.base.add(offset).as_ptr(), len) }
+        debug_assert!(offset.is_multiple_of(LINE));
+        // SAFETY: in bounds (offsets come from the functions below) and aligned, zero is a valid counter, and a counter is an
+        // atomic.
+        unsafe { self.memory.atomic(offset) }
     }
 
     /// Ranks of the group.
@@ -160,9 +83,8 @@ impl Segment {
 
     /// How `rank` wants slots to be written.
     pub(super) fn wish(&self, rank: usize) -> &Wish {
-        let offset = self.control(rank) + WISH;
         // SAFETY: in bounds and aligned as counters are, zero is a valid wish, and a wish is an atomic.
-        unsafe { self.base.add(offset).cast::<Wish>().as_ref() }
+        unsafe { self.memory.atomic(self.control(rank) + WISH) }
     }
 
     /// Counts chunks that `from` has put into its channel to `to`.
@@ -209,7 +131,7 @@ impl Segment {
     /// before this rank has published its next step.
     pub(super) unsafe fn read(&self, area: Area) -> &[u8] {
         // SAFETY: areas are made by the functions above and are in bounds; the rest is the caller's promise.
-        unsafe { self.slice(area.offset, area.len) }
+        unsafe { self.memory.slice(area.offset, area.len) }
     }
 
     /// # Safety
@@ -218,7 +140,7 @@ impl Segment {
     #[allow(clippy::mut_from_ref)]
     pub(super) unsafe fn write(&self, area: Area) -> &mut [u8] {
         // SAFETY: as above.
-        unsafe { self.slice_mut(area.offset, area.len) }
+        unsafe { self.memory.slice_mut(area.offset, area.len) }
     }
 }
 
@@ -229,13 +151,6 @@ pub(super) struct Area {
     len: usize,
 }
 
-impl Drop for Segment {
-    fn drop(&mut self) {
-        // SAFETY: `base` and `len` are what `mmap` returned, and no reference outlives `self`.
-        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
-    }
-}
-
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<Counter>() == LINE && align_of::<Counter>() == LINE);
 
@@ -244,25 +159,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_mappings_are_the_same_memory_and_strangers_are_noticed() {
-        let nonce = [7; 16];
-        let (a, file) = Segment::create(2, &nonce).unwrap();
-        let number = Segment::number(&file);
-        let b = Segment::open(std::process::id(), number, 2, &nonce).unwrap();
-        // SAFETY: one thread, one reference at a time.
-        unsafe { a.write(a.data(1, DATA - 4, 4)) }.copy_from_slice(b"last");
-        // SAFETY: as above.
-        assert_eq!(unsafe { b.read(b.data(1, DATA - 4, 4)) }, b"last");
-        a.counter(0, Which::Filled).publish();
-        assert_eq!(b.counter(0, Which::Filled).reached(1), Ok(()));
-        assert!(Segment::open(std::process::id(), number, 2, &[8; 16]).is_err());
-        assert!(Segment::open(std::process::id(), number, 3, &nonce).is_err());
-        assert!(rustix::fs::ftruncate(&file, 4096).is_err(), "the file can be pulled from under its readers");
-    }
-
-    #[test]
     fn areas_do_not_overlap() {
-        let (s, _file) = Segment::create(3, &[0; 16]).unwrap();
+        let s = Segment::over(Mapping::create(Segment::len_for(3), &[0; 16]).unwrap().0, 3);
         let mut areas: Vec<(usize, usize)> = vec![(0, HEADER)];
         for r in 0..3 {
             areas.extend((0..3).map(|w| (s.control(r) + w * LINE, LINE)));
@@ -281,6 +179,6 @@ mod tests {
         for pair in areas.windows(2) {
             assert!(pair[0].0 + pair[0].1 <= pair[1].0, "{pair:?}");
         }
-        assert!(areas.last().is_some_and(|(at, len)| at + len <= s.len));
+        assert!(areas.last().is_some_and(|(at, len)| at + len <= s.memory.len()));
     }
 }
