@@ -2,6 +2,7 @@
 
 Runs `trainer bench allreduce` over every backend and benches/peers/allreduce_gloo.py (with the Python that runs this
 script, which needs torch) in turns, and prints medians over the turns and how many times faster than gloo each backend is.
+A backend's arrays lie where training has its gradients (`--memory shared`); `shm:ordinary` takes them from any memory.
 """
 
 import argparse
@@ -28,7 +29,7 @@ def times(command, variables=None):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trainer", default=os.path.join(HERE, "..", "target", "release", "trainer"))
-    parser.add_argument("--backends", default="shm,tcp")
+    parser.add_argument("--backends", default="shm,shm:ordinary,tcp")
     parser.add_argument("--worlds", default="2,4")
     parser.add_argument("--sizes", default=SIZES)
     parser.add_argument("--rounds", type=int, default=5)
@@ -39,12 +40,14 @@ def main():
     sizes = [int(size) for size in options.sizes.split(",")]
     for world in options.worlds.split(","):
         commands = {"gloo": [sys.executable, f"{HERE}/peers/allreduce_gloo.py", world, options.sizes, str(options.ms)]}
-        for backend in backends:
+        for name in backends:
+            backend, _, memory = name.partition(":")
             # mpirun starts the ranks of its own backend
             start = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", world] if backend == "mpi" else []
-            flags = ["--backend", backend, "--sizes", options.sizes, "--ms", str(options.ms), "--json"]
+            flags = ["--backend", backend, "--memory", memory or "shared", "--sizes", options.sizes]
+            flags += ["--ms", str(options.ms), "--json"]
             count = [] if backend == "mpi" else ["--cpus", world]
-            commands[backend] = [*start, options.trainer, "bench", "allreduce", *count, *flags]
+            commands[name] = [*start, options.trainer, "bench", "allreduce", *count, *flags]
         measured = {name: [] for name in commands}
         for _ in range(options.rounds):
             for name, command in commands.items():

@@ -28,6 +28,7 @@ use burn::tensor::ops::MaxPoolOptions;
 use burn::tensor::{DType, Device, FloatDType, Tensor, activation, module};
 
 pub use compose::{add, avg_pool2d, channels, concat, scale_channels, shuffle_channels, swish};
+pub use cpu::tensor_over;
 pub use extension::{BatchNormGrads, ConvGrads, ConvOptions, Kernels, NormOptions, PoolOptions};
 use extension::{EvalOps, TrainingOps};
 

@@ -4,6 +4,7 @@ mod batch_norm;
 mod conv;
 mod depthwise;
 mod flex;
+mod foreign;
 mod grouped;
 mod igemm;
 mod kernel;
@@ -22,3 +23,5 @@ mod widen;
 mod winograd;
 mod winograd_grad;
 mod winograd_tile;
+
+pub use foreign::tensor_over;

@@ -1,4 +1,4 @@
-//! Collectives between processes of one host, over one piece of shared memory a group.
+//! Collectives between processes of one host, over memory that they share.
 //!
 //! # Protocol
 //!
@@ -12,7 +12,10 @@
 //!    all-gather for all-reduce over three or more ranks. A round's slots stay in the caches: main memory is read once and
 //!    written once, which is what limits long arrays.
 //!
-//! There are no end barriers: a slot is free again because of what later steps must have waited for. `group.rs` argues it
+//! 3. **In place.** Arrays that the transport has made itself (`window.rs`) need no slots: each rank works on its part of all
+//!    ranks' arrays, and all wait for all.
+//!
+//! But for that there are no end barriers: a slot is free again because of what later steps must have waited for. `group.rs` argues it
 //! for entries, `pipeline.rs` for slots, `mailbox.rs` for messages.
 //!
 //! # Memory order
@@ -20,13 +23,13 @@
 //! A counter's publication is a release, seeing it an acquire, so what a rank wrote before publishing is visible to whoever
 //! waited for it, and a later overwrite cannot overtake the reads that it waited for. Sleeping and waking is on the same
 //! word as counting, all by read-modify-write, so no fence between two locations is needed (`word.rs`). `trainer/loom` runs
-//! counter, entry and both schedules through interleavings and every allowed reordering.
+//! counter, entry and the schedules through interleavings and every allowed reordering.
 //!
 //! # When ranks die
 //!
 //! Nothing here is ever waited for without a limit, and an abort marks all counters of the segment, which wakes every
-//! sleeper in every process. A rank that leaves in good order marks its own. The segment has no name and ends with its
-//! last process (`segment.rs`).
+//! sleeper in every process. A rank that leaves in good order marks its own. The memory has no name and ends with its
+//! last process (`mapping.rs`).
 
 mod collectives;
 mod group;

@@ -5,7 +5,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError, mpsc::Sender},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc::Sender},
     time::Instant,
 };
 
@@ -15,8 +15,11 @@ use burn::{
 };
 use models::{GradientSink, ParameterInfo};
 
-use super::buckets::{self, Bucket};
-use crate::comm::cuda::Mark;
+use super::{
+    arrays::Arrays,
+    buckets::{self, Bucket},
+};
+use crate::comm::{Shared, cuda::Mark};
 
 /// A full bucket on its way.
 pub(super) struct Packed {
@@ -31,6 +34,8 @@ pub(super) struct Packed {
 pub(super) enum Values {
     /// One after the other.
     Host(Vec<f32>),
+    /// The same, in the bucket's own array.
+    Shared(Shared<f32>),
     /// Each for itself, where it is, and a mark behind the work that makes them.
     Device(Vec<Tensor<1>>, Mark),
 }
@@ -43,6 +48,8 @@ pub(super) struct Collector {
     state: Mutex<State>,
     /// Where gradients stay, unless they are reduced on the host.
     device: Option<Device>,
+    /// Where buckets are packed, those that have an array.
+    pub arrays: Arc<Arrays>,
     /// To the thread that reduces.
     outbox: Mutex<Sender<Packed>>,
 }
@@ -90,6 +97,7 @@ impl Collector {
             lengths: buckets::lengths(parameters),
             state: Mutex::new(state),
             device,
+            arrays: Arc::default(),
             outbox: Mutex::new(outbox),
         }
     }
@@ -154,7 +162,7 @@ impl Collector {
         else {
             return false;
         };
-        let values = self.pack(&bucket.parameters, bucket.elements, &mut state.gradients);
+        let values = self.pack(state.next, bucket, &mut state.gradients);
         let (of, queued) = (layout.buckets.len(), Instant::now());
         let packed = Packed { step: state.step, index: state.next, of, values, queued };
         state.next += 1;
@@ -163,25 +171,36 @@ impl Collector {
         true
     }
 
-    /// Takes the gradients of `parameters`, zeros for those that have none.
-    fn pack(&self, parameters: &[usize], elements: usize, gradients: &mut [Option<Tensor<1>>]) -> Values {
+    /// Takes the gradients of bucket number `index`, zeros for parameters that have none, into its array if it is free.
+    fn pack(&self, index: usize, bucket: &Bucket, gradients: &mut [Option<Tensor<1>>]) -> Values {
+        let parameters = &bucket.parameters;
         if let Some(device) = &self.device {
             let zeros = |parameter: usize| Tensor::zeros([self.lengths[parameter]], device);
             let gradient = |&parameter: &usize| gradients[parameter].take().unwrap_or_else(|| zeros(parameter));
             let tensors = parameters.iter().map(gradient).collect();
             return Values::Device(tensors, Mark::here(device));
         }
-        let mut values = Vec::with_capacity(elements);
+        let mut array = self.arrays.take(index);
+        let mut fresh = Vec::new();
+        let mut rest = match &mut array {
+            Some(array) => &mut array[..],
+            None => {
+                fresh.resize(bucket.elements, 0.0);
+                &mut fresh[..]
+            }
+        };
         for &parameter in parameters {
+            let (place, behind) = rest.split_at_mut(self.lengths[parameter]);
             match gradients[parameter].take() {
                 Some(gradient) => {
                     let gradient = gradient.into_data();
-                    values.extend_from_slice(gradient.as_slice::<f32>().expect("gradients are f32"));
+                    place.copy_from_slice(gradient.as_slice::<f32>().expect("gradients are f32"));
                 }
-                None => values.resize(values.len() + self.lengths[parameter], 0.0),
+                None => place.fill(0.0),
             }
+            rest = behind;
         }
-        Values::Host(values)
+        array.map_or(Values::Host(fresh), Values::Shared)
     }
 }
 

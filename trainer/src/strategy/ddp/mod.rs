@@ -13,7 +13,8 @@
 //! While backward runs, gradients land in buckets (`collector.rs`), and a thread reduces each full one (`reducer.rs`). On GPUs
 //! they stay there: the thread enqueues a reduction behind the bucket's gradients and in front of the optimizer (`gpus.rs`).
 
-pub mod buckets;
+pub mod arrays;
+mod buckets;
 mod collector;
 #[cfg(feature = "cuda")]
 mod gpus;

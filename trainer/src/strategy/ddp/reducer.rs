@@ -18,7 +18,7 @@ use super::{
     collector::{Collector, Packed, Values},
 };
 use crate::{
-    comm::{CommError, Communicator, ReduceOp, cuda::Mark},
+    comm::{CommError, Communicator, ReduceOp, Shared, cuda::Mark},
     config::Compression,
     failure::Failure,
     launch::Reporter,
@@ -95,10 +95,8 @@ impl Reducer {
                 Ok((Values::Device(vec![sum], done), bytes))
             }
             (Values::Device(..), None) => Err(CommError::usage("gradients stayed on a device that cannot add them up")),
-            (Values::Host(mut values), _) => {
-                let bytes = wire.all_reduce(&mut values, &thread_comm)?;
-                Ok((Values::Host(values), bytes))
-            }
+            (Values::Host(values), _) => wire.all_reduce(values, &thread_comm),
+            (Values::Shared(values), _) => shared_sum(values, &thread_comm),
         };
         let (done, thread) = start(inbox, reporter, reduce)?;
         let collector = Arc::new(Collector::new(parameters, outbox, device));
@@ -149,6 +147,9 @@ impl Reducer {
             reduced.push(times);
             let flat = match values {
                 Values::Host(values) => Tensor::<1>::from_data(TensorData::new(values, [bucket.elements]), device),
+                Values::Shared(values) => {
+                    models::ops::tensor_over(self.collector.arrays.lend(reduced.len() - 1, values), device)
+                }
                 Values::Device(mut tensors, done) => {
                     done.follow();
                     tensors.remove(0)
@@ -186,40 +187,54 @@ impl Drop for Reducer {
     }
 }
 
-/// Buffers for compressed gradients, kept from bucket to bucket.
+/// Sums a bucket in its array; gives it, and the bytes that a rank puts in.
+fn shared_sum(values: Shared<f32>, comm: &Communicator) -> Result<(Values, usize), CommError> {
+    let (count, bytes) = (values.len(), size_of_val(&*values));
+    Ok((Values::Shared(comm.all_reduce_shared(values, count, ReduceOp::Sum)?), bytes))
+}
+
+/// How a bucket travels that comes in ordinary memory.
 enum Wire {
+    /// In an array of its own, which it keeps.
     F32,
-    F16(Vec<f16>),
-    Bf16(Vec<bf16>),
+    /// In an array that all buckets use in turn, as long as the longest so far.
+    F16(Option<Shared<f16>>),
+    Bf16(Option<Shared<bf16>>),
 }
 
 impl Wire {
     fn new(compression: Compression) -> Self {
         match compression {
             Compression::None => Self::F32,
-            Compression::Fp16 => Self::F16(Vec::new()),
-            Compression::Bf16 => Self::Bf16(Vec::new()),
+            Compression::Fp16 => Self::F16(None),
+            Compression::Bf16 => Self::Bf16(None),
         }
     }
 
     /// Sums `values` over ranks; gives the bytes that a rank puts in.
-    fn all_reduce(&mut self, values: &mut [f32], comm: &Communicator) -> Result<usize, CommError> {
+    fn all_reduce(&mut self, mut values: Vec<f32>, comm: &Communicator) -> Result<(Values, usize), CommError> {
         macro_rules! narrow {
-            ($buffer:expr, $ty:ty) => {{
-                $buffer.clear();
-                $buffer.extend(values.iter().map(|&value| <$ty>::from_f32(value)));
-                comm.all_reduce($buffer.as_mut_slice(), ReduceOp::Sum)?;
-                values.iter_mut().zip($buffer.iter()).for_each(|(value, narrow)| *value = narrow.to_f32());
-                Ok(size_of_val($buffer.as_slice()))
+            ($array:expr, $ty:ty) => {{
+                let count = values.len();
+                let mut array = match $array.take().filter(|array| array.len() >= count) {
+                    Some(array) => array,
+                    None => comm.shared::<$ty>(count)?,
+                };
+                array.iter_mut().zip(&values).for_each(|(narrow, &value)| *narrow = <$ty>::from_f32(value));
+                let array = $array.insert(comm.all_reduce_shared(array, count, ReduceOp::Sum)?);
+                values.iter_mut().zip(array.iter()).for_each(|(value, narrow)| *value = narrow.to_f32());
+                Ok((Values::Host(values), size_of_val(&array[..count])))
             }};
         }
         match self {
             Self::F32 => {
-                comm.all_reduce(values, ReduceOp::Sum)?;
-                Ok(size_of_val(values))
+                let mut array = comm.shared(values.len())?;
+                array.copy_from_slice(&values);
+                drop(values);
+                shared_sum(array, comm)
             }
-            Self::F16(buffer) => narrow!(buffer, f16),
-            Self::Bf16(buffer) => narrow!(buffer, bf16),
+            Self::F16(array) => narrow!(array, f16),
+            Self::Bf16(array) => narrow!(array, bf16),
         }
     }
 }

@@ -13,6 +13,7 @@ use burn::{
 use models::{ParameterInfo, StateTensor};
 
 use super::{
+    arrays::Arrays,
     reducer::{OnDevice, Options, Reducer},
     verify,
 };
@@ -198,4 +199,19 @@ fn a_rank_that_drifts_is_named_with_the_first_tensor_on_every_rank() {
     assert!(compare(statistics, false).iter().all(Result::is_ok), "each rank has its own statistics");
     assert!(said(compare(statistics, true))[1].contains("bn.running_mean"));
     assert!(compare(|_| (), true).iter().all(Result::is_ok));
+}
+
+#[test]
+fn an_array_comes_back_with_the_last_tensor_over_it() {
+    let comm = crate::comm::solo().unwrap();
+    let arrays = Arc::new(Arrays::default());
+    assert!(arrays.take(1).is_none(), "none was made");
+    let mut array = comm.shared::<f32>(3).unwrap();
+    array.copy_from_slice(&[1.0, 2.0, 3.0]);
+    let tensor = models::ops::tensor_over(arrays.lend(1, array), &Device::flex());
+    let view = tensor.slice(1..2);
+    assert!(arrays.take(1).is_none(), "a tensor uses it");
+    assert_eq!(view.into_scalar::<f32>(), 2.0);
+    assert_eq!(&arrays.take(1).unwrap()[..], [1.0, 2.0, 3.0]);
+    assert!(arrays.take(1).is_none(), "it was taken");
 }

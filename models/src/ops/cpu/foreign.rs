@@ -1,0 +1,87 @@
+//! Tensors over memory that something else than burn has made.
+
+use std::mem::MaybeUninit;
+use std::ops::DerefMut;
+
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty, Bytes};
+
+/// The values that a tensor is to be made of.
+struct Foreign<V>(V);
+
+/// A tensor of all of `values`, `[len]`, on `device`. On burn's CPU backend `values` themselves are its memory: they are dropped
+/// with the last tensor that shares it, and operations in place change them. On any other device they are copied and dropped.
+pub fn tensor_over<V>(values: V, device: &Device) -> Tensor<1>
+where
+    V: DerefMut<Target = [f32]> + Send + Sync + 'static,
+{
+    let len = values.len();
+    // SAFETY: floats are initialised bytes, as many as `len` says.
+    let bytes = unsafe { Bytes::from_controller(Box::new(Foreign(values)), len * size_of::<f32>()) };
+    Tensor::from_data(TensorData::from_bytes(bytes, [len], DType::F32), device)
+}
+
+impl<V: DerefMut<Target = [f32]>> AllocationController for Foreign<V> {
+    fn alloc_align(&self) -> usize {
+        align_of::<f32>()
+    }
+
+    fn property(&self) -> AllocationProperty {
+        AllocationProperty::Other
+    }
+
+    unsafe fn memory_mut(&mut self, _: AccessPolicy) -> Result<&mut [MaybeUninit<u8>], AccessError> {
+        let values: &mut [f32] = &mut self.0;
+        // SAFETY: the same memory, borrowed exclusively, in bytes; the caller writes only what is initialised.
+        Ok(unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) })
+    }
+
+    fn memory(&self, _: AccessPolicy) -> Result<&[MaybeUninit<u8>], AccessError> {
+        let values: &[f32] = &self.0;
+        // SAFETY: the same memory in bytes.
+        Ok(unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Deref;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    struct Noticed(Vec<f32>, Arc<AtomicBool>);
+
+    impl Deref for Noticed {
+        type Target = [f32];
+        fn deref(&self) -> &[f32] {
+            &self.0
+        }
+    }
+
+    impl DerefMut for Noticed {
+        fn deref_mut(&mut self) -> &mut [f32] {
+            &mut self.0
+        }
+    }
+
+    impl Drop for Noticed {
+        fn drop(&mut self) {
+            self.1.store(true, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn the_values_live_as_long_as_a_view_of_them() {
+        let dropped = Arc::new(AtomicBool::new(false));
+        let values = Noticed(vec![1.0, 2.0, 3.0, 4.0], dropped.clone());
+        let tensor = tensor_over(values, &Device::flex());
+        let view = tensor.clone().slice(1..3);
+        let sum = tensor.clone() + tensor;
+        assert_eq!(sum.into_data().try_to_vec::<f32>().unwrap(), [2.0, 4.0, 6.0, 8.0]);
+        assert!(!dropped.load(Ordering::Relaxed), "a view still needs them");
+        assert_eq!(view.into_data().try_to_vec::<f32>().unwrap(), [2.0, 3.0]);
+        assert!(dropped.load(Ordering::Relaxed), "nobody needs them");
+    }
+}
