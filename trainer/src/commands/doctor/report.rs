@@ -9,7 +9,15 @@ use super::{
     peers::{self, Peer},
 };
 use crate::{
-    comm::cuda::driver::{Driver, Gpu, NoDriver},
+    comm::{
+        DType,
+        cuda::{
+            Backend, NoRoute, Place, Route, Topology,
+            driver::{Driver, Gpu, NoDriver},
+            layout::Wire,
+            supports,
+        },
+    },
     device::{self, HAS_CUDA, Headers, Library, Target, Wish},
 };
 
@@ -197,7 +205,7 @@ fn choice(peers: &[Peer], ipc: &str, nccl: &Found<Library>) -> Choice {
         Ok(Target::Gpus(gpus)) => Choice {
             device: gpus.all.iter().map(device::describe).collect::<Vec<_>>().join("; "),
             why: "driver, GPU, NVRTC and CUDA's headers are there".into(),
-            gradients: between_gpus(gpus.all.len(), peers, ipc, matches!(nccl, Found::There(_))),
+            gradients: between_gpus(&gpus.all, peers, ipc, matches!(nccl, Found::There(_))),
         },
         Ok(Target::Cpu(Some(why))) => on_cpu(why),
         Ok(Target::Cpu(None)) => on_cpu("this build has no GPU backend (feature cuda)".into()),
@@ -205,20 +213,38 @@ fn choice(peers: &[Peer], ipc: &str, nccl: &Found<Library>) -> Choice {
     }
 }
 
-/// How gradients travel between `gpus` GPUs of this host, by what the checks have shown.
-fn between_gpus(gpus: usize, peers: &[Peer], ipc: &str, nccl: bool) -> String {
-    if gpus < 2 {
+/// How gradients would travel between one rank on each of this host's GPUs: what a group of ranks chooses from the driver's
+/// words, and whether the checks, which a group makes as well and ends with, bear it out.
+fn between_gpus(gpus: &[Gpu], peers: &[Peer], ipc: &str, nccl: bool) -> String {
+    if gpus.len() < 2 {
         return "there is one GPU: none travel, but with --oversubscribe".into();
     }
-    let broken = peers.iter().find(|peer| peer.check != "works");
-    let against = match (broken, ipc) {
-        (None, "works") => return "cuda: every GPU reaches every other's memory, and processes share it".into(),
-        (Some(peer), _) => format!("GPU {} does not reach GPU {}'s memory", peer.from, peer.to),
-        (None, _) => "processes cannot share a GPU's memory".to_owned(),
+    let place = |(index, gpu): (usize, &Gpu)| {
+        let [major, minor] = gpu.compute;
+        Place { host: String::new(), gpu: (index as u128).to_le_bytes(), capability: (major, minor) }
     };
-    match nccl {
-        true => format!("nccl: {against}"),
-        false => format!("none: {against}, and there is no NCCL; --backend tcp goes by way of the host"),
+    let topology = Topology {
+        places: gpus.iter().enumerate().map(place).collect(),
+        no_access: peers.iter().filter(|peer| !peer.driver_says).map(|peer| (peer.from, peer.to)).collect(),
+    };
+    let nccl = if nccl { Ok(()) } else { Err("there is no NCCL here") };
+    let route = match Route::choose(Backend::Auto, Wire::F32, 1, &topology, nccl) {
+        Ok(route) => route,
+        Err(NoRoute { cause, hint }) => return format!("none: {cause}; {hint}"),
+    };
+    let (broken, says) = (peers.iter().find(|peer| peer.check != "works"), route.describe(&topology));
+    match (&route, broken) {
+        (Route::Nccl, _) => match supports(DType::F32, 4, gpus.len(), &topology) {
+            Ok(()) => format!("nccl: {says}"),
+            Err(refusal) => format!("nccl: {says}, as {refusal}"),
+        },
+        (_, Some(Peer { from, to, .. })) => format!(
+            "cuda, which would fail: the driver says that GPU {from} reaches GPU {to}'s memory, and it does not; --backend nccl"
+        ),
+        (_, None) if ipc != "works" => {
+            "cuda, which would fail: processes cannot share a GPU's memory; --backend nccl".into()
+        }
+        (_, None) => format!("cuda: {says}"),
     }
 }
 
@@ -232,15 +258,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gradients_go_where_the_checks_say_that_they_can() {
-        let peer = |from, to, check: &str| Peer { from, to, driver_says: true, check: check.into() };
-        let good = [peer(0, 1, "works"), peer(1, 0, "works")];
-        let bad = [peer(0, 1, "works"), peer(1, 0, "3 of 4 values were read otherwise than written")];
-        let says = |peers: &[Peer], ipc, nccl| between_gpus(2, peers, ipc, nccl);
-        assert!(says(&good, "works", false).starts_with("cuda:"));
-        assert_eq!(says(&bad, "works", true), "nccl: GPU 1 does not reach GPU 0's memory");
-        assert!(says(&good, "cuIpcGetMemHandle: …", true).starts_with("nccl: processes"));
-        assert!(says(&bad, "works", false).starts_with("none: "));
-        assert!(between_gpus(1, &[], "works", true).contains("one GPU"));
+    fn gradients_go_as_a_group_chooses_and_the_checks_have_a_say() {
+        let peer = |from, to, driver_says, check: &str| Peer { from, to, driver_says, check: check.into() };
+        let good = [peer(0, 1, true, "works"), peer(1, 0, true, "works")];
+        let blind = [peer(0, 1, true, "works"), peer(1, 0, false, "no access")];
+        let liar = [peer(0, 1, true, "works"), peer(1, 0, true, "3 of 4 values were read otherwise than written")];
+        let gpus = |count: usize, compute| {
+            let gpu = |index| {
+                let (name, uuid) = (String::from("GPU"), format!("GPU-{index}"));
+                Gpu { index, name, memory_bytes: 1 << 30, compute, multiprocessors: 4, uuid }
+            };
+            (0..count).map(gpu).collect::<Vec<_>>()
+        };
+        let says = |peers: &[Peer], ipc, nccl| between_gpus(&gpus(2, [9, 0]), peers, ipc, nccl);
+        assert!(says(&good, "works", false).starts_with("cuda: all-reduce kernels over 2 GPUs"));
+        let over = says(&blind, "works", true);
+        assert!(
+            over.starts_with("nccl: NCCL over 2 GPUs, as rank 1's GPU has no access to the memory of rank 0's"),
+            "{over}"
+        );
+        assert!(says(&blind, "works", false).starts_with("none: no way between the ranks' GPUs"));
+        assert!(
+            says(&liar, "works", true)
+                .starts_with("cuda, which would fail: the driver says that GPU 1 reaches GPU 0's")
+        );
+        assert!(says(&good, "cuIpcGetMemHandle: …", true).starts_with("cuda, which would fail: processes"));
+        let old = between_gpus(&gpus(2, [6, 1]), &good, "works", true);
+        assert!(old.ends_with("rank 0's GPU has compute capability 6.1, and the kernels need 7.0"), "{old}");
+        assert!(
+            between_gpus(&gpus(9, [9, 0]), &[], "works", true).ends_with("the kernels work with 2 to 8 ranks, not 9")
+        );
+        assert!(between_gpus(&gpus(1, [9, 0]), &[], "works", true).contains("one GPU"));
     }
 }
