@@ -12,6 +12,10 @@ use crate::comm::transport::{Members, Transport};
 
 /// Up to this many bytes the number of steps decides, above it the number of bytes.
 const SMALL: usize = 32 << 10;
+/// Bytes of a part up to which an all-reduce between ranks of one host goes round the ring at once: what a step receives, the
+/// next sends, and then it still is in a cache. Measured for 45 MB over two ranks: 12 to 19 ms, 26 to 29 in one go; over four
+/// on two cores 60 to 79, 61 to 94. Between hosts the steps' latency counts, and the memory is not what limits.
+const LOCAL_PART: usize = 512 << 10;
 /// Pieces in which a long broadcast goes down the chain.
 const CHAIN_PIECE: usize = 256 << 10;
 
@@ -75,6 +79,12 @@ impl TcpGroup {
 
     fn all_reduce_long(&self, mesh: &mut Mesh, call: &Descriptor, op: ReduceOp, data: &mut [u8]) -> Result<()> {
         self.agree(mesh, call)?;
+        let n = self.members.len();
+        let window = if mesh.is_on_one_host(&self.members.ranks) { n * LOCAL_PART } else { data.len() };
+        data.chunks_mut(window).try_for_each(|window| self.all_reduce_ring(mesh, call, op, window))
+    }
+
+    fn all_reduce_ring(&self, mesh: &mut Mesh, call: &Descriptor, op: ReduceOp, data: &mut [u8]) -> Result<()> {
         let (n, own) = (self.members.len(), (self.members.me + 1) % self.members.len());
         let cut = split(data.len(), call.dtype.size(), n);
         if call.dtype == call.dtype.accumulator() {

@@ -106,6 +106,11 @@ impl Mesh {
             .ok_or_else(|| CommError::usage(format!("rank {me} has no connection to rank {rank}")))
     }
 
+    /// Whether none of the connections between this rank and `ranks` leaves the host. All of these ranks answer the same.
+    pub(super) fn is_on_one_host(&self, ranks: &[usize]) -> bool {
+        ranks.iter().filter_map(|rank| self.peers.get(*rank)?.as_ref()).all(Peer::is_on_this_host)
+    }
+
     /// Sends and receives all of it, in whatever order it goes; at most one of each for a rank.
     pub(super) fn transfer(
         &mut self,

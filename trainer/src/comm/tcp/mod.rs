@@ -8,7 +8,7 @@
 //!
 //! | collective | up to [`SMALL`](collectives) | above |
 //! |---|---|---|
-//! | all_reduce | recursive doubling: log2(n) steps of S | ring: 2(n-1) steps of S/n |
+//! | all_reduce | recursive doubling: log2(n) steps of S | ring: 2(n-1) steps of S/n; on one host a window of S after the other |
 //! | reduce | as all_reduce, on a copy | ring reduce-scatter, then parts to the root: (n-1)/n S + S/n |
 //! | broadcast | binomial tree | chain, in pieces: S |
 //! | all_gather | to each directly: (n-1) S/n | ring: n-1 steps of S/n |

@@ -119,6 +119,11 @@ impl Peer {
         })
     }
 
+    /// Whether both ends have one address.
+    pub(super) fn is_on_this_host(&self) -> bool {
+        matches!((self.stream.local_addr(), self.stream.peer_addr()), (Ok(a), Ok(b)) if a.ip() == b.ip())
+    }
+
     /// Writes as much of `head` then `body`, from `done` on, as goes without waiting. Returns the bytes written.
     pub(super) fn write(&mut self, head: &[u8], body: &[u8], done: usize) -> Result<usize, Broken> {
         let mut total = done;
