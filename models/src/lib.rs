@@ -41,5 +41,5 @@ pub use registry::{Entry, build, entries, find};
 pub use spec::Spec;
 pub use state::{
     LoadError, ParameterInfo, StateKind, StateTensor, gradient, load_state_dict, map_parameters, map_state, parameters,
-    state_dict, take_gradient,
+    state_dict, take_gradient, update_parameters,
 };

@@ -106,7 +106,7 @@ impl Path {
     }
 }
 
-/// Calls `each` with every tensor of the state, in order, flattened and without autodiff.
+/// See [`visit`].
 struct Visitor<F> {
     path: Path,
     each: F,
@@ -129,7 +129,8 @@ impl<F: FnMut(ParameterInfo, StateKind, Tensor<1>)> ModuleVisitor for Visitor<F>
     }
 }
 
-fn visit<M: Module>(module: &M, each: impl FnMut(ParameterInfo, StateKind, Tensor<1>)) {
+/// Calls `each` with every tensor of the state, in order, flattened and without autodiff.
+pub fn visit<M: Module>(module: &M, each: impl FnMut(ParameterInfo, StateKind, Tensor<1>)) {
     module.visit(&mut Visitor { path: Path::default(), each });
 }
 
@@ -175,22 +176,30 @@ impl<F: FnMut(&ParameterInfo, StateKind, Tensor<1>) -> Tensor<1>> ModuleMapper f
         if self.path.in_buffer && !self.buffers {
             return param;
         }
-        let (id, tensor, mapper) = param.consume();
-        // `None` on a device without autodiff.
-        let (checkpointing, require_grad) = (tensor.gradient_checkpointing_strategy(), tensor.is_require_grad());
-        let info = self.path.info(id, &tensor);
-        let shape = tensor.dims();
-        let flat = tensor.without_autodiff().reshape([info.len()]);
-        let tensor = (self.each)(&info, self.path.kind(), flat).reshape(shape);
-        // A fresh leaf: the old one's graph ends here.
-        let tensor = match checkpointing {
-            Some(strategy) => {
-                tensor.autodiff().with_gradient_checkpointing_strategy(strategy).set_require_grad(require_grad)
-            }
-            None => tensor,
-        };
-        Param::from_mapped_value(id, tensor, mapper)
+        replace_value(param, |id, tensor| {
+            let (info, shape) = (self.path.info(id, &tensor), tensor.dims());
+            (self.each)(&info, self.path.kind(), tensor.reshape([info.len()])).reshape(shape)
+        })
     }
+}
+
+/// The parameter with what `each` makes of its value, both without autodiff.
+fn replace_value<const D: usize>(
+    param: Param<Tensor<D>>,
+    each: impl FnOnce(ParamId, Tensor<D>) -> Tensor<D>,
+) -> Param<Tensor<D>> {
+    let (id, tensor, mapper) = param.consume();
+    // `None` on a device without autodiff.
+    let (checkpointing, require_grad) = (tensor.gradient_checkpointing_strategy(), tensor.is_require_grad());
+    let tensor = each(id, tensor.without_autodiff());
+    // A fresh leaf: the old one's graph ends here.
+    let tensor = match checkpointing {
+        Some(strategy) => {
+            tensor.autodiff().with_gradient_checkpointing_strategy(strategy).set_require_grad(require_grad)
+        }
+        None => tensor,
+    };
+    Param::from_mapped_value(id, tensor, mapper)
 }
 
 /// Hands each learnable parameter to `update`, flattened and without autodiff, and takes its new value back: the
@@ -204,6 +213,63 @@ impl<F: FnMut(&ParameterInfo, StateKind, Tensor<1>) -> Tensor<1>> ModuleMapper f
 pub fn map_parameters<M: Module>(module: M, mut update: impl FnMut(&ParameterInfo, Tensor<1>) -> Tensor<1>) -> M {
     let each = |info: &ParameterInfo, _, tensor| update(info, tensor);
     module.map(&mut Mapper { path: Path::default(), buffers: false, each })
+}
+
+/// Takes all parameters out of a module, then puts others in.
+struct Exchange {
+    path: Path,
+    taken: Vec<(ParameterInfo, Tensor<1>)>,
+    /// `None` while they are taken out.
+    returned: Option<std::vec::IntoIter<(Vec<usize>, Tensor<1>)>>,
+}
+
+impl ModuleMapper for Exchange {
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        self.path.enter(name, container_type);
+    }
+
+    fn exit_module(&mut self, _name: &str, container_type: &str) {
+        self.path.exit(container_type);
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if self.path.in_buffer {
+            return param;
+        }
+        replace_value(param, |id, tensor| match &mut self.returned {
+            None => {
+                // of one element, not of none: no backend minds that
+                let (info, empty) = (self.path.info(id, &tensor), Tensor::empty([1; D], &tensor.device()));
+                let flat = tensor.reshape([info.len()]);
+                self.taken.push((info, flat));
+                empty
+            }
+            Some(values) => {
+                let (shape, value) = values.next().expect("a module has as many parameters as were taken out of it");
+                value.reshape::<D, _>(burn::tensor::Shape::from(shape))
+            }
+        })
+    }
+}
+
+/// [`map_parameters`] for an operation over all of them: `update` gets the learnable parameters in registration order,
+/// and gives their new values. Meanwhile nothing else holds their memory, unless the caller keeps a clone of `module`, so
+/// that they can be changed in place.
+///
+/// # Panics
+///
+/// When `update` returns another number of tensors than it was given, or of elements of one.
+pub fn update_parameters<M: Module>(
+    module: M,
+    update: impl FnOnce(Vec<(ParameterInfo, Tensor<1>)>) -> Vec<Tensor<1>>,
+) -> M {
+    let mut exchange = Exchange { path: Path::default(), taken: Vec::new(), returned: None };
+    let module = module.map(&mut exchange);
+    let shapes: Vec<Vec<usize>> = exchange.taken.iter().map(|(info, _)| info.shape.clone()).collect();
+    let values = update(exchange.taken);
+    assert_eq!(values.len(), shapes.len(), "every parameter gets a new value");
+    let returned: Vec<_> = shapes.into_iter().zip(values).collect();
+    module.map(&mut Exchange { path: Path::default(), taken: Vec::new(), returned: Some(returned.into_iter()) })
 }
 
 /// [`map_parameters`] over parameters and buffers, in the order of [`state_dict`], e.g. for an exponential moving

@@ -20,6 +20,7 @@ mod compose;
 mod cpu;
 mod extension;
 mod shared;
+mod update;
 
 use std::sync::Arc;
 
@@ -31,6 +32,7 @@ pub use compose::{add, avg_pool2d, channels, concat, scale_channels, shuffle_cha
 pub use cpu::tensor_over;
 pub use extension::{BatchNormGrads, ConvGrads, ConvOptions, Kernels, NormOptions, PoolOptions};
 use extension::{EvalOps, TrainingOps};
+pub use update::{ParameterUpdate, UpdateRule, UpdatedParameter, follow, square_sum, update};
 
 use crate::StatisticsReduce;
 

@@ -2,7 +2,7 @@
 
 use super::FlatGradients;
 
-/// Scales all gradients by `min(1, max_norm / (norm + 1e-6))` and returns the norm before clipping.
+/// Has all gradients multiplied by `min(1, max_norm / (norm + 1e-6))` by whoever uses them, and returns the norm before.
 pub fn clip_global_norm(gradients: &mut FlatGradients, max_norm: f64) -> f64 {
     let Some(square_sum) = gradients.square_sum() else { return 0.0 };
     let norm = square_sum.sqrt();

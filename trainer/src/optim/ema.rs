@@ -3,7 +3,7 @@
 
 use burn::tensor::{Device, Tensor};
 use models::{
-    Network,
+    Network, ops,
     state::{self, StateTensor},
 };
 
@@ -18,22 +18,16 @@ impl Ema {
     /// Starts from the network's present state; `decay` in `(0, 1)` is the weight of the past at each step.
     pub fn new(network: &Network, decay: f64) -> Self {
         let mut shadow = Vec::new();
-        state::map_state(network.clone(), |_, _, value| {
-            shadow.push(value.clone());
-            value
-        });
+        state::visit(network, |_, _, value| shadow.push(value));
         Self { decay, shadow }
     }
 
     /// `shadow = decay * shadow + (1 - decay) * value`, after an optimizer step.
     pub fn update(&mut self, network: &Network) {
-        let mut index = 0;
-        let (decay, shadow) = (self.decay, &mut self.shadow);
-        state::map_state(network.clone(), |_, _, value| {
-            shadow[index] = shadow[index].clone().mul_scalar(decay) + value.clone().mul_scalar(1.0 - decay);
-            index += 1;
-            value
-        });
+        let mut pairs = Vec::with_capacity(self.shadow.len());
+        let mut shadow = std::mem::take(&mut self.shadow).into_iter();
+        state::visit(network, |_, _, value| pairs.extend(shadow.next().map(|average| (average, value))));
+        self.shadow = ops::follow(self.decay, pairs);
     }
 
     /// `network` with the averaged state.

@@ -1,14 +1,13 @@
 //! Optimizers, schedules, gradient clipping and the weight average, over PyTorch-named flat parameters.
 //!
 //! burn's own optimizers clip per tensor and have no parameter groups by name (`GradientClipping::Norm` is not global),
-//! so the two that image classification uses are written here, each checked against PyTorch's values.
+//! so the two that image classification uses are written here, each checked against PyTorch's values. Their formulas are
+//! passes over memory, and lie with the other kernels: [`models::ops::UpdateRule`].
 
-mod adamw;
 mod clip;
 mod ema;
 mod gradients;
 mod schedule;
-mod sgd;
 
 pub use clip::clip_global_norm;
 pub use ema::Ema;
@@ -16,7 +15,11 @@ pub use gradients::FlatGradients;
 pub use schedule::Schedule;
 
 use burn::tensor::Tensor;
-use models::{Network, state::ParameterInfo};
+use models::{
+    Network,
+    ops::{self, ParameterUpdate, UpdateRule, UpdatedParameter},
+    state::ParameterInfo,
+};
 
 use crate::config::{Optimizer as OptimizerConfig, OptimizerKind};
 use crate::state_file::NamedTensor;
@@ -41,45 +44,53 @@ impl Optimizer {
     }
 
     /// One step with learning rate `lr`; a parameter without a gradient keeps its value and its state, as in PyTorch.
+    /// Parameters and state are changed in place where nobody else, such as a clone of the network, holds them.
     pub fn step(&mut self, network: Network, gradients: FlatGradients, lr: f64) -> Network {
-        self.steps += 1;
-        let mut gradients = gradients.into_inner().into_iter();
-        let mut index = 0;
-        models::state::map_parameters(network, |info, value| {
-            let gradient = gradients.next().flatten();
-            let value = match gradient {
-                Some(gradient) => self.update(index, info, value, gradient, lr),
-                None => value,
-            };
-            index += 1;
-            value
+        let (gradients, scale) = gradients.into_parts();
+        models::state::update_parameters(network, |parameters| {
+            let with_gradients =
+                parameters.into_iter().zip(gradients.into_iter().chain(std::iter::repeat_with(|| None)));
+            self.update(with_gradients.collect(), scale, lr)
         })
     }
 
     fn update(
         &mut self,
-        index: usize,
-        info: &ParameterInfo,
-        value: Tensor<1>,
-        gradient: Tensor<1>,
+        parameters: Vec<((ParameterInfo, Tensor<1>), Option<Tensor<1>>)>,
+        scale: Option<Tensor<1>>,
         lr: f64,
-    ) -> Tensor<1> {
-        if self.slots.len() <= index {
-            self.slots.resize(index + 1, [None, None]);
+    ) -> Vec<Tensor<1>> {
+        self.steps += 1;
+        self.slots.resize(parameters.len().max(self.slots.len()), [None, None]);
+        let (mut kept, mut updates) = (Vec::with_capacity(parameters.len()), Vec::new());
+        for (index, ((info, value), gradient)) in parameters.into_iter().enumerate() {
+            let Some(gradient) = gradient else {
+                kept.push(Some(value));
+                continue;
+            };
+            let slots = std::mem::take(&mut self.slots[index]);
+            updates.push(ParameterUpdate { value, gradient, weight_decay: self.weight_decay(&info), slots });
+            kept.push(None);
         }
-        let weight_decay = match self.config.decay_norm_and_bias || !is_norm_or_bias(info) {
-            true => self.config.weight_decay,
-            false => 0.0,
+        let mut updated = ops::update(&self.rule(lr), scale.as_ref(), updates).into_iter();
+        let mut next = |slots: &mut [Slot; 2]| {
+            let UpdatedParameter { value, slots: state } =
+                updated.next().expect("an update gives one result a parameter");
+            *slots = state;
+            value
         };
-        let slots = &mut self.slots[index];
+        kept.into_iter().zip(&mut self.slots).map(|(kept, slots)| kept.unwrap_or_else(|| next(slots))).collect()
+    }
+
+    fn rule(&self, lr: f64) -> UpdateRule {
         match self.config.kind {
-            OptimizerKind::Sgd { momentum, nesterov } => {
-                sgd::Sgd { lr, weight_decay, momentum, nesterov }.update(&mut slots[0], value, gradient)
-            }
-            OptimizerKind::AdamW { betas, eps } => {
-                adamw::AdamW { lr, weight_decay, betas, eps }.update(slots, self.steps, value, gradient)
-            }
+            OptimizerKind::Sgd { momentum, nesterov } => UpdateRule::Sgd { lr, momentum, nesterov },
+            OptimizerKind::AdamW { betas, eps } => UpdateRule::AdamW { lr, betas, eps, step: self.steps },
         }
+    }
+
+    fn weight_decay(&self, info: &ParameterInfo) -> f64 {
+        if self.config.decay_norm_and_bias || !is_norm_or_bias(info) { self.config.weight_decay } else { 0.0 }
     }
 
     /// The state for a checkpoint: `<slot>.<parameter>` and its values; the second item is the count of steps taken.

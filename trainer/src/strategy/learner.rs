@@ -41,9 +41,9 @@ impl Learner {
         if self.grad_clip > 0.0 {
             outcome.grad_norm = Some(clip_global_norm(&mut gradients, self.grad_clip));
         }
-        self.replica.network = self.optimizer.step(self.replica.network.clone(), gradients, lr);
+        self.replica.change(|network| self.optimizer.step(network, gradients, lr));
         if let Some(ema) = &mut self.ema {
-            ema.update(&self.replica.network);
+            ema.update(self.replica.network());
         }
         let end = Instant::now();
         self.replica.timeline.span(Track::Step, "optimizer", start, end, &[]);
@@ -64,7 +64,7 @@ impl Learner {
         let (optimizer, optimizer_steps) = self.optimizer.state(&self.replica.parameters);
         let averaged = |ema: &Ema| -> Vec<StateTensor> { state::state_dict(&ema.apply(self.replica.inference())) };
         Snapshot {
-            model: state::state_dict(&self.replica.network),
+            model: state::state_dict(self.replica.network()),
             optimizer,
             optimizer_steps,
             ema: self.ema.as_ref().map(averaged),
@@ -85,7 +85,7 @@ impl Learner {
         let load = |network: Network, tensors: &[StateTensor]| {
             state::load_state_dict(network, tensors).map_err(|error| refused(error.to_string()))
         };
-        self.replica.network = load(self.replica.network.clone(), &snapshot.model)?;
+        self.replica.try_change(|network| load(network, &snapshot.model))?;
         let device = self.replica.inner_device();
         self.optimizer
             .load_state(snapshot.optimizer, snapshot.optimizer_steps, &self.replica.parameters, &device)

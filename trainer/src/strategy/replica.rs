@@ -30,8 +30,8 @@ pub struct Ahead {
 /// A network on a device.
 #[derive(Debug)]
 pub struct Replica {
-    /// The network, its parameters tracked by autodiff.
-    pub network: Network,
+    /// The network, its parameters tracked by autodiff. Away only while [`Replica::change`] runs.
+    network: Option<Network>,
     /// Its learnable parameters in registration order.
     pub parameters: Vec<ParameterInfo>,
     /// Where forward, backward and the optimizer's step are recorded.
@@ -50,7 +50,7 @@ impl Replica {
     pub fn new(network: Network, device: Device, classes: usize, label_smoothing: f64, seed: u64) -> Self {
         let parameters = models::state::parameters(&network);
         Self {
-            network,
+            network: Some(network),
             parameters,
             timeline: Timeline::off(),
             resident: None,
@@ -60,6 +60,26 @@ impl Replica {
             seed,
             precision: Precision::F32,
         }
+    }
+
+    /// The network, its parameters tracked by autodiff.
+    pub fn network(&self) -> &Network {
+        self.network.as_ref().expect("the network is away only while it is changed")
+    }
+
+    /// Replaces the network by what `change` makes of it, who gets it alone: its tensors can be changed in place.
+    pub fn change(&mut self, change: impl FnOnce(Network) -> Network) {
+        let network = self.network.take().expect("the network is away only while it is changed");
+        self.network = Some(change(network));
+    }
+
+    /// [`Replica::change`] by something that may fail, and then changes nothing.
+    ///
+    /// # Errors
+    /// Those of `change`.
+    pub fn try_change<E>(&mut self, change: impl FnOnce(Network) -> Result<Network, E>) -> Result<(), E> {
+        self.network = Some(change(self.network().clone())?);
+        Ok(())
     }
 
     /// Training's forward and backward passes compute in `precision`; evaluation is in f32.
@@ -85,7 +105,7 @@ impl Replica {
         let labels = batch.labels.clone();
         let targets = self.targets(&batch);
         let cx = self.configured(cx).with_dropout(self.dropout_keys(&batch));
-        let logits = self.network.forward(self.images(batch, |sets| &sets.train), &cx);
+        let logits = self.network().forward(self.images(batch, |sets| &sets.train), &cx);
         let loss = loss::cross_entropy(logits.clone(), targets.clone(), step_samples);
         let end = Instant::now();
         self.timeline.span(Track::Step, "forward", start, end, &[("samples", labels.len())]);
@@ -99,7 +119,7 @@ impl Replica {
     pub fn backward(&self, ahead: Ahead, outcome: &mut StepOutcome) -> FlatGradients {
         let start = Instant::now();
         let Ahead { loss, logits, targets, labels } = ahead;
-        let gradients = FlatGradients::from_backward(loss.backward(), &self.network, &self.parameters);
+        let gradients = FlatGradients::from_backward(loss.backward(), self.network(), &self.parameters);
         // not before: reading waits for a GPU, whose backward pass is queued by now
         self.count(&host_logits(logits), &targets, &labels, outcome);
         let end = Instant::now();
@@ -163,7 +183,7 @@ impl Replica {
 
     /// A copy of the network for evaluation: same values, no autodiff.
     pub fn inference(&self) -> Network {
-        self.network.valid()
+        self.network().valid()
     }
 
     /// Counts every batch with `network`, an inference copy, until `stop`.

@@ -18,6 +18,7 @@ mod reference;
 mod shape;
 mod simd;
 mod tensor;
+pub(super) mod update;
 mod weight_grad;
 mod widen;
 mod winograd;

@@ -164,7 +164,7 @@ impl Strategy for Ddp {
         let Self { learner, comm, .. } = self;
         let comm = &*comm;
         if matches!(self.batch_norm, BatchNormPolicy::Broadcast | BatchNormPolicy::Reduce) {
-            learner.replica.network = replicate::share_buffers(learner.replica.network.clone(), self.batch_norm, comm)?;
+            learner.replica.try_change(|network| replicate::share_buffers(network, self.batch_norm, comm))?;
         }
         // whatever a rank's own statistics are, one network is evaluated: rank 0's
         let network = replicate::share_buffers(learner.evaluated_network(), BatchNormPolicy::Broadcast, comm)?;

@@ -63,7 +63,7 @@ impl Dp {
         let learner = Learner::new(network, devices.first().clone(), classes, plan);
         let held = vec![0; devices.len()];
         let batch_norm = plan.parallel.batch_norm;
-        let sizes = replicate::sizes(&learner.replica.network, image.len(), classes);
+        let sizes = replicate::sizes(learner.replica.network(), image.len(), classes);
         Ok(Self { learner, devices, classes, batch_norm, sizes, held })
     }
 

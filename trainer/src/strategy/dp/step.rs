@@ -50,7 +50,7 @@ fn forward_backward(
     let start = Instant::now();
     let chunks = scatter::chunks(batch.len(), devices.len());
     let group = (dp.batch_norm == BatchNormPolicy::Sync).then(|| Group::new(chunks.len()));
-    let networks = replicate::replicas(&replica.network, devices, chunks.len());
+    let networks = replicate::replicas(replica.network(), devices, chunks.len());
     let replicated = Instant::now();
 
     let keys = replica.dropout_keys(&batch);
@@ -101,7 +101,7 @@ fn forward_backward(
     // device 0's statistics are those that persist; the sum is in device order
     let mut parts = backward.into_iter();
     let (network, mut gradients) = parts.next().expect("a batch has a sample, so there is a first chunk");
-    replica.network = network;
+    replica.change(|_| network);
     for (_, part) in parts {
         gradients.accumulate(part.to_device(&replica.inner_device()));
     }

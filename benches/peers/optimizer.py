@@ -1,0 +1,77 @@
+"""PyTorch's optimizer step for benches/optimizer.rs, clipping and weight average included.
+
+usage: optimizer.py MODEL STEPS THREADS
+
+Networks: those of models/tests/reference/networks.py. Gradients stay as they are; steps of all variants take turns.
+Prints one line of JSON: for each part ("sgd", "adamw", "clip", "ema") and variant the median in milliseconds,
+{"sgd": {"for_loop": 1.0, "foreach": …, "fused": …}, …}. A variant that this version of PyTorch does not have is left out.
+"""
+
+import json
+import pathlib
+import statistics
+import sys
+import time
+
+import torch
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "models" / "tests" / "reference"))
+from networks import NETWORKS  # noqa: E402
+
+
+def parts(name):
+    """Functions to time, by part and variant."""
+
+    def parameters():
+        torch.manual_seed(0)
+        parameters = list(NETWORKS[name]().parameters())
+        for parameter in parameters:
+            parameter.grad = torch.randn_like(parameter) * 1e-3
+        return parameters
+
+    sgd = lambda **kind: torch.optim.SGD(
+        parameters(), lr=1e-3, momentum=0.9, nesterov=True, weight_decay=5e-4, **kind
+    )
+    adamw = lambda **kind: torch.optim.AdamW(parameters(), lr=1e-3, weight_decay=1e-2, **kind)
+    kinds = {"for_loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
+    found = {"sgd": {}, "adamw": {}, "clip": {}, "ema": {}}
+    for part, make in ("sgd", sgd), ("adamw", adamw):
+        for variant, kind in kinds.items():
+            try:
+                found[part][variant] = make(**kind).step
+            except (RuntimeError, TypeError):
+                pass
+    clipped = parameters()
+    for variant in "for_loop", "foreach":
+        # a limit that is never reached would be no less work: the factor is multiplied in all the same
+        found["clip"][variant] = lambda foreach=variant == "foreach": torch.nn.utils.clip_grad_norm_(
+            clipped, 1e9, foreach=foreach
+        )
+    averaged, followed = ([p.detach() for p in parameters()] for _ in range(2))
+
+    def ema_loop():
+        for average, value in zip(averaged, followed):
+            average.lerp_(value, 1e-3)
+
+    found["ema"] = {"for_loop": ema_loop, "foreach": lambda: torch._foreach_lerp_(averaged, followed, 1e-3)}
+    return found
+
+
+def main():
+    name, steps, threads = sys.argv[1], *map(int, sys.argv[2:4])
+    torch.set_num_threads(threads)
+    found = parts(name)
+    times = {part: {variant: [] for variant in variants} for part, variants in found.items()}
+    with torch.no_grad():
+        for step in range(steps + 1):
+            for part, variants in found.items():
+                for variant, run in variants.items():
+                    start = time.perf_counter()
+                    run()
+                    if step > 0:
+                        times[part][variant].append(1000 * (time.perf_counter() - start))
+    print(json.dumps({p: {v: statistics.median(t) for v, t in variants.items()} for p, variants in times.items()}))
+
+
+if __name__ == "__main__":
+    main()
