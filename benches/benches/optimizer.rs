@@ -7,13 +7,16 @@
 //! (`peers/optimizer.py`). Rounds of all of them take turns; medians of rounds of medians of steps. GB/s counts what one
 //! pass has to read and write: of SGD five, of AdamW seven, of the average three, of the norm one f32 a parameter.
 
+mod shared;
+
 use std::collections::BTreeMap;
 use std::error::Error;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::time::Instant;
 
 use burn::tensor::{Device, Tensor};
 use models::{Network, state};
+use shared::{median, peer};
 use trainer::config::{LrScale, Optimizer as OptimizerConfig, OptimizerKind};
 use trainer::optim::{Ema, FlatGradients, Optimizer, clip_global_norm};
 
@@ -35,6 +38,9 @@ struct Options {
 type Side = (&'static str, &'static str, Box<dyn FnMut()>);
 
 /// Milliseconds by part ("sgd", "adamw", "clip", "ema") and side.
+type PeerTimes = BTreeMap<String, BTreeMap<String, f64>>;
+
+/// The same of each round.
 type Times = BTreeMap<String, BTreeMap<String, Vec<f64>>>;
 
 fn main() -> ExitCode {
@@ -126,7 +132,9 @@ fn measure(model: &str, options: &Options) -> Result<(), Box<dyn Error>> {
                 .push(median_ms(options.steps, step));
         }
         if let Some(python) = &options.python {
-            for (part, variants) in peer(python, model, options.steps)? {
+            let numbers = [options.steps, rayon::current_num_threads()].map(|number| number.to_string());
+            let arguments = [&[model.to_owned()], numbers.as_slice()].concat();
+            for (part, variants) in peer::<PeerTimes>(python, "optimizer.py", &arguments)? {
                 for (variant, time) in variants {
                     times.entry(part.clone()).or_default().entry(format!("PyTorch {variant}")).or_default().push(time);
                 }
@@ -241,18 +249,4 @@ fn median_ms(steps: usize, step: &mut dyn FnMut()) -> f64 {
         1000.0 * start.elapsed().as_secs_f64()
     };
     median((0..steps).map(time).collect())
-}
-
-fn peer(python: &str, model: &str, steps: usize) -> Result<BTreeMap<String, BTreeMap<String, f64>>, Box<dyn Error>> {
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/peers/optimizer.py");
-    let numbers = [steps, rayon::current_num_threads()].map(|number| number.to_string());
-    let output = Command::new(python).arg("-B").arg(script).arg(model).args(numbers).output()?;
-    let text = String::from_utf8(output.stdout)?;
-    Ok(serde_json::from_str(&text).map_err(|_| String::from_utf8_lossy(&output.stderr).into_owned())?)
-}
-
-/// NaN of nothing.
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }

@@ -12,19 +12,20 @@
 //! so that only one network is in memory. The table shows medians over the rounds, and how many times as fast as PyTorch's
 //! fastest variant ours is.
 
+mod shared;
+
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::hint::black_box;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
 use data::augment::{Augment, Fill};
 use data::loader::{Batch, Loader, LoaderConfig};
 use data::{Dataset, ImageShape};
-use models::Spec;
 use serde::{Deserialize, Serialize};
-use trainer::config::{self, DatasetFacts, Overrides, Registry, Source};
+use shared::median;
 use trainer::device::{self, Seat, Selected, Target, Wish};
 use trainer::strategy::{Resident, ResidentSets, Strategy, single::Single};
 
@@ -118,7 +119,7 @@ fn measure(name: &str, options: &Options, selected: &Selected, threads: usize) -
     let dataset = Arc::new(random(shape));
     let loader = loader(&dataset, options)?;
     let batches: Vec<Batch> = loader.epoch(1, 0).take(4).collect();
-    let mut strategy = strategy(name, &spec, options, selected)?;
+    let mut strategy = shared::strategy(name, &spec, &options.precision, &selected.device, options.gpu)?;
     if options.gpu {
         let resident = || Resident::new(&dataset, loader.pipeline().clone(), &selected.device.clone().inner());
         strategy.keep_resident(ResidentSets { train: resident(), test: resident() });
@@ -187,26 +188,6 @@ fn options() -> Result<Options, Box<dyn Error>> {
     Ok(options)
 }
 
-fn strategy(model: &str, spec: &Spec, options: &Options, selected: &Selected) -> Result<Single, Box<dyn Error>> {
-    let facts = DatasetFacts {
-        channels: spec.in_channels,
-        height: spec.image_size[0],
-        width: spec.image_size[1],
-        classes: spec.num_classes,
-        mean: vec![0.5; spec.in_channels],
-        std: vec![0.25; spec.in_channels],
-    };
-    let datasets = |_: &str| Some(facts.clone());
-    let registry = Registry { models: &[model], dataset_names: &["cifar10"], datasets: &datasets, gpu: options.gpu };
-    let text = format!(
-        "[model]\nname = \"{model}\"\n[data]\nname = \"cifar10\"\n[train]\nprecision = \"{}\"\n[optimizer]\nnesterov = true\n",
-        options.precision
-    );
-    let plan = config::resolve(&Source::new("step.toml", text), &Overrides::default(), &registry)?;
-    let network = models::build(model, spec, 0, &selected.device)?;
-    Ok(Single::new(network, selected.device.clone(), spec.num_classes, &plan))
-}
-
 fn random(shape: ImageShape) -> Dataset {
     let images = 50_000;
     let pixels = (0..images * shape.len()).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
@@ -268,20 +249,11 @@ fn peer(
     options: &Options,
     threads: usize,
 ) -> Result<BTreeMap<String, Times>, Box<dyn Error>> {
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/peers/step.py");
     let numbers = [options.batch, options.steps, threads].map(|number| number.to_string());
-    let output = Command::new(python).arg("-B").arg(script).arg(model).args(numbers).output()?;
-    let text = String::from_utf8(output.stdout)?;
-    Ok(serde_json::from_str(&text).map_err(|_| String::from_utf8_lossy(&output.stderr).into_owned())?)
+    shared::peer(python, "step.py", &[&[model.to_owned()], numbers.as_slice()].concat())
 }
 
 fn medians(times: &[Times]) -> Times {
     let of = |part: fn(&Times) -> f64| median(times.iter().map(part).collect());
     Times { forward: of(|t| t.forward), backward: of(|t| t.backward), step: of(|t| t.step) }
-}
-
-/// NaN of nothing.
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }

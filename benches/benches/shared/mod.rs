@@ -1,0 +1,70 @@
+//! What several benches need: a training step of one process, PyTorch's programs, medians.
+
+#![allow(dead_code, reason = "each bench uses a part")]
+
+use std::error::Error;
+use std::process::Command;
+
+use burn::tensor::Device;
+use data::{ImageShape, loader::Batch};
+use models::Spec;
+use serde::de::DeserializeOwned;
+use trainer::config::{self, DatasetFacts, Overrides, Registry, Source};
+use trainer::strategy::single::Single;
+
+/// A network with SGD, Nesterov momentum and weight decay, on an autodiff device.
+pub fn strategy(
+    model: &str,
+    spec: &Spec,
+    precision: &str,
+    device: &Device,
+    gpu: bool,
+) -> Result<Single, Box<dyn Error>> {
+    let facts = DatasetFacts {
+        channels: spec.in_channels,
+        height: spec.image_size[0],
+        width: spec.image_size[1],
+        classes: spec.num_classes,
+        mean: vec![0.5; spec.in_channels],
+        std: vec![0.25; spec.in_channels],
+    };
+    let datasets = |_: &str| Some(facts.clone());
+    let registry = Registry { models: &[model], dataset_names: &["cifar10"], datasets: &datasets, gpu };
+    let text = format!(
+        "[model]\nname = \"{model}\"\n[data]\nname = \"cifar10\"\n[train]\nprecision = \"{precision}\"\n[optimizer]\nnesterov = true\n"
+    );
+    let plan = config::resolve(&Source::new("bench.toml", text), &Overrides::default(), &registry)?;
+    let network = models::build(model, spec, 0, device)?;
+    Ok(Single::new(network, device.clone(), spec.num_classes, &plan))
+}
+
+/// A batch of numbers that look random.
+pub fn batch(spec: &Spec, len: usize) -> Batch {
+    let [height, width] = spec.image_size;
+    let shape = ImageShape { channels: spec.in_channels, height, width };
+    Batch {
+        images: (0..len * shape.len()).map(|i| (i as f32 * 0.37).sin()).collect(),
+        labels: (0..len).map(|i| (i % spec.num_classes) as i32).collect(),
+        mix: None,
+        ids: (0..len as u32).collect(),
+        epoch: 0,
+        index: 0,
+        global_len: len,
+        decisions: Vec::new(),
+        shape,
+    }
+}
+
+/// The JSON that a program of `peers/` prints.
+pub fn peer<T: DeserializeOwned>(python: &str, script: &str, arguments: &[String]) -> Result<T, Box<dyn Error>> {
+    let path = format!("{}/peers/{script}", env!("CARGO_MANIFEST_DIR"));
+    let output = Command::new(python).arg("-B").arg(path).args(arguments).output()?;
+    let text = String::from_utf8(output.stdout)?;
+    Ok(serde_json::from_str(&text).map_err(|_| String::from_utf8_lossy(&output.stderr).into_owned())?)
+}
+
+/// NaN of nothing.
+pub fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}

@@ -1,0 +1,78 @@
+"""PyTorch's time in each layer for benches/layers.rs.
+
+usage: layers.py VARIANT BATCH STEPS THREADS LAYERS        VARIANT: nchw, channels_last
+
+LAYERS is JSON, a list of {"conv": [in, out, kernel, stride, side]}, {"norm": [channels, side, relu, add]},
+{"mean": [channels, side]} and {"linear": [in, out]}; side is the input's, relu and add are 0 or 1.
+Prints one line of JSON, for each layer medians in milliseconds: {"forward", "data", "weight"}. The gradients of a
+convolution and a linear layer are timed apart, data's and weight's (with the bias); those of the others all at once, as "data".
+"""
+
+import json
+import statistics
+import sys
+import time
+
+import torch
+from torch.nn import functional as F
+
+
+def tensors(layer, batch, layout):
+    """Inputs that need a gradient, and the function of them; which of them are data comes first."""
+    image = lambda c, side: torch.randn(batch, c, side, side).to(memory_format=layout).requires_grad_()
+    vector = lambda c: torch.rand(c).requires_grad_()
+    [(kind, numbers)] = layer.items()
+    if kind == "conv":
+        c, out, kernel, stride, side = numbers
+        weight = (0.01 * torch.randn(out, c, kernel, kernel)).to(memory_format=layout).requires_grad_()
+        return [image(c, side), weight], lambda x, w: F.conv2d(x, w, None, stride, kernel // 2)
+    if kind == "norm":
+        c, side, relu, add = numbers
+        running = torch.zeros(c), torch.ones(c)
+
+        def norm(x, w, b, residual=None):
+            y = F.batch_norm(x, *running, w, b, training=True)
+            y = y if residual is None else y + residual
+            return F.relu(y) if relu else y
+
+        return [image(c, side), vector(c), vector(c)] + ([image(c, side)] if add else []), norm
+    if kind == "mean":
+        return [image(*numbers)], lambda x: F.adaptive_avg_pool2d(x, 1).flatten(1)
+    inputs, outputs = numbers
+    x = torch.randn(batch, inputs, requires_grad=True)
+    weight = (0.01 * torch.randn(outputs, inputs)).requires_grad_()
+    return [x, weight, vector(outputs)], F.linear
+
+
+def main():
+    variant, batch, steps, threads, layers = sys.argv[1], *map(int, sys.argv[2:5]), json.loads(sys.argv[5])
+    torch.set_num_threads(threads)
+    layout = {"nchw": torch.contiguous_format, "channels_last": torch.channels_last}[variant]
+    found = []
+    for layer in layers:
+        torch.manual_seed(0)
+        inputs, run = tensors(layer, batch, layout)
+        output = run(*inputs)
+        grad = torch.randn_like(output)  # in the output's memory format
+        apart = not {"conv", "linear"}.isdisjoint(layer)
+        parts = {
+            "forward": lambda: run(*inputs),
+            "data": lambda: torch.autograd.grad(output, inputs[:1] if apart else inputs, grad, retain_graph=True),
+        }
+        if apart:
+            parts["weight"] = lambda: torch.autograd.grad(output, inputs[1:], grad, retain_graph=True)
+        times = {part: [] for part in parts}
+        for step in range(steps + 1):
+            for part, work in parts.items():
+                start = time.perf_counter()
+                result = work()
+                end = time.perf_counter()
+                del result
+                if step > 0:
+                    times[part].append(1000 * (end - start))
+        found.append({part: statistics.median(values) for part, values in times.items()})
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
