@@ -1,0 +1,217 @@
+//! The time of each layer of ResNet-18, forward and backward, beside burn's operations and PyTorch's:
+//! `cargo bench -p benches --bench layers -- [--python PYTHON] [--batch N] [--steps N] [--rounds N] [--markdown]`.
+//!
+//! Images of 3x32x32, f32, the CPU. Every layer that differs stands alone, with inputs as the middle of a network has them
+//! (ours and PyTorch's channels_last: channels-last). Convolutions and the linear layer are timed in three parts: forward,
+//! the data's gradient, the weight's; batch norm (with the sum and ReLU behind it), and pooling, in two. Ours are the
+//! kernels of `models/src/ops`, burn's the operations that its own layers run on this backend, neither with autodiff around
+//! it; PyTorch's (`peers/layers.py`) include its autograd. A round is a turn of each; medians of the rounds' medians. The
+//! last lines are sums over the network, each layer as often as it occurs.
+//!
+//! `peak` is the share of a convolution's direct operation count in what the cores can do: two floating-point operations a
+//! multiply-add, over the rate of a loop of multiply-adds in registers of the widest vector unit, on all threads, measured in
+//! every round, the best taken. A Winograd convolution does with fewer operations, and may exceed 100 %.
+
+#[path = "../shared/mod.rs"]
+mod shared;
+
+mod peak;
+mod resnet18;
+mod sides;
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use burn::tensor::Device;
+use resnet18::Layer;
+use shared::median;
+
+/// All sides, in the table's order.
+const SIDES: [&str; 4] = ["ours", "burn", "nchw", "channels_last"];
+
+struct Options {
+    python: Option<String>,
+    batch: usize,
+    steps: usize,
+    rounds: usize,
+    markdown: bool,
+}
+
+/// Milliseconds of each round, by layer, part and side.
+type Times = BTreeMap<(usize, &'static str, &'static str), Vec<f64>>;
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("Error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
+    let options = options()?;
+    let layers = resnet18::layers();
+    let macs: usize = layers.iter().map(|layer| layer.count * layer.kind.macs()).sum();
+    let spec = models::find("resnet18")?.spec;
+    let network = models::build("resnet18", &spec, 0, &Device::flex())?;
+    let expected = models::cost(&network, &spec).macs;
+    if macs as u64 != expected {
+        return Err(format!("these layers take {macs} multiply-adds, ResNet-18 {expected}").into());
+    }
+
+    let (mut times, mut peak) = (Times::new(), 0.0f64);
+    for round in 0..options.rounds {
+        peak = peak.max(peak::flop_rate());
+        for (index, layer) in layers.iter().enumerate() {
+            for (side, parts) in
+                [("ours", sides::ours(layer.kind, options.batch)), ("burn", sides::burns(layer.kind, options.batch))]
+            {
+                for (part, time) in turn(parts, options.steps) {
+                    times.entry((index, part, side)).or_default().push(time);
+                }
+            }
+        }
+        if let Some(python) = &options.python {
+            for variant in ["nchw", "channels_last"] {
+                pytorch(python, variant, &layers, &options, &mut times)?;
+            }
+        }
+        eprintln!("round {} of {}", round + 1, options.rounds);
+    }
+    print(&layers, &times, peak, &options);
+    Ok(())
+}
+
+fn options() -> Result<Options, Box<dyn Error>> {
+    let mut options = Options { python: None, batch: 128, steps: 3, rounds: 3, markdown: false };
+    // `cargo bench` itself adds `--bench`
+    let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
+    while let Some(argument) = arguments.next() {
+        let mut value = || arguments.next().ok_or_else(|| format!("{argument} needs a value"));
+        match argument.as_str() {
+            "--python" => options.python = Some(value()?),
+            "--batch" => options.batch = value()?.parse()?,
+            "--steps" => options.steps = value()?.parse()?,
+            "--rounds" => options.rounds = value()?.parse()?,
+            "--markdown" => options.markdown = true,
+            other => return Err(format!("{other}: no such option").into()),
+        }
+    }
+    Ok(options)
+}
+
+/// Milliseconds of each part, the medians of `steps` behind one that is not counted.
+fn turn(mut parts: Vec<sides::Part>, steps: usize) -> Vec<(&'static str, f64)> {
+    let mut times: Vec<Vec<f64>> = vec![Vec::new(); parts.len()];
+    for step in 0..=steps {
+        for ((_, work), times) in parts.iter_mut().zip(&mut times) {
+            let start = Instant::now();
+            let results = work();
+            let time = 1000.0 * start.elapsed().as_secs_f64();
+            drop(results);
+            if step > 0 {
+                times.push(time);
+            }
+        }
+    }
+    parts.iter().zip(times).map(|((part, _), times)| (*part, median(times))).collect()
+}
+
+fn pytorch(
+    python: &str,
+    variant: &'static str,
+    layers: &[Layer],
+    options: &Options,
+    times: &mut Times,
+) -> Result<(), Box<dyn Error>> {
+    let kinds: Vec<_> = layers.iter().map(|layer| layer.kind).collect();
+    let numbers = [options.batch, options.steps, rayon::current_num_threads()].map(|number| number.to_string());
+    let arguments = [&[variant.to_owned()], numbers.as_slice(), &[serde_json::to_string(&kinds)?]].concat();
+    let found: Vec<BTreeMap<String, f64>> = shared::peer(python, "layers.py", &arguments)?;
+    for (index, parts) in found.iter().enumerate() {
+        for part in ["forward", "data", "weight"] {
+            if let Some(&time) = parts.get(part) {
+                times.entry((index, part, variant)).or_default().push(time);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn print(layers: &[Layer], times: &Times, peak: f64, options: &Options) {
+    let threads = rayon::current_num_threads();
+    println!(
+        "ResNet-18, batch {}, {threads} threads, medians of {} rounds of {} steps, milliseconds; peak {:.0} GFLOP/s",
+        options.batch,
+        options.rounds,
+        options.steps,
+        peak / 1e9
+    );
+    let header = [
+        "layer",
+        "times",
+        "part",
+        "ours",
+        "burn",
+        "PyTorch NCHW",
+        "channels_last",
+        "burn/ours",
+        "PyTorch/ours",
+        "peak",
+    ];
+    row(header.map(String::from), options.markdown);
+    if options.markdown {
+        println!("| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |");
+    }
+    let mut sums: BTreeMap<&str, BTreeMap<&str, f64>> = BTreeMap::new();
+    let mut flop: BTreeMap<&str, f64> = BTreeMap::new();
+    for (index, layer) in layers.iter().enumerate() {
+        for part in ["forward", "data", "weight"] {
+            let found: BTreeMap<&str, f64> = SIDES
+                .into_iter()
+                .filter_map(|side| Some((side, median(times.get(&(index, part, side))?.clone()))))
+                .collect();
+            if found.is_empty() || (part == "data" && !layer.data) {
+                continue;
+            }
+            let work = (2 * layer.kind.macs() * options.batch) as f64;
+            let total = if part == "forward" { "forward" } else { "backward" };
+            for (side, time) in &found {
+                *sums.entry(total).or_default().entry(side).or_default() += layer.count as f64 * time;
+            }
+            *flop.entry(total).or_default() += layer.count as f64 * work;
+            let part = if part == "data" && layer.kind.macs() == 0 { "backward" } else { part };
+            line([&layer.kind.name(), &layer.count.to_string(), part], &found, work, peak, options.markdown);
+        }
+    }
+    for total in ["forward", "backward"] {
+        line(["all layers", "", total], &sums[total], flop[total], peak, options.markdown);
+    }
+}
+
+/// A line of the table: `work` is counted in floating-point operations.
+fn line(names: [&str; 3], times: &BTreeMap<&str, f64>, work: f64, peak: f64, markdown: bool) {
+    let number = |side: &str| times.get(side).map_or("-".into(), |time| format!("{time:.2}"));
+    let ours = times.get("ours").copied().unwrap_or(f64::NAN);
+    let best = ["nchw", "channels_last"].iter().filter_map(|side| times.get(side)).copied().reduce(f64::min);
+    let ratio = |time: Option<f64>| time.map_or("-".into(), |time| format!("{:.2}", time / ours));
+    let share = if work > 0.0 { format!("{:.0} %", 100.0 * work / (ours / 1000.0) / peak) } else { "-".into() };
+    let [name, count, part] = names.map(String::from);
+    let [own, burn, nchw, last] = SIDES.map(number);
+    let (to_burn, to_best) = (ratio(times.get("burn").copied()), ratio(best));
+    row([name, count, part, own, burn, nchw, last, to_burn, to_best, share], markdown);
+}
+
+fn row(cells: [String; 10], markdown: bool) {
+    if markdown {
+        println!("| {} |", cells.join(" | "));
+    } else {
+        let [name, count, part, rest @ ..] = cells;
+        let rest: String = rest.iter().map(|cell| format!(" {cell:>13}")).collect();
+        println!("{name:<30} {count:>5} {part:<8}{rest}");
+    }
+}

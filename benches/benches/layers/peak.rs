@@ -1,0 +1,47 @@
+//! What the cores can do at most: multiply-adds that never leave the registers.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use pulp::{Arch, Simd, WithSimd};
+
+/// Independent chains of multiply-adds a core: more than two units with a latency of four cycles need.
+const CHAINS: usize = 12;
+/// About a millisecond's: a thread that other work interrupts now and then still has samples without.
+const ROUNDS: usize = 500_000;
+const SAMPLES: usize = 40;
+
+struct Chains;
+
+impl WithSimd for Chains {
+    /// Floating-point operations, and something that depends on all of them.
+    type Output = (f64, f32);
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> (f64, f32) {
+        // sums converge, so no value is ever denormal or infinite
+        let (factor, term) = (simd.splat_f32s(black_box(0.5)), simd.splat_f32s(black_box(1.0)));
+        let mut chains = [simd.splat_f32s(black_box(0.25)); CHAINS];
+        for _ in 0..ROUNDS {
+            for chain in &mut chains {
+                *chain = simd.mul_add_f32s(*chain, factor, term);
+            }
+        }
+        let last = chains.into_iter().map(|chain| simd.reduce_sum_f32s(chain)).sum();
+        ((2 * ROUNDS * CHAINS * S::F32_LANES) as f64, last)
+    }
+}
+
+/// FLOP/s of all threads together with the widest vector registers there are: the best that each has done while all ran.
+pub fn flop_rate() -> f64 {
+    let rates = rayon::broadcast(|_| {
+        let sample = |_| {
+            let start = Instant::now();
+            let (flop, last) = Arch::new().dispatch(Chains);
+            black_box(last);
+            flop / start.elapsed().as_secs_f64()
+        };
+        (0..SAMPLES).map(sample).fold(0.0, f64::max)
+    });
+    rates.into_iter().sum()
+}
