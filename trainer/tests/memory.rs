@@ -62,8 +62,6 @@ use trainer::{
 
 const MODEL: &str = "vgg11";
 const MIB: usize = 1 << 20;
-/// `parallel.bucket_mb`
-const BUCKET: usize = 4 * MIB;
 const SHAPE: ImageShape = ImageShape { channels: 3, height: 32, width: 32 };
 const SPEC: Spec = Spec { num_classes: 10, in_channels: 3, image_size: [32, 32] };
 
@@ -145,7 +143,7 @@ fn beyond(strategy: &mut dyn Strategy, ranks: usize, all_here: impl Fn()) -> (us
     after
 }
 
-/// A worker's gradients lie in buckets, once, and what it holds beyond one process's step is a bucket on its way.
+/// A worker's gradients lie in buckets, once.
 #[test]
 fn a_worker_holds_one_set_of_buckets_and_no_second_copy_of_its_gradients() {
     let set = parameters();
@@ -172,7 +170,9 @@ fn a_worker_holds_one_set_of_buckets_and_no_second_copy_of_its_gradients() {
         mib(heap),
         mib(arrays)
     );
-    assert!(arrays >= set && arrays < 2 * set + MIB, "parameters have {set} bytes, the buckets {arrays}");
-    let allowed = single + 2 * BUCKET + set / 8;
-    assert!(heap <= allowed, "a rank holds {:.1} MiB, one process {:.1}", mib(heap), mib(single));
+    assert!(arrays >= set && arrays < set + MIB, "parameters have {set} bytes, the buckets {arrays}");
+    // a gradient on its way into its bucket, and the kernels' scratch space
+    assert!(heap <= set / 2, "a rank holds {:.1} MiB beside its buckets", mib(heap));
+    // may be less than a set: part of the gradients' memory stays in the kernels' pool between steps
+    assert!(single <= set + set / 8, "one process holds {:.1} MiB", mib(single));
 }
