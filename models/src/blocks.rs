@@ -186,7 +186,7 @@ pub(crate) fn squeeze_excite(
     let means = global_avg_pool(input.clone()).reshape([batch, channels, 1, 1]);
     let x = activation(narrow.forward(means, cx)); // [B, narrow, 1, 1]
     let x = wide.forward(x, cx).reshape([batch, channels]);
-    cx.wrote(ops::scale_channels(input, burn::tensor::activation::sigmoid(x)))
+    cx.wrote(ops::scale_channels(input, ops::sigmoid(x)))
 }
 
 /// The shape of a [`PreActBlock`].

@@ -43,12 +43,6 @@ const STAGES: [Stage; 7] = [
     stage(6, 320, 1, 3, 1),
 ];
 
-/// Swish over features that count.
-fn activate(features: Tensor<4>, cx: &Context) -> Tensor<4> {
-    // The graph keeps the sigmoid beside the product.
-    cx.wrote(swish(cx.wrote(features)))
-}
-
 /// An inverted residual with squeeze and excitation.
 #[derive(Module, Debug)]
 struct MbConv {
@@ -84,11 +78,11 @@ impl MbConv {
     /// `[B, input, H, W]` → `[B, output, H / stride, W / stride]`.
     fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
         let x = if self.expands {
-            activate(self.bn1.forward(self.conv1.forward(input.clone(), cx), cx), cx)
+            self.bn1.forward_swish(self.conv1.forward(input.clone(), cx), cx)
         } else {
             input.clone()
         };
-        let x = activate(self.bn2.forward(self.conv2.forward(x, cx), cx), cx);
+        let x = self.bn2.forward_swish(self.conv2.forward(x, cx), cx);
         let x = self.conv3.forward(self.se.forward(x, swish, cx), cx);
         if self.around { self.bn3.forward_add(x, input, cx) } else { self.bn3.forward(x, cx) }
     }
@@ -129,7 +123,7 @@ impl EfficientNet {
 
     /// `[B, C, H, W]` → logits `[B, classes]`; the shapes beside the lines are for 3x32x32.
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
-        let x = activate(self.bn1.forward(self.conv1.forward(images, cx), cx), cx); // [B, 32, 32, 32]
+        let x = self.bn1.forward_swish(self.conv1.forward(images, cx), cx); // [B, 32, 32, 32]
         let x = self.layers.iter().fold(x, |x, block| block.forward(x, cx)); // [B, 320, 2, 2]
         let x = self.dropout.forward(global_avg_pool(x), cx); // [B, 320]
         self.linear.forward(x, cx) // [B, classes]

@@ -2,9 +2,10 @@
 
 use burn::tensor::ops::{ConvOptions as BurnConv, MaxPoolOptions};
 use burn::tensor::{Device, Distribution, Tensor, activation, module};
+use models::ops::Activation::{Identity, Relu, Swish};
 use models::ops::{
     After, ConvOptions, PoolOptions, add, avg_pool2d, batch_norm_eval, batch_norm_train, channels, concat, conv2d,
-    global_avg_pool, linear, max_pool2d, relu, scale_channels, shuffle_channels, swish,
+    global_avg_pool, linear, max_pool2d, relu, scale_channels, shuffle_channels, sigmoid, swish,
 };
 
 fn random<const D: usize>(dims: [usize; D]) -> Tensor<D> {
@@ -93,8 +94,8 @@ fn batch_norm() {
         // the two round the mean to f32: its last bit, in standard deviations, enters the scale's gradient once a value.
         let x2 = || x.clone() * 0.5 + 2.0;
         let plain = |x: &Tensor<4>| module::batch_norm_train(x.clone(), w.clone(), b.clone(), 1e-5);
-        let ours = |residual: Option<Tensor<4>>, relu| {
-            batch_norm_train(x2(), w.clone(), b.clone(), 1e-5, After { residual, relu }, None)
+        let ours = |residual: Option<Tensor<4>>, activation| {
+            batch_norm_train(x2(), w.clone(), b.clone(), 1e-5, After { residual, activation }, None)
         };
         // an offset of many standard deviations must not cost the statistics digits
         let far = || x.clone() * 0.5 + 20.0;
@@ -104,26 +105,40 @@ fn batch_norm() {
         let [n, _, h, width] = far().dims();
         let count = (n * h * width) as f64;
         close("variance", ours_far.variance, plain(&far()).variance * (count / (count - 1.0)));
-        same!("batch norm", [x, w, b], ours(None, false).output, plain(&x2()).output);
-        same!("batch norm, relu", [x, w, b], ours(None, true).output, activation::relu(plain(&x2()).output));
-        same!("batch norm, add", [x, w, b, r], ours(Some(r.clone()), false).output, plain(&x2()).output + r.clone());
+        same!("batch norm", [x, w, b], ours(None, Identity).output, plain(&x2()).output);
+        same!("batch norm, relu", [x, w, b], ours(None, Relu).output, activation::relu(plain(&x2()).output));
+        same!("batch norm, add", [x, w, b, r], ours(Some(r.clone()), Identity).output, plain(&x2()).output + r.clone());
         same!(
             "batch norm, add, relu",
             [x, w, b, r],
-            ours(Some(r.clone()), true).output,
+            ours(Some(r.clone()), Relu).output,
             activation::relu(plain(&x2()).output + r.clone())
+        );
+        same!("batch norm, swish", [x, w, b], ours(None, Swish).output, activation::silu(plain(&x2()).output));
+        same!(
+            "batch norm, add, swish",
+            [x, w, b, r],
+            ours(Some(r.clone()), Swish).output,
+            activation::silu(plain(&x2()).output + r.clone())
         );
 
         let (mean, variance) = (random(c).detach(), random(c).detach().abs() + 0.1);
         let theirs = module::batch_norm(x.clone(), w.clone(), b.clone(), mean.clone(), variance.clone(), 1e-5);
         let plain = |t: &Tensor<4>| t.clone().without_autodiff();
         let vector = |t: &Tensor<1>| t.clone().without_autodiff();
-        for (residual, relu) in [(None, false), (None, true), (Some(plain(&r)), true)] {
-            let after = After { residual: residual.clone(), relu };
+        for (residual, activation) in
+            [(None, Identity), (None, Relu), (Some(plain(&r)), Relu), (Some(plain(&r)), Swish)]
+        {
+            let after = After { residual: residual.clone(), activation };
             let affine = [vector(&w), vector(&b)];
             let ours = batch_norm_eval(plain(&x), affine, [vector(&mean), vector(&variance)], 1e-5, after);
             let theirs = residual.map_or_else(|| plain(&theirs), |r| plain(&theirs) + r);
-            close("evaluation", ours, if relu { activation::relu(theirs) } else { theirs });
+            let theirs = match activation {
+                Relu => activation::relu(theirs),
+                Swish => activation::silu(theirs),
+                _ => theirs,
+            };
+            close("evaluation", ours, theirs);
         }
     }
 }
@@ -194,6 +209,7 @@ fn composed_operations() {
     same!("concat", [x, y], concat(vec![last(&x), y.clone()]), Tensor::cat(vec![x.clone(), y.clone()], 1));
     same!("channels", [x], channels(last(&x), 1..4), x.clone().slice([0..2, 1..4, 0..4, 0..8]));
     same!("swish", [x], swish(last(&x)), x.clone() * activation::sigmoid(x.clone()));
+    same!("sigmoid", [x], sigmoid(last(&x)), activation::sigmoid(x.clone()));
     let burn = burn::tensor::ops::AvgPoolOptions::new([2, 2]).with_stride([2, 2]);
     same!("mean of windows", [x], avg_pool2d(last(&x), 2), module::avg_pool2d(x.clone(), burn));
     let s = random([2, 6]);

@@ -4,7 +4,7 @@ use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
 use super::Buffer;
-use crate::ops::{After, batch_norm_eval, batch_norm_train, widened};
+use crate::ops::{Activation, After, batch_norm_eval, batch_norm_train, widened};
 use crate::{Context, Init};
 
 /// Added to the variance under the root; PyTorch's default.
@@ -53,17 +53,22 @@ impl BatchNorm2d {
 
     /// [`Self::forward`] and ReLU in one pass over the output.
     pub fn forward_relu(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
-        self.run(input, After { residual: None, relu: true }, cx)
+        self.run(input, After { residual: None, activation: Activation::Relu }, cx)
+    }
+
+    /// [`Self::forward`] and swish in one pass over the output.
+    pub fn forward_swish(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
+        self.run(input, After { residual: None, activation: Activation::Swish }, cx)
     }
 
     /// [`Self::forward`] and `residual` added, in one pass over the output.
     pub fn forward_add(&self, input: Tensor<4>, residual: Tensor<4>, cx: &Context) -> Tensor<4> {
-        self.run(input, After { residual: Some(residual), relu: false }, cx)
+        self.run(input, After { residual: Some(residual), activation: Activation::Identity }, cx)
     }
 
     /// [`Self::forward`], `residual` added, and ReLU: the end of a residual block in one pass over the output.
     pub fn forward_add_relu(&self, input: Tensor<4>, residual: Tensor<4>, cx: &Context) -> Tensor<4> {
-        self.run(input, After { residual: Some(residual), relu: true }, cx)
+        self.run(input, After { residual: Some(residual), activation: Activation::Relu }, cx)
     }
 
     fn run(&self, input: Tensor<4>, after: After, cx: &Context) -> Tensor<4> {

@@ -7,7 +7,7 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
 
-use super::extension::{ConvOptions, Kernels, NormOptions, PoolOptions, TrainingOps};
+use super::extension::{Activation, ConvOptions, Kernels, NormOptions, PoolOptions, TrainingOps};
 
 type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;
 
@@ -79,15 +79,34 @@ impl<B: Kernels> Backward<B, 1> for PixelMeanStep {
 }
 
 #[derive(Debug)]
-struct PositiveStep;
+struct ActivateStep;
 
-impl<B: Kernels> Backward<B, 1> for PositiveStep {
-    type State = FloatTensor<B>;
+impl<B: Kernels> Backward<B, 1> for ActivateStep {
+    type State = (FloatTensor<B>, Activation);
 
-    fn backward(self, ops: Ops<FloatTensor<B>, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let grad = B::positive_backward(ops.state, grads.consume::<B>(&ops.node));
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let (kept, activation) = ops.state;
+        let grad = B::activate_backward(kept, grads.consume::<B>(&ops.node), activation);
         if let [Some(node)] = ops.parents {
             grads.register::<B>(node.id, grad);
+        }
+    }
+}
+
+/// Parents: input and factors.
+#[derive(Debug)]
+struct ScaleStep;
+
+impl<B: Kernels> Backward<B, 2> for ScaleStep {
+    type State = [FloatTensor<B>; 2];
+
+    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let [input, factors] = ops.state;
+        let found = B::scale_backward(input, factors, grads.consume::<B>(&ops.node));
+        for (node, grad) in ops.parents.into_iter().zip(found) {
+            if let Some(node) = node {
+                grads.register::<B>(node.id, grad);
+            }
         }
     }
 }
@@ -171,9 +190,17 @@ impl<B: Kernels + TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B
         record!(PixelMeanStep, C, [node], size, output)
     }
 
-    fn positive(input: Tracked<B, C>) -> Tracked<B, C> {
+    fn activate(input: Tracked<B, C>, activation: Activation) -> Tracked<B, C> {
         let (input, node) = input.into_parts();
-        let output = B::positive_forward(input);
-        record!(PositiveStep, C, [node], output.clone(), output)
+        let output = B::activate_forward(input.clone(), activation);
+        // A ReLU's result tells its slope, and is kept anyway by what follows.
+        let kept = if activation == Activation::Relu { output.clone() } else { input };
+        record!(ActivateStep, C, [node], (kept, activation), output)
+    }
+
+    fn scale(input: Tracked<B, C>, factors: Tracked<B, C>) -> Tracked<B, C> {
+        let ((input, input_node), (factors, factors_node)) = (input.into_parts(), factors.into_parts());
+        let output = B::scale_forward(input.clone(), factors.clone());
+        record!(ScaleStep, C, [input_node, factors_node], [input, factors], output)
     }
 }

@@ -5,9 +5,11 @@
 
 use std::ops::Range;
 
+use burn::backend::Dispatch;
 use burn::tensor::ops::AvgPoolOptions;
-use burn::tensor::{Tensor, activation, module};
+use burn::tensor::{Tensor, module};
 
+use super::extension::TrainingOps;
 use super::{ConvOptions, conv2d, has_kernels, widened};
 
 /// `[B, C, H, W]` as `[B, H, W, C]`.
@@ -45,15 +47,10 @@ pub fn scale_channels(input: Tensor<4>, factors: Tensor<2>) -> Tensor<4> {
     let [batch, channels] = factors.dims();
     let factors = factors.cast(input.dtype());
     if has_kernels(&input) {
-        from_last(to_last(input) * factors.reshape([batch, 1, 1, channels]))
+        Tensor::from_dispatch(Dispatch::scale(input.into_dispatch(), factors.into_dispatch()))
     } else {
         input * factors.reshape([batch, channels, 1, 1])
     }
-}
-
-/// `x · sigmoid(x)`, `torch.nn.functional.silu` (<https://arxiv.org/abs/1710.05941>).
-pub fn swish(input: Tensor<4>) -> Tensor<4> {
-    if has_kernels(&input) { from_last(activation::silu(to_last(input))) } else { activation::silu(input) }
 }
 
 /// Mean of each `kernel` x `kernel` window without overlap, `torch.nn.functional.avg_pool2d(input, kernel)`; a last row

@@ -34,13 +34,27 @@ pub struct PoolOptions {
     pub padding: [usize; 2],
 }
 
+/// What becomes of each value in the end.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Activation {
+    /// It stays.
+    #[default]
+    Identity,
+    /// Negative values become zero, NaN stays.
+    Relu,
+    /// `1 / (1 + e^-x)`.
+    Sigmoid,
+    /// `x / (1 + e^-x)`, `torch.nn.functional.silu` (<https://arxiv.org/abs/1710.05941>).
+    Swish,
+}
+
 /// How a batch norm in training mode normalises, and what follows.
 #[derive(Debug, Clone)]
 pub struct NormOptions {
     /// Added to the variance under the root.
     pub epsilon: f64,
-    /// Negative values become zero in the end.
-    pub relu: bool,
+    /// At the end. With a residual, one whose slope can be told from its result.
+    pub activation: Activation,
     /// Adds the statistics up where the batch is shared.
     pub shared: Option<Arc<dyn StatisticsReduce>>,
 }
@@ -119,10 +133,23 @@ pub trait Kernels: Backend {
     /// The gradient of an input of `[height, width]` pixels.
     fn pixel_mean_backward(size: [usize; 2], grad: FloatTensor<Self>) -> FloatTensor<Self>;
 
-    /// See [`relu`](super::relu).
-    fn positive_forward(input: FloatTensor<Self>) -> FloatTensor<Self>;
-    /// The gradient where `output` is positive.
-    fn positive_backward(output: FloatTensor<Self>, grad: FloatTensor<Self>) -> FloatTensor<Self>;
+    /// An activation of each value.
+    fn activate_forward(input: FloatTensor<Self>, activation: Activation) -> FloatTensor<Self>;
+    /// The gradient of an activation of `input`.
+    fn activate_backward(
+        input: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+        activation: Activation,
+    ) -> FloatTensor<Self>;
+
+    /// See [`scale_channels`](super::scale_channels).
+    fn scale_forward(input: FloatTensor<Self>, factors: FloatTensor<Self>) -> FloatTensor<Self>;
+    /// The gradients of input and factors.
+    fn scale_backward(
+        input: FloatTensor<Self>,
+        factors: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+    ) -> [FloatTensor<Self>; 2];
 }
 
 /// Operations with a backward pass. Names differ from burn's own on purpose: both are in scope on the same types.
@@ -166,8 +193,10 @@ pub trait TrainingOps: Backend {
     fn pool(input: FloatTensor<Self>, options: PoolOptions) -> FloatTensor<Self>;
     /// See [`global_avg_pool`](super::global_avg_pool).
     fn pixel_mean(input: FloatTensor<Self>) -> FloatTensor<Self>;
-    /// See [`relu`](super::relu).
-    fn positive(input: FloatTensor<Self>) -> FloatTensor<Self>;
+    /// An activation of each value.
+    fn activate(input: FloatTensor<Self>, activation: Activation) -> FloatTensor<Self>;
+    /// See [`scale_channels`](super::scale_channels).
+    fn scale(input: FloatTensor<Self>, factors: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
 /// Operations without a backward pass.
@@ -182,7 +211,7 @@ pub trait EvalOps: Backend {
         mean: FloatTensor<Self>,
         variance: FloatTensor<Self>,
         epsilon: f64,
-        relu: bool,
+        activation: Activation,
     ) -> FloatTensor<Self>;
     /// The same with a residual.
     #[allow(clippy::too_many_arguments, reason = "the macro takes tensors as arguments of their own")]
@@ -194,6 +223,6 @@ pub trait EvalOps: Backend {
         variance: FloatTensor<Self>,
         residual: FloatTensor<Self>,
         epsilon: f64,
-        relu: bool,
+        activation: Activation,
     ) -> FloatTensor<Self>;
 }

@@ -28,9 +28,9 @@ use burn::backend::Dispatch;
 use burn::tensor::ops::MaxPoolOptions;
 use burn::tensor::{DType, Device, FloatDType, Tensor, activation, module};
 
-pub use compose::{add, avg_pool2d, channels, concat, scale_channels, shuffle_channels, swish};
+pub use compose::{add, avg_pool2d, channels, concat, scale_channels, shuffle_channels};
 pub use cpu::tensor_over;
-pub use extension::{BatchNormGrads, ConvGrads, ConvOptions, Kernels, NormOptions, PoolOptions};
+pub use extension::{Activation, BatchNormGrads, ConvGrads, ConvOptions, Kernels, NormOptions, PoolOptions};
 use extension::{EvalOps, TrainingOps};
 pub use update::{ParameterUpdate, UpdateRule, UpdatedParameter, follow, square_sum, update};
 
@@ -103,8 +103,8 @@ pub fn linear(input: Tensor<2>, weight: Tensor<2>, bias: Tensor<1>, relu: bool) 
 pub struct After {
     /// Added to the normalised values, `[B, C, H, W]`.
     pub residual: Option<Tensor<4>>,
-    /// Negative values become zero in the end.
-    pub relu: bool,
+    /// At the end.
+    pub activation: Activation,
 }
 
 impl After {
@@ -113,7 +113,17 @@ impl After {
             Some(residual) => output + residual,
             None => output,
         };
-        if self.relu { activation::relu(output) } else { output }
+        plain(output, self.activation)
+    }
+}
+
+/// An activation as burn has it.
+fn plain<const D: usize>(input: Tensor<D>, activation: Activation) -> Tensor<D> {
+    match activation {
+        Activation::Identity => input,
+        Activation::Relu => activation::relu(input),
+        Activation::Sigmoid => activation::sigmoid(input),
+        Activation::Swish => activation::silu(input),
     }
 }
 
@@ -139,14 +149,19 @@ pub fn batch_norm_train(
     shared: Option<Arc<dyn StatisticsReduce>>,
 ) -> BatchNormed {
     if has_kernels(&input) {
-        let options = NormOptions { epsilon, relu: after.relu, shared };
+        // Of what is added, the normalised values tell nothing: what needs them for its slope comes after.
+        let (inside, behind) = match (&after.residual, after.activation) {
+            (None, inside) | (Some(_), inside @ Activation::Relu) => (inside, Activation::Identity),
+            (Some(_), behind) => (Activation::Identity, behind),
+        };
+        let options = NormOptions { epsilon, activation: inside, shared };
         let (input, weight, bias) = (input.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
         let (output, mean, variance) = match after.residual {
             Some(residual) => Dispatch::norm_add(input, weight, bias, residual.into_dispatch(), options),
             None => Dispatch::norm(input, weight, bias, options),
         };
         return BatchNormed {
-            output: Tensor::from_dispatch(output),
+            output: activate(Tensor::from_dispatch(output), behind),
             mean: Tensor::from_dispatch(mean),
             variance: Tensor::from_dispatch(variance),
         };
@@ -177,10 +192,17 @@ pub fn batch_norm_eval(
     let [weight, bias, mean, variance] = [weight, bias, mean, variance].map(Tensor::into_dispatch);
     let input = input.into_dispatch();
     Tensor::from_dispatch(match after.residual {
-        Some(residual) => {
-            Dispatch::norm_by_add(input, weight, bias, mean, variance, residual.into_dispatch(), epsilon, after.relu)
-        }
-        None => Dispatch::norm_by(input, weight, bias, mean, variance, epsilon, after.relu),
+        Some(residual) => Dispatch::norm_by_add(
+            input,
+            weight,
+            bias,
+            mean,
+            variance,
+            residual.into_dispatch(),
+            epsilon,
+            after.activation,
+        ),
+        None => Dispatch::norm_by(input, weight, bias, mean, variance, epsilon, after.activation),
     })
 }
 
@@ -208,8 +230,23 @@ pub fn global_avg_pool(input: Tensor<4>) -> Tensor<2> {
 
 /// Negative values become zero.
 pub fn relu<const D: usize>(input: Tensor<D>) -> Tensor<D> {
-    if has_kernels(&input) {
-        return Tensor::from_dispatch(Dispatch::positive(input.into_dispatch()));
+    activate(input, Activation::Relu)
+}
+
+/// `1 / (1 + e^-x)`.
+pub fn sigmoid<const D: usize>(input: Tensor<D>) -> Tensor<D> {
+    activate(input, Activation::Sigmoid)
+}
+
+/// `x · sigmoid(x)`, `torch.nn.functional.silu` (<https://arxiv.org/abs/1710.05941>).
+pub fn swish<const D: usize>(input: Tensor<D>) -> Tensor<D> {
+    activate(input, Activation::Swish)
+}
+
+fn activate<const D: usize>(input: Tensor<D>, activation: Activation) -> Tensor<D> {
+    match activation {
+        Activation::Identity => input,
+        _ if has_kernels(&input) => Tensor::from_dispatch(Dispatch::activate(input.into_dispatch(), activation)),
+        _ => plain(input, activation),
     }
-    activation::relu(input)
 }

@@ -1,13 +1,15 @@
-//! Batch norm in training mode, with an optional residual and ReLU behind it, on rows of channels.
+//! Batch norm in training mode, with an optional residual and an activation behind it, on rows of channels.
 //!
-//! Forward reads the input twice: once for the statistics, once to write `y = relu(x · scale + shift + residual)`.
+//! Forward reads the input twice: once for the statistics, once to write `y = activation(x · scale + shift + residual)`.
 //! Backward does too: once for the sums of `g` and `g · x̂`, once to write the gradient, where `g` is the gradient
-//! behind the ReLU, which is found from the input (or, with a residual, from the output). Nothing else is kept.
+//! behind the activation, whose slope is found from the input (or, of a ReLU with a residual, from the output). Nothing else is kept.
 //!
 //! Sums run over pieces of fixed size: within a piece in f32, over the pieces in f64 and in order, so that they depend
 //! neither on threads nor on their number. Squares are summed around a pivot, the first pixel, so that the variance
 //! does not drown where the mean is far from zero.
 
+use super::super::extension::Activation;
+use super::activation::{Kind, of_kind, relu_grad};
 use super::memory::Buffer;
 use super::parallel::{Shared, for_each, part, pieces};
 use super::simd::multiversion;
@@ -84,8 +86,8 @@ impl Stats {
         self.variance.iter().map(|&v| (f64::from(v) * self.count / (self.count - 1.0)) as f32).collect()
     }
 
-    /// `relu(x · scale + shift + residual)`.
-    pub(crate) fn apply(&self, x: &[f32], residual: Option<&[f32]>, relu: bool) -> Buffer {
+    /// `activation(x · scale + shift + residual)`.
+    pub(crate) fn apply(&self, x: &[f32], residual: Option<&[f32]>, activation: Activation) -> Buffer {
         let mut y = Buffer::new(x.len());
         let target = Shared::new(&mut y);
         let channels = self.mean.len();
@@ -94,7 +96,7 @@ impl Stats {
             let range = part(x.len(), channels, parts, index);
             // SAFETY: each task has its own range.
             let y = unsafe { target.slice(range.clone()) };
-            normalise(&x[range.clone()], residual.map(|r| &r[range]), &self.scale, &self.shift, relu, y);
+            normalise(&x[range.clone()], residual.map(|r| &r[range]), &self.scale, &self.shift, activation, y);
         });
         y
     }
@@ -109,14 +111,12 @@ pub(crate) struct Grads {
     pub(crate) residual: Option<Buffer>,
 }
 
-/// Where the ReLU let pass.
+/// Where the activation's slope is taken from.
 #[derive(Clone, Copy)]
-pub(crate) enum Mask<'a> {
-    /// There is none.
-    All,
-    /// Recomputed from the input.
-    Input,
-    /// Found in the output.
+pub(crate) enum Slope<'a> {
+    /// Computed again from the input.
+    Input(Activation),
+    /// From the output of a ReLU.
     Output(&'a [f32]),
 }
 
@@ -126,19 +126,18 @@ pub(crate) fn backward(
     stats: &Stats,
     x: &[f32],
     dy: &[f32],
-    mask: Mask<'_>,
+    slope: Slope<'_>,
     shared: Option<&dyn StatisticsReduce>,
 ) -> Grads {
     let channels = stats.mean.len();
     // The gradient behind the ReLU is written once where the residual needs it anyway.
-    let masked = match mask {
-        Mask::Output(y) => Some(super::pool::relu_grad(y, dy)),
-        _ => None,
+    let (masked, activation) = match slope {
+        Slope::Output(y) => (Some(relu_grad(y, dy)), Activation::Identity),
+        Slope::Input(activation) => (None, activation),
     };
     let g = masked.as_deref().unwrap_or(dy);
-    let relu = matches!(mask, Mask::Input);
     let [mut sum, mut product] = sums(x.len(), channels, |range, sum, product| {
-        grad_sums(&x[range.clone()], &g[range], &stats.mean, &stats.scale, &stats.shift, relu, sum, product);
+        grad_sums(&x[range.clone()], &g[range], &stats.mean, &stats.scale, &stats.shift, activation, sum, product);
     });
     let count = stats.count;
     // dx = scale · (g − mean(g) − x̂ · mean(g · x̂)) = scale · g + slope · x + offset
@@ -167,7 +166,7 @@ pub(crate) fn backward(
         let range = part(x.len(), channels, parts, index);
         // SAFETY: each task has its own range.
         let dx = unsafe { target.slice(range.clone()) };
-        grad_input(&x[range.clone()], &g[range], &stats.scale, &stats.shift, &slope, &offset, relu, dx);
+        grad_input(&x[range.clone()], &g[range], &stats.scale, &stats.shift, &slope, &offset, activation, dx);
     });
     Grads { x: dx, weight, bias, residual: masked }
 }
@@ -216,20 +215,24 @@ fn moments_body(x: &[f32], pivot: &[f32], sum: &mut [f32], squares: &mut [f32]) 
     }
 }
 
-multiversion!(fn normalise(x: &[f32], residual: Option<&[f32]>, scale: &[f32], shift: &[f32], relu: bool, y: &mut [f32]) = normalise_body);
+multiversion!(fn normalise(x: &[f32], residual: Option<&[f32]>, scale: &[f32], shift: &[f32], activation: Activation, y: &mut [f32]) = normalise_body);
 
 #[inline(always)]
-fn normalise_body(x: &[f32], residual: Option<&[f32]>, scale: &[f32], shift: &[f32], relu: bool, y: &mut [f32]) {
+fn normalise_body(
+    x: &[f32],
+    residual: Option<&[f32]>,
+    scale: &[f32],
+    shift: &[f32],
+    activation: Activation,
+    y: &mut [f32],
+) {
     let channels = scale.len();
     let shift = &shift[..channels];
-    let floor = if relu { 0.0 } else { f32::NEG_INFINITY };
-    // Not `max`, which would swallow NaN.
-    let cut = |v: f32| if v < floor { floor } else { v };
-    match residual {
+    of_kind!(activation, K => match residual {
         None => {
             for (y, x) in y.chunks_exact_mut(channels).zip(x.chunks_exact(channels)) {
                 for c in 0..channels {
-                    y[c] = cut(x[c] * scale[c] + shift[c]);
+                    y[c] = K::value(x[c] * scale[c] + shift[c]);
                 }
             }
         }
@@ -237,14 +240,14 @@ fn normalise_body(x: &[f32], residual: Option<&[f32]>, scale: &[f32], shift: &[f
             let rows = y.chunks_exact_mut(channels).zip(x.chunks_exact(channels));
             for ((y, x), r) in rows.zip(residual.chunks_exact(channels)) {
                 for c in 0..channels {
-                    y[c] = cut(x[c] * scale[c] + shift[c] + r[c]);
+                    y[c] = K::value(x[c] * scale[c] + shift[c] + r[c]);
                 }
             }
         }
-    }
+    });
 }
 
-multiversion!(fn grad_sums(x: &[f32], g: &[f32], mean: &[f32], scale: &[f32], shift: &[f32], relu: bool, sum: &mut [f32], product: &mut [f32]) = grad_sums_body);
+multiversion!(fn grad_sums(x: &[f32], g: &[f32], mean: &[f32], scale: &[f32], shift: &[f32], activation: Activation, sum: &mut [f32], product: &mut [f32]) = grad_sums_body);
 
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "one slice a tensor")]
@@ -254,23 +257,25 @@ fn grad_sums_body(
     mean: &[f32],
     scale: &[f32],
     shift: &[f32],
-    relu: bool,
+    activation: Activation,
     sum: &mut [f32],
     product: &mut [f32],
 ) {
     let channels = mean.len();
     let (scale, shift) = (&scale[..channels], &shift[..channels]);
     let (sum, product) = (&mut sum[..channels], &mut product[..channels]);
-    for (x, g) in x.chunks_exact(channels).zip(g.chunks_exact(channels)) {
-        for c in 0..channels {
-            let g = if !relu || x[c] * scale[c] + shift[c] > 0.0 { g[c] } else { 0.0 };
-            sum[c] += g;
-            product[c] += g * (x[c] - mean[c]);
+    of_kind!(activation, K => {
+        for (x, g) in x.chunks_exact(channels).zip(g.chunks_exact(channels)) {
+            for c in 0..channels {
+                let g = K::grad(x[c] * scale[c] + shift[c], g[c]);
+                sum[c] += g;
+                product[c] += g * (x[c] - mean[c]);
+            }
         }
-    }
+    });
 }
 
-multiversion!(fn grad_input(x: &[f32], g: &[f32], scale: &[f32], shift: &[f32], slope: &[f32], offset: &[f32], relu: bool, dx: &mut [f32]) = grad_input_body);
+multiversion!(fn grad_input(x: &[f32], g: &[f32], scale: &[f32], shift: &[f32], slope: &[f32], offset: &[f32], activation: Activation, dx: &mut [f32]) = grad_input_body);
 
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "one slice a tensor")]
@@ -281,15 +286,18 @@ fn grad_input_body(
     shift: &[f32],
     slope: &[f32],
     offset: &[f32],
-    relu: bool,
+    activation: Activation,
     dx: &mut [f32],
 ) {
     let channels = scale.len();
     let (shift, slope, offset) = (&shift[..channels], &slope[..channels], &offset[..channels]);
-    for ((dx, x), g) in dx.chunks_exact_mut(channels).zip(x.chunks_exact(channels)).zip(g.chunks_exact(channels)) {
-        for c in 0..channels {
-            let g = if !relu || x[c] * scale[c] + shift[c] > 0.0 { g[c] } else { 0.0 };
-            dx[c] = scale[c] * g + slope[c] * x[c] + offset[c];
+    of_kind!(activation, K => {
+        let rows = x.chunks_exact(channels).zip(g.chunks_exact(channels));
+        for (dx, (x, g)) in dx.chunks_exact_mut(channels).zip(rows) {
+            for c in 0..channels {
+                let g = K::grad(x[c] * scale[c] + shift[c], g[c]);
+                dx[c] = scale[c] * g + slope[c] * x[c] + offset[c];
+            }
         }
-    }
+    });
 }

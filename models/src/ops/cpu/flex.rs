@@ -6,14 +6,14 @@ use burn::backend::Flex;
 use burn_flex::FlexTensor;
 
 use super::super::extension::{
-    BatchNormGrads, ConvGrads, ConvOptions, EvalOps, Kernels, NormOptions, PoolOptions, TrainingOps,
+    Activation, BatchNormGrads, ConvGrads, ConvOptions, EvalOps, Kernels, NormOptions, PoolOptions, TrainingOps,
 };
-use super::batch_norm::{self, Mask, Stats};
+use super::batch_norm::{self, Slope, Stats};
 use super::kernel::Isa;
 use super::memory::Buffer;
 use super::shape::{ConvShape, PoolShape};
 use super::tensor::{Dense, image, row_major};
-use super::{conv, pool};
+use super::{activation, conv, pool};
 
 /// What a convolution or linear layer keeps for its backward pass.
 #[derive(Debug, Clone)]
@@ -85,7 +85,7 @@ impl Kernels for Flex {
     fn conv_backward(kept: KeptConv, grad: FlexTensor, wanted: [bool; 3]) -> ConvGrads<Flex> {
         let KeptConv { shape, input, weight, output, dense } = kept;
         let grad = Dense::natural(grad);
-        let masked = output.map(|output| pool::relu_grad(output.values(), grad.values()));
+        let masked = output.map(|output| activation::relu_grad(output.values(), grad.values()));
         let dy: &[f32] = masked.as_deref().unwrap_or(grad.values());
         let isa = Isa::best();
         let [input_channels, output_channels] = shape.channels;
@@ -118,24 +118,28 @@ impl Kernels for Flex {
     ) -> ([FlexTensor; 3], KeptNorm) {
         let (input, residual) = (Dense::channels_last(input), residual.map(Dense::channels_last));
         let (weight, bias) = (Dense::row_major(weight), Dense::row_major(bias));
-        let NormOptions { epsilon, relu, ref shared } = options;
+        let NormOptions { epsilon, activation, ref shared } = options;
         let stats = Stats::of(input.values(), weight.values(), bias.values(), epsilon, shared.as_deref());
-        let output = stats.apply(input.values(), residual.as_ref().map(Dense::values), relu);
+        let output = stats.apply(input.values(), residual.as_ref().map(Dense::values), activation);
         let output = image(output, input.dims4());
         let [mean, variance] = [&stats.mean, &stats.unbiased()].map(|values| vector(values));
-        let kept = (relu && residual.is_some()).then(|| Dense::channels_last(output.clone()));
+        let kept = (activation == Activation::Relu && residual.is_some()).then(|| Dense::channels_last(output.clone()));
         ([output, mean, variance], KeptNorm { stats: Arc::new(stats), input, output: kept, options })
     }
 
     fn norm_backward(kept: KeptNorm, grad: FlexTensor) -> BatchNormGrads<Flex> {
         let grad = Dense::channels_last(grad);
-        let mask = match &kept.output {
-            Some(output) => Mask::Output(output.values()),
-            None if kept.options.relu => Mask::Input,
-            None => Mask::All,
+        let slope = match &kept.output {
+            Some(output) => Slope::Output(output.values()),
+            None => Slope::Input(kept.options.activation),
         };
-        let found =
-            batch_norm::backward(&kept.stats, kept.input.values(), grad.values(), mask, kept.options.shared.as_deref());
+        let found = batch_norm::backward(
+            &kept.stats,
+            kept.input.values(),
+            grad.values(),
+            slope,
+            kept.options.shared.as_deref(),
+        );
         let dims = kept.input.dims4();
         BatchNormGrads {
             input: image(found.x, dims),
@@ -172,14 +176,27 @@ impl Kernels for Flex {
         image(pool::mean_grad(grad.values(), batch, height * width, channels), [batch, channels, height, width])
     }
 
-    fn positive_forward(input: FlexTensor) -> FlexTensor {
+    fn activate_forward(input: FlexTensor, activation: Activation) -> FlexTensor {
         let input = Dense::natural(input);
-        input.like(pool::relu(input.values()))
+        input.like(activation::forward(input.values(), activation))
     }
 
-    fn positive_backward(output: FlexTensor, grad: FlexTensor) -> FlexTensor {
-        let (output, grad) = (Dense::natural(output), Dense::natural(grad));
-        output.like(pool::relu_grad(output.values(), grad.values()))
+    fn activate_backward(input: FlexTensor, grad: FlexTensor, activation: Activation) -> FlexTensor {
+        let (input, grad) = (Dense::natural(input), Dense::natural(grad));
+        input.like(activation::backward(input.values(), grad.values(), activation))
+    }
+
+    fn scale_forward(input: FlexTensor, factors: FlexTensor) -> FlexTensor {
+        let (input, factors) = (Dense::channels_last(input), Dense::row_major(factors));
+        input.like(pool::scale(input.values(), factors.values(), input.dims4()))
+    }
+
+    fn scale_backward(input: FlexTensor, factors: FlexTensor, grad: FlexTensor) -> [FlexTensor; 2] {
+        let (input, grad) = (Dense::channels_last(input), Dense::channels_last(grad));
+        let factors = Dense::row_major(factors);
+        let dims = input.dims4();
+        let [dx, sums] = pool::scale_grad(input.values(), factors.values(), grad.values(), dims);
+        [input.like(dx), row_major(sums, [dims[0], dims[1]])]
     }
 }
 
@@ -231,8 +248,12 @@ impl TrainingOps for Flex {
         Self::pixel_mean_forward(input)
     }
 
-    fn positive(input: FlexTensor) -> FlexTensor {
-        Self::positive_forward(input)
+    fn activate(input: FlexTensor, activation: Activation) -> FlexTensor {
+        Self::activate_forward(input, activation)
+    }
+
+    fn scale(input: FlexTensor, factors: FlexTensor) -> FlexTensor {
+        Self::scale_forward(input, factors)
     }
 }
 
@@ -242,12 +263,12 @@ fn norm_by(
     stats: [FlexTensor; 2],
     residual: Option<FlexTensor>,
     epsilon: f64,
-    relu: bool,
+    activation: Activation,
 ) -> FlexTensor {
     let (input, residual) = (Dense::channels_last(input), residual.map(Dense::channels_last));
     let ([weight, bias], [mean, variance]) = (affine.map(Dense::row_major), stats.map(Dense::row_major));
     let stats = Stats::given(mean.values(), variance.values(), weight.values(), bias.values(), epsilon);
-    image(stats.apply(input.values(), residual.as_ref().map(Dense::values), relu), input.dims4())
+    image(stats.apply(input.values(), residual.as_ref().map(Dense::values), activation), input.dims4())
 }
 
 impl EvalOps for Flex {
@@ -258,9 +279,9 @@ impl EvalOps for Flex {
         mean: FlexTensor,
         variance: FlexTensor,
         epsilon: f64,
-        relu: bool,
+        activation: Activation,
     ) -> FlexTensor {
-        norm_by(input, [weight, bias], [mean, variance], None, epsilon, relu)
+        norm_by(input, [weight, bias], [mean, variance], None, epsilon, activation)
     }
 
     fn norm_by_add(
@@ -271,8 +292,8 @@ impl EvalOps for Flex {
         variance: FlexTensor,
         residual: FlexTensor,
         epsilon: f64,
-        relu: bool,
+        activation: Activation,
     ) -> FlexTensor {
-        norm_by(input, [weight, bias], [mean, variance], Some(residual), epsilon, relu)
+        norm_by(input, [weight, bias], [mean, variance], Some(residual), epsilon, activation)
     }
 }

@@ -1,5 +1,6 @@
 //! The operations on burn-flex tensors.
 
+mod activation;
 mod batch_norm;
 mod conv;
 mod depthwise;

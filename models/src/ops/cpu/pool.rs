@@ -1,4 +1,4 @@
-//! Pooling and ReLU on channels-last images.
+//! Pooling, sums and factors of the channels of channels-last images.
 
 use super::memory::Buffer;
 use super::parallel::{Shared, for_each, part, pieces};
@@ -131,45 +131,63 @@ pub(crate) fn mean_grad(dy: &[f32], batch: usize, pixels: usize, channels: usize
     dx
 }
 
-/// Negative values become zero; NaN stays.
-pub(crate) fn relu(x: &[f32]) -> Buffer {
+/// Each channel of each image times a number, `[batch, channels]`.
+pub(crate) fn scale(x: &[f32], factors: &[f32], [batch, channels, height, width]: [usize; 4]) -> Buffer {
     let mut y = Buffer::new(x.len());
     let target = Shared::new(&mut y);
-    let parts = pieces(x.len(), PIECE);
-    for_each(parts, |index| {
-        let range = part(x.len(), 16, parts, index);
-        // SAFETY: each task has its own range.
-        relu_piece(&x[range.clone()], unsafe { target.slice(range) });
+    let image = height * width * channels;
+    for_each(batch, |n| {
+        // SAFETY: each task has its own image.
+        let y = unsafe { target.slice(n * image..(n + 1) * image) };
+        scale_image(&x[n * image..(n + 1) * image], &factors[n * channels..(n + 1) * channels], y);
     });
     y
 }
 
-multiversion!(fn relu_piece(x: &[f32], y: &mut [f32]) = relu_piece_body);
+multiversion!(fn scale_image(x: &[f32], factors: &[f32], y: &mut [f32]) = scale_image_body);
 
 #[inline(always)]
-fn relu_piece_body(x: &[f32], y: &mut [f32]) {
-    y.iter_mut().zip(x).for_each(|(y, &x)| *y = if x < 0.0 { 0.0 } else { x });
+fn scale_image_body(x: &[f32], factors: &[f32], y: &mut [f32]) {
+    let channels = factors.len();
+    for (y, x) in y.chunks_exact_mut(channels).zip(x.chunks_exact(channels)) {
+        for ((y, x), factor) in y.iter_mut().zip(x).zip(factors) {
+            *y = x * factor;
+        }
+    }
 }
 
-/// The gradient where the output is positive, else zero.
-pub(crate) fn relu_grad(y: &[f32], dy: &[f32]) -> Buffer {
-    let mut dx = Buffer::new(y.len());
-    let target = Shared::new(&mut dx);
-    let parts = pieces(y.len(), PIECE);
-    for_each(parts, |index| {
-        let range = part(y.len(), 16, parts, index);
-        // SAFETY: each task has its own range.
-        relu_grad_piece(&y[range.clone()], &dy[range.clone()], unsafe { target.slice(range) });
+/// The gradients of both sides of [`scale`].
+pub(crate) fn scale_grad(
+    x: &[f32],
+    factors: &[f32],
+    dy: &[f32],
+    [batch, channels, height, width]: [usize; 4],
+) -> [Buffer; 2] {
+    let (mut dx, mut sums) = (Buffer::new(x.len()), Buffer::new(batch * channels));
+    let targets = [Shared::new(&mut dx), Shared::new(&mut sums)];
+    let image = height * width * channels;
+    for_each(batch, |n| {
+        let (pixels, each) = (n * image..(n + 1) * image, n * channels..(n + 1) * channels);
+        // SAFETY: each task has its own image and its channels' sums.
+        let (dx, sums) = unsafe { (targets[0].slice(pixels.clone()), targets[1].slice(each.clone())) };
+        scale_grad_image(&x[pixels.clone()], &factors[each], &dy[pixels], dx, sums);
     });
-    dx
+    [dx, sums]
 }
 
-multiversion!(fn relu_grad_piece(y: &[f32], dy: &[f32], dx: &mut [f32]) = relu_grad_piece_body);
+multiversion!(fn scale_grad_image(x: &[f32], factors: &[f32], dy: &[f32], dx: &mut [f32], sums: &mut [f32]) = scale_grad_image_body);
 
 #[inline(always)]
-fn relu_grad_piece_body(y: &[f32], dy: &[f32], dx: &mut [f32]) {
-    for ((dx, dy), y) in dx.iter_mut().zip(dy).zip(y) {
-        *dx = if *y > 0.0 { *dy } else { 0.0 };
+fn scale_grad_image_body(x: &[f32], factors: &[f32], dy: &[f32], dx: &mut [f32], sums: &mut [f32]) {
+    let channels = factors.len();
+    let sums = &mut sums[..channels];
+    sums.fill(0.0);
+    let rows = x.chunks_exact(channels).zip(dy.chunks_exact(channels));
+    for (dx, (x, dy)) in dx.chunks_exact_mut(channels).zip(rows) {
+        for c in 0..channels {
+            dx[c] = dy[c] * factors[c];
+            sums[c] += dy[c] * x[c];
+        }
     }
 }
 
