@@ -4,7 +4,7 @@
 //! coordinates modulo the stride; all pixels of a class meet the same taps, at offsets that are whole output pixels. So
 //! each class is one [`Igemm`] with a tap table of its own and no product is wasted on zeros between pixels.
 
-use super::igemm::{Igemm, Image, Weights, pack};
+use super::igemm::{Igemm, Image, Weights, pack, pad_bias};
 use super::kernel::Isa;
 use super::memory::Buffer;
 use super::shape::ConvShape;
@@ -20,7 +20,7 @@ pub(crate) fn forward(
     bias: Option<&[f32]>,
     relu: bool,
 ) -> Buffer {
-    if let Some(merged) = grouped::merge(shape, isa.cols) {
+    if let Some(merged) = grouped::merge(shape, isa) {
         return forward(isa, &merged.shape, x, &merged.spread(weight), bias, relu);
     }
     let mut y = Buffer::new(shape.output_len());
@@ -35,46 +35,42 @@ pub(crate) fn forward(
     let [depth, columns] = shape.group_channels();
     let (offsets, taps) = (shape.offsets(), shape.taps());
     let starts: Vec<usize> = (0..taps).collect();
-    for group in 0..shape.groups {
-        let weights = Weights {
-            data: &weight[group * columns * depth * taps..],
-            columns,
-            depth,
-            column_stride: depth * taps,
-            depth_stride: taps,
-            taps: &starts,
-        };
-        let packed = pack(isa, &weights);
-        let bias = bias.map(|bias| {
-            let mut padded = Buffer::zeroed(columns.next_multiple_of(isa.cols));
-            padded[..columns].copy_from_slice(&bias[group * columns..(group + 1) * columns]);
-            padded
-        });
-        Igemm {
-            isa,
-            batch: shape.batch,
-            grid: shape.output,
-            source: x,
-            source_image: Image { size: shape.input, channels: shape.channels[0], first: group * depth },
-            source_step: shape.stride,
-            taps: &offsets,
-            depth,
-            packed: &packed,
-            target_image: Image { size: shape.output, channels: shape.channels[1], first: group * columns },
-            target_step: [1, 1],
-            target_first: [0, 0],
-            columns,
-            bias: bias.as_deref(),
-            relu,
-        }
-        .run(&mut y);
+    let weights = Weights {
+        data: weight,
+        groups: shape.groups,
+        columns,
+        depth,
+        group_stride: columns * depth * taps,
+        column_stride: depth * taps,
+        depth_stride: taps,
+        taps: &starts,
+    };
+    let bias = bias.map(|bias| pad_bias(isa, bias, shape.groups));
+    Igemm {
+        isa,
+        batch: shape.batch,
+        groups: shape.groups,
+        grid: shape.output,
+        source: x,
+        source_image: Image { size: shape.input, channels: shape.channels[0] },
+        source_step: shape.stride,
+        taps: &offsets,
+        depth,
+        packed: &pack(isa, &weights),
+        target_image: Image { size: shape.output, channels: shape.channels[1] },
+        target_step: [1, 1],
+        target_first: [0, 0],
+        columns,
+        bias: bias.as_deref(),
+        relu,
     }
+    .run(&mut y);
     y
 }
 
 /// Gradient `[batch, h, w, in]` of the data from `dy` `[batch, oh, ow, out]`.
 pub(crate) fn data_grad(isa: &'static Isa, shape: &ConvShape, weight: &[f32], dy: &[f32]) -> Buffer {
-    if let Some(merged) = grouped::merge(shape, isa.cols) {
+    if let Some(merged) = grouped::merge(shape, isa) {
         return data_grad(isa, &merged.shape, &merged.spread(weight), dy);
     }
     let mut dx = Buffer::new(shape.input_len());
@@ -92,42 +88,43 @@ pub(crate) fn data_grad(isa: &'static Isa, shape: &ConvShape, weight: &[f32], dy
     }
     let [columns, depth] = shape.group_channels();
     let taps = shape.taps();
-    for group in 0..shape.groups {
-        for class in classes.iter().filter(|class| !class.taps.is_empty()) {
-            let weights = Weights {
-                data: &weight[group * depth * columns * taps..],
-                columns,
-                depth,
-                column_stride: taps,
-                depth_stride: columns * taps,
-                taps: &class.starts,
-            };
-            Igemm {
-                isa,
-                batch: shape.batch,
-                grid: class.grid,
-                source: dy,
-                source_image: Image { size: shape.output, channels: shape.channels[1], first: group * depth },
-                source_step: [1, 1],
-                taps: &class.taps,
-                depth,
-                packed: &pack(isa, &weights),
-                target_image: Image { size: shape.input, channels: shape.channels[0], first: group * columns },
-                target_step: shape.stride,
-                target_first: class.first,
-                columns,
-                bias: None,
-                relu: false,
-            }
-            .run(&mut dx);
+    for class in classes.iter().filter(|class| !class.taps.is_empty()) {
+        let weights = Weights {
+            data: weight,
+            groups: shape.groups,
+            columns,
+            depth,
+            group_stride: depth * columns * taps,
+            column_stride: taps,
+            depth_stride: columns * taps,
+            taps: &class.starts,
+        };
+        Igemm {
+            isa,
+            batch: shape.batch,
+            groups: shape.groups,
+            grid: class.grid,
+            source: dy,
+            source_image: Image { size: shape.output, channels: shape.channels[1] },
+            source_step: [1, 1],
+            taps: &class.taps,
+            depth,
+            packed: &pack(isa, &weights),
+            target_image: Image { size: shape.input, channels: shape.channels[0] },
+            target_step: shape.stride,
+            target_first: class.first,
+            columns,
+            bias: None,
+            relu: false,
         }
+        .run(&mut dx);
     }
     dx
 }
 
 /// Gradient of the weights in PyTorch's layout.
 pub(crate) fn weight_grad(isa: &'static Isa, shape: &ConvShape, x: &[f32], dy: &[f32]) -> Buffer {
-    if let Some(merged) = grouped::merge(shape, isa.cols) {
+    if let Some(merged) = grouped::merge(shape, isa) {
         return merged.collect(&weight_grad(isa, &merged.shape, x, dy));
     }
     if depthwise::fits(shape) {

@@ -1,9 +1,10 @@
 //! Convolutions in many narrow groups.
 //!
-//! A kernel's tile is [`Isa::cols`](super::kernel::Isa) channels wide, whatever a group has: with 4 channels a group most
-//! of it would be padding, and every group would be a pass over the image of its own. So neighbouring groups become one
-//! with block-diagonal weights, as many as fit into a tile: no more products than before, a fraction of the passes.
+//! Even the narrowest tile of a kernel is wider than groups of 3 or 4 channels: what is left of it would be padding. So
+//! neighbouring groups become one with block-diagonal weights, as many as fit into such a tile: no more products than
+//! before, and fewer, longer loops.
 
+use super::kernel::Isa;
 use super::memory::Buffer;
 use super::shape::ConvShape;
 
@@ -15,13 +16,14 @@ pub(crate) struct Merged {
     together: usize,
 }
 
-/// The convolution in groups of at most `widest` channels; `None` where that leaves it as it is, and for a depthwise
+/// The convolution in groups of at most as many channels as the narrowest tile has; `None` where that leaves it as it is, and for a depthwise
 /// convolution, which has kernels of its own.
-pub(crate) fn merge(shape: &ConvShape, widest: usize) -> Option<Merged> {
+pub(crate) fn merge(shape: &ConvShape, isa: &Isa) -> Option<Merged> {
     let [depth, columns] = shape.group_channels();
     if super::depthwise::fits(shape) {
         return None;
     }
+    let widest = isa.narrower.last().map_or(isa.cols, |last| last.cols);
     let most = widest / depth.max(columns);
     let together = (2..=most.min(shape.groups)).rev().find(|&count| shape.groups.is_multiple_of(count))?;
     Some(Merged { shape: ConvShape { groups: shape.groups / together, ..*shape }, together })

@@ -6,14 +6,16 @@
 //! loop serves the forward pass and, with other tables, the gradient of the data (see [`super::conv`]).
 //!
 //! Rows go in blocks that different tasks take. Within a block, panels of the packed weights are the outer loop and the
-//! register tiles the inner one: a panel comes from memory once a block, the block's pixels stay in L2. With few source
+//! register tiles the inner one: a panel comes from memory once a block, the block's pixels stay in L2.
+//! Groups of channels take turns within a block, so that its pixels are read once for all of them. With few source
 //! channels the kernel would turn to the next tap after a handful of products; there neighbouring taps become one
 //! ([`super::widen`]), or else a block's rows are gathered (im2col of some hundred rows, in L1) and multiplied as one tap.
 
 use std::cell::RefCell;
 
-use super::kernel::{Isa, Tile};
+use super::kernel::{Isa, Tile, prefetch};
 use super::memory::Buffer;
+use super::panels::{Panel, padded, panels};
 use super::parallel::{Shared, for_each, threads};
 use super::widen::widen;
 
@@ -27,13 +29,13 @@ const TILES: usize = 8;
 pub(crate) struct Image {
     pub(crate) size: [usize; 2],
     pub(crate) channels: usize,
-    /// First channel in use.
-    pub(crate) first: usize,
 }
 
 pub(crate) struct Igemm<'a> {
     pub(crate) isa: &'static Isa,
     pub(crate) batch: usize,
+    /// Groups of channels, side by side in source and target.
+    pub(crate) groups: usize,
     /// Pixels of the result, `[rows, columns]` for each image.
     pub(crate) grid: [usize; 2],
     pub(crate) source: &'a [f32],
@@ -42,7 +44,7 @@ pub(crate) struct Igemm<'a> {
     pub(crate) source_step: [usize; 2],
     /// Sorted.
     pub(crate) taps: &'a [[isize; 2]],
-    /// Channels of the source that are summed.
+    /// Channels of a group of the source that are summed.
     pub(crate) depth: usize,
     /// From [`pack`].
     pub(crate) packed: &'a [f32],
@@ -50,16 +52,20 @@ pub(crate) struct Igemm<'a> {
     pub(crate) target_image: Image,
     pub(crate) target_step: [usize; 2],
     pub(crate) target_first: [usize; 2],
-    /// Channels of the result.
+    /// Channels of a group of the result.
     pub(crate) columns: usize,
-    /// Padded to whole panels.
+    /// From [`pad_bias`].
     pub(crate) bias: Option<&'a [f32]>,
     pub(crate) relu: bool,
 }
 
 #[derive(Default)]
 struct Tables {
+    /// `[tile][tap][row]`, to the first channel of a pixel of the source.
     a: Vec<*const f32>,
+    /// `[row]`, to a gathered row.
+    gathered: Vec<*const f32>,
+    /// `[row]`, to the first channel of a pixel of the target.
     out: Vec<*mut f32>,
 }
 
@@ -87,73 +93,120 @@ impl Igemm<'_> {
     fn run_blocks(&self, target: &mut [f32]) {
         let rows = self.batch * self.grid[0] * self.grid[1];
         let block = (self.isa.rows * TILES).min(rows.div_ceil(threads()).next_multiple_of(self.isa.rows).max(1));
-        let zeros = Buffer::zeroed(self.depth.max(1));
+        let zeros = Buffer::zeroed(self.source_image.channels.max(self.depth).max(1));
+        let panels = panels(self.isa, self.columns);
         let target = Shared::new(target);
         for_each(rows.div_ceil(block.max(1)), |index| {
             let first = index * block;
-            TABLES.with_borrow_mut(|tables| self.block(tables, first, block.min(rows - first), &zeros, target));
+            TABLES.with_borrow_mut(|tables| {
+                self.block(tables, &panels, first, block.min(rows - first), &zeros, target);
+            });
         });
     }
 
-    fn block(&self, tables: &mut Tables, first: usize, count: usize, zeros: &[f32], target: Shared<f32>) {
+    fn block(
+        &self,
+        tables: &mut Tables,
+        panels: &[Panel],
+        first: usize,
+        count: usize,
+        zeros: &[f32],
+        target: Shared<f32>,
+    ) {
         let gather = self.depth < GATHER_BELOW && self.taps.len() > 1;
         self.point(tables, first, count, zeros, target);
-        let (isa, width) = (self.isa, self.depth * self.taps.len());
-        let gathered = gather.then(|| self.gather(tables, count, width));
+        self.fetch_next(tables, count);
+        let (rows, width, padded) = (self.isa.rows, self.depth * self.taps.len(), padded(panels));
         let (taps, depth) = if gather { (1, width) } else { (self.taps.len(), self.depth) };
+        let mut gathered = Buffer::new(if gather { count.next_multiple_of(rows) * width } else { 0 });
 
-        for (panel, packed) in self.packed.chunks_exact((width * isa.cols).max(1)).enumerate() {
-            let column = panel * isa.cols;
-            for tile in 0..count.div_ceil(isa.rows) {
-                let call = Tile {
-                    // A tile's pointers for all taps lie together.
-                    a: tables.a[tile * isa.rows * taps..].as_ptr(),
-                    taps,
-                    depth,
-                    b: packed.as_ptr(),
-                    out: tables.out[tile * isa.rows..].as_ptr(),
-                    column,
-                    rows: isa.rows.min(count - tile * isa.rows),
-                    cols: isa.cols.min(self.columns - column),
-                    bias: self.bias.map_or(std::ptr::null(), |bias| bias[column..].as_ptr()),
-                    relu: self.relu,
-                };
-                // SAFETY: `point` made tables for whole tiles, each pointer into the source with `depth` floats left,
-                // to the zeros or (gathered) to a row of `width` floats; output rows have `columns` floats, and this
-                // block alone writes them.
-                unsafe { isa.tile(&call) };
+        for group in 0..self.groups {
+            if gather {
+                self.gather(tables, &mut gathered, width, group * self.depth);
+            }
+            let (a, offset) = if gather { (&tables.gathered, 0) } else { (&tables.a, group * self.depth) };
+            for panel in panels {
+                let packed = &self.packed[(group * padded + panel.column) * width..];
+                let bias = self.bias.map(|bias| &bias[group * padded + panel.column..]);
+                for tile in 0..count.div_ceil(rows) {
+                    let call = Tile {
+                        // A tile's pointers for all taps lie together.
+                        a: a[tile * rows * taps..].as_ptr(),
+                        offset,
+                        taps,
+                        depth,
+                        b: packed.as_ptr(),
+                        out: tables.out[tile * rows..].as_ptr(),
+                        column: group * self.columns + panel.column,
+                        rows: rows.min(count - tile * rows),
+                        cols: panel.cols,
+                        bias: bias.map_or(std::ptr::null(), <[f32]>::as_ptr),
+                        relu: self.relu,
+                    };
+                    // SAFETY: `point` made tables for whole tiles, each pointer into the source with all groups' `depth`
+                    // floats left, to as many zeros or (gathered) to a row of `width` floats; output rows have all
+                    // groups' `columns` floats, and this block alone writes them.
+                    unsafe { panel.isa.tile(&call) };
+                }
             }
         }
-        drop(gathered);
     }
 
-    /// Pointers of a block: `[tile][tap][row]` to the source, `[row]` to the target. Rows behind the last repeat it.
+    /// Asks for the pixels below the last tap of the next block, which no block before it reads. Where steps are one they
+    /// follow this block's; elsewhere some are missed.
+    fn fetch_next(&self, tables: &Tables, count: usize) {
+        const LINE: usize = 64 / size_of::<f32>();
+        let (rows, taps) = (self.isa.rows, self.taps.len());
+        let (channels, [sy, sx]) = (self.source_image.channels, self.source_step);
+        for row in 0..count {
+            let last = tables.a[(row / rows * taps + taps - 1) * rows + row % rows];
+            let next = last.wrapping_add(count * sy * sx * channels);
+            for line in (0..channels).step_by(LINE) {
+                prefetch(next.wrapping_add(line));
+            }
+        }
+    }
+
+    /// Pointers of a block to the source and to the target. Rows behind the last repeat it.
     fn point(&self, tables: &mut Tables, first: usize, count: usize, zeros: &[f32], target: Shared<f32>) {
         let rows = self.isa.rows;
         let (source, image, goal) = (self.source, &self.source_image, &self.target_image);
+        let taps = self.taps.len();
         tables.a.clear();
         tables.out.clear();
-        tables.a.resize(count.next_multiple_of(rows) * self.taps.len(), zeros.as_ptr());
+        tables.a.resize(count.next_multiple_of(rows) * taps, zeros.as_ptr());
         let [height, width] = self.grid;
         let (mut n, mut y, mut x) = (first / (height * width), first / width % height, first % width);
+        let ends = [0, 1].map(|i| {
+            let along = || self.taps.iter().map(move |tap| tap[i]);
+            (along().min().unwrap_or(0), along().max().unwrap_or(0))
+        });
         for row in 0..count.next_multiple_of(rows) {
-            let tile = &mut tables.a[row / rows * rows * self.taps.len()..];
-            for (tap, offset) in self.taps.iter().enumerate() {
-                let sy = (y * self.source_step[0]) as isize + offset[0];
-                let sx = (x * self.source_step[1]) as isize + offset[1];
-                // A pixel to the left of or above the image wraps around to a huge number.
-                let inside = (sy as usize) < image.size[0] && (sx as usize) < image.size[1];
-                if inside {
-                    let pixel = (n * image.size[0] + sy as usize) * image.size[1] + sx as usize;
-                    let start = pixel * image.channels + image.first;
-                    tile[tap * rows + row % rows] = source[start..start + self.depth].as_ptr();
+            let tile = &mut tables.a[row / rows * rows * taps..][..rows * taps];
+            let tile = tile[row % rows..].iter_mut().step_by(rows);
+            let at = [(y * self.source_step[0]) as isize, (x * self.source_step[1]) as isize];
+            let all_inside = (0..2).all(|i| at[i] + ends[i].0 >= 0 && at[i] + ends[i].1 < image.size[i] as isize);
+            let pixel = |[dy, dx]: [isize; 2]| {
+                let row = (n * image.size[0]) as isize + at[0] + dy;
+                (row * image.size[1] as isize + at[1] + dx) * image.channels as isize
+            };
+            if all_inside {
+                for (to, &offset) in tile.zip(self.taps) {
+                    *to = source.as_ptr().wrapping_offset(pixel(offset));
+                }
+            } else {
+                for (to, &offset) in tile.zip(self.taps) {
+                    let inside = (0..2).all(|i| (0..image.size[i] as isize).contains(&(at[i] + offset[i])));
+                    if inside {
+                        *to = source.as_ptr().wrapping_offset(pixel(offset));
+                    }
                 }
             }
             let ty = y * self.target_step[0] + self.target_first[0];
             let tx = x * self.target_step[1] + self.target_first[1];
             let pixel = (n * goal.size[0] + ty) * goal.size[1] + tx;
             // SAFETY: a pixel of the target tensor.
-            tables.out.push(unsafe { target.ptr().add(pixel * goal.channels + goal.first) });
+            tables.out.push(unsafe { target.ptr().add(pixel * goal.channels) });
             if row + 1 < count {
                 x += 1;
                 if x == width {
@@ -166,51 +219,54 @@ impl Igemm<'_> {
         }
     }
 
-    /// Copies a block's rows together and points the tables to them, as one tap.
-    fn gather(&self, tables: &mut Tables, count: usize, width: usize) -> Buffer {
+    /// Copies the rows of a block's group together, as one tap.
+    fn gather(&self, tables: &mut Tables, gathered: &mut [f32], width: usize, offset: usize) {
         let (rows, taps) = (self.isa.rows, self.taps.len());
-        let mut gathered = Buffer::new(count.next_multiple_of(rows) * width);
         for (row, to) in gathered.chunks_exact_mut(width).enumerate() {
             for (tap, to) in to.chunks_exact_mut(self.depth).enumerate() {
                 let from = tables.a[(row / rows * taps + tap) * rows + row % rows];
                 for (d, to) in to.iter_mut().enumerate() {
-                    // SAFETY: each pointer has `depth` floats.
-                    *to = unsafe { *from.add(d) };
+                    // SAFETY: each pointer has all groups' `depth` floats.
+                    *to = unsafe { *from.add(offset + d) };
                 }
             }
         }
-        tables.a.clear();
-        tables.a.extend(gathered.chunks_exact(width).map(<[f32]>::as_ptr));
-        gathered
+        tables.gathered.clear();
+        tables.gathered.extend(gathered.chunks_exact(width).map(<[f32]>::as_ptr));
     }
 }
 
 /// Strides of a weight tensor as `pack` reads it.
 pub(crate) struct Weights<'a> {
     pub(crate) data: &'a [f32],
+    pub(crate) groups: usize,
+    /// Columns and depth of one group.
     pub(crate) columns: usize,
     pub(crate) depth: usize,
+    pub(crate) group_stride: usize,
     pub(crate) column_stride: usize,
     pub(crate) depth_stride: usize,
     /// Where each tap starts.
     pub(crate) taps: &'a [usize],
 }
 
-/// Panels `[panel][tap][depth][Isa::cols]`, padded with zeros.
-pub(crate) fn pack(isa: &Isa, weights: &Weights<'_>) -> Buffer {
-    let (cols, depth, taps) = (isa.cols, weights.depth, weights.taps.len());
-    let len = taps * depth * cols;
-    let panels = weights.columns.div_ceil(cols);
-    let mut packed = Buffer::new(panels * len);
+/// `[group][panel][tap][depth][columns of the panel's tile]`, padded with zeros.
+pub(crate) fn pack(isa: &'static Isa, weights: &Weights<'_>) -> Buffer {
+    let (depth, width) = (weights.depth, weights.taps.len() * weights.depth);
+    let panels = panels(isa, weights.columns);
+    let padded = padded(&panels);
+    let mut packed = Buffer::new(weights.groups * padded * width);
     let target = Shared::new(&mut packed);
-    for_each(panels, |panel| {
+    for_each(weights.groups * panels.len(), |task| {
+        let (group, panel) = (task / panels.len(), panels[task % panels.len()]);
+        let (start, cols) = ((group * padded + panel.column) * width, panel.isa.cols);
         // SAFETY: each task has its own panel.
-        let to = unsafe { target.slice(panel * len..(panel + 1) * len) };
-        if (panel + 1) * cols > weights.columns {
+        let to = unsafe { target.slice(start..start + cols * width) };
+        if panel.cols < cols {
             to.fill(0.0);
         }
-        for column in 0..cols.min(weights.columns - panel * cols) {
-            let from = (panel * cols + column) * weights.column_stride;
+        for column in 0..panel.cols {
+            let from = group * weights.group_stride + (panel.column + column) * weights.column_stride;
             for d in 0..depth {
                 let from = &weights.data[from + d * weights.depth_stride..];
                 for (tap, &start) in weights.taps.iter().enumerate() {
@@ -220,4 +276,15 @@ pub(crate) fn pack(isa: &Isa, weights: &Weights<'_>) -> Buffer {
         }
     });
     packed
+}
+
+/// Each group's bias with zeros for the padding of its panels.
+pub(crate) fn pad_bias(isa: &'static Isa, bias: &[f32], groups: usize) -> Buffer {
+    let columns = bias.len() / groups;
+    let padded = padded(&panels(isa, columns));
+    let mut to = Buffer::zeroed(groups * padded);
+    for (to, bias) in to.chunks_exact_mut(padded).zip(bias.chunks_exact(columns)) {
+        to[..columns].copy_from_slice(bias);
+    }
+    to
 }

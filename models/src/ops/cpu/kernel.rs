@@ -19,8 +19,10 @@ use super::winograd_tile::{Transforms, grad_tile, input_tile, output_tile};
 
 /// One call of the tile kernel.
 pub(crate) struct Tile {
-    /// `[taps][Isa::rows]` pointers, each to `depth` floats.
+    /// `[taps][Isa::rows]` pointers.
     pub(crate) a: *const *const f32,
+    /// Floats from each of these pointers to the `depth` floats that are read.
+    pub(crate) offset: usize,
     pub(crate) taps: usize,
     pub(crate) depth: usize,
     /// Packed panel `[taps · depth][Isa::cols]`.
@@ -64,6 +66,8 @@ pub(crate) struct Isa {
     pub(crate) cols: usize,
     /// Most rows of an [`Outer`].
     pub(crate) outer_rows: usize,
+    /// The same with fewer columns (and as many rows), for what is left of an image's channels; widest first.
+    pub(super) narrower: &'static [&'static Isa],
     pub(super) tile: unsafe fn(&Tile),
     pub(super) outer: unsafe fn(&Outer),
     pub(super) winograd: Transforms,
@@ -99,16 +103,29 @@ impl Isa {
         let mut sets = Vec::new();
         #[cfg(target_arch = "x86_64")]
         {
-            if is_x86_feature_detected!("avx512f") {
+            let has_avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+            if has_avx2 && is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vl") {
                 sets.push(&kernel_x86::AVX512);
             }
-            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            if has_avx2 {
                 sets.push(&kernel_x86::AVX2);
             }
         }
         sets.push(&PORTABLE);
         sets
     }
+}
+
+/// Asks for a cache line in good time. The address may be any.
+#[inline(always)]
+pub(super) fn prefetch(address: *const f32) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint, which reads nothing; the instruction is part of the architecture's baseline.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(address.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
 }
 
 /// What the kernels need of a vector type.
@@ -144,7 +161,7 @@ pub(super) unsafe fn tile<S: Simd, const ROWS: usize, const VECS: usize>(call: &
         for tap in 0..call.taps {
             let mut a = [std::ptr::null::<f32>(); ROWS];
             for (row, pointer) in a.iter_mut().enumerate() {
-                *pointer = *call.a.add(tap * ROWS + row);
+                *pointer = (*call.a.add(tap * ROWS + row)).add(call.offset);
             }
             for k in 0..call.depth {
                 let mut vb = [S::zero(); VECS];
@@ -291,6 +308,7 @@ static PORTABLE: Isa = Isa {
     rows: 4,
     cols: 8,
     outer_rows: 4,
+    narrower: &[],
     // SAFETY of both: plain Rust.
     tile: tile::<Plain, 4, 1>,
     outer: outer_any::<Plain, 1>,

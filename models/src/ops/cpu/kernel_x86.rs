@@ -85,28 +85,21 @@ simd!(
     _mm256_max_ps
 );
 
-#[target_feature(enable = "avx512f")]
-unsafe fn tile_avx512(call: &Tile) {
-    // SAFETY: the feature is enabled; the rest is the caller's promise.
-    unsafe { tile::<Avx512, 12, 2>(call) }
-}
-
-#[target_feature(enable = "avx512f")]
-unsafe fn outer_avx512(call: &Outer) {
-    // SAFETY: the feature is enabled; the rest is the caller's promise.
-    unsafe { outer_any::<Avx512, 2>(call) }
-}
-
-#[target_feature(enable = "avx2,fma")]
-unsafe fn tile_avx2(call: &Tile) {
-    // SAFETY: the features are enabled; the rest is the caller's promise.
-    unsafe { tile::<Avx2, 6, 2>(call) }
-}
-
-#[target_feature(enable = "avx2,fma")]
-unsafe fn outer_avx2(call: &Outer) {
-    // SAFETY: the features are enabled; the rest is the caller's promise.
-    unsafe { outer_any::<Avx2, 2>(call) }
+/// Functions for a register tile of `$rows` rows and `$vecs` vectors.
+macro_rules! tiles {
+    ($features:literal, $simd:ty, $rows:literal, $vecs:literal) => {{
+        #[target_feature(enable = $features)]
+        unsafe fn tile_of(call: &Tile) {
+            // SAFETY: the features are enabled; the rest is the caller's promise.
+            unsafe { tile::<$simd, $rows, $vecs>(call) }
+        }
+        #[target_feature(enable = $features)]
+        unsafe fn outer_of(call: &Outer) {
+            // SAFETY: as above.
+            unsafe { outer_any::<$simd, $vecs>(call) }
+        }
+        (tile_of as unsafe fn(&Tile), outer_of as unsafe fn(&Outer))
+    }};
 }
 
 macro_rules! transforms {
@@ -130,21 +123,26 @@ macro_rules! transforms {
     }};
 }
 
-pub(super) static AVX512: Isa = Isa {
-    name: "avx512",
-    rows: 12,
-    cols: 32,
-    outer_rows: 8,
-    tile: tile_avx512,
-    outer: outer_avx512,
-    winograd: transforms!("avx512f", Avx512),
-};
-pub(super) static AVX2: Isa = Isa {
-    name: "avx2",
-    rows: 6,
-    cols: 16,
-    outer_rows: 6,
-    tile: tile_avx2,
-    outer: outer_avx2,
-    winograd: transforms!("avx2,fma", Avx2),
-};
+/// A set with `$rows` rows and `$cols` columns.
+macro_rules! isa {
+    ($name:literal, $features:literal, $simd:ty, $rows:literal x $vecs:literal, $outer_rows:literal, $narrower:expr) => {{
+        const TILES: (unsafe fn(&Tile), unsafe fn(&Outer)) = tiles!($features, $simd, $rows, $vecs);
+        Isa {
+            name: $name,
+            rows: $rows,
+            cols: $vecs * <$simd>::LANES,
+            outer_rows: $outer_rows,
+            narrower: $narrower,
+            tile: TILES.0,
+            outer: TILES.1,
+            winograd: transforms!($features, $simd),
+        }
+    }};
+}
+
+pub(super) static AVX512: Isa = isa!("avx512", "avx512f,avx512vl", Avx512, 12 x 2, 8, &[&AVX512_16, &AVX512_8]);
+static AVX512_16: Isa = isa!("avx512", "avx512f,avx512vl", Avx512, 12 x 1, 8, &[]);
+/// Vectors of half the width, but all of AVX-512's registers.
+static AVX512_8: Isa = isa!("avx512", "avx512f,avx512vl,avx2,fma", Avx2, 12 x 1, 8, &[]);
+pub(super) static AVX2: Isa = isa!("avx2", "avx2,fma", Avx2, 6 x 2, 6, &[&AVX2_8]);
+static AVX2_8: Isa = isa!("avx2", "avx2,fma", Avx2, 6 x 1, 6, &[]);

@@ -12,6 +12,7 @@ mod kernel;
 #[cfg(target_arch = "x86_64")]
 mod kernel_x86;
 mod memory;
+mod panels;
 mod parallel;
 mod pool;
 #[cfg(test)]

@@ -8,6 +8,7 @@
 use super::igemm::Image;
 use super::kernel::{Isa, Outer};
 use super::memory::Buffer;
+use super::panels::{Panel, padded, panels};
 use super::parallel::{Shared, for_each, part, threads};
 use super::shape::ConvShape;
 use super::widen::widen;
@@ -22,7 +23,8 @@ const GATHER_BELOW: usize = 8;
 /// `[out, in / groups, kh, kw]` from channels-last `x` and `dy`.
 pub(crate) fn weight_grad(isa: &'static Isa, shape: &ConvShape, x: &[f32], dy: &[f32]) -> Buffer {
     let [depth, columns] = shape.group_channels();
-    let padded = columns.next_multiple_of(isa.cols);
+    let panels = panels(isa, columns);
+    let padded = padded(&panels);
     let sums_len = shape.groups * shape.taps() * depth * padded;
     let pixels = shape.batch * shape.output[0] * shape.output[1];
     let parts = threads().min(pixels.div_ceil(CHUNK)).min(MOST_SUMS / sums_len).max(1);
@@ -30,25 +32,24 @@ pub(crate) fn weight_grad(isa: &'static Isa, shape: &ConvShape, x: &[f32], dy: &
     let mut sums = Buffer::new(parts * sums_len);
     let shared = Shared::new(&mut sums);
     let offsets = shape.offsets();
-    let image = Image { size: shape.input, channels: shape.channels[0], first: 0 };
+    let image = Image { size: shape.input, channels: shape.channels[0] };
     let wide = widen(x, shape.batch, image, &offsets, depth, shape.output, shape.stride);
     let (x, image, taps, depth) = match &wide {
         Some(wide) => (wide.padded.as_deref().unwrap_or(x), wide.image, &wide.taps, wide.depth),
         None => (x, image, &offsets, depth),
     };
-    let zeros = Buffer::zeroed(depth + isa.outer_rows);
+    let zeros = Buffer::zeroed(shape.channels[0].max(depth));
     for_each(parts, |index| {
         // SAFETY: each task has its own part.
         let sums = unsafe { shared.slice(index * sums_len..(index + 1) * sums_len) };
         sums.fill(0.0);
         let range = part(pixels, CHUNK, parts, index);
-        Part { isa, shape, x, image, taps, depth, dy, zeros: &zeros, padded }.add(sums, range);
+        Part { shape, x, image, taps, depth, dy, zeros: &zeros, panels: &panels }.add(sums, range);
     });
     add_up(shape, &sums, parts, padded)
 }
 
 struct Part<'a> {
-    isa: &'static Isa,
     shape: &'a ConvShape,
     x: &'a [f32],
     image: Image,
@@ -56,65 +57,63 @@ struct Part<'a> {
     /// Floats of one tap.
     depth: usize,
     dy: &'a [f32],
+    /// As many as a pixel has channels.
     zeros: &'a [f32],
-    padded: usize,
+    panels: &'a [Panel],
 }
 
 impl Part<'_> {
     fn add(&self, sums: &mut [f32], pixels: std::ops::Range<usize>) {
         let [_, columns] = self.shape.group_channels();
-        let (depth, isa) = (self.depth, self.isa);
-        let gather = depth < GATHER_BELOW && self.taps.len() > 1;
-        let width = self.taps.len() * depth;
-        let mut packed = Buffer::new(CHUNK * self.padded);
+        let (depth, taps, padded) = (self.depth, self.taps.len(), padded(self.panels));
+        let gather = depth < GATHER_BELOW && taps > 1;
+        let width = taps * depth;
+        let mut packed = Buffer::new(CHUNK * padded);
         let mut gathered = Buffer::new(if gather { CHUNK * width } else { 0 });
-        let mut pointers: Vec<*const f32> = Vec::with_capacity(CHUNK);
+        // `[tap][pixel]`, to a pixel's first channel
+        let mut pointers: Vec<*const f32> = Vec::with_capacity(CHUNK * taps);
+        let mut rows: Vec<*const f32> = Vec::with_capacity(if gather { CHUNK } else { 0 });
 
         for first in pixels.clone().step_by(CHUNK) {
             let count = CHUNK.min(pixels.end - first);
+            pointers.clear();
+            for offset in self.taps {
+                self.point(&mut pointers, *offset, first, count);
+            }
             for group in 0..self.shape.groups {
-                pack_rows(
-                    isa,
-                    self.dy,
-                    &mut packed,
-                    first..first + count,
-                    self.shape.channels[1],
-                    group * columns,
-                    columns,
-                );
-                let image = Image { first: group * depth, ..self.image };
-                let sums = &mut sums[group * width * self.padded..(group + 1) * width * self.padded];
-                for (tap, offset) in self.taps.iter().enumerate() {
-                    self.point(&mut pointers, &image, *offset, first, count);
-                    if gather {
+                let dy = &self.dy[first * self.shape.channels[1] + group * columns..];
+                pack_rows(self.panels, dy, &mut packed, count, self.shape.channels[1]);
+                let sums = &mut sums[group * width * padded..(group + 1) * width * padded];
+                let offset = group * depth;
+                if gather {
+                    for (tap, pointers) in pointers.chunks_exact(count).enumerate() {
                         for (k, &from) in pointers.iter().enumerate() {
                             let to = &mut gathered[k * width + tap * depth..][..depth];
                             for (d, to) in to.iter_mut().enumerate() {
-                                // SAFETY: each pointer has `depth` floats.
-                                *to = unsafe { *from.add(d) };
+                                // SAFETY: each pointer has all groups' `depth` floats.
+                                *to = unsafe { *from.add(offset + d) };
                             }
                         }
-                    } else {
-                        let sums = &mut sums[tap * depth * self.padded..(tap + 1) * depth * self.padded];
-                        // SAFETY: each pointer has `depth` floats.
-                        unsafe { add_products(isa, &pointers, depth, &packed, self.padded, sums) };
                     }
-                }
-                if gather {
-                    pointers.clear();
-                    pointers.extend(gathered.chunks_exact(width).take(count).map(<[f32]>::as_ptr));
+                    rows.clear();
+                    rows.extend(gathered.chunks_exact(width).take(count).map(<[f32]>::as_ptr));
                     // SAFETY: each pointer has `width` floats.
-                    unsafe { add_products(isa, &pointers, width, &packed, self.padded, sums) };
+                    unsafe { add_products(self.panels, &rows, 0, width, &packed, sums) };
+                } else {
+                    for (pointers, sums) in pointers.chunks_exact(count).zip(sums.chunks_exact_mut(depth * padded)) {
+                        // SAFETY: each pointer has all groups' `depth` floats.
+                        unsafe { add_products(self.panels, pointers, offset, depth, &packed, sums) };
+                    }
                 }
             }
         }
     }
 
     /// Where one tap of each pixel of a chunk lies in `x`.
-    fn point(&self, to: &mut Vec<*const f32>, image: &Image, offset: [isize; 2], first: usize, count: usize) {
+    fn point(&self, to: &mut Vec<*const f32>, offset: [isize; 2], first: usize, count: usize) {
+        let image = &self.image;
         let [height, width] = self.shape.output;
         let (mut n, mut y, mut x) = (first / (height * width), first / width % height, first % width);
-        to.clear();
         for _ in 0..count {
             let sy = (y * self.shape.stride[0]) as isize + offset[0];
             let sx = (x * self.shape.stride[1]) as isize + offset[1];
@@ -122,7 +121,7 @@ impl Part<'_> {
             let inside = (sy as usize) < image.size[0] && (sx as usize) < image.size[1];
             to.push(if inside {
                 let pixel = (n * image.size[0] + sy as usize) * image.size[1] + sx as usize;
-                self.x[pixel * image.channels + image.first..].as_ptr()
+                self.x[pixel * image.channels..].as_ptr()
             } else {
                 self.zeros.as_ptr()
             });
@@ -137,56 +136,64 @@ impl Part<'_> {
     }
 }
 
-/// `sums[row][..padded] += Σ_k a[k][row] · packed[panel][k][..]` for all rows and panels.
+/// `sums[row][..padded] += Σ_k a[k][offset + row] · packed[panel][k][..]` for all rows and panels.
 ///
 /// # Safety
 ///
-/// Each pointer has `rows` floats.
+/// Each pointer has `offset + rows` floats.
 pub(crate) unsafe fn add_products(
-    isa: &Isa,
+    panels: &[Panel],
     a: &[*const f32],
+    offset: usize,
     rows: usize,
     packed: &[f32],
-    padded: usize,
     sums: &mut [f32],
 ) {
-    let depth = a.len();
-    assert!(packed.len() >= padded * depth && sums.len() >= rows * padded);
-    for panel in 0..padded / isa.cols {
-        for first in (0..rows).step_by(isa.outer_rows) {
+    let (depth, padded) = (a.len(), padded(panels));
+    assert!(packed.len() >= depth * padded && sums.len() >= rows * padded);
+    for panel in panels {
+        let outer_rows = panel.isa.outer_rows;
+        for first in (0..rows).step_by(outer_rows) {
             let call = Outer {
                 a: a.as_ptr(),
-                offset: first,
+                offset: offset + first,
                 depth,
-                b: packed[panel * depth * isa.cols..].as_ptr(),
-                out: sums[first * padded + panel * isa.cols..].as_mut_ptr(),
+                b: packed[panel.column * depth..].as_ptr(),
+                out: sums[first * padded + panel.column..].as_mut_ptr(),
                 stride: padded,
-                rows: isa.outer_rows.min(rows - first),
+                rows: outer_rows.min(rows - first),
             };
             // SAFETY: `a` is the caller's promise; the other sides are inside the slices, see the assertion.
-            unsafe { isa.outer(&call) };
+            unsafe { panel.isa.outer(&call) };
         }
     }
 }
 
-/// Packs some channels of some pixels: `[panel][pixel][Isa::cols]`, padded with zeros.
-fn pack_rows(
-    isa: &Isa,
-    from: &[f32],
-    to: &mut [f32],
-    pixels: std::ops::Range<usize>,
-    channels: usize,
-    first: usize,
-    columns: usize,
-) {
-    let (cols, count) = (isa.cols, pixels.len());
-    for (k, pixel) in pixels.enumerate() {
-        let row = &from[pixel * channels + first..][..columns];
-        for (panel, row) in row.chunks(cols).enumerate() {
-            let to = &mut to[(panel * count + k) * cols..][..cols];
-            to[..row.len()].copy_from_slice(row);
-            to[row.len()..].fill(0.0);
+/// Packs the first columns of some pixels of `channels` floats: `[panel][pixel][columns of the panel's tile]`, padded
+/// with zeros.
+fn pack_rows(panels: &[Panel], from: &[f32], to: &mut [f32], count: usize, channels: usize) {
+    for panel in panels {
+        let to = &mut to[panel.column * count..][..panel.isa.cols * count];
+        let from = &from[panel.column..];
+        match (panel.isa.cols, panel.cols) {
+            (32, 32) => pack_full::<32>(from, to, channels),
+            (16, 16) => pack_full::<16>(from, to, channels),
+            (8, 8) => pack_full::<8>(from, to, channels),
+            (cols, stored) => {
+                for (k, to) in to.chunks_exact_mut(cols).enumerate() {
+                    let row = &from[k * channels..][..stored];
+                    to[..stored].iter_mut().zip(row).for_each(|(to, from)| *to = *from);
+                    to[stored..].fill(0.0);
+                }
+            }
         }
+    }
+}
+
+/// Rows of a length that the compiler knows.
+fn pack_full<const COLS: usize>(from: &[f32], to: &mut [f32], channels: usize) {
+    for (k, to) in to.chunks_exact_mut(COLS).enumerate() {
+        to.copy_from_slice(&from[k * channels..][..COLS]);
     }
 }
 

@@ -142,6 +142,7 @@ impl Pass<'_> {
                 for row in (0..count).step_by(isa.rows) {
                     let call = Tile {
                         a: a[row..].as_ptr(),
+                        offset: 0,
                         taps: 1,
                         depth,
                         b: weights.as_ptr(),

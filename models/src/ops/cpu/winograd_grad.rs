@@ -7,6 +7,7 @@
 
 use super::kernel::Isa;
 use super::memory::Buffer;
+use super::panels::Panel;
 use super::parallel::{Shared, for_each, part, threads};
 use super::shape::ConvShape;
 use super::weight_grad::{MOST_SUMS, add_products};
@@ -16,6 +17,9 @@ use super::winograd::{Grid, block_len};
 pub(crate) fn weight_grad(isa: &'static Isa, shape: &ConvShape, x: &[f32], dy: &[f32]) -> Buffer {
     let [depth, columns] = shape.channels;
     let padded = columns.next_multiple_of(isa.cols);
+    // The transform writes panels of one width.
+    let panels: Vec<Panel> =
+        (0..padded).step_by(isa.cols).map(|column| Panel { isa, column, cols: isa.cols }).collect();
     let grid = Grid { batch: shape.batch, source: shape.input, target: shape.output, padding: shape.padding };
     let (tiles, block) = (grid.len(), block_len(shape.channels));
     let sums_len = 16 * depth * padded;
@@ -57,7 +61,7 @@ pub(crate) fn weight_grad(isa: &'static Isa, shape: &ConvShape, x: &[f32], dy: &
                 pointers.extend((0..count).map(|tile| input[(xi * count + tile) * depth..].as_ptr()));
                 let grads = &grads[xi * count * padded..(xi + 1) * count * padded];
                 // SAFETY: each pointer has `depth` floats.
-                unsafe { add_products(isa, &pointers, depth, grads, padded, sums) };
+                unsafe { add_products(&panels, &pointers, 0, depth, grads, sums) };
             }
         }
     });
