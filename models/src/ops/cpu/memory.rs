@@ -2,11 +2,12 @@
 //!
 //! A training step makes the same gigabyte of tensors every time. Left to the system's allocator, each of the large ones
 //! is mapped, zeroed page by page and unmapped again, which costs more than batch norm. Here a released buffer goes to a
-//! free list of its size class and the next step takes it from there. What the lists hold never exceeds the most that
-//! was in use at one time, so that a change of the batch size does not pile up memory.
+//! free list of its size class and the next step takes it from there. Lists and what is in use together never exceed
+//! nine eighths of the most that was in use at one time, so that a change of the batch size does not pile up memory; the
+//! eighth is for sizes that a step wants at different times.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
@@ -19,6 +20,8 @@ const ALIGN: usize = 64;
 /// Buffers from this size on are aligned to huge pages, which the kernel is asked for.
 const HUGE: usize = 4 << 20;
 const HUGE_PAGE: usize = 2 << 20;
+/// How many times as large as needed a block may be.
+const MOST_LARGER: usize = 2;
 
 /// A zero-initialised or previously used allocation: never uninitialised memory.
 struct Block {
@@ -33,7 +36,7 @@ unsafe impl Sync for Block {}
 
 #[derive(Default)]
 struct Pool {
-    free: HashMap<usize, Vec<Block>>,
+    free: BTreeMap<usize, Vec<Block>>,
     cached: usize,
     used: usize,
     peak: usize,
@@ -57,10 +60,12 @@ fn acquire(bytes: usize) -> Block {
     let class = size_class(bytes);
     {
         let mut pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
-        pool.used += class;
+        // A larger block where none fits: a new one would soon push another out of the lists.
+        let found = pool.free.range_mut(class..=MOST_LARGER * class).find_map(|(_, blocks)| blocks.pop());
+        pool.used += found.as_ref().map_or(class, |block| block.bytes);
         pool.peak = pool.peak.max(pool.used);
-        if let Some(block) = pool.free.get_mut(&class).and_then(Vec::pop) {
-            pool.cached -= class;
+        if let Some(block) = found {
+            pool.cached -= block.bytes;
             return block;
         }
     }
@@ -81,7 +86,7 @@ fn acquire(bytes: usize) -> Block {
 fn release(block: Block) {
     let mut pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
     pool.used -= block.bytes;
-    if pool.used + pool.cached + block.bytes <= pool.peak {
+    if pool.used + pool.cached + block.bytes <= pool.peak / 8 * 9 {
         pool.cached += block.bytes;
         pool.free.entry(block.bytes).or_default().push(block);
     } else {
