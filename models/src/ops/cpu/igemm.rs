@@ -63,6 +63,8 @@ pub(crate) struct Igemm<'a> {
 struct Tables {
     /// `[tile][tap][row]`, to the first channel of a pixel of the source.
     a: Vec<*const f32>,
+    /// `[tap]`, floats from the pixel below a window's first position to that below a tap.
+    distances: Vec<isize>,
     /// `[row]`, to a gathered row.
     gathered: Vec<*const f32>,
     /// `[row]`, to the first channel of a pixel of the target.
@@ -174,6 +176,9 @@ impl Igemm<'_> {
         let taps = self.taps.len();
         tables.a.clear();
         tables.out.clear();
+        tables.distances.clear();
+        let distance = |tap: &[isize; 2]| (tap[0] * image.size[1] as isize + tap[1]) * image.channels as isize;
+        tables.distances.extend(self.taps.iter().map(distance));
         tables.a.resize(count.next_multiple_of(rows) * taps, zeros.as_ptr());
         let [height, width] = self.grid;
         let (mut n, mut y, mut x) = (first / (height * width), first / width % height, first % width);
@@ -185,20 +190,18 @@ impl Igemm<'_> {
             let tile = &mut tables.a[row / rows * rows * taps..][..rows * taps];
             let tile = tile[row % rows..].iter_mut().step_by(rows);
             let at = [(y * self.source_step[0]) as isize, (x * self.source_step[1]) as isize];
+            let base = ((n * image.size[0]) as isize + at[0]) * image.size[1] as isize + at[1];
+            let base = source.as_ptr().wrapping_offset(base * image.channels as isize);
             let all_inside = (0..2).all(|i| at[i] + ends[i].0 >= 0 && at[i] + ends[i].1 < image.size[i] as isize);
-            let pixel = |[dy, dx]: [isize; 2]| {
-                let row = (n * image.size[0]) as isize + at[0] + dy;
-                (row * image.size[1] as isize + at[1] + dx) * image.channels as isize
-            };
             if all_inside {
-                for (to, &offset) in tile.zip(self.taps) {
-                    *to = source.as_ptr().wrapping_offset(pixel(offset));
+                for (to, &distance) in tile.zip(&tables.distances) {
+                    *to = base.wrapping_offset(distance);
                 }
             } else {
-                for (to, &offset) in tile.zip(self.taps) {
-                    let inside = (0..2).all(|i| (0..image.size[i] as isize).contains(&(at[i] + offset[i])));
-                    if inside {
-                        *to = source.as_ptr().wrapping_offset(pixel(offset));
+                for (to, (&distance, offset)) in tile.zip(tables.distances.iter().zip(self.taps)) {
+                    // A pixel to the left of or above the image wraps around to a huge number.
+                    if (0..2).all(|i| ((at[i] + offset[i]) as usize) < image.size[i]) {
+                        *to = base.wrapping_offset(distance);
                     }
                 }
             }

@@ -109,29 +109,33 @@ impl Part<'_> {
         }
     }
 
-    /// Where one tap of each pixel of a chunk lies in `x`.
+    /// Where one tap of each pixel of a chunk lies in `x`, row by row of the output.
     fn point(&self, to: &mut Vec<*const f32>, offset: [isize; 2], first: usize, count: usize) {
         let image = &self.image;
         let [height, width] = self.shape.output;
-        let (mut n, mut y, mut x) = (first / (height * width), first / width % height, first % width);
-        for _ in 0..count {
-            let sy = (y * self.shape.stride[0]) as isize + offset[0];
-            let sx = (x * self.shape.stride[1]) as isize + offset[1];
-            // A pixel to the left of or above the image wraps around to a huge number.
-            let inside = (sy as usize) < image.size[0] && (sx as usize) < image.size[1];
-            to.push(if inside {
-                let pixel = (n * image.size[0] + sy as usize) * image.size[1] + sx as usize;
-                self.x[pixel * image.channels..].as_ptr()
-            } else {
-                self.zeros.as_ptr()
-            });
-            x += 1;
-            if x == width {
-                (x, y) = (0, y + 1);
+        let [step_y, step_x] = self.shape.stride;
+        let end = first + count;
+        let mut at = first;
+        while at < end {
+            let (n, y, x) = (at / (height * width), at / width % height, at % width);
+            let run = (width - x).min(end - at);
+            at += run;
+            let sy = (y * step_y) as isize + offset[0];
+            // A row above the image wraps around to a huge number.
+            if sy as usize >= image.size[0] {
+                to.resize(to.len() + run, self.zeros.as_ptr());
+                continue;
             }
-            if y == height {
-                (y, n) = (0, n + 1);
-            }
+            // Of the columns `x · step + offset` those that are inside.
+            let beside = |limit: isize| (limit - offset[1]).max(0).unsigned_abs().div_ceil(step_x);
+            let (left, right) = (beside(0).clamp(x, x + run), beside(image.size[1] as isize).clamp(x, x + run));
+            let pixel = (n * image.size[0] + sy as usize) * image.size[1];
+            let start = (pixel as isize + offset[1]) * image.channels as isize;
+            let step = step_x * image.channels;
+            to.resize(to.len() + left - x, self.zeros.as_ptr());
+            let row = self.x.as_ptr().wrapping_offset(start);
+            to.extend((left..right).map(|x| row.wrapping_add(x * step)));
+            to.resize(to.len() + x + run - right.max(left), self.zeros.as_ptr());
         }
     }
 }

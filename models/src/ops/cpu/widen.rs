@@ -10,7 +10,7 @@ use super::memory::Buffer;
 use super::parallel::{Shared, for_each};
 
 /// Channels from which taps are long enough as they are.
-const FEW: usize = 16;
+const FEW: usize = 32;
 
 /// The source and taps that replace the original ones.
 pub(crate) struct Widened {
