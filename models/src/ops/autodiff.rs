@@ -1,15 +1,66 @@
 //! The operations' steps in burn's graph, for any backend that has [`Kernels`].
 
-use burn::backend::autodiff::Autodiff;
+use std::cell::RefCell;
+use std::collections::VecDeque;
+
+use burn::backend::TensorMetadata;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::autodiff::{Autodiff, NodeId};
 use burn::backend::tensor::FloatTensor;
 
 use super::extension::{Activation, ConvOptions, Kernels, NormOptions, PoolOptions, TrainingOps};
 
 type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;
+
+thread_local! {
+    /// Images that this thread's steps have lately given a gradient, the latest last.
+    static GIVEN: RefCell<VecDeque<NodeId>> = const { RefCell::new(VecDeque::new()) };
+}
+
+/// Adds `grad` to a parent's gradient.
+///
+/// burn's own sum takes images that are channels-last in memory apart pixel by pixel, on one thread, and leaves them in
+/// another order. But its table of gradients does not tell what it holds, so the nodes that got a gradient from here are
+/// remembered. What is forgotten, or was given by a step of burn's, is added up by burn.
+///
+/// `given` takes the gradient that is there out of the table.
+fn give<B: Kernels>(
+    grads: &mut Gradients,
+    node: NodeId,
+    is_leaf: bool,
+    given: impl FnOnce(&mut Gradients) -> FloatTensor<B>,
+    grad: FloatTensor<B>,
+) {
+    /// More than there are images whose other uses lie between two of their uses.
+    const REMEMBERED: usize = 256;
+    // A leaf's gradient may be taken away while the pass runs; an inner node's is there until the node's own step.
+    if grad.rank() != 4 || is_leaf {
+        return grads.register::<B>(node, grad);
+    }
+    let found = GIVEN.with_borrow_mut(|nodes| {
+        let found = nodes.contains(&node);
+        if !found {
+            if nodes.len() == REMEMBERED {
+                nodes.pop_front();
+            }
+            nodes.push_back(node);
+        }
+        found
+    });
+    let grad = if found { B::sum(given(grads), grad) } else { grad };
+    grads.register::<B>(node, grad);
+}
+
+/// [`give`] to a parent, whose type has no public name.
+macro_rules! give {
+    ($backend:ty, $grads:expr, $node:expr, $grad:expr) => {{
+        let (node, leaf) = ($node, $node.parents.is_empty());
+        give::<$backend>($grads, node.id, leaf, |grads| grads.consume::<$backend>(node), $grad);
+    }};
+}
 
 /// Parents: input, weight and, if there is one, bias.
 #[derive(Debug)]
@@ -25,7 +76,7 @@ impl<B: Kernels, const N: usize> Backward<B, N> for ConvStep {
         let found = B::conv_backward(ops.state, grad, wanted);
         for (i, grad) in [found.input, found.weight, found.bias].into_iter().enumerate() {
             if let (Some(node), Some(grad)) = (parent(i), grad) {
-                grads.register::<B>(node.id, grad);
+                give!(B, grads, node, grad);
             }
         }
     }
@@ -44,7 +95,7 @@ impl<B: Kernels, const N: usize> Backward<B, N> for NormStep {
         let all = [found.input, found.weight, found.bias, found.residual];
         for (node, grad) in ops.parents.iter().zip(all) {
             if let Some(node) = node {
-                grads.register::<B>(node.id, grad);
+                give!(B, grads, node, grad);
             }
         }
     }
@@ -58,8 +109,8 @@ impl<B: Kernels> Backward<B, 1> for PoolStep {
 
     fn backward(self, ops: Ops<B::Pool, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = B::pool_backward(ops.state, grads.consume::<B>(&ops.node));
-        if let [Some(node)] = ops.parents {
-            grads.register::<B>(node.id, grad);
+        if let [Some(node)] = &ops.parents {
+            give!(B, grads, node, grad);
         }
     }
 }
@@ -72,8 +123,8 @@ impl<B: Kernels> Backward<B, 1> for PixelMeanStep {
 
     fn backward(self, ops: Ops<[usize; 2], 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = B::pixel_mean_backward(ops.state, grads.consume::<B>(&ops.node));
-        if let [Some(node)] = ops.parents {
-            grads.register::<B>(node.id, grad);
+        if let [Some(node)] = &ops.parents {
+            give!(B, grads, node, grad);
         }
     }
 }
@@ -87,8 +138,8 @@ impl<B: Kernels> Backward<B, 1> for ActivateStep {
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let (kept, activation) = ops.state;
         let grad = B::activate_backward(kept, grads.consume::<B>(&ops.node), activation);
-        if let [Some(node)] = ops.parents {
-            grads.register::<B>(node.id, grad);
+        if let [Some(node)] = &ops.parents {
+            give!(B, grads, node, grad);
         }
     }
 }
@@ -103,10 +154,25 @@ impl<B: Kernels> Backward<B, 2> for ScaleStep {
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
         let [input, factors] = ops.state;
         let found = B::scale_backward(input, factors, grads.consume::<B>(&ops.node));
-        for (node, grad) in ops.parents.into_iter().zip(found) {
+        for (node, grad) in ops.parents.iter().zip(found) {
             if let Some(node) = node {
-                grads.register::<B>(node.id, grad);
+                give!(B, grads, node, grad);
             }
+        }
+    }
+}
+
+/// Parents: both sides.
+#[derive(Debug)]
+struct AddStep;
+
+impl<B: Kernels> Backward<B, 2> for AddStep {
+    type State = ();
+
+    fn backward(self, ops: Ops<(), 2>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let grad = grads.consume::<B>(&ops.node);
+        for node in ops.parents.iter().flatten() {
+            give!(B, grads, node, grad.clone());
         }
     }
 }
@@ -182,7 +248,6 @@ impl<B: Kernels + TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B
     }
 
     fn pixel_mean(input: Tracked<B, C>) -> Tracked<B, C> {
-        use burn::backend::TensorMetadata;
         let (input, node) = input.into_parts();
         let shape = input.shape();
         let size = [shape[2], shape[3]];
@@ -202,5 +267,11 @@ impl<B: Kernels + TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B
         let ((input, input_node), (factors, factors_node)) = (input.into_parts(), factors.into_parts());
         let output = B::scale_forward(input.clone(), factors.clone());
         record!(ScaleStep, C, [input_node, factors_node], [input, factors], output)
+    }
+
+    fn add(left: Tracked<B, C>, right: Tracked<B, C>) -> Tracked<B, C> {
+        let ((left, left_node), (right, right_node)) = (left.into_parts(), right.into_parts());
+        let output = B::sum(left, right);
+        record!(AddStep, C, [left_node, right_node], (), output)
     }
 }

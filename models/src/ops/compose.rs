@@ -24,7 +24,11 @@ fn from_last(input: Tensor<4>) -> Tensor<4> {
 
 /// Elementwise sum of two tensors of one shape.
 pub fn add(left: Tensor<4>, right: Tensor<4>) -> Tensor<4> {
-    if has_kernels(&left) { from_last(to_last(left) + to_last(right)) } else { left + right }
+    if has_kernels(&left) && has_kernels(&right) {
+        Tensor::from_dispatch(Dispatch::add(left.into_dispatch(), right.into_dispatch()))
+    } else {
+        left + right
+    }
 }
 
 /// Images side by side along the channels, `torch.cat(parts, 1)`.

@@ -142,6 +142,9 @@ pub trait Kernels: Backend {
         activation: Activation,
     ) -> FloatTensor<Self>;
 
+    /// The sum of two tensors of one shape.
+    fn sum(left: FloatTensor<Self>, right: FloatTensor<Self>) -> FloatTensor<Self>;
+
     /// See [`scale_channels`](super::scale_channels).
     fn scale_forward(input: FloatTensor<Self>, factors: FloatTensor<Self>) -> FloatTensor<Self>;
     /// The gradients of input and factors.
@@ -197,6 +200,8 @@ pub trait TrainingOps: Backend {
     fn activate(input: FloatTensor<Self>, activation: Activation) -> FloatTensor<Self>;
     /// See [`scale_channels`](super::scale_channels).
     fn scale(input: FloatTensor<Self>, factors: FloatTensor<Self>) -> FloatTensor<Self>;
+    /// See [`add`](super::add).
+    fn add(left: FloatTensor<Self>, right: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
 /// Operations without a backward pass.

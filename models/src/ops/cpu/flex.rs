@@ -186,6 +186,11 @@ impl Kernels for Flex {
         input.like(activation::backward(input.values(), grad.values(), activation))
     }
 
+    fn sum(left: FlexTensor, right: FlexTensor) -> FlexTensor {
+        let (left, right) = (Dense::natural(left), Dense::natural(right));
+        left.like(pool::sum(left.values(), right.values()))
+    }
+
     fn scale_forward(input: FlexTensor, factors: FlexTensor) -> FlexTensor {
         let (input, factors) = (Dense::channels_last(input), Dense::row_major(factors));
         input.like(pool::scale(input.values(), factors.values(), input.dims4()))
@@ -254,6 +259,10 @@ impl TrainingOps for Flex {
 
     fn scale(input: FlexTensor, factors: FlexTensor) -> FlexTensor {
         Self::scale_forward(input, factors)
+    }
+
+    fn add(left: FlexTensor, right: FlexTensor) -> FlexTensor {
+        Self::sum(left, right)
     }
 }
 

@@ -191,6 +191,26 @@ fn scale_grad_image_body(x: &[f32], factors: &[f32], dy: &[f32], dx: &mut [f32],
     }
 }
 
+/// `a + b`.
+pub(crate) fn sum(a: &[f32], b: &[f32]) -> Buffer {
+    let mut y = Buffer::new(a.len());
+    let target = Shared::new(&mut y);
+    let parts = pieces(a.len(), PIECE);
+    for_each(parts, |index| {
+        let range = part(a.len(), 16, parts, index);
+        // SAFETY: each task has its own range.
+        sum_piece(&a[range.clone()], &b[range.clone()], unsafe { target.slice(range) });
+    });
+    y
+}
+
+multiversion!(fn sum_piece(a: &[f32], b: &[f32], y: &mut [f32]) = sum_piece_body);
+
+#[inline(always)]
+fn sum_piece_body(a: &[f32], b: &[f32], y: &mut [f32]) {
+    y.iter_mut().zip(a.iter().zip(b)).for_each(|(y, (a, b))| *y = a + b);
+}
+
 /// Sum of each channel over all pixels, in pieces of fixed size whose sums are added in order.
 pub(crate) fn channel_sums(x: &[f32], channels: usize) -> Buffer {
     let rows_each = (PIECE / channels).max(1);
