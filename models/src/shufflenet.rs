@@ -8,7 +8,7 @@ use burn::tensor::Tensor;
 
 use crate::blocks::{classify, conv, depthwise, sequence};
 use crate::layers::{BatchNorm2d, Conv2d, Linear};
-use crate::ops::{channels, concat, shuffle_channels};
+use crate::ops::{channels, interleave};
 use crate::{BuildError, Context, Init, Spec};
 
 /// Smallest side that leaves the last stage more than one pixel.
@@ -82,7 +82,7 @@ impl Basic {
         let x = self.bn1.forward_relu(self.conv1.forward(x, cx), cx);
         let x = self.bn2.forward(self.conv2.forward(x, cx), cx);
         let x = self.bn3.forward_relu(self.conv3.forward(x, cx), cx);
-        cx.wrote(shuffle_channels(cx.wrote(concat(vec![around, x])), 2))
+        cx.wrote(interleave(around, x))
     }
 }
 
@@ -125,7 +125,7 @@ impl Down {
         let right = self.bn3.forward_relu(self.conv3.forward(input, cx), cx);
         let right = self.bn4.forward(self.conv4.forward(right, cx), cx);
         let right = self.bn5.forward_relu(self.conv5.forward(right, cx), cx);
-        cx.wrote(shuffle_channels(cx.wrote(concat(vec![left, right])), 2))
+        cx.wrote(interleave(left, right))
     }
 }
 

@@ -5,7 +5,7 @@ use burn::tensor::{Device, Distribution, Tensor, activation, module};
 use models::ops::Activation::{Identity, Relu, Swish};
 use models::ops::{
     After, ConvOptions, PoolOptions, add, avg_pool2d, batch_norm_eval, batch_norm_train, channels, concat, conv2d,
-    global_avg_pool, linear, max_pool2d, relu, scale_channels, shuffle_channels, sigmoid, swish,
+    global_avg_pool, interleave, linear, max_pool2d, relu, scale_channels, sigmoid, swish,
 };
 
 fn random<const D: usize>(dims: [usize; D]) -> Tensor<D> {
@@ -145,8 +145,17 @@ fn batch_norm() {
 
 #[test]
 fn pooling_and_relu() {
-    for (dims, kernel, stride, padding) in [([2, 6, 8, 8], 2, 2, 0), ([2, 33, 7, 9], 3, 2, 1), ([1, 5, 6, 6], 3, 1, 1)]
-    {
+    for (dims, kernel, stride, padding) in [
+        ([2, 6, 8, 8], 2, 2, 0),
+        ([2, 33, 7, 9], 3, 2, 1),
+        ([1, 5, 6, 6], 3, 1, 1),
+        ([3, 6, 7, 9], 2, 2, 0),
+        ([2, 20, 6, 5], 2, 2, 0),
+        ([2, 10, 9, 10], 3, 3, 1),
+        ([2, 7, 9, 10], 2, 3, 0),
+        ([2, 16, 4, 4], 4, 4, 0),
+        ([1, 1, 5, 5], 2, 2, 1),
+    ] {
         let x = random(dims);
         let x2 = x.clone();
         let options = PoolOptions { kernel: [kernel; 2], stride: [stride; 2], padding: [padding; 2] };
@@ -180,6 +189,15 @@ fn other_element_types_take_burns_way() {
     let y = conv2d(x, w, None, options, false);
     assert_eq!(y.dtype(), burn::tensor::DType::F64);
     assert_eq!(y.into_data().try_into_vec::<f64>().unwrap(), [18.0; 12]);
+
+    let side = |first: f64| {
+        Tensor::<4>::from_data(
+            burn::tensor::TensorData::new(vec![first, first + 1.0], [1, 2, 1, 1]),
+            (&device, burn::tensor::DType::F64),
+        )
+    };
+    let both = interleave(side(1.0), side(10.0));
+    assert_eq!(both.into_data().try_into_vec::<f64>().unwrap(), [1.0, 10.0, 2.0, 11.0]);
 }
 
 #[test]
@@ -200,6 +218,25 @@ fn runs_repeat_bit_for_bit() {
 }
 
 #[test]
+fn gradients_of_several_uses_add_up() {
+    let (x, w) = (random([2, 6, 5, 4]), random([6, 6, 3, 3]));
+    let options = ConvOptions { stride: [1, 1], padding: [1, 1], dilation: [1, 1], groups: 1 };
+    // Three uses by steps of our own, one of burn's in between.
+    let inner = |y: Tensor<4>| {
+        let conv = conv2d(y.clone(), w.clone(), None, options, false);
+        add(add(conv, y.clone()), swish(y.clone()) * y)
+    };
+    let burn = |y: Tensor<4>| {
+        let conv = module::conv2d(y.clone(), w.clone(), None, BurnConv::new([1, 1], [1, 1], [1, 1], 1));
+        conv + y.clone() + activation::silu(y.clone()) * y
+    };
+    // Again, since nodes of the first pass are remembered.
+    for _ in 0..2 {
+        same!("several uses", [x, w], inner(inner(relu(x.clone()))), burn(burn(activation::relu(x.clone()))));
+    }
+}
+
+#[test]
 fn composed_operations() {
     let dims = [2, 6, 4, 8];
     let (x, y) = (random(dims), random(dims));
@@ -214,6 +251,13 @@ fn composed_operations() {
     same!("mean of windows", [x], avg_pool2d(last(&x), 2), module::avg_pool2d(x.clone(), burn));
     let s = random([2, 6]);
     same!("scale", [x, s], scale_channels(last(&x), s.clone()), x.clone() * s.clone().reshape([2, 6, 1, 1]));
-    let shuffled = x.clone().reshape([2, 2, 3, 4, 8]).swap_dims(1, 2).reshape(dims);
-    same!("shuffle", [x], shuffle_channels(last(&x), 2), shuffled);
+    let both = Tensor::cat(vec![x.clone(), y.clone()], 1);
+    let shuffled = both.reshape([2, 2, 6, 4, 8]).swap_dims(1, 2).reshape([2, 12, 4, 8]);
+    same!("interleaved", [x, y], interleave(last(&x), y.clone()), shuffled);
+    let z = random([2, 3, 4, 8]);
+    let parts = || vec![last(&x), z.clone(), last(&y), x.clone(), z.clone()];
+    for count in [3, 4, 5] {
+        let plain = [&x, &z, &y, &x, &z].into_iter().take(count).cloned().collect();
+        same!("concat of many", [x, y, z], concat(parts()[..count].to_vec()), Tensor::cat(plain, 1));
+    }
 }

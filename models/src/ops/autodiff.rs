@@ -177,6 +177,41 @@ impl<B: Kernels> Backward<B, 2> for AddStep {
     }
 }
 
+/// Parents: the parts.
+#[derive(Debug)]
+struct JoinStep;
+
+impl<B: Kernels, const N: usize> Backward<B, N> for JoinStep {
+    /// The parts' channels, and whether they are in turn.
+    type State = (Vec<usize>, bool);
+
+    fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let (channels, in_turn) = ops.state;
+        let found = B::join_backward(&channels, grads.consume::<B>(&ops.node), in_turn);
+        for (node, grad) in ops.parents.iter().zip(found) {
+            if let Some(node) = node {
+                give!(B, grads, node, grad);
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+struct SomeStep;
+
+impl<B: Kernels> Backward<B, 1> for SomeStep {
+    /// Channels of the input, and the first one that is taken.
+    type State = [usize; 2];
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let [all, first] = ops.state;
+        let grad = B::some_backward(all, first, grads.consume::<B>(&ops.node));
+        if let [Some(node)] = &ops.parents {
+            give!(B, grads, node, grad);
+        }
+    }
+}
+
 /// Records `$step` behind the parents' nodes: `record!(step, C, [nodes], kept, output)`.
 macro_rules! record {
     ($step:expr, $strategy:ty, $nodes:expr, $kept:expr, $output:expr) => {
@@ -267,6 +302,27 @@ impl<B: Kernels + TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B
         let ((input, input_node), (factors, factors_node)) = (input.into_parts(), factors.into_parts());
         let output = B::scale_forward(input.clone(), factors.clone());
         record!(ScaleStep, C, [input_node, factors_node], [input, factors], output)
+    }
+
+    fn join_two(a: Tracked<B, C>, b: Tracked<B, C>, in_turn: bool) -> Tracked<B, C> {
+        let kept = (vec![a.shape()[1], b.shape()[1]], in_turn);
+        let ((a, a_node), (b, b_node)) = (a.into_parts(), b.into_parts());
+        let output = B::join_forward(vec![a, b], in_turn);
+        record!(JoinStep, C, [a_node, b_node], kept, output)
+    }
+
+    fn join_three(a: Tracked<B, C>, b: Tracked<B, C>, c: Tracked<B, C>) -> Tracked<B, C> {
+        let kept = (vec![a.shape()[1], b.shape()[1], c.shape()[1]], false);
+        let ((a, a_node), (b, b_node), (c, c_node)) = (a.into_parts(), b.into_parts(), c.into_parts());
+        let output = B::join_forward(vec![a, b, c], false);
+        record!(JoinStep, C, [a_node, b_node, c_node], kept, output)
+    }
+
+    fn some(input: Tracked<B, C>, first: usize, count: usize) -> Tracked<B, C> {
+        let (input, node) = input.into_parts();
+        let all = input.shape()[1];
+        let output = B::some_forward(input, first, count);
+        record!(SomeStep, C, [node], [all, first], output)
     }
 
     fn add(left: Tracked<B, C>, right: Tracked<B, C>) -> Tracked<B, C> {

@@ -1,7 +1,6 @@
-//! Operations composed of others, in the kernels' memory order.
+//! What layers do with whole channels; of burn's operations where there are no kernels.
 //!
-//! burn's elementwise operations and concatenation are fastest on tensors that are contiguous to them: where images lie
-//! channels-last, they are handed over as `[B, H, W, C]`, which is a view, and the result is viewed back.
+//! burn's own operations take channels-last images apart pixel by pixel, on one thread, and leave them in another order.
 
 use std::ops::Range;
 
@@ -11,16 +10,6 @@ use burn::tensor::{Tensor, module};
 
 use super::extension::TrainingOps;
 use super::{ConvOptions, conv2d, has_kernels, widened};
-
-/// `[B, C, H, W]` as `[B, H, W, C]`.
-fn to_last(input: Tensor<4>) -> Tensor<4> {
-    input.permute([0, 2, 3, 1])
-}
-
-/// `[B, H, W, C]` as `[B, C, H, W]`.
-fn from_last(input: Tensor<4>) -> Tensor<4> {
-    input.permute([0, 3, 1, 2])
-}
 
 /// Elementwise sum of two tensors of one shape.
 pub fn add(left: Tensor<4>, right: Tensor<4>) -> Tensor<4> {
@@ -33,15 +22,36 @@ pub fn add(left: Tensor<4>, right: Tensor<4>) -> Tensor<4> {
 
 /// Images side by side along the channels, `torch.cat(parts, 1)`.
 pub fn concat(parts: Vec<Tensor<4>>) -> Tensor<4> {
-    if parts.iter().all(has_kernels) {
-        from_last(Tensor::cat(parts.into_iter().map(to_last).collect(), 3))
-    } else {
-        Tensor::cat(parts, 1)
+    if !parts.iter().all(has_kernels) {
+        return Tensor::cat(parts, 1);
     }
+    let mut parts = parts.into_iter().map(Tensor::into_dispatch);
+    let mut all = parts.next().expect("something to concatenate");
+    while let Some(part) = parts.next() {
+        all = match parts.next() {
+            Some(next) => Dispatch::join_three(all, part, next),
+            None => Dispatch::join_two(all, part, false),
+        };
+    }
+    Tensor::from_dispatch(all)
+}
+
+/// Channels of two tensors in turn: ShuffleNet's shuffle of `concat([left, right])`, with its channels in two rows read
+/// column by column.
+pub fn interleave(left: Tensor<4>, right: Tensor<4>) -> Tensor<4> {
+    if has_kernels(&left) && has_kernels(&right) {
+        return Tensor::from_dispatch(Dispatch::join_two(left.into_dispatch(), right.into_dispatch(), true));
+    }
+    let [batch, channels, height, width] = left.dims();
+    let x: Tensor<5> = Tensor::stack(vec![left, right], 2);
+    x.reshape([batch, 2 * channels, height, width])
 }
 
 /// Some of the channels, `input[:, range]`.
 pub fn channels(input: Tensor<4>, range: Range<usize>) -> Tensor<4> {
+    if has_kernels(&input) {
+        return Tensor::from_dispatch(Dispatch::some(input.into_dispatch(), range.start, range.len()));
+    }
     let [batch, _, height, width] = input.dims();
     input.slice([0..batch, range, 0..height, 0..width])
 }
@@ -70,16 +80,4 @@ pub fn avg_pool2d(input: Tensor<4>, kernel: usize) -> Tensor<4> {
     let weight = Tensor::full([channels, 1, kernel, kernel], 1.0 / (kernel * kernel) as f64, &device);
     let options = ConvOptions { stride: [kernel; 2], padding: [0, 0], dilation: [1, 1], groups: channels };
     conv2d(input, weight, None, options, false)
-}
-
-/// Channel shuffle of ShuffleNet: with channels in `groups` rows, reads them column by column.
-pub fn shuffle_channels(input: Tensor<4>, groups: usize) -> Tensor<4> {
-    let [batch, channels, height, width] = input.dims();
-    if has_kernels(&input) {
-        let x = to_last(input).reshape([batch, height, width, groups, channels / groups]);
-        from_last(x.swap_dims(3, 4).reshape([batch, height, width, channels]))
-    } else {
-        let x = input.reshape([batch, groups, channels / groups, height, width]);
-        x.swap_dims(1, 2).reshape([batch, channels, height, width])
-    }
 }

@@ -142,6 +142,16 @@ pub trait Kernels: Backend {
         activation: Activation,
     ) -> FloatTensor<Self>;
 
+    /// See [`concat`](super::concat) and, `in_turn`, [`interleave`](super::interleave).
+    fn join_forward(parts: Vec<FloatTensor<Self>>, in_turn: bool) -> FloatTensor<Self>;
+    /// The gradients of parts of so many channels.
+    fn join_backward(channels: &[usize], grad: FloatTensor<Self>, in_turn: bool) -> Vec<FloatTensor<Self>>;
+
+    /// See [`channels`](super::channels).
+    fn some_forward(input: FloatTensor<Self>, first: usize, count: usize) -> FloatTensor<Self>;
+    /// The gradient of an input of `all` channels, of which those from `first` on were taken.
+    fn some_backward(all: usize, first: usize, grad: FloatTensor<Self>) -> FloatTensor<Self>;
+
     /// The sum of two tensors of one shape.
     fn sum(left: FloatTensor<Self>, right: FloatTensor<Self>) -> FloatTensor<Self>;
 
@@ -200,6 +210,12 @@ pub trait TrainingOps: Backend {
     fn activate(input: FloatTensor<Self>, activation: Activation) -> FloatTensor<Self>;
     /// See [`scale_channels`](super::scale_channels).
     fn scale(input: FloatTensor<Self>, factors: FloatTensor<Self>) -> FloatTensor<Self>;
+    /// See [`concat`](super::concat) and, `in_turn`, [`interleave`](super::interleave).
+    fn join_two(a: FloatTensor<Self>, b: FloatTensor<Self>, in_turn: bool) -> FloatTensor<Self>;
+    /// See [`concat`](super::concat).
+    fn join_three(a: FloatTensor<Self>, b: FloatTensor<Self>, c: FloatTensor<Self>) -> FloatTensor<Self>;
+    /// See [`channels`](super::channels).
+    fn some(input: FloatTensor<Self>, first: usize, count: usize) -> FloatTensor<Self>;
     /// See [`add`](super::add).
     fn add(left: FloatTensor<Self>, right: FloatTensor<Self>) -> FloatTensor<Self>;
 }

@@ -28,7 +28,7 @@ use burn::backend::Dispatch;
 use burn::tensor::ops::MaxPoolOptions;
 use burn::tensor::{DType, Device, FloatDType, Tensor, activation, module};
 
-pub use compose::{add, avg_pool2d, channels, concat, scale_channels, shuffle_channels};
+pub use compose::{add, avg_pool2d, channels, concat, interleave, scale_channels};
 pub use cpu::tensor_over;
 pub use extension::{Activation, BatchNormGrads, ConvGrads, ConvOptions, Kernels, NormOptions, PoolOptions};
 use extension::{EvalOps, TrainingOps};

@@ -19,7 +19,7 @@ fn exp(x: f32) -> f32 {
     // Added to a small number, this leaves the number rounded to an integer in the last bits.
     const ROUND: f32 = 12_582_912.0;
     // ln 2 in two parts: the first one's products with small integers are exact.
-    const LN2: [f32; 2] = [0.693_359_375, -2.121_944_4e-4];
+    const LN2: [f32; 2] = [355.0 / 512.0, -2.121_944_4e-4];
     // Comparisons that NaN fails, so that it gets through.
     let x = if x < -87.0 { -87.0 } else { x };
     let x = if x > 87.0 { 87.0 } else { x };

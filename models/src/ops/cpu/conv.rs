@@ -8,7 +8,7 @@ use super::igemm::{Igemm, Image, Weights, pack, pad_bias};
 use super::kernel::Isa;
 use super::memory::Buffer;
 use super::shape::ConvShape;
-use super::{depthwise, grouped, weight_grad as direct, winograd, winograd_grad};
+use super::{depthwise, grouped, scatter, weight_grad as direct, winograd, winograd_grad};
 
 /// Output `[batch, oh, ow, out]` of `x` `[batch, h, w, in]` and weights in PyTorch's layout; optionally with a bias and
 /// the negative values cut off.
@@ -80,6 +80,10 @@ pub(crate) fn data_grad(isa: &'static Isa, shape: &ConvShape, weight: &[f32], dy
     }
     if winograd::fits(shape) {
         winograd::data_grad(isa, shape, weight, dy, &mut dx);
+        return dx;
+    }
+    if scatter::fits(shape) {
+        scatter::data_grad(isa, shape, weight, dy, &mut dx);
         return dx;
     }
     let classes = classes(shape);

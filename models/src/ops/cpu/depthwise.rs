@@ -1,9 +1,10 @@
 //! Depthwise convolution: one filter a channel, so a vector of channels takes part in each multiply-add and there is
-//! nothing to multiply as a matrix. Tasks are rows of pixels; the gradient of the weights has one sum for each image
-//! and adds them in the order of the images, whatever the number of threads.
+//! nothing to multiply as a matrix. Tasks are rows of pixels; the gradient of the weights has a sum for each of 16 parts
+//! of the batch and adds them in order, whatever the number of threads.
 
+use super::channels::sum_rows;
 use super::memory::Buffer;
-use super::parallel::{Shared, for_each};
+use super::parallel::{Shared, for_each, part};
 use super::shape::ConvShape;
 use super::simd::multiversion;
 
@@ -117,19 +118,27 @@ fn data_grad_row_body(shape: &ConvShape, dy: &[f32], weight: &[f32], row: usize,
 }
 
 pub(crate) fn weight_grad(shape: &ConvShape, x: &[f32], dy: &[f32]) -> Buffer {
+    /// Whatever the number of threads.
+    const PARTS: usize = 16;
     let (channels, taps) = (shape.channels[0], shape.taps());
     let len = channels * taps;
-    let mut sums = Buffer::new(shape.batch * len);
+    let parts = PARTS.min(shape.batch).max(1);
+    let mut sums = Buffer::new(parts * len);
     let target = Shared::new(&mut sums);
-    for_each(shape.batch, |n| {
-        // SAFETY: each task has its own image's sums.
-        let sums = unsafe { target.slice(n * len..(n + 1) * len) };
-        weight_grad_image(shape, x, dy, n, sums);
+    for_each(parts, |index| {
+        // SAFETY: each task has its own sums.
+        let sums = unsafe { target.slice(index * len..(index + 1) * len) };
+        sums.fill(0.0);
+        for n in part(shape.batch, 1, parts, index) {
+            weight_grad_image(shape, x, dy, n, sums);
+        }
     });
+    let mut total = Buffer::new(len);
+    sum_rows(&sums, &mut total);
     let mut grad = Buffer::new(len);
     for (c, grad) in grad.chunks_exact_mut(taps).enumerate() {
         for (tap, grad) in grad.iter_mut().enumerate() {
-            *grad = (0..shape.batch).map(|n| sums[n * len + tap * channels + c]).sum();
+            *grad = total[tap * channels + c];
         }
     }
     grad
@@ -140,7 +149,6 @@ multiversion!(fn weight_grad_image(shape: &ConvShape, x: &[f32], dy: &[f32], n: 
 #[inline(always)]
 fn weight_grad_image_body(shape: &ConvShape, x: &[f32], dy: &[f32], n: usize, sums: &mut [f32]) {
     let channels = shape.channels[0];
-    sums.fill(0.0);
     for oy in 0..shape.output[0] {
         for ox in 0..shape.output[1] {
             let dy = &dy[((n * shape.output[0] + oy) * shape.output[1] + ox) * channels..][..channels];

@@ -13,7 +13,7 @@ use super::kernel::Isa;
 use super::memory::Buffer;
 use super::shape::{ConvShape, PoolShape};
 use super::tensor::{Dense, image, row_major};
-use super::{activation, conv, pool};
+use super::{activation, channels, conv, join, max_pool};
 
 /// What a convolution or linear layer keeps for its backward pass.
 #[derive(Debug, Clone)]
@@ -41,7 +41,7 @@ pub struct KeptNorm {
 #[derive(Debug, Clone)]
 pub struct KeptPool {
     shape: PoolShape,
-    choice: Arc<Vec<u8>>,
+    choice: Arc<Buffer>,
 }
 
 fn vector(values: &[f32]) -> FlexTensor {
@@ -105,7 +105,7 @@ impl Kernels for Flex {
                     false => row_major(dw, weight.dims4()),
                 }
             }),
-            bias: wanted[2].then(|| row_major(pool::channel_sums(dy, output_channels), [output_channels])),
+            bias: wanted[2].then(|| row_major(channels::channel_sums(dy, output_channels), [output_channels])),
         }
     }
 
@@ -152,7 +152,7 @@ impl Kernels for Flex {
     fn pool_forward(input: FlexTensor, options: PoolOptions) -> (FlexTensor, KeptPool) {
         let input = Dense::channels_last(input);
         let shape = PoolShape::new(input.dims4(), &options);
-        let (output, choice) = pool::max_pool(&shape, input.values());
+        let (output, choice) = max_pool::forward(&shape, input.values());
         let output = image(output, [shape.batch, shape.channels, shape.output[0], shape.output[1]]);
         (output, KeptPool { shape, choice: Arc::new(choice) })
     }
@@ -160,20 +160,20 @@ impl Kernels for Flex {
     fn pool_backward(kept: KeptPool, grad: FlexTensor) -> FlexTensor {
         let KeptPool { shape, choice } = kept;
         let grad = Dense::channels_last(grad);
-        let dx = pool::max_pool_grad(&shape, &choice, grad.values());
+        let dx = max_pool::backward(&shape, choice.bytes(), grad.values());
         image(dx, [shape.batch, shape.channels, shape.input[0], shape.input[1]])
     }
 
     fn pixel_mean_forward(input: FlexTensor) -> FlexTensor {
         let input = Dense::channels_last(input);
         let [batch, channels, height, width] = input.dims4();
-        row_major(pool::mean(input.values(), batch, height * width, channels), [batch, channels])
+        row_major(channels::mean(input.values(), batch, height * width, channels), [batch, channels])
     }
 
     fn pixel_mean_backward([height, width]: [usize; 2], grad: FlexTensor) -> FlexTensor {
         let grad = Dense::row_major(grad);
         let [batch, channels] = grad.shape().dims();
-        image(pool::mean_grad(grad.values(), batch, height * width, channels), [batch, channels, height, width])
+        image(channels::mean_grad(grad.values(), batch, height * width, channels), [batch, channels, height, width])
     }
 
     fn activate_forward(input: FlexTensor, activation: Activation) -> FlexTensor {
@@ -186,21 +186,48 @@ impl Kernels for Flex {
         input.like(activation::backward(input.values(), grad.values(), activation))
     }
 
+    fn join_forward(parts: Vec<FlexTensor>, in_turn: bool) -> FlexTensor {
+        let parts: Vec<Dense> = parts.into_iter().map(Dense::channels_last).collect();
+        let each: Vec<(&[f32], usize)> = parts.iter().map(|part| (part.values(), part.dims4()[1])).collect();
+        let [batch, _, height, width] = parts[0].dims4();
+        let all = each.iter().map(|part| part.1).sum();
+        image(join::join(&each, batch * height * width, in_turn), [batch, all, height, width])
+    }
+
+    fn join_backward(channels: &[usize], grad: FlexTensor, in_turn: bool) -> Vec<FlexTensor> {
+        let grad = Dense::channels_last(grad);
+        let [batch, _, height, width] = grad.dims4();
+        let grads = join::split(grad.values(), channels, batch * height * width, in_turn);
+        grads.into_iter().zip(channels).map(|(grad, &c)| image(grad, [batch, c, height, width])).collect()
+    }
+
+    fn some_forward(input: FlexTensor, first: usize, count: usize) -> FlexTensor {
+        let input = Dense::channels_last(input);
+        let [batch, all, height, width] = input.dims4();
+        image(join::some(input.values(), all, first..first + count), [batch, count, height, width])
+    }
+
+    fn some_backward(all: usize, first: usize, grad: FlexTensor) -> FlexTensor {
+        let grad = Dense::channels_last(grad);
+        let [batch, count, height, width] = grad.dims4();
+        image(join::some_grad(grad.values(), all, first..first + count), [batch, all, height, width])
+    }
+
     fn sum(left: FlexTensor, right: FlexTensor) -> FlexTensor {
         let (left, right) = (Dense::natural(left), Dense::natural(right));
-        left.like(pool::sum(left.values(), right.values()))
+        left.like(channels::sum(left.values(), right.values()))
     }
 
     fn scale_forward(input: FlexTensor, factors: FlexTensor) -> FlexTensor {
         let (input, factors) = (Dense::channels_last(input), Dense::row_major(factors));
-        input.like(pool::scale(input.values(), factors.values(), input.dims4()))
+        input.like(channels::scale(input.values(), factors.values(), input.dims4()))
     }
 
     fn scale_backward(input: FlexTensor, factors: FlexTensor, grad: FlexTensor) -> [FlexTensor; 2] {
         let (input, grad) = (Dense::channels_last(input), Dense::channels_last(grad));
         let factors = Dense::row_major(factors);
         let dims = input.dims4();
-        let [dx, sums] = pool::scale_grad(input.values(), factors.values(), grad.values(), dims);
+        let [dx, sums] = channels::scale_grad(input.values(), factors.values(), grad.values(), dims);
         [input.like(dx), row_major(sums, [dims[0], dims[1]])]
     }
 }
@@ -259,6 +286,18 @@ impl TrainingOps for Flex {
 
     fn scale(input: FlexTensor, factors: FlexTensor) -> FlexTensor {
         Self::scale_forward(input, factors)
+    }
+
+    fn join_two(a: FlexTensor, b: FlexTensor, in_turn: bool) -> FlexTensor {
+        Self::join_forward(vec![a, b], in_turn)
+    }
+
+    fn join_three(a: FlexTensor, b: FlexTensor, c: FlexTensor) -> FlexTensor {
+        Self::join_forward(vec![a, b, c], false)
+    }
+
+    fn some(input: FlexTensor, first: usize, count: usize) -> FlexTensor {
+        Self::some_forward(input, first, count)
     }
 
     fn add(left: FlexTensor, right: FlexTensor) -> FlexTensor {

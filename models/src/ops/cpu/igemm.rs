@@ -12,6 +12,7 @@
 //! ([`super::widen`]), or else a block's rows are gathered (im2col of some hundred rows, in L1) and multiplied as one tap.
 
 use std::cell::RefCell;
+use std::ops::Range;
 
 use super::kernel::{Isa, Tile, prefetch};
 use super::memory::Buffer;
@@ -21,8 +22,10 @@ use super::widen::widen;
 
 /// Source channels from which gathering no longer pays.
 const GATHER_BELOW: usize = 8;
-/// Register tiles in a block.
+/// Register tiles in a block, at least.
 const TILES: usize = 8;
+/// Products for each number of the result from which a block has that few.
+const FULL_WIDTH: usize = 256;
 
 /// A grid of pixels in a channels-last tensor `[batch, height, width, channels]`.
 #[derive(Debug, Clone, Copy)]
@@ -63,12 +66,31 @@ pub(crate) struct Igemm<'a> {
 struct Tables {
     /// `[tile][tap][row]`, to the first channel of a pixel of the source.
     a: Vec<*const f32>,
-    /// `[tap]`, floats from the pixel below a window's first position to that below a tap.
-    distances: Vec<isize>,
+    /// `[tap]`
+    reach: Vec<Reach>,
     /// `[row]`, to a gathered row.
     gathered: Vec<*const f32>,
     /// `[row]`, to the first channel of a pixel of the target.
     out: Vec<*mut f32>,
+}
+
+/// What a tap sees of the source.
+struct Reach {
+    /// Floats from the pixel at `g · step` to that below the tap.
+    distance: isize,
+    /// Rows and columns of the grid whose pixel is inside the image.
+    inside: [Range<usize>; 2],
+}
+
+impl Reach {
+    fn new(tap: &[isize; 2], image: &Image, grid: [usize; 2], step: [usize; 2]) -> Self {
+        let inside = [0, 1].map(|i| {
+            // The first one at or behind a line of the image.
+            let behind = |line: isize| (line - tap[i]).max(0).unsigned_abs().div_ceil(step[i]).min(grid[i]);
+            behind(0)..behind(image.size[i] as isize)
+        });
+        Self { distance: (tap[0] * image.size[1] as isize + tap[1]) * image.channels as isize, inside }
+    }
 }
 
 thread_local! {
@@ -94,7 +116,9 @@ impl Igemm<'_> {
 
     fn run_blocks(&self, target: &mut [f32]) {
         let rows = self.batch * self.grid[0] * self.grid[1];
-        let block = (self.isa.rows * TILES).min(rows.div_ceil(threads()).next_multiple_of(self.isa.rows).max(1));
+        // Rows of few products are soon done: more of them a task.
+        let tiles = (TILES * FULL_WIDTH / (self.depth * self.taps.len()).max(1)).clamp(TILES, 4 * TILES);
+        let block = (self.isa.rows * tiles).min(rows.div_ceil(threads()).next_multiple_of(self.isa.rows).max(1));
         let zeros = Buffer::zeroed(self.source_image.channels.max(self.depth).max(1));
         let panels = panels(self.isa, self.columns);
         let target = Shared::new(target);
@@ -169,55 +193,56 @@ impl Igemm<'_> {
         }
     }
 
-    /// Pointers of a block to the source and to the target. Rows behind the last repeat it.
+    /// Pointers of a block to the source and to the target, a run of pixels that are neighbours in a row of the grid at a
+    /// time. Rows behind the last repeat it.
     fn point(&self, tables: &mut Tables, first: usize, count: usize, zeros: &[f32], target: Shared<f32>) {
-        let rows = self.isa.rows;
-        let (source, image, goal) = (self.source, &self.source_image, &self.target_image);
-        let taps = self.taps.len();
-        tables.a.clear();
-        tables.out.clear();
-        tables.distances.clear();
-        let distance = |tap: &[isize; 2]| (tap[0] * image.size[1] as isize + tap[1]) * image.channels as isize;
-        tables.distances.extend(self.taps.iter().map(distance));
-        tables.a.resize(count.next_multiple_of(rows) * taps, zeros.as_ptr());
+        let (rows, taps) = (self.isa.rows, self.taps.len());
+        let (image, goal) = (&self.source_image, &self.target_image);
+        let Tables { a, reach, out, .. } = tables;
+        reach.clear();
+        reach.extend(self.taps.iter().map(|tap| Reach::new(tap, image, self.grid, self.source_step)));
+        a.clear();
+        a.resize(count.next_multiple_of(rows) * taps, zeros.as_ptr());
+        out.clear();
         let [height, width] = self.grid;
         let (mut n, mut y, mut x) = (first / (height * width), first / width % height, first % width);
-        let ends = [0, 1].map(|i| {
-            let along = || self.taps.iter().map(move |tap| tap[i]);
-            (along().min().unwrap_or(0), along().max().unwrap_or(0))
-        });
-        for row in 0..count.next_multiple_of(rows) {
-            let tile = &mut tables.a[row / rows * rows * taps..][..rows * taps];
-            let tile = tile[row % rows..].iter_mut().step_by(rows);
-            let at = [(y * self.source_step[0]) as isize, (x * self.source_step[1]) as isize];
-            let base = ((n * image.size[0]) as isize + at[0]) * image.size[1] as isize + at[1];
-            let base = source.as_ptr().wrapping_offset(base * image.channels as isize);
-            let all_inside = (0..2).all(|i| at[i] + ends[i].0 >= 0 && at[i] + ends[i].1 < image.size[i] as isize);
-            if all_inside {
-                for (to, &distance) in tile.zip(&tables.distances) {
-                    *to = base.wrapping_offset(distance);
-                }
-            } else {
-                for (to, (&distance, offset)) in tile.zip(tables.distances.iter().zip(self.taps)) {
-                    // A pixel to the left of or above the image wraps around to a huge number.
-                    if (0..2).all(|i| ((at[i] + offset[i]) as usize) < image.size[i]) {
-                        *to = base.wrapping_offset(distance);
+        let step = self.source_step[1] * image.channels;
+        for (tile, a) in a.chunks_exact_mut((rows * taps).max(1)).enumerate() {
+            let rows_here = rows.min(count - tile * rows);
+            let mut row = 0;
+            while row < rows_here {
+                let run = (width - x).min(rows_here - row);
+                let start = (n * image.size[0] + y * self.source_step[0]) * image.size[1];
+                let start = self.source.as_ptr().wrapping_add(start * image.channels);
+                for (reach, a) in reach.iter().zip(a.chunks_exact_mut(rows)) {
+                    if reach.inside[0].contains(&y) {
+                        let start = start.wrapping_offset(reach.distance);
+                        let inside = reach.inside[1].start.max(x)..reach.inside[1].end.min(x + run);
+                        for x_inside in inside {
+                            a[row + x_inside - x] = start.wrapping_add(x_inside * step);
+                        }
                     }
                 }
-            }
-            let ty = y * self.target_step[0] + self.target_first[0];
-            let tx = x * self.target_step[1] + self.target_first[1];
-            let pixel = (n * goal.size[0] + ty) * goal.size[1] + tx;
-            // SAFETY: a pixel of the target tensor.
-            tables.out.push(unsafe { target.ptr().add(pixel * goal.channels) });
-            if row + 1 < count {
-                x += 1;
+                let ty = y * self.target_step[0] + self.target_first[0];
+                let pixel = (n * goal.size[0] + ty) * goal.size[1] + x * self.target_step[1] + self.target_first[1];
+                let pixels = (0..run).map(|i| pixel + i * self.target_step[1]);
+                // SAFETY: pixels of the target tensor.
+                out.extend(pixels.map(|pixel| unsafe { target.ptr().add(pixel * goal.channels) }));
+                row += run;
+                x += run;
                 if x == width {
                     (x, y) = (0, y + 1);
                 }
                 if y == height {
                     (y, n) = (0, n + 1);
                 }
+            }
+            if rows_here < rows {
+                for a in a.chunks_exact_mut(rows) {
+                    let last = a[rows_here - 1];
+                    a[rows_here..].fill(last);
+                }
+                out.resize(out.len() + rows - rows_here, out[out.len() - 1]);
             }
         }
     }

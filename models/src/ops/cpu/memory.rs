@@ -24,6 +24,7 @@ const HUGE_PAGE: usize = 2 << 20;
 const MOST_LARGER: usize = 2;
 
 /// A zero-initialised or previously used allocation: never uninitialised memory.
+#[derive(Debug)]
 struct Block {
     data: NonNull<u8>,
     bytes: usize,
@@ -97,6 +98,7 @@ fn release(block: Block) {
 }
 
 /// `len` floats, aligned to a cache line, whose contents are whatever the last user left.
+#[derive(Debug)]
 pub(crate) struct Buffer {
     block: Option<Block>,
     len: usize,
@@ -115,6 +117,17 @@ impl Buffer {
 
     fn block(&self) -> &Block {
         self.block.as_ref().expect("only into_bytes and drop take the block")
+    }
+
+    /// The same memory as bytes, four for each float.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: the block is initialised, holds that many bytes and is borrowed as long as the slice.
+        unsafe { std::slice::from_raw_parts(self.block().data.as_ptr(), self.len * size_of::<f32>()) }
+    }
+
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and the borrow is exclusive. Any four bytes are a float.
+        unsafe { std::slice::from_raw_parts_mut(self.block().data.as_ptr(), self.len * size_of::<f32>()) }
     }
 
     /// The buffer as the storage of a tensor, which gives it back to the pool when it is dropped.

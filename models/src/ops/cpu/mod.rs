@@ -2,21 +2,24 @@
 
 mod activation;
 mod batch_norm;
+mod channels;
 mod conv;
 mod depthwise;
 mod flex;
 mod foreign;
 mod grouped;
 mod igemm;
+mod join;
 mod kernel;
 #[cfg(target_arch = "x86_64")]
 mod kernel_x86;
+mod max_pool;
 mod memory;
 mod panels;
 mod parallel;
-mod pool;
 #[cfg(test)]
 mod reference;
+mod scatter;
 mod shape;
 mod simd;
 mod tensor;

@@ -113,15 +113,4 @@ impl PoolShape {
         assert!(output[0] * output[1] > 0, "max pooling of {height}x{width} pixels with {options:?} leaves no pixel");
         Self { batch, channels, input, output, kernel, stride, padding }
     }
-
-    /// The input pixel below one position of a window.
-    #[inline(always)]
-    pub(crate) fn source(&self, n: usize, oy: usize, ox: usize, tap: usize) -> Option<usize> {
-        let along = |i: usize, o: usize, k: usize| {
-            let at = (o * self.stride[i] + k).checked_sub(self.padding[i])?;
-            (at < self.input[i]).then_some(at)
-        };
-        let (iy, ix) = (along(0, oy, tap / self.kernel[1])?, along(1, ox, tap % self.kernel[1])?);
-        Some((n * self.input[0] + iy) * self.input[1] + ix)
-    }
 }

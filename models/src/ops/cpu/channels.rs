@@ -1,94 +1,11 @@
-//! Pooling, sums and factors of the channels of channels-last images.
+//! Means, sums and factors of the channels of channels-last images.
 
 use super::memory::Buffer;
 use super::parallel::{Shared, for_each, part, pieces};
-use super::shape::PoolShape;
 use super::simd::multiversion;
 
 /// Elements of one task of an elementwise pass.
 const PIECE: usize = 1 << 16;
-
-/// Largest value of each window and its position in the window; the first one where several are equal, NaN where there
-/// is one, as in PyTorch.
-pub(crate) fn max_pool(shape: &PoolShape, x: &[f32]) -> (Buffer, Vec<u8>) {
-    let row_len = shape.output[1] * shape.channels;
-    let rows = shape.batch * shape.output[0];
-    let mut y = Buffer::new(rows * row_len);
-    let mut choice = vec![0; rows * row_len];
-    let (values, choices) = (Shared::new(&mut y), Shared::new(&mut choice));
-    let parts = pieces(rows * row_len, PIECE);
-    for_each(parts, |index| {
-        for row in part(rows, 1, parts, index) {
-            // SAFETY: each task has its own rows.
-            let (y, choice) = unsafe {
-                (values.slice(row * row_len..(row + 1) * row_len), choices.slice(row * row_len..(row + 1) * row_len))
-            };
-            max_pool_row(shape, x, row, y, choice);
-        }
-    });
-    (y, choice)
-}
-
-multiversion!(fn max_pool_row(shape: &PoolShape, x: &[f32], row: usize, y: &mut [f32], choice: &mut [u8]) = max_pool_row_body);
-
-#[inline(always)]
-fn max_pool_row_body(shape: &PoolShape, x: &[f32], row: usize, y: &mut [f32], choice: &mut [u8]) {
-    let channels = shape.channels;
-    let (n, oy) = (row / shape.output[0], row % shape.output[0]);
-    for (ox, (y, choice)) in y.chunks_exact_mut(channels).zip(choice.chunks_exact_mut(channels)).enumerate() {
-        let mut first = true;
-        for tap in 0..shape.kernel[0] * shape.kernel[1] {
-            let Some(pixel) = shape.source(n, oy, ox, tap) else { continue };
-            let x = &x[pixel * channels..][..channels];
-            if first {
-                y.copy_from_slice(x);
-                choice.fill(tap as u8);
-                first = false;
-                continue;
-            }
-            for ((y, choice), &x) in y.iter_mut().zip(choice.iter_mut()).zip(x) {
-                let larger = x > *y || x.is_nan();
-                *y = if larger { x } else { *y };
-                *choice = if larger { tap as u8 } else { *choice };
-            }
-        }
-    }
-}
-
-/// Each gradient goes to the pixel that was chosen.
-pub(crate) fn max_pool_grad(shape: &PoolShape, choice: &[u8], dy: &[f32]) -> Buffer {
-    let input_len = shape.input[0] * shape.input[1] * shape.channels;
-    let mut dx = Buffer::new(shape.batch * input_len);
-    let target = Shared::new(&mut dx);
-    for_each(shape.batch, |n| {
-        // SAFETY: each task has its own image.
-        let dx = unsafe { target.slice(n * input_len..(n + 1) * input_len) };
-        max_pool_grad_image(shape, choice, dy, n, dx);
-    });
-    dx
-}
-
-multiversion!(fn max_pool_grad_image(shape: &PoolShape, choice: &[u8], dy: &[f32], n: usize, dx: &mut [f32]) = max_pool_grad_image_body);
-
-#[inline(always)]
-fn max_pool_grad_image_body(shape: &PoolShape, choice: &[u8], dy: &[f32], n: usize, dx: &mut [f32]) {
-    let channels = shape.channels;
-    let first = n * shape.input[0] * shape.input[1];
-    dx.fill(0.0);
-    for oy in 0..shape.output[0] {
-        for ox in 0..shape.output[1] {
-            let at = ((n * shape.output[0] + oy) * shape.output[1] + ox) * channels;
-            let (dy, choice) = (&dy[at..][..channels], &choice[at..][..channels]);
-            for tap in 0..shape.kernel[0] * shape.kernel[1] {
-                let Some(pixel) = shape.source(n, oy, ox, tap) else { continue };
-                let dx = &mut dx[(pixel - first) * channels..][..channels];
-                for ((dx, dy), choice) in dx.iter_mut().zip(dy).zip(choice) {
-                    *dx += if *choice == tap as u8 { *dy } else { 0.0 };
-                }
-            }
-        }
-    }
-}
 
 /// Mean of each channel, `[batch, pixels, channels]` to `[batch, channels]`.
 pub(crate) fn mean(x: &[f32], batch: usize, pixels: usize, channels: usize) -> Buffer {
@@ -232,8 +149,22 @@ multiversion!(fn sum_rows(x: &[f32], sums: &mut [f32]) = sum_rows_body);
 
 #[inline(always)]
 fn sum_rows_body(x: &[f32], sums: &mut [f32]) {
+    const VECTOR: usize = 16;
+    const FEW: usize = 32;
+    let channels = sums.len();
     sums.fill(0.0);
-    for x in x.chunks_exact(sums.len()) {
+    let mut rows = x;
+    // Few channels: as many rows at once as make whole vectors.
+    if channels < FEW {
+        let together = VECTOR >> channels.trailing_zeros().min(VECTOR.trailing_zeros());
+        let mut wide = [0.0; FEW * VECTOR];
+        let wide = &mut wide[..together * channels];
+        let whole = x.chunks_exact(wide.len());
+        rows = whole.remainder();
+        whole.for_each(|x| wide.iter_mut().zip(x).for_each(|(sum, x)| *sum += x));
+        wide.chunks_exact(channels).for_each(|wide| sums.iter_mut().zip(wide).for_each(|(sum, x)| *sum += x));
+    }
+    for x in rows.chunks_exact(channels) {
         sums.iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
     }
 }
