@@ -15,6 +15,8 @@ use super::widen::widen;
 
 /// Pixels in a chunk: 32 KiB of a packed panel.
 const CHUNK: usize = 256;
+/// Pixels in which parts are measured: a linear layer's batch is few, and still worth all threads.
+const UNIT: usize = 64;
 /// Most floats that all parts' sums may take together, so that many threads do not take much memory.
 pub(super) const MOST_SUMS: usize = 64 << 20;
 /// Channels of a group from which gathering no longer pays.
@@ -27,7 +29,7 @@ pub(crate) fn weight_grad(isa: &'static Isa, shape: &ConvShape, x: &[f32], dy: &
     let padded = padded(&panels);
     let sums_len = shape.groups * shape.taps() * depth * padded;
     let pixels = shape.batch * shape.output[0] * shape.output[1];
-    let parts = threads().min(pixels.div_ceil(CHUNK)).min(MOST_SUMS / sums_len).max(1);
+    let parts = threads().min(pixels.div_ceil(UNIT)).min(MOST_SUMS / sums_len).max(1);
 
     let mut sums = Buffer::new(parts * sums_len);
     let shared = Shared::new(&mut sums);
@@ -43,7 +45,7 @@ pub(crate) fn weight_grad(isa: &'static Isa, shape: &ConvShape, x: &[f32], dy: &
         // SAFETY: each task has its own part.
         let sums = unsafe { shared.slice(index * sums_len..(index + 1) * sums_len) };
         sums.fill(0.0);
-        let range = part(pixels, CHUNK, parts, index);
+        let range = part(pixels, UNIT, parts, index);
         Part { shape, x, image, taps, depth, dy, zeros: &zeros, panels: &panels }.add(sums, range);
     });
     add_up(shape, &sums, parts, padded)
