@@ -128,6 +128,30 @@ fn sum_piece_body(a: &[f32], b: &[f32], y: &mut [f32]) {
     y.iter_mut().zip(a.iter().zip(b)).for_each(|(y, (a, b))| *y = a + b);
 }
 
+/// Adds a number to each channel, then makes negative values zero if told so.
+pub(crate) fn add_bias(y: &mut [f32], channels: usize, bias: Option<&[f32]>, relu: bool) {
+    let (len, parts) = (y.len(), pieces(y.len(), PIECE));
+    let target = Shared::new(y);
+    for_each(parts, |index| {
+        // SAFETY: each task has its own range.
+        add_bias_piece(unsafe { target.slice(part(len, channels, parts, index)) }, channels, bias, relu);
+    });
+}
+
+multiversion!(fn add_bias_piece(y: &mut [f32], channels: usize, bias: Option<&[f32]>, relu: bool) = add_bias_piece_body);
+
+#[inline(always)]
+fn add_bias_piece_body(y: &mut [f32], channels: usize, bias: Option<&[f32]>, relu: bool) {
+    if let Some(bias) = bias {
+        for y in y.chunks_exact_mut(channels) {
+            y.iter_mut().zip(bias).for_each(|(y, bias)| *y += bias);
+        }
+    }
+    if relu {
+        y.iter_mut().for_each(|y| *y = if *y < 0.0 { 0.0 } else { *y });
+    }
+}
+
 /// Sum of each channel over all pixels, in pieces of fixed size whose sums are added in order.
 pub(crate) fn channel_sums(x: &[f32], channels: usize) -> Buffer {
     let rows_each = (PIECE / channels).max(1);

@@ -8,7 +8,7 @@ use super::igemm::{Igemm, Image, Weights, pack, pad_bias};
 use super::kernel::Isa;
 use super::memory::Buffer;
 use super::shape::ConvShape;
-use super::{depthwise, grouped, scatter, weight_grad as direct, winograd, winograd_grad};
+use super::{channels, depthwise, grouped, scatter, weight_grad as direct, winograd, winograd_grad};
 
 /// Output `[batch, oh, ow, out]` of `x` `[batch, h, w, in]` and weights in PyTorch's layout; optionally with a bias and
 /// the negative values cut off.
@@ -28,8 +28,11 @@ pub(crate) fn forward(
         depthwise::forward(shape, x, weight, bias, relu, &mut y);
         return y;
     }
-    if bias.is_none() && !relu && winograd::fits(shape) {
+    if winograd::fits(shape) {
         winograd::forward(isa, shape, x, weight, &mut y);
+        if bias.is_some() || relu {
+            channels::add_bias(&mut y, shape.channels[1], bias, relu);
+        }
         return y;
     }
     let [depth, columns] = shape.group_channels();
