@@ -21,7 +21,7 @@ use super::parallel::{Shared, for_each, threads};
 use super::widen::widen;
 
 /// Source channels from which gathering no longer pays.
-const GATHER_BELOW: usize = 8;
+const GATHER_BELOW: usize = 4;
 /// Register tiles in a block, at least.
 const TILES: usize = 8;
 /// Products for each number of the result from which a block has that few.

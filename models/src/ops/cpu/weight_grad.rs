@@ -20,7 +20,7 @@ const UNIT: usize = 64;
 /// Most floats that all parts' sums may take together, so that many threads do not take much memory.
 pub(super) const MOST_SUMS: usize = 64 << 20;
 /// Channels of a group from which gathering no longer pays.
-const GATHER_BELOW: usize = 8;
+const GATHER_BELOW: usize = 4;
 
 /// `[out, in / groups, kh, kw]` from channels-last `x` and `dy`.
 pub(crate) fn weight_grad(isa: &'static Isa, shape: &ConvShape, x: &[f32], dy: &[f32]) -> Buffer {
