@@ -62,13 +62,7 @@ fn main() -> ExitCode {
         [child, model, batch, steps] if child == CHILD => measure(model, batch, steps),
         _ => run(arguments),
     };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("Error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    shared::exit_code(done)
 }
 
 fn run(arguments: Vec<String>) -> Result<(), Box<dyn Error>> {

@@ -44,13 +44,7 @@ type PeerTimes = BTreeMap<String, BTreeMap<String, f64>>;
 type Times = BTreeMap<String, BTreeMap<String, Vec<f64>>>;
 
 fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("Error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    shared::exit_code(run())
 }
 
 fn run() -> Result<(), Box<dyn Error>> {

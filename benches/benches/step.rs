@@ -70,13 +70,7 @@ struct Row {
 }
 
 fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("Error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    shared::exit_code(run())
 }
 
 fn run() -> Result<(), Box<dyn Error>> {

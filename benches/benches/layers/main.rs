@@ -43,13 +43,7 @@ struct Options {
 type Times = BTreeMap<(usize, &'static str, &'static str), Vec<f64>>;
 
 fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("Error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    shared::exit_code(run())
 }
 
 fn run() -> Result<(), Box<dyn Error>> {

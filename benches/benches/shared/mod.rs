@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "each bench uses a part")]
 
 use std::error::Error;
-use std::process::Command;
+use std::process::{Command, ExitCode};
 
 use burn::tensor::Device;
 use data::{ImageShape, loader::Batch};
@@ -11,6 +11,17 @@ use models::Spec;
 use serde::de::DeserializeOwned;
 use trainer::config::{self, DatasetFacts, Overrides, Registry, Source};
 use trainer::strategy::single::Single;
+
+/// What `main` ends with; an error is shown.
+pub fn exit_code(result: Result<(), Box<dyn Error>>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("Error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
 
 /// A network with SGD, Nesterov momentum and weight decay, on an autodiff device.
 pub fn strategy(
