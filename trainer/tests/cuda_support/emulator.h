@@ -29,6 +29,7 @@ struct Kernel {
 struct Launch {
     Kernel kernel;
     unsigned blocks;
+    unsigned stagger;  // milliseconds by which each block begins later than the one before
     std::vector<unsigned long long> words;  // output, sources, job
 
     void run() {
@@ -42,6 +43,7 @@ struct Launch {
             pthread_barrier_init(&barriers[b], nullptr, kernel.threads);
             for (unsigned t = 0; t < kernel.threads; ++t)
                 threads.emplace_back([&, b, t] {
+                    std::this_thread::sleep_for(std::chrono::milliseconds(stagger * b));
                     here = Here{{b}, {t}, {blocks}, &barriers[b]};
                     kernel.entry(parameters.data(), memory[b].data());
                 });
@@ -51,8 +53,8 @@ struct Launch {
     }
 };
 
-// Commands: `launch STREAM NAME BLOCKS WORD…` as often as needed; `go` runs all streams at once, each in its order, and answers
-// `done`.
+// Commands: `launch STREAM NAME BLOCKS STAGGER WORD…` as often as needed; `go` runs all streams at once, each in its order, and
+// answers `done`.
 inline int serve(int, char** arguments, const std::map<std::string, Kernel>& kernels) {
     const size_t bytes = std::strtoull(arguments[2], nullptr, 0);
     void* const address = (void*)std::strtoull(arguments[3], nullptr, 0);
@@ -70,7 +72,7 @@ inline int serve(int, char** arguments, const std::map<std::string, Kernel>& ker
         in >> command;
         if (command == "launch") {
             Launch launch;
-            in >> stream >> name >> launch.blocks;
+            in >> stream >> name >> launch.blocks >> launch.stagger;
             const auto kernel = kernels.find(name);
             if (kernel == kernels.end()) {
                 std::cerr << "there is no kernel " << name << "\n";

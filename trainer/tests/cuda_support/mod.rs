@@ -110,12 +110,12 @@ impl Device {
         writeln!(self.stdin.as_mut().unwrap(), "{line}").unwrap();
     }
 
-    fn submit(&mut self, stream: usize, launch: &Launch, output: u64, sources: &[u64]) {
+    fn submit(&mut self, stream: usize, launch: &Launch, stagger: u32, output: u64, sources: &[u64]) {
         let name = format!("{}_{}.{}", launch.variant.wire.name(), launch.variant.world, launch.variant.kernel.name());
         let padded = (0..PARTS).map(|i| sources.get(i).or(sources.first()).copied().unwrap_or(0));
         let words = [output].into_iter().chain(padded).chain(launch.job.words(PARTS));
         let words: Vec<String> = words.map(|word| word.to_string()).collect();
-        self.tell(&format!("launch {stream} {name} {BLOCKS} {}", words.join(" ")));
+        self.tell(&format!("launch {stream} {name} {BLOCKS} {stagger} {}", words.join(" ")));
     }
 
     fn start(&mut self) {
@@ -198,6 +198,8 @@ pub struct Ranks {
     memory: Memory,
     pub frames: Vec<Frame>,
     pub sequences: Vec<Sequence>,
+    /// By rank: milliseconds by which each block of a launch begins later than the one before it.
+    pub stagger: Vec<u32>,
     devices: Vec<Device>,
 }
 
@@ -213,7 +215,7 @@ impl Ranks {
         });
         let frames = frames.collect();
         let devices = (0..if apart { world } else { 1 }).map(|_| program.start(&memory)).collect();
-        Self { memory, frames, sequences: vec![Sequence::default(); world], devices }
+        Self { memory, frames, sequences: vec![Sequence::default(); world], stagger: vec![0; world], devices }
     }
 
     pub fn world(&self) -> usize {
@@ -274,7 +276,8 @@ impl Ranks {
                 let Turn::Run(phases) = turn else { panic!("a device meets by itself") };
                 launch.job.phases = phases;
                 change(&mut launch);
-                self.device(rank).submit(rank, &launch, output.0, &sources);
+                let stagger = self.stagger[rank];
+                self.device(rank).submit(rank, &launch, stagger, output.0, &sources);
             }
         }
         output
@@ -289,7 +292,7 @@ impl Ranks {
                 for (rank, (launches, output, sources)) in prepared.iter().enumerate() {
                     let mut launch = launches[piece].clone();
                     launch.job.phases = phases;
-                    self.device(rank).submit(rank, &launch, output.0, sources);
+                    self.device(rank).submit(rank, &launch, 0, output.0, sources);
                     self.device(rank).start();
                     assert!(self.device(rank).wait());
                 }
@@ -307,7 +310,7 @@ impl Ranks {
                     change(&mut frame);
                 }
                 let launch = Sequence::probe(&frame, write);
-                self.device(rank).submit(rank, &launch, frame.faults, &[]);
+                self.device(rank).submit(rank, &launch, 0, frame.faults, &[]);
             }
             self.run();
         }

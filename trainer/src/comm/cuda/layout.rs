@@ -18,7 +18,7 @@ pub const PACK: usize = 16;
 pub const FILLED: usize = 0;
 /// The same for the second meeting.
 pub const REDUCED: usize = FILLED + FLAGS;
-/// Not zero once a wait of this rank has failed.
+/// The launch in which a wait of this rank has failed; zero until then.
 pub const BROKEN: usize = REDUCED + FLAGS;
 /// A word for each writer, for the test of peer access.
 pub const PROBE: usize = BROKEN + 128;

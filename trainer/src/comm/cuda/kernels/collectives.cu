@@ -170,7 +170,7 @@ FN u64* flag_of(const Job& job, u32 owner, u32 area, u32 sender) {
 
 FN void fault(const Job& job, Shared& shared, u32 peer, u64 kind) {
     store_relaxed((u64*)job.faults + peer, kind | job.epoch << 8);
-    store_relaxed((u64*)(job.window[job.rank] + BROKEN), 1);
+    store_relaxed((u64*)(job.window[job.rank] + BROKEN), job.epoch);
     raise(&shared.failed);
 }
 
@@ -195,7 +195,8 @@ FN bool meet(const Job& job, Shared& shared, u32 area) {
                     fault(job, shared, peer, FAULT_ABORTED);
                     break;
                 }
-                if (nanoseconds() - start > job.limit) {
+                // whoever was held up itself, with its whole machine, asks once more before it accuses
+                if (nanoseconds() - start > job.limit && load_acquire(flag) >> FINGERPRINT_BITS < job.epoch) {
                     fault(job, shared, peer, FAULT_MISSING);
                     break;
                 }
@@ -206,11 +207,13 @@ FN bool meet(const Job& job, Shared& shared, u32 area) {
     return !is_raised(&shared.failed);
 }
 
-// After a fault nothing runs any more: launches that are queued already must not wait for their limit each.
+// After a fault nothing runs any more: launches that are queued already must not wait for their limit each. But all blocks of
+// the launch that has it go on to meet: the same blocks of the peers wait for them, and blocks do not all begin at once.
 FN bool begin(const Job& job, Shared& shared) {
     if (threadIdx.x == 0) {
         shared.failed = 0;
-        if (load_relaxed((const u64*)(job.window[job.rank] + BROKEN)) != 0) raise(&shared.failed);
+        const u64 broken = load_relaxed((const u64*)(job.window[job.rank] + BROKEN));
+        if (broken != 0 && broken < job.epoch) raise(&shared.failed);
     }
     __syncthreads();
     return !is_raised(&shared.failed);
