@@ -30,6 +30,9 @@ nvidia-smi >"$out/nvidia-smi.log" 2>&1
 "$trainer" doctor >"$out/doctor.log" 2>&1
 step matrix 200 "$check" --ranks 2,4
 step training 200 "$check" --ranks 1 --trainer "$trainer"
+step allreduce 60 "$trainer" bench allreduce --gpus 2 --oversubscribe --sizes 4,65536,44695848 --ms 200
+step compare 100 "$trainer" compare --config "$root/configs/quickstart.toml" --gpus 2 --oversubscribe --steps 10 --rounds 1 \
+    --out "$out/compare"
 if command -v compute-sanitizer >/dev/null; then
     for tool in memcheck racecheck initcheck; do
         # short: the sanitizer is slow. Every rank is a process of its own.

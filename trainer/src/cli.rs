@@ -66,8 +66,14 @@ pub struct CompareArgs {
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
     /// Workers of dp and ddp, between which the cores are split; single has all cores in one process
+    #[arg(long, value_name = "N", required_unless_present = "gpus", conflicts_with = "gpus")]
+    pub cpus: Option<usize>,
+    /// GPUs of dp and ddp; single has the first alone
     #[arg(long, value_name = "N")]
-    pub cpus: usize,
+    pub gpus: Option<usize>,
+    /// Let workers share a GPU where there are fewer than N: for tests, the timings mean nothing
+    #[arg(long, requires = "gpus", conflicts_with = "cpus")]
+    pub oversubscribe: bool,
     /// What to compare, separated by commas
     #[arg(long, value_delimiter = ',', default_value = "single,dp,ddp")]
     pub modes: Vec<String>,
@@ -101,15 +107,26 @@ pub enum BenchCommand {
 /// Flags of `trainer bench allreduce`.
 #[derive(Debug, Args)]
 pub struct AllreduceArgs {
-    /// Processes
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..))]
-    pub cpus: u16,
-    /// What carries the data: shm, tcp or mpi (started by mpirun, in a build with that feature)
-    #[arg(long, default_value = "shm")]
-    pub backend: String,
-    /// Where the arrays lie: shared, which is what training uses (the ranks reach each other's with shm), or ordinary
-    #[arg(long, default_value = "shared", value_parser = ["shared", "ordinary"])]
-    pub memory: String,
+    /// Processes, which sum in the host's memory (default: 2)
+    #[arg(long, value_name = "N", conflicts_with = "gpus", value_parser = clap::value_parser!(u16).range(1..))]
+    pub cpus: Option<u16>,
+    /// Processes with a GPU each, which sum in its memory
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub gpus: Option<u16>,
+    /// Let processes share a GPU where there are fewer than N: for tests, the timings mean nothing
+    #[arg(long, requires = "gpus", conflicts_with = "cpus")]
+    pub oversubscribe: bool,
+    /// What carries the data: shm (default), tcp or mpi (started by mpirun, in a build with that feature); between GPUs
+    /// auto (default), cuda (kernels of our own) or nccl
+    #[arg(long)]
+    pub backend: Option<String>,
+    /// Type of the elements; between GPUs, of those that travel, and f32, f16 or bf16
+    #[arg(long, default_value = "f32")]
+    pub dtype: String,
+    /// Where the arrays lie: shared (default), which is what training uses (the ranks reach each other's with shm), or
+    /// ordinary
+    #[arg(long, value_parser = ["shared", "ordinary"], conflicts_with = "gpus")]
+    pub memory: Option<String>,
     /// Sizes in bytes, separated by commas
     #[arg(long, value_delimiter = ',')]
     pub sizes: Vec<usize>,
@@ -164,7 +181,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "N", conflicts_with = "cpus")]
     pub gpus: Option<usize>,
     /// Let several processes share a GPU where there are fewer than N: for tests, slow
-    #[arg(long, requires = "gpus")]
+    #[arg(long, requires = "gpus", conflicts_with = "cpus")]
     pub oversubscribe: bool,
     /// Flags about worker processes.
     #[command(flatten)]

@@ -70,7 +70,10 @@ fn a_mode_that_fails_is_shown_beside_the_others() {
 #[test]
 fn mistakes_end_with_2() {
     let bench = Bench::new(CONFIG);
-    let cases: [(&[&str], &str); 5] = [
+    let cases: [(&[&str], &str); 7] = [
+        // no GPU here, or no backend for one
+        (&["--gpus", "64"], "--gpus"),
+        (&["--gpus", "1"], "--gpus 1"),
         (&["--cpus", "2", "--modes", "single,dpp"], "no mode `dpp`"),
         (&["--cpus", "2", "--modes", "dp,dp"], "twice"),
         (&["--cpus", "1"], "--cpus 1"),
@@ -80,6 +83,9 @@ fn mistakes_end_with_2() {
     for (arguments, named) in cases {
         let ended = bench.run(&[&["compare", "--config", "config.toml"], arguments].concat()).expect(2);
         assert!(ended.stderr.contains(named) && ended.stderr.contains("hint:"), "{arguments:?}: {}", ended.stderr);
+    }
+    for contradiction in [&[][..], &["--cpus", "2", "--gpus", "2"], &["--cpus", "2", "--oversubscribe"]] {
+        bench.run(&[&["compare", "--config", "config.toml"], contradiction].concat()).expect(2);
     }
     assert!(entries(&bench.path("runs")).is_empty());
 }

@@ -83,14 +83,14 @@ exact!(
 );
 
 /// Rank `rank`'s element `i`: 1, 2 or 3 for sums; 1 or 2, mostly 1, for products. Exact in all types for worlds up to 60.
-fn input(op: ReduceOp, rank: usize, i: usize) -> u32 {
+pub(super) fn input(op: ReduceOp, rank: usize, i: usize) -> u32 {
     match op {
         ReduceOp::Product => 1 + u32::from((rank + i).is_multiple_of(31)),
         _ => 1 + ((rank * 7 + i) % 3) as u32,
     }
 }
 
-fn expected(op: ReduceOp, world: usize, i: usize) -> f64 {
+pub(super) fn expected(op: ReduceOp, world: usize, i: usize) -> f64 {
     let values = (0..world).map(|rank| f64::from(input(op, rank, i)));
     match op {
         ReduceOp::Sum => values.sum(),
@@ -180,36 +180,37 @@ fn measure<T: Exact>(comm: &Communicator, config: &BenchConfig, count: usize) ->
     // The result stays in place as the next input, so sums may overflow to infinity: no slower, and checked above. Not so
     // for products, which would become denormal or not by chance.
     let mut array = Some(data);
-    let mut turns = |turns: usize| -> Result<f64> {
-        comm.barrier()?;
-        let start = Instant::now();
+    let seconds = timed(comm, config, &mut |turns| {
         for _ in 0..turns {
             array = array.take().map(|data| data.reduced(comm, op)).transpose()?;
         }
-        let mut slowest = [start.elapsed().as_secs_f64() / turns as f64];
+        Ok(())
+    })?;
+    Ok(BenchRow::new(T::DTYPE, op, count, world, seconds, wrong[0] as u64))
+}
+
+/// Seconds of one of the calls of which `turns(n)` makes `n`, on the slowest rank: the median of the rounds, after warming up.
+pub(super) fn timed(
+    comm: &Communicator,
+    config: &BenchConfig,
+    turns: &mut dyn FnMut(usize) -> Result<()>,
+) -> Result<f64> {
+    let mut measured = |count: usize| -> Result<f64> {
+        comm.barrier()?;
+        let start = Instant::now();
+        turns(count)?;
+        let mut slowest = [start.elapsed().as_secs_f64() / count as f64];
         comm.all_reduce(&mut slowest, ReduceOp::Max)?;
         Ok(slowest[0])
     };
-    let guess = turns(3)?;
+    let guess = measured(3)?;
     let warm = config.time.as_secs_f64() / 4.0;
-    let guess = turns(((warm / guess) as usize).clamp(2, 20_000))?;
+    let guess = measured(((warm / guess) as usize).clamp(2, 20_000))?;
     let share = config.time.as_secs_f64() / config.rounds.max(1) as f64;
     let each = ((share / guess) as usize).clamp(3, 100_000);
-    let mut rounds = (0..config.rounds.max(1)).map(|_| turns(each)).collect::<Result<Vec<_>>>()?;
+    let mut rounds = (0..config.rounds.max(1)).map(|_| measured(each)).collect::<Result<Vec<_>>>()?;
     rounds.sort_unstable_by(f64::total_cmp);
-    let seconds = rounds[rounds.len() / 2];
-    let bytes = count * size_of::<T>();
-    let algbw_gbs = bytes as f64 / seconds / 1e9;
-    Ok(BenchRow {
-        bytes,
-        count,
-        dtype: T::DTYPE.name(),
-        redop: op.name(),
-        time_us: seconds * 1e6,
-        algbw_gbs,
-        busbw_gbs: algbw_gbs * 2.0 * (world as f64 - 1.0) / world as f64,
-        wrong: wrong[0] as u64,
-    })
+    Ok(rounds[rounds.len() / 2])
 }
 
 /// The heading of the table, with units.
@@ -225,6 +226,21 @@ pub fn header() -> String {
 }
 
 impl BenchRow {
+    pub(super) fn new(dtype: DType, op: ReduceOp, count: usize, world: usize, seconds: f64, wrong: u64) -> Self {
+        let bytes = count * dtype.size();
+        let algbw_gbs = bytes as f64 / seconds / 1e9;
+        Self {
+            bytes,
+            count,
+            dtype: dtype.name(),
+            redop: op.name(),
+            time_us: seconds * 1e6,
+            algbw_gbs,
+            busbw_gbs: algbw_gbs * 2.0 * (world as f64 - 1.0) / world as f64,
+            wrong,
+        }
+    }
+
     /// A line of the table.
     pub fn line(&self) -> String {
         format!(

@@ -52,6 +52,11 @@ impl DType {
         }
     }
 
+    /// The type of that name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|dtype| dtype.name() == name)
+    }
+
     /// The type in which values are summed up: f32 for the 16-bit floats, the type itself otherwise.
     pub fn accumulator(self) -> DType {
         match self {

@@ -2,45 +2,99 @@
 
 use std::time::Duration;
 
-use super::workers;
+use super::workers::{self, Rank};
 use crate::{
     cli::AllreduceArgs,
-    comm::{TransportKind, bench},
+    comm::{DType, TransportKind, bench, cuda},
+    device::{Seat, Selected, Target, Wish},
     failure::Failure,
     launch::{
         self, Job, Request, Role,
-        environment::{self, WorkerRole},
+        environment::{self, Source, WorkerRole},
     },
 };
 
 /// Longest wait in one all-reduce.
 const TIMEOUT: Duration = Duration::from_secs(60);
+/// Processes where nobody says how many.
+const WORKERS: u16 = 2;
+
+/// What carries the data.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Carrier {
+    /// Between processes' own memory.
+    Host(TransportKind),
+    /// Between GPUs' memory.
+    Gpus(cuda::Backend),
+}
+
+impl Carrier {
+    fn asked(arguments: &AllreduceArgs) -> Result<Self, Failure> {
+        let word = arguments.backend.as_deref();
+        if arguments.gpus.is_some() {
+            return match word {
+                None | Some("auto") => Ok(Self::Gpus(cuda::Backend::Auto)),
+                Some("cuda") => Ok(Self::Gpus(cuda::Backend::Kernels)),
+                Some("nccl") => Ok(Self::Gpus(cuda::Backend::Nccl)),
+                Some(other) => Err(Failure::usage(
+                    format!("--backend {other} does not sum on GPUs"),
+                    "use --backend auto, cuda or nccl; or measure the host's memory: --cpus N",
+                )),
+            };
+        }
+        let transport: TransportKind = word.unwrap_or("shm").parse().map_err(|error: String| {
+            Failure::usage(error, "use --backend shm or --backend tcp; auto, cuda and nccl go with --gpus N")
+        })?;
+        transport.built().map_err(|error| Failure::usage(&error.message, error.hint))?;
+        Ok(Self::Host(transport))
+    }
+
+    /// What the host's side of the ranks goes through.
+    fn transport(self, role: &WorkerRole) -> TransportKind {
+        match self {
+            Self::Host(transport) => transport,
+            Self::Gpus(_) if role.local_world == role.world => TransportKind::Shm,
+            Self::Gpus(_) => TransportKind::Tcp,
+        }
+    }
+}
 
 /// Measures; gives the exit code.
 ///
 /// # Errors
-/// An unknown backend, or a job that cannot be put together.
+/// An unknown backend, GPUs that are not there, or a job that cannot be put together.
 pub(super) fn run(arguments: &AllreduceArgs) -> Result<u8, Failure> {
-    let transport: TransportKind = arguments
-        .backend
-        .parse()
-        .map_err(|error: String| Failure::usage(error, "use --backend shm or --backend tcp"))?;
-    transport.built().map_err(|error| Failure::usage(&error.message, error.hint))?;
+    let carrier = Carrier::asked(arguments)?;
+    let config = config(arguments)?;
     let variables = environment::variables();
+    let target = Target::of(arguments.gpus.map_or(Wish::Cpu, |count| Wish::Gpus(count.into())))?;
     match launch::detect(&variables, &Request::default())? {
         Role::Worker(role) => {
-            let rank = workers::join_over(&role, &variables, transport, TIMEOUT)?;
-            let result = measure(arguments, &role, &rank);
+            let seat = Seat {
+                local_rank: role.local_rank,
+                local_world: role.local_world,
+                foreign: role.source != Source::Own,
+                oversubscribe: arguments.oversubscribe,
+            };
+            let selected = target.select(&seat)?;
+            let rank = workers::join_over(&role, &variables, carrier.transport(&role), TIMEOUT)?;
+            let result = workers::one_gpu_each(&rank, selected.gpu.as_ref(), arguments.oversubscribe)
+                .and_then(|()| measure(arguments, carrier, &config, &role, &rank, &selected));
             if let Err(failure) = &result {
                 rank.failed(failure);
             }
             rank.leave();
             result.map(|()| 0)
         }
-        Role::Local(_) if transport == TransportKind::Mpi => Err(workers::needs_mpirun(arguments.cpus.into())),
         Role::Local(_) => {
+            let workers = arguments.gpus.or(arguments.cpus).unwrap_or(WORKERS).into();
+            if carrier == Carrier::Host(TransportKind::Mpi) {
+                return Err(workers::needs_mpirun(workers));
+            }
+            // too few GPUs are one process's mistake, not every worker's
+            target.all(&Seat { local_world: workers, oversubscribe: arguments.oversubscribe, ..Seat::ALONE })?;
             let logs = tempfile_folder()?;
-            let result = Job::of_this_program(usize::from(arguments.cpus), logs.clone())?.run();
+            let result = Job::of_this_program(workers, logs.clone())?.run();
             // the logs of a bench that worked are of no use
             if result == Ok(0) {
                 let _ = std::fs::remove_dir_all(&logs);
@@ -59,24 +113,89 @@ fn tempfile_folder() -> Result<std::path::PathBuf, Failure> {
     Ok(folder)
 }
 
-fn measure(arguments: &AllreduceArgs, role: &WorkerRole, rank: &workers::Rank) -> Result<(), Failure> {
-    let (time, shared) = (Duration::from_millis(arguments.ms), arguments.memory == "shared");
-    let mut config = bench::BenchConfig { time, shared, ..Default::default() };
-    if !arguments.sizes.is_empty() {
-        config.sizes = arguments.sizes.clone();
-    }
+/// What the flags ask for.
+fn config(arguments: &AllreduceArgs) -> Result<bench::BenchConfig, Failure> {
+    let name = &arguments.dtype;
+    let choices = match arguments.gpus {
+        Some(_) => cuda::layout::Wire::ALL.map(cuda::layout::Wire::dtype).to_vec(),
+        None => DType::ALL.to_vec(),
+    };
+    let dtype = DType::from_name(name).filter(|dtype| choices.contains(dtype)).ok_or_else(|| {
+        let names: Vec<_> = choices.iter().map(|dtype| dtype.name()).collect();
+        Failure::usage(format!("--dtype {name}: it cannot be summed here"), format!("choices: {}", names.join(", ")))
+    })?;
+    let shared = arguments.memory.as_deref() != Some("ordinary");
+    let default = bench::BenchConfig::default();
+    let sizes = if arguments.sizes.is_empty() { default.sizes.clone() } else { arguments.sizes.clone() };
+    Ok(bench::BenchConfig { sizes, dtype, shared, time: Duration::from_millis(arguments.ms), ..default })
+}
+
+fn measure(
+    arguments: &AllreduceArgs,
+    carrier: Carrier,
+    config: &bench::BenchConfig,
+    role: &WorkerRole,
+    rank: &Rank,
+    selected: &Selected,
+) -> Result<(), Failure> {
     let shown = role.rank == 0 && !arguments.json;
-    if shown {
-        print!("{}", bench::header());
+    if shown && matches!(carrier, Carrier::Gpus(_)) {
+        println!("# {}", selected.description);
     }
-    let rows = bench::all_reduce(&rank.comm, &config, |row| {
+    let report = |row: &bench::BenchRow| {
         if shown {
             println!("{}", row.line());
         }
-    })?;
+    };
+    let head = || {
+        if shown {
+            print!("{}", bench::header());
+        }
+    };
+    let rows = match carrier {
+        Carrier::Host(_) => {
+            head();
+            bench::all_reduce(&rank.comm, config, report)?
+        }
+        Carrier::Gpus(backend) => {
+            let describe = |route: &str| {
+                if shown {
+                    println!("# {route}");
+                }
+                head();
+            };
+            on_gpus(rank, selected, backend, config, describe, report)?
+        }
+    };
     if role.rank == 0 && arguments.json {
         let text = bench::json(&rows).map_err(|error| Failure::run(error, "please report this"))?;
         println!("{text}");
     }
     Ok(())
+}
+
+#[cfg(feature = "cuda")]
+fn on_gpus(
+    rank: &Rank,
+    selected: &Selected,
+    backend: cuda::Backend,
+    config: &bench::BenchConfig,
+    describe: impl FnOnce(&str),
+    report: impl FnMut(&bench::BenchRow),
+) -> Result<Vec<bench::BenchRow>, Failure> {
+    let device = selected.device.clone().inner();
+    Ok(cuda::bench::all_reduce(&rank.comm, &device, backend, config, describe, report)?)
+}
+
+/// A build without the backend never gets here: [`Target::of`] gives it no GPUs.
+#[cfg(not(feature = "cuda"))]
+fn on_gpus(
+    _: &Rank,
+    _: &Selected,
+    _: cuda::Backend,
+    _: &bench::BenchConfig,
+    _: impl FnOnce(&str),
+    _: impl FnMut(&bench::BenchRow),
+) -> Result<Vec<bench::BenchRow>, Failure> {
+    unreachable!("a build without the CUDA backend has selected a GPU")
 }

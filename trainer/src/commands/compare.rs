@@ -18,6 +18,7 @@ use super::{print_json, resolve};
 use crate::{
     cli::CompareArgs,
     config::{Choice, Mode, Overrides, RunPlan},
+    device::{Seat, Target, Wish},
     failure::{FAILED, Failure},
     launch::environment::Variables,
     report::{
@@ -43,8 +44,8 @@ const SHOWN: usize = 12;
 /// A mistake in config or flags, a folder that cannot be written. A mode that fails is part of the page.
 pub(super) fn run(arguments: &CompareArgs) -> Result<u8, Failure> {
     let modes = modes(&arguments.modes)?;
-    for (flag, value, least) in
-        [("--cpus", arguments.cpus, 2), ("--steps", arguments.steps, 3), ("--rounds", arguments.rounds, 1)]
+    let (flag, workers) = workers(arguments);
+    for (flag, value, least) in [(flag, workers, 2), ("--steps", arguments.steps, 3), ("--rounds", arguments.rounds, 1)]
     {
         if value < least {
             return Err(Failure::usage(format!("{flag} {value}: too few to compare"), format!("{least} or more")));
@@ -53,6 +54,9 @@ pub(super) fn run(arguments: &CompareArgs) -> Result<u8, Failure> {
     let overrides =
         Overrides { set: arguments.set.clone(), data_dir: arguments.data_dir.clone(), ..Overrides::default() };
     let plan = resolve::load(&arguments.config, &overrides, false)?;
+    let target = Target::of(arguments.gpus.map_or(Wish::Cpu, Wish::Gpus))?;
+    let seat = Seat { local_world: workers, oversubscribe: arguments.oversubscribe, ..Seat::ALONE };
+    let device = target.all(&seat)?.remove(0).description;
     let stop =
         Stop::on_signals().map_err(|error| Failure::run(format!("signal handlers: {error}"), "check ulimits"))?;
     let out = folder(arguments.out.as_deref())?;
@@ -71,7 +75,7 @@ pub(super) fn run(arguments: &CompareArgs) -> Result<u8, Failure> {
             }
         }
     }
-    let comparison = comparison(arguments, &plan, &runs);
+    let comparison = comparison(arguments, &plan, &runs, &device);
     write(&out, &comparison)?;
     if arguments.json {
         print_json(&comparison)?;
@@ -88,6 +92,14 @@ pub(super) fn follow(variables: &Variables) {
     if parent.is_some() && parent == getppid() {
         // a kernel that refuses leaves the run to end by itself: it has few steps
         let _ = set_parent_process_death_signal(Some(Signal::TERM));
+    }
+}
+
+/// The flag that says how many workers there are, and their number.
+fn workers(arguments: &CompareArgs) -> (&'static str, usize) {
+    match (arguments.gpus, arguments.cpus) {
+        (Some(count), _) => ("--gpus", count),
+        (None, count) => ("--cpus", count.unwrap_or_default()),
     }
 }
 
@@ -182,9 +194,15 @@ fn command(arguments: &CompareArgs, plan: &RunPlan, mode: Mode, folder: &Path) -
         command.arg("--data-dir").arg(dir);
     }
     command.arg("--mode").arg(mode.name());
-    // one process has all cores as threads, as all workers together have them
-    if mode != Mode::Single {
-        command.arg("--cpus").arg(arguments.cpus.to_string());
+    let (flag, workers) = workers(arguments);
+    match (mode, arguments.gpus) {
+        // one process has all cores as threads, as all workers together have them
+        (Mode::Single, None) => command.args(["--cpus", "1"]),
+        (Mode::Single, Some(_)) => command.args(["--gpus", "1"]),
+        _ => command.arg(flag).arg(workers.to_string()),
+    };
+    if arguments.oversubscribe && mode != Mode::Single {
+        command.arg("--oversubscribe");
     }
     command.env(COMPARISON, std::process::id().to_string()).env_remove("TRAINER_DATA_DIR");
     Ok(command)
@@ -231,13 +249,19 @@ fn warmup(steps: usize) -> usize {
     (steps / 3).min(5)
 }
 
-fn comparison(arguments: &CompareArgs, plan: &RunPlan, runs: &[(Mode, Vec<Round>, Option<String>)]) -> Comparison {
+fn comparison(
+    arguments: &CompareArgs,
+    plan: &RunPlan,
+    runs: &[(Mode, Vec<Round>, Option<String>)],
+    device: &str,
+) -> Comparison {
+    let (_, workers) = workers(arguments);
     let single = runs.iter().find(|(mode, ..)| *mode == Mode::Single).and_then(|(_, rounds, _)| rounds.first());
     let reference = single.map(|round| round.losses.as_slice());
     let environment = Environment::detect("");
     let row = |(mode, rounds, error): &(Mode, Vec<Round>, Option<String>)| ModeResult {
         mode: mode.to_string(),
-        workers: if *mode == Mode::Single { 1 } else { arguments.cpus },
+        workers: if *mode == Mode::Single { 1 } else { workers },
         figures: Figures::of(rounds, reference),
         error: error.clone(),
     };
@@ -253,11 +277,14 @@ fn comparison(arguments: &CompareArgs, plan: &RunPlan, runs: &[(Mode, Vec<Round>
             .unwrap_or(0),
         warmup: warmup(arguments.steps),
         rounds: arguments.rounds,
-        machine: format!(
-            "{}, {} threads in all in each mode",
-            environment.cpu.as_deref().unwrap_or("unknown processor"),
-            rayon::current_num_threads()
-        ),
+        machine: match arguments.gpus {
+            Some(_) => device.to_owned(),
+            None => format!(
+                "{}, {} threads in all in each mode",
+                environment.cpu.as_deref().unwrap_or("unknown processor"),
+                rayon::current_num_threads()
+            ),
+        },
         modes: runs.iter().map(row).collect(),
     }
 }

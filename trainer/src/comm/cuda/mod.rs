@@ -81,6 +81,8 @@
 //!   kernels gets that as an error; `auto` names what it uses instead.
 
 #[cfg(feature = "cuda")]
+pub mod bench;
+#[cfg(feature = "cuda")]
 mod cross;
 #[cfg(feature = "cuda")]
 mod device;
