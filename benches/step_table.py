@@ -3,6 +3,7 @@
 
     python benches/step_table.py LOGS --step PROGRAM [--python PYTHON] [--device cuda|cpu] [--budget SECONDS]
                                  [--models NAME,…] [--batches 128,512] [--precisions f32,bf16] [--rounds N] [--steps N]
+                                 [--fused PROGRAM] [--capture]
 
 Each measurement is a process of its own, whose result is LOGS/<what>.json and whose messages are LOGS/<what>.log: one that
 is there is not made again. A call ends before --budget is over, and the next one goes on; the table of what there is so far
@@ -13,6 +14,8 @@ PROGRAM is `benches/step`, built by `cargo bench -p benches --bench step --no-ru
 PYTHON has torch (default: the one that runs this). Ours: data on the device, augmented there, forward, backward, SGD with
 Nesterov momentum. PyTorch: the same network without augmentation, images on the device, channels_last, `eager` and
 `compiled` (torch.compile); bf16 is autocast; f32 may use TF32 on a GPU, as ours does. Memory is what each allocator took.
+--fused adds a column for a PROGRAM that was built with --features fusion, --capture one for forward and backward alone, launch
+by launch and then replayed as a recorded graph (one round).
 Networks and sizes are those of models/tests/reference/networks.py.
 """
 
@@ -34,6 +37,8 @@ def arguments():
     parser.add_argument("logs", type=pathlib.Path)
     parser.add_argument("--step", type=pathlib.Path, required=True)
     parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--fused", type=pathlib.Path)
+    parser.add_argument("--capture", action="store_true")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--budget", type=float, default=540, help="seconds of this call")
     parser.add_argument("--one", type=float, default=240, help="seconds that one measurement may take")
@@ -73,6 +78,14 @@ def variants(device, precision):
     return {"eager": precision, "compiled": f"{precision}_compiled"}
 
 
+OURS = "ours", "fused", "captured"
+
+
+def own_columns(options):
+    """The measurements of this project's programs."""
+    return [column for column, asked in zip(OURS, (True, options.fused, options.capture)) if asked]
+
+
 def jobs(options, names):
     """Every measurement: what it is called, and its command."""
     for round_ in range(1, options.rounds + 1):
@@ -80,10 +93,14 @@ def jobs(options, names):
             for precision in options.precisions.split(","):
                 for name in names:
                     case = f"{name}-{batch}-{precision}-{round_}"
-                    result = options.logs / f"{case}-ours.json"
-                    ours = [options.step, "--device", options.device, "--precision", precision, "--batch", batch]
-                    ours += ["--steps", options.steps, "--rounds", 1, "--json", f"{result}.part", name]
-                    yield f"{case}-ours", [str(word) for word in ours]
+                    programs = {"ours": [options.step], "fused": [options.fused], "captured": [options.step, "--capture"]}
+                    for column in own_columns(options):
+                        if column == "captured" and round_ > 1:
+                            continue
+                        result = options.logs / f"{case}-{column}.json.part"
+                        ours = [*programs[column], "--device", options.device, "--precision", precision, "--batch", batch]
+                        ours += ["--steps", options.steps, "--rounds", 1, "--json", result, name]
+                        yield f"{case}-{column}", [str(word) for word in ours]
                     threads = 0 if options.device == "cuda" else options.threads
                     for column, variant in variants(options.device, precision).items():
                         peer = [options.python, "-B", HERE / "peers" / "step.py", name, batch, options.steps, threads, variant]
@@ -97,7 +114,8 @@ def measure(what, command, options, seconds):
     limit = min(seconds, options.one)
     part = pathlib.Path(f"{result}.part")
     environment = dict(os.environ)
-    if options.preload and what.endswith("-ours"):
+    own = what.endswith(OURS)
+    if options.preload and own:
         environment["LD_PRELOAD"] = options.preload
     with open(log, "w") as said:
         try:
@@ -121,9 +139,9 @@ def measure(what, command, options, seconds):
         last = lines[-1].strip() if lines else f"exit code {process.returncode}"
         # ours begins with it; the end of a traceback says most of PyTorch's
         found = {"error": next((line for line in lines if line.startswith("Error")), last)[:300]}
-    elif what.endswith("-ours"):
+    elif own:
         (row,) = json.loads(part.read_text())
-        found = {**row["ours"], **{key: row[key] for key in ("first_step_s", "peak_bytes", "device")}}
+        found = {**row["ours"], **{key: row[key] for key in ("first_step_s", "peak_bytes", "device", "captured")}}
     else:
         (found,) = json.loads(output).values()
     part.unlink(missing_ok=True)
@@ -140,6 +158,7 @@ def medians(options, case, column):
     if not good:
         return found[0] if found else None
     cell = {"step": statistics.median(one["step"] for one in good), "rounds": len(good)}
+    cell["captured"] = good[0].get("captured")
     # the first start is the one without a cache
     cell["first_step_s"] = good[0]["first_step_s"]
     peaks = [one["peak_bytes"] for one in good if one.get("peak_bytes")]
@@ -147,9 +166,19 @@ def medians(options, case, column):
     return cell
 
 
+def replayed(cell):
+    """Forward and backward: as launched, and as a graph."""
+    times = cell and cell["captured"]
+    if not times:
+        return "-"
+    return f"{times['launched']:.2f} > " + (f"{times['replayed']:.2f}" if times["graph"] else "no graph")
+
+
 def table(options, names):
     head = ["model", "batch", "precision", "ours ms", "images/s", "first step s"]
     columns = list(variants(options.device, "f32"))
+    own = own_columns(options)[1:]
+    head += [{"fused": "fused ms", "captured": "launched > replayed ms"}[column] for column in own]
     head += [f"{column} ms" for column in columns] + ["best / ours", "GiB ours", *(f"GiB {column}" for column in columns)]
     lines, notes = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)], []
     gib = lambda cell: f"{cell['peak_bytes'] / 2**30:.2f}" if cell and cell.get("peak_bytes") else "-"
@@ -159,7 +188,7 @@ def table(options, names):
                 case = f"{name}-{batch}-{precision}"
                 ours = medians(options, case, "ours")
                 peers = {column: medians(options, case, column) for column in columns}
-                cells = {"ours": ours, **peers}
+                cells = {"ours": ours, **{column: medians(options, case, column) for column in own}, **peers}
                 if not any(cells.values()):
                     continue
                 notes += [f"- {case}-{column}: {cell['error']}" for column, cell in cells.items() if cell and "error" in cell]
@@ -169,6 +198,7 @@ def table(options, names):
                 row = [name, str(batch), precision, time_of("ours")]
                 row.append(f"{1000 * batch / ours['step']:.0f}" if "ours" in ok else "-")
                 row.append(f"{ours['first_step_s']:.1f}" if "ours" in ok else "-")
+                row += [time_of(column) if column == "fused" else replayed(ok.get(column)) for column in own]
                 row += [time_of(column) for column in columns]
                 row.append(f"{best / ours['step']:.2f}" if best and "ours" in ok else "-")
                 row += [gib(ok.get("ours")), *(gib(ok.get(column)) for column in columns)]

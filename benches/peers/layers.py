@@ -1,4 +1,4 @@
-"""PyTorch's time in each layer for benches/layers.rs.
+"""PyTorch's time in each layer for benches/benches/layers.
 
 usage: layers.py VARIANT BATCH STEPS THREADS LAYERS        VARIANT: nchw, channels_last
 

@@ -1,4 +1,4 @@
-"""Peak memory of PyTorch's training step for benches/memory.rs.
+"""Peak memory of PyTorch's training step for benches/benches/memory.rs.
 
 usage: memory.py MODEL BATCH STEPS THREADS VARIANT        VARIANT: nchw, channels_last
 

@@ -1,4 +1,4 @@
-"""PyTorch's optimizer step for benches/optimizer.rs, clipping and weight average included.
+"""PyTorch's optimizer step for benches/benches/optimizer.rs, clipping and weight average included.
 
 usage: optimizer.py MODEL STEPS THREADS
 

@@ -1,4 +1,4 @@
-"""PyTorch's training step for benches/step.rs: forward, backward, SGD with Nesterov momentum, cross-entropy.
+"""PyTorch's training step for benches/benches/step: forward, backward, SGD with Nesterov momentum, cross-entropy.
 
 usage: step.py MODEL BATCH STEPS THREADS [VARIANT]
        THREADS: of the CPU; 0 measures on the GPU

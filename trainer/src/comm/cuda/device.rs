@@ -7,9 +7,11 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use burn::backend::tensor::FloatTensor;
-use burn::backend::{BackendTensor, Cube, DispatchDevice, DispatchTensor, DispatchTensorKind, StreamId};
+#[cfg(not(feature = "fusion"))]
+use burn::backend::{BackendTensor, DispatchTensor, DispatchTensorKind};
+use burn::backend::{Cube, DispatchDevice, StreamId};
 use burn::tensor::{DType, Device, Tensor};
+use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 use cubecl::ir::attributes::BufferIOAttr;
 use cubecl::ir::metadata::Info;
@@ -25,7 +27,6 @@ use super::sequence::Launch;
 use super::source::{PARTS, Variant};
 use crate::comm::error::{CommError, Result};
 
-type CubeTensor = FloatTensor<Cube>;
 type CubeDevice = burn::backend::tensor::Device<Cube>;
 
 /// A kernel's text for cubecl, which compiles it when it is first launched.
@@ -92,6 +93,7 @@ pub fn is_cuda(device: &Device) -> bool {
     matches!(device.clone().inner().as_dispatch(), DispatchDevice::Cube(cubecl::Device::Cuda(_)))
 }
 
+#[cfg(not(feature = "fusion"))]
 fn cube(tensor: Tensor<1>) -> Result<CubeTensor> {
     match tensor.into_dispatch().kind {
         DispatchTensorKind::Cube(BackendTensor::Float(tensor)) => Ok(tensor),
@@ -99,6 +101,26 @@ fn cube(tensor: Tensor<1>) -> Result<CubeTensor> {
             "a tensor that is not on a GPU, or is tracked, cannot go through the GPU's collectives",
         )),
     }
+}
+
+/// Fusion runs operations later than they are called, elsewhere, and leaves out those whose results nobody uses: the order
+/// that [`Mark`] makes is none there.
+#[cfg(feature = "fusion")]
+fn cube(_: Tensor<1>) -> Result<CubeTensor> {
+    Err(CommError::setup("this build fuses operations, and has no collectives between GPUs")
+        .hint("build without the feature `fusion`, or go through the host: --backend shm"))
+}
+
+#[cfg(not(feature = "fusion"))]
+fn tensor_of(tensor: CubeTensor) -> Tensor<1> {
+    let kind = DispatchTensorKind::Cube(BackendTensor::Float(tensor));
+    Tensor::from_dispatch(DispatchTensor { kind, autodiff: Default::default() })
+}
+
+/// A build with fusion never gets here: it makes no [`Launcher`].
+#[cfg(feature = "fusion")]
+fn tensor_of(_: CubeTensor) -> Tensor<1> {
+    unreachable!("a build with fusion has made a sum on a GPU")
 }
 
 impl Launcher {
@@ -168,10 +190,8 @@ impl Launcher {
     /// What kernels have written, as a tensor; for threads that follow a later mark.
     pub(super) fn tensor(&self, elements: Elements) -> Tensor<1> {
         let Elements { handle, len } = elements;
-        let tensor =
-            CubeTensor::new_contiguous(self.client.clone(), self.device.clone(), [len].into(), handle, DType::F32);
-        let kind = DispatchTensorKind::Cube(BackendTensor::Float(tensor));
-        Tensor::from_dispatch(DispatchTensor { kind, autodiff: Default::default() })
+        let (client, device) = (self.client.clone(), self.device.clone());
+        tensor_of(CubeTensor::new_contiguous(client, device, [len].into(), handle, DType::F32))
     }
 
     /// Puts a launch on the stream.

@@ -1,9 +1,10 @@
 //! The training step of any model beside PyTorch's, and beside the loader that feeds it:
 //! `cargo bench -p benches --bench step -- [--python PYTHON] [--batch N] [--steps N] [--rounds N] [--json FILE]
-//! [--device cpu|cuda] [--precision f32|bf16] all|MODEL…`.
+//! [--device cpu|cuda] [--precision f32|bf16] [--capture] all|MODEL…`.
 //!
 //! With `--device cuda` (feature `cuda`) the images are on the GPU and augmented there, as in training, and each step is
-//! waited for; the first one, in which burn compiles and tunes its kernels, is reported beside the others.
+//! waited for; the first one, in which burn compiles and tunes its kernels, is reported beside the others. `--capture` also
+//! measures forward and backward as a recorded graph of launches. A build with the feature `fusion` says so.
 //! `benches/step_table.py` runs this and PyTorch over all models, and prints one table.
 //!
 //! Random images of the size that each model is made for. A model's turn is N steps of ours (forward, backward, SGD with
@@ -12,7 +13,10 @@
 //! so that only one network is in memory. The table shows medians over the rounds, and how many times as fast as PyTorch's
 //! fastest variant ours is.
 
+#[path = "../shared/mod.rs"]
 mod shared;
+
+mod capture;
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -37,6 +41,7 @@ struct Options {
     rounds: usize,
     gpu: bool,
     precision: String,
+    capture: bool,
     models: Vec<String>,
 }
 
@@ -65,6 +70,8 @@ struct Row {
     pytorch: BTreeMap<String, Times>,
     /// The shortest of PyTorch's steps in units of ours.
     ratio: Option<f64>,
+    /// With `--capture`.
+    captured: Option<capture::Captured>,
     /// Images a second of the loader in units of the step's; on a GPU there are no pixels to load.
     loader: Option<f64>,
 }
@@ -79,8 +86,13 @@ fn run() -> Result<(), Box<dyn Error>> {
     let selected = Target::of(wish)?.select(&Seat::ALONE)?;
     let threads = selected.threads;
     println!(
-        "batch {}, {}, {}, medians of {} rounds of {} steps",
-        options.batch, options.precision, selected.description, options.rounds, options.steps
+        "batch {}, {}, {}{}, medians of {} rounds of {} steps",
+        options.batch,
+        options.precision,
+        selected.description,
+        if cfg!(feature = "fusion") { " with fusion" } else { "" },
+        options.rounds,
+        options.steps
     );
     println!(
         "{:<17} {:>9} {:>9} {:>9} {:>9} {:>7}  PyTorch's steps",
@@ -97,6 +109,10 @@ fn run() -> Result<(), Box<dyn Error>> {
             1000.0 * options.batch as f64 / step,
             peers.join(", ")
         );
+        if let Some(capture::Captured { launched, replayed, graph }) = row.captured {
+            let what = if graph { "replayed as a graph" } else { "again (this device records no graph)" };
+            println!("{:<17} forward and backward launched {launched:.1} ms, {what} {replayed:.1} ms", "");
+        }
         rows.push(row);
     }
     if let Some(path) = &options.json {
@@ -134,6 +150,13 @@ fn measure(name: &str, options: &Options, selected: &Selected, threads: usize) -
             }
         }
     }
+    let held = device::held_bytes(&selected.device.clone().inner()).or_else(device::peak_bytes);
+    drop(strategy);
+    let bf16 = options.precision == "bf16";
+    let captured = match options.capture {
+        true => Some(capture::measure(name, &spec, options.batch, bf16, options.steps, selected)?),
+        false => None,
+    };
     let ours = medians(&ours);
     let pytorch: BTreeMap<String, Times> = peers.iter().map(|(name, times)| (name.clone(), medians(times))).collect();
     Ok(Row {
@@ -144,16 +167,25 @@ fn measure(name: &str, options: &Options, selected: &Selected, threads: usize) -
         precision: options.precision.clone(),
         batch: options.batch,
         first_step_s,
-        peak_bytes: device::held_bytes(&selected.device.clone().inner()).or_else(device::peak_bytes),
+        peak_bytes: held,
+        captured,
         ours,
         pytorch,
     })
 }
 
 fn options() -> Result<Options, Box<dyn Error>> {
-    let (gpu, precision) = (false, "f32".to_owned());
-    let mut options =
-        Options { python: None, json: None, batch: 128, steps: 3, rounds: 5, gpu, precision, models: Vec::new() };
+    let mut options = Options {
+        python: None,
+        json: None,
+        batch: 128,
+        steps: 3,
+        rounds: 5,
+        gpu: false,
+        precision: "f32".to_owned(),
+        capture: false,
+        models: Vec::new(),
+    };
     // `cargo bench` itself adds `--bench`
     let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
     while let Some(argument) = arguments.next() {
@@ -172,6 +204,7 @@ fn options() -> Result<Options, Box<dyn Error>> {
                 }
             }
             "--precision" => options.precision = value()?,
+            "--capture" => options.capture = true,
             "all" => options.models.extend(models::entries().iter().map(|entry| entry.name.to_owned())),
             _ => options.models.push(argument),
         }

@@ -1,0 +1,79 @@
+//! Forward and backward as they run, and as one recorded graph of launches (`burn::tensor::capture`, CUDA graphs): the
+//! difference is what a GPU waits for the host.
+
+#![allow(unsafe_code, reason = "a replay writes to memory that nothing tracks")]
+
+use std::error::Error;
+use std::time::Instant;
+
+use burn::tensor::activation::log_softmax;
+use burn::tensor::{Tensor, TensorData, capture};
+use models::{Context, Spec};
+use serde::Serialize;
+use trainer::device::Selected;
+use trainer::optim::FlatGradients;
+
+use crate::shared::{self, median};
+
+/// Milliseconds of one forward and backward pass of a batch that stays where it is; no optimizer.
+#[derive(Debug, Serialize)]
+pub struct Captured {
+    /// As in training: launch by launch.
+    pub launched: f64,
+    /// Replayed.
+    pub replayed: f64,
+    /// Whether the device recorded a graph; without one a replay is the same launches again.
+    pub graph: bool,
+}
+
+/// Measures `steps` passes of each, in turn.
+pub fn measure(
+    model: &str,
+    spec: &Spec,
+    batch: usize,
+    bf16: bool,
+    steps: usize,
+    selected: &Selected,
+) -> Result<Captured, Box<dyn Error>> {
+    let device = &selected.device;
+    let network = models::build(model, spec, 0, device)?;
+    let parameters = models::state::parameters(&network);
+    let batch = shared::batch(spec, batch);
+    let samples = batch.labels.len();
+    let mut targets = vec![0f32; samples * spec.num_classes];
+    batch.labels.iter().enumerate().for_each(|(row, label)| targets[row * spec.num_classes + *label as usize] = 1.0);
+    let shape = [samples, spec.in_channels, spec.image_size[0], spec.image_size[1]];
+    // what a graph reads has to stay: nothing of a pass may come from the host
+    let images = Tensor::<4>::from_data(TensorData::new(batch.images, shape), device);
+    let targets = Tensor::<2>::from_data(TensorData::new(targets, [samples, spec.num_classes]), device);
+    let context = Context::train().in_bf16(bf16);
+    let pass = || {
+        let logits = network.forward(images.clone(), &context);
+        let loss = (log_softmax(logits, 1) * targets.clone()).sum().mul_scalar(-1.0 / samples as f64);
+        FlatGradients::from_backward(loss.backward(), &network, &parameters)
+    };
+    let wait = || device.sync().map_err(|error| format!("the device failed: {error:?}"));
+    let mut graph = capture(&device.clone().inner(), pass);
+    let (mut launched, mut replayed) = (Vec::new(), Vec::new());
+    for _ in 0..steps {
+        let start = Instant::now();
+        // Safety: the network, the images and the targets outlive the graph, and this thread alone uses the device; the
+        // running statistics of before the recording are freed, and read as what happens to be there: nobody looks at the
+        // gradients. Each replay is waited for.
+        unsafe { graph.replay() };
+        wait()?;
+        replayed.push(1000.0 * start.elapsed().as_secs_f64());
+    }
+    // only now, for what these passes allocate may lie where the graph writes
+    let is_graph = graph.is_hardware();
+    drop(graph);
+    for _ in 0..=steps {
+        let start = Instant::now();
+        let gradients = pass();
+        wait()?;
+        drop(gradients);
+        launched.push(1000.0 * start.elapsed().as_secs_f64());
+    }
+    // the first compiles nothing any more, but allocates
+    Ok(Captured { launched: median(launched.split_off(1)), replayed: median(replayed), graph: is_graph })
+}
