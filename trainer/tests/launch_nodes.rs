@@ -7,7 +7,7 @@ use std::net::TcpListener;
 use std::process::Command;
 
 use rustix::process::{Signal, kill_process};
-use support::{Ended, Run, probe};
+use support::{Ended, PROBE, Run, probe};
 
 fn free_port() -> String {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string()
@@ -141,11 +141,10 @@ fn no_secret_is_needed_on_loopback_only() {
 fn kubeflows_pods_start_their_share() {
     let port = free_port();
     let pod = |rank: &str| {
-        let mut command = probe(&[]);
         let mut env = Command::new("env");
         env.args(["PET_NNODES=2", "PET_NPROC_PER_NODE=2", "MASTER_ADDR=127.0.0.1"]);
         env.args([format!("PET_NODE_RANK={rank}"), format!("RANK={rank}"), format!("MASTER_PORT={port}")]);
-        env.arg("WORLD_SIZE=2").arg(command.args(["--steps", "4"]).get_program());
+        env.args(["WORLD_SIZE=2", PROBE]);
         Run::of(env)
     };
     let (first, second) = (pod("0"), pod("1"));
@@ -183,7 +182,7 @@ impl Namespaces {
 
     fn node(&self, rank: usize, secret: &str, more: &[&str]) -> Run {
         let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.names[rank], env!("CARGO_BIN_EXE_launch-probe"), "--nnodes", "2"]);
+        command.args(["netns", "exec", &self.names[rank], PROBE, "--nnodes", "2"]);
         command.args(["--node-rank", &rank.to_string(), "--master-addr", ADDRESSES[0], "--master-port", "29500"]);
         command.args(more).env("TRAINER_SECRET", secret);
         Run::of(command)

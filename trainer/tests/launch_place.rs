@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
-use support::{LIMIT, Run, probe, read};
+use support::{LIMIT, PROBE, Run, probe, read};
 use trainer::comm::{Secret, StoreClient};
 use trainer::launch::cores;
 
@@ -46,11 +46,9 @@ fn each_worker_knows_its_place_and_has_its_cores() {
     let crowd = Run::start(&["--workers", &(all.len() + 1).to_string()]).end();
     assert_eq!(value(&crowd.log("rank-0/stdout.log"), "cores"), value(&crowd.log("rank-1/stdout.log"), "cores"));
 
-    let mut command = probe(&["--workers", "1"]);
-    command.env("RAYON_NUM_THREADS", "7");
     // `Run` takes the variable away, so it has to come back by another program
     let mut shell = std::process::Command::new("env");
-    shell.arg("RAYON_NUM_THREADS=7").arg(command.get_program()).args(command.get_args());
+    shell.args(["RAYON_NUM_THREADS=7", PROBE, "--workers", "1"]);
     assert_eq!(value(&Run::of(shell).end().stdout, "RAYON_NUM_THREADS"), "7", "the user's word counts");
 }
 
@@ -195,12 +193,8 @@ fn contradictions_end_with_code_2_before_anything_starts() {
 
 #[test]
 fn a_worker_without_its_launcher_does_not_run() {
-    let mut command = probe(&[]);
-    for (name, value) in [("TRAINER_WORKER", "1"), ("LOCAL_WORLD_SIZE", "1"), ("GROUP_RANK", "0")] {
-        command.env(name, value);
-    }
     let mut shell = std::process::Command::new("env");
     shell.args(["RANK=0", "LOCAL_RANK=0", "WORLD_SIZE=1", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=1"]);
-    shell.args(["TRAINER_WORKER=1", "LOCAL_WORLD_SIZE=1", "GROUP_RANK=0"]).arg(command.get_program());
+    shell.args(["TRAINER_WORKER=1", "LOCAL_WORLD_SIZE=1", "GROUP_RANK=0", PROBE]);
     Run::of(shell).end().said(3, &["error: the launcher (process 1) has ended before its worker began"]);
 }

@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, kill_process, kill_process_group};
-use support::{LIMIT, Run, probe, read};
+use support::{LIMIT, PROBE, Run, probe, read};
 
 fn long(deeds: &[&str]) -> Run {
     let mut arguments = vec!["--workers", "3", "--steps", "100000", "--step-ms", "20"];
@@ -108,7 +108,7 @@ fn a_signal_to_the_workers_stops_the_job_as_well() {
 #[test]
 fn nohup_means_nohup() {
     let mut command = std::process::Command::new("nohup");
-    command.args([env!("CARGO_BIN_EXE_launch-probe"), "--workers", "2", "--steps", "100000"]);
+    command.args([PROBE, "--workers", "2", "--steps", "100000"]);
     let mut run = Run::of(command);
     run.wait_for("stdout", "step 1\n");
     run.signal(Signal::HUP);

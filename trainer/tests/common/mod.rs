@@ -74,9 +74,11 @@ impl Bench {
         self.folder.path().join(name)
     }
 
-    /// The binary with no setting of the user's in its environment.
+    /// The binary with no setting of the user's in its environment, and with signals as they are by default: shells start
+    /// background jobs, and so these tests, with some ignored, which is inherited.
     pub fn command(&self) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
+        let mut command = Command::new("env");
+        command.arg("--default-signal=INT,QUIT,TERM").arg(env!("CARGO_BIN_EXE_trainer"));
         command.current_dir(self.folder.path()).env_remove("TRAINER_DATA_DIR").env("NO_COLOR", "1");
         command
     }

@@ -29,10 +29,14 @@ pub struct Ended {
     pub folder: tempfile::TempDir,
 }
 
-/// The probe's command line, up to where tests differ.
+/// What the tests launch.
+pub const PROBE: &str = env!("CARGO_BIN_EXE_launch-probe");
+
+/// The probe's command line, up to where tests differ. Signals are as by default: shells start background jobs, and so these
+/// tests, with some ignored, which is inherited, and which the launcher rightly leaves so.
 pub fn probe(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_launch-probe"));
-    command.args(arguments);
+    let mut command = Command::new("env");
+    command.args(["--default-signal=INT,QUIT,TERM", PROBE]).args(arguments);
     command
 }
 
