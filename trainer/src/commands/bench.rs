@@ -174,7 +174,7 @@ fn measure(
     Ok(())
 }
 
-#[cfg(feature = "cuda")]
+/// Between GPUs; a build without the backend never gets here, for [`Target::of`] gives it none.
 fn on_gpus(
     rank: &Rank,
     selected: &Selected,
@@ -183,19 +183,18 @@ fn on_gpus(
     describe: impl FnOnce(&str),
     report: impl FnMut(&bench::BenchRow),
 ) -> Result<Vec<bench::BenchRow>, Failure> {
-    let device = selected.device.clone().inner();
-    Ok(cuda::bench::all_reduce(&rank.comm, &device, backend, config, describe, report)?)
-}
-
-/// A build without the backend never gets here: [`Target::of`] gives it no GPUs.
-#[cfg(not(feature = "cuda"))]
-fn on_gpus(
-    _: &Rank,
-    _: &Selected,
-    _: cuda::Backend,
-    _: &bench::BenchConfig,
-    _: impl FnOnce(&str),
-    _: impl FnMut(&bench::BenchRow),
-) -> Result<Vec<bench::BenchRow>, Failure> {
-    unreachable!("a build without the CUDA backend has selected a GPU")
+    #[cfg(feature = "cuda")]
+    return Ok(cuda::bench::all_reduce(
+        &rank.comm,
+        &selected.device.clone().inner(),
+        backend,
+        config,
+        describe,
+        report,
+    )?);
+    #[cfg(not(feature = "cuda"))]
+    {
+        let _ = (rank, selected, backend, config, describe, report);
+        unreachable!("a build without the CUDA backend has selected a GPU")
+    }
 }
