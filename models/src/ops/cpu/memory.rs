@@ -3,8 +3,8 @@
 //! A training step makes the same gigabyte of tensors every time. Left to the system's allocator, each of the large ones
 //! is mapped, zeroed page by page and unmapped again, which costs more than batch norm. Here a released buffer goes to a
 //! free list of its size class and the next step takes it from there. Lists and what is in use together never exceed
-//! nine eighths of the most that was in use at one time, so that a change of the batch size does not pile up memory; the
-//! eighth is for sizes that a step wants at different times.
+//! nine eighths of the most that was in use at one time, nor 256 MiB more, so that a change of the batch size does not pile up
+//! memory; the rest is for sizes that a step wants at different times.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::collections::BTreeMap;
@@ -20,6 +20,8 @@ const ALIGN: usize = 64;
 /// Buffers from this size on are aligned to huge pages, which the kernel is asked for.
 const HUGE: usize = 4 << 20;
 const HUGE_PAGE: usize = 2 << 20;
+/// What lists may hold beyond the most that was in use: an eighth of that, up to this.
+const SPARE: usize = 256 << 20;
 /// How many times as large as needed a block may be.
 const MOST_LARGER: usize = 2;
 
@@ -87,7 +89,7 @@ fn acquire(bytes: usize) -> Block {
 fn release(block: Block) {
     let mut pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
     pool.used -= block.bytes;
-    if pool.used + pool.cached + block.bytes <= pool.peak / 8 * 9 {
+    if pool.used + pool.cached + block.bytes <= pool.peak + (pool.peak / 8).min(SPARE) {
         pool.cached += block.bytes;
         pool.free.entry(block.bytes).or_default().push(block);
     } else {
