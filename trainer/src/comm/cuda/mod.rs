@@ -58,7 +58,8 @@
 //! - *Waits end*: block b waits for blocks b alone, and blocks start in the order of their numbers, so the lowest unfinished
 //!   block of the slowest rank can always proceed, however few fit beside the model's kernels. A wait that takes longer than
 //!   the limit ends in a fault that names the peer, as does an abort (a word on the host that all waits look at), and from
-//!   then on every launch of this rank returns at once: nothing is left spinning on a GPU.
+//!   then on every later launch of this rank returns at once: nothing is left spinning on a GPU. The launch that has the fault
+//!   still meets in all its blocks, for the same blocks of the peers wait for them.
 //!
 //! A flag holds the call's fingerprint as well (kernel, type, length, root): ranks that call different things name each other.
 //!
