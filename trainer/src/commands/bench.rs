@@ -53,8 +53,7 @@ impl Carrier {
     fn transport(self, role: &WorkerRole) -> TransportKind {
         match self {
             Self::Host(transport) => transport,
-            Self::Gpus(_) if role.local_world == role.world => TransportKind::Shm,
-            Self::Gpus(_) => TransportKind::Tcp,
+            Self::Gpus(_) => workers::best_transport(role),
         }
     }
 }
@@ -125,9 +124,12 @@ fn config(arguments: &AllreduceArgs) -> Result<bench::BenchConfig, Failure> {
         Failure::usage(format!("--dtype {name}: it cannot be summed here"), format!("choices: {}", names.join(", ")))
     })?;
     let shared = arguments.memory.as_deref() != Some("ordinary");
-    let default = bench::BenchConfig::default();
-    let sizes = if arguments.sizes.is_empty() { default.sizes.clone() } else { arguments.sizes.clone() };
-    Ok(bench::BenchConfig { sizes, dtype, shared, time: Duration::from_millis(arguments.ms), ..default })
+    let time = Duration::from_millis(arguments.ms);
+    let mut config = bench::BenchConfig { dtype, shared, time, ..Default::default() };
+    if !arguments.sizes.is_empty() {
+        config.sizes = arguments.sizes.clone();
+    }
+    Ok(config)
 }
 
 fn measure(

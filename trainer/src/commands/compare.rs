@@ -103,6 +103,11 @@ fn workers(arguments: &CompareArgs) -> (&'static str, usize) {
     }
 }
 
+/// Workers of a mode. The one of `single` has all cores as threads, as all workers together have them.
+fn workers_of(mode: Mode, arguments: &CompareArgs) -> usize {
+    if mode == Mode::Single { 1 } else { workers(arguments).1 }
+}
+
 /// The modes to compare, each once.
 fn modes(words: &[String]) -> Result<Vec<Mode>, Failure> {
     let mut modes = Vec::new();
@@ -194,13 +199,8 @@ fn command(arguments: &CompareArgs, plan: &RunPlan, mode: Mode, folder: &Path) -
         command.arg("--data-dir").arg(dir);
     }
     command.arg("--mode").arg(mode.name());
-    let (flag, workers) = workers(arguments);
-    match (mode, arguments.gpus) {
-        // one process has all cores as threads, as all workers together have them
-        (Mode::Single, None) => command.args(["--cpus", "1"]),
-        (Mode::Single, Some(_)) => command.args(["--gpus", "1"]),
-        _ => command.arg(flag).arg(workers.to_string()),
-    };
+    let (flag, _) = workers(arguments);
+    command.arg(flag).arg(workers_of(mode, arguments).to_string());
     if arguments.oversubscribe && mode != Mode::Single {
         command.arg("--oversubscribe");
     }
@@ -255,13 +255,12 @@ fn comparison(
     runs: &[(Mode, Vec<Round>, Option<String>)],
     device: &str,
 ) -> Comparison {
-    let (_, workers) = workers(arguments);
     let single = runs.iter().find(|(mode, ..)| *mode == Mode::Single).and_then(|(_, rounds, _)| rounds.first());
     let reference = single.map(|round| round.losses.as_slice());
     let environment = Environment::detect("");
     let row = |(mode, rounds, error): &(Mode, Vec<Round>, Option<String>)| ModeResult {
         mode: mode.to_string(),
-        workers: if *mode == Mode::Single { 1 } else { workers },
+        workers: workers_of(*mode, arguments),
         figures: Figures::of(rounds, reference),
         error: error.clone(),
     };

@@ -173,10 +173,14 @@ pub(super) fn join(role: &WorkerRole, variables: &Variables, plan: &RunPlan) -> 
         Backend::Tcp => TransportKind::Tcp,
         Backend::Shm => TransportKind::Shm,
         Backend::Mpi => TransportKind::Mpi,
-        _ if role.local_world == role.world => TransportKind::Shm,
-        _ => TransportKind::Tcp,
+        _ => best_transport(role),
     };
     join_over(role, variables, transport, Duration::from_secs(plan.parallel.timeout_s as u64))
+}
+
+/// What reaches all ranks of a job, where nobody says what to use.
+pub(super) fn best_transport(role: &WorkerRole) -> TransportKind {
+    if role.local_world == role.world { TransportKind::Shm } else { TransportKind::Tcp }
 }
 
 /// Meets the other ranks; each wait in a collective is at most `timeout` long.
