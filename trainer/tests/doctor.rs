@@ -1,12 +1,21 @@
-//! `trainer doctor` on machines that have nothing, and on machines whose driver is made up (`fake_driver/cuda.c`).
+//! `trainer doctor` on machines that have nothing, and on machines whose driver is a stand-in (`cuda-on-cpu`).
 
 use std::{
-    fs,
-    path::Path,
+    env, fs,
+    path::{Path, PathBuf},
     process::{Command, Output},
 };
 
 use serde_json::Value;
+
+/// The stand-in for the driver, which cargo has built beside this test.
+fn driver() -> PathBuf {
+    let test = env::current_exe().unwrap();
+    // of a dependency, and where it has been built for itself
+    let folders: Vec<_> = test.ancestors().skip(1).take(2).collect();
+    let found = folders.iter().map(|folder| folder.join("libcuda_on_cpu.so")).find(|library| library.exists());
+    found.unwrap_or_else(|| panic!("no libcuda_on_cpu.so in {folders:?}: the crate cuda-on-cpu has not been built"))
+}
 
 /// A machine: a folder that is all of the loader's own path, of PATH, and of CUDA's toolkit.
 struct Machine {
@@ -23,15 +32,17 @@ impl Machine {
     fn complete() -> Self {
         let machine = Self::bare();
         let folder = machine.folder.path();
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fake_driver/cuda.c");
-        let library = folder.join("libcuda.so.1");
+        std::os::unix::fs::symlink(driver(), folder.join("libcuda.so.1")).unwrap();
+        // the stand-in compiles kernels with `cc`, which finds its own programs in PATH
+        machine.program("cc", "#!/bin/sh\nPATH=$PATH_OF_CC\nexec cc \"$@\"\n");
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/doctor_support/versions.c");
+        let library = folder.join("libnvrtc.so.13");
         // the linker that rustc uses
         let built = Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(source).status();
         assert!(built.expect("cc").success());
-        fs::copy(&library, folder.join("libnvrtc.so.13")).unwrap();
         fs::copy(&library, folder.join("libnccl.so")).unwrap();
-        fs::create_dir_all(folder.join("include")).unwrap();
-        for name in ["cuda_fp16.h", "cuda_bf16.h", "mma.h"] {
+        fs::create_dir_all(folder.join("include/crt")).unwrap();
+        for name in ["cuda_fp16.h", "cuda_bf16.h", "mma.h", "crt/mma.h"] {
             fs::write(folder.join("include").join(name), "").unwrap();
         }
         machine.program("mpirun", "#!/bin/sh\necho 'mpirun (Fake MPI) 4.1.4'\n");
@@ -49,7 +60,8 @@ impl Machine {
         let folder = self.folder.path();
         let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
         command.args(arguments).env_remove("CUDA_VISIBLE_DEVICES").env("LD_LIBRARY_PATH", folder);
-        command.env("PATH", folder).env("CUDA_PATH", folder).env("FAKE_MEMORY", folder).current_dir(folder);
+        command.env("PATH", folder).env("PATH_OF_CC", env::var_os("PATH").unwrap_or_default()).env_remove("CC");
+        command.env("CUDA_PATH", folder).env("CUDA_ON_CPU_CACHE", folder.join("kernels")).current_dir(folder);
         command.envs(variables.iter().copied()).output().unwrap()
     }
 
@@ -88,20 +100,25 @@ fn a_machine_without_anything_is_told_where_everything_was_looked_for() {
 #[test]
 fn a_machine_with_everything_is_read_and_tried() {
     let machine = Machine::complete();
-    let report = machine.doctor(&[("FAKE_GPUS", "3"), ("CUDA_VISIBLE_DEVICES", "2,0,1")]);
+    let report = machine.doctor(&[
+        ("CUDA_ON_CPU_GPUS", "3"),
+        ("CUDA_ON_CPU_MEMORY", "3221225472"),
+        ("CUDA_ON_CPU_CAPABILITY", "9.0"),
+        ("CUDA_VISIBLE_DEVICES", "2,0,1"),
+    ]);
     assert_eq!(report["driver"]["cuda"], "13.2");
     assert_eq!(report["driver"]["library"], "libcuda.so.1");
     assert_eq!(report["visible"], "CUDA_VISIBLE_DEVICES is `2,0,1`");
     let gpus = report["gpus"].as_array().unwrap();
     assert_eq!(gpus.len(), 3);
-    for (index, gpu) in gpus.iter().enumerate() {
+    for (index, (gpu, (letter, digits))) in gpus.iter().zip([("C", "12"), ("A", "10"), ("B", "11")]).enumerate() {
         assert_eq!(gpu["index"], index);
-        assert_eq!(gpu["name"], format!("Fake GPU {}", ["A", "B", "C"][index]));
-        assert_eq!(gpu["memory_bytes"], (index as u64 + 1) << 30);
+        assert_eq!(gpu["name"], format!("CPU as GPU {letter}"));
+        assert_eq!(gpu["memory_bytes"], 3u64 << 30);
         assert_eq!(gpu["compute"], serde_json::json!([9, 0]));
-        assert_eq!(gpu["multiprocessors"], 132);
+        assert_eq!(gpu["multiprocessors"], 2);
         assert_eq!(gpu["memory_check"], "works");
-        assert!(text(&gpu["uuid"]).starts_with(&format!("GPU-{:02x}{:02x}", 0x10 + index, 0x10 + index)), "{gpu}");
+        assert!(text(&gpu["uuid"]).starts_with(&format!("GPU-{digits}{digits}")), "{gpu}");
     }
     let peers = report["peers"].as_array().unwrap();
     assert_eq!(peers.len(), 6);
@@ -116,9 +133,9 @@ fn a_machine_with_everything_is_read_and_tried() {
     assert_eq!(report["mpi"]["version"], "mpirun (Fake MPI) 4.1.4");
     assert_eq!(Path::new(text(&report["headers"]["path"])), machine.folder.path().join("include"));
 
-    let screen = machine.run(&["doctor"], &[("FAKE_GPUS", "2")]);
+    let screen = machine.run(&["doctor"], &[("CUDA_ON_CPU_GPUS", "2")]);
     let screen = String::from_utf8(screen.stdout).unwrap();
-    for word in ["Fake GPU B", "peer 0>1", "works (the driver says yes)", "13.2", "NVRTC".to_lowercase().as_str()] {
+    for word in ["CPU as GPU B", "peer 0>1", "works (the driver says yes)", "13.2", "NVRTC".to_lowercase().as_str()] {
         assert!(screen.contains(word), "{word}: {screen}");
     }
 }
@@ -126,7 +143,7 @@ fn a_machine_with_everything_is_read_and_tried() {
 #[test]
 fn a_driver_that_promises_peer_access_and_loses_writes_is_found_out() {
     let machine = Machine::complete();
-    let report = machine.doctor(&[("FAKE_GPUS", "2"), ("FAKE_PEERS", "lies")]);
+    let report = machine.doctor(&[("CUDA_ON_CPU_GPUS", "2"), ("CUDA_ON_CPU_PEERS", "lies")]);
     for peer in report["peers"].as_array().unwrap() {
         assert_eq!(peer["driver_says"], true);
         assert!(text(&peer["check"]).contains("values were read otherwise than written"), "{peer}");
@@ -137,7 +154,7 @@ fn a_driver_that_promises_peer_access_and_loses_writes_is_found_out() {
 
 #[test]
 fn a_driver_without_peer_access_is_an_answer() {
-    let report = Machine::complete().doctor(&[("FAKE_GPUS", "2"), ("FAKE_PEERS", "none")]);
+    let report = Machine::complete().doctor(&[("CUDA_ON_CPU_GPUS", "2"), ("CUDA_ON_CPU_PEERS", "none")]);
     let peer = &report["peers"][0];
     assert_eq!(peer["driver_says"], false);
     assert!(text(&peer["check"]).contains("CUDA_ERROR_PEER_ACCESS_UNSUPPORTED (217)"), "{peer}");
@@ -146,10 +163,10 @@ fn a_driver_without_peer_access_is_an_answer() {
 #[test]
 fn a_driver_that_shows_no_gpu_or_does_not_start_is_told_apart() {
     let machine = Machine::complete();
-    let none = machine.doctor(&[("FAKE_INIT", "100"), ("CUDA_VISIBLE_DEVICES", "")]);
+    let none = machine.doctor(&[("CUDA_VISIBLE_DEVICES", "")]);
     assert!(text(&none["driver"]["missing"]).contains("CUDA_ERROR_NO_DEVICE"), "{none}");
     assert!(text(&none["visible"]).contains("hides every GPU"), "{none}");
-    let broken = machine.doctor(&[("FAKE_INIT", "803")]);
+    let broken = machine.doctor(&[("CUDA_ON_CPU_INIT", "803")]);
     assert!(text(&broken["driver"]["missing"]).contains("CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"), "{broken}");
     assert_eq!(broken["gpus"], Value::Array(Vec::new()));
 }
@@ -173,8 +190,8 @@ fn gpus_that_cannot_be_had_are_errors_before_anything_starts() {
         }
         assert!(!said.contains("internal error"), "{said}");
     };
-    fails(&["--gpus", "4"], &[("FAKE_GPUS", "2")], &["4 processes", "there are 2 GPUs", "--oversubscribe"]);
-    fails(&["--gpus", "2"], &[("FAKE_INIT", "100"), ("CUDA_VISIBLE_DEVICES", "")], &["CUDA_VISIBLE_DEVICES is empty"]);
+    fails(&["--gpus", "4"], &[("CUDA_ON_CPU_GPUS", "2")], &["4 processes", "there are 2 GPUs", "--oversubscribe"]);
+    fails(&["--gpus", "2"], &[("CUDA_VISIBLE_DEVICES", "")], &["CUDA_VISIBLE_DEVICES is empty"]);
     fails(&["--gpus", "1"], &[("CUDA_PATH", "/nowhere")], &["/nowhere/include (CUDA_PATH) has no cuda_fp16.h"]);
     fs::remove_file(machine.folder.path().join("libnvrtc.so.13")).unwrap();
     fails(&["--gpus", "1"], &[], &["no NVRTC", "libnvrtc.so.13", "LD_LIBRARY_PATH"]);

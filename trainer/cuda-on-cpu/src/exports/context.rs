@@ -1,0 +1,104 @@
+//! Primary contexts; there are no others.
+
+use std::ffi::{c_int, c_uint};
+use std::sync::atomic::Ordering;
+
+use super::{exports, put};
+use crate::capture;
+use crate::code::{
+    INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, PEER_ACCESS_ALREADY_ENABLED, PEER_ACCESS_NOT_ENABLED,
+    PEER_ACCESS_UNSUPPORTED,
+};
+use crate::context::{self, current};
+use crate::log::lock;
+use crate::machine::{Peers, machine};
+
+exports! {
+    fn cuDevicePrimaryCtxRetain(context: Option<&mut usize>, device: c_int) {
+        let device = machine()?.device(device)?;
+        put(context, device.context())?;
+        device.retained.fetch_add(1, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// The last release keeps memory and streams: what is used of them afterwards is refused for want of a context.
+    fn cuDevicePrimaryCtxRelease_v2(device: c_int) {
+        let device = machine()?.device(device)?;
+        let less = |times: u32| times.checked_sub(1);
+        device.retained.fetch_update(Ordering::AcqRel, Ordering::Acquire, less).map_err(|_| INVALID_CONTEXT)?;
+        Ok(())
+    }
+
+    fn cuDevicePrimaryCtxGetState(device: c_int, flags: Option<&mut c_uint>, active: Option<&mut c_int>) {
+        let device = machine()?.device(device)?;
+        put(flags, 0)?;
+        put(active, c_int::from(device.retained.load(Ordering::Acquire) > 0))
+    }
+
+    fn cuCtxSetCurrent(context: usize) {
+        context::set(context)
+    }
+
+    fn cuCtxGetCurrent(context: Option<&mut usize>) {
+        put(context, context::handle()?)
+    }
+
+    fn cuCtxGetDevice(device: Option<&mut c_int>) {
+        put(device, current()?.index as c_int)
+    }
+
+    fn cuCtxPushCurrent_v2(context: usize) {
+        context::push(context)
+    }
+
+    fn cuCtxPopCurrent_v2(context: Option<&mut usize>) {
+        let popped = context::pop()?;
+        match context {
+            Some(context) => put(Some(context), popped),
+            None => Ok(()),
+        }
+    }
+
+    fn cuCtxSynchronize() {
+        let device = current()?;
+        capture::refuse_unsafe()?;
+        capture::refuse_waits(device)?;
+        device.synchronize(false);
+        device.healthy()
+    }
+
+    fn cuCtxGetStreamPriorityRange(least: Option<&mut c_int>, greatest: Option<&mut c_int>) {
+        current()?;
+        if let Some(least) = least {
+            *least = 0;
+        }
+        if let Some(greatest) = greatest {
+            *greatest = -5;
+        }
+        Ok(())
+    }
+
+    fn cuCtxEnablePeerAccess(peer: usize, flags: c_uint) {
+        let (device, machine) = (current()?, machine()?);
+        let peer = machine.of_context(peer)?;
+        if flags != 0 {
+            return Err(INVALID_VALUE);
+        }
+        if peer.index == device.index {
+            return Err(INVALID_DEVICE);
+        }
+        if peer.retained.load(Ordering::Acquire) == 0 {
+            return Err(INVALID_CONTEXT);
+        }
+        if machine.peers() == Peers::None {
+            return Err(PEER_ACCESS_UNSUPPORTED);
+        }
+        if lock(&device.peers).insert(peer.physical) { Ok(()) } else { Err(PEER_ACCESS_ALREADY_ENABLED) }
+    }
+
+    fn cuCtxDisablePeerAccess(peer: usize) {
+        let device = current()?;
+        let peer = machine()?.of_context(peer)?;
+        if lock(&device.peers).remove(&peer.physical) { Ok(()) } else { Err(PEER_ACCESS_NOT_ENABLED) }
+    }
+}

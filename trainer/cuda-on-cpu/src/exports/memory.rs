@@ -1,0 +1,132 @@
+//! Memory, and other processes' memory.
+
+use std::ffi::c_uint;
+
+use super::{exports, put};
+use crate::capture;
+use crate::code::INVALID_VALUE;
+use crate::context::current;
+use crate::ipc::{self, IpcHandle};
+use crate::machine::machine;
+use crate::memory::{self, Kind};
+use crate::op::Op;
+use crate::stream::Target;
+
+/// `CU_MEMHOSTALLOC_PORTABLE`, `_DEVICEMAP` and `_WRITECOMBINED`.
+const HOST_FLAGS: c_uint = 7;
+
+exports! {
+    fn cuMemAlloc_v2(address: Option<&mut usize>, bytes: usize) {
+        let device = current()?;
+        capture::refuse_unsafe()?;
+        let address = address.ok_or(INVALID_VALUE)?;
+        put(Some(address), memory::allocate(device, bytes, false)?)
+    }
+
+    /// Waits for all that its GPU has got from this process.
+    fn cuMemFree_v2(address: usize) {
+        current()?;
+        capture::refuse_unsafe()?;
+        if address == 0 {
+            return Ok(());
+        }
+        memory::owner(address)?.synchronize(false);
+        memory::remove(address, memory::is_own)
+    }
+
+    fn cuMemAllocAsync(address: Option<&mut usize>, bytes: usize, stream: usize) {
+        let target = Target::of(stream)?;
+        let address = address.ok_or(INVALID_VALUE)?;
+        // the memory is there at once: earlier than the stream's order demands
+        let made = memory::allocate(target.device(), bytes, true)?;
+        if target.is_capturing() {
+            target.submit(Op::Allocated)?;
+        }
+        put(Some(address), made)
+    }
+
+    fn cuMemFreeAsync(address: usize, stream: usize) {
+        let target = Target::of(stream)?;
+        memory::owner(address)?;
+        target.submit(if target.is_capturing() { Op::Freed } else { Op::Free(address) })
+    }
+
+    /// Of this process's allocations: other processes' are not counted.
+    fn cuMemGetInfo_v2(free: Option<&mut usize>, total: Option<&mut usize>) {
+        let device = current()?;
+        let all = machine()?.memory();
+        put(free, all.saturating_sub(device.used.load(std::sync::atomic::Ordering::Acquire)))?;
+        put(total, all)
+    }
+
+    fn cuMemGetAddressRange_v2(base: Option<&mut usize>, bytes: Option<&mut usize>, address: usize) {
+        current()?;
+        let blocks = memory::blocks();
+        let block = memory::around(&blocks, address).ok_or(crate::code::NOT_FOUND)?;
+        if let Some(base) = base {
+            *base = block.mapping.base;
+        }
+        if let Some(bytes) = bytes {
+            *bytes = block.bytes;
+        }
+        Ok(())
+    }
+
+    fn cuMemHostAlloc(address: Option<&mut usize>, bytes: usize, flags: c_uint) {
+        let device = current()?;
+        capture::refuse_unsafe()?;
+        let address = address.filter(|_| flags & !HOST_FLAGS == 0).ok_or(INVALID_VALUE)?;
+        put(Some(address), memory::allocate_host(device, bytes)?)
+    }
+
+    fn cuMemAllocHost_v2(address: Option<&mut usize>, bytes: usize) {
+        let device = current()?;
+        capture::refuse_unsafe()?;
+        let address = address.ok_or(INVALID_VALUE)?;
+        put(Some(address), memory::allocate_host(device, bytes)?)
+    }
+
+    /// Waits for all that any GPU has got from this process: each may use the memory.
+    fn cuMemFreeHost(address: usize) {
+        current()?;
+        capture::refuse_unsafe()?;
+        let is_host = |kind: &Kind| matches!(kind, Kind::Host);
+        if !memory::blocks().get(&address).is_some_and(|block| is_host(&block.kind)) {
+            return Err(INVALID_VALUE);
+        }
+        machine()?.devices().iter().for_each(|device| device.synchronize(false));
+        memory::remove(address, is_host)
+    }
+
+    fn cuMemHostGetDevicePointer_v2(address: Option<&mut usize>, host: usize, flags: c_uint) {
+        current()?;
+        let blocks = memory::blocks();
+        let block = memory::around(&blocks, host).ok_or(INVALID_VALUE)?;
+        match block.kind {
+            Kind::Host if flags == 0 => put(address, host),
+            _ => Err(INVALID_VALUE),
+        }
+    }
+
+    fn cuIpcGetMemHandle(handle: Option<&mut IpcHandle>, address: usize) {
+        current()?;
+        let to = handle.ok_or(INVALID_VALUE)?;
+        *to = ipc::export(address)?;
+        Ok(())
+    }
+
+    fn cuIpcOpenMemHandle_v2(address: Option<&mut usize>, handle: IpcHandle, flags: c_uint) {
+        let device = current()?;
+        capture::refuse_unsafe()?;
+        let address = address.ok_or(INVALID_VALUE)?;
+        put(Some(address), ipc::open(device, &handle, flags)?)
+    }
+
+    /// Waits for all that any GPU has got from this process.
+    fn cuIpcCloseMemHandle(address: usize) {
+        current()?;
+        capture::refuse_unsafe()?;
+        machine()?.devices().iter().for_each(|device| device.synchronize(false));
+        ipc::close(address)
+    }
+}

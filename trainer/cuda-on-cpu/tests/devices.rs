@@ -1,0 +1,145 @@
+//! The machine that the environment describes, contexts, and what is refused.
+#![allow(unsafe_code, reason = "tests of a C library")]
+
+mod common;
+
+use std::ffi::CStr;
+
+use common::{allocate, enter, give, gpu, is_child, process, refused, stream};
+use cuda_on_cpu::exports::*;
+
+fn name(device: i32) -> String {
+    let mut name = [0u8; 64];
+    // SAFETY: room for so many.
+    assert_eq!(unsafe { cuDeviceGetName(name.as_mut_ptr().cast(), 64, device) }, 0);
+    CStr::from_bytes_until_nul(&name).unwrap().to_str().unwrap().to_owned()
+}
+
+#[track_caller]
+fn passes(test: &str, environment: &[(&str, &str)]) {
+    let out = process(test, environment);
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stdout));
+}
+
+#[test]
+fn devices_are_those_that_are_visible() {
+    passes("sees_some", &[("CUDA_ON_CPU_GPUS", "4"), ("CUDA_VISIBLE_DEVICES", "2, 0,GPU-1313,9,1")]);
+    passes("sees_none", &[("CUDA_VISIBLE_DEVICES", "")]);
+    passes("sees_none", &[("CUDA_ON_CPU_INIT", "100")]);
+}
+
+#[test]
+#[ignore = "run by devices_are_those_that_are_visible"]
+fn sees_some() {
+    if !is_child() {
+        return;
+    }
+    let _gpu = gpu();
+    assert_eq!(give(|count| cuDeviceGetCount(count)), 3);
+    assert_eq!([0, 1, 2].map(name), ["CPU as GPU C", "CPU as GPU A", "CPU as GPU D"]);
+    assert_eq!(give(|uuid| cuDeviceGetUuid_v2(uuid, 0)), [0x12; 16]);
+    assert_eq!(refused(|device| cuDeviceGet(device, 3)), 101);
+}
+
+#[test]
+#[ignore = "run by devices_are_those_that_are_visible"]
+fn sees_none() {
+    if !is_child() {
+        return;
+    }
+    assert_eq!(cuInit(0), 100);
+    assert_eq!(refused(|count| cuDeviceGetCount(count)), 3);
+}
+
+#[test]
+fn peers_can_be_without_access() {
+    passes("has_no_access", &[("CUDA_ON_CPU_GPUS", "2"), ("CUDA_ON_CPU_PEERS", "none")]);
+}
+
+#[test]
+#[ignore = "run by peers_can_be_without_access"]
+fn has_no_access() {
+    if !is_child() {
+        return;
+    }
+    let _gpu = gpu();
+    assert_eq!(give(|can| cuDeviceCanAccessPeer(can, 0, 1)), 0);
+    let other = give(|context| cuDevicePrimaryCtxRetain(context, 1));
+    assert_eq!(cuCtxEnablePeerAccess(other, 0), 217);
+}
+
+#[test]
+fn access_is_given_and_taken_back() {
+    let _gpu = gpu();
+    let contexts = [0, 1].map(|device| give(|context| cuDevicePrimaryCtxRetain(context, device)));
+    assert_eq!(give(|can| cuDeviceCanAccessPeer(can, 0, 1)), 1);
+    assert_eq!(give(|can| cuDeviceCanAccessPeer(can, 1, 1)), 0);
+    assert_eq!(cuCtxEnablePeerAccess(contexts[0], 0), 101);
+    assert_eq!(cuCtxEnablePeerAccess(contexts[1], 0), 0);
+    assert_eq!(cuCtxEnablePeerAccess(contexts[1], 0), 704);
+    assert_eq!(cuCtxDisablePeerAccess(contexts[1]), 0);
+    assert_eq!(cuCtxDisablePeerAccess(contexts[1]), 705);
+    for device in [0, 1] {
+        assert_eq!(cuDevicePrimaryCtxRelease_v2(device), 0);
+    }
+}
+
+#[test]
+fn without_a_context_nothing_goes() {
+    let _gpu = gpu();
+    let (stream, address) = (stream(), allocate(4));
+    let context = give(|context| cuCtxGetCurrent(context));
+    let refusals = || {
+        [
+            refused(|address| cuMemAlloc_v2(address, 4)),
+            cuMemFree_v2(address),
+            cuStreamSynchronize(stream),
+            refused(|event| cuEventCreate(event, 0)),
+            cuCtxSynchronize(),
+            cuMemsetD8Async(address, 0, 4, stream),
+            refused(|device| cuCtxGetDevice(device)),
+        ]
+    };
+    assert_eq!(cuCtxSetCurrent(0), 0);
+    assert_eq!(refusals(), [201; 7]);
+    assert_eq!(give(|context| cuCtxGetCurrent(context)), 0);
+    assert_eq!(cuCtxSetCurrent(context + 8), 201);
+    assert_eq!(cuCtxPushCurrent_v2(context), 0);
+    assert_eq!(give(|device| cuCtxGetDevice(device)), 0);
+    assert_eq!(give(|context| cuCtxPopCurrent_v2(context)), context);
+    assert_eq!(refused(|context| cuCtxPopCurrent_v2(context)), 201);
+    enter(0);
+    assert_eq!((cuStreamDestroy_v2(stream), cuMemFree_v2(address)), (0, 0));
+}
+
+#[test]
+fn handles_that_are_none_are_refused() {
+    let _gpu = gpu();
+    let event = common::event();
+    assert_eq!(cuStreamSynchronize(12345), 400);
+    assert_eq!(cuStreamSynchronize(event), 400);
+    assert_eq!(cuEventRecord(12345, 0), 400);
+    assert_eq!(cuEventDestroy_v2(event), 0);
+    assert_eq!(cuEventRecord(event, 0), 400);
+    assert_eq!(cuModuleUnload(12345), 400);
+    assert_eq!(cuGraphLaunch(12345, 0), 400);
+    let none = std::ptr::null();
+    // SAFETY: no kernel, so no parameters are looked at.
+    assert_eq!(unsafe { cuLaunchKernel(12345, 1, 1, 1, 1, 1, 1, 0, 0, none, none.cast()) }, 400);
+    assert_eq!(cuStreamCreate(None, 1), 1);
+    assert_eq!(refused(|stream| cuStreamCreate(stream, 2)), 1);
+    // SAFETY: a C string.
+    assert_eq!(refused(|module| unsafe { cuModuleLoadData(module, c"\x7fELF".as_ptr()) }), 209);
+}
+
+#[test]
+fn errors_have_names() {
+    let mut name = std::ptr::null();
+    assert_eq!(cuGetErrorName(700, Some(&mut name)), 0);
+    // SAFETY: a C string for good.
+    assert_eq!(unsafe { CStr::from_ptr(name) }, c"CUDA_ERROR_ILLEGAL_ADDRESS");
+    assert_eq!(cuGetErrorString(0, Some(&mut name)), 0);
+    // SAFETY: as above.
+    assert_eq!(unsafe { CStr::from_ptr(name) }, c"no error");
+    assert_eq!(cuGetErrorName(12345, Some(&mut name)), 1);
+}

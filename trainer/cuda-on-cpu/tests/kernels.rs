@@ -1,0 +1,64 @@
+//! PTX of NVIDIA's compiler, run here: sums and products are those that the CPU computes.
+#![allow(unsafe_code, reason = "kernels take pointers")]
+
+use cuda_on_cpu::module::{Function, Module, load};
+
+fn module() -> Module {
+    load(include_str!("kernels.ptx")).unwrap()
+}
+
+fn function<'a>(module: &'a Module, name: &str) -> &'a Function {
+    module.functions.iter().find(|f| f.name == name).unwrap()
+}
+
+fn pack(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// bf16 or f16 bits of small integers, exact in both.
+fn halves(values: &[f32], bf16: bool) -> Vec<u16> {
+    let bits = |v: &f32| match bf16 {
+        true => (v.to_bits() >> 16) as u16,
+        false if *v == 0.0 => 0,
+        false => (((v.to_bits() >> 16) & 0x8000) | ((v.to_bits() & 0x7fff_ffff) - (112 << 23)) >> 13) as u16,
+    };
+    values.iter().map(bits).collect()
+}
+
+fn matrix(count: usize, step: usize) -> Vec<f32> {
+    (0..count).map(|i| ((i * step) % 7) as f32 - 3.0).collect()
+}
+
+#[test]
+fn a_sum_over_blocks_warps_and_lanes() {
+    let module = module();
+    let sum = function(&module, "sum");
+    assert_eq!(sum.parameters, [(0, 8), (8, 8), (16, 4)]);
+    let x: Vec<f32> = (0..5000).map(|i| (i % 11) as f32 / 8.0).collect();
+    let expected: f64 = x.iter().map(|x| f64::from(*x).exp() * f64::from(*x)).sum();
+    let mut y = 0.0_f32;
+    let mut parameters = pack(&[x.as_ptr() as u64, &raw mut y as u64]);
+    parameters.extend(5000_u32.to_le_bytes());
+    // SAFETY: pointers to what the kernel reads and writes, with their length.
+    unsafe { sum.run(&parameters, [3, 1, 1], [96, 1, 1], 12) };
+    assert!((f64::from(y) / expected - 1.0).abs() < 1e-5, "{y} {expected}");
+}
+
+#[test]
+fn products_of_tensor_cores() {
+    let module = module();
+    for (name, columns, bf16) in [("product", 16, true), ("tile", 8, false)] {
+        let (a, b) = (matrix(256, 3), matrix(16 * columns, 5));
+        let (left, right) = (halves(&a, bf16), halves(&b, bf16));
+        let mut c = vec![f32::NAN; 16 * columns];
+        let parameters = pack(&[left.as_ptr() as u64, right.as_ptr() as u64, c.as_mut_ptr() as u64]);
+        // SAFETY: pointers to matrices of the sizes that the kernel takes.
+        unsafe { function(&module, name).run(&parameters, [1; 3], [32, 1, 1], 0) };
+        for row in 0..16 {
+            for column in 0..columns {
+                let expected: f32 = (0..16).map(|k| a[row * 16 + k] * b[column * 16 + k]).sum();
+                assert_eq!(c[row * columns + column], expected, "{name} {row} {column}");
+            }
+        }
+    }
+}

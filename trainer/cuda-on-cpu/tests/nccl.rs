@@ -1,0 +1,276 @@
+//! NCCL: ranks in processes of their own.
+#![allow(unsafe_code, reason = "tests of a C library")]
+
+mod common;
+#[path = "common/nccl.rs"]
+mod shared;
+
+use std::ffi::{CStr, c_int};
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use common::{allocate, give, gpu, is_child, stream, upload};
+use cuda_on_cpu::exports::*;
+use cuda_on_cpu::nccl::*;
+use shared::{F32, NOT_READY, SUM, array, file, free, id, read, sums, values};
+
+/// Elements of four bytes that a slot has room for.
+const SLOT: usize = 1 << 18;
+
+/// Variables of a process.
+type Environment<'a> = &'a [(&'a str, &'a str)];
+
+/// A rank's process. Its GPU is the one of its number, unless `environment` says something else.
+fn rank(test: &str, id: UniqueId, rank: usize, world: usize, environment: Environment<'_>) -> Child {
+    let id: String = id.internal.iter().map(|byte| format!("{byte:02x}")).collect();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", test, "--ignored", "--nocapture", "--test-threads=1"]);
+    command.env("CHILD", "1").env("RANK", rank.to_string()).env("WORLD", world.to_string()).env("ID", id);
+    command.env("CUDA_ON_CPU_GPUS", "3").env("CUDA_VISIBLE_DEVICES", rank.to_string());
+    command.env("CUDA_ON_CPU_MEMORY", (256 << 20).to_string()).envs(environment.iter().copied());
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
+}
+
+fn all_well(children: impl IntoIterator<Item = Child>) {
+    // all are there before one is waited for
+    let children: Vec<_> = children.into_iter().collect();
+    let outputs: Vec<_> = children.into_iter().map(|child| child.wait_with_output().unwrap()).collect();
+    for (rank, output) in outputs.iter().enumerate() {
+        assert!(output.status.success(), "rank {rank}: {}", String::from_utf8_lossy(&output.stdout));
+    }
+}
+
+fn variable(name: &str) -> String {
+    std::env::var(name).unwrap()
+}
+
+/// In a rank's process: its rank, how many there are, and their id. It does not outlive a test that hangs.
+fn me() -> (usize, usize, UniqueId) {
+    std::thread::spawn(|| {
+        std::thread::sleep(Duration::from_secs(100));
+        println!("hangs");
+        std::process::abort()
+    });
+    let text = variable("ID");
+    let byte = |index| u8::from_str_radix(&text[2 * index..2 * index + 2], 16).unwrap();
+    let internal = std::array::from_fn(byte);
+    (variable("RANK").parse().unwrap(), variable("WORLD").parse().unwrap(), UniqueId { internal })
+}
+
+fn join() -> (usize, usize, usize) {
+    let (rank, world, id) = me();
+    let comm = give(|comm| ncclCommInitRank(comm, world as c_int, id, rank as c_int));
+    assert!(!Path::new(&file(id)).exists(), "the file has no name when all are there");
+    (comm, rank, world)
+}
+
+/// Waits until whoever has started this process has written a line.
+fn line() {
+    std::io::stdin().read_line(&mut String::new()).unwrap();
+}
+
+#[test]
+fn ranks_are_processes() {
+    let _gpu = gpu();
+    for world in [1, 2, 3] {
+        let id = id();
+        assert!(Path::new(&file(id)).exists());
+        all_well((0..world).map(|number| rank("collectives", id, number, world, &[])));
+    }
+}
+
+#[test]
+#[ignore = "run by ranks_are_processes"]
+fn collectives() {
+    if !is_child() {
+        return;
+    }
+    let _gpu = gpu();
+    let (comm, rank, world) = join();
+    let stream = stream();
+    let done = |code: i32| {
+        assert_eq!(code, 0);
+        assert_eq!(cuStreamSynchronize(stream), 0);
+    };
+    assert_eq!(give(|count| ncclCommCount(comm, count)), world as c_int);
+    assert_eq!(give(|found| ncclCommUserRank(comm, found)), rank as c_int);
+    assert_eq!(give(|device| ncclCommCuDevice(comm, device)), 0);
+    assert_eq!(give(|error| ncclCommGetAsyncError(comm, error)), 0);
+    let last = world - 1;
+    for count in [0, 1, 3, 1001, SLOT, 2 * SLOT + 7] {
+        let (own, room) = (array(&values(rank, count.max(1))), allocate(4 * count.max(1)));
+        done(ncclAllReduce(own, room, count, F32, SUM, comm, stream));
+        assert_eq!(read::<f32>(room, count), sums(world, count), "{count}");
+        assert_eq!(read::<f32>(own, count), values(rank, count));
+        // without room where nothing is read or written
+        let to = if rank == last { room } else { 0 };
+        assert_eq!(cuMemsetD8_v2(room, 0, 4 * count.max(1)), 0);
+        done(ncclReduce(own, to, count, F32, SUM, last as c_int, comm, stream));
+        assert_eq!(read::<f32>(room, count), if rank == last { sums(world, count) } else { vec![0.0; count] });
+        let from = if rank == last { own } else { 0 };
+        done(ncclBroadcast(from, room, count, F32, last as c_int, comm, stream));
+        assert_eq!(read::<f32>(room, count), values(last, count));
+        done(ncclAllReduce(own, own, count, F32, SUM, comm, stream));
+        assert_eq!(read::<f32>(own, count), sums(world, count), "in place");
+        assert_eq!((cuMemFree_v2(own), cuMemFree_v2(room)), (0, 0));
+    }
+    for count in [1, 1001, SLOT + 5] {
+        let all: Vec<f32> = (0..world).flat_map(|from| values(from, count)).collect();
+        let (own, room) = (array(&values(rank, count)), allocate(4 * count * world));
+        done(ncclAllGather(own, room, count, F32, comm, stream));
+        assert_eq!(read::<f32>(room, count * world), all, "{count}");
+        upload(room, &vec![0; 4 * count * world]);
+        let part = room + 4 * count * rank;
+        upload(part, &values(rank, count).iter().flat_map(|value| value.to_ne_bytes()).collect::<Vec<_>>());
+        done(ncclAllGather(part, room, count, F32, comm, stream));
+        assert_eq!(read::<f32>(room, count * world), all, "in place");
+        let parts = sums(world, count * world)[count * rank..][..count].to_vec();
+        let long = array(&values(rank, count * world));
+        done(ncclReduceScatter(long, own, count, F32, SUM, comm, stream));
+        assert_eq!(read::<f32>(own, count), parts, "{count}");
+        let part = long + 4 * count * rank;
+        done(ncclReduceScatter(long, part, count, F32, SUM, comm, stream));
+        assert_eq!(read::<f32>(part, count), parts, "in place");
+        free(&[own, room, long]);
+    }
+    types(comm, rank, world, stream);
+    assert_eq!(ncclCommFinalize(comm), 0);
+    assert_eq!((ncclCommDestroy(comm), ncclCommDestroy(comm)), (0, 4));
+}
+
+/// All reductions of all types: of 3 on rank 0, then 4, 5.
+fn types(comm: usize, rank: usize, world: usize, stream: usize) {
+    let ours: Vec<u8> = (0..world as u8).map(|rank| 3 + rank).collect();
+    let sum: u8 = ours.iter().sum();
+    let results = [sum, ours.iter().product(), 2 + world as u8, 3, sum / world as u8];
+    let own = 3 + rank as u8;
+    let f16 = |value: u8| {
+        let exponent = value.ilog2();
+        ((exponent as u16 + 15) << 10 | (u16::from(value) << 10 >> exponent & 0x3FF)).to_ne_bytes().to_vec()
+    };
+    let bf16 = |value: u8| f32::from(value).to_ne_bytes()[2..].to_vec();
+    let float = |value: u8| f32::from(value).to_ne_bytes().to_vec();
+    type Bytes<'a> = &'a dyn Fn(u8) -> Vec<u8>;
+    let bytes: [(c_int, Bytes<'_>); 10] = [
+        (0, &|value| vec![value]),
+        (1, &|value| vec![value]),
+        (2, &|value| i32::from(value).to_ne_bytes().to_vec()),
+        (3, &|value| u32::from(value).to_ne_bytes().to_vec()),
+        (4, &|value| i64::from(value).to_ne_bytes().to_vec()),
+        (5, &|value| u64::from(value).to_ne_bytes().to_vec()),
+        (6, &f16),
+        (7, &float),
+        (8, &|value| f64::from(value).to_ne_bytes().to_vec()),
+        (9, &bf16),
+    ];
+    for (of, bytes) in bytes {
+        for (reduction, result) in results.iter().enumerate() {
+            // 3 and 4 have a middle that only floats know
+            if of >= 6 && world == 2 && reduction == 4 {
+                continue;
+            }
+            let address = array(&bytes(own).repeat(5));
+            assert_eq!(ncclAllReduce(address, address, 5, of, reduction as c_int, comm, stream), 0);
+            assert_eq!(cuStreamSynchronize(stream), 0);
+            let expected = bytes(*result).repeat(5);
+            assert_eq!(read::<u8>(address, expected.len()), expected, "type {of}, reduction {reduction}");
+            assert_eq!(cuMemFree_v2(address), 0);
+        }
+    }
+    let refused = |of, reduction| ncclAllReduce(stream, stream, 1, of, reduction, comm, stream);
+    assert_eq!((refused(12, SUM), refused(-1, SUM), refused(F32, 5)), (4, 4, 4));
+    assert_eq!(ncclBroadcast(0, 0, 1, F32, world as c_int, comm, stream), 4);
+    assert_eq!(ncclReduce(0, 0, 1, F32, SUM, -1, comm, stream), 4);
+}
+
+#[test]
+fn who_waits_for_the_dead_waits_until_it_aborts() {
+    let _gpu = gpu();
+    let id = id();
+    let mut ranks: Vec<_> = (0..3).map(|number| rank("waits", id, number, 3, &[])).collect();
+    let mut said: Vec<_> = ranks.iter_mut().map(|rank| BufReader::new(rank.stdout.take().unwrap()).lines()).collect();
+    // 2 joins, and dies; 0 aborts; 1 still waits, and aborts when 0 has
+    let mut hear = |rank: usize, what: &str| {
+        assert!(said[rank].any(|line| line.unwrap().contains(what)), "rank {rank} does not say: {what}");
+    };
+    (0..3).for_each(|rank| hear(rank, "joined"));
+    ranks[2].kill().unwrap();
+    ranks[2].wait().unwrap();
+    for rank in [0, 1] {
+        ranks[rank].stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+        hear(rank, "waits");
+    }
+    for mut rank in ranks.drain(..2) {
+        rank.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+        assert!(rank.wait().unwrap().success());
+    }
+}
+
+#[test]
+#[ignore = "run by who_waits_for_the_dead_waits_until_it_aborts"]
+fn waits() {
+    if !is_child() {
+        return;
+    }
+    let _gpu = gpu();
+    let (comm, ..) = join();
+    println!("\njoined");
+    line();
+    let (stream, other) = (stream(), stream());
+    let address = array(&[1f32; 1000]);
+    for stream in [stream, stream, other] {
+        assert_eq!(ncclAllReduce(address, address, 1000, F32, SUM, comm, stream), 0);
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!((cuStreamQuery(stream), cuStreamQuery(other)), (NOT_READY, NOT_READY));
+    assert_eq!(give(|error| ncclCommGetAsyncError(comm, error)), 0);
+    println!("\nwaits");
+    line();
+    assert_eq!((cuStreamQuery(stream), cuStreamQuery(other)), (NOT_READY, NOT_READY));
+    assert_eq!(ncclCommAbort(comm), 0);
+    assert_eq!((cuStreamSynchronize(stream), cuStreamSynchronize(other)), (0, 0));
+    assert_eq!(ncclAllReduce(address, address, 1000, F32, SUM, comm, stream), 4);
+    assert_eq!((cuMemFree_v2(address), cuStreamDestroy_v2(stream), cuStreamDestroy_v2(other)), (0, 0, 0));
+}
+
+#[test]
+fn ranks_that_do_not_fit_are_refused() {
+    let _gpu = gpu();
+    let (first, elsewhere) = (("CUDA_VISIBLE_DEVICES", "0"), ("NCCL_HOSTID", "elsewhere"));
+    let refused = |codes: &[&str], ranks: &[(usize, usize, Environment<'_>)]| {
+        let id = id();
+        let start = |(code, (number, world, environment)): (&&str, &(usize, usize, Environment<'_>))| {
+            rank("is_answered", id, *number, *world, &[environment, [("CODE", *code)].as_slice()].concat())
+        };
+        all_well(codes.iter().zip(ranks).map(start));
+        let _ = std::fs::remove_file(file(id));
+    };
+    refused(&["5", "5", "6"], &[(0, 3, &[]), (1, 3, &[first]), (2, 3, &[])]);
+    refused(&["0", "0"], &[(0, 2, &[]), (1, 2, &[first, elsewhere])]);
+    refused(&["4"], &[(2, 2, &[])]);
+    // another one may find the door closed
+    refused(&["4 2", "4 2"], &[(0, 2, &[]), (1, 3, &[])]);
+    refused(&["4 2", "4 2"], &[(0, 2, &[]), (0, 2, &[])]);
+}
+
+#[test]
+#[ignore = "run by ranks_that_do_not_fit_are_refused"]
+fn is_answered() {
+    if !is_child() {
+        return;
+    }
+    let _gpu = gpu();
+    let (rank, world, id) = me();
+    let mut comm = 1;
+    let code = ncclCommInitRank(Some(&mut comm), world as c_int, id, rank as c_int);
+    assert!(variable("CODE").contains(&code.to_string()), "{code}, not {}", variable("CODE"));
+    assert_eq!(comm == 0, code != 0);
+    // SAFETY: static strings.
+    let [text, last] = [ncclGetErrorString(code), ncclGetLastError(0)].map(|text| unsafe { CStr::from_ptr(text) });
+    assert!(!text.is_empty() && last.is_empty() == (code == 0), "{text:?} {last:?}");
+    if code == 5 {
+        assert!(last.to_str().unwrap().starts_with("Duplicate GPU detected"), "{last:?}");
+    }
+}
