@@ -37,8 +37,8 @@ pub struct NoHeaders {
     pub tried: Vec<String>,
 }
 
-/// Those that kernels include: for f16, bf16 and tensor cores.
-const HEADERS: [&str; 3] = ["cuda_fp16.h", "cuda_bf16.h", "mma.h"];
+/// Those that kernels include: for f16, bf16 and tensor cores. The last one comes in a package of its own among the wheels.
+const HEADERS: [&str; 4] = ["cuda_fp16.h", "cuda_bf16.h", "mma.h", "crt/mma.h"];
 
 /// Loads NVRTC.
 ///
@@ -157,7 +157,7 @@ mod tests {
         assert_eq!(headers_in(None, distribution).unwrap().path, Path::new("/usr/include"));
         // the variable counts even where it is wrong, as it does there
         let wrong = headers_in(Some("/nowhere".into()), all("/usr/local/cuda")).unwrap_err();
-        assert_eq!(wrong.tried, ["/nowhere/include (CUDA_PATH) has no cuda_fp16.h, cuda_bf16.h, mma.h"]);
+        assert_eq!(wrong.tried, ["/nowhere/include (CUDA_PATH) has no cuda_fp16.h, cuda_bf16.h, mma.h, crt/mma.h"]);
         let nothing = headers_in(None, |_| false).unwrap_err();
         assert_eq!(nothing.tried.len(), 4);
         let text = no_headers(&nothing);
@@ -166,8 +166,8 @@ mod tests {
 
     #[test]
     fn a_partial_toolkit_is_told_by_what_it_lacks() {
-        let partial = |path: &Path| path != Path::new("/opt/cuda/include/mma.h") && path.starts_with("/opt/cuda");
-        assert_eq!(headers_in(None, partial).unwrap_err().tried, ["/opt/cuda/include has no mma.h"]);
+        let partial = |path: &Path| path != Path::new("/opt/cuda/include/crt/mma.h") && path.starts_with("/opt/cuda");
+        assert_eq!(headers_in(None, partial).unwrap_err().tried, ["/opt/cuda/include has no crt/mma.h"]);
     }
 
     #[test]

@@ -67,7 +67,10 @@ impl Route {
             Backend::Kernels => kernels.map(|()| Self::Kernels { on_host: shared }).map_err(|refusal| no(&refusal)),
             Backend::Nccl => nccl.map(|()| Self::Nccl).map_err(|cause| NoRoute {
                 cause: format!("parallel.backend = \"nccl\": {cause}"),
-                hint: "install NCCL 2 (libnccl.so.2), or leave parallel.backend at \"auto\"".into(),
+                hint: match shared {
+                    true => "a GPU for each rank, or leave parallel.backend at \"auto\": our kernels share GPUs".into(),
+                    false => "install NCCL 2 (libnccl.so.2), or leave parallel.backend at \"auto\"".into(),
+                },
             }),
             Backend::Auto => match kernels {
                 Ok(()) => Ok(Self::Kernels { on_host: shared }),
@@ -193,8 +196,8 @@ mod tests {
         assert!(route.describe(&shared).contains("timings mean nothing"));
         assert_eq!(
             choose(Backend::Nccl, &shared, Ok(())).unwrap_err(),
-            "parallel.backend = \"nccl\": several ranks have one GPU, which NCCL refuses\nhint: install NCCL 2 \
-             (libnccl.so.2), or leave parallel.backend at \"auto\""
+            "parallel.backend = \"nccl\": several ranks have one GPU, which NCCL refuses\nhint: a GPU for each \
+             rank, or leave parallel.backend at \"auto\": our kernels share GPUs"
         );
     }
 
