@@ -71,7 +71,7 @@ pub fn run(comm: &Communicator, sizes: &[usize], rounds: usize) -> Result<bool, 
     if gpus == 0 {
         return Err(other(&"there is no CUDA device"));
     }
-    let device = Device::cuda(comm.rank() % gpus);
+    let device = trainer::device::cuda(comm.rank() % gpus).inner();
     if comm.world() <= gpus {
         return all(comm, &device, sizes, rounds, false);
     }
