@@ -1,10 +1,11 @@
 //! The training step of any model beside PyTorch's, and beside the loader that feeds it:
 //! `cargo bench -p benches --bench step -- [--python PYTHON] [--batch N] [--steps N] [--rounds N] [--json FILE]
-//! [--device cpu|cuda] [--precision f32|bf16] [--capture] all|MODEL…`.
+//! [--device cpu|cuda] [--precision f32|bf16] [--capture] [--kernels] all|MODEL…`.
 //!
 //! With `--device cuda` (feature `cuda`) the images are on the GPU and augmented there, as in training, and each step is
 //! waited for; the first one, in which burn compiles and tunes its kernels, is reported beside the others. `--capture` also
-//! measures forward and backward as a recorded graph of launches. A build with the feature `fusion` says so.
+//! measures forward and backward as a recorded graph of launches, `--kernels` where a GPU's time goes, kernel by kernel. A
+//! build with the feature `fusion` says so.
 //! `benches/step_table.py` runs this and PyTorch over all models, and prints one table.
 //!
 //! Random images of the size that each model is made for. A model's turn is N steps of ours (forward, backward, SGD with
@@ -17,6 +18,8 @@
 mod shared;
 
 mod capture;
+#[cfg(feature = "cuda")]
+mod kernels;
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -42,6 +45,7 @@ struct Options {
     gpu: bool,
     precision: String,
     capture: bool,
+    kernels: bool,
     models: Vec<String>,
 }
 
@@ -72,6 +76,9 @@ struct Row {
     ratio: Option<f64>,
     /// With `--capture`.
     captured: Option<capture::Captured>,
+    /// With `--kernels`.
+    #[cfg(feature = "cuda")]
+    kernels: Option<kernels::Kernels>,
     /// Images a second of the loader in units of the step's; on a GPU there are no pixels to load.
     loader: Option<f64>,
 }
@@ -113,6 +120,10 @@ fn run() -> Result<(), Box<dyn Error>> {
             let what = if graph { "replayed as a graph" } else { "again (this device records no graph)" };
             println!("{:<17} forward and backward launched {launched:.1} ms, {what} {replayed:.1} ms", "");
         }
+        #[cfg(feature = "cuda")]
+        if let Some(kernels) = &row.kernels {
+            kernels.show();
+        }
         rows.push(row);
     }
     if let Some(path) = &options.json {
@@ -130,8 +141,8 @@ fn measure(name: &str, options: &Options, selected: &Selected, threads: usize) -
     let loader = loader(&dataset, options)?;
     let batches: Vec<Batch> = loader.epoch(1, 0).take(4).collect();
     let mut strategy = shared::strategy(name, &spec, &options.precision, &selected.device, options.gpu)?;
+    let resident = || Resident::new(&dataset, loader.pipeline().clone(), &selected.device.clone().inner());
     if options.gpu {
-        let resident = || Resident::new(&dataset, loader.pipeline().clone(), &selected.device.clone().inner());
         strategy.keep_resident(ResidentSets { train: resident(), test: resident() });
     }
     let first_step_s = steps(&mut strategy, &batches, 1, selected)?.step / 1000.0;
@@ -151,6 +162,11 @@ fn measure(name: &str, options: &Options, selected: &Selected, threads: usize) -
         }
     }
     let held = device::held_bytes(&selected.device.clone().inner()).or_else(device::peak_bytes);
+    #[cfg(feature = "cuda")]
+    let kernels = match options.kernels {
+        true => Some(kernels::measure(&mut strategy, &resident(), &batches, options.steps, selected)?),
+        false => None,
+    };
     drop(strategy);
     let bf16 = options.precision == "bf16";
     let captured = match options.capture {
@@ -169,6 +185,8 @@ fn measure(name: &str, options: &Options, selected: &Selected, threads: usize) -
         first_step_s,
         peak_bytes: held,
         captured,
+        #[cfg(feature = "cuda")]
+        kernels,
         ours,
         pytorch,
     })
@@ -184,6 +202,7 @@ fn options() -> Result<Options, Box<dyn Error>> {
         gpu: false,
         precision: "f32".to_owned(),
         capture: false,
+        kernels: false,
         models: Vec::new(),
     };
     // `cargo bench` itself adds `--bench`
@@ -205,9 +224,13 @@ fn options() -> Result<Options, Box<dyn Error>> {
             }
             "--precision" => options.precision = value()?,
             "--capture" => options.capture = true,
+            "--kernels" => options.kernels = true,
             "all" => options.models.extend(models::entries().iter().map(|entry| entry.name.to_owned())),
             _ => options.models.push(argument),
         }
+    }
+    if options.kernels && !options.gpu {
+        return Err("--kernels: the device's own times are a GPU's; add --device cuda (feature `cuda`)".into());
     }
     if options.models.is_empty() {
         options.models = vec!["lenet".into(), "resnet18".into()];

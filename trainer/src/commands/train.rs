@@ -283,6 +283,10 @@ fn train(
     };
     let progress = strategy.start_from(progress)?;
     let timeline = Timeline::new(plan.log.timeline);
+    #[cfg(feature = "cuda")]
+    if selected.gpu.is_some() {
+        timeline.watch_kernels();
+    }
     timeline.synchronise(strategy.rank(), |bytes| strategy.gather(bytes))?;
     strategy.record(&timeline);
     if !first {

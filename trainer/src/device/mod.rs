@@ -3,7 +3,11 @@
 //! Everything is looked at before burn is: a driver, a GPU or a compiler that is missing is an error with the names that
 //! were tried (`gpus.rs`, `toolkit.rs`), where burn's backend would panic. Who gets which GPU is in `place.rs`.
 
+#[cfg(feature = "cuda")]
+pub mod cache;
 mod gpus;
+#[cfg(feature = "cuda")]
+pub mod launches;
 mod place;
 mod toolkit;
 
@@ -150,6 +154,7 @@ pub fn describe(gpu: &Gpu) -> String {
 /// burn's device for a GPU, with autodiff.
 #[cfg(feature = "cuda")]
 pub fn cuda(index: usize) -> Device {
+    cache::keep();
     Device::cuda(index).autodiff()
 }
 

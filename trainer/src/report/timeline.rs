@@ -17,6 +17,8 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+#[cfg(feature = "cuda")]
+use crate::device::launches::Watch;
 use crate::{
     comm::host,
     report::{ReportError, error::write_atomic},
@@ -24,6 +26,9 @@ use crate::{
 
 /// Spans kept of each rank: 15 MB of JSON, and the first thousands of steps of a run.
 const LIMIT: usize = 100_000;
+/// Kernels kept of each rank. Each holds two events of the device until the end.
+#[cfg(feature = "cuda")]
+const LAUNCHES: usize = 20_000;
 /// Exchanges that estimate the difference of two hosts' clocks.
 const ROUNDS: usize = 16;
 
@@ -36,6 +41,8 @@ pub enum Track {
     Communication,
     /// What one of several devices of this process does.
     Device(usize),
+    /// The kernels of a GPU's stream, by its own clock. Each thread that launches has a stream.
+    Kernels(usize),
 }
 
 impl Track {
@@ -44,6 +51,7 @@ impl Track {
             Self::Step => 0,
             Self::Communication => 1,
             Self::Device(index) => 2 + index,
+            Self::Kernels(index) => 1000 + index,
         }
     }
 
@@ -52,6 +60,7 @@ impl Track {
             Self::Step => "training loop".into(),
             Self::Communication => "buckets".into(),
             Self::Device(index) => format!("device {index}"),
+            Self::Kernels(index) => format!("GPU stream {index}"),
         }
     }
 }
@@ -100,6 +109,8 @@ struct Recorded {
     /// One moment on both clocks.
     origin: (Instant, i64),
     state: Mutex<State>,
+    #[cfg(feature = "cuda")]
+    kernels: Mutex<Option<Watch>>,
 }
 
 #[derive(Debug, Default)]
@@ -130,7 +141,20 @@ impl Timeline {
         };
         let (width, before, clock) = (0..8).map(|_| pair()).min_by_key(|pair| pair.0).unwrap_or_else(pair);
         let origin = (before + width / 2, clock);
-        Self(Some(Arc::new(Recorded { origin, state: Mutex::default() })))
+        Self(Some(Arc::new(Recorded {
+            origin,
+            state: Mutex::default(),
+            #[cfg(feature = "cuda")]
+            kernels: Mutex::default(),
+        })))
+    }
+
+    /// Records the kernels that this process launches on GPUs from now on, too: the first [`LAUNCHES`] of them.
+    #[cfg(feature = "cuda")]
+    pub fn watch_kernels(&self) {
+        if let Some(recorded) = &self.0 {
+            recorded.kernels().get_or_insert_with(|| Watch::start(LAUNCHES));
+        }
     }
 
     /// On or off, as the configuration says.
@@ -153,6 +177,10 @@ impl Timeline {
         args: &[(&'static str, usize)],
     ) {
         let Some(recorded) = &self.0 else { return };
+        #[cfg(feature = "cuda")]
+        if let Some(watch) = &*recorded.kernels() {
+            watch.stop_if_full();
+        }
         let args = args.iter().map(|&(key, value)| (Cow::from(key), value as i64)).collect();
         let (start, end) = (recorded.clock(start), recorded.clock(end));
         recorded.push(Span { track, name: name.into(), start, end, args, times: Vec::new() });
@@ -213,6 +241,8 @@ impl Timeline {
     /// This rank's spans, for rank 0's [`write()`]; empty when off.
     pub fn part(&self, rank: usize) -> Vec<u8> {
         let Some(recorded) = &self.0 else { return Vec::new() };
+        #[cfg(feature = "cuda")]
+        recorded.read_kernels();
         let state = recorded.state();
         let mut spans = state.spans.clone();
         for span in &mut spans {
@@ -232,6 +262,32 @@ impl Recorded {
         let (origin, clock) = self.origin;
         let after = at.saturating_duration_since(origin).as_nanos() as i64;
         clock + after - origin.saturating_duration_since(at).as_nanos() as i64
+    }
+
+    #[cfg(feature = "cuda")]
+    fn kernels(&self) -> std::sync::MutexGuard<'_, Option<Watch>> {
+        self.kernels.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for the kernels that were watched, and makes spans of them.
+    #[cfg(feature = "cuda")]
+    fn read_kernels(&self) {
+        let Some(watch) = self.kernels().take() else { return };
+        let mut threads = Vec::new();
+        for launch in watch.finish() {
+            let index = threads.iter().position(|thread| *thread == launch.thread).unwrap_or_else(|| {
+                threads.push(launch.thread);
+                threads.len() - 1
+            });
+            self.push(Span {
+                track: Track::Kernels(index),
+                name: launch.short_name().into(),
+                start: self.clock(launch.start),
+                end: self.clock(launch.end),
+                args: Vec::new(),
+                times: vec![("launched_us".into(), self.clock(launch.issued))],
+            });
+        }
     }
 
     fn push(&self, span: Span) {

@@ -1,0 +1,157 @@
+//! Where a GPU's time goes in a training step: kernels by the device's own clock, in classes; the rest is gaps between them.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::time::{Duration, Instant};
+
+use data::loader::Batch;
+use serde::Serialize;
+use trainer::device::Selected;
+use trainer::device::launches::{Launch, Watch};
+use trainer::strategy::{Resident, Strategy, single::Single};
+
+/// Milliseconds and kernels of a class, or of one kernel.
+#[derive(Debug, Default, Clone, Serialize)]
+pub struct Share {
+    /// On the device.
+    pub milliseconds: f64,
+    /// Launches.
+    pub launches: usize,
+}
+
+/// One step's time on the device.
+#[derive(Debug, Serialize)]
+pub struct Kernels {
+    /// Milliseconds of a step that nobody watches.
+    pub step: f64,
+    /// Of these, those in which no kernel ran: what the device waited for the host. Kernels last as long when watched, but
+    /// the host is slower, so this is the difference of the two and not a sum of holes.
+    pub gaps: f64,
+    /// By class.
+    pub classes: BTreeMap<String, Share>,
+    /// By part of the step and kernel, the longest first.
+    pub kernels: Vec<(String, String, Share)>,
+}
+
+/// Measures `steps` steps without watching, then watches one.
+pub fn measure(
+    strategy: &mut Single,
+    resident: &Resident,
+    batches: &[Batch],
+    steps: usize,
+    selected: &Selected,
+) -> Result<Kernels, Box<dyn Error>> {
+    let wait = || selected.device.sync().map_err(|error| format!("the GPU failed: {error:?}"));
+    let mut times = Vec::new();
+    for step in 0..steps {
+        let start = Instant::now();
+        strategy.train_step(vec![batches[step % batches.len()].clone()], 1e-3, None)?;
+        wait()?;
+        times.push(1000.0 * start.elapsed().as_secs_f64());
+    }
+    let step = crate::shared::median(times);
+
+    // what a batch costs on the device before the network sees it; the step below has it again, at its beginning
+    let watch = Watch::start(usize::MAX);
+    drop(resident.batch(&batches[0]));
+    wait()?;
+    let data = watch.finish();
+
+    let watch = Watch::start(usize::MAX);
+    let start = Instant::now();
+    let outcome = strategy.train_step(vec![batches[0].clone()], 1e-3, None)?;
+    wait()?;
+    let launches = watch.finish();
+    let forward = start + Duration::from_secs_f64(outcome.seconds.forward);
+    let backward = forward + Duration::from_secs_f64(outcome.seconds.backward);
+
+    let (mut classes, mut kernels) = (BTreeMap::<String, Share>::new(), BTreeMap::<_, Share>::new());
+    for (index, launch) in launches.iter().enumerate() {
+        let part = match launch.issued {
+            _ if index < data.len() => Part::Data,
+            at if at < forward => Part::Forward,
+            at if at < backward => Part::Backward,
+            _ => Part::Optimizer,
+        };
+        let milliseconds = 1000.0 * (launch.end - launch.start).as_secs_f64();
+        let add = |share: &mut Share| {
+            share.milliseconds += milliseconds;
+            share.launches += 1;
+        };
+        add(classes.entry(class(part, launch.kernel).to_owned()).or_default());
+        add(kernels.entry((format!("{part:?}").to_lowercase(), launch.short_name())).or_default());
+    }
+    let mut kernels: Vec<_> = kernels.into_iter().map(|((part, name), share)| (part, name, share)).collect();
+    kernels.sort_by(|(.., a), (.., b)| b.milliseconds.total_cmp(&a.milliseconds));
+    Ok(Kernels { step, gaps: (step - 1000.0 * busy(&launches)).max(0.0), classes, kernels })
+}
+
+impl Kernels {
+    /// On the screen.
+    pub fn show(&self) {
+        let line = |name: &str, ms: f64, launches: String| {
+            println!("    {name:<34} {ms:>9.3} ms {:>5.1} % {launches:>6}", 100.0 * ms / self.step);
+        };
+        for (class, share) in &self.classes {
+            line(class, share.milliseconds, share.launches.to_string());
+        }
+        line("gaps between kernels", self.gaps, String::new());
+        println!("  longest kernels:");
+        for (part, name, share) in self.kernels.iter().take(12) {
+            line(&format!("{part}: {name}"), share.milliseconds, share.launches.to_string());
+        }
+    }
+}
+
+/// Where in the step the host launched something.
+#[derive(Debug, Clone, Copy)]
+enum Part {
+    Data,
+    Forward,
+    Backward,
+    Optimizer,
+}
+
+/// Seconds in which at least one kernel ran.
+fn busy(launches: &[Launch]) -> f64 {
+    let mut spans: Vec<_> = launches.iter().map(|launch| (launch.start, launch.end)).collect();
+    spans.sort();
+    let mut total = Duration::ZERO;
+    let mut until = None::<Instant>;
+    for (start, end) in spans {
+        let from = until.map_or(start, |until| until.max(start));
+        total += end.saturating_duration_since(from);
+        until = Some(until.map_or(end, |until| until.max(end)));
+    }
+    total.as_secs_f64()
+}
+
+/// What a kernel is for, from the part of the step and the path of its type.
+fn class(part: Part, kernel: &str) -> &'static str {
+    let has = |what: &str| kernel.contains(what);
+    match part {
+        Part::Data => return "data: augmentation",
+        Part::Optimizer => return "optimizer",
+        Part::Forward | Part::Backward => {}
+    }
+    if has("backward_weight") || has("weight_grad") {
+        "convolution, weight gradient"
+    } else if has("backward_data") || has("conv_transpose") || has("ConvTranspose") {
+        "convolution, data gradient"
+    } else if has("conv") || has("Conv") {
+        // grouped weight gradients and some data gradients are forward convolutions of other operands
+        if matches!(part, Part::Forward) { "convolution, forward" } else { "convolution, gradients by forward kernels" }
+    } else if has("matmul") || has("Matmul") || has("gemm") {
+        "matrix products"
+    } else if has("reduce") || has("Reduce") {
+        if matches!(part, Part::Forward) { "reductions, forward" } else { "reductions, backward" }
+    } else if has("pool") || has("Pool") {
+        "pooling"
+    } else if has("contiguous") || has("into_contiguous") || has("copy") {
+        "layout copies"
+    } else if matches!(part, Part::Forward) {
+        "elementwise, forward"
+    } else {
+        "elementwise, backward"
+    }
+}
