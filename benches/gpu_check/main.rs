@@ -1,13 +1,14 @@
 //! What only a GPU can show of the collectives of `trainer/src/comm/cuda`, in one table:
 //!
 //! ```text
-//! gpu_check [--ranks 2,4] [--sizes 1,1000,…] [--rounds 20] [--trainer PATH]
+//! gpu_check [--ranks 2,4] [--sizes 1,1000,…] [--rounds 20] [--trainer PATH [--train 1,2,4]]
 //! ```
 //!
 //! Every algorithm x type on the wire x size x number of ranks, with values whose sums are exact: `#wrong` has to be 0 on
 //! every rank, and ranks have to agree to the bit. With fewer GPUs than ranks they share, hosts meet between the steps, and
-//! the times mean nothing (the table says so). With `--trainer`, the path of the trainer's binary, training runs over 1, 2 and
-//! 4 ranks follow, whose losses have to be the CPU's. `gpu_check.sh` beside this runs it, and compute-sanitizer over it.
+//! the times mean nothing (the table says so). With `--trainer`, the path of the trainer's binary, training runs over so many
+//! ranks follow, whose losses have to be the CPU's. `gpu_check.sh` beside this runs it, and compute-sanitizer over it;
+//! `on_cpu.sh` runs it where there is no GPU.
 
 mod matrix;
 mod training;
@@ -27,6 +28,7 @@ struct Arguments {
     sizes: Vec<usize>,
     rounds: usize,
     trainer: Option<String>,
+    train: Vec<usize>,
 }
 
 impl Arguments {
@@ -37,6 +39,7 @@ impl Arguments {
             sizes: vec![1, 3, 4, 1000, 1023, 65_537, 1 << 20, 11_173_962],
             rounds: 20,
             trainer: None,
+            train: vec![1, 2, 4],
         };
         let mut words = std::env::args().skip(1);
         while let Some(word) = words.next() {
@@ -48,7 +51,8 @@ impl Arguments {
                 "--sizes" => this.sizes = list(&value)?,
                 "--rounds" => this.rounds = number(&value)?,
                 "--trainer" => this.trainer = Some(value),
-                _ => return Err(format!("{word}: there are --ranks, --sizes, --rounds and --trainer")),
+                "--train" => this.train = list(&value)?,
+                _ => return Err(format!("{word}: there are --ranks, --sizes, --rounds, --trainer and --train")),
             }
         }
         Ok(this)
@@ -69,8 +73,13 @@ fn group(world: usize) -> Result<bool, String> {
         ranks.push(command.spawn().map_err(|e| text(&e))?);
     }
     let mut well = true;
-    for mut rank in ranks {
-        well &= rank.wait().map_err(|e| text(&e))?.success();
+    for (rank, mut process) in ranks.into_iter().enumerate() {
+        let status = process.wait().map_err(|e| text(&e))?;
+        // whoever is killed by a signal has said nothing
+        if status.code().is_none() {
+            eprintln!("gpu_check: rank {rank} of {world}: {status}");
+        }
+        well &= status.success();
     }
     Ok(well)
 }
@@ -97,7 +106,7 @@ fn run() -> Result<bool, String> {
         well &= group(world)?;
     }
     if let Some(trainer) = &arguments.trainer {
-        well &= training::run(trainer)?;
+        well &= training::run(trainer, &arguments.train)?;
     }
     println!("{}", if well { "gpu_check: everything is right" } else { "gpu_check: SOMETHING IS WRONG" });
     Ok(well)

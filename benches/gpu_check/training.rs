@@ -30,7 +30,7 @@ bucket_mb = 0.05
 check_sync_every = 5
 "#;
 
-fn losses(trainer: &str, config: &Path, folder: &Path, name: &str, flags: &[&str]) -> Result<Vec<f64>, String> {
+fn losses(trainer: &str, config: &Path, folder: &Path, name: &str, flags: &[String]) -> Result<Vec<f64>, String> {
     let runs = folder.join(name);
     let output = Command::new(trainer)
         .args(["train", "--config"])
@@ -57,30 +57,52 @@ fn find(folder: &Path) -> Option<PathBuf> {
     entries.map(|entry| entry.path().join("metrics.jsonl")).find(|path| path.exists())
 }
 
-/// Whether the losses of 1, 2 and 4 ranks on GPUs are the CPU's.
-pub fn run(trainer: &str) -> Result<bool, String> {
+/// Whether the losses of so many ranks on GPUs are the CPU's.
+pub fn run(trainer: &str, worlds: &[usize]) -> Result<bool, String> {
     let folder = std::env::temp_dir().join(format!("gpu-check-{}", std::process::id()));
     std::fs::create_dir_all(&folder).map_err(|e| e.to_string())?;
     let config = folder.join("check.toml");
     std::fs::write(&config, CONFIG).map_err(|e| e.to_string())?;
-    let result = compare(trainer, &config, &folder);
+    let result = compare(trainer, worlds, &config, &folder);
     let _ = std::fs::remove_dir_all(&folder);
     result
 }
 
-fn compare(trainer: &str, config: &Path, folder: &Path) -> Result<bool, String> {
-    let cpu = losses(trainer, config, folder, "cpu", &["--cpus", "1"])?;
-    let runs: [(&str, &[&str]); 5] = [
-        ("1 rank", &["--gpus", "1"]),
-        ("2 ranks", &["--gpus", "2", "--oversubscribe"]),
-        ("4 ranks", &["--gpus", "4", "--oversubscribe"]),
-        ("2 ranks, bf16 gradients", &["--gpus", "2", "--oversubscribe", "--set", "parallel.compression=bf16"]),
-        ("2 ranks, through the host", &["--gpus", "2", "--oversubscribe", "--backend", "shm"]),
-    ];
+/// What a run is called, and its flags.
+type Run = (String, Vec<String>);
+
+/// A run of each number of ranks, and for two of them those that differ in the gradients' way. NCCL and one process with
+/// several devices want a GPU each.
+fn runs(worlds: &[usize], gpus: usize) -> Vec<Run> {
+    let mut all = Vec::new();
+    for &world in worlds {
+        let mut add = |name: String, flags: &[&str]| {
+            let flags = ["--gpus", &world.to_string()].iter().chain(flags).map(|word| (*word).to_owned()).collect();
+            all.push((name, flags));
+        };
+        let shared: &[&str] = if world > gpus { &["--oversubscribe"] } else { &[] };
+        add(format!("{world} rank{}", if world == 1 { "" } else { "s" }), shared);
+        if world == 2 {
+            add("2 ranks, bf16 gradients".into(), &[shared, &["--set", "parallel.compression=bf16"]].concat());
+            add("2 ranks, through the host".into(), &[shared, &["--backend", "shm"]].concat());
+            if gpus >= 2 {
+                add("2 devices of a process".into(), &["--mode", "dp"]);
+                if trainer::device::nccl().is_ok() {
+                    add("2 ranks, NCCL".into(), &["--backend", "nccl"]);
+                }
+            }
+        }
+    }
+    all
+}
+
+fn compare(trainer: &str, worlds: &[usize], config: &Path, folder: &Path) -> Result<bool, String> {
+    let gpus = trainer::device::find().map_err(|missing| missing.cause)?.all.len();
+    let cpu = losses(trainer, config, folder, "cpu", &["--cpus".into(), "1".into()])?;
     println!("{:>28} {:>10} {:>10} {:>14}", "training on", "first loss", "last loss", "off the CPU's");
     println!("{:>28} {:>10.4} {:>10.4} {:>14}", "the CPU", cpu[0], cpu[cpu.len() - 1], "");
     let mut right = cpu.len() == STEPS;
-    for (index, (name, flags)) in runs.into_iter().enumerate() {
+    for (index, (name, flags)) in runs(worlds, gpus).iter().enumerate() {
         let gpu = losses(trainer, config, folder, &format!("gpu-{index}"), flags)?;
         let off = cpu.iter().zip(&gpu).map(|(a, b)| (a - b).abs() / a.abs()).fold(0.0, f64::max);
         let well = gpu.len() == cpu.len() && off < NEAR;

@@ -40,7 +40,9 @@ pub fn tokens(text: &str) -> Vec<Token> {
             section = true;
             continue;
         }
-        if [".version", ".target", ".address_size", ".file", ".loc"].iter().any(|head| line.starts_with(head)) {
+        // the first word, for `.local` is another one than `.loc`
+        let first = line.split_ascii_whitespace().next().unwrap_or_default();
+        if [".version", ".target", ".address_size", ".file", ".loc"].contains(&first) {
             continue;
         }
         cut(line, &mut all);
@@ -76,5 +78,17 @@ fn cut(line: &str, all: &mut Vec<Token>) {
             at += 1;
         }
         all.push(line[start..at].to_owned());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::tokens;
+
+    #[test]
+    fn words_keep_their_dots_and_lines_about_the_source_are_left_out() {
+        let text = ".version 8.0 // of the text\n.loc 1 2 3\n.local .align 4 .b8 x[8];\n@!%p1 ld.shared::cta.u32 %r1, [x+-4]; /* a\nb */ ret;";
+        let joined = tokens(text).join(" ");
+        assert_eq!(joined, ".local .align 4 .b8 x [ 8 ] ; @ ! %p1 ld.shared::cta.u32 %r1 , [ x + - 4 ] ; ret ;");
     }
 }

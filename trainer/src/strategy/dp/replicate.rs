@@ -16,9 +16,9 @@ pub(super) fn replicas(network: &Network, devices: &Devices, count: usize) -> Ve
     (0..count).map(replica).collect()
 }
 
-/// The network on a device; untouched where it is there already.
+/// The network on a device, its parameters leaves there; untouched where it is there already.
 pub(super) fn moved(network: Network, devices: &Devices, index: usize) -> Network {
-    if devices.get(index) == devices.first() { network } else { network.to_device(devices.get(index)) }
+    if devices.get(index) == devices.first() { network } else { network.fork(devices.get(index)) }
 }
 
 /// Bytes of the network, and of an image of `image` values and its outputs.

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# What gpu_check.sh shows on a GPU, as far as it goes without one: the CUDA build, run on the stand-in for NVIDIA's driver and
+# NCCL (trainer/cuda-on-cpu): on_cpu.sh PYTHON [OUT]
+#
+# PYTHON has the packages that trainer/cuda-on-cpu/run.sh names. The programs are built here with --features cuda; cubecl's
+# build script downloads LLVM, which is linked and not used: where it cannot, as on a machine without internet access,
+#   DOCS_RS=1 RUSTFLAGS="-C link-arg=-Wl,--unresolved-symbols=ignore-all"
+# does without. The first run takes ten minutes: it compiles and tunes kernels, and keeps them. Times mean nothing.
+set -uo pipefail
+python=${1:?usage: on_cpu.sh PYTHON [OUT]}
+out=${2:-$(mktemp -d)}
+mkdir -p "$out"
+root=$(cd "$(dirname "$0")/../.." && pwd)
+cd "$root"
+cargo build --release --features cuda -p trainer -p benches -p cuda-on-cpu --bins --lib || exit 2
+programs=${CARGO_TARGET_DIR:-$root/target}/release
+# what the linker was told to ignore: functions that nobody calls, but that the loader wants to see
+missing=$(nm -D --undefined-only "$programs/trainer" "$programs/gpu_check" | awk '$1 == "U" && $2 !~ /@/ { print $2 }' | sort -u)
+if [ -n "$missing" ]; then
+    while read -r name; do echo "void $name(void) { __builtin_trap(); }"; done <<<"$missing" |
+        "${CC:-cc}" -shared -fPIC -w -x c - -o "$out/missing.so" || exit 2
+    preload="LD_PRELOAD=$(realpath "$out")/missing.so"
+fi
+failed=0
+step() { # NAME GPUS COMMAND…
+    local name=$1 gpus=$2
+    shift 2
+    echo "== $name"
+    if CUDA_ON_CPU_GPUS=$gpus timeout 1500 trainer/cuda-on-cpu/run.sh "$python" env ${preload:+"$preload"} "$@" >"$out/$name.log" 2>&1; then
+        tail -n 8 "$out/$name.log"
+    else
+        echo "$name: FAILED ($?), $out/$name.log ends with:"
+        tail -n 40 "$out/$name.log"
+        failed=1
+    fi
+}
+step doctor 2 "$programs/trainer" doctor
+step matrix 3 "$programs/gpu_check" --ranks 2,3 --sizes 1,1023,70001 --rounds 1
+step matrix-shared 1 "$programs/gpu_check" --ranks 2 --sizes 1,4100 --rounds 1
+step nccl 3 "$programs/trainer" bench allreduce --gpus 3 --backend nccl --sizes 4,70000 --ms 100
+# by one process: two would compile and try the same kernels side by side
+step tuning 1 "$programs/trainer" --config configs/quickstart.toml --gpus 1 --run-dir "$out/runs" --epochs 1 \
+    --set train.batch_size=32 --set data.limit_train=64 --set data.limit_test=64
+step training 2 "$programs/gpu_check" --ranks 1 --trainer "$programs/trainer" --train 2
+step compare 2 "$programs/trainer" compare --config configs/quickstart.toml --gpus 2 --steps 10 --rounds 1 --out "$out/compare" \
+    --modes dp,ddp
+[ $failed = 0 ] && echo "on_cpu.sh: all passed; logs in $out" || echo "on_cpu.sh: FAILED; logs in $out"
+exit $failed
