@@ -4,7 +4,12 @@ use std::fmt::Display;
 
 use data::DataError;
 
-use crate::{comm::CommError, config::ConfigErrors, launch::LaunchError, report::ReportError};
+use crate::{
+    comm::CommError,
+    config::ConfigErrors,
+    launch::LaunchError,
+    report::{ReportError, text},
+};
 
 /// Exit code of a failed run.
 pub const FAILED: u8 = 1;
@@ -31,6 +36,21 @@ impl Failure {
     /// The input is wrong.
     pub fn usage(message: impl Display, hint: impl Display) -> Self {
         Self { code: USAGE, message: message.to_string(), hint: Some(hint.to_string()) }
+    }
+}
+
+impl Failure {
+    /// A panic's text as the failure that it is: a GPU whose memory is used up, which burn tells of wherever results are read.
+    /// `None` for a defect of the program.
+    pub fn of_panic(text: &str) -> Option<Self> {
+        let (_, rest) = text.split_once("out of device memory allocating ")?;
+        let bytes: String = rest.chars().take_while(char::is_ascii_digit).collect();
+        let bytes = bytes.parse().map_or_else(|_| "more".to_owned(), |bytes| format!("{} more", text::bytes(bytes)));
+        Some(Self::run(
+            format!("the GPU's memory is used up: {bytes} was wanted"),
+            "a smaller train.batch_size, with train.accumulate for steps of the same size; train.precision = \"bf16\" on a \
+             GPU; `nvidia-smi` shows who else has memory there; checkpoints saved before are intact",
+        ))
     }
 }
 
@@ -78,5 +98,20 @@ impl From<LaunchError> for Failure {
     fn from(error: LaunchError) -> Self {
         let hint = (!error.hint.is_empty()).then(|| error.hint.clone());
         Self { code: error.code, message: error.message, hint }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn used_up_memory_is_told_from_a_defect() {
+        let burns = "a device can copy them back: Execution(An IO error happened\nCaused by:\n  out of device memory \
+                     allocating 8388608 bytes\nNo backtrace available)";
+        let failure = Failure::of_panic(burns).unwrap();
+        assert_eq!(failure.message, "the GPU's memory is used up: 8.4 MB more was wanted");
+        assert_eq!(failure.code, FAILED);
+        assert_eq!(Failure::of_panic("index out of bounds"), None);
     }
 }

@@ -11,12 +11,18 @@ use trainer::{cli::Cli, commands, failure::Failure};
 fn main() -> ExitCode {
     // a panic is a defect of this program: its place is said once, below, instead of a dump in the middle of a progress bar
     panic::set_hook(Box::new(|info| {
+        // that one is said at the end
+        if info.payload_as_str().is_some_and(|text| Failure::of_panic(text).is_some()) {
+            return;
+        }
         let place = info.location().map(|place| format!(" at {}:{}", place.file(), place.line())).unwrap_or_default();
         eprintln!("internal error{place}: {}", info.payload_as_str().unwrap_or("no message"));
     }));
-    let result = panic::catch_unwind(AssertUnwindSafe(|| commands::run(Cli::parse()))).unwrap_or_else(|_| {
+    let result = panic::catch_unwind(AssertUnwindSafe(|| commands::run(Cli::parse()))).unwrap_or_else(|panic| {
         let message = "the program stopped at an internal error, shown above";
-        Err(Failure::run(message, "please report it; checkpoints saved before are intact"))
+        let defect = || Failure::run(message, "please report it; checkpoints saved before are intact");
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        Err(text.and_then(Failure::of_panic).unwrap_or_else(defect))
     });
     match result {
         Ok(code) => ExitCode::from(code),

@@ -88,8 +88,15 @@ impl Devices {
                 Ok(result) => results[index] = Some(result),
                 Err(panic) => {
                     failure.get_or_insert_with(|| {
+                        let text = message(&*panic);
+                        if let Some(known) = Failure::of_panic(text) {
+                            return Failure {
+                                message: format!("device {index} of {devices}: {}", known.message),
+                                ..known
+                            };
+                        }
                         Failure::run(
-                            format!("device {index} of {devices} failed in {what}: {}", message(&*panic)),
+                            format!("device {index} of {devices} failed in {what}: {text}"),
                             "this is a defect of the program or of the device: please report it with the lines above; \
                              checkpoints saved before are intact",
                         )
