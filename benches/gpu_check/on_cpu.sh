@@ -44,5 +44,13 @@ step tuning 1 "$programs/trainer" --config configs/quickstart.toml --gpus 1 --ru
 step training 2 "$programs/gpu_check" --ranks 1 --trainer "$programs/trainer" --train 2
 step compare 2 "$programs/trainer" compare --config configs/quickstart.toml --gpus 2 --steps 10 --rounds 1 --out "$out/compare" \
     --modes dp,ddp
+if unshare --pid --fork --mount-proc true 2>/dev/null; then
+    # as many images a GPU as above: nothing is tuned anew
+    step hosts 4 benches/gpu_check/two_hosts.sh "$programs/trainer" "$out" --epochs 1 --set train.batch_size=128 \
+        --set data.limit_train=512 --set data.limit_test=64
+    grep -h "^gradients:" "$out/hosts.log"
+else
+    echo "hosts: not run: this user may not make a namespace of processes"
+fi
 [ $failed = 0 ] && echo "on_cpu.sh: all passed; logs in $out" || echo "on_cpu.sh: FAILED; logs in $out"
 exit $failed

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# A job of two hosts with two GPUs each, on one machine with four: two_hosts.sh TRAINER OUT [FLAG…]
+#
+# A namespace of processes makes the second host, as far as the ranks can see (Linux, root): gradients go through our kernels
+# inside each, and through NCCL between them, or TCP where there is no NCCL.
+set -uo pipefail
+trainer=$(realpath "$1") out=$2
+shift 2
+cd "$(dirname "$0")/../.."
+port=$((20000 + RANDOM % 10000))
+node() { # RANK GPUS
+    NCCL_HOSTID=host$1 CUDA_VISIBLE_DEVICES=$2 "$trainer" --config configs/quickstart.toml --gpus 2 --nnodes 2 --node-rank "$1" \
+        --master-addr 127.0.0.1 --master-port $port --run-dir "$out/hosts-$1" "${@:3}"
+}
+export -f node
+export trainer port out
+node 0 0,1 "$@" &
+first=$!
+unshare --pid --fork --mount-proc bash -c 'node 1 2,3 "$@"' - "$@" || exit 1
+wait $first
