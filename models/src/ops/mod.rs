@@ -19,6 +19,9 @@ mod autodiff;
 mod compose;
 mod cpu;
 mod extension;
+#[cfg(all(feature = "cuda", not(feature = "fusion")))]
+#[allow(unsafe_code, reason = "a launch that checks no bounds")]
+mod gpu;
 mod shared;
 mod update;
 

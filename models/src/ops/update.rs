@@ -1,8 +1,9 @@
 //! The optimizer's step and the weight average: elementwise passes over lists of flat tensors.
 //!
 //! On burn's CPU backend, for `f32`, every value is read once and written once, in place where nobody else holds the
-//! tensor; a list is one parallel section, so that hundreds of small parameters cost no more than one large one. On any
-//! other device or element type the same formulas are chains of burn's operations. The results of the kernels depend
+//! tensor; a list is one parallel section, so that hundreds of small parameters cost no more than one large one. On a
+//! GPU, for `f32`, it is a kernel a parameter once its state is there. On any other device or element type the same formulas
+//! are chains of burn's operations. The results of the kernels depend
 //! neither on the number of threads nor on the instruction set: no product is fused with a sum, and sums have one order.
 
 use burn::tensor::Tensor;
@@ -82,7 +83,12 @@ pub fn update(rule: &UpdateRule, scale: Option<&Tensor<1>>, parameters: Vec<Para
         None => gradient,
     };
     let one = |ParameterUpdate { value, gradient, weight_decay, slots }| {
-        composed(rule, value, scaled(gradient), weight_decay, slots)
+        let gradient = scaled(gradient);
+        #[cfg(all(feature = "cuda", not(feature = "fusion")))]
+        if let Some(updated) = super::gpu::step(rule, &value, &gradient, weight_decay, &slots) {
+            return updated;
+        }
+        composed(rule, value, gradient, weight_decay, slots)
     };
     parameters.into_iter().map(one).collect()
 }
@@ -151,7 +157,13 @@ pub fn follow(decay: f64, pairs: Vec<(Tensor<1>, Tensor<1>)>) -> Vec<Tensor<1>> 
     if pairs.iter().all(|(average, value)| has_kernels(average) && has_kernels(value)) {
         return cpu::follow(decay, pairs);
     }
-    let one = |(average, value): (Tensor<1>, Tensor<1>)| average.mul_scalar(decay) + value.mul_scalar(1.0 - decay);
+    let one = |(average, value): (Tensor<1>, Tensor<1>)| {
+        #[cfg(all(feature = "cuda", not(feature = "fusion")))]
+        if let Some(average) = super::gpu::follow(decay, &average, &value) {
+            return average;
+        }
+        average.mul_scalar(decay) + value.mul_scalar(1.0 - decay)
+    };
     pairs.into_iter().map(one).collect()
 }
 
