@@ -10,6 +10,7 @@ set -uo pipefail
 python=${1:?usage: on_cpu.sh PYTHON [OUT]}
 out=${2:-$(mktemp -d)}
 mkdir -p "$out"
+out=$(realpath "$out")
 root=$(cd "$(dirname "$0")/../.." && pwd)
 cd "$root"
 cargo build --release --features cuda -p trainer -p benches -p cuda-on-cpu --bins --lib || exit 2
@@ -47,7 +48,7 @@ step compare 2 "$programs/trainer" compare --config configs/quickstart.toml --gp
 if unshare --pid --fork --mount-proc true 2>/dev/null; then
     # as many images a GPU as above: nothing is tuned anew
     step hosts 4 benches/gpu_check/two_hosts.sh "$programs/trainer" "$out" --epochs 1 --set train.batch_size=128 \
-        --set data.limit_train=512 --set data.limit_test=64
+        --set data.limit_train=512 --set data.limit_test=128
     grep -h "^gradients:" "$out/hosts.log"
 else
     echo "hosts: not run: this user may not make a namespace of processes"
