@@ -37,9 +37,7 @@ impl Failure {
     pub fn usage(message: impl Display, hint: impl Display) -> Self {
         Self { code: USAGE, message: message.to_string(), hint: Some(hint.to_string()) }
     }
-}
 
-impl Failure {
     /// A panic's text as the failure that it is: a GPU whose memory is used up, which burn tells of wherever results are read.
     /// `None` for a defect of the program.
     pub fn of_panic(text: &str) -> Option<Self> {

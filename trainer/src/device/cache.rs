@@ -25,11 +25,6 @@ pub(super) fn keep() {
     });
 }
 
-/// Where what is kept lies.
-pub fn folder() -> std::path::PathBuf {
-    CubeClRuntimeConfig::get().environment.path.root()
-}
-
 /// Whether a file that configures cubecl lies in `folder` or above.
 fn configured(folder: &Path) -> bool {
     let sections = CubeClRuntimeConfig::section_file_names();

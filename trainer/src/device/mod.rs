@@ -4,7 +4,7 @@
 //! were tried (`gpus.rs`, `toolkit.rs`), where burn's backend would panic. Who gets which GPU is in `place.rs`.
 
 #[cfg(feature = "cuda")]
-pub mod cache;
+mod cache;
 mod gpus;
 #[cfg(feature = "cuda")]
 pub mod launches;
