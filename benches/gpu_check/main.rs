@@ -1,16 +1,17 @@
-//! What only a GPU can show of the collectives of `trainer/src/comm/cuda`, in one table:
+//! What only a GPU can show of our kernels, those of `trainer/src/comm/cuda` first, in tables:
 //!
 //! ```text
-//! gpu_check [--ranks 2,4] [--sizes 1,1000,…] [--rounds 20] [--trainer PATH [--train 1,2,4]]
+//! gpu_check [--ops] [--ranks 2,4] [--sizes 1,1000,…] [--rounds 20] [--trainer PATH [--train 1,2,4]]
 //! ```
 //!
 //! Every algorithm x type on the wire x size x number of ranks, with values whose sums are exact: `#wrong` has to be 0 on
 //! every rank, and ranks have to agree to the bit. With fewer GPUs than ranks they share, hosts meet between the steps, and
-//! the times mean nothing (the table says so). With `--trainer`, the path of the trainer's binary, training runs over so many
+//! the times mean nothing (the table says so). With `--ops`, `models::ops` on the first GPU has to agree with the CPU. With `--trainer`, the path of the trainer's binary, training runs over so many
 //! ranks follow, whose losses have to be the CPU's. `gpu_check.sh` beside this runs it, and compute-sanitizer over it;
 //! `on_cpu.sh` runs it where there is no GPU.
 
 mod matrix;
+mod ops;
 mod training;
 
 use std::process::{Command, ExitCode, Stdio};
@@ -29,6 +30,7 @@ struct Arguments {
     rounds: usize,
     trainer: Option<String>,
     train: Vec<usize>,
+    ops: bool,
 }
 
 impl Arguments {
@@ -40,9 +42,14 @@ impl Arguments {
             rounds: 20,
             trainer: None,
             train: vec![1, 2, 4],
+            ops: false,
         };
         let mut words = std::env::args().skip(1);
         while let Some(word) = words.next() {
+            if word == "--ops" {
+                this.ops = true;
+                continue;
+            }
             let value = words.next().ok_or_else(|| format!("{word} wants a value"))?;
             let number = |v: &str| v.parse::<usize>().map_err(|_| format!("{word}: {v:?} is no number"));
             let list = |value: &str| value.split(',').map(number).collect::<Result<Vec<_>, _>>();
@@ -52,7 +59,7 @@ impl Arguments {
                 "--rounds" => this.rounds = number(&value)?,
                 "--trainer" => this.trainer = Some(value),
                 "--train" => this.train = list(&value)?,
-                _ => return Err(format!("{word}: there are --ranks, --sizes, --rounds, --trainer and --train")),
+                _ => return Err(format!("{word}: there are --ops, --ranks, --sizes, --rounds, --trainer and --train")),
             }
         }
         Ok(this)
@@ -101,7 +108,7 @@ fn run() -> Result<bool, String> {
     if let Ok(place) = std::env::var(RANK) {
         return rank(&place, &arguments);
     }
-    let mut well = true;
+    let mut well = !arguments.ops || ops::run()?;
     for &world in arguments.ranks.iter().filter(|world| **world > 1) {
         well &= group(world)?;
     }

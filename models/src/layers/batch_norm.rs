@@ -4,7 +4,7 @@ use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
 use super::Buffer;
-use crate::ops::{Activation, After, batch_norm_eval, batch_norm_train, widened};
+use crate::ops::{Activation, After, batch_norm_eval, batch_norm_train, follow};
 use crate::{Context, Init};
 
 /// Added to the variance under the root; PyTorch's default.
@@ -72,8 +72,6 @@ impl BatchNorm2d {
     }
 
     fn run(&self, input: Tensor<4>, after: After, cx: &Context) -> Tensor<4> {
-        // statistics, and everything that is added up for them, in f32
-        let (input, after) = (widened(input), After { residual: after.residual.map(widened), ..after });
         let affine = [cx.parameter(&self.weight, &input), cx.parameter(&self.bias, &input)];
         if !cx.training() {
             let output =
@@ -90,9 +88,12 @@ impl BatchNorm2d {
 
         let [weight, bias] = affine;
         let batch = batch_norm_train(input, weight, bias, EPSILON, after, shared);
-        let moved = |old: Tensor<1>, new: Tensor<1>| old * (1.0 - MOMENTUM) + new * MOMENTUM;
-        self.running_mean.set(moved(self.running_mean.value(), batch.mean.without_autodiff()));
-        self.running_var.set(moved(self.running_var.value(), batch.variance.without_autodiff()));
+        let found = [batch.mean.without_autodiff(), batch.variance.without_autodiff()];
+        let running = [&self.running_mean, &self.running_var];
+        let moved = follow(1.0 - MOMENTUM, running.map(Buffer::value).into_iter().zip(found).collect());
+        for (running, moved) in running.into_iter().zip(moved) {
+            running.set(moved);
+        }
         cx.narrow(batch.output)
     }
 }

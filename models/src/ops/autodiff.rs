@@ -11,7 +11,7 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::autodiff::{Autodiff, NodeId};
 use burn::backend::tensor::FloatTensor;
 
-use super::extension::{Activation, ConvOptions, Kernels, NormOptions, PoolOptions, TrainingOps};
+use super::extension::{Activation, ConvOptions, Kernels, NormKernels, NormOps, NormOptions, PoolOptions, TrainingOps};
 
 type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;
 
@@ -27,7 +27,7 @@ thread_local! {
 /// remembered. What is forgotten, or was given by a step of burn's, is added up by burn.
 ///
 /// `given` takes the gradient that is there out of the table.
-fn give<B: Kernels>(
+fn give<B: NormKernels>(
     grads: &mut Gradients,
     node: NodeId,
     is_leaf: bool,
@@ -86,7 +86,7 @@ impl<B: Kernels, const N: usize> Backward<B, N> for ConvStep {
 #[derive(Debug)]
 struct NormStep;
 
-impl<B: Kernels, const N: usize> Backward<B, N> for NormStep {
+impl<B: NormKernels, const N: usize> Backward<B, N> for NormStep {
     type State = B::Norm;
 
     fn backward(self, ops: Ops<B::Norm, N>, grads: &mut Gradients, _: &mut Checkpointer) {
@@ -132,7 +132,7 @@ impl<B: Kernels> Backward<B, 1> for PixelMeanStep {
 #[derive(Debug)]
 struct ActivateStep;
 
-impl<B: Kernels> Backward<B, 1> for ActivateStep {
+impl<B: NormKernels> Backward<B, 1> for ActivateStep {
     type State = (FloatTensor<B>, Activation);
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
@@ -222,33 +222,7 @@ macro_rules! record {
     };
 }
 
-impl<B: Kernels + TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B, C> {
-    fn conv(input: Tracked<B, C>, weight: Tracked<B, C>, options: ConvOptions, relu: bool) -> Tracked<B, C> {
-        let ((input, input_node), (weight, weight_node)) = (input.into_parts(), weight.into_parts());
-        let (output, kept) = B::conv_forward(input, weight, None, options, relu);
-        record!(ConvStep, C, [input_node, weight_node], kept, output)
-    }
-
-    fn conv_bias(
-        input: Tracked<B, C>,
-        weight: Tracked<B, C>,
-        bias: Tracked<B, C>,
-        options: ConvOptions,
-        relu: bool,
-    ) -> Tracked<B, C> {
-        let ((input, input_node), (weight, weight_node)) = (input.into_parts(), weight.into_parts());
-        let (bias, bias_node) = bias.into_parts();
-        let (output, kept) = B::conv_forward(input, weight, Some(bias), options, relu);
-        record!(ConvStep, C, [input_node, weight_node, bias_node], kept, output)
-    }
-
-    fn dense(input: Tracked<B, C>, weight: Tracked<B, C>, bias: Tracked<B, C>, relu: bool) -> Tracked<B, C> {
-        let ((input, input_node), (weight, weight_node)) = (input.into_parts(), weight.into_parts());
-        let (bias, bias_node) = bias.into_parts();
-        let (output, kept) = B::dense_forward(input, weight, bias, relu);
-        record!(ConvStep, C, [input_node, weight_node, bias_node], kept, output)
-    }
-
+impl<B: NormKernels + NormOps, C: CheckpointStrategy> NormOps for Autodiff<B, C> {
     fn norm(
         input: Tracked<B, C>,
         weight: Tracked<B, C>,
@@ -276,6 +250,42 @@ impl<B: Kernels + TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B
         (output, Tracked::<B, C>::new(mean), Tracked::<B, C>::new(variance))
     }
 
+    fn activate(input: Tracked<B, C>, activation: Activation) -> Tracked<B, C> {
+        let (input, node) = input.into_parts();
+        let output = B::activate_forward(input.clone(), activation);
+        // A ReLU's result tells its slope, and is kept anyway by what follows.
+        let kept = if activation == Activation::Relu { output.clone() } else { input };
+        record!(ActivateStep, C, [node], (kept, activation), output)
+    }
+}
+
+impl<B: Kernels + TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B, C> {
+    fn conv(input: Tracked<B, C>, weight: Tracked<B, C>, options: ConvOptions, relu: bool) -> Tracked<B, C> {
+        let ((input, input_node), (weight, weight_node)) = (input.into_parts(), weight.into_parts());
+        let (output, kept) = B::conv_forward(input, weight, None, options, relu);
+        record!(ConvStep, C, [input_node, weight_node], kept, output)
+    }
+
+    fn conv_bias(
+        input: Tracked<B, C>,
+        weight: Tracked<B, C>,
+        bias: Tracked<B, C>,
+        options: ConvOptions,
+        relu: bool,
+    ) -> Tracked<B, C> {
+        let ((input, input_node), (weight, weight_node)) = (input.into_parts(), weight.into_parts());
+        let (bias, bias_node) = bias.into_parts();
+        let (output, kept) = B::conv_forward(input, weight, Some(bias), options, relu);
+        record!(ConvStep, C, [input_node, weight_node, bias_node], kept, output)
+    }
+
+    fn dense(input: Tracked<B, C>, weight: Tracked<B, C>, bias: Tracked<B, C>, relu: bool) -> Tracked<B, C> {
+        let ((input, input_node), (weight, weight_node)) = (input.into_parts(), weight.into_parts());
+        let (bias, bias_node) = bias.into_parts();
+        let (output, kept) = B::dense_forward(input, weight, bias, relu);
+        record!(ConvStep, C, [input_node, weight_node, bias_node], kept, output)
+    }
+
     fn pool(input: Tracked<B, C>, options: PoolOptions) -> Tracked<B, C> {
         let (input, node) = input.into_parts();
         let (output, kept) = B::pool_forward(input, options);
@@ -288,14 +298,6 @@ impl<B: Kernels + TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B
         let size = [shape[2], shape[3]];
         let output = B::pixel_mean_forward(input);
         record!(PixelMeanStep, C, [node], size, output)
-    }
-
-    fn activate(input: Tracked<B, C>, activation: Activation) -> Tracked<B, C> {
-        let (input, node) = input.into_parts();
-        let output = B::activate_forward(input.clone(), activation);
-        // A ReLU's result tells its slope, and is kept anyway by what follows.
-        let kept = if activation == Activation::Relu { output.clone() } else { input };
-        record!(ActivateStep, C, [node], (kept, activation), output)
     }
 
     fn scale(input: Tracked<B, C>, factors: Tracked<B, C>) -> Tracked<B, C> {

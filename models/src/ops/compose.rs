@@ -11,6 +11,14 @@ use burn::tensor::{Tensor, module};
 use super::extension::TrainingOps;
 use super::{ConvOptions, conv2d, has_kernels, widened};
 
+fn channels_last(image: Tensor<4>) -> Tensor<4> {
+    image.permute([0, 2, 3, 1])
+}
+
+fn channels_first(rows: Tensor<4>) -> Tensor<4> {
+    rows.permute([0, 3, 1, 2])
+}
+
 /// Elementwise sum of two tensors of one shape.
 pub fn add(left: Tensor<4>, right: Tensor<4>) -> Tensor<4> {
     if has_kernels(&left) && has_kernels(&right) {
@@ -23,7 +31,9 @@ pub fn add(left: Tensor<4>, right: Tensor<4>) -> Tensor<4> {
 /// Images side by side along the channels, `torch.cat(parts, 1)`.
 pub fn concat(parts: Vec<Tensor<4>>) -> Tensor<4> {
     if !parts.iter().all(has_kernels) {
-        return Tensor::cat(parts, 1);
+        // along the last axis, so that a GPU's images stay channels-last in memory
+        let parts = parts.into_iter().map(channels_last).collect();
+        return channels_first(Tensor::cat(parts, 3));
     }
     let mut parts = parts.into_iter().map(Tensor::into_dispatch);
     let mut all = parts.next().expect("something to concatenate");
@@ -43,8 +53,8 @@ pub fn interleave(left: Tensor<4>, right: Tensor<4>) -> Tensor<4> {
         return Tensor::from_dispatch(Dispatch::join_two(left.into_dispatch(), right.into_dispatch(), true));
     }
     let [batch, channels, height, width] = left.dims();
-    let x: Tensor<5> = Tensor::stack(vec![left, right], 2);
-    x.reshape([batch, 2 * channels, height, width])
+    let x: Tensor<5> = Tensor::stack(vec![channels_last(left), channels_last(right)], 4);
+    channels_first(x.reshape([batch, height, width, 2 * channels]))
 }
 
 /// Some of the channels, `input[:, range]`.
@@ -53,7 +63,7 @@ pub fn channels(input: Tensor<4>, range: Range<usize>) -> Tensor<4> {
         return Tensor::from_dispatch(Dispatch::some(input.into_dispatch(), range.start, range.len()));
     }
     let [batch, _, height, width] = input.dims();
-    input.slice([0..batch, range, 0..height, 0..width])
+    channels_first(channels_last(input).slice([0..batch, 0..height, 0..width, range]))
 }
 
 /// Multiplies each channel of each image, `[B, C, H, W]` by `[B, C]`.

@@ -35,7 +35,7 @@ pub struct PoolOptions {
 }
 
 /// What becomes of each value in the end.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Activation {
     /// It stays.
     #[default]
@@ -83,14 +83,41 @@ pub struct BatchNormGrads<B: Backend> {
     pub residual: FloatTensor<B>,
 }
 
-/// Forward and backward computations of a backend that knows nothing of graphs.
+/// Forward and backward computations of a backend that knows nothing of graphs: normalisation and activations.
 ///
 /// Each forward function gives, beside its result, what its backward function wants to have kept.
-pub trait Kernels: Backend {
-    /// What a convolution or linear layer keeps.
-    type Conv: Clone + Debug + Send + 'static;
+pub trait NormKernels: Backend {
     /// What a batch norm keeps.
     type Norm: Clone + Debug + Send + 'static;
+
+    /// See [`batch_norm_train`](super::batch_norm_train): output, mean and unbiased variance.
+    fn norm_forward(
+        input: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        residual: Option<FloatTensor<Self>>,
+        options: NormOptions,
+    ) -> ([FloatTensor<Self>; 3], Self::Norm);
+    /// All gradients.
+    fn norm_backward(kept: Self::Norm, grad: FloatTensor<Self>) -> BatchNormGrads<Self>;
+
+    /// An activation of each value.
+    fn activate_forward(input: FloatTensor<Self>, activation: Activation) -> FloatTensor<Self>;
+    /// The gradient of an activation of `input`.
+    fn activate_backward(
+        input: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+        activation: Activation,
+    ) -> FloatTensor<Self>;
+
+    /// The sum of two tensors of one shape.
+    fn sum(left: FloatTensor<Self>, right: FloatTensor<Self>) -> FloatTensor<Self>;
+}
+
+/// The others.
+pub trait Kernels: NormKernels {
+    /// What a convolution or linear layer keeps.
+    type Conv: Clone + Debug + Send + 'static;
     /// What a max pooling keeps.
     type Pool: Clone + Debug + Send + 'static;
 
@@ -112,17 +139,6 @@ pub trait Kernels: Backend {
     /// The gradients of either, of `[input, weight, bias]` those that are `wanted`.
     fn conv_backward(kept: Self::Conv, grad: FloatTensor<Self>, wanted: [bool; 3]) -> ConvGrads<Self>;
 
-    /// See [`batch_norm_train`](super::batch_norm_train): output, mean and unbiased variance.
-    fn norm_forward(
-        input: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        residual: Option<FloatTensor<Self>>,
-        options: NormOptions,
-    ) -> ([FloatTensor<Self>; 3], Self::Norm);
-    /// All gradients.
-    fn norm_backward(kept: Self::Norm, grad: FloatTensor<Self>) -> BatchNormGrads<Self>;
-
     /// See [`max_pool2d`](super::max_pool2d).
     fn pool_forward(input: FloatTensor<Self>, options: PoolOptions) -> (FloatTensor<Self>, Self::Pool);
     /// The gradient of the input.
@@ -132,15 +148,6 @@ pub trait Kernels: Backend {
     fn pixel_mean_forward(input: FloatTensor<Self>) -> FloatTensor<Self>;
     /// The gradient of an input of `[height, width]` pixels.
     fn pixel_mean_backward(size: [usize; 2], grad: FloatTensor<Self>) -> FloatTensor<Self>;
-
-    /// An activation of each value.
-    fn activate_forward(input: FloatTensor<Self>, activation: Activation) -> FloatTensor<Self>;
-    /// The gradient of an activation of `input`.
-    fn activate_backward(
-        input: FloatTensor<Self>,
-        grad: FloatTensor<Self>,
-        activation: Activation,
-    ) -> FloatTensor<Self>;
 
     /// See [`concat`](super::concat) and, `in_turn`, [`interleave`](super::interleave).
     fn join_forward(parts: Vec<FloatTensor<Self>>, in_turn: bool) -> FloatTensor<Self>;
@@ -152,9 +159,6 @@ pub trait Kernels: Backend {
     /// The gradient of an input of `all` channels, of which those from `first` on were taken.
     fn some_backward(all: usize, first: usize, grad: FloatTensor<Self>) -> FloatTensor<Self>;
 
-    /// The sum of two tensors of one shape.
-    fn sum(left: FloatTensor<Self>, right: FloatTensor<Self>) -> FloatTensor<Self>;
-
     /// See [`scale_channels`](super::scale_channels).
     fn scale_forward(input: FloatTensor<Self>, factors: FloatTensor<Self>) -> FloatTensor<Self>;
     /// The gradients of input and factors.
@@ -165,8 +169,30 @@ pub trait Kernels: Backend {
     ) -> [FloatTensor<Self>; 2];
 }
 
-/// Operations with a backward pass. Names differ from burn's own on purpose: both are in scope on the same types.
-/// The macro takes no optional tensors, hence the pairs.
+/// Operations with a backward pass: normalisation and activations. Names differ from burn's own on purpose: both are in scope
+/// on the same types. The macro takes no optional tensors, hence the pairs.
+#[backend_extension(Autodiff, Flex, Cube: cfg(all(feature = "cuda", not(feature = "fusion"))))]
+pub trait NormOps: Backend {
+    /// See [`batch_norm_train`](super::batch_norm_train).
+    fn norm(
+        input: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        options: NormOptions,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+    /// The same with a residual.
+    fn norm_add(
+        input: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        options: NormOptions,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+    /// An activation of each value.
+    fn activate(input: FloatTensor<Self>, activation: Activation) -> FloatTensor<Self>;
+}
+
+/// The other operations with a backward pass.
 #[backend_extension(Autodiff, Flex)]
 pub trait TrainingOps: Backend {
     /// See [`conv2d`](super::conv2d).
@@ -187,27 +213,10 @@ pub trait TrainingOps: Backend {
         bias: FloatTensor<Self>,
         relu: bool,
     ) -> FloatTensor<Self>;
-    /// See [`batch_norm_train`](super::batch_norm_train).
-    fn norm(
-        input: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        options: NormOptions,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
-    /// The same with a residual.
-    fn norm_add(
-        input: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        residual: FloatTensor<Self>,
-        options: NormOptions,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
     /// See [`max_pool2d`](super::max_pool2d).
     fn pool(input: FloatTensor<Self>, options: PoolOptions) -> FloatTensor<Self>;
     /// See [`global_avg_pool`](super::global_avg_pool).
     fn pixel_mean(input: FloatTensor<Self>) -> FloatTensor<Self>;
-    /// An activation of each value.
-    fn activate(input: FloatTensor<Self>, activation: Activation) -> FloatTensor<Self>;
     /// See [`scale_channels`](super::scale_channels).
     fn scale(input: FloatTensor<Self>, factors: FloatTensor<Self>) -> FloatTensor<Self>;
     /// See [`concat`](super::concat) and, `in_turn`, [`interleave`](super::interleave).
@@ -221,7 +230,7 @@ pub trait TrainingOps: Backend {
 }
 
 /// Operations without a backward pass.
-#[backend_extension(Flex)]
+#[backend_extension(Flex, Cube: cfg(all(feature = "cuda", not(feature = "fusion"))))]
 pub trait EvalOps: Backend {
     /// See [`batch_norm_eval`](super::batch_norm_eval).
     #[allow(clippy::too_many_arguments, reason = "the macro takes tensors as arguments of their own")]

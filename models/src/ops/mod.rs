@@ -1,8 +1,9 @@
 //! The operations that training spends its time in, with kernels and backward passes of our own.
 //!
 //! On burn's CPU backend, for `f32`, these functions run the kernels of `cpu`, registered through burn's backend
-//! extension with one autodiff step each. On any other device or element type they compose burn's operations; a CUDA
-//! implementation joins as one more implementation of [`Kernels`]. Layers call them; models do not know of them.
+//! extension with one autodiff step each ([`Kernels`]). On an NVIDIA GPU batch norm, activations and the optimizer's step run
+//! those of `gpu` ([`NormKernels`]). Everything else, and any other device or element type, composes burn's operations. Layers
+//! call them; models do not know of them.
 //!
 //! # Memory order
 //!
@@ -20,7 +21,8 @@ mod compose;
 mod cpu;
 mod extension;
 #[cfg(all(feature = "cuda", not(feature = "fusion")))]
-#[allow(unsafe_code, reason = "a launch that checks no bounds")]
+#[allow(unsafe_code, reason = "launches that check no bounds")]
+#[allow(clippy::too_many_arguments, reason = "a kernel's arguments are bound one by one")]
 mod gpu;
 mod shared;
 mod update;
@@ -33,8 +35,10 @@ use burn::tensor::{DType, Device, FloatDType, Tensor, activation, module};
 
 pub use compose::{add, avg_pool2d, channels, concat, interleave, scale_channels};
 pub use cpu::tensor_over;
-pub use extension::{Activation, BatchNormGrads, ConvGrads, ConvOptions, Kernels, NormOptions, PoolOptions};
-use extension::{EvalOps, TrainingOps};
+pub use extension::{
+    Activation, BatchNormGrads, ConvGrads, ConvOptions, Kernels, NormKernels, NormOptions, PoolOptions,
+};
+use extension::{EvalOps, NormOps, TrainingOps};
 pub use update::{ParameterUpdate, UpdateRule, UpdatedParameter, follow, square_sum, update};
 
 use crate::StatisticsReduce;
@@ -42,6 +46,29 @@ use crate::StatisticsReduce;
 /// Whether the kernels here take this tensor.
 fn has_kernels<const D: usize>(tensor: &Tensor<D>) -> bool {
     tensor.dtype() == DType::F32 && tensor.device().inner() == Device::flex()
+}
+
+/// Whether those of a GPU take this tensor.
+#[cfg(all(feature = "cuda", not(feature = "fusion")))]
+fn on_gpu<const D: usize>(tensor: &Tensor<D>) -> bool {
+    matches!(tensor.dtype(), DType::F32 | DType::BF16 | DType::F16)
+        && matches!(D, 2 | 4)
+        // the kernels count elements in 32 bits
+        && (1..1 << 31).contains(&tensor.shape().num_elements())
+        && matches!(
+            tensor.device().inner().as_dispatch(),
+            burn::backend::DispatchDevice::Cube(cubecl::Device::Cuda(_))
+        )
+}
+
+#[cfg(not(all(feature = "cuda", not(feature = "fusion"))))]
+fn on_gpu<const D: usize>(_: &Tensor<D>) -> bool {
+    false
+}
+
+/// Whether there are kernels for batch norm and activations of this tensor.
+fn has_norm_kernels<const D: usize>(tensor: &Tensor<D>) -> bool {
+    has_kernels(tensor) || on_gpu(tensor)
 }
 
 /// A 16-bit tensor in f32, any other as it is: what is added up over many values, or feeds a loss, is never narrower.
@@ -79,7 +106,7 @@ pub fn conv2d(
     let ConvOptions { stride, padding, dilation, groups } = options;
     let output =
         module::conv2d(input, weight, bias, burn::tensor::ops::ConvOptions::new(stride, padding, dilation, groups));
-    if relu { activation::relu(output) } else { output }
+    if relu { self::relu(output) } else { output }
 }
 
 /// `input · weightᵀ + bias`, `torch.nn.functional.linear`, with `relu` behind it if told so.
@@ -98,7 +125,7 @@ pub fn linear(input: Tensor<2>, weight: Tensor<2>, bias: Tensor<1>, relu: bool) 
         return Tensor::from_dispatch(Dispatch::dense(input, weight, bias, relu));
     }
     let output = module::linear(input, weight.transpose(), Some(bias));
-    if relu { activation::relu(output) } else { output }
+    if relu { self::relu(output) } else { output }
 }
 
 /// What follows the normalisation of a batch norm.
@@ -116,7 +143,12 @@ impl After {
             Some(residual) => output + residual,
             None => output,
         };
-        plain(output, self.activation)
+        activate(output, self.activation)
+    }
+
+    /// With a residual of the type that `like` has.
+    fn like(self, like: &Tensor<4>) -> Self {
+        Self { residual: self.residual.map(|residual| residual.cast(like.dtype())), ..self }
     }
 }
 
@@ -143,6 +175,8 @@ pub struct BatchNormed {
 
 /// Batch norm by the batch's statistics, then what follows it, in one operation. With `shared` the batch is all that its
 /// sharers hold of it (`torch.nn.SyncBatchNorm`): sums over them pass through the host, in f64.
+///
+/// Statistics and what is added up for them are f32, weight and bias too; the output has the input's type.
 pub fn batch_norm_train(
     input: Tensor<4>,
     weight: Tensor<1>,
@@ -151,7 +185,9 @@ pub fn batch_norm_train(
     after: After,
     shared: Option<Arc<dyn StatisticsReduce>>,
 ) -> BatchNormed {
-    if has_kernels(&input) {
+    let dtype = input.dtype();
+    let after = after.like(&input);
+    if has_kernels(&input) || (shared.is_none() && on_gpu(&input)) {
         // Of what is added, the normalised values tell nothing: what needs them for its slope comes after.
         let (inside, behind) = match (&after.residual, after.activation) {
             (None, inside) | (Some(_), inside @ Activation::Relu) => (inside, Activation::Identity),
@@ -169,19 +205,22 @@ pub fn batch_norm_train(
             variance: Tensor::from_dispatch(variance),
         };
     }
+    let input = widened(input);
+    let after = after.like(&input);
     if let Some(shared) = shared {
-        return shared::batch_norm(input, weight, bias, epsilon, after, &shared);
+        let batch = shared::batch_norm(input, weight, bias, epsilon, after, &shared);
+        return BatchNormed { output: batch.output.cast(dtype), ..batch };
     }
     let [batch, _, height, width] = input.dims();
     let count = (batch * height * width) as f64;
     let batch = module::batch_norm_train(input, weight, bias, epsilon);
     let variance = batch.variance * (count / (count - 1.0));
-    BatchNormed { output: after.apply(batch.output), mean: batch.mean, variance }
+    BatchNormed { output: after.apply(batch.output).cast(dtype), mean: batch.mean, variance }
 }
 
 /// Batch norm by given statistics, then what follows it.
 ///
-/// Evaluation is not differentiated as a rule: with autodiff burn's operations run.
+/// Evaluation is not differentiated as a rule: with autodiff burn's operations run. Types are as in [`batch_norm_train`].
 pub fn batch_norm_eval(
     input: Tensor<4>,
     [weight, bias]: [Tensor<1>; 2],
@@ -189,9 +228,13 @@ pub fn batch_norm_eval(
     epsilon: f64,
     after: After,
 ) -> Tensor<4> {
-    if !has_kernels(&input) || input.is_autodiff() || weight.is_autodiff() {
-        return after.apply(module::batch_norm(input, weight, bias, mean, variance, epsilon));
+    let dtype = input.dtype();
+    if !has_norm_kernels(&input) || input.is_autodiff() || weight.is_autodiff() {
+        let input = widened(input);
+        let after = after.like(&input);
+        return after.apply(module::batch_norm(input, weight, bias, mean, variance, epsilon)).cast(dtype);
     }
+    let after = after.like(&input);
     let [weight, bias, mean, variance] = [weight, bias, mean, variance].map(Tensor::into_dispatch);
     let input = input.into_dispatch();
     Tensor::from_dispatch(match after.residual {
@@ -249,7 +292,7 @@ pub fn swish<const D: usize>(input: Tensor<D>) -> Tensor<D> {
 fn activate<const D: usize>(input: Tensor<D>, activation: Activation) -> Tensor<D> {
     match activation {
         Activation::Identity => input,
-        _ if has_kernels(&input) => Tensor::from_dispatch(Dispatch::activate(input.into_dispatch(), activation)),
+        _ if has_norm_kernels(&input) => Tensor::from_dispatch(Dispatch::activate(input.into_dispatch(), activation)),
         _ => plain(input, activation),
     }
 }

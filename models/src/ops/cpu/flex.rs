@@ -6,7 +6,8 @@ use burn::backend::Flex;
 use burn_flex::FlexTensor;
 
 use super::super::extension::{
-    Activation, BatchNormGrads, ConvGrads, ConvOptions, EvalOps, Kernels, NormOptions, PoolOptions, TrainingOps,
+    Activation, BatchNormGrads, ConvGrads, ConvOptions, EvalOps, Kernels, NormKernels, NormOps, NormOptions,
+    PoolOptions, TrainingOps,
 };
 use super::batch_norm::{self, Slope, Stats};
 use super::kernel::Isa;
@@ -50,9 +51,67 @@ fn vector(values: &[f32]) -> FlexTensor {
     row_major(buffer, [values.len()])
 }
 
+impl NormKernels for Flex {
+    type Norm = KeptNorm;
+
+    fn norm_forward(
+        input: FlexTensor,
+        weight: FlexTensor,
+        bias: FlexTensor,
+        residual: Option<FlexTensor>,
+        options: NormOptions,
+    ) -> ([FlexTensor; 3], KeptNorm) {
+        let (input, residual) = (Dense::channels_last(input), residual.map(Dense::channels_last));
+        let (weight, bias) = (Dense::row_major(weight), Dense::row_major(bias));
+        let NormOptions { epsilon, activation, ref shared } = options;
+        let stats = Stats::of(input.values(), weight.values(), bias.values(), epsilon, shared.as_deref());
+        let output = stats.apply(input.values(), residual.as_ref().map(Dense::values), activation);
+        let output = image(output, input.dims4());
+        let [mean, variance] = [&stats.mean, &stats.unbiased()].map(|values| vector(values));
+        let kept = (activation == Activation::Relu && residual.is_some()).then(|| Dense::channels_last(output.clone()));
+        ([output, mean, variance], KeptNorm { stats: Arc::new(stats), input, output: kept, options })
+    }
+
+    fn norm_backward(kept: KeptNorm, grad: FlexTensor) -> BatchNormGrads<Flex> {
+        let grad = Dense::channels_last(grad);
+        let slope = match &kept.output {
+            Some(output) => Slope::Output(output.values()),
+            None => Slope::Input(kept.options.activation),
+        };
+        let found = batch_norm::backward(
+            &kept.stats,
+            kept.input.values(),
+            grad.values(),
+            slope,
+            kept.options.shared.as_deref(),
+        );
+        let dims = kept.input.dims4();
+        BatchNormGrads {
+            input: image(found.x, dims),
+            weight: vector(&found.weight),
+            bias: vector(&found.bias),
+            residual: found.residual.map_or_else(|| grad.into_tensor(), |residual| image(residual, dims)),
+        }
+    }
+
+    fn activate_forward(input: FlexTensor, activation: Activation) -> FlexTensor {
+        let input = Dense::natural(input);
+        input.like(activation::forward(input.values(), activation))
+    }
+
+    fn activate_backward(input: FlexTensor, grad: FlexTensor, activation: Activation) -> FlexTensor {
+        let (input, grad) = (Dense::natural(input), Dense::natural(grad));
+        input.like(activation::backward(input.values(), grad.values(), activation))
+    }
+
+    fn sum(left: FlexTensor, right: FlexTensor) -> FlexTensor {
+        let (left, right) = (Dense::natural(left), Dense::natural(right));
+        left.like(channels::sum(left.values(), right.values()))
+    }
+}
+
 impl Kernels for Flex {
     type Conv = KeptConv;
-    type Norm = KeptNorm;
     type Pool = KeptPool;
 
     fn conv_forward(
@@ -109,46 +168,6 @@ impl Kernels for Flex {
         }
     }
 
-    fn norm_forward(
-        input: FlexTensor,
-        weight: FlexTensor,
-        bias: FlexTensor,
-        residual: Option<FlexTensor>,
-        options: NormOptions,
-    ) -> ([FlexTensor; 3], KeptNorm) {
-        let (input, residual) = (Dense::channels_last(input), residual.map(Dense::channels_last));
-        let (weight, bias) = (Dense::row_major(weight), Dense::row_major(bias));
-        let NormOptions { epsilon, activation, ref shared } = options;
-        let stats = Stats::of(input.values(), weight.values(), bias.values(), epsilon, shared.as_deref());
-        let output = stats.apply(input.values(), residual.as_ref().map(Dense::values), activation);
-        let output = image(output, input.dims4());
-        let [mean, variance] = [&stats.mean, &stats.unbiased()].map(|values| vector(values));
-        let kept = (activation == Activation::Relu && residual.is_some()).then(|| Dense::channels_last(output.clone()));
-        ([output, mean, variance], KeptNorm { stats: Arc::new(stats), input, output: kept, options })
-    }
-
-    fn norm_backward(kept: KeptNorm, grad: FlexTensor) -> BatchNormGrads<Flex> {
-        let grad = Dense::channels_last(grad);
-        let slope = match &kept.output {
-            Some(output) => Slope::Output(output.values()),
-            None => Slope::Input(kept.options.activation),
-        };
-        let found = batch_norm::backward(
-            &kept.stats,
-            kept.input.values(),
-            grad.values(),
-            slope,
-            kept.options.shared.as_deref(),
-        );
-        let dims = kept.input.dims4();
-        BatchNormGrads {
-            input: image(found.x, dims),
-            weight: vector(&found.weight),
-            bias: vector(&found.bias),
-            residual: found.residual.map_or_else(|| grad.into_tensor(), |residual| image(residual, dims)),
-        }
-    }
-
     fn pool_forward(input: FlexTensor, options: PoolOptions) -> (FlexTensor, KeptPool) {
         let input = Dense::channels_last(input);
         let shape = PoolShape::new(input.dims4(), &options);
@@ -174,16 +193,6 @@ impl Kernels for Flex {
         let grad = Dense::row_major(grad);
         let [batch, channels] = grad.shape().dims();
         image(channels::mean_grad(grad.values(), batch, height * width, channels), [batch, channels, height, width])
-    }
-
-    fn activate_forward(input: FlexTensor, activation: Activation) -> FlexTensor {
-        let input = Dense::natural(input);
-        input.like(activation::forward(input.values(), activation))
-    }
-
-    fn activate_backward(input: FlexTensor, grad: FlexTensor, activation: Activation) -> FlexTensor {
-        let (input, grad) = (Dense::natural(input), Dense::natural(grad));
-        input.like(activation::backward(input.values(), grad.values(), activation))
     }
 
     fn join_forward(parts: Vec<FlexTensor>, in_turn: bool) -> FlexTensor {
@@ -213,11 +222,6 @@ impl Kernels for Flex {
         image(join::some_grad(grad.values(), all, first..first + count), [batch, all, height, width])
     }
 
-    fn sum(left: FlexTensor, right: FlexTensor) -> FlexTensor {
-        let (left, right) = (Dense::natural(left), Dense::natural(right));
-        left.like(channels::sum(left.values(), right.values()))
-    }
-
     fn scale_forward(input: FlexTensor, factors: FlexTensor) -> FlexTensor {
         let (input, factors) = (Dense::channels_last(input), Dense::row_major(factors));
         input.like(channels::scale(input.values(), factors.values(), input.dims4()))
@@ -229,6 +233,33 @@ impl Kernels for Flex {
         let dims = input.dims4();
         let [dx, sums] = channels::scale_grad(input.values(), factors.values(), grad.values(), dims);
         [input.like(dx), row_major(sums, [dims[0], dims[1]])]
+    }
+}
+
+impl NormOps for Flex {
+    fn norm(
+        input: FlexTensor,
+        weight: FlexTensor,
+        bias: FlexTensor,
+        options: NormOptions,
+    ) -> (FlexTensor, FlexTensor, FlexTensor) {
+        let ([output, mean, variance], _) = Self::norm_forward(input, weight, bias, None, options);
+        (output, mean, variance)
+    }
+
+    fn norm_add(
+        input: FlexTensor,
+        weight: FlexTensor,
+        bias: FlexTensor,
+        residual: FlexTensor,
+        options: NormOptions,
+    ) -> (FlexTensor, FlexTensor, FlexTensor) {
+        let ([output, mean, variance], _) = Self::norm_forward(input, weight, bias, Some(residual), options);
+        (output, mean, variance)
+    }
+
+    fn activate(input: FlexTensor, activation: Activation) -> FlexTensor {
+        Self::activate_forward(input, activation)
     }
 }
 
@@ -251,37 +282,12 @@ impl TrainingOps for Flex {
         Self::dense_forward(input, weight, bias, relu).0
     }
 
-    fn norm(
-        input: FlexTensor,
-        weight: FlexTensor,
-        bias: FlexTensor,
-        options: NormOptions,
-    ) -> (FlexTensor, FlexTensor, FlexTensor) {
-        let ([output, mean, variance], _) = Self::norm_forward(input, weight, bias, None, options);
-        (output, mean, variance)
-    }
-
-    fn norm_add(
-        input: FlexTensor,
-        weight: FlexTensor,
-        bias: FlexTensor,
-        residual: FlexTensor,
-        options: NormOptions,
-    ) -> (FlexTensor, FlexTensor, FlexTensor) {
-        let ([output, mean, variance], _) = Self::norm_forward(input, weight, bias, Some(residual), options);
-        (output, mean, variance)
-    }
-
     fn pool(input: FlexTensor, options: PoolOptions) -> FlexTensor {
         Self::pool_forward(input, options).0
     }
 
     fn pixel_mean(input: FlexTensor) -> FlexTensor {
         Self::pixel_mean_forward(input)
-    }
-
-    fn activate(input: FlexTensor, activation: Activation) -> FlexTensor {
-        Self::activate_forward(input, activation)
     }
 
     fn scale(input: FlexTensor, factors: FlexTensor) -> FlexTensor {

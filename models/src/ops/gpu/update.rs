@@ -10,7 +10,7 @@ use cubecl::prelude::*;
 use cubecl::std::tensor::layout::linear::{LinearView, LinearViewMut};
 use cubecl::{Device, calculate_cube_count_elemwise};
 
-use super::update::{UpdateRule, UpdatedParameter, bias_corrections};
+use super::super::update::{UpdateRule, UpdatedParameter, bias_corrections};
 
 /// A flat f32 tensor of an NVIDIA GPU, its elements one behind the other.
 fn cube(tensor: &Tensor<1>) -> Option<CubeTensor> {
@@ -132,7 +132,7 @@ fn average<N: Size>(
 }
 
 /// A step of one parameter whose state is there, in f32 on a GPU; `None` for any other.
-pub(super) fn step(
+pub(crate) fn step(
     rule: &UpdateRule,
     value: &Tensor<1>,
     gradient: &Tensor<1>,
@@ -201,7 +201,7 @@ pub(super) fn step(
 }
 
 /// `decay average + (1 - decay) value` in f32 on a GPU; `None` elsewhere.
-pub(super) fn follow(decay: f64, averaged: &Tensor<1>, value: &Tensor<1>) -> Option<Tensor<1>> {
+pub(crate) fn follow(decay: f64, averaged: &Tensor<1>, value: &Tensor<1>) -> Option<Tensor<1>> {
     let pass = Pass::over([averaged, value])?;
     let new = pass.output();
     let Pass { tensors: [averaged, value], cubes, dim, vector } = pass;

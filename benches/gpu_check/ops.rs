@@ -1,0 +1,169 @@
+//! `models::ops` on a GPU beside the same on the CPU: forward, and the gradients of all that goes in.
+
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+use models::ops::{Activation, After, batch_norm_eval, batch_norm_train, channels, concat, interleave, relu, swish};
+
+/// A case: what it is called, what it computes of an image, a second one and two vectors of the channels.
+type Case<'a> = (String, [usize; 4], DType, Box<dyn Fn(&Inputs) -> Vec<Tensor<1>> + 'a>);
+
+/// What a case gets, all with gradients.
+struct Inputs {
+    image: Tensor<4>,
+    other: Tensor<4>,
+    weight: Tensor<1>,
+    bias: Tensor<1>,
+}
+
+/// Numbers without a pattern, around zero with a deviation of about 1.
+fn numbers(seed: u64, count: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1u64 << 24) as f32
+    };
+    (0..count).map(|_| (next() + next() + next() + next() - 2.0) * 1.7).collect()
+}
+
+fn flat<const D: usize>(tensor: Tensor<D>) -> Tensor<1> {
+    let count = tensor.shape().num_elements();
+    tensor.reshape([count])
+}
+
+fn values(tensor: Tensor<1>) -> Result<Vec<f32>, String> {
+    tensor.cast(FloatDType::F32).into_data().try_into_vec::<f32>().map_err(|e| format!("{e:?}"))
+}
+
+/// All results, then all gradients, of a case on a device; images are channels-last in memory where `last`.
+fn results(case: &Case, device: &Device, last: bool) -> Result<Vec<Vec<f32>>, String> {
+    let (_, [batch, planes, height, width], dtype, compute) = case;
+    let image = |seed: u64| {
+        // a channel's mean is away from zero: a variance that is a difference of large numbers shows
+        let data: Vec<f32> = numbers(seed, batch * planes * height * width)
+            .iter()
+            .enumerate()
+            .map(|(i, x)| x + (i / (height * width) % planes % 8 * 4) as f32)
+            .collect();
+        let image = Tensor::<4>::from_data(TensorData::new(data, [*batch, *planes, *height, *width]), device);
+        let image = if last {
+            // memory in the other order, the same shape
+            let rows = image.permute([0, 2, 3, 1]).reshape([batch * height * width, *planes]);
+            rows.reshape([*batch, *height, *width, *planes]).permute([0, 3, 1, 2])
+        } else {
+            image
+        };
+        image.cast(if *dtype == DType::BF16 { FloatDType::BF16 } else { FloatDType::F32 }).require_grad()
+    };
+    let vector = |seed: u64| {
+        let data: Vec<f32> = numbers(seed, *planes).iter().map(|x| x * 0.3 + 1.0).collect();
+        Tensor::<1>::from_data(TensorData::new(data, [*planes]), device).require_grad()
+    };
+    let inputs = Inputs { image: image(1), other: image(2), weight: vector(3), bias: vector(4) };
+    let outputs = compute(&inputs);
+    let first = outputs[0].clone();
+    let slope = Tensor::<1>::from_data(TensorData::new(numbers(5, first.dims()[0]), first.dims()), device);
+    let loss = (first.clone().cast(FloatDType::F32) * slope).sum();
+    let mut gradients = loss.backward();
+    let mut found: Vec<Vec<f32>> = outputs.into_iter().map(values).collect::<Result<_, _>>()?;
+    for image in [&inputs.image, &inputs.other] {
+        if let Some(gradient) = image.grad_remove(&mut gradients) {
+            found.push(values(flat(gradient))?);
+        }
+    }
+    for vector in [&inputs.weight, &inputs.bias] {
+        if let Some(gradient) = vector.grad_remove(&mut gradients) {
+            found.push(values(gradient)?);
+        }
+    }
+    Ok(found)
+}
+
+/// The largest difference, in units of the largest value.
+fn apart(ours: &[f32], theirs: &[f32]) -> f32 {
+    let largest = theirs.iter().fold(1e-30f32, |largest, x| largest.max(x.abs()));
+    let differences = ours.iter().zip(theirs).map(|(a, b)| (a - b).abs());
+    // NaN is as far apart as can be
+    differences.fold(0.0f32, |most, d| if d <= most { most } else { d }) / largest
+}
+
+fn cases<'a>() -> Vec<Case<'a>> {
+    let mut cases: Vec<Case> = Vec::new();
+    let norm = |residual: bool, activation: Activation| {
+        move |x: &Inputs| {
+            let after = After { residual: residual.then(|| x.other.clone()), activation };
+            let batch = batch_norm_train(x.image.clone(), x.weight.clone(), x.bias.clone(), 1e-5, after, None);
+            vec![flat(batch.output), batch.mean, batch.variance]
+        }
+    };
+    use Activation::{Identity, Relu, Sigmoid, Swish};
+    // rows that a vector divides and that it does not, of one tile of columns and of several, of one piece and of many
+    for (shape, dtype, residual, activation) in [
+        ([4, 64, 8, 8], DType::F32, false, Relu),
+        ([4, 64, 8, 8], DType::F32, true, Relu),
+        ([4, 64, 8, 8], DType::F32, true, Identity),
+        ([4, 64, 8, 8], DType::F32, false, Swish),
+        ([4, 64, 8, 8], DType::BF16, false, Relu),
+        ([4, 64, 8, 8], DType::BF16, true, Relu),
+        ([3, 6, 5, 7], DType::F32, false, Identity),
+        ([3, 6, 5, 7], DType::F32, true, Sigmoid),
+        ([2, 24, 3, 3], DType::BF16, false, Swish),
+        ([2, 200, 2, 2], DType::F32, false, Relu),
+        ([3, 1, 1, 1], DType::F32, false, Identity),
+        ([64, 8, 33, 32], DType::F32, false, Relu),
+    ] {
+        let name = format!("batch norm, {activation:?}{}", if residual { ", residual" } else { "" });
+        cases.push((name, shape, dtype, Box::new(norm(residual, activation))));
+    }
+    cases.push((
+        "batch norm in evaluation".into(),
+        [2, 24, 3, 3],
+        DType::F32,
+        Box::new(|x: &Inputs| {
+            let plain = |x: &Tensor<1>| x.clone().without_autodiff();
+            let after = After { residual: Some(x.other.clone().without_autodiff()), activation: Swish };
+            let affine = [plain(&x.weight), plain(&x.bias)];
+            let given = [plain(&x.bias), plain(&x.weight)];
+            let output = batch_norm_eval(x.image.clone().without_autodiff(), affine, given, 1e-5, after);
+            // something that a gradient comes from
+            vec![flat(x.image.clone()), flat(output)]
+        }),
+    ));
+    for dtype in [DType::F32, DType::BF16] {
+        cases.push(("ReLU".into(), [3, 6, 5, 7], dtype, Box::new(|x: &Inputs| vec![flat(relu(x.image.clone()))])));
+    }
+    let side = |x: &Inputs| vec![flat(swish(concat(vec![x.image.clone(), relu(x.other.clone()), x.image.clone()])))];
+    cases.push(("side by side".into(), [2, 12, 4, 4], DType::F32, Box::new(side)));
+    let turns = |x: &Inputs| vec![flat(interleave(channels(x.image.clone(), 3..9), channels(x.other.clone(), 0..6)))];
+    cases.push(("in turn".into(), [2, 12, 4, 4], DType::F32, Box::new(turns)));
+    cases
+}
+
+/// Prints a line a case; whether all are right.
+pub fn run() -> Result<bool, String> {
+    let (gpu, cpu) = (Device::cuda(0).autodiff(), Device::flex().autodiff());
+    println!("{:40} {:>18} {:>6} {:>9} {:>9}", "operation", "shape", "type", "apart", "limit");
+    let mut well = true;
+    for case in cases() {
+        let (name, shape, dtype, _) = &case;
+        // roundings of f32 in sums of many; of bf16, one of the last of its 8 bits
+        let limit = if *dtype == DType::BF16 { 8e-3 } else { 2e-5 };
+        let theirs = results(&case, &cpu, false)?;
+        let mut most = 0.0f32;
+        for last in [false, true] {
+            let ours = results(&case, &gpu, last)?;
+            if ours.len() != theirs.len() || ours.iter().zip(&theirs).any(|(a, b)| a.len() != b.len()) {
+                return Err(format!("{name}: other results than on the CPU"));
+            }
+            for (ours, theirs) in ours.iter().zip(&theirs) {
+                let apart = apart(ours, theirs);
+                most = if apart <= most { most } else { apart };
+            }
+        }
+        let right = most <= limit;
+        well &= right;
+        let mark = if right { "" } else { "  WRONG" };
+        println!("{name:40} {:>18} {:>6} {most:9.1e} {limit:9.0e}{mark}", format!("{shape:?}"), dtype.name());
+    }
+    Ok(well)
+}

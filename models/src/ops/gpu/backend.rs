@@ -1,0 +1,93 @@
+//! The kernels as an implementation for burn's CubeCL backend.
+
+use burn::backend::Cube;
+use burn::backend::ops::FloatTensorOps;
+use burn_cubecl::tensor::CubeTensor;
+
+use super::super::extension::{Activation, BatchNormGrads, EvalOps, NormKernels, NormOps, NormOptions};
+use super::{activation, norm};
+
+impl NormKernels for Cube {
+    type Norm = norm::KeptNorm;
+
+    fn norm_forward(
+        input: CubeTensor,
+        weight: CubeTensor,
+        bias: CubeTensor,
+        residual: Option<CubeTensor>,
+        options: NormOptions,
+    ) -> ([CubeTensor; 3], norm::KeptNorm) {
+        norm::forward(input, weight, bias, residual, options.epsilon, options.activation)
+    }
+
+    fn norm_backward(kept: norm::KeptNorm, grad: CubeTensor) -> BatchNormGrads<Self> {
+        let norm::Grads { input, weight, bias, residual } = norm::backward(kept, grad);
+        BatchNormGrads { input, weight, bias, residual }
+    }
+
+    fn activate_forward(input: CubeTensor, activation: Activation) -> CubeTensor {
+        activation::forward(input, activation)
+    }
+
+    fn activate_backward(input: CubeTensor, grad: CubeTensor, activation: Activation) -> CubeTensor {
+        activation::backward(input, grad, activation)
+    }
+
+    fn sum(left: CubeTensor, right: CubeTensor) -> CubeTensor {
+        Self::float_add(left, right)
+    }
+}
+
+impl NormOps for Cube {
+    fn norm(
+        input: CubeTensor,
+        weight: CubeTensor,
+        bias: CubeTensor,
+        options: NormOptions,
+    ) -> (CubeTensor, CubeTensor, CubeTensor) {
+        let ([output, mean, variance], _) = Self::norm_forward(input, weight, bias, None, options);
+        (output, mean, variance)
+    }
+
+    fn norm_add(
+        input: CubeTensor,
+        weight: CubeTensor,
+        bias: CubeTensor,
+        residual: CubeTensor,
+        options: NormOptions,
+    ) -> (CubeTensor, CubeTensor, CubeTensor) {
+        let ([output, mean, variance], _) = Self::norm_forward(input, weight, bias, Some(residual), options);
+        (output, mean, variance)
+    }
+
+    fn activate(input: CubeTensor, activation: Activation) -> CubeTensor {
+        activation::forward(input, activation)
+    }
+}
+
+impl EvalOps for Cube {
+    fn norm_by(
+        input: CubeTensor,
+        weight: CubeTensor,
+        bias: CubeTensor,
+        mean: CubeTensor,
+        variance: CubeTensor,
+        epsilon: f64,
+        activation: Activation,
+    ) -> CubeTensor {
+        norm::by(input, [weight, bias], [mean, variance], None, epsilon, activation)
+    }
+
+    fn norm_by_add(
+        input: CubeTensor,
+        weight: CubeTensor,
+        bias: CubeTensor,
+        mean: CubeTensor,
+        variance: CubeTensor,
+        residual: CubeTensor,
+        epsilon: f64,
+        activation: Activation,
+    ) -> CubeTensor {
+        norm::by(input, [weight, bias], [mean, variance], Some(residual), epsilon, activation)
+    }
+}

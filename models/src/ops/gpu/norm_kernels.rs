@@ -1,0 +1,370 @@
+//! Batch norm's kernels. Matrices have a row a pixel and a column a channel, in vectors of `N`; statistics are f32.
+//!
+//! Reductions over all rows take two launches: a block reduces a piece of the rows, then one block a tile of columns reduces
+//! the pieces, in an order that depends on the shape alone. Variances are sums of squares around a thread's first row,
+//! merged by Chan's formula (<https://doi.org/10.2307/2683386>): they do not drown where the mean is far from zero.
+
+use cubecl::prelude::*;
+
+use super::super::extension::Activation;
+use super::activation::{activated, sloped};
+use super::rows::UNITS;
+
+/// Where a thread is: column, row within the block, place within the block, rows that a block takes at a time.
+#[cube]
+fn place() -> (usize, usize, usize, usize) {
+    let column = CUBE_POS_X as usize * CUBE_DIM_X as usize + UNIT_POS_X as usize;
+    (column, UNIT_POS_Y as usize, UNIT_POS as usize, CUBE_DIM_Y as usize)
+}
+
+/// Mean, sum of squares around it and count of two sets that become one, Chan's formula.
+#[cube]
+fn merged<N: Size>(
+    mean: Vector<f32, N>,
+    squares: Vector<f32, N>,
+    count: f32,
+    other_mean: Vector<f32, N>,
+    other_squares: Vector<f32, N>,
+    other_count: f32,
+) -> (Vector<f32, N>, Vector<f32, N>, f32) {
+    let all = count + other_count;
+    // of two empty sets too
+    let part = other_count / max(all, 1.0);
+    let apart = other_mean - mean;
+    let mean = mean + apart * Vector::new(part);
+    (mean, squares + other_squares + apart * apart * Vector::new(count * part), all)
+}
+
+/// Merges the sets of all threads of a column; the first thread of it gets the whole.
+#[cube]
+fn merged_over_block<N: Size>(
+    mean: Vector<f32, N>,
+    squares: Vector<f32, N>,
+    count: f32,
+) -> (Vector<f32, N>, Vector<f32, N>, f32) {
+    let mut means = Shared::<[Vector<f32, N>]>::new_slice(UNITS);
+    let mut all_squares = Shared::<[Vector<f32, N>]>::new_slice(UNITS);
+    let mut counts = Shared::<[f32]>::new_slice(UNITS);
+    let (_, y, unit, deep) = place();
+    means[unit] = mean;
+    all_squares[unit] = squares;
+    counts[unit] = count;
+    sync_cube();
+    let mut half = deep / 2;
+    while half > 0 {
+        if y < half {
+            let other = unit + half * CUBE_DIM_X as usize;
+            let (mean, squares, count) = merged::<N>(
+                means[unit],
+                all_squares[unit],
+                counts[unit],
+                means[other],
+                all_squares[other],
+                counts[other],
+            );
+            means[unit] = mean;
+            all_squares[unit] = squares;
+            counts[unit] = count;
+        }
+        sync_cube();
+        half /= 2;
+    }
+    (means[unit], all_squares[unit], counts[unit])
+}
+
+/// The sums of all threads of a column; the first thread of it gets them.
+#[cube]
+fn added_over_block<N: Size>(first: Vector<f32, N>, second: Vector<f32, N>) -> (Vector<f32, N>, Vector<f32, N>) {
+    let mut firsts = Shared::<[Vector<f32, N>]>::new_slice(UNITS);
+    let mut seconds = Shared::<[Vector<f32, N>]>::new_slice(UNITS);
+    let (_, y, unit, deep) = place();
+    firsts[unit] = first;
+    seconds[unit] = second;
+    sync_cube();
+    let mut half = deep / 2;
+    while half > 0 {
+        if y < half {
+            let other = unit + half * CUBE_DIM_X as usize;
+            let (first, second) = (firsts[unit] + firsts[other], seconds[unit] + seconds[other]);
+            firsts[unit] = first;
+            seconds[unit] = second;
+        }
+        sync_cube();
+        half /= 2;
+    }
+    (firsts[unit], seconds[unit])
+}
+
+/// Mean and squares around it of each piece: `pieces[piece][2][columns]`.
+#[cube(launch_unchecked)]
+pub(super) fn piece_moments<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    pieces: &mut [Vector<f32, N>],
+    rows: usize,
+    columns: usize,
+    pitch: usize,
+    piece: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let (column, y, _, deep) = place();
+    let start = CUBE_POS_Y as usize * piece;
+    let end = min(start + piece, rows);
+    let mut mean = Vector::<f32, N>::new(0.0);
+    let mut squares = Vector::<f32, N>::new(0.0);
+    let mut count = 0.0f32;
+    if column < columns && start + y < end {
+        let pivot = Vector::<f32, N>::cast_from(x[(start + y) * pitch + column]);
+        let mut sum = Vector::<f32, N>::new(0.0);
+        let mut row = start + y;
+        while row < end {
+            let apart = Vector::<f32, N>::cast_from(x[row * pitch + column]) - pivot;
+            sum += apart;
+            squares += apart * apart;
+            count += 1.0;
+            row += deep;
+        }
+        let shift = sum / Vector::new(count);
+        mean = pivot + shift;
+        squares = max(squares - shift * sum, Vector::new(0.0));
+    }
+    let (mean, squares, _) = merged_over_block::<N>(mean, squares, count);
+    if y == 0 && column < columns {
+        let at = CUBE_POS_Y as usize * 2 * columns + column;
+        pieces[at] = mean;
+        pieces[at + columns] = squares;
+    }
+}
+
+/// Mean, unbiased variance, and one over the biased standard deviation: `statistics[3][columns]`.
+#[cube(launch_unchecked)]
+pub(super) fn whole_moments<N: Size>(
+    pieces: &[Vector<f32, N>],
+    mean_out: &mut [Vector<f32, N>],
+    variance_out: &mut [Vector<f32, N>],
+    inverse_out: &mut [Vector<f32, N>],
+    rows: usize,
+    columns: usize,
+    piece: usize,
+    count_of_pieces: usize,
+    epsilon: f32,
+) {
+    let (column, y, _, deep) = place();
+    let mut mean = Vector::<f32, N>::new(0.0);
+    let mut squares = Vector::<f32, N>::new(0.0);
+    let mut count = 0.0f32;
+    if column < columns {
+        let mut index = y;
+        while index < count_of_pieces {
+            let at = index * 2 * columns + column;
+            let inside = min(piece, rows - index * piece);
+            let (new_mean, new_squares, new_count) =
+                merged::<N>(mean, squares, count, pieces[at], pieces[at + columns], inside as f32);
+            mean = new_mean;
+            squares = new_squares;
+            count = new_count;
+            index += deep;
+        }
+    }
+    let (mean, squares, count) = merged_over_block::<N>(mean, squares, count);
+    if y == 0 && column < columns {
+        mean_out[column] = mean;
+        // one row has no unbiased variance: nobody asks for it
+        variance_out[column] = squares / Vector::new(max(count - 1.0, 1.0));
+        inverse_out[column] = Vector::new(1.0) / (squares / Vector::new(count) + Vector::new(epsilon)).sqrt();
+    }
+}
+
+/// `y = activation((x - mean) · inverse · weight + bias + residual)`. With `given` statistics `inverse` is a variance.
+#[cube(launch_unchecked)]
+pub(super) fn normalise<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    residual: &[Vector<F, N>],
+    mean: &[Vector<f32, N>],
+    inverse: &[Vector<f32, N>],
+    weight: &[Vector<f32, N>],
+    bias: &[Vector<f32, N>],
+    out: &mut [Vector<F, N>],
+    rows: usize,
+    columns: usize,
+    pitch: usize,
+    residual_pitch: usize,
+    out_pitch: usize,
+    epsilon: f32,
+    #[comptime] given: bool,
+    #[comptime] adds: bool,
+    #[comptime] activation: Activation,
+    #[define(F)] _dtype: ElemType,
+) {
+    let (column, y, _, deep) = place();
+    if column >= columns {
+        terminate!();
+    }
+    let (mean, bias) = (mean[column], bias[column]);
+    let inverse = if comptime!(given) {
+        Vector::new(1.0) / (inverse[column] + Vector::new(epsilon)).sqrt()
+    } else {
+        inverse[column]
+    };
+    let scale = inverse * weight[column];
+    let mut row = CUBE_POS_Y as usize * deep + y;
+    while row < rows {
+        let mut z = (Vector::<f32, N>::cast_from(x[row * pitch + column]) - mean) * scale + bias;
+        if comptime!(adds) {
+            z += Vector::<f32, N>::cast_from(residual[row * residual_pitch + column]);
+        }
+        out[row * out_pitch + column] = Vector::cast_from(activated::<N>(z, activation));
+        row += deep * CUBE_COUNT_Y as usize;
+    }
+}
+
+/// The gradient behind the activation: by the output of a ReLU, or by what went into the activation.
+#[cube]
+fn behind<F: Float, N: Size>(
+    dy: Vector<F, N>,
+    out: Vector<F, N>,
+    normalised: Vector<f32, N>,
+    weight: Vector<f32, N>,
+    bias: Vector<f32, N>,
+    #[comptime] by_output: bool,
+    #[comptime] activation: Activation,
+) -> Vector<f32, N> {
+    let dy = Vector::<f32, N>::cast_from(dy);
+    let at = if comptime!(by_output) { Vector::<f32, N>::cast_from(out) } else { normalised * weight + bias };
+    sloped::<N>(at, dy, activation)
+}
+
+/// Sums of `g` and of `g · x̂` of each piece, where `g` is the gradient behind the activation: `pieces[piece][2][columns]`.
+#[cube(launch_unchecked)]
+pub(super) fn piece_gradients<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    dy: &[Vector<F, N>],
+    out: &[Vector<F, N>],
+    mean: &[Vector<f32, N>],
+    inverse: &[Vector<f32, N>],
+    weight: &[Vector<f32, N>],
+    bias: &[Vector<f32, N>],
+    pieces: &mut [Vector<f32, N>],
+    rows: usize,
+    columns: usize,
+    pitch: usize,
+    dy_pitch: usize,
+    out_pitch: usize,
+    piece: usize,
+    #[comptime] by_output: bool,
+    #[comptime] activation: Activation,
+    #[define(F)] _dtype: ElemType,
+) {
+    let (column, y, _, deep) = place();
+    let start = CUBE_POS_Y as usize * piece;
+    let end = min(start + piece, rows);
+    let mut sum = Vector::<f32, N>::new(0.0);
+    let mut product = Vector::<f32, N>::new(0.0);
+    if column < columns {
+        let (mean, inverse) = (mean[column], inverse[column]);
+        let (weight, bias) = (weight[column], bias[column]);
+        let mut row = start + y;
+        while row < end {
+            let normalised = (Vector::<f32, N>::cast_from(x[row * pitch + column]) - mean) * inverse;
+            let g = behind::<F, N>(
+                dy[row * dy_pitch + column],
+                out[row * out_pitch + column],
+                normalised,
+                weight,
+                bias,
+                by_output,
+                activation,
+            );
+            sum += g;
+            product += g * normalised;
+            row += deep;
+        }
+    }
+    let (sum, product) = added_over_block::<N>(sum, product);
+    if y == 0 && column < columns {
+        let at = CUBE_POS_Y as usize * 2 * columns + column;
+        pieces[at] = sum;
+        pieces[at + columns] = product;
+    }
+}
+
+/// Sums over the pieces: the gradients of bias and weight.
+#[cube(launch_unchecked)]
+pub(super) fn whole_gradients<N: Size>(
+    pieces: &[Vector<f32, N>],
+    bias_out: &mut [Vector<f32, N>],
+    weight_out: &mut [Vector<f32, N>],
+    columns: usize,
+    count_of_pieces: usize,
+) {
+    let (column, y, _, deep) = place();
+    let mut sum = Vector::<f32, N>::new(0.0);
+    let mut product = Vector::<f32, N>::new(0.0);
+    if column < columns {
+        let mut index = y;
+        while index < count_of_pieces {
+            let at = index * 2 * columns + column;
+            sum += pieces[at];
+            product += pieces[at + columns];
+            index += deep;
+        }
+    }
+    let (sum, product) = added_over_block::<N>(sum, product);
+    if y == 0 && column < columns {
+        bias_out[column] = sum;
+        weight_out[column] = product;
+    }
+}
+
+/// The gradient of the input, `scale · (g - sum / rows - x̂ · product / rows)`, and with `keeps` that of the residual, `g`.
+#[cube(launch_unchecked)]
+pub(super) fn input_gradient<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    dy: &[Vector<F, N>],
+    out: &[Vector<F, N>],
+    mean: &[Vector<f32, N>],
+    inverse: &[Vector<f32, N>],
+    weight: &[Vector<f32, N>],
+    bias: &[Vector<f32, N>],
+    sum: &[Vector<f32, N>],
+    product: &[Vector<f32, N>],
+    dx: &mut [Vector<F, N>],
+    residual: &mut [Vector<F, N>],
+    rows: usize,
+    columns: usize,
+    pitch: usize,
+    dy_pitch: usize,
+    out_pitch: usize,
+    dx_pitch: usize,
+    #[comptime] by_output: bool,
+    #[comptime] keeps: bool,
+    #[comptime] activation: Activation,
+    #[define(F)] _dtype: ElemType,
+) {
+    let (column, y, _, deep) = place();
+    if column >= columns {
+        terminate!();
+    }
+    let (mean, inverse) = (mean[column], inverse[column]);
+    let (weight, bias) = (weight[column], bias[column]);
+    let part = Vector::new(1.0 / rows as f32);
+    let (sum, product) = (sum[column] * part, product[column] * part);
+    let scale = inverse * weight;
+    let mut row = CUBE_POS_Y as usize * deep + y;
+    while row < rows {
+        let normalised = (Vector::<f32, N>::cast_from(x[row * pitch + column]) - mean) * inverse;
+        let g = behind::<F, N>(
+            dy[row * dy_pitch + column],
+            out[row * out_pitch + column],
+            normalised,
+            weight,
+            bias,
+            by_output,
+            activation,
+        );
+        dx[row * dx_pitch + column] = Vector::cast_from(scale * (g - sum - normalised * product));
+        if comptime!(keeps) {
+            residual[row * dx_pitch + column] = Vector::cast_from(g);
+        }
+        row += deep * CUBE_COUNT_Y as usize;
+    }
+}
