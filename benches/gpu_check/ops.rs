@@ -1,7 +1,10 @@
 //! `models::ops` on a GPU beside the same on the CPU: forward, and the gradients of all that goes in.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
-use models::ops::{Activation, After, batch_norm_eval, batch_norm_train, channels, concat, interleave, relu, swish};
+use models::ops::{
+    Activation, After, ConvOptions, Running, batch_norm_eval, batch_norm_train, channels, concat, conv2d, interleave,
+    relu, swish,
+};
 
 /// A case: what it is called, what it computes of an image, a second one and two vectors of the channels.
 type Case<'a> = (String, [usize; 4], DType, Box<dyn Fn(&Inputs) -> Vec<Tensor<1>> + 'a>);
@@ -35,8 +38,9 @@ fn values(tensor: Tensor<1>) -> Result<Vec<f32>, String> {
     tensor.cast(FloatDType::F32).into_data().try_into_vec::<f32>().map_err(|e| format!("{e:?}"))
 }
 
-/// All results, then all gradients, of a case on a device; images are channels-last in memory where `last`.
-fn results(case: &Case, device: &Device, last: bool) -> Result<Vec<Vec<f32>>, String> {
+/// All results, then all gradients, of a case on a device; images are channels-last in memory where `last`, and f32 in a
+/// `reference`.
+fn results(case: &Case, device: &Device, [reference, last]: [bool; 2]) -> Result<Vec<Vec<f32>>, String> {
     let (_, [batch, planes, height, width], dtype, compute) = case;
     let image = |seed: u64| {
         // a channel's mean is away from zero: a variance that is a difference of large numbers shows
@@ -53,7 +57,9 @@ fn results(case: &Case, device: &Device, last: bool) -> Result<Vec<Vec<f32>>, St
         } else {
             image
         };
-        image.cast(if *dtype == DType::BF16 { FloatDType::BF16 } else { FloatDType::F32 }).require_grad()
+        // the CPU computes in f32, of the same numbers
+        let image = if *dtype == DType::BF16 { image.cast(FloatDType::BF16) } else { image };
+        if reference { image.cast(FloatDType::F32).detach().require_grad() } else { image.require_grad() }
     };
     let vector = |seed: u64| {
         let data: Vec<f32> = numbers(seed, *planes).iter().map(|x| x * 0.3 + 1.0).collect();
@@ -92,7 +98,10 @@ fn cases<'a>() -> Vec<Case<'a>> {
     let norm = |residual: bool, activation: Activation| {
         move |x: &Inputs| {
             let after = After { residual: residual.then(|| x.other.clone()), activation };
-            let batch = batch_norm_train(x.image.clone(), x.weight.clone(), x.bias.clone(), 1e-5, after, None);
+            let (mean, variance) = (x.bias.clone().without_autodiff(), x.weight.clone().without_autodiff());
+            // one of the activations without: the batch's own statistics come back
+            let running = (activation != Activation::Swish).then_some(Running { mean, variance, momentum: 0.1 });
+            let batch = batch_norm_train(x.image.clone(), x.weight.clone(), x.bias.clone(), 1e-5, after, None, running);
             vec![flat(batch.output), batch.mean, batch.variance]
         }
     };
@@ -132,6 +141,32 @@ fn cases<'a>() -> Vec<Case<'a>> {
     for dtype in [DType::F32, DType::BF16] {
         cases.push(("ReLU".into(), [3, 6, 5, 7], dtype, Box::new(|x: &Inputs| vec![flat(relu(x.image.clone()))])));
     }
+    // weights of a convolution are the first numbers of the other image
+    let conv = |outputs: usize, groups: usize, kernel: usize, stride: usize, relu: bool| {
+        move |x: &Inputs| {
+            let [_, planes, _, _] = x.image.dims();
+            let shape = [outputs, planes / groups, kernel, kernel];
+            let weight = flat(x.other.clone()).slice(0..shape.iter().product()).reshape(shape);
+            let bias = relu.then(|| x.bias.clone().slice(0..outputs).cast(x.image.dtype()));
+            let padding = [kernel / 2; 2];
+            let options = ConvOptions { stride: [stride; 2], padding, dilation: [1, 1], groups };
+            vec![flat(conv2d(x.image.clone(), weight, bias, options, relu))]
+        }
+    };
+    for (shape, dtype, [outputs, groups, kernel, stride], relu) in [
+        ([2, 24, 8, 8], DType::F32, [24, 24, 3, 1], false),
+        ([3, 36, 7, 5], DType::F32, [36, 36, 5, 2], true),
+        ([2, 6, 8, 8], DType::F32, [6, 6, 3, 2], false),
+        ([2, 24, 8, 8], DType::F32, [24, 3, 3, 1], false),
+        ([2, 24, 7, 9], DType::F32, [16, 8, 3, 2], true),
+        ([2, 24, 8, 8], DType::F32, [12, 4, 1, 1], false),
+        ([2, 24, 8, 8], DType::BF16, [24, 24, 3, 1], false),
+        ([2, 24, 8, 8], DType::BF16, [24, 3, 3, 2], false),
+    ] {
+        let name =
+            format!("convolution {kernel}x{kernel}/{stride}, {groups} groups{}", if relu { ", ReLU" } else { "" });
+        cases.push((name, shape, dtype, Box::new(conv(outputs, groups, kernel, stride, relu))));
+    }
     let side = |x: &Inputs| vec![flat(swish(concat(vec![x.image.clone(), relu(x.other.clone()), x.image.clone()])))];
     cases.push(("side by side".into(), [2, 12, 4, 4], DType::F32, Box::new(side)));
     let turns = |x: &Inputs| vec![flat(interleave(channels(x.image.clone(), 3..9), channels(x.other.clone(), 0..6)))];
@@ -146,12 +181,12 @@ pub fn run() -> Result<bool, String> {
     let mut well = true;
     for case in cases() {
         let (name, shape, dtype, _) = &case;
-        // roundings of f32 in sums of many; of bf16, one of the last of its 8 bits
+        // roundings of f32 in sums of many; of bf16, with 8 bits
         let limit = if *dtype == DType::BF16 { 8e-3 } else { 2e-5 };
-        let theirs = results(&case, &cpu, false)?;
+        let theirs = results(&case, &cpu, [true, false])?;
         let mut most = 0.0f32;
         for last in [false, true] {
-            let ours = results(&case, &gpu, last)?;
+            let ours = results(&case, &gpu, [false, last])?;
             if ours.len() != theirs.len() || ours.iter().zip(&theirs).any(|(a, b)| a.len() != b.len()) {
                 return Err(format!("{name}: other results than on the CPU"));
             }

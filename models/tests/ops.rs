@@ -95,11 +95,11 @@ fn batch_norm() {
         let x2 = || x.clone() * 0.5 + 2.0;
         let plain = |x: &Tensor<4>| module::batch_norm_train(x.clone(), w.clone(), b.clone(), 1e-5);
         let ours = |residual: Option<Tensor<4>>, activation| {
-            batch_norm_train(x2(), w.clone(), b.clone(), 1e-5, After { residual, activation }, None)
+            batch_norm_train(x2(), w.clone(), b.clone(), 1e-5, After { residual, activation }, None, None)
         };
         // an offset of many standard deviations must not cost the statistics digits
         let far = || x.clone() * 0.5 + 20.0;
-        let ours_far = batch_norm_train(far(), w.clone(), b.clone(), 1e-5, After::default(), None);
+        let ours_far = batch_norm_train(far(), w.clone(), b.clone(), 1e-5, After::default(), None, None);
         close("mean", ours_far.mean, plain(&far()).mean);
         // burn's is the biased one
         let [n, _, h, width] = far().dims();

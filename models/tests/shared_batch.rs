@@ -92,7 +92,7 @@ fn synchronised_batch_norm_without_kernels_is_that_of_the_whole_batch() {
         };
         let (input, weight, bias) = (tensor(&x).require_grad(), vector([0.5, 1.0, 2.0]), vector([0.1, 0.0, -0.3]));
         let after = After { residual: None, activation: models::ops::Activation::Relu };
-        let out = batch_norm_train(input.clone(), weight.clone(), bias.clone(), 1e-5, after, shared);
+        let out = batch_norm_train(input.clone(), weight.clone(), bias.clone(), 1e-5, after, shared, None);
         let gradients = (out.output.clone() * tensor(&upstream)).sum().backward();
         let values = |data: TensorData| data.try_into_vec::<f64>().unwrap();
         [

@@ -4,7 +4,7 @@ use burn::backend::Flex;
 use burn::backend::ops::{ActivationOps, ConvOptions, FloatTensorOps, ModuleOps};
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{Device, Shape, Tensor, TensorData};
-use models::ops::{self, Activation, Kernels, NormOptions};
+use models::ops::{self, Activation, ConvKernels, Kernels, NormKernels, NormOptions};
 
 use super::resnet18::Kind;
 
@@ -55,7 +55,7 @@ pub fn ours(kind: Kind, batch: usize) -> Vec<Part> {
             let (x, w, b) = (image(dims, 1), values([channels], 2), values([channels], 3));
             let residual = (add == 1).then(|| image(dims, 4));
             let activation = if relu == 1 { Activation::Relu } else { Activation::Identity };
-            let options = NormOptions { epsilon: 1e-5, activation, shared: None };
+            let options = NormOptions { epsilon: 1e-5, activation, shared: None, running: None };
             let forward =
                 move || Flex::norm_forward(x.clone(), w.clone(), b.clone(), residual.clone(), options.clone());
             let ([y, ..], kept) = forward();

@@ -4,7 +4,7 @@ use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
 use super::Buffer;
-use crate::ops::{Activation, After, batch_norm_eval, batch_norm_train, follow};
+use crate::ops::{Activation, After, Running, batch_norm_eval, batch_norm_train};
 use crate::{Context, Init};
 
 /// Added to the variance under the root; PyTorch's default.
@@ -87,13 +87,11 @@ impl BatchNorm2d {
         );
 
         let [weight, bias] = affine;
-        let batch = batch_norm_train(input, weight, bias, EPSILON, after, shared);
-        let found = [batch.mean.without_autodiff(), batch.variance.without_autodiff()];
-        let running = [&self.running_mean, &self.running_var];
-        let moved = follow(1.0 - MOMENTUM, running.map(Buffer::value).into_iter().zip(found).collect());
-        for (running, moved) in running.into_iter().zip(moved) {
-            running.set(moved);
-        }
+        let running =
+            Running { mean: self.running_mean.value(), variance: self.running_var.value(), momentum: MOMENTUM };
+        let batch = batch_norm_train(input, weight, bias, EPSILON, after, shared, Some(running));
+        self.running_mean.set(batch.mean);
+        self.running_var.set(batch.variance);
         cx.narrow(batch.output)
     }
 }

@@ -11,7 +11,9 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::autodiff::{Autodiff, NodeId};
 use burn::backend::tensor::FloatTensor;
 
-use super::extension::{Activation, ConvOptions, Kernels, NormKernels, NormOps, NormOptions, PoolOptions, TrainingOps};
+use super::extension::{
+    Activation, ConvKernels, ConvOps, ConvOptions, Kernels, NormKernels, NormOps, NormOptions, PoolOptions, TrainingOps,
+};
 
 type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;
 
@@ -66,7 +68,7 @@ macro_rules! give {
 #[derive(Debug)]
 struct ConvStep;
 
-impl<B: Kernels, const N: usize> Backward<B, N> for ConvStep {
+impl<B: ConvKernels, const N: usize> Backward<B, N> for ConvStep {
     type State = B::Conv;
 
     fn backward(self, ops: Ops<B::Conv, N>, grads: &mut Gradients, _: &mut Checkpointer) {
@@ -259,7 +261,7 @@ impl<B: NormKernels + NormOps, C: CheckpointStrategy> NormOps for Autodiff<B, C>
     }
 }
 
-impl<B: Kernels + TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B, C> {
+impl<B: ConvKernels + ConvOps, C: CheckpointStrategy> ConvOps for Autodiff<B, C> {
     fn conv(input: Tracked<B, C>, weight: Tracked<B, C>, options: ConvOptions, relu: bool) -> Tracked<B, C> {
         let ((input, input_node), (weight, weight_node)) = (input.into_parts(), weight.into_parts());
         let (output, kept) = B::conv_forward(input, weight, None, options, relu);
@@ -278,7 +280,9 @@ impl<B: Kernels + TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B
         let (output, kept) = B::conv_forward(input, weight, Some(bias), options, relu);
         record!(ConvStep, C, [input_node, weight_node, bias_node], kept, output)
     }
+}
 
+impl<B: Kernels + TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B, C> {
     fn dense(input: Tracked<B, C>, weight: Tracked<B, C>, bias: Tracked<B, C>, relu: bool) -> Tracked<B, C> {
         let ((input, input_node), (weight, weight_node)) = (input.into_parts(), weight.into_parts());
         let (bias, bias_node) = bias.into_parts();

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, backend_extension};
-#[cfg(doc)]
 use burn::tensor::Tensor;
 
 use crate::StatisticsReduce;
@@ -57,6 +56,19 @@ pub struct NormOptions {
     pub activation: Activation,
     /// Adds the statistics up where the batch is shared.
     pub shared: Option<Arc<dyn StatisticsReduce>>,
+    /// What the statistics go into; only a GPU's kernels are given it.
+    pub running: Option<Running>,
+}
+
+/// Running statistics of a batch norm.
+#[derive(Debug, Clone)]
+pub struct Running {
+    /// Exponential mean of the batches' means, `[C]`, without autodiff.
+    pub mean: Tensor<1>,
+    /// Exponential mean of the batches' unbiased variances, `[C]`, likewise.
+    pub variance: Tensor<1>,
+    /// Weight of the newest batch.
+    pub momentum: f64,
 }
 
 /// Gradients of a convolution or linear layer.
@@ -90,7 +102,7 @@ pub trait NormKernels: Backend {
     /// What a batch norm keeps.
     type Norm: Clone + Debug + Send + 'static;
 
-    /// See [`batch_norm_train`](super::batch_norm_train): output, mean and unbiased variance.
+    /// See [`batch_norm_train`](super::batch_norm_train): output, mean and unbiased variance, or the running ones.
     fn norm_forward(
         input: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -114,12 +126,10 @@ pub trait NormKernels: Backend {
     fn sum(left: FloatTensor<Self>, right: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
-/// The others.
-pub trait Kernels: NormKernels {
+/// Convolutions.
+pub trait ConvKernels: NormKernels {
     /// What a convolution or linear layer keeps.
     type Conv: Clone + Debug + Send + 'static;
-    /// What a max pooling keeps.
-    type Pool: Clone + Debug + Send + 'static;
 
     /// See [`conv2d`](super::conv2d).
     fn conv_forward(
@@ -129,15 +139,22 @@ pub trait Kernels: NormKernels {
         options: ConvOptions,
         relu: bool,
     ) -> (FloatTensor<Self>, Self::Conv);
-    /// See [`linear`](super::linear).
+    /// The gradients, of `[input, weight, bias]` those that are `wanted`.
+    fn conv_backward(kept: Self::Conv, grad: FloatTensor<Self>, wanted: [bool; 3]) -> ConvGrads<Self>;
+}
+
+/// The others.
+pub trait Kernels: ConvKernels {
+    /// What a max pooling keeps.
+    type Pool: Clone + Debug + Send + 'static;
+
+    /// See [`linear`](super::linear); its gradients are those of a convolution.
     fn dense_forward(
         input: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
         relu: bool,
     ) -> (FloatTensor<Self>, Self::Conv);
-    /// The gradients of either, of `[input, weight, bias]` those that are `wanted`.
-    fn conv_backward(kept: Self::Conv, grad: FloatTensor<Self>, wanted: [bool; 3]) -> ConvGrads<Self>;
 
     /// See [`max_pool2d`](super::max_pool2d).
     fn pool_forward(input: FloatTensor<Self>, options: PoolOptions) -> (FloatTensor<Self>, Self::Pool);
@@ -192,9 +209,9 @@ pub trait NormOps: Backend {
     fn activate(input: FloatTensor<Self>, activation: Activation) -> FloatTensor<Self>;
 }
 
-/// The other operations with a backward pass.
-#[backend_extension(Autodiff, Flex)]
-pub trait TrainingOps: Backend {
+/// Convolutions with a backward pass.
+#[backend_extension(Autodiff, Flex, Cube: cfg(all(feature = "cuda", not(feature = "fusion"))))]
+pub trait ConvOps: Backend {
     /// See [`conv2d`](super::conv2d).
     fn conv(input: FloatTensor<Self>, weight: FloatTensor<Self>, options: ConvOptions, relu: bool)
     -> FloatTensor<Self>;
@@ -206,6 +223,11 @@ pub trait TrainingOps: Backend {
         options: ConvOptions,
         relu: bool,
     ) -> FloatTensor<Self>;
+}
+
+/// The other operations with a backward pass.
+#[backend_extension(Autodiff, Flex)]
+pub trait TrainingOps: Backend {
     /// See [`linear`](super::linear).
     fn dense(
         input: FloatTensor<Self>,

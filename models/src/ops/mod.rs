@@ -36,9 +36,10 @@ use burn::tensor::{DType, Device, FloatDType, Tensor, activation, module};
 pub use compose::{add, avg_pool2d, channels, concat, interleave, scale_channels};
 pub use cpu::tensor_over;
 pub use extension::{
-    Activation, BatchNormGrads, ConvGrads, ConvOptions, Kernels, NormKernels, NormOptions, PoolOptions,
+    Activation, BatchNormGrads, ConvGrads, ConvKernels, ConvOptions, Kernels, NormKernels, NormOptions, PoolOptions,
+    Running,
 };
-use extension::{EvalOps, NormOps, TrainingOps};
+use extension::{ConvOps, EvalOps, NormOps, TrainingOps};
 pub use update::{ParameterUpdate, UpdateRule, UpdatedParameter, follow, square_sum, update};
 
 use crate::StatisticsReduce;
@@ -66,8 +67,8 @@ fn on_gpu<const D: usize>(_: &Tensor<D>) -> bool {
     false
 }
 
-/// Whether there are kernels for batch norm and activations of this tensor.
-fn has_norm_kernels<const D: usize>(tensor: &Tensor<D>) -> bool {
+/// Whether there are kernels for convolutions, batch norm and activations of this tensor.
+fn has_image_kernels<const D: usize>(tensor: &Tensor<D>) -> bool {
     has_kernels(tensor) || on_gpu(tensor)
 }
 
@@ -96,7 +97,7 @@ pub fn conv2d(
     options: ConvOptions,
     relu: bool,
 ) -> Tensor<4> {
-    if has_kernels(&input) {
+    if has_image_kernels(&input) {
         let (input, weight) = (input.into_dispatch(), weight.into_dispatch());
         return Tensor::from_dispatch(match bias {
             Some(bias) => Dispatch::conv_bias(input, weight, bias.into_dispatch(), options, relu),
@@ -167,7 +168,7 @@ fn plain<const D: usize>(input: Tensor<D>, activation: Activation) -> Tensor<D> 
 pub struct BatchNormed {
     /// `[B, C, H, W]`.
     pub output: Tensor<4>,
-    /// Mean of each channel, `[C]`; no gradient flows through it here.
+    /// Mean of each channel, `[C]`, or where there is a running one what has become of that; no gradient flows through it.
     pub mean: Tensor<1>,
     /// Unbiased variance of each channel, `[C]`; likewise.
     pub variance: Tensor<1>,
@@ -176,7 +177,8 @@ pub struct BatchNormed {
 /// Batch norm by the batch's statistics, then what follows it, in one operation. With `shared` the batch is all that its
 /// sharers hold of it (`torch.nn.SyncBatchNorm`): sums over them pass through the host, in f64.
 ///
-/// Statistics and what is added up for them are f32, weight and bias too; the output has the input's type.
+/// Statistics and what is added up for them are f32, weight and bias too; the output has the input's type. `running`
+/// statistics take up the batch's, and are then what is given back in their place.
 pub fn batch_norm_train(
     input: Tensor<4>,
     weight: Tensor<1>,
@@ -184,16 +186,37 @@ pub fn batch_norm_train(
     epsilon: f64,
     after: After,
     shared: Option<Arc<dyn StatisticsReduce>>,
+    running: Option<Running>,
+) -> BatchNormed {
+    let on_gpu = shared.is_none() && on_gpu(&input);
+    let (inside, outside) = if on_gpu { (running, None) } else { (None, running) };
+    let batch = normed(input, [weight, bias], epsilon, after, shared, on_gpu, inside);
+    let Some(Running { mean, variance, momentum }) = outside else { return batch };
+    let found = [batch.mean.without_autodiff(), batch.variance.without_autodiff()];
+    let moved = follow(1.0 - momentum, [mean, variance].into_iter().zip(found).collect());
+    let [mean, variance] = moved.try_into().expect("as many as went in");
+    BatchNormed { output: batch.output, mean, variance }
+}
+
+/// [`batch_norm_train`]; running statistics only `on_gpu`.
+fn normed(
+    input: Tensor<4>,
+    [weight, bias]: [Tensor<1>; 2],
+    epsilon: f64,
+    after: After,
+    shared: Option<Arc<dyn StatisticsReduce>>,
+    on_gpu: bool,
+    running: Option<Running>,
 ) -> BatchNormed {
     let dtype = input.dtype();
     let after = after.like(&input);
-    if has_kernels(&input) || (shared.is_none() && on_gpu(&input)) {
+    if has_kernels(&input) || on_gpu {
         // Of what is added, the normalised values tell nothing: what needs them for its slope comes after.
         let (inside, behind) = match (&after.residual, after.activation) {
             (None, inside) | (Some(_), inside @ Activation::Relu) => (inside, Activation::Identity),
             (Some(_), behind) => (Activation::Identity, behind),
         };
-        let options = NormOptions { epsilon, activation: inside, shared };
+        let options = NormOptions { epsilon, activation: inside, shared, running };
         let (input, weight, bias) = (input.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
         let (output, mean, variance) = match after.residual {
             Some(residual) => Dispatch::norm_add(input, weight, bias, residual.into_dispatch(), options),
@@ -229,7 +252,7 @@ pub fn batch_norm_eval(
     after: After,
 ) -> Tensor<4> {
     let dtype = input.dtype();
-    if !has_norm_kernels(&input) || input.is_autodiff() || weight.is_autodiff() {
+    if !has_image_kernels(&input) || input.is_autodiff() || weight.is_autodiff() {
         let input = widened(input);
         let after = after.like(&input);
         return after.apply(module::batch_norm(input, weight, bias, mean, variance, epsilon)).cast(dtype);
@@ -292,7 +315,7 @@ pub fn swish<const D: usize>(input: Tensor<D>) -> Tensor<D> {
 fn activate<const D: usize>(input: Tensor<D>, activation: Activation) -> Tensor<D> {
     match activation {
         Activation::Identity => input,
-        _ if has_norm_kernels(&input) => Tensor::from_dispatch(Dispatch::activate(input.into_dispatch(), activation)),
+        _ if has_image_kernels(&input) => Tensor::from_dispatch(Dispatch::activate(input.into_dispatch(), activation)),
         _ => plain(input, activation),
     }
 }

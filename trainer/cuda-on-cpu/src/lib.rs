@@ -11,6 +11,7 @@
 //! | `CUDA_ON_CPU_PEERS` | `works`; `none`: no access between GPUs; `lies`: what kernels write there is lost |
 //! | `CUDA_ON_CPU_MEMORY` | bytes of memory of a GPU; 4 GiB |
 //! | `CUDA_ON_CPU_CAPABILITY` | compute capability; 8.0 |
+//! | `CUDA_ON_CPU_RUN` | `no`: kernels are loaded and launched, and do nothing: for counting launches of large networks |
 //! | `CUDA_ON_CPU_LOG` | a file that gets a line for each call |
 #![allow(unsafe_code, reason = "a C library")]
 

@@ -6,8 +6,8 @@ use burn::backend::Flex;
 use burn_flex::FlexTensor;
 
 use super::super::extension::{
-    Activation, BatchNormGrads, ConvGrads, ConvOptions, EvalOps, Kernels, NormKernels, NormOps, NormOptions,
-    PoolOptions, TrainingOps,
+    Activation, BatchNormGrads, ConvGrads, ConvKernels, ConvOps, ConvOptions, EvalOps, Kernels, NormKernels, NormOps,
+    NormOptions, PoolOptions, TrainingOps,
 };
 use super::batch_norm::{self, Slope, Stats};
 use super::kernel::Isa;
@@ -63,7 +63,7 @@ impl NormKernels for Flex {
     ) -> ([FlexTensor; 3], KeptNorm) {
         let (input, residual) = (Dense::channels_last(input), residual.map(Dense::channels_last));
         let (weight, bias) = (Dense::row_major(weight), Dense::row_major(bias));
-        let NormOptions { epsilon, activation, ref shared } = options;
+        let NormOptions { epsilon, activation, ref shared, .. } = options;
         let stats = Stats::of(input.values(), weight.values(), bias.values(), epsilon, shared.as_deref());
         let output = stats.apply(input.values(), residual.as_ref().map(Dense::values), activation);
         let output = image(output, input.dims4());
@@ -110,9 +110,8 @@ impl NormKernels for Flex {
     }
 }
 
-impl Kernels for Flex {
+impl ConvKernels for Flex {
     type Conv = KeptConv;
-    type Pool = KeptPool;
 
     fn conv_forward(
         input: FlexTensor,
@@ -128,17 +127,6 @@ impl Kernels for Flex {
         let output = image(output, [shape.batch, shape.channels[1], shape.output[0], shape.output[1]]);
         let kept = relu.then(|| Dense::channels_last(output.clone()));
         (output, KeptConv { shape, input, weight, output: kept, dense: false })
-    }
-
-    fn dense_forward(input: FlexTensor, weight: FlexTensor, bias: FlexTensor, relu: bool) -> (FlexTensor, KeptConv) {
-        let (input, weight, bias) = (Dense::row_major(input), Dense::row_major(weight), Dense::row_major(bias));
-        let ([batch, channels], [columns, depth]) = (input.shape().dims(), weight.shape().dims());
-        let options = ConvOptions { stride: [1, 1], padding: [0, 0], dilation: [1, 1], groups: 1 };
-        let shape = ConvShape::new([batch, channels, 1, 1], [columns, depth, 1, 1], &options);
-        let output = conv::forward(Isa::best(), &shape, input.values(), weight.values(), Some(bias.values()), relu);
-        let output = row_major(output, [batch, columns]);
-        let kept = relu.then(|| Dense::row_major(output.clone()));
-        (output, KeptConv { shape, input, weight, output: kept, dense: true })
     }
 
     fn conv_backward(kept: KeptConv, grad: FlexTensor, wanted: [bool; 3]) -> ConvGrads<Flex> {
@@ -166,6 +154,21 @@ impl Kernels for Flex {
             }),
             bias: wanted[2].then(|| row_major(channels::channel_sums(dy, output_channels), [output_channels])),
         }
+    }
+}
+
+impl Kernels for Flex {
+    type Pool = KeptPool;
+
+    fn dense_forward(input: FlexTensor, weight: FlexTensor, bias: FlexTensor, relu: bool) -> (FlexTensor, KeptConv) {
+        let (input, weight, bias) = (Dense::row_major(input), Dense::row_major(weight), Dense::row_major(bias));
+        let ([batch, channels], [columns, depth]) = (input.shape().dims(), weight.shape().dims());
+        let options = ConvOptions { stride: [1, 1], padding: [0, 0], dilation: [1, 1], groups: 1 };
+        let shape = ConvShape::new([batch, channels, 1, 1], [columns, depth, 1, 1], &options);
+        let output = conv::forward(Isa::best(), &shape, input.values(), weight.values(), Some(bias.values()), relu);
+        let output = row_major(output, [batch, columns]);
+        let kept = relu.then(|| Dense::row_major(output.clone()));
+        (output, KeptConv { shape, input, weight, output: kept, dense: true })
     }
 
     fn pool_forward(input: FlexTensor, options: PoolOptions) -> (FlexTensor, KeptPool) {
@@ -263,7 +266,7 @@ impl NormOps for Flex {
     }
 }
 
-impl TrainingOps for Flex {
+impl ConvOps for Flex {
     fn conv(input: FlexTensor, weight: FlexTensor, options: ConvOptions, relu: bool) -> FlexTensor {
         Self::conv_forward(input, weight, None, options, relu).0
     }
@@ -277,7 +280,9 @@ impl TrainingOps for Flex {
     ) -> FlexTensor {
         Self::conv_forward(input, weight, Some(bias), options, relu).0
     }
+}
 
+impl TrainingOps for Flex {
     fn dense(input: FlexTensor, weight: FlexTensor, bias: FlexTensor, relu: bool) -> FlexTensor {
         Self::dense_forward(input, weight, bias, relu).0
     }

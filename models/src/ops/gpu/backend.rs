@@ -4,8 +4,11 @@ use burn::backend::Cube;
 use burn::backend::ops::FloatTensorOps;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::super::extension::{Activation, BatchNormGrads, EvalOps, NormKernels, NormOps, NormOptions};
-use super::{activation, norm};
+use super::super::extension::{
+    Activation, BatchNormGrads, ConvGrads, ConvKernels, ConvOps, ConvOptions, EvalOps, NormKernels, NormOps,
+    NormOptions,
+};
+use super::{activation, conv, norm};
 
 impl NormKernels for Cube {
     type Norm = norm::KeptNorm;
@@ -17,7 +20,7 @@ impl NormKernels for Cube {
         residual: Option<CubeTensor>,
         options: NormOptions,
     ) -> ([CubeTensor; 3], norm::KeptNorm) {
-        norm::forward(input, weight, bias, residual, options.epsilon, options.activation)
+        norm::forward(input, weight, bias, residual, options)
     }
 
     fn norm_backward(kept: norm::KeptNorm, grad: CubeTensor) -> BatchNormGrads<Self> {
@@ -35,6 +38,40 @@ impl NormKernels for Cube {
 
     fn sum(left: CubeTensor, right: CubeTensor) -> CubeTensor {
         Self::float_add(left, right)
+    }
+}
+
+impl ConvKernels for Cube {
+    type Conv = conv::KeptConv;
+
+    fn conv_forward(
+        input: CubeTensor,
+        weight: CubeTensor,
+        bias: Option<CubeTensor>,
+        options: ConvOptions,
+        relu: bool,
+    ) -> (CubeTensor, conv::KeptConv) {
+        conv::forward(input, weight, bias, options, relu)
+    }
+
+    fn conv_backward(kept: conv::KeptConv, grad: CubeTensor, wanted: [bool; 3]) -> ConvGrads<Self> {
+        conv::backward(kept, grad, wanted)
+    }
+}
+
+impl ConvOps for Cube {
+    fn conv(input: CubeTensor, weight: CubeTensor, options: ConvOptions, relu: bool) -> CubeTensor {
+        conv::forward(input, weight, None, options, relu).0
+    }
+
+    fn conv_bias(
+        input: CubeTensor,
+        weight: CubeTensor,
+        bias: CubeTensor,
+        options: ConvOptions,
+        relu: bool,
+    ) -> CubeTensor {
+        conv::forward(input, weight, Some(bias), options, relu).0
     }
 }
 

@@ -8,9 +8,11 @@
 
 mod activation;
 mod backend;
+mod conv;
 mod norm;
 mod norm_kernels;
 mod rows;
 mod update;
+mod weight_kernels;
 
 pub(super) use update::{follow, step};

@@ -3,9 +3,10 @@
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::super::extension::Activation;
+use super::super::extension::{Activation, NormOptions, Running};
 use super::norm_kernels::{input_gradient, normalise, piece_gradients, piece_moments, whole_gradients, whole_moments};
 use super::rows::{Blocks, Rows, arg, columns_of};
+use super::update::cube;
 
 /// What a batch norm keeps for its backward pass.
 #[derive(Debug, Clone)]
@@ -80,19 +81,25 @@ fn apply(
     out
 }
 
-/// Output, mean and unbiased variance.
+/// Output, mean and unbiased variance, the latter two as they go into the running ones if there are any.
 pub(super) fn forward(
     input: CubeTensor,
     weight: CubeTensor,
     bias: CubeTensor,
     residual: Option<CubeTensor>,
-    epsilon: f64,
-    activation: Activation,
+    options: NormOptions,
 ) -> ([CubeTensor; 3], KeptNorm) {
+    let NormOptions { epsilon, activation, running, .. } = options;
     let (x, residual) = (Rows::of(input), residual.map(Rows::of));
     let affine = [weight, bias].map(columns_of);
-    let [mean, variance, inverse] = [0; 3].map(|_| x.of_columns(1));
-    let vector = x.vector(&[], &[]);
+    let [mean, inverse, moved_mean, moved_variance] = [0; 4].map(|_| x.of_columns(1));
+    let momentum = running.as_ref().map(|running| running.momentum);
+    let old = running.map(|Running { mean, variance, .. }| {
+        [mean, variance].map(|tensor| cube(&tensor).expect("running statistics are f32 and where the input is"))
+    });
+    // read where there are running ones, else bound and left alone
+    let old = old.unwrap_or_else(|| [mean.clone(), inverse.clone()]);
+    let vector = x.vector(&[], &[&old[0], &old[1]]);
     let blocks = Blocks::over(&x, vector);
     let [piece, pieces] = blocks.pieces();
     let scratch = x.of_columns(2 * pieces);
@@ -117,21 +124,26 @@ pub(super) fn forward(
             blocks.dim(),
             vector,
             column(&scratch),
+            column(&old[0]),
+            column(&old[1]),
             column(&mean),
-            column(&variance),
             column(&inverse),
+            column(&moved_mean),
+            column(&moved_variance),
             x.rows(),
             blocks.columns,
             piece,
             pieces,
             epsilon as f32,
+            momentum.unwrap_or(1.0) as f32,
+            momentum.is_some(),
         );
     }
-    let statistics = Statistics { mean: mean.clone(), inverse, given: false };
+    let statistics = Statistics { mean, inverse, given: false };
     let out = apply(&x, residual.as_ref(), &statistics, &affine, epsilon, activation);
     let adds = residual.is_some();
     let kept = (adds && activation == Activation::Relu).then(|| out.clone());
-    ([out.into_tensor(), mean, variance], KeptNorm { x, out: kept, statistics, affine, activation, adds })
+    ([out.into_tensor(), moved_mean, moved_variance], KeptNorm { x, out: kept, statistics, affine, activation, adds })
 }
 
 pub(super) fn backward(kept: KeptNorm, grad: CubeTensor) -> Grads {

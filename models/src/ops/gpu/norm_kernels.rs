@@ -135,18 +135,24 @@ pub(super) fn piece_moments<F: Float, N: Size>(
     }
 }
 
-/// Mean, unbiased variance, and one over the biased standard deviation: `statistics[3][columns]`.
+/// Mean and one over the biased standard deviation; and mean and unbiased variance, or with `moves` what they make of the
+/// running ones.
 #[cube(launch_unchecked)]
 pub(super) fn whole_moments<N: Size>(
     pieces: &[Vector<f32, N>],
+    old_mean: &[Vector<f32, N>],
+    old_variance: &[Vector<f32, N>],
     mean_out: &mut [Vector<f32, N>],
-    variance_out: &mut [Vector<f32, N>],
     inverse_out: &mut [Vector<f32, N>],
+    moved_mean: &mut [Vector<f32, N>],
+    moved_variance: &mut [Vector<f32, N>],
     rows: usize,
     columns: usize,
     piece: usize,
     count_of_pieces: usize,
     epsilon: f32,
+    momentum: f32,
+    #[comptime] moves: bool,
 ) {
     let (column, y, _, deep) = place();
     let mut mean = Vector::<f32, N>::new(0.0);
@@ -169,7 +175,15 @@ pub(super) fn whole_moments<N: Size>(
     if y == 0 && column < columns {
         mean_out[column] = mean;
         // one row has no unbiased variance: nobody asks for it
-        variance_out[column] = squares / Vector::new(max(count - 1.0, 1.0));
+        let variance = squares / Vector::new(max(count - 1.0, 1.0));
+        if comptime!(moves) {
+            let (old, new) = (Vector::new(1.0 - momentum), Vector::new(momentum));
+            moved_mean[column] = old * old_mean[column] + new * mean;
+            moved_variance[column] = old * old_variance[column] + new * variance;
+        } else {
+            moved_mean[column] = mean;
+            moved_variance[column] = variance;
+        }
         inverse_out[column] = Vector::new(1.0) / (squares / Vector::new(count) + Vector::new(epsilon)).sqrt();
     }
 }

@@ -82,6 +82,19 @@ impl Rows {
         empty_device_dtype(like.client.clone(), like.device.clone(), shape, DType::F32)
     }
 
+    /// Batch, height, width and channels of an image.
+    pub(super) fn dims(&self) -> [usize; 4] {
+        self.tensor.meta.shape().dims()
+    }
+
+    /// Of groups of so many columns: four elements, two, or one.
+    pub(super) fn vector_of(&self, group: usize) -> usize {
+        let fits = |vector: &usize| {
+            group.is_multiple_of(*vector) && self.pitch.is_multiple_of(*vector) && aligned(&self.tensor)
+        };
+        [4, 2].into_iter().find(fits).unwrap_or(1)
+    }
+
     /// Four elements where all of these can be read and written so, else one.
     pub(super) fn vector(&self, others: &[&Rows], columns: &[&CubeTensor]) -> usize {
         let rows = others.iter().copied().chain([self]);

@@ -13,7 +13,7 @@ use cubecl::{Device, calculate_cube_count_elemwise};
 use super::super::update::{UpdateRule, UpdatedParameter, bias_corrections};
 
 /// A flat f32 tensor of an NVIDIA GPU, its elements one behind the other.
-fn cube(tensor: &Tensor<1>) -> Option<CubeTensor> {
+pub(super) fn cube(tensor: &Tensor<1>) -> Option<CubeTensor> {
     if tensor.dtype() != DType::F32 {
         return None;
     }

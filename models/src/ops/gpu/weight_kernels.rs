@@ -1,0 +1,183 @@
+//! The weight's gradient of grouped convolutions. Images are rows of channels in vectors of `N`.
+//!
+//! Each thread keeps the sums of all taps of one output channel and one vector of input channels (depthwise: of one vector of
+//! channels) in registers, over its share of the output's pixels. A block adds up what its threads have, and a second
+//! kernel what the blocks have, in an order that depends on the shape alone.
+
+use cubecl::prelude::*;
+use cubecl::std::FastDivmod;
+
+use super::rows::UNITS;
+
+/// Taps of a convolution and how its windows lie, vertical and horizontal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Taps {
+    pub(super) kernel: [usize; 2],
+    pub(super) stride: [usize; 2],
+    pub(super) padding: [usize; 2],
+    pub(super) dilation: [usize; 2],
+}
+
+/// Sizes that a launch brings along.
+#[derive(CubeType, CubeLaunch)]
+pub(super) struct Sizes {
+    /// Output: pixels of all images, height, width.
+    pub(super) pixels: usize,
+    pub(super) out_height: FastDivmod<usize>,
+    pub(super) out_width: FastDivmod<usize>,
+    /// Input: height and width.
+    pub(super) height: usize,
+    pub(super) width: usize,
+    /// Vectors from one pixel of the input to the next, elements or vectors of the output's gradient.
+    pub(super) x_pitch: usize,
+    pub(super) dy_pitch: usize,
+    /// Pixels of a piece.
+    pub(super) piece: usize,
+}
+
+/// Adds up what the threads of a column have, and writes it as the first of them.
+#[cube]
+fn write_sums<N: Size>(
+    sums: &Array<Vector<f32, N>>,
+    pieces: &mut [Vector<f32, N>],
+    first: usize,
+    step: usize,
+    writes: bool,
+    #[comptime] taps: usize,
+) {
+    let mut shared = Shared::<[Vector<f32, N>]>::new_slice(UNITS);
+    let (unit, y) = (UNIT_POS as usize, UNIT_POS_Y as usize);
+    #[unroll]
+    for tap in 0..taps {
+        shared[unit] = sums[tap];
+        sync_cube();
+        let mut half = CUBE_DIM_Y as usize / 2;
+        while half > 0 {
+            if y < half {
+                let sum = shared[unit] + shared[unit + half * CUBE_DIM_X as usize];
+                shared[unit] = sum;
+            }
+            sync_cube();
+            half /= 2;
+        }
+        if writes && y == 0 {
+            pieces[first + tap * step] = shared[unit];
+        }
+        sync_cube();
+    }
+}
+
+/// Adds `slope` times what the window of an output pixel sees in a column of the input.
+#[cube]
+fn add_window<F: Float, N: Size>(
+    sums: &mut Array<Vector<f32, N>>,
+    x: &[Vector<F, N>],
+    slope: Vector<f32, N>,
+    pixel: usize,
+    column: usize,
+    sizes: &Sizes,
+    #[comptime] taps: Taps,
+) {
+    let (line, left) = sizes.out_width.div_mod(pixel);
+    let (image, top) = sizes.out_height.div_mod(line);
+    let (above, beside) = comptime!((taps.padding[0], taps.padding[1]));
+    #[unroll]
+    for tap in 0..comptime!(taps.kernel[0] * taps.kernel[1]) {
+        // with the padding counted in
+        let row = top * comptime!(taps.stride[0]) + comptime!(tap / taps.kernel[1] * taps.dilation[0]);
+        let at = left * comptime!(taps.stride[1]) + comptime!(tap % taps.kernel[1] * taps.dilation[1]);
+        if row >= above && row < sizes.height + above && at >= beside && at < sizes.width + beside {
+            let place = (image * sizes.height + row - above) * sizes.width + at - beside;
+            sums[tap] += slope * Vector::<f32, N>::cast_from(x[place * sizes.x_pitch + column]);
+        }
+    }
+}
+
+/// `pieces[piece][tap][channels]` of a depthwise convolution.
+#[cube(launch_unchecked)]
+pub(super) fn depthwise_pieces<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    dy: &[Vector<F, N>],
+    pieces: &mut [Vector<f32, N>],
+    columns: usize,
+    sizes: &Sizes,
+    #[comptime] taps: Taps,
+    #[define(F)] _dtype: ElemType,
+) {
+    let count = comptime!(taps.kernel[0] * taps.kernel[1]);
+    let mut sums = Array::<Vector<f32, N>>::new(count);
+    #[unroll]
+    for tap in 0..count {
+        sums[tap] = Vector::new(0.0);
+    }
+    let column = CUBE_POS_X as usize * CUBE_DIM_X as usize + UNIT_POS_X as usize;
+    let start = CUBE_POS_Y as usize * sizes.piece;
+    let end = min(start + sizes.piece, sizes.pixels);
+    if column < columns {
+        let mut pixel = start + UNIT_POS_Y as usize;
+        while pixel < end {
+            let slope = Vector::<f32, N>::cast_from(dy[pixel * sizes.dy_pitch + column]);
+            add_window::<F, N>(&mut sums, x, slope, pixel, column, sizes, taps);
+            pixel += CUBE_DIM_Y as usize;
+        }
+    }
+    let first = CUBE_POS_Y as usize * count * columns + column;
+    write_sums::<N>(&sums, pieces, first, columns, column < columns, count);
+}
+
+/// `pieces[piece][output channel][tap][input channels of the group]`; a block's third place is the vector of these.
+#[cube(launch_unchecked)]
+pub(super) fn grouped_pieces<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    dy: &[F],
+    pieces: &mut [Vector<f32, N>],
+    channels: usize,
+    each: usize,
+    sizes: &Sizes,
+    #[comptime] inputs: usize,
+    #[comptime] taps: Taps,
+    #[define(F)] _dtype: ElemType,
+) {
+    let count = comptime!(taps.kernel[0] * taps.kernel[1]);
+    let mut sums = Array::<Vector<f32, N>>::new(count);
+    #[unroll]
+    for tap in 0..count {
+        sums[tap] = Vector::new(0.0);
+    }
+    let channel = CUBE_POS_X as usize * CUBE_DIM_X as usize + UNIT_POS_X as usize;
+    let vector = CUBE_POS_Z as usize;
+    let start = CUBE_POS_Y as usize * sizes.piece;
+    let end = min(start + sizes.piece, sizes.pixels);
+    if channel < channels {
+        let column = channel / each * inputs + vector;
+        let mut pixel = start + UNIT_POS_Y as usize;
+        while pixel < end {
+            let slope = Vector::<f32, N>::new(f32::cast_from(dy[pixel * sizes.dy_pitch + channel]));
+            add_window::<F, N>(&mut sums, x, slope, pixel, column, sizes, taps);
+            pixel += CUBE_DIM_Y as usize;
+        }
+    }
+    let first = (CUBE_POS_Y as usize * channels + channel) * count * inputs + vector;
+    write_sums::<N>(&sums, pieces, first, inputs, channel < channels, count);
+}
+
+/// The sum over the pieces of each of `length` vectors.
+#[cube(launch_unchecked)]
+pub(super) fn add_pieces<F: Float, N: Size>(
+    pieces: &[Vector<f32, N>],
+    out: &mut [Vector<F, N>],
+    length: usize,
+    count_of_pieces: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    if ABSOLUTE_POS >= length {
+        terminate!();
+    }
+    let mut sum = Vector::<f32, N>::new(0.0);
+    let mut index = 0usize;
+    while index < count_of_pieces {
+        sum += pieces[index * length + ABSOLUTE_POS];
+        index += 1;
+    }
+    out[ABSOLUTE_POS] = Vector::cast_from(sum);
+}
