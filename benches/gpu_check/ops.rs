@@ -162,6 +162,8 @@ fn cases<'a>() -> Vec<Case<'a>> {
         ([2, 24, 8, 8], DType::F32, [12, 4, 1, 1], false),
         ([2, 24, 8, 8], DType::BF16, [24, 24, 3, 1], false),
         ([2, 24, 8, 8], DType::BF16, [24, 3, 3, 2], false),
+        // groups that burn convolves, one by one
+        ([2, 80, 4, 4], DType::F32, [40, 2, 1, 1], true),
     ] {
         let name =
             format!("convolution {kernel}x{kernel}/{stride}, {groups} groups{}", if relu { ", ReLU" } else { "" });

@@ -1,7 +1,7 @@
-//! Convolutions on a GPU: burn's, except for the weight's gradient in groups.
+//! Convolutions on a GPU: burn's, except in groups.
 //!
-//! burn's kernels know no groups there. It convolves group by group, some six launches each, which makes thousands in a
-//! RegNet's step; in a depthwise convolution a handful of threads adds up all pixels of the batch.
+//! For the weight's gradient burn's kernels know no groups. It convolves group by group, some six launches each, which makes
+//! thousands in a RegNet's step; in a depthwise convolution a handful of threads adds up all pixels of the batch.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::ops::{FloatTensorOps, ModuleOps};
@@ -13,12 +13,12 @@ use cubecl::calculate_cube_count_elemwise;
 use cubecl::prelude::*;
 
 use super::super::extension::{Activation, ConvGrads, ConvOptions};
-use super::activation;
 use super::rows::{Rows, UNITS, arg};
 use super::weight_kernels::{SizesLaunch, Taps, add_pieces, depthwise_pieces, grouped_pieces};
+use super::{activation, direct};
 
 /// Input channels of a group up to which a thread for each output channel is the better way; beyond, burn's matrix products.
-const NARROW: usize = 32;
+pub(super) const NARROW: usize = 32;
 /// Taps whose sums fit into a thread's registers.
 const MOST_TAPS: usize = 25;
 
@@ -33,7 +33,7 @@ pub struct KeptConv {
     output: Option<CubeTensor>,
 }
 
-fn plain(options: &ConvOptions) -> burn::tensor::ops::ConvOptions<2> {
+pub(super) fn plain(options: &ConvOptions) -> burn::tensor::ops::ConvOptions<2> {
     let ConvOptions { stride, padding, dilation, groups } = *options;
     burn::tensor::ops::ConvOptions::new(stride, padding, dilation, groups)
 }
@@ -45,7 +45,9 @@ pub(super) fn forward(
     options: ConvOptions,
     relu: bool,
 ) -> (CubeTensor, KeptConv) {
-    let output = Cube::conv2d(input.clone(), weight.clone(), bias.clone(), plain(&options));
+    let (x, w, b) = (input.clone(), weight.clone(), bias.clone());
+    let output =
+        if options.groups == 1 { Cube::conv2d(x, w, b, plain(&options)) } else { direct::forward(x, w, b, &options) };
     let output = if relu { activation::forward(output, Activation::Relu) } else { output };
     let kept = KeptConv { input, weight, bias, options, output: relu.then(|| output.clone()) };
     (output, kept)
@@ -58,7 +60,14 @@ pub(super) fn backward(kept: KeptConv, grad: CubeTensor, wanted: [bool; 3]) -> C
         None => grad,
     };
     // the data's gradient first: what hangs on it comes next in the backward pass
-    let data = wanted[0].then(|| Cube::conv2d_x_backward(input.clone(), weight.clone(), grad.clone(), plain(&options)));
+    let data = wanted[0].then(|| {
+        let (x, w, dy) = (input.clone(), weight.clone(), grad.clone());
+        if options.groups == 1 {
+            Cube::conv2d_x_backward(x, w, dy, plain(&options))
+        } else {
+            direct::data_gradient(x.shape().dims(), w, dy, &options)
+        }
+    });
     let of_bias = bias.filter(|_| wanted[2]).map(|bias| Cube::conv2d_bias_backward(input.clone(), bias, grad.clone()));
     let of_weight = wanted[1].then(|| weight_gradient(input, weight, grad, &options));
     ConvGrads { input: data, weight: of_weight, bias: of_bias }
@@ -106,12 +115,7 @@ fn in_groups(x: &Rows, weight: &CubeTensor, dy: &Rows, options: &ConvOptions) ->
         if depthwise { dy.pitch(vector) } else { dy.pitch(1) },
         piece,
     );
-    let lie = Taps {
-        kernel: [kernel_height, kernel_width],
-        stride: options.stride,
-        padding: options.padding,
-        dilation: options.dilation,
-    };
+    let lie = Taps::of(weight, options);
     let whole = |elements: usize, vector: usize| {
         let dim = CubeDim::new(client, elements / vector);
         (calculate_cube_count_elemwise(client, elements / vector, dim), dim)

@@ -45,6 +45,13 @@ impl Rows {
         Self::dense(empty_device_dtype(like.client.clone(), like.device.clone(), shape, like.dtype), self.image)
     }
 
+    /// New memory for images of this type.
+    pub(super) fn images(&self, batch: usize, height: usize, width: usize, channels: usize) -> Self {
+        let like = &self.tensor;
+        let shape = Shape::from([batch, height, width, channels]);
+        Self::dense(empty_device_dtype(like.client.clone(), like.device.clone(), shape, like.dtype), true)
+    }
+
     /// In the shape that it came in.
     pub(super) fn into_tensor(self) -> CubeTensor {
         if self.image { permute_nhwc_to_nchw(self.tensor) } else { self.tensor }
@@ -127,7 +134,8 @@ fn pitch(tensor: &CubeTensor) -> Option<usize> {
     (strides[first] >= shape[last]).then_some(strides[first])
 }
 
-fn aligned(tensor: &CubeTensor) -> bool {
+/// Whether vectors can be read from its beginning on.
+pub(super) fn aligned(tensor: &CubeTensor) -> bool {
     tensor.handle.offset_start.unwrap_or(0).is_multiple_of(16)
 }
 

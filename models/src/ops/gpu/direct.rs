@@ -1,0 +1,192 @@
+//! Grouped convolutions: our kernels for narrow groups, burn's convolution of each group for wide ones.
+//!
+//! burn's kernels for groups add up in the type of the images, which for bf16 loses what 8 bits cannot hold of a long sum.
+
+use burn::backend::Cube;
+use burn::backend::TensorMetadata;
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::backend::ops::{FloatTensorOps, ModuleOps};
+use burn::tensor::{Shape, Slice};
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::super::extension::ConvOptions;
+use super::conv::{NARROW, plain};
+use super::direct_kernels::{ImagesLaunch, PIXELS, depthwise, grouped};
+use super::rows::{Rows, UNITS, aligned, arg};
+use super::weight_kernels::Taps;
+
+impl Taps {
+    pub(super) fn of(weight: &CubeTensor, options: &ConvOptions) -> Self {
+        let [_, _, height, width]: [usize; 4] = weight.shape().dims();
+        let ConvOptions { stride, padding, dilation, .. } = *options;
+        Self { kernel: [height, width], stride, padding, dilation }
+    }
+}
+
+/// The convolution of `[B, in, H, W]` by `[out, in / groups, kh, kw]`.
+pub(super) fn forward(
+    input: CubeTensor,
+    weight: CubeTensor,
+    bias: Option<CubeTensor>,
+    options: &ConvOptions,
+) -> CubeTensor {
+    let [outputs, inputs, height, width]: [usize; 4] = weight.shape().dims();
+    if inputs > NARROW {
+        let parts = (0..options.groups).map(|group| {
+            let bias = bias.clone().map(|bias| part(bias, 0, group, options.groups));
+            let weight = part(weight.clone(), 0, group, options.groups);
+            Cube::conv2d(channels_of(input.clone(), group, options.groups), weight, bias, in_one(options))
+        });
+        return side_by_side(parts.collect());
+    }
+    let [batch, _, in_height, in_width]: [usize; 4] = input.shape().dims();
+    let taps = Taps::of(&weight, options);
+    let along = |axis: usize, extent: usize| {
+        let window = taps.dilation[axis] * (taps.kernel[axis] - 1) + 1;
+        (extent + 2 * taps.padding[axis] - window) / taps.stride[axis] + 1
+    };
+    let target = [batch, outputs, along(0, in_height), along(1, in_width)];
+    // [groups, out, in, taps] -> [taps, in, groups, out]
+    let split = Shape::from([options.groups, outputs / options.groups, inputs, height * width]);
+    let weight = Cube::float_permute(Cube::float_reshape(weight, split), &[3, 2, 0, 1]);
+    launch(Rows::of(input), weight, bias, target, options.groups, taps, false)
+}
+
+/// The gradient of an input of `shape`.
+pub(super) fn data_gradient(
+    shape: [usize; 4],
+    weight: CubeTensor,
+    grad: CubeTensor,
+    options: &ConvOptions,
+) -> CubeTensor {
+    let [outputs, inputs, height, width]: [usize; 4] = weight.shape().dims();
+    if inputs > NARROW {
+        let [batch, _, in_height, in_width] = shape;
+        let one = Shape::from([batch, inputs, in_height, in_width]);
+        let parts = (0..options.groups).map(|group| {
+            let weight = part(weight.clone(), 0, group, options.groups);
+            let grad = channels_of(grad.clone(), group, options.groups);
+            // of the input burn takes the shape alone
+            let input = Cube::float_empty(one.clone(), &weight.device, weight.dtype.into());
+            Cube::conv2d_x_backward(input, weight, grad, in_one(options))
+        });
+        return side_by_side(parts.collect());
+    }
+    let taps = Taps::of(&weight, options);
+    // [groups, out, in, taps] -> [taps, out, groups, in]
+    let split = Shape::from([options.groups, outputs / options.groups, inputs, height * width]);
+    let weight = Cube::float_permute(Cube::float_reshape(weight, split), &[3, 1, 0, 2]);
+    launch(Rows::of(grad), weight, None, shape, options.groups, taps, true)
+}
+
+/// `weight` is `[taps, source channels of a group, groups, target channels of a group]`.
+fn launch(
+    source: Rows,
+    weight: CubeTensor,
+    bias: Option<CubeTensor>,
+    [batch, channels, height, width]: [usize; 4],
+    groups: usize,
+    taps: Taps,
+    transposed: bool,
+) -> CubeTensor {
+    let [_, inputs, _, each]: [usize; 4] = weight.shape().dims();
+    let alone = inputs == 1 && each == 1;
+    let (weight, bias) = (into_contiguous(weight), bias.map(into_contiguous));
+    let out = source.images(batch, height, width, channels);
+    // of the target's channels: in groups they have to be of one group
+    let vector = match bias.as_ref().is_none_or(aligned) {
+        true if alone => source.vector(&[&out], &[]),
+        true => out.vector_of(channels / groups),
+        false => 1,
+    };
+    let (columns, pixels) = (channels / vector, batch * height * width);
+    let lanes = columns.next_power_of_two().min(32);
+    let deep = UNITS / lanes;
+    let [_, source_height, source_width, _] = source.dims();
+    let narrow = if alone { vector } else { source.vector_of(inputs) };
+    let images = ImagesLaunch::new(
+        pixels,
+        height,
+        width,
+        source_height,
+        source_width,
+        columns,
+        out.pitch(vector),
+        source.pitch(narrow),
+    );
+    let blocks = pixels.div_ceil(deep * PIXELS);
+    let count = CubeCount::Static(blocks as u32, columns.div_ceil(lanes) as u32, 1);
+    let dim = CubeDim::new_2d(lanes as u32, deep as u32);
+    let all = arg(&weight, weight.meta.num_elements());
+    let start = bias.as_ref().map_or_else(|| arg(&weight, 0), |bias| arg(bias, channels));
+    let dtype = dtype_to_storage_type(source.dtype());
+    let client = source.client().clone();
+    // SAFETY: the kernels stay within the sizes that they are given, which are those of the tensors.
+    unsafe {
+        if alone {
+            depthwise::launch_unchecked(
+                &client,
+                count,
+                dim,
+                vector,
+                source.arg(),
+                all,
+                start,
+                out.arg(),
+                images,
+                bias.is_some(),
+                transposed,
+                taps,
+                dtype,
+            );
+        } else {
+            grouped::launch_unchecked(
+                &client,
+                count,
+                dim,
+                vector,
+                narrow,
+                source.arg(),
+                all,
+                start,
+                out.arg(),
+                channels / groups / vector,
+                inputs / narrow,
+                images,
+                bias.is_some(),
+                transposed,
+                taps,
+                narrow,
+                dtype,
+            );
+        }
+    }
+    out.into_tensor()
+}
+
+fn in_one(options: &ConvOptions) -> burn::tensor::ops::ConvOptions<2> {
+    plain(&ConvOptions { groups: 1, ..*options })
+}
+
+/// One of `parts` equal parts along an axis.
+fn part(tensor: CubeTensor, axis: usize, index: usize, parts: usize) -> CubeTensor {
+    let shape = tensor.shape();
+    let size = shape[axis] / parts;
+    let whole = |extent: usize| Slice::from(0..extent);
+    let mut slices: Vec<Slice> = shape.iter().map(|&extent| whole(extent)).collect();
+    slices[axis] = Slice::from(index * size..(index + 1) * size);
+    Cube::float_slice(tensor, &slices)
+}
+
+/// The channels of a group, channels-last in memory.
+fn channels_of(image: CubeTensor, group: usize, groups: usize) -> CubeTensor {
+    let rows = Cube::float_permute(image, &[0, 2, 3, 1]);
+    Cube::float_permute(part(rows, 3, group, groups), &[0, 3, 1, 2])
+}
+
+fn side_by_side(parts: Vec<CubeTensor>) -> CubeTensor {
+    let rows = parts.into_iter().map(|part| Cube::float_permute(part, &[0, 2, 3, 1])).collect();
+    Cube::float_permute(Cube::float_cat(rows, 3), &[0, 3, 1, 2])
+}
