@@ -13,6 +13,7 @@
 mod matrix;
 mod ops;
 mod training;
+mod updates;
 
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
@@ -108,7 +109,7 @@ fn run() -> Result<bool, String> {
     if let Ok(place) = std::env::var(RANK) {
         return rank(&place, &arguments);
     }
-    let mut well = !arguments.ops || ops::run()?;
+    let mut well = !arguments.ops || (ops::run()? & updates::run()?);
     for &world in arguments.ranks.iter().filter(|world| **world > 1) {
         well &= group(world)?;
     }

@@ -18,7 +18,7 @@ struct Inputs {
 }
 
 /// Numbers without a pattern, around zero with a deviation of about 1.
-fn numbers(seed: u64, count: usize) -> Vec<f32> {
+pub fn numbers(seed: u64, count: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut next = || {
         state ^= state << 13;
@@ -34,7 +34,7 @@ fn flat<const D: usize>(tensor: Tensor<D>) -> Tensor<1> {
     tensor.reshape([count])
 }
 
-fn values(tensor: Tensor<1>) -> Result<Vec<f32>, String> {
+pub fn values(tensor: Tensor<1>) -> Result<Vec<f32>, String> {
     tensor.cast(FloatDType::F32).into_data().try_into_vec::<f32>().map_err(|e| format!("{e:?}"))
 }
 
@@ -86,7 +86,7 @@ fn results(case: &Case, device: &Device, [reference, last]: [bool; 2]) -> Result
 }
 
 /// The largest difference, in units of the largest value.
-fn apart(ours: &[f32], theirs: &[f32]) -> f32 {
+pub fn apart(ours: &[f32], theirs: &[f32]) -> f32 {
     let largest = theirs.iter().fold(1e-30f32, |largest, x| largest.max(x.abs()));
     let differences = ours.iter().zip(theirs).map(|(a, b)| (a - b).abs());
     // NaN is as far apart as can be

@@ -2,7 +2,7 @@
 //!
 //! On burn's CPU backend, for `f32`, every value is read once and written once, in place where nobody else holds the
 //! tensor; a list is one parallel section, so that hundreds of small parameters cost no more than one large one. On a
-//! GPU, for `f32`, it is a kernel a parameter once its state is there. On any other device or element type the same formulas
+//! GPU, for `f32`, one launch serves many parameters once their state is there. On any other device or element type the same formulas
 //! are chains of burn's operations. The results of the kernels depend
 //! neither on the number of threads nor on the instruction set: no product is fused with a sum, and sums have one order.
 
@@ -82,14 +82,16 @@ pub fn update(rule: &UpdateRule, scale: Option<&Tensor<1>>, parameters: Vec<Para
         Some(scale) => gradient * scale.clone(),
         None => gradient,
     };
-    let one = |ParameterUpdate { value, gradient, weight_decay, slots }| {
-        let gradient = scaled(gradient);
-        #[cfg(all(feature = "cuda", not(feature = "fusion")))]
-        if let Some(updated) = super::gpu::step(rule, &value, &gradient, weight_decay, &slots) {
-            return updated;
-        }
-        composed(rule, value, gradient, weight_decay, slots)
-    };
+    let parameters: Vec<_> = parameters
+        .into_iter()
+        .map(|parameter| ParameterUpdate { gradient: scaled(parameter.gradient), ..parameter })
+        .collect();
+    #[cfg(all(feature = "cuda", not(feature = "fusion")))]
+    if let Some(updated) = super::gpu::step(rule, &parameters) {
+        return updated;
+    }
+    let one =
+        |ParameterUpdate { value, gradient, weight_decay, slots }| composed(rule, value, gradient, weight_decay, slots);
     parameters.into_iter().map(one).collect()
 }
 
@@ -157,13 +159,11 @@ pub fn follow(decay: f64, pairs: Vec<(Tensor<1>, Tensor<1>)>) -> Vec<Tensor<1>> 
     if pairs.iter().all(|(average, value)| has_kernels(average) && has_kernels(value)) {
         return cpu::follow(decay, pairs);
     }
-    let one = |(average, value): (Tensor<1>, Tensor<1>)| {
-        #[cfg(all(feature = "cuda", not(feature = "fusion")))]
-        if let Some(average) = super::gpu::follow(decay, &average, &value) {
-            return average;
-        }
-        average.mul_scalar(decay) + value.mul_scalar(1.0 - decay)
-    };
+    #[cfg(all(feature = "cuda", not(feature = "fusion")))]
+    if let Some(moved) = super::gpu::follow(decay, &pairs) {
+        return moved;
+    }
+    let one = |(average, value): (Tensor<1>, Tensor<1>)| average.mul_scalar(decay) + value.mul_scalar(1.0 - decay);
     pairs.into_iter().map(one).collect()
 }
 

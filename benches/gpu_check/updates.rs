@@ -1,0 +1,61 @@
+//! The optimizer's step and the weight average on a GPU beside the same on the CPU.
+
+use burn::tensor::{Device, Tensor, TensorData};
+use models::ops::{ParameterUpdate, UpdateRule, follow, update};
+
+use super::ops::{apart, numbers, values};
+
+/// Lengths of parameters: more than a launch takes, some that vectors do not divide, one of many blocks.
+fn lengths() -> Vec<usize> {
+    (0..37).map(|i| [1, 4, 10, 64, 1023, 4096][i % 6] + i / 30 * 70_000).collect()
+}
+
+fn vector(seed: u64, length: usize, device: &Device) -> Tensor<1> {
+    Tensor::from_data(TensorData::new(numbers(seed, length), [length]), device)
+}
+
+/// Values and state behind three steps, then what an average makes of the values.
+fn results(rule: impl Fn(u64) -> UpdateRule, slots: usize, device: &Device) -> Result<Vec<f32>, String> {
+    let mut state: Vec<_> = lengths().into_iter().map(|n| (vector(1, n, device), [None, None])).collect();
+    for step in 1..=3 {
+        let parameters = state
+            .into_iter()
+            .enumerate()
+            .map(|(i, (value, slots)): (usize, (Tensor<1>, _))| {
+                let gradient = vector(10 * step + 2, value.dims()[0], device);
+                ParameterUpdate { value, gradient, weight_decay: [0.0, 0.01][i % 2], slots }
+            })
+            .collect();
+        state = update(&rule(step), None, parameters).into_iter().map(|new| (new.value, new.slots)).collect();
+    }
+    let (new, slots): (Vec<_>, Vec<_>) = state.into_iter().map(|(v, state)| (v, state.into_iter().take(slots))).unzip();
+    let pairs = new.iter().map(|value| (vector(5, value.dims()[0], device), value.clone())).collect();
+    let averages = follow(0.9, pairs);
+    let all = new.into_iter().chain(averages).chain(slots.into_iter().flatten().flatten());
+    Ok(all.map(values).collect::<Result<Vec<_>, _>>()?.concat())
+}
+
+/// Prints a line a rule; whether all are right.
+pub fn run() -> Result<bool, String> {
+    let (gpu, cpu) = (Device::cuda(0), Device::flex());
+    let sgd = |nesterov| move |_| UpdateRule::Sgd { lr: 0.1, momentum: 0.9, nesterov };
+    let adamw = |step| UpdateRule::AdamW { lr: 0.01, betas: [0.9, 0.999], eps: 1e-8, step };
+    let all = [
+        ("SGD, momentum", results(sgd(false), 1, &gpu)?, results(sgd(false), 1, &cpu)?),
+        ("SGD, Nesterov", results(sgd(true), 1, &gpu)?, results(sgd(true), 1, &cpu)?),
+        ("AdamW", results(adamw, 2, &gpu)?, results(adamw, 2, &cpu)?),
+    ];
+    let mut well = true;
+    for (name, ours, theirs) in all {
+        let apart = apart(&ours, &theirs);
+        let right = ours.len() == theirs.len() && apart <= 1e-6;
+        well &= right;
+        println!(
+            "{name:40} {:>18} {:>6} {apart:9.1e}     1e-6{}",
+            "37 parameters",
+            "F32",
+            if right { "" } else { "  WRONG" }
+        );
+    }
+    Ok(well)
+}
