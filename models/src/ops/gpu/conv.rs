@@ -7,7 +7,8 @@ use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::ops::{FloatTensorOps, ModuleOps};
 use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::Shape;
-use burn_cubecl::ops::{numeric::empty_device_contiguous_dtype, permute_nhwc_to_nchw};
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::ops::{numeric::empty_device_contiguous_dtype, permute_nchw_to_nhwc, permute_nhwc_to_nchw};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::calculate_cube_count_elemwise;
 use cubecl::prelude::*;
@@ -45,9 +46,14 @@ pub(super) fn forward(
     options: ConvOptions,
     relu: bool,
 ) -> (CubeTensor, KeptConv) {
-    let (x, w, b) = (input.clone(), weight.clone(), bias.clone());
-    let output =
-        if options.groups == 1 { Cube::conv2d(x, w, b, plain(&options)) } else { direct::forward(x, w, b, &options) };
+    let (x, b) = (input.clone(), bias.clone());
+    let (output, weight) = if options.groups == 1 {
+        // in the order that burn reads it: once for both passes
+        let weight = permute_nhwc_to_nchw(into_contiguous(permute_nchw_to_nhwc(weight)));
+        (Cube::conv2d(x, weight.clone(), b, plain(&options)), weight)
+    } else {
+        (direct::forward(x, weight.clone(), b, &options), weight)
+    };
     let output = if relu { activation::forward(output, Activation::Relu) } else { output };
     let kept = KeptConv { input, weight, bias, options, output: relu.then(|| output.clone()) };
     (output, kept)
