@@ -1,16 +1,17 @@
 //! What only a GPU can show of our kernels, those of `trainer/src/comm/cuda` first, in tables:
 //!
 //! ```text
-//! gpu_check [--ops] [--ranks 2,4] [--sizes 1,1000,…] [--rounds 20] [--trainer PATH [--train 1,2,4]]
+//! gpu_check [--ops] [--networks NAME,… [--near 0.4]] [--ranks 2,4] [--sizes 1,1000,…] [--rounds 20] [--trainer PATH [--train 1,2,4]]
 //! ```
 //!
 //! Every algorithm x type on the wire x size x number of ranks, with values whose sums are exact: `#wrong` has to be 0 on
 //! every rank, and ranks have to agree to the bit. With fewer GPUs than ranks they share, hosts meet between the steps, and
-//! the times mean nothing (the table says so). With `--ops`, `models::ops` on the first GPU has to agree with the CPU. With `--trainer`, the path of the trainer's binary, training runs over so many
+//! the times mean nothing (the table says so). With `--ops`, `models::ops` on the first GPU has to agree with the CPU, and so have the gradients of `--networks`. With `--trainer`, the path of the trainer's binary, training runs over so many
 //! ranks follow, whose losses have to be the CPU's. `gpu_check.sh` beside this runs it, and compute-sanitizer over it;
 //! `on_cpu.sh` runs it where there is no GPU.
 
 mod matrix;
+mod networks;
 mod ops;
 mod training;
 mod updates;
@@ -32,6 +33,8 @@ struct Arguments {
     trainer: Option<String>,
     train: Vec<usize>,
     ops: bool,
+    networks: Vec<String>,
+    near: f64,
 }
 
 impl Arguments {
@@ -44,6 +47,8 @@ impl Arguments {
             trainer: None,
             train: vec![1, 2, 4],
             ops: false,
+            networks: Vec::new(),
+            near: 0.4,
         };
         let mut words = std::env::args().skip(1);
         while let Some(word) = words.next() {
@@ -58,9 +63,15 @@ impl Arguments {
                 "--ranks" => this.ranks = list(&value)?,
                 "--sizes" => this.sizes = list(&value)?,
                 "--rounds" => this.rounds = number(&value)?,
+                "--networks" => this.networks = value.split(',').map(str::to_owned).collect(),
+                "--near" => this.near = value.parse().map_err(|_| format!("{word}: {value:?} is no number"))?,
                 "--trainer" => this.trainer = Some(value),
                 "--train" => this.train = list(&value)?,
-                _ => return Err(format!("{word}: there are --ops, --ranks, --sizes, --rounds, --trainer and --train")),
+                _ => {
+                    return Err(format!(
+                        "{word}: there are --ops, --networks, --near, --ranks, --sizes, --rounds, --trainer and --train"
+                    ));
+                }
             }
         }
         Ok(this)
@@ -110,6 +121,9 @@ fn run() -> Result<bool, String> {
         return rank(&place, &arguments);
     }
     let mut well = !arguments.ops || (ops::run()? & updates::run()?);
+    if !arguments.networks.is_empty() {
+        well &= networks::run(&arguments.networks, arguments.near)?;
+    }
     for &world in arguments.ranks.iter().filter(|world| **world > 1) {
         well &= group(world)?;
     }

@@ -26,9 +26,10 @@ ln -sf libcuda.so.1 "$kept/lib/libcuda.so"
 ln -sf "$(realpath "$library")" "$kept/lib/libnccl.so.2"
 ln -sf "$(ls "$toolkit"/lib/libnvrtc.so.* | head -1)" "$kept/lib/libnvrtc.so"
 export LD_LIBRARY_PATH="$kept/lib:$toolkit/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" CUDA_PATH=$toolkit
-export CUDA_ON_CPU_CACHE=$kept/modules XDG_CACHE_HOME=$kept/cache
-# what is tuned by kernels that do nothing is kept apart
-[ "${CUDA_ON_CPU_RUN:-}" != no ] || export XDG_CACHE_HOME=$kept/idle
+# what is tuned is for one kind of GPU; by kernels that do nothing, for none
+idle=
+[ "${CUDA_ON_CPU_RUN:-}" != no ] || idle=-idle
+export CUDA_ON_CPU_CACHE=$kept/modules XDG_CACHE_HOME=$kept/cache${CUDA_ON_CPU_CAPABILITY:-}$idle
 # tuning runs each candidate several times, and here every one of them is slow
 export CUBECL_AUTOTUNE_LEVEL=${CUBECL_AUTOTUNE_LEVEL:-minimal}
 exec "$@"

@@ -134,22 +134,28 @@ fn class(part: Part, kernel: &str) -> &'static str {
         Part::Optimizer => return "optimizer",
         Part::Forward | Part::Backward => {}
     }
-    if has("backward_weight") || has("weight_grad") {
+    let forward = matches!(part, Part::Forward);
+    if has("norm_kernels") {
+        // ours; burn's own batch norm is reductions and elementwise kernels
+        if forward { "batch norm, forward" } else { "batch norm, backward" }
+    } else if has("direct_kernels") {
+        if forward { "convolution, forward" } else { "convolution, data gradient" }
+    } else if has("backward_weight") || has("weight_grad") || has("weight_kernels") {
         "convolution, weight gradient"
     } else if has("backward_data") || has("conv_transpose") || has("ConvTranspose") {
         "convolution, data gradient"
     } else if has("conv") || has("Conv") {
         // grouped weight gradients and some data gradients are forward convolutions of other operands
-        if matches!(part, Part::Forward) { "convolution, forward" } else { "convolution, gradients by forward kernels" }
+        if forward { "convolution, forward" } else { "convolution, gradients by forward kernels" }
     } else if has("matmul") || has("Matmul") || has("gemm") {
         "matrix products"
     } else if has("reduce") || has("Reduce") {
-        if matches!(part, Part::Forward) { "reductions, forward" } else { "reductions, backward" }
+        if forward { "reductions, forward" } else { "reductions, backward" }
     } else if has("pool") || has("Pool") {
         "pooling"
     } else if has("contiguous") || has("into_contiguous") || has("copy") {
         "layout copies"
-    } else if matches!(part, Part::Forward) {
+    } else if forward {
         "elementwise, forward"
     } else {
         "elementwise, backward"

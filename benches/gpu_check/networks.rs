@@ -1,0 +1,53 @@
+//! A training pass of whole networks on a GPU beside the same on the CPU: logits, and the gradients of all parameters.
+
+use burn::optim::GradientsParams;
+use burn::tensor::{Device, Tensor, TensorData};
+use models::{Context, Network, Spec, build, gradient, parameters};
+
+use super::ops::{numbers, values};
+
+const BATCH: usize = 8;
+
+/// Logits, and one gradient behind the other.
+fn pass(network: &Network, spec: &Spec, device: &Device) -> Result<[Vec<f32>; 2], String> {
+    let [height, width] = spec.image_size;
+    let shape = [BATCH, spec.in_channels, height, width];
+    let images = Tensor::<4>::from_data(TensorData::new(numbers(1, shape.iter().product()), shape), device);
+    let logits = network.forward(images, &Context::train());
+    let slope = TensorData::new(numbers(2, BATCH * spec.num_classes), logits.dims());
+    let loss = (logits.clone() * Tensor::<2>::from_data(slope, device)).sum();
+    let found = GradientsParams::from_grads(loss.backward(), network);
+    let gradients = parameters(network).into_iter().filter_map(|info| gradient(&found, &info)).map(values);
+    let gradients = gradients.collect::<Result<Vec<_>, _>>()?.concat();
+    Ok([values(logits.reshape([BATCH * spec.num_classes]))?, gradients])
+}
+
+/// `‖a − b‖ / ‖b‖`.
+fn distance(a: &[f32], b: &[f32]) -> f64 {
+    let norm = |squares: &mut dyn Iterator<Item = f64>| squares.sum::<f64>().sqrt();
+    let apart = norm(&mut a.iter().zip(b).map(|(a, b)| f64::from(a - b).powi(2)));
+    apart / norm(&mut b.iter().map(|b| f64::from(*b).powi(2)))
+}
+
+/// Prints a line a network; whether all gradients are within `near` of the CPU's. A GPU multiplies in TF32, with 11 bits, and a
+/// random network amplifies roundings; one of compute capability 7.5 has no TF32, and is as near as sums in another order.
+pub fn run(names: &[String], near: f64) -> Result<bool, String> {
+    let (gpu, cpu) = (Device::cuda(0).autodiff(), Device::flex().autodiff());
+    println!("{:24} {:>12} {:>12} {:>9}", "network", "logits", "gradients", "limit");
+    let mut well = true;
+    for name in names {
+        let entry = models::find(name).map_err(|e| e.to_string())?;
+        let network = |device| build(name, &entry.spec, 1, device).map_err(|e| e.to_string());
+        let ours = pass(&network(&gpu)?, &entry.spec, &gpu)?;
+        let theirs = pass(&network(&cpu)?, &entry.spec, &cpu)?;
+        if ours[1].len() != theirs[1].len() {
+            return Err(format!("{name}: not as many gradients as on the CPU"));
+        }
+        let [logits, gradients] = [0, 1].map(|i| distance(&ours[i], &theirs[i]));
+        // NaN is not near
+        let right = logits <= near && gradients <= near;
+        well &= right;
+        println!("{name:24} {logits:12.1e} {gradients:12.1e} {near:9.0e}{}", if right { "" } else { "  WRONG" });
+    }
+    Ok(well)
+}
