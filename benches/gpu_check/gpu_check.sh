@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in less than ten minutes: gpu_check.sh OUT [TRAINER GPU_CHECK]
+# Everything that needs a GPU, in some ten minutes: gpu_check.sh OUT [TRAINER GPU_CHECK]
 # OUT gets the logs. TRAINER and GPU_CHECK are the two programs; by default they are built here with --features cuda. One
 # GPU is enough: ranks share it, and times then mean nothing. compute-sanitizer is used where the CUDA toolkit has it.
 set -uo pipefail
@@ -28,6 +28,8 @@ step() { # NAME SECONDS COMMAND…
 }
 nvidia-smi >"$out/nvidia-smi.log" 2>&1
 "$trainer" doctor >"$out/doctor.log" 2>&1
+step ops 100 "$check" --ops --ranks 1
+step networks 200 "$check" --networks lenet,resnet18,shufflenetv2_x0_5,regnetx_200mf --ranks 1
 step matrix 200 "$check" --ranks 2,4
 step training 200 "$check" --ranks 1 --trainer "$trainer"
 step allreduce 60 "$trainer" bench allreduce --gpus 2 --oversubscribe --sizes 4,65536,44695848 --ms 200

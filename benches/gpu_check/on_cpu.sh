@@ -36,6 +36,7 @@ step() { # NAME GPUS COMMAND…
     fi
 }
 step doctor 2 "$programs/trainer" doctor
+step ops 1 "$programs/gpu_check" --ops --ranks 1
 step matrix 3 "$programs/gpu_check" --ranks 2,3 --sizes 1,1023,70001 --rounds 1
 step matrix-shared 1 "$programs/gpu_check" --ranks 2 --sizes 1,4100 --rounds 1
 step nccl 3 "$programs/trainer" bench allreduce --gpus 3 --backend nccl --sizes 4,70000 --ms 100

@@ -84,10 +84,11 @@ fn different_lists_are_an_error_on_every_rank() {
 fn a_mismatch_inside_a_group_names_the_group() {
     for kind in KINDS {
         let errors = ranks(kind, 3, |comm| {
-            let group = comm.group(&[2, 0]).unwrap();
-            match group {
-                Some(group) => message(group.broadcast(&mut vec![0u8; comm.rank() + 1], 0)),
-                None => message(comm.barrier()),
+            match comm.group(&[2, 0]) {
+                Ok(Some(group)) => message(group.broadcast(&mut vec![0u8; comm.rank() + 1], 0)),
+                Ok(None) => message(comm.barrier()),
+                // the others may be so far before rank 1 knows that it is not of the group
+                Err(error) => error.message,
             }
         });
         let want = "rank 2 calls broadcast of 3 u8 with root 0 where rank 0 calls broadcast of 1 u8 with root 0, \
