@@ -46,8 +46,8 @@ pub(super) fn sloped<N: Size>(
 
 /// The activation of `x`, or with `slopes` the slope at `x` times `dy`.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments, reason = "a kernel's arguments are bound one by one")]
-fn pass<F: Float, N: Size>(
+
+fn activate<F: Float, N: Size>(
     x: &[Vector<F, N>],
     dy: &[Vector<F, N>],
     out: &mut [Vector<F, N>],
@@ -85,7 +85,7 @@ fn launch(x: Rows, dy: Option<Rows>, activation: Activation) -> CubeTensor {
         let second = dy.as_ref().unwrap_or(&x);
         // SAFETY: all three have the rows and columns that the kernel is told.
         unsafe {
-            pass::launch_unchecked(
+            activate::launch_unchecked(
                 x.client(),
                 blocks.elementwise(),
                 blocks.dim(),

@@ -10,11 +10,10 @@ use burn::tensor::Shape;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::{numeric::empty_device_contiguous_dtype, permute_nchw_to_nhwc, permute_nhwc_to_nchw};
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::calculate_cube_count_elemwise;
 use cubecl::prelude::*;
 
 use super::super::extension::{Activation, ConvGrads, ConvOptions};
-use super::rows::{Rows, UNITS, arg};
+use super::rows::{Rows, UNITS, arg, whole};
 use super::weight_kernels::{SizesLaunch, Taps, add_pieces, depthwise_pieces, grouped_pieces};
 use super::{activation, direct};
 
@@ -121,11 +120,7 @@ fn in_groups(x: &Rows, weight: &CubeTensor, dy: &Rows, options: &ConvOptions) ->
         if depthwise { dy.pitch(vector) } else { dy.pitch(1) },
         piece,
     );
-    let lie = Taps::of(weight, options);
-    let whole = |elements: usize, vector: usize| {
-        let dim = CubeDim::new(client, elements / vector);
-        (calculate_cube_count_elemwise(client, elements / vector, dim), dim)
-    };
+    let windows = Taps::of(weight, options);
     // SAFETY: the kernels stay within the sizes that they are given, which are those of the tensors.
     unsafe {
         if depthwise {
@@ -139,7 +134,7 @@ fn in_groups(x: &Rows, weight: &CubeTensor, dy: &Rows, options: &ConvOptions) ->
                 arg(&scratch, pieces * length),
                 columns,
                 sizes,
-                lie,
+                windows,
                 dtype,
             );
         } else {
@@ -156,13 +151,13 @@ fn in_groups(x: &Rows, weight: &CubeTensor, dy: &Rows, options: &ConvOptions) ->
                 each,
                 sizes,
                 vectors,
-                lie,
+                windows,
                 dtype,
             );
         }
     }
     let vector = if length.is_multiple_of(4) { 4 } else { 1 };
-    let (count, dim) = whole(length, vector);
+    let (count, dim) = whole(length / vector);
     // a depthwise one has its taps first
     let shape = if depthwise {
         [1, kernel_height, kernel_width, outputs]

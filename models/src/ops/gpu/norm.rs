@@ -101,7 +101,7 @@ pub(super) fn forward(
     let old = old.unwrap_or_else(|| [mean.clone(), inverse.clone()]);
     let vector = x.vector(&[], &[&old[0], &old[1]]);
     let blocks = Blocks::over(&x, vector);
-    let [piece, pieces] = blocks.pieces();
+    let ([piece, pieces], (count, dim)) = (blocks.pieces(), blocks.whole());
     let scratch = x.of_columns(2 * pieces);
     // SAFETY: as in `apply`; the scratch has two vectors a piece.
     unsafe {
@@ -120,8 +120,8 @@ pub(super) fn forward(
         );
         whole_moments::launch_unchecked(
             x.client(),
-            blocks.one_row(),
-            blocks.dim(),
+            count,
+            dim,
             vector,
             column(&scratch),
             column(&old[0]),
@@ -158,7 +158,7 @@ pub(super) fn backward(kept: KeptNorm, grad: CubeTensor) -> Grads {
     let (second, third) = (out.as_ref().unwrap_or(&x), residual.as_ref().unwrap_or(&dx));
     let vector = x.vector(&[&dy, second, &dx, third], &[&weight, &bias]);
     let blocks = Blocks::over(&x, vector);
-    let [piece, pieces] = blocks.pieces();
+    let ([piece, pieces], (count, dim)) = (blocks.pieces(), blocks.whole());
     let scratch = x.of_columns(2 * pieces);
     // SAFETY: as in `forward`.
     unsafe {
@@ -187,8 +187,8 @@ pub(super) fn backward(kept: KeptNorm, grad: CubeTensor) -> Grads {
         );
         whole_gradients::launch_unchecked(
             x.client(),
-            blocks.one_row(),
-            blocks.dim(),
+            count,
+            dim,
             vector,
             column(&scratch),
             column(&sum),

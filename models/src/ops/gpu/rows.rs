@@ -191,8 +191,16 @@ impl Blocks {
         CubeCount::Static(self.tiles as u32, self.pieces()[1] as u32, 1)
     }
 
-    /// For a pass over columns alone.
-    pub(super) fn one_row(&self) -> CubeCount {
-        CubeCount::Static(self.tiles as u32, 1, 1)
+    /// For the second launch of a reduction, over the pieces: few columns a block, so that many threads share the pieces of
+    /// each, which are read one behind the other.
+    pub(super) fn whole(&self) -> (CubeCount, CubeDim) {
+        whole(self.columns)
     }
+}
+
+/// See [`Blocks::whole`].
+pub(super) fn whole(columns: usize) -> (CubeCount, CubeDim) {
+    let lanes = columns.next_power_of_two().min(4);
+    let dim = CubeDim::new_2d(lanes as u32, (UNITS / lanes) as u32);
+    (CubeCount::Static(columns.div_ceil(lanes) as u32, 1, 1), dim)
 }

@@ -35,7 +35,25 @@ pub(super) struct Sizes {
     pub(super) piece: usize,
 }
 
-/// Adds up what the threads of a column have, and writes it as the first of them.
+/// The sum of what the threads of a column have; the first of them gets it.
+#[cube]
+fn added_over_block<N: Size>(value: Vector<f32, N>, shared: &mut Shared<[Vector<f32, N>]>) -> Vector<f32, N> {
+    let (unit, y) = (UNIT_POS as usize, UNIT_POS_Y as usize);
+    shared[unit] = value;
+    sync_cube();
+    let mut half = CUBE_DIM_Y as usize / 2;
+    while half > 0 {
+        if y < half {
+            let sum = shared[unit] + shared[unit + half * CUBE_DIM_X as usize];
+            shared[unit] = sum;
+        }
+        sync_cube();
+        half /= 2;
+    }
+    shared[unit]
+}
+
+/// Adds up what the threads of a column have of each tap, and writes it as the first of them.
 #[cube]
 fn write_sums<N: Size>(
     sums: &Array<Vector<f32, N>>,
@@ -46,23 +64,13 @@ fn write_sums<N: Size>(
     #[comptime] taps: usize,
 ) {
     let mut shared = Shared::<[Vector<f32, N>]>::new_slice(UNITS);
-    let (unit, y) = (UNIT_POS as usize, UNIT_POS_Y as usize);
     #[unroll]
     for tap in 0..taps {
-        shared[unit] = sums[tap];
-        sync_cube();
-        let mut half = CUBE_DIM_Y as usize / 2;
-        while half > 0 {
-            if y < half {
-                let sum = shared[unit] + shared[unit + half * CUBE_DIM_X as usize];
-                shared[unit] = sum;
-            }
-            sync_cube();
-            half /= 2;
+        let sum = added_over_block::<N>(sums[tap], &mut shared);
+        if writes && UNIT_POS_Y == 0 {
+            pieces[first + tap * step] = sum;
         }
-        if writes && y == 0 {
-            pieces[first + tap * step] = shared[unit];
-        }
+        // before the next one is put there
         sync_cube();
     }
 }
@@ -170,14 +178,18 @@ pub(super) fn add_pieces<F: Float, N: Size>(
     count_of_pieces: usize,
     #[define(F)] _dtype: ElemType,
 ) {
-    if ABSOLUTE_POS >= length {
-        terminate!();
-    }
+    let at = CUBE_POS_X as usize * CUBE_DIM_X as usize + UNIT_POS_X as usize;
     let mut sum = Vector::<f32, N>::new(0.0);
-    let mut index = 0usize;
-    while index < count_of_pieces {
-        sum += pieces[index * length + ABSOLUTE_POS];
-        index += 1;
+    if at < length {
+        let mut index = UNIT_POS_Y as usize;
+        while index < count_of_pieces {
+            sum += pieces[index * length + at];
+            index += CUBE_DIM_Y as usize;
+        }
     }
-    out[ABSOLUTE_POS] = Vector::cast_from(sum);
+    let mut shared = Shared::<[Vector<f32, N>]>::new_slice(UNITS);
+    let sum = added_over_block::<N>(sum, &mut shared);
+    if at < length && UNIT_POS_Y == 0 {
+        out[at] = Vector::cast_from(sum);
+    }
 }
