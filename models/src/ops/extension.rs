@@ -278,3 +278,52 @@ pub trait EvalOps: Backend {
         activation: Activation,
     ) -> FloatTensor<Self>;
 }
+
+/// A backend's convolutions, batch norm and activations where there is no graph: nothing is kept. Its tensors are `$tensor`.
+macro_rules! forward_alone {
+    ($backend:ty, $tensor:ty) => {
+        impl $crate::ops::extension::ConvOps for $backend {
+            fn conv(input: $tensor, weight: $tensor, options: $crate::ops::ConvOptions, relu: bool) -> $tensor {
+                Self::conv_forward(input, weight, None, options, relu).0
+            }
+
+            fn conv_bias(
+                input: $tensor,
+                weight: $tensor,
+                bias: $tensor,
+                options: $crate::ops::ConvOptions,
+                relu: bool,
+            ) -> $tensor {
+                Self::conv_forward(input, weight, Some(bias), options, relu).0
+            }
+        }
+
+        impl $crate::ops::extension::NormOps for $backend {
+            fn norm(
+                input: $tensor,
+                weight: $tensor,
+                bias: $tensor,
+                options: $crate::ops::NormOptions,
+            ) -> ($tensor, $tensor, $tensor) {
+                let ([output, mean, variance], _) = Self::norm_forward(input, weight, bias, None, options);
+                (output, mean, variance)
+            }
+
+            fn norm_add(
+                input: $tensor,
+                weight: $tensor,
+                bias: $tensor,
+                residual: $tensor,
+                options: $crate::ops::NormOptions,
+            ) -> ($tensor, $tensor, $tensor) {
+                let ([output, mean, variance], _) = Self::norm_forward(input, weight, bias, Some(residual), options);
+                (output, mean, variance)
+            }
+
+            fn activate(input: $tensor, activation: $crate::ops::Activation) -> $tensor {
+                Self::activate_forward(input, activation)
+            }
+        }
+    };
+}
+pub(super) use forward_alone;

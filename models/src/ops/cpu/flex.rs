@@ -6,8 +6,8 @@ use burn::backend::Flex;
 use burn_flex::FlexTensor;
 
 use super::super::extension::{
-    Activation, BatchNormGrads, ConvGrads, ConvKernels, ConvOps, ConvOptions, EvalOps, Kernels, NormKernels, NormOps,
-    NormOptions, PoolOptions, TrainingOps,
+    Activation, BatchNormGrads, ConvGrads, ConvKernels, ConvOptions, EvalOps, Kernels, NormKernels, NormOptions,
+    PoolOptions, TrainingOps, forward_alone,
 };
 use super::batch_norm::{self, Slope, Stats};
 use super::kernel::Isa;
@@ -239,48 +239,7 @@ impl Kernels for Flex {
     }
 }
 
-impl NormOps for Flex {
-    fn norm(
-        input: FlexTensor,
-        weight: FlexTensor,
-        bias: FlexTensor,
-        options: NormOptions,
-    ) -> (FlexTensor, FlexTensor, FlexTensor) {
-        let ([output, mean, variance], _) = Self::norm_forward(input, weight, bias, None, options);
-        (output, mean, variance)
-    }
-
-    fn norm_add(
-        input: FlexTensor,
-        weight: FlexTensor,
-        bias: FlexTensor,
-        residual: FlexTensor,
-        options: NormOptions,
-    ) -> (FlexTensor, FlexTensor, FlexTensor) {
-        let ([output, mean, variance], _) = Self::norm_forward(input, weight, bias, Some(residual), options);
-        (output, mean, variance)
-    }
-
-    fn activate(input: FlexTensor, activation: Activation) -> FlexTensor {
-        Self::activate_forward(input, activation)
-    }
-}
-
-impl ConvOps for Flex {
-    fn conv(input: FlexTensor, weight: FlexTensor, options: ConvOptions, relu: bool) -> FlexTensor {
-        Self::conv_forward(input, weight, None, options, relu).0
-    }
-
-    fn conv_bias(
-        input: FlexTensor,
-        weight: FlexTensor,
-        bias: FlexTensor,
-        options: ConvOptions,
-        relu: bool,
-    ) -> FlexTensor {
-        Self::conv_forward(input, weight, Some(bias), options, relu).0
-    }
-}
+forward_alone!(Flex, FlexTensor);
 
 impl TrainingOps for Flex {
     fn dense(input: FlexTensor, weight: FlexTensor, bias: FlexTensor, relu: bool) -> FlexTensor {

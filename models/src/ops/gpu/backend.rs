@@ -5,8 +5,7 @@ use burn::backend::ops::FloatTensorOps;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::super::extension::{
-    Activation, BatchNormGrads, ConvGrads, ConvKernels, ConvOps, ConvOptions, EvalOps, NormKernels, NormOps,
-    NormOptions,
+    Activation, BatchNormGrads, ConvGrads, ConvKernels, ConvOptions, EvalOps, NormKernels, NormOptions, forward_alone,
 };
 use super::{activation, conv, norm};
 
@@ -59,48 +58,7 @@ impl ConvKernels for Cube {
     }
 }
 
-impl ConvOps for Cube {
-    fn conv(input: CubeTensor, weight: CubeTensor, options: ConvOptions, relu: bool) -> CubeTensor {
-        conv::forward(input, weight, None, options, relu).0
-    }
-
-    fn conv_bias(
-        input: CubeTensor,
-        weight: CubeTensor,
-        bias: CubeTensor,
-        options: ConvOptions,
-        relu: bool,
-    ) -> CubeTensor {
-        conv::forward(input, weight, Some(bias), options, relu).0
-    }
-}
-
-impl NormOps for Cube {
-    fn norm(
-        input: CubeTensor,
-        weight: CubeTensor,
-        bias: CubeTensor,
-        options: NormOptions,
-    ) -> (CubeTensor, CubeTensor, CubeTensor) {
-        let ([output, mean, variance], _) = Self::norm_forward(input, weight, bias, None, options);
-        (output, mean, variance)
-    }
-
-    fn norm_add(
-        input: CubeTensor,
-        weight: CubeTensor,
-        bias: CubeTensor,
-        residual: CubeTensor,
-        options: NormOptions,
-    ) -> (CubeTensor, CubeTensor, CubeTensor) {
-        let ([output, mean, variance], _) = Self::norm_forward(input, weight, bias, Some(residual), options);
-        (output, mean, variance)
-    }
-
-    fn activate(input: CubeTensor, activation: Activation) -> CubeTensor {
-        activation::forward(input, activation)
-    }
-}
+forward_alone!(Cube, CubeTensor);
 
 impl EvalOps for Cube {
     fn norm_by(
