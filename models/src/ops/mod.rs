@@ -1,9 +1,9 @@
 //! The operations that training spends its time in, with kernels and backward passes of our own.
 //!
 //! On burn's CPU backend, for `f32`, these functions run the kernels of `cpu`, registered through burn's backend
-//! extension with one autodiff step each ([`Kernels`]). On an NVIDIA GPU batch norm, activations and the optimizer's step run
-//! those of `gpu` ([`NormKernels`]). Everything else, and any other device or element type, composes burn's operations. Layers
-//! call them; models do not know of them.
+//! extension with one autodiff step each ([`Kernels`]). On an NVIDIA GPU grouped convolutions, batch norm, activations and the
+//! optimizer's step run those of `gpu` ([`ConvKernels`], [`NormKernels`]). Everything else, and any other device or element
+//! type, composes burn's operations. Layers call them; models do not know of them.
 //!
 //! # Memory order
 //!
@@ -209,8 +209,8 @@ fn normed(
     running: Option<Running>,
 ) -> BatchNormed {
     let dtype = input.dtype();
-    let after = after.like(&input);
     if has_kernels(&input) || on_gpu {
+        let after = after.like(&input);
         // Of what is added, the normalised values tell nothing: what needs them for its slope comes after.
         let (inside, behind) = match (&after.residual, after.activation) {
             (None, inside) | (Some(_), inside @ Activation::Relu) => (inside, Activation::Identity),

@@ -2,8 +2,8 @@
 //!
 //! On burn's CPU backend, for `f32`, every value is read once and written once, in place where nobody else holds the
 //! tensor; a list is one parallel section, so that hundreds of small parameters cost no more than one large one. On a
-//! GPU, for `f32`, one launch serves many parameters once their state is there. On any other device or element type the same formulas
-//! are chains of burn's operations. The results of the kernels depend
+//! GPU, for `f32`, one launch serves many parameters once their state is there. On any other device or element type the same
+//! formulas are chains of burn's operations. The results of the kernels depend
 //! neither on the number of threads nor on the instruction set: no product is fused with a sum, and sums have one order.
 
 use burn::tensor::Tensor;

@@ -14,7 +14,7 @@ use cubecl::prelude::*;
 use super::super::extension::ConvOptions;
 use super::conv::{NARROW, plain};
 use super::direct_kernels::{ImagesLaunch, PIXELS, depthwise, grouped};
-use super::rows::{Rows, UNITS, aligned, arg};
+use super::rows::{Rows, UNITS, aligned, all, arg};
 use super::weight_kernels::Taps;
 
 impl Taps {
@@ -119,7 +119,6 @@ fn launch(
     let blocks = pixels.div_ceil(deep * PIXELS);
     let count = CubeCount::Static(blocks as u32, columns.div_ceil(lanes) as u32, 1);
     let dim = CubeDim::new_2d(lanes as u32, deep as u32);
-    let all = arg(&weight, weight.meta.num_elements());
     let start = bias.as_ref().map_or_else(|| arg(&weight, 0), |bias| arg(bias, channels));
     let dtype = dtype_to_storage_type(source.dtype());
     let client = source.client().clone();
@@ -132,7 +131,7 @@ fn launch(
                 dim,
                 vector,
                 source.arg(),
-                all,
+                all(&weight),
                 start,
                 out.arg(),
                 images,
@@ -149,7 +148,7 @@ fn launch(
                 vector,
                 narrow,
                 source.arg(),
-                all,
+                all(&weight),
                 start,
                 out.arg(),
                 channels / groups / vector,

@@ -1,11 +1,12 @@
 //! Batch norm on a GPU: three launches forward, three backward, one in evaluation.
 
 use burn::backend::cubecl::dtype_to_storage_type;
+use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::super::extension::{Activation, NormOptions, Running};
 use super::norm_kernels::{input_gradient, normalise, piece_gradients, piece_moments, whole_gradients, whole_moments};
-use super::rows::{Blocks, Rows, arg, columns_of};
+use super::rows::{Blocks, Rows, all};
 use super::update::cube;
 
 /// What a batch norm keeps for its backward pass.
@@ -35,10 +36,6 @@ pub(super) struct Grads {
     pub(super) residual: CubeTensor,
 }
 
-fn column(tensor: &CubeTensor) -> cubecl::prelude::BufferArg {
-    arg(tensor, tensor.meta.num_elements())
-}
-
 /// `activation((x - mean) · inverse · weight + bias + residual)`.
 fn apply(
     x: &Rows,
@@ -61,10 +58,10 @@ fn apply(
             vector,
             x.arg(),
             second.arg(),
-            column(mean),
-            column(inverse),
-            column(weight),
-            column(bias),
+            all(mean),
+            all(inverse),
+            all(weight),
+            all(bias),
             out.arg(),
             x.rows(),
             blocks.columns,
@@ -91,7 +88,7 @@ pub(super) fn forward(
 ) -> ([CubeTensor; 3], KeptNorm) {
     let NormOptions { epsilon, activation, running, .. } = options;
     let (x, residual) = (Rows::of(input), residual.map(Rows::of));
-    let affine = [weight, bias].map(columns_of);
+    let affine = [weight, bias].map(into_contiguous);
     let [mean, inverse, moved_mean, moved_variance] = [0; 4].map(|_| x.of_columns(1));
     let momentum = running.as_ref().map(|running| running.momentum);
     let old = running.map(|Running { mean, variance, .. }| {
@@ -111,7 +108,7 @@ pub(super) fn forward(
             blocks.dim(),
             vector,
             x.arg(),
-            column(&scratch),
+            all(&scratch),
             x.rows(),
             blocks.columns,
             x.pitch(vector),
@@ -123,13 +120,13 @@ pub(super) fn forward(
             count,
             dim,
             vector,
-            column(&scratch),
-            column(&old[0]),
-            column(&old[1]),
-            column(&mean),
-            column(&inverse),
-            column(&moved_mean),
-            column(&moved_variance),
+            all(&scratch),
+            all(&old[0]),
+            all(&old[1]),
+            all(&mean),
+            all(&inverse),
+            all(&moved_mean),
+            all(&moved_variance),
             x.rows(),
             blocks.columns,
             piece,
@@ -170,11 +167,11 @@ pub(super) fn backward(kept: KeptNorm, grad: CubeTensor) -> Grads {
             x.arg(),
             dy.arg(),
             second.arg(),
-            column(&mean),
-            column(&inverse),
-            column(&weight),
-            column(&bias),
-            column(&scratch),
+            all(&mean),
+            all(&inverse),
+            all(&weight),
+            all(&bias),
+            all(&scratch),
             x.rows(),
             blocks.columns,
             x.pitch(vector),
@@ -190,9 +187,9 @@ pub(super) fn backward(kept: KeptNorm, grad: CubeTensor) -> Grads {
             count,
             dim,
             vector,
-            column(&scratch),
-            column(&sum),
-            column(&product),
+            all(&scratch),
+            all(&sum),
+            all(&product),
             blocks.columns,
             pieces,
         );
@@ -204,12 +201,12 @@ pub(super) fn backward(kept: KeptNorm, grad: CubeTensor) -> Grads {
             x.arg(),
             dy.arg(),
             second.arg(),
-            column(&mean),
-            column(&inverse),
-            column(&weight),
-            column(&bias),
-            column(&sum),
-            column(&product),
+            all(&mean),
+            all(&inverse),
+            all(&weight),
+            all(&bias),
+            all(&sum),
+            all(&product),
             dx.arg(),
             third.arg(),
             x.rows(),
@@ -238,7 +235,7 @@ pub(super) fn by(
     activation: Activation,
 ) -> CubeTensor {
     let (x, residual) = (Rows::of(input), residual.map(Rows::of));
-    let [mean, variance] = given.map(columns_of);
+    let [mean, variance] = given.map(into_contiguous);
     let statistics = Statistics { mean, inverse: variance, given: true };
-    apply(&x, residual.as_ref(), &statistics, &affine.map(columns_of), epsilon, activation).into_tensor()
+    apply(&x, residual.as_ref(), &statistics, &affine.map(into_contiguous), epsilon, activation).into_tensor()
 }

@@ -145,9 +145,9 @@ pub(super) fn arg(tensor: &CubeTensor, length: usize) -> BufferArg {
     unsafe { BufferArg::from_raw_parts(tensor.handle.clone(), length) }
 }
 
-/// A vector of the channels, its elements one behind the other.
-pub(super) fn columns_of(tensor: CubeTensor) -> CubeTensor {
-    into_contiguous(tensor)
+/// All of a tensor whose elements lie one behind the other.
+pub(super) fn all(tensor: &CubeTensor) -> BufferArg {
+    arg(tensor, tensor.meta.num_elements())
 }
 
 /// Blocks over a matrix: threads side by side take neighbouring vectors of a row, what is left of a block takes rows.

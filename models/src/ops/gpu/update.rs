@@ -11,7 +11,7 @@ use cubecl::Device;
 use cubecl::prelude::*;
 
 use super::super::update::{ParameterUpdate, UpdateRule, UpdatedParameter, bias_corrections};
-use super::rows::{UNITS, aligned, arg};
+use super::rows::{UNITS, aligned, all};
 
 /// A flat f32 tensor of an NVIDIA GPU, its elements one behind the other.
 pub(super) fn cube(tensor: &Tensor<1>) -> Option<CubeTensor> {
@@ -73,7 +73,7 @@ impl<const N: usize> Pass<N> {
 
     /// The tensors with an index, of all parameters.
     fn args<T: LaunchArg<RuntimeArg = BufferArg>>(&self, index: usize) -> SequenceArg<T> {
-        self.tensors.iter().map(|tensors| whole(&tensors[index])).collect()
+        self.tensors.iter().map(|tensors| all(&tensors[index])).collect()
     }
 
     /// New memory of each parameter's length.
@@ -106,12 +106,8 @@ fn vector<const N: usize>(tensors: &[CubeTensor; N]) -> usize {
     if whole { 4 } else { 1 }
 }
 
-fn whole(tensor: &CubeTensor) -> BufferArg {
-    arg(tensor, tensor.meta.num_elements())
-}
-
 fn args_of<T: LaunchArg<RuntimeArg = BufferArg>>(tensors: &[CubeTensor]) -> SequenceArg<T> {
-    tensors.iter().map(whole).collect()
+    tensors.iter().map(all).collect()
 }
 
 /// Where a thread is in a parameter, if the block is the parameter's.
