@@ -8,8 +8,8 @@ use burn::tensor::Tensor;
 
 use crate::blocks::{classify, conv, sequence};
 use crate::layers::{BatchNorm2d, Conv2d, Linear};
-use crate::ops::{avg_pool2d, concat};
 use crate::{BuildError, Context, Init, Spec};
+use ops::{avg_pool2d, concat};
 
 /// Smallest image side in pixels: three poolings, which drop incomplete windows, leave 2x2 pixels.
 const MIN_SIDE: usize = 16;

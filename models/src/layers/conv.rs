@@ -3,8 +3,8 @@
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
-use crate::ops::{ConvOptions, conv2d};
 use crate::{Context, Init};
+use ops::{ConvOptions, conv2d};
 
 /// Options of a [`Conv2d`], with PyTorch's defaults.
 #[derive(Debug, Clone, Copy)]

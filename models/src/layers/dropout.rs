@@ -4,7 +4,7 @@ use burn::module::Module;
 use burn::tensor::{Device, Tensor, TensorData};
 
 use crate::Context;
-use crate::ops::scale_channels;
+use ops::scale_channels;
 
 /// Sets values to zero at random and scales the others to keep the mean; see [`Context::with_dropout`].
 #[derive(Module, Debug)]

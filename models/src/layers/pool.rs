@@ -3,7 +3,7 @@
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use crate::ops::{PoolOptions, max_pool2d};
+use ops::{PoolOptions, max_pool2d};
 
 /// Max pooling, `torch.nn.MaxPool2d`. Incomplete windows at the end of a row or column are dropped.
 #[derive(Module, Debug)]
@@ -43,5 +43,5 @@ impl Relu {
 }
 
 /// Equals pytorch-cifar's `avg_pool2d(out, 4)` and flattening for 4x4 features, and accepts all other sizes.
-pub use crate::ops::global_avg_pool;
-pub use crate::ops::relu;
+pub use ops::global_avg_pool;
+pub use ops::relu;
