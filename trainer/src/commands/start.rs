@@ -27,7 +27,8 @@ pub(super) fn build(plan: &RunPlan, spec: &Spec, selected: &Selected) -> Result<
 /// What all ranks of a job must have in common: the plan but for this machine's paths, the data, and what they compute on.
 pub(super) fn facts(plan: &RunPlan, train: &Dataset, test: &Dataset, target: &Target) -> Vec<String> {
     let device = format!("device = {}", if target.is_gpu() { "GPU" } else { "CPU" });
-    let shared = |setting: &Setting| setting.section != "log" && (setting.section, setting.key.as_str()) != ("data", "dir");
+    let shared =
+        |setting: &Setting| setting.section != "log" && (setting.section, setting.key.as_str()) != ("data", "dir");
     let settings = plan.settings().into_iter().filter(shared).map(|setting| setting.to_string());
     let mut facts: Vec<String> = std::iter::once(device).chain(settings).collect();
     for (name, set) in [("training", train), ("test", test)] {
