@@ -57,7 +57,15 @@ pub struct Progress {
 impl Progress {
     /// Before the first step.
     pub fn start() -> Self {
-        Self { epoch: FIRST_EPOCH, batch: 0, step: 0, partial: Partial::default(), best: None, last: None, elapsed_s: 0.0 }
+        Self {
+            epoch: FIRST_EPOCH,
+            batch: 0,
+            step: 0,
+            partial: Partial::default(),
+            best: None,
+            last: None,
+            elapsed_s: 0.0,
+        }
     }
 }
 
