@@ -1,7 +1,8 @@
-//! Where ranks meet: a file that all of them map. In front lies what they tell each other, behind it two slots a rank.
+//! The shared-memory segment of a communicator: a file that all ranks map. A header for control data comes first, followed by
+//! two slots per rank.
 //!
-//! A step is: each rank writes to its slot, says that it has come, waits for the others, and reads their slots. The next step
-//! takes the other slots, and when all have come to that one, nobody reads the first ones any more.
+//! In a step each rank writes to its slot, enters a barrier, and reads the slots of all ranks. Steps alternate between the two
+//! slots: when all ranks have entered the barrier of one step, no rank reads the slots of the step before.
 
 use std::ffi::OsStr;
 use std::fs::{self, OpenOptions};
@@ -14,30 +15,30 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::{INVALID_ARGUMENT, INVALID_USAGE, REMOTE, SYSTEM, of_driver, refuse};
-use crate::code::Answer;
+use super::{INVALID_ARGUMENT, INVALID_USAGE, REMOTE, SYSTEM, driver_error, refuse};
+use crate::code::DriverResult;
 use crate::log::Argument;
 use crate::machine::Device;
 use crate::memory::Mapping;
 
-/// Bytes of a slot.
-pub(super) const CHUNK: usize = 1 << 20;
+/// Bytes per slot.
+pub(super) const SLOT_BYTES: usize = 1 << 20;
 
-/// Most ranks.
-const MOST: usize = 256;
+/// Maximum number of ranks.
+const MAX_RANKS: usize = 256;
 
 const PAGE: usize = 4096;
 
 const MAGIC: &[u8] = b"NCCLoCPU";
 
-/// What a meeting's file is called; a number follows.
-const NAME: &str = "nccl-on-cpu-";
+/// Prefix of the file's name; a number follows.
+const NAME_PREFIX: &str = "nccl-on-cpu-";
 
-/// `ncclUniqueId`: 128 bytes, which C passes by value. Here it is the file's path.
+/// `ncclUniqueId`: 128 bytes, passed by value. Contains the file's path.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UniqueId {
-    /// Nothing to anybody but this library.
+    /// Only this library interprets these bytes.
     pub internal: [u8; 128],
 }
 
@@ -48,19 +49,19 @@ impl Argument for UniqueId {
 }
 
 impl UniqueId {
-    /// Makes the file.
-    pub(super) fn create() -> Answer<Self> {
+    /// Creates the file.
+    pub(super) fn create() -> DriverResult<Self> {
         let random = RandomState::new().hash_one(std::process::id());
-        let name = format!("{NAME}{}-{random:016x}", std::process::id());
+        let name = format!("{NAME_PREFIX}{}-{random:016x}", std::process::id());
         let path = Path::new("/dev/shm").join(&name);
-        let path = match make(&path) {
+        let path = match create_file(&path) {
             Ok(()) => Ok(path),
             Err(_) => {
                 let path = std::env::temp_dir().join(&name);
-                make(&path).map(|()| path)
+                create_file(&path).map(|()| path)
             }
         };
-        let path = path.map_err(|error| refuse(SYSTEM, &format!("no file to meet in: {error}")))?;
+        let path = path.map_err(|error| refuse(SYSTEM, &format!("no file for the ranks' shared memory: {error}")))?;
         let mut internal = [0; 128];
         let bytes = path.as_os_str().as_bytes();
         let Some(room) = internal.get_mut(MAGIC.len()..MAGIC.len() + bytes.len()) else {
@@ -75,58 +76,58 @@ impl UniqueId {
     fn path(&self) -> Option<PathBuf> {
         let bytes = self.internal.strip_prefix(MAGIC)?.split(|byte| *byte == 0).next()?;
         let path = PathBuf::from(OsStr::from_bytes(bytes));
-        let is_ours = path.file_name().is_some_and(|name| name.as_bytes().starts_with(NAME.as_bytes()));
+        let is_ours = path.file_name().is_some_and(|name| name.as_bytes().starts_with(NAME_PREFIX.as_bytes()));
         is_ours.then_some(path)
     }
 }
 
-/// Zeros up to the slots, which come when all ranks are there.
-fn make(path: &Path) -> Result<(), Error> {
+/// Creates the file with a zeroed header. The slots are added when all ranks have joined.
+fn create_file(path: &Path) -> Result<(), Error> {
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?.set_len(HEADER as u64)
 }
 
-/// What a rank tells the others.
+/// A rank's entry in the header.
 #[repr(C, align(128))]
-struct Cell {
-    /// 0, [`COMES`] or [`HERE`].
+struct RankEntry {
+    /// 0, [`CLAIMED`] or [`JOINED`].
     state: AtomicU32,
     gpu: AtomicU64,
     host: AtomicU64,
-    /// The last step that it has come to.
+    /// The last step whose barrier the rank has entered.
     step: AtomicU64,
 }
 
-/// A rank has the cell.
-const COMES: u32 = 1;
-/// And has written where it is.
-const HERE: u32 = 2;
+/// A rank has claimed the entry.
+const CLAIMED: u32 = 1;
+/// The rank has written its GPU and host.
+const JOINED: u32 = 2;
 
-/// The front of the file; all zero at first.
+/// The start of the file; initially zero.
 #[repr(C)]
 struct Header {
     world: AtomicU32,
-    /// The error that all ranks get.
+    /// The error that all ranks return.
     refused: AtomicI32,
-    cells: [Cell; MOST],
+    ranks: [RankEntry; MAX_RANKS],
 }
 
 const HEADER: usize = size_of::<Header>().next_multiple_of(PAGE);
 
-/// A rank's view of it.
+/// A rank's mapping of the segment.
 #[derive(Debug)]
-pub(super) struct Meeting {
+pub(super) struct Segment {
     mapping: Mapping,
     pub(super) rank: usize,
     pub(super) world: usize,
 }
 
-impl Meeting {
-    /// Waits for all ranks. The file has no name any more when they are there.
-    pub(super) fn join(id: &UniqueId, world: usize, rank: usize, device: &Device) -> Answer<Self> {
-        if world > MOST {
-            return Err(refuse(INVALID_ARGUMENT, &format!("{world} ranks: the stand-in has room for {MOST}")));
+impl Segment {
+    /// Maps the segment and waits for all ranks. The file is unlinked when all have joined.
+    pub(super) fn join(id: &UniqueId, world: usize, rank: usize, device: &Device) -> DriverResult<Self> {
+        if world > MAX_RANKS {
+            return Err(refuse(INVALID_ARGUMENT, &format!("{world} ranks: the stand-in has room for {MAX_RANKS}")));
         }
-        let path = id.path().ok_or_else(|| refuse(INVALID_ARGUMENT, "the id is none of ncclGetUniqueId"))?;
+        let path = id.path().ok_or_else(|| refuse(INVALID_ARGUMENT, "the id was not made by ncclGetUniqueId"))?;
         let failed = |error: Error| refuse(SYSTEM, &format!("{}: {error}", path.display()));
         let mut options = OpenOptions::new();
         let file = options.read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(&path).map_err(failed)?;
@@ -134,35 +135,36 @@ impl Meeting {
             return Err(failed(ErrorKind::UnexpectedEof.into()));
         }
         let file = OwnedFd::from(file);
-        let bytes = HEADER + 2 * world * CHUNK;
-        let meeting = Self { mapping: Mapping::new(bytes, Some(&file)).map_err(of_driver)?, rank, world };
-        let joined = meeting.check_in(device).and_then(|()| meeting.wait_for_all()).and_then(|()| meeting.compare());
-        // all have it open, or nobody shall open it
+        let bytes = HEADER + 2 * world * SLOT_BYTES;
+        let segment = Self { mapping: Mapping::new(bytes, Some(&file)).map_err(driver_error)?, rank, world };
+        let joined = segment.check_in(device).and_then(|()| segment.wait_for_all()).and_then(|()| segment.check_gpus());
+        // All ranks have opened the file, or joining has failed and nobody may open it.
         let _ = fs::remove_file(&path);
         joined?;
-        // SAFETY: plain numbers. All ranks do this: what they write to is there even if others have not come so far.
+        // SAFETY: plain numbers. Every rank allocates the slots, so they exist even if other ranks are not this far yet.
         match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, bytes as libc::off_t) } {
-            0 => Ok(meeting),
+            0 => Ok(segment),
             error => Err(failed(Error::from_raw_os_error(error))),
         }
     }
 
     fn header(&self) -> &Header {
-        // SAFETY: the file is that long, the mapping begins with a page, and all of it is atomic.
+        // SAFETY: the file has this length, the mapping is page-aligned, and all fields are atomic.
         unsafe { &*(self.mapping.base as *const Header) }
     }
 
-    fn cells(&self) -> &[Cell] {
-        &self.header().cells[..self.world]
+    fn entries(&self) -> &[RankEntry] {
+        &self.header().ranks[..self.world]
     }
 
-    /// Makes the call an error on all ranks.
+    /// Makes joining an error on all ranks.
     fn refuse_all(&self, text: &str) -> i32 {
         self.header().refused.store(INVALID_ARGUMENT, Ordering::Release);
         refuse(INVALID_ARGUMENT, text)
     }
 
-    fn check_in(&self, device: &Device) -> Answer {
+    /// Claims this rank's entry and writes its GPU and host.
+    fn check_in(&self, device: &Device) -> DriverResult {
         let (rank, world) = (self.rank, self.world);
         let first = self.header().world.compare_exchange(0, world as u32, Ordering::AcqRel, Ordering::Acquire);
         if let Err(theirs) = first
@@ -170,34 +172,35 @@ impl Meeting {
         {
             return Err(self.refuse_all(&format!("rank {rank} says {world} ranks, another one {theirs}")));
         }
-        let cell = &self.cells()[rank];
-        if cell.state.compare_exchange(0, COMES, Ordering::AcqRel, Ordering::Acquire).is_err() {
+        let entry = &self.entries()[rank];
+        if entry.state.compare_exchange(0, CLAIMED, Ordering::AcqRel, Ordering::Acquire).is_err() {
             return Err(self.refuse_all(&format!("rank {rank} of {world} ranks has already checked in")));
         }
-        cell.gpu.store(device.physical as u64, Ordering::Relaxed);
-        cell.host.store(host(), Ordering::Relaxed);
-        cell.state.store(HERE, Ordering::Release);
+        entry.gpu.store(device.physical as u64, Ordering::Relaxed);
+        entry.host.store(host_id(), Ordering::Relaxed);
+        entry.state.store(JOINED, Ordering::Release);
         Ok(())
     }
 
-    fn wait_for_all(&self) -> Answer {
-        let mut pause = Pause::default();
-        while self.cells().iter().any(|cell| cell.state.load(Ordering::Acquire) != HERE) {
+    /// Waits until all ranks have joined.
+    fn wait_for_all(&self) -> DriverResult {
+        let mut backoff = Backoff::default();
+        while self.entries().iter().any(|entry| entry.state.load(Ordering::Acquire) != JOINED) {
             match self.header().refused.load(Ordering::Acquire) {
-                0 => pause.wait(),
-                code => return Err(refuse(code, "ranks do not agree on who they are")),
+                0 => backoff.wait(),
+                code => return Err(refuse(code, "the ranks do not agree on ranks and world size")),
             }
         }
         Ok(())
     }
 
-    /// Refuses a GPU that two ranks have. Who is not one of the two sees them leave.
-    fn compare(&self) -> Answer {
-        let place = |cell: &Cell| (cell.host.load(Ordering::Relaxed), cell.gpu.load(Ordering::Relaxed));
-        let places: Vec<_> = self.cells().iter().map(place).collect();
-        let other = |rank: usize| (0..self.world).find(|other| *other != rank && places[*other] == places[rank]);
+    /// Refuses a GPU that two ranks share. Every other rank reports that these ranks have left.
+    fn check_gpus(&self) -> DriverResult {
+        let location = |entry: &RankEntry| (entry.host.load(Ordering::Relaxed), entry.gpu.load(Ordering::Relaxed));
+        let locations: Vec<_> = self.entries().iter().map(location).collect();
+        let other = |rank: usize| (0..self.world).find(|other| *other != rank && locations[*other] == locations[rank]);
         if let Some(other) = other(self.rank) {
-            let (rank, gpu) = (self.rank, places[self.rank].1);
+            let (rank, gpu) = (self.rank, locations[self.rank].1);
             let text =
                 format!("Duplicate GPU detected : rank {rank} and rank {other} both on GPU {gpu} of the machine");
             return Err(refuse(INVALID_USAGE, &text));
@@ -208,30 +211,30 @@ impl Meeting {
         }
     }
 
-    /// A rank's slot for a step: [`CHUNK`] bytes.
+    /// Returns the address of a rank's slot for a step: [`SLOT_BYTES`] bytes.
     pub(super) fn slot(&self, rank: usize, step: u64) -> *mut u8 {
         let index = 2 * rank + (step % 2) as usize;
-        (self.mapping.base + HEADER + index * CHUNK) as *mut u8
+        (self.mapping.base + HEADER + index * SLOT_BYTES) as *mut u8
     }
 
-    /// Says that this rank has come to a step, and waits for the others; `false` if it gave that up.
-    pub(super) fn meet(&self, step: u64, given_up: &AtomicBool) -> bool {
-        self.cells()[self.rank].step.store(step, Ordering::Release);
-        self.cells().iter().all(|cell| {
-            let mut pause = Pause::default();
-            while cell.step.load(Ordering::Acquire) < step {
-                if given_up.load(Ordering::Acquire) {
+    /// Enters the barrier of a step and waits for the other ranks. Returns `false` if the communicator was aborted.
+    pub(super) fn barrier(&self, step: u64, aborted: &AtomicBool) -> bool {
+        self.entries()[self.rank].step.store(step, Ordering::Release);
+        self.entries().iter().all(|entry| {
+            let mut backoff = Backoff::default();
+            while entry.step.load(Ordering::Acquire) < step {
+                if aborted.load(Ordering::Acquire) {
                     return false;
                 }
-                pause.wait();
+                backoff.wait();
             }
             true
         })
     }
 }
 
-/// What NCCL takes for a host, as a number.
-fn host() -> u64 {
+/// Returns a hash of what NCCL takes as the identity of a host.
+fn host_id() -> u64 {
     let read = |name: &str| fs::read_to_string(format!("/proc/sys/kernel/{name}")).unwrap_or_default();
     let mut hasher = DefaultHasher::new();
     match std::env::var_os("NCCL_HOSTID") {
@@ -241,11 +244,11 @@ fn host() -> u64 {
     hasher.finish()
 }
 
-/// Somebody else has to run meanwhile, perhaps on this very core.
+/// Backoff of a polling loop: the rank that is waited for may need this core.
 #[derive(Default)]
-struct Pause(u32);
+struct Backoff(u32);
 
-impl Pause {
+impl Backoff {
     fn wait(&mut self) {
         self.0 = self.0.saturating_add(1);
         match self.0 {

@@ -1,4 +1,4 @@
-//! PTX into C: [`parse`] reads it, [`translate`] writes a C function for each of its functions.
+//! Translates PTX to C: [`parse`] builds a syntax tree, [`translate`] writes a C function for each PTX function.
 
 mod arithmetic;
 mod instruction;

@@ -3,7 +3,9 @@
 
 use std::ffi::c_void;
 use std::process::{Command, Output};
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::sync::Once;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use cuda_on_cpu::code::Code;
 use cuda_on_cpu::exports::*;
@@ -14,7 +16,7 @@ pub(crate) const MEMORY: usize = 32 << 20;
 pub(crate) fn gpu() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     static READY: Once = Once::new();
-    let guard = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let guard = ONE.lock();
     READY.call_once(|| {
         let defaults = [("CUDA_ON_CPU_GPUS", "2".to_owned()), ("CUDA_ON_CPU_MEMORY", MEMORY.to_string())];
         for (name, value) in defaults {
