@@ -1,4 +1,4 @@
-//! What only a GPU can show of our kernels, those of `trainer/src/comm/cuda` first, in tables:
+//! What only a GPU can show of our kernels, those of `trainer/comm/src/cuda` first, in tables:
 //!
 //! ```text
 //! gpu_check [--ops] [--networks NAME,… [--near 0.4]] [--ranks 2,4] [--sizes 1,1000,…] [--rounds 20] [--trainer PATH [--train 1,2,4]]
@@ -6,7 +6,7 @@
 //!
 //! Every algorithm x type on the wire x size x number of ranks, with values whose sums are exact: `#wrong` has to be 0 on
 //! every rank, and ranks have to agree to the bit. With fewer GPUs than ranks they share, hosts meet between the steps, and
-//! the times mean nothing (the table says so). With `--ops`, `models::ops` on the first GPU has to agree with the CPU, and so have the gradients of `--networks`. With `--trainer`, the path of the trainer's binary, training runs over so many
+//! the times mean nothing (the table says so). With `--ops`, `ops` on the first GPU has to agree with the CPU, and so have the gradients of `--networks`. With `--trainer`, the path of the trainer's binary, training runs over so many
 //! ranks follow, whose losses have to be the CPU's. `gpu_check.sh` beside this runs it, and compute-sanitizer over it;
 //! `on_cpu.sh` runs it where there is no GPU.
 
@@ -19,7 +19,7 @@ mod updates;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
-use trainer::comm::{CommConfig, Secret, StoreServer, TransportKind, join};
+use comm::{CommConfig, Secret, StoreServer, TransportKind, join};
 
 /// Tells a process that it is a rank: rank, world, store, secret.
 const RANK: &str = "GPU_CHECK_RANK";

@@ -3,10 +3,10 @@
 use std::time::Instant;
 
 use burn::tensor::{Device, DeviceType, Tensor, TensorData};
-use trainer::comm::cuda::layout::Wire;
-use trainer::comm::cuda::protocol::Kernel;
-use trainer::comm::cuda::{Backend, DeviceGroup, Options};
-use trainer::comm::{CommError, Communicator, ReduceOp};
+use comm::cuda::layout::Wire;
+use comm::cuda::protocol::Kernel;
+use comm::cuda::{Backend, DeviceGroup, Options};
+use comm::{CommError, Communicator, ReduceOp};
 
 /// Rank `rank`'s element `i`: 1, 2 or 3. Sums over 8 ranks are exact in every type.
 fn input(rank: usize, i: usize) -> f32 {
@@ -34,7 +34,7 @@ fn read(tensor: Tensor<1>) -> Result<Vec<f32>, CommError> {
 }
 
 fn other(error: &dyn std::fmt::Display) -> CommError {
-    CommError { kind: trainer::comm::ErrorKind::System, culprit: None, message: error.to_string(), hint: String::new() }
+    CommError { kind: comm::ErrorKind::System, culprit: None, message: error.to_string(), hint: String::new() }
 }
 
 struct Row {

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # What gpu_check.sh shows on a GPU, as far as it goes without one: the CUDA build, run on the stand-in for NVIDIA's driver and
-# NCCL (trainer/cuda-on-cpu): on_cpu.sh PYTHON [OUT]
+# NCCL (trainer/testing/cuda-on-cpu): on_cpu.sh PYTHON [OUT]
 #
-# PYTHON has the packages that trainer/cuda-on-cpu/run.sh names. The programs are built here with --features cuda; cubecl's
+# PYTHON has the packages that trainer/testing/cuda-on-cpu/run.sh names. The programs are built here with --features cuda; cubecl's
 # build script downloads LLVM, which is linked and not used: where it cannot, as on a machine without internet access,
 #   DOCS_RS=1 RUSTFLAGS="-C link-arg=-Wl,--unresolved-symbols=ignore-all"
 # does without. The first run takes ten minutes: it compiles and tunes kernels, and keeps them. Times mean nothing.
@@ -27,7 +27,7 @@ step() { # NAME GPUS COMMAND…
     local name=$1 gpus=$2
     shift 2
     echo "== $name"
-    if CUDA_ON_CPU_GPUS=$gpus timeout 1500 trainer/cuda-on-cpu/run.sh "$python" env ${preload:+"$preload"} "$@" >"$out/$name.log" 2>&1; then
+    if CUDA_ON_CPU_GPUS=$gpus timeout 1500 trainer/testing/cuda-on-cpu/run.sh "$python" env ${preload:+"$preload"} "$@" >"$out/$name.log" 2>&1; then
         tail -n 8 "$out/$name.log"
     else
         echo "$name: FAILED ($?), $out/$name.log ends with:"

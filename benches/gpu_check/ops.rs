@@ -1,7 +1,7 @@
-//! `models::ops` on a GPU beside the same on the CPU: forward, and the gradients of all that goes in.
+//! `ops` on a GPU beside the same on the CPU: forward, and the gradients of all that goes in.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
-use models::ops::{
+use ops::{
     Activation, After, ConvOptions, Running, batch_norm_eval, batch_norm_train, channels, concat, conv2d, interleave,
     relu, swish,
 };

@@ -1,7 +1,7 @@
 //! The optimizer's step and the weight average on a GPU beside the same on the CPU.
 
 use burn::tensor::{Device, Tensor, TensorData};
-use models::ops::{ParameterUpdate, UpdateRule, follow, update};
+use ops::{ParameterUpdate, UpdateRule, follow, update};
 
 use super::ops::{apart, numbers, values};
 

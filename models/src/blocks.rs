@@ -4,7 +4,6 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 
 use crate::layers::{BatchNorm2d, Conv2d, Conv2dConfig, Linear, global_avg_pool};
-use crate::ops;
 use crate::{Context, Init};
 
 /// A convolution without bias, "same" padding.

@@ -8,8 +8,8 @@ use burn::tensor::Tensor;
 
 use crate::blocks::{classify, conv, sequence};
 use crate::layers::{BatchNorm2d, Conv2d, Linear};
-use crate::ops::{avg_pool2d, concat};
 use crate::{BuildError, Context, Init, Spec};
+use ops::{avg_pool2d, concat};
 
 /// Three poolings that drop what does not fill a window leave two pixels a side.
 const MIN_SIDE: usize = 16;

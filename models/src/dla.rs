@@ -7,8 +7,8 @@ use burn::tensor::Tensor;
 
 use crate::blocks::{BasicBlock, ConvNorm, classify, conv, conv_norm, conv_norm_relu};
 use crate::layers::{BatchNorm2d, Conv2d, Linear};
-use crate::ops::concat;
 use crate::{BuildError, Context, Init, Spec};
+use ops::concat;
 
 /// Smallest side that leaves the last stage more than one pixel.
 const MIN_SIDE: usize = 9;

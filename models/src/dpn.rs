@@ -7,8 +7,8 @@ use burn::tensor::Tensor;
 
 use crate::blocks::{ConvNorm, classify, conv, conv_norm, grouped, sequence};
 use crate::layers::{BatchNorm2d, Conv2d, Linear};
-use crate::ops::{add, channels, concat, relu};
 use crate::{BuildError, Context, Init, Spec};
+use ops::{add, channels, concat, relu};
 
 /// Smallest side that leaves the last stage more than one pixel.
 const MIN_SIDE: usize = 9;

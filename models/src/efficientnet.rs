@@ -10,8 +10,8 @@ use burn::tensor::Tensor;
 
 use crate::blocks::{SqueezeExcite, conv, depthwise, sequence};
 use crate::layers::{BatchNorm2d, Conv2d, Dropout, Linear, global_avg_pool};
-use crate::ops::swish;
 use crate::{BuildError, Context, Init, Spec};
+use ops::swish;
 
 /// Smallest side that leaves the last stage more than one pixel.
 const MIN_SIDE: usize = 17;

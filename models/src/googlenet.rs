@@ -8,8 +8,8 @@ use burn::tensor::Tensor;
 
 use crate::blocks::classify;
 use crate::layers::{BatchNorm2d, Conv2dConfig, Layer, Linear, MaxPool2d, Relu, run};
-use crate::ops::concat;
 use crate::{BuildError, Context, Init, Spec};
+use ops::concat;
 
 /// Smallest side that leaves the last modules more than one pixel.
 const MIN_SIDE: usize = 5;

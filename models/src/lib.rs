@@ -19,8 +19,6 @@ pub mod lenet;
 pub mod mnist_net;
 pub mod mobilenet;
 pub mod network;
-#[allow(unsafe_code, reason = "kernels: vector instructions, pointer tables, buffers that tasks share")]
-pub mod ops;
 pub mod preact_resnet;
 pub mod registry;
 pub mod regnet;
@@ -32,7 +30,7 @@ pub mod spec;
 pub mod state;
 pub mod vgg;
 
-pub use context::{Context, StatisticsReduce};
+pub use context::Context;
 pub use error::BuildError;
 pub use hook::GradientSink;
 pub use init::Init;

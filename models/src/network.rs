@@ -11,7 +11,6 @@ use crate::googlenet::GoogLeNet;
 use crate::lenet::LeNet;
 use crate::mnist_net::MnistNet;
 use crate::mobilenet::{MobileNet, MobileNetV2};
-use crate::ops::widened;
 use crate::preact_resnet::PreActResNet;
 use crate::regnet::RegNet;
 use crate::resnet::ResNet;
@@ -20,6 +19,7 @@ use crate::senet::SeNet;
 use crate::shufflenet::ShuffleNetV2;
 use crate::vgg::Vgg;
 use crate::{Context, Spec};
+use ops::widened;
 
 /// A network of any family. `Network::valid` gives a copy for inference, without autodiff and independent of this one.
 #[derive(Module, Debug)]

@@ -8,8 +8,8 @@ use burn::tensor::Tensor;
 
 use crate::blocks::{classify, conv, depthwise, sequence};
 use crate::layers::{BatchNorm2d, Conv2d, Linear};
-use crate::ops::{channels, interleave};
 use crate::{BuildError, Context, Init, Spec};
+use ops::{channels, interleave};
 
 /// Smallest side that leaves the last stage more than one pixel.
 const MIN_SIDE: usize = 9;

@@ -2,7 +2,7 @@
 
 use burn::backend::Flex;
 use burn::tensor::{Device, Tensor, TensorData};
-use models::ops::{self, ParameterUpdate, UpdateRule, UpdatedParameter};
+use ops::{ParameterUpdate, UpdateRule, UpdatedParameter};
 use proptest::prelude::*;
 
 const SGD: UpdateRule = UpdateRule::Sgd { lr: 0.1, momentum: 0.9, nesterov: false };

@@ -5,11 +5,11 @@ use std::fmt::Display;
 use data::DataError;
 
 use crate::{
-    comm::CommError,
     config::ConfigErrors,
-    launch::LaunchError,
     report::{ReportError, text},
 };
+use comm::CommError;
+use launch::LaunchError;
 
 /// Exit code of a failed run.
 pub const FAILED: u8 = 1;

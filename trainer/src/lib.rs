@@ -4,13 +4,11 @@
 //! knows of epochs; only rank 0 has a [`report`].
 
 pub mod cli;
-pub mod comm;
 pub mod commands;
 pub mod config;
 pub mod device;
 pub mod engine;
 pub mod failure;
-pub mod launch;
 pub mod loss;
 pub mod optim;
 pub mod report;

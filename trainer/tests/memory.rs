@@ -1,5 +1,6 @@
 //! What a data-parallel step holds in memory beside a step of one process. The allocator of this test program counts.
 
+#[path = "../comm/tests/support/mod.rs"]
 mod comm_support;
 
 #[allow(unsafe_code)]
@@ -51,12 +52,12 @@ mod counting {
 use std::collections::HashMap;
 
 use burn::tensor::Device;
+use comm::{Communicator, TransportKind};
 use data::{ImageShape, loader::Batch};
+use launch::Reporter;
 use models::Spec;
 use trainer::{
-    comm::{Communicator, TransportKind},
     config::{self, DatasetFacts, Overrides, Registry, RunPlan, Source},
-    launch::Reporter,
     strategy::{Strategy, ddp::Ddp, single::Single},
 };
 

@@ -1,137 +1,17 @@
-//! Ranks over an installed MPI library, in processes that mpirun starts: `cargo test --release --features mpi --test mpi`.
-//! Each test starts this program once a rank, which runs one of the ignored tests below.
+//! Training over an installed MPI library, in processes that mpirun starts: `cargo test --release -p trainer --features mpi --test mpi`.
 #![cfg(feature = "mpi")]
 
-mod comm_support;
 mod common;
 
 use std::process::{Command, Stdio};
 
-use comm_support::matrix::{SIZES, collectives};
-use comm_support::{Job, Number};
 use common::{Bench, CONFIG, Ended, losses};
-use half::{bf16, f16};
-use trainer::comm::{CommConfig, CommError, Communicator, ErrorKind, ReduceOp, Secret, TransportKind, join};
-
-/// Where the ranks find their rendezvous.
-const STORE: &str = "TEST_STORE";
-const SECRET: &str = "TEST_SECRET";
 
 /// Open MPI's launcher; more ranks than cores and the superuser are what tests have.
 fn mpirun(world: usize) -> Command {
     let mut command = Command::new("mpirun");
     command.args(["--allow-run-as-root", "--oversubscribe", "-np", &world.to_string()]).env("NO_COLOR", "1");
     command
-}
-
-/// Runs the ignored test `body` as every rank of a job.
-#[track_caller]
-fn ranks(body: &str, world: usize) -> Ended {
-    let job = Job::new(world);
-    let mut command = mpirun(world);
-    command.arg(std::env::current_exe().expect("this program")).args(["--ignored", "--exact", body, "--nocapture"]);
-    command.env(STORE, job.server.local_addr().to_string()).env(SECRET, job.secret.to_hex());
-    command.output().expect("mpirun starts").into()
-}
-
-/// This process's communicator, as a rank that mpirun has started.
-fn rank() -> Communicator {
-    joined(|_| {}).expect("this rank joins")
-}
-
-fn joined(change: impl Fn(&mut CommConfig)) -> Result<Communicator, CommError> {
-    let variable = |name: &str| std::env::var(name).unwrap_or_else(|_| panic!("{name}: run this through its test"));
-    let number = |name: &str| variable(name).parse().expect("a number");
-    let secret = Secret::from_hex(&variable(SECRET)).expect("a secret");
-    let (rank, world) = (number("OMPI_COMM_WORLD_RANK"), number("OMPI_COMM_WORLD_SIZE"));
-    let mut config = CommConfig::new(rank, world, variable(STORE), secret, TransportKind::Mpi);
-    change(&mut config);
-    join(&config)
-}
-
-#[test]
-#[ignore = "a rank of `matrix`"]
-fn matrix_rank() {
-    fn sizes<T: Number>(comm: &Communicator) {
-        SIZES.iter().for_each(|n| collectives::<T>(comm, *n));
-    }
-    let comm = rank();
-    sizes::<f32>(&comm);
-    sizes::<f64>(&comm);
-    sizes::<f16>(&comm);
-    sizes::<bf16>(&comm);
-    sizes::<i32>(&comm);
-    sizes::<i64>(&comm);
-    sizes::<u8>(&comm);
-    // a group of every second rank, a duplicate of the world, and both at once
-    let all: Vec<usize> = (0..comm.world()).collect();
-    let group: Vec<usize> = all.iter().copied().filter(|rank| rank % 2 == 0).collect();
-    let even = comm.group(&group).expect("a group");
-    let copy = comm.duplicate().expect("a duplicate");
-    let mut ours = vec![1.0f32; 5000];
-    if let Some(even) = &even {
-        even.all_reduce(&mut ours, ReduceOp::Sum).expect("the group's sum");
-        assert!(ours.iter().all(|v| *v == group.len() as f32));
-    }
-    let pending = copy.all_reduce_async(vec![2.0f32; 5000], ReduceOp::Sum);
-    collectives::<f32>(&comm, 64);
-    let theirs = pending.wait().expect("the duplicate's sum");
-    assert!(theirs.iter().all(|v| *v == 2.0 * all.len() as f32));
-}
-
-#[test]
-fn matrix() {
-    for world in [2, 3, 4] {
-        ranks("matrix_rank", world).expect(0);
-    }
-}
-
-#[test]
-#[ignore = "a rank of `a_mismatch_is_the_same_error_on_every_rank`"]
-fn mismatch_rank() {
-    let comm = rank();
-    comm.barrier().expect("all are here");
-    let mut data = vec![0f32; if comm.rank() == 1 { 13 } else { 12 }];
-    let error = comm.all_reduce(&mut data, ReduceOp::Sum).expect_err("the lengths differ");
-    assert_eq!(error.kind, ErrorKind::Mismatch, "{error}");
-    println!("rank {}: {}", comm.rank(), error.message);
-}
-
-#[test]
-fn a_mismatch_is_the_same_error_on_every_rank() {
-    // MPI's processes end without MPI_Finalize then: mpirun reports that as an error of its own
-    let said = ranks("mismatch_rank", 3).stdout;
-    for rank in 0..3 {
-        let want = format!(
-            "rank {rank}: rank 1 calls all_reduce of 13 f32 (sum) where rank 0 calls all_reduce of 12 f32 (sum)"
-        );
-        assert!(said.contains(&want), "{said}");
-    }
-}
-
-#[test]
-#[ignore = "a rank of `a_rank_that_does_not_come_is_waited_for_until_the_timeout`"]
-fn absent_rank() {
-    let comm = joined(|config| config.timeout = std::time::Duration::from_secs(2)).expect("this rank joins");
-    if comm.rank() == 0 {
-        let error = comm.barrier().expect_err("rank 1 does not come");
-        println!("rank 0: {}", error.message);
-    } else {
-        // ends when rank 0 has given up
-        while comm.error().is_none() {
-            std::thread::sleep(std::time::Duration::from_millis(10));
-        }
-        println!("rank 1: {}", comm.error().expect("an error").message);
-    }
-}
-
-#[test]
-fn a_rank_that_does_not_come_is_waited_for_until_the_timeout() {
-    let said = ranks("absent_rank", 2).stdout;
-    for rank in 0..2 {
-        let want = format!("rank {rank}: barrier, collective #1 of the world: MPI did not return within 2");
-        assert!(said.contains(&want), "{said}");
-    }
 }
 
 /// Trains under mpirun, over `backend`, with `more` arguments.

@@ -4,7 +4,7 @@ use burn::backend::Flex;
 use burn::backend::ops::{ActivationOps, ConvOptions, FloatTensorOps, ModuleOps};
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{Device, Shape, Tensor, TensorData};
-use models::ops::{self, Activation, ConvKernels, Kernels, NormKernels, NormOptions};
+use ops::{self, Activation, ConvKernels, Kernels, NormKernels, NormOptions};
 
 use super::resnet18::Kind;
 
@@ -26,7 +26,7 @@ fn image(dims: [usize; 4], seed: usize) -> Values {
     Flex::float_permute(last, &[0, 3, 1, 2])
 }
 
-/// Ours: what `models::ops` runs, the kernels of `models/src/ops/cpu`.
+/// Ours: what `ops` runs, the kernels of `models/src/ops/cpu`.
 pub fn ours(kind: Kind, batch: usize) -> Vec<Part> {
     let grad = |output: &Values, seed| {
         let shape: [usize; 4] = output_dims(output);

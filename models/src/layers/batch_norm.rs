@@ -4,8 +4,8 @@ use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
 use super::Buffer;
-use crate::ops::{Activation, After, Running, batch_norm_eval, batch_norm_train};
 use crate::{Context, Init};
+use ops::{Activation, After, Running, batch_norm_eval, batch_norm_train};
 
 /// Added to the variance under the root; PyTorch's default.
 const EPSILON: f64 = 1e-5;

@@ -3,8 +3,8 @@
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
-use crate::ops::{ConvOptions, conv2d};
 use crate::{Context, Init};
+use ops::{ConvOptions, conv2d};
 
 /// What a [`Conv2d`] is to be; PyTorch's defaults unless told otherwise.
 #[derive(Debug, Clone, Copy)]

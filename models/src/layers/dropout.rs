@@ -4,7 +4,7 @@ use burn::module::Module;
 use burn::tensor::{Tensor, TensorData};
 
 use crate::Context;
-use crate::ops::scale_channels;
+use ops::scale_channels;
 
 /// Sets values to zero at random and scales the others so that the mean stays; see [`Context::with_dropout`].
 #[derive(Module, Debug)]

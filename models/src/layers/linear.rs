@@ -3,8 +3,8 @@
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
-use crate::ops::linear;
 use crate::{Context, Init};
+use ops::linear;
 
 /// `input · weightᵀ + bias`.
 #[derive(Module, Debug)]

@@ -3,7 +3,7 @@
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use crate::ops::{PoolOptions, max_pool2d};
+use ops::{PoolOptions, max_pool2d};
 
 /// `torch.nn.MaxPool2d`: the last row or column is dropped where it does not fill a window.
 #[derive(Module, Debug)]
@@ -44,5 +44,5 @@ impl Relu {
 
 /// Equals pytorch-cifar's `avg_pool2d(out, 4)` and flattening where the features are 4x4, and goes on working where
 /// they are not.
-pub use crate::ops::global_avg_pool;
-pub use crate::ops::relu;
+pub use ops::global_avg_pool;
+pub use ops::relu;

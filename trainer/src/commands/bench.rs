@@ -5,13 +5,13 @@ use std::time::Duration;
 use super::workers::{self, Rank};
 use crate::{
     cli::AllreduceArgs,
-    comm::{DType, TransportKind, bench, cuda},
     device::{Seat, Selected, Target, Wish},
     failure::Failure,
-    launch::{
-        self, Job, Request, Role,
-        environment::{self, Source, WorkerRole},
-    },
+};
+use comm::{DType, TransportKind, bench, cuda};
+use launch::{
+    self, Job, Request, Role,
+    environment::{self, Source, WorkerRole},
 };
 
 /// Longest wait in one all-reduce.

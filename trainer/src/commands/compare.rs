@@ -20,7 +20,6 @@ use crate::{
     config::{Choice, Mode, Overrides, RunPlan},
     device::{Seat, Target, Wish},
     failure::{FAILED, Failure},
-    launch::environment::Variables,
     report::{
         ReportError, RunFolder,
         comparison::{self, Comparison, Figures, ModeResult, Round},
@@ -30,6 +29,7 @@ use crate::{
     },
     signals::Stop,
 };
+use launch::environment::Variables;
 
 /// Names the process of a comparison to the runs that it starts.
 const COMPARISON: &str = "TRAINER_COMPARISON";

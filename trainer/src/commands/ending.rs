@@ -6,10 +6,10 @@ use crate::{
     device,
     engine::{Ending, eval_record},
     failure::Failure,
-    launch::signals,
     report::{Confusion, Evaluated, Reporter, RunFolder, RunSummary, Timeline, text::thousands},
     strategy::Strategy,
 };
+use launch::signals;
 
 /// What rank 0 learns of all ranks when the run is over.
 pub(super) struct Ends {

@@ -22,10 +22,6 @@ use crate::{
     device::{Seat, Target},
     engine::{Ending, Engine, Files, Lengths, checkpoint::Store},
     failure::Failure,
-    launch::{
-        self, Request, Role,
-        environment::{self, Source, Variables, WorkerRole},
-    },
     report::{
         Reporter, ReporterOptions, RunFolder, RunSummary, Timeline, error::write_atomic, text::thousands, timeline,
     },
@@ -36,6 +32,10 @@ use crate::{
         dp::Dp,
         single::Single,
     },
+};
+use launch::{
+    self, Request, Role,
+    environment::{self, Source, Variables, WorkerRole},
 };
 
 /// A run to start or to continue.

@@ -6,16 +6,16 @@ use rustix::thread::CpuSet;
 
 use crate::{
     cli::TrainArgs,
-    comm::{self, CommConfig, Communicator, TransportKind, cuda::driver::Gpu},
     config::{Backend, RunPlan},
     failure::Failure,
-    launch::{
-        Job, Nodes, Reporter,
-        environment::{LocalRole, Variables, WorkerRole},
-        secret,
-        worker::{self, Farewell},
-    },
     signals::Stop,
+};
+use comm::{self, CommConfig, Communicator, TransportKind, cuda::driver::Gpu};
+use launch::{
+    Job, Nodes, Reporter,
+    environment::{LocalRole, Variables, WorkerRole},
+    secret,
+    worker::{self, Farewell},
 };
 
 /// Tells the workers of our own launcher where rank 0 writes.

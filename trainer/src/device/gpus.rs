@@ -1,7 +1,7 @@
 //! The GPUs of this process, and everything that training on them needs; or what is missing, and where it was looked for.
 
 use super::toolkit::{self, Headers, Library};
-use crate::comm::cuda::driver::{Driver, Gpu, NoDriver};
+use comm::cuda::driver::{Driver, Gpu, NoDriver};
 
 /// GPUs that can be trained on.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -94,7 +94,7 @@ pub fn hidden(visible: Option<&str>) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::comm::cuda::driver::{DriverError, NotLoaded};
+    use comm::cuda::driver::{DriverError, NotLoaded};
 
     #[test]
     fn what_is_missing_is_said_with_the_names_that_were_tried() {

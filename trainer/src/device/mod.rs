@@ -18,7 +18,8 @@ pub use self::{
     place::{Seat, place},
     toolkit::{Headers, Library, headers, nccl, nvrtc},
 };
-use crate::{comm::cuda::driver::Gpu, failure::Failure, report::text};
+use crate::{failure::Failure, report::text};
+use comm::cuda::driver::Gpu;
 
 /// Whether this build has burn's CUDA backend.
 pub const HAS_CUDA: bool = cfg!(feature = "cuda");

@@ -10,7 +10,7 @@ use std::{
 use serde::Serialize;
 
 use super::Missing;
-use crate::comm::cuda::driver::{self, NotLoaded};
+use comm::cuda::driver::{self, NotLoaded};
 
 /// A library that was found.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]

@@ -3,7 +3,7 @@
 
 use burn::tensor::{Device, Tensor};
 use models::{
-    Network, ops,
+    Network,
     state::{self, StateTensor},
 };
 

@@ -4,7 +4,7 @@ use burn::{
     optim::GradientsParams,
     tensor::{Device, Gradients, Tensor},
 };
-use models::{Network, ops, state::ParameterInfo};
+use models::{Network, state::ParameterInfo};
 
 /// One flat gradient a learnable parameter in registration order; `None` for a parameter that the loss did not use.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 //!
 //! burn's own optimizers clip per tensor and have no parameter groups by name (`GradientClipping::Norm` is not global),
 //! so the two that image classification uses are written here, each checked against PyTorch's values. Their formulas are
-//! passes over memory, and lie with the other kernels: [`models::ops::UpdateRule`].
+//! passes over memory, and lie with the other kernels: [`ops::UpdateRule`].
 
 mod clip;
 mod ema;
@@ -15,11 +15,8 @@ pub use gradients::FlatGradients;
 pub use schedule::Schedule;
 
 use burn::tensor::Tensor;
-use models::{
-    Network,
-    ops::{self, ParameterUpdate, UpdateRule, UpdatedParameter},
-    state::ParameterInfo,
-};
+use models::{Network, state::ParameterInfo};
+use ops::{self, ParameterUpdate, UpdateRule, UpdatedParameter};
 
 use crate::config::{Optimizer as OptimizerConfig, OptimizerKind};
 use crate::state_file::NamedTensor;

@@ -19,10 +19,8 @@ use serde_json::{Value, json};
 
 #[cfg(feature = "cuda")]
 use crate::device::launches::Watch;
-use crate::{
-    comm::host,
-    report::{ReportError, error::write_atomic},
-};
+use crate::report::{ReportError, error::write_atomic};
+use comm::host;
 
 /// Spans kept of each rank: 15 MB of JSON, and the first thousands of steps of a run.
 const LIMIT: usize = 100_000;

@@ -7,7 +7,8 @@ mod report;
 mod view;
 
 use self::report::Report;
-use crate::{cli::DoctorArgs, comm::cuda::driver::Driver, failure::Failure};
+use crate::{cli::DoctorArgs, failure::Failure};
+use comm::cuda::driver::Driver;
 
 /// Looks around and prints.
 ///
@@ -29,7 +30,7 @@ pub(super) fn run(arguments: &DoctorArgs) -> Result<(), Failure> {
 fn answer(handle: &str, gpu: usize) -> Result<(), Failure> {
     let failed = |error: String| Failure::run(error, "this half of the check is started by `trainer doctor`");
     let driver = Driver::load().map_err(|error| failed(report::no_driver(&error)))?;
-    let wrong = crate::comm::cuda::driver::probe::ipc_peer(&driver, gpu, handle).map_err(failed)?;
+    let wrong = comm::cuda::driver::probe::ipc_peer(&driver, gpu, handle).map_err(failed)?;
     println!("{wrong}");
     Ok(())
 }

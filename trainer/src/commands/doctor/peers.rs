@@ -9,7 +9,7 @@ use std::{
 
 use serde::Serialize;
 
-use crate::comm::cuda::driver::{
+use comm::cuda::driver::{
     Driver, DriverError,
     probe::{self, Outcome},
 };

@@ -8,17 +8,15 @@ use super::{
     machine::{self, Cpu, Mpi},
     peers::{self, Peer},
 };
-use crate::{
-    comm::{
-        DType,
-        cuda::{
-            Backend, NoRoute, Place, Route, Topology,
-            driver::{Driver, Gpu, NoDriver},
-            layout::Wire,
-            supports,
-        },
+use crate::device::{self, HAS_CUDA, Headers, Library, Target, Wish};
+use comm::{
+    DType,
+    cuda::{
+        Backend, NoRoute, Place, Route, Topology,
+        driver::{Driver, Gpu, NoDriver},
+        layout::Wire,
+        supports,
     },
-    device::{self, HAS_CUDA, Headers, Library, Target, Wish},
 };
 
 /// Something that is there, or where it was looked for.

@@ -8,7 +8,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use crate::comm::Shared;
+use comm::Shared;
 
 /// Those that no tensor uses, by bucket.
 #[derive(Debug, Default)]

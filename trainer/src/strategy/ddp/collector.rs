@@ -19,7 +19,7 @@ use super::{
     arrays::Arrays,
     buckets::{self, Bucket},
 };
-use crate::comm::{Shared, cuda::Mark};
+use comm::{Shared, cuda::Mark};
 
 /// A full bucket on its way.
 pub(super) struct Packed {

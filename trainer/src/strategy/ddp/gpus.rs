@@ -7,12 +7,12 @@ use models::ParameterInfo;
 
 use super::{buckets, reducer::OnDevice};
 use crate::{
-    comm::{
-        CommError, Communicator,
-        cuda::{self, DeviceGroup, Mark, Options, layout::Wire},
-    },
     config::{Backend, Compression, RunPlan},
     failure::Failure,
+};
+use comm::{
+    CommError, Communicator,
+    cuda::{self, DeviceGroup, Mark, Options, layout::Wire},
 };
 
 /// A device, and what adds up there.

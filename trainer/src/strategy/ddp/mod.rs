@@ -41,14 +41,14 @@ use self::{
 };
 use super::{Evaluation, Learner, ResidentSets, Snapshot, StepOutcome, Strategy, Tally};
 use crate::{
-    comm::{Communicator, ReduceOp},
     config::{BatchNormPolicy, RunPlan},
     engine::checkpoint::Progress,
     failure::Failure,
-    launch::Reporter,
     report::Timeline,
     signals::Stop,
 };
+use comm::{Communicator, ReduceOp};
+use launch::Reporter;
 
 const MIB: f64 = 1024.0 * 1024.0;
 

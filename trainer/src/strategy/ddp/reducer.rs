@@ -17,14 +17,9 @@ use super::{
     buckets::{self, Bucket},
     collector::{Collector, Packed, Values},
 };
-use crate::{
-    comm::{CommError, Communicator, ReduceOp, Shared, cuda::Mark},
-    config::Compression,
-    failure::Failure,
-    launch::Reporter,
-    optim::FlatGradients,
-    report::timeline::BucketSpan,
-};
+use crate::{config::Compression, failure::Failure, optim::FlatGradients, report::timeline::BucketSpan};
+use comm::{CommError, Communicator, ReduceOp, Shared, cuda::Mark};
+use launch::Reporter;
 
 /// What a step's reduction gave.
 pub(super) struct Sums {
@@ -148,7 +143,7 @@ impl Reducer {
             let flat = match values {
                 Values::Host(values) => Tensor::<1>::from_data(TensorData::new(values, [bucket.elements]), device),
                 Values::Shared(values) => {
-                    models::ops::tensor_over(self.collector.arrays.lend(reduced.len() - 1, values), device)
+                    ops::tensor_over(self.collector.arrays.lend(reduced.len() - 1, values), device)
                 }
                 Values::Device(mut tensors, done) => {
                     done.follow();

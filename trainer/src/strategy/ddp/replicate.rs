@@ -8,13 +8,13 @@ use models::{
 };
 
 use crate::{
-    comm::{Communicator, ReduceOp},
     config::BatchNormPolicy,
     engine::checkpoint::Progress,
     failure::Failure,
     state_file::{self, NamedTensor},
     strategy::Snapshot,
 };
+use comm::{Communicator, ReduceOp};
 
 /// Gives every rank rank 0's parameters and statistics.
 ///

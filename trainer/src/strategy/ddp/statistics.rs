@@ -2,9 +2,9 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use models::StatisticsReduce;
+use ops::StatisticsReduce;
 
-use crate::comm::{CommError, Communicator, ReduceOp};
+use comm::{CommError, Communicator, ReduceOp};
 
 /// Adds up over a connection of its own: buckets are reduced at the same time, and the order of the two differs between
 /// ranks.

@@ -3,7 +3,8 @@
 use std::time::Instant;
 
 use data::loader::Batch;
-use models::{Context, StatisticsReduce};
+use models::Context;
+use ops::StatisticsReduce;
 
 use super::{Ddp, reducer::Sums};
 use crate::{

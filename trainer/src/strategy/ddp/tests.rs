@@ -17,14 +17,9 @@ use super::{
     reducer::{OnDevice, Options, Reducer},
     verify,
 };
-use crate::{
-    comm::{CommConfig, CommError, Communicator, ReduceOp, Secret, StoreServer, TransportKind, cuda::Mark, join},
-    config::Compression,
-    failure::Failure,
-    launch::Reporter,
-    state_file::NamedTensor,
-    strategy::Snapshot,
-};
+use crate::{config::Compression, failure::Failure, state_file::NamedTensor, strategy::Snapshot};
+use comm::{CommConfig, CommError, Communicator, ReduceOp, Secret, StoreServer, TransportKind, cuda::Mark, join};
+use launch::Reporter;
 
 /// Runs `body` as every rank.
 fn ranks<R: Send + 'static>(world: usize, body: impl Fn(Communicator) -> R + Send + Sync + 'static) -> Vec<R> {
@@ -203,12 +198,12 @@ fn a_rank_that_drifts_is_named_with_the_first_tensor_on_every_rank() {
 
 #[test]
 fn an_array_comes_back_with_the_last_tensor_over_it() {
-    let comm = crate::comm::solo().unwrap();
+    let comm = comm::solo().unwrap();
     let arrays = Arc::new(Arrays::default());
     assert!(arrays.take(1).is_none(), "none was made");
     let mut array = comm.shared::<f32>(3).unwrap();
     array.copy_from_slice(&[1.0, 2.0, 3.0]);
-    let tensor = models::ops::tensor_over(arrays.lend(1, array), &Device::flex());
+    let tensor = ops::tensor_over(arrays.lend(1, array), &Device::flex());
     let view = tensor.slice(1..2);
     assert!(arrays.take(1).is_none(), "a tensor uses it");
     assert_eq!(view.into_scalar::<f32>(), 2.0);

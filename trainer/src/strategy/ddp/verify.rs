@@ -3,12 +3,8 @@
 use models::{Network, StateKind, state};
 use sha2::{Digest, Sha256};
 
-use crate::{
-    comm::{Communicator, Gathered},
-    failure::Failure,
-    state_file::NamedTensor,
-    strategy::Snapshot,
-};
+use crate::{failure::Failure, state_file::NamedTensor, strategy::Snapshot};
+use comm::{Communicator, Gathered};
 
 /// Makes sure that every rank has the same lines, `key = value` by habit.
 ///

@@ -160,7 +160,7 @@ mod tests {
         let jobs = group.members().into_iter().enumerate().map(|(index, member)| {
             move || {
                 assert!(index == 0, "gone");
-                models::StatisticsReduce::all_reduce_sum(&*member, &mut [1.0]);
+                ops::StatisticsReduce::all_reduce_sum(&*member, &mut [1.0]);
             }
         });
         let failure = devices.run("backward", Some(&group), jobs.collect()).unwrap_err();

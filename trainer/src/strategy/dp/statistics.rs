@@ -8,7 +8,7 @@ use std::{
     time::Instant,
 };
 
-use models::StatisticsReduce;
+use ops::StatisticsReduce;
 
 /// Threads that add up vectors, in the order of the devices: all get the same bits, in every run.
 #[derive(Debug)]

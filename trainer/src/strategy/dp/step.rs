@@ -4,7 +4,8 @@ use std::{sync::Arc, time::Instant};
 
 use burn::tensor::Tensor;
 use data::loader::Batch;
-use models::{Context, Network, StatisticsReduce};
+use models::{Context, Network};
+use ops::StatisticsReduce;
 
 use super::{Dp, replicate, scatter, statistics::Group};
 use crate::{

@@ -1,0 +1,263 @@
+//! The operations with kernels of our own against the same built from burn's, through autodiff.
+
+use burn::tensor::ops::{ConvOptions as BurnConv, MaxPoolOptions};
+use burn::tensor::{Device, Distribution, Tensor, activation, module};
+use ops::Activation::{Identity, Relu, Swish};
+use ops::{
+    After, ConvOptions, PoolOptions, add, avg_pool2d, batch_norm_eval, batch_norm_train, channels, concat, conv2d,
+    global_avg_pool, interleave, linear, max_pool2d, relu, scale_channels, sigmoid, swish,
+};
+
+fn random<const D: usize>(dims: [usize; D]) -> Tensor<D> {
+    Tensor::random(dims, Distribution::Normal(0.5, 1.0), &Device::flex().autodiff()).require_grad()
+}
+
+fn close<const D: usize>(what: &str, ours: Tensor<D>, theirs: Tensor<D>) {
+    assert_eq!(ours.dims(), theirs.dims(), "{what}");
+    let values = |t: Tensor<D>| t.into_data().try_into_vec::<f32>().unwrap();
+    let (ours, theirs) = (values(ours), values(theirs));
+    let largest = theirs.iter().fold(1.0_f32, |m, v| m.max(v.abs()));
+    for (i, (a, b)) in ours.iter().zip(&theirs).enumerate() {
+        assert!((a - b).abs() <= 2e-5 * largest, "{what}[{i}]: {a} against burn's {b}");
+    }
+}
+
+/// Compares outputs and, weighted by random numbers, the gradients of all inputs of up to four axes.
+macro_rules! same {
+    ($what:expr, [$($input:ident),*], $ours:expr, $theirs:expr) => {{
+        let (ours, theirs) = ($ours, $theirs);
+        close(concat!($what, " output"), ours.clone(), theirs.clone());
+        let weight = random(ours.dims()).detach();
+        let (a, b) = ((ours * weight.clone()).sum().backward(), (theirs * weight).sum().backward());
+        $(close(
+            concat!($what, " gradient of ", stringify!($input)),
+            $input.grad(&a).expect("a gradient"),
+            $input.grad(&b).expect("a gradient"),
+        );)*
+    }};
+}
+
+#[test]
+fn convolution() {
+    for (dims, filters, stride, padding, dilation, groups) in [
+        ([2, 3, 9, 8], [6, 3, 5, 5], 1, 0, 1, 1),
+        ([2, 16, 8, 8], [32, 16, 3, 3], 1, 1, 1, 1),
+        ([2, 16, 9, 7], [24, 16, 3, 3], 2, 1, 1, 1),
+        ([2, 16, 8, 8], [32, 16, 1, 1], 2, 0, 1, 1),
+        ([2, 16, 9, 9], [16, 1, 3, 3], 2, 1, 1, 16),
+        ([2, 8, 9, 9], [12, 4, 3, 3], 1, 2, 2, 2),
+        ([2, 128, 6, 6], [128, 4, 3, 3], 1, 1, 1, 32),
+        ([2, 72, 7, 7], [96, 3, 3, 3], 2, 1, 1, 24),
+        ([2, 21, 6, 6], [35, 3, 3, 3], 1, 1, 1, 7),
+    ] {
+        let (x, w, b) = (random(dims), random(filters), random([filters[0]]));
+        let (s, p, d) = ([stride; 2], [padding; 2], [dilation; 2]);
+        let options = ConvOptions { stride: s, padding: p, dilation: d, groups };
+        let burn = || BurnConv::new(s, p, d, groups);
+        let (x2, w2) = (x.clone(), w.clone());
+        same!(
+            "convolution",
+            [x, w],
+            conv2d(x2.clone(), w2.clone(), None, options, false),
+            module::conv2d(x2, w2, None, burn())
+        );
+        let (x2, w2, b2) = (x.clone(), w.clone(), b.clone());
+        same!(
+            "convolution with bias and relu",
+            [x, w, b],
+            conv2d(x2.clone(), w2.clone(), Some(b2.clone()), options, true),
+            activation::relu(module::conv2d(x2, w2, Some(b2), burn()))
+        );
+    }
+}
+
+#[test]
+fn linear_layer() {
+    for (batch, [input, output]) in [(1, [1, 1]), (7, [20, 10]), (130, [40, 33])] {
+        let (x, w, b) = (random([batch, input]), random([output, input]), random([output]));
+        let (x2, w2, b2) = (x.clone(), w.clone(), b.clone());
+        same!(
+            "linear",
+            [x, w, b],
+            linear(x2.clone(), w2.clone(), b2.clone(), true),
+            activation::relu(module::linear(x2, w2.transpose(), Some(b2)))
+        );
+    }
+}
+
+#[test]
+fn batch_norm() {
+    for dims in [[2, 3, 5, 4], [4, 32, 8, 8], [3, 70, 1, 3]] {
+        let c = [dims[1]];
+        let (x, w, b, r) = (random(dims), random(c), random(c), random(dims));
+        // Made anew each time: a backward pass consumes the graph. A larger offset would make the comparison one of how
+        // the two round the mean to f32: its last bit, in standard deviations, enters the scale's gradient once a value.
+        let x2 = || x.clone() * 0.5 + 2.0;
+        let plain = |x: &Tensor<4>| module::batch_norm_train(x.clone(), w.clone(), b.clone(), 1e-5);
+        let ours = |residual: Option<Tensor<4>>, activation| {
+            batch_norm_train(x2(), w.clone(), b.clone(), 1e-5, After { residual, activation }, None, None)
+        };
+        // an offset of many standard deviations must not cost the statistics digits
+        let far = || x.clone() * 0.5 + 20.0;
+        let ours_far = batch_norm_train(far(), w.clone(), b.clone(), 1e-5, After::default(), None, None);
+        close("mean", ours_far.mean, plain(&far()).mean);
+        // burn's is the biased one
+        let [n, _, h, width] = far().dims();
+        let count = (n * h * width) as f64;
+        close("variance", ours_far.variance, plain(&far()).variance * (count / (count - 1.0)));
+        same!("batch norm", [x, w, b], ours(None, Identity).output, plain(&x2()).output);
+        same!("batch norm, relu", [x, w, b], ours(None, Relu).output, activation::relu(plain(&x2()).output));
+        same!("batch norm, add", [x, w, b, r], ours(Some(r.clone()), Identity).output, plain(&x2()).output + r.clone());
+        same!(
+            "batch norm, add, relu",
+            [x, w, b, r],
+            ours(Some(r.clone()), Relu).output,
+            activation::relu(plain(&x2()).output + r.clone())
+        );
+        same!("batch norm, swish", [x, w, b], ours(None, Swish).output, activation::silu(plain(&x2()).output));
+        same!(
+            "batch norm, add, swish",
+            [x, w, b, r],
+            ours(Some(r.clone()), Swish).output,
+            activation::silu(plain(&x2()).output + r.clone())
+        );
+
+        let (mean, variance) = (random(c).detach(), random(c).detach().abs() + 0.1);
+        let theirs = module::batch_norm(x.clone(), w.clone(), b.clone(), mean.clone(), variance.clone(), 1e-5);
+        let plain = |t: &Tensor<4>| t.clone().without_autodiff();
+        let vector = |t: &Tensor<1>| t.clone().without_autodiff();
+        for (residual, activation) in
+            [(None, Identity), (None, Relu), (Some(plain(&r)), Relu), (Some(plain(&r)), Swish)]
+        {
+            let after = After { residual: residual.clone(), activation };
+            let affine = [vector(&w), vector(&b)];
+            let ours = batch_norm_eval(plain(&x), affine, [vector(&mean), vector(&variance)], 1e-5, after);
+            let theirs = residual.map_or_else(|| plain(&theirs), |r| plain(&theirs) + r);
+            let theirs = match activation {
+                Relu => activation::relu(theirs),
+                Swish => activation::silu(theirs),
+                _ => theirs,
+            };
+            close("evaluation", ours, theirs);
+        }
+    }
+}
+
+#[test]
+fn pooling_and_relu() {
+    for (dims, kernel, stride, padding) in [
+        ([2, 6, 8, 8], 2, 2, 0),
+        ([2, 33, 7, 9], 3, 2, 1),
+        ([1, 5, 6, 6], 3, 1, 1),
+        ([3, 6, 7, 9], 2, 2, 0),
+        ([2, 20, 6, 5], 2, 2, 0),
+        ([2, 10, 9, 10], 3, 3, 1),
+        ([2, 7, 9, 10], 2, 3, 0),
+        ([2, 16, 4, 4], 4, 4, 0),
+        ([1, 1, 5, 5], 2, 2, 1),
+    ] {
+        let x = random(dims);
+        let x2 = x.clone();
+        let options = PoolOptions { kernel: [kernel; 2], stride: [stride; 2], padding: [padding; 2] };
+        let burn = MaxPoolOptions::new([kernel; 2]).with_stride([stride; 2]).with_padding([padding; 2]);
+        same!("max pooling", [x], max_pool2d(x2.clone(), options), module::max_pool2d(x2.clone(), burn));
+        same!(
+            "mean",
+            [x],
+            global_avg_pool(x2.clone()),
+            x2.clone().flatten::<3>(2, 3).mean_dim(2).reshape([dims[0] as i32, dims[1] as i32])
+        );
+        same!("relu", [x], relu(x2.clone() - 0.5), activation::relu(x2 - 0.5));
+    }
+}
+
+#[test]
+fn not_a_number_is_not_hidden() {
+    let x = Tensor::<4>::from_floats([[[[f32::NAN, -1.0], [1.0, 2.0]]]], &Device::flex());
+    let values = |t: Tensor<4>| t.into_data().try_into_vec::<f32>().unwrap();
+    assert!(values(relu(x.clone()))[0].is_nan());
+    let options = PoolOptions { kernel: [2, 2], stride: [2, 2], padding: [0, 0] };
+    assert!(values(max_pool2d(x, options))[0].is_nan());
+}
+
+#[test]
+fn other_element_types_take_burns_way() {
+    let device = Device::flex();
+    let x = Tensor::<4>::ones([1, 2, 4, 4], &device).cast(burn::tensor::FloatDType::F64);
+    let w = Tensor::<4>::ones([3, 2, 3, 3], &device).cast(burn::tensor::FloatDType::F64);
+    let options = ConvOptions { stride: [1, 1], padding: [0, 0], dilation: [1, 1], groups: 1 };
+    let y = conv2d(x, w, None, options, false);
+    assert_eq!(y.dtype(), burn::tensor::DType::F64);
+    assert_eq!(y.into_data().try_into_vec::<f64>().unwrap(), [18.0; 12]);
+
+    let side = |first: f64| {
+        Tensor::<4>::from_data(
+            burn::tensor::TensorData::new(vec![first, first + 1.0], [1, 2, 1, 1]),
+            (&device, burn::tensor::DType::F64),
+        )
+    };
+    let both = interleave(side(1.0), side(10.0));
+    assert_eq!(both.into_data().try_into_vec::<f64>().unwrap(), [1.0, 10.0, 2.0, 11.0]);
+}
+
+#[test]
+fn runs_repeat_bit_for_bit() {
+    let run = |x: &Tensor<4>, w: &Tensor<4>| {
+        let options = ConvOptions { stride: [1, 1], padding: [1, 1], dilation: [1, 1], groups: 1 };
+        let y = conv2d(x.clone(), w.clone(), None, options, true);
+        let grads = y.clone().powf_scalar(2.0).sum().backward();
+        let bits = |t: Tensor<4>| t.into_data().try_into_vec::<f32>().unwrap().into_iter().map(f32::to_bits).collect();
+        let all: [Vec<u32>; 3] = [bits(y), bits(x.grad(&grads).unwrap()), bits(w.grad(&grads).unwrap())];
+        all
+    };
+    let (x, w) = (random([16, 32, 16, 16]), random([32, 32, 3, 3]));
+    let first = run(&x, &w);
+    for _ in 0..5 {
+        assert_eq!(run(&x, &w), first);
+    }
+}
+
+#[test]
+fn gradients_of_several_uses_add_up() {
+    let (x, w) = (random([2, 6, 5, 4]), random([6, 6, 3, 3]));
+    let options = ConvOptions { stride: [1, 1], padding: [1, 1], dilation: [1, 1], groups: 1 };
+    // Three uses by steps of our own, one of burn's in between.
+    let inner = |y: Tensor<4>| {
+        let conv = conv2d(y.clone(), w.clone(), None, options, false);
+        add(add(conv, y.clone()), swish(y.clone()) * y)
+    };
+    let burn = |y: Tensor<4>| {
+        let conv = module::conv2d(y.clone(), w.clone(), None, BurnConv::new([1, 1], [1, 1], [1, 1], 1));
+        conv + y.clone() + activation::silu(y.clone()) * y
+    };
+    // Again, since nodes of the first pass are remembered.
+    for _ in 0..2 {
+        same!("several uses", [x, w], inner(inner(relu(x.clone()))), burn(burn(activation::relu(x.clone()))));
+    }
+}
+
+#[test]
+fn composed_operations() {
+    let dims = [2, 6, 4, 8];
+    let (x, y) = (random(dims), random(dims));
+    // Channels-last in memory, as a kernel leaves it.
+    let last = |t: &Tensor<4>| relu(t.clone() + 10.0) - 10.0;
+    same!("sum", [x, y], add(last(&x), last(&y)), x.clone() + y.clone());
+    same!("concat", [x, y], concat(vec![last(&x), y.clone()]), Tensor::cat(vec![x.clone(), y.clone()], 1));
+    same!("channels", [x], channels(last(&x), 1..4), x.clone().slice([0..2, 1..4, 0..4, 0..8]));
+    same!("swish", [x], swish(last(&x)), x.clone() * activation::sigmoid(x.clone()));
+    same!("sigmoid", [x], sigmoid(last(&x)), activation::sigmoid(x.clone()));
+    let burn = burn::tensor::ops::AvgPoolOptions::new([2, 2]).with_stride([2, 2]);
+    same!("mean of windows", [x], avg_pool2d(last(&x), 2), module::avg_pool2d(x.clone(), burn));
+    let s = random([2, 6]);
+    same!("scale", [x, s], scale_channels(last(&x), s.clone()), x.clone() * s.clone().reshape([2, 6, 1, 1]));
+    let both = Tensor::cat(vec![x.clone(), y.clone()], 1);
+    let shuffled = both.reshape([2, 2, 6, 4, 8]).swap_dims(1, 2).reshape([2, 12, 4, 8]);
+    same!("interleaved", [x, y], interleave(last(&x), y.clone()), shuffled);
+    let z = random([2, 3, 4, 8]);
+    let parts = || vec![last(&x), z.clone(), last(&y), x.clone(), z.clone()];
+    for count in [3, 4, 5] {
+        let plain = [&x, &z, &y, &x, &z].into_iter().take(count).cloned().collect();
+        same!("concat of many", [x, y, z], concat(parts()[..count].to_vec()), Tensor::cat(plain, 1));
+    }
+}

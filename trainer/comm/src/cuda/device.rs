@@ -1,0 +1,245 @@
+//! Launches through cubecl's client, on a stream of their own, and the way from burn's tensors to its buffers and back.
+//!
+//! Every tensor of a collective is a binding of its launch: that is how cubecl keeps its memory until the kernel is done. The
+//! order of streams is not left to bindings alone ([`Mark`] says why).
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+#[cfg(not(feature = "fusion"))]
+use burn::backend::{BackendTensor, DispatchTensor, DispatchTensorKind};
+use burn::backend::{Cube, DispatchDevice, StreamId};
+use burn::tensor::{DType, Device, Tensor};
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::client::Client;
+use cubecl::ir::attributes::BufferIOAttr;
+use cubecl::ir::metadata::Info;
+use cubecl::ir::settings::{Dim3, ExecutionMode, KernelSettings};
+use cubecl::ir::{AddressType, ElemType, Scope, UIntKind};
+use cubecl::prelude::{KernelDefinition, KernelId, KernelMetadata};
+use cubecl::server::{Handle, KernelArguments, MetadataBindingInfo};
+use cubecl::{CubeCount, CubeKernel, PrecompiledSource};
+
+use super::layout::THREADS;
+use super::mark::Mark;
+use super::sequence::Launch;
+use super::source::{PARTS, Variant};
+use crate::error::{CommError, Result};
+
+type CubeDevice = burn::backend::tensor::Device<Cube>;
+
+/// A kernel's text for cubecl, which compiles it when it is first launched.
+#[derive(Clone)]
+struct Text {
+    variant: Variant,
+    source: Arc<str>,
+    /// Two texts of one variant are two kernels: compiled ones are kept on disk.
+    checksum: u32,
+}
+
+impl KernelMetadata for Text {
+    fn name(&self) -> &'static str {
+        self.variant.kernel.name()
+    }
+
+    fn id(&self) -> KernelId {
+        KernelId::new::<Self>().info((self.variant, self.checksum)).cube_dim(Dim3::new_1d(THREADS))
+    }
+
+    fn address_type(&self) -> ElemType {
+        ElemType::UInt(UIntKind::U64)
+    }
+}
+
+impl CubeKernel for Text {
+    /// Only its number of threads is looked at.
+    fn define(&self) -> KernelDefinition {
+        let settings = KernelSettings::new(Dim3::new_1d(THREADS), ExecutionMode::Unchecked, AddressType::U64)
+            .cube_dim(Dim3::new_1d(THREADS));
+        KernelDefinition { body: Scope::root(settings.clone()), settings, info: Info::default() }
+    }
+
+    fn source(&self) -> Option<PrecompiledSource> {
+        Some(PrecompiledSource {
+            source: self.source.to_string(),
+            entrypoint_name: self.variant.kernel.name().into(),
+            lang: "cuda",
+        })
+    }
+}
+
+/// A tensor's elements on the device, one behind the other.
+#[derive(Clone)]
+pub(super) struct Elements {
+    handle: Handle,
+    pub(super) len: usize,
+}
+
+/// See the module.
+pub(super) struct Launcher {
+    client: Client,
+    burn: Device,
+    device: CubeDevice,
+    stream: StreamId,
+    /// Of the GPU, as this process counts them.
+    pub(super) index: usize,
+    /// Kernels that have been launched: they compile.
+    known: RefCell<HashMap<Variant, Text>>,
+}
+
+/// Whether tensors on `device` are an NVIDIA GPU's.
+pub fn is_cuda(device: &Device) -> bool {
+    matches!(device.clone().inner().as_dispatch(), DispatchDevice::Cube(cubecl::Device::Cuda(_)))
+}
+
+#[cfg(not(feature = "fusion"))]
+fn cube(tensor: Tensor<1>) -> Result<CubeTensor> {
+    match tensor.into_dispatch().kind {
+        DispatchTensorKind::Cube(BackendTensor::Float(tensor)) => Ok(tensor),
+        _ => Err(CommError::usage(
+            "a tensor that is not on a GPU, or is tracked, cannot go through the GPU's collectives",
+        )),
+    }
+}
+
+/// Fusion runs operations later than they are called, elsewhere, and leaves out those whose results nobody uses: the order
+/// that [`Mark`] makes is none there.
+#[cfg(feature = "fusion")]
+fn cube(_: Tensor<1>) -> Result<CubeTensor> {
+    Err(CommError::setup("this build fuses operations, and has no collectives between GPUs")
+        .hint("build without the feature `fusion`, or go through the host: --backend shm"))
+}
+
+#[cfg(not(feature = "fusion"))]
+fn tensor_of(tensor: CubeTensor) -> Tensor<1> {
+    let kind = DispatchTensorKind::Cube(BackendTensor::Float(tensor));
+    Tensor::from_dispatch(DispatchTensor { kind, autodiff: Default::default() })
+}
+
+/// A build with fusion never gets here: it makes no [`Launcher`].
+#[cfg(feature = "fusion")]
+fn tensor_of(_: CubeTensor) -> Tensor<1> {
+    unreachable!("a build with fusion has made a sum on a GPU")
+}
+
+impl Launcher {
+    /// For the GPU that `device` is.
+    pub(super) fn new(device: &Device) -> Result<Self> {
+        let tensor = cube(Tensor::zeros([1], device))?;
+        let cubecl::Device::Cuda(cuda) = &tensor.device else {
+            return Err(CommError::usage(format!("{:?} is no CUDA device", tensor.device)));
+        };
+        let index = cuda.index;
+        Ok(Self {
+            client: tensor.client,
+            burn: device.clone(),
+            device: tensor.device,
+            stream: StreamId::allocate(),
+            index,
+            known: RefCell::default(),
+        })
+    }
+
+    /// The device, as burn has it.
+    pub(super) fn device(&self) -> &Device {
+        &self.burn
+    }
+
+    /// Has the stream come after `mark`.
+    pub(super) fn follow(&self, mark: &Mark) {
+        self.stream.executes(|| mark.follow());
+    }
+
+    /// A mark after all that the stream has got.
+    pub(super) fn mark(&self) -> Mark {
+        self.stream.executes(|| Mark::here(&self.burn))
+    }
+
+    /// Tensors' elements as a kernel wants them. What has to be converted is, on the stream.
+    pub(super) fn elements(&self, tensors: Vec<Tensor<1>>) -> Result<Vec<Elements>> {
+        self.stream.executes(|| grouped(tensors).into_iter().map(|tensor| self.element(tensor)).collect())
+    }
+
+    /// f32, contiguous.
+    fn element(&self, tensor: Tensor<1>) -> Result<Elements> {
+        let mut tensor = if tensor.dtype() == DType::F32 { tensor } else { tensor.cast(DType::F32) };
+        let len = tensor.shape().num_elements();
+        let strided = |tensor: &CubeTensor| !tensor.is_contiguous();
+        let mut primitive = cube(tensor.clone())?;
+        if strided(&primitive) {
+            // a concatenation copies
+            tensor = Tensor::cat(vec![tensor], 0);
+            primitive = cube(tensor)?;
+            if strided(&primitive) {
+                return Err(CommError::usage(format!(
+                    "a tensor of {len} elements has strides {:?}",
+                    primitive.meta.strides()
+                )));
+            }
+        }
+        Ok(Elements { handle: primitive.handle, len })
+    }
+
+    /// Room for `len` elements, written by kernels of this stream.
+    pub(super) fn room(&self, len: usize) -> Elements {
+        let handle = self.stream.executes(|| self.client.empty(len.max(1) * size_of::<f32>()));
+        Elements { handle, len }
+    }
+
+    /// What kernels have written, as a tensor; for threads that follow a later mark.
+    pub(super) fn tensor(&self, elements: Elements) -> Tensor<1> {
+        let Elements { handle, len } = elements;
+        let (client, device) = (self.client.clone(), self.device.clone());
+        tensor_of(CubeTensor::new_contiguous(client, device, [len].into(), handle, DType::F32))
+    }
+
+    /// Puts a launch on the stream.
+    ///
+    /// # Errors
+    /// A kernel that does not compile. That a launch fails later shows in its output, and as a rank that is missing.
+    pub(super) fn launch(&self, launch: &Launch, output: &Elements, sources: &[Elements]) -> Result<()> {
+        let variant = launch.variant;
+        let known = self.known.borrow().get(&variant).cloned();
+        let is_new = known.is_none();
+        let kernel = known.unwrap_or_else(|| {
+            let source = variant.source();
+            Text { variant, checksum: crc32c::crc32c(source.as_bytes()), source: source.into() }
+        });
+        let bind = |elements: &Elements| elements.handle.clone().binding();
+        let mut arguments = KernelArguments::new().with_buffer_io(bind(output), BufferIOAttr::ReadWrite);
+        for index in 0..variant.parts {
+            // a kernel of more parameters than tensors gets the first again: its table of ends keeps it from looking there
+            let elements = sources.get(index).or(sources.first()).unwrap_or(output);
+            arguments = arguments.with_buffer_io(bind(elements), BufferIOAttr::ReadOnly);
+        }
+        let words = launch.job.words(variant.parts);
+        let len = words.len();
+        // no dynamic part: cubecl passes all of it by value, behind the buffers
+        arguments = arguments.with_info(MetadataBindingInfo::new(words, len));
+        let count = CubeCount::Static(launch.blocks, 1, 1);
+        self.stream.executes(|| self.client.launch(Box::new(kernel.clone()), count, arguments));
+        if is_new {
+            let checked = self.client.check([&output.handle]);
+            checked.map_err(|e| CommError::system(format!("GPU {}: {}: {e}", self.index, variant.kernel.name())))?;
+            self.known.borrow_mut().insert(variant, kernel);
+        }
+        Ok(())
+    }
+
+    /// Waits until the stream's launches are done.
+    pub(super) fn synchronize(&self) -> Result<()> {
+        let done = self.stream.executes(|| cubecl::future::block_on(self.client.sync()));
+        done.map_err(|e| CommError::system(format!("GPU {}: {e}", self.index)))
+    }
+}
+
+/// At most as many tensors as a launch takes: the rest is concatenated.
+fn grouped(mut tensors: Vec<Tensor<1>>) -> Vec<Tensor<1>> {
+    let most = PARTS[PARTS.len() - 1];
+    if tensors.len() > most {
+        let rest = tensors.split_off(most - 1);
+        tensors.push(Tensor::cat(rest, 0));
+    }
+    tensors
+}

@@ -1,0 +1,223 @@
+//! What lies where in a rank's window of device memory, and what a launch is told.
+
+use super::protocol::Area;
+use crate::DType;
+
+/// Most ranks that share windows.
+pub const MAX_WORLD: usize = 8;
+/// Threads of a block.
+pub const THREADS: u32 = 512;
+/// Most blocks of a launch: enough to fill the links, few enough to leave most of the device to the model.
+pub const MAX_BLOCKS: u32 = 36;
+/// Allocations that are exported are multiples of this, and begin on one (CUDA IPC exports whole ones of the driver's).
+pub const PAGE: usize = 2 << 20;
+/// Bytes of a pack, the unit in which memory is accessed.
+pub const PACK: usize = 16;
+
+/// Bytes from the beginning of a window: a word for each block and sender.
+pub const FILLED: usize = 0;
+/// The same for the second meeting.
+pub const REDUCED: usize = FILLED + FLAGS;
+/// The launch in which a wait of this rank has failed; zero until then.
+pub const BROKEN: usize = REDUCED + FLAGS;
+/// A word for each writer, for the test of peer access.
+pub const PROBE: usize = BROKEN + 128;
+/// The first slot.
+pub const SLOTS_AT: usize = 64 << 10;
+
+const FLAGS: usize = MAX_BLOCKS as usize * MAX_WORLD * 8;
+const _: () = assert!(PROBE + MAX_WORLD * 8 <= SLOTS_AT && SLOTS_AT.is_multiple_of(128));
+
+/// Bits of [`Job::phases`]: what a launch does. One launch does everything, or, where ranks share a device, each step is a
+/// launch of its own and the hosts meet between them.
+pub mod phase {
+    /// [`Step::Pack`](super::super::protocol::Step::Pack).
+    pub const PACK: u32 = 1;
+    /// Meets at [`Area::Filled`](super::Area::Filled).
+    pub const MEET: u32 = 2;
+    /// [`Step::Reduce`](super::super::protocol::Step::Reduce).
+    pub const REDUCE: u32 = 4;
+    /// Meets at [`Area::Reduced`](super::Area::Reduced).
+    pub const MEET_AGAIN: u32 = 8;
+    /// [`Step::Gather`](super::super::protocol::Step::Gather).
+    pub const GATHER: u32 = 16;
+}
+
+/// Kinds of [`Fault`], as a kernel writes them.
+pub mod fault {
+    /// The peer did not come within the limit.
+    pub const MISSING: u64 = 1;
+    /// The job was aborted while the rank waited for the peer.
+    pub const ABORTED: u64 = 2;
+    /// The peer calls something else.
+    pub const DIFFERS: u64 = 3;
+    /// What was written to, or read from, the peer's memory is not what arrived.
+    pub const UNREACHABLE: u64 = 4;
+}
+
+/// A number that the test of peer access writes, with writer and owner added to it.
+pub const PROBE_TOKEN: u64 = 0x5bd1_e995_0000_0100;
+
+/// Type of the elements in the slots, hence on the links. Tensors are f32; sums are in f32 and rounded once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Wire {
+    /// Single precision: a copy's bits stay as they are.
+    F32,
+    /// Half precision.
+    F16,
+    /// bfloat16.
+    Bf16,
+}
+
+impl Wire {
+    /// All of them.
+    pub const ALL: [Wire; 3] = [Wire::F32, Wire::F16, Wire::Bf16];
+
+    /// Bytes of an element.
+    pub fn size(self) -> usize {
+        if self == Wire::F32 { 4 } else { 2 }
+    }
+
+    /// Elements of a pack.
+    pub fn values(self) -> usize {
+        PACK / self.size()
+    }
+
+    /// The type of the host's collectives that is the same.
+    pub fn dtype(self) -> DType {
+        match self {
+            Wire::F32 => DType::F32,
+            Wire::F16 => DType::F16,
+            Wire::Bf16 => DType::BF16,
+        }
+    }
+
+    /// The name that messages use.
+    pub fn name(self) -> &'static str {
+        match self {
+            Wire::F32 => "f32",
+            Wire::F16 => "f16",
+            Wire::Bf16 => "bf16",
+        }
+    }
+}
+
+/// Bytes of a window whose slots hold `slot` bytes each.
+pub fn window_bytes(slot: usize) -> usize {
+    (SLOTS_AT + super::protocol::SLOTS as usize * slot).next_multiple_of(PAGE)
+}
+
+/// Where the flags of `area` begin.
+pub fn area(of: Area) -> usize {
+    match of {
+        Area::Filled => FILLED,
+        Area::Reduced => REDUCED,
+    }
+}
+
+/// What one launch is told; `kernels/collectives.cu` says what each field means.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs, reason = "the kernels' text documents them")]
+pub struct Job {
+    pub windows: [u64; MAX_WORLD],
+    pub faults: u64,
+    pub abort: u64,
+    pub limit_ns: u64,
+    pub epoch: u64,
+    pub first: u64,
+    pub each: u64,
+    pub slot: u64,
+    pub count: u32,
+    pub packs: u32,
+    pub part: u32,
+    pub fingerprint: u32,
+    pub rank: u32,
+    pub root: u32,
+    pub phases: u32,
+    pub scale: f32,
+    /// Elements up to the end of each tensor.
+    pub ends: Vec<u32>,
+}
+
+impl Job {
+    /// The bytes that the kernel reads as its last parameter, made for `parts` tensors.
+    pub fn words(&self, parts: usize) -> Vec<u64> {
+        let mut words = self.windows.to_vec();
+        words.extend([self.faults, self.abort, self.limit_ns, self.epoch, self.first, self.each, self.slot]);
+        let last = self.ends.last().copied().unwrap_or(0);
+        let mut halves = vec![self.count, self.packs, self.part, self.fingerprint, self.rank, self.root, self.phases];
+        halves.push(self.scale.to_bits());
+        halves.extend((0..parts.next_multiple_of(2)).map(|part| self.ends.get(part).copied().unwrap_or(last)));
+        words.extend(halves.chunks_exact(2).map(|pair| u64::from(pair[0]) | u64::from(pair[1]) << 32));
+        words
+    }
+}
+
+/// Why a kernel gave up, as it wrote it for one peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// The peer, by rank in the group.
+    pub peer: usize,
+    /// One of [`fault`]'s.
+    pub kind: u64,
+    /// Number of the launch.
+    pub epoch: u64,
+}
+
+impl Fault {
+    /// Reads the words that the kernels of one rank have written, one for each peer.
+    pub fn read(words: &[u64]) -> Vec<Fault> {
+        let some = words.iter().enumerate().filter(|(_, word)| **word != 0);
+        some.map(|(peer, word)| Fault { peer, kind: word & 0xff, epoch: word >> 8 }).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_is_what_the_kernel_reads() {
+        let job = Job {
+            windows: std::array::from_fn(|rank| rank as u64 + 100),
+            faults: 1,
+            abort: 2,
+            limit_ns: 3,
+            epoch: 4,
+            first: 5,
+            each: 6,
+            slot: 7,
+            count: 8,
+            packs: 9,
+            part: 10,
+            fingerprint: 11,
+            rank: 12,
+            root: 13,
+            phases: 14,
+            scale: 1.0,
+            ends: vec![21, 22, 23],
+        };
+        let words = job.words(8);
+        // 8 windows, 7 words, 8 halves, 8 ends: without padding inside, as C lays it out
+        assert_eq!(words.len() * 8, 64 + 56 + 32 + 32);
+        assert_eq!((words[7], words[14]), (107, 7));
+        assert_eq!(words[15], 8 | 9 << 32);
+        assert_eq!(words[18], 14 | u64::from(1.0f32.to_bits()) << 32);
+        assert_eq!(words[19..], [21 | 22 << 32, 23 | 23 << 32, 23 | 23 << 32, 23 | 23 << 32]);
+    }
+
+    #[test]
+    fn windows_are_whole_pages() {
+        for slot in [0, 16, PAGE, PAGE * 5 + 16] {
+            let bytes = window_bytes(slot);
+            assert!(bytes.is_multiple_of(PAGE) && bytes >= SLOTS_AT + 2 * slot);
+        }
+    }
+
+    #[test]
+    fn faults_name_peers() {
+        let missing = fault::MISSING | 77 << 8;
+        assert_eq!(Fault::read(&[0, missing, 0]), [Fault { peer: 1, kind: fault::MISSING, epoch: 77 }]);
+        assert_eq!(Fault::read(&[0; 8]), []);
+    }
+}

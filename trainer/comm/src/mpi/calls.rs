@@ -1,0 +1,262 @@
+//! MPI's calls on plain bytes: types and reductions matched, long arrays in pieces.
+
+use bytemuck::{cast_slice, cast_slice_mut};
+use mpi::collective::SystemOperation;
+use mpi::datatype::PartitionMut;
+use mpi::point_to_point::{Destination as _, Source as _};
+use mpi::request;
+use mpi::topology::{Communicator as _, SimpleCommunicator};
+use mpi::traits::{CommunicatorCollectives as _, Root as _};
+use std::time::Duration;
+
+use super::runtime::{Desk, Early};
+use crate::dtype::{DType, ReduceOp};
+use crate::message::{MESSAGE_BYTES, Message};
+
+/// Elements of one call; MPI counts in 31 bits.
+const PIECE: usize = 1 << 28;
+/// MPI's tags of a message's header and of its body.
+const HEADER: i32 = 1;
+const BODY: i32 = 2;
+/// Looks at unfinished messages before sleeping in between, and for how long.
+const LOOKS: u32 = 200;
+const NAP: Duration = Duration::from_micros(50);
+
+/// Bytes with the alignment of every element type.
+pub(super) struct Words {
+    words: Vec<u64>,
+    len: usize,
+}
+
+impl Words {
+    pub(super) fn zero(len: usize) -> Self {
+        Self { words: vec![0; len.div_ceil(8)], len }
+    }
+
+    pub(super) fn copy(bytes: &[u8]) -> Self {
+        let mut words = Self::zero(bytes.len());
+        words.get_mut().copy_from_slice(bytes);
+        words
+    }
+
+    pub(super) fn get(&self) -> &[u8] {
+        &cast_slice(&self.words)[..self.len]
+    }
+
+    pub(super) fn get_mut(&mut self) -> &mut [u8] {
+        &mut cast_slice_mut(&mut self.words)[..self.len]
+    }
+}
+
+/// Whether MPI reduces this type in this way; anything else is folded here.
+pub(super) fn reduces(dtype: DType, op: ReduceOp) -> bool {
+    !(dtype.is_float() && matches!(op, ReduceOp::Min | ReduceOp::Max))
+}
+
+fn operation(op: ReduceOp) -> SystemOperation {
+    match op {
+        ReduceOp::Sum | ReduceOp::Mean => SystemOperation::sum(),
+        ReduceOp::Product => SystemOperation::product(),
+        ReduceOp::Min => SystemOperation::min(),
+        ReduceOp::Max => SystemOperation::max(),
+    }
+}
+
+/// Binds `$ty` to the Rust type of an accumulator.
+macro_rules! with_number {
+    ($dtype:expr, $ty:ident => $body:expr) => {
+        match $dtype {
+            DType::F32 => {
+                type $ty = f32;
+                $body
+            }
+            DType::F64 => {
+                type $ty = f64;
+                $body
+            }
+            DType::I32 => {
+                type $ty = i32;
+                $body
+            }
+            DType::I64 => {
+                type $ty = i64;
+                $body
+            }
+            DType::U8 => {
+                type $ty = u8;
+                $body
+            }
+            // Sums of 16-bit floats are f32 here: `DType::accumulator`.
+            DType::F16 | DType::BF16 => unreachable!("16-bit floats are widened first"),
+        }
+    };
+}
+
+/// Binds `$ty` to a type of the element's size, for calls that only move.
+macro_rules! with_size {
+    ($dtype:expr, $ty:ident => $body:expr) => {
+        match $dtype.size() {
+            1 => {
+                type $ty = u8;
+                $body
+            }
+            2 => {
+                type $ty = u16;
+                $body
+            }
+            4 => {
+                type $ty = u32;
+                $body
+            }
+            _ => {
+                type $ty = u64;
+                $body
+            }
+        }
+    };
+}
+
+/// `MPI_Allreduce`; `dtype` is an accumulator. A mean is still a sum.
+pub(super) fn all_reduce(comm: &SimpleCommunicator, dtype: DType, op: ReduceOp, send: &Words) -> Words {
+    let mut recv = Words::zero(send.len);
+    with_number!(dtype, T => {
+        let (send, recv): (&[T], &mut [T]) = (cast_slice(send.get()), cast_slice_mut(recv.get_mut()));
+        for (send, recv) in send.chunks(PIECE).zip(recv.chunks_mut(PIECE)) {
+            comm.all_reduce_into(send, recv, operation(op));
+        }
+    });
+    recv
+}
+
+/// `MPI_Reduce`; empty but on the root.
+pub(super) fn reduce(comm: &SimpleCommunicator, dtype: DType, op: ReduceOp, send: &Words, root: i32) -> Words {
+    let (is_root, root) = (comm.rank() == root, comm.process_at_rank(root));
+    let mut recv = Words::zero(if is_root { send.len } else { 0 });
+    with_number!(dtype, T => {
+        let (send, recv): (&[T], &mut [T]) = (cast_slice(send.get()), cast_slice_mut(recv.get_mut()));
+        for (at, send) in send.chunks(PIECE).enumerate() {
+            if is_root {
+                root.reduce_into_root(send, &mut recv[at * PIECE..at * PIECE + send.len()], operation(op));
+            } else {
+                root.reduce_into(send, operation(op));
+            }
+        }
+    });
+    recv
+}
+
+/// `MPI_Bcast`.
+pub(super) fn broadcast(comm: &SimpleCommunicator, dtype: DType, data: &mut Words, root: i32) {
+    let root = comm.process_at_rank(root);
+    with_size!(dtype, T => {
+        let data: &mut [T] = cast_slice_mut(data.get_mut());
+        data.chunks_mut(PIECE).for_each(|data| root.broadcast_into(data));
+    });
+}
+
+/// `MPI_Allgather`, or `MPI_Allgatherv` where lengths differ; `lens` in bytes.
+pub(super) fn all_gather(comm: &SimpleCommunicator, dtype: DType, send: &Words, lens: &[usize]) -> Words {
+    let mut recv = Words::zero(lens.iter().sum());
+    with_size!(dtype, T => {
+        let (send, recv): (&[T], &mut [T]) = (cast_slice(send.get()), cast_slice_mut(recv.get_mut()));
+        if lens.iter().all(|len| *len == lens[0]) {
+            comm.all_gather_into(send, recv);
+        } else {
+            let counts: Vec<i32> = lens.iter().map(|len| (len / size_of::<T>()) as i32).collect();
+            let starts: Vec<i32> =
+                counts.iter().scan(0, |at, count| Some(std::mem::replace(at, *at + count))).collect();
+            comm.all_gather_varcount_into(send, &mut PartitionMut::new(recv, counts, starts));
+        }
+    });
+    recv
+}
+
+/// `MPI_Gather`; empty but on the root.
+pub(super) fn gather(comm: &SimpleCommunicator, dtype: DType, send: &Words, root: i32) -> Words {
+    let (is_root, root) = (comm.rank() == root, comm.process_at_rank(root));
+    let mut recv = Words::zero(if is_root { send.len * comm.size() as usize } else { 0 });
+    with_size!(dtype, T => {
+        let (send, recv): (&[T], &mut [T]) = (cast_slice(send.get()), cast_slice_mut(recv.get_mut()));
+        if is_root { root.gather_into_root(send, recv) } else { root.gather_into(send) }
+    });
+    recv
+}
+
+/// `MPI_Scatter`; `send` is empty but on the root. `len` is a part's, in bytes.
+pub(super) fn scatter(comm: &SimpleCommunicator, dtype: DType, send: &Words, len: usize, root: i32) -> Words {
+    let (is_root, root) = (comm.rank() == root, comm.process_at_rank(root));
+    let mut recv = Words::zero(len);
+    with_size!(dtype, T => {
+        let (send, recv): (&[T], &mut [T]) = (cast_slice(send.get()), cast_slice_mut(recv.get_mut()));
+        if is_root { root.scatter_into_root(send, recv) } else { root.scatter_into(recv) }
+    });
+    recv
+}
+
+/// `MPI_Alltoall`.
+pub(super) fn all_to_all(comm: &SimpleCommunicator, dtype: DType, send: &Words) -> Words {
+    let mut recv = Words::zero(send.len);
+    with_size!(dtype, T => {
+        let (send, recv): (&[T], &mut [T]) = (cast_slice(send.get()), cast_slice_mut(recv.get_mut()));
+        comm.all_to_all_into(send, recv);
+    });
+    recv
+}
+
+/// Takes in every message whose header has come; its body is on its way then.
+fn take_in(comm: &SimpleCommunicator, early: &mut Early) {
+    while let Some(status) = comm.any_process().immediate_probe_with_tag(HEADER) {
+        let from = status.source_rank();
+        let sender = comm.process_at_rank(from);
+        let mut head = [0u8; MESSAGE_BYTES];
+        sender.receive_into_with_tag(&mut head[..], HEADER);
+        // Ranks of the job alone send here, and nothing else with this tag.
+        let Some(message) = Message::decode(&head) else { continue };
+        let mut body = Words::zero(message.bytes as usize);
+        for piece in body.get_mut().chunks_mut(PIECE) {
+            sender.receive_into_with_tag(piece, BODY);
+        }
+        early[from as usize].push_back((message, body));
+    }
+}
+
+fn pause(looks: &mut u32) {
+    *looks += 1;
+    if *looks < LOOKS { std::thread::yield_now() } else { std::thread::sleep(NAP) }
+}
+
+/// Sends header and body, taking in what comes meanwhile: two ranks may send to each other at once. Does not end before the
+/// receiver has taken a long message.
+pub(super) fn send(desk: &mut Desk, to: i32, message: &Message, body: &Words) {
+    let head = message.encode();
+    let mut looks = 0;
+    let Desk { comm, early, .. } = desk;
+    let mut deliver = |bytes: &[u8], tag: i32| {
+        let receiver = comm.process_at_rank(to);
+        request::scope(|scope| {
+            let mut request = receiver.immediate_send_with_tag(scope, bytes, tag);
+            while let Err(unfinished) = request.test() {
+                request = unfinished;
+                take_in(comm, early);
+                pause(&mut looks);
+            }
+        });
+    };
+    deliver(&head, HEADER);
+    body.get().chunks(PIECE).for_each(|piece| deliver(piece, BODY));
+}
+
+/// The next message of `from` with this tag; none if the job ends first.
+pub(super) fn recv(desk: &mut Desk, from: usize, tag: u64) -> Option<(Message, Words)> {
+    let mut looks = 0;
+    loop {
+        take_in(&desk.comm, &mut desk.early);
+        if let Some(place) = desk.early[from].iter().position(|(message, _)| message.tag == tag) {
+            return desk.early[from].remove(place);
+        }
+        if desk.abort.is_raised() {
+            return None;
+        }
+        pause(&mut looks);
+    }
+}

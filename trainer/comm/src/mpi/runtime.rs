@@ -1,0 +1,261 @@
+//! MPI's life in this process, and the thread on which a group's calls run.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use mpi::Threading;
+use mpi::topology::{Communicator as _, SimpleCommunicator};
+
+use super::calls::Words;
+use crate::abort::Abort;
+use crate::error::{self, CommError};
+use crate::message::Message;
+
+/// Messages that have come before they were asked for, by sender.
+pub(super) type Early = Vec<VecDeque<(Message, Words)>>;
+
+/// What a group's thread works with.
+pub(super) struct Desk {
+    pub comm: SimpleCommunicator,
+    pub early: Early,
+    pub abort: Arc<Abort>,
+}
+
+type Job = Box<dyn FnOnce(&mut Desk) + Send>;
+
+/// Why a call did not come back.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Stall {
+    Timeout,
+    Aborted,
+    Panicked,
+}
+
+/// Wakes whoever waits for a result.
+#[derive(Default)]
+struct Bell {
+    turn: Mutex<()>,
+    rung: Condvar,
+}
+
+impl Bell {
+    fn lock(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ring(&self) {
+        drop(self.lock());
+        self.rung.notify_all();
+    }
+}
+
+/// A thread that does what it is given, in order.
+struct Worker<T> {
+    jobs: Option<Sender<T>>,
+    thread: Option<JoinHandle<()>>,
+    bell: Arc<Bell>,
+    abort: Arc<Abort>,
+}
+
+impl<T: Send + 'static> Worker<T> {
+    fn start(name: &str, abort: Arc<Abort>, body: impl FnOnce(Receiver<T>) + Send + 'static) -> error::Result<Self> {
+        let (jobs, queue) = channel();
+        let thread = std::thread::Builder::new()
+            .name(name.into())
+            .spawn(move || body(queue))
+            .map_err(|e| CommError::setup(format!("cannot start the MPI thread: {e}")))?;
+        let bell = Arc::new(Bell::default());
+        let waiting = Arc::downgrade(&bell);
+        abort.on_raise(move || {
+            if let Some(bell) = waiting.upgrade() {
+                bell.ring();
+            }
+        });
+        Ok(Self { jobs: Some(jobs), thread: Some(thread), bell, abort })
+    }
+
+    /// Gives the thread what `job` makes of the means to answer, and waits for the answer.
+    fn ask<R: Send + 'static>(&self, limit: Duration, job: impl FnOnce(Answer<R>) -> T) -> Result<R, Stall> {
+        let slot = Arc::new(Mutex::new(Slot::Empty));
+        let sent = self
+            .jobs
+            .as_ref()
+            .is_some_and(|jobs| jobs.send(job(Answer { slot: slot.clone(), bell: self.bell.clone() })).is_ok());
+        if !sent {
+            return Err(Stall::Panicked);
+        }
+        let until = Instant::now() + limit;
+        let mut turn = self.bell.lock();
+        loop {
+            match std::mem::replace(&mut *slot.lock().unwrap_or_else(PoisonError::into_inner), Slot::Empty) {
+                Slot::Full(value) => return Ok(value),
+                Slot::Gone => return Err(Stall::Panicked),
+                Slot::Empty if self.abort.is_raised() => return Err(Stall::Aborted),
+                Slot::Empty => {}
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Stall::Timeout);
+            }
+            turn = self.bell.rung.wait_timeout(turn, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Lets the thread come to its end, or leaves it where it is if that may be never.
+    fn close(&mut self) {
+        self.jobs = None;
+        if let Some(thread) = self.thread.take()
+            && !self.abort.is_raised()
+            && !std::thread::panicking()
+        {
+            let _ = thread.join();
+        }
+    }
+}
+
+enum Slot<R> {
+    Empty,
+    Full(R),
+    /// Whoever should have answered is gone.
+    Gone,
+}
+
+/// The means to answer once.
+struct Answer<R> {
+    slot: Arc<Mutex<Slot<R>>>,
+    bell: Arc<Bell>,
+}
+
+impl<R> Answer<R> {
+    fn give(self, value: R) {
+        *self.slot.lock().unwrap_or_else(PoisonError::into_inner) = Slot::Full(value);
+    }
+}
+
+impl<R> Drop for Answer<R> {
+    fn drop(&mut self) {
+        let mut slot = self.slot.lock().unwrap_or_else(PoisonError::into_inner);
+        if matches!(*slot, Slot::Empty) {
+            *slot = Slot::Gone;
+        }
+        drop(slot);
+        self.bell.ring();
+    }
+}
+
+/// MPI between `MPI_Init_thread` and `MPI_Finalize`, which one thread has to call.
+pub(crate) struct Runtime(Worker<()>);
+
+impl Runtime {
+    /// Starts MPI and makes sure that it has started the same job: `rank` of `world`.
+    pub(crate) fn start(rank: usize, world: usize, abort: &Arc<Abort>, limit: Duration) -> error::Result<Self> {
+        let (sender, started) = channel::<Answer<Result<(), String>>>();
+        let ended = abort.clone();
+        let worker = Worker::start("comm-mpi", abort.clone(), move |queue: Receiver<()>| {
+            let Ok(answer) = started.recv() else { return };
+            let Some((universe, threading)) = mpi::initialize_with_threading(Threading::Multiple) else {
+                return answer.give(Err("MPI was started before in this process, and starts only once".into()));
+            };
+            answer.give(fits(&universe.world(), threading, rank, world));
+            // The end is when nobody can ask any more; the question above is in the queue.
+            while queue.recv().is_ok() {}
+            if ended.is_raised() {
+                // Other ranks may never come to `MPI_Finalize`, which waits for them.
+                std::mem::forget(universe);
+            }
+        })?;
+        let started = worker.ask(limit, |answer| drop(sender.send(answer)));
+        let cause = match started {
+            Ok(Ok(())) => return Ok(Self(worker)),
+            Ok(Err(cause)) => cause,
+            Err(Stall::Timeout) => format!("MPI_Init did not return within {limit:.0?}"),
+            Err(Stall::Aborted | Stall::Panicked) => "MPI_Init did not return".into(),
+        };
+        if let Some(error) = abort.error() {
+            return Err(error);
+        }
+        // Not joined: it may hang.
+        std::mem::forget(worker);
+        Err(CommError::setup(format!("rank {rank} cannot use MPI: {cause}"))
+            .hint(format!("start the job with mpirun: mpirun -np {world} trainer … --backend mpi"))
+            .blame(rank))
+    }
+}
+
+fn fits(comm: &SimpleCommunicator, threading: Threading, rank: usize, world: usize) -> Result<(), String> {
+    if threading != Threading::Multiple {
+        return Err(format!("this MPI library offers {threading:?} threads, and Multiple are needed"));
+    }
+    let (own, size) = (comm.rank(), comm.size());
+    if (own, size) == (rank as i32, world as i32) {
+        return Ok(());
+    }
+    Err(format!("MPI counts this process as rank {own} of {size}, the job as rank {rank} of {world}"))
+}
+
+impl Drop for Runtime {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+/// The thread of one group.
+pub(super) struct Office(Worker<Job>);
+
+impl Office {
+    /// Makes the communicator of `ranks`, which all of them do at once, on a thread that keeps it.
+    pub(super) fn open(id: u64, ranks: &[usize], abort: &Arc<Abort>, limit: Duration) -> error::Result<Self> {
+        let (list, desk_abort) = (ranks.iter().map(|rank| *rank as i32).collect::<Vec<_>>(), abort.clone());
+        let office = Self(Worker::start("comm-mpi-group", abort.clone(), move |queue: Receiver<Job>| {
+            let Some(comm) = make(id, &list) else { return };
+            let early = list.iter().map(|_| VecDeque::new()).collect();
+            let mut desk = Desk { comm, early, abort: desk_abort };
+            while let Ok(job) = queue.recv() {
+                if catch_unwind(AssertUnwindSafe(|| job(&mut desk))).is_err() {
+                    break;
+                }
+            }
+            if desk.abort.is_raised() {
+                // Freeing is a collective call.
+                std::mem::forget(desk);
+            }
+        })?);
+        match office.run(limit, |_| ()) {
+            Ok(()) => Ok(office),
+            Err(Stall::Aborted) => Err(abort.error().unwrap_or_else(|| CommError::setup("the job was aborted"))),
+            Err(stall) => {
+                std::mem::forget(office);
+                Err(CommError::setup(format!("MPI cannot make a communicator of ranks {ranks:?}: {stall:?}")))
+            }
+        }
+    }
+
+    pub(super) fn run<R: Send + 'static>(
+        &self,
+        limit: Duration,
+        job: impl FnOnce(&mut Desk) -> R + Send + 'static,
+    ) -> Result<R, Stall> {
+        self.0.ask(limit, |answer| Box::new(move |desk: &mut Desk| answer.give(job(desk))))
+    }
+}
+
+impl Drop for Office {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+/// The world's own communicator for the world, a new one for any other group.
+fn make(id: u64, ranks: &[i32]) -> Option<SimpleCommunicator> {
+    use mpi::topology::Group as _;
+    let world = SimpleCommunicator::world();
+    if id == 0 {
+        return Some(world);
+    }
+    // Tags keep calls apart that are made at once; every library has at least these.
+    world.split_by_subgroup_with_tag(&world.group().include(ranks), (id % 32_767) as i32)
+}

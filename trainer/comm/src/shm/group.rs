@@ -1,0 +1,309 @@
+//! A group of ranks on one host: setting up their segment, and entering a collective together.
+
+use std::cell::RefCell;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::mailbox::Mailbox;
+use super::mapping::{self, Mapping};
+use super::pipeline::Progress;
+use super::segment::{Area, ENTRY, Segment, Which};
+use super::staging::Trials;
+use super::wait::{CPU_BYTES, Patience, Stall, Waiter, own_cpus};
+use super::word::{LEFT, POISON};
+use crate::abort::Abort;
+use crate::descriptor::{Agreement, DESCRIPTOR_BYTES, Descriptor};
+use crate::error::{CommError, ErrorKind, Result, ranks};
+use crate::host;
+use crate::store::StoreClient;
+use crate::transport::{Members, REASON_LIMIT};
+
+/// The shared-memory transport of one group.
+pub(crate) struct ShmGroup {
+    pub(super) segment: Arc<Segment>,
+    pub(super) members: Members,
+    pub(super) waiter: Waiter,
+    /// Collectives entered, set-up included: the value of this rank's `Entered` counter.
+    entered: u32,
+    /// Values of everybody's `Filled` and `Reduced` counters between collectives.
+    filled: u32,
+    reduced: u32,
+    pub(super) mailbox: Mailbox,
+    pub(super) trials: RefCell<Trials>,
+}
+
+impl ShmGroup {
+    /// Makes or opens the group's segment; returns when all members have it.
+    pub(crate) fn new(members: Members, store: &StoreClient, limit: Duration, timeout: Duration) -> Result<Self> {
+        let key = format!("shm/{:x}", members.id);
+        let me = members.me;
+        let name = members.name();
+        let len = Segment::len_for(members.len());
+        let (memory, file) = if me == 0 {
+            let (memory, file, card) = create(&members, len)?;
+            store.set(&key, card.as_bytes())?;
+            (memory, Some(file))
+        } else {
+            (open(&members, len, &store.wait(&key, limit)?)?, None)
+        };
+        let segment = Arc::new(Segment::over(memory, members.len()));
+        let abort = store.abort_flag();
+        poison_on_abort(&abort, &segment);
+        let n = members.len();
+        // Ranks cannot know yet whether they are more than the cores.
+        let waiter = Waiter { abort, timeout: limit, patience: Patience::new(n, 0) };
+        let (mailbox, trials) = (Mailbox::new(n), RefCell::default());
+        let mut group = Self { segment, members, waiter, entered: 0, filled: 0, reduced: 0, mailbox, trials };
+        // Set-up is entry number 1, and its payload the processors of each rank.
+        // SAFETY: own area; nobody reads it before the publication below.
+        let area = unsafe { group.segment.write(group.segment.entry(me, 1)) };
+        area[..CPU_BYTES].copy_from_slice(&own_cpus());
+        group.segment.counter(me, Which::Entered).publish();
+        group.entered = 1;
+        for rank in 0..n {
+            group.waiter.wait(group.segment.counter(rank, Which::Entered), 1).map_err(|stall| match stall {
+                Stall::Timeout => CommError::new(
+                    ErrorKind::Timeout,
+                    format!("{} did not open the shared memory of {name} within {limit:.0?}", ranks(&group.behind())),
+                ),
+                _ => group.ended(),
+            })?;
+        }
+        drop::<Option<OwnedFd>>(file);
+        let mut cpus = [0u8; CPU_BYTES];
+        for rank in 0..n {
+            // SAFETY: published by its owner (waited for above), and overwritten no sooner than in its second collective,
+            // which cannot start before this rank has entered its first (the entries alternate between two areas).
+            let theirs = unsafe { group.segment.read(group.segment.entry(rank, 1)) };
+            cpus.iter_mut().zip(theirs).for_each(|(a, b)| *a |= b);
+        }
+        let cores = cpus.iter().map(|b| b.count_ones() as usize).sum();
+        group.waiter.patience = Patience::new(n, cores);
+        group.waiter.timeout = timeout;
+        Ok(group)
+    }
+
+    pub(super) fn me(&self) -> usize {
+        self.members.me
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.members.len()
+    }
+
+    /// The areas for this collective's small payload, of `rank`.
+    pub(super) fn entry(&self, rank: usize) -> Area {
+        self.segment.entry(rank, self.entered)
+    }
+
+    /// Enters collective `call`: publishes its descriptor, and what `fill` puts into the entry area, and waits for all.
+    ///
+    /// Descriptor and entry area alternate between two places. A rank overwrites those of entry `s-2` while it enters `s`:
+    /// it has by then seen everybody enter `s-1`, and nobody enters `s-1` before it has done with `s-2`. By the same
+    /// argument all slots for long arrays are free once everybody has entered.
+    pub(super) fn enter(&mut self, call: &Descriptor, fill: impl FnOnce(&mut [u8])) -> Result<()> {
+        self.waiter.abort.check()?;
+        let (me, segment) = (self.me(), self.segment.clone());
+        self.entered = self.entered.wrapping_add(1);
+        // SAFETY: own areas, free as argued above.
+        unsafe {
+            segment.write(segment.descriptor(me, self.entered))[..DESCRIPTOR_BYTES].copy_from_slice(&call.encode());
+            fill(segment.write(segment.entry(me, self.entered)));
+        }
+        segment.counter(me, Which::Entered).publish();
+        let mut agreed = true;
+        for step in 1..self.len() {
+            let rank = (me + step) % self.len();
+            self.waiter
+                .wait(segment.counter(rank, Which::Entered), self.entered)
+                .map_err(|stall| self.stalled(call, stall))?;
+            agreed &= self.entered_with(rank, self.entered)? == *call;
+        }
+        if agreed { Ok(()) } else { self.disagreement(call) }
+    }
+
+    /// The error for ranks that call different things; all have entered.
+    #[cold]
+    fn disagreement(&self, call: &Descriptor) -> Result<()> {
+        let mut agreement = Agreement::of(self.members.my_rank(), *call);
+        for rank in (0..self.len()).filter(|rank| *rank != self.me()) {
+            let theirs = self.entered_with(rank, self.entered)?;
+            agreement = agreement.merge(Agreement::of(self.members.ranks[rank], theirs));
+        }
+        agreement.check(&self.members.name())
+    }
+
+    /// What `rank` called as its entry number `entered`, once its counter says so.
+    fn entered_with(&self, rank: usize, entered: u32) -> Result<Descriptor> {
+        // SAFETY: published and waited for by the caller; see `enter` for why it is not overwritten.
+        let bytes = unsafe { self.segment.read(self.segment.descriptor(rank, entered)) };
+        Descriptor::decode(&bytes[..DESCRIPTOR_BYTES])
+            .ok_or_else(|| CommError::system(format!("the shared memory of {} is damaged", self.members.name())))
+    }
+
+    /// What `rank` is calling if it has entered a collective that this rank has not.
+    pub(super) fn ahead(&self, rank: usize) -> Option<Descriptor> {
+        let next = self.entered.wrapping_add(1);
+        self.segment.counter(rank, Which::Entered).reached(next).ok()?;
+        self.entered_with(rank, next).ok()
+    }
+
+    /// The counters as a schedule sees them.
+    pub(super) fn steps(&self) -> Steps<'_> {
+        Steps { group: self, filled: self.filled, reduced: self.reduced }
+    }
+
+    /// Slots filled by each rank before this collective.
+    pub(super) fn filled(&self) -> u32 {
+        self.filled
+    }
+
+    /// Notes that all ranks have gone through this many steps.
+    pub(super) fn advance(&mut self, filled: usize, reduced: usize) {
+        self.trials.get_mut().interrupt();
+        self.filled = self.filled.wrapping_add(filled as u32);
+        self.reduced = self.reduced.wrapping_add(reduced as u32);
+    }
+
+    /// Ranks (of the job) that have not entered what this rank has entered.
+    fn behind(&self) -> Vec<usize> {
+        self.those(|rank| self.segment.counter(rank, Which::Entered).reached(self.entered).is_err())
+    }
+
+    fn those(&self, what: impl Fn(usize) -> bool) -> Vec<usize> {
+        (0..self.len()).filter(|rank| *rank != self.me() && what(*rank)).map(|rank| self.members.ranks[rank]).collect()
+    }
+
+    pub(super) fn ended(&self) -> CommError {
+        self.waiter
+            .abort
+            .wait(REASON_LIMIT)
+            .unwrap_or_else(|| CommError::new(ErrorKind::Aborted, "the job was aborted, and the reason did not arrive"))
+    }
+
+    /// The error for a wait in `call` that ended badly.
+    pub(super) fn stalled(&self, call: &Descriptor, stall: Stall) -> CommError {
+        let (me, name) = (self.members.my_rank(), self.members.name());
+        let place = call.place(&name);
+        if stall == Stall::Aborted {
+            return self.ended();
+        }
+        let absent = self.behind();
+        if stall == Stall::Left {
+            let gone = self.those(|rank| self.segment.counter(rank, Which::Entered).has_left());
+            return CommError::new(
+                ErrorKind::PeerLost,
+                format!("{} left the job while rank {me} waits in {call}, {place}", ranks(&gone)),
+            )
+            .hint("every rank must call the same collectives; one has ended early")
+            .blame(gone.first().copied().unwrap_or(me));
+        }
+        let timeout = self.waiter.timeout;
+        if absent.is_empty() {
+            let slow =
+                |which, rank| self.segment.counter(rank, which).is_behind(self.segment.counter(self.me(), which));
+            let stuck = self.those(|rank| slow(Which::Filled, rank) || slow(Which::Reduced, rank));
+            return CommError::new(
+                ErrorKind::Timeout,
+                format!("{call}, {place}: {} stopped inside it for {timeout:.1?} (rank {me} waits)", ranks(&stuck)),
+            )
+            .blame(stuck.first().copied().unwrap_or(me));
+        }
+        CommError::new(
+            ErrorKind::Timeout,
+            format!("{call}, {place}: {} did not come within {timeout:.1?} (rank {me} waits)", ranks(&absent)),
+        )
+        .blame(absent[0])
+    }
+}
+
+impl Drop for ShmGroup {
+    fn drop(&mut self) {
+        // A rank that panics dies; the rendezvous tells the others why.
+        if !std::thread::panicking() {
+            self.segment.owned_by(self.me()).for_each(|counter| counter.mark(LEFT));
+        }
+    }
+}
+
+/// Steps of a collective counted from its start.
+pub(super) struct Steps<'a> {
+    group: &'a ShmGroup,
+    filled: u32,
+    reduced: u32,
+}
+
+impl Steps<'_> {
+    fn wait(&self, which: Which, target: u32) -> std::result::Result<(), Stall> {
+        let group = self.group;
+        for step in 1..group.len() {
+            let rank = (group.me() + step) % group.len();
+            group.waiter.wait(group.segment.counter(rank, which), target)?;
+        }
+        Ok(())
+    }
+}
+
+impl Progress for Steps<'_> {
+    type Error = Stall;
+    fn publish_filled(&self) {
+        self.group.segment.counter(self.group.me(), Which::Filled).publish();
+    }
+    fn wait_filled(&self, count: usize) -> std::result::Result<(), Stall> {
+        self.wait(Which::Filled, self.filled.wrapping_add(count as u32))
+    }
+    fn publish_reduced(&self) {
+        self.group.segment.counter(self.group.me(), Which::Reduced).publish();
+    }
+    fn wait_reduced(&self, count: usize) -> std::result::Result<(), Stall> {
+        self.wait(Which::Reduced, self.reduced.wrapping_add(count as u32))
+    }
+}
+
+/// Has an abort that this process hears of wake the sleepers of all processes.
+fn poison_on_abort(abort: &Abort, segment: &Arc<Segment>) {
+    let weak = Arc::downgrade(segment);
+    abort.on_raise(move || {
+        if let Some(segment) = weak.upgrade() {
+            (0..segment.ranks()).flat_map(|rank| segment.owned_by(rank)).for_each(|counter| counter.mark(POISON));
+        }
+    });
+}
+
+/// Makes memory of `len` bytes for all members, and the card by which the others find it.
+pub(super) fn create(members: &Members, len: usize) -> Result<(Mapping, OwnedFd, String)> {
+    let cannot = |e: rustix::io::Errno| {
+        CommError::setup(format!("rank {} cannot make shared memory for {}: {e}", members.my_rank(), members.name()))
+            .hint("the tcp backend does without shared memory")
+    };
+    let nonce = mapping::nonce().map_err(cannot)?;
+    let (memory, file) = Mapping::create(len, &nonce).map_err(cannot)?;
+    let (host, process, number) = (host::of_shared_memory(), std::process::id(), mapping::number(&file));
+    Ok((memory, file, format!("{host}\n{process}\n{number}\n{}\n", u128::from_le_bytes(nonce))))
+}
+
+/// Opens the memory of `len` bytes that the members' first rank has made.
+pub(super) fn open(members: &Members, len: usize, card: &[u8]) -> Result<Mapping> {
+    let cannot = |cause: String| {
+        CommError::setup(format!(
+            "rank {} cannot open the shared memory of rank {}: {cause}",
+            members.my_rank(),
+            members.ranks[0]
+        ))
+        .hint("shared memory needs all ranks on one host, in one container, under one user; the tcp backend does not")
+    };
+    let card = String::from_utf8_lossy(card);
+    // in an entry area there is something behind the card
+    let lines: Vec<&str> = card.lines().take(4).collect();
+    let [there, pid, fd, nonce] = lines.as_slice() else { return Err(cannot("its announcement is damaged".into())) };
+    if *there != host::of_shared_memory() {
+        return Err(cannot("that rank runs on another host or in another container".into()));
+    }
+    let (Ok(pid), Ok(fd), Ok(nonce)) = (pid.parse(), fd.parse(), nonce.parse::<u128>()) else {
+        return Err(cannot("its announcement is damaged".into()));
+    };
+    Mapping::open(pid, fd, len, &nonce.to_le_bytes()).map_err(cannot)
+}
+
+const _: () = assert!(CPU_BYTES <= ENTRY);

@@ -1,0 +1,225 @@
+//! Messages between two ranks: a channel of two chunks for each ordered pair.
+//!
+//! The sender owns `sent`, the receiver `taken`; chunk `i` (counted over all messages) lies in slot `i mod 2`. The sender
+//! writes it once `taken` says that chunk `i-2` was copied out; the receiver reads it once `sent` says that it is there.
+//! A message starts with a header in its first chunk. Messages whose tag is not asked for yet are kept aside, so tags may
+//! be received in any order. A sender whose channel is full takes in what comes the other way, a chunk at a time and never
+//! waiting for one: two ranks may send to each other at once, and neither may wait for the end of the other's message while
+//! its own is half sent.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use super::group::ShmGroup;
+use super::segment::{CHANNEL_CHUNK, CHANNEL_SLOTS};
+use super::wait::Stall;
+use super::word::Pending;
+use crate::descriptor::Descriptor;
+use crate::error::{CommError, Result};
+use crate::message::{MESSAGE_BYTES, Message};
+
+/// How long a wait goes before looking whether the other rank is somewhere else altogether.
+const LOOK_AROUND: Duration = Duration::from_millis(20);
+/// How long a blocked sender sleeps before it looks at what comes the other way.
+const SEND_NAP: Duration = Duration::from_micros(200);
+
+/// Counts of this rank's channels, and what has arrived early.
+pub(super) struct Mailbox {
+    sent: Vec<u32>,
+    taken: Vec<u32>,
+    early: Vec<VecDeque<(Message, Vec<u8>)>>,
+    /// Messages of which a blocked sender took in the first chunks.
+    partial: Vec<Option<Partial>>,
+}
+
+#[derive(Clone)]
+struct Partial {
+    message: Message,
+    body: Vec<u8>,
+    filled: usize,
+}
+
+impl Mailbox {
+    pub(super) fn new(ranks: usize) -> Self {
+        Self {
+            sent: vec![0; ranks],
+            taken: vec![0; ranks],
+            early: vec![VecDeque::new(); ranks],
+            partial: vec![None; ranks],
+        }
+    }
+}
+
+impl ShmGroup {
+    /// The peer of a call, which the communicator has checked.
+    fn peer(call: &Descriptor) -> usize {
+        call.root.unwrap_or_default() as usize
+    }
+
+    pub(super) fn send_message(&mut self, call: &Descriptor, tag: u64, data: &[u8]) -> Result<()> {
+        self.waiter.abort.check()?;
+        let to = Self::peer(call);
+        let head = Message { tag, dtype: call.dtype, bytes: data.len() as u64 }.encode();
+        let mut rest = data;
+        let mut first = true;
+        while first || !rest.is_empty() {
+            self.wait_for_room(call, to)?;
+            let (me, chunk) = (self.me(), self.mailbox.sent[to]);
+            // SAFETY: this rank writes this channel, and the receiver has copied out what the slot held.
+            let slot = unsafe { self.segment.write(self.segment.chunk(me, to, chunk)) };
+            let at = if first { MESSAGE_BYTES } else { 0 };
+            if first {
+                slot[..MESSAGE_BYTES].copy_from_slice(&head);
+            }
+            let (now, later) = rest.split_at(rest.len().min(CHANNEL_CHUNK - at));
+            slot[at..at + now.len()].copy_from_slice(now);
+            rest = later;
+            first = false;
+            self.mailbox.sent[to] = chunk.wrapping_add(1);
+            self.segment.sent(me, to).publish();
+        }
+        Ok(())
+    }
+
+    fn wait_for_room(&mut self, call: &Descriptor, to: usize) -> Result<()> {
+        let target = self.mailbox.sent[to].wrapping_add(1).wrapping_sub(CHANNEL_SLOTS as u32);
+        let segment = self.segment.clone();
+        let counter = segment.taken(self.me(), to);
+        let until = Instant::now() + self.waiter.timeout;
+        loop {
+            match self.waiter.wait_slowly(counter, target, SEND_NAP) {
+                Ok(()) => return Ok(()),
+                Err(Stall::Timeout) => {}
+                Err(stall) => return Err(self.stalled(call, stall)),
+            }
+            // While both send: make room for the other.
+            while self.arrived(to).is_ok() {
+                self.take_chunk(call, to)?;
+            }
+            self.look_around(call, to, until)?;
+        }
+    }
+
+    /// An error if `peer` waits in a collective that this rank has not entered: it will not answer before this rank comes.
+    fn look_around(&self, call: &Descriptor, peer: usize, until: Instant) -> Result<()> {
+        let me = self.members.my_rank();
+        if let Some(theirs) = self.ahead(peer)
+            && !self.moves(call, peer)
+        {
+            return Err(Message::elsewhere(me, call, self.members.ranks[peer], &theirs, &self.members.name()));
+        }
+        if Instant::now() < until { Ok(()) } else { Err(self.not_in_time(call, peer)) }
+    }
+
+    /// Whether what `call` waits for has happened after all; asked after seeing the peer elsewhere, for what it did before.
+    fn moves(&self, call: &Descriptor, peer: usize) -> bool {
+        let me = self.me();
+        match call.op {
+            crate::descriptor::OpKind::Send => {
+                let target = self.mailbox.sent[peer].wrapping_add(1).wrapping_sub(CHANNEL_SLOTS as u32);
+                self.segment.taken(me, peer).reached(target).is_ok()
+            }
+            _ => self.arrived(peer).is_ok(),
+        }
+    }
+
+    fn not_in_time(&self, call: &Descriptor, peer: usize) -> CommError {
+        Message::late(self.members.my_rank(), call, self.members.ranks[peer], self.waiter.timeout, &self.members.name())
+    }
+
+    pub(super) fn recv_message(&mut self, call: &Descriptor, tag: u64, data: &mut [u8]) -> Result<()> {
+        self.waiter.abort.check()?;
+        let from = Self::peer(call);
+        let len = data.len();
+        let fits = |group: &Self, message: &Message| {
+            message.check(call, len, group.members.my_rank(), group.members.ranks[from], &group.members.name())
+        };
+        loop {
+            if let Some(place) = self.mailbox.early[from].iter().position(|(m, _)| m.tag == tag)
+                && let Some((message, body)) = self.mailbox.early[from].remove(place)
+            {
+                fits(self, &message)?;
+                data.copy_from_slice(&body);
+                return Ok(());
+            }
+            let slot = self.next_chunk(call, from)?;
+            if self.mailbox.partial[from].is_none() {
+                let message = Self::header(slot)?;
+                if message.tag == tag {
+                    fits(self, &message)?;
+                    return self.take_into(call, from, data);
+                }
+            }
+            self.take_chunk(call, from)?;
+        }
+    }
+
+    fn header(slot: &[u8]) -> Result<Message> {
+        Message::decode(&slot[..MESSAGE_BYTES])
+            .ok_or_else(|| CommError::system("a message in shared memory is damaged"))
+    }
+
+    /// Whether the next chunk of `from` is there.
+    fn arrived(&self, from: usize) -> std::result::Result<(), Pending> {
+        self.segment.sent(from, self.me()).reached(self.mailbox.taken[from].wrapping_add(1))
+    }
+
+    /// Gives the chunk that was read back to `from`.
+    fn taken(&mut self, from: usize) {
+        self.mailbox.taken[from] = self.mailbox.taken[from].wrapping_add(1);
+        self.segment.taken(from, self.me()).publish();
+    }
+
+    /// Takes the message that begins with the next chunk of `from` straight into `into`.
+    fn take_into(&mut self, call: &Descriptor, from: usize, into: &mut [u8]) -> Result<()> {
+        let (mut at, mut filled) = (MESSAGE_BYTES, 0);
+        loop {
+            let slot = self.next_chunk(call, from)?;
+            let len = (into.len() - filled).min(CHANNEL_CHUNK - at);
+            into[filled..filled + len].copy_from_slice(&slot[at..at + len]);
+            filled += len;
+            at = 0;
+            self.taken(from);
+            if filled == into.len() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Puts the next chunk of `from`, which must have arrived, aside.
+    fn take_chunk(&mut self, call: &Descriptor, from: usize) -> Result<()> {
+        let partial = self.mailbox.partial[from].take();
+        let slot = self.next_chunk(call, from)?;
+        let (mut partial, at) = match partial {
+            Some(partial) => (partial, 0),
+            None => {
+                let message = Self::header(slot)?;
+                (Partial { message, body: vec![0; message.bytes as usize], filled: 0 }, MESSAGE_BYTES)
+            }
+        };
+        let len = (partial.body.len() - partial.filled).min(CHANNEL_CHUNK - at);
+        partial.body[partial.filled..partial.filled + len].copy_from_slice(&slot[at..at + len]);
+        partial.filled += len;
+        self.taken(from);
+        if partial.filled == partial.body.len() {
+            self.mailbox.early[from].push_back((partial.message, partial.body));
+        } else {
+            self.mailbox.partial[from] = Some(partial);
+        }
+        Ok(())
+    }
+
+    /// Waits for the next chunk of `from` and shows it; it stays until this rank says that it has taken it.
+    fn next_chunk(&self, call: &Descriptor, from: usize) -> Result<&[u8]> {
+        let (me, chunk) = (self.me(), self.mailbox.taken[from]);
+        let until = Instant::now() + self.waiter.timeout;
+        loop {
+            match self.waiter.wait_slowly(self.segment.sent(from, me), chunk.wrapping_add(1), LOOK_AROUND) {
+                // SAFETY: the sender has published this chunk, and overwrites it only after `taken` has passed it.
+                Ok(()) => return Ok(unsafe { self.segment.read(self.segment.chunk(from, me, chunk)) }),
+                Err(Stall::Timeout) => self.look_around(call, from, until)?,
+                Err(stall) => return Err(self.stalled(call, stall)),
+            }
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! One non-blocking connection of the server, from handshake to farewell.
+
+use std::io::{ErrorKind as IoKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Instant;
+
+use super::message::Request;
+use crate::auth::{Challenge, HANDSHAKE_LIMIT, HELLO_BYTES, Hello, PROOF_BYTES, Purpose, Secret, verdict};
+use crate::wire::{MAX_FRAME, split_frame};
+
+/// A member that lets this much pile up unread is not reading.
+const MAX_OUTBOX: usize = 4 * MAX_FRAME;
+
+enum Phase {
+    Hello,
+    Proof(Challenge),
+    /// Proved; the server has to admit it.
+    Proved(Hello),
+    Member(u32),
+    /// Refused: only the verdict is still to be sent.
+    Closing,
+}
+
+/// What came out of reading.
+pub(super) enum Incoming {
+    Nothing,
+    /// A stranger has proved itself and waits for [`Connection::admit`].
+    Proved {
+        rank: u32,
+        world: u32,
+    },
+    Requests(Vec<Request>),
+    /// The connection is over, and why.
+    Over(String),
+}
+
+pub(super) struct Connection {
+    pub(super) stream: TcpStream,
+    pub(super) peer: SocketAddr,
+    phase: Phase,
+    inbox: Vec<u8>,
+    outbox: Vec<u8>,
+    pub(super) since: Instant,
+    pub(super) said_goodbye: bool,
+}
+
+impl Connection {
+    pub(super) fn new(stream: TcpStream, peer: SocketAddr) -> std::io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        stream.set_nodelay(true)?;
+        crate::net::keepalive(&stream)?;
+        Ok(Self {
+            stream,
+            peer,
+            phase: Phase::Hello,
+            inbox: Vec::new(),
+            outbox: Vec::new(),
+            since: Instant::now(),
+            said_goodbye: false,
+        })
+    }
+
+    pub(super) fn member(&self) -> Option<u32> {
+        if let Phase::Member(rank) = self.phase { Some(rank) } else { None }
+    }
+
+    /// When a connection that is no member is given up.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.member().is_none().then(|| self.since + HANDSHAKE_LIMIT)
+    }
+
+    pub(super) fn wants_write(&self) -> bool {
+        !self.outbox.is_empty()
+    }
+
+    pub(super) fn is_closing(&self) -> bool {
+        matches!(self.phase, Phase::Closing)
+    }
+
+    pub(super) fn send(&mut self, bytes: &[u8]) -> Result<(), String> {
+        self.outbox.extend_from_slice(bytes);
+        self.flush()
+    }
+
+    pub(super) fn flush(&mut self) -> Result<(), String> {
+        while !self.outbox.is_empty() {
+            match self.stream.write(&self.outbox) {
+                Ok(n) => drop(self.outbox.drain(..n)),
+                Err(e) if e.kind() == IoKind::WouldBlock => break,
+                Err(e) if e.kind() == IoKind::Interrupted => {}
+                Err(e) => return Err(format!("its connection broke ({e})")),
+            }
+        }
+        if self.outbox.len() > MAX_OUTBOX { Err("it no longer reads what it is sent".into()) } else { Ok(()) }
+    }
+
+    /// Admits or refuses a rank that has proved itself.
+    pub(super) fn admit(&mut self, rank: u32, refusal: Option<&str>) -> Result<(), String> {
+        self.phase = if refusal.is_some() { Phase::Closing } else { Phase::Member(rank) };
+        self.send(&verdict(refusal))
+    }
+
+    /// Reads what is there. A stranger's bytes are bounded by the handshake's sizes, a member's by [`MAX_FRAME`].
+    pub(super) fn read(&mut self, secret: &Secret) -> Incoming {
+        let mut chunk = [0u8; 4096];
+        let mut closed = None;
+        loop {
+            let want = match self.phase {
+                Phase::Hello => HELLO_BYTES - self.inbox.len(),
+                Phase::Proof(_) => PROOF_BYTES - self.inbox.len(),
+                Phase::Proved(_) | Phase::Closing => 0,
+                Phase::Member(_) => chunk.len(),
+            };
+            if want == 0 {
+                break;
+            }
+            match self.stream.read(&mut chunk[..want]) {
+                Ok(0) => {
+                    closed = Some("its connection was closed".to_owned());
+                    break;
+                }
+                Ok(n) => {
+                    self.inbox.extend_from_slice(&chunk[..n]);
+                    if n == want
+                        && self.member().is_none()
+                        && let Err(cause) = self.advance(secret)
+                    {
+                        return Incoming::Over(cause);
+                    }
+                }
+                Err(e) if e.kind() == IoKind::WouldBlock => break,
+                Err(e) if e.kind() == IoKind::Interrupted => {}
+                Err(e) => {
+                    closed = Some(format!("its connection broke ({e})"));
+                    break;
+                }
+            }
+        }
+        match (&self.phase, closed) {
+            (Phase::Member(_), closed) => self.requests(closed),
+            (_, Some(cause)) => Incoming::Over(cause),
+            (Phase::Proved(hello), None) => Incoming::Proved { rank: hello.rank, world: hello.world },
+            _ => Incoming::Nothing,
+        }
+    }
+
+    /// A full hello or proof is in the inbox.
+    fn advance(&mut self, secret: &Secret) -> Result<(), String> {
+        match &self.phase {
+            Phase::Hello => {
+                let Ok(bytes) = <&[u8; HELLO_BYTES]>::try_from(self.inbox.as_slice()) else { return Ok(()) };
+                let hello = Hello::decode(bytes)?;
+                if hello.purpose != Purpose::Store {
+                    return Err("it took the rendezvous for something else".into());
+                }
+                let challenge = Challenge::new(hello).map_err(|e| e.message)?;
+                let reply = challenge.reply(secret);
+                self.phase = Phase::Proof(challenge);
+                self.inbox.clear();
+                self.send(&reply)
+            }
+            Phase::Proof(challenge) => {
+                if !challenge.accepts(secret, &self.inbox) {
+                    return Err("it does not know this run's secret".into());
+                }
+                self.phase = Phase::Proved(challenge.hello());
+                self.inbox.clear();
+                Ok(())
+            }
+            Phase::Proved(_) | Phase::Member(_) | Phase::Closing => Ok(()),
+        }
+    }
+
+    fn requests(&mut self, closed: Option<String>) -> Incoming {
+        let mut requests = Vec::new();
+        loop {
+            match split_frame(&mut self.inbox) {
+                Ok(None) => break,
+                Ok(Some(body)) => match Request::decode(&body) {
+                    Some(Request::Goodbye) => self.said_goodbye = true,
+                    Some(request) => requests.push(request),
+                    None => return Incoming::Over("it sent a message that makes no sense".into()),
+                },
+                Err(len) => return Incoming::Over(format!("it sent a message of {len} bytes, {MAX_FRAME} at most")),
+            }
+        }
+        // A rank that reports an error and exits must have its report heard first; the closure shows again at once.
+        match closed {
+            Some(cause) if requests.is_empty() => Incoming::Over(cause),
+            _ => Incoming::Requests(requests),
+        }
+    }
+}

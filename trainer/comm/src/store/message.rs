@@ -1,0 +1,214 @@
+//! The messages of the control connections.
+
+use crate::error::CommError;
+use crate::wire::{Reader, Writer};
+
+/// From a rank to the server. `id` comes back in the reply.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Request {
+    Set {
+        key: String,
+        value: Vec<u8>,
+    },
+    /// Waits for the key up to `limit_ms`; 0 looks once.
+    Get {
+        id: u64,
+        key: String,
+        limit_ms: u64,
+    },
+    Barrier {
+        id: u64,
+        name: String,
+        limit_ms: u64,
+    },
+    Abort {
+        error: CommError,
+    },
+    /// Asks all other ranks what they are doing.
+    Query {
+        id: u64,
+    },
+    /// The reply to [`Push::Ask`].
+    Doing {
+        asker: u32,
+        id: u64,
+        text: String,
+    },
+    /// The rank is done; its connection will close and that is no failure.
+    Goodbye,
+}
+
+/// From the server to a rank.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Push {
+    Value {
+        id: u64,
+        value: Option<Vec<u8>>,
+    },
+    /// The barrier `id` is through, or time is up and these ranks are missing.
+    Barrier {
+        id: u64,
+        missing: Vec<u32>,
+    },
+    Aborted {
+        error: CommError,
+    },
+    Ask {
+        asker: u32,
+        id: u64,
+    },
+    Doing {
+        id: u64,
+        rank: u32,
+        text: String,
+    },
+}
+
+impl Request {
+    pub(super) fn frame(&self) -> Vec<u8> {
+        let mut w = Writer::default();
+        match self {
+            Request::Set { key, value } => {
+                w.u8(1);
+                w.text(key);
+                w.bytes(value);
+            }
+            Request::Get { id, key, limit_ms } => {
+                w.u8(2);
+                w.u64(*id);
+                w.text(key);
+                w.u64(*limit_ms);
+            }
+            Request::Barrier { id, name, limit_ms } => {
+                w.u8(3);
+                w.u64(*id);
+                w.text(name);
+                w.u64(*limit_ms);
+            }
+            Request::Abort { error } => {
+                w.u8(4);
+                error.encode(&mut w);
+            }
+            Request::Query { id } => {
+                w.u8(5);
+                w.u64(*id);
+            }
+            Request::Doing { asker, id, text } => {
+                w.u8(6);
+                w.u32(*asker);
+                w.u64(*id);
+                w.text(text);
+            }
+            Request::Goodbye => w.u8(7),
+        }
+        w.into_frame()
+    }
+
+    pub(super) fn decode(body: &[u8]) -> Option<Self> {
+        let mut r = Reader::new(body);
+        Some(match r.u8()? {
+            1 => Request::Set { key: r.text()?, value: r.bytes()? },
+            2 => Request::Get { id: r.u64()?, key: r.text()?, limit_ms: r.u64()? },
+            3 => Request::Barrier { id: r.u64()?, name: r.text()?, limit_ms: r.u64()? },
+            4 => Request::Abort { error: CommError::decode(&mut r)? },
+            5 => Request::Query { id: r.u64()? },
+            6 => Request::Doing { asker: r.u32()?, id: r.u64()?, text: r.text()? },
+            7 => Request::Goodbye,
+            _ => return None,
+        })
+    }
+}
+
+impl Push {
+    pub(super) fn frame(&self) -> Vec<u8> {
+        let mut w = Writer::default();
+        match self {
+            Push::Value { id, value } => {
+                w.u8(1);
+                w.u64(*id);
+                w.u8(u8::from(value.is_some()));
+                w.bytes(value.as_deref().unwrap_or_default());
+            }
+            Push::Barrier { id, missing } => {
+                w.u8(2);
+                w.u64(*id);
+                w.u32(missing.len() as u32);
+                missing.iter().for_each(|rank| w.u32(*rank));
+            }
+            Push::Aborted { error } => {
+                w.u8(3);
+                error.encode(&mut w);
+            }
+            Push::Ask { asker, id } => {
+                w.u8(4);
+                w.u32(*asker);
+                w.u64(*id);
+            }
+            Push::Doing { id, rank, text } => {
+                w.u8(5);
+                w.u64(*id);
+                w.u32(*rank);
+                w.text(text);
+            }
+        }
+        w.into_frame()
+    }
+
+    pub(super) fn decode(body: &[u8]) -> Option<Self> {
+        let mut r = Reader::new(body);
+        Some(match r.u8()? {
+            1 => {
+                let (id, some, value) = (r.u64()?, r.u8()?, r.bytes()?);
+                Push::Value { id, value: (some == 1).then_some(value) }
+            }
+            2 => {
+                let (id, count) = (r.u64()?, r.u32()?);
+                // Collecting stops at the first missing field, so a damaged count cannot reserve memory.
+                let missing = (0..count).map(|_| r.u32()).collect::<Option<Vec<u32>>>()?;
+                Push::Barrier { id, missing }
+            }
+            3 => Push::Aborted { error: CommError::decode(&mut r)? },
+            4 => Push::Ask { asker: r.u32()?, id: r.u64()? },
+            5 => Push::Doing { id: r.u64()?, rank: r.u32()?, text: r.text()? },
+            _ => return None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    #[test]
+    fn messages_survive_the_wire_and_every_cut_is_refused() {
+        let error = CommError::new(ErrorKind::Aborted, "enough");
+        let requests = [
+            Request::Set { key: "k".into(), value: vec![1, 2] },
+            Request::Get { id: 1, key: "k".into(), limit_ms: 5 },
+            Request::Barrier { id: 2, name: "join".into(), limit_ms: 9 },
+            Request::Abort { error: error.clone() },
+            Request::Query { id: 3 },
+            Request::Doing { asker: 1, id: 3, text: "t".into() },
+            Request::Goodbye,
+        ];
+        for request in requests {
+            let body = &request.frame()[4..];
+            assert_eq!(Request::decode(body), Some(request));
+            (0..body.len()).for_each(|cut| assert_eq!(Request::decode(&body[..cut]), None));
+        }
+        let pushes = [
+            Push::Value { id: 1, value: None },
+            Push::Value { id: 1, value: Some(vec![]) },
+            Push::Barrier { id: 1, missing: vec![2, 3] },
+            Push::Aborted { error },
+            Push::Ask { asker: 2, id: 1 },
+            Push::Doing { id: 1, rank: 0, text: "t".into() },
+        ];
+        for push in pushes {
+            let body = &push.frame()[4..];
+            assert_eq!(Push::decode(body), Some(push));
+            (0..body.len()).for_each(|cut| assert_eq!(Push::decode(&body[..cut]), None));
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! What the server knows, and how it answers: a state machine without sockets or clocks of its own.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::{Duration, Instant};
+
+use super::message::{Push, Request};
+use crate::error::{CommError, ErrorKind};
+
+/// Longest wait that a request may ask for.
+const MAX_WAIT: Duration = Duration::from_secs(7 * 24 * 3600);
+
+struct Waiting {
+    rank: u32,
+    id: u64,
+    until: Instant,
+}
+
+#[derive(Default)]
+struct Barrier {
+    arrived: BTreeMap<u32, (u64, Instant)>,
+}
+
+/// Answers on their way to ranks.
+pub(super) type Outgoing = Vec<(u32, Push)>;
+
+/// Keys, barriers, members and the job's first error.
+pub(super) struct State {
+    world: u32,
+    members: BTreeSet<u32>,
+    ever: BTreeSet<u32>,
+    values: HashMap<String, Vec<u8>>,
+    waiting: HashMap<String, Vec<Waiting>>,
+    barriers: HashMap<String, Barrier>,
+    error: Option<CommError>,
+}
+
+impl State {
+    pub(super) fn new(world: usize) -> Self {
+        Self {
+            world: world as u32,
+            members: BTreeSet::new(),
+            ever: BTreeSet::new(),
+            values: HashMap::new(),
+            waiting: HashMap::new(),
+            barriers: HashMap::new(),
+            error: None,
+        }
+    }
+
+    pub(super) fn error(&self) -> Option<&CommError> {
+        self.error.as_ref()
+    }
+
+    /// Whether a rank that has proved itself may join, and why not.
+    pub(super) fn admit(&self, rank: u32, world: u32) -> Result<(), String> {
+        if world != self.world {
+            return Err(format!("it was started for {world} ranks, this job has {}", self.world));
+        }
+        if rank >= self.world {
+            return Err(format!("there is no rank {rank} in a job of {}", self.world));
+        }
+        if self.ever.contains(&rank) {
+            return Err(format!("rank {rank} has joined already; two processes must not have the same RANK"));
+        }
+        Ok(())
+    }
+
+    pub(super) fn join(&mut self, rank: u32) -> Outgoing {
+        self.members.insert(rank);
+        self.ever.insert(rank);
+        self.error.clone().map(|error| (rank, Push::Aborted { error })).into_iter().collect()
+    }
+
+    /// Ends the job with `error`, unless it has ended before.
+    pub(super) fn abort(&mut self, error: CommError) -> Option<Outgoing> {
+        if self.error.is_some() {
+            return None;
+        }
+        self.error = Some(error.clone());
+        Some(self.members.iter().map(|rank| (*rank, Push::Aborted { error: error.clone() })).collect())
+    }
+
+    /// A member's connection is gone and it had not said goodbye.
+    pub(super) fn lost(&mut self, rank: u32, cause: &str) -> Option<Outgoing> {
+        self.members.remove(&rank);
+        self.abort(
+            CommError::new(ErrorKind::PeerLost, format!("rank {rank} is gone: {cause}"))
+                .hint(format!("the log of rank {rank} says more, unless it was killed"))
+                .blame(rank as usize),
+        )
+    }
+
+    pub(super) fn goodbye(&mut self, rank: u32) {
+        self.members.remove(&rank);
+    }
+
+    pub(super) fn handle(&mut self, rank: u32, request: Request, now: Instant) -> Outgoing {
+        let until = |ms: u64| now + Duration::from_millis(ms).min(MAX_WAIT);
+        match request {
+            Request::Set { key, value } => {
+                let out = self
+                    .waiting
+                    .remove(&key)
+                    .into_iter()
+                    .flatten()
+                    .map(|w| (w.rank, Push::Value { id: w.id, value: Some(value.clone()) }))
+                    .collect();
+                self.values.insert(key, value);
+                out
+            }
+            Request::Get { id, key, limit_ms } => match self.values.get(&key) {
+                None if limit_ms > 0 => {
+                    self.waiting.entry(key).or_default().push(Waiting { rank, id, until: until(limit_ms) });
+                    Vec::new()
+                }
+                value => vec![(rank, Push::Value { id, value: value.cloned() })],
+            },
+            Request::Barrier { id, name, limit_ms } => {
+                let barrier = self.barriers.entry(name.clone()).or_default();
+                barrier.arrived.insert(rank, (id, until(limit_ms)));
+                if barrier.arrived.len() < self.world as usize {
+                    return Vec::new();
+                }
+                let done = self.barriers.remove(&name).unwrap_or_default();
+                done.arrived.into_iter().map(|(r, (id, _))| (r, Push::Barrier { id, missing: vec![] })).collect()
+            }
+            Request::Abort { error } => self.abort(error).unwrap_or_default(),
+            Request::Query { id } => {
+                self.members.iter().filter(|r| **r != rank).map(|r| (*r, Push::Ask { asker: rank, id })).collect()
+            }
+            Request::Doing { asker, id, text } => vec![(asker, Push::Doing { id, rank, text })],
+            Request::Goodbye => Vec::new(),
+        }
+    }
+
+    /// Answers the waits whose time is up.
+    pub(super) fn tick(&mut self, now: Instant) -> Outgoing {
+        let mut out = Vec::new();
+        for waiting in self.waiting.values_mut() {
+            waiting.retain(|w| {
+                let keep = w.until > now;
+                if !keep {
+                    out.push((w.rank, Push::Value { id: w.id, value: None }));
+                }
+                keep
+            });
+        }
+        self.waiting.retain(|_, w| !w.is_empty());
+        for barrier in self.barriers.values() {
+            let missing: Vec<u32> = (0..self.world).filter(|r| !barrier.arrived.contains_key(r)).collect();
+            for (rank, (id, until)) in &barrier.arrived {
+                if *until <= now {
+                    out.push((*rank, Push::Barrier { id: *id, missing: missing.clone() }));
+                }
+            }
+        }
+        for barrier in self.barriers.values_mut() {
+            barrier.arrived.retain(|_, (_, until)| *until > now);
+        }
+        self.barriers.retain(|_, b| !b.arrived.is_empty());
+        out
+    }
+
+    /// When [`State::tick`] has to be called next.
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        let waits = self.waiting.values().flatten().map(|w| w.until);
+        let barriers = self.barriers.values().flat_map(|b| b.arrived.values().map(|(_, until)| *until));
+        waits.chain(barriers).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn get(id: u64, limit_ms: u64) -> Request {
+        Request::Get { id, key: "k".into(), limit_ms }
+    }
+
+    #[test]
+    fn keys_are_waited_for_and_waits_end() {
+        let (mut state, now) = (State::new(2), Instant::now());
+        assert_eq!(state.handle(0, get(1, 0), now), [(0, Push::Value { id: 1, value: None })]);
+        assert_eq!(state.handle(0, get(2, 1000), now), []);
+        assert_eq!(state.handle(1, get(3, 5000), now), []);
+        assert_eq!(state.next_deadline(), Some(now + Duration::from_secs(1)));
+        assert_eq!(state.tick(now + Duration::from_secs(2)), [(0, Push::Value { id: 2, value: None })]);
+        let set = Request::Set { key: "k".into(), value: vec![7] };
+        assert_eq!(state.handle(0, set, now), [(1, Push::Value { id: 3, value: Some(vec![7]) })]);
+        assert_eq!(state.handle(0, get(4, 0), now), [(0, Push::Value { id: 4, value: Some(vec![7]) })]);
+        assert_eq!(state.next_deadline(), None);
+    }
+
+    #[test]
+    fn a_barrier_opens_for_all_or_names_who_is_missing() {
+        let (mut state, now) = (State::new(3), Instant::now());
+        let barrier = |id, limit_ms| Request::Barrier { id, name: "join".into(), limit_ms };
+        assert_eq!(state.handle(1, barrier(5, 1000), now), []);
+        let late = now + Duration::from_secs(1);
+        assert_eq!(state.tick(late), [(1, Push::Barrier { id: 5, missing: vec![0, 2] })]);
+        for rank in [0, 2] {
+            assert_eq!(state.handle(rank, barrier(6, 1000), late), []);
+        }
+        let open = |rank| (rank, Push::Barrier { id: 6, missing: vec![] });
+        assert_eq!(state.handle(1, barrier(6, 1000), late), [open(0), open(1), open(2)]);
+    }
+
+    #[test]
+    fn the_first_error_is_everybodys() {
+        let mut state = State::new(3);
+        for rank in [0, 1] {
+            assert_eq!(state.join(rank), []);
+        }
+        let told = state.lost(1, "its connection was closed").unwrap();
+        let [(0, Push::Aborted { error })] = told.as_slice() else { panic!("{told:?}") };
+        assert_eq!((error.kind, error.culprit), (ErrorKind::PeerLost, Some(1)));
+        assert!(state.lost(0, "its connection was closed").is_none(), "consequences are not causes");
+        let late = state.join(2);
+        assert_eq!(late, [(2, Push::Aborted { error: error.clone() })]);
+    }
+
+    #[test]
+    fn wrong_members_are_told_why() {
+        let mut state = State::new(2);
+        state.join(0);
+        assert!(state.admit(0, 2).unwrap_err().contains("joined already"));
+        assert!(state.admit(2, 2).unwrap_err().contains("no rank 2"));
+        assert!(state.admit(1, 3).unwrap_err().contains("started for 3 ranks, this job has 2"));
+        assert!(state.admit(1, 2).is_ok());
+    }
+}

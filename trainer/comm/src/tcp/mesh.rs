@@ -1,0 +1,355 @@
+//! All connections of a rank, and moving bytes over several of them at once.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+use super::peer::{Broken, Head, Kind, Next, Peer};
+use super::setup::Setup;
+use crate::abort::Abort;
+use crate::descriptor::{Agreement, Descriptor};
+use crate::dtype::{DType, ReduceOp};
+use crate::error::{CommError, ErrorKind, Result, ranks};
+use crate::kernels;
+use crate::message::Message;
+
+/// How long to wait for the rendezvous to say why a connection was closed: a death is announced with its cause.
+const REASON: Duration = Duration::from_secs(1);
+/// Looks at a connection before going to sleep, where every rank has a core.
+const SPINS: u32 = 40;
+
+/// Bytes that leave for one rank: `head`, then `body`.
+pub(super) struct Out<'a> {
+    pub peer: usize,
+    pub head: Vec<u8>,
+    pub body: &'a [u8],
+    /// Bytes written so far, and how many have to be before a transfer may end.
+    pub done: usize,
+    pub needed: usize,
+}
+
+impl<'a> Out<'a> {
+    pub(super) fn new(peer: usize, head: Vec<u8>, body: &'a [u8]) -> Self {
+        let needed = head.len() + body.len();
+        Self { peer, head, body, done: 0, needed }
+    }
+
+    fn is_done(&self) -> bool {
+        self.done >= self.needed
+    }
+}
+
+/// Where arriving data goes.
+pub(super) enum Sink<'a> {
+    Copy(&'a mut [u8]),
+    /// `into = arriving op into`, piece by piece through `scratch`.
+    Fold {
+        into: &'a mut [u8],
+        scratch: &'a mut [u8],
+        dtype: DType,
+        op: ReduceOp,
+    },
+}
+
+/// One frame expected from one rank.
+pub(super) enum In<'a> {
+    Agreement { peer: usize, got: Option<Agreement> },
+    Data { peer: usize, sink: Sink<'a>, filled: usize, done: bool },
+}
+
+impl In<'_> {
+    fn peer(&self) -> usize {
+        match self {
+            In::Agreement { peer, .. } | In::Data { peer, .. } => *peer,
+        }
+    }
+    fn is_done(&self) -> bool {
+        match self {
+            In::Agreement { got, .. } => got.is_some(),
+            In::Data { done, .. } => *done,
+        }
+    }
+}
+
+/// See the module.
+pub(crate) struct Mesh {
+    rank: usize,
+    pub(super) peers: Vec<Option<Peer>>,
+    abort: Arc<Abort>,
+    pub(super) timeout: Duration,
+    bell: Arc<OwnedFd>,
+    spins: u32,
+}
+
+impl Mesh {
+    /// Connects the ranks of `setup`, in a job of `world`; each wait in a collective is at most `timeout` long.
+    pub(crate) fn new(setup: &Setup<'_>, world: usize, timeout: Duration) -> Result<Self> {
+        let (rank, peers) = (setup.members.my_rank(), setup.connect(world)?);
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|e| CommError::setup(format!("rank {rank} cannot make an eventfd: {e}")))?;
+        let bell = Arc::new(bell);
+        let abort = setup.store.abort_flag();
+        let ring = bell.clone();
+        // Stays readable for good: an aborted mesh never waits again.
+        abort.on_raise(move || _ = rustix::io::write(&*ring, &1u64.to_ne_bytes()));
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Ok(Self { rank, peers, abort, timeout, bell, spins: if setup.members.len() <= cores { SPINS } else { 0 } })
+    }
+
+    pub(super) fn peer(&mut self, rank: usize) -> Result<&mut Peer> {
+        let me = self.rank;
+        self.peers
+            .get_mut(rank)
+            .and_then(Option::as_mut)
+            .ok_or_else(|| CommError::usage(format!("rank {me} has no connection to rank {rank}")))
+    }
+
+    /// Whether none of the connections between this rank and `ranks` leaves the host. All of these ranks answer the same.
+    pub(super) fn is_on_one_host(&self, ranks: &[usize]) -> bool {
+        ranks.iter().filter_map(|rank| self.peers.get(*rank)?.as_ref()).all(Peer::is_on_this_host)
+    }
+
+    /// Sends and receives all of it, in whatever order it goes; at most one of each for a rank.
+    pub(super) fn transfer(
+        &mut self,
+        call: &Descriptor,
+        group: &str,
+        outs: &mut [Out<'_>],
+        ins: &mut [In<'_>],
+    ) -> Result<()> {
+        let (mut until, mut idle) = (Instant::now() + self.timeout, 0);
+        loop {
+            let mut moved = false;
+            for out in outs.iter_mut().filter(|o| !o.is_done()) {
+                let peer = self.peer(out.peer)?;
+                let written = peer.write(&out.head, out.body, out.done);
+                let written = written.map_err(|broken| self.broken(call, group, out.peer, broken))?;
+                out.done += written;
+                moved |= written > 0;
+            }
+            for expected in ins.iter_mut().filter(|i| !i.is_done()) {
+                moved |= self.receive(call, group, expected)?;
+            }
+            let open: Vec<usize> = ins.iter().filter(|i| !i.is_done()).map(In::peer).collect();
+            let full: Vec<usize> = outs.iter().filter(|o| !o.is_done()).map(|o| o.peer).collect();
+            if open.is_empty() && full.is_empty() {
+                return Ok(());
+            }
+            if moved {
+                idle = 0;
+                continue;
+            }
+            idle += 1;
+            if idle <= self.spins && !self.abort.is_raised() {
+                std::hint::spin_loop();
+                continue;
+            }
+            if idle == self.spins + 1 {
+                until = Instant::now() + self.timeout;
+            }
+            self.sleep(call, group, &open, &full, until)?;
+        }
+    }
+
+    /// Waits until one of these connections can go on.
+    fn sleep(&mut self, call: &Descriptor, group: &str, open: &[usize], full: &[usize], until: Instant) -> Result<()> {
+        self.abort.check()?;
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            let mut waiting: Vec<usize> = open.iter().chain(full).copied().collect();
+            waiting.sort_unstable();
+            waiting.dedup();
+            return Err(CommError::new(
+                ErrorKind::Timeout,
+                format!(
+                    "{call}, {}: {} did not answer within {:.1?} (rank {} waits)",
+                    call.place(group),
+                    ranks(&waiting),
+                    self.timeout,
+                    self.rank
+                ),
+            )
+            .blame(waiting[0]));
+        }
+        let mut fds = vec![PollFd::from_borrowed_fd(self.bell.as_fd(), PollFlags::IN)];
+        for (wanted, flag) in [(open, PollFlags::IN), (full, PollFlags::OUT)] {
+            for rank in wanted {
+                if let Some(peer) = self.peers.get(*rank).and_then(Option::as_ref) {
+                    fds.push(PollFd::from_borrowed_fd(peer.stream.as_fd(), flag));
+                }
+            }
+        }
+        let timeout = Timespec { tv_sec: left.as_secs().min(3600) as i64, tv_nsec: left.subsec_nanos().into() };
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => self.abort.check(),
+            Err(e) => Err(CommError::system(format!("rank {} cannot poll its connections: {e}", self.rank))),
+        }
+    }
+
+    /// Takes in what has come of `expected`. Messages that come before it are put aside.
+    fn receive(&mut self, call: &Descriptor, group: &str, expected: &mut In<'_>) -> Result<bool> {
+        let from = expected.peer();
+        let mut moved = false;
+        loop {
+            let next = self.peer(from)?.next().map_err(|broken| self.broken(call, group, from, broken))?;
+            match (next, &mut *expected) {
+                (Next::Empty, _) => return Ok(moved),
+                (Next::Message, _) => moved = true,
+                (Next::Agreement(agreement), In::Agreement { got, .. }) => {
+                    *got = Some(agreement);
+                    return Ok(true);
+                }
+                (Next::Data(head), In::Data { sink, filled, done, .. }) => {
+                    let len = match sink {
+                        Sink::Copy(into) => into.len(),
+                        Sink::Fold { into, .. } => into.len(),
+                    };
+                    if (head.group, head.sequence, head.len as usize) != (call.group, call.sequence, len) {
+                        return Err(self.confused(call, group, from));
+                    }
+                    let peer = self.peer(from)?;
+                    let progress =
+                        drain(peer, sink, filled).map_err(|broken| self.broken(call, group, from, broken))?;
+                    *done = *filled == len;
+                    if *done {
+                        self.peer(from)?.end_data();
+                    }
+                    return Ok(moved || progress || *done);
+                }
+                // It is already in the next collective, or still in the last one: what it sent cannot be for this call.
+                (Next::Agreement(agreement), In::Data { .. }) => {
+                    let mine = Agreement::of(self.rank, *call);
+                    mine.merge(agreement).check(group)?;
+                    return Err(self.confused(call, group, from));
+                }
+                (Next::Data(_), In::Agreement { .. }) => return Err(self.confused(call, group, from)),
+            }
+        }
+    }
+
+    fn confused(&self, call: &Descriptor, group: &str, from: usize) -> CommError {
+        CommError::system(format!(
+            "{call}, {}: rank {from} sent rank {} something that does not belong there",
+            call.place(group),
+            self.rank
+        ))
+    }
+
+    pub(super) fn broken(&self, call: &Descriptor, group: &str, peer: usize, broken: Broken) -> CommError {
+        let (me, place) = (self.rank, call.place(group));
+        if let Some(reason) = self.abort.wait(REASON) {
+            return reason;
+        }
+        let cause = match broken {
+            Broken::Closed => format!("rank {peer} left the job while rank {me} waits in {call}, {place}"),
+            Broken::Io(e) => format!("the connection of rank {me} to rank {peer} broke in {call}, {place}: {e}"),
+            Broken::Nonsense => format!("rank {peer} sent rank {me} nonsense in {call}, {place}"),
+        };
+        CommError::new(ErrorKind::PeerLost, cause)
+            .hint("every rank must call the same collectives; one has ended early")
+            .blame(peer)
+    }
+
+    /// Sends one message; takes in what comes the other way meanwhile, so two ranks may send to each other at once.
+    pub(super) fn send_message(
+        &mut self,
+        call: &Descriptor,
+        group: &str,
+        to: usize,
+        tag: u64,
+        data: &[u8],
+    ) -> Result<()> {
+        self.abort.check()?;
+        let message = Message { tag, dtype: call.dtype, bytes: data.len() as u64 }.encode();
+        let len = (message.len() + data.len()) as u64;
+        let mut head = Head { kind: Kind::Message, group: call.group, sequence: 0, len }.encode().to_vec();
+        head.extend_from_slice(&message);
+        let (mut done, total) = (0, head.len() + data.len());
+        let mut until = Instant::now() + self.timeout;
+        loop {
+            let written = self.peer(to)?.write(&head, data, done);
+            let written = written.map_err(|broken| self.broken(call, group, to, broken))?;
+            done += written;
+            if done == total {
+                return Ok(());
+            }
+            let mut readable = true;
+            let next = self.peer(to)?.next().map_err(|broken| self.broken(call, group, to, broken))?;
+            match next {
+                Next::Empty | Next::Message => {}
+                Next::Agreement(theirs) => return Err(self.elsewhere(call, group, to, theirs)),
+                Next::Data(_) => readable = false,
+            }
+            if written > 0 {
+                until = Instant::now() + self.timeout;
+            }
+            let open: &[usize] = if readable { &[to] } else { &[] };
+            self.sleep(call, group, open, &[to], until)?;
+        }
+    }
+
+    /// Receives the next message of `from` with this tag.
+    pub(super) fn recv_message(
+        &mut self,
+        call: &Descriptor,
+        group: &str,
+        from: usize,
+        tag: u64,
+        data: &mut [u8],
+    ) -> Result<()> {
+        self.abort.check()?;
+        let until = Instant::now() + self.timeout;
+        let me = self.rank;
+        loop {
+            let peer = self.peer(from)?;
+            let wanted = |(id, message, _): &(u64, Message, Vec<u8>)| *id == call.group && message.tag == tag;
+            if let Some(place) = peer.early.iter().position(wanted)
+                && let Some((_, message, body)) = peer.early.remove(place)
+            {
+                message.check(call, data.len(), me, from, group)?;
+                data.copy_from_slice(&body);
+                return Ok(());
+            }
+            match peer.next() {
+                Err(broken) => return Err(self.broken(call, group, from, broken)),
+                Ok(Next::Message) => {}
+                Ok(Next::Empty) => self.sleep(call, group, &[from], &[], until)?,
+                Ok(Next::Agreement(theirs)) => return Err(self.elsewhere(call, group, from, theirs)),
+                Ok(Next::Data(_)) => return Err(self.confused(call, group, from)),
+            }
+        }
+    }
+
+    /// The peer is in a collective while this rank sends to it or receives from it.
+    fn elsewhere(&self, call: &Descriptor, group: &str, peer: usize, theirs: Agreement) -> CommError {
+        Message::elsewhere(self.rank, call, peer, theirs.first_call(), group)
+    }
+}
+
+/// Reads what is there of a data frame. Returns whether anything was.
+fn drain(peer: &mut Peer, sink: &mut Sink<'_>, filled: &mut usize) -> std::result::Result<bool, Broken> {
+    let mut moved = false;
+    while peer.data_left() > 0 {
+        let got = match sink {
+            Sink::Copy(into) => peer.read_data(&mut into[*filled..])?,
+            Sink::Fold { into, scratch, dtype, op } => {
+                // Pieces begin at multiples of the scratch buffer, which holds whole elements.
+                let (start, held) = (*filled / scratch.len() * scratch.len(), *filled % scratch.len());
+                let end = (start + scratch.len()).min(into.len());
+                let got = peer.read_data(&mut scratch[held..end - start])?;
+                if got.is_some_and(|n| start + held + n == end) {
+                    kernels::step(*dtype, *op, &mut into[start..end], &scratch[..end - start], false);
+                }
+                got
+            }
+        };
+        match got {
+            Some(n) => *filled += n,
+            None => break,
+        }
+        moved = true;
+    }
+    Ok(moved)
+}

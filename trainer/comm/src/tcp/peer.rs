@@ -1,0 +1,252 @@
+//! One connection to one rank: frames, and the state of the frame being read.
+
+use std::collections::VecDeque;
+use std::io::{ErrorKind as IoKind, IoSlice, Read, Write};
+use std::net::TcpStream;
+
+use crate::descriptor::{AGREEMENT_BYTES, Agreement};
+use crate::message::{MESSAGE_BYTES, Message};
+use crate::net;
+
+/// What a frame carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Kind {
+    /// An [`Agreement`], at the start of a collective.
+    Agree = 1,
+    /// Data of the collective that was agreed on.
+    Data = 2,
+    /// A point-to-point message: a [`Message`] header and its data.
+    Message = 3,
+}
+
+/// Precedes every frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Head {
+    pub kind: Kind,
+    pub group: u64,
+    pub sequence: u64,
+    pub len: u64,
+}
+
+pub(super) const HEAD_BYTES: usize = 32;
+
+impl Head {
+    pub(super) fn encode(&self) -> [u8; HEAD_BYTES] {
+        let mut out = [0; HEAD_BYTES];
+        out[0] = self.kind as u8;
+        out[8..16].copy_from_slice(&self.group.to_le_bytes());
+        out[16..24].copy_from_slice(&self.sequence.to_le_bytes());
+        out[24..].copy_from_slice(&self.len.to_le_bytes());
+        out
+    }
+
+    fn decode(bytes: &[u8; HEAD_BYTES]) -> Option<Self> {
+        let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        let kind = match bytes[0] {
+            1 => Kind::Agree,
+            2 => Kind::Data,
+            3 => Kind::Message,
+            _ => return None,
+        };
+        Some(Self { kind, group: word(8), sequence: word(16), len: word(24) })
+    }
+}
+
+/// Why a connection is of no more use.
+#[derive(Debug)]
+pub(super) enum Broken {
+    /// The other end closed it.
+    Closed,
+    Io(std::io::Error),
+    /// It sent what no rank sends.
+    Nonsense,
+}
+
+/// The next thing in the stream.
+pub(super) enum Next {
+    /// Nothing more now.
+    Empty,
+    /// An agreement, complete and taken out.
+    Agreement(Agreement),
+    /// A data frame whose `len` bytes are still in the stream; see [`Peer::read_data`].
+    Data(Head),
+    /// A message was put aside.
+    Message,
+}
+
+struct Incoming {
+    group: u64,
+    head: Message,
+    body: Vec<u8>,
+    filled: usize,
+}
+
+/// See the module.
+pub(super) struct Peer {
+    pub(super) stream: TcpStream,
+    head: [u8; HEAD_BYTES + AGREEMENT_BYTES],
+    head_filled: usize,
+    /// A data frame whose header has been read, and the bytes of it that have not.
+    data: Option<(Head, usize)>,
+    message: Option<Incoming>,
+    /// Messages that nobody has asked for yet: group, header, data.
+    pub(super) early: VecDeque<(u64, Message, Vec<u8>)>,
+}
+
+fn attempt(result: std::io::Result<usize>) -> Result<Option<usize>, Broken> {
+    match result {
+        Ok(0) => Err(Broken::Closed),
+        Ok(n) => Ok(Some(n)),
+        Err(e) if matches!(e.kind(), IoKind::WouldBlock | IoKind::Interrupted) => Ok(None),
+        Err(e) if matches!(e.kind(), IoKind::ConnectionReset | IoKind::BrokenPipe) => Err(Broken::Closed),
+        Err(e) => Err(Broken::Io(e)),
+    }
+}
+
+impl Peer {
+    pub(super) fn new(stream: TcpStream) -> std::io::Result<Self> {
+        stream.set_nodelay(true)?;
+        net::keepalive(&stream)?;
+        stream.set_nonblocking(true)?;
+        Ok(Self {
+            stream,
+            head: [0; HEAD_BYTES + AGREEMENT_BYTES],
+            head_filled: 0,
+            data: None,
+            message: None,
+            early: VecDeque::new(),
+        })
+    }
+
+    /// Whether both ends have one address.
+    pub(super) fn is_on_this_host(&self) -> bool {
+        matches!((self.stream.local_addr(), self.stream.peer_addr()), (Ok(a), Ok(b)) if a.ip() == b.ip())
+    }
+
+    /// Writes as much of `head` then `body`, from `done` on, as goes without waiting. Returns the bytes written.
+    pub(super) fn write(&mut self, head: &[u8], body: &[u8], done: usize) -> Result<usize, Broken> {
+        let mut total = done;
+        while total < head.len() + body.len() {
+            let result = if total < head.len() {
+                self.stream.write_vectored(&[IoSlice::new(&head[total..]), IoSlice::new(body)])
+            } else {
+                self.stream.write(&body[total - head.len()..])
+            };
+            match attempt(result)? {
+                Some(n) => total += n,
+                None => break,
+            }
+        }
+        Ok(total - done)
+    }
+
+    fn fill_head(&mut self, until: usize) -> Result<bool, Broken> {
+        while self.head_filled < until {
+            match attempt((&self.stream).read(&mut self.head[self.head_filled..until]))? {
+                Some(n) => self.head_filled += n,
+                None => return Ok(false),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Looks at the next frame without waiting. A data frame stays the next one until it was read to its end.
+    pub(super) fn next(&mut self) -> Result<Next, Broken> {
+        if let Some((head, _)) = self.data {
+            return Ok(Next::Data(head));
+        }
+        if self.message.is_some() {
+            return self.read_message();
+        }
+        if !self.fill_head(HEAD_BYTES)? {
+            return Ok(Next::Empty);
+        }
+        let head = self.head.first_chunk().and_then(Head::decode).ok_or(Broken::Nonsense)?;
+        match head.kind {
+            Kind::Data => {
+                self.head_filled = 0;
+                self.data = Some((head, head.len as usize));
+                Ok(Next::Data(head))
+            }
+            Kind::Agree => {
+                if head.len as usize != AGREEMENT_BYTES {
+                    return Err(Broken::Nonsense);
+                }
+                if !self.fill_head(HEAD_BYTES + AGREEMENT_BYTES)? {
+                    return Ok(Next::Empty);
+                }
+                self.head_filled = 0;
+                Agreement::decode(&self.head[HEAD_BYTES..]).map(Next::Agreement).ok_or(Broken::Nonsense)
+            }
+            Kind::Message => {
+                if !self.fill_head(HEAD_BYTES + MESSAGE_BYTES)? {
+                    return Ok(Next::Empty);
+                }
+                self.head_filled = 0;
+                let message = Message::decode(&self.head[HEAD_BYTES..]).ok_or(Broken::Nonsense)?;
+                if head.len != message.bytes + MESSAGE_BYTES as u64 {
+                    return Err(Broken::Nonsense);
+                }
+                // Members of the job alone get this far, so the length is what one of our own calls sends.
+                let body = vec![0; message.bytes as usize];
+                self.message = Some(Incoming { group: head.group, head: message, body, filled: 0 });
+                self.read_message()
+            }
+        }
+    }
+
+    fn read_message(&mut self) -> Result<Next, Broken> {
+        let Some(message) = &mut self.message else { return Ok(Next::Empty) };
+        while message.filled < message.body.len() {
+            match attempt((&self.stream).read(&mut message.body[message.filled..]))? {
+                Some(n) => message.filled += n,
+                None => return Ok(Next::Empty),
+            }
+        }
+        if let Some(Incoming { group, head, body, .. }) = self.message.take() {
+            self.early.push_back((group, head, body));
+        }
+        Ok(Next::Message)
+    }
+
+    /// Bytes of the current data frame that are still to be read.
+    pub(super) fn data_left(&self) -> usize {
+        self.data.map_or(0, |(_, left)| left)
+    }
+
+    /// Reads some of the current data frame's bytes into the front of `into`.
+    pub(super) fn read_data(&mut self, into: &mut [u8]) -> Result<Option<usize>, Broken> {
+        let Some((_, left)) = &mut self.data else { return Ok(None) };
+        let len = into.len().min(*left);
+        let got = attempt((&self.stream).read(&mut into[..len]))?;
+        if let Some(n) = got {
+            *left -= n;
+        }
+        self.end_data();
+        Ok(got)
+    }
+
+    /// Forgets a data frame that has been read to its end; an empty one at once.
+    pub(super) fn end_data(&mut self) {
+        if self.data.is_some_and(|(_, left)| left == 0) {
+            self.data = None;
+        }
+    }
+}
+
+const _: () = assert!(MESSAGE_BYTES <= AGREEMENT_BYTES);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heads_survive_and_unknown_kinds_are_refused() {
+        let head = Head { kind: Kind::Message, group: 5, sequence: 6, len: 7 };
+        let mut bytes = head.encode();
+        assert_eq!(Head::decode(&bytes), Some(head));
+        bytes[0] = 9;
+        assert_eq!(Head::decode(&bytes), None);
+    }
+}

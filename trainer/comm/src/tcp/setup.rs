@@ -1,0 +1,193 @@
+//! Connecting every rank with every other, with the job's secret on each connection.
+
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::peer::Peer;
+use crate::abort::Abort;
+use crate::auth::{self, Failure, Hello, Purpose, Secret};
+use crate::error::{CommError, ErrorKind, Result, ranks};
+use crate::store::StoreClient;
+use crate::transport::Members;
+
+/// Strangers that may be shaking hands at once; more are turned away at the door.
+const MAX_HANDSHAKES: usize = 64;
+/// How often waits look at the abort flag and the clock.
+const SLICE: Duration = Duration::from_millis(50);
+
+/// What a rank needs to find the others.
+pub(crate) struct Setup<'a> {
+    /// Who is to be connected.
+    pub members: &'a Members,
+    pub store: &'a StoreClient,
+    pub secret: &'a Secret,
+    /// Address to listen on; the one that reaches the rendezvous if none.
+    pub bind: Option<IpAddr>,
+    pub limit: Duration,
+}
+
+impl Setup<'_> {
+    /// A connection to every other member, by rank in the job of `world`. Ranks dial the lower ones and are dialled by the
+    /// higher ones.
+    pub(super) fn connect(&self, world: usize) -> Result<Vec<Option<Peer>>> {
+        let rank = self.members.my_rank();
+        let until = Instant::now() + self.limit;
+        let own = self.store.own_address()?;
+        let bind = self.bind.unwrap_or(own);
+        let failed = |e: std::io::Error| {
+            CommError::setup(format!("rank {rank} cannot listen on {bind}: {e}"))
+                .hint("the address must be one of this host's")
+        };
+        let listener = TcpListener::bind(SocketAddr::new(bind, 0)).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        let port = listener.local_addr().map_err(failed)?.port();
+        // Listening on all addresses, the one to announce is the one that the rendezvous sees.
+        let announced = SocketAddr::new(if bind.is_unspecified() { own } else { bind }, port);
+        self.store.set(&self.key(rank), announced.to_string().as_bytes())?;
+
+        let mut peers: Vec<Option<Peer>> = (0..world).map(|_| None).collect();
+        let (sender, arrivals) = channel();
+        let (abort, higher) = (self.store.abort_flag(), self.higher().collect::<Vec<_>>());
+        let door = Door { listener, secret: self.secret.clone(), rank, world, higher, until, abort };
+        let doorkeeper =
+            std::thread::Builder::new().name("comm-accept".into()).spawn(move || door.keep(&sender)).map_err(failed)?;
+        for lower in self.members.ranks.iter().copied().filter(|lower| *lower < rank) {
+            peers[lower] = Some(self.dial(lower, world, until)?);
+        }
+        self.receive(&arrivals, &mut peers, until)?;
+        drop(arrivals);
+        let _ = doorkeeper.join();
+        Ok(peers)
+    }
+
+    /// Where `rank` announces its address.
+    fn key(&self, rank: usize) -> String {
+        format!("tcp/{:x}/{rank}", self.members.id)
+    }
+
+    /// Members that dial this one.
+    fn higher(&self) -> impl Iterator<Item = usize> {
+        self.members.ranks.iter().copied().filter(|rank| *rank > self.members.my_rank())
+    }
+
+    fn dial(&self, to: usize, world: usize, until: Instant) -> Result<Peer> {
+        let rank = self.members.my_rank();
+        let left = || until.saturating_duration_since(Instant::now());
+        let address = String::from_utf8_lossy(&self.store.wait(&self.key(to), left())?).into_owned();
+        let failed = |cause: String| {
+            CommError::setup(format!("rank {rank} cannot connect to rank {to} at {address}: {cause}"))
+                .hint("can this host reach that address, through firewalls and container networks?")
+        };
+        let address: SocketAddr = address.parse().map_err(|_| failed("that is no address".into()))?;
+        loop {
+            self.store.abort_flag().check()?;
+            let attempt = || -> std::result::Result<TcpStream, Failure> {
+                let broken = |e: std::io::Error| Failure::Broken(e.to_string());
+                let hello = Hello::new(Purpose::Mesh, rank, world).map_err(|e| Failure::Broken(e.message))?;
+                let stream = TcpStream::connect_timeout(&address, left().max(SLICE)).map_err(broken)?;
+                auth::dial(&stream, self.secret, &hello)?;
+                Ok(stream)
+            };
+            match attempt() {
+                Ok(stream) => return Peer::new(stream).map_err(|e| failed(e.to_string())),
+                Err(Failure::Refused(cause)) => return Err(failed(cause)),
+                Err(Failure::Broken(cause)) if left().is_zero() => return Err(failed(cause)),
+                Err(Failure::Broken(_)) => std::thread::sleep(SLICE.min(left())),
+            }
+        }
+    }
+
+    /// Takes in the higher ranks.
+    fn receive(
+        &self,
+        arrivals: &Receiver<(usize, TcpStream)>,
+        peers: &mut [Option<Peer>],
+        until: Instant,
+    ) -> Result<()> {
+        let rank = self.members.my_rank();
+        let missing = |peers: &[Option<Peer>]| self.higher().filter(|r| peers[*r].is_none()).collect::<Vec<_>>();
+        while let Some(missing) = Some(missing(peers)).filter(|m| !m.is_empty()) {
+            self.store.abort_flag().check()?;
+            match arrivals.recv_timeout(SLICE) {
+                Ok((from, stream)) => {
+                    let failed = |e: std::io::Error| CommError::setup(format!("connection from rank {from}: {e}"));
+                    peers[from] = Some(Peer::new(stream).map_err(failed)?);
+                }
+                Err(RecvTimeoutError::Timeout) if Instant::now() < until => {}
+                Err(_) => {
+                    return Err(CommError::new(
+                        ErrorKind::Timeout,
+                        format!("{} did not connect to rank {rank} within {:.0?}", ranks(&missing), self.limit),
+                    )
+                    .hint("can those hosts reach this one, through firewalls and container networks?")
+                    .blame(missing[0]));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Accepts connections until all higher ranks are in. Each handshake has a thread and a deadline of its own, so a stranger
+/// that says nothing delays nobody.
+struct Door {
+    listener: TcpListener,
+    secret: Secret,
+    rank: usize,
+    world: usize,
+    /// Who may come.
+    higher: Vec<usize>,
+    until: Instant,
+    abort: Arc<Abort>,
+}
+
+impl Door {
+    fn keep(self, arrivals: &Sender<(usize, TcpStream)>) {
+        let shaking = Arc::new(AtomicUsize::new(0));
+        let arrived = Arc::new(AtomicUsize::new(0));
+        while arrived.load(Ordering::Acquire) < self.higher.len()
+            && Instant::now() < self.until
+            && !self.abort.is_raised()
+        {
+            let mut fds = [PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN)];
+            let nap = Timespec { tv_sec: 0, tv_nsec: i64::from(SLICE.subsec_nanos()) };
+            // The number of arrivals changes on other threads: short naps.
+            let _ = poll(&mut fds, Some(&nap));
+            while let Ok((stream, _)) = self.listener.accept() {
+                if shaking.load(Ordering::Acquire) >= MAX_HANDSHAKES {
+                    continue;
+                }
+                shaking.fetch_add(1, Ordering::AcqRel);
+                let (secret, rank, world, higher) = (self.secret.clone(), self.rank, self.world, self.higher.clone());
+                let (shaking_here, arrived, arrivals) = (shaking.clone(), arrived.clone(), arrivals.clone());
+                let shake = move || {
+                    if stream.set_nonblocking(false).is_ok()
+                        && let Ok(hello) = auth::listen(&stream, &secret, |hello| admit(hello, rank, world, &higher))
+                    {
+                        arrived.fetch_add(1, Ordering::AcqRel);
+                        // The receiver is gone only if set-up failed already.
+                        let _ = arrivals.send((hello.rank as usize, stream));
+                    }
+                    shaking_here.fetch_sub(1, Ordering::AcqRel);
+                };
+                if std::thread::Builder::new().name("comm-handshake".into()).spawn(shake).is_err() {
+                    shaking.fetch_sub(1, Ordering::AcqRel);
+                }
+            }
+        }
+    }
+}
+
+fn admit(hello: &Hello, rank: usize, world: usize, higher: &[usize]) -> std::result::Result<(), String> {
+    let from = hello.rank as usize;
+    if hello.purpose == Purpose::Mesh && hello.world as usize == world && higher.contains(&from) {
+        return Ok(());
+    }
+    Err(format!("rank {rank} of {world} expects no connection from rank {from} of {}", hello.world))
+}

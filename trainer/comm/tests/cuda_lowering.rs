@@ -1,0 +1,82 @@
+//! NVRTC compiles every kernel, without a GPU, and the PTX has the accesses that the protocol is built on.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use comm::cuda::layout::Wire;
+use comm::cuda::protocol::Kernel;
+use comm::cuda::source::{PARTS, Variant};
+
+/// `TRAINER_TEST_NVRTC` is the path of libnvrtc, or `wheel`: that of the package nvidia-cuda-nvrtc in the Python of
+/// `TRAINER_TEST_PYTHON`. CI sets it; without it this is not run.
+struct Nvrtc {
+    library: String,
+    python: String,
+    folder: tempfile::TempDir,
+}
+
+impl Nvrtc {
+    fn find() -> Option<Self> {
+        let Ok(library) = std::env::var("TRAINER_TEST_NVRTC") else {
+            eprintln!("not run: TRAINER_TEST_NVRTC names no libnvrtc, nor `wheel`");
+            return None;
+        };
+        let python = std::env::var("TRAINER_TEST_PYTHON").unwrap_or_else(|_| "python3".into());
+        Some(Self { library, python, folder: tempfile::tempdir().unwrap() })
+    }
+
+    fn compile(&self, variant: &Variant, arch: &str) -> String {
+        let source = self.folder.path().join(format!("{variant:?}.cu"));
+        std::fs::write(&source, variant.source()).unwrap();
+        let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/cuda_support/nvrtc.py");
+        let output = Command::new(&self.python).arg(script).args([&self.library, arch]).arg(&source).output().unwrap();
+        assert!(output.status.success(), "{variant:?}, {arch}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+}
+
+fn count(ptx: &str, instruction: &str) -> usize {
+    ptx.lines().filter(|line| line.trim_start().starts_with(instruction)).count()
+}
+
+#[test]
+fn every_kernel_compiles_and_has_its_accesses() {
+    let Some(nvrtc) = Nvrtc::find() else { return };
+    for arch in ["sm_80", "sm_90"] {
+        for kernel in Kernel::ALL {
+            for wire in Wire::ALL {
+                let variant = Variant { kernel, wire, world: 8, parts: 8 };
+                let ptx = nvrtc.compile(&variant, arch);
+                let at_least = |instruction: &str, times: usize| {
+                    let found = count(&ptx, instruction);
+                    assert!(found >= times, "{variant:?}, {arch}: {found} {instruction}, not {times}");
+                };
+                assert!(ptx.contains(&format!(".entry {}(", kernel.name())), "{variant:?}");
+                let meetings = if kernel == Kernel::TwoShot { 2 } else { 1 };
+                at_least("st.release.sys.global.u64", meetings);
+                at_least("ld.acquire.sys.global.u64", meetings);
+                // twice for each meeting, once at the beginning
+                at_least("bar.sync", 2 * meetings + 1);
+                at_least("ld.relaxed.sys.global.u64", meetings + 1);
+                // packs are read and written as one
+                at_least("ld.global.v4", 2);
+                at_least("st.global.v4", 2);
+                assert_eq!(count(&ptx, "ld.global.nc"), 0, "{variant:?}: past the caches that keep in step");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_world_and_number_of_tensors_compiles() {
+    let Some(nvrtc) = Nvrtc::find() else { return };
+    for world in 2..=8 {
+        nvrtc.compile(&Variant { kernel: Kernel::TwoShot, wire: Wire::Bf16, world, parts: 2 }, "sm_90");
+    }
+    for parts in PARTS {
+        nvrtc.compile(&Variant { kernel: Kernel::OneShot, wire: Wire::F32, world: 2, parts }, "sm_80");
+    }
+    // as cubecl names Hopper
+    let probe = nvrtc.compile(&Variant { kernel: Kernel::Probe, wire: Wire::F32, world: 8, parts: 2 }, "sm_90a");
+    assert!(count(&probe, "st.release.sys") >= 1 && count(&probe, "ld.acquire.sys") >= 1);
+}

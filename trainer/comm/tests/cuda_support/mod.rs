@@ -1,0 +1,403 @@
+//! The kernels' own text, run by threads of the CPU: `platform.h` stands for `device.cuh`, and jobs are those that a GPU gets.
+
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use std::fmt::Write as _;
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Read, Seek, Write};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use comm::cuda::layout::{self, Fault, Wire};
+use comm::cuda::plan::Call;
+use comm::cuda::protocol::Kernel;
+use comm::cuda::sequence::{Frame, Launch, Sequence, Turn, turns};
+use comm::cuda::source::Variant;
+use half::{bf16, f16};
+use tempfile::TempDir;
+
+/// Where ranks see the device's memory: below what ThreadSanitizer keeps for itself.
+const BASE: u64 = 0x10_0000_0000;
+/// Threads of an emulated block.
+const THREADS: u32 = 8;
+/// Blocks of every launch.
+const BLOCKS: u32 = 2;
+/// Tensors of every kernel.
+pub const PARTS: usize = 8;
+
+/// A program that has the kernels for these wires and worlds.
+pub struct Program {
+    folder: TempDir,
+    exe: PathBuf,
+}
+
+impl Program {
+    /// Compiles it; with ThreadSanitizer if asked for. `None` where there is no C++ compiler, unless `TRAINER_TEST_CXX` names
+    /// one, as in CI.
+    pub fn build(wires: &[Wire], worlds: &[usize], sanitize: bool) -> Option<Self> {
+        let asked = std::env::var_os("TRAINER_TEST_CXX");
+        let compiler = asked.clone().unwrap_or_else(|| "c++".into());
+        if asked.is_none() && Command::new(&compiler).arg("--version").output().is_err() {
+            eprintln!("not run: there is no C++ compiler c++, and TRAINER_TEST_CXX names none");
+            return None;
+        }
+        let folder = TempDir::new().unwrap();
+        let mut text = String::from(include_str!("emulator.h"));
+        let mut table = String::new();
+        for wire in wires {
+            for &world in worlds {
+                let name = format!("{}_{world}", wire.name());
+                let variant = Variant { kernel: Kernel::Probe, wire: *wire, world, parts: PARTS };
+                let source = variant.source_for(include_str!("platform.h"), THREADS);
+                let _ = writeln!(text, "namespace {name} {{\n{source}");
+                for kernel in Kernel::ALL {
+                    let _ = writeln!(text, "ENTRY({})", kernel.name());
+                }
+                text.push_str("}\n");
+                for kernel in Kernel::ALL.into_iter().chain([Kernel::Probe]) {
+                    let kernel = kernel.name();
+                    let _ = writeln!(table, "{{\"{name}.{kernel}\", {name}::{kernel}_kernel}},");
+                }
+            }
+        }
+        let _ = writeln!(text, "int main(int n, char** a) {{ return emulator::serve(n, a, {{{table}}}); }}");
+        let (source, exe) = (folder.path().join("kernels.cpp"), folder.path().join("kernels"));
+        std::fs::write(&source, text).unwrap();
+        let mut command = Command::new(&compiler);
+        command.args(["-std=c++20", "-O1", "-w", "-ffp-contract=off", "-pthread"]);
+        if sanitize {
+            command.args(["-g", "-fsanitize=thread"]);
+        }
+        let status = command.arg(&source).arg("-o").arg(&exe).status();
+        let status = status.unwrap_or_else(|e| panic!("{compiler:?}, a C++ compiler, runs the kernels here: {e}"));
+        assert!(status.success(), "{compiler:?} refuses the kernels");
+        Some(Self { folder, exe })
+    }
+
+    fn start(&self, memory: &Memory) -> Device {
+        let mut command = Command::new(&self.exe);
+        command.arg(&memory.path).args([format!("{}", memory.bytes), format!("{BASE}")]);
+        // a race is the exit code 66; memory of the file is never returned to the allocator
+        command.env("TSAN_OPTIONS", "exitcode=66 halt_on_error=0 report_bugs=1");
+        let says = tempfile::tempfile().unwrap();
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(says.try_clone().unwrap());
+        let mut child = command.spawn().unwrap();
+        let (stdin, stdout) = (child.stdin.take(), BufReader::new(child.stdout.take().unwrap()));
+        Device { child, stdin, stdout, says }
+    }
+}
+
+/// A process that runs launches.
+pub struct Device {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    stdout: BufReader<ChildStdout>,
+    says: File,
+}
+
+impl Drop for Device {
+    /// A test that fails leaves nothing that spins.
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Device {
+    fn tell(&mut self, line: &str) {
+        writeln!(self.stdin.as_mut().unwrap(), "{line}").unwrap();
+    }
+
+    fn submit(&mut self, stream: usize, launch: &Launch, stagger: u32, output: u64, sources: &[u64]) {
+        let name = format!("{}_{}.{}", launch.variant.wire.name(), launch.variant.world, launch.variant.kernel.name());
+        let padded = (0..PARTS).map(|i| sources.get(i).or(sources.first()).copied().unwrap_or(0));
+        let words = [output].into_iter().chain(padded).chain(launch.job.words(PARTS));
+        let words: Vec<String> = words.map(|word| word.to_string()).collect();
+        self.tell(&format!("launch {stream} {name} {BLOCKS} {stagger} {}", words.join(" ")));
+    }
+
+    fn start(&mut self) {
+        self.tell("go");
+    }
+
+    /// Whether the launches ended; not if the process died.
+    fn wait(&mut self) -> bool {
+        let mut line = String::new();
+        self.stdout.read_line(&mut line).unwrap();
+        line == "done\n"
+    }
+
+    /// SIGKILL.
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Ends the process: its exit code, and what it said.
+    fn finish(mut self) -> (Option<i32>, String) {
+        drop(self.stdin.take());
+        let code = self.child.wait().unwrap().code();
+        let mut said = String::new();
+        self.says.rewind().unwrap();
+        self.says.read_to_string(&mut said).unwrap();
+        (code, said)
+    }
+}
+
+/// All ranks' memory.
+struct Memory {
+    file: File,
+    path: PathBuf,
+    bytes: u64,
+    next: u64,
+}
+
+impl Memory {
+    fn new(folder: &TempDir, bytes: u64) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let path = folder.path().join(format!("memory-{}", COUNT.fetch_add(1, Ordering::Relaxed)));
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
+        file.set_len(bytes).unwrap();
+        Self { file, path, bytes, next: BASE }
+    }
+
+    fn alloc(&mut self, bytes: u64) -> u64 {
+        let at = self.next;
+        self.next += bytes.next_multiple_of(64);
+        assert!(self.next <= BASE + self.bytes, "the device's memory is used up");
+        at
+    }
+
+    fn write(&self, at: u64, bytes: &[u8]) {
+        self.file.write_all_at(bytes, at - BASE).unwrap();
+    }
+
+    fn read(&self, at: u64, bytes: usize) -> Vec<u8> {
+        let mut out = vec![0; bytes];
+        self.file.read_exact_at(&mut out, at - BASE).unwrap();
+        out
+    }
+
+    fn words(&self, at: u64, count: usize) -> Vec<u64> {
+        self.read(at, 8 * count).chunks_exact(8).map(|c| u64::from_le_bytes(c.try_into().unwrap())).collect()
+    }
+
+    fn floats(&self, at: u64, count: usize) -> Vec<f32> {
+        self.read(at, 4 * count).chunks_exact(4).map(|c| f32::from_le_bytes(c.try_into().unwrap())).collect()
+    }
+}
+
+/// An output that waits to be read: where it lies, and how long it is.
+#[derive(Clone, Copy, Debug)]
+pub struct Output(u64, usize);
+
+/// Ranks with windows.
+pub struct Ranks {
+    memory: Memory,
+    pub frames: Vec<Frame>,
+    pub sequences: Vec<Sequence>,
+    /// By rank: milliseconds by which each block of a launch begins later than the one before it.
+    pub stagger: Vec<u32>,
+    devices: Vec<Device>,
+}
+
+impl Ranks {
+    /// `world` ranks with slots of `slot` bytes; on a device (a process) each, or all on one.
+    pub fn new(program: &Program, world: usize, slot: usize, apart: bool) -> Self {
+        let mut memory = Memory::new(&program.folder, 96 << 20);
+        let bytes = (layout::SLOTS_AT + 2 * slot) as u64;
+        let windows: Vec<u64> = (0..world).map(|_| memory.alloc(bytes)).collect();
+        let frames = (0..world).map(|rank| {
+            let (faults, abort) = (memory.alloc(64), memory.alloc(64));
+            Frame { windows: windows.clone(), faults, abort, limit_ns: 600_000_000_000, rank, slot }
+        });
+        let frames = frames.collect();
+        let devices = (0..if apart { world } else { 1 }).map(|_| program.start(&memory)).collect();
+        Self { memory, frames, sequences: vec![Sequence::default(); world], stagger: vec![0; world], devices }
+    }
+
+    pub fn world(&self) -> usize {
+        self.frames.len()
+    }
+
+    fn device(&mut self, rank: usize) -> &mut Device {
+        let apart = self.devices.len() > 1;
+        &mut self.devices[if apart { rank } else { 0 }]
+    }
+
+    /// Launches of one rank's call, its tensors in memory, `misaligned` of them by one element.
+    pub fn prepare(
+        &mut self,
+        rank: usize,
+        call: &Call,
+        tensors: &[Vec<f32>],
+        scale: f32,
+    ) -> (Vec<Launch>, Output, Vec<u64>) {
+        let sources: Vec<u64> = tensors
+            .iter()
+            .enumerate()
+            .map(|(index, values)| {
+                // every third tensor begins off a pack, as views do
+                let skip = if index % 3 == 2 { 4 } else { 0 };
+                let at = self.memory.alloc(4 * values.len() as u64 + 16) + skip;
+                let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+                self.memory.write(at, &bytes);
+                at
+            })
+            .collect();
+        let elements = call.elements as usize * if call.kernel == Kernel::AllGather { self.world() } else { 1 };
+        // with a guard behind, which no kernel may touch
+        let output = Output(self.memory.alloc(4 * elements as u64 + 16), elements);
+        self.memory.write(output.0, &vec![0xEE; 4 * elements + 16]);
+        let lengths: Vec<usize> = tensors.iter().map(Vec::len).collect();
+        let launches = self.sequences[rank].launches(&self.frames[rank], call, &lengths, scale).unwrap();
+        (launches, output, sources)
+    }
+
+    /// Puts a call on the rank's stream, as where ranks have devices of their own.
+    pub fn submit(&mut self, rank: usize, call: &Call, tensors: &[Vec<f32>], scale: f32) -> Output {
+        self.submit_changed(rank, call, tensors, scale, |_| {})
+    }
+
+    /// The same with each launch changed before.
+    pub fn submit_changed(
+        &mut self,
+        rank: usize,
+        call: &Call,
+        tensors: &[Vec<f32>],
+        scale: f32,
+        change: impl Fn(&mut Launch),
+    ) -> Output {
+        let (launches, output, sources) = self.prepare(rank, call, tensors, scale);
+        for mut launch in launches {
+            for turn in turns(call.kernel, false) {
+                let Turn::Run(phases) = turn else { panic!("a device meets by itself") };
+                launch.job.phases = phases;
+                change(&mut launch);
+                let stagger = self.stagger[rank];
+                self.device(rank).submit(rank, &launch, stagger, output.0, &sources);
+            }
+        }
+        output
+    }
+
+    /// A call of all ranks as where they share a device: never two of them at once, hosts meet between the steps.
+    pub fn call_in_turn(&mut self, call: &Call, tensors: &[Vec<Vec<f32>>], scale: f32) -> Vec<Output> {
+        let prepared: Vec<_> = (0..self.world()).map(|rank| self.prepare(rank, call, &tensors[rank], scale)).collect();
+        for piece in 0..prepared[0].0.len() {
+            for turn in turns(call.kernel, true) {
+                let Turn::Run(phases) = turn else { continue };
+                for (rank, (launches, output, sources)) in prepared.iter().enumerate() {
+                    let mut launch = launches[piece].clone();
+                    launch.job.phases = phases;
+                    self.device(rank).submit(rank, &launch, 0, output.0, sources);
+                    self.device(rank).start();
+                    assert!(self.device(rank).wait());
+                }
+            }
+        }
+        prepared.into_iter().map(|(_, output, _)| output).collect()
+    }
+
+    /// Tests that all peers are within reach, with this change of a rank's frame for the reading half.
+    pub fn probe(&mut self, change: impl Fn(&mut Frame)) {
+        for write in [true, false] {
+            for rank in 0..self.world() {
+                let mut frame = self.frames[rank].clone();
+                if !write {
+                    change(&mut frame);
+                }
+                let launch = Sequence::probe(&frame, write);
+                self.device(rank).submit(rank, &launch, 0, frame.faults, &[]);
+            }
+            self.run();
+        }
+    }
+
+    /// Runs what was submitted, on all devices at once; whether each device lived to the end.
+    pub fn run(&mut self) -> Vec<bool> {
+        self.start();
+        self.wait()
+    }
+
+    pub fn start(&mut self) {
+        self.devices.iter_mut().for_each(Device::start);
+    }
+
+    pub fn wait(&mut self) -> Vec<bool> {
+        self.devices.iter_mut().map(Device::wait).collect()
+    }
+
+    /// Kills the process of `rank`, which has a device of its own.
+    pub fn kill(&mut self, rank: usize) {
+        self.device(rank).kill();
+    }
+
+    /// Ends all waiting of a rank, as an abort of the job does.
+    pub fn abort(&self, rank: usize) {
+        self.memory.write(self.frames[rank].abort, &1u64.to_le_bytes());
+    }
+
+    /// An output's elements; fails if the guard behind them was touched.
+    pub fn read(&self, output: Output) -> Vec<f32> {
+        let Output(at, elements) = output;
+        assert_eq!(self.memory.read(at + 4 * elements as u64, 16), [0xEE; 16], "written beyond the end");
+        self.memory.floats(at, elements)
+    }
+
+    /// What the kernels of `rank` had to report.
+    pub fn faults(&self, rank: usize) -> Vec<Fault> {
+        Fault::read(&self.memory.words(self.frames[rank].faults, self.world()))
+    }
+
+    /// Ends all devices: exit codes and messages.
+    pub fn finish(self) -> Vec<(Option<i32>, String)> {
+        self.devices.into_iter().map(Device::finish).collect()
+    }
+}
+
+/// What a value is after it has travelled.
+pub fn travelled(wire: Wire, value: f32) -> f32 {
+    match wire {
+        Wire::F32 => value,
+        Wire::F16 => f16::from_f32(value).to_f32(),
+        Wire::Bf16 => bf16::from_f32(value).to_f32(),
+    }
+}
+
+/// What every rank has to get: `values` by rank.
+pub fn expected(call: &Call, rank: usize, values: &[Vec<f32>], scale: f32) -> Vec<f32> {
+    let sent = |rank: usize, i: usize| travelled(call.wire, values[rank][i] * scale);
+    let sum = |i: usize| {
+        let total = (1..values.len()).fold(sent(0, i), |total, other| total + sent(other, i));
+        travelled(call.wire, total)
+    };
+    let n = call.elements as usize;
+    match call.kernel {
+        Kernel::OneShot | Kernel::TwoShot => (0..n).map(sum).collect(),
+        Kernel::ReduceScatter => (rank * n..(rank + 1) * n).map(sum).collect(),
+        Kernel::AllGather => (0..values.len()).flat_map(|other| (0..n).map(move |i| sent(other, i))).collect(),
+        Kernel::Broadcast => (0..n).map(|i| sent(call.root, i)).collect(),
+        Kernel::Probe => Vec::new(),
+    }
+}
+
+/// A rank's elements: sums of them depend on the order, and differ after rounding.
+pub fn values(rank: usize, count: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ ((rank as u64 + 1) << 32);
+    let next = |_| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let unit = (state >> 40) as f32 / (1 << 24) as f32 - 0.5;
+        unit * [1.0, 8.0, 0.125, 64.0][(state >> 33) as usize % 4]
+    };
+    (0..count).map(next).collect()
+}
+
+/// Cuts an array into tensors of uneven lengths, one of them empty.
+pub fn tensors(values: &[f32]) -> Vec<Vec<f32>> {
+    let n = values.len();
+    let cuts = [0, n / 7, n / 7, n / 3, n / 2 + (n / 2 < n) as usize, n];
+    cuts.windows(2).map(|pair| values[pair[0]..pair[1].max(pair[0])].to_vec()).collect()
+}

@@ -1,0 +1,103 @@
+//! Every collective of one type and size on one rank, against exact values; shared by the transports' tests.
+
+use comm::{Communicator, ReduceOp};
+
+use super::{Number, input, mean, reduced};
+
+/// Nothing, one, odd ones; the small paths, their edges (16 K f32 are exactly an entry), several rounds.
+pub const SIZES: [usize; 9] = [0, 1, 7, 64, 1000, 8192, 16_384, 16_385, 100_003];
+
+fn expected<T: Number>(op: ReduceOp, members: &[usize], i: usize) -> T {
+    let whole = reduced(op, members, i);
+    if op == ReduceOp::Mean { mean(whole, members.len()) } else { T::of(whole) }
+}
+
+fn ops<T: Number>() -> impl Iterator<Item = ReduceOp> {
+    ReduceOp::ALL.into_iter().filter(|op| *op != ReduceOp::Mean || T::DTYPE.is_float())
+}
+
+/// `what` names the case if an element is wrong.
+fn compare<T: Number>(got: &[T], want: impl Fn(usize) -> T, what: &str) {
+    for (i, value) in got.iter().enumerate() {
+        assert_eq!(*value, want(i), "{what}, element {i} of {}", got.len());
+    }
+}
+
+/// All collectives of one type and size, twice.
+pub fn collectives<T: Number>(comm: &Communicator, n: usize) {
+    let (me, world) = (comm.rank(), comm.world());
+    let all: Vec<usize> = (0..world).collect();
+    let name = |what: &str| format!("{what} {} n={n} world={world} {} rank {me}", T::DTYPE, comm.transport());
+    let mine = |op, len: usize| -> Vec<T> { (0..len).map(|i| T::of(input(op, me, i))).collect() };
+    // One for both turns, longer than what is reduced in it.
+    let mut shared = Some(comm.shared::<T>(n + 3).unwrap());
+    for turn in 0..2 {
+        let root = (n + turn) % world;
+        for op in ops::<T>() {
+            let mut data = shared.take().unwrap();
+            data.copy_from_slice(&mine(op, n + 3));
+            let data = comm.all_reduce_shared(data, n, op).unwrap();
+            compare(&data[..n], |i| expected(op, &all, i), &name(&format!("all_reduce_shared {op}")));
+            compare(&data[n..], |i| T::of(input(op, me, n + i)), &name("behind all_reduce_shared"));
+            shared = Some(data);
+
+            let mut data = mine(op, n);
+            comm.all_reduce(&mut data, op).unwrap();
+            compare(&data, |i| expected(op, &all, i), &name(&format!("all_reduce {op}")));
+
+            let mut data = mine(op, n);
+            comm.reduce(&mut data, op, root).unwrap();
+            let want = |i| if me == root { expected(op, &all, i) } else { T::of(input(op, me, i)) };
+            compare(&data, want, &name(&format!("reduce {op} root {root}")));
+
+            let send = mine(op, n * world);
+            let mut recv = vec![T::of(99); n];
+            comm.reduce_scatter(&send, &mut recv, op).unwrap();
+            compare(&recv, |i| expected(op, &all, me * n + i), &name(&format!("reduce_scatter {op}")));
+        }
+        let op = ReduceOp::Sum;
+        let mut data = mine(op, n);
+        comm.broadcast(&mut data, root).unwrap();
+        compare(&data, |i| T::of(input(op, root, i)), &name("broadcast"));
+
+        let mut recv = vec![T::of(99); n * world];
+        comm.all_gather(&mine(op, n), &mut recv).unwrap();
+        compare(&recv, |i| T::of(input(op, i / n, i % n)), &name("all_gather"));
+
+        // Lengths n, n+1, … and one rank with nothing.
+        let len = |rank: usize| if rank == 1 { 0 } else { n + rank };
+        let got = comm.all_gather_v(&mine(op, len(me))).unwrap();
+        assert_eq!(got.counts, (0..world).map(len).collect::<Vec<_>>());
+        let want: Vec<T> = (0..world).flat_map(|r| (0..len(r)).map(move |i| T::of(input(op, r, i)))).collect();
+        compare(&got.data, |i| want[i], &name("all_gather_v"));
+        assert_eq!(got.data.len(), want.len());
+
+        let mut recv = vec![T::of(99); if me == root { n * world } else { 0 }];
+        comm.gather(&mine(op, n), &mut recv, root).unwrap();
+        compare(&recv, |i| T::of(input(op, i / n, i % n)), &name("gather"));
+
+        let send = if me == root { mine(op, n * world) } else { Vec::new() };
+        let mut recv = vec![T::of(99); n];
+        comm.scatter(&send, &mut recv, root).unwrap();
+        compare(&recv, |i| T::of(input(op, root, me * n + i)), &name("scatter"));
+
+        let mut recv = vec![T::of(99); n * world];
+        comm.all_to_all(&mine(op, n * world), &mut recv).unwrap();
+        compare(&recv, |i| T::of(input(op, i / n, me * n + i % n)), &name("all_to_all"));
+
+        // Round the ring: even ranks send first; with one rank there is nobody.
+        if world > 1 {
+            let (left, right) = ((me + world - 1) % world, (me + 1) % world);
+            let mut recv = vec![T::of(99); n];
+            if me % 2 == 0 {
+                comm.send(&mine(op, n), right, 5).unwrap();
+                comm.recv(&mut recv, left, 5).unwrap();
+            } else {
+                comm.recv(&mut recv, left, 5).unwrap();
+                comm.send(&mine(op, n), right, 5).unwrap();
+            }
+            compare(&recv, |i| T::of(input(op, left, i)), &name("send and recv"));
+        }
+        comm.barrier().unwrap();
+    }
+}

@@ -1,0 +1,81 @@
+//! Reading variables, with errors that name them.
+
+use super::{Variables, WorkerRole};
+use crate::error::{LaunchError, Result};
+
+/// Variables; one that is empty counts as not set.
+pub(super) struct Named<'a>(pub(super) &'a Variables);
+
+impl Named<'_> {
+    pub(super) fn text(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(|value| value.trim()).filter(|value| !value.is_empty())
+    }
+
+    pub(super) fn owned(&self, name: &str) -> Option<String> {
+        self.text(name).map(str::to_owned)
+    }
+
+    pub(super) fn number(&self, name: &str) -> Result<Option<usize>> {
+        let Some(text) = self.text(name) else { return Ok(None) };
+        text.parse().map(Some).map_err(|_| {
+            LaunchError::usage(
+                format!("{name}={text} is not a whole number"),
+                format!("{name} comes from a launcher or the shell: correct it, or unset it and say --launcher local"),
+            )
+        })
+    }
+
+    pub(super) fn port(&self, name: &str) -> Result<Option<u16>> {
+        match self.number(name)? {
+            None => Ok(None),
+            Some(port @ 1..=65535) => Ok(Some(port as u16)),
+            Some(port) => {
+                Err(LaunchError::usage(format!("{name}={port} is not a port"), "ports are numbers from 1 to 65535"))
+            }
+        }
+    }
+
+    /// A variable that the others make necessary; `because` names one of them.
+    pub(super) fn need(&self, name: &str, because: &str) -> Result<usize> {
+        self.number(name)?.ok_or_else(|| self.missing(name, because))
+    }
+
+    pub(super) fn missing(&self, name: &str, because: &str) -> LaunchError {
+        LaunchError::usage(
+            format!("{because}={} is set but {name} is not", self.text(because).unwrap_or_default()),
+            format!(
+                "a launcher sets both: set {name} too, or unset {because}; --launcher local ignores them and starts \
+                 workers from here"
+            ),
+        )
+    }
+}
+
+/// Ranks lie below worlds, and local ones within global ones. `names` are the variables of rank, world, local rank and
+/// local world.
+pub(super) fn check(role: &WorkerRole, names: [&str; 4]) -> Result<()> {
+    let below = |(small, value): (&str, usize), (large, limit): (&str, usize)| {
+        if value < limit {
+            return Ok(());
+        }
+        Err(LaunchError::usage(
+            format!("{small}={value} is not below {large}={limit}"),
+            "ranks count from 0; is a variable left over from another job? --launcher local ignores all of them",
+        ))
+    };
+    let [rank, world, local_rank, local_world] = names;
+    below((rank, role.rank), (world, role.world))?;
+    below((local_rank, role.local_rank), (local_world, role.local_world))?;
+    if role.local_world > role.world {
+        return Err(LaunchError::usage(
+            format!("{local_world}={} is more than {world}={}", role.local_world, role.world),
+            "a host has at most all ranks of the job; is a variable left over from another job?",
+        ));
+    }
+    Ok(())
+}
+
+/// Whether `host` can only be this one.
+pub(super) fn is_loopback(host: &str) -> bool {
+    host == "localhost" || host.parse().is_ok_and(|address: std::net::IpAddr| address.is_loopback())
+}

@@ -1,0 +1,185 @@
+//! Slurm's tasks, and its way to write lists of hosts.
+
+use super::named::{Named, check};
+use super::{Candidate, Source, WorkerRole};
+use crate::error::{LaunchError, Result};
+
+pub(super) fn detect(variables: &Named<'_>) -> Result<Option<Candidate>> {
+    // an allocation alone (salloc) has no PROCID: its shell is nobody's worker
+    let Some(rank) = variables.number("SLURM_PROCID")? else { return Ok(None) };
+    let step = variables.owned("SLURM_STEP_ID").or_else(|| variables.owned("SLURM_STEPID"));
+    let world = match variables.number("SLURM_STEP_NUM_TASKS")? {
+        Some(world) => world,
+        None => variables.need("SLURM_NTASKS", "SLURM_PROCID")?,
+    };
+    // sbatch runs its script once, as "rank 0" of tasks that only srun would start
+    if variables.text("ENVIRONMENT") == Some("BATCH") && step.is_none() {
+        if world <= 1 {
+            return Ok(None);
+        }
+        return Err(LaunchError::usage(
+            format!("SLURM_NTASKS={world}, but this process was started by the batch script, not by srun"),
+            "start it with srun, which starts every task; or say --launcher local to start workers on this node alone",
+        ));
+    }
+    let local_rank = variables.need("SLURM_LOCALID", "SLURM_PROCID")?;
+    let hosts = ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"]
+        .into_iter()
+        .find_map(|name| variables.text(name).map(|list| (name, list)));
+    let nodes = match (variables.number("SLURM_STEP_NUM_NODES")?, variables.number("SLURM_NNODES")?, hosts) {
+        (Some(nodes), ..) | (None, Some(nodes), _) => nodes,
+        (None, None, Some((name, list))) => hosts_in(list).map_err(|cause| bad_list(name, list, &cause))?,
+        (None, None, None) => 1,
+    };
+    let node_rank = variables.number("SLURM_NODEID")?;
+    let local_world = local_world(variables, world, nodes, node_rank)?;
+    let first = hosts.map(|(name, list)| first_host(list).map_err(|cause| bad_list(name, list, &cause))).transpose()?;
+    let id = variables.owned("SLURM_JOB_ID").or_else(|| variables.owned("SLURM_JOBID"));
+    let one_host = local_world == world;
+    let role = WorkerRole {
+        rank,
+        local_rank,
+        world,
+        local_world,
+        node_rank: node_rank.or(one_host.then_some(0)),
+        master_addr: variables
+            .owned("MASTER_ADDR")
+            // a host's name may lead to an address that its own processes cannot use
+            .or_else(|| if one_host { Some("127.0.0.1".to_owned()) } else { first }),
+        master_port: variables.port("MASTER_PORT")?,
+        job: match (&id, variables.owned("MASTER_PORT")) {
+            (None, None) => Vec::new(),
+            (_, port) => [Some("slurm".to_owned()), id, step, port].into_iter().flatten().collect(),
+        },
+        source: Source::Slurm,
+    };
+    check(&role, ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "the tasks on this node"])?;
+    let evidence = format!("SLURM_PROCID={rank} of SLURM_NTASKS={world}");
+    Ok(Some(Candidate { role, local_known: true, evidence }))
+}
+
+fn bad_list(name: &str, list: &str, cause: &str) -> LaunchError {
+    LaunchError::usage(
+        format!("{name}={list}: {cause}"),
+        "expected something like node[01-04,07],login1; MASTER_ADDR and --launcher env do without it",
+    )
+}
+
+/// Tasks on this node, out of what srun says about all nodes: `2(x3),1`.
+fn local_world(variables: &Named<'_>, world: usize, nodes: usize, node_rank: Option<usize>) -> Result<usize> {
+    if nodes <= 1 {
+        return Ok(world);
+    }
+    for name in ["SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"] {
+        let Some(text) = variables.text(name) else { continue };
+        let counts = tasks_per_node(text).ok_or_else(|| {
+            LaunchError::usage(format!("{name}={text} is no list of counts"), "expected something like 2(x3),1")
+        })?;
+        // the allocation's counts do not fit a step that uses fewer of its tasks
+        if counts.iter().sum::<usize>() == world
+            && let Some(count) = node_rank.and_then(|node| counts.get(node)).or((counts.len() == 1).then(|| &counts[0]))
+        {
+            return Ok(*count);
+        }
+    }
+    if world.is_multiple_of(nodes) {
+        return Ok(world / nodes);
+    }
+    Err(LaunchError::usage(
+        format!("{world} tasks on {nodes} nodes, and SLURM_STEP_TASKS_PER_NODE does not say how many run on this one"),
+        "start the tasks with srun --ntasks-per-node",
+    ))
+}
+
+fn tasks_per_node(text: &str) -> Option<Vec<usize>> {
+    /// No machine has more nodes: keeps a damaged `(x…)` from asking for gigabytes.
+    const MOST: usize = 1 << 20;
+    let mut counts = Vec::new();
+    for part in text.split(',') {
+        let (count, times) = match part.split_once("(x") {
+            Some((count, times)) => (count, times.strip_suffix(')')?.parse().ok()?),
+            None => (part, 1),
+        };
+        if counts.len() + times > MOST {
+            return None;
+        }
+        counts.extend(std::iter::repeat_n(count.trim().parse::<usize>().ok()?, times));
+    }
+    Some(counts)
+}
+
+/// The first host of a list such as `node[07-09,12],login1`; with several brackets each takes its first.
+///
+/// # Errors
+/// What is wrong with the list.
+pub fn first_host(list: &str) -> std::result::Result<String, String> {
+    let first = *entries(list)?.first().ok_or("it is empty")?;
+    let mut host = String::new();
+    let mut rest = first;
+    while let Some((plain, bracket)) = rest.split_once('[') {
+        let (inside, tail) = bracket.split_once(']').ok_or("a [ is not closed")?;
+        let range = inside.split(',').next().unwrap_or_default();
+        let (start, _) = bounds(range)?;
+        host += plain;
+        host += start;
+        rest = tail;
+    }
+    host += rest;
+    Ok(host)
+}
+
+/// How many hosts a list names.
+fn hosts_in(list: &str) -> std::result::Result<usize, String> {
+    let mut total = 0usize;
+    for entry in entries(list)? {
+        let mut hosts = 1usize;
+        let mut rest = entry;
+        while let Some((_, bracket)) = rest.split_once('[') {
+            let (inside, tail) = bracket.split_once(']').ok_or("a [ is not closed")?;
+            let mut alternatives = 0usize;
+            for range in inside.split(',') {
+                let (start, end) = bounds(range)?;
+                let number = |text: &str| text.parse::<usize>().map_err(|_| format!("`{text}` is too large"));
+                let (start, end) = (number(start)?, number(end)?);
+                let count = end.checked_sub(start).ok_or_else(|| format!("`{range}` runs backwards"))?;
+                alternatives = alternatives.saturating_add(count.saturating_add(1));
+            }
+            hosts = hosts.saturating_mul(alternatives);
+            rest = tail;
+        }
+        total = total.saturating_add(hosts);
+    }
+    Ok(total)
+}
+
+/// Splits at the commas that stand outside brackets.
+fn entries(list: &str) -> std::result::Result<Vec<&str>, String> {
+    let (mut entries, mut start, mut inside) = (Vec::new(), 0, false);
+    for (at, c) in list.char_indices() {
+        match c {
+            '[' if inside => return Err("a [ stands inside another".into()),
+            ']' if !inside => return Err("a ] has no [".into()),
+            '[' | ']' => inside = c == '[',
+            ',' if !inside => {
+                entries.push(list[start..at].trim());
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    if inside {
+        return Err("a [ is not closed".into());
+    }
+    entries.push(list[start..].trim());
+    match entries.iter().any(|entry| entry.is_empty()) {
+        true => Err("a host's name is empty".into()),
+        false => Ok(entries),
+    }
+}
+
+/// `07-09` → `07`, `09`; `12` → `12`, `12`.
+fn bounds(range: &str) -> std::result::Result<(&str, &str), String> {
+    let (start, end) = range.split_once('-').unwrap_or((range, range));
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    if digits(start) && digits(end) { Ok((start, end)) } else { Err(format!("`{range}` is no range of numbers")) }
+}

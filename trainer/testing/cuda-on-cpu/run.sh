@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Runs a program of the CUDA build on the stand-in for NVIDIA's driver: run.sh PYTHON COMMAND…
+#
+# PYTHON must have NVIDIA's compiler and headers: pip install nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-crt
+# nvidia-cuda-cccl. Builds the stand-in (cargo build --release -p cuda-on-cpu) if it is missing. src/lib.rs documents the
+# variables, such as CUDA_ON_CPU_GPUS. Compiled kernels are kept in target/cuda-on-cpu, apart from those of real GPUs.
+set -euo pipefail
+python=${1:?usage: run.sh PYTHON COMMAND…}
+shift
+root=$(cd "$(dirname "$0")/../../.." && pwd)
+target=${CARGO_TARGET_DIR:-$root/target}
+library=$target/release/libcuda_on_cpu.so
+[ -e "$library" ] || (cd "$root" && cargo build --release -p cuda-on-cpu)
+toolkit=$("$python" -c '
+import glob, sys
+found = [p for root in sys.path for p in glob.glob(f"{root}/nvidia/cu*") if glob.glob(f"{p}/lib/libnvrtc.so.*")]
+print(found[0] if found else "")')
+[ -n "$toolkit" ] || { echo "run.sh: the package nvidia-cuda-nvrtc is not installed for $python" >&2; exit 2; }
+for header in cuda_fp16.h crt/mma.h cccl/cuda/barrier; do
+    [ -e "$toolkit/include/$header" ] || { echo "run.sh: $toolkit/include has no $header; pip install nvidia-cuda-runtime nvidia-cuda-crt nvidia-cuda-cccl" >&2; exit 2; }
+done
+kept=$target/cuda-on-cpu
+mkdir -p "$kept/lib" "$kept/modules" "$kept/cache"
+ln -sf "$(realpath "$library")" "$kept/lib/libcuda.so.1"
+ln -sf libcuda.so.1 "$kept/lib/libcuda.so"
+ln -sf "$(realpath "$library")" "$kept/lib/libnccl.so.2"
+ln -sf "$(ls "$toolkit"/lib/libnvrtc.so.* | head -1)" "$kept/lib/libnvrtc.so"
+export LD_LIBRARY_PATH="$kept/lib:$toolkit/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" CUDA_PATH=$toolkit
+# Tuning results hold for one compute capability, and for no GPU at all if kernels do nothing.
+idle=
+[ "${CUDA_ON_CPU_RUN:-}" != no ] || idle=-idle
+export CUDA_ON_CPU_CACHE=$kept/modules XDG_CACHE_HOME=$kept/cache${CUDA_ON_CPU_CAPABILITY:-}$idle
+# Autotuning runs each candidate several times, and here every candidate is slow.
+export CUBECL_AUTOTUNE_LEVEL=${CUBECL_AUTOTUNE_LEVEL:-minimal}
+exec "$@"

@@ -1,0 +1,246 @@
+//! A stand-in for the trainer in the launcher's tests: workers take steps with a barrier in each, and misbehave on command.
+//!
+//! `launch-probe --workers N --logs DIR [--do DEED@RANK]…`; a deed is done at step 3 unless its name says otherwise.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use comm::CommError;
+use launch::environment::{self, LocalRole, WorkerRole};
+use launch::{Job, LaunchError, Nodes, Request, Role, Worker, detect, secret, worker};
+use rustix::process::{Signal, getpid, kill_process};
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+#[derive(Debug, Clone, Default)]
+struct Arguments {
+    workers: usize,
+    logs: PathBuf,
+    steps: usize,
+    step_ms: u64,
+    timeout: f64,
+    stop_timeout: f64,
+    join_timeout: f64,
+    restarts: usize,
+    port: u16,
+    launcher: String,
+    nodes: usize,
+    node_rank: usize,
+    master_addr: String,
+    deeds: Vec<(String, usize)>,
+}
+
+fn arguments() -> Arguments {
+    let mut found = Arguments {
+        workers: 1,
+        steps: 6,
+        step_ms: 20,
+        timeout: 60.0,
+        stop_timeout: 60.0,
+        join_timeout: 20.0,
+        launcher: "auto".into(),
+        master_addr: "127.0.0.1".into(),
+        ..Arguments::default()
+    };
+    let mut words = std::env::args().skip(1);
+    while let (Some(name), Some(value)) = (words.next(), words.next()) {
+        let number = || value.parse::<usize>().expect("a number");
+        match name.as_str() {
+            "--workers" => found.workers = number(),
+            "--logs" => found.logs = value.into(),
+            "--steps" => found.steps = number(),
+            "--step-ms" => found.step_ms = number() as u64,
+            "--timeout" => found.timeout = value.parse().expect("seconds"),
+            "--stop-timeout" => found.stop_timeout = value.parse().expect("seconds"),
+            "--join-timeout" => found.join_timeout = value.parse().expect("seconds"),
+            "--max-restarts" => found.restarts = number(),
+            "--master-port" => found.port = number() as u16,
+            "--master-addr" => found.master_addr = value,
+            "--nnodes" => found.nodes = number(),
+            "--node-rank" => found.node_rank = number(),
+            "--launcher" => found.launcher = value,
+            "--do" => {
+                let (deed, rank) = value.split_once('@').expect("DEED@RANK");
+                found.deeds.push((deed.into(), rank.parse().expect("a rank")));
+            }
+            _ => panic!("{name}"),
+        }
+    }
+    found
+}
+
+fn main() -> ExitCode {
+    let arguments = arguments();
+    let run = || {
+        let variables = environment::variables();
+        let request = Request { launcher: arguments.launcher.parse()?, workers: None };
+        let role = detect(&variables, &request)?;
+        match role {
+            Role::Worker(ref role) => work(&arguments, role),
+            Role::Local(ref local) => {
+                eprintln!("{role}");
+                launch(&arguments, local)
+            }
+        }
+    };
+    run().map_or_else(
+        |error: LaunchError| {
+            eprintln!("error: {error}");
+            ExitCode::from(error.code)
+        },
+        ExitCode::from,
+    )
+}
+
+fn launch(arguments: &Arguments, local: &LocalRole) -> Result<u8, LaunchError> {
+    let mut job = Job::of_this_program(arguments.workers, arguments.logs.clone())?;
+    job.timeout = Duration::from_secs_f64(arguments.timeout);
+    job.join_timeout = Duration::from_secs_f64(arguments.join_timeout);
+    job.stop_timeout = Duration::from_secs_f64(arguments.stop_timeout);
+    job.grace = Duration::from_secs(1);
+    job.max_restarts = arguments.restarts;
+    job.address.1 = arguments.port;
+    let given = secret::given(&environment::variables(), None)?;
+    job.nodes = match &local.share {
+        Some(share) if share.nodes > 1 => {
+            job.workers = share.workers.unwrap_or(arguments.workers);
+            Some(Nodes::new(share.nodes, share.node_rank, share.master_addr.clone(), share.master_port, given)?)
+        }
+        _ if arguments.nodes > 1 => {
+            let address = arguments.master_addr.clone();
+            Some(Nodes::new(arguments.nodes, arguments.node_rank, address, arguments.port, given)?)
+        }
+        _ => None,
+    };
+    job.run()
+}
+
+fn work(arguments: &Arguments, role: &WorkerRole) -> Result<u8, LaunchError> {
+    let attached = worker::attach(role, &environment::variables())?;
+    let stop = Arc::new(AtomicUsize::new(0));
+    for signal in [1, 2, 3, 15] {
+        signal_hook::flag::register_usize(signal, Arc::clone(&stop), signal as usize).expect("signals can be caught");
+    }
+    let deeds: Vec<&str> =
+        arguments.deeds.iter().filter(|(_, rank)| *rank == role.rank).map(|(deed, _)| deed.as_str()).collect();
+    println!("hello from rank {} of {}", role.rank, role.world);
+    show_place();
+    for deed in &deeds {
+        match *deed {
+            "kill-before" => end_myself(Signal::KILL),
+            "stop-before" => end_myself(Signal::STOP),
+            "exit-before" => std::process::exit(9),
+            "sleep-before" => {
+                println!("asleep");
+                std::thread::sleep(Duration::from_secs(1000));
+            }
+            "child" => drop(Command::new("sleep").arg("1000").spawn().expect("sleep is there")),
+            _ => {}
+        }
+    }
+    let worker = attached.join(LIMIT)?;
+    println!("joined at {}:{}", role.master_addr.as_deref().unwrap_or(""), role.master_port.unwrap_or(0));
+    let code = match steps(arguments, &worker, &deeds, &stop) {
+        Ok(code) => code,
+        Err(error) => {
+            worker.reporter.comm_failed(&error);
+            eprintln!("error: {error}");
+            1
+        }
+    };
+    worker.leave(LIMIT);
+    Ok(code)
+}
+
+fn steps(arguments: &Arguments, worker: &Worker, deeds: &[&str], stop: &AtomicUsize) -> Result<u8, CommError> {
+    let (reporter, client, rank) = (&worker.reporter, &worker.client, worker.role.rank);
+    let limit = if arguments.timeout < 30.0 { Duration::from_secs_f64(arguments.timeout) } else { LIMIT };
+    for step in 0..arguments.steps {
+        reporter.doing(format_args!("step {step}, forward"));
+        println!("step {step}");
+        std::thread::sleep(Duration::from_millis(arguments.step_ms));
+        if step == 3 {
+            deeds.iter().for_each(|deed| misbehave(deed, worker));
+        }
+        reporter.doing(format_args!("all_reduce #{step}, bucket 0"));
+        client.barrier(&format!("step-{step}"), limit)?;
+        // rank 0's flag decides, as the step's reduction does in the trainer
+        let key = format!("stop-{step}");
+        if rank == 0 {
+            client.set(&key, &[stop.load(Ordering::Relaxed) as u8])?;
+        }
+        let signal = client.wait(&key, limit)?.first().copied().unwrap_or(0);
+        if signal > 0 && !deeds.contains(&"never-stop") {
+            std::fs::write(arguments.logs.join(format!("saved-{rank}")), step.to_string())
+                .expect("logs can be written");
+            return Ok(128 + signal);
+        }
+    }
+    Ok(0)
+}
+
+fn misbehave(deed: &str, worker: &Worker) {
+    let first = worker.attempt == 0;
+    match deed {
+        "kill-between" => end_myself(Signal::KILL),
+        "kill-first-attempt" if first => end_myself(Signal::KILL),
+        // others are late for this step's barrier, in which this rank waits when it is killed
+        "kill-in" => drop(std::thread::spawn(|| {
+            std::thread::sleep(Duration::from_millis(200));
+            end_myself(Signal::KILL);
+        })),
+        "late" => std::thread::sleep(Duration::from_secs(15)),
+        "segv" => {
+            eprintln!("about to touch what is not mine");
+            end_myself(Signal::SEGV);
+        }
+        "stop" => end_myself(Signal::STOP),
+        "exit" => {
+            eprintln!("giving up");
+            std::process::exit(7);
+        }
+        "exit-138" => std::process::exit(138),
+        "usage" => std::process::exit(2),
+        "panic" => panic!("the loss is {}", f32::NAN),
+        "panic-thread" => {
+            let thread = std::thread::Builder::new().name("loader".into()).spawn(|| panic!("no more images"));
+            thread.expect("threads start").join().expect("the loader ends well");
+        }
+        "error" => {
+            worker.reporter.failed("cannot write checkpoint: disk full", "free some space", false);
+            std::process::exit(1);
+        }
+        // deaf to everything but SIGKILL
+        "deaf" => loop {
+            std::thread::sleep(Duration::from_secs(1));
+        },
+        _ => {}
+    }
+}
+
+fn end_myself(signal: Signal) {
+    // Rust's own handler of SIGSEGV takes the first and gives way to the kernel's for the second
+    loop {
+        kill_process(getpid(), signal).expect("a process may signal itself");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// What a test wants to know about this process.
+fn show_place() {
+    use std::io::IsTerminal;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let cores = status.lines().find(|line| line.starts_with("Cpus_allowed_list")).unwrap_or_default();
+    println!("cores {}", cores.split_whitespace().last().unwrap_or_default());
+    for name in ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "RAYON_NUM_THREADS"] {
+        println!("{name}={}", std::env::var(name).unwrap_or_default());
+    }
+    let width = rustix::termios::tcgetwinsize(rustix::stdio::stderr()).map_or(0, |size| size.ws_col);
+    eprintln!("terminal {} {width}", std::io::stderr().is_terminal());
+    let group = rustix::process::getpgrp() == getpid();
+    let stdin = std::fs::read_link(Path::new("/proc/self/fd/0")).unwrap_or_default();
+    println!("own group {group}, stdin {}", stdin.display());
+}

@@ -1,0 +1,218 @@
+//! Workers that die, stall and lie: what the launcher says, its exit code, and what is left.
+
+mod support;
+
+use rustix::process::Signal;
+use support::{Run, lives};
+
+#[test]
+fn a_job_that_works_leaves_logs_and_nothing_else() {
+    let ended = Run::start(&["--workers", "3"]).end();
+    ended.said(0, &["started by no launcher"]);
+    for rank in 0..3 {
+        let log = ended.log(&format!("rank-{rank}/stdout.log"));
+        assert!(log.contains(&format!("hello from rank {rank} of 3")) && log.contains("step 5"), "{log}");
+        assert!(!ended.folder.path().join(format!("rank-{rank}/error.json")).exists());
+    }
+    assert!(ended.stdout.contains("hello from rank 0 of 3"), "rank 0 is on the screen");
+    assert!(!ended.stdout.contains("hello from rank 1"), "and no other");
+}
+
+#[test]
+fn sigkill_before_rendezvous() {
+    let ended = Run::start(&["--workers", "3", "--do", "kill-before@1"]).end();
+    ended.said(
+        3,
+        &[
+            "error: rank 1 was killed by SIGKILL (signal 9)",
+            "it was doing: before rendezvous",
+            "hint: ",
+            "out of memory",
+        ],
+    );
+    assert!(ended.stderr.contains("rank 0"), "what became of the others is told: {}", ended.stderr);
+}
+
+#[test]
+fn sigkill_in_a_collective() {
+    // rank 1 waits in the barrier of step 3 for rank 2, which is late
+    let ended = Run::start(&["--workers", "3", "--do", "kill-in@1", "--do", "late@2"]).end();
+    ended.said(
+        3,
+        &["error: rank 1 was killed by SIGKILL", "it was doing: all_reduce #3, bucket 0", "because of it: rank 0"],
+    );
+}
+
+#[test]
+fn sigkill_between_collectives() {
+    let ended = Run::start(&["--workers", "4", "--do", "kill-between@2"]).end();
+    ended.said(3, &["error: rank 2 was killed by SIGKILL", "it was doing: step 3, forward", "because of it: rank"]);
+}
+
+#[test]
+fn sigkill_of_rank_0() {
+    let ended = Run::start(&["--workers", "2", "--do", "kill-between@0"]).end();
+    ended.said(3, &["error: rank 0 was killed by SIGKILL", "because of it: rank 1"]);
+}
+
+#[test]
+fn a_crash_is_told_with_its_last_lines() {
+    let ended = Run::start(&["--workers", "2", "--do", "segv@1"]).end();
+    ended.said(
+        3,
+        &[
+            "error: rank 1 was killed by SIGSEGV (signal 11",
+            "last lines of its stderr",
+            "| about to touch what is not mine",
+        ],
+    );
+    assert!(ended.log("rank-1/stderr.log").contains("about to touch"));
+}
+
+#[test]
+fn exit_codes_are_told_as_they_are() {
+    let ended = Run::start(&["--workers", "2", "--do", "exit@1"]).end();
+    ended.said(3, &["error: rank 1 exited with code 7", "| giving up"]);
+    // 128 + SIGUSR1: no request to stop
+    let ended = Run::start(&["--workers", "2", "--do", "exit-138@1"]).end();
+    ended.said(3, &["error: rank 1 exited with code 138"]);
+    let ended = Run::start(&["--workers", "2", "--do", "exit-before@0"]).end();
+    ended.said(3, &["error: rank 0 exited with code 9", "it was doing: before rendezvous"]);
+}
+
+#[test]
+fn panics_leave_their_message_and_place() {
+    let ended = Run::start(&["--workers", "2", "--do", "panic@1"]).end();
+    ended.said(
+        3,
+        &[
+            "error: rank 1 panicked (exit code 101): the loss is NaN, at trainer/testing/launch-probe/src/main.rs:",
+            "step 3, forward",
+        ],
+    );
+    let json = ended.log("rank-1/error.json");
+    for text in [
+        "\"kind\": \"panic\"",
+        "the loss is NaN",
+        "launch-probe/src/main.rs:",
+        "\"doing\": \"step 3, forward\"",
+        "\"rank\": 1",
+    ] {
+        assert!(json.contains(text), "{text}: {json}");
+    }
+    // the thread's panic is the cause of the main thread's
+    let ended = Run::start(&["--workers", "2", "--do", "panic-thread@1"]).end();
+    ended.said(3, &["error: rank 1 panicked (exit code 101): no more images, at", "in thread `loader`"]);
+}
+
+#[test]
+fn an_orderly_error_is_told_in_the_workers_words() {
+    let ended = Run::start(&["--workers", "2", "--do", "error@1"]).end();
+    ended.said(
+        3,
+        &[
+            "error: rank 1 failed (exit code 1): cannot write checkpoint: disk full",
+            "hint: free some space",
+            "because of it",
+        ],
+    );
+}
+
+#[test]
+fn a_stopped_worker_is_noticed_after_the_timeout() {
+    let ended = Run::start(&["--workers", "3", "--do", "stop@1", "--timeout", "2"]).end();
+    ended.said(
+        3,
+        &["error: rank 1 has been stopped for", "(SIGSTOP or SIGTSTP)", "it was doing: step 3, forward", "kill -CONT"],
+    );
+}
+
+#[test]
+fn a_worker_stopped_before_rendezvous_is_noticed_too() {
+    let ended = Run::start(&["--workers", "2", "--do", "stop-before@1", "--timeout", "2"]).end();
+    ended.said(3, &["error: rank 1 has been stopped for", "it was doing: before rendezvous"]);
+}
+
+#[test]
+fn a_worker_that_hears_nothing_is_killed() {
+    // rank 1 sleeps for ever and catches SIGTERM; rank 0's death must end it all the same
+    let ended = Run::start(&["--workers", "2", "--do", "deaf@1", "--do", "kill-between@0"]).end();
+    ended.said(3, &["error: rank 0 was killed by SIGKILL", "rank 1 is being ended"]);
+}
+
+#[test]
+fn a_worker_that_keeps_others_waiting_is_named() {
+    // it runs and beats, but never comes to the barrier: rank 0 gives up, and rank 1 is shown
+    let ended = Run::start(&["--workers", "2", "--do", "deaf@1", "--timeout", "3"]).end();
+    ended.said(
+        3,
+        &[
+            "error: rank 1 kept others waiting",
+            "it was doing: step 3, forward",
+            "because of it: rank 0 failed",
+            "did not come",
+        ],
+    );
+}
+
+#[test]
+fn what_a_worker_started_ends_with_it() {
+    for deed in ["kill-between@1", "nothing@1"] {
+        // `end` finds the grandchild by its environment
+        let ended = Run::start(&["--workers", "2", "--do", "child@1", "--do", deed]).end();
+        ended.said(if deed == "nothing@1" { 0 } else { 3 }, &[]);
+    }
+}
+
+#[test]
+fn no_worker_survives_the_launchers_sigkill() {
+    for deeds in [&[][..], &["--do", "sleep-before@0", "--do", "stop-before@1"]] {
+        let mut arguments = vec!["--workers", "3", "--steps", "1000", "--step-ms", "50"];
+        arguments.extend(deeds);
+        let mut run = Run::start(&arguments);
+        run.wait_for("stdout", if deeds.is_empty() { "step 2" } else { "asleep" });
+        let workers = run.workers();
+        assert_eq!(workers.len(), 3);
+        run.signal(Signal::KILL);
+        assert_eq!(run.end().status.code(), None);
+        assert!(!workers.into_iter().any(lives));
+    }
+}
+
+#[test]
+fn two_jobs_do_not_disturb_each_other() {
+    let mut survivor = Run::start(&["--workers", "2", "--steps", "1000", "--step-ms", "20"]);
+    survivor.wait_for("stdout", "step 2");
+    Run::start(&["--workers", "2", "--do", "kill-between@1"]).end().said(3, &["rank 1 was killed"]);
+    let port = |text: &str| text.lines().find_map(|line| line.strip_prefix("joined at ").map(str::to_owned)).unwrap();
+    let mut third = Run::start(&["--workers", "2", "--steps", "1000"]);
+    let third_port = port(&third.wait_for("stdout", "step 2"));
+    let own_port = port(&survivor.wait_for("stdout", "step 20"));
+    assert_ne!(own_port, third_port);
+    third.signal(Signal::KILL);
+    third.end();
+    let steps = support::read(&survivor.folder.path().join("stdout")).lines().count();
+    survivor.wait_for("stdout", &format!("step {}", steps + 10));
+    survivor.signal(Signal::TERM);
+    survivor.end().said(143, &[]);
+}
+
+#[test]
+fn failures_start_the_job_again_as_often_as_allowed() {
+    let ended = Run::start(&["--workers", "2", "--do", "kill-first-attempt@1", "--max-restarts", "2"]).end();
+    ended.said(0, &["error: rank 1 was killed by SIGKILL", "starting all workers again: attempt 2 of 3"]);
+    // the logs of both attempts are there, apart from each other
+    assert!(ended.log("attempt-0/rank-1/stdout.log").contains("step 3"));
+    assert!(!ended.log("attempt-0/rank-1/stdout.log").contains("step 4"));
+    assert!(ended.log("rank-1/stdout.log").contains("step 5"));
+
+    let ended = Run::start(&["--workers", "2", "--do", "kill-between@1", "--max-restarts", "1"]).end();
+    ended.said(3, &["attempt 2 of 2", "error: rank 1 was killed"]);
+    assert_eq!(ended.stderr.matches("starting all workers again").count(), 1);
+    assert!(ended.folder.path().join("attempt-0/rank-0").is_dir());
+
+    // wrong input is wrong again
+    let ended = Run::start(&["--workers", "2", "--do", "usage@1", "--max-restarts", "3"]).end();
+    ended.said(3, &["error: rank 1 exited with code 2"]);
+    assert!(!ended.stderr.contains("starting all workers again"), "{}", ended.stderr);
+}

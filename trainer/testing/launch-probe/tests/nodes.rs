@@ -1,0 +1,250 @@
+//! Jobs of several nodes: over loopback, and between network namespaces with addresses of their own.
+
+mod support;
+
+use std::net::TcpListener;
+use std::process::Command;
+
+use rustix::process::{Signal, kill_process};
+use support::{Ended, PROBE, Run, probe};
+
+fn free_port() -> String {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string()
+}
+
+/// Node `rank` of two, over loopback.
+fn node(rank: &str, port: &str, workers: &str, more: &[&str]) -> Run {
+    Run::of(command(rank, port, workers, more))
+}
+
+fn command(rank: &str, port: &str, workers: &str, more: &[&str]) -> Command {
+    let mut command = probe(&["--nnodes", "2", "--node-rank", rank, "--master-port", port, "--workers", workers]);
+    command.args(more);
+    command
+}
+
+#[test]
+fn two_nodes_share_the_ranks_out() {
+    let port = free_port();
+    // the second first: it waits for node 0
+    let second = node("1", &port, "1", &[]);
+    let first = node("0", &port, "2", &[]);
+    let (first, second) = (first.end(), second.end());
+    first.said(0, &[]);
+    second.said(0, &[]);
+    let log = second.log("rank-2/stdout.log");
+    for line in ["RANK=2", "LOCAL_RANK=0", "WORLD_SIZE=3", "LOCAL_WORLD_SIZE=1", "GROUP_RANK=1", "step 5"] {
+        assert!(log.lines().any(|found| found == line), "{line}: {log}");
+    }
+    assert!(second.stdout.is_empty(), "rank 0 is on node 0's screen: {}", second.stdout);
+    assert!(first.log("rank-1/stdout.log").contains("hello from rank 1 of 3"));
+}
+
+#[test]
+fn an_error_on_one_node_ends_all() {
+    let port = free_port();
+    let first = node("0", &port, "1", &["--do", "kill-between@2"]);
+    let second = node("1", &port, "2", &["--do", "kill-between@2"]);
+    let (first, second) = (first.end(), second.end());
+    second.said(3, &["error: node 1: rank 2 was killed by SIGKILL", "it was doing: step 3, forward"]);
+    first.said(3, &["node 1: rank 2 was killed by SIGKILL"]);
+}
+
+#[test]
+fn a_launcher_that_is_killed_ends_the_other_node() {
+    for (victim, told) in [(0, "the launcher of node 0"), (1, "the launcher of node 1")] {
+        let port = free_port();
+        let more = ["--steps", "100000", "--do", "late@9"];
+        let mut nodes = [node("0", &port, "1", &more), node("1", &port, "1", &more)];
+        nodes[0].wait_for("stdout", "step 1\n");
+        nodes[victim].signal(Signal::KILL);
+        let [first, second] = nodes.map(Run::end);
+        let survivor = if victim == 0 { second } else { first };
+        survivor.said(3, &["error: ", told, "is gone"]);
+    }
+}
+
+#[test]
+fn a_signal_to_one_launcher_stops_both_nodes_at_one_step() {
+    for told in [0, 1] {
+        let port = free_port();
+        let mut nodes = [node("0", &port, "1", &["--steps", "100000"]), node("1", &port, "1", &["--steps", "100000"])];
+        nodes[0].wait_for("stdout", "step 1\n");
+        if told == 0 {
+            nodes[0].signal(Signal::TERM);
+        } else {
+            // rank 0's flag decides in the probe: both are told, as batch systems do
+            nodes.iter().for_each(|node| node.signal(Signal::TERM));
+        }
+        let ended = nodes.map(Run::end);
+        for node in &ended {
+            node.said(143, &[]);
+        }
+        assert_eq!(ended[0].log("saved-0"), ended[1].log("saved-1"));
+    }
+}
+
+#[test]
+fn nodes_start_again_together() {
+    let port = free_port();
+    let more = ["--do", "kill-first-attempt@1", "--max-restarts", "1"];
+    let (first, second) = (node("0", &port, "1", &more), node("1", &port, "1", &more));
+    for ended in [first, second].map(Run::end) {
+        ended.said(0, &["rank 1 was killed by SIGKILL", "starting all workers again: attempt 2 of 2"]);
+        assert!(ended.folder.path().join("attempt-0").is_dir());
+    }
+}
+
+#[test]
+fn a_node_that_does_not_come_is_named() {
+    node("0", &free_port(), "1", &["--join-timeout", "1"]).end().said(3, &["error: node 1 did not come to 127.0.0.1:"]);
+    node("1", &free_port(), "1", &["--join-timeout", "1"])
+        .end()
+        .said(3, &["error: node 1 cannot join node 0", "hint: "]);
+}
+
+#[test]
+fn nodes_that_wait_can_be_interrupted() {
+    let mut waiting = node("0", &free_port(), "1", &[]);
+    waiting.wait_for("stderr", "started by");
+    // from the moment that it listens
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    waiting.signal(Signal::INT);
+    waiting.end().said(130, &["stopped by SIGINT"]);
+}
+
+#[test]
+fn another_secret_keeps_a_node_out() {
+    let port = free_port();
+    let mut first = command("0", &port, "1", &[]);
+    first.env("TRAINER_SECRET", "the right words");
+    let mut first = Run::of(first);
+    first.wait_for("stderr", "started by");
+    let mut second = command("1", &port, "1", &[]);
+    second.env("TRAINER_SECRET", "some other words");
+    Run::of(second).end().said(3, &["error: node 1 cannot join node 0", "secret", "set TRAINER_SECRET"]);
+    first.signal(Signal::TERM);
+    first.end().said(143, &[]);
+}
+
+#[test]
+fn no_secret_is_needed_on_loopback_only() {
+    let ended = node("0", "29500", "1", &["--master-addr", "192.0.2.1"]).end();
+    ended.said(2, &["error: --nnodes 2 over 192.0.2.1 needs a secret", "hint: set TRAINER_SECRET"]);
+    let mut command = command("0", "29500", "1", &["--master-addr", "192.0.2.1"]);
+    command.env("TRAINER_SECRET", "the right words");
+    Run::of(command).end().said(3, &["error: 192.0.2.1 (MASTER_ADDR) is not an address of this machine"]);
+}
+
+#[test]
+fn kubeflows_pods_start_their_share() {
+    let port = free_port();
+    let pod = |rank: &str| {
+        let mut env = Command::new("env");
+        env.args(["PET_NNODES=2", "PET_NPROC_PER_NODE=2", "MASTER_ADDR=127.0.0.1"]);
+        env.args([format!("PET_NODE_RANK={rank}"), format!("RANK={rank}"), format!("MASTER_PORT={port}")]);
+        env.args(["WORLD_SIZE=2", PROBE]);
+        Run::of(env)
+    };
+    let (first, second) = (pod("0"), pod("1"));
+    first.end().said(0, &["started by Kubeflow: node 0 of 2, 2 workers on it"]);
+    let second = second.end();
+    second.said(0, &["started by Kubeflow: node 1 of 2, 2 workers on it"]);
+    assert!(second.log("rank-3/stdout.log").contains("hello from rank 3 of 4"));
+}
+
+/// Two network namespaces joined by a cable.
+struct Namespaces {
+    names: [String; 2],
+    cable: String,
+}
+
+const ADDRESSES: [&str; 2] = ["10.231.17.1", "10.231.17.2"];
+
+impl Namespaces {
+    /// `Err` says why there are none.
+    fn new(tag: &str) -> Result<Self, String> {
+        let tag = format!("{tag}{}", std::process::id() % 100_000);
+        let made = Self { names: [format!("ln{tag}a"), format!("ln{tag}b")], cable: format!("lv{tag}") };
+        let [a, b] = &made.names;
+        let cable = &made.cable;
+        ip(&["netns", "add", a])?;
+        ip(&["netns", "add", b])?;
+        ip(&["-n", a, "link", "add", cable, "type", "veth", "peer", "name", "peer0", "netns", b])?;
+        for (name, device, address) in [(a, cable.as_str(), ADDRESSES[0]), (b, "peer0", ADDRESSES[1])] {
+            ip(&["-n", name, "addr", "add", &format!("{address}/24"), "dev", device])?;
+            ip(&["-n", name, "link", "set", device, "up"])?;
+            ip(&["-n", name, "link", "set", "lo", "up"])?;
+        }
+        Ok(made)
+    }
+
+    fn node(&self, rank: usize, secret: &str, more: &[&str]) -> Run {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.names[rank], PROBE, "--nnodes", "2"]);
+        command.args(["--node-rank", &rank.to_string(), "--master-addr", ADDRESSES[0], "--master-port", "29500"]);
+        command.args(more).env("TRAINER_SECRET", secret);
+        Run::of(command)
+    }
+
+    fn both(&self, more: &[&str]) -> [Run; 2] {
+        [self.node(0, "words of this test", more), self.node(1, "words of this test", more)]
+    }
+}
+
+impl Drop for Namespaces {
+    fn drop(&mut self) {
+        for name in &self.names {
+            let _ = ip(&["netns", "del", name]);
+        }
+    }
+}
+
+fn ip(arguments: &[&str]) -> Result<(), String> {
+    let output = Command::new("ip").args(arguments).output().map_err(|error| format!("ip (iproute2): {error}"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    if output.status.success() { Ok(()) } else { Err(format!("ip {}: {}", arguments.join(" "), said.trim())) }
+}
+
+fn namespaces(tag: &str) -> Option<Namespaces> {
+    match Namespaces::new(tag) {
+        Ok(made) => Some(made),
+        Err(cause) => {
+            // it needs root and iproute2
+            println!("skipped: no network namespaces here: {cause}");
+            None
+        }
+    }
+}
+
+#[test]
+fn two_machines_train_together() {
+    let Some(net) = namespaces("t") else { return };
+    let [first, second] = net.both(&["--workers", "2"]).map(Run::end);
+    first.said(0, &[]);
+    second.said(0, &[]);
+    assert!(first.stdout.contains("joined at 10.231.17.1:"), "{}", first.stdout);
+    assert!(second.log("rank-3/stdout.log").contains("step 5"));
+}
+
+#[test]
+fn a_death_on_the_other_machine_is_told_here() {
+    let Some(net) = namespaces("d") else { return };
+    let mut nodes = net.both(&["--workers", "1", "--steps", "100000"]);
+    nodes[0].wait_for("stdout", "step 1\n");
+    kill_process(nodes[1].workers()[0], Signal::KILL).unwrap();
+    let [first, second]: [Ended; 2] = nodes.map(Run::end);
+    second.said(3, &["error: node 1: rank 1 was killed by SIGKILL"]);
+    first.said(3, &["node 1: rank 1 was killed by SIGKILL"]);
+}
+
+#[test]
+fn a_cable_that_is_pulled_ends_both_sides() {
+    let Some(net) = namespaces("c") else { return };
+    let mut nodes = net.both(&["--workers", "1", "--steps", "100000"]);
+    nodes[0].wait_for("stdout", "step 1\n");
+    ip(&["-n", &net.names[0], "link", "set", &net.cable, "down"]).unwrap();
+    for ended in nodes.map(Run::end) {
+        ended.said(3, &["error: "]);
+    }
+}

@@ -1,0 +1,199 @@
+//! A worker's place in the world: variables, cores, terminal, port, strangers, launchers of others.
+
+mod support;
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use comm::{Secret, StoreClient};
+use launch::cores;
+use rustix::process::Signal;
+use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
+use support::{LIMIT, PROBE, Run, probe, read};
+
+fn value(log: &str, name: &str) -> String {
+    let line = log.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_else(|| panic!("{name}: {log}"));
+    line.trim_start_matches(['=', ' ']).to_owned()
+}
+
+#[test]
+fn each_worker_knows_its_place_and_has_its_cores() {
+    let all = cores::available();
+    let ended = Run::start(&["--workers", "2"]).end();
+    ended.said(0, &[]);
+    let logs = [0, 1].map(|rank| ended.log(&format!("rank-{rank}/stdout.log")));
+    for (rank, log) in logs.iter().enumerate() {
+        let rank = rank.to_string();
+        for (name, expected) in [
+            ("RANK", rank.as_str()),
+            ("LOCAL_RANK", &rank),
+            ("WORLD_SIZE", "2"),
+            ("LOCAL_WORLD_SIZE", "2"),
+            ("GROUP_RANK", "0"),
+            ("RAYON_NUM_THREADS", &(cores::quota().min(all.len()) / 2).max(1).to_string()),
+            ("own group", "true, stdin /dev/null"),
+        ] {
+            assert_eq!(value(log, name), expected, "{name}");
+        }
+    }
+    if all.len() >= 2 {
+        assert_ne!(value(&logs[0], "cores"), value(&logs[1], "cores"), "each has its own");
+    }
+    let crowd = Run::start(&["--workers", &(all.len() + 1).to_string()]).end();
+    assert_eq!(value(&crowd.log("rank-0/stdout.log"), "cores"), value(&crowd.log("rank-1/stdout.log"), "cores"));
+
+    // `Run` takes the variable away, so it has to come back by another program
+    let mut shell = std::process::Command::new("env");
+    shell.args(["RAYON_NUM_THREADS=7", PROBE, "--workers", "1"]);
+    assert_eq!(value(&Run::of(shell).end().stdout, "RAYON_NUM_THREADS"), "7", "the user's word counts");
+}
+
+#[test]
+fn rank_0_has_a_terminal_where_the_launcher_has_one() {
+    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+    let master = openpt(flags).unwrap();
+    grantpt(&master).unwrap();
+    unlockpt(&master).unwrap();
+    let slave = ioctl_tiocgptpeer(&master, flags).unwrap();
+    tcsetwinsize(&master, Winsize { ws_row: 30, ws_col: 123, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = probe(&["--workers", "2", "--logs"]);
+    command.arg(folder.path()).stdin(std::process::Stdio::null()).stdout(slave.try_clone().unwrap()).stderr(slave);
+    let mut child = command.spawn().unwrap();
+    drop(command);
+    let mut screen = String::new();
+    let mut bytes = [0; 4096];
+    let mut master = File::from(master);
+    // EIO once the launcher is gone
+    while let Ok(read) = master.read(&mut bytes) {
+        screen += &String::from_utf8_lossy(&bytes[..read]);
+    }
+    assert!(child.wait().unwrap().success(), "{screen}");
+    assert!(screen.contains("terminal true 123"), "{screen}");
+    // both streams in the order in which they were written
+    let at = |text: &str| screen.find(text).unwrap_or_else(|| panic!("{text}: {screen}"));
+    assert!(at("GROUP_RANK=0") < at("terminal true") && at("terminal true") < at("own group"), "{screen}");
+    assert!(screen.contains("step 5\r\n"), "the real terminal does the carriage returns: {screen:?}");
+    let log = |name: &str| read(&folder.path().join(name));
+    assert!(log("rank-0/stdout.log").contains("terminal true 123\n") && log("rank-0/stdout.log").contains("step 5\n"));
+    assert!(log("rank-0/stderr.log").contains("see stdout.log"));
+    assert!(log("rank-1/stderr.log").contains("terminal false 0"));
+}
+
+#[test]
+fn a_port_that_is_taken_is_named_with_its_holder() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let ended = Run::start(&["--workers", "2", "--master-port", &port.to_string()]).end();
+    let own = std::process::id();
+    ended.said(
+        3,
+        &[
+            &format!("error: port {port} of 127.0.0.1 (MASTER_PORT) is taken: process {own} ("),
+            "hint: ",
+            "--master-port",
+        ],
+    );
+    assert!(!ended.folder.path().join("rank-0").exists(), "no worker was started");
+    drop(listener);
+    Run::start(&["--workers", "2", "--master-port", &port.to_string()]).end().said(0, &[]);
+}
+
+#[test]
+fn strangers_are_turned_away_and_the_secret_is_on_no_command_line() {
+    let mut run = Run::start(&["--workers", "2", "--steps", "100000"]);
+    let stdout = run.wait_for("stdout", "step 1\n");
+    let address = value(&stdout, "joined at");
+    let mut stranger = TcpStream::connect(&address).unwrap();
+    stranger.write_all(b"GET / HTTP/1.0\r\nHost: somebody\r\nAccept: everything\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    stranger.set_read_timeout(Some(LIMIT)).unwrap();
+    // an answer, if any, is no more than the refusal
+    let _ = stranger.read_to_end(&mut answer);
+    let wrong = Secret::random().unwrap();
+    let error = StoreClient::connect(address.as_str(), &wrong, 1, 2, Duration::ZERO).unwrap_err();
+    assert!(error.message.contains("secret"), "{error}");
+    run.wait_for("stderr", "was refused at the rendezvous");
+    for pid in run.workers() {
+        let line = read(format!("/proc/{}/cmdline", pid.as_raw_nonzero()).as_ref());
+        let is_secret = |word: &str| word.len() >= 64 && word.bytes().all(|byte| byte.is_ascii_hexdigit());
+        assert!(line.contains("launch-probe") && !line.split('\0').any(is_secret), "{line}");
+    }
+    let steps = read(&run.folder.path().join("stdout")).lines().count();
+    run.wait_for("stdout", &format!("step {}", steps + 10));
+    run.signal(Signal::TERM);
+    run.end().said(143, &["note: 127.0.0.1:"]);
+}
+
+/// Workers as somebody else's launcher starts them; their output when all have ended well.
+fn foreign(variables: &[&[(&str, &str)]]) -> Vec<String> {
+    let folder = tempfile::tempdir().unwrap();
+    let start = |(at, variables): (usize, &&[(&str, &str)])| {
+        let file = File::create(folder.path().join(at.to_string())).unwrap();
+        let mut command = probe(&["--logs"]);
+        command.arg(folder.path()).envs(variables.iter().copied()).stdout(file.try_clone().unwrap()).stderr(file);
+        command.spawn().unwrap()
+    };
+    let children: Vec<_> = variables.iter().enumerate().map(start).collect();
+    let until = Instant::now() + LIMIT;
+    for (at, mut child) in children.into_iter().enumerate() {
+        let status = loop {
+            match child.try_wait().unwrap() {
+                Some(status) => break status,
+                None if Instant::now() > until => {
+                    child.kill().unwrap();
+                    panic!("rank {at} hangs: {}", read(&folder.path().join(at.to_string())));
+                }
+                None => std::thread::sleep(Duration::from_millis(20)),
+            }
+        };
+        assert!(status.success(), "rank {at}: {}", read(&folder.path().join(at.to_string())));
+    }
+    (0..variables.len()).map(|at| read(&folder.path().join(at.to_string()))).collect()
+}
+
+#[test]
+fn torchrun_like_workers_meet_at_their_port() {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let common = [("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)];
+    let worker = |rank| [&common[..], &[("RANK", rank), ("LOCAL_RANK", rank)]].concat();
+    let logs = foreign(&[&worker("0"), &worker("1")]);
+    assert!(logs.iter().all(|log| log.contains("step 5")), "{logs:?}");
+}
+
+#[test]
+fn slurm_jobs_without_a_port_meet_by_their_id_and_do_not_mix() {
+    let worker = |job, rank| {
+        [
+            ("SLURM_JOB_ID", job),
+            ("SLURM_STEP_ID", "0"),
+            ("SLURM_PROCID", rank),
+            ("SLURM_LOCALID", rank),
+            ("SLURM_NTASKS", "2"),
+            ("SLURM_JOB_NODELIST", "somewhere[3-4]"),
+            ("SLURM_NNODES", "1"),
+        ]
+    };
+    let (first, second) = (["0", "1"].map(|rank| worker("4711", rank)), ["0", "1"].map(|rank| worker("4712", rank)));
+    let logs = foreign(&[&first[0], &second[0], &second[1], &first[1]]);
+    assert!(logs.iter().all(|log| log.contains("step 5") && log.contains("of 2")), "{logs:?}");
+}
+
+#[test]
+fn contradictions_end_with_code_2_before_anything_starts() {
+    let mut command = probe(&[]);
+    command.args(["--workers", "2"]).env("SLURM_PROCID", "1");
+    let ended = Run::of(command).end();
+    ended.said(2, &["error: SLURM_PROCID=1 is set but SLURM_NTASKS is not", "hint: "]);
+}
+
+#[test]
+fn a_worker_without_its_launcher_does_not_run() {
+    let mut shell = std::process::Command::new("env");
+    shell.args(["RANK=0", "LOCAL_RANK=0", "WORLD_SIZE=1", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=1"]);
+    shell.args(["TRAINER_WORKER=1", "LOCAL_WORLD_SIZE=1", "GROUP_RANK=0", PROBE]);
+    Run::of(shell).end().said(3, &["error: the launcher (process 1) has ended before its worker began"]);
+}

@@ -1,0 +1,148 @@
+//! Signals to the launcher, and to workers past it.
+
+mod support;
+
+use std::os::unix::process::CommandExt;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Signal, kill_process, kill_process_group};
+use support::{LIMIT, PROBE, Run, probe, read};
+
+fn long(deeds: &[&str]) -> Run {
+    let mut arguments = vec!["--workers", "3", "--steps", "100000", "--step-ms", "20"];
+    arguments.extend(deeds);
+    let mut run = Run::start(&arguments);
+    run.wait_for("stdout", "step 1\n");
+    run
+}
+
+#[test]
+fn each_signal_stops_all_ranks_at_one_step() {
+    for (signal, number, name) in [
+        (Signal::INT, 2, "SIGINT"),
+        (Signal::TERM, 15, "SIGTERM"),
+        (Signal::HUP, 1, "SIGHUP"),
+        (Signal::QUIT, 3, "SIGQUIT"),
+    ] {
+        let run = long(&[]);
+        run.signal(signal);
+        let ended = run.end();
+        ended.said(
+            128 + number,
+            &[&format!("{name}: workers save a checkpoint and stop"), &format!("stopped by {name}")],
+        );
+        assert!(!ended.stderr.contains("error:"), "{}", ended.stderr);
+        let saved: Vec<String> = (0..3).map(|rank| ended.log(&format!("saved-{rank}"))).collect();
+        assert!(!saved[0].is_empty() && saved.iter().all(|step| *step == saved[0]), "{saved:?}");
+    }
+}
+
+#[test]
+fn a_second_ctrl_c_ends_all_at_once() {
+    let mut run = long(&["--do", "never-stop@0", "--do", "never-stop@1", "--do", "never-stop@2"]);
+    run.signal(Signal::INT);
+    run.wait_for("stderr", "once more ends them at once");
+    let before = read(&run.folder.path().join("stdout"));
+    run.wait_for("stdout", &format!("step {}", before.lines().count() + 5));
+    run.signal(Signal::INT);
+    let ended = run.end();
+    ended.said(130, &["SIGINT: ending all workers at once"]);
+    assert!(!ended.stderr.contains("error:"), "{}", ended.stderr);
+}
+
+#[test]
+fn ctrl_c_goes_to_the_launcher_alone() {
+    // the terminal signals the foreground group; workers that got it too would die of it before they can catch it
+    let mut command = probe(&["--workers", "3", "--steps", "100000"]);
+    command.process_group(0);
+    let mut run = Run::of(command);
+    run.wait_for("stdout", "step 1\n");
+    kill_process_group(run.pid(), Signal::INT).unwrap();
+    let ended = run.end();
+    ended.said(130, &["SIGINT: workers save a checkpoint"]);
+    assert!(ended.folder.path().join("saved-2").exists());
+}
+
+#[test]
+fn a_job_that_has_not_begun_stops_at_once() {
+    let mut run = Run::start(&["--workers", "3", "--do", "sleep-before@0"]);
+    run.wait_for("stdout", "asleep");
+    run.signal(Signal::TERM);
+    let ended = run.end();
+    ended.said(143, &["SIGTERM: the job has not begun: ending all workers", "stopped by SIGTERM"]);
+    assert!(!ended.stderr.contains("error: rank"), "{}", ended.stderr);
+}
+
+#[test]
+fn workers_that_do_not_stop_in_time_are_named_and_ended() {
+    let mut run = long(&["--do", "deaf@1", "--stop-timeout", "2"]);
+    run.wait_for("rank-1/stdout.log", "step 3");
+    run.signal(Signal::TERM);
+    run.end().said(3, &["SIGTERM: workers save", "error: rank", "did not stop within 2 s after SIGTERM"]);
+}
+
+#[test]
+fn a_worker_that_fails_while_it_stops_is_told() {
+    let mut run = Run::start(&["--workers", "2", "--do", "late@0", "--do", "late@1"]);
+    run.wait_for("stdout", "step 3");
+    run.signal(Signal::INT);
+    run.wait_for("stderr", "workers save a checkpoint");
+    kill_process(run.workers()[0], Signal::KILL).unwrap();
+    run.end().said(3, &["was killed by SIGKILL", "it was doing: step 3, forward"]);
+}
+
+#[test]
+fn a_signal_to_the_workers_stops_the_job_as_well() {
+    // a batch system may signal every process but the launcher
+    let run = long(&[]);
+    // rank 0's flag may have stopped the others before their turn comes
+    run.workers().into_iter().for_each(|pid| {
+        let _ = kill_process(pid, Signal::TERM);
+    });
+    let ended = run.end();
+    ended.said(143, &["stopped by SIGTERM"]);
+    assert!(ended.folder.path().join("saved-0").exists());
+}
+
+#[test]
+fn nohup_means_nohup() {
+    let mut command = std::process::Command::new("nohup");
+    command.args([PROBE, "--workers", "2", "--steps", "100000"]);
+    let mut run = Run::of(command);
+    run.wait_for("stdout", "step 1\n");
+    run.signal(Signal::HUP);
+    let before = read(&run.folder.path().join("stdout"));
+    run.wait_for("stdout", &format!("step {}", before.lines().count() + 20));
+    run.signal(Signal::TERM);
+    run.end().said(143, &["SIGTERM: workers save"]);
+}
+
+#[test]
+fn ctrl_z_stops_the_workers_too_and_they_go_on_together() {
+    let mut run = long(&["--timeout", "3"]);
+    let workers = run.workers();
+    let states = |wanted: &[char]| {
+        let until = Instant::now() + LIMIT;
+        let state = |pid: &rustix::process::Pid| {
+            let stat = read(format!("/proc/{}/stat", pid.as_raw_nonzero()).as_ref());
+            stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next())
+        };
+        while !workers.iter().all(|pid| state(pid).is_some_and(|state| wanted.contains(&state))) {
+            assert!(Instant::now() < until, "{:?}", workers.iter().map(state).collect::<Vec<_>>());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    run.signal(Signal::TSTP);
+    states(&['T']);
+    // longer than the stall timeout, which counts only time in which the launcher ran
+    std::thread::sleep(Duration::from_secs(4));
+    let before = read(&run.folder.path().join("stdout"));
+    run.signal(Signal::CONT);
+    states(&['S', 'R']);
+    run.wait_for("stdout", &format!("step {}", before.lines().count() + 5));
+    run.signal(Signal::INT);
+    let ended = run.end();
+    // the barrier's own limit may have passed meanwhile, which is the collectives' affair
+    assert!(!ended.stderr.contains("has been stopped"), "{}", ended.stderr);
+    ended.said(130, &[]);
+}
