@@ -12,7 +12,7 @@ use std::thread::{self, ThreadId};
 use parking_lot::Mutex;
 
 use crate::code::{
-    DriverResult, CAPTURED_EVENT, ILLEGAL_STATE, INVALID_VALUE, STREAM_CAPTURE_IMPLICIT, STREAM_CAPTURE_INVALIDATED,
+    CAPTURED_EVENT, DriverResult, ILLEGAL_STATE, INVALID_VALUE, STREAM_CAPTURE_IMPLICIT, STREAM_CAPTURE_INVALIDATED,
     STREAM_CAPTURE_ISOLATION, STREAM_CAPTURE_MERGE, STREAM_CAPTURE_UNJOINED, STREAM_CAPTURE_UNMATCHED,
     STREAM_CAPTURE_UNSUPPORTED, STREAM_CAPTURE_WRONG_THREAD,
 };
@@ -127,7 +127,8 @@ impl Capture {
         if invalid {
             return Err(STREAM_CAPTURE_INVALIDATED);
         }
-        let is_joined = |(id, branch): (&usize, &CapturedStream)| origin.dependencies.get(id).copied().unwrap_or(0) >= branch.nodes;
+        let is_joined =
+            |(id, branch): (&usize, &CapturedStream)| origin.dependencies.get(id).copied().unwrap_or(0) >= branch.nodes;
         if streams.iter().all(is_joined) { Ok(nodes) } else { Err(STREAM_CAPTURE_UNJOINED) }
     }
 }

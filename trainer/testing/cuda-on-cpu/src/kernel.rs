@@ -6,7 +6,9 @@ use std::sync::{Arc, LazyLock, OnceLock};
 
 use parking_lot::Mutex;
 
-use crate::code::{DriverResult, ILLEGAL_ADDRESS, INVALID_HANDLE, INVALID_PTX, INVALID_VALUE, NO_BINARY_FOR_GPU, NOT_FOUND};
+use crate::code::{
+    DriverResult, ILLEGAL_ADDRESS, INVALID_HANDLE, INVALID_PTX, INVALID_VALUE, NO_BINARY_FOR_GPU, NOT_FOUND,
+};
 use crate::handles::Table;
 use crate::machine::{Device, machine};
 use crate::memory::{self, BlockKind};

@@ -7,7 +7,7 @@ use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::LazyLock;
 
-use crate::code::{DriverResult, Code, UNKNOWN};
+use crate::code::{Code, DriverResult, UNKNOWN};
 
 static LOG: LazyLock<Option<File>> = LazyLock::new(|| {
     let path = std::env::var_os("CUDA_ON_CPU_LOG")?;

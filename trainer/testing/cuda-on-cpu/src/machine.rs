@@ -6,7 +6,9 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
 
-use crate::code::{DriverResult, CONTEXT_IS_DESTROYED, Code, INVALID_CONTEXT, INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED};
+use crate::code::{
+    CONTEXT_IS_DESTROYED, Code, DriverResult, INVALID_CONTEXT, INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED,
+};
 use crate::stream::Stream;
 
 /// Access of GPUs to each other's memory (`CUDA_ON_CPU_PEERS`).

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{exports, write_out};
 use crate::capture;
-use crate::code::{DriverResult, CAPTURED_EVENT, INVALID_HANDLE, INVALID_VALUE, NOT_READY};
+use crate::code::{CAPTURED_EVENT, DriverResult, INVALID_HANDLE, INVALID_VALUE, NOT_READY};
 use crate::context::current;
 use crate::event::{DISABLE_TIMING, EVENTS, Event};
 use crate::machine::machine;

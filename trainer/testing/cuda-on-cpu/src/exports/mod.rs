@@ -47,7 +47,7 @@ macro_rules! exports {
 use exports;
 
 /// Writes an output argument.
-fn put<T: std::fmt::Debug>(to: Option<&mut T>, value: T) -> DriverResult {
+fn write_out<T: std::fmt::Debug>(to: Option<&mut T>, value: T) -> DriverResult {
     let to = to.ok_or(INVALID_VALUE)?;
     crate::log::note(|| format!("-> {value:x?}"));
     *to = value;

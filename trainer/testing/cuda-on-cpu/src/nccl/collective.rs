@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::comm::Comm;
-use super::meeting::SLOT_BYTES;
 use super::number::{DataType, Reduction};
+use super::segment::SLOT_BYTES;
 use super::{INVALID_ARGUMENT, refuse};
 use crate::code::{DriverResult, ILLEGAL_ADDRESS};
 use crate::machine::Device;

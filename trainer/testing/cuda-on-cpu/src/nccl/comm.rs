@@ -1,12 +1,12 @@
 //! Communicators.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
 use super::collective::Collective;
-use super::meeting::{Segment, UniqueId};
+use super::segment::{Segment, UniqueId};
 use super::{INVALID_ARGUMENT, UNHANDLED_CUDA, driver_error, refuse};
 use crate::capture;
 use crate::code::DriverResult;

@@ -6,10 +6,10 @@ use std::ffi::{c_char, c_int};
 use super::collective::{Collective, CollectiveKind};
 use super::comm::{self, Join};
 use super::group::{self, GroupCall};
-use super::meeting::UniqueId;
 use super::number::{DataType, Reduction};
+use super::segment::UniqueId;
 use super::{INVALID_ARGUMENT, LAST, describe, driver_error, refuse};
-use crate::code::{DriverResult, Code};
+use crate::code::{Code, DriverResult};
 use crate::context::current;
 
 /// Version 2.29.7.
@@ -28,7 +28,7 @@ macro_rules! exports {
     )* };
 }
 
-fn put<T: std::fmt::Debug>(to: Option<&mut T>, value: T) -> DriverResult {
+fn write_out<T: std::fmt::Debug>(to: Option<&mut T>, value: T) -> DriverResult {
     let to = to.ok_or_else(|| refuse(INVALID_ARGUMENT, "the output argument is null"))?;
     crate::log::note(|| format!("-> {value:x?}"));
     *to = value;
@@ -42,7 +42,15 @@ fn join(to: Option<&mut usize>, world: c_int, id: UniqueId, rank: c_int) -> Driv
     group::submit_or_defer(GroupCall::Join(join, std::ptr::from_mut(to) as usize))
 }
 
-fn enqueue(comm: usize, stream: usize, kind: CollectiveKind, data_type: c_int, count: usize, send: usize, receive: usize) -> DriverResult {
+fn enqueue(
+    comm: usize,
+    stream: usize,
+    kind: CollectiveKind,
+    data_type: c_int,
+    count: usize,
+    send: usize,
+    receive: usize,
+) -> DriverResult {
     let comm = comm::get(comm)?;
     let target = comm.target(stream)?;
     let call = Collective::new(&comm, kind, DataType::of(data_type)?, count, send, receive)?;

@@ -85,7 +85,8 @@ fn run(group: Vec<GroupCall>) -> DriverResult {
             GroupCall::Collective(target, call) => queued.push((target, call)),
         }
     }
-    let submit = |calls: &[(StreamRef, Arc<Collective>)]| calls.iter().try_for_each(|(target, call)| Comm::submit(target, call));
+    let submit =
+        |calls: &[(StreamRef, Arc<Collective>)]| calls.iter().try_for_each(|(target, call)| Comm::submit(target, call));
     let joined = in_parallel(&joins, |(join, to)| join_into(join, *to));
     let queued = submit(&queued);
     let calls: Vec<_> = blocking.into_values().collect();
@@ -97,7 +98,8 @@ fn run(group: Vec<GroupCall>) -> DriverResult {
 fn in_parallel<T: Sync>(all: &[T], run: impl Fn(&T) -> DriverResult + Sync) -> DriverResult {
     thread::scope(|scope| {
         let threads: Vec<_> = all.iter().map(|one| scope.spawn(|| run(one))).collect();
-        let results: Vec<DriverResult> = threads.into_iter().map(|thread| thread.join().unwrap_or(Err(INTERNAL))).collect();
+        let results: Vec<DriverResult> =
+            threads.into_iter().map(|thread| thread.join().unwrap_or(Err(INTERNAL))).collect();
         results.into_iter().collect()
     })
 }

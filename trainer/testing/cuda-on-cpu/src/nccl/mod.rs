@@ -8,18 +8,18 @@ mod collective;
 mod comm;
 mod exports;
 mod group;
-mod meeting;
 mod number;
+mod segment;
 
 pub(crate) use self::collective::Collective;
 pub use self::exports::*;
-pub use self::meeting::UniqueId;
+pub use self::segment::UniqueId;
 
 use std::ffi::{CStr, CString};
 
 use parking_lot::Mutex;
 
-use crate::code::{DriverResult, Code, UNKNOWN};
+use crate::code::{Code, DriverResult, UNKNOWN};
 use crate::log;
 
 /// `ncclUnhandledCudaError`.

@@ -1,8 +1,8 @@
-//! Translates one instruction to C: moves, memory, jumps. `arithmetic` and `together` translate the rest.
+//! Translates one instruction to C: moves, memory, jumps. `arithmetic` and `cooperative` translate the rest.
 
 use super::syntax::{Instruction, Operand, bytes_of};
 use super::translate::{Writer, symbol};
-use super::{arithmetic, together};
+use super::{arithmetic, cooperative};
 
 pub(super) type TranslateResult<T> = Result<T, String>;
 
@@ -154,8 +154,8 @@ pub(super) fn write(writer: &Writer<'_>, instruction: &Instruction) -> Translate
         "prefetch" | "prefetchu" | "discard" | "applypriority" | "griddepcontrol" | "setmaxnreg" => Ok(String::new()),
         "nanosleep" => Ok("t->polls |= 15; poll_memory(t);".to_owned()),
         "cp" => copy_async(&op),
-        "atom" | "red" => together::atomic(&op),
-        _ => match together::write(&op)? {
+        "atom" | "red" => cooperative::atomic(&op),
+        _ => match cooperative::write(&op)? {
             Some(code) => Ok(code),
             None => arithmetic::write(&op),
         },
@@ -238,7 +238,8 @@ fn store(op: &Op<'_>) -> TranslateResult<String> {
         Operand::Vector(parts) => parts.clone(),
         one => vec![one.clone()],
     };
-    let values: TranslateResult<Vec<String>> = parts.iter().map(|p| Ok(format!("(u{bits})({})", op.writer.value(p)?))).collect();
+    let values: TranslateResult<Vec<String>> =
+        parts.iter().map(|p| Ok(format!("(u{bits})({})", op.writer.value(p)?))).collect();
     let values = values?;
     if let Some(order) = ordered(op) {
         let stores = values.iter().enumerate().map(|(i, v)| format!("__atomic_store_n(at + {i}, {v}, {order}); "));

@@ -66,7 +66,11 @@ impl Reader {
     }
 
     fn expect(&mut self, token: &str) -> TranslateResult<()> {
-        if self.accept(token) { Ok(()) } else { Err(self.wrong(&format!("expected `{token}`, found `{}`", self.peek()))) }
+        if self.accept(token) {
+            Ok(())
+        } else {
+            Err(self.wrong(&format!("expected `{token}`, found `{}`", self.peek())))
+        }
     }
 
     fn number(&mut self) -> TranslateResult<usize> {

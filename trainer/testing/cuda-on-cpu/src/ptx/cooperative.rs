@@ -85,8 +85,9 @@ fn mbarrier(op: &Op<'_>) -> TranslateResult<String> {
     if op.has("expect_tx") || op.has("complete_tx") || op.has("cluster") || op.has("remote") {
         return Err("not supported".to_owned());
     }
-    let at =
-        |index: usize| -> TranslateResult<String> { Ok(format!("(u64 *){}", op.address(op.operand(index)?, op.in_shared())?)) };
+    let at = |index: usize| -> TranslateResult<String> {
+        Ok(format!("(u64 *){}", op.address(op.operand(index)?, op.in_shared())?))
+    };
     Ok(match op.parts[1].as_str() {
         "init" => format!("mbarrier_init({}, (u32){});", at(0)?, op.bits(1)?),
         "inval" => String::new(),
@@ -112,7 +113,8 @@ fn registers(operand: &Operand) -> &[Operand] {
 
 /// Returns `u32 name[8] = {…};` with a fragment's registers.
 fn array(op: &Op<'_>, name: &str, index: usize) -> TranslateResult<String> {
-    let values: TranslateResult<Vec<String>> = registers(op.operand(index)?).iter().map(|r| op.writer.value(r)).collect();
+    let values: TranslateResult<Vec<String>> =
+        registers(op.operand(index)?).iter().map(|r| op.writer.value(r)).collect();
     let values: Vec<String> = values?.into_iter().map(|v| format!("(u32){v}")).collect();
     Ok(format!("u32 {name}[8] = {{{}}}; ", values.join(", ")))
 }
