@@ -29,7 +29,8 @@ use burn::{
 use models::{GradientSink, ParameterInfo};
 use parking_lot::Mutex;
 
-use comm::{Shared, cuda::Mark};
+use crate::device::StreamEvent;
+use comm::Shared;
 
 /// Gradients that are reduced in one call.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -88,7 +89,7 @@ pub(super) enum BucketValues {
     /// Flat, in the bucket's array, which all ranks of this host map.
     Shared(Shared<f32>),
     /// One tensor per gradient, on their device, and an event recorded behind the work that computes them.
-    Device(Vec<Tensor<1>>, Mark),
+    Device(Vec<Tensor<1>>, StreamEvent),
 }
 
 /// The buckets of a rank. Backward's hooks fill them, and each full bucket leaves for the reducing thread.
@@ -255,7 +256,7 @@ impl GradientBuckets {
             let zeros = |parameter: usize| Tensor::zeros([self.lengths[parameter]], device);
             let gradient = |&parameter: &usize| gradients[parameter].take().unwrap_or_else(|| zeros(parameter));
             let tensors = parameters.iter().map(gradient).collect();
-            return BucketValues::Device(tensors, Mark::here(device));
+            return BucketValues::Device(tensors, StreamEvent::record(device));
         }
         let mut array = self.arrays.take(index);
         let mut fresh = Vec::new();

@@ -12,11 +12,12 @@ use super::{
 };
 use crate::{
     config::{Backend, Compression, RunPlan},
+    device::StreamEvent,
     failure::Failure,
 };
 use comm::{
     CommError, Communicator,
-    cuda::{self, DeviceGroup, Mark, Options, layout::Wire},
+    cuda::{self, DeviceGroup, Options, layout::Wire},
 };
 
 /// Connects the ranks' GPUs. Returns `None` where gradients go through the host: this run is on the CPU, or
@@ -66,7 +67,11 @@ pub(super) fn connect(
 }
 
 impl DeviceAllReduce for DeviceGroup {
-    fn all_reduce(&mut self, tensors: Vec<Tensor<1>>, after: &Mark) -> Result<(Tensor<1>, Mark, usize), CommError> {
+    fn all_reduce(
+        &mut self,
+        tensors: Vec<Tensor<1>>,
+        after: &StreamEvent,
+    ) -> Result<(Tensor<1>, StreamEvent, usize), CommError> {
         let (sum, done) = self.all_reduce_after(tensors, 1.0, after)?;
         let bytes = sum.dims()[0] * self.wire().size();
         Ok((sum, done, bytes))

@@ -19,8 +19,10 @@ use models::{GradientSink, ParameterInfo};
 use parking_lot::Mutex;
 
 use super::buckets::{self, Bucket, BucketValues, BucketWork, GradientBuckets};
-use crate::{config::Compression, failure::Failure, optim::FlatGradients, report::timeline::BucketSpan};
-use comm::{CommError, Communicator, ReduceOp, Shared, cuda::Mark};
+use crate::{
+    config::Compression, device::StreamEvent, failure::Failure, optim::FlatGradients, report::timeline::BucketSpan,
+};
+use comm::{CommError, Communicator, ReduceOp, Shared};
 use launch::Reporter;
 
 /// The result of a step's reductions.
@@ -49,7 +51,11 @@ pub(super) struct ReducerOptions {
 pub(super) trait DeviceAllReduce: Send {
     /// Enqueues the sum over ranks of `tensors`, laid end to end, behind the event `after`. Returns the sum, an event that a
     /// reader of the sum has to wait for, and the bytes that this rank puts in.
-    fn all_reduce(&mut self, tensors: Vec<Tensor<1>>, after: &Mark) -> Result<(Tensor<1>, Mark, usize), CommError>;
+    fn all_reduce(
+        &mut self,
+        tensors: Vec<Tensor<1>>,
+        after: &StreamEvent,
+    ) -> Result<(Tensor<1>, StreamEvent, usize), CommError>;
     /// Waits until all enqueued sums are computed.
     fn synchronize(&mut self) -> Result<(), CommError>;
 }
@@ -152,7 +158,7 @@ impl Reducer {
                 }
                 BucketValues::Shared(values) => ops::tensor_over(self.buckets.arrays.lend(index, values), device),
                 BucketValues::Device(mut tensors, done) => {
-                    done.follow();
+                    done.wait();
                     tensors.remove(0)
                 }
             };
