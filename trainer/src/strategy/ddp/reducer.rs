@@ -23,7 +23,7 @@ use crate::{
     config::Compression, device::StreamEvent, failure::Failure, optim::FlatGradients, report::timeline::BucketSpan,
 };
 use comm::{CommError, Communicator, ReduceOp, Shared};
-use launch::Reporter;
+use launch::WorkerStatus;
 
 /// The result of a step's reductions.
 pub(super) struct ReducedGradients {
@@ -84,7 +84,7 @@ impl Reducer {
     pub(super) fn new(
         parameters: &[ParameterInfo],
         comm: &Communicator,
-        reporter: &Reporter,
+        status: &WorkerStatus,
         options: ReducerOptions,
         on_device: Option<OnDevice>,
     ) -> Result<Self, Failure> {
@@ -104,7 +104,7 @@ impl Reducer {
             (BucketValues::Host(values), _) => hook.all_reduce(values, &thread_comm),
             (BucketValues::Shared(values), _) => all_reduce_shared(values, &thread_comm),
         };
-        let (done, thread) = start_thread(inbox, reporter, reduce)?;
+        let (done, thread) = start_thread(inbox, status, reduce)?;
         let buckets = Arc::new(GradientBuckets::new(parameters, queue, device));
         if !options.overlap {
             let order = buckets::assumed_order(parameters.len());
@@ -257,18 +257,18 @@ impl CompressHook {
 /// Starts the thread. `reduce` returns a bucket's sum and the bytes that this rank puts in.
 fn start_thread(
     inbox: Receiver<BucketWork>,
-    reporter: &Reporter,
+    status: &WorkerStatus,
     mut reduce: impl FnMut(BucketValues) -> Result<(BucketValues, usize), CommError> + Send + 'static,
 ) -> Result<(Receiver<BucketResult>, JoinHandle<()>), Failure> {
     let (results, done) = channel();
-    let reporter = reporter.clone();
+    let status = status.clone();
     let mut reduce_bucket = move |work: BucketWork| {
         let BucketWork { step, index, of, values, queued } = work;
-        reporter.doing(format_args!("step {step}: reducing bucket {} of {of}", index + 1));
+        status.set_status(format_args!("step {step}: reducing bucket {} of {of}", index + 1));
         let started = Instant::now();
         let (values, bytes) = reduce(values)?;
         let finished = Instant::now();
-        reporter.doing(format_args!("step {step}: bucket {} of {of} is reduced", index + 1));
+        status.set_status(format_args!("step {step}: bucket {} of {of} is reduced", index + 1));
         Ok((values, BucketSpan { step, bucket: index, bytes, queued, started, finished }))
     };
     let serve = move || {

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{config::Compression, device::StreamEvent, failure::Failure, state_file::NamedTensor, strategy::Snapshot};
 use comm::{CommConfig, CommError, Communicator, ReduceOp, Secret, StoreServer, TransportKind, join};
-use launch::Reporter;
+use launch::WorkerStatus;
 
 /// Runs `body` as every rank.
 fn ranks<R: Send + 'static>(world: usize, body: impl Fn(Communicator) -> R + Send + Sync + 'static) -> Vec<R> {
@@ -90,7 +90,8 @@ fn a_hundred_iterations_average_exactly() {
                 Arc::new(Mutex::new(FakeGpu { comm: comm.clone(), enqueued: 0 }));
             let on_device = stay.then(|| (device.clone(), sums));
             let reducer =
-                Reducer::new(&parameters, &comm, &Reporter::unheard().unwrap(), options(overlap), on_device).unwrap();
+                Reducer::new(&parameters, &comm, &WorkerStatus::detached().unwrap(), options(overlap), on_device)
+                    .unwrap();
             for iteration in 0..100 {
                 for last in [false, true] {
                     reducer.prepare_for_backward(iteration, last);
@@ -133,7 +134,8 @@ fn a_hundred_iterations_average_exactly() {
 fn a_full_bucket_leaves_before_the_pass_ends_and_in_rank_0s_order() {
     ranks(2, |comm| {
         let (parameters, device) = (parameters(), Device::flex());
-        let reducer = Reducer::new(&parameters, &comm, &Reporter::unheard().unwrap(), options(true), None).unwrap();
+        let reducer =
+            Reducer::new(&parameters, &comm, &WorkerStatus::detached().unwrap(), options(true), None).unwrap();
         let pass = |step: u64, order: &[usize], between: &dyn Fn()| {
             reducer.prepare_for_backward(step, true);
             let sink = reducer.sink();
