@@ -17,7 +17,10 @@ use super::{
     buckets::{self, Bucket},
     collector::{Collector, Packed, Values},
 };
-use crate::{config::Compression, failure::Failure, optim::FlatGradients, report::timeline::BucketSpan};
+use crate::config::Compression;
+use crate::failure::Failure;
+use crate::optim::FlatGradients;
+use crate::timeline::BucketSpan;
 use comm::{CommError, Communicator, ReduceOp, Shared, cuda::Mark};
 use launch::Reporter;
 

@@ -7,12 +7,10 @@ use models::Context;
 use ops::StatisticsReduce;
 
 use super::{Ddp, reducer::Sums};
-use crate::{
-    failure::Failure,
-    optim::FlatGradients,
-    report::Track,
-    strategy::{StepOutcome, diverged},
-};
+use crate::failure::Failure;
+use crate::optim::FlatGradients;
+use crate::strategy::{StepOutcome, diverged};
+use crate::timeline::Track;
 
 pub(super) fn train_step(
     ddp: &mut Ddp,

@@ -17,7 +17,10 @@ use super::{
     reducer::{OnDevice, Options, Reducer},
     verify,
 };
-use crate::{config::Compression, failure::Failure, state_file::NamedTensor, strategy::Snapshot};
+use crate::config::Compression;
+use crate::failure::Failure;
+use crate::snapshot::Snapshot;
+use crate::state_file::NamedTensor;
 use comm::{CommConfig, CommError, Communicator, ReduceOp, Secret, StoreServer, TransportKind, cuda::Mark, join};
 use launch::Reporter;
 

@@ -3,7 +3,9 @@
 use models::{Network, StateKind, state};
 use sha2::{Digest, Sha256};
 
-use crate::{failure::Failure, state_file::NamedTensor, strategy::Snapshot};
+use crate::failure::Failure;
+use crate::snapshot::Snapshot;
+use crate::state_file::NamedTensor;
 use comm::{Communicator, Gathered};
 
 /// Makes sure that every rank has the same lines, `key = value` by habit.
