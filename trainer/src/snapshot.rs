@@ -1,5 +1,6 @@
 //! What a checkpoint keeps of a run: the tensors ([`Snapshot`]) and the counters ([`RunProgress`]).
 
+use data::sampler::FIRST_EPOCH;
 use models::state::StateTensor;
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -21,7 +22,7 @@ pub struct Snapshot {
 /// How far a run has come, with the sums of the epoch in progress: everything of a checkpoint that is not a tensor.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunProgress {
-    /// Epoch in progress, from 1; `epochs + 1` when all are done.
+    /// Epoch in progress, from [`FIRST_EPOCH`]; `epochs + 1` when all epochs are done.
     pub epoch: usize,
     /// Next batch of that epoch, from 0: the sampler's position.
     pub batch: usize,
@@ -40,7 +41,15 @@ pub struct RunProgress {
 impl RunProgress {
     /// Before the first step.
     pub fn start() -> Self {
-        Self { epoch: 1, batch: 0, step: 0, partial: PartialEpoch::default(), best: None, last: None, elapsed_s: 0.0 }
+        Self {
+            epoch: FIRST_EPOCH,
+            batch: 0,
+            step: 0,
+            partial: PartialEpoch::default(),
+            best: None,
+            last: None,
+            elapsed_s: 0.0,
+        }
     }
 }
 

@@ -90,6 +90,19 @@ fn mistakes_end_with_2() {
     assert!(entries(&bench.path("runs")).is_empty());
 }
 
+/// A plan is checked against the devices that were asked for: where there is no GPU, that is the mistake, not bf16.
+#[test]
+fn bf16_is_allowed_on_gpus() {
+    let bench = Bench::new(CONFIG);
+    let compare = ["compare", "--config", "config.toml", "--set", "train.precision=bf16"];
+    let on_cpu = bench.run(&[&compare[..], &["--cpus", "2"]].concat()).expect(2);
+    assert!(on_cpu.stderr.contains("this run is on the CPU"), "{}", on_cpu.stderr);
+    // more GPUs than any machine has: the comparison ends before its first run
+    let on_gpus = bench.run(&[&compare[..], &["--gpus", "1000"]].concat()).expect(2);
+    assert!(on_gpus.stderr.contains("--gpus"), "{}", on_gpus.stderr);
+    assert!(!on_gpus.stderr.contains("this run is on the CPU"), "{}", on_gpus.stderr);
+}
+
 #[test]
 fn an_interruption_leaves_no_process() {
     let bench = Bench::new(CONFIG);

@@ -140,3 +140,16 @@ fn resume_without_anything_to_resume_is_a_clear_error() {
     let missing = bench.run(&["--resume", "runs/missing"]).expect(2);
     assert!(missing.stderr.contains("runs/missing") && missing.stderr.contains("hint:"), "{}", missing.stderr);
 }
+
+/// The run's config.toml has the line `every = 5`: that of `[log]`.
+#[test]
+fn a_config_that_differs_from_the_resumed_run_is_refused() {
+    let bench = Bench::new(CONFIG);
+    let run = train(&bench, "runs");
+    std::fs::write(bench.path("other.toml"), format!("{CONFIG}[checkpoint]\nevery = 5\n")).unwrap();
+    let resume = ["--resume", run.to_str().unwrap(), "--dry-run", "--config"];
+    bench.run(&[&resume[..], &["config.toml"]].concat()).expect(0);
+    let ended = bench.run(&[&resume[..], &["other.toml"]].concat()).expect(2);
+    let said = "other.toml: `checkpoint.every = 5` is not what";
+    assert!(ended.stderr.contains(said) && ended.stderr.contains("`checkpoint.every = 1`"), "{}", ended.stderr);
+}

@@ -49,8 +49,8 @@ pub(super) fn run(arguments: &CompareArgs) -> Result<u8, Failure> {
     }
     let overrides =
         Overrides { set: arguments.set.clone(), data_dir: arguments.data_dir.clone(), ..Overrides::default() };
-    let plan = resolve::load(&arguments.config, &overrides, false)?;
     let target = Target::of(arguments.gpus.map_or(Wish::Cpu, Wish::Gpus))?;
+    let plan = resolve::load(&arguments.config, &overrides, target.is_gpu())?;
     let seat = Seat { local_world: workers, oversubscribe: arguments.oversubscribe, ..Seat::ALONE };
     let device = target.all(&seat)?.remove(0).description;
     let stop =

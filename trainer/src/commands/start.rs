@@ -6,7 +6,7 @@ use data::Dataset;
 use models::{Network, Spec};
 
 use super::resolve;
-use crate::config::RunPlan;
+use crate::config::{RunPlan, Setting};
 use crate::device::{Selected, Target};
 use crate::engine::{Lengths, checkpoint};
 use crate::failure::Failure;
@@ -22,17 +22,12 @@ pub(super) fn build(plan: &RunPlan, spec: &Spec, selected: &Selected) -> Result<
 }
 
 /// What all ranks of a job must have in common: the plan but for this machine's paths, the data, and what they compute on.
-pub(super) fn facts(plan: &RunPlan, train: &Dataset, test: &Dataset, target: &Target) -> Result<Vec<String>, Failure> {
-    let text = plan_toml(plan)?;
-    let mut section = "";
-    let mut facts = vec![format!("device = {}", if target.is_gpu() { "GPU" } else { "CPU" })];
-    for line in text.lines().filter(|line| !line.is_empty()) {
-        match line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
-            Some(name) => section = name,
-            None if section == "log" || line.starts_with("dir = ") => {}
-            None => facts.push(format!("{section}.{line}")),
-        }
-    }
+pub(super) fn facts(plan: &RunPlan, train: &Dataset, test: &Dataset, target: &Target) -> Vec<String> {
+    let device = format!("device = {}", if target.is_gpu() { "GPU" } else { "CPU" });
+    let shared =
+        |setting: &Setting| setting.section != "log" && (setting.section, setting.key.as_str()) != ("data", "dir");
+    let settings = plan.settings().into_iter().filter(shared).map(|setting| setting.to_string());
+    let mut facts: Vec<String> = std::iter::once(device).chain(settings).collect();
     for (name, set) in [("training", train), ("test", test)] {
         let labels = crc32c::crc32c(bytemuck::cast_slice(&set.labels));
         facts.push(format!(
@@ -42,7 +37,7 @@ pub(super) fn facts(plan: &RunPlan, train: &Dataset, test: &Dataset, target: &Ta
             crc32c::crc32c(&set.images)
         ));
     }
-    Ok(facts)
+    facts
 }
 
 /// Loads the newest complete checkpoint; `None` of a run killed before its first one: it starts from the beginning.

@@ -147,7 +147,7 @@ fn work(
     workers::one_gpu_each(&rank, selected.gpu.as_ref(), arguments.oversubscribe)?;
     let again = variables.get(launch::worker::ATTEMPT).is_some_and(|attempt| attempt != "0");
     let mut run = || {
-        rank.reporter.doing(format_args!("reading {}", plan.data.name));
+        rank.status.set_status(format_args!("reading {}", plan.data.name));
         let splits = read_data(&mut plan)?;
         if let (Some(path), None, 0) = (own, &resumed, worker.rank) {
             let folder = RunFolder::open(Path::new(path))?;
@@ -210,19 +210,15 @@ fn job(arguments: &TrainArgs, several: bool, gpu: bool) -> Result<Job, Failure> 
     Ok(Job { plan, resumed: Some(folder) })
 }
 
-/// `--config` beside `--resume` must say what the run says.
+/// Checks that `--config` beside `--resume` says what the run says. A run's own config.toml may have more keys: those that the
+/// data set determined.
 fn same_plan(path: &Path, asked: &RunPlan, folder: &RunFolder, run: &RunPlan) -> Result<(), Failure> {
-    let text = |plan: &RunPlan| plan.to_toml().map_err(|error| Failure::run(error, "please report this"));
-    let (asked, run) = (text(asked)?, text(run)?);
-    // what the data set decides is written into a run's config.toml, and may be absent from the other
-    let missing: Vec<_> = asked.lines().filter(|line| !run.lines().any(|other| other == *line)).collect();
-    match missing.first() {
-        None => Ok(()),
-        Some(line) => Err(Failure::usage(
-            format!("{}: `{line}` is not what {} was started with", path.display(), folder.path().display()),
-            "leave --config out to continue the run as it is, or give --set to change a value on purpose",
-        )),
-    }
+    let Some((asked, run)) = asked.first_difference(run) else { return Ok(()) };
+    let run = run.map_or_else(|| "it has no such key".to_owned(), |setting| format!("`{setting}`"));
+    Err(Failure::usage(
+        format!("{}: `{asked}` is not what {} was started with: {run}", path.display(), folder.path().display()),
+        "leave --config out to continue the run as it is, or give --set to change a value on purpose",
+    ))
 }
 
 fn train(
@@ -248,9 +244,9 @@ fn train(
         }
         None => Box::new(Single::new(network, device, classes, &plan)),
         Some(rank) => {
-            rank.reporter.doing(format_args!("comparing the job with the other ranks'"));
-            ddp::same_job(&facts(&plan, &train, &test, place.target)?, &rank.comm)?;
-            Box::new(Ddp::new(network, device, classes, &plan, rank.comm.clone(), rank.reporter.clone())?)
+            rank.status.set_status(format_args!("comparing the job with the other ranks'"));
+            ddp::same_job(&facts(&plan, &train, &test, place.target), &rank.comm)?;
+            Box::new(Ddp::new(network, device, classes, &plan, rank.comm.clone(), rank.status.clone())?)
         }
     };
 

@@ -36,8 +36,8 @@ pub use choice::{
 pub use error::{ConfigError, ConfigErrors, Line, Place};
 pub use overrides::Overrides;
 pub use plan::{
-    Checkpoint, Data, Log, Model, MultiStep, OneCycle, Optimizer, OptimizerKind, Parallel, RunPlan, Schedule, Train,
-    Warmup,
+    Checkpoint, Data, Log, Model, MultiStep, OneCycle, Optimizer, OptimizerKind, Parallel, RunPlan, Schedule, Setting,
+    Train, Warmup,
 };
 pub use source::Source;
 pub use table::Row;

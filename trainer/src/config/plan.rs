@@ -259,6 +259,23 @@ pub struct Log {
     pub timeline: bool,
 }
 
+/// One key of a plan with its value; shown as `section.key = value`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Setting {
+    /// The section, such as `train`.
+    pub section: &'static str,
+    /// The key, such as `epochs`.
+    pub key: String,
+    /// The value in force.
+    pub value: toml::Value,
+}
+
+impl std::fmt::Display for Setting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{} = {}", self.section, self.key, self.value)
+    }
+}
+
 /// A run, resolved: every value that the program uses, none left to be guessed.
 ///
 /// Two plans are equal where the same run follows from them, whatever file they came from.
@@ -292,6 +309,34 @@ impl RunPlan {
     /// A value that TOML cannot hold was put into a field by hand: [`super::load`] lets none through.
     pub fn to_toml(&self) -> Result<String, toml::ser::Error> {
         toml::to_string(self)
+    }
+
+    /// Returns every key in force with its value, in the order of [`RunPlan::to_toml`].
+    pub fn settings(&self) -> Vec<Setting> {
+        let mut settings = Vec::new();
+        let mut add = |section: &'static str, table: Result<toml::Table, toml::ser::Error>| {
+            settings.extend(table.into_iter().flatten().map(|(key, value)| Setting { section, key, value }));
+        };
+        add("model", toml::Table::try_from(&self.model));
+        add("data", toml::Table::try_from(&self.data));
+        add("train", toml::Table::try_from(&self.train));
+        add("optimizer", toml::Table::try_from(&self.optimizer));
+        add("schedule", toml::Table::try_from(&self.schedule));
+        add("parallel", toml::Table::try_from(&self.parallel));
+        add("checkpoint", toml::Table::try_from(&self.checkpoint));
+        add("log", toml::Table::try_from(&self.log));
+        settings
+    }
+
+    /// Returns the first setting of this plan that `other` has not, and that key's setting in `other`. Keys that only `other`
+    /// has are no difference.
+    pub fn first_difference(&self, other: &Self) -> Option<(Setting, Option<Setting>)> {
+        let others = other.settings();
+        self.settings().into_iter().find_map(|setting| {
+            let same_key = |other: &&Setting| (other.section, &other.key) == (setting.section, &setting.key);
+            let other = others.iter().find(same_key);
+            (other.map(|other| &other.value) != Some(&setting.value)).then(|| (setting.clone(), other.cloned()))
+        })
     }
 
     /// Compares the plan with its data set once that is read, and fills in the number of classes, the image size and

@@ -258,7 +258,8 @@ mod tests {
     use indicatif::InMemoryTerm;
 
     use super::*;
-    use crate::report::{EvalRecord, testing::Paper};
+    use crate::report::testing::Paper;
+    use crate::snapshot::EvalRecord;
 
     const OPTIONS: ProgressOptions = ProgressOptions { epochs: 12, steps_per_epoch: 4, every: 2 };
 

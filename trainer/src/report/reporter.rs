@@ -232,7 +232,8 @@ mod tests {
     use std::{fs, path::Path};
 
     use super::*;
-    use crate::report::{EvalRecord, testing::Paper};
+    use crate::report::testing::Paper;
+    use crate::snapshot::EvalRecord;
 
     fn options() -> ReporterOptions {
         ReporterOptions {

@@ -109,7 +109,7 @@ fn percent(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::EvalRecord;
+    use crate::snapshot::EvalRecord;
 
     fn evaluated(epoch: usize, eval: EvalRecord) -> Evaluated {
         Evaluated { epoch, eval }

@@ -155,7 +155,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::report::EvalRecord;
+    use crate::snapshot::EvalRecord;
 
     fn epoch(epoch: usize) -> EpochRecord {
         let eval = EvalRecord { loss: 1.5, top1: 43.21, top5: 90.005, correct: 4321, total: 10_000 };

@@ -200,7 +200,7 @@ fn now() -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::EvalRecord;
+    use crate::snapshot::EvalRecord;
 
     fn hex(event: Event) -> String {
         record(&event).iter().map(|byte| format!("{byte:02x}")).collect()

@@ -218,3 +218,17 @@ fn table_is_a_row_a_section() {
     log: every=50, tensorboard=true, off=timeline
     ");
 }
+
+/// `log.every = 50` is the default: the text of a plan has the line `every = 50` in it, whatever `checkpoint.every` is.
+#[test]
+fn plans_are_compared_key_by_key() {
+    let run = plan_after_base("");
+    assert_eq!(run.first_difference(&run), None);
+    let (asked, of_run) = plan_after_base("[checkpoint]\nevery = 50\n").first_difference(&run).unwrap();
+    assert_eq!(asked.to_string(), "checkpoint.every = 50");
+    assert_eq!(of_run.unwrap().to_string(), "checkpoint.every = 1");
+
+    let (asked, of_run) = plan_after_base("dir = \"here\"\n").first_difference(&run).unwrap();
+    assert_eq!((asked.to_string().as_str(), of_run), ("data.dir = \"here\"", None));
+    assert_eq!(run.first_difference(&plan_after_base("dir = \"here\"\n")), None, "the run has more keys");
+}

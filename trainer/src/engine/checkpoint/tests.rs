@@ -3,7 +3,7 @@ use std::fs;
 use models::state::StateTensor;
 
 use super::*;
-use crate::snapshot::{EvalRecord, PartialEpoch, RunProgress, Snapshot};
+use crate::snapshot::{EvalRecord, Evaluated, PartialEpoch, RunProgress, Snapshot};
 use crate::state_file::NamedTensor;
 
 fn snapshot(value: f32) -> Snapshot {

@@ -46,7 +46,7 @@ use crate::signals::Stop;
 use crate::snapshot::RunProgress;
 use crate::timeline::Timeline;
 use comm::{Communicator, ReduceOp};
-use launch::Reporter;
+use launch::WorkerStatus;
 
 const MIB: f64 = 1024.0 * 1024.0;
 
@@ -60,7 +60,7 @@ pub struct Ddp {
     unused: Unused,
     check_sync_every: u64,
     comm: Communicator,
-    reporter: Reporter,
+    status: WorkerStatus,
     steps: u64,
 }
 
@@ -75,7 +75,7 @@ impl Ddp {
         classes: usize,
         plan: &RunPlan,
         comm: Communicator,
-        reporter: Reporter,
+        status: WorkerStatus,
     ) -> Result<Self, Failure> {
         verify::same_model(&network, &comm)?;
         let network = replicate::broadcast_state(network, &comm)?;
@@ -93,7 +93,7 @@ impl Ddp {
         let on_device = gpus::meet(&learner.replica.inner_device(), parameters, plan, &comm)?;
         #[cfg(not(feature = "cuda"))]
         let on_device = None;
-        let reducer = Reducer::new(parameters, &comm, &reporter, options, on_device)?;
+        let reducer = Reducer::new(parameters, &comm, &status, options, on_device)?;
         let statistics = match parallel.batch_norm {
             BatchNormPolicy::Sync => Some(Arc::new(SharedStatistics::new(comm.duplicate()?))),
             _ => None,
@@ -106,7 +106,7 @@ impl Ddp {
             unused: Unused::default(),
             check_sync_every: parallel.check_sync_every as u64,
             comm,
-            reporter,
+            status,
             steps: 0,
         })
     }
@@ -120,7 +120,7 @@ impl Ddp {
         if self.check_sync_every == 0 || !self.steps.is_multiple_of(self.check_sync_every) {
             return Ok(());
         }
-        self.reporter.doing(format_args!("comparing parameters after {} steps", self.steps));
+        self.status.set_status(format_args!("comparing parameters after {} steps", self.steps));
         verify::in_sync(&self.learner.snapshot(), self.batch_norm == BatchNormPolicy::Sync, &self.comm)
     }
 }
@@ -158,7 +158,7 @@ impl Strategy for Ddp {
     }
 
     fn evaluate(&mut self, batches: &mut dyn Iterator<Item = Batch>, stop: &Stop) -> Result<Evaluation, Failure> {
-        self.reporter.doing(format_args!("evaluating after {} steps", self.steps));
+        self.status.set_status(format_args!("evaluating after {} steps", self.steps));
         let Self { learner, comm, .. } = self;
         let comm = &*comm;
         if matches!(self.batch_norm, BatchNormPolicy::Broadcast | BatchNormPolicy::Reduce) {
@@ -175,7 +175,7 @@ impl Strategy for Ddp {
     }
 
     fn start_from(&mut self, checkpoint: Option<(Snapshot, RunProgress)>) -> Result<RunProgress, Failure> {
-        self.reporter.doing(format_args!("sharing the checkpoint"));
+        self.status.set_status(format_args!("sharing the checkpoint"));
         let Some((snapshot, progress)) = replicate::share_checkpoint(checkpoint, &self.comm)? else {
             return Ok(RunProgress::start());
         };
