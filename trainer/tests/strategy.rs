@@ -11,9 +11,9 @@ use models::{Spec, StateTensor};
 use trainer::{
     config::{self, DatasetFacts, Overrides, Registry, RunPlan, Source},
     device,
-    engine::checkpoint::Progress,
     signals::Stop,
-    strategy::{Evaluation, Resident, ResidentSets, Snapshot, Strategy, single::Single},
+    snapshot::{RunProgress, Snapshot},
+    strategy::{DeviceDataset, DeviceDatasets, Evaluation, Strategy, single::Single},
 };
 
 const SHAPE: ImageShape = ImageShape { channels: 1, height: 28, width: 28 };
@@ -99,13 +99,13 @@ fn evaluation_uses_the_average_and_counts_every_sample() {
         averaged.train_step(samples(), 0.5, None).expect("step");
     }
     let images = || [batch(0, 7), batch(7, 4)].into_iter();
-    let tally = |strategy: &mut Single| match strategy.evaluate(&mut images(), &Stop::never()) {
-        Ok(Evaluation::Done(tally)) => tally,
+    let counts = |strategy: &mut Single| match strategy.evaluate(&mut images(), &Stop::never()) {
+        Ok(Evaluation::Done(counts)) => counts,
         other => panic!("{other:?}"),
     };
-    let (plain, averaged) = (tally(&mut plain), tally(&mut averaged));
+    let (plain, averaged) = (counts(&mut plain), counts(&mut averaged));
     assert_eq!((plain.samples, averaged.samples), (11, 11));
-    let fresh = tally(&mut single(&self::plan("")));
+    let fresh = counts(&mut single(&self::plan("")));
     assert!((averaged.loss() - fresh.loss()).abs() < 1e-3, "an average of decay 0.999999 has hardly moved");
     assert!((plain.loss() - fresh.loss()).abs() > 1e-2, "the weights have");
 }
@@ -116,7 +116,7 @@ fn a_restored_strategy_continues_to_the_same_bits() {
     let mut one = single(&plan);
     one.train_step(vec![batch(0, 8)], 0.01, None).expect("step");
     let mut other = single(&plan);
-    other.start_from(Some((one.snapshot(), Progress::start()))).expect("its own kind");
+    other.load_checkpoint(Some((one.snapshot(), RunProgress::start()))).expect("its own kind");
     for strategy in [&mut one, &mut other] {
         strategy.train_step(vec![batch(8, 8)], 0.01, None).expect("step");
     }
@@ -129,10 +129,18 @@ fn restoring_what_does_not_fit_is_refused_by_name() {
     let good = strategy.snapshot();
     let mut missing = good.clone();
     missing.model.remove(0);
-    assert!(strategy.start_from(Some((missing, Progress::start()))).unwrap_err().to_string().contains("conv1.weight"));
+    assert!(
+        strategy
+            .load_checkpoint(Some((missing, RunProgress::start())))
+            .unwrap_err()
+            .to_string()
+            .contains("conv1.weight")
+    );
     let foreign = Snapshot { ema: Some(good.model.clone()), ..good.clone() };
-    assert!(strategy.start_from(Some((foreign, Progress::start()))).unwrap_err().to_string().contains("train.ema"));
-    strategy.start_from(Some((good, Progress::start()))).expect("what it gave itself");
+    assert!(
+        strategy.load_checkpoint(Some((foreign, RunProgress::start()))).unwrap_err().to_string().contains("train.ema")
+    );
+    strategy.load_checkpoint(Some((good, RunProgress::start()))).expect("what it gave itself");
 }
 
 #[test]
@@ -190,8 +198,8 @@ fn a_resident_data_set_trains_to_the_same_bits() {
         if !pixels {
             let device = device::cpu().device.inner();
             let [train, test] =
-                [&loaders[0], &loaders[1]].map(|loader| Resident::new(&set, loader.pipeline().clone(), &device));
-            strategy.keep_resident(ResidentSets { train, test });
+                [&loaders[0], &loaders[1]].map(|loader| DeviceDataset::new(&set, loader.pipeline().clone(), &device));
+            strategy.keep_resident(DeviceDatasets { train, test });
         }
         let losses: Vec<u64> = (1..3)
             .flat_map(|epoch| loaders[0].epoch(epoch, 0))

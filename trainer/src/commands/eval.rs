@@ -10,17 +10,17 @@ use models::Spec;
 use serde::Serialize;
 
 use super::resolve;
-use crate::{
-    cli::EvalArgs,
-    config::Overrides,
-    device::{self, Seat, Wish},
-    engine::{checkpoint, eval_record},
-    failure::Failure,
-    report::{Confusion, RunFolder, confusion::confusion_table, text::thousands},
-    signals::Stop,
-    strategy::Replica,
-    weights::{self, Target, WeightFile},
-};
+use crate::cli::EvalArgs;
+use crate::config::Overrides;
+use crate::device::{self, Seat, Wish};
+use crate::engine::{checkpoint, eval_record};
+use crate::failure::Failure;
+use crate::report::confusion::confusion_table;
+use crate::report::{Confusion, RunFolder};
+use crate::signals::Stop;
+use crate::strategy::Replica;
+use crate::text::thousands;
+use crate::weights::{self, Target, WeightFile};
 
 /// What to evaluate, and on which images.
 struct Subject {
@@ -79,8 +79,8 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
         },
     )?;
     let replica = Replica::new(network, selected.device, spec.num_classes, 0.0, 0);
-    let tally = replica.evaluate(&replica.inference(), &mut loader.epoch(1, 0), &Stop::never());
-    let record = eval_record(&tally);
+    let counts = replica.evaluate(&replica.inference(), &mut loader.epoch(1, 0), &Stop::never());
+    let record = eval_record(&counts);
     if arguments.json {
         let (top1, top5) = (record.top1, record.top5);
         return super::print_json(&Report {
@@ -102,7 +102,7 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
         thousands(record.correct),
         thousands(record.total)
     );
-    print!("{}", confusion_table(&Confusion { classes: class_names, counts: tally.confusion }));
+    print!("{}", confusion_table(&Confusion { classes: class_names, counts: counts.confusion }));
     Ok(())
 }
 

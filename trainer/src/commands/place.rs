@@ -6,13 +6,11 @@ use burn::tensor::Device;
 use data::{Dataset, loader::Loader};
 
 use super::resolve;
-use crate::{
-    cli::TrainArgs,
-    config::{Mode, RunPlan},
-    device::{Seat, Selected, Target, Wish},
-    failure::Failure,
-    strategy::{Resident, ResidentSets, Strategy},
-};
+use crate::cli::TrainArgs;
+use crate::config::{Mode, RunPlan};
+use crate::device::{Seat, Selected, Target, Wish};
+use crate::failure::Failure;
+use crate::strategy::{DeviceDataset, DeviceDatasets, Strategy};
 
 /// What the flags ask for.
 pub(super) fn wish(arguments: &TrainArgs) -> Wish {
@@ -53,7 +51,7 @@ pub(super) fn pixels_on_the_host(
     }
     // the rest is for the network
     let room = gpu.memory_bytes / 4;
-    Resident::refusal(train, room).or_else(|| Resident::refusal(test, room))
+    DeviceDataset::refusal(train, room).or_else(|| DeviceDataset::refusal(test, room))
 }
 
 /// The loaders of both sets. Unless they do the pixels, the sets are copied to the device.
@@ -68,9 +66,10 @@ pub(super) fn loaders(
     let train_loader = Loader::new(Arc::clone(&train), resolve::train_loader(plan, strategy, pixels)?)?;
     let test_loader = Loader::new(Arc::clone(&test), resolve::test_loader(plan, strategy, pixels)?)?;
     if !pixels {
-        let resident =
-            |set: &Dataset, loader: &Loader| Resident::new(set, loader.pipeline().clone(), &device.clone().inner());
-        strategy.keep_resident(ResidentSets {
+        let resident = |set: &Dataset, loader: &Loader| {
+            DeviceDataset::new(set, loader.pipeline().clone(), &device.clone().inner())
+        };
+        strategy.keep_resident(DeviceDatasets {
             train: resident(&train, &train_loader),
             test: resident(&test, &test_loader),
         });

@@ -16,23 +16,21 @@ use super::{
     start::{build, count_parameters, dry_run, facts, overview, plan_toml, restore},
     workers::{self, Rank},
 };
-use crate::{
-    cli::TrainArgs,
-    config::{Backend, BatchScope, Mode, RunPlan},
-    device::{Seat, Target},
-    engine::{Ending, Engine, Files, Lengths, checkpoint::Store},
-    failure::Failure,
-    report::{
-        Reporter, ReporterOptions, RunFolder, RunSummary, Timeline, error::write_atomic, text::thousands, timeline,
-    },
-    signals::Stop,
-    strategy::{
-        Strategy,
-        ddp::{self, Ddp},
-        dp::Dp,
-        single::Single,
-    },
-};
+use crate::cli::TrainArgs;
+use crate::config::{Backend, BatchScope, Mode, RunPlan};
+use crate::device::{Seat, Target};
+use crate::engine::checkpoint::Store;
+use crate::engine::{Ending, Engine, Files, Lengths};
+use crate::failure::Failure;
+use crate::files::write_atomic;
+use crate::report::{Reporter, ReporterOptions, RunFolder, RunSummary};
+use crate::signals::Stop;
+use crate::strategy::ddp::Ddp;
+use crate::strategy::dp::Dp;
+use crate::strategy::single::Single;
+use crate::strategy::{Strategy, ddp};
+use crate::text::thousands;
+use crate::timeline::{self, Timeline};
 use launch::{
     self, Request, Role,
     environment::{self, Source, Variables, WorkerRole},
@@ -277,14 +275,14 @@ fn train(
         (Some(folder), true) => restore(&plan, folder)?,
         _ => None,
     };
-    let progress = strategy.start_from(progress)?;
+    let progress = strategy.load_checkpoint(progress)?;
     let timeline = Timeline::new(plan.log.timeline);
     #[cfg(feature = "cuda")]
     if selected.gpu.is_some() {
         timeline.watch_kernels();
     }
-    timeline.synchronise(strategy.rank(), |bytes| strategy.gather(bytes))?;
-    strategy.record(&timeline);
+    timeline.synchronise(strategy.rank(), |bytes| strategy.all_gather(bytes))?;
+    strategy.set_timeline(&timeline);
     if !first {
         let engine = Engine::new(&plan, &mut *strategy, train, test, None, stop, progress);
         let (ending, _) = engine.record(&timeline).run()?;

@@ -7,28 +7,25 @@ use std::time::Instant;
 
 use data::loader::Loader;
 
-use self::{
-    checkpoint::{Partial, Progress, Store},
-    epoch::EpochEnd,
-};
-use crate::{
-    config::{BatchScope, LrScale, RunPlan},
-    failure::Failure,
-    optim::Schedule,
-    report::{EpochRecord, EvalRecord, Evaluated, Reporter, Timeline},
-    signals::{Stop, TIME_IS_UP},
-    strategy::{Evaluation, Strategy, Tally, percent},
-};
+use self::{checkpoint::Store, epoch::EpochEnd};
+use crate::config::{BatchScope, LrScale, RunPlan};
+use crate::failure::Failure;
+use crate::optim::Schedule;
+use crate::report::{EpochRecord, Reporter};
+use crate::signals::{Stop, TIME_IS_UP};
+use crate::snapshot::{EvalRecord, Evaluated, PartialEpoch, RunProgress};
+use crate::strategy::{EvalCounts, Evaluation, Strategy, percent};
+use crate::timeline::Timeline;
 
 /// How a run ended.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Ending {
     /// All epochs or steps done; the last evaluation.
-    Finished(Tally),
+    Finished(EvalCounts),
     /// Early stopping (`train.patience`).
     Exhausted {
         /// The last evaluation.
-        tally: Tally,
+        counts: EvalCounts,
         /// The epoch that was the last.
         epoch: usize,
         /// The epoch that was the best.
@@ -37,7 +34,7 @@ pub enum Ending {
     /// `train.max_time_s` is over: evaluated there, and saved.
     OutOfTime {
         /// The evaluation.
-        tally: Tally,
+        counts: EvalCounts,
         /// Optimizer steps taken.
         step: u64,
     },
@@ -93,7 +90,7 @@ pub struct Engine<'a> {
     /// Rank 0's: the run folder has one writer.
     files: Option<Files<'a>>,
     stop: Stop,
-    progress: Progress,
+    progress: RunProgress,
     timeline: Timeline,
 }
 
@@ -106,7 +103,7 @@ pub struct Files<'a> {
 }
 
 impl<'a> Engine<'a> {
-    /// Puts a run together; `progress` is [`Progress::start`] or a checkpoint's.
+    /// Puts a run together; `progress` is [`RunProgress::start`] or a checkpoint's.
     pub fn new(
         plan: &'a RunPlan,
         strategy: &'a mut dyn Strategy,
@@ -114,7 +111,7 @@ impl<'a> Engine<'a> {
         test: Loader,
         files: Option<Files<'a>>,
         stop: Stop,
-        progress: Progress,
+        progress: RunProgress,
     ) -> Self {
         let lengths = Lengths::new(plan, train.batches_per_epoch());
         let schedule =
@@ -124,7 +121,7 @@ impl<'a> Engine<'a> {
         Self { plan, strategy, train, test, lengths, schedule, base_scale, files, stop, progress, timeline }
     }
 
-    /// Records steps and waits for data there; the strategy is told by [`Strategy::record`].
+    /// Records steps and waits for data on `timeline`. [`Strategy::set_timeline`] records the rest.
     pub fn record(mut self, timeline: &Timeline) -> Self {
         self.timeline = timeline.clone();
         self
@@ -134,7 +131,7 @@ impl<'a> Engine<'a> {
     ///
     /// # Errors
     /// A loss that is not finite, a batch that cannot be read, a file that cannot be written.
-    pub fn run(mut self) -> Result<(Ending, Progress), Failure> {
+    pub fn run(mut self) -> Result<(Ending, RunProgress), Failure> {
         let ending = self.train_to_the_end()?;
         Ok((ending, self.progress))
     }
@@ -143,7 +140,7 @@ impl<'a> Engine<'a> {
         if self.progress.epoch > self.lengths.epochs {
             // resumed after its last checkpoint: what is left is the result
             return Ok(match self.evaluate()? {
-                Evaluation::Done(tally) => Ending::Finished(tally),
+                Evaluation::Done(counts) => Ending::Finished(counts),
                 Evaluation::Stopped(signal) => Ending::Interrupted { signal, step: self.progress.step },
             });
         }
@@ -158,21 +155,21 @@ impl<'a> Engine<'a> {
             let mut done = epoch >= self.lengths.epochs || self.progress.step >= self.lengths.last_step;
             let due = done || (self.plan.train.eval_every > 0 && epoch.is_multiple_of(self.plan.train.eval_every));
             let start = Instant::now();
-            let tally = match due {
+            let counts = match due {
                 true => match self.evaluate()? {
-                    Evaluation::Done(tally) => Some(tally),
+                    Evaluation::Done(counts) => Some(counts),
                     // the checkpoint stands at the epoch's end: a resumed run evaluates again
                     Evaluation::Stopped(signal) => return self.interrupted(signal),
                 },
                 false => None,
             };
             // the same counts on every rank, so the same decision
-            let exhausted = tally.as_ref().and_then(|tally| self.exhausted(tally));
+            let exhausted = counts.as_ref().and_then(|counts| self.exhausted(counts));
             done |= exhausted.is_some();
-            self.finish_epoch(tally.as_ref(), done, start.elapsed().as_secs_f64())?;
-            match (done, tally, exhausted) {
-                (true, Some(tally), None) => return Ok(Ending::Finished(tally)),
-                (true, Some(tally), Some(best)) => return Ok(Ending::Exhausted { tally, epoch, best }),
+            self.finish_epoch(counts.as_ref(), done, start.elapsed().as_secs_f64())?;
+            match (done, counts, exhausted) {
+                (true, Some(counts), None) => return Ok(Ending::Finished(counts)),
+                (true, Some(counts), Some(best)) => return Ok(Ending::Exhausted { counts, epoch, best }),
                 _ => {}
             }
         }
@@ -193,13 +190,13 @@ impl<'a> Engine<'a> {
     }
 
     /// Reports the epoch, moves on to the next one and saves a checkpoint where one is due.
-    fn finish_epoch(&mut self, tally: Option<&Tally>, done: bool, eval_seconds: f64) -> Result<(), Failure> {
+    fn finish_epoch(&mut self, counts: Option<&EvalCounts>, done: bool, eval_seconds: f64) -> Result<(), Failure> {
         let epoch = self.progress.epoch;
         let partial = std::mem::take(&mut self.progress.partial);
         self.progress.elapsed_s += eval_seconds;
-        let is_best = tally.is_some_and(|t| self.progress.best.is_none_or(|best| t.top1_percent() > best.eval.top1));
-        if let Some(tally) = tally {
-            let evaluated = Evaluated { epoch, eval: eval_record(tally) };
+        let is_best = counts.is_some_and(|t| self.progress.best.is_none_or(|best| t.top1_percent() > best.eval.top1));
+        if let Some(counts) = counts {
+            let evaluated = Evaluated { epoch, eval: eval_record(counts) };
             self.progress.last = Some(evaluated);
             if is_best {
                 self.progress.best = Some(evaluated);
@@ -210,7 +207,7 @@ impl<'a> Engine<'a> {
             epoch,
             train_loss: partial.loss_sum / partial.samples as f64,
             train_top1: percent(partial.correct, partial.samples),
-            eval: tally.map(eval_record),
+            eval: counts.map(eval_record),
             lr: self.lr(self.progress.step.saturating_sub(1)),
             images_per_s: partial.samples as f64 / partial.seconds,
             seconds: partial.seconds + eval_seconds,
@@ -232,8 +229,8 @@ impl<'a> Engine<'a> {
     }
 
     /// The best epoch, if it was `train.patience` epochs ago.
-    fn exhausted(&self, tally: &Tally) -> Option<usize> {
-        let best = self.progress.best.filter(|best| tally.top1_percent() <= best.eval.top1)?;
+    fn exhausted(&self, counts: &EvalCounts) -> Option<usize> {
+        let best = self.progress.best.filter(|best| counts.top1_percent() <= best.eval.top1)?;
         let patience = self.plan.train.patience;
         (patience > 0 && self.progress.epoch - best.epoch >= patience).then_some(best.epoch)
     }
@@ -247,13 +244,13 @@ impl<'a> Engine<'a> {
 
     /// Evaluates what there is, and saves a checkpoint to continue from.
     fn out_of_time(&mut self) -> Result<Ending, Failure> {
-        let tally = match self.evaluate()? {
-            Evaluation::Done(tally) => tally,
+        let counts = match self.evaluate()? {
+            Evaluation::Done(counts) => counts,
             Evaluation::Stopped(signal) => return self.interrupted(signal),
         };
         let step = self.progress.step;
         self.save(&format!("step-{step}"), false)?;
-        Ok(Ending::OutOfTime { tally, step })
+        Ok(Ending::OutOfTime { counts, step })
     }
 
     fn interrupted(&mut self, signal: i32) -> Result<Ending, Failure> {
@@ -291,18 +288,18 @@ fn lr_factor(plan: &RunPlan, world: usize) -> f64 {
     }
 }
 
-/// A tally as the report wants it.
-pub fn eval_record(tally: &Tally) -> EvalRecord {
+/// A counts as the report wants it.
+pub fn eval_record(counts: &EvalCounts) -> EvalRecord {
     EvalRecord {
-        loss: tally.loss(),
-        top1: tally.top1_percent(),
-        top5: tally.top5_percent(),
-        correct: tally.top1,
-        total: tally.samples,
+        loss: counts.loss(),
+        top1: counts.top1_percent(),
+        top5: counts.top5_percent(),
+        correct: counts.top1,
+        total: counts.samples,
     }
 }
 
-impl Partial {
+impl PartialEpoch {
     /// Adds one step.
     fn add(&mut self, outcome: &crate::strategy::StepOutcome, seconds: f64) {
         self.loss_sum += outcome.loss_sum;

@@ -9,10 +9,9 @@ use models::{
 
 use crate::{
     config::BatchNormPolicy,
-    engine::checkpoint::Progress,
     failure::Failure,
+    snapshot::{RunProgress, Snapshot},
     state_file::{self, NamedTensor},
-    strategy::Snapshot,
 };
 use comm::{Communicator, ReduceOp};
 
@@ -53,9 +52,9 @@ fn load(network: Network, tensors: &[StateTensor]) -> Result<Network, Failure> {
 /// # Errors
 /// A rank is gone.
 pub(super) fn broadcast_checkpoint(
-    checkpoint: Option<(Snapshot, Progress)>,
+    checkpoint: Option<(Snapshot, RunProgress)>,
     comm: &Communicator,
-) -> Result<Option<(Snapshot, Progress)>, Failure> {
+) -> Result<Option<(Snapshot, RunProgress)>, Failure> {
     let broken = |error: &dyn std::fmt::Display| {
         Failure::run(format!("the checkpoint cannot be sent to the other ranks: {error}"), "please report this")
     };
