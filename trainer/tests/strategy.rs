@@ -199,7 +199,7 @@ fn a_resident_data_set_trains_to_the_same_bits() {
             let device = device::cpu().device.inner();
             let [train, test] =
                 [&loaders[0], &loaders[1]].map(|loader| DeviceDataset::new(&set, loader.pipeline().clone(), &device));
-            strategy.keep_resident(DeviceDatasets { train, test });
+            strategy.keep_on_device(DeviceDatasets { train, test }).expect("one device");
         }
         let losses: Vec<u64> = (1..3)
             .flat_map(|epoch| loaders[0].epoch(epoch, 0))

@@ -66,13 +66,13 @@ pub(super) fn loaders(
     let train_loader = Loader::new(Arc::clone(&train), resolve::train_loader(plan, strategy, pixels)?)?;
     let test_loader = Loader::new(Arc::clone(&test), resolve::test_loader(plan, strategy, pixels)?)?;
     if !pixels {
-        let resident = |set: &Dataset, loader: &Loader| {
+        let on_device = |set: &Dataset, loader: &Loader| {
             DeviceDataset::new(set, loader.pipeline().clone(), &device.clone().inner())
         };
-        strategy.keep_resident(DeviceDatasets {
-            train: resident(&train, &train_loader),
-            test: resident(&test, &test_loader),
-        });
+        strategy.keep_on_device(DeviceDatasets {
+            train: on_device(&train, &train_loader),
+            test: on_device(&test, &test_loader),
+        })?;
     }
     Ok((train_loader, test_loader))
 }
