@@ -1,4 +1,4 @@
-//! The run: epochs of steps, evaluation, checkpoints. It does not know which strategy takes the steps.
+//! The run: epochs of steps, evaluation, checkpoints. The engine does not know which strategy takes the steps.
 
 pub mod checkpoint;
 mod epoch;
@@ -20,25 +20,25 @@ use crate::timeline::Timeline;
 /// How a run ended.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Ending {
-    /// All epochs or steps done; the last evaluation.
+    /// All epochs or steps are done. Holds the last evaluation.
     Finished(EvalCounts),
-    /// Early stopping (`train.patience`).
+    /// Early stopping (`train.patience`) ended the run.
     Exhausted {
         /// The last evaluation.
         counts: EvalCounts,
-        /// The epoch that was the last.
+        /// The last epoch.
         epoch: usize,
-        /// The epoch that was the best.
+        /// The best epoch.
         best: usize,
     },
-    /// `train.max_time_s` is over: evaluated there, and saved.
+    /// `train.max_time_s` is over. The run evaluated and saved a checkpoint there.
     OutOfTime {
         /// The evaluation.
         counts: EvalCounts,
         /// Optimizer steps taken.
         step: u64,
     },
-    /// A signal asked for a stop and a checkpoint was saved there.
+    /// A signal asked for a stop. The run saved a checkpoint there.
     Interrupted {
         /// The signal's number.
         signal: i32,
@@ -47,7 +47,7 @@ pub enum Ending {
     },
 }
 
-/// How many steps a run has and where its epochs end.
+/// The number of steps of a run and of its epochs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lengths {
     /// Loader batches in an epoch.
@@ -56,14 +56,14 @@ pub struct Lengths {
     pub steps_per_epoch: u64,
     /// Epochs of the run.
     pub epochs: usize,
-    /// Optimizer steps over which the schedule spans: all epochs, or `max_steps` when the run is given in steps alone.
+    /// Optimizer steps of the schedule: all epochs, or `max_steps` where the run's length is given in steps only.
     pub schedule_steps: u64,
-    /// The run ends at this step.
+    /// The step at which the run ends.
     pub last_step: u64,
 }
 
 impl Lengths {
-    /// From the plan and the loader's number of batches.
+    /// Computes the lengths from the plan and the loader's number of batches.
     pub fn new(plan: &RunPlan, batches_per_epoch: usize) -> Self {
         let steps_per_epoch = batches_per_epoch.div_ceil(plan.train.accumulate).max(1) as u64;
         let limit = plan.train.max_steps as u64;
@@ -87,14 +87,14 @@ pub struct Engine<'a> {
     lengths: Lengths,
     schedule: Schedule,
     base_scale: f64,
-    /// Rank 0's: the run folder has one writer.
+    /// Rank 0 only: the run folder has one writer.
     files: Option<Files<'a>>,
     stop: Stop,
     progress: RunProgress,
     timeline: Timeline,
 }
 
-/// What rank 0 writes to.
+/// The files and the screen that rank 0 writes.
 pub struct Files<'a> {
     /// Metrics, curves, screen.
     pub reporter: &'a mut Reporter,
@@ -103,7 +103,7 @@ pub struct Files<'a> {
 }
 
 impl<'a> Engine<'a> {
-    /// Puts a run together; `progress` is [`RunProgress::start`] or a checkpoint's.
+    /// Makes a run that continues from `progress`: [`RunProgress::start`] or a checkpoint's.
     pub fn new(
         plan: &'a RunPlan,
         strategy: &'a mut dyn Strategy,
@@ -138,7 +138,7 @@ impl<'a> Engine<'a> {
 
     fn train_to_the_end(&mut self) -> Result<Ending, Failure> {
         if self.progress.epoch > self.lengths.epochs {
-            // resumed after its last checkpoint: what is left is the result
+            // Resumed after its last checkpoint: only the result is left to report.
             return Ok(match self.evaluate()? {
                 Evaluation::Done(counts) => Ending::Finished(counts),
                 Evaluation::Stopped(signal) => Ending::Interrupted { signal, step: self.progress.step },
@@ -158,12 +158,12 @@ impl<'a> Engine<'a> {
             let counts = match due {
                 true => match self.evaluate()? {
                     Evaluation::Done(counts) => Some(counts),
-                    // the checkpoint stands at the epoch's end: a resumed run evaluates again
+                    // The checkpoint is from the epoch's end: a resumed run evaluates again.
                     Evaluation::Stopped(signal) => return self.interrupted(signal),
                 },
                 false => None,
             };
-            // the same counts on every rank, so the same decision
+            // All ranks have the same counts, so they decide alike.
             let exhausted = counts.as_ref().and_then(|counts| self.exhausted(counts));
             done |= exhausted.is_some();
             self.finish_epoch(counts.as_ref(), done, start.elapsed().as_secs_f64())?;
@@ -194,7 +194,7 @@ impl<'a> Engine<'a> {
         let epoch = self.progress.epoch;
         let partial = std::mem::take(&mut self.progress.partial);
         self.progress.elapsed_s += eval_seconds;
-        let is_best = counts.is_some_and(|t| self.progress.best.is_none_or(|best| t.top1_percent() > best.eval.top1));
+        let is_best = counts.is_some_and(|c| self.progress.best.is_none_or(|best| c.top1_percent() > best.eval.top1));
         if let Some(counts) = counts {
             let evaluated = Evaluated { epoch, eval: eval_record(counts) };
             self.progress.last = Some(evaluated);
@@ -202,7 +202,8 @@ impl<'a> Engine<'a> {
                 self.progress.best = Some(evaluated);
             }
         }
-        // reported before the checkpoint: a run killed between the two resumes before the epoch and writes its line again
+        // The report comes before the checkpoint: a run killed between the two resumes before the epoch's end and writes the
+        // line again.
         let record = EpochRecord {
             epoch,
             train_loss: partial.loss_sum / partial.samples as f64,
@@ -216,7 +217,7 @@ impl<'a> Engine<'a> {
             files.reporter.epoch(&record)?;
         }
 
-        // a run that ends here is over, even where train.max_steps ended it inside an epoch
+        // A run that ends here is over, even where train.max_steps ended it inside an epoch.
         self.progress.epoch = if done { self.lengths.epochs } else { epoch } + 1;
         self.progress.batch = 0;
         let checkpoint = &self.plan.checkpoint;
@@ -228,21 +229,21 @@ impl<'a> Engine<'a> {
         Ok(())
     }
 
-    /// The best epoch, if it was `train.patience` epochs ago.
+    /// Returns the best epoch, if it was `train.patience` epochs ago.
     fn exhausted(&self, counts: &EvalCounts) -> Option<usize> {
         let best = self.progress.best.filter(|best| counts.top1_percent() <= best.eval.top1)?;
         let patience = self.plan.train.patience;
         (patience > 0 && self.progress.epoch - best.epoch >= patience).then_some(best.epoch)
     }
 
-    /// The signal that this rank has seen, or [`TIME_IS_UP`].
+    /// Returns the signal that this rank has seen, or [`TIME_IS_UP`].
     fn asked_to_stop(&self) -> Option<i32> {
         let limit = self.plan.train.max_time_s;
         let up = limit > 0 && self.progress.elapsed_s >= limit as f64;
         self.stop.signal().or(up.then_some(TIME_IS_UP))
     }
 
-    /// Evaluates what there is, and saves a checkpoint to continue from.
+    /// Evaluates the present weights, and saves a checkpoint to continue from.
     fn out_of_time(&mut self) -> Result<Ending, Failure> {
         let counts = match self.evaluate()? {
             Evaluation::Done(counts) => counts,
@@ -259,7 +260,7 @@ impl<'a> Engine<'a> {
         Ok(Ending::Interrupted { signal, step })
     }
 
-    /// Saves a checkpoint, after everything reported up to it is on disk.
+    /// Saves a checkpoint once everything reported before it is on disk.
     fn save(&mut self, name: &str, is_best: bool) -> Result<(), Failure> {
         if let Some(Files { reporter, store }) = &mut self.files {
             reporter.flush()?;
@@ -268,14 +269,14 @@ impl<'a> Engine<'a> {
         Ok(())
     }
 
-    /// Learning rate of a step.
+    /// Returns the learning rate of a step.
     fn lr(&self, step: u64) -> f64 {
         self.schedule.lr(step) * self.base_scale
     }
 }
 
-/// What `optimizer.lr_scale` multiplies the learning rate by: Horovod's rule follows the growth of the batch, which
-/// grows with the world only when `batch_size` is a worker's.
+/// Returns the factor of `optimizer.lr_scale`. By Horovod's rule the learning rate grows with the batch, which grows with the
+/// world only where `batch_size` is that of one worker.
 fn lr_factor(plan: &RunPlan, world: usize) -> f64 {
     let growth = match plan.train.batch_scope {
         BatchScope::Global => 1.0,
@@ -288,7 +289,7 @@ fn lr_factor(plan: &RunPlan, world: usize) -> f64 {
     }
 }
 
-/// A counts as the report wants it.
+/// Converts counts to the record that is reported.
 pub fn eval_record(counts: &EvalCounts) -> EvalRecord {
     EvalRecord {
         loss: counts.loss(),

@@ -5,8 +5,9 @@
 //! `step.rs` the training step, `replicate.rs` copies state to the other replicas, `statistics.rs` has synchronised batch
 //! norm. What the three share is in this folder: [`Learner`] owns the network and its optimizer, [`Replica`] runs it.
 //!
-//! The engine uses the [`Strategy`] trait and does not know which strategy runs. Strategies do not know the run's files or
-//! its screen; of epochs they know the progress that a checkpoint holds ([`RunProgress`]), and pass it to all ranks.
+//! The engine uses the [`Strategy`] trait and does not know which strategy runs. Strategies neither count epochs nor write
+//! files: they pass on the progress of a checkpoint ([`RunProgress`]), and a batch's epoch is a seed of dropout. They print
+//! nothing but [`ddp`]'s lines on standard error: how GPUs sum gradients, and warnings about unused parameters.
 
 pub mod ddp;
 mod device_dataset;
