@@ -1,4 +1,4 @@
-//! The step itself, on the library: accumulation, the weight average, restoring, losses that are not finite.
+//! The training step, called as a library: accumulation, the weight average, restoring, losses that are not finite.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ fn single(plan: &RunPlan) -> Single {
     Single::new(network, device, 10, plan)
 }
 
-/// `count` images of a formula, starting with image `first`.
+/// Makes a batch of `count` computed images, starting with image `first`.
 fn batch(first: usize, count: usize) -> Batch {
     let pixel = |i: usize, p: usize| ((i * 31 + p) as f32 * 0.37).sin();
     Batch {
@@ -172,10 +172,10 @@ fn clipping_bounds_the_step() {
     assert!((moved.sqrt() - 0.001).abs() < 1e-5, "learning rate 1: the step is the clipped norm, {}", moved.sqrt());
 }
 
-/// The whole way with a data set on the device: the same losses, weights and evaluation, bit for bit, as with the loader's
-/// pixels.
+/// Trains and evaluates with a data set on the device: the same losses, weights and evaluation, bit for bit, as with the
+/// loader's pixels.
 #[test]
-fn a_resident_data_set_trains_to_the_same_bits() {
+fn a_data_set_on_the_device_trains_to_the_same_bits() {
     let set = Arc::new(Dataset {
         name: "formula".into(),
         images: (0..50 * SHAPE.len()).map(|i| (i * 197 + i / 7 + 3) as u8).collect(),
