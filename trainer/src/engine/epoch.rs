@@ -19,6 +19,9 @@ pub(super) enum EpochEnd {
 }
 
 /// Trains from `progress.batch` to the end of `progress.epoch`.
+///
+/// # Errors
+/// The step fails, or a file cannot be written; a failed step is named with its epoch and number.
 pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> {
     let epoch = engine.progress.epoch;
     let mut batches = engine.train.epoch(epoch, engine.progress.batch);

@@ -108,6 +108,9 @@ pub fn load(path: &Path) -> Result<Loaded, FileError> {
 
 /// Returns the checkpoints of a folder, newest first: by step, epoch and batch of the state file. Where the state file cannot
 /// be read, the name decides, so that a damaged checkpoint keeps its place in the order.
+///
+/// # Errors
+/// The folder cannot be read.
 pub(super) fn newest_first(folder: &Path) -> Result<Vec<PathBuf>, FileError> {
     let entries = fs::read_dir(folder).map_err(|error| {
         FileError::new(folder, error.to_string(), "name a run folder that has a checkpoints folder")

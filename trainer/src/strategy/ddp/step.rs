@@ -13,6 +13,10 @@ use crate::{
     timeline::Track,
 };
 
+/// See [`Strategy::train_step`](crate::strategy::Strategy::train_step).
+///
+/// # Errors
+/// The loss is not finite, a rank is gone, or the ranks no longer hold the same bits.
 pub(super) fn train_step(
     ddp: &mut Ddp,
     batches: Vec<Batch>,

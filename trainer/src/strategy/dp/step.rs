@@ -20,6 +20,10 @@ use crate::{
     timeline::Track,
 };
 
+/// See [`Strategy::train_step`](crate::strategy::Strategy::train_step).
+///
+/// # Errors
+/// The loss is not finite, or a device fails.
 pub(super) fn train_step(dp: &mut Dp, batches: Vec<Batch>, lr: f64, stop: Option<i32>) -> Result<StepOutcome, Failure> {
     let samples = step_samples(&batches);
     let mut outcome = StepOutcome { stop, ..StepOutcome::default() };

@@ -10,6 +10,10 @@ use crate::{
     strategy::{StepOutcome, step_samples},
 };
 
+/// See [`Strategy::train_step`](crate::strategy::Strategy::train_step).
+///
+/// # Errors
+/// The loss is not finite.
 pub(super) fn train_step(
     single: &mut Single,
     batches: Vec<Batch>,
