@@ -156,7 +156,7 @@ mod tests {
     const NONE: Result<(), &str> = Err("libnccl.so.2: not found");
 
     fn topology(gpus: &[(&str, u8)]) -> Topology {
-        let place =
+        let location =
             |(host, gpu): &(&str, u8)| RankLocation { host: (*host).into(), gpu: [*gpu; 16], capability: (9, 0) };
         Topology { locations: gpus.iter().map(location).collect(), no_access: Vec::new() }
     }
