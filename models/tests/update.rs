@@ -188,13 +188,13 @@ fn a_network_is_changed_in_place() {
 fn an_average_follows() {
     let pairs = vec![(tensor(&[1.0, 2.0]), tensor(&[2.0, 0.0])), (tensor(&[4.0]), tensor(&[4.0]))];
     let before: Vec<_> = pairs.iter().map(|(average, _)| address(average)).collect();
-    let mut averages = ops::follow(0.75, pairs);
+    let mut averages = ops::ema_update(0.75, pairs);
     assert_eq!(averages.iter().map(address).collect::<Vec<_>>(), before);
     assert_eq!(numbers(&averages[0]), [1.25, 1.5]);
     assert_eq!(numbers(&averages[1]), [4.0]);
     // kept by somebody, as what is evaluated is
     let held = averages[0].clone();
-    let averages = ops::follow(0.5, vec![(averages.remove(0), tensor(&[0.0, 0.0]))]);
+    let averages = ops::ema_update(0.5, vec![(averages.remove(0), tensor(&[0.0, 0.0]))]);
     assert_eq!((numbers(&held), numbers(&averages[0])), (vec![1.25, 1.5], vec![0.625, 0.75]));
 }
 

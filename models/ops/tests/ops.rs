@@ -4,8 +4,8 @@ use burn::tensor::ops::{ConvOptions as BurnConv, MaxPoolOptions};
 use burn::tensor::{Device, Distribution, Tensor, activation, module};
 use ops::Activation::{Identity, Relu, Swish};
 use ops::{
-    After, ConvOptions, PoolOptions, add, avg_pool2d, batch_norm_eval, batch_norm_train, channels, concat, conv2d,
-    global_avg_pool, interleave, linear, max_pool2d, relu, scale_channels, sigmoid, swish,
+    ConvOptions, Epilogue, PoolOptions, add, avg_pool2d, batch_norm_eval, batch_norm_train, concat, conv2d,
+    global_avg_pool, interleave, linear, max_pool2d, relu, scale_channels, sigmoid, slice_channels, swish,
 };
 
 fn random<const D: usize>(dims: [usize; D]) -> Tensor<D> {
@@ -95,11 +95,11 @@ fn batch_norm() {
         let x2 = || x.clone() * 0.5 + 2.0;
         let plain = |x: &Tensor<4>| module::batch_norm_train(x.clone(), w.clone(), b.clone(), 1e-5);
         let ours = |residual: Option<Tensor<4>>, activation| {
-            batch_norm_train(x2(), w.clone(), b.clone(), 1e-5, After { residual, activation }, None, None)
+            batch_norm_train(x2(), w.clone(), b.clone(), 1e-5, Epilogue { residual, activation }, None, None)
         };
         // an offset of many standard deviations must not cost the statistics digits
         let far = || x.clone() * 0.5 + 20.0;
-        let ours_far = batch_norm_train(far(), w.clone(), b.clone(), 1e-5, After::default(), None, None);
+        let ours_far = batch_norm_train(far(), w.clone(), b.clone(), 1e-5, Epilogue::default(), None, None);
         close("mean", ours_far.mean, plain(&far()).mean);
         // burn's is the biased one
         let [n, _, h, width] = far().dims();
@@ -129,7 +129,7 @@ fn batch_norm() {
         for (residual, activation) in
             [(None, Identity), (None, Relu), (Some(plain(&r)), Relu), (Some(plain(&r)), Swish)]
         {
-            let after = After { residual: residual.clone(), activation };
+            let after = Epilogue { residual: residual.clone(), activation };
             let affine = [vector(&w), vector(&b)];
             let ours = batch_norm_eval(plain(&x), affine, [vector(&mean), vector(&variance)], 1e-5, after);
             let theirs = residual.map_or_else(|| plain(&theirs), |r| plain(&theirs) + r);
@@ -244,7 +244,7 @@ fn composed_operations() {
     let last = |t: &Tensor<4>| relu(t.clone() + 10.0) - 10.0;
     same!("sum", [x, y], add(last(&x), last(&y)), x.clone() + y.clone());
     same!("concat", [x, y], concat(vec![last(&x), y.clone()]), Tensor::cat(vec![x.clone(), y.clone()], 1));
-    same!("channels", [x], channels(last(&x), 1..4), x.clone().slice([0..2, 1..4, 0..4, 0..8]));
+    same!("channels", [x], slice_channels(last(&x), 1..4), x.clone().slice([0..2, 1..4, 0..4, 0..8]));
     same!("swish", [x], swish(last(&x)), x.clone() * activation::sigmoid(x.clone()));
     same!("sigmoid", [x], sigmoid(last(&x)), activation::sigmoid(x.clone()));
     let burn = burn::tensor::ops::AvgPoolOptions::new([2, 2]).with_stride([2, 2]);

@@ -143,7 +143,7 @@ impl Reducer {
             let flat = match values {
                 Values::Host(values) => Tensor::<1>::from_data(TensorData::new(values, [bucket.elements]), device),
                 Values::Shared(values) => {
-                    ops::tensor_over(self.collector.arrays.lend(reduced.len() - 1, values), device)
+                    ops::tensor_from_blob(self.collector.arrays.lend(reduced.len() - 1, values), device)
                 }
                 Values::Device(mut tensors, done) => {
                     done.follow();
