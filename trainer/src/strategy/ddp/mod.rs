@@ -48,7 +48,7 @@ use crate::{
     signals::Stop,
 };
 use comm::{Communicator, ReduceOp};
-use launch::Reporter;
+use launch::WorkerStatus;
 
 const MIB: f64 = 1024.0 * 1024.0;
 
@@ -62,7 +62,7 @@ pub struct Ddp {
     unused: Unused,
     check_sync_every: u64,
     comm: Communicator,
-    reporter: Reporter,
+    status: WorkerStatus,
     steps: u64,
 }
 
@@ -77,7 +77,7 @@ impl Ddp {
         classes: usize,
         plan: &RunPlan,
         comm: Communicator,
-        reporter: Reporter,
+        status: WorkerStatus,
     ) -> Result<Self, Failure> {
         verify::same_model(&network, &comm)?;
         let network = replicate::broadcast_state(network, &comm)?;
@@ -95,7 +95,7 @@ impl Ddp {
         let on_device = gpus::meet(&learner.replica.inner_device(), parameters, plan, &comm)?;
         #[cfg(not(feature = "cuda"))]
         let on_device = None;
-        let reducer = Reducer::new(parameters, &comm, &reporter, options, on_device)?;
+        let reducer = Reducer::new(parameters, &comm, &status, options, on_device)?;
         let statistics = match parallel.batch_norm {
             BatchNormPolicy::Sync => Some(Arc::new(SharedStatistics::new(comm.duplicate()?))),
             _ => None,
@@ -108,7 +108,7 @@ impl Ddp {
             unused: Unused::default(),
             check_sync_every: parallel.check_sync_every as u64,
             comm,
-            reporter,
+            status,
             steps: 0,
         })
     }
@@ -122,7 +122,7 @@ impl Ddp {
         if self.check_sync_every == 0 || !self.steps.is_multiple_of(self.check_sync_every) {
             return Ok(());
         }
-        self.reporter.doing(format_args!("comparing parameters after {} steps", self.steps));
+        self.status.set_status(format_args!("comparing parameters after {} steps", self.steps));
         verify::in_sync(&self.learner.snapshot(), self.batch_norm == BatchNormPolicy::Sync, &self.comm)
     }
 }
@@ -160,7 +160,7 @@ impl Strategy for Ddp {
     }
 
     fn evaluate(&mut self, batches: &mut dyn Iterator<Item = Batch>, stop: &Stop) -> Result<Evaluation, Failure> {
-        self.reporter.doing(format_args!("evaluating after {} steps", self.steps));
+        self.status.set_status(format_args!("evaluating after {} steps", self.steps));
         let Self { learner, comm, .. } = self;
         let comm = &*comm;
         if matches!(self.batch_norm, BatchNormPolicy::Broadcast | BatchNormPolicy::Reduce) {
@@ -177,7 +177,7 @@ impl Strategy for Ddp {
     }
 
     fn start_from(&mut self, checkpoint: Option<(Snapshot, Progress)>) -> Result<Progress, Failure> {
-        self.reporter.doing(format_args!("sharing the checkpoint"));
+        self.status.set_status(format_args!("sharing the checkpoint"));
         let Some((snapshot, progress)) = replicate::share_checkpoint(checkpoint, &self.comm)? else {
             return Ok(Progress::start());
         };

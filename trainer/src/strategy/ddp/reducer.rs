@@ -17,9 +17,11 @@ use super::{
     buckets::{self, Bucket},
     collector::{Collector, Packed, Values},
 };
-use crate::{config::Compression, failure::Failure, optim::FlatGradients, report::timeline::BucketSpan};
-use comm::{CommError, Communicator, ReduceOp, Shared, cuda::Mark};
-use launch::Reporter;
+use crate::{
+    config::Compression, device::StreamEvent, failure::Failure, optim::FlatGradients, report::timeline::BucketSpan,
+};
+use comm::{CommError, Communicator, ReduceOp, Shared};
+use launch::WorkerStatus;
 
 /// What a step's reduction gave.
 pub(super) struct Sums {
@@ -45,7 +47,11 @@ pub(super) struct Options {
 pub(super) trait OnDevice: Send {
     /// Enqueues the sum over ranks of these tensors, one behind the other, made before `after`. Gives it, a mark that whoever
     /// uses it has to follow, and the bytes that a rank puts in.
-    fn sum(&mut self, tensors: Vec<Tensor<1>>, after: &Mark) -> Result<(Tensor<1>, Mark, usize), CommError>;
+    fn sum(
+        &mut self,
+        tensors: Vec<Tensor<1>>,
+        after: &StreamEvent,
+    ) -> Result<(Tensor<1>, StreamEvent, usize), CommError>;
     /// Waits until everything that was enqueued is done.
     fn settle(&mut self) -> Result<(), CommError>;
 }
@@ -75,7 +81,7 @@ impl Reducer {
     pub(super) fn new(
         parameters: &[ParameterInfo],
         comm: &Communicator,
-        reporter: &Reporter,
+        status: &WorkerStatus,
         options: Options,
         on_device: Option<(Device, Arc<Mutex<dyn OnDevice>>)>,
     ) -> Result<Self, Failure> {
@@ -93,7 +99,7 @@ impl Reducer {
             (Values::Host(values), _) => wire.all_reduce(values, &thread_comm),
             (Values::Shared(values), _) => shared_sum(values, &thread_comm),
         };
-        let (done, thread) = start(inbox, reporter, reduce)?;
+        let (done, thread) = start(inbox, status, reduce)?;
         let collector = Arc::new(Collector::new(parameters, outbox, device));
         if !options.overlap {
             let order = buckets::assumed_order(parameters.len());
@@ -146,7 +152,7 @@ impl Reducer {
                     ops::tensor_from_blob(self.collector.arrays.lend(reduced.len() - 1, values), device)
                 }
                 Values::Device(mut tensors, done) => {
-                    done.follow();
+                    done.wait();
                     tensors.remove(0)
                 }
             };
@@ -237,18 +243,18 @@ impl Wire {
 /// Starts the thread: `reduce` gives the sums and the bytes that a rank puts in.
 fn start(
     inbox: Receiver<Packed>,
-    reporter: &Reporter,
+    status: &WorkerStatus,
     mut reduce: impl FnMut(Values) -> Result<(Values, usize), CommError> + Send + 'static,
 ) -> Result<(Receiver<Outcome>, JoinHandle<()>), Failure> {
     let (results, done) = channel();
-    let says = reporter.clone();
+    let says = status.clone();
     let mut one = move |packed: Packed| {
         let Packed { step, index, of, values, queued } = packed;
-        says.doing(format_args!("step {step}: reducing bucket {} of {of}", index + 1));
+        says.set_status(format_args!("step {step}: reducing bucket {} of {of}", index + 1));
         let started = Instant::now();
         let (values, bytes) = reduce(values)?;
         let finished = Instant::now();
-        says.doing(format_args!("step {step}: bucket {} of {of} is reduced", index + 1));
+        says.set_status(format_args!("step {step}: bucket {} of {of} is reduced", index + 1));
         Ok((values, BucketSpan { step, bucket: index, bytes, queued, started, finished }))
     };
     let serve = move || {

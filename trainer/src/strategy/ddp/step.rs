@@ -24,24 +24,24 @@ pub(super) fn train_step(
     let samples = batches.iter().map(|batch| batch.global_len).sum();
     let mut outcome = StepOutcome { stop, ..StepOutcome::default() };
 
-    let (step, says) = (ddp.steps, ddp.reporter.clone());
+    let (step, says) = (ddp.steps, ddp.status.clone());
     let count = batches.len();
     for (turn, batch) in batches.into_iter().enumerate() {
         // only the last backward pass completes the gradients: those before it are not synchronised
         ddp.reducer.begin(step, turn + 1 == count);
-        says.doing(format_args!("step {step}: forward"));
+        says.set_status(format_args!("step {step}: forward"));
         let statistics = ddp.statistics.clone().map(|shared| shared as std::sync::Arc<dyn StatisticsReduce>);
         let cx = Context::train_with(statistics, Some(ddp.reducer.sink()));
         let loss = ddp.learner.replica.forward(batch, samples, cx, &mut outcome);
         ddp.check_statistics()?;
-        says.doing(format_args!("step {step}: backward"));
+        says.set_status(format_args!("step {step}: backward"));
         ddp.learner.replica.backward(loss, &mut outcome);
         ddp.check_statistics()?;
     }
 
     let start = Instant::now();
     let Sums { gradients, used, buckets } = ddp.reducer.finish(&ddp.learner.replica.inner_device())?;
-    says.doing(format_args!("step {step}: comparing losses"));
+    says.set_status(format_args!("step {step}: comparing losses"));
     let unused = agree(&mut outcome, &used, ddp)?;
     let end = Instant::now();
     outcome.seconds.communication = (end - start).as_secs_f64();
@@ -57,7 +57,7 @@ pub(super) fn train_step(
     }
     let gradients = without(gradients, &unused);
 
-    says.doing(format_args!("step {step}: optimizer"));
+    says.set_status(format_args!("step {step}: optimizer"));
     ddp.learner.apply(gradients, lr, &mut outcome);
     // the optimizer's work is enqueued behind the sums: waiting for those costs nothing now
     ddp.reducer.settle()?;

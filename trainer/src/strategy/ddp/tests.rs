@@ -17,9 +17,9 @@ use super::{
     reducer::{OnDevice, Options, Reducer},
     verify,
 };
-use crate::{config::Compression, failure::Failure, state_file::NamedTensor, strategy::Snapshot};
-use comm::{CommConfig, CommError, Communicator, ReduceOp, Secret, StoreServer, TransportKind, cuda::Mark, join};
-use launch::Reporter;
+use crate::{config::Compression, device::StreamEvent, failure::Failure, state_file::NamedTensor, strategy::Snapshot};
+use comm::{CommConfig, CommError, Communicator, ReduceOp, Secret, StoreServer, TransportKind, join};
+use launch::WorkerStatus;
 
 /// Runs `body` as every rank.
 fn ranks<R: Send + 'static>(world: usize, body: impl Fn(Communicator) -> R + Send + Sync + 'static) -> Vec<R> {
@@ -63,13 +63,17 @@ struct Device0 {
 }
 
 impl OnDevice for Device0 {
-    fn sum(&mut self, tensors: Vec<Tensor<1>>, after: &Mark) -> Result<(Tensor<1>, Mark, usize), CommError> {
-        after.follow();
+    fn sum(
+        &mut self,
+        tensors: Vec<Tensor<1>>,
+        after: &StreamEvent,
+    ) -> Result<(Tensor<1>, StreamEvent, usize), CommError> {
+        after.wait();
         let mut flat = values(Tensor::cat(tensors, 0));
         self.comm.all_reduce(&mut flat, ReduceOp::Sum)?;
         self.unsettled += 1;
         let device = Device::flex();
-        Ok((Tensor::from_floats(flat.as_slice(), &device), Mark::here(&device), 4 * flat.len()))
+        Ok((Tensor::from_floats(flat.as_slice(), &device), StreamEvent::record(&device), 4 * flat.len()))
     }
 
     fn settle(&mut self) -> Result<(), CommError> {
@@ -88,7 +92,8 @@ fn a_hundred_iterations_average_exactly() {
             let sums: Arc<Mutex<dyn OnDevice>> = Arc::new(Mutex::new(Device0 { comm: comm.clone(), unsettled: 0 }));
             let on_device = stay.then(|| (device.clone(), sums));
             let reducer =
-                Reducer::new(&parameters, &comm, &Reporter::unheard().unwrap(), options(overlap), on_device).unwrap();
+                Reducer::new(&parameters, &comm, &WorkerStatus::detached().unwrap(), options(overlap), on_device)
+                    .unwrap();
             for iteration in 0..100 {
                 for last in [false, true] {
                     reducer.begin(iteration, last);
@@ -131,7 +136,8 @@ fn a_hundred_iterations_average_exactly() {
 fn a_full_bucket_leaves_before_the_pass_ends_and_in_rank_0s_order() {
     ranks(2, |comm| {
         let (parameters, device) = (parameters(), Device::flex());
-        let reducer = Reducer::new(&parameters, &comm, &Reporter::unheard().unwrap(), options(true), None).unwrap();
+        let reducer =
+            Reducer::new(&parameters, &comm, &WorkerStatus::detached().unwrap(), options(true), None).unwrap();
         let pass = |step: u64, order: &[usize], between: &dyn Fn()| {
             reducer.begin(step, true);
             let sink = reducer.sink();
