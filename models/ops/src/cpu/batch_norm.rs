@@ -2,8 +2,8 @@
 //!
 //! The forward pass reads the input twice: for the statistics, and to write `y = activation(x · scale + shift +
 //! residual)`. The backward pass also reads its inputs twice: for the sums of `g` and `g · x̂`, and to write the
-//! gradient. `g` is the gradient before the activation. The activation's derivative is computed from the input (or from
-//! the output, for a ReLU with a residual). Nothing else is saved.
+//! gradient. `g` is the gradient of the activation's input. The activation's derivative is computed from the recomputed
+//! input (or from the output, for a ReLU with a residual). Nothing else is saved.
 //!
 //! Sums are computed over pieces of fixed size: in f32 within a piece, and in f64 and in order over the pieces. They
 //! therefore do not depend on the number of threads. Squares are summed around a pivot, the first pixel, so that the
@@ -108,7 +108,7 @@ pub(crate) struct Grads {
     pub(crate) x: Buffer,
     pub(crate) weight: Vec<f32>,
     pub(crate) bias: Vec<f32>,
-    /// Gradient before the ReLU, if ReLU follows the residual. Without ReLU, the residual's gradient is `dy`.
+    /// Gradient of ReLU's input, if ReLU follows the residual. Without ReLU, the residual's gradient is `dy`.
     pub(crate) residual: Option<Buffer>,
 }
 
@@ -131,7 +131,7 @@ pub(crate) fn backward(
     shared: Option<&dyn StatisticsReduce>,
 ) -> Grads {
     let channels = stats.mean.len();
-    // Write the gradient before the ReLU once, because the residual needs it too.
+    // Write the gradient of ReLU's input once, because the residual needs it too.
     let (masked, activation) = match derivative_at {
         DerivativeAt::Output(y) => (Some(relu_grad(y, dy)), Activation::Identity),
         DerivativeAt::Input(activation) => (None, activation),

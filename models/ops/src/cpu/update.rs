@@ -1,7 +1,7 @@
 //! CPU kernels of the optimizer's step, the weight average and the gradient norm. Each is one pass over memory.
 //!
 //! All tensors of a list are divided into chunks, and tasks take runs of chunks. The loops are plain multiplications
-//! and additions, for_each_chunk rounded separately, so every instruction set produces the same bits.
+//! and additions, each rounded separately, so every instruction set produces the same bits.
 
 use burn::backend::Flex;
 use burn::tensor::{DType, Shape, Tensor};

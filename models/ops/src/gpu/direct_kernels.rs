@@ -165,8 +165,8 @@ pub(super) fn depthwise<F: Float, N: Size>(
     write::<F, N>(&sums, out, first, column, images);
 }
 
-/// Grouped convolution with `weight[tap][source channel of the group][target channels]`. A group has `group_columns` vectors of
-/// target channels and `inputs` vectors of `M` source channels.
+/// Grouped convolution with `weight[tap][source channel of the group][target channels]`. A group has `group_columns`
+/// vectors of target channels and `inputs` vectors of `M` source channels.
 #[cube(launch_unchecked)]
 pub(super) fn grouped<F: Float, N: Size, M: Size>(
     source: &[Vector<F, M>],

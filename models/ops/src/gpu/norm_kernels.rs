@@ -3,7 +3,7 @@
 //!
 //! Reductions over all rows take two launches: each block reduces a piece of the rows, then one block per tile of
 //! columns reduces the pieces, in an order that depends on the shape alone. Variances are sums of squares around a
-//! thread's first row, merge by Chan's formula (<https://doi.org/10.2307/2683386>), so they stay accurate if the mean
+//! thread's first row, merged by Chan's formula (<https://doi.org/10.2307/2683386>), so they stay accurate if the mean
 //! is far from zero.
 
 use cubecl::prelude::*;
@@ -235,9 +235,9 @@ pub(super) fn normalise<F: Float, N: Size>(
     }
 }
 
-/// Computes the gradient before the activation, from the output of a ReLU or from the activation's input.
+/// Computes the gradient of the activation's input, from the output of a ReLU or from the activation's input.
 #[cube]
-fn grad_before_activation<F: Float, N: Size>(
+fn activation_input_grad<F: Float, N: Size>(
     dy: Vector<F, N>,
     out: Vector<F, N>,
     normalised: Vector<f32, N>,
@@ -251,7 +251,7 @@ fn grad_before_activation<F: Float, N: Size>(
     activation_grad::<N>(at, dy, activation)
 }
 
-/// Computes the sums of `g` and of `g · x̂` of each piece, where `g` is the gradient before the activation:
+/// Computes the sums of `g` and of `g · x̂` of each piece, where `g` is the gradient of the activation's input:
 /// `pieces[piece][2][columns]`.
 #[cube(launch_unchecked)]
 pub(super) fn partial_gradients<F: Float, N: Size>(
@@ -284,7 +284,7 @@ pub(super) fn partial_gradients<F: Float, N: Size>(
         let mut row = start + y;
         while row < end {
             let normalised = (Vector::<f32, N>::cast_from(x[row * pitch + column]) - mean) * inverse;
-            let g = grad_before_activation::<F, N>(
+            let g = activation_input_grad::<F, N>(
                 dy[row * dy_pitch + column],
                 out[row * out_pitch + column],
                 normalised,
@@ -372,7 +372,7 @@ pub(super) fn input_gradient<F: Float, N: Size>(
     let mut row = CUBE_POS_Y as usize * depth + y;
     while row < rows {
         let normalised = (Vector::<f32, N>::cast_from(x[row * pitch + column]) - mean) * inverse;
-        let g = grad_before_activation::<F, N>(
+        let g = activation_input_grad::<F, N>(
             dy[row * dy_pitch + column],
             out[row * out_pitch + column],
             normalised,

@@ -54,7 +54,7 @@ fn sum_over_block<N: Size>(value: Vector<f32, N>, shared: &mut Shared<[Vector<f3
     shared[unit]
 }
 
-/// Sums the values of a column's threads for group_columns tap. The column's first thread writes the results.
+/// Sums the values of a column's threads for each tap. The column's first thread writes the results.
 #[cube]
 fn write_sums<N: Size>(
     sums: &Array<Vector<f32, N>>,
