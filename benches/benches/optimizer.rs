@@ -2,7 +2,7 @@
 //! `cargo bench -p benches --bench optimizer -- [--python PYTHON] [--steps N] [--rounds N] [--markdown] MODEL…`.
 //!
 //! What is timed is all of a step between gradients and new weights, on the CPU. Ours: `trainer::optim`, whose passes are
-//! `ops::{update, follow, square_sum}`. burn's: the same formulas as chains of tensor operations, a parameter after
+//! `ops::{update, ema_update, square_sum}`. burn's: the same formulas as chains of tensor operations, a parameter after
 //! the other. PyTorch's, with `--python` (a Python that has torch): its loop over parameters, `foreach` and `fused`
 //! (`peers/optimizer.py`). Rounds of all of them take turns; medians of rounds of medians of steps. GB/s counts what one
 //! pass has to read and write: of SGD five, of AdamW seven, of the average three, of the norm one f32 a parameter.

@@ -27,7 +27,7 @@ impl Ema {
         let mut pairs = Vec::with_capacity(self.shadow.len());
         let mut shadow = std::mem::take(&mut self.shadow).into_iter();
         state::visit(network, |_, _, value| pairs.extend(shadow.next().map(|average| (average, value))));
-        self.shadow = ops::follow(self.decay, pairs);
+        self.shadow = ops::ema_update(self.decay, pairs);
     }
 
     /// Returns `network` with the averaged state.

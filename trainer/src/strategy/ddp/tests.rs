@@ -218,7 +218,7 @@ fn an_array_comes_back_when_the_last_tensor_over_it_drops() {
     assert!(arrays.take(1).is_none(), "no array was made");
     let mut array = comm.shared::<f32>(3).unwrap();
     array.copy_from_slice(&[1.0, 2.0, 3.0]);
-    let tensor = ops::tensor_over(arrays.lend(1, array), &Device::flex());
+    let tensor = ops::tensor_from_blob(arrays.lend(1, array), &Device::flex());
     let view = tensor.slice(1..2);
     assert!(arrays.take(1).is_none(), "a tensor uses it");
     assert_eq!(view.into_scalar::<f32>(), 2.0);
