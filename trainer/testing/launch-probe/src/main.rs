@@ -150,7 +150,7 @@ fn work(arguments: &Arguments, role: &WorkerRole) -> Result<u8, LaunchError> {
     let code = match steps(arguments, &worker, &faults, &stop) {
         Ok(code) => code,
         Err(error) => {
-            worker.reporter.comm_failed(&error);
+            worker.status.record_comm_error(&error);
             eprintln!("error: {error}");
             1
         }
@@ -160,16 +160,16 @@ fn work(arguments: &Arguments, role: &WorkerRole) -> Result<u8, LaunchError> {
 }
 
 fn steps(arguments: &Arguments, worker: &Worker, faults: &[&str], stop: &AtomicUsize) -> Result<u8, CommError> {
-    let (reporter, client, rank) = (&worker.reporter, &worker.client, worker.role.rank);
+    let (status, client, rank) = (&worker.status, &worker.client, worker.role.rank);
     let limit = Duration::from_secs_f64(arguments.barrier_timeout);
     for step in 0..arguments.steps {
-        reporter.doing(format_args!("step {step}, forward"));
+        status.set_status(format_args!("step {step}, forward"));
         println!("step {step}");
         std::thread::sleep(Duration::from_millis(arguments.step_ms));
         if step == 3 {
             faults.iter().for_each(|fault| fail(fault, worker));
         }
-        reporter.doing(format_args!("all_reduce #{step}, bucket 0"));
+        status.set_status(format_args!("all_reduce #{step}, bucket 0"));
         if step == 3 && faults.contains(&"kill-in") {
             // The signal comes while this rank enters the barrier or waits in it for a late rank.
             std::thread::spawn(|| signal_myself(Signal::KILL));
@@ -212,7 +212,7 @@ fn fail(fault: &str, worker: &Worker) {
             thread.expect("threads start").join().expect("the loader ends well");
         }
         "error" => {
-            worker.reporter.failed("cannot write checkpoint: disk full", "free some space", false);
+            worker.status.record_error("cannot write checkpoint: disk full", "free some space", false);
             std::process::exit(1);
         }
         // Ends only by SIGKILL.

@@ -220,8 +220,8 @@ fn namespaces(tag: &str) -> Option<Namespaces> {
     match Namespaces::new(tag) {
         Ok(made) => Some(made),
         Err(cause) => {
-            // it needs root and iproute2
-            println!("skipped: no network namespaces here: {cause}");
+            // They need root and iproute2.
+            support::skip_or_fail("network namespaces", cause);
             None
         }
     }

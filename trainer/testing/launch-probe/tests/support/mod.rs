@@ -1,11 +1,13 @@
 //! Starts the probe as a user would, and checks what it leaves behind.
 #![allow(dead_code, reason = "each test program uses a part")]
 
+#[path = "../../../shared.rs"]
+mod shared;
+
+pub use shared::{free_port, skip_or_fail};
+
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::net::TcpListener;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -41,21 +43,6 @@ pub fn probe(arguments: &[&str]) -> Command {
     let mut command = Command::new("env");
     command.args(["--default-signal=INT,QUIT,TERM", PROBE]).args(arguments);
     command
-}
-
-/// Returns a TCP port that no other test uses while this process lives, and that the kernel gives to nobody: it is below the
-/// range of ephemeral ports. A port of `bind` to port 0 could be given to another process before the launcher binds it.
-pub fn free_port() -> u16 {
-    for port in 20_000..30_000 {
-        let name = SocketAddr::from_abstract_name(format!("trainer-test-port-{port}")).unwrap();
-        // The name in the abstract namespace of Unix sockets marks the port as taken.
-        let Ok(lock) = UnixDatagram::bind_addr(&name) else { continue };
-        if TcpListener::bind(("0.0.0.0", port)).is_ok() {
-            std::mem::forget(lock);
-            return port;
-        }
-    }
-    panic!("no free port from 20000 to 29999")
 }
 
 impl Run {
