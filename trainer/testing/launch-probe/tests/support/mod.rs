@@ -4,6 +4,7 @@
 #[path = "../../../shared.rs"]
 mod shared;
 
+#[allow(unused_imports, reason = "each test file uses a part")]
 pub use shared::{free_port, skip_or_fail};
 
 use std::collections::BTreeSet;
