@@ -1,4 +1,4 @@
-//! The program's output and the files that it writes.
+//! What the binary says and leaves behind.
 
 mod common;
 
@@ -21,7 +21,7 @@ fn a_run_leaves_everything_that_the_readme_names() {
     let header = fs::read_to_string(run.join("summary.csv")).unwrap();
     assert!(header.starts_with("epoch,train_loss,train_top1,eval_loss,eval_top1,eval_top5,lr,images_per_s,seconds\n"));
     assert_eq!(header.lines().count(), 1 + 3);
-    // The config.toml of a run is a configuration: it repeats the run.
+    // a run's config.toml is a config: the same run again
     bench.run(&["--config", run.join("config.toml").to_str().unwrap(), "--run-dir", "again"]).expect(0);
     assert_eq!(common::losses(&run), common::losses(&bench.only_run("again")));
 }
@@ -46,7 +46,7 @@ fn eval_of_a_run_and_of_its_weights_agree_with_the_summary() {
     let text = bench.run(&arguments).expect(0).stdout;
     assert!(text.contains("of 1,000 right") && text.contains("recall"), "{text}");
 
-    // For a file of another model, missing, unexpected and misshapen tensors are named.
+    // a file of another model names what is missing, unexpected or misshapen
     let other = ["eval", "--model", "vgg11", "--weights", weights.to_str().unwrap(), "--data", "cifar10"];
     let ended = bench.run(&other).expect(2);
     assert!(ended.stderr.contains("hint:"), "{}", ended.stderr);
@@ -64,7 +64,7 @@ fn dry_run_writes_nothing() {
     assert!(!bench.path("runs").exists());
 }
 
-/// Every configuration in `configs` is valid: model, data set and values fit each other.
+/// Every config that ships can be started: model, data set and values fit each other.
 #[test]
 fn every_shipped_config_passes_a_dry_run() {
     let bench = Bench::new(CONFIG);
@@ -213,12 +213,12 @@ fn the_table_reads_runs_and_their_committed_summaries() {
     let text = bench.run(&["table"]).expect(0).stdout;
     assert!(text.contains("no run") && text.contains("(n=2)"), "{text}");
     assert!(bench.run(&["table", "--markdown"]).expect(0).stdout.starts_with("| model | data | published | reached |"));
-    // The config.toml of a summary is a configuration.
+    // a summary's config.toml is a config
     let saved = &entries(&bench.path("results"))[0];
     bench.run(&["--config", saved.join("config.toml").to_str().unwrap(), "--dry-run"]).expect(0);
 }
 
-/// The committed summaries can be read and contain no path of a machine.
+/// The summaries that are committed are read, and name no machine.
 #[test]
 fn committed_results_are_whole() {
     let bench = Bench::new(CONFIG);

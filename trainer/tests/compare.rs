@@ -28,7 +28,7 @@ fn three_modes_on_one_page() {
         assert!(mode["loss_difference"].as_f64().unwrap() < 1e-4, "{mode}");
         let peaks = mode["peak_bytes"].as_array().unwrap();
         assert!(peaks.len() == processes && peaks.iter().all(|peak| peak.as_u64().unwrap() > 1 << 20), "{mode}");
-        // The parts add up to the step.
+        // the parts are the step
         let parts = &mode["parts_ms"];
         let part = |name: &str| parts[name].as_f64().unwrap();
         let names = ["data", "forward", "backward", "communication", "optimizer", "other"];
@@ -41,7 +41,7 @@ fn three_modes_on_one_page() {
     let moved = |index: usize| modes[index]["bytes_moved"].as_u64().unwrap();
     let parameters = 44_426 * 4;
     assert_eq!((moved(0), moved(2)), (0, 2 * parameters));
-    // 8 of 16 images go to the other device; their outputs come back, and the gradients of these go there.
+    // of 16 images 8 go to the other device, and their outputs and gradients of these come and go
     assert_eq!(moved(1), 2 * parameters + 8 * (28 * 28 + 2 * 10) * 4);
     assert_eq!(modes[1]["device_bytes"].as_array().unwrap().len(), 2);
 
@@ -56,7 +56,7 @@ fn three_modes_on_one_page() {
 #[test]
 fn a_mode_that_fails_is_shown_beside_the_others() {
     let bench = Bench::new(CONFIG);
-    // torch.chunk leaves a device without work; DDP does not.
+    // torch.chunk leaves a device without work; DDP has no such thing
     let (json, _) = compare(&bench, 1, &["--steps", "6", "--rounds", "2", "--set", "train.batch_size=1"]);
     let modes = json["modes"].as_array().unwrap();
     for mode in &modes[..2] {
@@ -71,7 +71,7 @@ fn a_mode_that_fails_is_shown_beside_the_others() {
 fn mistakes_end_with_2() {
     let bench = Bench::new(CONFIG);
     let cases: [(&[&str], &str); 7] = [
-        // No GPU, or a build without GPU support.
+        // no GPU here, or no backend for one
         (&["--gpus", "64"], "--gpus"),
         (&["--gpus", "1"], "--gpus 1"),
         (&["--cpus", "2", "--modes", "single,dpp"], "no mode `dpp`"),

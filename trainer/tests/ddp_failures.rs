@@ -10,7 +10,7 @@ use std::{
 
 use common::{Bench, CONFIG, Ended, children, entries, losses, signal_process, wait_until};
 
-/// Eight convolutions, so that a process is nearly always in forward or backward.
+/// Eight convolutions, so that a process is in forward or backward nearly all the time.
 const SLOW: &str = r#"
 [model]
 name = "vgg11"
@@ -121,7 +121,7 @@ fn a_worker_killed_in_the_reduction_of_a_bucket_is_named_with_the_bucket() {
 #[test]
 fn a_checkpoint_that_cannot_be_written_ends_the_run_and_leaves_no_half() {
     let bench = Bench::new(CONFIG);
-    // 100 blocks of 512 bytes per file: too little for the model, enough for the other files.
+    // 100 blocks of 512 bytes a file: too little for the model, enough for the rest
     let trainer = env!("CARGO_BIN_EXE_trainer");
     let script = "trap '' XFSZ; ulimit -f 100; exec \"$@\"";
     let mut command = std::process::Command::new("sh");
@@ -139,12 +139,12 @@ fn a_checkpoint_that_cannot_be_written_ends_the_run_and_leaves_no_half() {
         .collect();
     assert!(visible.is_empty(), "no checkpoint is complete, none is shown: {visible:?}");
 
-    // With enough space the run continues: from the beginning, because there is no checkpoint.
+    // with room again, the run goes on: there is no checkpoint, so from the beginning
     bench.run(&["--resume", run.to_str().unwrap(), "--cpus", "2"]).expect(0);
     assert!(losses(&run).len() > 90);
 }
 
-/// Returns the spans of a rank's row as `(name, start, end)` in microseconds.
+/// Spans by name of a rank's row, as `(name, start, end)` in microseconds.
 fn spans(trace: &serde_json::Value, rank: u64, thread: u64) -> Vec<(String, f64, f64)> {
     let events = trace["traceEvents"].as_array().expect("events").iter();
     let of_row = events.filter(|e| e["ph"] == "X" && e["pid"] == rank && e["tid"] == thread);
@@ -156,7 +156,7 @@ fn spans(trace: &serde_json::Value, rank: u64, thread: u64) -> Vec<(String, f64,
         .collect()
 }
 
-/// The timeline shows overlap: the reduction of buckets begins before backward ends.
+/// The timeline shows what overlap means: buckets that are full before backward ends begin before it ends.
 #[test]
 fn the_timeline_shows_buckets_reduced_under_backward() {
     let bench = Bench::new(SLOW);
@@ -169,7 +169,7 @@ fn the_timeline_shows_buckets_reduced_under_backward() {
         let (steps, buckets) = (spans(&trace, rank, 0), spans(&trace, rank, 1));
         let backward: Vec<_> = steps.iter().filter(|span| span.0 == "backward").collect();
         assert_eq!(backward.len(), 6);
-        // 9.2 million parameters: several buckets per step.
+        // 9.2 million parameters: several buckets a step
         assert!(buckets.len() >= 6 * 4 && buckets.len() % 6 == 0, "{}", buckets.len());
         let (a_step, mut all) = (buckets.len() / 6, 0);
         for (step, (_, start, finish)) in backward.iter().enumerate() {
@@ -177,7 +177,7 @@ fn the_timeline_shows_buckets_reduced_under_backward() {
             assert!(here.windows(2).all(|two| two[0].2 <= two[1].1 + 1.0), "one after the other: {here:?}");
             assert!(here.iter().all(|bucket| bucket.1 >= *start), "no bucket is full before backward begins");
             let hidden = here.iter().filter(|bucket| bucket.1 < *finish).count();
-            // The first step determines the order in which gradients become ready.
+            // the first step finds out in which order gradients become ready
             assert!(step > 0 || hidden == 0, "rank {rank}: {hidden} under the first backward");
             all += hidden;
         }

@@ -1,4 +1,4 @@
-//! `trainer doctor` on machines without a driver, and on machines with the stand-in driver (`cuda-on-cpu`).
+//! `trainer doctor` on machines that have nothing, and on machines whose driver is a stand-in (`cuda-on-cpu`).
 
 use std::{
     env, fs,
@@ -8,36 +8,36 @@ use std::{
 
 use serde_json::Value;
 
-/// Returns the path of the stand-in driver, which cargo has built in this test's folder.
+/// The stand-in for the driver, which cargo has built beside this test.
 fn driver() -> PathBuf {
     let test = env::current_exe().unwrap();
-    // The folder of dependencies, and the folder of crates that were built directly.
+    // of a dependency, and where it has been built for itself
     let folders: Vec<_> = test.ancestors().skip(1).take(2).collect();
     let found = folders.iter().map(|folder| folder.join("libcuda_on_cpu.so")).find(|library| library.exists());
     found.unwrap_or_else(|| panic!("no libcuda_on_cpu.so in {folders:?}: the crate cuda-on-cpu has not been built"))
 }
 
-/// A machine: a folder that is the whole library path, PATH and CUDA toolkit.
+/// A machine: a folder that is all of the loader's own path, of PATH, and of CUDA's toolkit.
 struct Machine {
     folder: tempfile::TempDir,
 }
 
 impl Machine {
-    /// A machine with nothing but the system's libraries.
+    /// Nothing but what the system has.
     fn bare() -> Self {
         Self { folder: tempfile::tempdir().unwrap() }
     }
 
-    /// A machine with a driver, NVRTC, NCCL, headers and mpirun.
+    /// One with a driver, NVRTC, NCCL, headers and mpirun.
     fn complete() -> Self {
         let machine = Self::bare();
         let folder = machine.folder.path();
         std::os::unix::fs::symlink(driver(), folder.join("libcuda.so.1")).unwrap();
-        // The stand-in compiles kernels with `cc`, which needs the real PATH.
+        // the stand-in compiles kernels with `cc`, which finds its own programs in PATH
         machine.program("cc", "#!/bin/sh\nPATH=$PATH_OF_CC\nexec cc \"$@\"\n");
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/doctor_support/versions.c");
         let library = folder.join("libnvrtc.so.13");
-        // The linker that rustc uses.
+        // the linker that rustc uses
         let built = Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(source).status();
         assert!(built.expect("cc").success());
         fs::copy(&library, folder.join("libnccl.so")).unwrap();
@@ -148,7 +148,7 @@ fn a_driver_that_promises_peer_access_and_loses_writes_is_found_out() {
         assert_eq!(peer["driver_says"], true);
         assert!(text(&peer["check"]).contains("values were read otherwise than written"), "{peer}");
     }
-    // The memory of a single GPU is correct.
+    // a GPU's own memory is all right
     assert_eq!(report["gpus"][1]["memory_check"], "works");
 }
 
@@ -171,7 +171,7 @@ fn a_driver_that_shows_no_gpu_or_does_not_start_is_told_apart() {
     assert_eq!(broken["gpus"], Value::Array(Vec::new()));
 }
 
-/// Errors of a GPU build come before burn's backend is used.
+/// What a GPU build says before burn's backend is touched.
 #[cfg(feature = "cuda")]
 #[test]
 fn gpus_that_cannot_be_had_are_errors_before_anything_starts() {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use common::{Bench, CONFIG, checkpoint_file, entries, losses, signal, summary, wait_until};
 
-/// Trains with `--mode dp` on `devices` devices; 0 means one process on one device.
+/// `--mode dp` with so many devices; 0: one process on one device.
 fn train(bench: &Bench, root: &str, devices: usize, extra: &[&str]) -> PathBuf {
     let count = devices.to_string();
     let mode = ["--mode", "dp", "--cpus", &count];
@@ -19,7 +19,7 @@ fn loss_values(run: &Path) -> Vec<f64> {
     losses(run).into_iter().map(|(_, bits)| f64::from_bits(bits)).collect()
 }
 
-/// Asserts that the losses of all steps agree within the relative `tolerance`.
+/// Every step of two runs has the same loss within `tolerance` of it.
 #[track_caller]
 fn assert_same_curve(what: &str, one: &[f64], other: &[f64], tolerance: f64) {
     assert_eq!(one.len(), other.len(), "{what}");
@@ -28,7 +28,7 @@ fn assert_same_curve(what: &str, one: &[f64], other: &[f64], tolerance: f64) {
     }
 }
 
-/// 16 samples over 3 devices are 6, 6 and 4. 520 samples are 32 batches and one of 8: 3, 3 and 2.
+/// 16 samples over 3 devices are 6, 6, 4; 520 samples are 32 batches and one of 8: 3, 3, 2.
 #[test]
 fn the_losses_do_not_depend_on_the_number_of_devices() {
     let bench = Bench::new(CONFIG);
@@ -40,7 +40,7 @@ fn the_losses_do_not_depend_on_the_number_of_devices() {
             &["--set", "train.accumulate=3", "--set", "optimizer.kind=adamw", "--set", "optimizer.lr=0.001"],
         ),
     ] {
-        // AdamW has no Nesterov momentum: the key of the file is reported and ignored.
+        // adamw has no Nesterov momentum: the file's key is noted and left out
         let extra = [&["--set", "train.epochs=1"], extra].concat();
         let one = loss_values(&train(&bench, &format!("{what}-single"), 0, &extra));
         assert!(one.len() >= 11);
@@ -52,10 +52,10 @@ fn the_losses_do_not_depend_on_the_number_of_devices() {
     }
 }
 
-/// Synchronised batch norm is batch norm over the whole batch; otherwise each device has different statistics.
+/// Synchronised batch norm is batch norm over the whole batch; without it the devices see other statistics.
 ///
-/// A few small steps: an untrained ResNet multiplies rounding differences by a hundred or more per step, and one device with
-/// another number of threads diverges as fast as several devices do.
+/// A few small steps: a ResNet at its start multiplies the rounding of sums by a hundred a step or more, and one device with
+/// another number of threads leaves the curve as fast as several devices do.
 #[test]
 fn synchronised_batch_norm_gives_the_losses_of_one_device() {
     let config = CONFIG.replace("\"lenet\"", "\"resnet18\"").replace("one-cycle", "constant");
@@ -121,7 +121,7 @@ fn a_run_goes_on_from_one_device_to_several_and_back() {
     let whole = train(&bench, "whole", 0, &[&LONG[..], &["--set", &end]].concat());
     let (ours, theirs) = (loss_values(&run), loss_values(&whole));
     assert_eq!(ours.len(), theirs.len());
-    // All steps are present. Only the first ones can be compared closely, before rounding differences have grown.
+    // all steps are there; what can be compared closely are those before rounding has grown
     assert_same_curve("single, dp, single", &theirs[..30], &ours[..30], 1e-4);
 }
 

@@ -1,4 +1,4 @@
-//! Compares the memory of a data-parallel step with that of one process. This program's allocator counts.
+//! What a data-parallel step holds in memory beside a step of one process. The allocator of this test program counts.
 
 #[path = "../comm/tests/support/mod.rs"]
 mod comm_support;
@@ -8,24 +8,24 @@ mod counting {
     use std::alloc::{GlobalAlloc, Layout, System};
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    /// The system's allocator, with counts of the bytes in use and of their peak.
+    /// The system's allocator, with a count of the bytes in use and of the most there have been.
     struct Counting;
 
     static LIVE: AtomicUsize = AtomicUsize::new(0);
     static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-    // SAFETY: forwards to the system's allocator.
+    // SAFETY: everything is passed on to the system's allocator.
     unsafe impl GlobalAlloc for Counting {
         unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
             let live = LIVE.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
             PEAK.fetch_max(live, Ordering::Relaxed);
-            // SAFETY: required of the caller.
+            // SAFETY: the caller's promise.
             unsafe { System.alloc(layout) }
         }
 
         unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
             LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
-            // SAFETY: required of the caller.
+            // SAFETY: the caller's promise.
             unsafe { System.dealloc(pointer, layout) }
         }
     }
@@ -33,17 +33,17 @@ mod counting {
     #[global_allocator]
     static ALLOCATOR: Counting = Counting;
 
-    /// Returns the bytes in use.
+    /// Bytes in use.
     pub fn live() -> usize {
         LIVE.load(Ordering::Relaxed)
     }
 
-    /// Resets the peak to the bytes in use.
+    /// Starts to look for the peak anew.
     pub fn reset_peak() {
         PEAK.store(live(), Ordering::Relaxed);
     }
 
-    /// Returns the peak since the last reset.
+    /// The most bytes in use since then.
     pub fn peak() -> usize {
         PEAK.load(Ordering::Relaxed)
     }
@@ -78,7 +78,7 @@ fn plan(mode: &str) -> RunPlan {
     config::resolve(&Source::new("memory.toml", text), &Overrides::default(), &registry).expect("a plan")
 }
 
-/// One image per rank: negligible compared with nine million parameters.
+/// One image a rank: next to nothing beside nine million parameters.
 fn batch(ranks: usize) -> Batch {
     Batch {
         images: (0..SHAPE.len()).map(|i| (i % 13) as f32 / 13.0).collect(),
@@ -97,7 +97,7 @@ fn network() -> models::Network {
     models::build(MODEL, &SPEC, 0, &Device::flex().autodiff()).expect("a network")
 }
 
-/// Returns the bytes of all parameters.
+/// Bytes of all parameters.
 fn parameters() -> usize {
     4 * models::parameters(&network()).iter().map(models::ParameterInfo::len).sum::<usize>()
 }
@@ -108,7 +108,7 @@ fn steps(strategy: &mut dyn Strategy, ranks: usize, count: usize) {
     }
 }
 
-/// Returns the bytes of the shared memory of all ranks, which are threads of this process. Each file counts once.
+/// Bytes of the memory that ranks share, all of whom are in this process: each file once, however often it is mapped.
 fn shared_memory() -> usize {
     let maps = std::fs::read_to_string("/proc/self/maps").expect("the kernel's list of mappings");
     let files = maps.lines().filter(|line| line.contains("memfd:trainer-comm"));
@@ -121,8 +121,8 @@ fn shared_memory() -> usize {
     sizes.collect::<HashMap<_, _>>().values().sum()
 }
 
-/// Returns the peak bytes on the heap during steps, beyond those before and after them, once momentum and buckets exist; and
-/// the bytes of shared arrays, which are kept.
+/// Bytes that steps hold at most beyond what is there before and after them, once momentum and buckets exist: on the heap, and
+/// in shared arrays, which stay.
 fn beyond(strategy: &mut dyn Strategy, ranks: usize, all_here: impl Fn()) -> (usize, usize) {
     all_here();
     let arrays = shared_memory();
@@ -144,7 +144,7 @@ fn beyond(strategy: &mut dyn Strategy, ranks: usize, all_here: impl Fn()) -> (us
     after
 }
 
-/// A worker's gradients exist once, in buckets.
+/// A worker's gradients lie in buckets, once.
 #[test]
 fn a_worker_holds_one_set_of_buckets_and_no_second_copy_of_its_gradients() {
     let set = parameters();
@@ -158,7 +158,7 @@ fn a_worker_holds_one_set_of_buckets_and_no_second_copy_of_its_gradients() {
             Ddp::new(network(), Device::flex().autodiff(), 10, &plan("ddp"), comm.clone(), status).expect("ddp");
         beyond(&mut ddp, 2, || comm.barrier().expect("both are here"))
     };
-    // Both ranks are threads of this process: each measures the memory of both.
+    // both ranks are threads of this process: each sees the memory of both
     let both = comm_support::ranks(TransportKind::Shm, 2, body);
     let heap = both.iter().map(|(heap, _)| heap / 2).max().expect("two ranks");
     let arrays = both.iter().map(|(_, arrays)| arrays / 2).max().expect("two ranks");
@@ -172,8 +172,8 @@ fn a_worker_holds_one_set_of_buckets_and_no_second_copy_of_its_gradients() {
         mib(arrays)
     );
     assert!(arrays >= set && arrays < set + MIB, "parameters have {set} bytes, the buckets {arrays}");
-    // A gradient that is being copied into its bucket, and the kernels' scratch space.
+    // a gradient on its way into its bucket, and the kernels' scratch space
     assert!(heap <= set / 2, "a rank holds {:.1} MiB beside its buckets", mib(heap));
-    // This may be less than one set: part of the gradients' memory stays in the kernels' pool between steps.
+    // may be less than a set: part of the gradients' memory stays in the kernels' pool between steps
     assert!(single <= set + set / 8, "one process holds {:.1} MiB", mib(single));
 }

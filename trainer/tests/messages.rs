@@ -1,4 +1,4 @@
-//! The complete messages for each kind of bad input.
+//! What a user reads, whole, for each kind of bad input.
 
 mod common;
 
@@ -6,7 +6,7 @@ use std::fs;
 
 use common::Bench;
 
-/// Runs `--config config.toml` with `extra` arguments; returns the output of a run that must end with exit code 2.
+/// Runs `--config config.toml` with `extra` arguments; gives the screen of a run that must end with 2.
 fn screen(config: &str, extra: &[&str], prepare: impl FnOnce(&Bench)) -> String {
     let bench = Bench::new(config);
     prepare(&bench);
@@ -22,7 +22,7 @@ fn of_config(from: &str, to: &str) -> String {
     screen(&MINI.replace(from, to), &[], |_| {})
 }
 
-/// Creates a folder of two classes whose last test image has a different size.
+/// A folder of two classes whose last test image has another size.
 fn pictures(bench: &Bench, last: u32) {
     for (split, class, side) in [("train", "cat", 20), ("train", "dog", 20), ("test", "cat", 20), ("test", "dog", last)]
     {
@@ -124,7 +124,7 @@ fn a_run_that_diverges_ends_with_1() {
     );
 }
 
-/// Returns the output of `eval` with a file of weights, `weights.pth`, that must be refused.
+/// The screen of `eval` with a file of weights that must be refused; it lies at `weights.pth`.
 fn screen_of_weights(model: &str, data: &str, prepare: impl FnOnce(&Bench)) -> String {
     let bench = Bench::new(MINI);
     prepare(&bench);
@@ -133,7 +133,7 @@ fn screen_of_weights(model: &str, data: &str, prepare: impl FnOnce(&Bench)) -> S
     ended.stderr
 }
 
-/// Returns a LeNet for 1x28x28 that PyTorch saved.
+/// A LeNet for 1x28x28 that PyTorch saved.
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/weights/net_module.pth");
 
 #[test]

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use common::{Bench, CONFIG, Ended, losses};
 
-/// Returns the command of Open MPI's launcher; tests may run as root and with more ranks than cores.
+/// Open MPI's launcher; more ranks than cores and the superuser are what tests have.
 fn mpirun(world: usize) -> Command {
     let mut command = Command::new("mpirun");
     command.args(["--allow-run-as-root", "--oversubscribe", "-np", &world.to_string()]).env("NO_COLOR", "1");

@@ -1,4 +1,4 @@
-//! The training step in the library: accumulation, the weight average, restoring, losses that are not finite.
+//! The step itself, on the library: accumulation, the weight average, restoring, losses that are not finite.
 
 use std::sync::Arc;
 

@@ -1,10 +1,10 @@
-"""Reads a run folder's TensorBoard events with the tensorboard package and compares them with the run's other files.
+"""Reads a run folder's TensorBoard events with the real tensorboard package and compares them with the run's own files.
 
     pip install tensorboard
     python trainer/tests/tensorboard_check.py RUN
 
-Checks that TensorBoard can open every event file, that each file begins a session, that no step remains that a resumed run
-repeated, and that each scalar equals the one in metrics.jsonl or summary.csv. Exit code 0 or 1.
+Checks that every event file opens as TensorBoard wants it, that each begins a session, that no step is left
+over from what a resume ran again, and that each scalar is that of metrics.jsonl or summary.csv. Exit code 0 or 1.
 """
 
 import csv

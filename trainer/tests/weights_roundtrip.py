@@ -1,10 +1,10 @@
-"""Exchanges weights between trainer and PyTorch: each side trains a model, the other evaluates it on the whole test set.
+"""Weights travel between trainer and PyTorch: each side trains a model, the other evaluates it on the whole test set.
 
     pip install torch numpy safetensors
     python trainer/tests/weights_roundtrip.py --data cifar10 --data-dir DIR [--models lenet,resnet18] [--steps 200]
 
-To PyTorch: trainer trains and exports, PyTorch loads the file with strict=True and evaluates it.
-From PyTorch: PyTorch trains, saves the weights as pytorch-cifar does ({'net': ...} of a DataParallel model, so names
+Ours to PyTorch: trainer trains and exports, PyTorch loads the file with strict=True and evaluates it.
+PyTorch to ours: PyTorch trains, saves the weights as pytorch-cifar does ({'net': ...} of a DataParallel model, so names
 begin with `module.`), as a plain state dict in PyTorch's old format, and as safetensors; trainer evaluates each.
 
 The number of correctly classified test images may differ by one. Prints a table; exit code 0 or 1.

@@ -1,4 +1,4 @@
-//! Runs the program on the data set that it contains.
+//! Runs the real binary on the data set that ships inside it.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
@@ -17,12 +17,12 @@ use std::{
 
 use tempfile::TempDir;
 
-/// The folder of one test, with its configuration and runs.
+/// A folder for one test: its config, its runs.
 pub struct Bench {
     pub folder: TempDir,
 }
 
-/// Exit code and output of the program.
+/// What the binary said and how it ended.
 pub struct Ended {
     pub code: Option<i32>,
     pub stdout: String,
@@ -40,7 +40,7 @@ impl From<Output> for Ended {
 }
 
 impl Ended {
-    /// Asserts the exit code; shows the output if it differs.
+    /// Asserts the exit code, showing everything that was printed when it differs.
     #[track_caller]
     pub fn expect(self, code: i32) -> Self {
         assert_eq!(self.code, Some(code), "stdout:\n{}\nstderr:\n{}", self.stdout, self.stderr);
@@ -48,7 +48,7 @@ impl Ended {
     }
 }
 
-/// LeNet on a part of fashion-mini: a step takes a few milliseconds.
+/// LeNet on a little of fashion-mini: a step takes a few milliseconds.
 pub const CONFIG: &str = r#"
 [model]
 name = "lenet"
@@ -81,8 +81,8 @@ impl Bench {
         self.folder.path().join(name)
     }
 
-    /// Returns the program's command, without settings of the user in the environment. Signals have their default actions:
-    /// shells start background jobs, and so these tests, with some signals ignored, which is inherited.
+    /// The binary with no setting of the user's in its environment, and with signals as they are by default: shells start
+    /// background jobs, and so these tests, with some ignored, which is inherited.
     pub fn command(&self) -> Command {
         let mut command = Command::new("env");
         command.arg("--default-signal=INT,QUIT,TERM").arg(env!("CARGO_BIN_EXE_trainer"));
@@ -99,7 +99,7 @@ impl Bench {
         self.command().args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts")
     }
 
-    /// Returns the only run folder under `root`.
+    /// The one run folder under `root`.
     #[track_caller]
     pub fn only_run(&self, root: &str) -> PathBuf {
         let runs = entries(&self.path(root));
@@ -127,7 +127,7 @@ pub fn python_with(packages: &[&str]) -> Option<OsString> {
     Some(python)
 }
 
-/// Returns the sorted entries of a folder.
+/// Everything in a folder, sorted.
 pub fn entries(folder: &Path) -> Vec<PathBuf> {
     let mut all: Vec<_> = match std::fs::read_dir(folder) {
         Ok(entries) => entries.map(|entry| entry.expect("entry").path()).collect(),
@@ -159,10 +159,10 @@ pub fn signal_process(process: u32, signal: i32) {
     rustix::process::kill_process(pid, signal).expect("the process is there");
 }
 
-/// Returns the process ids of a process's children.
+/// Process ids of a process's children.
 pub fn children(parent: u32) -> Vec<u32> {
     let is_child = |process: &u32| {
-        // "pid (name) state ppid …"; the name may contain parentheses, so use the last one.
+        // "pid (name) state ppid …"; the name may hold anything but the last parenthesis
         let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
         let after = stat.rsplit(')').next().unwrap_or_default();
         after.split_whitespace().nth(1).and_then(|ppid| ppid.parse().ok()) == Some(parent)
@@ -176,7 +176,7 @@ pub fn children(parent: u32) -> Vec<u32> {
     all
 }
 
-/// Returns `(step, bits of the loss)` of every line of `metrics.jsonl`.
+/// `(step, loss)` of every line of `metrics.jsonl`, the loss by its bits.
 pub fn losses(run: &Path) -> Vec<(u64, u64)> {
     let text = std::fs::read_to_string(run.join("metrics.jsonl")).expect("metrics.jsonl");
     text.lines()
@@ -187,13 +187,13 @@ pub fn losses(run: &Path) -> Vec<(u64, u64)> {
         .collect()
 }
 
-/// Returns the columns of `summary.csv` that do not depend on time: all except images/s and seconds.
+/// The columns of `summary.csv` that must not depend on time: all but images/s and seconds.
 pub fn summary(run: &Path) -> Vec<String> {
     let text = std::fs::read_to_string(run.join("summary.csv")).expect("summary.csv");
     text.lines().map(|line| line.split(',').take(7).collect::<Vec<_>>().join(",")).collect()
 }
 
-/// Reads a file of a checkpoint.
+/// A checkpoint's file.
 pub fn checkpoint_file(run: &Path, checkpoint: &str, file: &str) -> Vec<u8> {
     std::fs::read(run.join("checkpoints").join(checkpoint).join(file)).expect("checkpoint file")
 }

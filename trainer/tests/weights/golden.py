@@ -1,11 +1,11 @@
-"""Makes the PyTorch files that trainer/tests/weights.rs reads, and records PyTorch's results with them.
+"""Makes the PyTorch files that trainer/tests/weights.rs reads, with what PyTorch itself gets out of them.
 
     pip install torch numpy safetensors
     python trainer/tests/weights/golden.py
 
-Trains LeNet (of pytorch-cifar, for one channel of 28x28) for three epochs on fashion-mini (data/assets), and saves the weights
-in every way that users save them. `expected.json` has the number of test images that PyTorch classifies correctly with each
-file, and the mean loss; `layouts.json` has the values of layouts.pth.
+LeNet (pytorch-cifar's, for one channel of 28x28) is trained for three epochs on fashion-mini, which lies in
+data/assets; then its weights are saved in every way that users save them. `expected.json` has the number of test images
+that PyTorch classifies right with each file's weights, and the mean loss; `layouts.json` the values of layouts.pth.
 """
 
 import gzip
