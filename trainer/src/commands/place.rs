@@ -8,30 +8,30 @@ use data::{Dataset, loader::Loader};
 use super::resolve;
 use crate::cli::TrainArgs;
 use crate::config::{Mode, RunPlan};
-use crate::device::{Seat, Selected, Target, Wish};
+use crate::device::{DeviceRequest, DeviceSet, LocalRank, Selected};
 use crate::failure::Failure;
 use crate::strategy::{Resident, ResidentSets, Strategy};
 
 /// What the flags ask for.
-pub(super) fn wish(arguments: &TrainArgs) -> Wish {
+pub(super) fn wish(arguments: &TrainArgs) -> DeviceRequest {
     match (arguments.gpus, arguments.cpus) {
-        (Some(count), _) => Wish::Gpus(count),
-        (None, Some(_)) => Wish::Cpu,
-        (None, None) => Wish::Best,
+        (Some(count), _) => DeviceRequest::Gpus(count),
+        (None, Some(_)) => DeviceRequest::Cpu,
+        (None, None) => DeviceRequest::Best,
     }
 }
 
 /// A build for GPUs that trains on the CPU without being told to.
-pub(super) fn say_why_not(target: &Target) {
-    if let Target::Cpu(Some(why)) = target {
+pub(super) fn say_why_not(target: &DeviceSet) {
+    if let DeviceSet::Cpu(Some(why)) = target {
         eprintln!("note: training on the CPU: {why}");
     }
 }
 
 /// Where a process trains.
-pub(super) struct Place<'a> {
-    pub target: &'a Target,
-    pub seat: Seat,
+pub(super) struct DeviceAssignment<'a> {
+    pub target: &'a DeviceSet,
+    pub seat: LocalRank,
     pub selected: Selected,
 }
 

@@ -7,7 +7,7 @@ use models::{Network, Spec};
 
 use super::resolve;
 use crate::config::{RunPlan, Setting};
-use crate::device::{Selected, Target};
+use crate::device::{DeviceSet, Selected};
 use crate::engine::{Lengths, checkpoint};
 use crate::failure::Failure;
 use crate::report::screen::start_table;
@@ -22,7 +22,7 @@ pub(super) fn build(plan: &RunPlan, spec: &Spec, selected: &Selected) -> Result<
 }
 
 /// What all ranks of a job must have in common: the plan but for this machine's paths, the data, and what they compute on.
-pub(super) fn facts(plan: &RunPlan, train: &Dataset, test: &Dataset, target: &Target) -> Vec<String> {
+pub(super) fn facts(plan: &RunPlan, train: &Dataset, test: &Dataset, target: &DeviceSet) -> Vec<String> {
     let device = format!("device = {}", if target.is_gpu() { "GPU" } else { "CPU" });
     let shared =
         |setting: &Setting| setting.section != "log" && (setting.section, setting.key.as_str()) != ("data", "dir");

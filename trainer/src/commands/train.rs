@@ -11,14 +11,14 @@ use models::Spec;
 use super::{
     compare,
     ending::{finish, gather_ends},
-    place::{Place, loaders, pixels_on_the_host, say_why_not, wish},
+    place::{DeviceAssignment, loaders, pixels_on_the_host, say_why_not, wish},
     resolve::{self, dataset_facts},
     start::{build, count_parameters, dry_run, facts, overview, plan_toml, restore},
     workers::{self, Rank},
 };
 use crate::cli::TrainArgs;
 use crate::config::{Backend, BatchScope, Mode, RunPlan};
-use crate::device::{Seat, Target};
+use crate::device::{DeviceSet, LocalRank};
 use crate::engine::checkpoint::Store;
 use crate::engine::{Ending, Engine, Files, Lengths};
 use crate::failure::Failure;
@@ -50,7 +50,7 @@ pub(super) fn run(arguments: TrainArgs) -> Result<u8, Failure> {
     let variables = environment::variables();
     compare::follow(&variables);
     let asked = arguments.gpus.map(|count| ("--gpus", count)).or(arguments.cpus.map(|count| ("--cpus", count)));
-    let target = Target::of(wish(&arguments))?;
+    let target = DeviceSet::of(wish(&arguments))?;
     let request = Request { launcher: arguments.job.launcher.parse()?, workers: asked };
     let role = launch::detect(&variables, &request)?;
     let local = match &role {
@@ -61,7 +61,7 @@ pub(super) fn run(arguments: TrainArgs) -> Result<u8, Failure> {
     let workers = asked.map_or(1, |(_, count)| count);
     let several = workers > 1 || arguments.job.nnodes > 1 || local.share.is_some();
     let Job { mut plan, resumed } = job(&arguments, several, target.is_gpu())?;
-    let seat = Seat { local_world: workers, oversubscribe: arguments.oversubscribe, ..Seat::ALONE };
+    let seat = LocalRank { local_world: workers, oversubscribe: arguments.oversubscribe, ..LocalRank::ALONE };
     let selected = target.select(&seat)?;
     if selected.gpu.is_some() && arguments.oversubscribe {
         eprintln!("note: --oversubscribe: processes may share a GPU; timings mean nothing");
@@ -72,7 +72,7 @@ pub(super) fn run(arguments: TrainArgs) -> Result<u8, Failure> {
     let several = processes(&plan, &arguments, several)?;
     let splits = read_data(&mut plan)?;
     if !several {
-        return train(&arguments, plan, resumed, &Place { target: &target, seat, selected }, splits, None);
+        return train(&arguments, plan, resumed, &DeviceAssignment { target: &target, seat, selected }, splits, None);
     }
     if plan.parallel.backend == Backend::Mpi {
         return Err(workers::needs_mpirun(workers));
@@ -121,7 +121,7 @@ fn work(
     role: &Role,
     worker: &WorkerRole,
     variables: &Variables,
-    target: &Target,
+    target: &DeviceSet,
 ) -> Result<u8, Failure> {
     let own = variables.get(workers::RUN_FOLDER).filter(|_| worker.source == Source::Own);
     if own.is_none() && worker.rank == 0 {
@@ -129,7 +129,7 @@ fn work(
         say_why_not(target);
     }
     let Job { mut plan, mut resumed } = job(arguments, true, target.is_gpu())?;
-    let seat = Seat {
+    let seat = LocalRank {
         local_rank: worker.local_rank,
         local_world: worker.local_world,
         foreign: own.is_none(),
@@ -156,7 +156,7 @@ fn work(
                 resumed = Some(folder);
             }
         }
-        let place = Place { target, seat, selected: selected.clone() };
+        let place = DeviceAssignment { target, seat, selected: selected.clone() };
         train(arguments, plan.clone(), resumed.clone(), &place, splits, Some(&rank))
     };
     let result = run();
@@ -225,7 +225,7 @@ fn train(
     arguments: &TrainArgs,
     plan: RunPlan,
     resumed: Option<RunFolder>,
-    place: &Place<'_>,
+    place: &DeviceAssignment<'_>,
     splits: Splits,
     rank: Option<&Rank>,
 ) -> Result<u8, Failure> {
