@@ -171,7 +171,7 @@ fn ranks_that_call_different_things_are_named() {
 fn a_rank_that_never_comes_is_named_once() {
     let Some(program) = Program::build(&[WireType::F32], &[3], false) else { return };
     let mut ranks = Ranks::new(&program, 3, SLOT, false);
-    ranks.frames.iter_mut().for_each(|context| context.limit_ns = 3_000_000_000);
+    ranks.frames.iter_mut().for_each(|constants| constants.limit_ns = 3_000_000_000);
     let call = DeviceCall { kernel: Kernel::TwoShot, wire: WireType::F32, elements: 300, root: 0 };
     let mut outputs = Vec::new();
     for _ in 0..20 {
@@ -192,7 +192,7 @@ fn a_rank_that_never_comes_is_named_once() {
 fn a_rank_that_is_killed_is_named() {
     let Some(program) = Program::build(&[WireType::F32], &[3], false) else { return };
     let mut ranks = Ranks::new(&program, 3, SLOT, true);
-    ranks.frames.iter_mut().for_each(|context| context.limit_ns = 6_000_000_000);
+    ranks.frames.iter_mut().for_each(|constants| constants.limit_ns = 6_000_000_000);
     let call = DeviceCall { kernel: Kernel::TwoShot, wire: WireType::F32, elements: 128, root: 0 };
     for rank in 0..3 {
         // far more than can be done before the signal
@@ -232,9 +232,9 @@ fn memory_that_is_not_the_peers_is_noticed() {
     assert!((0..3).all(|rank| ranks.faults(rank).is_empty()));
     let mut ranks = Ranks::new(&program, 3, SLOT, false);
     // rank 0 sees its own window where rank 2's should be
-    ranks.probe(|context| {
-        if context.rank == 0 {
-            context.windows[2] = context.windows[0];
+    ranks.probe(|constants| {
+        if constants.rank == 0 {
+            constants.windows[2] = constants.windows[0];
         }
     });
     let kinds: Vec<_> = ranks.faults(0).iter().map(|f| (f.peer, f.kind)).collect();

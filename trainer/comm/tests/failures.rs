@@ -127,10 +127,10 @@ fn wrong_arguments_end_the_job_for_all() {
                 "broadcast of 2 f32 with root 5: there is no rank 5 in a group of 2",
             ),
             (|c| c.all_reduce(&mut [0i32; 2], ReduceOp::Mean), "the mean of integers is not an integer"),
-            (|c| c.all_gather(&[0u8; 2], &mut [0u8; 5]), "the receiver has 5 elements, 4 will come"),
+            (|c| c.all_gather(&[0u8; 2], &mut [0u8; 5]), "the receiver has 5 elements, 4 will arrive"),
             (|c| c.reduce_scatter(&[0u8; 5], &mut [0u8; 2], ReduceOp::Sum), "5 elements are not 2 for each of 2 ranks"),
             (|c| c.send(&[0u8; 5], 2, 0), "there is no rank 2"),
-            (|c| c.recv(&mut [0u8; 5], 1, 0), "a rank has no messages for itself"),
+            (|c| c.recv(&mut [0u8; 5], 1, 0), "a rank cannot receive from itself"),
             (|c| c.group(&[0, 0]).map(drop), "rank 0 is listed twice"),
         ] {
             let errors =
@@ -287,7 +287,7 @@ fn a_rank_that_never_joins_is_named() {
 }
 
 #[test]
-fn strangers_are_refused_and_disturb_nobody() {
+fn unauthenticated_peers_are_refused_and_disturb_no_rank() {
     let job = Job::new(2);
     let address = job.server.local_addr();
     // A slow one, a silent one, a loud one, many at once, and one with another job's secret.
@@ -323,9 +323,9 @@ fn strangers_are_refused_and_disturb_nobody() {
     // And one that says nothing is closed after the handshake's time.
     let mut mute = TcpStream::connect(address).unwrap();
     mute.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    assert!(matches!(mute.read(&mut [0; 8]), Ok(0)), "a silent stranger is still connected");
+    assert!(matches!(mute.read(&mut [0; 8]), Ok(0)), "a silent peer is still connected");
     assert!(
-        job.saw(|e| matches!(e, StoreEvent::Refused { cause, .. } if cause.contains("did not prove itself in time")))
+        job.saw(|e| matches!(e, StoreEvent::Refused { cause, .. } if cause.contains("did not authenticate in time")))
     );
 }
 

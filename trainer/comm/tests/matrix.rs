@@ -153,7 +153,7 @@ fn bytes_with_a_type() {
             let mut words = [0u64; 2];
             let odd = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut words)[1..9];
             let error = comm.all_reduce_bytes(odd, DType::F64, ReduceOp::Sum).unwrap_err();
-            assert!(error.message.contains("no aligned array of f64"), "{error}");
+            assert!(error.message.contains("not an aligned array of f64"), "{error}");
         });
     }
 }

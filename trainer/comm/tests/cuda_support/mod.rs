@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use comm::cuda::layout::{self, Fault, WireType};
 use comm::cuda::plan::DeviceCall;
 use comm::cuda::protocol::Kernel;
-use comm::cuda::sequence::{HostStep, Launch, LaunchContext, Sequence, host_steps};
+use comm::cuda::sequence::{HostStep, Launch, LaunchConstants, Sequence, host_steps};
 use comm::cuda::source::KernelVariant;
 use half::{bf16, f16};
 use tempfile::TempDir;
@@ -196,7 +196,7 @@ pub struct Output(u64, usize);
 /// Ranks with windows.
 pub struct Ranks {
     memory: Memory,
-    pub frames: Vec<LaunchContext>,
+    pub frames: Vec<LaunchConstants>,
     pub sequences: Vec<Sequence>,
     /// By rank: milliseconds by which each block of a launch begins later than the one before it.
     pub stagger: Vec<u32>,
@@ -211,7 +211,7 @@ impl Ranks {
         let windows: Vec<u64> = (0..world).map(|_| memory.alloc(bytes)).collect();
         let frames = (0..world).map(|rank| {
             let (faults, abort) = (memory.alloc(64), memory.alloc(64));
-            LaunchContext { windows: windows.clone(), faults, abort, limit_ns: 600_000_000_000, rank, slot }
+            LaunchConstants { windows: windows.clone(), faults, abort, limit_ns: 600_000_000_000, rank, slot }
         });
         let frames = frames.collect();
         let devices = (0..if apart { world } else { 1 }).map(|_| program.start(&memory)).collect();
@@ -301,16 +301,16 @@ impl Ranks {
         prepared.into_iter().map(|(_, output, _)| output).collect()
     }
 
-    /// Tests that all peers are within reach, with this change of a rank's context for the reading half.
-    pub fn probe(&mut self, change: impl Fn(&mut LaunchContext)) {
+    /// Tests that all peers are within reach, with this change of a rank's constants for the reading half.
+    pub fn probe(&mut self, change: impl Fn(&mut LaunchConstants)) {
         for write in [true, false] {
             for rank in 0..self.world() {
-                let mut context = self.frames[rank].clone();
+                let mut constants = self.frames[rank].clone();
                 if !write {
-                    change(&mut context);
+                    change(&mut constants);
                 }
-                let launch = Sequence::probe(&context, write);
-                self.device(rank).submit(rank, &launch, 0, context.faults, &[]);
+                let launch = Sequence::probe(&constants, write);
+                self.device(rank).submit(rank, &launch, 0, constants.faults, &[]);
             }
             self.run();
         }
