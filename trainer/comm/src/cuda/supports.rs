@@ -11,7 +11,7 @@ pub enum Refusal {
     #[error("the kernels carry f32, f16 and bf16, not {0}")]
     Type(DType),
     /// The kernels support 2 to 8 ranks.
-    #[error("the kernels work with 2 to {} ranks, not {0}", MAX_WORLD)]
+    #[error("the kernels work with 2 to {most} ranks, not {0}", most = MAX_WORLD)]
     World(usize),
     /// Positions in the kernels have 32 bits.
     #[error("{0} bytes are more than the kernels can count")]
