@@ -56,7 +56,8 @@ fn every_collective_has_the_same_exact_bits_on_every_rank() {
                     (0..world).map(|rank| ranks.submit(rank, call, &tensors(&inputs[rank]), scale)).collect();
                 outputs.push(submitted);
             }
-            assert_eq!(ranks.run(), [true]);
+            ranks.start();
+            assert_eq!(ranks.wait(), [true]);
             for (call, outputs) in calls.iter().zip(&outputs) {
                 let inputs = inputs(call, world);
                 for (rank, output) in outputs.iter().enumerate() {
@@ -100,7 +101,8 @@ fn copies_keep_the_bits_of_numbers_that_are_none() {
     let call = DeviceCall { kernel: Kernel::Broadcast, wire: WireType::F32, elements: 5, root: 0 };
     let (own, other) = ([odd.clone()], [vec![0.0; 5]]);
     let outputs = [ranks.submit(0, &call, &own, 1.0), ranks.submit(1, &call, &other, 1.0)];
-    ranks.run();
+    ranks.start();
+    ranks.wait();
     outputs.into_iter().for_each(|output| same_bits(&ranks.read(output), &odd).unwrap());
 }
 
@@ -119,7 +121,8 @@ fn the_sanitizer_finds_no_race() {
                 }
             }
         }
-        assert_eq!(ranks.run(), [true]);
+        ranks.start();
+        assert_eq!(ranks.wait(), [true]);
         for (code, said) in ranks.finish() {
             assert_eq!(code, Some(0), "{said}");
         }
@@ -140,7 +143,8 @@ fn the_sanitizer_finds_a_slot_too_few() {
             });
         }
     }
-    ranks.run();
+    ranks.start();
+    ranks.wait();
     let (code, said) = ranks.finish().remove(0);
     assert_eq!(code, Some(66), "{said}");
     assert!(said.contains("ThreadSanitizer: data race"), "{said}");
@@ -159,7 +163,8 @@ fn ranks_that_call_different_things_are_named() {
         let call = DeviceCall { kernel: Kernel::OneShot, wire: WireType::F32, elements, root: 0 };
         ranks.submit(rank, &call, &tensors(&values(rank, elements as usize, 1)), 1.0);
     }
-    assert_eq!(ranks.run(), [true]);
+    ranks.start();
+    assert_eq!(ranks.wait(), [true]);
     let differs = |peer| Fault { peer, kind: fault::DIFFERS, epoch: 1 };
     assert_eq!(ranks.faults(0), [differs(1)]);
     assert_eq!(ranks.faults(1), [differs(0), differs(2)]);
@@ -171,7 +176,7 @@ fn ranks_that_call_different_things_are_named() {
 fn a_rank_that_never_comes_is_named_once() {
     let Some(program) = Program::build(&[WireType::F32], &[3], false) else { return };
     let mut ranks = Ranks::new(&program, 3, SLOT, false);
-    ranks.frames.iter_mut().for_each(|constants| constants.limit_ns = 3_000_000_000);
+    ranks.constants.iter_mut().for_each(|constants| constants.limit_ns = 3_000_000_000);
     let call = DeviceCall { kernel: Kernel::TwoShot, wire: WireType::F32, elements: 300, root: 0 };
     let mut outputs = Vec::new();
     for _ in 0..20 {
@@ -179,7 +184,8 @@ fn a_rank_that_never_comes_is_named_once() {
             outputs.push(ranks.submit(rank, &call, &tensors(&values(rank, 300, 1)), 1.0));
         }
     }
-    assert_eq!(ranks.run(), [true]);
+    ranks.start();
+    assert_eq!(ranks.wait(), [true]);
     for rank in [0, 2] {
         assert_eq!(ranks.faults(rank), [Fault { peer: 1, kind: fault::MISSING, epoch: 1 }]);
     }
@@ -192,7 +198,7 @@ fn a_rank_that_never_comes_is_named_once() {
 fn a_rank_that_is_killed_is_named() {
     let Some(program) = Program::build(&[WireType::F32], &[3], false) else { return };
     let mut ranks = Ranks::new(&program, 3, SLOT, true);
-    ranks.frames.iter_mut().for_each(|constants| constants.limit_ns = 6_000_000_000);
+    ranks.constants.iter_mut().for_each(|constants| constants.limit_ns = 6_000_000_000);
     let call = DeviceCall { kernel: Kernel::TwoShot, wire: WireType::F32, elements: 128, root: 0 };
     for rank in 0..3 {
         // Far more than can run before the signal.

@@ -196,7 +196,7 @@ pub struct Output(u64, usize);
 /// Ranks with windows.
 pub struct Ranks {
     memory: Memory,
-    pub frames: Vec<LaunchConstants>,
+    pub constants: Vec<LaunchConstants>,
     pub sequences: Vec<Sequence>,
     /// By rank: milliseconds by which each block of a launch starts later than the block before it.
     pub stagger: Vec<u32>,
@@ -209,17 +209,17 @@ impl Ranks {
         let mut memory = Memory::new(&program.folder, 96 << 20);
         let bytes = (layout::SLOTS_AT + 2 * slot) as u64;
         let windows: Vec<u64> = (0..world).map(|_| memory.alloc(bytes)).collect();
-        let frames = (0..world).map(|rank| {
+        let constants = (0..world).map(|rank| {
             let (faults, abort) = (memory.alloc(64), memory.alloc(64));
             LaunchConstants { windows: windows.clone(), faults, abort, limit_ns: 600_000_000_000, rank, slot }
         });
-        let frames = frames.collect();
+        let constants = constants.collect();
         let devices = (0..if apart { world } else { 1 }).map(|_| program.start(&memory)).collect();
-        Self { memory, frames, sequences: vec![Sequence::default(); world], stagger: vec![0; world], devices }
+        Self { memory, constants, sequences: vec![Sequence::default(); world], stagger: vec![0; world], devices }
     }
 
     pub fn world(&self) -> usize {
-        self.frames.len()
+        self.constants.len()
     }
 
     fn device(&mut self, rank: usize) -> &mut Device {
@@ -252,7 +252,7 @@ impl Ranks {
         let output = Output(self.memory.alloc(4 * elements as u64 + 16), elements);
         self.memory.write(output.0, &vec![0xEE; 4 * elements + 16]);
         let lengths: Vec<usize> = tensors.iter().map(Vec::len).collect();
-        let launches = self.sequences[rank].launches(&self.frames[rank], call, &lengths, scale).unwrap();
+        let launches = self.sequences[rank].launches(&self.constants[rank], call, &lengths, scale).unwrap();
         (launches, output, sources)
     }
 
@@ -305,27 +305,23 @@ impl Ranks {
     pub fn probe(&mut self, change: impl Fn(&mut LaunchConstants)) {
         for write in [true, false] {
             for rank in 0..self.world() {
-                let mut constants = self.frames[rank].clone();
+                let mut constants = self.constants[rank].clone();
                 if !write {
                     change(&mut constants);
                 }
                 let launch = Sequence::probe(&constants, write);
                 self.device(rank).submit(rank, &launch, 0, constants.faults, &[]);
             }
-            self.run();
+            self.start();
+            self.wait();
         }
-    }
-
-    /// Runs the submitted launches on all devices at once. Returns whether each device lived to the end.
-    pub fn run(&mut self) -> Vec<bool> {
-        self.start();
-        self.wait()
     }
 
     pub fn start(&mut self) {
         self.devices.iter_mut().for_each(Device::start);
     }
 
+    /// Waits for all devices. Returns whether each device lived to the end.
     pub fn wait(&mut self) -> Vec<bool> {
         self.devices.iter_mut().map(Device::wait).collect()
     }
@@ -337,7 +333,7 @@ impl Ranks {
 
     /// Ends all waits of a rank, as an abort of the job does.
     pub fn abort(&self, rank: usize) {
-        self.memory.write(self.frames[rank].abort, &1u64.to_le_bytes());
+        self.memory.write(self.constants[rank].abort, &1u64.to_le_bytes());
     }
 
     /// Returns an output's elements. Fails if the guard behind them was written.
@@ -349,7 +345,7 @@ impl Ranks {
 
     /// Returns the faults that the kernels of `rank` have reported.
     pub fn faults(&self, rank: usize) -> Vec<Fault> {
-        Fault::read(&self.memory.words(self.frames[rank].faults, self.world()))
+        Fault::read(&self.memory.words(self.constants[rank].faults, self.world()))
     }
 
     /// Ends all devices. Returns their exit codes and messages.
