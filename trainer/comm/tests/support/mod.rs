@@ -53,8 +53,8 @@ impl Job {
         let (events, changed) = &*self.events;
         let guard = events.lock().unwrap();
         let limit = Duration::from_secs(60);
-        let (_, waited) = changed.wait_timeout_while(guard, limit, |events| !events.iter().any(&what)).unwrap();
-        !waited.timed_out()
+        let (guard, _) = changed.wait_timeout_while(guard, limit, |events| !events.iter().any(&what)).unwrap();
+        guard.iter().any(what)
     }
 }
 
