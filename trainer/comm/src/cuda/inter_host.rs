@@ -8,7 +8,7 @@ use super::driver::{Context, Memory};
 use super::layout::WireType;
 use super::nccl::Nccl;
 use super::route::Route;
-use super::supports::Topology;
+use super::topology::Topology;
 use crate::abort::Abort;
 use crate::error::{CommError, Result};
 use crate::{Communicator, ReduceOp};
