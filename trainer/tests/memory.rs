@@ -88,7 +88,7 @@ fn batch(ranks: usize) -> Batch {
         epoch: 0,
         index: 0,
         global_len: ranks,
-        decisions: Vec::new(),
+        params: Vec::new(),
         shape: SHAPE,
     }
 }

@@ -1,7 +1,7 @@
 //! Launches through cubecl's client, on a stream of their own, and the way from burn's tensors to its buffers and back.
 //!
 //! Every tensor of a collective is a binding of its launch: that is how cubecl keeps its memory until the kernel is done. The
-//! order of streams is not left to bindings alone ([`Mark`] says why).
+//! order of streams is not left to bindings alone ([`StreamEvent`] says why).
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -22,9 +22,9 @@ use cubecl::server::{Handle, KernelArguments, MetadataBindingInfo};
 use cubecl::{CubeCount, CubeKernel, PrecompiledSource};
 
 use super::layout::THREADS;
-use super::mark::Mark;
 use super::sequence::Launch;
 use super::source::{PARTS, Variant};
+use super::stream_event::StreamEvent;
 use crate::error::{CommError, Result};
 
 type CubeDevice = burn::backend::tensor::Device<Cube>;
@@ -104,7 +104,7 @@ fn cube(tensor: Tensor<1>) -> Result<CubeTensor> {
 }
 
 /// Fusion runs operations later than they are called, elsewhere, and leaves out those whose results nobody uses: the order
-/// that [`Mark`] makes is none there.
+/// that [`StreamEvent`] makes is none there.
 #[cfg(feature = "fusion")]
 fn cube(_: Tensor<1>) -> Result<CubeTensor> {
     Err(CommError::setup("this build fuses operations, and has no collectives between GPUs")
@@ -146,14 +146,14 @@ impl Launcher {
         &self.burn
     }
 
-    /// Has the stream come after `mark`.
-    pub(super) fn follow(&self, mark: &Mark) {
-        self.stream.executes(|| mark.follow());
+    /// Orders the stream's later work after `event`.
+    pub(super) fn wait(&self, event: &StreamEvent) {
+        self.stream.executes(|| event.wait());
     }
 
-    /// A mark after all that the stream has got.
-    pub(super) fn mark(&self) -> Mark {
-        self.stream.executes(|| Mark::here(&self.burn))
+    /// Records an event behind all work of the stream.
+    pub(super) fn record(&self) -> StreamEvent {
+        self.stream.executes(|| StreamEvent::record(&self.burn))
     }
 
     /// Tensors' elements as a kernel wants them. What has to be converted is, on the stream.

@@ -10,12 +10,12 @@ use super::cross::Cross;
 use super::device::{Elements, Launcher};
 use super::gpu::Gpu;
 use super::layout::{PAGE, Wire, fault};
-use super::mark::Mark;
 use super::meeting;
 use super::plan::{self, Call};
 use super::protocol::Kernel;
 use super::route::{self, Backend, Route};
 use super::sequence::{Frame, Launch, Sequence, Turn, turns};
+use super::stream_event::StreamEvent;
 use super::window::{Windows, agree};
 use crate::Communicator;
 use crate::error::{CommError, ErrorKind, Result, ranks};
@@ -216,7 +216,12 @@ impl DeviceGroup {
     ///
     /// # Errors
     /// As [`check`](Self::check).
-    pub fn all_reduce_after(&mut self, tensors: Vec<Tensor<1>>, scale: f32, after: &Mark) -> Result<(Tensor<1>, Mark)> {
+    pub fn all_reduce_after(
+        &mut self,
+        tensors: Vec<Tensor<1>>,
+        scale: f32,
+        after: &StreamEvent,
+    ) -> Result<(Tensor<1>, StreamEvent)> {
         let sources = self.elements(tensors, after)?;
         let len = sources.iter().map(|source| source.len).sum::<usize>();
         let world = self.frame.world();
@@ -230,10 +235,13 @@ impl DeviceGroup {
     }
 
     /// Runs a call whose tensors come from this thread, and whose result is for it.
-    fn ordered(&mut self, call: impl FnOnce(&mut Self, &Mark) -> Result<(Tensor<1>, Mark)>) -> Result<Tensor<1>> {
-        let before = Mark::here(self.launcher.device());
+    fn ordered(
+        &mut self,
+        call: impl FnOnce(&mut Self, &StreamEvent) -> Result<(Tensor<1>, StreamEvent)>,
+    ) -> Result<Tensor<1>> {
+        let before = StreamEvent::record(self.launcher.device());
         let (tensor, done) = call(self, &before)?;
-        done.follow();
+        done.wait();
         Ok(tensor)
     }
 
@@ -258,7 +266,7 @@ impl DeviceGroup {
         sources: Vec<Elements>,
         len: usize,
         scale: f32,
-    ) -> Result<(Tensor<1>, Mark)> {
+    ) -> Result<(Tensor<1>, StreamEvent)> {
         let root = if kernel == Kernel::Broadcast { self.frame.rank } else { 0 };
         let call = Call { kernel, wire: self.wire, elements: len as u64, root };
         self.run(call, sources, len, scale)
@@ -317,12 +325,12 @@ impl DeviceGroup {
         }
     }
 
-    fn elements(&self, tensors: Vec<Tensor<1>>, after: &Mark) -> Result<Vec<Elements>> {
-        self.launcher.follow(after);
+    fn elements(&self, tensors: Vec<Tensor<1>>, after: &StreamEvent) -> Result<Vec<Elements>> {
+        self.launcher.wait(after);
         self.launcher.elements(tensors).map_err(|error| self.process().fail(error))
     }
 
-    fn run(&mut self, call: Call, sources: Vec<Elements>, len: usize, scale: f32) -> Result<(Tensor<1>, Mark)> {
+    fn run(&mut self, call: Call, sources: Vec<Elements>, len: usize, scale: f32) -> Result<(Tensor<1>, StreamEvent)> {
         self.check()?;
         let output = self.launcher.room(len);
         let lengths: Vec<usize> = sources.iter().map(|source| source.len).collect();
@@ -331,7 +339,7 @@ impl DeviceGroup {
         for launch in launches {
             self.piece(&call, launch, &output, &sources).map_err(|error| self.process().fail(error))?;
         }
-        Ok((self.launcher.tensor(output), self.launcher.mark()))
+        Ok((self.launcher.tensor(output), self.launcher.record()))
     }
 
     fn piece(&self, call: &Call, mut launch: Launch, output: &Elements, sources: &[Elements]) -> Result<()> {

@@ -15,7 +15,7 @@
 //! anybody's compiler: NVRTC in CI (and the PTX is searched for the instructions), nvcc, and a C++ compiler for the CPU, which
 //! runs *these very kernels* with threads, under ThreadSanitizer too (`tests/cuda_kernels.rs`). They are launched through
 //! cubecl's client like any other kernel, on a stream of its own, which comes after those that wrote the gradients, and before
-//! those that read the sums ([`Mark`]).
+//! those that read the sums (`StreamEvent`).
 //!
 //! # Windows
 //!
@@ -95,7 +95,6 @@ mod gpu;
 #[cfg(feature = "cuda")]
 mod group;
 pub mod layout;
-mod mark;
 #[cfg(feature = "cuda")]
 mod meeting;
 #[cfg(feature = "cuda")]
@@ -106,6 +105,8 @@ pub mod protocol;
 mod route;
 pub mod sequence;
 pub mod source;
+#[cfg(feature = "cuda")]
+mod stream_event;
 mod supports;
 #[cfg(feature = "cuda")]
 mod window;
@@ -114,6 +115,7 @@ mod window;
 pub use device::is_cuda;
 #[cfg(feature = "cuda")]
 pub use group::{DeviceGroup, Options};
-pub use mark::Mark;
 pub use route::{Backend, NoRoute, Route};
+#[cfg(feature = "cuda")]
+pub use stream_event::StreamEvent;
 pub use supports::{Place, Refusal, Topology, supports};

@@ -19,7 +19,8 @@ use super::{
     arrays::Arrays,
     buckets::{self, Bucket},
 };
-use comm::{Shared, cuda::Mark};
+use crate::device::StreamEvent;
+use comm::Shared;
 
 /// A full bucket on its way.
 pub(super) struct Packed {
@@ -37,7 +38,7 @@ pub(super) enum Values {
     /// The same, in the bucket's own array.
     Shared(Shared<f32>),
     /// Each for itself, where it is, and a mark behind the work that makes them.
-    Device(Vec<Tensor<1>>, Mark),
+    Device(Vec<Tensor<1>>, StreamEvent),
 }
 
 /// See the module.
@@ -178,7 +179,7 @@ impl Collector {
             let zeros = |parameter: usize| Tensor::zeros([self.lengths[parameter]], device);
             let gradient = |&parameter: &usize| gradients[parameter].take().unwrap_or_else(|| zeros(parameter));
             let tensors = parameters.iter().map(gradient).collect();
-            return Values::Device(tensors, Mark::here(device));
+            return Values::Device(tensors, StreamEvent::record(device));
         }
         let mut array = self.arrays.take(index);
         let mut fresh = Vec::new();

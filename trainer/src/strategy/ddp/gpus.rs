@@ -8,11 +8,12 @@ use models::ParameterInfo;
 use super::{buckets, reducer::OnDevice};
 use crate::{
     config::{Backend, Compression, RunPlan},
+    device::StreamEvent,
     failure::Failure,
 };
 use comm::{
     CommError, Communicator,
-    cuda::{self, DeviceGroup, Mark, Options, layout::Wire},
+    cuda::{self, DeviceGroup, Options, layout::Wire},
 };
 
 /// A device, and what adds up there.
@@ -64,7 +65,11 @@ pub(super) fn meet(
 }
 
 impl OnDevice for DeviceGroup {
-    fn sum(&mut self, tensors: Vec<Tensor<1>>, after: &Mark) -> Result<(Tensor<1>, Mark, usize), CommError> {
+    fn sum(
+        &mut self,
+        tensors: Vec<Tensor<1>>,
+        after: &StreamEvent,
+    ) -> Result<(Tensor<1>, StreamEvent, usize), CommError> {
         let (sum, done) = self.all_reduce_after(tensors, 1.0, after)?;
         let bytes = sum.dims()[0] * self.wire().size();
         Ok((sum, done, bytes))

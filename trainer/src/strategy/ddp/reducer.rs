@@ -17,8 +17,10 @@ use super::{
     buckets::{self, Bucket},
     collector::{Collector, Packed, Values},
 };
-use crate::{config::Compression, failure::Failure, optim::FlatGradients, report::timeline::BucketSpan};
-use comm::{CommError, Communicator, ReduceOp, Shared, cuda::Mark};
+use crate::{
+    config::Compression, device::StreamEvent, failure::Failure, optim::FlatGradients, report::timeline::BucketSpan,
+};
+use comm::{CommError, Communicator, ReduceOp, Shared};
 use launch::WorkerStatus;
 
 /// What a step's reduction gave.
@@ -45,7 +47,11 @@ pub(super) struct Options {
 pub(super) trait OnDevice: Send {
     /// Enqueues the sum over ranks of these tensors, one behind the other, made before `after`. Gives it, a mark that whoever
     /// uses it has to follow, and the bytes that a rank puts in.
-    fn sum(&mut self, tensors: Vec<Tensor<1>>, after: &Mark) -> Result<(Tensor<1>, Mark, usize), CommError>;
+    fn sum(
+        &mut self,
+        tensors: Vec<Tensor<1>>,
+        after: &StreamEvent,
+    ) -> Result<(Tensor<1>, StreamEvent, usize), CommError>;
     /// Waits until everything that was enqueued is done.
     fn settle(&mut self) -> Result<(), CommError>;
 }
@@ -146,7 +152,7 @@ impl Reducer {
                     ops::tensor_over(self.collector.arrays.lend(reduced.len() - 1, values), device)
                 }
                 Values::Device(mut tensors, done) => {
-                    done.follow();
+                    done.wait();
                     tensors.remove(0)
                 }
             };

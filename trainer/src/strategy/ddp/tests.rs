@@ -17,8 +17,8 @@ use super::{
     reducer::{OnDevice, Options, Reducer},
     verify,
 };
-use crate::{config::Compression, failure::Failure, state_file::NamedTensor, strategy::Snapshot};
-use comm::{CommConfig, CommError, Communicator, ReduceOp, Secret, StoreServer, TransportKind, cuda::Mark, join};
+use crate::{config::Compression, device::StreamEvent, failure::Failure, state_file::NamedTensor, strategy::Snapshot};
+use comm::{CommConfig, CommError, Communicator, ReduceOp, Secret, StoreServer, TransportKind, join};
 use launch::WorkerStatus;
 
 /// Runs `body` as every rank.
@@ -63,13 +63,17 @@ struct Device0 {
 }
 
 impl OnDevice for Device0 {
-    fn sum(&mut self, tensors: Vec<Tensor<1>>, after: &Mark) -> Result<(Tensor<1>, Mark, usize), CommError> {
-        after.follow();
+    fn sum(
+        &mut self,
+        tensors: Vec<Tensor<1>>,
+        after: &StreamEvent,
+    ) -> Result<(Tensor<1>, StreamEvent, usize), CommError> {
+        after.wait();
         let mut flat = values(Tensor::cat(tensors, 0));
         self.comm.all_reduce(&mut flat, ReduceOp::Sum)?;
         self.unsettled += 1;
         let device = Device::flex();
-        Ok((Tensor::from_floats(flat.as_slice(), &device), Mark::here(&device), 4 * flat.len()))
+        Ok((Tensor::from_floats(flat.as_slice(), &device), StreamEvent::record(&device), 4 * flat.len()))
     }
 
     fn settle(&mut self) -> Result<(), CommError> {
