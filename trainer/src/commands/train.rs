@@ -20,6 +20,7 @@ use crate::{
     cli::TrainArgs,
     config::{Backend, BatchScope, Mode, RunPlan},
     device::{Seat, Target},
+    diagnostics,
     engine::{Ending, Engine, Files, Lengths, checkpoint::Store},
     failure::Failure,
     report::{
@@ -34,8 +35,9 @@ use crate::{
     },
 };
 use launch::{
-    self, Request, Role,
-    environment::{self, Source, Variables, WorkerRole},
+    self, Role,
+    environment::{self, Launcher, Variables, WorkerRole},
+    secret,
 };
 
 /// A run to start or to continue.
@@ -49,19 +51,21 @@ pub(super) fn run(arguments: TrainArgs) -> Result<u8, Failure> {
     if arguments.cpus == Some(0) {
         return Err(Failure::usage("--cpus 0: nobody would train", "ask for at least one: --cpus 1"));
     }
-    let variables = environment::variables();
+    let mut variables = environment::variables();
+    if let Some(path) = &arguments.job.secret_file {
+        secret::read_file(path, &mut variables)?;
+    }
     compare::follow(&variables);
     let asked = arguments.gpus.map(|count| ("--gpus", count)).or(arguments.cpus.map(|count| ("--cpus", count)));
     let target = Target::of(wish(&arguments))?;
-    let request = Request { launcher: arguments.job.launcher.parse()?, workers: asked };
-    let role = launch::detect(&variables, &request)?;
-    let local = match &role {
+    let role = launch::detect(&variables, arguments.job.launcher.parse()?, asked)?;
+    let node = match &role {
         Role::Worker(worker) => return work(&arguments, &role, worker, &variables, &target),
-        Role::Local(local) => local,
+        Role::Local(node) => node.as_ref(),
     };
     say_why_not(&target);
     let workers = asked.map_or(1, |(_, count)| count);
-    let several = workers > 1 || arguments.job.nnodes > 1 || local.share.is_some();
+    let several = workers > 1 || arguments.job.nnodes > 1 || node.is_some();
     let Job { mut plan, resumed } = job(&arguments, several, target.is_gpu())?;
     let seat = Seat { local_world: workers, oversubscribe: arguments.oversubscribe, ..Seat::ALONE };
     let selected = target.select(&seat)?;
@@ -95,7 +99,8 @@ pub(super) fn run(arguments: TrainArgs) -> Result<u8, Failure> {
             folder
         }
     };
-    workers::launch(&arguments, &plan, local, &variables, workers, folder.path())
+    diagnostics::write_to(&folder.path().join("logs"))?;
+    workers::launch(&arguments, &plan, node, &variables, workers, folder.path())
 }
 
 /// Whether the plan trains in several processes; `several` are asked for.
@@ -125,10 +130,13 @@ fn work(
     variables: &Variables,
     target: &Target,
 ) -> Result<u8, Failure> {
-    let own = variables.get(workers::RUN_FOLDER).filter(|_| worker.source == Source::Own);
+    let own = variables.get(workers::RUN_FOLDER).filter(|_| worker.launcher == Launcher::Own);
     if own.is_none() && worker.rank == 0 {
         eprintln!("{role}");
         say_why_not(target);
+    }
+    if own.is_none() {
+        diagnostics::write_to_stderr();
     }
     let Job { mut plan, mut resumed } = job(arguments, true, target.is_gpu())?;
     let seat = Seat {
@@ -303,6 +311,9 @@ fn train(
             RunFolder::create(&arguments.run_dir, &plan.model.name, &mode, strategy.devices())?
         }
     };
+    if rank.is_none() {
+        diagnostics::write_to(&folder.path().join("logs"))?;
+    }
     write_atomic(&folder.config(), plan_toml(&plan)?.as_bytes())?;
     let store = Store::open(&folder.checkpoints(), plan.checkpoint.keep_last, plan.train.seed)?;
 
