@@ -139,6 +139,7 @@ impl Supervisor<'_> {
     }
 
     fn handle_signal(&mut self, signal: i32, state: &mut SupervisorState) {
+        tracing::info!(signal = signals::name(signal), "received a signal");
         match signal {
             SIGWINCH => self.workers.iter().for_each(|worker| worker.output.resize()),
             SIGTSTP => self.suspend(),
@@ -234,6 +235,7 @@ impl Supervisor<'_> {
     fn check_events(&mut self, state: &mut SupervisorState) {
         while let Ok(event) = self.events.try_recv() {
             if let StoreEvent::Refused { from, cause } = event {
+                tracing::warn!(%from, cause, "refused an unauthenticated peer");
                 state.refused_peers += 1;
                 if state.refused_peers <= REPORTED_PEERS {
                     let last = if state.refused_peers == REPORTED_PEERS { " (others will not be shown)" } else { "" };
@@ -258,6 +260,7 @@ impl Supervisor<'_> {
             state.phase = Phase::Ending { since: Instant::now(), reported: false, terminated: false };
             self.abort(&failure.headline());
         }
+        tracing::warn!(consequence = failure.consequence, "{}", failure.headline());
         state.restartable &= !failure.usage;
         // At once, before the other nodes' workers report the consequences
         if matches!(failure.origin, FailureOrigin::Rank(_)) && !failure.consequence {
@@ -281,6 +284,7 @@ impl Supervisor<'_> {
 
     /// Tells all workers to end.
     fn signal_workers(&mut self, signal: Signal) {
+        tracing::debug!(?signal, "ending all workers");
         for worker in self.workers.iter_mut().filter(|worker| worker.is_alive()) {
             worker.told_to_end = true;
             match signal {

@@ -1,6 +1,6 @@
 //! `trainer [train]`: resolve → read the data → build → run → summary.
 
-use std::path::Path;
+use std::{path::Path, time::Instant};
 
 use data::{
     Splits,
@@ -183,6 +183,7 @@ fn work(
 
 /// Reads the data set of the plan and checks the plan against it.
 fn read_data(plan: &mut RunPlan) -> Result<Splits, Failure> {
+    let start = Instant::now();
     let splits = formats::load(&LoadRequest {
         name: plan.data.name.clone(),
         dir: Some(plan.data.dir.clone().unwrap_or_else(super::cache_folder)),
@@ -190,6 +191,8 @@ fn read_data(plan: &mut RunPlan) -> Result<Splits, Failure> {
         limit_train: limit(plan.data.limit_train),
         limit_test: limit(plan.data.limit_test),
     })?;
+    let (train, test, seconds) = (splits.train.len(), splits.test.len(), start.elapsed().as_secs_f64());
+    tracing::info!(name = plan.data.name, train, test, seconds, "read the data set");
     plan.check_against(&dataset_facts(&plan.data.name, &splits))?;
     Ok(splits)
 }

@@ -191,6 +191,7 @@ pub(super) fn join_over(
     status.set_status(format_args!("connecting over {transport}"));
     let (client, shutdown) = joined.into_parts();
     let comm = comm::join_through(client, &config).inspect_err(|error| status.record_comm_error(error))?;
+    tracing::info!(rank = role.rank, world = role.world, %transport, ?timeout, "created the process group");
     Ok(Rank { comm, status, stop, shutdown })
 }
 

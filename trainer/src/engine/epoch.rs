@@ -67,6 +67,7 @@ pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> 
             bytes_moved: outcome.bytes_moved,
             peak_bytes: device::peak_bytes(),
         };
+        tracing::trace!(epoch, step, loss = record.loss, ms = record.step_ms, data_ms = record.data_ms, "step done");
         if let Some(files) = &mut engine.files {
             files.reporter.step(&record)?;
         }

@@ -215,6 +215,7 @@ impl<'a> Engine<'a> {
             images_per_s: partial.samples as f64 / partial.seconds,
             seconds: partial.seconds + eval_seconds,
         };
+        tracing::info!(epoch, loss = record.train_loss, seconds = record.seconds, "epoch done");
         if let Some(files) = &mut self.files {
             files.reporter.epoch(&record)?;
         }
@@ -266,7 +267,9 @@ impl<'a> Engine<'a> {
     fn save(&mut self, name: &str, is_best: bool) -> Result<(), Failure> {
         if let Some(Files { reporter, store }) = &mut self.files {
             reporter.flush()?;
+            let start = Instant::now();
             store.save(name, self.strategy.snapshot(), &self.progress, is_best)?;
+            tracing::debug!(name, is_best, seconds = start.elapsed().as_secs_f64(), "saved a checkpoint");
         }
         Ok(())
     }
