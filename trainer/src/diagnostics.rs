@@ -78,10 +78,11 @@ pub fn start(cli: &Cli) -> Result<(), Failure> {
     let _ = tracing_subscriber::registry().with(targets(filter)?).with(layer).try_init();
     // A worker's logs are beside its error.json
     let report = std::env::var_os(launch::worker::FAILURE_FILE);
-    match report.as_deref().and_then(|path| Path::new(path).parent()) {
-        Some(folder) => write_to(folder),
-        None if matches!(cli.command, None | Some(Command::Train(_))) => Ok(()),
-        None => {
+    let folder = report.as_deref().and_then(|path| Path::new(path).parent());
+    match (&cli.command, folder) {
+        (None | Some(Command::Train(_)), Some(folder)) => write_to(folder),
+        (None | Some(Command::Train(_)), None) => Ok(()),
+        (Some(_), _) => {
             write_to_stderr();
             Ok(())
         }
