@@ -35,7 +35,7 @@ pub(super) struct WorkerSpec<'a> {
 /// How a worker ended.
 #[derive(Debug)]
 pub(super) struct WorkerExit {
-    pub(super) code: ExitStatus,
+    pub(super) status: ExitStatus,
     pub(super) at: SystemTime,
     pub(super) ran: Duration,
     /// The last status on its page.
@@ -137,11 +137,11 @@ impl WorkerProcess {
             return Ok(false);
         }
         self.signal_group(Signal::KILL);
-        let code = self.child.wait()?;
+        let status = self.child.wait()?;
         self.output.drain(DRAIN_LIMIT);
-        tracing::debug!(rank = self.rank, %code, "worker ended");
+        tracing::debug!(rank = self.rank, %status, "worker ended");
         self.exit = Some(WorkerExit {
-            code,
+            status,
             at: SystemTime::now(),
             ran: self.started.elapsed(),
             last_status: self.page.status(),

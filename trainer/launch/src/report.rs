@@ -54,17 +54,17 @@ impl WorkerFailure {
         let at_ms = unix_ms(exit.at);
         let base = Self {
             origin: FailureOrigin::Rank(worker.rank),
-            what: describe(exit.code),
+            what: describe(exit.status),
             consequence: false,
             at_ms,
             culprit: None,
-            usage: exit.code.code() == Some(2),
-            hint: exit.code.signal().and_then(signals::hint).map(str::to_owned),
+            usage: exit.status.code() == Some(2),
+            hint: exit.status.signal().and_then(signals::hint).map(str::to_owned),
             process: Some(details(worker, exit.last_status.clone())),
         };
         // A worker that a signal has killed may have been writing its report: the signal is the cause
-        let Some(report) = exit.report.as_ref().filter(|_| exit.code.signal().is_none()) else { return base };
-        let code = exit.code.code().unwrap_or_default();
+        let Some(report) = exit.report.as_ref().filter(|_| exit.status.signal().is_none()) else { return base };
+        let code = exit.status.code().unwrap_or_default();
         let verb = match report.kind {
             FailureKind::Panic => "panicked",
             FailureKind::Error => "failed",
@@ -88,7 +88,7 @@ impl WorkerFailure {
         let (what, hint) = match worker.state() {
             Some('T') => (
                 format!("has been stopped for {seconds} (SIGSTOP or SIGTSTP)"),
-                Some("somebody stopped it: `kill -CONT` in time lets it go on".to_owned()),
+                Some("a user or a program has stopped it; `kill -CONT` before the timeout continues it".to_owned()),
             ),
             Some('t') => (format!("has been held by a debugger for {seconds}"), None),
             Some('D') => (
@@ -116,7 +116,10 @@ impl WorkerFailure {
     pub(super) fn awaited(worker: &WorkerProcess, complaint: &WorkerFailure) -> Self {
         Self {
             what: "kept others waiting".to_owned(),
-            hint: Some("it runs, but has not come to where the others are: its last lines may say why".to_owned()),
+            hint: Some(
+                "it runs, but has not reached the collective in which the others wait; its last lines may say why"
+                    .to_owned(),
+            ),
             at_ms: complaint.at_ms,
             ..Self::stalled(worker, Duration::ZERO)
         }

@@ -193,7 +193,7 @@ impl Supervisor<'_> {
             }
             let worker = &self.workers[at];
             let Some(exit) = &worker.exit else { continue };
-            let (code, signal) = (exit.code.code(), exit.code.signal());
+            let (code, signal) = (exit.status.code(), exit.status.signal());
             let asked = |by: i32| code == Some(128 + by) || signal == Some(by);
             let stopping = match state.phase {
                 Phase::Stopping { signal, .. } => Some(signal),
@@ -371,7 +371,7 @@ impl Supervisor<'_> {
         Some(match state.phase {
             Phase::Running => Outcome::Done,
             Phase::Stopping { signal, .. } => {
-                let finished = |worker: &WorkerProcess| worker.exit.as_ref().is_some_and(|exit| exit.code.success());
+                let finished = |worker: &WorkerProcess| worker.exit.as_ref().is_some_and(|exit| exit.status.success());
                 // The signal arrived when the workers were done
                 if self.workers.iter().all(finished) { Outcome::Done } else { Outcome::Stopped(signal) }
             }

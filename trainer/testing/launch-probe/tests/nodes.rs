@@ -128,7 +128,9 @@ fn another_secret_keeps_a_node_out() {
     first.wait_for("stderr", "started by");
     let mut second = command("1", &port, "1", &[]);
     second.env("TRAINER_SECRET", "some other words");
-    Run::of(second).end().said(3, &["error: node 1 cannot join node 0", "secret", "hint: give all nodes the same secret"]);
+    Run::of(second)
+        .end()
+        .said(3, &["error: node 1 cannot join node 0", "secret", "hint: give all nodes the same secret"]);
     first.signal(Signal::TERM);
     first.end().said(143, &[]);
 }
@@ -168,7 +170,13 @@ fn a_secret_file_that_others_may_read_is_refused() {
 #[test]
 fn no_secret_is_needed_on_loopback_only() {
     let ended = node("0", "29500", "1", &["--master-addr", "192.0.2.1"]).end();
-    ended.said(2, &["error: --nnodes 2 over 192.0.2.1 needs a secret", "hint: give all nodes the same secret: --secret-file FILE, or TRAINER_SECRET"]);
+    ended.said(
+        2,
+        &[
+            "error: --nnodes 2 over 192.0.2.1 needs a secret",
+            "hint: give all nodes the same secret: --secret-file FILE, or TRAINER_SECRET",
+        ],
+    );
     let mut command = command("0", "29500", "1", &["--master-addr", "192.0.2.1"]);
     command.env("TRAINER_SECRET", "the right words");
     Run::of(command).end().said(3, &["error: 192.0.2.1 (MASTER_ADDR) is not an address of this machine"]);
