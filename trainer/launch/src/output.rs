@@ -65,10 +65,10 @@ pub(super) struct Screen {
 
 impl Screen {
     fn show(&self, stream: StdStream, bytes: &[u8]) -> io::Result<()> {
-        if let (Some(last), true) = (bytes.last(), side.is_terminal()) {
+        if let (Some(last), true) = (bytes.last(), stream.is_terminal()) {
             self.in_line.store(*last != b'\n', Ordering::Relaxed);
         }
-        side.write(bytes)
+        stream.write(bytes)
     }
 
     /// Shows a message of the launcher on stderr, starting on a new line.

@@ -143,8 +143,8 @@ impl WorkerFailure {
     /// Returns the failure as one sentence: `rank 1 was killed by SIGKILL`.
     pub(super) fn headline(&self) -> String {
         match self.origin {
-            Who::Rank(rank) => format!("rank {rank} {}", self.what),
-            Who::Node(node) => format!("node {node}: {}", self.what),
+            FailureOrigin::Rank(rank) => format!("rank {rank} {}", self.what),
+            FailureOrigin::Node(node) => format!("node {node}: {}", self.what),
         }
     }
 }

@@ -121,7 +121,8 @@ impl StatusPage {
         record[16] = stage as u8;
         record[17..19].copy_from_slice(&(cut.len as u16).to_le_bytes());
         record[19..19 + TEXT].copy_from_slice(&cut.bytes);
-        record[19 + TEXT..].copy_from_slice(&checksum(&record).to_le_bytes());
+        let sum = checksum(&record);
+        record[19 + TEXT..].copy_from_slice(&sum.to_le_bytes());
         let _ = self.file.write_all_at(&record, STATUS);
     }
 

@@ -215,7 +215,7 @@ fn the_command_line_is_heard() {
     let error = asked(one_task, "auto", Some(4)).unwrap_err();
     assert_eq!(error.message, "--cpus 4, but Slurm has started this process as the only task of its allocation");
     assert_eq!(error.hint, "leave --cpus out to be that worker, or say --launcher local to start 4 workers from here");
-    assert_eq!(asked(one_task, "local", Some(4)), Ok(Role::default()));
+    assert_eq!(asked(one_task, "local", Some(4)), Ok(Role::Local(None)));
     assert!(asked(one_task, "auto", Some(1)).is_ok());
     // all ranks, or those of a host, are what a user may mean by --cpus
     for (workers, fine) in [(8, true), (4, true), (2, false)] {
