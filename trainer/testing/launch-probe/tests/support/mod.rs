@@ -36,7 +36,7 @@ pub const PROBE: &str = env!("CARGO_BIN_EXE_launch-probe");
 /// some signals ignored; children inherit that, and the launcher keeps signals ignored on purpose.
 pub fn probe(arguments: &[&str]) -> Command {
     let mut command = Command::new("env");
-    command.args(["--default-signal=INT,QUIT,TERM", PROBE]).args(arguments);
+    command.args(["--default-signal=HUP,INT,QUIT,TERM", PROBE]).args(arguments);
     command
 }
 
