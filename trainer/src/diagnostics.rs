@@ -9,20 +9,18 @@
 //! Events before the run folder exists are kept in memory and written to the file as its first lines, or to stderr if the
 //! program ends without a run folder. A disabled event costs one load of an atomic.
 
-use std::{
-    fs::{self, File},
-    io::{self, Write},
-    path::Path,
-};
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::Path;
 
 use parking_lot::Mutex;
 use tracing::level_filters::LevelFilter;
-use tracing_subscriber::{filter::Targets, layer::SubscriberExt, util::SubscriberInitExt};
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::{
-    cli::{Cli, Command},
-    failure::Failure,
-};
+use crate::cli::{Cli, Command};
+use crate::failure::Failure;
 
 /// Name of the file.
 pub const FILE_NAME: &str = "diagnostics.log";

@@ -2,12 +2,10 @@
 
 use std::{path::Path, time::Duration};
 
-use crate::{
-    cli::TrainArgs,
-    config::{Backend, RunPlan},
-    failure::Failure,
-    signals::Stop,
-};
+use crate::cli::TrainArgs;
+use crate::config::{Backend, RunPlan};
+use crate::failure::Failure;
+use crate::signals::Stop;
 use comm::{self, CommConfig, Communicator, TransportKind, cuda::driver::Gpu};
 use launch::{
     LaunchConfig, RendezvousParameters, Worker, WorkerStatus, cores,

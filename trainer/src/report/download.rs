@@ -5,7 +5,8 @@ use std::io::Write;
 use indicatif::{ProgressBar, ProgressStyle};
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::report::{progress::Screen, text};
+use crate::report::progress::Screen;
+use crate::text;
 
 /// Bytes between two lines where the length is not known.
 const STRIDE: u64 = 16_000_000;

@@ -17,7 +17,7 @@ use crate::{
 };
 use comm::{
     CommError, Communicator,
-    cuda::{self, DeviceGroup, Options, layout::Wire},
+    cuda::{self, DeviceGroup, DeviceGroupOptions, layout::WireType},
 };
 
 /// Connects the ranks' GPUs. Returns `None` where gradients go through the host: this run is on the CPU, or
@@ -33,14 +33,14 @@ pub(super) fn connect(
 ) -> Result<Option<OnDevice>, Failure> {
     let parallel = &plan.parallel;
     let backend = match parallel.backend {
-        Backend::Auto => cuda::Backend::Auto,
-        Backend::Cuda => cuda::Backend::Kernels,
-        Backend::Nccl => cuda::Backend::Nccl,
+        Backend::Auto => cuda::DeviceBackend::Auto,
+        Backend::Cuda => cuda::DeviceBackend::Kernels,
+        Backend::Nccl => cuda::DeviceBackend::Nccl,
         Backend::Shm | Backend::Tcp | Backend::Mpi => return Ok(None),
     };
     if !cuda::is_cuda(device) {
         return match backend {
-            cuda::Backend::Auto => Ok(None),
+            cuda::DeviceBackend::Auto => Ok(None),
             _ => Err(Failure::usage(
                 format!("parallel.backend = \"{}\" sums on GPUs, and this run is on the CPU", parallel.backend),
                 "start with --gpus N, or leave parallel.backend at \"auto\"",
@@ -55,11 +55,11 @@ pub(super) fn connect(
     let limit = (parallel.bucket_mb.max(parallel.first_bucket_mb) * super::MIB) as usize / size_of::<f32>();
     let elements = lengths.iter().sum::<usize>().min(limit + lengths.iter().max().copied().unwrap_or(0));
     let wire = match parallel.compression {
-        Compression::None => Wire::F32,
-        Compression::Fp16 => Wire::F16,
-        Compression::Bf16 => Wire::Bf16,
+        Compression::None => WireType::F32,
+        Compression::Fp16 => WireType::F16,
+        Compression::Bf16 => WireType::Bf16,
     };
-    let group = DeviceGroup::new(comm, device, Options { backend, elements, wire, meet_on_device: false })?;
+    let group = DeviceGroup::new(comm, device, DeviceGroupOptions { backend, elements, wire, meet_on_device: false })?;
     if comm.rank() == 0 {
         eprintln!("gradients: {}", group.description());
     }
@@ -79,6 +79,6 @@ impl DeviceAllReduce for DeviceGroup {
 
     fn synchronize(&mut self) -> Result<(), CommError> {
         // By its path: the trait's own method would call itself.
-        DeviceGroup::settle(self)
+        DeviceGroup::synchronize(self)
     }
 }
