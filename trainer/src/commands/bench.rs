@@ -8,8 +8,8 @@ use crate::device::{DeviceRequest, DeviceSet, LocalRank, Selected};
 use crate::failure::Failure;
 use comm::{DType, TransportKind, bench, cuda};
 use launch::{
-    self, Job, Request, Role,
-    environment::{self, Source, WorkerRole},
+    self, LaunchConfig, LauncherChoice, Role,
+    environment::{self, Launcher, WorkerRole},
 };
 
 /// Longest wait in one all-reduce.
@@ -65,12 +65,12 @@ pub(super) fn run(arguments: &AllreduceArgs) -> Result<u8, Failure> {
     let config = config(arguments)?;
     let variables = environment::variables();
     let target = DeviceSet::of(arguments.gpus.map_or(DeviceRequest::Cpu, |count| DeviceRequest::Gpus(count.into())))?;
-    match launch::detect(&variables, &Request::default())? {
+    match launch::detect(&variables, LauncherChoice::Auto, None)? {
         Role::Worker(role) => {
             let seat = LocalRank {
                 local_rank: role.local_rank,
                 local_world: role.local_world,
-                foreign: role.source != Source::Own,
+                foreign: role.launcher != Launcher::Own,
                 oversubscribe: arguments.oversubscribe,
             };
             let selected = target.select(&seat)?;
@@ -95,7 +95,7 @@ pub(super) fn run(arguments: &AllreduceArgs) -> Result<u8, Failure> {
                 ..LocalRank::ALONE
             })?;
             let logs = tempfile_folder()?;
-            let result = Job::of_this_program(workers, logs.clone())?.run();
+            let result = LaunchConfig::of_this_program(workers, logs.clone())?.run();
             // the logs of a bench that worked are of no use
             if result == Ok(0) {
                 let _ = std::fs::remove_dir_all(&logs);
