@@ -128,9 +128,10 @@ impl Replica {
         gradients
     }
 
-    /// The batch's pixels on the device, `[B, C, H, W]`: those that the loader has made, or those of a resident data set.
+    /// Returns the batch's pixels on the device, `[B, C, H, W]`: the loader's, or those of a data set on the device if the loader
+    /// has made none.
     fn images(&self, batch: Batch, set: fn(&ResidentSets) -> &Resident) -> Tensor<4> {
-        if let Some(sets) = &self.resident {
+        if let (true, Some(sets)) = (batch.images.is_empty(), &self.resident) {
             return set(sets).batch(&batch).autodiff();
         }
         let shape = [batch.labels.len(), batch.shape.channels, batch.shape.height, batch.shape.width];

@@ -22,7 +22,7 @@ use data::{
 pub struct ResidentSets {
     /// Training images.
     pub train: Resident,
-    /// Test images.
+    /// Images of the evaluations during the run.
     pub test: Resident,
 }
 
