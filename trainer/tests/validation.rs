@@ -16,12 +16,14 @@ use trainer::{
     device,
     engine::{
         Ending, Engine, Files, Loaders, RunEnd,
-        checkpoint::{self, Progress, Store},
+        checkpoint::{self, Store},
     },
     failure::Failure,
-    report::{Reporter, ReporterOptions, RunFolder, Timeline},
+    report::{Reporter, ReporterOptions, RunFolder},
     signals::Stop,
-    strategy::{Evaluation, ResidentSets, Snapshot, StepOutcome, Strategy, single::Single},
+    snapshot::{RunProgress, Snapshot},
+    strategy::{Evaluation, ResidentSets, StepOutcome, Strategy, single::Single},
+    timeline::Timeline,
 };
 
 const CONFIG: &str = r#"
@@ -171,7 +173,7 @@ impl Strategy for Stopped {
         self.inner.snapshot()
     }
 
-    fn start_from(&mut self, checkpoint: Option<(Snapshot, Progress)>) -> Result<Progress, Failure> {
+    fn start_from(&mut self, checkpoint: Option<(Snapshot, RunProgress)>) -> Result<RunProgress, Failure> {
         self.inner.start_from(checkpoint)
     }
 }

@@ -16,23 +16,21 @@ use super::{
     start::{build, count_parameters, dry_run, facts, overview, plan_toml, restore},
     workers::{self, Rank},
 };
-use crate::{
-    cli::TrainArgs,
-    config::{Backend, BatchScope, Mode, RunPlan},
-    device::{Seat, Target},
-    engine::{Ending, Engine, Files, Lengths, RunEnd, checkpoint::Store},
-    failure::Failure,
-    report::{
-        Reporter, ReporterOptions, RunFolder, RunSummary, Timeline, error::write_atomic, text::thousands, timeline,
-    },
-    signals::Stop,
-    strategy::{
-        Strategy,
-        ddp::{self, Ddp},
-        dp::Dp,
-        single::Single,
-    },
-};
+use crate::cli::TrainArgs;
+use crate::config::{Backend, BatchScope, Mode, RunPlan};
+use crate::device::{Seat, Target};
+use crate::engine::checkpoint::Store;
+use crate::engine::{Ending, Engine, Files, Lengths, RunEnd};
+use crate::failure::Failure;
+use crate::files::write_atomic;
+use crate::report::{Reporter, ReporterOptions, RunFolder, RunSummary};
+use crate::signals::Stop;
+use crate::strategy::ddp::Ddp;
+use crate::strategy::dp::Dp;
+use crate::strategy::single::Single;
+use crate::strategy::{Strategy, ddp};
+use crate::text::thousands;
+use crate::timeline::{self, Timeline};
 use launch::{
     self, Request, Role,
     environment::{self, Source, Variables, WorkerRole},
@@ -149,7 +147,7 @@ fn work(
     workers::one_gpu_each(&rank, selected.gpu.as_ref(), arguments.oversubscribe)?;
     let again = variables.get(launch::worker::ATTEMPT).is_some_and(|attempt| attempt != "0");
     let mut run = || {
-        rank.reporter.doing(format_args!("reading {}", plan.data.name));
+        rank.status.set_status(format_args!("reading {}", plan.data.name));
         let splits = read_data(&mut plan)?;
         if let (Some(path), None, 0) = (own, &resumed, worker.rank) {
             let folder = RunFolder::open(Path::new(path))?;
@@ -245,9 +243,9 @@ fn train(
         }
         None => Box::new(Single::new(network, device, classes, &plan)),
         Some(rank) => {
-            rank.reporter.doing(format_args!("comparing the job with the other ranks'"));
+            rank.status.set_status(format_args!("comparing the job with the other ranks'"));
             ddp::same_job(&facts(&plan, &splits, place.target), &rank.comm)?;
-            Box::new(Ddp::new(network, device, classes, &plan, rank.comm.clone(), rank.reporter.clone())?)
+            Box::new(Ddp::new(network, device, classes, &plan, rank.comm.clone(), rank.status.clone())?)
         }
     };
 

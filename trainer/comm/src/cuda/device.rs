@@ -23,7 +23,7 @@ use cubecl::{CubeCount, CubeKernel, PrecompiledSource};
 
 use super::layout::THREADS;
 use super::sequence::Launch;
-use super::source::{PARTS, Variant};
+use super::source::{KernelVariant, PARTS};
 use super::stream_event::StreamEvent;
 use crate::error::{CommError, Result};
 
@@ -31,14 +31,14 @@ type CubeDevice = burn::backend::tensor::Device<Cube>;
 
 /// A kernel's text for cubecl, which compiles it when it is first launched.
 #[derive(Clone)]
-struct Text {
-    variant: Variant,
+struct KernelSource {
+    variant: KernelVariant,
     source: Arc<str>,
     /// Two texts of one variant are two kernels: compiled ones are kept on disk.
     checksum: u32,
 }
 
-impl KernelMetadata for Text {
+impl KernelMetadata for KernelSource {
     fn name(&self) -> &'static str {
         self.variant.kernel.name()
     }
@@ -52,7 +52,7 @@ impl KernelMetadata for Text {
     }
 }
 
-impl CubeKernel for Text {
+impl CubeKernel for KernelSource {
     /// Only its number of threads is looked at.
     fn define(&self) -> KernelDefinition {
         let settings = KernelSettings::new(Dim3::new_1d(THREADS), ExecutionMode::Unchecked, AddressType::U64)
@@ -85,7 +85,7 @@ pub(super) struct Launcher {
     /// Of the GPU, as this process counts them.
     pub(super) index: usize,
     /// Kernels that have been launched: they compile.
-    known: RefCell<HashMap<Variant, Text>>,
+    known: RefCell<HashMap<KernelVariant, KernelSource>>,
 }
 
 /// Whether tensors on `device` are an NVIDIA GPU's.
@@ -204,7 +204,7 @@ impl Launcher {
         let is_new = known.is_none();
         let kernel = known.unwrap_or_else(|| {
             let source = variant.source();
-            Text { variant, checksum: crc32c::crc32c(source.as_bytes()), source: source.into() }
+            KernelSource { variant, checksum: crc32c::crc32c(source.as_bytes()), source: source.into() }
         });
         let bind = |elements: &Elements| elements.handle.clone().binding();
         let mut arguments = KernelArguments::new().with_buffer_io(bind(output), BufferIOAttr::ReadWrite);
@@ -213,7 +213,7 @@ impl Launcher {
             let elements = sources.get(index).or(sources.first()).unwrap_or(output);
             arguments = arguments.with_buffer_io(bind(elements), BufferIOAttr::ReadOnly);
         }
-        let words = launch.job.words(variant.parts);
+        let words = launch.params.words(variant.parts);
         let len = words.len();
         // no dynamic part: cubecl passes all of it by value, behind the buffers
         arguments = arguments.with_info(MetadataBindingInfo::new(words, len));
