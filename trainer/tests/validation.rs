@@ -21,9 +21,7 @@ use trainer::{
     failure::Failure,
     report::{Reporter, ReporterOptions, RunFolder},
     signals::Stop,
-    snapshot::{RunProgress, Snapshot},
-    strategy::{Evaluation, ResidentSets, StepOutcome, Strategy, single::Single},
-    timeline::Timeline,
+    strategy::{Evaluation, Learner, StepOutcome, Strategy, single::Single},
 };
 
 const CONFIG: &str = r#"
@@ -141,20 +139,12 @@ struct Stopped {
 }
 
 impl Strategy for Stopped {
-    fn rank(&self) -> usize {
-        self.inner.rank()
+    fn learner(&self) -> &Learner {
+        self.inner.learner()
     }
 
-    fn world(&self) -> usize {
-        self.inner.world()
-    }
-
-    fn record(&mut self, timeline: &Timeline) {
-        self.inner.record(timeline);
-    }
-
-    fn keep_resident(&mut self, sets: ResidentSets) {
-        self.inner.keep_resident(sets);
+    fn learner_mut(&mut self) -> &mut Learner {
+        self.inner.learner_mut()
     }
 
     fn train_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<i32>) -> Result<StepOutcome, Failure> {
@@ -167,14 +157,6 @@ impl Strategy for Stopped {
             self.stop.request(15);
         }
         self.inner.evaluate(batches, stop)
-    }
-
-    fn snapshot(&self) -> Snapshot {
-        self.inner.snapshot()
-    }
-
-    fn start_from(&mut self, checkpoint: Option<(Snapshot, RunProgress)>) -> Result<RunProgress, Failure> {
-        self.inner.start_from(checkpoint)
     }
 }
 
@@ -212,7 +194,7 @@ fn run(folder: &RunFolder, at: usize) -> RunEnd {
     let newest =
         checkpoint::load_newest(&folder.checkpoints()).ok().map(|(newest, _)| (newest.snapshot, newest.progress));
     let resumed = newest.is_some();
-    let progress = strategy.start_from(newest).unwrap();
+    let progress = strategy.load_checkpoint(newest).unwrap();
     let (device, quiet) = ("cpu".to_owned(), true);
     let options = ReporterOptions { epochs: 2, steps_per_epoch: 5, every: 0, tensorboard: false, quiet, device };
     let mut reporter = match resumed {

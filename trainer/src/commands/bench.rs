@@ -8,8 +8,8 @@ use crate::device::{Seat, Selected, Target, Wish};
 use crate::failure::Failure;
 use comm::{DType, TransportKind, bench, cuda};
 use launch::{
-    self, Job, Request, Role,
-    environment::{self, Source, WorkerRole},
+    self, LaunchConfig, LauncherChoice, Role,
+    environment::{self, Launcher, WorkerRole},
 };
 
 /// Longest wait in one all-reduce.
@@ -65,12 +65,12 @@ pub(super) fn run(arguments: &AllreduceArgs) -> Result<u8, Failure> {
     let config = config(arguments)?;
     let variables = environment::variables();
     let target = Target::of(arguments.gpus.map_or(Wish::Cpu, |count| Wish::Gpus(count.into())))?;
-    match launch::detect(&variables, &Request::default())? {
+    match launch::detect(&variables, LauncherChoice::Auto, None)? {
         Role::Worker(role) => {
             let seat = Seat {
                 local_rank: role.local_rank,
                 local_world: role.local_world,
-                foreign: role.source != Source::Own,
+                foreign: role.launcher != Launcher::Own,
                 oversubscribe: arguments.oversubscribe,
             };
             let selected = target.select(&seat)?;
@@ -91,7 +91,7 @@ pub(super) fn run(arguments: &AllreduceArgs) -> Result<u8, Failure> {
             // too few GPUs are one process's mistake, not every worker's
             target.all(&Seat { local_world: workers, oversubscribe: arguments.oversubscribe, ..Seat::ALONE })?;
             let logs = tempfile_folder()?;
-            let result = Job::of_this_program(workers, logs.clone())?.run();
+            let result = LaunchConfig::of_this_program(workers, logs.clone())?.run();
             // the logs of a bench that worked are of no use
             if result == Ok(0) {
                 let _ = std::fs::remove_dir_all(&logs);

@@ -11,7 +11,7 @@ use crate::config::{Mode, RunPlan};
 use crate::device::{Seat, Selected, Target, Wish};
 use crate::engine::Loaders;
 use crate::failure::Failure;
-use crate::strategy::{Resident, ResidentSets, Strategy};
+use crate::strategy::{DeviceDataset, DeviceDatasets, Strategy};
 
 /// What the flags ask for.
 pub(super) fn wish(arguments: &TrainArgs) -> Wish {
@@ -48,7 +48,7 @@ pub(super) fn pixels_on_the_host(plan: &RunPlan, selected: &Selected, splits: &S
     // the rest is for the network
     let room = gpu.memory_bytes / 4;
     let eval = splits.val.as_ref().unwrap_or(&splits.test);
-    Resident::refusal(&splits.train, room).or_else(|| Resident::refusal(eval, room))
+    DeviceDataset::refusal(&splits.train, room).or_else(|| DeviceDataset::refusal(eval, room))
 }
 
 /// Makes the loaders of all splits. Without `pixels`, the splits that are read in every epoch are copied to the device.
@@ -71,12 +71,13 @@ pub(super) fn loaders(
         None => None,
     };
     if !pixels {
-        let resident =
-            |set: &Dataset, loader: &Loader| Resident::new(set, loader.pipeline().clone(), &device.clone().inner());
-        strategy.keep_resident(ResidentSets {
-            train: resident(&train, &train_loader),
-            test: resident(&eval, &eval_loader),
-        });
+        let on_device = |set: &Dataset, loader: &Loader| {
+            DeviceDataset::new(set, loader.pipeline().clone(), &device.clone().inner())
+        };
+        strategy.keep_on_device(DeviceDatasets {
+            train: on_device(&train, &train_loader),
+            test: on_device(&eval, &eval_loader),
+        })?;
     }
     Ok(Loaders { train: train_loader, eval: eval_loader, test: test_loader })
 }

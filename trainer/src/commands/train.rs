@@ -1,6 +1,6 @@
 //! `trainer [train]`: resolve → read the data → build → run → summary.
 
-use std::path::Path;
+use std::{path::Path, time::Instant};
 
 use data::{
     Splits,
@@ -19,6 +19,7 @@ use super::{
 use crate::cli::TrainArgs;
 use crate::config::{Backend, BatchScope, Mode, RunPlan};
 use crate::device::{Seat, Target};
+use crate::diagnostics;
 use crate::engine::checkpoint::Store;
 use crate::engine::{Ending, Engine, Files, Lengths, RunEnd};
 use crate::failure::Failure;
@@ -32,8 +33,9 @@ use crate::strategy::{Strategy, ddp};
 use crate::text::thousands;
 use crate::timeline::{self, Timeline};
 use launch::{
-    self, Request, Role,
-    environment::{self, Source, Variables, WorkerRole},
+    self, Role,
+    environment::{self, Launcher, Variables, WorkerRole},
+    secret,
 };
 
 /// A run to start or to continue.
@@ -47,19 +49,21 @@ pub(super) fn run(arguments: TrainArgs) -> Result<u8, Failure> {
     if arguments.cpus == Some(0) {
         return Err(Failure::usage("--cpus 0: nobody would train", "ask for at least one: --cpus 1"));
     }
-    let variables = environment::variables();
+    let mut variables = environment::variables();
+    if let Some(path) = &arguments.job.secret_file {
+        secret::read_file(path, &mut variables)?;
+    }
     compare::follow(&variables);
     let asked = arguments.gpus.map(|count| ("--gpus", count)).or(arguments.cpus.map(|count| ("--cpus", count)));
     let target = Target::of(wish(&arguments))?;
-    let request = Request { launcher: arguments.job.launcher.parse()?, workers: asked };
-    let role = launch::detect(&variables, &request)?;
-    let local = match &role {
+    let role = launch::detect(&variables, arguments.job.launcher.parse()?, asked)?;
+    let node = match &role {
         Role::Worker(worker) => return work(&arguments, &role, worker, &variables, &target),
-        Role::Local(local) => local,
+        Role::Local(node) => node.as_ref(),
     };
     say_why_not(&target);
     let workers = asked.map_or(1, |(_, count)| count);
-    let several = workers > 1 || arguments.job.nnodes > 1 || local.share.is_some();
+    let several = workers > 1 || arguments.job.nnodes > 1 || node.is_some();
     let Job { mut plan, resumed } = job(&arguments, several, target.is_gpu())?;
     let seat = Seat { local_world: workers, oversubscribe: arguments.oversubscribe, ..Seat::ALONE };
     let selected = target.select(&seat)?;
@@ -93,7 +97,8 @@ pub(super) fn run(arguments: TrainArgs) -> Result<u8, Failure> {
             folder
         }
     };
-    workers::launch(&arguments, &plan, local, &variables, workers, folder.path())
+    diagnostics::write_to(&folder.path().join("logs"))?;
+    workers::launch(&arguments, &plan, node, &variables, workers, folder.path())
 }
 
 /// Whether the plan trains in several processes; `several` are asked for.
@@ -123,10 +128,13 @@ fn work(
     variables: &Variables,
     target: &Target,
 ) -> Result<u8, Failure> {
-    let own = variables.get(workers::RUN_FOLDER).filter(|_| worker.source == Source::Own);
+    let own = variables.get(workers::RUN_FOLDER).filter(|_| worker.launcher == Launcher::Own);
     if own.is_none() && worker.rank == 0 {
         eprintln!("{role}");
         say_why_not(target);
+    }
+    if own.is_none() {
+        diagnostics::write_to_stderr();
     }
     let Job { mut plan, mut resumed } = job(arguments, true, target.is_gpu())?;
     let seat = Seat {
@@ -173,6 +181,7 @@ fn work(
 
 /// Reads the data set of the plan and checks the plan against it.
 fn read_data(plan: &mut RunPlan) -> Result<Splits, Failure> {
+    let start = Instant::now();
     let splits = formats::load(&LoadRequest {
         name: plan.data.name.clone(),
         dir: Some(plan.data.dir.clone().unwrap_or_else(super::cache_folder)),
@@ -180,6 +189,8 @@ fn read_data(plan: &mut RunPlan) -> Result<Splits, Failure> {
         limit_train: limit(plan.data.limit_train),
         limit_test: limit(plan.data.limit_test),
     })?;
+    let (train, test, seconds) = (splits.train.len(), splits.test.len(), start.elapsed().as_secs_f64());
+    tracing::info!(name = plan.data.name, train, test, seconds, "read the data set");
     plan.check_against(&dataset_facts(&plan.data.name, &splits))?;
     Ok(splits)
 }
@@ -274,14 +285,14 @@ fn train(
         (Some(folder), true) => restore(&plan, folder)?,
         _ => None,
     };
-    let progress = strategy.start_from(progress)?;
+    let progress = strategy.load_checkpoint(progress)?;
     let timeline = Timeline::new(plan.log.timeline);
     #[cfg(feature = "cuda")]
     if selected.gpu.is_some() {
         timeline.watch_kernels();
     }
-    timeline.synchronise(strategy.rank(), |bytes| strategy.gather(bytes))?;
-    strategy.record(&timeline);
+    timeline.synchronise(strategy.rank(), |bytes| strategy.all_gather(bytes))?;
+    strategy.set_timeline(&timeline);
     if !first {
         let engine = Engine::new(&plan, &mut *strategy, loaders, None, stop, progress);
         let end = engine.record(&timeline).run()?;
@@ -300,6 +311,9 @@ fn train(
             RunFolder::create(&arguments.run_dir, &plan.model.name, &mode, strategy.devices())?
         }
     };
+    if rank.is_none() {
+        diagnostics::write_to(&folder.path().join("logs"))?;
+    }
     write_atomic(&folder.config(), plan_toml(&plan)?.as_bytes())?;
     let store = Store::open(&folder.checkpoints(), plan.checkpoint.keep_last, plan.train.seed)?;
 

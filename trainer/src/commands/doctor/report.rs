@@ -275,7 +275,7 @@ mod tests {
             over.starts_with("nccl: NCCL over 2 GPUs, as rank 1's GPU has no access to the memory of rank 0's"),
             "{over}"
         );
-        assert!(says(&blind, "works", false).starts_with("none: no way between the ranks' GPUs"));
+        assert!(says(&blind, "works", false).starts_with("none: no route between the ranks' GPUs"));
         assert!(
             says(&liar, "works", true)
                 .starts_with("cuda, which would fail: the driver says that GPU 1 reaches GPU 0's")
