@@ -21,7 +21,7 @@ use crate::config::{Backend, BatchScope, Mode, RunPlan};
 use crate::device::{DeviceSet, LocalRank};
 use crate::diagnostics;
 use crate::engine::checkpoint::Store;
-use crate::engine::{Ending, Engine, Files, Lengths};
+use crate::engine::{Ending, Engine, Files, Lengths, RunEnd};
 use crate::failure::Failure;
 use crate::files::write_atomic;
 use crate::report::{Reporter, ReporterOptions, RunFolder, RunSummary};
@@ -240,8 +240,7 @@ fn train(
     splits: Splits,
     rank: Option<&Rank>,
 ) -> Result<u8, Failure> {
-    let Splits { train, test, source } = splits;
-    let (shape, class_names) = (train.shape, train.classes.clone());
+    let (source, shape, class_names) = (splits.source.clone(), splits.train.shape, splits.train.classes.clone());
     let classes = plan.model.num_classes.unwrap_or(class_names.len());
     let spec = Spec { num_classes: classes, in_channels: shape.channels, image_size: [shape.height, shape.width] };
     let selected = &place.selected;
@@ -256,24 +255,24 @@ fn train(
         None => Box::new(Single::new(network, device, classes, &plan)),
         Some(rank) => {
             rank.status.set_status(format_args!("comparing the job with the other ranks'"));
-            ddp::same_job(&facts(&plan, &train, &test, place.target), &rank.comm)?;
+            ddp::same_job(&facts(&plan, &splits, place.target), &rank.comm)?;
             Box::new(Ddp::new(network, device, classes, &plan, rank.comm.clone(), rank.status.clone())?)
         }
     };
 
-    let host_pixels = pixels_on_the_host(&plan, selected, &train, &test);
+    let host_pixels = pixels_on_the_host(&plan, selected, &splits);
     if let (Some(why), true, 0) = (&host_pixels, place.target.is_gpu(), strategy.rank()) {
         eprintln!("note: images are augmented on the host: {why}");
     }
+    let images = [Some(&splits.train), splits.val.as_ref(), Some(&splits.test)].into_iter().flatten();
     let data = format!(
-        "{}, {} + {} images {shape}{}",
+        "{}, {} images {shape}{}",
         plan.data.name,
-        thousands(train.len() as u64),
-        thousands(test.len() as u64),
+        images.map(|split| thousands(split.len() as u64)).collect::<Vec<_>>().join(" + "),
         if host_pixels.is_none() { ", on the GPU as uint8" } else { "" }
     );
-    let (train, test) = loaders(&plan, &mut *strategy, [train, test], host_pixels.is_some(), &selected.device)?;
-    let lengths = Lengths::new(&plan, train.batches_per_epoch());
+    let loaders = loaders(&plan, &mut *strategy, splits, host_pixels.is_some(), &selected.device)?;
+    let lengths = Lengths::new(&plan, loaders.train.batches_per_epoch());
 
     let stop = match rank {
         Some(rank) => rank.stop.clone(),
@@ -295,10 +294,10 @@ fn train(
     timeline.synchronise(strategy.rank(), |bytes| strategy.all_gather(bytes))?;
     strategy.set_timeline(&timeline);
     if !first {
-        let engine = Engine::new(&plan, &mut *strategy, train, test, None, stop, progress);
-        let (ending, _) = engine.record(&timeline).run()?;
+        let engine = Engine::new(&plan, &mut *strategy, loaders, None, stop, progress);
+        let end = engine.record(&timeline).run()?;
         gather_ends(&*strategy, &timeline)?;
-        return Ok(match ending {
+        return Ok(match end.ending {
             Ending::Finished(_) | Ending::Exhausted { .. } | Ending::OutOfTime { .. } => 0,
             Ending::Interrupted { signal, .. } => 128 + signal as u8,
         });
@@ -335,8 +334,8 @@ fn train(
     };
     reporter.show_top5(classes > 10);
     let files = Some(Files { reporter: &mut reporter, store });
-    let engine = Engine::new(&plan, &mut *strategy, train, test, files, stop, progress);
-    let (ending, progress) = engine.record(&timeline).run()?;
+    let engine = Engine::new(&plan, &mut *strategy, loaders, files, stop, progress);
+    let RunEnd { ending, test, progress } = engine.record(&timeline).run()?;
     let ends = gather_ends(&*strategy, &timeline)?;
     if timeline.is_on() {
         let left_out = timeline::write(&folder.timeline(), &ends.timelines)?;
@@ -359,6 +358,7 @@ fn train(
         steps: progress.step,
         best: progress.best,
         last: progress.last,
+        test,
         seconds: progress.elapsed_s,
         peak_bytes: ends.peak_bytes,
         device_bytes: ends.device_bytes,
