@@ -2,7 +2,7 @@
 //! `cargo bench -p benches --bench optimizer -- [--python PYTHON] [--steps N] [--rounds N] [--markdown] MODEL…`.
 //!
 //! The timed part is everything between gradients and new weights, on the CPU. Ours: `trainer::optim`, whose passes are
-//! `ops::{update, follow, square_sum}`. burn's: the same formulas as chains of tensor operations, one parameter
+//! `ops::{update, ema_update, square_sum}`. burn's: the same formulas as chains of tensor operations, one parameter
 //! after the other. PyTorch's, with `--python` (a Python that has torch): its loop over parameters, `foreach` and `fused`
 //! (`peers/optimizer.py`). The sides take turns in each round; the table has medians over rounds of medians
 //! over steps. GB/s counts the f32 numbers per parameter that one pass must read and write: five for SGD, seven for AdamW,
@@ -19,7 +19,7 @@ use burn::tensor::{Device, Tensor};
 use models::{Network, state};
 use shared::{median, peer};
 use trainer::config::{LrScale, Optimizer as OptimizerConfig, OptimizerKind};
-use trainer::optim::{Ema, FlatGradients, Optimizer, clip_global_norm};
+use trainer::optim::{Ema, FlatGradients, Optimizer, clip_grad_norm};
 
 const SGD: OptimizerKind = OptimizerKind::Sgd { momentum: 0.9, nesterov: true };
 const ADAMW: OptimizerKind = OptimizerKind::AdamW { betas: [0.9, 0.999], eps: 1e-8 };
@@ -106,7 +106,7 @@ fn measure(model: &str, options: &Options) -> Result<(), Box<dyn Error>> {
         sides.push((part, "burn", Box::new(burn)));
     }
     let own = gradients.clone();
-    sides.push(("clip", "ours", Box::new(move || _ = clip_global_norm(&mut flat(&own), 1e9))));
+    sides.push(("clip", "ours", Box::new(move || _ = clip_grad_norm(&mut flat(&own), 1e9))));
     let own = gradients.clone();
     sides.push(("clip", "burn", Box::new(move || clip_chain(&own))));
     let (network, mut burn_average) = (network()?, Vec::new());

@@ -121,7 +121,7 @@ fn a_worker_killed_in_the_reduction_of_a_bucket_is_named_with_the_bucket() {
 #[test]
 fn a_checkpoint_that_cannot_be_written_ends_the_run_and_leaves_no_half() {
     let bench = Bench::new(CONFIG);
-    // 100 blocks of 512 bytes a file: too little for the model, enough for the rest
+    // 100 blocks of 512 bytes per file: too little for the model, enough for the rest.
     let trainer = env!("CARGO_BIN_EXE_trainer");
     let script = "trap '' XFSZ; ulimit -f 100; exec \"$@\"";
     let mut command = std::process::Command::new("sh");
@@ -139,12 +139,12 @@ fn a_checkpoint_that_cannot_be_written_ends_the_run_and_leaves_no_half() {
         .collect();
     assert!(visible.is_empty(), "no checkpoint is complete, none is shown: {visible:?}");
 
-    // with room again, the run goes on: there is no checkpoint, so from the beginning
+    // With room again, the run goes on: from the beginning, because there is no checkpoint.
     bench.run(&["--resume", run.to_str().unwrap(), "--cpus", "2"]).expect(0);
     assert!(losses(&run).len() > 90);
 }
 
-/// Spans by name of a rank's row, as `(name, start, end)` in microseconds.
+/// Returns the spans of a rank's row, as `(name, start, end)` in microseconds.
 fn spans(trace: &serde_json::Value, rank: u64, thread: u64) -> Vec<(String, f64, f64)> {
     let events = trace["traceEvents"].as_array().expect("events").iter();
     let of_row = events.filter(|e| e["ph"] == "X" && e["pid"] == rank && e["tid"] == thread);
@@ -156,7 +156,7 @@ fn spans(trace: &serde_json::Value, rank: u64, thread: u64) -> Vec<(String, f64,
         .collect()
 }
 
-/// The timeline shows what overlap means: buckets that are full before backward ends begin before it ends.
+/// The timeline shows the overlap: buckets that are full before backward ends begin before it ends.
 #[test]
 fn the_timeline_shows_buckets_reduced_under_backward() {
     let bench = Bench::new(SLOW);
@@ -169,7 +169,7 @@ fn the_timeline_shows_buckets_reduced_under_backward() {
         let (steps, buckets) = (spans(&trace, rank, 0), spans(&trace, rank, 1));
         let backward: Vec<_> = steps.iter().filter(|span| span.0 == "backward").collect();
         assert_eq!(backward.len(), 6);
-        // 9.2 million parameters: several buckets a step
+        // 9.2 million parameters: several buckets per step.
         assert!(buckets.len() >= 6 * 4 && buckets.len() % 6 == 0, "{}", buckets.len());
         let (a_step, mut all) = (buckets.len() / 6, 0);
         for (step, (_, start, finish)) in backward.iter().enumerate() {
@@ -177,7 +177,7 @@ fn the_timeline_shows_buckets_reduced_under_backward() {
             assert!(here.windows(2).all(|two| two[0].2 <= two[1].1 + 1.0), "one after the other: {here:?}");
             assert!(here.iter().all(|bucket| bucket.1 >= *start), "no bucket is full before backward begins");
             let hidden = here.iter().filter(|bucket| bucket.1 < *finish).count();
-            // the first step finds out in which order gradients become ready
+            // The first step finds the order in which gradients become ready.
             assert!(step > 0 || hidden == 0, "rank {rank}: {hidden} under the first backward");
             all += hidden;
         }

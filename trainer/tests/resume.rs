@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use common::{Bench, CONFIG, ENDLESS, checkpoint_file, entries, losses, signal, summary, wait_until};
 
-/// Everything that has state: AdamW's moments, the weight average, mixing, accumulation, clipping.
+/// A run with everything that has state: AdamW's moments, the weight average, mixing, accumulation, clipping.
 const STATEFUL: &str = r#"
 [model]
 name = "lenet"
@@ -89,7 +89,7 @@ fn a_run_killed_in_mid_epoch_resumes_to_the_same_end() {
     }
 }
 
-/// Lines of a `metrics.jsonl` whose last line may be cut.
+/// Returns the number of lines of a `metrics.jsonl` whose last line may be cut.
 fn losses_so_far(run: &Path) -> usize {
     std::fs::read_to_string(run.join("metrics.jsonl")).unwrap().lines().count()
 }

@@ -18,7 +18,7 @@ fn all_reduce_12(c: &Communicator) -> Result<(), comm::CommError> {
     c.all_reduce(&mut [0f32; 12], ReduceOp::Sum)
 }
 
-/// What rank 1 calls where all others call an all-reduce of 12 f32, and what the message says of it.
+/// The calls of rank 1 while all other ranks call an all-reduce of 12 f32, and their text in the message.
 const WRONG: [(&str, Call); 10] = [
     ("broadcast of 12 f32 with root 0", |c| c.broadcast(&mut [0f32; 12], 0)),
     ("all_reduce of 13 f32 (sum)", |c| c.all_reduce(&mut [0f32; 13], ReduceOp::Sum)),
@@ -42,7 +42,7 @@ fn a_mismatch_is_the_same_error_on_every_rank() {
                     let result = if comm.rank() == 1 { call(&comm) } else { all_reduce_12(&comm) };
                     let error = result.unwrap_err();
                     assert_eq!(error.kind, ErrorKind::Mismatch, "{error}");
-                    // And nothing works any more, with the same reason.
+                    // All later calls fail, with the same reason.
                     assert_eq!(comm.barrier().unwrap_err().message, error.message);
                     error.message
                 });
@@ -109,7 +109,7 @@ fn messages_are_compared_at_their_receiver() {
         let want = "rank 0 sends 3 f32 (tag 9) where rank 1 calls recv of 3 f64 from rank 0, in the world";
         assert_eq!(errors, vec![want; 2], "{kind}");
 
-        // Nobody sends: the other rank is in a collective, and both would wait for ever.
+        // No rank sends: the other rank is in a collective, and both would wait forever.
         let errors = ranks(kind, 2, |comm| {
             if comm.rank() == 0 { message(all_reduce_12(&comm)) } else { message(comm.recv(&mut [0f32; 3], 0, 1)) }
         });
@@ -128,10 +128,10 @@ fn wrong_arguments_end_the_job_for_all() {
                 "broadcast of 2 f32 with root 5: there is no rank 5 in a group of 2",
             ),
             (|c| c.all_reduce(&mut [0i32; 2], ReduceOp::Mean), "the mean of integers is not an integer"),
-            (|c| c.all_gather(&[0u8; 2], &mut [0u8; 5]), "the receiver has 5 elements, 4 will come"),
+            (|c| c.all_gather(&[0u8; 2], &mut [0u8; 5]), "the receiver has 5 elements, 4 will arrive"),
             (|c| c.reduce_scatter(&[0u8; 5], &mut [0u8; 2], ReduceOp::Sum), "5 elements are not 2 for each of 2 ranks"),
             (|c| c.send(&[0u8; 5], 2, 0), "there is no rank 2"),
-            (|c| c.recv(&mut [0u8; 5], 1, 0), "a rank has no messages for itself"),
+            (|c| c.recv(&mut [0u8; 5], 1, 0), "a rank cannot receive from itself"),
             (|c| c.group(&[0, 0]).map(drop), "rank 0 is listed twice"),
         ] {
             let errors =
@@ -228,7 +228,7 @@ fn the_host_of_the_rendezvous_can_abort_too() {
         .map(|rank| {
             let config = job.config(rank, TransportKind::Shm);
             thread::spawn(move || {
-                // The abort may come while the connections are being made.
+                // The abort may come while the ranks connect.
                 let comm = match join(&config) {
                     Ok(comm) => comm,
                     Err(error) => return error.message,
@@ -334,7 +334,7 @@ fn unauthenticated_peers_are_refused_and_disturb_nobody() {
     mute.set_read_timeout(Some(LIMIT)).unwrap();
     assert!(matches!(mute.read(&mut [0; 8]), Ok(0)), "a silent peer is still connected");
     assert!(
-        job.saw(|e| matches!(e, StoreEvent::Refused { cause, .. } if cause.contains("did not prove itself in time")))
+        job.saw(|e| matches!(e, StoreEvent::Refused { cause, .. } if cause.contains("did not authenticate in time")))
     );
 }
 

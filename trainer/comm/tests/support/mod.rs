@@ -1,4 +1,4 @@
-//! Ranks as threads of one process: each has its own control connection, mapping and sockets, as processes have.
+//! Ranks as threads of one process. Each has its own control connection, mapping and sockets, as a process has.
 #![allow(dead_code)]
 
 pub mod matrix;
@@ -60,7 +60,7 @@ impl Job {
     }
 }
 
-/// Runs `body` as every rank of a job and returns what the ranks returned. Panics of ranks are passed on.
+/// Runs `body` as every rank of a job, and returns the ranks' results. Passes panics of ranks on.
 pub fn ranks<R: Send + 'static>(
     kind: TransportKind,
     world: usize,
@@ -115,7 +115,7 @@ number!(
     i32: |v| v as i32; i64: |v| v; u8: |v| v as u8
 );
 
-/// Rank `rank`'s element `i`, small enough for exact results in every type: at most 8 ranks.
+/// Returns element `i` of rank `rank`, small enough for exact results in every type, for at most 8 ranks.
 pub fn input(op: ReduceOp, rank: usize, i: usize) -> i64 {
     match op {
         // At most two ranks have a 2, so that bf16 and u8 hold the product.
@@ -124,7 +124,7 @@ pub fn input(op: ReduceOp, rank: usize, i: usize) -> i64 {
     }
 }
 
-/// The exact result for `ranks`; the sum for a mean.
+/// Returns the exact result for `ranks`; for a mean, the sum.
 pub fn reduced(op: ReduceOp, ranks: &[usize], i: usize) -> i64 {
     let values = ranks.iter().map(|r| input(op, *r, i));
     match op {
@@ -135,7 +135,7 @@ pub fn reduced(op: ReduceOp, ranks: &[usize], i: usize) -> i64 {
     }
 }
 
-/// `sum / world` rounded once to the type.
+/// Returns `sum / world`, rounded once to the type.
 pub fn mean<T: Number>(sum: i64, world: usize) -> T {
     let (exact, narrow) = (sum as f64 / world as f64, sum as f32 / world as f32);
     let out = match T::DTYPE {

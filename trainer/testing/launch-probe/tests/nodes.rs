@@ -3,6 +3,8 @@
 mod support;
 
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -132,15 +134,55 @@ fn another_secret_keeps_a_node_out() {
     wait_for_listener(&port);
     let mut second = command("1", &port, "1", &[]);
     second.env("TRAINER_SECRET", "some other words");
-    Run::of(second).end().said(3, &["error: node 1 cannot join node 0", "secret", "set TRAINER_SECRET"]);
+    Run::of(second)
+        .end()
+        .said(3, &["error: node 1 cannot join node 0", "secret", "hint: give all nodes the same secret"]);
     first.signal(Signal::TERM);
     first.end().said(143, &[]);
+}
+
+/// A file for `--secret-file` in `folder`.
+fn secret_file(folder: &Path, content: &str, mode: u32) -> PathBuf {
+    let path = folder.join("secret");
+    std::fs::write(&path, content).unwrap();
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+    path
+}
+
+#[test]
+fn a_secret_file_lets_a_node_join_and_takes_precedence() {
+    let port = free_port();
+    let folder = tempfile::tempdir().unwrap();
+    let path = secret_file(folder.path(), "the right words\n", 0o600);
+    let mut first = command("0", &port, "2", &["--secret-file", path.to_str().unwrap()]);
+    first.env("TRAINER_SECRET", "some other words");
+    let mut second = command("1", &port, "1", &[]);
+    second.env("TRAINER_SECRET", "the right words");
+    let (first, second) = (Run::of(first), Run::of(second));
+    first.end().said(0, &[]);
+    second.end().said(0, &[]);
+}
+
+#[test]
+fn a_secret_file_that_others_may_read_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = secret_file(folder.path(), "the right words\n", 0o644);
+    let path = path.to_str().unwrap();
+    let ended = node("0", &free_port(), "1", &["--secret-file", path]).end();
+    let cause = format!("error: {path}: other users may read the job's secret (mode 644)");
+    ended.said(2, &[&cause, &format!("hint: chmod 600 {path}")]);
 }
 
 #[test]
 fn no_secret_is_needed_on_loopback_only() {
     let ended = node("0", "29500", "1", &["--master-addr", "192.0.2.1"]).end();
-    ended.said(2, &["error: --nnodes 2 over 192.0.2.1 needs a secret", "hint: set TRAINER_SECRET"]);
+    ended.said(
+        2,
+        &[
+            "error: --nnodes 2 over 192.0.2.1 needs a secret",
+            "hint: give all nodes the same secret: --secret-file FILE, or TRAINER_SECRET",
+        ],
+    );
     let mut command = command("0", "29500", "1", &["--master-addr", "192.0.2.1"]);
     command.env("TRAINER_SECRET", "the right words");
     Run::of(command).end().said(3, &["error: 192.0.2.1 (MASTER_ADDR) is not an address of this machine"]);

@@ -19,7 +19,7 @@ use rustix::process::{Pid, Signal, kill_process};
 /// Longest wait of a test. Only a hang lasts this long, also on a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(300);
 
-/// A launcher with its workers.
+/// A running launcher with its workers.
 pub struct Run {
     pub child: Child,
     pub folder: tempfile::TempDir,
@@ -42,7 +42,7 @@ pub const PROBE: &str = env!("CARGO_BIN_EXE_launch-probe");
 /// these tests, with some signals ignored, which is inherited and which the launcher respects.
 pub fn probe(arguments: &[&str]) -> Command {
     let mut command = Command::new("env");
-    command.args(["--default-signal=INT,QUIT,TERM", PROBE]).args(arguments);
+    command.args(["--default-signal=HUP,INT,QUIT,TERM", PROBE]).args(arguments);
     command
 }
 
