@@ -18,7 +18,7 @@ use burn::tensor::{Device, Tensor};
 use models::{Network, state};
 use shared::{median, peer};
 use trainer::config::{LrScale, Optimizer as OptimizerConfig, OptimizerKind};
-use trainer::optim::{Ema, FlatGradients, Optimizer, clip_global_norm};
+use trainer::optim::{Ema, FlatGradients, Optimizer, clip_grad_norm};
 
 const SGD: OptimizerKind = OptimizerKind::Sgd { momentum: 0.9, nesterov: true };
 const ADAMW: OptimizerKind = OptimizerKind::AdamW { betas: [0.9, 0.999], eps: 1e-8 };
@@ -105,7 +105,7 @@ fn measure(model: &str, options: &Options) -> Result<(), Box<dyn Error>> {
         sides.push((part, "burn", Box::new(burn)));
     }
     let own = gradients.clone();
-    sides.push(("clip", "ours", Box::new(move || _ = clip_global_norm(&mut flat(&own), 1e9))));
+    sides.push(("clip", "ours", Box::new(move || _ = clip_grad_norm(&mut flat(&own), 1e9))));
     let own = gradients.clone();
     sides.push(("clip", "burn", Box::new(move || clip_chain(&own))));
     let (network, mut burn_average) = (network()?, Vec::new());

@@ -1,4 +1,4 @@
-//! The run: epochs of steps, evaluation, checkpoints. It does not know which strategy takes the steps.
+//! The run: epochs of steps, evaluation, checkpoints. The engine does not know which strategy takes the steps.
 
 pub mod checkpoint;
 mod epoch;
@@ -14,31 +14,31 @@ use crate::optim::Schedule;
 use crate::report::{EpochRecord, Reporter};
 use crate::signals::{Stop, TIME_IS_UP};
 use crate::snapshot::{EvalRecord, Evaluated, PartialEpoch, RunProgress};
-use crate::strategy::{Evaluation, Strategy, Tally, percent};
+use crate::strategy::{EvalCounts, Evaluation, Strategy, percent};
 use crate::timeline::Timeline;
 
 /// How a run ended.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Ending {
-    /// All epochs or steps done; the last evaluation.
-    Finished(Tally),
-    /// Early stopping (`train.patience`).
+    /// All epochs or steps are done. Holds the last evaluation.
+    Finished(EvalCounts),
+    /// Early stopping (`train.patience`) ended the run.
     Exhausted {
         /// The last evaluation.
-        tally: Tally,
-        /// The epoch that was the last.
+        counts: EvalCounts,
+        /// The last epoch.
         epoch: usize,
-        /// The epoch that was the best.
+        /// The best epoch.
         best: usize,
     },
-    /// `train.max_time_s` is over: evaluated there, and saved.
+    /// `train.max_time_s` is over. The run evaluated and saved a checkpoint there.
     OutOfTime {
         /// The evaluation.
-        tally: Tally,
+        counts: EvalCounts,
         /// Optimizer steps taken.
         step: u64,
     },
-    /// A signal asked for a stop and a checkpoint was saved there.
+    /// A signal asked for a stop. The run saved a checkpoint there.
     Interrupted {
         /// The signal's number.
         signal: i32,
@@ -47,7 +47,7 @@ pub enum Ending {
     },
 }
 
-/// How many steps a run has and where its epochs end.
+/// The number of steps of a run and of its epochs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lengths {
     /// Loader batches in an epoch.
@@ -56,14 +56,14 @@ pub struct Lengths {
     pub steps_per_epoch: u64,
     /// Epochs of the run.
     pub epochs: usize,
-    /// Optimizer steps over which the schedule spans: all epochs, or `max_steps` when the run is given in steps alone.
+    /// Optimizer steps of the schedule: all epochs, or `max_steps` where the run's length is given in steps only.
     pub schedule_steps: u64,
-    /// The run ends at this step.
+    /// The step at which the run ends.
     pub last_step: u64,
 }
 
 impl Lengths {
-    /// From the plan and the loader's number of batches.
+    /// Computes the lengths from the plan and the loader's number of batches.
     pub fn new(plan: &RunPlan, batches_per_epoch: usize) -> Self {
         let steps_per_epoch = batches_per_epoch.div_ceil(plan.train.accumulate).max(1) as u64;
         let limit = plan.train.max_steps as u64;
@@ -78,23 +78,42 @@ impl Lengths {
     }
 }
 
+/// The loaders of a run's splits.
+pub struct Loaders {
+    /// Training images.
+    pub train: Loader,
+    /// Images of the evaluations during the run: the validation split, or the test split of a data set without one.
+    pub eval: Loader,
+    /// The test split, evaluated once after training. None if `eval` is the test split.
+    pub test: Option<Loader>,
+}
+
+/// The end of a run.
+pub struct RunEnd {
+    /// How the run ended.
+    pub ending: Ending,
+    /// The evaluation of [`Loaders::test`] and the epoch of the evaluated weights. None for an interrupted run.
+    pub test: Option<Evaluated>,
+    /// The run's progress.
+    pub progress: RunProgress,
+}
+
 /// A run in progress.
 pub struct Engine<'a> {
     plan: &'a RunPlan,
     strategy: &'a mut dyn Strategy,
-    train: Loader,
-    test: Loader,
+    loaders: Loaders,
     lengths: Lengths,
     schedule: Schedule,
     base_scale: f64,
-    /// Rank 0's: the run folder has one writer.
+    /// Rank 0 only: the run folder has one writer.
     files: Option<Files<'a>>,
     stop: Stop,
     progress: RunProgress,
     timeline: Timeline,
 }
 
-/// What rank 0 writes to.
+/// The files and the screen that rank 0 writes.
 pub struct Files<'a> {
     /// Metrics, curves, screen.
     pub reporter: &'a mut Reporter,
@@ -103,44 +122,72 @@ pub struct Files<'a> {
 }
 
 impl<'a> Engine<'a> {
-    /// Puts a run together; `progress` is [`RunProgress::start`] or a checkpoint's.
+    /// Makes a run that continues from `progress`: [`RunProgress::start`] or a checkpoint's.
     pub fn new(
         plan: &'a RunPlan,
         strategy: &'a mut dyn Strategy,
-        train: Loader,
-        test: Loader,
+        loaders: Loaders,
         files: Option<Files<'a>>,
         stop: Stop,
         progress: RunProgress,
     ) -> Self {
-        let lengths = Lengths::new(plan, train.batches_per_epoch());
+        let lengths = Lengths::new(plan, loaders.train.batches_per_epoch());
         let schedule =
             Schedule::new(&plan.schedule, plan.optimizer.lr, lengths.schedule_steps, lengths.steps_per_epoch);
         let base_scale = lr_factor(plan, strategy.devices());
         let timeline = Timeline::off();
-        Self { plan, strategy, train, test, lengths, schedule, base_scale, files, stop, progress, timeline }
+        Self { plan, strategy, loaders, lengths, schedule, base_scale, files, stop, progress, timeline }
     }
 
-    /// Records steps and waits for data there; the strategy is told by [`Strategy::record`].
+    /// Records steps and waits for data on `timeline`. [`Strategy::set_timeline`] records the rest.
     pub fn record(mut self, timeline: &Timeline) -> Self {
         self.timeline = timeline.clone();
         self
     }
 
-    /// Trains to the end or to the first signal; gives how it ended and where it stands.
+    /// Trains to the end or to the first signal. A run that reaches its end evaluates the test split once, if the evaluations
+    /// before used a validation split.
     ///
     /// # Errors
     /// A loss that is not finite, a batch that cannot be read, a file that cannot be written.
-    pub fn run(mut self) -> Result<(Ending, RunProgress), Failure> {
-        let ending = self.train_to_the_end()?;
-        Ok((ending, self.progress))
+    pub fn run(mut self) -> Result<RunEnd, Failure> {
+        let mut ending = self.train_to_the_end()?;
+        let mut test = None;
+        if let (false, Some(loader)) = (matches!(ending, Ending::Interrupted { .. }), self.loaders.test.take()) {
+            let epoch = self.load_final_weights(&ending)?;
+            self.loaders.eval = loader;
+            match self.evaluate()? {
+                Evaluation::Done(counts) => test = Some(Evaluated { epoch, eval: eval_record(&counts) }),
+                // The last checkpoint is complete: a resumed run evaluates again.
+                Evaluation::Stopped(signal) => ending = Ending::Interrupted { signal, step: self.progress.step },
+            }
+        }
+        Ok(RunEnd { ending, test, progress: self.progress })
+    }
+
+    /// Loads the best checkpoint on all ranks, if the run keeps one, and returns the epoch of the weights.
+    fn load_final_weights(&mut self, ending: &Ending) -> Result<usize, Failure> {
+        let best = match &self.files {
+            Some(files) if self.plan.checkpoint.keep_best => files.store.best()?,
+            _ => None,
+        };
+        // Only rank 0 reads checkpoints, so it tells the others whether there is one.
+        let found = self.strategy.all_gather(&[u8::from(best.is_some())])?;
+        if found[0] == [1] {
+            let saved = self.strategy.load_checkpoint(best)?;
+            return Ok(saved.last.map_or(saved.epoch, |last| last.epoch));
+        }
+        Ok(match (ending, self.progress.last) {
+            (Ending::OutOfTime { .. }, _) | (_, None) => self.progress.epoch,
+            (_, Some(last)) => last.epoch,
+        })
     }
 
     fn train_to_the_end(&mut self) -> Result<Ending, Failure> {
         if self.progress.epoch > self.lengths.epochs {
-            // resumed after its last checkpoint: what is left is the result
+            // Resumed after its last checkpoint: only the result is left to report.
             return Ok(match self.evaluate()? {
-                Evaluation::Done(tally) => Ending::Finished(tally),
+                Evaluation::Done(counts) => Ending::Finished(counts),
                 Evaluation::Stopped(signal) => Ending::Interrupted { signal, step: self.progress.step },
             });
         }
@@ -155,33 +202,33 @@ impl<'a> Engine<'a> {
             let mut done = epoch >= self.lengths.epochs || self.progress.step >= self.lengths.last_step;
             let due = done || (self.plan.train.eval_every > 0 && epoch.is_multiple_of(self.plan.train.eval_every));
             let start = Instant::now();
-            let tally = match due {
+            let counts = match due {
                 true => match self.evaluate()? {
-                    Evaluation::Done(tally) => Some(tally),
-                    // the checkpoint stands at the epoch's end: a resumed run evaluates again
+                    Evaluation::Done(counts) => Some(counts),
+                    // The checkpoint is from the epoch's end: a resumed run evaluates again.
                     Evaluation::Stopped(signal) => return self.interrupted(signal),
                 },
                 false => None,
             };
-            // the same counts on every rank, so the same decision
-            let exhausted = tally.as_ref().and_then(|tally| self.exhausted(tally));
+            // All ranks have the same counts, so they decide alike.
+            let exhausted = counts.as_ref().and_then(|counts| self.exhausted(counts));
             done |= exhausted.is_some();
-            self.finish_epoch(tally.as_ref(), done, start.elapsed().as_secs_f64())?;
-            match (done, tally, exhausted) {
-                (true, Some(tally), None) => return Ok(Ending::Finished(tally)),
-                (true, Some(tally), Some(best)) => return Ok(Ending::Exhausted { tally, epoch, best }),
+            self.finish_epoch(counts.as_ref(), done, start.elapsed().as_secs_f64())?;
+            match (done, counts, exhausted) {
+                (true, Some(counts), None) => return Ok(Ending::Finished(counts)),
+                (true, Some(counts), Some(best)) => return Ok(Ending::Exhausted { counts, epoch, best }),
                 _ => {}
             }
         }
     }
 
-    /// Evaluates the whole test set.
+    /// Evaluates all images of [`Loaders::eval`].
     fn evaluate(&mut self) -> Result<Evaluation, Failure> {
         let mut reporter = self.files.as_mut().map(|files| &mut *files.reporter);
         if let Some(reporter) = &mut reporter {
-            reporter.evaluating(self.test.batches_per_epoch());
+            reporter.evaluating(self.loaders.eval.batches_per_epoch());
         }
-        let mut batches = self.test.epoch(self.progress.epoch, 0).inspect(|_| {
+        let mut batches = self.loaders.eval.epoch(self.progress.epoch, 0).inspect(|_| {
             if let Some(reporter) = &mut reporter {
                 reporter.evaluated();
             }
@@ -190,33 +237,35 @@ impl<'a> Engine<'a> {
     }
 
     /// Reports the epoch, moves on to the next one and saves a checkpoint where one is due.
-    fn finish_epoch(&mut self, tally: Option<&Tally>, done: bool, eval_seconds: f64) -> Result<(), Failure> {
+    fn finish_epoch(&mut self, counts: Option<&EvalCounts>, done: bool, eval_seconds: f64) -> Result<(), Failure> {
         let epoch = self.progress.epoch;
         let partial = std::mem::take(&mut self.progress.partial);
         self.progress.elapsed_s += eval_seconds;
-        let is_best = tally.is_some_and(|t| self.progress.best.is_none_or(|best| t.top1_percent() > best.eval.top1));
-        if let Some(tally) = tally {
-            let evaluated = Evaluated { epoch, eval: eval_record(tally) };
+        let is_best = counts.is_some_and(|c| self.progress.best.is_none_or(|best| c.top1_percent() > best.eval.top1));
+        if let Some(counts) = counts {
+            let evaluated = Evaluated { epoch, eval: eval_record(counts) };
             self.progress.last = Some(evaluated);
             if is_best {
                 self.progress.best = Some(evaluated);
             }
         }
-        // reported before the checkpoint: a run killed between the two resumes before the epoch and writes its line again
+        // The report comes before the checkpoint: a run killed between the two resumes before the epoch's end and writes the
+        // line again.
         let record = EpochRecord {
             epoch,
             train_loss: partial.loss_sum / partial.samples as f64,
             train_top1: percent(partial.correct, partial.samples),
-            eval: tally.map(eval_record),
+            eval: counts.map(eval_record),
             lr: self.lr(self.progress.step.saturating_sub(1)),
             images_per_s: partial.samples as f64 / partial.seconds,
             seconds: partial.seconds + eval_seconds,
         };
+        tracing::info!(epoch, loss = record.train_loss, seconds = record.seconds, "epoch done");
         if let Some(files) = &mut self.files {
             files.reporter.epoch(&record)?;
         }
 
-        // a run that ends here is over, even where train.max_steps ended it inside an epoch
+        // A run that ends here is over, even where train.max_steps ended it inside an epoch.
         self.progress.epoch = if done { self.lengths.epochs } else { epoch } + 1;
         self.progress.batch = 0;
         let checkpoint = &self.plan.checkpoint;
@@ -228,29 +277,29 @@ impl<'a> Engine<'a> {
         Ok(())
     }
 
-    /// The best epoch, if it was `train.patience` epochs ago.
-    fn exhausted(&self, tally: &Tally) -> Option<usize> {
-        let best = self.progress.best.filter(|best| tally.top1_percent() <= best.eval.top1)?;
+    /// Returns the best epoch, if it was `train.patience` epochs ago.
+    fn exhausted(&self, counts: &EvalCounts) -> Option<usize> {
+        let best = self.progress.best.filter(|best| counts.top1_percent() <= best.eval.top1)?;
         let patience = self.plan.train.patience;
         (patience > 0 && self.progress.epoch - best.epoch >= patience).then_some(best.epoch)
     }
 
-    /// The signal that this rank has seen, or [`TIME_IS_UP`].
+    /// Returns the signal that this rank has seen, or [`TIME_IS_UP`].
     fn asked_to_stop(&self) -> Option<i32> {
         let limit = self.plan.train.max_time_s;
         let up = limit > 0 && self.progress.elapsed_s >= limit as f64;
         self.stop.signal().or(up.then_some(TIME_IS_UP))
     }
 
-    /// Evaluates what there is, and saves a checkpoint to continue from.
+    /// Evaluates the present weights, and saves a checkpoint to continue from.
     fn out_of_time(&mut self) -> Result<Ending, Failure> {
-        let tally = match self.evaluate()? {
-            Evaluation::Done(tally) => tally,
+        let counts = match self.evaluate()? {
+            Evaluation::Done(counts) => counts,
             Evaluation::Stopped(signal) => return self.interrupted(signal),
         };
         let step = self.progress.step;
         self.save(&format!("step-{step}"), false)?;
-        Ok(Ending::OutOfTime { tally, step })
+        Ok(Ending::OutOfTime { counts, step })
     }
 
     fn interrupted(&mut self, signal: i32) -> Result<Ending, Failure> {
@@ -259,23 +308,25 @@ impl<'a> Engine<'a> {
         Ok(Ending::Interrupted { signal, step })
     }
 
-    /// Saves a checkpoint, after everything reported up to it is on disk.
+    /// Saves a checkpoint once everything reported before it is on disk.
     fn save(&mut self, name: &str, is_best: bool) -> Result<(), Failure> {
         if let Some(Files { reporter, store }) = &mut self.files {
             reporter.flush()?;
+            let start = Instant::now();
             store.save(name, self.strategy.snapshot(), &self.progress, is_best)?;
+            tracing::debug!(name, is_best, seconds = start.elapsed().as_secs_f64(), "saved a checkpoint");
         }
         Ok(())
     }
 
-    /// Learning rate of a step.
+    /// Returns the learning rate of a step.
     fn lr(&self, step: u64) -> f64 {
         self.schedule.lr(step) * self.base_scale
     }
 }
 
-/// What `optimizer.lr_scale` multiplies the learning rate by: Horovod's rule follows the growth of the batch, which
-/// grows with the world only when `batch_size` is a worker's.
+/// Returns the factor of `optimizer.lr_scale`. By Horovod's rule the learning rate grows with the batch, which grows with the
+/// world only where `batch_size` is that of one worker.
 fn lr_factor(plan: &RunPlan, world: usize) -> f64 {
     let growth = match plan.train.batch_scope {
         BatchScope::Global => 1.0,
@@ -288,14 +339,14 @@ fn lr_factor(plan: &RunPlan, world: usize) -> f64 {
     }
 }
 
-/// A tally as the report wants it.
-pub fn eval_record(tally: &Tally) -> EvalRecord {
+/// Converts counts to the record that is reported.
+pub fn eval_record(counts: &EvalCounts) -> EvalRecord {
     EvalRecord {
-        loss: tally.loss(),
-        top1: tally.top1_percent(),
-        top5: tally.top5_percent(),
-        correct: tally.top1,
-        total: tally.samples,
+        loss: counts.loss(),
+        top1: counts.top1_percent(),
+        top5: counts.top5_percent(),
+        correct: counts.top1,
+        total: counts.samples,
     }
 }
 
