@@ -23,6 +23,7 @@ pub mod files;
 pub mod loss;
 pub mod optim;
 pub mod report;
+pub mod run;
 pub mod signals;
 pub mod snapshot;
 pub mod state_file;
