@@ -1,4 +1,8 @@
-//! NVRTC compiles every kernel, without a GPU, and the PTX has the accesses that the protocol is built on.
+//! NVRTC compiles every kernel, without a GPU, and the PTX has the memory accesses that the protocol needs.
+
+#[allow(dead_code, reason = "each test program uses a part")]
+#[path = "../../testing/shared.rs"]
+mod shared;
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -8,7 +12,7 @@ use comm::cuda::protocol::Kernel;
 use comm::cuda::source::{KernelVariant, PARTS};
 
 /// `TRAINER_TEST_NVRTC` is the path of libnvrtc, or `wheel`: that of the package nvidia-cuda-nvrtc in the Python of
-/// `TRAINER_TEST_PYTHON`. CI sets it; without it this is not run.
+/// `TRAINER_TEST_PYTHON`.
 struct Nvrtc {
     library: String,
     python: String,
@@ -18,7 +22,7 @@ struct Nvrtc {
 impl Nvrtc {
     fn find() -> Option<Self> {
         let Ok(library) = std::env::var("TRAINER_TEST_NVRTC") else {
-            eprintln!("not run: TRAINER_TEST_NVRTC names no libnvrtc, nor `wheel`");
+            shared::skip_or_fail("NVRTC", "TRAINER_TEST_NVRTC is not set to the path of libnvrtc or to `wheel`");
             return None;
         };
         let python = std::env::var("TRAINER_TEST_PYTHON").unwrap_or_else(|_| "python3".into());
@@ -55,10 +59,10 @@ fn every_kernel_compiles_and_has_its_accesses() {
                 let meetings = if kernel == Kernel::TwoShot { 2 } else { 1 };
                 at_least("st.release.sys.global.u64", meetings);
                 at_least("ld.acquire.sys.global.u64", meetings);
-                // twice for each topology, once at the beginning
+                // Two for each meeting, one at the beginning.
                 at_least("bar.sync", 2 * meetings + 1);
                 at_least("ld.relaxed.sys.global.u64", meetings + 1);
-                // packs are read and written as one
+                // Packs are read and written in one access.
                 at_least("ld.global.v4", 2);
                 at_least("st.global.v4", 2);
                 assert_eq!(count(&ptx, "ld.global.nc"), 0, "{variant:?}: past the caches that keep in step");
@@ -76,7 +80,7 @@ fn every_world_and_number_of_tensors_compiles() {
     for parts in PARTS {
         nvrtc.compile(&KernelVariant { kernel: Kernel::OneShot, wire: WireType::F32, world: 2, parts }, "sm_80");
     }
-    // as cubecl names Hopper
+    // cubecl's name for Hopper.
     let probe =
         nvrtc.compile(&KernelVariant { kernel: Kernel::Probe, wire: WireType::F32, world: 8, parts: 2 }, "sm_90a");
     assert!(count(&probe, "st.release.sys") >= 1 && count(&probe, "ld.acquire.sys") >= 1);

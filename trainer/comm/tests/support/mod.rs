@@ -1,9 +1,10 @@
-//! Ranks as threads of one process: each has its own control connection, mapping and sockets, as processes have.
+//! Ranks as threads of one process. Each has its own control connection, mapping and sockets, as a process has.
 #![allow(dead_code)]
 
 pub mod matrix;
 
-use std::sync::{Arc, Mutex};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -15,12 +16,15 @@ use half::{bf16, f16};
 pub const KINDS: [TransportKind; 2] = [TransportKind::Shm, TransportKind::Tcp];
 pub const WORLDS: [usize; 6] = [1, 2, 3, 4, 7, 8];
 
-/// A rendezvous that remembers what it saw.
+/// Longest wait of a test. Only a hang lasts this long, also on a busy machine.
+pub const LIMIT: Duration = Duration::from_secs(300);
+
+/// A rendezvous that records its events.
 pub struct Job {
     pub server: StoreServer,
     pub secret: Secret,
     pub world: usize,
-    pub events: Arc<Mutex<Vec<StoreEvent>>>,
+    events: Arc<(Mutex<Vec<StoreEvent>>, Condvar)>,
 }
 
 impl Job {
@@ -30,34 +34,33 @@ impl Job {
 
     pub fn on(address: &str, world: usize) -> Self {
         let secret = Secret::random().unwrap();
-        let events = Arc::new(Mutex::new(Vec::new()));
+        let events = Arc::new((Mutex::new(Vec::new()), Condvar::new()));
         let seen = events.clone();
-        let server =
-            StoreServer::bind(address, secret.clone(), world, move |event| seen.lock().unwrap().push(event)).unwrap();
+        let record = move |event| {
+            seen.0.lock().unwrap().push(event);
+            seen.1.notify_all();
+        };
+        let server = StoreServer::bind(address, secret.clone(), world, record).unwrap();
         Self { server, secret, world, events }
     }
 
     pub fn config(&self, rank: usize, kind: TransportKind) -> CommConfig {
         let store = self.server.local_addr().to_string();
         let mut config = CommConfig::new(rank, self.world, store, self.secret.clone(), kind);
-        config.timeout = Duration::from_secs(60);
-        config.connect_timeout = Duration::from_secs(60);
+        config.timeout = LIMIT;
+        config.connect_timeout = LIMIT;
         config
     }
 
-    /// Waits until the server has seen something.
+    /// Waits until the server has recorded an event; returns whether it has.
     pub fn saw(&self, what: impl Fn(&StoreEvent) -> bool) -> bool {
-        for _ in 0..1000 {
-            if self.events.lock().unwrap().iter().any(&what) {
-                return true;
-            }
-            thread::sleep(Duration::from_millis(10));
-        }
-        false
+        let (events, changed) = &*self.events;
+        let missing = |events: &mut Vec<StoreEvent>| !events.iter().any(&what);
+        !changed.wait_timeout_while(events.lock().unwrap(), LIMIT, missing).unwrap().1.timed_out()
     }
 }
 
-/// Runs `body` as every rank of a job and returns what the ranks returned. Panics of ranks are passed on.
+/// Runs `body` as every rank of a job, and returns the ranks' results. Passes panics of ranks on.
 pub fn ranks<R: Send + 'static>(
     kind: TransportKind,
     world: usize,
@@ -74,14 +77,30 @@ pub fn ranks_with<R: Send + 'static>(
 ) -> Vec<R> {
     let job = Job::new(world);
     let body = Arc::new(body);
+    let (joined, all_joined) = channel();
     let threads: Vec<_> = (0..world)
         .map(|rank| {
-            let (body, mut config) = (body.clone(), job.config(rank, kind));
+            let (body, joined, mut config) = (body.clone(), joined.clone(), job.config(rank, kind));
             change(&mut config);
-            thread::spawn(move || body(join(&config).unwrap_or_else(|e| panic!("rank {rank} cannot join: {e}"))))
+            let (go, started) = channel::<()>();
+            let thread = thread::spawn(move || {
+                let comm = join(&config).unwrap_or_else(|e| panic!("rank {rank} cannot join: {e}"));
+                joined.send(()).unwrap();
+                started.recv().expect("all ranks have joined");
+                body(comm)
+            });
+            (go, thread)
         })
         .collect();
-    threads.into_iter().map(|t| t.join().unwrap_or_else(|p| std::panic::resume_unwind(p))).collect()
+    drop(joined);
+    // The body starts when all ranks have joined, so that a test's short timeout does not include joining.
+    let complete = (0..world).all(|_| all_joined.recv().is_ok());
+    let (starts, threads): (Vec<_>, Vec<_>) = threads.into_iter().unzip();
+    if complete {
+        starts.iter().for_each(|go| go.send(()).unwrap());
+    }
+    drop(starts);
+    threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
 }
 
 /// Elements that tests can make from small numbers and compare exactly.
@@ -96,7 +115,7 @@ number!(
     i32: |v| v as i32; i64: |v| v; u8: |v| v as u8
 );
 
-/// Rank `rank`'s element `i`, small enough for exact results in every type: at most 8 ranks.
+/// Returns element `i` of rank `rank`, small enough for exact results in every type, for at most 8 ranks.
 pub fn input(op: ReduceOp, rank: usize, i: usize) -> i64 {
     match op {
         // At most two ranks have a 2, so that bf16 and u8 hold the product.
@@ -105,7 +124,7 @@ pub fn input(op: ReduceOp, rank: usize, i: usize) -> i64 {
     }
 }
 
-/// The exact result for `ranks`; the sum for a mean.
+/// Returns the exact result for `ranks`; for a mean, the sum.
 pub fn reduced(op: ReduceOp, ranks: &[usize], i: usize) -> i64 {
     let values = ranks.iter().map(|r| input(op, *r, i));
     match op {
@@ -116,7 +135,7 @@ pub fn reduced(op: ReduceOp, ranks: &[usize], i: usize) -> i64 {
     }
 }
 
-/// `sum / world` rounded once to the type.
+/// Returns `sum / world`, rounded once to the type.
 pub fn mean<T: Number>(sum: i64, world: usize) -> T {
     let (exact, narrow) = (sum as f64 / world as f64, sum as f32 / world as f32);
     let out = match T::DTYPE {

@@ -1,6 +1,6 @@
-//! A stand-in for the trainer in the launcher's tests: workers take steps with a barrier in each, and misbehave on command.
+//! A stand-in for the trainer in the launcher's tests. Workers take steps with a barrier in each, and fail on command.
 //!
-//! `launch-probe --workers N --logs DIR [--do DEED@RANK]…`; a deed is done at step 3 unless its name says otherwise.
+//! `launch-probe --workers N --logs DIR [--do FAULT@RANK]…`. A fault happens in step 3 unless its name says otherwise.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -9,11 +9,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use comm::CommError;
-use launch::environment::{self, LocalRole, WorkerRole};
-use launch::{Job, LaunchError, Nodes, Request, Role, Worker, detect, secret, worker};
+use launch::environment::{self, NodeShare, Variables, WorkerRole};
+use launch::{LaunchConfig, LaunchError, RendezvousParameters, Role, Worker, detect, secret, worker};
 use rustix::process::{Signal, getpid, kill_process};
 
-const LIMIT: Duration = Duration::from_secs(20);
+/// Longest wait for other workers. Only a hang lasts this long, also on a busy machine.
+const LIMIT: Duration = Duration::from_secs(300);
 
 #[derive(Debug, Clone, Default)]
 struct Arguments {
@@ -22,6 +23,7 @@ struct Arguments {
     steps: usize,
     step_ms: u64,
     timeout: f64,
+    barrier_timeout: f64,
     stop_timeout: f64,
     join_timeout: f64,
     restarts: usize,
@@ -30,7 +32,8 @@ struct Arguments {
     nodes: usize,
     node_rank: usize,
     master_addr: String,
-    deeds: Vec<(String, usize)>,
+    secret_file: Option<PathBuf>,
+    faults: Vec<(String, usize)>,
 }
 
 fn arguments() -> Arguments {
@@ -38,9 +41,10 @@ fn arguments() -> Arguments {
         workers: 1,
         steps: 6,
         step_ms: 20,
-        timeout: 60.0,
-        stop_timeout: 60.0,
-        join_timeout: 20.0,
+        timeout: LIMIT.as_secs_f64(),
+        barrier_timeout: LIMIT.as_secs_f64(),
+        stop_timeout: LIMIT.as_secs_f64(),
+        join_timeout: LIMIT.as_secs_f64(),
         launcher: "auto".into(),
         master_addr: "127.0.0.1".into(),
         ..Arguments::default()
@@ -54,17 +58,19 @@ fn arguments() -> Arguments {
             "--steps" => found.steps = number(),
             "--step-ms" => found.step_ms = number() as u64,
             "--timeout" => found.timeout = value.parse().expect("seconds"),
+            "--barrier-timeout" => found.barrier_timeout = value.parse().expect("seconds"),
             "--stop-timeout" => found.stop_timeout = value.parse().expect("seconds"),
             "--join-timeout" => found.join_timeout = value.parse().expect("seconds"),
             "--max-restarts" => found.restarts = number(),
             "--master-port" => found.port = number() as u16,
             "--master-addr" => found.master_addr = value,
+            "--secret-file" => found.secret_file = Some(value.into()),
             "--nnodes" => found.nodes = number(),
             "--node-rank" => found.node_rank = number(),
             "--launcher" => found.launcher = value,
             "--do" => {
-                let (deed, rank) = value.split_once('@').expect("DEED@RANK");
-                found.deeds.push((deed.into(), rank.parse().expect("a rank")));
+                let (fault, rank) = value.split_once('@').expect("FAULT@RANK");
+                found.faults.push((fault.into(), rank.parse().expect("a rank")));
             }
             _ => panic!("{name}"),
         }
@@ -75,14 +81,16 @@ fn arguments() -> Arguments {
 fn main() -> ExitCode {
     let arguments = arguments();
     let run = || {
-        let variables = environment::variables();
-        let request = Request { launcher: arguments.launcher.parse()?, workers: None };
-        let role = detect(&variables, &request)?;
+        let mut variables = environment::variables();
+        if let Some(path) = &arguments.secret_file {
+            secret::read_file(path, &mut variables)?;
+        }
+        let role = detect(&variables, arguments.launcher.parse()?, None)?;
         match role {
-            Role::Worker(ref role) => work(&arguments, role),
-            Role::Local(ref local) => {
+            Role::Worker(ref role) => work(&arguments, role, &variables),
+            Role::Local(ref share) => {
                 eprintln!("{role}");
-                launch(&arguments, local)
+                launch(&arguments, share.as_ref(), &variables)
             }
         }
     };
@@ -95,55 +103,56 @@ fn main() -> ExitCode {
     )
 }
 
-fn launch(arguments: &Arguments, local: &LocalRole) -> Result<u8, LaunchError> {
-    let mut job = Job::of_this_program(arguments.workers, arguments.logs.clone())?;
-    job.timeout = Duration::from_secs_f64(arguments.timeout);
-    job.join_timeout = Duration::from_secs_f64(arguments.join_timeout);
-    job.stop_timeout = Duration::from_secs_f64(arguments.stop_timeout);
-    job.grace = Duration::from_secs(1);
+fn launch(arguments: &Arguments, share: Option<&NodeShare>, variables: &Variables) -> Result<u8, LaunchError> {
+    let mut job = LaunchConfig::of_this_program(arguments.workers, arguments.logs.clone())?;
+    job.timeouts.stall = Duration::from_secs_f64(arguments.timeout);
+    job.timeouts.join = Duration::from_secs_f64(arguments.join_timeout);
+    job.timeouts.stop = Duration::from_secs_f64(arguments.stop_timeout);
+    job.timeouts.grace = Duration::from_secs(1);
     job.max_restarts = arguments.restarts;
     job.address.1 = arguments.port;
-    let given = secret::given(&environment::variables(), None)?;
-    job.nodes = match &local.share {
+    let secret = secret::of_job(variables)?;
+    job.rendezvous = match share {
         Some(share) if share.nodes > 1 => {
             job.workers = share.workers.unwrap_or(arguments.workers);
-            Some(Nodes::new(share.nodes, share.node_rank, share.master_addr.clone(), share.master_port, given)?)
+            let address = share.master_addr.clone();
+            Some(RendezvousParameters::new(share.nodes, share.node_rank, address, share.master_port, secret)?)
         }
         _ if arguments.nodes > 1 => {
             let address = arguments.master_addr.clone();
-            Some(Nodes::new(arguments.nodes, arguments.node_rank, address, arguments.port, given)?)
+            Some(RendezvousParameters::new(arguments.nodes, arguments.node_rank, address, arguments.port, secret)?)
         }
         _ => None,
     };
     job.run()
 }
 
-fn work(arguments: &Arguments, role: &WorkerRole) -> Result<u8, LaunchError> {
-    let attached = worker::attach(role, &environment::variables())?;
+fn work(arguments: &Arguments, role: &WorkerRole, variables: &Variables) -> Result<u8, LaunchError> {
+    let status = worker::attach(role, variables)?;
     let stop = Arc::new(AtomicUsize::new(0));
     for signal in [1, 2, 3, 15] {
         signal_hook::flag::register_usize(signal, Arc::clone(&stop), signal as usize).expect("signals can be caught");
     }
-    let deeds: Vec<&str> =
-        arguments.deeds.iter().filter(|(_, rank)| *rank == role.rank).map(|(deed, _)| deed.as_str()).collect();
+    let faults: Vec<&str> =
+        arguments.faults.iter().filter(|(_, rank)| *rank == role.rank).map(|(fault, _)| fault.as_str()).collect();
     println!("hello from rank {} of {}", role.rank, role.world);
     show_place();
-    for deed in &deeds {
-        match *deed {
-            "kill-before" => end_myself(Signal::KILL),
-            "stop-before" => end_myself(Signal::STOP),
+    for fault in &faults {
+        match *fault {
+            "kill-before" => signal_myself(Signal::KILL),
+            "stop-before" => signal_myself(Signal::STOP),
             "exit-before" => std::process::exit(9),
             "sleep-before" => {
                 println!("asleep");
                 std::thread::sleep(Duration::from_secs(1000));
             }
-            "child" => drop(Command::new("sleep").arg("1000").spawn().expect("sleep is there")),
+            "child" => drop(Command::new("sleep").arg("1000").spawn().expect("sleep is installed")),
             _ => {}
         }
     }
-    let worker = attached.join(LIMIT)?;
+    let worker = Worker::join(role, variables, status, LIMIT)?;
     println!("joined at {}:{}", role.master_addr.as_deref().unwrap_or(""), role.master_port.unwrap_or(0));
-    let code = match steps(arguments, &worker, &deeds, &stop) {
+    let code = match steps(arguments, &worker, &faults, &stop) {
         Ok(code) => code,
         Err(error) => {
             worker.status.record_comm_error(&error);
@@ -155,25 +164,29 @@ fn work(arguments: &Arguments, role: &WorkerRole) -> Result<u8, LaunchError> {
     Ok(code)
 }
 
-fn steps(arguments: &Arguments, worker: &Worker, deeds: &[&str], stop: &AtomicUsize) -> Result<u8, CommError> {
+fn steps(arguments: &Arguments, worker: &Worker, faults: &[&str], stop: &AtomicUsize) -> Result<u8, CommError> {
     let (status, client, rank) = (&worker.status, &worker.client, worker.role.rank);
-    let limit = if arguments.timeout < 30.0 { Duration::from_secs_f64(arguments.timeout) } else { LIMIT };
+    let limit = Duration::from_secs_f64(arguments.barrier_timeout);
     for step in 0..arguments.steps {
         status.set_status(format_args!("step {step}, forward"));
         println!("step {step}");
         std::thread::sleep(Duration::from_millis(arguments.step_ms));
         if step == 3 {
-            deeds.iter().for_each(|deed| misbehave(deed, worker));
+            faults.iter().for_each(|fault| fail(fault, worker));
         }
         status.set_status(format_args!("all_reduce #{step}, bucket 0"));
+        if step == 3 && faults.contains(&"kill-in") {
+            // The signal comes while this rank enters the barrier or waits in it for a late rank.
+            std::thread::spawn(|| signal_myself(Signal::KILL));
+        }
         client.barrier(&format!("step-{step}"), limit)?;
-        // rank 0's flag decides, as the step's reduction does in the trainer
+        // Rank 0's flag decides, as the step's reduction does in the trainer.
         let key = format!("stop-{step}");
         if rank == 0 {
             client.set(&key, &[stop.load(Ordering::Relaxed) as u8])?;
         }
         let signal = client.wait(&key, limit)?.first().copied().unwrap_or(0);
-        if signal > 0 && !deeds.contains(&"never-stop") {
+        if signal > 0 && !faults.contains(&"never-stop") {
             std::fs::write(arguments.logs.join(format!("saved-{rank}")), step.to_string())
                 .expect("logs can be written");
             return Ok(128 + signal);
@@ -182,22 +195,16 @@ fn steps(arguments: &Arguments, worker: &Worker, deeds: &[&str], stop: &AtomicUs
     Ok(0)
 }
 
-fn misbehave(deed: &str, worker: &Worker) {
+fn fail(fault: &str, worker: &Worker) {
     let first = worker.attempt == 0;
-    match deed {
-        "kill-between" => end_myself(Signal::KILL),
-        "kill-first-attempt" if first => end_myself(Signal::KILL),
-        // others are late for this step's barrier, in which this rank waits when it is killed
-        "kill-in" => drop(std::thread::spawn(|| {
-            std::thread::sleep(Duration::from_millis(200));
-            end_myself(Signal::KILL);
-        })),
-        "late" => std::thread::sleep(Duration::from_secs(15)),
+    match fault {
+        "kill-between" => signal_myself(Signal::KILL),
+        "kill-first-attempt" if first => signal_myself(Signal::KILL),
         "segv" => {
-            eprintln!("about to touch what is not mine");
-            end_myself(Signal::SEGV);
+            eprintln!("about to access invalid memory");
+            signal_myself(Signal::SEGV);
         }
-        "stop" => end_myself(Signal::STOP),
+        "stop" => signal_myself(Signal::STOP),
         "exit" => {
             eprintln!("giving up");
             std::process::exit(7);
@@ -213,23 +220,23 @@ fn misbehave(deed: &str, worker: &Worker) {
             worker.status.record_error("cannot write checkpoint: disk full", "free some space", false);
             std::process::exit(1);
         }
-        // deaf to everything but SIGKILL
-        "deaf" => loop {
+        // Ends only by SIGKILL.
+        "hang" => loop {
             std::thread::sleep(Duration::from_secs(1));
         },
         _ => {}
     }
 }
 
-fn end_myself(signal: Signal) {
-    // Rust's own handler of SIGSEGV takes the first and gives way to the kernel's for the second
+fn signal_myself(signal: Signal) {
+    // Rust's handler of SIGSEGV catches the first signal and restores the default action for the second.
     loop {
         kill_process(getpid(), signal).expect("a process may signal itself");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
-/// What a test wants to know about this process.
+/// Prints what tests check about this process.
 fn show_place() {
     use std::io::IsTerminal;
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Signals to the launcher, and to workers past it.
+//! Signals to the launcher, and directly to workers.
 
 mod support;
 
@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use rustix::process::{Signal, kill_process, kill_process_group};
 use support::{LIMIT, PROBE, Run, probe, read};
 
-fn long(deeds: &[&str]) -> Run {
-    let mut arguments = vec!["--workers", "3", "--steps", "100000", "--step-ms", "20"];
-    arguments.extend(deeds);
+fn long(faults: &[&str]) -> Run {
+    let mut arguments = vec!["--workers", "3", "--steps", "1000000", "--step-ms", "20"];
+    arguments.extend(faults);
     let mut run = Run::start(&arguments);
     run.wait_for("stdout", "step 1\n");
     run
@@ -52,8 +52,8 @@ fn a_second_ctrl_c_ends_all_at_once() {
 
 #[test]
 fn ctrl_c_goes_to_the_launcher_alone() {
-    // the terminal signals the foreground group; workers that got it too would die of it before they can catch it
-    let mut command = probe(&["--workers", "3", "--steps", "100000"]);
+    // The terminal signals the foreground group. Workers in this group could die before they catch the signal.
+    let mut command = probe(&["--workers", "3", "--steps", "1000000"]);
     command.process_group(0);
     let mut run = Run::of(command);
     run.wait_for("stdout", "step 1\n");
@@ -75,15 +75,15 @@ fn a_job_that_has_not_begun_stops_at_once() {
 
 #[test]
 fn workers_that_do_not_stop_in_time_are_named_and_ended() {
-    let mut run = long(&["--do", "deaf@1", "--stop-timeout", "2"]);
+    let mut run = long(&["--do", "hang@1", "--stop-timeout", "2"]);
     run.wait_for("rank-1/stdout.log", "step 3");
     run.signal(Signal::TERM);
     run.end().said(3, &["SIGTERM: workers save", "error: rank", "did not stop within 2 s after SIGTERM"]);
 }
 
 #[test]
-fn a_worker_that_fails_while_it_stops_is_told() {
-    let mut run = Run::start(&["--workers", "2", "--do", "late@0", "--do", "late@1"]);
+fn a_worker_that_fails_while_it_stops_is_reported() {
+    let mut run = Run::start(&["--workers", "2", "--do", "hang@0", "--do", "hang@1"]);
     run.wait_for("stdout", "step 3");
     run.signal(Signal::INT);
     run.wait_for("stderr", "workers save a checkpoint");
@@ -93,9 +93,9 @@ fn a_worker_that_fails_while_it_stops_is_told() {
 
 #[test]
 fn a_signal_to_the_workers_stops_the_job_as_well() {
-    // a batch system may signal every process but the launcher
+    // A batch system may signal every process except the launcher.
     let run = long(&[]);
-    // rank 0's flag may have stopped the others before their turn comes
+    // Rank 0's flag may stop other ranks before the loop reaches them.
     run.workers().into_iter().for_each(|pid| {
         let _ = kill_process(pid, Signal::TERM);
     });
@@ -105,9 +105,9 @@ fn a_signal_to_the_workers_stops_the_job_as_well() {
 }
 
 #[test]
-fn nohup_means_nohup() {
+fn nohup_is_respected() {
     let mut command = std::process::Command::new("nohup");
-    command.args([PROBE, "--workers", "2", "--steps", "100000"]);
+    command.args([PROBE, "--workers", "2", "--steps", "1000000"]);
     let mut run = Run::of(command);
     run.wait_for("stdout", "step 1\n");
     run.signal(Signal::HUP);
@@ -118,7 +118,7 @@ fn nohup_means_nohup() {
 }
 
 #[test]
-fn ctrl_z_stops_the_workers_too_and_they_go_on_together() {
+fn ctrl_z_stops_the_workers_and_they_continue_together() {
     let mut run = long(&["--timeout", "3"]);
     let workers = run.workers();
     let states = |wanted: &[char]| {
@@ -134,7 +134,7 @@ fn ctrl_z_stops_the_workers_too_and_they_go_on_together() {
     };
     run.signal(Signal::TSTP);
     states(&['T']);
-    // longer than the stall timeout, which counts only time in which the launcher ran
+    // Longer than the stall timeout, which counts only time in which the launcher runs.
     std::thread::sleep(Duration::from_secs(4));
     let before = read(&run.folder.path().join("stdout"));
     run.signal(Signal::CONT);
@@ -142,7 +142,6 @@ fn ctrl_z_stops_the_workers_too_and_they_go_on_together() {
     run.wait_for("stdout", &format!("step {}", before.lines().count() + 5));
     run.signal(Signal::INT);
     let ended = run.end();
-    // the barrier's own limit may have passed meanwhile, which is the collectives' affair
     assert!(!ended.stderr.contains("has been stopped"), "{}", ended.stderr);
     ended.said(130, &[]);
 }

@@ -1,8 +1,6 @@
-//! Several processes: the launcher's side, and the side of a worker.
+//! Several processes: what the launcher starts, and how a worker joins the others.
 
 use std::{path::Path, time::Duration};
-
-use rustix::thread::CpuSet;
 
 use crate::cli::TrainArgs;
 use crate::config::{Backend, RunPlan};
@@ -10,44 +8,46 @@ use crate::failure::Failure;
 use crate::signals::Stop;
 use comm::{self, CommConfig, Communicator, TransportKind, cuda::driver::Gpu};
 use launch::{
-    Job, Nodes, WorkerStatus,
-    environment::{LocalRole, Variables, WorkerRole},
+    LaunchConfig, RendezvousParameters, Worker, WorkerStatus, cores,
+    environment::{NodeShare, Variables, WorkerRole},
     secret,
     worker::{self, ShutdownBarrier},
 };
 
-/// Tells the workers of our own launcher where rank 0 writes.
-pub(super) const RUN_FOLDER: &str = "TRAINER_RUN_FOLDER";
-/// How long ranks wait for each other at the start.
+/// Names rank 0's run folder to the workers of this program's launcher.
+pub(crate) const RUN_FOLDER: &str = "TRAINER_RUN_FOLDER";
+/// How long ranks wait for each other at the start of a job.
 const JOIN: Duration = Duration::from_secs(300);
-/// How long the host of the store waits for the others' goodbyes.
-const GOODBYE: Duration = Duration::from_secs(10);
+/// How long the host of the store waits at shutdown for the other ranks.
+const SHUTDOWN: Duration = Duration::from_secs(10);
 
-/// Starts this program once a worker and watches over them; gives the exit code.
+/// Starts this program once per worker, supervises the workers and returns the exit code.
 ///
 /// # Errors
 /// The job cannot be put together.
-pub(super) fn launch(
+pub(crate) fn launch(
     arguments: &TrainArgs,
     plan: &RunPlan,
-    local: &LocalRole,
+    share: Option<&NodeShare>,
     variables: &Variables,
     workers: usize,
     folder: &Path,
 ) -> Result<u8, Failure> {
     let flags = &arguments.job;
-    let mut job = Job::of_this_program(workers, folder.join("logs"))?;
-    job.timeout = Duration::from_secs(plan.parallel.timeout_s as u64);
+    let mut job = LaunchConfig::of_this_program(workers, folder.join("logs"))?;
+    job.timeouts.stall = Duration::from_secs(plan.parallel.timeout_s as u64);
     job.max_restarts = flags.max_restarts;
     job.address.1 = flags.master_port;
-    let given = secret::given(variables, None)?;
-    job.nodes = match &local.share {
+    let secret = secret::of_job(variables)?;
+    job.rendezvous = match share {
         Some(share) if share.nodes > 1 => {
             job.workers = share.workers.unwrap_or(workers);
-            Some(Nodes::new(share.nodes, share.node_rank, share.master_addr.clone(), share.master_port, given)?)
+            let address = share.master_addr.clone();
+            Some(RendezvousParameters::new(share.nodes, share.node_rank, address, share.master_port, secret)?)
         }
         _ if flags.nnodes > 1 => {
-            Some(Nodes::new(flags.nnodes, flags.node_rank, flags.master_addr.clone(), flags.master_port, given)?)
+            let address = flags.master_addr.clone();
+            Some(RendezvousParameters::new(flags.nnodes, flags.node_rank, address, flags.master_port, secret)?)
         }
         _ => None,
     };
@@ -56,38 +56,38 @@ pub(super) fn launch(
     Ok(job.run()?)
 }
 
-/// The mpi backend's ranks are MPI's processes, which this program's launcher does not start.
-pub(super) fn needs_mpirun(workers: usize) -> Failure {
+/// Returns the error of the mpi backend without mpirun: this program's launcher does not start MPI processes.
+pub(crate) fn needs_mpirun(workers: usize) -> Failure {
     Failure::usage(
         "the mpi backend carries data between processes that mpirun has started, and this one was started by hand",
         format!("mpirun -np {workers} trainer … --backend mpi, without --cpus"),
     )
 }
 
-/// A rank that has met the others.
-pub(super) struct Rank {
-    /// The connection to them.
+/// A rank that has joined the job.
+pub(crate) struct Rank {
+    /// The communicator of all ranks.
     pub comm: Communicator,
-    /// Says what this rank is doing.
+    /// Reports what this rank is doing.
     pub status: WorkerStatus,
-    /// Signals, seen from before the ranks met.
+    /// Signals since before the ranks joined.
     pub stop: Stop,
     shutdown: ShutdownBarrier,
 }
 
 impl Rank {
-    /// Leaves word of why this rank fails: its launcher shows it when the process ends.
-    pub(super) fn failed(&self, failure: &Failure) {
+    /// Writes the failure report, which the launcher shows when the process ends.
+    pub(crate) fn failed(&self, failure: &Failure) {
         match self.comm.error() {
             Some(error) => self.status.record_comm_error(&error),
             None => self.status.record_error(&failure.message, failure.hint.as_deref().unwrap_or_default(), false),
         }
     }
 
-    /// Ends the connection in good order.
-    pub(super) fn leave(self) {
+    /// Leaves the job: waits for the other ranks at the shutdown barrier.
+    pub(crate) fn leave(self) {
         drop(self.comm);
-        self.shutdown.wait(GOODBYE);
+        self.shutdown.wait(SHUTDOWN);
     }
 }
 
@@ -97,17 +97,13 @@ impl Rank {
 ///
 /// # Errors
 /// A rank is gone.
-pub(super) fn share_cores(rank: &Rank) -> Result<(), Failure> {
-    const MASK: usize = 128;
+pub(crate) fn share_cores(rank: &Rank) -> Result<(), Failure> {
     let mut own = comm::host::boot().into_bytes();
     own.resize(36, 0);
     let host = own.len();
-    let set = rustix::thread::sched_getaffinity(None).map_err(|error| {
+    own.extend(cores::affinity_mask().map_err(|error| {
         Failure::run(format!("cannot read the cores of this process: {error}"), "set RAYON_NUM_THREADS")
-    })?;
-    own.resize(host + MASK, 0);
-    let cores = (0..CpuSet::MAX_CPU.min(8 * MASK)).filter(|core| set.is_set(*core));
-    cores.for_each(|core| own[host + core / 8] |= 1 << (core % 8));
+    })?);
     let mut all = vec![0; own.len() * rank.comm.world()];
     rank.comm.all_gather(&own, &mut all)?;
     if std::env::var_os("RAYON_NUM_THREADS").is_some() {
@@ -115,17 +111,18 @@ pub(super) fn share_cores(rank: &Rank) -> Result<(), Failure> {
     }
     let masks: Vec<&[u8]> =
         all.chunks_exact(own.len()).filter(|o| o[..host] == own[..host]).map(|o| &o[host..]).collect();
-    // the pool may have been built by a test's process: then it stays as it is
-    let _ = rayon::ThreadPoolBuilder::new().num_threads(threads(&own[host..], &masks)).build_global();
+    let threads = cores::threads_of_rank(&own[host..], &masks);
+    // An error says that a test's process has built the pool already: the pool stays as it is
+    let _ = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
     Ok(())
 }
 
-/// Makes sure that no two ranks of a host have the same GPU, unless they are meant to: a launcher may have given each what
-/// it sees, and each sees the same.
+/// Checks that no two ranks have the same GPU, unless `oversubscribe` allows it. A launcher may show the same GPU to several
+/// ranks.
 ///
 /// # Errors
-/// Names two ranks that have the same GPU; the same on every rank.
-pub(super) fn one_gpu_each(rank: &Rank, gpu: Option<&Gpu>, oversubscribe: bool) -> Result<(), Failure> {
+/// Names two ranks with the same GPU. Every rank gets the same error.
+pub(crate) fn one_gpu_each(rank: &Rank, gpu: Option<&Gpu>, oversubscribe: bool) -> Result<(), Failure> {
     const BYTES: usize = 64;
     let mut own = gpu.map(|gpu| gpu.uuid.clone()).unwrap_or_default().into_bytes();
     own.resize(BYTES, 0);
@@ -145,28 +142,18 @@ pub(super) fn one_gpu_each(rank: &Rank, gpu: Option<&Gpu>, oversubscribe: bool) 
     }
 }
 
-/// The first two ranks with the same GPU, known by its UUID; ranks without a GPU have zeros.
+/// Returns the first two ranks with the same GPU UUID. Ranks without a GPU have zeros.
 fn same_card(cards: &[&[u8]]) -> Option<(usize, usize)> {
     let twin =
         |second: usize| cards[..second].iter().position(|card| *card == cards[second]).map(|first| (first, second));
     (0..cards.len()).filter(|&rank| cards[rank].iter().any(|&byte| byte != 0)).find_map(twin)
 }
 
-/// Cores in `own`, each divided by the ranks of the host that may use it; at least one, at most what a quota allows.
-fn threads(own: &[u8], all: &[&[u8]]) -> usize {
-    let has = |mask: &[u8], core: usize| mask[core / 8] & (1 << (core % 8)) != 0;
-    let share = |core: usize| 1.0 / all.iter().filter(|mask| has(mask, core)).count() as f64;
-    let cores: f64 = (0..8 * own.len()).filter(|&core| has(own, core)).map(share).sum();
-    let quota = std::thread::available_parallelism().map_or(usize::MAX, usize::from);
-    // thirds of a core add up to a little less than one
-    ((cores + 1e-6) as usize).clamp(1, quota)
-}
-
-/// Meets the other ranks of a training job.
+/// Joins the other ranks of a training job.
 ///
 /// # Errors
-/// They do not come, or are another job's.
-pub(super) fn join(role: &WorkerRole, variables: &Variables, plan: &RunPlan) -> Result<Rank, Failure> {
+/// The other ranks do not join in time, or belong to another job.
+pub(crate) fn join(role: &WorkerRole, variables: &Variables, plan: &RunPlan) -> Result<Rank, Failure> {
     let transport = match plan.parallel.backend {
         Backend::Tcp => TransportKind::Tcp,
         Backend::Shm => TransportKind::Shm,
@@ -176,16 +163,16 @@ pub(super) fn join(role: &WorkerRole, variables: &Variables, plan: &RunPlan) -> 
     join_over(role, variables, transport, Duration::from_secs(plan.parallel.timeout_s as u64))
 }
 
-/// What reaches all ranks of a job, where nobody says what to use.
-pub(super) fn best_transport(role: &WorkerRole) -> TransportKind {
+/// Returns the transport for `auto`: shared memory if all ranks are on one host, else TCP.
+pub(crate) fn best_transport(role: &WorkerRole) -> TransportKind {
     if role.local_world == role.world { TransportKind::Shm } else { TransportKind::Tcp }
 }
 
-/// Meets the other ranks; each wait in a collective is at most `timeout` long.
+/// Joins the other ranks. Each wait in a collective is at most `timeout` long.
 ///
 /// # Errors
-/// They do not come, or are another job's.
-pub(super) fn join_over(
+/// The other ranks do not join in time, or belong to another job.
+pub(crate) fn join_over(
     role: &WorkerRole,
     variables: &Variables,
     transport: TransportKind,
@@ -193,14 +180,16 @@ pub(super) fn join_over(
 ) -> Result<Rank, Failure> {
     let stop =
         Stop::of_worker().map_err(|error| Failure::run(format!("signal handlers: {error}"), "check the limits"))?;
-    let joined = worker::attach(role, variables)?.join(JOIN)?;
-    let (status, secret) = (joined.status.clone(), joined.secret.clone());
-    // the control connection is there already: the address is of no use any more
+    let status = worker::attach(role, variables)?;
+    let joined = Worker::join(role, variables, status.clone(), JOIN)?;
+    let secret = joined.secret.clone();
+    // The control connection exists already, so the address is unused.
     let mut config = CommConfig::new(role.rank, role.world, "", secret, transport);
     config.timeout = timeout;
     status.set_status(format_args!("connecting over {transport}"));
     let (client, shutdown) = joined.into_parts();
     let comm = comm::join_through(client, &config).inspect_err(|error| status.record_comm_error(error))?;
+    tracing::info!(rank = role.rank, world = role.world, %transport, ?timeout, "created the process group");
     Ok(Rank { comm, status, stop, shutdown })
 }
 
@@ -214,17 +203,5 @@ mod tests {
         assert_eq!(same_card(&[a, b]), None);
         assert_eq!(same_card(&[none, none, a]), None, "the CPU is everybody's");
         assert_eq!(same_card(&[none, b, a, b]), Some((1, 3)));
-    }
-
-    #[test]
-    fn cores_are_divided_among_the_ranks_that_may_use_them() {
-        let (zero, one, both): (&[u8], &[u8], &[u8]) = (&[0b01], &[0b10], &[0b11]);
-        let quota = std::thread::available_parallelism().map_or(1, usize::from);
-        assert_eq!(threads(both, &[both]), 2.min(quota));
-        assert_eq!(threads(both, &[both, both]), 1);
-        assert_eq!(threads(both, &[both, both, both]), 1);
-        assert_eq!(threads(zero, &[zero, one]), 1);
-        let six: &[u8] = &[0b11_1111];
-        assert_eq!(threads(six, &[six, six, six]), 2.min(quota));
     }
 }
