@@ -2,10 +2,10 @@
 //!
 //! ```text
 //! commands                                            one file per subcommand
-//! weights                                             weights of other programs
+//! run, weights                                        what `trainer` does with a plan; weights of other programs
 //! engine                                              a run: epochs, evaluation, checkpoints
 //! strategy, report                                    a step on one or several devices; the run's files and screen
-//! optim, device, timeline, snapshot                   optimizers; devices; spans of time; the contents of a checkpoint
+//! optim, device, timeline, snapshot, diagnostics      optimizers; devices; spans of time; a checkpoint's contents; log messages
 //! loss, state_file, failure, signals                  cross-entropy; safetensors; errors for the user; SIGINT and SIGTERM
 //! cli, config, files, text                            flags; the plan; atomic writes; numbers and bytes as text
 //! ```

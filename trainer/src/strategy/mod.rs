@@ -138,7 +138,7 @@ pub trait Strategy {
         self.learner_mut().replica.timeline = timeline.clone();
     }
 
-    /// Takes the data sets, which are on the device. Batches must come without pixels from now on.
+    /// Takes the data sets, which are on the device. Batches may come without pixels from now on.
     ///
     /// # Errors
     /// This strategy needs pixels from the loader.

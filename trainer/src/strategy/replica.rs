@@ -40,7 +40,7 @@ pub struct Replica {
     pub parameters: Vec<ParameterInfo>,
     /// Records forward, backward and the optimizer's step.
     pub timeline: Timeline,
-    /// The data sets, where they are on the device: batches then come without pixels.
+    /// The data sets, where they are on the device: batches may then come without pixels.
     pub datasets: Option<DeviceDatasets>,
     device: Device,
     classes: usize,
