@@ -76,7 +76,7 @@ pub(super) fn loaders(
         };
         strategy.keep_on_device(DeviceDatasets {
             train: on_device(&train, &train_loader),
-            test: on_device(&eval, &eval_loader),
+            eval: on_device(&eval, &eval_loader),
         })?;
     }
     Ok(Loaders { train: train_loader, eval: eval_loader, test: test_loader })
