@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::workers::{self, Rank};
 use crate::cli::AllreduceArgs;
-use crate::device::{Seat, Selected, Target, Wish};
+use crate::device::{DeviceRequest, DeviceSet, LocalRank, Selected};
 use crate::failure::Failure;
+use crate::run::ranks::{self, Rank};
 use comm::{DType, TransportKind, bench, cuda};
 use launch::{
     self, LaunchConfig, LauncherChoice, Role,
@@ -51,7 +51,7 @@ impl Carrier {
     fn transport(self, role: &WorkerRole) -> TransportKind {
         match self {
             Self::Host(transport) => transport,
-            Self::Gpus(_) => workers::best_transport(role),
+            Self::Gpus(_) => ranks::best_transport(role),
         }
     }
 }
@@ -64,18 +64,18 @@ pub(super) fn run(arguments: &AllreduceArgs) -> Result<u8, Failure> {
     let carrier = Carrier::asked(arguments)?;
     let config = config(arguments)?;
     let variables = environment::variables();
-    let target = Target::of(arguments.gpus.map_or(Wish::Cpu, |count| Wish::Gpus(count.into())))?;
+    let target = DeviceSet::of(arguments.gpus.map_or(DeviceRequest::Cpu, |count| DeviceRequest::Gpus(count.into())))?;
     match launch::detect(&variables, LauncherChoice::Auto, None)? {
         Role::Worker(role) => {
-            let seat = Seat {
+            let seat = LocalRank {
                 local_rank: role.local_rank,
                 local_world: role.local_world,
                 foreign: role.launcher != Launcher::Own,
                 oversubscribe: arguments.oversubscribe,
             };
             let selected = target.select(&seat)?;
-            let rank = workers::join_over(&role, &variables, carrier.transport(&role), TIMEOUT)?;
-            let result = workers::one_gpu_each(&rank, selected.gpu.as_ref(), arguments.oversubscribe)
+            let rank = ranks::join_over(&role, &variables, carrier.transport(&role), TIMEOUT)?;
+            let result = ranks::one_gpu_each(&rank, selected.gpu.as_ref(), arguments.oversubscribe)
                 .and_then(|()| measure(arguments, carrier, &config, &role, &rank, &selected));
             if let Err(failure) = &result {
                 rank.failed(failure);
@@ -86,10 +86,14 @@ pub(super) fn run(arguments: &AllreduceArgs) -> Result<u8, Failure> {
         Role::Local(_) => {
             let workers = arguments.gpus.or(arguments.cpus).unwrap_or(WORKERS).into();
             if carrier == Carrier::Host(TransportKind::Mpi) {
-                return Err(workers::needs_mpirun(workers));
+                return Err(ranks::needs_mpirun(workers));
             }
             // too few GPUs are one process's mistake, not every worker's
-            target.all(&Seat { local_world: workers, oversubscribe: arguments.oversubscribe, ..Seat::ALONE })?;
+            target.all(&LocalRank {
+                local_world: workers,
+                oversubscribe: arguments.oversubscribe,
+                ..LocalRank::ALONE
+            })?;
             let logs = tempfile_folder()?;
             let result = LaunchConfig::of_this_program(workers, logs.clone())?.run();
             // the logs of a bench that worked are of no use
@@ -174,7 +178,7 @@ fn measure(
     Ok(())
 }
 
-/// Between GPUs; a build without the backend never gets here, for [`Target::of`] gives it none.
+/// Between GPUs; a build without the backend never gets here, for [`DeviceSet::of`] gives it none.
 fn on_gpus(
     rank: &Rank,
     selected: &Selected,

@@ -8,7 +8,7 @@ use super::{
     machine::{self, Cpu, Mpi},
     peers::{self, Peer},
 };
-use crate::device::{self, HAS_CUDA, Headers, Library, Target, Wish};
+use crate::device::{self, DeviceRequest, DeviceSet, HAS_CUDA, Headers, Library};
 use comm::{
     DType,
     cuda::{
@@ -199,14 +199,14 @@ fn choice(peers: &[Peer], ipc: &str, nccl: &Found<Library>) -> Choice {
         why,
         gradients: "shm inside a host, tcp between hosts".into(),
     };
-    match Target::of(Wish::Best) {
-        Ok(Target::Gpus(gpus)) => Choice {
+    match DeviceSet::of(DeviceRequest::Best) {
+        Ok(DeviceSet::Gpus(gpus)) => Choice {
             device: gpus.all.iter().map(device::describe).collect::<Vec<_>>().join("; "),
             why: "driver, GPU, NVRTC and CUDA's headers are there".into(),
             gradients: between_gpus(&gpus.all, peers, ipc, matches!(nccl, Found::There(_))),
         },
-        Ok(Target::Cpu(Some(why))) => on_cpu(why),
-        Ok(Target::Cpu(None)) => on_cpu("this build has no GPU backend (feature cuda)".into()),
+        Ok(DeviceSet::Cpu(Some(why))) => on_cpu(why),
+        Ok(DeviceSet::Cpu(None)) => on_cpu("this build has no GPU backend (feature cuda)".into()),
         Err(failure) => on_cpu(failure.message),
     }
 }
