@@ -17,7 +17,7 @@ use time::{OffsetDateTime, macros::format_description};
 use super::{print_json, resolve};
 use crate::{
     cli::CompareArgs,
-    config::{Choice, Mode, Overrides, RunPlan},
+    config::{Keyword, Mode, Overrides, RunPlan},
     device::{Seat, Target, Wish},
     failure::{FAILED, Failure},
     report::{

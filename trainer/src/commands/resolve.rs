@@ -89,9 +89,16 @@ pub(super) fn dataset_facts(name: &str, splits: &Splits) -> DatasetFacts {
 }
 
 /// The plan's sections for the start-up screen.
-pub(super) fn sections(plan: &RunPlan) -> Result<Vec<Section>, Failure> {
-    let table = plan.table().map_err(|error| Failure::run(error, "please report this"))?;
-    Ok(table.into_iter().map(|(title, rows)| Section { title, rows }).collect())
+pub(super) fn sections(plan: &RunPlan) -> Vec<Section> {
+    let mut sections = Vec::new();
+    for (title, settings) in plan.table() {
+        let mut section = Section::new(title);
+        for (key, value) in settings {
+            section = section.row(key, value);
+        }
+        sections.push(section);
+    }
+    sections
 }
 
 /// The loader of the training set; `pixels` unless the device has them.

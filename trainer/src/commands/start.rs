@@ -27,8 +27,7 @@ pub(super) fn build(plan: &RunPlan, spec: &Spec, selected: &Selected) -> Result<
 /// What all ranks of a job must have in common: the plan but for this machine's paths, the data, and what they compute on.
 pub(super) fn facts(plan: &RunPlan, train: &Dataset, test: &Dataset, target: &Target) -> Vec<String> {
     let device = format!("device = {}", if target.is_gpu() { "GPU" } else { "CPU" });
-    let shared =
-        |setting: &Setting| setting.section != "log" && (setting.section, setting.key.as_str()) != ("data", "dir");
+    let shared = |setting: &Setting| setting.section != "log" && (setting.section, setting.key) != ("data", "dir");
     let settings = plan.settings().into_iter().filter(shared).map(|setting| setting.to_string());
     let mut facts: Vec<String> = std::iter::once(device).chain(settings).collect();
     for (name, set) in [("training", train), ("test", test)] {
@@ -107,7 +106,7 @@ pub(super) fn dry_run(plan: &RunPlan, selected: &Selected) -> Result<u8, Failure
         section = section.row("model", format!("{}, built once the images are read", plan.model.name));
     }
     let mut sections = vec![section];
-    sections.extend(resolve::sections(plan)?);
+    sections.extend(resolve::sections(plan));
     print!("{}", start_table(&sections));
     println!("dry run: the plan is valid; nothing was read, trained or written");
     Ok(0)
@@ -115,8 +114,4 @@ pub(super) fn dry_run(plan: &RunPlan, selected: &Selected) -> Result<u8, Failure
 
 pub(super) fn count_parameters(network: &Network) -> usize {
     models::parameters(network).iter().map(|parameter| parameter.len()).sum()
-}
-
-pub(super) fn plan_toml(plan: &RunPlan) -> Result<String, Failure> {
-    plan.to_toml().map_err(|error| Failure::run(error, "please report this"))
 }

@@ -13,7 +13,7 @@ use super::{
     ending::{finish, gather_ends},
     place::{Place, loaders, pixels_on_the_host, say_why_not, wish},
     resolve::{self, dataset_facts},
-    start::{build, count_parameters, dry_run, facts, overview, plan_toml, restore},
+    start::{build, count_parameters, dry_run, facts, overview, restore},
     workers::{self, Rank},
 };
 use crate::{
@@ -91,7 +91,7 @@ pub(super) fn run(arguments: TrainArgs) -> Result<u8, Failure> {
         None => {
             let world = workers * arguments.job.nnodes;
             let folder = RunFolder::create(&arguments.run_dir, &plan.model.name, "ddp", world)?;
-            write_atomic(&folder.config(), plan_toml(&plan)?.as_bytes())?;
+            write_atomic(&folder.config(), plan.to_toml().as_bytes())?;
             folder
         }
     };
@@ -303,12 +303,12 @@ fn train(
             RunFolder::create(&arguments.run_dir, &plan.model.name, &mode, strategy.devices())?
         }
     };
-    write_atomic(&folder.config(), plan_toml(&plan)?.as_bytes())?;
+    write_atomic(&folder.config(), plan.to_toml().as_bytes())?;
     let store = Store::open(&folder.checkpoints(), plan.checkpoint.keep_last, plan.train.seed)?;
 
     let device = format!("{}, {} x{}", selected.description, plan.parallel.mode, strategy.devices());
     let mut sections = vec![overview(&plan, &lengths, parameters, &data, &source, &device, folder.path())];
-    sections.extend(resolve::sections(&plan)?);
+    sections.extend(resolve::sections(&plan));
     let options = ReporterOptions {
         epochs: lengths.epochs,
         steps_per_epoch: lengths.steps_per_epoch as usize,
