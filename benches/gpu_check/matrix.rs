@@ -3,9 +3,9 @@
 use std::time::Instant;
 
 use burn::tensor::{Device, DeviceType, Tensor, TensorData};
-use comm::cuda::layout::Wire;
+use comm::cuda::layout::WireType;
 use comm::cuda::protocol::Kernel;
-use comm::cuda::{Backend, DeviceGroup, Options};
+use comm::cuda::{DeviceBackend, DeviceGroup, DeviceGroupOptions};
 use comm::{CommError, Communicator, ReduceOp};
 
 /// Rank `rank`'s element `i`: 1, 2 or 3. Sums over 8 ranks are exact in every type.
@@ -59,7 +59,7 @@ fn measure(
     for _ in 0..rounds {
         call(group)?;
     }
-    group.settle()?;
+    group.synchronize()?;
     let mut seconds = [start.elapsed().as_secs_f64() / rounds.max(1) as f64];
     comm.all_reduce(&mut seconds, ReduceOp::Max)?;
     Ok(Row { wrong: wrong[0], seconds: seconds[0] })
@@ -93,11 +93,14 @@ fn all(
             println!("{line}");
         }
     };
-    for wire in Wire::ALL {
+    for wire in WireType::ALL {
         let elements = sizes.iter().copied().max().unwrap_or(1);
-        let mut group =
-            DeviceGroup::new(comm, device, Options { backend: Backend::Kernels, elements, wire, meet_on_device })?;
-        if wire == Wire::F32 {
+        let mut group = DeviceGroup::new(
+            comm,
+            device,
+            DeviceGroupOptions { backend: DeviceBackend::Kernels, elements, wire, meet_on_device },
+        )?;
+        if wire == WireType::F32 {
             say(format!("# {}", group.description()));
             say(format!(
                 "{:>14} {:>5} {:>5} {:>12} {:>12} {:>10} {:>9} {:>7}",

@@ -1,4 +1,4 @@
-//! A decoded data set: every image kept as uint8 in one allocation, decoded once.
+//! A decoded data set: all images as uint8 in one allocation. Each image is decoded once.
 
 /// Channels, height and width of every image of a data set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -12,12 +12,12 @@ pub struct ImageShape {
 }
 
 impl ImageShape {
-    /// Bytes of one image, `channels * height * width`.
+    /// Returns the bytes of one image, `channels * height * width`.
     pub fn len(&self) -> usize {
         self.channels * self.height * self.width
     }
 
-    /// True when an image has no pixel.
+    /// Returns true when an image has no pixel.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -45,36 +45,39 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// Number of images.
+    /// Returns the number of images.
     pub fn len(&self) -> usize {
         self.labels.len()
     }
 
-    /// True when there is no image.
+    /// Returns true when there is no image.
     pub fn is_empty(&self) -> bool {
         self.labels.is_empty()
     }
 
-    /// Pixels of image `index`, `[C, H, W]`.
+    /// Returns the pixels of image `index`, `[C, H, W]`.
+    ///
+    /// # Panics
+    /// If there is no image `index`.
     pub fn image(&self, index: usize) -> &[u8] {
         let len = self.shape.len();
         &self.images[index * len..(index + 1) * len]
     }
 
-    /// Keeps the first `count` images (all of them where there are fewer).
+    /// Keeps the first `count` images, or all images if there are fewer.
     pub fn truncate(&mut self, count: usize) {
         self.labels.truncate(count);
         self.images.truncate(self.labels.len() * self.shape.len());
     }
 }
 
-/// Both splits of a data set and where they came from.
+/// The splits of a data set and the folder that they come from.
 #[derive(Debug, Clone)]
 pub struct Splits {
     /// Training images.
     pub train: Dataset,
     /// Test images: never trained on.
     pub test: Dataset,
-    /// The folder they were read from, or `built in`.
+    /// The folder of the files, or `built in`.
     pub source: String,
 }

@@ -1,7 +1,7 @@
 //! Image data sets, the sharded sampler, augmentation and the prefetching loader.
 //!
-//! The crate knows nothing of models or of the transport between ranks. It hands out the same global permutation
-//! whatever the world size, and augments a sample by (seed, epoch, sample id) alone.
+//! The crate does not depend on models or on the transport between ranks. The global permutation is the same for every
+//! world size. The augmentation of a sample depends on (seed, epoch, sample id) alone.
 
 pub mod augment;
 pub mod dataset;

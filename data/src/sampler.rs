@@ -1,33 +1,42 @@
-//! Which samples a rank sees, and in which order: PyTorch's `DistributedSampler`, element for element.
+//! The order of an epoch's samples and their division among ranks. Equal to PyTorch's `DistributedSampler`, element for
+//! element.
+//!
+//! # Epochs
+//! The whole program counts epochs from [`FIRST_EPOCH`] = 1. Epoch `e` has the order of PyTorch's sampler after
+//! `set_epoch(e)`. A run's first epoch therefore equals `set_epoch(1)`. There is no conversion: the epoch on the screen, in
+//! files and in checkpoints is the epoch that the sampler adds to its seed.
 
 use rand_mt::Mt;
 
 use crate::DataError;
 
-/// A sampler that cannot exist.
+/// The number of the first epoch of a run, and the argument of PyTorch's `set_epoch` that gives its order.
+pub const FIRST_EPOCH: usize = 1;
+
+/// Arguments for which there is no sampler.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SamplerError {
-    /// A world of no rank at all.
+    /// The world has no rank.
     #[error("the world size is 0")]
     EmptyWorld,
-    /// The rank is not one of the world's.
+    /// The rank is not below the world size.
     #[error("rank {rank} is outside a world of {world}")]
     RankOutsideWorld {
         /// The rank asked for.
         rank: usize,
-        /// The number of ranks there are.
+        /// The number of ranks.
         world: usize,
     },
-    /// Sample ids are kept as 32-bit integers.
-    #[error("{len} samples are more than the {} that can be numbered", u32::MAX)]
+    /// Sample ids are 32-bit integers.
+    #[error("{len} samples are too many: at most {} can be numbered", u32::MAX)]
     TooManySamples {
-        /// Samples in the set.
+        /// Samples in the data set.
         len: usize,
     },
 }
 
 impl SamplerError {
-    /// What the user can do.
+    /// Returns what the user can do.
     pub fn hint(&self) -> String {
         match self {
             Self::EmptyWorld => "the world size is the number of workers, at least 1".into(),
@@ -45,10 +54,10 @@ impl From<SamplerError> for DataError {
     }
 }
 
-/// Shards a set of samples over the ranks of a world, as `torch.utils.data.DistributedSampler` does.
+/// Divides a data set among the ranks of a world, as `torch.utils.data.DistributedSampler` does.
 ///
-/// The whole set is permuted with a seed of `seed + epoch`, padded by repeating it from the front (or truncated) to
-/// a multiple of the world size, and rank `r` takes the positions `r`, `r + world`, `r + 2 world`, …
+/// The data set is permuted with the seed `seed + epoch`. The order is padded with samples from its front (or truncated)
+/// to a multiple of the world size. Rank `r` takes the positions `r`, `r + world`, `r + 2 world`, …
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DistributedSampler {
     len: u32,
@@ -60,11 +69,11 @@ pub struct DistributedSampler {
 }
 
 impl DistributedSampler {
-    /// A sampler over `len` samples for `rank` of `world`. `drop_last` truncates the set to a multiple of the world
-    /// size, where the default repeats samples from the front.
+    /// Makes the sampler of `rank` for `len` samples. `drop_last` truncates the order to a multiple of the world size;
+    /// otherwise samples from the front are repeated.
     ///
     /// # Errors
-    /// A world of 0, a rank outside the world, or more samples than a `u32` can number.
+    /// Those of [`check_shard`].
     pub fn new(
         len: usize,
         rank: usize,
@@ -73,55 +82,53 @@ impl DistributedSampler {
         seed: u64,
         drop_last: bool,
     ) -> Result<Self, SamplerError> {
-        if world == 0 {
-            return Err(SamplerError::EmptyWorld);
-        }
-        if rank >= world {
-            return Err(SamplerError::RankOutsideWorld { rank, world });
-        }
-        let len = u32::try_from(len).map_err(|_| SamplerError::TooManySamples { len })?;
-        Ok(Self { len, rank, world, shuffle, seed, drop_last })
+        Ok(Self { len: check_shard(len, rank, world)?, rank, world, shuffle, seed, drop_last })
     }
 
-    /// Samples a rank gets in an epoch, the same number on every rank.
+    /// Returns the number of samples of one rank in an epoch, the same on every rank.
     pub fn samples_per_rank(&self) -> usize {
         let len = self.len as usize;
         if self.drop_last { len / self.world } else { len.div_ceil(self.world) }
     }
 
-    /// Samples all ranks get together in an epoch, repeats counted: `samples_per_rank * world`.
+    /// Returns the number of samples of all ranks in an epoch, repeated ones included: `samples_per_rank * world`.
     pub fn total_size(&self) -> usize {
         self.samples_per_rank() * self.world
     }
 
-    /// The epoch's order of all ranks together, `[total_size]`, padded or truncated.
+    /// Returns the order of all ranks' samples after `set_epoch(epoch)`, `[total_size]`, padded or truncated.
     pub fn global_order(&self, epoch: usize) -> Vec<u32> {
         let mut order = epoch_order(self.len, self.shuffle, self.seed, epoch);
         resize_repeating(&mut order, self.total_size());
         order
     }
 
-    /// This rank's samples of the epoch, in order, `[samples_per_rank]`.
+    /// Returns this rank's samples after `set_epoch(epoch)`, in order, `[samples_per_rank]`.
     pub fn indices(&self, epoch: usize) -> Vec<u32> {
         self.global_order(epoch).into_iter().skip(self.rank).step_by(self.world).collect()
     }
 }
 
-/// The samples of one rank when none may be counted twice, as evaluation needs: `rank`, `rank + world`, … below
-/// `len`. Ranks may differ by one in how many they get. Empty for a rank outside the world.
-pub fn exact_shard(len: usize, rank: usize, world: usize) -> Vec<u32> {
-    if rank >= world {
-        return Vec::new();
+/// Checks that `len` samples can be divided among `world` ranks for `rank`. Returns `len` as a sample number.
+///
+/// # Errors
+/// A world of 0, a rank outside the world, or more samples than a `u32` can number.
+pub fn check_shard(len: usize, rank: usize, world: usize) -> Result<u32, SamplerError> {
+    if world == 0 {
+        return Err(SamplerError::EmptyWorld);
     }
-    (rank..len).step_by(world).map(|sample| sample as u32).collect()
+    if rank >= world {
+        return Err(SamplerError::RankOutsideWorld { rank, world });
+    }
+    u32::try_from(len).map_err(|_| SamplerError::TooManySamples { len })
 }
 
-/// The order of a whole epoch before any padding: a permutation seeded by `seed + epoch`, or the set as it stands.
+/// Returns the order of an epoch before padding, `[len]`: a permutation seeded by `seed + epoch`, or the data set's own order.
 pub(crate) fn epoch_order(len: u32, shuffle: bool, seed: u64, epoch: usize) -> Vec<u32> {
     if shuffle { permutation(len, seed.wrapping_add(epoch as u64)) } else { (0..len).collect() }
 }
 
-/// Truncates `order` to `total`, or repeats it from the front (more than once where needed) until it has `total`.
+/// Truncates `order` to `total` elements, or repeats it from the front, several times if needed, up to `total` elements.
 pub(crate) fn resize_repeating(order: &mut Vec<u32>, total: usize) {
     let len = order.len();
     order.truncate(total);
@@ -134,11 +141,12 @@ pub(crate) fn resize_repeating(order: &mut Vec<u32>, total: usize) {
     }
 }
 
-/// Sets at least this long are shuffled by PyTorch with 64-bit draws, lest the remainder favour small numbers.
+/// From this length on PyTorch shuffles with 64-bit draws: the remainder of a 32-bit draw would favour small numbers.
 const WIDE: u32 = u32::MAX / 20;
 
-/// `torch.randperm(len, generator=torch.Generator().manual_seed(seed))` on the CPU, element for element: MT19937
-/// seeded by the low 32 bits of `seed`, and a Fisher-Yates shuffle (`randperm_cpu`, ATen `TensorFactories.cpp`).
+/// Returns a permutation of `0..len`, `[len]`. Equal to `torch.randperm(len, generator=torch.Generator().manual_seed(seed))`
+/// on the CPU, element for element: MT19937 seeded with the low 32 bits of `seed`, and a Fisher-Yates shuffle
+/// (`randperm_cpu`, ATen `TensorFactories.cpp`).
 pub fn permutation(len: u32, seed: u64) -> Vec<u32> {
     let mut random = Mt::new(seed as u32);
     let mut order: Vec<u32> = (0..len).collect();

@@ -1,7 +1,7 @@
-//! Augmentation against a naive implementation of it, and the statistics of its decisions.
+//! Augmentation compared with a naive implementation, and the statistics of its parameters.
 
 use data::ImageShape;
-use data::augment::{Augment, BatchMix, Decision, Fill, Mixing, Pipeline, Rect};
+use data::augment::{Augment, AugmentParams, BatchMix, Fill, Mixing, Pipeline, Rect};
 use proptest::prelude::*;
 
 const CIFAR: ImageShape = ImageShape { channels: 3, height: 32, width: 32 };
@@ -16,8 +16,8 @@ fn image(shape: ImageShape) -> Vec<u8> {
     (0..shape.len()).map(|i| (i * 197 + i / 7 + 3) as u8).collect()
 }
 
-/// What `Pipeline::apply` should do, pixel by pixel and step by step: pad, cut the window out, mirror, normalise, cut.
-fn naive(image: &[u8], shape: ImageShape, padding: usize, fill: Fill, decision: &Decision) -> Vec<f32> {
+/// Computes the result of `Pipeline::apply` pixel by pixel and step by step: pad, take the window, mirror, normalise, cut.
+fn naive(image: &[u8], shape: ImageShape, padding: usize, fill: Fill, params: &AugmentParams) -> Vec<f32> {
     let (height, width, padding) = (shape.height as i64, shape.width as i64, padding as i64);
     let reflect = |at: i64, side: i64| {
         if at < 0 {
@@ -39,12 +39,12 @@ fn naive(image: &[u8], shape: ImageShape, padding: usize, fill: Fill, decision: 
     for channel in 0..shape.channels as i64 {
         for y in 0..height {
             for x in 0..width {
-                let column = if decision.flip { width - 1 - x } else { x };
+                let column = if params.flip { width - 1 - x } else { x };
                 let pixel =
-                    padded(channel, y + padding + i64::from(decision.dy), column + padding + i64::from(decision.dx));
+                    padded(channel, y + padding + i64::from(params.dy), column + padding + i64::from(params.dx));
                 let mean = 0.4 + 0.05 * channel as f32;
                 let std = 0.2 + 0.01 * channel as f32;
-                let cut = decision.cut.is_some_and(|cut| {
+                let cut = params.cut.is_some_and(|cut| {
                     (cut.top..cut.bottom).contains(&(y as usize)) && (cut.left..cut.right).contains(&(x as usize))
                 });
                 out.push(if cut { 0.0 } else { (f32::from(pixel) / 255.0 - mean) / std });
@@ -54,13 +54,13 @@ fn naive(image: &[u8], shape: ImageShape, padding: usize, fill: Fill, decision: 
     out
 }
 
-/// The image put together from where its rows and columns come from, as a device does it.
-fn gathered(image: &[u8], shape: ImageShape, pipeline: &Pipeline, decision: &Decision) -> Vec<f32> {
+/// Gathers the image from its source rows and columns, as a device does.
+fn gathered(image: &[u8], shape: ImageShape, pipeline: &Pipeline, params: &AugmentParams) -> Vec<f32> {
     let values: Vec<f32> = pipeline.values().collect();
     let mut out = Vec::new();
     for channel in 0..shape.channels {
-        for row in pipeline.rows(decision) {
-            for column in pipeline.columns(decision) {
+        for row in pipeline.rows(params) {
+            for column in pipeline.columns(params) {
                 let pixel = match (row.source, column.source) {
                     (Some(y), Some(x)) => image[(channel * shape.height + y) * shape.width + x],
                     _ => 0,
@@ -93,21 +93,21 @@ proptest! {
             augment.push(Augment::Cutout { size: size.min(side) });
         }
         let pipeline = pipeline(&augment, shape);
-        let decision = pipeline.decide(seed, epoch, id);
-        prop_assert!(decision.dy.unsigned_abs() as usize <= padding && decision.dx.unsigned_abs() as usize <= padding);
+        let params = pipeline.params(seed, epoch, id);
+        prop_assert!(params.dy.unsigned_abs() as usize <= padding && params.dx.unsigned_abs() as usize <= padding);
         let image = image(shape);
         let mut out = vec![f32::NAN; shape.len()];
-        pipeline.apply(&image, &decision, &mut out);
-        prop_assert_eq!(&out, &naive(&image, shape, padding, fill, &decision));
-        prop_assert_eq!(out, gathered(&image, shape, &pipeline, &decision));
+        pipeline.apply(&image, &params, &mut out);
+        prop_assert_eq!(&out, &naive(&image, shape, padding, fill, &params));
+        prop_assert_eq!(out, gathered(&image, shape, &pipeline, &params));
     }
 
     #[test]
     fn flipping_twice_changes_nothing(height in 1usize..9, width in 1usize..9) {
         let shape = ImageShape { channels: 1, height, width };
-        // Mean 0 and deviation 1/255 leave the pixel values as they are, so the output can be an input again.
+        // Mean 0 and deviation 1/255 keep the pixel values, so the output can be an input again.
         let pipeline = Pipeline::new(&[Augment::Flip], &[0.0], &[1.0 / 255.0], shape).unwrap();
-        let flip = Decision { flip: true, ..Decision::default() };
+        let flip = AugmentParams { flip: true, ..AugmentParams::default() };
         let once = |image: &[u8]| {
             let mut out = vec![0.0; shape.len()];
             pipeline.apply(image, &flip, &mut out);
@@ -125,7 +125,7 @@ fn normalisation_equals_pytorch() {
     let shape = ImageShape { channels: 1, height: 1, width: 5 };
     let pipeline = Pipeline::new(&[], &[0.4914], &[0.2023], shape).unwrap();
     let mut out = [0.0; 5];
-    pipeline.apply(&[0, 1, 128, 254, 255], &Decision::default(), &mut out);
+    pipeline.apply(&[0, 1, 128, 254, 255], &AugmentParams::default(), &mut out);
     assert_eq!(out, expected);
 }
 
@@ -141,12 +141,12 @@ fn reflection_equals_numpy() {
     for offset in -2..=2i32 {
         let window = &padded[(offset + 2) as usize..][..4];
         let mut out = [0.0f32; 16];
-        pipeline.apply(&rows, &Decision { dx: offset, ..Decision::default() }, &mut out);
+        pipeline.apply(&rows, &AugmentParams { dx: offset, ..AugmentParams::default() }, &mut out);
         assert!(
             out.chunks(4).all(|row| row.iter().zip(window).all(|(x, y)| (x - y).abs() < 1e-3)),
             "{offset}: {out:?}"
         );
-        pipeline.apply(&columns, &Decision { dy: offset, ..Decision::default() }, &mut out);
+        pipeline.apply(&columns, &AugmentParams { dy: offset, ..AugmentParams::default() }, &mut out);
         assert!(
             out.chunks(4).zip(window).all(|(row, y)| row.iter().all(|x| (x - y).abs() < 1e-3)),
             "{offset}: {out:?}"
@@ -170,26 +170,26 @@ fn offsets_flips_and_centres_are_uniform_and_independent() {
     let mut repeated = 0;
     for (seed, epoch) in [(0, 0), (0, 1), (1, 0), (1, 1), (u64::MAX, 200)] {
         for id in 0..20_000 {
-            let decision = pipeline.decide(seed, epoch, id);
-            let at = (decision.dy + 4) * 9 + decision.dx + 4;
-            joint[(at * 2 + i32::from(decision.flip)) as usize] += 1;
-            let cut = decision.cut.expect("a cutout");
+            let params = pipeline.params(seed, epoch, id);
+            let at = (params.dy + 4) * 9 + params.dx + 4;
+            joint[(at * 2 + i32::from(params.flip)) as usize] += 1;
+            let cut = params.cut.expect("a cutout");
             let centre = if cut.top > 0 { cut.top + 4 } else { cut.bottom - 4 };
             centres[centre] += 1;
-            repeated += u32::from(decision == pipeline.decide(seed, epoch + 1, id));
+            repeated += u32::from(params == pipeline.params(seed, epoch + 1, id));
         }
     }
-    // The 99.9 % quantiles for 161 and 31 degrees of freedom; the draws are fixed, so it holds once for all.
+    // The 99.9 % quantiles for 161 and 31 degrees of freedom. The draws are fixed, so the test never changes.
     assert!(chi_squared(&joint) < 221.0, "{}", chi_squared(&joint));
     assert!(chi_squared(&centres) < 61.1, "{}", chi_squared(&centres));
-    // Another epoch, another decision: 100,000 pairs agree by chance about 100,000 / (162 * 32 * 32) = 0.6 times.
+    // Parameters differ between epochs. By chance 100,000 pairs agree about 100,000 / (162 * 32 * 32) = 0.6 times.
     assert!(repeated < 6, "{repeated}");
 }
 
 #[test]
 fn alternating_flip_alternates_from_a_random_half() {
     let pipeline = pipeline(&[Augment::AlternatingFlip], CIFAR);
-    let flipped = |epoch, id| pipeline.decide(9, epoch, id).flip;
+    let flipped = |epoch, id| pipeline.params(9, epoch, id).flip;
     let started = (0..10_000).filter(|&id| flipped(0, id)).count();
     assert!((4_800..5_200).contains(&started), "{started}");
     for id in 0..100 {
@@ -200,26 +200,26 @@ fn alternating_flip_alternates_from_a_random_half() {
 }
 
 #[test]
-fn one_augmentation_leaves_what_another_decides() {
+fn one_augmentation_does_not_change_the_parameters_of_another() {
     let crop = Augment::Crop { padding: 4, fill: Fill::Zero };
-    let alone = pipeline(&[crop], CIFAR).decide(1, 2, 3);
-    let together = pipeline(&[Augment::Cutout { size: 8 }, Augment::Flip, crop], CIFAR).decide(1, 2, 3);
+    let alone = pipeline(&[crop], CIFAR).params(1, 2, 3);
+    let together = pipeline(&[Augment::Cutout { size: 8 }, Augment::Flip, crop], CIFAR).params(1, 2, 3);
     assert_eq!((alone.dy, alone.dx), (together.dy, together.dx));
 }
 
-/// A GPU applies these decisions too, and old checkpoints resume with them: they must stay what they are (and what
-/// the documented hash gives in a few lines of Python).
+/// A GPU applies these parameters too, and old checkpoints resume with them. They must therefore never change; a few lines of
+/// Python compute the same values with the documented hash.
 #[test]
-fn decisions_do_not_change_between_versions() {
+fn parameters_do_not_change_between_versions() {
     let augment = [Augment::Crop { padding: 4, fill: Fill::Zero }, Augment::Flip, Augment::Cutout { size: 8 }];
     let pipeline = pipeline(&augment, CIFAR);
-    let decided: Vec<Decision> = [(0, 0, 0), (42, 3, 49_999)].map(|(s, e, i)| pipeline.decide(s, e, i)).into();
+    let drawn: Vec<AugmentParams> = [(0, 0, 0), (42, 3, 49_999)].map(|(s, e, i)| pipeline.params(s, e, i)).into();
     let cut = |top, bottom, left, right| Some(Rect { top, bottom, left, right });
     assert_eq!(
-        decided,
+        drawn,
         [
-            Decision { dy: 1, dx: 3, flip: true, cut: cut(8, 16, 0, 6) },
-            Decision { dy: 1, dx: 4, flip: false, cut: cut(15, 23, 11, 19) },
+            AugmentParams { dy: 1, dx: 3, flip: true, cut: cut(8, 16, 0, 6) },
+            AugmentParams { dy: 1, dx: 4, flip: false, cut: cut(15, 23, 11, 19) },
         ]
     );
 }
@@ -236,8 +236,8 @@ fn augmentations_are_read_and_written() {
         ("crop:-1", "augment: `-1` in `crop:-1` is not a number of pixels"),
         ("cutout", "augment: `cutout` needs a number of pixels"),
         ("flip:2", "augment: `flip` takes no number"),
-        ("rotate", "augment: `rotate` is no augmentation"),
-        ("", "augment: `` is no augmentation"),
+        ("rotate", "augment: `rotate` is not an augmentation"),
+        ("", "augment: `` is not an augmentation"),
     ] {
         let error = text.parse::<Augment>().unwrap_err();
         assert_eq!(error.to_string(), cause);
@@ -286,9 +286,9 @@ fn batches_are_mixed_by_seed_epoch_and_index() {
     let both = Mixing::new(Some(1.0), Some(1.0)).unwrap();
     let (mut mixups, mut lambdas) = (0, 0.0);
     for index in 0..4_000 {
-        let mix = both.decide(7, 1, index, CIFAR).expect("a mix");
-        assert_eq!(Some(mix), both.decide(7, 1, index, CIFAR));
-        assert_ne!(Some(mix), both.decide(7, 2, index, CIFAR));
+        let mix = both.params(7, 1, index, CIFAR).expect("a mix");
+        assert_eq!(Some(mix), both.params(7, 1, index, CIFAR));
+        assert_ne!(Some(mix), both.params(7, 2, index, CIFAR));
         assert!((0.0..=1.0).contains(&mix.lambda()));
         match mix {
             BatchMix::Mixup { lambda } => (mixups, lambdas) = (mixups + 1, lambdas + lambda),
@@ -301,8 +301,8 @@ fn batches_are_mixed_by_seed_epoch_and_index() {
     // Probability 1/2 and mean 1/2, each within four standard deviations.
     assert!((1_874..2_126).contains(&mixups), "{mixups}");
     assert!((lambdas / mixups as f32 - 0.5).abs() < 0.026, "{lambdas}");
-    assert_eq!(Mixing::default().decide(7, 1, 0, CIFAR), None);
-    let only = |mixup, cutmix| Mixing::new(mixup, cutmix).unwrap().decide(7, 1, 0, CIFAR);
+    assert_eq!(Mixing::default().params(7, 1, 0, CIFAR), None);
+    let only = |mixup, cutmix| Mixing::new(mixup, cutmix).unwrap().params(7, 1, 0, CIFAR);
     assert!(matches!(only(Some(0.2), None), Some(BatchMix::Mixup { .. })));
     assert!(matches!(only(None, Some(0.2)), Some(BatchMix::Cutmix { .. })));
 }

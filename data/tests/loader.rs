@@ -1,11 +1,11 @@
-//! What a loader yields, whatever the number of workers, the prefetching and the world.
+//! A loader's batches do not depend on the number of workers, the prefetching or the world size.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use data::augment::{Augment, Fill};
 use data::loader::{Batch, Loader, LoaderConfig};
-use data::sampler::DistributedSampler;
+use data::sampler::{DistributedSampler, FIRST_EPOCH};
 use data::{Dataset, ImageShape};
 
 const SHAPE: ImageShape = ImageShape { channels: 3, height: 8, width: 6 };
@@ -43,10 +43,10 @@ fn bits(pixels: &[f32]) -> Vec<u32> {
     pixels.iter().map(|x| x.to_bits()).collect()
 }
 
-/// What one sample of a step looks like: pixels' bits, label, partner's label and lambda's bits.
+/// One sample of a step: the pixels' bits, label, partner's label and lambda's bits.
 type Sample = (Vec<u32>, i32, Option<(i32, u32)>);
 
-/// The samples of each step, by id, of all ranks together.
+/// Returns the samples of each step by id, of all ranks.
 fn steps(len: usize, config: &LoaderConfig, world: usize, epoch: usize) -> Vec<BTreeMap<u32, Sample>> {
     let mut steps: Vec<BTreeMap<u32, Sample>> = Vec::new();
     for rank in 0..world {
@@ -68,20 +68,20 @@ fn steps(len: usize, config: &LoaderConfig, world: usize, epoch: usize) -> Vec<B
 #[test]
 fn every_world_sees_the_same_samples_in_every_step() {
     for config in [config(), mixed()] {
-        // 100 samples are six batches of 16 and one of 4, which 1, 2 and 4 ranks share without filling up.
+        // 100 samples are six batches of 16 and one of 4. Worlds of 1, 2 and 4 share them without padding.
         let one = steps(100, &config, 1, 2);
         assert_eq!(one.iter().map(BTreeMap::len).collect::<Vec<_>>(), [16, 16, 16, 16, 16, 16, 4]);
         for world in [2, 4] {
             assert!(one == steps(100, &config, world, 2), "world {world}");
         }
-        // A world that does not divide the batch shares it unevenly, and changes nothing else.
+        // A world size that does not divide the batch shares it unevenly and changes nothing else.
         assert!(one[..6] == steps(100, &LoaderConfig { drop_last: true, ..config.clone() }, 3, 2), "world 3");
-        assert!(one != steps(100, &config, 1, 3), "another epoch looks otherwise");
+        assert!(one != steps(100, &config, 1, 3), "another epoch differs");
     }
 }
 
 #[test]
-fn ranks_get_what_the_distributed_sampler_gives_them() {
+fn ranks_get_the_samples_of_the_distributed_sampler() {
     for (world, len) in [(1, 100), (2, 101), (4, 90), (4, 64), (8, 3)] {
         for rank in 0..world {
             let batches = load(len, LoaderConfig { rank, world, ..config() }, 5, 0);
@@ -92,6 +92,15 @@ fn ranks_get_what_the_distributed_sampler_gives_them() {
             assert_eq!(total, sampler.total_size());
         }
     }
+}
+
+/// The program counts epochs from 1, and PyTorch's `set_epoch(1)` is the order of the first.
+#[test]
+fn the_first_epoch_is_set_epoch_1() {
+    let config = LoaderConfig { mean: vec![0.0; 3], std: vec![1.0; 3], ..LoaderConfig::default() };
+    let ids: Vec<u32> = load(10, config, FIRST_EPOCH, 0).into_iter().flat_map(|batch| batch.ids).collect();
+    // sampler = DistributedSampler(range(10), num_replicas=1, rank=0, seed=0); sampler.set_epoch(1); list(sampler)
+    assert_eq!(ids, [5, 6, 1, 2, 0, 8, 9, 3, 7, 4]);
 }
 
 #[test]
@@ -117,7 +126,7 @@ fn an_epoch_resumes_in_the_middle() {
 }
 
 #[test]
-fn evaluation_sees_every_sample_once_as_it_is() {
+fn evaluation_sees_every_sample_once_without_augmentation() {
     let exact = LoaderConfig { exact: true, drop_last: true, ..mixed() };
     for (len, world) in [(100, 1), (101, 2), (98, 3), (65, 4), (3, 4), (103, 16)] {
         let mut ids = Vec::new();
@@ -142,7 +151,7 @@ fn a_smaller_last_batch_is_kept_or_dropped() {
     assert_eq!(kept[4].global_len, 6);
     let dropped = load(70, LoaderConfig { drop_last: true, ..config() }, 0, 0);
     assert!(dropped == kept[..4]);
-    // Four ranks share 6 samples: two of the epoch's front fill them up.
+    // Four ranks share 6 samples, padded with two samples of the epoch's front.
     let shares: Vec<Batch> =
         (0..4).map(|rank| load(70, LoaderConfig { rank, world: 4, ..config() }, 0, 4).remove(0)).collect();
     assert!(shares.iter().all(|batch| batch.len() == 2 && batch.global_len == 8));
@@ -175,7 +184,7 @@ fn a_half_consumed_epoch_can_be_dropped_and_another_begun() {
         drop(epoch);
         assert!(next.eq(expected.iter().cloned()));
     }
-    // The iterator keeps what it needs when the loader goes first.
+    // The iterator outlives the loader.
     let last = loader.epoch(1, 0);
     drop(loader);
     assert!(last.eq(expected));
@@ -187,7 +196,7 @@ fn impossible_configurations_are_errors_with_a_hint() {
         ("global_batch: 0 is too few", LoaderConfig { global_batch: 0, ..config() }),
         ("workers: 0 is too few", LoaderConfig { workers: 0, ..config() }),
         (
-            "global_batch: 4 samples a step cannot be shared by 8 workers",
+            "global_batch: 4 samples per step cannot be shared by 8 workers",
             LoaderConfig { global_batch: 4, world: 8, ..config() },
         ),
         ("sampler: the world size is 0", LoaderConfig { world: 0, ..config() }),
@@ -218,5 +227,5 @@ fn impossible_data_sets_are_errors() {
     let mut short = Dataset::clone(&dataset(10));
     short.images.pop();
     assert_eq!(error(short), "test: 1439 bytes of pixels for 10 images of 3x8x6");
-    assert_eq!(error(Dataset::clone(&dataset(0))), "test: the data set has no image");
+    assert_eq!(error(Dataset::clone(&dataset(0))), "test: the data set has no images");
 }

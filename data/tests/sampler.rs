@@ -1,6 +1,6 @@
-//! The sampler against values that PyTorch computed (`reference/`).
+//! The sampler compared with values computed by PyTorch (`reference/`).
 
-use data::sampler::{DistributedSampler, SamplerError, exact_shard, permutation};
+use data::sampler::{DistributedSampler, SamplerError, permutation};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -20,7 +20,7 @@ fn numbers(value: &Value) -> Vec<u32> {
     value.as_array().expect("a list").iter().map(|n| number(n) as u32).collect()
 }
 
-/// Compares every rank of every case, and the ranks' interleaving with the global order.
+/// Compares every rank of every case with PyTorch, and the interleaved ranks with the global order.
 fn check_ranks(cases: &Value, shuffle: bool) {
     let cases = cases.as_array().expect("a list of cases");
     assert!(cases.len() > 10);
@@ -64,7 +64,7 @@ fn permutations_equal_torch_randperm() {
     }
 }
 
-/// A long permutation by its ends and its checksum.
+/// Compares both ends and the checksum of a long permutation.
 fn check_long(order: &[u32], case: &Value) {
     let (first, last) = (numbers(&case["first"]), numbers(&case["last"]));
     assert_eq!(order[..first.len()], first, "{case}");
@@ -96,20 +96,6 @@ fn an_epoch_is_a_permutation_and_epochs_differ() {
     let mut sorted = second;
     sorted.sort_unstable();
     assert!(sorted.iter().copied().eq(0..1000));
-}
-
-#[test]
-fn exact_shards_cover_every_sample_once() {
-    for len in [0, 1, 3, 10, 103] {
-        for world in [1, 2, 3, 4, 8] {
-            let mut all: Vec<u32> = (0..world).flat_map(|rank| exact_shard(len, rank, world)).collect();
-            all.sort_unstable();
-            assert!(all.iter().copied().eq(0..len as u32), "{len} samples, world {world}");
-        }
-    }
-    assert_eq!(exact_shard(10, 1, 4), [1, 5, 9]);
-    assert!(exact_shard(10, 4, 4).is_empty());
-    assert!(exact_shard(10, 0, 0).is_empty());
 }
 
 #[test]

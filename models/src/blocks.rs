@@ -1,4 +1,4 @@
-//! Parts that several families share. Fields are in PyTorch's order of registration and have its names.
+//! Blocks that several model families share. Fields have PyTorch's names and its registration order.
 
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -6,12 +6,12 @@ use burn::tensor::Tensor;
 use crate::layers::{BatchNorm2d, Conv2d, Conv2dConfig, Linear, global_avg_pool};
 use crate::{Context, Init};
 
-/// A convolution without bias, "same" padding.
+/// Builds a convolution without bias and with a padding of `kernel / 2`. `channels` are `[input, output]`.
 pub(crate) fn conv(channels: [usize; 2], kernel: usize, stride: usize, init: &Init) -> Conv2d {
     grouped(channels, kernel, stride, 1, init)
 }
 
-/// [`conv`] in groups of channels that do not see each other.
+/// Builds a [`conv`] with `groups` groups.
 pub(crate) fn grouped(channels: [usize; 2], kernel: usize, stride: usize, groups: usize, init: &Init) -> Conv2d {
     Conv2dConfig::new(channels, kernel)
         .with_stride(stride)
@@ -21,45 +21,47 @@ pub(crate) fn grouped(channels: [usize; 2], kernel: usize, stride: usize, groups
         .init(init)
 }
 
-/// [`conv`] with a filter of its own for each channel.
+/// Builds a depthwise [`conv`]: one filter per channel.
 pub(crate) fn depthwise(channels: usize, kernel: usize, stride: usize, init: &Init) -> Conv2d {
     grouped([channels; 2], kernel, stride, channels, init)
 }
 
-/// `blocks` parts of an `nn.Sequential`, named by their position.
+/// Builds the `blocks` entries of an `nn.Sequential`. Each is named by its index.
 pub(crate) fn sequence<B>(init: &Init, blocks: usize, mut make: impl FnMut(usize, &Init) -> B) -> Vec<B> {
     (0..blocks).map(|index| make(index, &init.child(&index.to_string()))).collect()
 }
 
-/// Mean over the pixels, then the linear layer: the end of most networks.
+/// Applies global average pooling and the linear layer, the classifier of most networks: features `[B, C, H, W]` → logits
+/// `[B, classes]`.
 ///
-/// pytorch-cifar pools by a fixed window (4x4 as a rule), which is the same for the 32x32 images it is made for.
+/// pytorch-cifar pools with a fixed window (4x4 in most networks). The result is equal for its 32x32 images.
 pub(crate) fn classify(features: Tensor<4>, linear: &Linear, cx: &Context) -> Tensor<2> {
     linear.forward(global_avg_pool(features), cx)
 }
 
-/// Convolution and batch norm as entries `0` and `1` of an `nn.Sequential`.
+/// A convolution and a batch norm, entries `0` and `1` of an `nn.Sequential`.
 pub(crate) type ConvNorm = (Conv2d, BatchNorm2d);
 
-/// [`conv`] and a batch norm.
+/// Builds a [`conv`] and a batch norm.
 pub(crate) fn conv_norm(channels: [usize; 2], kernel: usize, stride: usize, init: &Init) -> ConvNorm {
     (conv(channels, kernel, stride, &init.child("0")), BatchNorm2d::new(channels[1], &init.child("1")))
 }
 
-/// Convolution, batch norm, ReLU.
+/// Applies convolution, batch norm and ReLU.
 pub(crate) fn conv_norm_relu((conv, norm): &ConvNorm, input: Tensor<4>, cx: &Context) -> Tensor<4> {
     norm.forward_relu(conv.forward(input, cx), cx)
 }
 
-/// The identity where shapes agree, else a strided 1x1 convolution and batch norm: PyTorch's `shortcut.0`, `shortcut.1`.
+/// The shortcut branch of a residual block. `None` is the identity; else a strided 1x1 convolution and a batch norm,
+/// PyTorch's `shortcut.0` and `shortcut.1`.
 pub(crate) type Shortcut = Option<ConvNorm>;
 
-/// The [`Shortcut`] of a block that changes channels or size.
+/// Builds the [`Shortcut`] of a block: a convolution where the block changes the channels or the image size.
 pub(crate) fn shortcut(channels: [usize; 2], stride: usize, init: &Init) -> Shortcut {
     (stride != 1 || channels[0] != channels[1]).then(|| conv_norm(channels, 1, stride, &init.child("shortcut")))
 }
 
-/// The way around a block.
+/// Applies the shortcut branch. The result is the residual that the block adds.
 pub(crate) fn residual(shortcut: &Shortcut, input: Tensor<4>, cx: &Context) -> Tensor<4> {
     match shortcut {
         Some((conv, norm)) => norm.forward(conv.forward(input, cx), cx),
@@ -67,7 +69,7 @@ pub(crate) fn residual(shortcut: &Shortcut, input: Tensor<4>, cx: &Context) -> T
     }
 }
 
-/// Two 3x3 convolutions and a way around them.
+/// ResNet's basic block: two 3x3 convolutions and a shortcut.
 #[derive(Module, Debug)]
 pub(crate) struct BasicBlock {
     conv1: Conv2d,
@@ -99,18 +101,18 @@ impl BasicBlock {
 /// The shape of a [`Bottleneck`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BottleneckShape {
-    /// Channels of input, inside and output.
+    /// Channels of the input, of the inner features and of the output.
     pub(crate) channels: [usize; 3],
-    /// Of the 3x3 convolution.
+    /// Stride of the 3x3 convolution.
     pub(crate) stride: usize,
-    /// Of the 3x3 convolution.
+    /// Groups of the 3x3 convolution.
     pub(crate) groups: usize,
-    /// Channels to which squeeze and excitation, where there is one, narrows.
+    /// Squeezed channels of squeeze-and-excitation; `None` without it.
     pub(crate) squeeze: Option<usize>,
 }
 
-/// 1x1, 3x3 and 1x1 convolutions and a way around them: ResNet's, ResNeXt's (grouped) and RegNet's (grouped, with
-/// squeeze and excitation in the Y variant).
+/// Bottleneck block: 1x1, 3x3 and 1x1 convolutions and a shortcut. ResNeXt's and RegNet's 3x3 convolution is grouped;
+/// RegNetY's block has squeeze-and-excitation.
 #[derive(Module, Debug)]
 pub(crate) struct Bottleneck {
     conv1: Conv2d,
@@ -151,7 +153,7 @@ impl Bottleneck {
     }
 }
 
-/// Squeeze and excitation with PyTorch's names `se1` and `se2`; see [`squeeze_excite`].
+/// Squeeze-and-excitation with the names `se1` and `se2`; see [`squeeze_excite`].
 #[derive(Module, Debug)]
 pub(crate) struct SqueezeExcite {
     se1: Conv2d,
@@ -159,7 +161,7 @@ pub(crate) struct SqueezeExcite {
 }
 
 impl SqueezeExcite {
-    /// `[wide, narrow]` channels.
+    /// `[wide, narrow]` are the channels of the block and the squeezed channels.
     pub(crate) fn new([wide, narrow]: [usize; 2], init: &Init) -> Self {
         Self {
             se1: Conv2dConfig::new([wide, narrow], 1).init(&init.child("se1")),
@@ -167,14 +169,16 @@ impl SqueezeExcite {
         }
     }
 
-    /// `activation` stands between the two layers; the shape stays.
+    /// `[B, wide, H, W]` → `[B, wide, H, W]`. `activation` is applied between the two layers.
     pub(crate) fn forward(&self, input: Tensor<4>, activation: fn(Tensor<4>) -> Tensor<4>, cx: &Context) -> Tensor<4> {
         squeeze_excite(input, [&self.se1, &self.se2], activation, cx)
     }
 }
 
-/// Squeeze and excitation, Hu, Shen & Sun, 2017, <https://arxiv.org/abs/1709.01507>: each channel of `[B, C, H, W]` is
-/// multiplied by a number between 0 and 1 that two layers compute from the means of all channels.
+/// Applies squeeze-and-excitation, Hu, Shen, Albanie, Sun & Wu, 2017, <https://arxiv.org/abs/1709.01507>.
+///
+/// Two layers compute a factor between 0 and 1 for each channel from the means of all channels. The result is the input
+/// `[B, C, H, W]` scaled by these factors.
 pub(crate) fn squeeze_excite(
     input: Tensor<4>,
     [narrow, wide]: [&Conv2d; 2],
@@ -185,36 +189,36 @@ pub(crate) fn squeeze_excite(
     let means = global_avg_pool(input.clone()).reshape([batch, channels, 1, 1]);
     let x = activation(narrow.forward(means, cx)); // [B, narrow, 1, 1]
     let x = wide.forward(x, cx).reshape([batch, channels]);
-    cx.wrote(ops::scale_channels(input, ops::sigmoid(x)))
+    cx.count_activations(ops::scale_channels(input, ops::sigmoid(x)))
 }
 
 /// The shape of a [`PreActBlock`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PreActShape {
-    /// Channels of input and output.
+    /// Channels of the input and of the output.
     pub(crate) channels: [usize; 2],
-    /// Of the first convolution.
+    /// Stride of the first convolution.
     pub(crate) stride: usize,
-    /// Squeeze and excitation to that many channels.
+    /// Squeezed channels of squeeze-and-excitation; `None` without it.
     pub(crate) squeeze: Option<usize>,
 }
 
-/// Two 3x3 convolutions, each behind its batch norm and ReLU: PreActResNet's block and, with squeeze and excitation
-/// (`fc1`, `fc2`), SENet's.
+/// Pre-activation block: two 3x3 convolutions, each preceded by batch norm and ReLU. PreActResNet's block and, with
+/// squeeze-and-excitation (`fc1`, `fc2`), SENet's.
 #[derive(Module, Debug)]
 pub(crate) struct PreActBlock {
     bn1: BatchNorm2d,
     conv1: Conv2d,
     bn2: BatchNorm2d,
     conv2: Conv2d,
-    /// None or one convolution: PyTorch's `shortcut.0`.
+    /// Empty, or one convolution: PyTorch's `shortcut.0`.
     shortcut: Vec<Conv2d>,
     fc1: Option<Conv2d>,
     fc2: Option<Conv2d>,
 }
 
 impl PreActBlock {
-    /// Two blocks, the first of which may stride and change the channels: a stage of the networks with eighteen layers.
+    /// Builds a stage of the 18-layer networks: two blocks, of which the first may change the channels and the image size.
     pub(crate) fn stage(shape: PreActShape, init: &Init) -> Vec<Self> {
         let rest = PreActShape { channels: [shape.channels[1]; 2], stride: 1, ..shape };
         sequence(init, 2, |block, init| Self::new(if block == 0 { shape } else { rest }, init))
@@ -238,7 +242,7 @@ impl PreActBlock {
     /// `[B, input, H, W]` → `[B, width, H / stride, W / stride]`.
     pub(crate) fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
         let x = self.bn1.forward_relu(input.clone(), cx);
-        let around = match self.shortcut.first() {
+        let skip = match self.shortcut.first() {
             Some(conv) => conv.forward(x.clone(), cx),
             None => input,
         };
@@ -248,6 +252,6 @@ impl PreActBlock {
             (Some(fc1), Some(fc2)) => squeeze_excite(x, [fc1, fc2], ops::relu, cx),
             _ => x,
         };
-        cx.wrote(ops::add(x, around))
+        cx.count_activations(ops::add(x, skip))
     }
 }

@@ -1,7 +1,7 @@
-//! How a forward pass behaves, given to every layer as an argument.
+//! Settings of one forward pass, an argument of every layer.
 //!
-//! Training mode is never read off the device: evaluating on an autodiff device and training statistics on a plain one
-//! are both legitimate, and a clone of a network must not carry a hidden mode with it.
+//! Training mode does not depend on the device: evaluation on an autodiff device and training mode on a plain device are both
+//! valid. A network has no mode of its own either, so a clone cannot inherit a hidden mode.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -13,53 +13,53 @@ use ops::StatisticsReduce;
 
 use crate::hook::{self, GradientSink};
 
-/// Mode of one forward pass: training or evaluation, what dropout is drawn from, whether multiply-adds are counted on the
-/// way, with whom batch statistics are shared, and who takes gradients as they become ready.
+/// Settings of one forward pass: training or evaluation mode, bf16 autocast, the keys of dropout, counting of multiply-adds,
+/// the reduction of batch statistics, and the sink of gradients.
 #[derive(Debug, Default)]
 pub struct Context {
     training: bool,
     bf16: bool,
-    dropout: Option<Draw>,
-    counts: Option<Counts>,
+    dropout: Option<DropoutKeys>,
+    counts: Option<OpCounts>,
     statistics: Option<Arc<dyn StatisticsReduce>>,
     gradients: Option<Arc<dyn GradientSink>>,
 }
 
-/// What a counting pass adds up.
+/// Sums of a counting pass.
 #[derive(Debug, Default)]
-struct Counts {
+struct OpCounts {
     macs: AtomicU64,
-    written: AtomicU64,
+    activations: AtomicU64,
 }
 
-/// What dropout is drawn from.
+/// Seeds of dropout's random numbers.
 #[derive(Debug)]
-struct Draw {
-    /// One a sample.
+struct DropoutKeys {
+    /// One per sample.
     keys: Vec<u64>,
-    /// Dropouts met so far in this pass.
+    /// Number of dropout layers that this pass has applied.
     layer: AtomicU64,
 }
 
 impl Context {
-    /// Batch norm normalises by the batch's own statistics and updates its running ones. Dropout drops nothing before
-    /// [`Context::with_dropout`].
+    /// Training mode: batch norm normalises with the batch's statistics and updates its running statistics. Dropout needs
+    /// [`Context::with_dropout`] too.
     pub fn train() -> Self {
         Self { training: true, ..Self::default() }
     }
 
-    /// [`Context::train`], with statistics of the whole batch of which this network sees a part, and with gradients that go
-    /// to a sink instead of into what `backward` returns; each where given.
+    /// [`Context::train`] for data parallelism. With `statistics`, batch norm uses the statistics of the global batch, of which
+    /// this network sees a part. With `gradients`, the parameters' gradients go to the sink; `backward` does not return them.
     pub fn train_with(statistics: Option<Arc<dyn StatisticsReduce>>, gradients: Option<Arc<dyn GradientSink>>) -> Self {
         Self { training: true, statistics, gradients, ..Self::default() }
     }
 
-    /// With whom batch statistics are shared.
+    /// Returns the reduction of batch statistics; `None` without synchronised batch norm.
     pub fn statistics(&self) -> Option<&Arc<dyn StatisticsReduce>> {
         self.statistics.as_ref()
     }
 
-    /// A layer's parameter as it goes into the layer's operation on `input`.
+    /// Returns the value of `parameter` for the layer's operation on `input`, hooked to the sink of gradients.
     pub(crate) fn parameter<const D: usize, const I: usize>(
         &self,
         parameter: &Param<Tensor<D>>,
@@ -68,86 +68,87 @@ impl Context {
         hook::parameter(parameter, input, self.gradients.as_ref())
     }
 
-    /// Turns dropout on in training mode; it drops nothing in evaluation mode.
+    /// Enables dropout in training mode, with one key per sample. It has no effect in evaluation mode.
     ///
-    /// What is dropped of a sample is a function of its key and of the place in the network alone: keys made of seed,
-    /// epoch and sample give every sample the same fate on any number of ranks, and another one in each epoch.
+    /// A sample's dropout mask depends only on its key and on the index of the dropout layer. With keys made of seed, epoch
+    /// and sample id, a sample has the same mask on any number of ranks and another mask in each epoch.
     pub fn with_dropout(mut self, keys: Vec<u64>) -> Self {
-        self.dropout = Some(Draw { keys, layer: AtomicU64::new(0) });
+        self.dropout = Some(DropoutKeys { keys, layer: AtomicU64::new(0) });
         self
     }
 
-    /// Convolutions and linear layers compute in bf16 where `on`, on weights that stay f32; what they write is bf16 as far
-    /// as the next batch norm, which takes its statistics in f32. Gradients of parameters are f32.
-    pub fn in_bf16(mut self, on: bool) -> Self {
+    /// Computes convolutions and linear layers in bf16 where `on`, as `torch.autocast(dtype=torch.bfloat16)`.
+    ///
+    /// Parameters and their gradients stay f32. Activations are bf16; batch norm computes its statistics in f32.
+    pub fn autocast_bf16(mut self, on: bool) -> Self {
         self.bf16 = on;
         self
     }
 
-    /// The tensor in the type that convolutions and linear layers compute in.
-    pub(crate) fn narrow<const D: usize>(&self, tensor: Tensor<D>) -> Tensor<D> {
+    /// Casts `tensor` to the element type in which convolutions and linear layers compute.
+    pub(crate) fn autocast<const D: usize>(&self, tensor: Tensor<D>) -> Tensor<D> {
         if self.bf16 { tensor.cast(FloatDType::BF16) } else { tensor }
     }
 
-    /// Batch norm normalises by its running statistics and leaves them alone.
+    /// Evaluation mode: batch norm normalises with its running statistics and does not update them.
     pub fn eval() -> Self {
         Self::default()
     }
 
-    /// Evaluation mode that also counts; read with [`Context::macs`] and [`Context::written`].
+    /// Evaluation mode that also counts operations, see [`Context::macs`] and [`Context::activations`].
     pub fn counting() -> Self {
-        Self { counts: Some(Counts::default()), ..Self::default() }
+        Self { counts: Some(OpCounts::default()), ..Self::default() }
     }
 
-    /// True in training mode.
+    /// Returns true in training mode.
     pub fn training(&self) -> bool {
         self.training
     }
 
-    /// Multiply-adds of convolutions and linear layers so far; `None` unless made by [`Context::counting`].
+    /// Returns the multiply-adds of convolutions and linear layers so far; `None` unless made by [`Context::counting`].
     pub fn macs(&self) -> Option<u64> {
         self.counts.as_ref().map(|counts| counts.macs.load(Ordering::Relaxed))
     }
 
-    /// Elements of all features that layers wrote so far; `None` unless made by [`Context::counting`].
-    pub fn written(&self) -> Option<u64> {
-        self.counts.as_ref().map(|counts| counts.written.load(Ordering::Relaxed))
+    /// Returns the elements of all activations that layers wrote so far; `None` unless made by [`Context::counting`].
+    pub fn activations(&self) -> Option<u64> {
+        self.counts.as_ref().map(|counts| counts.activations.load(Ordering::Relaxed))
     }
 
-    /// Factors of one dropout layer for a batch, `[samples, each]` row by row: 0 with probability `rate`, else
-    /// 1 / (1 − rate). `None` where nothing is dropped. Every layer of a pass has to ask exactly once, in order.
+    /// Draws the factors of the next dropout layer, `[samples, each]` in row-major order: 0 with probability `rate`, else
+    /// 1 / (1 − rate). `None` where nothing is dropped. Every dropout layer must call this exactly once per pass, in order.
     ///
     /// # Panics
     ///
-    /// Where the batch is not the one that the keys are for.
+    /// When the number of samples differs from the number of keys.
     pub(crate) fn dropout(&self, rate: f64, samples: usize, each: usize) -> Option<Vec<f32>> {
-        let draw = self.dropout.as_ref().filter(|_| self.training)?;
-        let layer = draw.layer.fetch_add(1, Ordering::Relaxed);
+        let dropout = self.dropout.as_ref().filter(|_| self.training)?;
+        let layer = dropout.layer.fetch_add(1, Ordering::Relaxed);
         if rate <= 0.0 {
             return None;
         }
-        assert_eq!(draw.keys.len(), samples, "dropout has one key for each sample of the batch");
+        assert_eq!(dropout.keys.len(), samples, "dropout has one key for each sample of the batch");
         let kept = (1.0 / (1.0 - rate)) as f32;
-        let factors = draw.keys.iter().flat_map(|&key| {
+        let factors = dropout.keys.iter().flat_map(|&key| {
             let numbers = crate::init::unit_interval(key, layer);
             numbers.take(each).map(move |u| if u < rate { 0.0 } else { kept })
         });
         Some(factors.collect())
     }
 
-    /// A layer reports what it is about to spend, in multiply-adds over the whole batch.
+    /// Adds a layer's multiply-adds for the whole batch to the count.
     pub(crate) fn add_macs(&self, count: usize) {
         if let Some(counts) = &self.counts {
             counts.macs.fetch_add(count as u64, Ordering::Relaxed);
         }
     }
 
-    /// Passes on features that have just been written.
-    pub(crate) fn wrote<const D: usize>(&self, features: Tensor<D>) -> Tensor<D> {
+    /// Adds the elements of `activations`, which a layer has just written, to the count, and returns the tensor.
+    pub(crate) fn count_activations<const D: usize>(&self, activations: Tensor<D>) -> Tensor<D> {
         if let Some(counts) = &self.counts {
-            counts.written.fetch_add(features.dims().iter().product::<usize>() as u64, Ordering::Relaxed);
+            counts.activations.fetch_add(activations.dims().iter().product::<usize>() as u64, Ordering::Relaxed);
         }
-        features
+        activations
     }
 }
 
@@ -169,8 +170,9 @@ mod tests {
         assert!(train.training());
         assert!(!Context::eval().training());
     }
+
     #[test]
-    fn dropout_depends_on_key_and_place_alone() {
+    fn dropout_depends_on_key_and_layer_alone() {
         let draw = |keys: &[u64]| {
             let cx = Context::train().with_dropout(keys.to_vec());
             [0, 1].map(|_| cx.dropout(0.25, keys.len(), 4000).unwrap())
@@ -178,7 +180,7 @@ mod tests {
         let [first, second] = draw(&[7, 8]);
         assert_ne!(first, second, "two layers");
         assert_ne!(first[..4000], first[4000..], "two samples");
-        // The other sample of the batch has no influence, nor has its place.
+        // Neither the other samples of the batch nor the sample's position change its mask.
         let [alone, _] = draw(&[8]);
         assert_eq!(alone, first[4000..]);
 

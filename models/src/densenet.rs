@@ -1,7 +1,7 @@
 //! DenseNet: "Densely Connected Convolutional Networks", Huang, Liu, van der Maaten & Weinberger, 2016,
 //! <https://arxiv.org/abs/1608.06993>.
 //!
-//! pytorch-cifar's variant: a 3x3 stem of stride 1 without pooling; new features stand in front of the old ones.
+//! pytorch-cifar's variant: a 3x3 stem of stride 1 without pooling. New channels come before the existing ones.
 
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -11,12 +11,12 @@ use crate::layers::{BatchNorm2d, Conv2d, Linear};
 use crate::{BuildError, Context, Init, Spec};
 use ops::{avg_pool2d, concat};
 
-/// Three poolings that drop what does not fill a window leave two pixels a side.
+/// Smallest image side in pixels: three poolings, which drop incomplete windows, leave 2x2 pixels.
 const MIN_SIDE: usize = 16;
-/// Channels that each layer adds.
+/// Channels that each dense layer adds, the paper's growth rate.
 const GROWTH: usize = 32;
 
-/// A 1x1 and a 3x3 convolution, each behind its batch norm; the result joins the input.
+/// A 1x1 and a 3x3 convolution, each preceded by batch norm and ReLU. The result is concatenated with the input.
 #[derive(Module, Debug)]
 struct DenseLayer {
     bn1: BatchNorm2d,
@@ -39,11 +39,11 @@ impl DenseLayer {
     fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
         let x = self.conv1.forward(self.bn1.forward_relu(input.clone(), cx), cx);
         let x = self.conv2.forward(self.bn2.forward_relu(x, cx), cx);
-        cx.wrote(concat(vec![x, input]))
+        cx.count_activations(concat(vec![x, input]))
     }
 }
 
-/// A 1x1 convolution and a pooling that halve channels and image.
+/// A 1x1 convolution that halves the channels and an average pooling that halves the image.
 #[derive(Module, Debug)]
 struct Transition {
     bn: BatchNorm2d,
@@ -61,7 +61,7 @@ impl Transition {
     /// `[B, input, H, W]` → `[B, input / 2, H / 2, W / 2]`.
     fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
         let x = self.conv.forward(self.bn.forward_relu(input, cx), cx);
-        cx.wrote(avg_pool2d(x, 2))
+        cx.count_activations(avg_pool2d(x, 2))
     }
 }
 
@@ -81,9 +81,11 @@ pub struct DenseNet {
 }
 
 impl DenseNet {
+    /// Builds DenseNet-121 for `spec` with weights from `init`.
+    ///
     /// # Errors
     ///
-    /// An image side below 16.
+    /// [`BuildError::ImageTooSmall`] for an image side below 16 pixels.
     pub fn new(spec: &Spec, init: &Init) -> Result<Self, BuildError> {
         spec.require_side("densenet121", MIN_SIDE, 32)?;
         let block = |name: &str, input: usize, layers: usize| {
@@ -104,7 +106,7 @@ impl DenseNet {
         })
     }
 
-    /// `[B, C, H, W]` → logits `[B, classes]`; the shapes beside the lines are for 3x32x32.
+    /// Maps images `[B, C, H, W]` to logits `[B, classes]`. The shapes in the comments are for 3x32x32.
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
         let dense = |x, layers: &[DenseLayer]| layers.iter().fold(x, |x, layer| layer.forward(x, cx));
         let x = self.conv1.forward(images, cx); // [B, 64, 32, 32]

@@ -1,6 +1,6 @@
 //! DLA: "Deep Layer Aggregation", Yu, Wang, Shelhamer & Darrell, 2017, <https://arxiv.org/abs/1707.06484>.
 //!
-//! Two of pytorch-cifar's: DLA follows the paper, in SimpleDLA every root joins exactly two subtrees.
+//! pytorch-cifar's two variants: DLA follows the paper. In SimpleDLA every root aggregates exactly two subtrees.
 
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -10,10 +10,10 @@ use crate::layers::{BatchNorm2d, Conv2d, Linear};
 use crate::{BuildError, Context, Init, Spec};
 use ops::concat;
 
-/// Smallest side that leaves the last stage more than one pixel.
+/// Smallest image side in pixels: the last stage has more than one pixel.
 const MIN_SIDE: usize = 9;
 
-/// A 1x1 convolution over several features side by side.
+/// Aggregation node: a 1x1 convolution over concatenated features.
 #[derive(Module, Debug)]
 struct Root {
     conv: Conv2d,
@@ -29,13 +29,13 @@ impl Root {
         }
     }
 
-    /// Several `[B, width, H, W]` → `[B, width, H, W]`.
+    /// `parts` of `[B, width, H, W]` → `[B, width, H, W]`.
     fn forward(&self, parts: Vec<Tensor<4>>, cx: &Context) -> Tensor<4> {
-        self.bn.forward_relu(self.conv.forward(cx.wrote(concat(parts)), cx), cx)
+        self.bn.forward_relu(self.conv.forward(cx.count_activations(concat(parts)), cx), cx)
     }
 }
 
-/// DLA's tree of one level: two blocks and a root that joins them.
+/// DLA's tree of one level: two blocks and a root that aggregates their outputs.
 #[derive(Module, Debug)]
 struct Tree {
     root: Root,
@@ -60,8 +60,8 @@ impl Tree {
     }
 }
 
-/// DLA's tree of two levels: a tree of one level, two blocks behind it, one block around them, and a root that joins
-/// all four.
+/// DLA's tree of two levels: a tree of one level followed by two blocks, a block parallel to the three, and a root that
+/// aggregates all four outputs.
 #[derive(Module, Debug)]
 struct DeepTree {
     root: Root,
@@ -84,15 +84,15 @@ impl DeepTree {
 
     /// `[B, input, H, W]` → `[B, width, H / stride, W / stride]`.
     fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
-        let around = self.prev_root.forward(input.clone(), cx);
+        let previous = self.prev_root.forward(input.clone(), cx);
         let tree = self.level_1.forward(input, cx);
         let left = self.left_node.forward(tree.clone(), cx);
         let right = self.right_node.forward(left.clone(), cx);
-        self.root.forward(vec![around, tree, left, right], cx)
+        self.root.forward(vec![previous, tree, left, right], cx)
     }
 }
 
-/// DLA: three convolutions, four trees of one, two, two and one level, and a linear layer.
+/// DLA: three convolutions, four trees (of one, two, two and one level) and a linear layer.
 #[derive(Module, Debug)]
 pub struct Dla {
     base: ConvNorm,
@@ -106,9 +106,11 @@ pub struct Dla {
 }
 
 impl Dla {
+    /// Builds DLA for `spec` with weights from `init`.
+    ///
     /// # Errors
     ///
-    /// An image side below 9.
+    /// [`BuildError::ImageTooSmall`] for an image side below 9 pixels.
     pub fn new(spec: &Spec, init: &Init) -> Result<Self, BuildError> {
         spec.require_side("dla", MIN_SIDE, 32)?;
         Ok(Self {
@@ -123,7 +125,7 @@ impl Dla {
         })
     }
 
-    /// `[B, C, H, W]` → logits `[B, classes]`; the shapes beside the lines are for 3x32x32.
+    /// Maps images `[B, C, H, W]` to logits `[B, classes]`. The shapes in the comments are for 3x32x32.
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
         let x = conv_norm_relu(&self.base, images, cx); // [B, 16, 32, 32]
         let x = conv_norm_relu(&self.layer1, x, cx); // [B, 16, 32, 32]
@@ -136,7 +138,7 @@ impl Dla {
     }
 }
 
-/// SimpleDLA's tree of one level: two blocks and a root that joins them.
+/// SimpleDLA's tree of one level: two blocks and a root that aggregates their outputs.
 #[derive(Module, Debug)]
 struct SimpleTree {
     root: Root,
@@ -161,7 +163,7 @@ impl SimpleTree {
     }
 }
 
-/// SimpleDLA's tree of two levels: two trees of one level and a root that joins them.
+/// SimpleDLA's tree of two levels: two trees of one level and a root that aggregates their outputs.
 #[derive(Module, Debug)]
 struct SimpleDeepTree {
     root: Root,
@@ -186,7 +188,7 @@ impl SimpleDeepTree {
     }
 }
 
-/// SimpleDLA: three convolutions, four trees of one, two, two and one level, and a linear layer.
+/// SimpleDLA: three convolutions, four trees (of one, two, two and one level) and a linear layer.
 #[derive(Module, Debug)]
 pub struct SimpleDla {
     base: ConvNorm,
@@ -200,9 +202,11 @@ pub struct SimpleDla {
 }
 
 impl SimpleDla {
+    /// Builds SimpleDLA for `spec` with weights from `init`.
+    ///
     /// # Errors
     ///
-    /// An image side below 9.
+    /// [`BuildError::ImageTooSmall`] for an image side below 9 pixels.
     pub fn new(spec: &Spec, init: &Init) -> Result<Self, BuildError> {
         spec.require_side("simple_dla", MIN_SIDE, 32)?;
         Ok(Self {
@@ -217,7 +221,7 @@ impl SimpleDla {
         })
     }
 
-    /// `[B, C, H, W]` → logits `[B, classes]`; shapes as in [`Dla::forward`].
+    /// Maps images `[B, C, H, W]` to logits `[B, classes]`. The inner shapes are those of [`Dla::forward`].
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
         let x = conv_norm_relu(&self.base, images, cx);
         let x = conv_norm_relu(&self.layer1, x, cx);

@@ -5,27 +5,27 @@
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use crate::blocks::{ConvNorm, classify, conv, conv_norm, grouped, sequence};
+use crate::blocks::{Shortcut, classify, conv, conv_norm, grouped, residual, sequence};
 use crate::layers::{BatchNorm2d, Conv2d, Linear};
 use crate::{BuildError, Context, Init, Spec};
 use ops::{add, channels, concat, relu};
 
-/// Smallest side that leaves the last stage more than one pixel.
+/// Smallest image side in pixels: the last stage has more than one pixel.
 const MIN_SIDE: usize = 9;
 /// Groups of the 3x3 convolutions.
 const GROUPS: usize = 32;
 
-/// Which of the depths.
+/// Depth in layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DpnDepth {
-    /// Two blocks in each stage; pytorch-cifar's own.
+    /// 2-2-2-2 blocks, a depth of pytorch-cifar.
     Dpn26,
     /// 3-4-20-3 blocks.
     Dpn92,
 }
 
 impl DpnDepth {
-    /// The registry's name.
+    /// Returns the name in the registry.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Dpn26 => "dpn26",
@@ -33,6 +33,7 @@ impl DpnDepth {
         }
     }
 
+    /// Returns the number of blocks in each of the four stages.
     fn blocks(self) -> [usize; 4] {
         match self {
             Self::Dpn26 => [2, 2, 2, 2],
@@ -41,11 +42,11 @@ impl DpnDepth {
     }
 }
 
-/// Of each stage: channels inside a block, channels of the residual path, channels that a block adds to the dense path.
+/// For each stage: inner channels of a block, channels of the residual path, channels that a block adds to the dense path.
 const STAGES: [(usize, usize, usize); 4] = [(96, 256, 16), (192, 512, 32), (384, 1024, 24), (768, 2048, 128)];
 
-/// A grouped bottleneck whose first channels are added to the input's first ones, as in ResNet, and whose last channels
-/// join the input's last ones, as in DenseNet.
+/// A grouped bottleneck. Its first channels are added to the input's first channels, as in ResNet. Its other channels are
+/// concatenated with the input's other channels, as in DenseNet.
 #[derive(Module, Debug)]
 struct DualPath {
     conv1: Conv2d,
@@ -54,7 +55,7 @@ struct DualPath {
     bn2: BatchNorm2d,
     conv3: Conv2d,
     bn3: BatchNorm2d,
-    shortcut: Option<ConvNorm>,
+    shortcut: Shortcut,
     /// Channels of the residual path.
     residual: usize,
 }
@@ -75,20 +76,17 @@ impl DualPath {
         }
     }
 
-    /// `[B, residual + old, H, W]` → `[B, residual + old + dense, H / stride, W / stride]`.
+    /// `[B, residual + d, H, W]` → `[B, residual + d + dense, H / stride, W / stride]`.
     fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
         let x = self.bn1.forward_relu(self.conv1.forward(input.clone(), cx), cx);
         let x = self.bn2.forward_relu(self.conv2.forward(x, cx), cx);
         let x = self.bn3.forward(self.conv3.forward(x, cx), cx);
-        let around = match &self.shortcut {
-            Some((conv, norm)) => norm.forward(conv.forward(input, cx), cx),
-            None => input,
-        };
-        let d = self.residual;
-        let (old, new) = (around.dims()[1], x.dims()[1]);
-        let sum = cx.wrote(add(channels(around.clone(), 0..d), channels(x.clone(), 0..d)));
-        let all = cx.wrote(concat(vec![sum, channels(around, d..old), channels(x, d..new)]));
-        cx.wrote(relu(all))
+        let skip = residual(&self.shortcut, input, cx);
+        let r = self.residual;
+        let (old, new) = (skip.dims()[1], x.dims()[1]);
+        let sum = cx.count_activations(add(channels(skip.clone(), 0..r), channels(x.clone(), 0..r)));
+        let all = cx.count_activations(concat(vec![sum, channels(skip, r..old), channels(x, r..new)]));
+        cx.count_activations(relu(all))
     }
 }
 
@@ -105,9 +103,11 @@ pub struct Dpn {
 }
 
 impl Dpn {
+    /// Builds the DPN of this depth for `spec` with weights from `init`.
+    ///
     /// # Errors
     ///
-    /// An image side below 9.
+    /// [`BuildError::ImageTooSmall`] for an image side below 9 pixels.
     pub fn new(depth: DpnDepth, spec: &Spec, init: &Init) -> Result<Self, BuildError> {
         spec.require_side(depth.name(), MIN_SIDE, 32)?;
         let mut features = 64;
@@ -131,7 +131,7 @@ impl Dpn {
         })
     }
 
-    /// `[B, C, H, W]` → logits `[B, classes]`; the shapes beside the lines are for 3x32x32 and DPN-92.
+    /// Maps images `[B, C, H, W]` to logits `[B, classes]`. The shapes in the comments are for 3x32x32 and DPN-92.
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
         let stage = |x, blocks: &[DualPath]| blocks.iter().fold(x, |x, block| block.forward(x, cx));
         let x = self.bn1.forward_relu(self.conv1.forward(images, cx), cx); // [B, 64, 32, 32]

@@ -1,9 +1,9 @@
 //! EfficientNet: "EfficientNet: Rethinking Model Scaling for Convolutional Neural Networks", Tan & Le, 2019,
 //! <https://arxiv.org/abs/1905.11946>.
 //!
-//! pytorch-cifar's variant: a stem of stride 1, and no 1x1 convolution in front of the pooling. Two things there are as
-//! their public definition has them: the first block holds an expansion (`conv1`, `bn1`) that it never uses, and the
-//! rate of drop-connect is 0 in every block, because the counter that should raise it is never raised.
+//! pytorch-cifar's variant: a stem of stride 1, and no 1x1 convolution before the pooling. Two defects of its definition are
+//! kept: the first block has an expansion (`conv1`, `bn1`) that it never uses, and the drop-connect rate is 0 in every block,
+//! because the counter that determines the rate is never incremented.
 
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -13,18 +13,21 @@ use crate::layers::{BatchNorm2d, Conv2d, Dropout, Linear, global_avg_pool};
 use crate::{BuildError, Context, Init, Spec};
 use ops::swish;
 
-/// Smallest side that leaves the last stage more than one pixel.
+/// Smallest image side in pixels: the last stage has more than one pixel.
 const MIN_SIDE: usize = 17;
-/// Share of the features that are dropped in front of the linear layer.
+/// Dropout rate before the linear layer.
 const DROPOUT: f64 = 0.2;
 
-/// A stage's blocks.
+/// Blocks of one stage.
 #[derive(Debug, Clone, Copy)]
 struct Stage {
+    /// Inner channels of a block divided by its input channels.
     expansion: usize,
+    /// Output channels.
     width: usize,
     blocks: usize,
     kernel: usize,
+    /// Stride of the first block.
     stride: usize,
 }
 
@@ -32,7 +35,7 @@ const fn stage(expansion: usize, width: usize, blocks: usize, kernel: usize, str
     Stage { expansion, width, blocks, kernel, stride }
 }
 
-/// B0.
+/// Stages of B0.
 const STAGES: [Stage; 7] = [
     stage(1, 16, 1, 3, 1),
     stage(6, 24, 2, 3, 2),
@@ -43,7 +46,7 @@ const STAGES: [Stage; 7] = [
     stage(6, 320, 1, 3, 1),
 ];
 
-/// An inverted residual with squeeze and excitation.
+/// The paper's MBConv: an inverted residual with squeeze-and-excitation.
 #[derive(Module, Debug)]
 struct MbConv {
     conv1: Conv2d,
@@ -53,10 +56,10 @@ struct MbConv {
     se: SqueezeExcite,
     conv3: Conv2d,
     bn3: BatchNorm2d,
-    /// Whether `conv1` and `bn1` are used.
-    expands: bool,
-    /// Whether the input goes around the block.
-    around: bool,
+    /// True where `conv1` and `bn1` are used.
+    has_expansion: bool,
+    /// True where the input is added to the output.
+    has_skip: bool,
 }
 
 impl MbConv {
@@ -70,25 +73,25 @@ impl MbConv {
             se: SqueezeExcite::new([width, input / 4], &init.child("se")),
             conv3: conv([width, stage.width], 1, 1, &init.child("conv3")),
             bn3: BatchNorm2d::new(stage.width, &init.child("bn3")),
-            expands: stage.expansion > 1,
-            around: stride == 1 && input == stage.width,
+            has_expansion: stage.expansion > 1,
+            has_skip: stride == 1 && input == stage.width,
         }
     }
 
     /// `[B, input, H, W]` → `[B, output, H / stride, W / stride]`.
     fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
-        let x = if self.expands {
+        let x = if self.has_expansion {
             self.bn1.forward_swish(self.conv1.forward(input.clone(), cx), cx)
         } else {
             input.clone()
         };
         let x = self.bn2.forward_swish(self.conv2.forward(x, cx), cx);
         let x = self.conv3.forward(self.se.forward(x, swish, cx), cx);
-        if self.around { self.bn3.forward_add(x, input, cx) } else { self.bn3.forward(x, cx) }
+        if self.has_skip { self.bn3.forward_add(x, input, cx) } else { self.bn3.forward(x, cx) }
     }
 }
 
-/// EfficientNet-B0: a stem, sixteen blocks, dropout and a linear layer.
+/// EfficientNet-B0: a stem, sixteen MBConv blocks, dropout and a linear layer.
 #[derive(Module, Debug)]
 pub struct EfficientNet {
     conv1: Conv2d,
@@ -99,9 +102,11 @@ pub struct EfficientNet {
 }
 
 impl EfficientNet {
+    /// Builds EfficientNet-B0 for `spec` with weights from `init`.
+    ///
     /// # Errors
     ///
-    /// An image side below 17.
+    /// [`BuildError::ImageTooSmall`] for an image side below 17 pixels.
     pub fn new(spec: &Spec, init: &Init) -> Result<Self, BuildError> {
         spec.require_side("efficientnet_b0", MIN_SIDE, 32)?;
         let blocks: Vec<(Stage, usize)> = STAGES
@@ -121,7 +126,7 @@ impl EfficientNet {
         })
     }
 
-    /// `[B, C, H, W]` → logits `[B, classes]`; the shapes beside the lines are for 3x32x32.
+    /// Maps images `[B, C, H, W]` to logits `[B, classes]`. The shapes in the comments are for 3x32x32.
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
         let x = self.bn1.forward_swish(self.conv1.forward(images, cx), cx); // [B, 32, 32, 32]
         let x = self.layers.iter().fold(x, |x, block| block.forward(x, cx)); // [B, 320, 2, 2]

@@ -1,7 +1,7 @@
 //! GoogLeNet: "Going Deeper with Convolutions", Szegedy et al., 2014, <https://arxiv.org/abs/1409.4842>.
 //!
-//! pytorch-cifar's variant: batch norm behind every convolution, two 3x3 convolutions in place of each 5x5, a single
-//! 3x3 convolution as the stem, and no auxiliary classifiers.
+//! pytorch-cifar's variant: batch norm after every convolution, and two 3x3 convolutions instead of each 5x5. The stem is
+//! a single 3x3 convolution, and there are no auxiliary classifiers.
 
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -11,10 +11,10 @@ use crate::layers::{BatchNorm2d, Conv2dConfig, Layer, Linear, MaxPool2d, Relu, r
 use crate::{BuildError, Context, Init, Spec};
 use ops::concat;
 
-/// Smallest side that leaves the last modules more than one pixel.
+/// Smallest image side in pixels: the last modules have more than one pixel.
 const MIN_SIDE: usize = 5;
 
-/// Appends a convolution with bias, batch norm and ReLU to a list whose positions are names.
+/// Appends a convolution with bias, batch norm and ReLU. Layers are named by their index in `layers`.
 fn conv_norm_relu(layers: &mut Vec<Layer>, channels: [usize; 2], kernel: usize, init: &Init) {
     let at = |offset: usize| init.child(&(layers.len() + offset).to_string());
     let conv = Conv2dConfig::new(channels, kernel).with_padding(kernel / 2).init(&at(0));
@@ -22,7 +22,7 @@ fn conv_norm_relu(layers: &mut Vec<Layer>, channels: [usize; 2], kernel: usize, 
     layers.extend([Layer::Conv(conv), Layer::Norm(norm), Layer::Relu(Relu)]);
 }
 
-/// Four branches of different reach whose results stand side by side.
+/// Four branches with different receptive fields. Their outputs are concatenated.
 #[derive(Module, Debug)]
 struct Inception {
     b1: Vec<Layer>,
@@ -34,11 +34,13 @@ struct Inception {
 /// Output channels of an [`Inception`]'s convolutions.
 #[derive(Debug, Clone, Copy)]
 struct Widths {
+    /// The 1x1 convolution.
     one: usize,
     /// Reduction, then the 3x3 convolution.
     three: [usize; 2],
-    /// Reduction, then two 3x3 convolutions that reach as far as a 5x5.
+    /// Reduction, then two 3x3 convolutions with the receptive field of a 5x5.
     five: [usize; 2],
+    /// The 1x1 convolution after the pooling.
     pool: usize,
 }
 
@@ -68,7 +70,7 @@ impl Inception {
     /// `[B, input, H, W]` → `[B, one + three[1] + five[1] + pool, H, W]`.
     fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
         let branches = [&self.b1, &self.b2, &self.b3, &self.b4];
-        cx.wrote(concat(branches.map(|branch| run(branch, input.clone(), cx)).into()))
+        cx.count_activations(concat(branches.map(|branch| run(branch, input.clone(), cx)).into()))
     }
 }
 
@@ -90,9 +92,11 @@ pub struct GoogLeNet {
 }
 
 impl GoogLeNet {
+    /// Builds GoogLeNet for `spec` with weights from `init`.
+    ///
     /// # Errors
     ///
-    /// An image side below 5.
+    /// [`BuildError::ImageTooSmall`] for an image side below 5 pixels.
     pub fn new(spec: &Spec, init: &Init) -> Result<Self, BuildError> {
         spec.require_side("googlenet", MIN_SIDE, 32)?;
         let mut pre_layers = Vec::new();
@@ -114,14 +118,14 @@ impl GoogLeNet {
         })
     }
 
-    /// `[B, C, H, W]` → logits `[B, classes]`; the shapes beside the lines are for 3x32x32.
+    /// Maps images `[B, C, H, W]` to logits `[B, classes]`. The shapes in the comments are for 3x32x32.
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
         let modules = |x, modules: &[&Inception]| modules.iter().fold(x, |x, module| module.forward(x, cx));
         let x = run(&self.pre_layers, images, cx); // [B, 192, 32, 32]
         let x = modules(x, &[&self.a3, &self.b3]); // [B, 480, 32, 32]
-        let x = cx.wrote(self.maxpool.forward(x)); // [B, 480, 16, 16]
+        let x = cx.count_activations(self.maxpool.forward(x)); // [B, 480, 16, 16]
         let x = modules(x, &[&self.a4, &self.b4, &self.c4, &self.d4, &self.e4]); // [B, 832, 16, 16]
-        let x = cx.wrote(self.maxpool.forward(x)); // [B, 832, 8, 8]
+        let x = cx.count_activations(self.maxpool.forward(x)); // [B, 832, 8, 8]
         let x = modules(x, &[&self.a5, &self.b5]); // [B, 1024, 8, 8]
         classify(x, &self.linear, cx) // [B, classes]
     }

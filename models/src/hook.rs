@@ -1,14 +1,14 @@
-//! Learning of each gradient during the backward pass, as soon as it is complete.
+//! Gradient hooks: they report each parameter's gradient during the backward pass, as soon as the gradient is ready.
 //!
-//! Each layer puts an identity operation behind its parameters ([`Context::train_with`](crate::Context::train_with) says
-//! to whom they report); its step in the backward pass takes the gradient out while the rest of the pass is still to come.
-//! No model knows of it. PyTorch does the same by hooks on its gradient accumulators
+//! Each layer applies an identity operation to its parameters. In the backward pass, the operation's step hands the gradient
+//! to the sink of [`Context::train_with`](crate::Context::train_with) while the rest of the pass is still to run. Models need
+//! no code for this. PyTorch does the same by hooks on its gradient accumulators
 //! (`torch.Tensor.register_post_accumulate_grad_hook`).
 //!
-//! burn runs the steps of a backward pass by their depth in the graph, the deepest first, not as their gradients become
-//! complete. An operation on a parameter alone has depth one: its step would run when all else is done. So the operation
-//! has the layer's input as a second parent, to which it sends nothing: it then lies directly below the layer's own
-//! operation, and its step comes right after that.
+//! burn runs the steps of a backward pass by their depth in the graph, deepest first; it does not wait for a gradient to
+//! become ready. An operation on a parameter alone has depth one, so its step would run after everything else. The operation
+//! therefore has the layer's input as a second parent, to which it sends no gradient. Its depth is then one less than that of
+//! the layer's operation, and its step runs right after the layer's.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -26,38 +26,39 @@ use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, backend_extension};
 use burn::module::{Param, ParamId};
 use burn::tensor::{Shape, Tensor};
 
-/// Takes gradients out of backward passes. Called on the thread that runs the pass.
+/// Receives the gradients of backward passes, on the thread that runs the pass.
 pub trait GradientSink: Debug + Send + Sync {
-    /// A forward pass uses the parameter. One that is used several times reports as many gradients, to be added up.
+    /// Reports that a forward pass uses the parameter. Each use yields one gradient, and the sink must add them.
     fn used(&self, parameter: ParamId);
 
-    /// The gradient of one use, flattened, without autodiff. Nobody else holds it: what `backward` returns has no
-    /// gradient for this parameter.
+    /// Passes on the gradient of one use, flattened to `[N]`, without autodiff. The sink has the only copy: the result of
+    /// `backward` has no gradient for this parameter.
     fn ready(&self, parameter: ParamId, gradient: Tensor<1>);
 }
 
-/// Where a watched parameter's gradient goes.
+/// State of a hook: the parameter, and the sink of its gradient.
 #[derive(Debug, Clone)]
-struct Slot {
+struct HookState {
     parameter: ParamId,
     sink: Arc<dyn GradientSink>,
 }
 
-/// Backends whose gradients leave as tensors of the user's.
-trait HandOut: Backend {
-    fn hand_out(gradient: FloatTensor<Self>) -> Tensor<1>;
+/// Converts a backend's gradients to burn's user-facing tensors.
+trait IntoFlatTensor: Backend {
+    /// Flattens `gradient` to `[N]`.
+    fn into_flat_tensor(gradient: FloatTensor<Self>) -> Tensor<1>;
 }
 
-impl HandOut for Flex {
-    fn hand_out(gradient: FloatTensor<Self>) -> Tensor<1> {
+impl IntoFlatTensor for Flex {
+    fn into_flat_tensor(gradient: FloatTensor<Self>) -> Tensor<1> {
         let flat = Shape::from([gradient.shape().num_elements()]);
         Tensor::from_primitive::<Self>(Self::float_reshape(gradient, flat))
     }
 }
 
 #[cfg(feature = "cuda")]
-impl HandOut for Cube {
-    fn hand_out(gradient: FloatTensor<Self>) -> Tensor<1> {
+impl IntoFlatTensor for Cube {
+    fn into_flat_tensor(gradient: FloatTensor<Self>) -> Tensor<1> {
         let flat = Shape::from([gradient.shape().num_elements()]);
         Tensor::from_primitive::<Self>(Self::float_reshape(gradient, flat))
     }
@@ -65,46 +66,48 @@ impl HandOut for Cube {
 
 #[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cuda"))]
 trait GradientHook: Backend {
-    /// The parameter; in the backward pass its gradient goes to the slot, behind all that comes after `anchor`.
-    fn watch(parameter: FloatTensor<Self>, anchor: FloatTensor<Self>, slot: Slot) -> FloatTensor<Self>;
+    /// Returns `parameter`. In the backward pass its gradient goes to the sink of `state`. The depth of this operation is that of
+    /// `input` plus one.
+    fn hook(parameter: FloatTensor<Self>, input: FloatTensor<Self>, state: HookState) -> FloatTensor<Self>;
 }
 
 impl GradientHook for Flex {
-    fn watch(parameter: FloatTensor<Self>, _: FloatTensor<Self>, _: Slot) -> FloatTensor<Self> {
+    fn hook(parameter: FloatTensor<Self>, _: FloatTensor<Self>, _: HookState) -> FloatTensor<Self> {
         parameter
     }
 }
 
 #[cfg(feature = "cuda")]
 impl GradientHook for Cube {
-    fn watch(parameter: FloatTensor<Self>, _: FloatTensor<Self>, _: Slot) -> FloatTensor<Self> {
+    fn hook(parameter: FloatTensor<Self>, _: FloatTensor<Self>, _: HookState) -> FloatTensor<Self> {
         parameter
     }
 }
 
 #[derive(Debug)]
-struct WatchStep;
+struct HookStep;
 
-impl<B: HandOut> Backward<B, 2> for WatchStep {
-    type State = Slot;
+impl<B: IntoFlatTensor> Backward<B, 2> for HookStep {
+    type State = HookState;
 
-    fn backward(self, ops: Ops<Slot, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
+    fn backward(self, ops: Ops<HookState, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
         let gradient = grads.consume::<B>(&ops.node);
-        ops.state.sink.ready(ops.state.parameter, B::hand_out(gradient));
+        ops.state.sink.ready(ops.state.parameter, B::into_flat_tensor(gradient));
     }
 }
 
-impl<B: GradientHook + HandOut, C: CheckpointStrategy> GradientHook for Autodiff<B, C> {
-    fn watch(parameter: FloatTensor<Self>, anchor: FloatTensor<Self>, slot: Slot) -> FloatTensor<Self> {
-        let ((parameter, node), (_, anchor)) = (parameter.into_parts(), anchor.into_parts());
-        match WatchStep.prepare::<C>([node, anchor]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(slot, parameter),
+impl<B: GradientHook + IntoFlatTensor, C: CheckpointStrategy> GradientHook for Autodiff<B, C> {
+    fn hook(parameter: FloatTensor<Self>, input: FloatTensor<Self>, state: HookState) -> FloatTensor<Self> {
+        let ((parameter, node), (_, input)) = (parameter.into_parts(), input.into_parts());
+        match HookStep.prepare::<C>([node, input]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish(state, parameter),
             OpsKind::UnTracked(prep) => prep.finish(parameter),
         }
     }
 }
 
-/// A layer's parameter as it goes into the layer's operation on `input`.
+/// Returns the value of `parameter` for the layer's operation on `input`, hooked to `sink` where the parameter requires a
+/// gradient.
 pub(crate) fn parameter<const D: usize, const I: usize>(
     parameter: &Param<Tensor<D>>,
     input: &Tensor<I>,
@@ -113,6 +116,6 @@ pub(crate) fn parameter<const D: usize, const I: usize>(
     let value = parameter.val();
     let Some(sink) = sink.filter(|_| value.is_require_grad()) else { return value };
     sink.used(parameter.id);
-    let slot = Slot { parameter: parameter.id, sink: Arc::clone(sink) };
-    Tensor::from_dispatch(Dispatch::watch(value.into_dispatch(), input.clone().into_dispatch(), slot))
+    let state = HookState { parameter: parameter.id, sink: Arc::clone(sink) };
+    Tensor::from_dispatch(Dispatch::hook(value.into_dispatch(), input.clone().into_dispatch(), state))
 }

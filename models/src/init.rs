@@ -1,32 +1,32 @@
 //! Initial weights: PyTorch's default distributions from a counter-based generator.
 //!
-//! Every element is a pure function of (seed, parameter name, index), so the same seed gives the same weights on every
-//! device, thread and rank, and adding a layer does not move the numbers of another one. burn's own generator is a
-//! global of the device and promises none of that.
+//! Every element is a pure function of (seed, parameter name, index). The same seed therefore yields the same weights on every
+//! device, thread and rank, and a new layer does not change another layer's weights. burn's generator is a global state of
+//! the device and guarantees none of this.
 
 use burn::module::Param;
 use burn::tensor::{Device, Tensor, TensorData};
 
-/// Golden-ratio increment of splitmix64.
+/// Increment of splitmix64, from the golden ratio.
 const GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// Output function of splitmix64 (Steele, Lea & Flood, "Fast splittable pseudorandom number generators", 2014).
+/// Computes the output function of splitmix64 (Steele, Lea & Flood, "Fast splittable pseudorandom number generators", 2014).
 fn splitmix64(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     z ^ (z >> 31)
 }
 
-/// FNV-1a, 64 bits.
+/// Hashes `text` with 64-bit FNV-1a.
 fn fnv1a64(text: &str) -> u64 {
     text.bytes().fold(0xCBF2_9CE4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3))
 }
 
-/// `count` values uniform in `[-bound, bound)`, a function of `(seed, name)` alone.
+/// Returns `count` values, uniform in `[-bound, bound)`, a function of `(seed, name)` alone.
 ///
 /// The 24 random bits fill an f32's mantissa exactly, so the only rounding is the product with `bound`.
 pub(crate) fn uniform(seed: u64, name: &str, count: usize, bound: f32) -> Vec<f32> {
-    // The seed is mixed before it meets the name: seeds 0, 1, 2 must not give overlapping streams.
+    // Mix the seed before combining it with the name: the streams of seeds 0, 1, 2 must not overlap.
     let start = splitmix64(seed.wrapping_add(GAMMA)) ^ fnv1a64(name);
     (1..=count as u64)
         .map(|i| {
@@ -37,13 +37,13 @@ pub(crate) fn uniform(seed: u64, name: &str, count: usize, bound: f32) -> Vec<f3
         .collect()
 }
 
-/// Values uniform in `[0, 1)`, the stream `index` of `key`.
+/// Returns the stream `index` of `key`: values uniform in `[0, 1)`.
 pub(crate) fn unit_interval(key: u64, index: u64) -> impl Iterator<Item = f64> {
     let start = splitmix64(splitmix64(key.wrapping_add(GAMMA)).wrapping_add(index.wrapping_mul(GAMMA)));
     (1_u64..).map(move |i| (splitmix64(start.wrapping_add(i.wrapping_mul(GAMMA))) >> 40) as f64 / (1u32 << 24) as f64)
 }
 
-/// Where a network under construction is: the seed, the device and the name of the module being built.
+/// Source of initial weights for a network under construction: the seed, the device and the path of the module being built.
 #[derive(Debug, Clone)]
 pub struct Init {
     seed: u64,
@@ -52,30 +52,30 @@ pub struct Init {
 }
 
 impl Init {
-    /// The root of a network.
+    /// Starts at the root of a network.
     pub fn new(seed: u64, device: &Device) -> Self {
         Self { seed, device: device.clone(), path: String::new() }
     }
 
-    /// The sub-module `name`, e.g. `init.child("layer1").child("0")`.
+    /// Returns the source for the sub-module `name`, e.g. `init.child("layer1").child("0")`.
     pub fn child(&self, name: &str) -> Self {
         Self { path: self.full_name(name), ..self.clone() }
     }
 
-    /// The device that parameters are made on.
+    /// Returns the device of the parameters.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// A parameter with PyTorch's default for convolutions and linear layers, weights and biases alike: uniform in
-    /// ±1/√`fan_in` (`kaiming_uniform_(a=√5)`, `torch/nn/modules/{conv,linear}.py`).
+    /// Makes a parameter with PyTorch's default distribution for weights and biases of convolutions and linear layers: uniform
+    /// in ±1/√`fan_in` (`kaiming_uniform_(a=√5)`, `torch/nn/modules/{conv,linear}.py`).
     pub fn fan_in_uniform<const D: usize>(&self, name: &str, shape: [usize; D], fan_in: usize) -> Param<Tensor<D>> {
         let bound = 1.0 / (fan_in as f32).sqrt();
         let values = uniform(self.seed, &self.full_name(name), shape.iter().product(), bound);
         Param::from_tensor(Tensor::from_data(TensorData::new(values, shape), &self.device))
     }
 
-    /// A one-dimensional parameter with the same value everywhere, e.g. batch norm's scale.
+    /// Makes a parameter `[count]` with the same value everywhere, e.g. batch norm's scale.
     pub fn constant(&self, count: usize, value: f32) -> Param<Tensor<1>> {
         Param::from_tensor(Tensor::from_data(TensorData::new(vec![value; count], [count]), &self.device))
     }
@@ -130,7 +130,7 @@ mod tests {
             let dot: f64 = base.iter().zip(&other).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
             // Correlation of independent samples: standard deviation 1/√n.
             assert!((dot / (10_000.0 / 3.0)).abs() < 0.04, "correlation {}", dot / (10_000.0 / 3.0));
-            // Nor is one a shifted copy of the other.
+            // Neither stream is a shifted copy of the other.
             assert!(!other.iter().take(100).any(|v| base[..100].contains(v)));
         }
         // Neighbouring elements are uncorrelated as well.
@@ -139,8 +139,8 @@ mod tests {
     }
 
     #[test]
-    fn values_are_fixed_for_good() {
-        // A change of these numbers changes every run of every seed: they are part of the program's promise.
+    fn values_never_change() {
+        // A change of these numbers would change every run of every seed. The program guarantees them.
         assert_eq!(uniform(0, "conv1.weight", 3, 1.0), GOLDEN);
         assert_eq!(uniform(0, "conv1.weight", 100, 1.0)[..3], GOLDEN);
     }

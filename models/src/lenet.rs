@@ -1,7 +1,7 @@
 //! LeNet-5: "Gradient-based learning applied to document recognition", LeCun, Bottou, Bengio & Haffner, 1998,
 //! <http://yann.lecun.com/exdb/publis/pdf/lecun-98.pdf>.
 //!
-//! pytorch-cifar's variant: ReLU and max pooling in place of the paper's squashing and sub-sampling, no padding.
+//! pytorch-cifar's variant: ReLU and max pooling replace the paper's squashing and sub-sampling, and no image is padded.
 
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -9,7 +9,7 @@ use burn::tensor::Tensor;
 use crate::layers::{Conv2d, Conv2dConfig, Linear, MaxPool2d};
 use crate::{BuildError, Context, Init, Spec};
 
-/// Smallest side that leaves a pixel after two 5x5 convolutions and two poolings.
+/// Smallest image side in pixels: two 5x5 convolutions and two poolings leave one pixel.
 const MIN_SIDE: usize = 16;
 
 /// Two convolutions and three linear layers.
@@ -24,11 +24,13 @@ pub struct LeNet {
 }
 
 impl LeNet {
-    /// `fc1` gets as many inputs as the image size leaves: 400 for 32x32, 256 for 28x28.
+    /// Builds LeNet for `spec` with weights from `init`.
+    ///
+    /// `fc1` has as many inputs as the image size leaves features: 400 for 32x32, 256 for 28x28.
     ///
     /// # Errors
     ///
-    /// An image side below 16.
+    /// [`BuildError::ImageTooSmall`] for an image side below 16 pixels.
     pub fn new(spec: &Spec, init: &Init) -> Result<Self, BuildError> {
         spec.require_side("lenet", MIN_SIDE, MIN_SIDE)?;
         let [height, width] = spec.image_size.map(|side| ((side - 4) / 2 - 4) / 2);
@@ -42,12 +44,12 @@ impl LeNet {
         })
     }
 
-    /// `[B, C, H, W]` → logits `[B, classes]`; the shapes beside the lines are for 3x32x32.
+    /// Maps images `[B, C, H, W]` to logits `[B, classes]`. The shapes in the comments are for 3x32x32.
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
         let x = self.conv1.forward_relu(images, cx); // [B, 6, 28, 28]
-        let x = cx.wrote(self.pool.forward(x)); // [B, 6, 14, 14]
+        let x = cx.count_activations(self.pool.forward(x)); // [B, 6, 14, 14]
         let x = self.conv2.forward_relu(x, cx); // [B, 16, 10, 10]
-        let x = cx.wrote(self.pool.forward(x)); // [B, 16, 5, 5]
+        let x = cx.count_activations(self.pool.forward(x)); // [B, 16, 5, 5]
         let x = x.flatten::<2>(1, 3); // [B, 400]
         let x = self.fc1.forward_relu(x, cx); // [B, 120]
         let x = self.fc2.forward_relu(x, cx); // [B, 84]

@@ -1,8 +1,7 @@
-//! The networks of pytorch-cifar's accuracy table on burn, with PyTorch's parameter names, layouts and batch-norm
-//! semantics.
+//! The networks of pytorch-cifar's accuracy table on burn. Parameter names, layouts and batch-norm semantics are PyTorch's.
 //!
-//! The crate never learns of ranks, files or data sets. One model family a file, one [`registry`]; [`state`] is the
-//! PyTorch-named view through which optimisers, checkpoints and weight files reach a [`Network`].
+//! The crate knows no ranks, files or data sets. Each file has one model family, and [`registry`] lists all models.
+//! [`state`] accesses a [`Network`] by PyTorch's names, for optimizers, checkpoints and weight files.
 
 mod blocks;
 pub mod context;

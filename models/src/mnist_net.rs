@@ -1,7 +1,7 @@
-//! The network of the classic distributed tutorial, "Writing Distributed Applications with PyTorch", Séb Arnold, 2017,
-//! <https://pytorch.org/tutorials/intermediate/dist_tuto.html>, and of PyTorch's first MNIST example.
+//! MNIST network of the distributed tutorial: "Writing Distributed Applications with PyTorch", Séb Arnold, 2017,
+//! <https://pytorch.org/tutorials/intermediate/dist_tuto.html>.
 //!
-//! The logits come without the `log_softmax` that ends it there: the loss has it.
+//! PyTorch's first MNIST example has the same network. The final `log_softmax` is left to the loss.
 
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -9,10 +9,10 @@ use burn::tensor::Tensor;
 use crate::layers::{Conv2d, Conv2dConfig, Dropout, Linear, MaxPool2d};
 use crate::{BuildError, Context, Init, Spec};
 
-/// Smallest side that leaves a pixel after two 5x5 convolutions and two poolings.
+/// Smallest image side in pixels: two 5x5 convolutions and two poolings leave one pixel.
 const MIN_SIDE: usize = 16;
 
-/// Two convolutions of 10 and 20 channels, dropout, and two linear layers, 320-50-10 for 28x28 images.
+/// Two convolutions (10 and 20 channels), dropout, and two linear layers (320-50-10 for 28x28 images).
 #[derive(Module, Debug)]
 pub struct MnistNet {
     conv1: Conv2d,
@@ -24,9 +24,11 @@ pub struct MnistNet {
 }
 
 impl MnistNet {
+    /// Builds the network for `spec` with weights from `init`.
+    ///
     /// # Errors
     ///
-    /// An image side below 16.
+    /// [`BuildError::ImageTooSmall`] for an image side below 16 pixels.
     pub fn new(spec: &Spec, init: &Init) -> Result<Self, BuildError> {
         spec.require_side("mnist_net", MIN_SIDE, 28)?;
         let [height, width] = spec.image_size.map(|side| ((side - 4) / 2 - 4) / 2);
@@ -40,13 +42,14 @@ impl MnistNet {
         })
     }
 
-    /// `[B, C, H, W]` → logits `[B, classes]`; the shapes beside the lines are for 1x28x28.
+    /// Maps images `[B, C, H, W]` to logits `[B, classes]`. The shapes in the comments are for 1x28x28.
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
         let x = self.conv1.forward_relu(images, cx); // [B, 10, 24, 24]
-        let x = cx.wrote(self.pool.forward(x)); // [B, 10, 12, 12]
+        let x = cx.count_activations(self.pool.forward(x)); // [B, 10, 12, 12]
         let x = self.conv2.forward_relu(x, cx); // [B, 20, 8, 8]
-        let x = cx.wrote(self.pool.forward(x)); // [B, 20, 4, 4]
-        // The tutorial drops in front of pooling and ReLU: factors of whole channels that are not negative pass both.
+        let x = cx.count_activations(self.pool.forward(x)); // [B, 20, 4, 4]
+        // The tutorial applies dropout before pooling and ReLU. The result is equal: both commute with a factor per
+        // channel that is not negative.
         let x = self.dropout.forward_channels(x, cx);
         let x = x.flatten::<2>(1, 3); // [B, 320]
         let x = self.fc1.forward_relu(x, cx); // [B, 50]

@@ -2,8 +2,8 @@
 //! <https://arxiv.org/abs/1704.04861>, and MobileNetV2: "Inverted Residuals and Linear Bottlenecks", Sandler, Howard,
 //! Zhu, Zhmoginov & Chen, 2018, <https://arxiv.org/abs/1801.04381>.
 //!
-//! pytorch-cifar's variants: stems of stride 1, ReLU in place of ReLU6; in V2 the second stage keeps the image's size,
-//! and a block that changes channels but not size has a 1x1 convolution beside it.
+//! pytorch-cifar's variants: stems of stride 1, and ReLU instead of ReLU6. In V2 the second stage keeps the image size, and
+//! a block that changes the channels but not the size has a 1x1 convolution as its shortcut.
 
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -12,10 +12,11 @@ use crate::blocks::{Shortcut, classify, conv, conv_norm, depthwise, residual, se
 use crate::layers::{BatchNorm2d, Conv2d, Linear};
 use crate::{BuildError, Context, Init, Spec};
 
-/// Smallest side that leaves the last stage more than one pixel: MobileNet halves four times, V2 three times.
+/// Smallest image sides in pixels: the last stage has more than one pixel. MobileNet halves the image four times, V2 three
+/// times.
 const MIN_SIDE: [usize; 2] = [17, 9];
 
-/// A depthwise and a 1x1 convolution.
+/// A depthwise separable convolution: a depthwise and a 1x1 convolution.
 #[derive(Module, Debug)]
 struct Separable {
     conv1: Conv2d,
@@ -68,9 +69,11 @@ impl MobileNet {
         (1024, 1),
     ];
 
+    /// Builds MobileNet for `spec` with weights from `init`.
+    ///
     /// # Errors
     ///
-    /// An image side below 17.
+    /// [`BuildError::ImageTooSmall`] for an image side below 17 pixels.
     pub fn new(spec: &Spec, init: &Init) -> Result<Self, BuildError> {
         spec.require_side("mobilenet", MIN_SIDE[0], 32)?;
         let mut channels = 32;
@@ -85,7 +88,7 @@ impl MobileNet {
         })
     }
 
-    /// `[B, C, H, W]` → logits `[B, classes]`; the shapes beside the lines are for 3x32x32.
+    /// Maps images `[B, C, H, W]` to logits `[B, classes]`. The shapes in the comments are for 3x32x32.
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
         let x = self.bn1.forward_relu(self.conv1.forward(images, cx), cx); // [B, 32, 32, 32]
         let x = self.layers.iter().fold(x, |x, block| block.forward(x, cx)); // [B, 1024, 2, 2]
@@ -93,7 +96,8 @@ impl MobileNet {
     }
 }
 
-/// A 1x1 convolution that expands, a depthwise one, and a 1x1 convolution that narrows, without activation behind it.
+/// A 1x1 convolution that expands the channels, a depthwise convolution, and a 1x1 convolution that projects them, without
+/// a final activation.
 #[derive(Module, Debug)]
 struct InvertedResidual {
     conv1: Conv2d,
@@ -103,8 +107,8 @@ struct InvertedResidual {
     conv3: Conv2d,
     bn3: BatchNorm2d,
     shortcut: Shortcut,
-    /// Whether anything goes around the block: where it keeps the image's size.
-    around: bool,
+    /// True where the block keeps the image size: the shortcut is added.
+    has_skip: bool,
 }
 
 impl InvertedResidual {
@@ -119,7 +123,7 @@ impl InvertedResidual {
             bn3: BatchNorm2d::new(output, &init.child("bn3")),
             shortcut: (stride == 1 && input != output)
                 .then(|| conv_norm([input, output], 1, 1, &init.child("shortcut"))),
-            around: stride == 1,
+            has_skip: stride == 1,
         }
     }
 
@@ -128,7 +132,7 @@ impl InvertedResidual {
         let x = self.bn1.forward_relu(self.conv1.forward(input.clone(), cx), cx);
         let x = self.bn2.forward_relu(self.conv2.forward(x, cx), cx);
         let x = self.conv3.forward(x, cx);
-        if self.around {
+        if self.has_skip {
             self.bn3.forward_add(x, residual(&self.shortcut, input, cx), cx)
         } else {
             self.bn3.forward(x, cx)
@@ -152,9 +156,11 @@ impl MobileNetV2 {
     const STAGES: [(usize, usize, usize, usize); 7] =
         [(1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)];
 
+    /// Builds MobileNetV2 for `spec` with weights from `init`.
+    ///
     /// # Errors
     ///
-    /// An image side below 9.
+    /// [`BuildError::ImageTooSmall`] for an image side below 9 pixels.
     pub fn new(spec: &Spec, init: &Init) -> Result<Self, BuildError> {
         spec.require_side("mobilenetv2", MIN_SIDE[1], 32)?;
         let blocks: Vec<_> = Self::STAGES
@@ -178,7 +184,7 @@ impl MobileNetV2 {
         })
     }
 
-    /// `[B, C, H, W]` → logits `[B, classes]`; the shapes beside the lines are for 3x32x32.
+    /// Maps images `[B, C, H, W]` to logits `[B, classes]`. The shapes in the comments are for 3x32x32.
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
         let x = self.bn1.forward_relu(self.conv1.forward(images, cx), cx); // [B, 32, 32, 32]
         let x = self.layers.iter().fold(x, |x, block| block.forward(x, cx)); // [B, 320, 4, 4]

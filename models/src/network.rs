@@ -1,4 +1,4 @@
-//! One type for every model.
+//! The type of all models.
 
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -21,13 +21,13 @@ use crate::vgg::Vgg;
 use crate::{Context, Spec};
 use ops::widened;
 
-/// A network of any family. `Network::valid` gives a copy for inference, without autodiff and independent of this one.
+/// A network of any family. `Network::valid` returns an independent copy for inference, without autodiff.
 #[derive(Module, Debug)]
 #[expect(clippy::large_enum_variant, reason = "a program holds a handful of networks, each once")]
 pub enum Network {
     /// LeNet-5.
     LeNet(LeNet),
-    /// The tutorial's network for MNIST.
+    /// MNIST network of PyTorch's distributed tutorial.
     MnistNet(MnistNet),
     /// VGG with batch norm.
     Vgg(Vgg),
@@ -62,10 +62,10 @@ pub enum Network {
 }
 
 impl Network {
-    /// Normalised images `[B, C, H, W]` → logits `[B, classes]`, in f32 whatever the context's precision.
+    /// Maps normalised images `[B, C, H, W]` to logits `[B, classes]`. Logits are f32 in every precision.
     ///
-    /// The images must be of the size that the network was built for; a training [`Context`] updates the running
-    /// statistics of batch norm.
+    /// The images must have the size that the network was built for. A training [`Context`] updates batch norm's running
+    /// statistics.
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
         widened(match self {
             Self::LeNet(network) => network.forward(images, cx),
@@ -89,16 +89,16 @@ impl Network {
     }
 }
 
-/// What one image costs.
+/// Cost of a forward pass of one image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cost {
-    /// Multiply-adds of convolutions and linear layers in the forward pass.
+    /// Multiply-adds of convolutions and linear layers.
     pub macs: u64,
-    /// Elements of all features that the forward pass writes.
-    pub features: u64,
+    /// Elements of all activations that layers write.
+    pub activations: u64,
 }
 
-/// Counts what one image costs in a forward pass of a black image on the network's device.
+/// Counts the cost of one image by a forward pass of a black image on the network's device.
 pub fn cost(network: &Network, spec: &Spec) -> Cost {
     let network = network.valid();
     let device = network.devices().pop().expect("every network has parameters");
@@ -106,16 +106,16 @@ pub fn cost(network: &Network, spec: &Spec) -> Cost {
     let cx = Context::counting();
     network.forward(Tensor::zeros([1, spec.in_channels, height, width], &device), &cx);
     let counted = "the context counts";
-    Cost { macs: cx.macs().expect(counted), features: cx.written().expect(counted) }
+    Cost { macs: cx.macs().expect(counted), activations: cx.activations().expect(counted) }
 }
 
-/// Bytes of one training step in f32 with SGD and momentum: an estimate.
+/// Estimates the bytes of one training step in f32 with SGD and momentum.
 ///
-/// `4 · (3 · parameters + batch · (features + pixels))`: weights, gradients and momentum, and every feature that the
-/// forward pass writes, because what an operation reads is what its backward pass needs. Left out: gradients of features
-/// on their way back (the largest two or three at a time), the kernels' scratch memory, and the program itself.
+/// The estimate is `4 · (3 · parameters + batch · (activations + pixels))`: weights, gradients and momentum, and every
+/// activation that the forward pass writes, because the backward pass needs the operations' inputs. Not counted: gradients
+/// of activations (the largest two or three at a time), the kernels' workspace, and the program itself.
 pub fn step_bytes(network: &Network, spec: &Spec, batch: usize) -> u64 {
     let parameters: usize = crate::parameters(network).iter().map(|parameter| parameter.len()).sum();
     let pixels = spec.in_channels * spec.image_size[0] * spec.image_size[1];
-    4 * (3 * parameters as u64 + batch as u64 * (cost(network, spec).features + pixels as u64))
+    4 * (3 * parameters as u64 + batch as u64 * (cost(network, spec).activations + pixels as u64))
 }

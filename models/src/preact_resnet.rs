@@ -1,7 +1,7 @@
 //! Pre-activation ResNet: "Identity Mappings in Deep Residual Networks", He, Zhang, Ren & Sun, 2016,
 //! <https://arxiv.org/abs/1603.05027>.
 //!
-//! pytorch-cifar's variant: a 3x3 stem of stride 1, and no batch norm behind the last block.
+//! pytorch-cifar's variant: a 3x3 stem of stride 1, and no batch norm after the last block.
 
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -10,7 +10,7 @@ use crate::blocks::{PreActBlock, PreActShape, classify, conv};
 use crate::layers::{Conv2d, Linear};
 use crate::{BuildError, Context, Init, Spec};
 
-/// Smallest side that leaves the last stage more than one pixel.
+/// Smallest image side in pixels: the last stage has more than one pixel.
 const MIN_SIDE: usize = 9;
 
 /// PreActResNet-18: a stem, four stages of two blocks and a linear layer.
@@ -25,9 +25,11 @@ pub struct PreActResNet {
 }
 
 impl PreActResNet {
+    /// Builds PreActResNet-18 for `spec` with weights from `init`.
+    ///
     /// # Errors
     ///
-    /// An image side below 9.
+    /// [`BuildError::ImageTooSmall`] for an image side below 9 pixels.
     pub fn new(spec: &Spec, init: &Init) -> Result<Self, BuildError> {
         spec.require_side("preact_resnet18", MIN_SIDE, 32)?;
         let stage = |name: &str, channels: [usize; 2], stride: usize| {
@@ -43,7 +45,7 @@ impl PreActResNet {
         })
     }
 
-    /// `[B, C, H, W]` → logits `[B, classes]`; the shapes beside the lines are for 3x32x32.
+    /// Maps images `[B, C, H, W]` to logits `[B, classes]`. The shapes in the comments are for 3x32x32.
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
         let stage = |x, blocks: &[PreActBlock]| blocks.iter().fold(x, |x, block| block.forward(x, cx));
         let x = self.conv1.forward(images, cx); // [B, 64, 32, 32]

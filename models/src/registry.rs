@@ -1,4 +1,4 @@
-//! Every model by name.
+//! The table of all models.
 
 use burn::tensor::Device;
 
@@ -6,7 +6,6 @@ use crate::densenet::DenseNet;
 use crate::dla::{Dla, SimpleDla};
 use crate::dpn::{Dpn, DpnDepth};
 use crate::efficientnet::EfficientNet;
-use crate::error::ZeroOf;
 use crate::googlenet::GoogLeNet;
 use crate::lenet::LeNet;
 use crate::mnist_net::MnistNet;
@@ -20,7 +19,7 @@ use crate::shufflenet::{ShuffleNetSize, ShuffleNetV2};
 use crate::vgg::{Vgg, VggDepth};
 use crate::{BuildError, Init, Network, Spec};
 
-/// A model that [`build`] knows.
+/// A model that [`build`] can build.
 #[derive(Debug, Clone, Copy)]
 pub struct Entry {
     /// Name in the configuration and on the command line.
@@ -29,17 +28,17 @@ pub struct Entry {
     pub family: &'static str,
     /// CIFAR-10 test accuracy that pytorch-cifar's README states, in percent.
     pub published_top1: Option<f64>,
-    /// The images that it was designed for; sizes and multiply-adds are stated for these.
+    /// The images that the model was designed for. Parameters and multiply-adds are reported for this specification.
     pub spec: Spec,
     build: fn(&Spec, &Init) -> Result<Network, BuildError>,
 }
 
-/// CIFAR-10's images.
+/// CIFAR-10.
 const CIFAR10: Spec = Spec { num_classes: 10, in_channels: 3, image_size: [32, 32] };
-/// MNIST's images.
+/// MNIST.
 const MNIST: Spec = Spec { num_classes: 10, in_channels: 1, image_size: [28, 28] };
 
-/// An entry by name, or of a family that comes in several shapes, by its shape.
+/// Makes an entry from a name, or from the depth or size of a family that has several.
 macro_rules! entry {
     ($family:literal, $variant:ident, $network:ident, depth $depth:path, $published_top1:expr) => {
         Entry {
@@ -94,16 +93,16 @@ static ENTRIES: &[Entry] = &[
     entry!("GoogLeNet", GoogLeNet, GoogLeNet, "googlenet", None),
 ];
 
-/// All models, in the order of the accuracy table.
+/// Returns all models, in the order of the accuracy table.
 pub fn entries() -> &'static [Entry] {
     ENTRIES
 }
 
-/// The model called `name`.
+/// Returns the model called `name`.
 ///
 /// # Errors
 ///
-/// [`BuildError::UnknownModel`] with the nearest names.
+/// [`BuildError::UnknownModel`] with similar names.
 pub fn find(name: &str) -> Result<&'static Entry, BuildError> {
     entries()
         .iter()
@@ -111,9 +110,9 @@ pub fn find(name: &str) -> Result<&'static Entry, BuildError> {
         .ok_or_else(|| BuildError::UnknownModel { name: name.to_owned(), nearest: nearest(name) })
 }
 
-/// Up to three names that look like `name`, most alike first.
+/// Returns up to three names that are similar to `name`, most similar first.
 fn nearest(name: &str) -> Vec<&'static str> {
-    // People write `ResNet-18` and `VGG_16`: neither case nor separators count.
+    // Users write `ResNet-18` and `VGG_16`: ignore case and separators.
     let plain = |name: &str| -> String {
         name.chars().filter(char::is_ascii_alphanumeric).map(|c| c.to_ascii_lowercase()).collect()
     };
@@ -123,28 +122,28 @@ fn nearest(name: &str) -> Vec<&'static str> {
         .map(|entry| (strsim::normalized_damerau_levenshtein(&asked, &plain(entry.name)), entry.name))
         .filter(|(score, _)| *score >= 0.6)
         .collect();
-    scored.sort_by(|a, b| b.0.total_cmp(&a.0)); // stable: equals stay in table order
+    scored.sort_by(|a, b| b.0.total_cmp(&a.0)); // Stable: equal scores stay in table order.
     if scored.first().is_some_and(|(score, _)| *score == 1.0) {
         scored.truncate(1);
     }
     scored.into_iter().take(3).map(|(_, name)| name).collect()
 }
 
-/// Builds the model called `name` with PyTorch's default weights, drawn from `seed` alone.
+/// Builds the model called `name` with PyTorch's default weights, which depend on `seed` alone.
 ///
-/// The same seed gives the same weights on every device, thread and rank. On an autodiff device the parameters require
+/// The same seed yields the same weights on every device, thread and rank. On an autodiff device the parameters require
 /// gradients.
 ///
 /// # Errors
 ///
-/// An unknown name, no class or channel, or images too small for the model.
+/// A [`BuildError`]: an unknown name, zero classes or channels, or images that are too small for the model.
 pub fn build(name: &str, spec: &Spec, seed: u64, device: &Device) -> Result<Network, BuildError> {
     let entry = find(name)?;
     if spec.num_classes == 0 {
-        return Err(BuildError::Zero(ZeroOf::Class));
+        return Err(BuildError::NoClasses);
     }
     if spec.in_channels == 0 {
-        return Err(BuildError::Zero(ZeroOf::Channel));
+        return Err(BuildError::NoChannels);
     }
     (entry.build)(spec, &Init::new(seed, device))
 }

@@ -1,7 +1,7 @@
 //! RegNet: "Designing Network Design Spaces", Radosavovic, Kosaraju, Girshick, He & Dollár, 2020,
 //! <https://arxiv.org/abs/2003.13678>.
 //!
-//! pytorch-cifar's variant: a stem of 64 channels and stride 1, and only the last two stages halve the image.
+//! pytorch-cifar's variant: a stem of 64 channels and stride 1. Only the last two stages halve the image.
 
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -10,20 +10,20 @@ use crate::blocks::{Bottleneck, BottleneckShape, classify, conv, sequence};
 use crate::layers::{BatchNorm2d, Conv2d, Linear};
 use crate::{BuildError, Context, Init, Spec};
 
-/// Smallest side that leaves the last stage more than one pixel.
+/// Smallest image side in pixels: the last stage has more than one pixel.
 const MIN_SIDE: usize = 5;
 
-/// Which of the paper's networks; the number is its multiply-adds on ImageNet.
+/// Network of the paper. The number is its multiply-adds for an ImageNet image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RegNetSize {
     /// Groups of 8 channels.
     X200Mf,
-    /// Groups of 16 channels, squeeze and excitation.
+    /// Groups of 16 channels, squeeze-and-excitation.
     Y400Mf,
 }
 
 impl RegNetSize {
-    /// The registry's name.
+    /// Returns the name in the registry.
     pub const fn name(self) -> &'static str {
         match self {
             Self::X200Mf => "regnetx_200mf",
@@ -31,7 +31,7 @@ impl RegNetSize {
         }
     }
 
-    /// Blocks and channels of each stage.
+    /// Returns the number of blocks and the channels of each stage.
     fn stages(self) -> [(usize, usize); 4] {
         match self {
             Self::X200Mf => [(1, 24), (1, 56), (4, 152), (7, 368)],
@@ -39,6 +39,7 @@ impl RegNetSize {
         }
     }
 
+    /// Returns the channels of one group.
     fn group_width(self) -> usize {
         match self {
             Self::X200Mf => 8,
@@ -46,13 +47,13 @@ impl RegNetSize {
         }
     }
 
-    /// A block's squeezed channels: a quarter of its input's.
+    /// Returns a block's squeezed channels, a quarter of its input channels.
     fn squeeze(self, input: usize) -> Option<usize> {
         (self == Self::Y400Mf).then_some(input / 4)
     }
 }
 
-/// A stem, four stages of grouped bottlenecks that do not narrow, and a linear layer.
+/// A stem, four stages of grouped bottlenecks with an expansion of one, and a linear layer.
 #[derive(Module, Debug)]
 pub struct RegNet {
     conv1: Conv2d,
@@ -65,9 +66,11 @@ pub struct RegNet {
 }
 
 impl RegNet {
+    /// Builds the RegNet of this size for `spec` with weights from `init`.
+    ///
     /// # Errors
     ///
-    /// An image side below 5.
+    /// [`BuildError::ImageTooSmall`] for an image side below 5 pixels.
     pub fn new(size: RegNetSize, spec: &Spec, init: &Init) -> Result<Self, BuildError> {
         spec.require_side(size.name(), MIN_SIDE, 32)?;
         let mut channels = 64;
@@ -95,7 +98,7 @@ impl RegNet {
         })
     }
 
-    /// `[B, C, H, W]` → logits `[B, classes]`; the shapes beside the lines are for 3x32x32 and RegNetX-200MF.
+    /// Maps images `[B, C, H, W]` to logits `[B, classes]`. The shapes in the comments are for 3x32x32 and RegNetX-200MF.
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
         let stage = |x, blocks: &[Bottleneck]| blocks.iter().fold(x, |x, block| block.forward(x, cx));
         let x = self.bn1.forward_relu(self.conv1.forward(images, cx), cx); // [B, 64, 32, 32]

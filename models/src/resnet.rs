@@ -1,7 +1,7 @@
 //! ResNet: "Deep Residual Learning for Image Recognition", He, Zhang, Ren & Sun, 2015,
 //! <https://arxiv.org/abs/1512.03385>.
 //!
-//! pytorch-cifar's variant: a 3x3 stem of stride 1 without pooling, so the first stage sees the whole image.
+//! pytorch-cifar's variant: a 3x3 stem of stride 1 without pooling, so the first stage has the image's resolution.
 
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -10,11 +10,11 @@ use crate::blocks::{BasicBlock, Bottleneck, BottleneckShape, classify, conv, seq
 use crate::layers::{BatchNorm2d, Conv2d, Linear};
 use crate::{BuildError, Context, Init, Spec};
 
-/// Smallest side that leaves the last stage more than one pixel: with a single one, batch norm could not be trained on
-/// a batch of one image.
+/// Smallest image side in pixels: the last stage has more than one pixel. With a single pixel, batch norm could not be
+/// trained on a batch of one image.
 const MIN_SIDE: usize = 9;
 
-/// Which of the paper's depths.
+/// Depth in layers, as in the paper.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ResNetDepth {
     /// Basic blocks, 2-2-2-2.
@@ -30,7 +30,7 @@ pub enum ResNetDepth {
 }
 
 impl ResNetDepth {
-    /// The registry's name.
+    /// Returns the name in the registry.
     pub const fn name(self) -> &'static str {
         match self {
             Self::ResNet18 => "resnet18",
@@ -41,7 +41,7 @@ impl ResNetDepth {
         }
     }
 
-    /// Blocks in each of the four stages.
+    /// Returns the number of blocks in each of the four stages.
     fn stages(self) -> [usize; 4] {
         match self {
             Self::ResNet18 => [2, 2, 2, 2],
@@ -51,7 +51,7 @@ impl ResNetDepth {
         }
     }
 
-    /// Output channels of a block in units of its width.
+    /// Returns a block's output channels divided by its width.
     fn expansion(self) -> usize {
         match self {
             Self::ResNet18 | Self::ResNet34 => 1,
@@ -89,9 +89,11 @@ pub struct ResNet {
 }
 
 impl ResNet {
+    /// Builds the ResNet of this depth for `spec` with weights from `init`.
+    ///
     /// # Errors
     ///
-    /// An image side below 9.
+    /// [`BuildError::ImageTooSmall`] for an image side below 9 pixels.
     pub fn new(depth: ResNetDepth, spec: &Spec, init: &Init) -> Result<Self, BuildError> {
         spec.require_side(depth.name(), MIN_SIDE, 32)?;
         let expansion = depth.expansion();
@@ -119,8 +121,8 @@ impl ResNet {
         })
     }
 
-    /// `[B, C, H, W]` → logits `[B, classes]`; the shapes beside the lines are for 3x32x32 and ResNet-18 or 34, with
-    /// four times the channels after each stage of the deeper ones.
+    /// `[B, C, H, W]` → logits `[B, classes]`; the shapes beside the lines are for 3x32x32 and
+    /// ResNet-18 or 34; the deeper networks have four times the channels after each stage.
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
         let stage = |x, blocks: &[Block]| blocks.iter().fold(x, |x, block| block.forward(x, cx));
         let x = self.bn1.forward_relu(self.conv1.forward(images, cx), cx); // [B, 64, 32, 32]

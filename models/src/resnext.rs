@@ -1,7 +1,7 @@
 //! ResNeXt: "Aggregated Residual Transformations for Deep Neural Networks", Xie, Girshick, Dollár, Tu & He, 2016,
 //! <https://arxiv.org/abs/1611.05431>.
 //!
-//! pytorch-cifar's variant: a 1x1 stem and bottlenecks that widen by two instead of four.
+//! pytorch-cifar's variant: a 1x1 stem, and bottlenecks with an expansion of two instead of four.
 
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -10,10 +10,10 @@ use crate::blocks::{Bottleneck, BottleneckShape, classify, conv, sequence};
 use crate::layers::{BatchNorm2d, Conv2d, Linear};
 use crate::{BuildError, Context, Init, Spec};
 
-/// Smallest side that leaves the last stage more than one pixel.
+/// Smallest image side in pixels: the last stage has more than one pixel.
 const MIN_SIDE: usize = 5;
 
-/// Groups and width of the 29-layer network.
+/// Cardinality and group width of the 29-layer network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ResNeXtShape {
     /// 32 groups of 4 channels.
@@ -23,7 +23,7 @@ pub enum ResNeXtShape {
 }
 
 impl ResNeXtShape {
-    /// The registry's name.
+    /// Returns the name in the registry.
     pub const fn name(self) -> &'static str {
         match self {
             Self::X32x4 => "resnext29_32x4d",
@@ -31,7 +31,7 @@ impl ResNeXtShape {
         }
     }
 
-    /// Groups, and channels of one group in the first stage.
+    /// Returns the number of groups and the channels of one group in the first stage.
     fn groups(self) -> [usize; 2] {
         match self {
             Self::X32x4 => [32, 4],
@@ -52,9 +52,11 @@ pub struct ResNeXt {
 }
 
 impl ResNeXt {
+    /// Builds the ResNeXt of this shape for `spec` with weights from `init`.
+    ///
     /// # Errors
     ///
-    /// An image side below 5.
+    /// [`BuildError::ImageTooSmall`] for an image side below 5 pixels.
     pub fn new(shape: ResNeXtShape, spec: &Spec, init: &Init) -> Result<Self, BuildError> {
         spec.require_side(shape.name(), MIN_SIDE, 32)?;
         let [groups, group_width] = shape.groups();
@@ -78,7 +80,7 @@ impl ResNeXt {
         })
     }
 
-    /// `[B, C, H, W]` → logits `[B, classes]`; the shapes beside the lines are for 3x32x32, both variants.
+    /// Maps images `[B, C, H, W]` to logits `[B, classes]`. The shapes in the comments are for 3x32x32, both variants.
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
         let stage = |x, blocks: &[Bottleneck]| blocks.iter().fold(x, |x, block| block.forward(x, cx));
         let x = self.bn1.forward_relu(self.conv1.forward(images, cx), cx); // [B, 64, 32, 32]

@@ -1,6 +1,6 @@
 //! SENet: "Squeeze-and-Excitation Networks", Hu, Shen, Albanie, Sun & Wu, 2017, <https://arxiv.org/abs/1709.01507>.
 //!
-//! pytorch-cifar's variant: the blocks of a pre-activation ResNet-18, each with squeeze and excitation.
+//! pytorch-cifar's variant: the blocks of a pre-activation ResNet-18, each with squeeze-and-excitation.
 
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -9,9 +9,9 @@ use crate::blocks::{PreActBlock, PreActShape, classify, conv};
 use crate::layers::{BatchNorm2d, Conv2d, Linear};
 use crate::{BuildError, Context, Init, Spec};
 
-/// Smallest side that leaves the last stage more than one pixel.
+/// Smallest image side in pixels: the last stage has more than one pixel.
 const MIN_SIDE: usize = 9;
-/// Channels to one of the squeezed.
+/// The paper's reduction ratio: a block's channels divided by its squeezed channels.
 const REDUCTION: usize = 16;
 
 /// SENet-18: a stem, four stages of two blocks and a linear layer.
@@ -27,9 +27,11 @@ pub struct SeNet {
 }
 
 impl SeNet {
+    /// Builds SENet-18 for `spec` with weights from `init`.
+    ///
     /// # Errors
     ///
-    /// An image side below 9.
+    /// [`BuildError::ImageTooSmall`] for an image side below 9 pixels.
     pub fn new(spec: &Spec, init: &Init) -> Result<Self, BuildError> {
         spec.require_side("senet18", MIN_SIDE, 32)?;
         let stage = |name: &str, channels: [usize; 2], stride: usize| {
@@ -47,7 +49,7 @@ impl SeNet {
         })
     }
 
-    /// `[B, C, H, W]` → logits `[B, classes]`; the shapes beside the lines are for 3x32x32.
+    /// Maps images `[B, C, H, W]` to logits `[B, classes]`. The shapes in the comments are for 3x32x32.
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
         let stage = |x, blocks: &[PreActBlock]| blocks.iter().fold(x, |x, block| block.forward(x, cx));
         let x = self.bn1.forward_relu(self.conv1.forward(images, cx), cx); // [B, 64, 32, 32]

@@ -11,12 +11,12 @@ use crate::layers::{BatchNorm2d, Conv2d, Linear};
 use crate::{BuildError, Context, Init, Spec};
 use ops::{channels, interleave};
 
-/// Smallest side that leaves the last stage more than one pixel.
+/// Smallest image side in pixels: the last stage has more than one pixel.
 const MIN_SIDE: usize = 9;
-/// Blocks behind the one that halves the image, in each stage.
+/// Basic blocks of each stage. They follow the stage's first block, which halves the image.
 const BLOCKS: [usize; 3] = [3, 7, 3];
 
-/// The paper's width multipliers.
+/// Width multiplier of the paper.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShuffleNetSize {
     /// 0.5
@@ -30,7 +30,7 @@ pub enum ShuffleNetSize {
 }
 
 impl ShuffleNetSize {
-    /// The registry's name.
+    /// Returns the name in the registry.
     pub const fn name(self) -> &'static str {
         match self {
             Self::X0_5 => "shufflenetv2_x0_5",
@@ -40,7 +40,7 @@ impl ShuffleNetSize {
         }
     }
 
-    /// Channels of the three stages and of the last convolution.
+    /// Returns the channels of the three stages and of the last convolution.
     fn widths(self) -> [usize; 4] {
         match self {
             Self::X0_5 => [48, 96, 192, 1024],
@@ -51,7 +51,7 @@ impl ShuffleNetSize {
     }
 }
 
-/// Half of the channels pass through three convolutions, the other half goes around them.
+/// Three convolutions over half of the channels. The other half is passed on unchanged.
 #[derive(Module, Debug)]
 struct Basic {
     conv1: Conv2d,
@@ -75,18 +75,18 @@ impl Basic {
         }
     }
 
-    /// The shape stays.
+    /// `[B, width, H, W]` → `[B, width, H, W]`.
     fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
         let width = input.dims()[1];
-        let (around, x) = (channels(input.clone(), 0..width / 2), channels(input, width / 2..width));
+        let (identity, x) = (channels(input.clone(), 0..width / 2), channels(input, width / 2..width));
         let x = self.bn1.forward_relu(self.conv1.forward(x, cx), cx);
         let x = self.bn2.forward(self.conv2.forward(x, cx), cx);
         let x = self.bn3.forward_relu(self.conv3.forward(x, cx), cx);
-        cx.wrote(interleave(around, x))
+        cx.count_activations(interleave(identity, x))
     }
 }
 
-/// Two branches that halve the image, side by side.
+/// Two parallel branches that halve the image.
 #[derive(Module, Debug)]
 struct Down {
     conv1: Conv2d,
@@ -125,7 +125,7 @@ impl Down {
         let right = self.bn3.forward_relu(self.conv3.forward(input, cx), cx);
         let right = self.bn4.forward(self.conv4.forward(right, cx), cx);
         let right = self.bn5.forward_relu(self.conv5.forward(right, cx), cx);
-        cx.wrote(interleave(left, right))
+        cx.count_activations(interleave(left, right))
     }
 }
 
@@ -159,9 +159,11 @@ pub struct ShuffleNetV2 {
 }
 
 impl ShuffleNetV2 {
+    /// Builds the ShuffleNetV2 of this size for `spec` with weights from `init`.
+    ///
     /// # Errors
     ///
-    /// An image side below 9.
+    /// [`BuildError::ImageTooSmall`] for an image side below 9 pixels.
     pub fn new(size: ShuffleNetSize, spec: &Spec, init: &Init) -> Result<Self, BuildError> {
         spec.require_side(size.name(), MIN_SIDE, 32)?;
         let [first, second, third, last] = size.widths();
@@ -183,7 +185,7 @@ impl ShuffleNetV2 {
         })
     }
 
-    /// `[B, C, H, W]` → logits `[B, classes]`; the shapes beside the lines are for 3x32x32 and size 1.
+    /// Maps images `[B, C, H, W]` to logits `[B, classes]`. The shapes in the comments are for 3x32x32 and size 1.
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
         let stage = |x, blocks: &[Block]| blocks.iter().fold(x, |x, block| block.forward(x, cx));
         let x = self.bn1.forward_relu(self.conv1.forward(images, cx), cx); // [B, 24, 32, 32]

@@ -1,20 +1,24 @@
-//! What a network is built for.
+//! Specification of a network's inputs and outputs.
 
 use crate::BuildError;
 
-/// What a network must be built for.
+/// Image shape and number of classes of a network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Spec {
-    /// Classes, the width of the logits.
+    /// Number of classes, the width of the logits.
     pub num_classes: usize,
-    /// Colour planes of the images.
+    /// Channels of the images.
     pub in_channels: usize,
     /// `[height, width]` of the images in pixels.
     pub image_size: [usize; 2],
 }
 
 impl Spec {
-    /// Refuses images with a side below `least`; `suggested` goes into the hint.
+    /// Checks that both image sides are at least `least` pixels. `suggested` is the size that the hint proposes.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::ImageTooSmall`].
     pub(crate) fn require_side(&self, model: &str, least: usize, suggested: usize) -> Result<(), BuildError> {
         if self.image_size.iter().all(|&side| side >= least) {
             return Ok(());

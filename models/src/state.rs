@@ -1,10 +1,10 @@
-//! A network's tensors under PyTorch's names, in PyTorch's order.
+//! A network's state dict: its tensors with PyTorch's names, in PyTorch's order.
 //!
-//! Names are the paths of the module tree: `layer2.0.shortcut.0.weight`. The variant of an enum adds nothing to a path,
-//! the position in a list or tuple adds its number, so the tree spells exactly what `state_dict()` does. The integer
-//! `num_batches_tracked` is left out: it has no influence on a batch norm of fixed momentum, and PyTorch's strict
-//! `load_state_dict` accepts a plain dictionary without it (a dictionary that carries no version metadata is treated as
-//! older than that buffer).
+//! Names are paths in the module tree, e.g. `layer2.0.shortcut.0.weight`. An entry of a list or tuple adds its index to the
+//! path, and the variant of an enum adds nothing, so names equal those of PyTorch's `state_dict()`. The integer
+//! `num_batches_tracked` is omitted: it does not affect a batch norm with a fixed momentum. PyTorch's strict
+//! `load_state_dict` accepts a plain dictionary without it, because a dictionary without version metadata counts as older
+//! than that buffer.
 
 mod load;
 
@@ -14,55 +14,55 @@ use burn::tensor::Tensor;
 
 use crate::layers::Buffer;
 
-pub use load::{LoadError, Misshapen, load_state_dict};
+pub use load::{LoadError, ShapeMismatch, load_state_dict};
 
 /// A learnable parameter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParameterInfo {
-    /// PyTorch's name.
+    /// Name in PyTorch's state dict.
     pub name: String,
-    /// PyTorch's shape.
+    /// Shape in PyTorch's layout.
     pub shape: Vec<usize>,
-    /// burn's key, under which gradients are found; it survives [`map_parameters`] but not the process.
+    /// burn's key of the gradient. It survives [`map_parameters`] but not the process.
     pub id: ParamId,
 }
 
 impl ParameterInfo {
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// True where a dimension is zero.
+    /// Returns true if a dimension is zero.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// What a tensor of the state is.
+/// Kind of a tensor in the state dict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StateKind {
-    /// Learnable.
+    /// A learnable parameter.
     Parameter,
-    /// Running statistics.
+    /// A buffer: running statistics.
     Buffer,
 }
 
-/// A tensor of the state on the host.
+/// A tensor of the state dict, on the host.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StateTensor {
-    /// PyTorch's name.
+    /// Name in PyTorch's state dict.
     pub name: String,
-    /// Parameter or buffer.
+    /// Whether the tensor is a parameter or a buffer.
     pub kind: StateKind,
-    /// PyTorch's shape.
+    /// Shape in PyTorch's layout.
     pub shape: Vec<usize>,
     /// Elements in row-major order.
     pub values: Vec<f32>,
 }
 
 impl StateTensor {
-    /// A tensor from a file, where only the name tells buffers from parameters.
+    /// Makes a tensor from a file, where only the name distinguishes buffers from parameters.
     pub fn new(name: impl Into<String>, shape: Vec<usize>, values: Vec<f32>) -> Self {
         let name = name.into();
         let buffer = matches!(name.rsplit('.').next(), Some("running_mean" | "running_var" | "num_batches_tracked"));
@@ -71,7 +71,7 @@ impl StateTensor {
     }
 }
 
-/// Where a traversal is.
+/// Current position of a module traversal.
 #[derive(Debug, Default)]
 struct Path {
     segments: Vec<String>,
@@ -129,12 +129,12 @@ impl<F: FnMut(ParameterInfo, StateKind, Tensor<1>)> ModuleVisitor for Visitor<F>
     }
 }
 
-/// Calls `each` with every tensor of the state, in order, flattened and without autodiff.
+/// Calls `each` with every tensor of the state dict, in order, flattened to `[N]` and without autodiff.
 pub fn visit<M: Module>(module: &M, each: impl FnMut(ParameterInfo, StateKind, Tensor<1>)) {
     module.visit(&mut Visitor { path: Path::default(), each });
 }
 
-/// The learnable parameters in registration order.
+/// Returns the learnable parameters in registration order.
 pub fn parameters<M: Module>(module: &M) -> Vec<ParameterInfo> {
     let mut parameters = Vec::new();
     visit(module, |info, kind, _| {
@@ -145,8 +145,8 @@ pub fn parameters<M: Module>(module: &M) -> Vec<ParameterInfo> {
     parameters
 }
 
-/// Copies the whole state to the host, in PyTorch's order: of a batch norm `weight`, `bias`, `running_mean`,
-/// `running_var`.
+/// Copies the state dict to the host, in PyTorch's order: a batch norm's `weight`, `bias`, `running_mean` and `running_var`
+/// are adjacent.
 pub fn state_dict<M: Module>(module: &M) -> Vec<StateTensor> {
     let mut state = Vec::new();
     visit(module, |info, kind, tensor| {
@@ -156,9 +156,10 @@ pub fn state_dict<M: Module>(module: &M) -> Vec<StateTensor> {
     state
 }
 
-/// Replaces each tensor by what `each` makes of it.
+/// Replaces each tensor by the result of `each`.
 struct Mapper<F> {
     path: Path,
+    /// Whether buffers are replaced too.
     buffers: bool,
     each: F,
 }
@@ -183,7 +184,7 @@ impl<F: FnMut(&ParameterInfo, StateKind, Tensor<1>) -> Tensor<1>> ModuleMapper f
     }
 }
 
-/// The parameter with what `each` makes of its value, both without autodiff.
+/// Replaces a parameter's value by the result of `each`, which gets and returns tensors without autodiff.
 fn replace_value<const D: usize>(
     param: Param<Tensor<D>>,
     each: impl FnOnce(ParamId, Tensor<D>) -> Tensor<D>,
@@ -192,7 +193,7 @@ fn replace_value<const D: usize>(
     // `None` on a device without autodiff.
     let (checkpointing, require_grad) = (tensor.gradient_checkpointing_strategy(), tensor.is_require_grad());
     let tensor = each(id, tensor.without_autodiff());
-    // A fresh leaf: the old one's graph ends here.
+    // The new value is a new leaf: it does not keep the old graph alive.
     let tensor = match checkpointing {
         Some(strategy) => {
             tensor.autodiff().with_gradient_checkpointing_strategy(strategy).set_require_grad(require_grad)
@@ -202,28 +203,27 @@ fn replace_value<const D: usize>(
     Param::from_mapped_value(id, tensor, mapper)
 }
 
-/// Hands each learnable parameter to `update`, flattened and without autodiff, and takes its new value back: the
-/// optimiser's way in.
+/// Replaces each learnable parameter by the result of `update`, which gets the value flattened to `[N]`, without autodiff.
 ///
-/// Nothing is copied to the host. Names, ids, shapes and whether a parameter requires gradients stay as they are.
+/// Nothing is copied to the host. Names, ids, shapes and `requires_grad` are kept.
 ///
 /// # Panics
 ///
-/// When `update` returns another number of elements than it was given.
+/// When `update` returns a tensor of another length.
 pub fn map_parameters<M: Module>(module: M, mut update: impl FnMut(&ParameterInfo, Tensor<1>) -> Tensor<1>) -> M {
     let each = |info: &ParameterInfo, _, tensor| update(info, tensor);
     module.map(&mut Mapper { path: Path::default(), buffers: false, each })
 }
 
-/// Takes all parameters out of a module, then puts others in.
-struct Exchange {
+/// Moves all parameters out of a module in a first traversal, and new values in in a second.
+struct ParameterSwap {
     path: Path,
     taken: Vec<(ParameterInfo, Tensor<1>)>,
-    /// `None` while they are taken out.
+    /// The new values; `None` in the first traversal.
     returned: Option<std::vec::IntoIter<(Vec<usize>, Tensor<1>)>>,
 }
 
-impl ModuleMapper for Exchange {
+impl ModuleMapper for ParameterSwap {
     fn enter_module(&mut self, name: &str, container_type: &str) {
         self.path.enter(name, container_type);
     }
@@ -238,55 +238,56 @@ impl ModuleMapper for Exchange {
         }
         replace_value(param, |id, tensor| match &mut self.returned {
             None => {
-                // of one element, not of none: no backend minds that
+                // One element, not none: every backend supports that.
                 let (info, empty) = (self.path.info(id, &tensor), Tensor::empty([1; D], &tensor.device()));
                 let flat = tensor.reshape([info.len()]);
                 self.taken.push((info, flat));
                 empty
             }
             Some(values) => {
-                let (shape, value) = values.next().expect("a module has as many parameters as were taken out of it");
+                let (shape, value) = values.next().expect("both traversals visit the same parameters");
                 value.reshape::<D, _>(burn::tensor::Shape::from(shape))
             }
         })
     }
 }
 
-/// [`map_parameters`] for an operation over all of them: `update` gets the learnable parameters in registration order,
-/// and gives their new values. Meanwhile nothing else holds their memory, unless the caller keeps a clone of `module`, so
-/// that they can be changed in place.
+/// Replaces all learnable parameters by one call of `update`, e.g. an optimizer's step: as [`map_parameters`], for an
+/// operation on all parameters. `update` gets them in registration order and returns their new values.
+///
+/// During the call the module holds no reference to the parameters' memory, so `update` can write in place, unless the
+/// caller keeps a clone of `module`.
 ///
 /// # Panics
 ///
-/// When `update` returns another number of tensors than it was given, or of elements of one.
+/// When `update` returns another number of tensors, or a tensor of another length.
 pub fn update_parameters<M: Module>(
     module: M,
     update: impl FnOnce(Vec<(ParameterInfo, Tensor<1>)>) -> Vec<Tensor<1>>,
 ) -> M {
-    let mut exchange = Exchange { path: Path::default(), taken: Vec::new(), returned: None };
-    let module = module.map(&mut exchange);
-    let shapes: Vec<Vec<usize>> = exchange.taken.iter().map(|(info, _)| info.shape.clone()).collect();
-    let values = update(exchange.taken);
+    let mut swap = ParameterSwap { path: Path::default(), taken: Vec::new(), returned: None };
+    let module = module.map(&mut swap);
+    let shapes: Vec<Vec<usize>> = swap.taken.iter().map(|(info, _)| info.shape.clone()).collect();
+    let values = update(swap.taken);
     assert_eq!(values.len(), shapes.len(), "every parameter gets a new value");
     let returned: Vec<_> = shapes.into_iter().zip(values).collect();
-    module.map(&mut Exchange { path: Path::default(), taken: Vec::new(), returned: Some(returned.into_iter()) })
+    module.map(&mut ParameterSwap { path: Path::default(), taken: Vec::new(), returned: Some(returned.into_iter()) })
 }
 
-/// [`map_parameters`] over parameters and buffers, in the order of [`state_dict`], e.g. for an exponential moving
-/// average.
+/// Replaces each parameter and each buffer by the result of `update`, as [`map_parameters`], in the order of [`state_dict`].
 ///
 /// # Panics
 ///
-/// When `update` returns another number of elements than it was given.
+/// When `update` returns a tensor of another length.
 pub fn map_state<M: Module>(module: M, update: impl FnMut(&ParameterInfo, StateKind, Tensor<1>) -> Tensor<1>) -> M {
     module.map(&mut Mapper { path: Path::default(), buffers: true, each: update })
 }
 
-/// A parameter's gradient, flattened; `None` where the loss did not depend on it.
+/// Returns a parameter's gradient, flattened to `[N]`; `None` where the loss does not depend on the parameter.
 ///
 /// # Panics
 ///
-/// For a rank that no layer has: parameters have one, two or four dimensions.
+/// For a parameter that has not one, two or four dimensions. No layer has such a parameter.
 pub fn gradient(gradients: &GradientsParams, parameter: &ParameterInfo) -> Option<Tensor<1>> {
     let (id, count) = (parameter.id, parameter.len());
     match parameter.shape.len() {
@@ -297,7 +298,8 @@ pub fn gradient(gradients: &GradientsParams, parameter: &ParameterInfo) -> Optio
     }
 }
 
-/// [`gradient`], taken out of `gradients`: its memory is free for reuse once the optimiser is done with it.
+/// Removes a parameter's gradient from `gradients` and returns it as [`gradient`] does. Its memory can be reused once the
+/// optimizer drops the tensor.
 ///
 /// # Panics
 ///

@@ -1,7 +1,7 @@
 //! VGG: "Very Deep Convolutional Networks for Large-Scale Image Recognition", Simonyan & Zisserman, 2014,
 //! <https://arxiv.org/abs/1409.1556>.
 //!
-//! pytorch-cifar's variant: batch norm after each convolution and one linear layer in place of the paper's three.
+//! pytorch-cifar's variant: batch norm after each convolution, and one linear layer instead of the paper's three.
 
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -9,10 +9,10 @@ use burn::tensor::Tensor;
 use crate::layers::{BatchNorm2d, Conv2dConfig, Layer, Linear, MaxPool2d, Relu, global_avg_pool, run};
 use crate::{BuildError, Context, Init, Spec};
 
-/// Five poolings halve the image five times.
+/// Smallest image side in pixels: each of the five poolings halves the image.
 const MIN_SIDE: usize = 32;
 
-/// Which of the paper's configurations.
+/// Configuration of the paper.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VggDepth {
     /// Configuration A: 8 convolutions.
@@ -26,7 +26,7 @@ pub enum VggDepth {
 }
 
 impl VggDepth {
-    /// The registry's name.
+    /// Returns the name in the registry.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Vgg11 => "vgg11",
@@ -36,7 +36,7 @@ impl VggDepth {
         }
     }
 
-    /// Convolutions in each of the five stages; a pooling ends a stage.
+    /// Returns the number of convolutions in each of the five stages. A pooling ends each stage.
     fn stages(self) -> [usize; 5] {
         match self {
             Self::Vgg11 => [1, 1, 2, 2, 2],
@@ -56,9 +56,11 @@ pub struct Vgg {
 }
 
 impl Vgg {
+    /// Builds the VGG of this depth for `spec` with weights from `init`.
+    ///
     /// # Errors
     ///
-    /// An image side below 32.
+    /// [`BuildError::ImageTooSmall`] for an image side below 32 pixels.
     pub fn new(depth: VggDepth, spec: &Spec, init: &Init) -> Result<Self, BuildError> {
         spec.require_side(depth.name(), MIN_SIDE, MIN_SIDE)?;
         let mut features = Vec::new();
@@ -77,10 +79,11 @@ impl Vgg {
         Ok(Self { features, classifier: Linear::new([512, spec.num_classes], &init.child("classifier")) })
     }
 
-    /// `[B, C, H, W]` → logits `[B, classes]`; the shapes beside the lines are for 3x32x32.
+    /// Maps images `[B, C, H, W]` to logits `[B, classes]`. The shapes in the comments are for 3x32x32.
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
         let x = run(&self.features, images, cx); // [B, 512, 1, 1]
-        // pytorch-cifar pools by 1x1 here, which is the same up to 63x63; larger images leave more than one pixel.
+        // pytorch-cifar's average pooling has a 1x1 window. The results are equal for images up to 63x63: larger images
+        // leave more than one pixel.
         let x = global_avg_pool(x); // [B, 512]
         self.classifier.forward(x, cx) // [B, classes]
     }

@@ -1,4 +1,4 @@
-//! The registry, errors of construction, initial weights and image sizes.
+//! The registry, errors of building, initial weights and image sizes.
 
 use burn::tensor::{Device, Tensor};
 use models::{BuildError, Context, Spec, StateKind, StateTensor, state_dict};
@@ -9,15 +9,15 @@ fn build(name: &str, spec: Spec, seed: u64) -> models::Network {
     models::build(name, &spec, seed, &Device::flex()).unwrap()
 }
 
-/// What a user is shown.
-fn refusal(name: &str, spec: Spec) -> String {
+/// Formats the error as a user sees it.
+fn rejection(name: &str, spec: Spec) -> String {
     let error = models::build(name, &spec, 1, &Device::flex()).unwrap_err();
     format!("{}: {error}\nhint: {}", error.key(), error.hint())
 }
 
 #[test]
 fn parameter_counts_are_the_published_ones() {
-    // PyTorch's counts for pytorch-cifar's definitions; those with a reference file are checked in `golden.rs`.
+    // PyTorch's counts for pytorch-cifar's definitions. `golden.rs` checks the models that have a reference file.
     for (name, parameters) in
         [("vgg11", 9_231_114), ("vgg13", 9_416_010), ("vgg19", 20_040_522), ("resnet34", 21_282_122)]
     {
@@ -55,8 +55,8 @@ fn the_table_is_the_published_one() {
 }
 
 #[test]
-fn unknown_names_get_the_nearest() {
-    let ask = |name| refusal(name, SPEC);
+fn unknown_names_get_similar_names() {
+    let ask = |name| rejection(name, SPEC);
     assert_eq!(ask("ResNet-18"), "model.name: there is no model `ResNet-18`\nhint: did you mean `resnet18`?");
     assert_eq!(ask("letnet"), "model.name: there is no model `letnet`\nhint: did you mean `lenet`?");
     assert_eq!(
@@ -80,14 +80,14 @@ fn unknown_names_get_the_nearest() {
 }
 
 #[test]
-fn impossible_specifications_are_refused() {
+fn impossible_specifications_are_rejected() {
     assert_eq!(
-        refusal("vgg16", Spec { image_size: [28, 28], in_channels: 1, ..SPEC }),
+        rejection("vgg16", Spec { image_size: [28, 28], in_channels: 1, ..SPEC }),
         "data.image_size: vgg16 needs images of at least 32x32 pixels, these are 28x28\n\
          hint: set `data.image_size = 32` to enlarge the images, or choose lenet or a resnet"
     );
     assert_eq!(
-        refusal("lenet", Spec { image_size: [15, 64], ..SPEC }),
+        rejection("lenet", Spec { image_size: [15, 64], ..SPEC }),
         "data.image_size: lenet needs images of at least 16x16 pixels, these are 15x64\n\
          hint: set `data.image_size = 16` to enlarge the images"
     );
@@ -95,20 +95,20 @@ fn impossible_specifications_are_refused() {
         models::build("resnet18", &Spec { image_size: [0, 0], ..SPEC }, 1, &Device::flex()),
         Err(BuildError::ImageTooSmall { .. })
     ));
-    assert!(refusal("lenet", Spec { num_classes: 0, ..SPEC }).starts_with("model.num_classes: "));
-    assert!(refusal("lenet", Spec { in_channels: 0, ..SPEC }).contains("at least one input channel"));
+    assert!(rejection("lenet", Spec { num_classes: 0, ..SPEC }).starts_with("model.num_classes: "));
+    assert!(rejection("lenet", Spec { in_channels: 0, ..SPEC }).contains("at least one input channel"));
 }
 
 #[test]
 fn every_family_runs_on_the_sizes_it_accepts() {
-    // The smallest images that each takes, and MNIST's.
+    // The smallest images that each model accepts, and MNIST's size.
     let mut cases = vec![
         ("lenet", Spec { num_classes: 3, in_channels: 3, image_size: [16, 40] }),
         ("vgg11", Spec { num_classes: 100, in_channels: 1, image_size: [32, 70] }),
     ];
     for entry in models::entries() {
         if entry.name.starts_with("resnet1") && entry.name != "resnet18" || entry.name == "dpn92" {
-            continue; // deeper ones of the same blocks
+            continue; // Deeper networks of the same blocks.
         }
         let least = (1..33).find(|&side| {
             models::build(entry.name, &Spec { image_size: [side, 48], ..SPEC }, 1, &Device::flex()).is_ok()
@@ -122,7 +122,7 @@ fn every_family_runs_on_the_sizes_it_accepts() {
     for (name, spec) in cases {
         let network = build(name, spec, 1);
         let [height, width] = spec.image_size;
-        // A single image: the hardest case for batch norm's statistics.
+        // A single image is the smallest batch for batch norm's statistics.
         let images = Tensor::<4>::ones([1, spec.in_channels, height, width], &Device::flex());
         for cx in [Context::train(), Context::eval()] {
             let logits = network.forward(images.clone(), &cx);
@@ -144,7 +144,7 @@ fn initial_weights_depend_on_seed_and_name_alone() {
     assert_eq!(state_dict(&build("resnet18", SPEC, 7)), reference);
     assert_ne!(state_dict(&build("resnet18", SPEC, 8)), reference);
 
-    // Another device, threads that build at the same time, burn's own generator in another state.
+    // An autodiff device, threads that build at the same time, and other states of burn's generator.
     let others: Vec<Vec<StateTensor>> = std::thread::scope(|scope| {
         let spawn = |burn_seed| {
             scope.spawn(move || {
@@ -160,7 +160,7 @@ fn initial_weights_depend_on_seed_and_name_alone() {
     // Layers of the same shape differ.
     let find = |name: &str| &reference.iter().find(|t| t.name == name).unwrap().values;
     assert_ne!(find("layer1.0.conv1.weight"), find("layer1.0.conv2.weight"));
-    // The name is the full path: this is what makes weights of common parts equal across models.
+    // The name is the full path, so modules with the same path have equal weights in all models.
     let deeper = state_dict(&build("resnet34", SPEC, 7));
     let same = deeper.iter().find(|t| t.name == "layer2.0.shortcut.0.weight").unwrap();
     assert_eq!(&same.values, find("layer2.0.shortcut.0.weight"));
@@ -179,7 +179,7 @@ fn initial_weights_have_pytorchs_distribution() {
                 let expected = bound * bound / 3.0;
                 let what = format!("{name} {}", tensor.name);
                 assert!(tensor.values.iter().all(|&v| f64::from(v).abs() <= bound * 1.000_001), "{what}");
-                // Six standard errors: some thousands of tensors are looked at.
+                // Six standard errors, because the test checks thousands of tensors.
                 assert!(mean.abs() < 6.0 * (expected / n).sqrt(), "{what}: mean {mean}");
                 assert!((variance / expected - 1.0).abs() < 6.0 * (0.8 / n).sqrt(), "{what}: variance {variance}");
             };
@@ -188,7 +188,7 @@ fn initial_weights_have_pytorchs_distribution() {
                 (_, [_, slice @ ..]) if !slice.is_empty() => uniform(slice.iter().product()),
                 (StateKind::Buffer, _) => all(if tensor.name.ends_with("running_mean") { 0.0 } else { 1.0 }),
                 (_, _) if tensor.name.ends_with("weight") => all(1.0),
-                // A bias follows its layer's weight: uniform with the same fan-in there, 0 in a batch norm.
+                // A bias follows its layer's weight and has the same fan-in. A batch norm's bias is 0.
                 (_, _) => match state[index - 1].shape.as_slice() {
                     [_] => all(0.0),
                     weight => uniform(weight[1..].iter().product()),
@@ -199,7 +199,7 @@ fn initial_weights_have_pytorchs_distribution() {
 }
 
 #[test]
-fn dropout_follows_the_sample() {
+fn dropout_depends_on_the_sample_key() {
     let spec = models::find("mnist_net").unwrap().spec;
     let network = build("mnist_net", spec, 1);
     let images = Tensor::<1>::from_floats(
@@ -213,9 +213,9 @@ fn dropout_follows_the_sample() {
     let with = |keys: &[u64]| logits(images.clone(), Context::train().with_dropout(keys.to_vec()));
     let first = with(&[5, 6, 7]);
     assert_eq!(with(&[5, 6, 7]), first);
-    assert_ne!(with(&[5, 6, 8])[20..], first[20..], "another key, another fate");
-    assert_eq!(with(&[5, 6, 8])[..20], first[..20], "and the others keep theirs");
-    // Half a batch, as another rank would see it.
+    assert_ne!(with(&[5, 6, 8])[20..], first[20..], "another key draws another mask");
+    assert_eq!(with(&[5, 6, 8])[..20], first[..20], "the other samples keep their masks");
+    // A part of the batch, as another rank sees it.
     let last = logits(images.clone().slice([2..3, 0..1, 0..28, 0..28]), Context::train().with_dropout(vec![7]));
     assert!(last.iter().zip(&first[20..]).all(|(a, b)| (a - b).abs() < 1e-5), "{last:?}");
 

@@ -1,4 +1,4 @@
-//! Every model against PyTorch's float64 values; `reference/README.md` says how they were made.
+//! Every model against PyTorch's float64 values. `reference/README.md` describes the files.
 
 mod formula;
 
@@ -27,8 +27,8 @@ struct Reference {
     pytorch_f32_deviation: Deviation,
 }
 
-/// How far PyTorch's own float32 is from the float64 values; ten times that is allowed. Taken as relative to the largest
-/// value: LeNet's 4e-7 is less than half a unit in the last place of its logits, so it cannot be meant absolutely.
+/// Deviation of PyTorch's float32 from the float64 values. The tests allow ten times as much. It is relative to the largest
+/// value: as an absolute number, LeNet's 4e-7 would be less than half a unit in the last place of its logits.
 #[derive(Deserialize)]
 struct Deviation {
     train_logits: f64,
@@ -37,13 +37,13 @@ struct Deviation {
     worst_grad_l2: f64,
 }
 
-/// Fails with the worst element, so that a broken layer is easy to see.
+/// Asserts on the largest deviation and prints it.
 fn assert_logits(what: &str, got: Tensor<2>, want: &[Vec<f64>], deviation: f64) {
     let got = got.into_data().try_into_vec_as::<f64>().unwrap();
     let want: Vec<f64> = want.iter().flatten().copied().collect();
     assert_eq!(got.len(), want.len(), "{what}");
     let worst = got.iter().zip(&want).map(|(g, w)| (g - w).abs()).fold(0.0, f64::max);
-    // Evaluation logits after a single update of the statistics grow with depth, to 1e5 for ResNet-101.
+    // After a single update of the statistics, evaluation logits grow with depth, to 1e5 for ResNet-101.
     let largest = want.iter().map(|w| w.abs()).fold(1.0, f64::max);
     let allowed = (10.0 * deviation * largest).max(1e-4);
     println!("{what}: worst deviation {worst:.2e}, allowed {allowed:.2e}, largest {largest:.3e}");
@@ -66,7 +66,7 @@ fn check(json: &str) {
     let state: Vec<_> = models::state_dict(&network).into_iter().map(|t| (t.name, t.shape)).collect();
     assert_eq!(state, reference.state);
 
-    // The formula's weights; running statistics keep their initial 0 and 1.
+    // Load the formula's weights. Running statistics keep their initial 0 and 1.
     let weights: Vec<StateTensor> = models::state_dict(&network)
         .into_iter()
         .map(|t| match t.kind {
@@ -80,7 +80,7 @@ fn check(json: &str) {
     let images = TensorData::new(formula::input(&reference.input, shape), shape);
     let images = Tensor::<4>::from_data(images, &device);
 
-    // Forward in training mode, loss.
+    // Training mode: logits and loss.
     let logits = network.forward(images.clone(), &Context::train());
     assert_logits(
         "train logits",
@@ -105,14 +105,14 @@ fn check(json: &str) {
 fn check_gradients(network: &Network, loss: Tensor<1>, reference: &Reference) {
     let mut gradients = GradientsParams::from_grads(loss.backward(), network);
     let largest = reference.grad_l2.values().copied().fold(0.0, f64::max);
-    // VGG's reference deviation is that of its vanishing biases, which are compared absolutely: hence the upper bound.
+    // The upper bound is for VGG: its reference deviation is that of vanishing biases, which are compared absolutely.
     let tolerance = (10.0 * reference.pytorch_f32_deviation.worst_grad_l2).clamp(2e-2, 1e-1);
     let parameters = models::parameters(network);
     let mut worst = (0.0, String::new());
     let mut unused = 0;
     for parameter in &parameters {
         let Some(&want) = reference.grad_l2.get(&parameter.name) else {
-            // EfficientNet's first block holds layers that it does not use.
+            // EfficientNet's first block has layers that it does not use.
             assert!(models::gradient(&gradients, parameter).is_none(), "{} has a gradient", parameter.name);
             unused += 1;
             continue;
@@ -121,7 +121,7 @@ fn check_gradients(network: &Network, loss: Tensor<1>, reference: &Reference) {
         assert_eq!(gradient.dims(), [parameter.len()]);
         let got = l2(&gradient.into_data().try_into_vec_as::<f64>().unwrap());
         if want < 1e-6 * largest {
-            // A bias in front of a batch norm has no gradient: what is left is rounding.
+            // A bias before a batch norm has no gradient; the value is rounding alone.
             assert!((got - want).abs() <= 1e-5 * largest, "{}: {got:e}, PyTorch's {want:e}", parameter.name);
             continue;
         }
@@ -144,13 +144,13 @@ fn check_statistics(network: &Network, reference: &Reference) {
         let values: Vec<f64> = buffer.values.iter().map(|&v| f64::from(v)).collect();
         let got_mean = values.iter().sum::<f64>() / values.len() as f64;
         let got_norm = l2(&values);
-        // Both in units of the buffer's own size: a mean may be near zero by cancellation.
         if norm == 0.0 {
-            // Never updated: the running mean of a batch norm that the network does not use.
+            // The running mean of a batch norm that the network does not use is never updated.
             assert_eq!(got_norm, 0.0, "{}", buffer.name);
             seen += 1;
             continue;
         }
+        // Both deviations are relative to the buffer's magnitude: a mean may be near zero by cancellation.
         let scale = norm / (values.len() as f64).sqrt();
         let deviation = ((got_mean - mean).abs() / scale).max((got_norm / norm - 1.0).abs());
         worst = worst.max(deviation);
@@ -161,7 +161,7 @@ fn check_statistics(network: &Network, reference: &Reference) {
     assert_eq!(seen, reference.running_mean_and_l2.len());
 }
 
-/// A test a file, so that a failure names its model.
+/// Makes one test per file, so that a failure names its model.
 macro_rules! references {
     ($($name:ident),* $(,)?) => {
         $(#[test]

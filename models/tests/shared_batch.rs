@@ -1,4 +1,4 @@
-//! What data parallelism asks of a network: statistics of a batch that several hold, and gradients as they become ready.
+//! Support for data parallelism: synchronised batch norm, and gradients that are reported when they are ready.
 
 use std::sync::{Arc, Barrier, Mutex};
 
@@ -9,7 +9,7 @@ use models::layers::BatchNorm2d;
 use models::{Context, GradientSink, Init, Spec, state};
 use ops::StatisticsReduce;
 
-/// Threads that add their sums up.
+/// All-reduce between threads.
 #[derive(Debug)]
 struct Threads {
     barrier: Barrier,
@@ -44,7 +44,7 @@ fn close(what: &str, ours: &[f32], theirs: &[f32]) {
     }
 }
 
-/// Output, gradients of input, weight, bias, and the running statistics after one step on images `range`.
+/// Returns the output, the gradients of input, weight and bias, and the running statistics after a step on images `range`.
 fn run(data: &[Vec<f32>; 3], range: std::ops::Range<usize>, relu: bool, residual: bool, cx: &Context) -> [Vec<f32>; 6] {
     const DIMS: [usize; 4] = [1, 4, 5, 3];
     let (device, one) = (Device::flex().autodiff(), DIMS[1] * DIMS[2] * DIMS[3]);
@@ -71,9 +71,9 @@ fn run(data: &[Vec<f32>; 3], range: std::ops::Range<usize>, relu: bool, residual
     ]
 }
 
-/// Devices and types without kernels of ours compose it of burn's operations: f64 is such a type on the CPU.
+/// Devices and types without a custom kernel use burn's operations. On the CPU, f64 is such a type.
 #[test]
-fn synchronised_batch_norm_without_kernels_is_that_of_the_whole_batch() {
+fn synchronised_batch_norm_without_kernels_equals_the_whole_batch() {
     use burn::tensor::DType;
     use ops::{After, batch_norm_train};
     const DIMS: [usize; 3] = [3, 4, 2];
@@ -134,7 +134,7 @@ fn synchronised_batch_norm_without_kernels_is_that_of_the_whole_batch() {
 }
 
 #[test]
-fn synchronised_batch_norm_is_that_of_the_whole_batch() {
+fn synchronised_batch_norm_equals_the_whole_batch() {
     let one = 4 * 5 * 3;
     let wave = |scale: f32, shift: f32| -> Vec<f32> {
         (0..8 * one).map(|i| ((i * i % 97) as f32 * 0.11).sin() * scale + shift + (i % 7) as f32 * 0.1).collect()
@@ -162,13 +162,13 @@ fn synchronised_batch_norm_is_that_of_the_whole_batch() {
             close(what, &a[i], &whole[i]);
             assert_eq!(a[i], b[i], "{what}: the same bits for all");
         }
-        // it does make a difference
+        // Without the reduction the result differs.
         let alone = run(&data, 0..cut, relu, residual, &Context::train());
         assert!(alone[0].iter().zip(&whole[0]).any(|(a, b)| (a - b).abs() > 1e-3));
     }
 }
 
-/// What happened, in order.
+/// Records the sink's calls, in order.
 #[derive(Debug, Default)]
 struct Seen {
     used: Mutex<Vec<ParamId>>,
@@ -185,39 +185,39 @@ impl GradientSink for Seen {
 }
 
 #[test]
-fn watched_gradients_are_those_of_backward_and_come_last_layer_first() {
+fn hooked_gradients_equal_those_of_backward_and_come_last_layer_first() {
     let device = Device::flex().autodiff();
     let spec = Spec { num_classes: 10, in_channels: 3, image_size: [32, 32] };
     let network = models::build("resnet18", &spec, 7, &device).unwrap();
     let pixels: Vec<f32> = (0..2 * 3 * 32 * 32).map(|i| ((i * 31 % 101) as f32 * 0.3).sin()).collect();
     let images = || Tensor::<4>::from_data(TensorData::new(pixels.clone(), [2, 3, 32, 32]), &device);
     let parameters = state::parameters(&network);
-    let place = |id: ParamId| parameters.iter().position(|p| p.id == id).unwrap();
+    let index_of = |id: ParamId| parameters.iter().position(|p| p.id == id).unwrap();
 
     let seen = Arc::new(Seen::default());
     let loss = network.forward(images(), &Context::train_with(None, Some(seen.clone()))).powf_scalar(2.0).mean();
-    let used: Vec<usize> = seen.used.lock().unwrap().iter().map(|id| place(*id)).collect();
+    let used: Vec<usize> = seen.used.lock().unwrap().iter().map(|id| index_of(*id)).collect();
     assert_eq!(used.len(), parameters.len());
     assert!(seen.ready.lock().unwrap().is_empty(), "nothing is ready before the backward pass");
     let left = GradientsParams::from_grads(loss.backward(), &network);
-    assert_eq!(left.len(), 0, "gradients were taken out, not copied");
+    assert_eq!(left.len(), 0, "gradients are moved out, not copied");
 
     let loss = network.forward(images(), &Context::train()).powf_scalar(2.0).mean();
     let gradients = GradientsParams::from_grads(loss.backward(), &network);
     let ready = std::mem::take(&mut *seen.ready.lock().unwrap());
     assert_eq!(ready.len(), parameters.len());
     for (id, gradient) in &ready {
-        let info = &parameters[place(*id)];
+        let info = &parameters[index_of(*id)];
         assert_eq!(*gradient, values(models::gradient(&gradients, info).unwrap()), "{}", info.name);
     }
-    // The backward pass mirrors the forward pass, but for branches that lie at the same depth.
-    let order: Vec<usize> = ready.iter().map(|(id, _)| place(*id)).collect();
+    // The backward pass reverses the forward pass, except for branches at the same depth.
+    let order: Vec<usize> = ready.iter().map(|(id, _)| index_of(*id)).collect();
     for (turn, index) in order.iter().rev().enumerate() {
         assert!(index.abs_diff(turn) <= 8, "parameter {index} comes {turn} before the end: {order:?}");
     }
 }
 
-/// Sums nothing up; notes how many gradients were ready when a batch norm asked.
+/// Adds nothing; records how many gradients were ready at each call.
 #[derive(Debug)]
 struct Asked(Arc<Seen>, Mutex<Vec<usize>>);
 
@@ -234,13 +234,13 @@ fn gradients_are_ready_while_the_backward_pass_runs() {
     let network = models::build("lenet", &spec, 7, &device).unwrap();
     let seen = Arc::new(Seen::default());
     let asked = Arc::new(Asked(seen.clone(), Mutex::default()));
-    // Below the network, a batch norm that says when its step of the backward pass runs.
-    let below = BatchNorm2d::new(1, &Init::new(0, &device));
-    let images = below.forward(Tensor::ones([2, 1, 28, 28], &device), &Context::train_with(Some(asked.clone()), None));
+    // A batch norm before the network. Its all-reduce shows when its step of the backward pass runs.
+    let first = BatchNorm2d::new(1, &Init::new(0, &device));
+    let images = first.forward(Tensor::ones([2, 1, 28, 28], &device), &Context::train_with(Some(asked.clone()), None));
     network.forward(images, &Context::train_with(None, Some(seen.clone()))).sum().backward();
     assert_eq!(
         *asked.1.lock().unwrap(),
         [0, state::parameters(&network).len()],
-        "in the forward pass, in the backward pass"
+        "once in the forward pass, once in the backward pass"
     );
 }

@@ -1,4 +1,4 @@
-//! The PyTorch-named view: loading, mapping, copies.
+//! The state dict: loading, mapping, copies.
 
 use burn::module::Module;
 use burn::optim::GradientsParams;
@@ -11,7 +11,7 @@ fn network(name: &str, seed: u64, device: &Device) -> Network {
     models::build(name, &SPEC, seed, device).unwrap()
 }
 
-/// Images that are not all alike, `[batch, 3, 32, 32]`.
+/// Returns different images, `[batch, 3, 32, 32]`.
 fn images(batch: usize, device: &Device) -> Tensor<4> {
     Tensor::<1>::from_floats((0..batch * 3072).map(|i| (i as f32 * 0.37).sin()).collect::<Vec<_>>().as_slice(), device)
         .reshape([batch, 3, 32, 32])
@@ -25,9 +25,9 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
 fn a_state_survives_loading_into_another_network() {
     let device = Device::flex().autodiff();
     let trained = network("resnet18", 1, &device);
-    trained.forward(images(2, &device), &Context::train()); // moves the statistics
+    trained.forward(images(2, &device), &Context::train()); // Updates the running statistics.
     let mut state = state_dict(&trained);
-    // PyTorch's own files hold these, in no order that we could rely on.
+    // PyTorch's files contain such entries. Their order is not guaranteed.
     state.push(StateTensor::new("bn1.num_batches_tracked", vec![], vec![1.0]));
     state.reverse();
 
@@ -38,7 +38,7 @@ fn a_state_survives_loading_into_another_network() {
 }
 
 #[test]
-fn loading_names_what_does_not_fit_and_loads_nothing() {
+fn loading_names_every_mismatch_and_loads_nothing() {
     let device = Device::flex();
     let target = network("lenet", 1, &device);
     let mut state = state_dict(&target);
@@ -57,7 +57,7 @@ fn loading_names_what_does_not_fit_and_loads_nothing() {
 }
 
 #[test]
-fn loading_refuses_a_name_that_comes_twice() {
+fn loading_rejects_a_duplicate_name() {
     let target = network("lenet", 1, &Device::flex());
     let mut state = state_dict(&target);
     state.push(state[3].clone());
@@ -65,28 +65,28 @@ fn loading_refuses_a_name_that_comes_twice() {
 }
 
 #[test]
-fn hints_tell_usual_mistakes_apart() {
+fn hints_distinguish_common_mistakes() {
     let device = Device::flex();
-    let refused = |name: &str, state: &[StateTensor]| -> LoadError {
+    let rejected = |name: &str, state: &[StateTensor]| -> LoadError {
         models::load_state_dict(network(name, 1, &device), state).unwrap_err()
     };
 
     let hundred = models::build("vgg11", &Spec { num_classes: 100, ..SPEC }, 1, &device).unwrap();
-    let error = refused("vgg11", &state_dict(&hundred));
+    let error = rejected("vgg11", &state_dict(&hundred));
     assert_eq!(error.hint(), "they were trained on 100 classes: set `model.num_classes = 100`");
 
     let mut parallel = state_dict(&network("lenet", 1, &device));
     parallel.iter_mut().for_each(|t| t.name = format!("module.{}", t.name));
-    let error = refused("lenet", &parallel);
+    let error = rejected("lenet", &parallel);
     assert!(error.hint().contains("model.module.state_dict()"), "{}", error.hint());
     assert!(error.to_string().contains("conv1.weight, conv1.bias, conv2.weight, conv2.bias and 6 more"), "{error}");
 
-    let error = refused("resnet34", &state_dict(&network("resnet18", 1, &device)));
+    let error = rejected("resnet34", &state_dict(&network("resnet18", 1, &device)));
     assert!(error.hint().contains("model.name"), "{}", error.hint());
 }
 
 #[test]
-fn mapping_parameters_is_an_optimiser_step() {
+fn mapping_parameters_is_an_optimizer_step() {
     let device = Device::flex().autodiff();
     let network = network("vgg11", 1, &device);
     let before = state_dict(&network);
@@ -105,14 +105,14 @@ fn mapping_parameters_is_an_optimiser_step() {
     });
     assert!(gradients.is_empty());
     assert_eq!(seen, infos);
-    assert_eq!(models::parameters(&network), infos, "names, shapes and ids stay");
+    assert_eq!(models::parameters(&network), infos, "names, shapes and ids are kept");
 
     let after = state_dict(&network);
     let mut parameter = 0;
     for ((before, after), statistics) in before.iter().zip(&after).zip(&statistics) {
         assert_eq!(before.name, after.name);
         match after.kind {
-            StateKind::Buffer => assert_eq!(after, statistics, "a step leaves the statistics alone"),
+            StateKind::Buffer => assert_eq!(after, statistics, "a step does not change the statistics"),
             StateKind::Parameter => {
                 for ((b, a), g) in before.values.iter().zip(&after.values).zip(&expected[parameter]) {
                     assert_eq!(*a, b - g * 0.5);
@@ -122,7 +122,7 @@ fn mapping_parameters_is_an_optimiser_step() {
         }
     }
 
-    // The new values are leaves that get gradients.
+    // The new values are leaves with gradients.
     let loss = network.forward(images(2, &device), &Context::train()).powf_scalar(2.0).mean();
     assert_eq!(GradientsParams::from_grads(loss.backward(), &network).len(), infos.len());
 }
@@ -161,15 +161,15 @@ fn copies_do_not_share_statistics() {
 }
 
 #[test]
-fn only_the_context_decides_about_training_mode() {
+fn only_the_context_sets_training_mode() {
     let (plain, autodiff) = (Device::flex(), Device::flex().autodiff());
     let network = network("resnet18", 1, &autodiff);
     let before = state_dict(&network);
     let eval = network.forward(images(2, &autodiff), &Context::eval());
-    assert_eq!(state_dict(&network), before, "evaluation on an autodiff device leaves the statistics alone");
+    assert_eq!(state_dict(&network), before, "evaluation on an autodiff device does not change the statistics");
 
     let inference = network.valid();
     let train = inference.forward(images(2, &plain), &Context::train());
-    assert_ne!(state_dict(&inference), before, "training statistics need no autodiff");
+    assert_ne!(state_dict(&inference), before, "training mode needs no autodiff");
     assert_ne!(values(eval), values(train));
 }

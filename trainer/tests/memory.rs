@@ -54,7 +54,7 @@ use std::collections::HashMap;
 use burn::tensor::Device;
 use comm::{Communicator, TransportKind};
 use data::{ImageShape, loader::Batch};
-use launch::Reporter;
+use launch::WorkerStatus;
 use models::Spec;
 use trainer::{
     config::{self, ConfigSource, DatasetFacts, Overrides, Registry, RunPlan},
@@ -88,7 +88,7 @@ fn batch(ranks: usize) -> Batch {
         epoch: 0,
         index: 0,
         global_len: ranks,
-        decisions: Vec::new(),
+        params: Vec::new(),
         shape: SHAPE,
     }
 }
@@ -153,9 +153,9 @@ fn a_worker_holds_one_set_of_buckets_and_no_second_copy_of_its_gradients() {
         beyond(&mut single, 1, || ())
     };
     let body = |comm: Communicator| {
-        let reporter = Reporter::unheard().expect("shared memory");
+        let status = WorkerStatus::detached().expect("shared memory");
         let mut ddp =
-            Ddp::new(network(), Device::flex().autodiff(), 10, &plan("ddp"), comm.clone(), reporter).expect("ddp");
+            Ddp::new(network(), Device::flex().autodiff(), 10, &plan("ddp"), comm.clone(), status).expect("ddp");
         beyond(&mut ddp, 2, || comm.barrier().expect("both are here"))
     };
     // both ranks are threads of this process: each sees the memory of both

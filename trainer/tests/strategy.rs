@@ -38,7 +38,7 @@ fn batch(first: usize, count: usize) -> Batch {
     let pixel = |i: usize, p: usize| ((i * 31 + p) as f32 * 0.37).sin();
     Batch {
         images: (first..first + count).flat_map(|i| (0..SHAPE.len()).map(move |p| pixel(i, p))).collect(),
-        decisions: Vec::new(),
+        params: Vec::new(),
         labels: (first..first + count).map(|i| (i % 10) as i32).collect(),
         mix: None,
         ids: (first as u32..(first + count) as u32).collect(),

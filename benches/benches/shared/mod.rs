@@ -61,7 +61,7 @@ pub fn batch(spec: &Spec, len: usize) -> Batch {
         epoch: 0,
         index: 0,
         global_len: len,
-        decisions: Vec::new(),
+        params: Vec::new(),
         shape,
     }
 }

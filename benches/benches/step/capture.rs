@@ -46,7 +46,7 @@ pub fn measure(
     // what a graph reads has to stay: nothing of a pass may come from the host
     let images = Tensor::<4>::from_data(TensorData::new(batch.images, shape), device);
     let targets = Tensor::<2>::from_data(TensorData::new(targets, [samples, spec.num_classes]), device);
-    let context = Context::train().in_bf16(bf16);
+    let context = Context::train().autocast_bf16(bf16);
     let pass = || {
         let logits = network.forward(images.clone(), &context);
         let loss = (log_softmax(logits, 1) * targets.clone()).sum().mul_scalar(-1.0 / samples as f64);

@@ -1,41 +1,41 @@
-//! Mixup and cutmix: each image of a batch mixed with its partner, the same position of the reversed batch.
+//! Mixup and cutmix: each image of a batch is mixed with its partner, the image at the same position of the reversed batch.
 
-use super::decide::Rect;
+use super::params::Rect;
 use super::random::{Purpose, Stream};
 use crate::{DataError, ImageShape};
 
-/// How batches are mixed: which of the two, and how strongly.
+/// How batches are mixed: mixup, cutmix or both, and their alphas.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Mixing {
     mixup: Option<f64>,
     cutmix: Option<f64>,
 }
 
-/// How one batch is mixed, the same for all of its samples.
+/// How one batch is mixed. All of its samples are mixed alike.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum BatchMix {
     /// `lambda * own + (1 - lambda) * partner` (Zhang et al.: "mixup: beyond empirical risk minimization", 2018).
     Mixup {
-        /// Weight of a sample's own image and label.
+        /// Weight of a sample's own image and label, in [0, 1].
         lambda: f32,
     },
-    /// A rectangle of the partner's image in the own one (Yun et al.: "CutMix", 2019).
+    /// A rectangle of the partner's image replaces that of the sample's own image (Yun et al.: "CutMix", 2019).
     Cutmix {
-        /// Part of the image that remains, and weight of a sample's own label.
+        /// Fraction of the sample's own image that remains, and weight of its own label, in [0, 1].
         lambda: f32,
-        /// What is replaced.
+        /// The replaced rectangle.
         rect: Rect,
     },
 }
 
-/// Draw that chooses between mixup and cutmix, far from those that lambda takes one after the other.
+/// Counter of the draw that chooses between mixup and cutmix. Lambda consumes the counters from 0 on and stays far below.
 const CHOICE: u64 = 1 << 40;
 const CENTRE_Y: u64 = CHOICE + 1;
 const CENTRE_X: u64 = CHOICE + 2;
 
 impl Mixing {
-    /// Mixing with lambda ~ Beta(alpha, alpha); with both, each batch takes one of them with probability 1/2 (as
-    /// timm's `Mixup` does).
+    /// Makes a mixing with lambda ~ Beta(alpha, alpha). With both alphas, each batch uses mixup or cutmix with probability
+    /// 1/2 each (timm's `Mixup`).
     ///
     /// # Errors
     /// An alpha that is not a positive number.
@@ -49,8 +49,8 @@ impl Mixing {
         Ok(Self { mixup, cutmix })
     }
 
-    /// Decides how global batch `index` of `epoch` is mixed; none where nothing is.
-    pub fn decide(&self, seed: u64, epoch: usize, index: usize, shape: ImageShape) -> Option<BatchMix> {
+    /// Draws how global batch `index` of `epoch` is mixed; none without mixup and cutmix.
+    pub fn params(&self, seed: u64, epoch: usize, index: usize, shape: ImageShape) -> Option<BatchMix> {
         let mut stream = Stream::new(seed, Purpose::Batch, epoch as u64, index as u64);
         let mixup = match (self.mixup, self.cutmix) {
             (None, None) => return None,
@@ -67,21 +67,21 @@ impl Mixing {
         let size = ((height as f64 * ratio) as usize, (width as f64 * ratio) as usize);
         let centre = (stream.below(CENTRE_Y, height as u32) as usize, stream.below(CENTRE_X, width as u32) as usize);
         let rect = Rect::around(centre, size, (height, width));
-        // Clipping and rounding changed the area: the labels follow the pixels.
+        // Clipping and rounding change the area, so the label's weight follows the pixels.
         let lambda = 1.0 - rect.area() as f32 / (height * width) as f32;
         Some(BatchMix::Cutmix { lambda, rect })
     }
 }
 
 impl BatchMix {
-    /// Weight of a sample's own label; the partner's has the rest.
+    /// Returns the weight of a sample's own label; the partner's label has the rest.
     pub fn lambda(&self) -> f32 {
         match *self {
             Self::Mixup { lambda } | Self::Cutmix { lambda, .. } => lambda,
         }
     }
 
-    /// Mixes `partner` into `own`, both `[C, H, W]` of `shape`, augmented and normalised.
+    /// Mixes `partner` into `own`, both `[C, H, W]` of `shape`, both augmented and normalised.
     pub fn apply(&self, own: &mut [f32], partner: &[f32], shape: ImageShape) {
         match *self {
             Self::Mixup { lambda } => {
@@ -100,15 +100,15 @@ impl BatchMix {
     }
 }
 
-/// A draw of Beta(alpha, alpha): x / (x + y) of two Gamma(alpha) draws. In logarithms, because for a small alpha both
-/// draws can be below the smallest number there is.
+/// Draws from Beta(alpha, alpha): x / (x + y) of two Gamma(alpha) draws. Computed in logarithms, because with a small alpha
+/// both draws can underflow.
 fn beta(alpha: f64, stream: &mut Stream) -> f64 {
     let (x, y) = (ln_gamma_draw(alpha, stream), ln_gamma_draw(alpha, stream));
     1.0 / (1.0 + (y - x).exp())
 }
 
-/// The logarithm of a Gamma(shape, 1) draw (Marsaglia, Tsang: "A simple method for generating gamma variables", 2000);
-/// for a shape below 1 by way of Gamma(shape + 1) * U^(1/shape).
+/// Draws the logarithm of Gamma(shape, 1) (Marsaglia, Tsang: "A simple method for generating gamma variables", 2000). For a
+/// shape below 1 it uses Gamma(shape + 1) * U^(1/shape).
 fn ln_gamma_draw(shape: f64, stream: &mut Stream) -> f64 {
     if shape < 1.0 {
         return ln_gamma_draw(shape + 1.0, stream) + stream.next_unit().ln() / shape;
@@ -124,7 +124,7 @@ fn ln_gamma_draw(shape: f64, stream: &mut Stream) -> f64 {
     }
 }
 
-/// A standard normal draw (Box, Muller 1958).
+/// Draws from the standard normal distribution (Box, Muller 1958).
 fn normal_draw(stream: &mut Stream) -> f64 {
     let radius = (-2.0 * stream.next_unit().ln()).sqrt();
     radius * (std::f64::consts::TAU * stream.next_unit()).cos()
@@ -134,7 +134,7 @@ fn normal_draw(stream: &mut Stream) -> f64 {
 mod tests {
     use super::*;
 
-    /// Largest distance between the draws' distribution and `cdf` (Kolmogorov-Smirnov).
+    /// Returns the largest distance between the draws' distribution and `cdf` (Kolmogorov-Smirnov).
     fn distance(alpha: f64, cdf: impl Fn(f64) -> f64) -> f64 {
         let mut draws: Vec<f64> = (0..20_000)
             .map(|index| beta(alpha, &mut Stream::new(5, Purpose::Batch, 0, index)))
@@ -147,17 +147,17 @@ mod tests {
 
     #[test]
     fn beta_draws_have_the_beta_distribution() {
-        // 1.95 / sqrt(n) is passed by chance once in a thousand times; the draws are fixed, so it is once for all.
+        // Random draws exceed 1.95 / sqrt(n) once in a thousand times. The draws are fixed, so the test never changes.
         let limit = 1.95 / 20_000f64.sqrt();
         let arcsine = |x: f64| 2.0 / std::f64::consts::PI * x.sqrt().asin();
         assert!(distance(0.5, arcsine) < limit);
         assert!(distance(1.0, |x| x) < limit);
         assert!(distance(2.0, |x| x * x * (3.0 - 2.0 * x)) < limit);
-        assert!(distance(2.0, |x| x) > 5.0 * limit, "the test tells distributions apart");
+        assert!(distance(2.0, |x| x) > 5.0 * limit, "the test distinguishes distributions");
     }
 
     #[test]
-    fn a_tiny_alpha_still_gives_a_number() {
+    fn a_tiny_alpha_still_yields_a_number() {
         for index in 0..1000 {
             let draw = beta(1e-4, &mut Stream::new(1, Purpose::Batch, 0, index));
             assert!((0.0..=1.0).contains(&draw), "{draw}");

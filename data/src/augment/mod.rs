@@ -1,49 +1,49 @@
-//! Augmentation and normalisation of single images ([`Pipeline`]), and mixing of pairs of them ([`BatchMix`]).
+//! Augmentation and normalisation of single images ([`Pipeline`]), and mixing of pairs of images ([`BatchMix`]).
 //!
-//! What happens to a sample is decided by (seed, epoch, sample id) alone ([`Pipeline::decide`]) and then carried out
-//! ([`Pipeline::apply`]): threads, ranks and the order of work change no pixel.
+//! A sample's parameters depend on (seed, epoch, sample id) alone ([`Pipeline::params`]) and are then applied
+//! ([`Pipeline::apply`]). Threads, ranks and the order of work change no pixel.
 
 mod apply;
-mod decide;
 mod mix;
-mod place;
+mod params;
 mod random;
+mod source_lines;
 
 use std::fmt;
 use std::str::FromStr;
 
-pub use decide::{Decision, Rect};
 pub use mix::{BatchMix, Mixing};
-pub use place::Line;
+pub use params::{AugmentParams, Rect};
+pub use source_lines::SourceLine;
 
 use crate::{DataError, ImageShape};
 
-/// What a crop sees outside of the image.
+/// The content of a crop's padding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Fill {
     /// Black pixels.
     #[default]
     Zero,
-    /// The image mirrored at its border pixels, which are not repeated (`reflect` in numpy and PyTorch).
+    /// The image mirrored at its border pixels; border pixels are not repeated (`reflect` in numpy and PyTorch).
     Reflect,
 }
 
-/// One random change to an image. A list of them is applied as crop, flip, cutout, however it is ordered.
+/// One random change to an image. A list of changes is applied in the order crop, flip, cutout, in whatever order it is given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Augment {
-    /// A window of the image's size at a uniform place of the image padded on all sides (`RandomCrop`).
+    /// Pads the image on all sides and takes a window of the image's size at a uniform position (`RandomCrop`).
     Crop {
         /// Pixels of padding on each side.
         padding: usize,
-        /// What the padding shows.
+        /// Content of the padding.
         fill: Fill,
     },
-    /// Left and right exchanged with probability 1/2 (`RandomHorizontalFlip`).
+    /// Exchanges left and right with probability 1/2 (`RandomHorizontalFlip`).
     Flip,
-    /// Left and right exchanged in every second epoch; which half of the samples starts flipped is random
+    /// Exchanges left and right in every second epoch. A random half of the samples starts flipped
     /// (Jordan: "94% on CIFAR-10 in 3.29 seconds on a single GPU", 2024).
     AlternatingFlip,
-    /// A square set to the mean, its centre uniform, clipped at the borders (DeVries, Taylor: "Improved regularization
+    /// Sets a square to the mean. Its centre is uniform; it is clipped at the borders (DeVries, Taylor: "Improved regularization
     /// of convolutional neural networks with cutout", 2017).
     Cutout {
         /// Side of the square, in pixels.
@@ -51,7 +51,7 @@ pub enum Augment {
     },
 }
 
-/// Padding of a crop whose padding is not given, as everybody's CIFAR recipe has it.
+/// Default padding of a crop, in pixels: that of the usual CIFAR recipes.
 const DEFAULT_PADDING: usize = 4;
 
 impl fmt::Display for Augment {
@@ -69,7 +69,7 @@ impl fmt::Display for Augment {
 impl FromStr for Augment {
     type Err = DataError;
 
-    /// Reads `crop`, `crop:2`, `reflect-crop`, `reflect-crop:2`, `flip`, `alternating-flip` or `cutout:12`.
+    /// Parses `crop`, `crop:2`, `reflect-crop`, `reflect-crop:2`, `flip`, `alternating-flip` or `cutout:12`.
     fn from_str(text: &str) -> Result<Self, DataError> {
         let (name, argument) = match text.split_once(':') {
             Some((name, argument)) => (name, Some(argument)),
@@ -95,14 +95,14 @@ impl FromStr for Augment {
             "alternating-flip" => plain(Self::AlternatingFlip),
             "cutout" => Ok(Self::Cutout { size: pixels(None)? }),
             _ => Err(error(
-                format!("`{text}` is no augmentation"),
+                format!("`{text}` is not an augmentation"),
                 "one of crop, crop:PIXELS, reflect-crop, reflect-crop:PIXELS, flip, alternating-flip, cutout:PIXELS",
             )),
         }
     }
 }
 
-/// An error about the augmentation as configured.
+/// Makes an error about the configured augmentation.
 fn error(cause: impl Into<String>, hint: impl Into<String>) -> DataError {
     DataError::new("", cause, hint).at("augment")
 }
@@ -117,14 +117,15 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// A pipeline for images of `shape`. `mean` and `std` hold a value a channel, of pixels scaled to [0, 1].
+    /// Makes a pipeline for images of `shape`. `mean` and `std` are `[C]`, for pixels scaled to [0, 1].
     ///
     /// # Errors
-    /// A `mean` or `std` of another length than the channels or without meaning, two crops, two flips or two cutouts,
-    /// a padding of 0 or not below the image's sides, a cutout of 0 or larger than the image.
+    /// A `mean` or `std` that does not have one value per channel, a mean that is not finite, a deviation that is not
+    /// positive, two crops, two flips or two cutouts, a padding of 0 or not below the image's sides, a cutout of 0 or larger
+    /// than the image.
     pub fn new(augment: &[Augment], mean: &[f32], std: &[f32], shape: ImageShape) -> Result<Self, DataError> {
         if shape.is_empty() {
-            return Err(error(format!("images of {shape} have no pixel"), "check the data set"));
+            return Err(error(format!("images of {shape} have no pixels"), "check the data set"));
         }
         check_statistics(mean, std, shape)?;
         let mut fill = Fill::Zero;
@@ -142,14 +143,14 @@ impl Pipeline {
         Ok(Self { augment: augment.to_vec(), fill, shape, tables })
     }
 
-    /// Shape of the images that go in and come out.
+    /// Returns the shape of the images before and after augmentation.
     pub fn shape(&self) -> ImageShape {
         self.shape
     }
 }
 
 impl Augment {
-    /// Augmentations of the same kind exclude each other.
+    /// Returns the augmentation's kind. Augmentations of the same kind exclude each other.
     fn kind(&self) -> &'static str {
         match self {
             Self::Crop { .. } => "crop",
@@ -163,7 +164,7 @@ fn check_statistics(mean: &[f32], std: &[f32], shape: ImageShape) -> Result<(), 
     for (name, values) in [("mean", mean), ("std", std)] {
         if values.len() != shape.channels {
             let cause = format!("{} values for images of {} channels ({shape})", values.len(), shape.channels);
-            return Err(DataError::new("", cause, "give one value a channel").at(name));
+            return Err(DataError::new("", cause, "give one value per channel").at(name));
         }
     }
     if let Some(bad) = mean.iter().find(|mean| !mean.is_finite()) {
@@ -171,7 +172,7 @@ fn check_statistics(mean: &[f32], std: &[f32], shape: ImageShape) -> Result<(), 
     }
     if let Some(bad) = std.iter().find(|std| !std.is_finite() || **std <= 0.0) {
         let cause = format!("{bad} is not a positive number");
-        return Err(DataError::new("", cause, "pixels are divided by it: use 1 to leave them as they are").at("std"));
+        return Err(DataError::new("", cause, "pixels are divided by std: use 1 to keep them unchanged").at("std"));
     }
     Ok(())
 }
@@ -184,11 +185,11 @@ fn check_step(step: &Augment, shape: ImageShape) -> Result<(), DataError> {
         }
         Augment::Crop { padding, .. } if padding >= side => Err(error(
             format!("`{step}` pads images of {shape} by {padding} pixels"),
-            format!("the padding has to be below the image's side: at most {}", side - 1),
+            format!("the padding must be smaller than the image's side: at most {}", side - 1),
         )),
         Augment::Cutout { size } if size > side => Err(error(
             format!("`{step}` cuts {size} pixels out of images of {shape}"),
-            format!("the cutout has to fit into the image: at most {side}"),
+            format!("the cutout must fit into the image: at most {side}"),
         )),
         _ => Ok(()),
     }

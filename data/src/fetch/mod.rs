@@ -1,4 +1,4 @@
-//! Downloads data sets from their official addresses, and checks files that are there.
+//! Downloads data sets from their official addresses and verifies files.
 
 mod download;
 mod sources;
@@ -17,16 +17,16 @@ pub use verify::{Check, FileReport, FileStatus, VerifyReport, verify};
 use crate::DataError;
 use crate::formats::{Format, info, locate};
 use download::Transfer;
-use sources::{Download, Source, source};
+use sources::{DatasetSource, Download, source};
 
-/// How to download.
+/// Options of a download.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FetchOptions {
-    /// Base address to use instead of the official one: the files must lie directly below it under their official names.
+    /// Base address instead of the official one. The files must be directly below it under their official names.
     pub mirror: Option<String>,
-    /// How often a lost connection is taken up again within one call; each time must have brought something.
+    /// Number of times that one call resumes after a lost connection. Each attempt must receive at least one byte.
     pub retries: u32,
-    /// A server that is silent for so long counts as lost.
+    /// A server that is silent for this long counts as lost.
     pub stall_timeout: Duration,
 }
 
@@ -36,37 +36,37 @@ impl Default for FetchOptions {
     }
 }
 
-/// Watches a download. All methods have empty defaults; `()` watches nothing.
-pub trait Progress {
-    /// A file of `total` bytes begins, or begins again from 0.
+/// Receives the progress of a download. All methods default to doing nothing; `()` ignores all of them.
+pub trait FetchProgress {
+    /// Called when the download of a file of `total` bytes starts, or starts again from 0.
     fn start(&self, file: &str, total: u64) {
         let _ = (file, total);
     }
 
-    /// So many more bytes are there.
+    /// Called when `bytes` more bytes have arrived.
     fn advance(&self, bytes: u64) {
         let _ = bytes;
     }
 
-    /// The file that was started is complete.
+    /// Called when the current file is complete.
     fn finish(&self) {}
 
-    /// A line for people: what happens besides.
+    /// Called with a line for the user about any other event.
     fn note(&self, message: &str) {
         let _ = message;
     }
 }
 
-impl Progress for () {}
+impl FetchProgress for () {}
 
-/// What [`fetch`] did.
+/// The outcome of [`fetch`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fetched {
-    /// Everything was there already, and every file was checked.
+    /// All files were there already and are verified.
     AlreadyThere(PathBuf),
-    /// The files are in this folder now.
+    /// The files are downloaded to this folder and verified.
     Done(PathBuf),
-    /// This data set is not downloaded: why.
+    /// The data set cannot be downloaded, with the reason.
     Nothing(String),
 }
 
@@ -80,15 +80,20 @@ impl std::fmt::Display for Fetched {
     }
 }
 
-/// Downloads what is missing or altered of the data set `name` to a folder of its own in `dest`, and checks all of it.
+/// Downloads the missing and altered files of the data set `name` to a folder below `dest`, and verifies all files.
 ///
-/// A download that was cut is resumed by the next call. Checksums are compared before anything is unpacked, and each file
-/// appears complete or not at all. An archive that someone put into `dest` by hand is used instead of the network.
+/// The next call resumes an interrupted download. Checksums are compared before anything is unpacked, and each file appears
+/// complete or not at all. An archive that the user has put into `dest` is used instead of the network.
 ///
 /// # Errors
-/// Unknown name; no network, server or file; a checksum that is wrong; a disk that cannot be written. The error says which
-/// address was tried, and the hint which files to put where by hand.
-pub fn fetch(name: &str, dest: &Path, options: &FetchOptions, progress: &dyn Progress) -> Result<Fetched, DataError> {
+/// An unknown name; no network, server or file; a wrong checksum; a disk that cannot be written. The error names the address,
+/// and the hint says which files to put where by hand.
+pub fn fetch(
+    name: &str,
+    dest: &Path,
+    options: &FetchOptions,
+    progress: &dyn FetchProgress,
+) -> Result<Fetched, DataError> {
     match source(name) {
         Some(source) => fetch_source(source, dest, options, progress),
         None => Ok(Fetched::Nothing(match info(name)?.format {
@@ -101,14 +106,15 @@ pub fn fetch(name: &str, dest: &Path, options: &FetchOptions, progress: &dyn Pro
     }
 }
 
+/// Downloads the missing and altered files of `source`.
 fn fetch_source(
-    source: &Source,
+    source: &DatasetSource,
     dest: &Path,
     options: &FetchOptions,
-    progress: &dyn Progress,
+    progress: &dyn FetchProgress,
 ) -> Result<Fetched, DataError> {
     let target = dest.join(source.folder);
-    // Found under `dest` or not, what matters here is that it is complete and unaltered.
+    // An error only means that the files are not there yet.
     if let Ok(found) = locate(info(source.name)?, dest) {
         let report = verify::report(source, found);
         if report.is_ok() {
@@ -126,22 +132,20 @@ fn fetch_source(
     let report = verify::report(source, target.clone());
     match report.files.iter().find(|file| !matches!(file.status, FileStatus::Ok(_))) {
         None => Ok(Fetched::Done(target)),
-        Some(file) => Err(DataError::new(
-            &file.path,
-            format!("is not as it should be after the download: {}", file.status),
-            "check the disk",
-        )),
+        Some(file) => {
+            Err(DataError::new(&file.path, format!("is wrong after the download: {}", file.status), "check the disk"))
+        }
     }
 }
 
+/// Creates `dir` and the folders above it.
 fn make_folder(dir: &Path) -> Result<(), DataError> {
-    std::fs::create_dir_all(dir).map_err(|e| {
-        DataError::new(dir, format!("cannot be made: {e}"), "name a folder that you can write to with --data-dir")
-    })
+    std::fs::create_dir_all(dir)
+        .map_err(|e| DataError::new(dir, format!("cannot be created: {e}"), "use --data-dir to name a writable folder"))
 }
 
-/// Files in a folder that is not ours win over those that we would put into `target`: they must go first.
-fn refuse_foreign(source: &Source, report: &VerifyReport, target: &Path) -> Result<(), DataError> {
+/// Refuses altered files in another folder than `target`: the readers would prefer them to the files downloaded to `target`.
+fn refuse_foreign(source: &DatasetSource, report: &VerifyReport, target: &Path) -> Result<(), DataError> {
     if report.dir == target {
         return Ok(());
     }
@@ -149,7 +153,7 @@ fn refuse_foreign(source: &Source, report: &VerifyReport, target: &Path) -> Resu
         None => Ok(()),
         Some(file) => Err(DataError::new(
             &file.path,
-            format!("{}; files of `{}` lie here already and would be read first", file.status, source.name),
+            format!("{}; files of `{}` are here already and would be read first", file.status, source.name),
             format!("move the folder {} away, then fetch again", report.dir.display()),
         )),
     }
@@ -157,41 +161,42 @@ fn refuse_foreign(source: &Source, report: &VerifyReport, target: &Path) -> Resu
 
 /// Downloads an archive and unpacks it.
 fn fetch_archive(
-    source: &Source,
+    source: &DatasetSource,
     want: &Download,
     dest: &Path,
     target: &Path,
     options: &FetchOptions,
-    progress: &dyn Progress,
+    progress: &dyn FetchProgress,
 ) -> Result<(), DataError> {
     make_folder(dest)?;
     let by_hand = dest.join(want.file);
     if by_hand.is_file() {
         let sum = File::open(&by_hand).and_then(verify::hash);
         if sum.is_ok_and(|(_, sum)| sum == want.sha256) {
-            progress.note(&format!("using {}, its checksum is right", by_hand.display()));
+            progress.note(&format!("using {}: its checksum is right", by_hand.display()));
             make_folder(target)?;
             return unpack::unpack(&by_hand, source, target);
         }
-        progress.note(&format!("{} has not the official checksum and is not used", by_hand.display()));
+        progress.note(&format!("{} does not have the official checksum and is not used", by_hand.display()));
     }
     let part = dest.join(format!("{}.part", want.file));
     get(source, want, &part, dest, options, progress)?;
     progress.note(&format!("unpacking {}", want.file));
     make_folder(target)?;
     unpack::unpack(&part, source, target)?;
-    std::fs::remove_file(&part)
-        .map_err(|e| DataError::new(&part, format!("cannot be removed: {e}"), "remove it by hand: all is unpacked"))
+    std::fs::remove_file(&part).map_err(|e| {
+        DataError::new(&part, format!("cannot be removed: {e}"), "remove it by hand: everything is unpacked")
+    })
 }
 
-/// Downloads a file that is used as it is, unless it is there in any form.
+/// Downloads a file that needs no unpacking, unless it is already there under any of its spellings.
 fn fetch_file(
-    source: &Source,
+    source: &DatasetSource,
     want: &Download,
     dest: &Path,
     target: &Path,
     options: &FetchOptions,
-    progress: &dyn Progress,
+    progress: &dyn FetchProgress,
 ) -> Result<(), DataError> {
     let known = source.files.iter().find(|file| want.file.strip_suffix(".gz") == Some(file.name));
     if let Some(FileReport { path, status }) = known.map(|known| verify::check_file(source, target, known)) {
@@ -199,8 +204,8 @@ fn fetch_file(
             FileStatus::Ok(_) => return Ok(()),
             FileStatus::Missing => {}
             FileStatus::Altered(how) => {
-                progress.note(&format!("{}: {how}; fetching it anew", path.display()));
-                // Under another spelling it would be read instead of the new one.
+                progress.note(&format!("{}: {how}; downloading it again", path.display()));
+                // A file of another spelling would be read instead of the new one.
                 if path != target.join(want.file) {
                     std::fs::remove_file(&path).map_err(|e| {
                         DataError::new(&path, format!("is damaged and cannot be removed: {e}"), "remove it by hand")
@@ -217,23 +222,23 @@ fn fetch_file(
         .map_err(|e| DataError::new(&path, format!("cannot be written: {e}"), "check the disk and permissions"))
 }
 
-/// Downloads to `part`; a failure comes with the address that was tried and with what to do without a network.
+/// Downloads a file to `part`. The error names the address and says what to do without a network.
 fn get(
-    source: &Source,
+    source: &DatasetSource,
     want: &Download,
     part: &Path,
     dest: &Path,
     options: &FetchOptions,
-    progress: &dyn Progress,
+    progress: &dyn FetchProgress,
 ) -> Result<(), DataError> {
     let base = options.mirror.as_deref().unwrap_or(source.base).trim_end_matches('/');
     let url = format!("{base}/{}", want.file);
     Transfer { url: &url, part, want, options, progress }.run().map_err(|failure| {
         let mut hint = String::new();
         if failure.resumable {
-            let _ = write!(hint, "run the same command again: it goes on from {}\n  or ", part.display());
+            let _ = write!(hint, "run the same command again: it resumes from {}\n  or ", part.display());
         } else if std::fs::metadata(part).is_ok_and(|meta| meta.len() == 0) {
-            // An empty file helps nobody; that it cannot be removed is not worth another error.
+            // An empty file is useless. Failing to remove it is not worth another error.
             let _ = std::fs::remove_file(part);
         }
         hint.push_str(&by_hand(source, dest));
@@ -241,8 +246,8 @@ fn get(
     })
 }
 
-/// Which files to put where.
-fn by_hand(source: &Source, dest: &Path) -> String {
+/// Says which files to put where.
+fn by_hand(source: &DatasetSource, dest: &Path) -> String {
     let mut text = String::from("without a network, get by other means");
     for want in source.downloads {
         let place = if want.archive { dest.to_owned() } else { dest.join(source.folder) };

@@ -1,20 +1,20 @@
-//! Where the data sets come from, and the checksums of their files.
+//! The addresses of the data sets and the checksums of their files.
 //!
-//! Sums of the downloads are those that TensorFlow Datasets publishes (`url_checksums/`), those of the CIFAR files
-//! torchvision-ruby's; those of the gunzipped IDX files were published by several users of the same downloads.
+//! The checksums of the downloads are published by TensorFlow Datasets (`url_checksums/`), those of the CIFAR files by
+//! torchvision-ruby, those of the gunzipped IDX files by several users of the same downloads.
 
 /// A data set that can be downloaded.
 #[derive(Debug)]
-pub(crate) struct Source {
+pub(crate) struct DatasetSource {
     /// The registry's name.
     pub(crate) name: &'static str,
     /// Address of the folder that holds the downloads, with the slash at its end.
     pub(crate) base: &'static str,
-    /// Folder below the destination that the files go to.
+    /// Folder below the destination for the files.
     pub(crate) folder: &'static str,
-    /// What is downloaded.
+    /// The files on the server.
     pub(crate) downloads: &'static [Download],
-    /// What lies in the folder afterwards.
+    /// The files in the folder after unpacking.
     pub(crate) files: &'static [KnownFile],
 }
 
@@ -27,42 +27,43 @@ pub(crate) struct Download {
     pub(crate) bytes: u64,
     /// Checksum, lower-case hexadecimal.
     pub(crate) sha256: &'static str,
-    /// True for a .tar.gz that holds the folder; false for a file that belongs into it.
+    /// True for a .tar.gz that contains the folder; false for a file of the folder.
     pub(crate) archive: bool,
 }
 
-/// A file of the set as it is read.
+/// A file that a reader reads.
 #[derive(Debug)]
 pub(crate) struct KnownFile {
-    /// Name in the folder; that of an IDX file has no `.gz` and stands for all its spellings.
+    /// Name in the folder. The name of an IDX file has no `.gz` and stands for all its spellings.
     pub(crate) name: &'static str,
-    /// What it should hold.
+    /// Its expected contents.
     pub(crate) contents: Contents,
 }
 
-/// What a file should hold.
+/// The expected contents of a file.
 #[derive(Debug)]
 pub(crate) enum Contents {
-    /// Exactly this. Both are of the gunzipped contents, so that files packed by other tools are recognised.
+    /// The official contents. Length and checksum are those of the gunzipped file, so that files compressed by other tools are
+    /// recognised.
     Official {
         /// Length in bytes.
         bytes: u64,
         /// Checksum, lower-case hexadecimal.
         sha256: &'static str,
     },
-    /// As many class names as the set has classes. The set can be read without this file.
+    /// One class name per class. The data set can be read without this file.
     ClassNames,
 }
 
 impl KnownFile {
-    /// True when the set cannot be read without the file.
+    /// Returns true if the data set cannot be read without the file.
     pub(crate) fn is_required(&self) -> bool {
         !matches!(self.contents, Contents::ClassNames)
     }
 }
 
-/// The source of the data set `name`; `None` where there is nothing to download.
-pub(crate) fn source(name: &str) -> Option<&'static Source> {
+/// Returns the source of the data set `name`; `None` if there is nothing to download.
+pub(crate) fn source(name: &str) -> Option<&'static DatasetSource> {
     SOURCES.iter().find(|source| source.name == name)
 }
 
@@ -87,8 +88,8 @@ const GZ_NAMES: [&str; 4] = [
 
 const CIFAR_FILE: u64 = 30_730_000;
 
-static SOURCES: [Source; 4] = [
-    Source {
+static SOURCES: [DatasetSource; 4] = [
+    DatasetSource {
         name: "cifar10",
         base: "https://www.cs.toronto.edu/~kriz/",
         folder: "cifar-10-batches-bin",
@@ -108,7 +109,7 @@ static SOURCES: [Source; 4] = [
             KnownFile { name: "batches.meta.txt", contents: Contents::ClassNames },
         ],
     },
-    Source {
+    DatasetSource {
         name: "cifar100",
         base: "https://www.cs.toronto.edu/~kriz/",
         folder: "cifar-100-binary",
@@ -124,7 +125,7 @@ static SOURCES: [Source; 4] = [
             KnownFile { name: "fine_label_names.txt", contents: Contents::ClassNames },
         ],
     },
-    Source {
+    DatasetSource {
         name: "mnist",
         base: "https://ossci-datasets.s3.amazonaws.com/mnist/",
         folder: "mnist",
@@ -141,7 +142,7 @@ static SOURCES: [Source; 4] = [
             file(IDX_NAMES[3], IDX_BYTES[3], "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"),
         ],
     },
-    Source {
+    DatasetSource {
         name: "fashion-mnist",
         base: "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
         folder: "fashion-mnist",

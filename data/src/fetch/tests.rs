@@ -1,4 +1,4 @@
-//! Downloads from a small server on this machine that behaves badly on request.
+//! Downloads from a small local server that misbehaves on request.
 
 mod files;
 mod server;
@@ -13,7 +13,7 @@ use super::*;
 use crate::formats::tests::gzip;
 use server::{Behaviour, Server};
 
-/// Writes down what a progress bar would show.
+/// Records what a progress bar would show.
 #[derive(Default)]
 struct Log(Mutex<Vec<String>>);
 
@@ -22,7 +22,7 @@ impl Log {
         self.0.lock().unwrap().push(line);
     }
 
-    /// Bytes since the last start, and all notes.
+    /// Returns the bytes since the last start, and all notes.
     fn read(&self) -> (u64, Vec<String>) {
         let lines = self.0.lock().unwrap();
         let mut bytes = 0;
@@ -37,7 +37,7 @@ impl Log {
     }
 }
 
-impl Progress for Log {
+impl FetchProgress for Log {
     fn start(&self, file: &str, total: u64) {
         self.push(format!("start {file} {total}"));
     }
@@ -65,7 +65,7 @@ const NAMES: [&str; 6] = [
     "test_batch.bin",
 ];
 
-/// Bytes that do not compress, different for each seed.
+/// Makes incompressible bytes, different for each seed.
 fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut next = || {
@@ -77,8 +77,8 @@ fn noise(seed: u64, len: usize) -> Vec<u8> {
     (0..len).map(|_| next()).collect()
 }
 
-/// An archive like CIFAR-10's, with smaller files, and its source.
-fn archive() -> (&'static Source, Vec<u8>) {
+/// Makes an archive like CIFAR-10's with smaller files, and its source.
+fn archive() -> (&'static DatasetSource, Vec<u8>) {
     let contents: Vec<Vec<u8>> = (1..=6).map(|seed| noise(seed, 20_000)).collect();
     let mut tar = tar::Builder::new(Vec::new());
     let mut add = |name: &str, bytes: &[u8]| {
@@ -100,18 +100,29 @@ fn archive() -> (&'static Source, Vec<u8>) {
     (leak("cifar10", "cifar-10-batches-bin", vec![download], files), packed)
 }
 
-fn leak(name: &'static str, folder: &'static str, downloads: Vec<Download>, files: Vec<KnownFile>) -> &'static Source {
-    let source =
-        Source { name, base: "http://official.invalid/", folder, downloads: downloads.leak(), files: files.leak() };
+fn leak(
+    name: &'static str,
+    folder: &'static str,
+    downloads: Vec<Download>,
+    files: Vec<KnownFile>,
+) -> &'static DatasetSource {
+    let source = DatasetSource {
+        name,
+        base: "http://official.invalid/",
+        folder,
+        downloads: downloads.leak(),
+        files: files.leak(),
+    };
     Box::leak(Box::new(source))
 }
 
 fn options(server: &Server) -> FetchOptions {
-    // Long enough for a busy machine: no test but that of the stall waits for it.
+    // Long enough for a busy machine: only the test of the stall waits for it.
     FetchOptions { mirror: Some(server.url.clone()), retries: 3, stall_timeout: Duration::from_secs(60) }
 }
 
-/// Fetches the archive from a server whose n-th answer behaves as told; returns the result, the ranges asked for, and the log.
+/// Fetches the archive from a server whose n-th answer has the behaviour `behaviour(n)`. Returns the result, the ranges of
+/// the requests, and the log.
 fn fetch_archive_from(
     dest: &Path,
     retries: u32,
@@ -133,7 +144,7 @@ fn assert_unpacked(dest: &Path) {
     let mut left: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|e| e.unwrap().file_name()).collect();
     left.sort();
     assert_eq!(left.len(), 7, "{left:?}");
-    // Neither the archive nor a part of it.
+    // Neither the archive nor a part of it is left.
     assert_eq!(std::fs::read_dir(dest).unwrap().count(), 1);
 }
 
@@ -149,7 +160,7 @@ fn downloads_checks_and_unpacks() {
     let (result, ranges, _) = fetch_archive_from(dest.path(), 0, |_| Behaviour::Good);
     assert_eq!(result, Ok(Fetched::AlreadyThere(folder.clone())));
     assert!(ranges.is_empty());
-    // An altered file is fetched anew.
+    // An altered file is fetched again.
     std::fs::write(folder.join("data_batch_2.bin"), noise(9, 20_000)).unwrap();
     let (result, ranges, _) = fetch_archive_from(dest.path(), 0, |_| Behaviour::Good);
     assert_eq!((result, ranges.len()), (Ok(Fetched::Done(folder)), 1));
@@ -175,7 +186,7 @@ fn the_next_call_resumes() {
     let (result, _, _) = fetch_archive_from(dest.path(), 0, |_| Behaviour::CutAfter(50_000));
     let error = result.unwrap_err();
     assert!(error.cause.contains("50000 of"), "{error}");
-    assert!(error.hint.starts_with("run the same command again: it goes on from"), "{}", error.hint);
+    assert!(error.hint.starts_with("run the same command again: it resumes from"), "{}", error.hint);
     assert_eq!(std::fs::metadata(dest.path().join("cifar-10-binary.tar.gz.part")).unwrap().len(), 50_000);
     let (result, ranges, log) = fetch_archive_from(dest.path(), 0, |_| Behaviour::Good);
     assert!(result.is_ok(), "{result:?}");
@@ -204,7 +215,8 @@ fn a_useless_part_is_thrown_away() {
     let mut wrong = packed.clone();
     wrong[1000] ^= 1;
     let long = [&packed[..], &[0; 10]].concat();
-    // A wrong start, all of it but wrong, too long: each asks for the whole file in the end.
+    // A part with a wrong start, a complete but wrong file, a file that is too long: each leads to a request for the whole
+    // file.
     for part in [&wrong[..60_000], &wrong[..], &long[..]] {
         let dest = tempfile::tempdir().unwrap();
         std::fs::write(dest.path().join("cifar-10-binary.tar.gz.part"), part).unwrap();
@@ -225,8 +237,8 @@ fn a_corrupt_payload_is_refused_and_removed() {
     let dest = tempfile::tempdir().unwrap();
     let (result, ranges, _) = fetch_archive_from(dest.path(), 3, |_| Behaviour::Corrupt);
     let error = result.unwrap_err();
-    assert!(error.cause.starts_with("the file that came has the sha256 "), "{error}");
-    assert!(error.cause.ends_with("; it was removed"), "{error}");
+    assert!(error.cause.starts_with("the downloaded file has the sha256 "), "{error}");
+    assert!(error.cause.ends_with("; the file was removed"), "{error}");
     assert_eq!(ranges.len(), 1);
     assert!(!dest.path().join("cifar-10-binary.tar.gz.part").exists());
     assert_eq!(std::fs::read_dir(dest.path()).unwrap().count(), 0);
@@ -251,7 +263,7 @@ fn refusals_say_which_address_and_what_to_do_by_hand() {
     let (result, _, _) = fetch_archive_from(dest.path(), 3, |_| Behaviour::Length(17));
     let expected = format!("the server's file has 17 bytes, the official one {}", archive().1.len());
     assert_eq!(result.unwrap_err().cause, expected);
-    // Nothing useless is left behind.
+    // No useless part is left.
     assert!(!dest.path().join("cifar-10-binary.tar.gz.part").exists());
 }
 
@@ -304,6 +316,6 @@ fn two_processes_do_not_write_one_file() {
     let part = std::fs::File::create(dest.path().join("cifar-10-binary.tar.gz.part")).unwrap();
     part.lock().unwrap();
     let (result, ranges, _) = fetch_archive_from(dest.path(), 0, |_| Behaviour::Good);
-    assert_eq!(result.unwrap_err().cause, "another process is downloading this file right now");
+    assert_eq!(result.unwrap_err().cause, "another process is downloading this file");
     assert!(ranges.is_empty());
 }

@@ -1,4 +1,4 @@
-//! Unpacks a .tar.gz: the known files of a data set and nothing else.
+//! Unpacks the known files of a data set from a .tar.gz, and nothing else.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read};
@@ -6,23 +6,23 @@ use std::path::{Component, Path};
 
 use flate2::bufread::GzDecoder;
 
-use super::sources::{Contents, Source};
+use super::sources::{Contents, DatasetSource};
 use crate::DataError;
 
-/// A list of class names is shorter.
+/// Maximum size of a file of class names, in bytes.
 const MAX_NAMES: u64 = 64 << 10;
 
-/// Writes the files of `source` from the archive into `dir`, each complete or not at all.
+/// Writes the files of `source` from the archive to `dir`, each complete or not at all.
 ///
-/// Only regular files `FOLDER/NAME` with a known name and length are written, to a path made of that known name: nothing
-/// that the archive says can lead out of `dir`. Other files are left in the archive; links and paths that lead up are refused,
-/// as no official archive holds any.
-pub(super) fn unpack(archive: &Path, source: &Source, dir: &Path) -> Result<(), DataError> {
+/// Only regular files `FOLDER/NAME` with a known name and length are written. The path is made of the known name, so the
+/// archive cannot write outside `dir`. Other files are skipped. Links and paths that lead up are refused, because no official
+/// archive contains any.
+pub(super) fn unpack(archive: &Path, source: &DatasetSource, dir: &Path) -> Result<(), DataError> {
     let damaged = |cause: String| {
         DataError::new(
             archive,
             cause,
-            format!("remove the file, then `trainer data fetch {}` gets it anew", source.name),
+            format!("remove the file, then run `trainer data fetch {}` to download it again", source.name),
         )
     };
     let file = File::open(archive).map_err(|e| damaged(format!("cannot be read: {e}")))?;
@@ -66,7 +66,7 @@ pub(super) fn unpack(archive: &Path, source: &Source, dir: &Path) -> Result<(), 
     }
 }
 
-/// Writes to a temporary file beside `target` and renames it: nobody ever sees half a file.
+/// Writes to a temporary file beside `target` and renames it, so that no process ever sees half a file.
 fn write_whole(input: &mut impl Read, size: u64, target: &Path) -> io::Result<()> {
     let mut name = target.file_name().unwrap_or_default().to_owned();
     name.push(".part");

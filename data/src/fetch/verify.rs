@@ -1,4 +1,4 @@
-//! Checks the files of a data set against the official checksums, or, where none is known, against their own structure.
+//! Checks the files of a data set against the official checksums, or against their own structure if no checksum is known.
 
 use std::cmp::Ordering;
 use std::io::Read;
@@ -6,32 +6,32 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use super::sources::{Contents, KnownFile, Source, source};
+use super::sources::{Contents, DatasetSource, KnownFile, source};
 use crate::DataError;
 use crate::formats::{Format, LoadRequest, decompressed, find_idx, info, load, locate, read_names};
 
-/// Result of a check of all files of a data set.
+/// The result of verifying all files of a data set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VerifyReport {
-    /// The data set.
+    /// Name of the data set.
     pub name: String,
-    /// The folder that was checked, or `built in`.
+    /// The verified folder, or `built in`.
     pub dir: PathBuf,
-    /// Each file, in the order in which the set is read.
+    /// The files in the order in which they are read.
     pub files: Vec<FileReport>,
 }
 
 impl VerifyReport {
-    /// True when no file is missing or altered.
+    /// Returns true if no file is missing or altered.
     pub fn is_ok(&self) -> bool {
         self.files.iter().all(|file| matches!(file.status, FileStatus::Ok(_)))
     }
 }
 
-/// What was found out about one file.
+/// The result for one file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileReport {
-    /// Path of the file; for an image folder that of a split.
+    /// Path of the file. For an image folder, the path of a split.
     pub path: PathBuf,
     /// Its state.
     pub status: FileStatus,
@@ -40,20 +40,20 @@ pub struct FileReport {
 /// State of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FileStatus {
-    /// As it should be.
+    /// The file is as expected.
     Ok(Check),
-    /// Not there.
+    /// There is no such file.
     Missing,
-    /// There, but not as it should be: how so.
+    /// The file differs from the expected one, with the difference.
     Altered(String),
 }
 
-/// What a file was held against.
+/// The kind of check that a file has passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Check {
-    /// The official file's sha256.
+    /// Its sha256 is that of the official file.
     Checksum,
-    /// Its own form: sizes, headers, labels, every image decoded.
+    /// Its structure is valid: sizes, headers, labels; every image can be decoded.
     Structure,
 }
 
@@ -68,10 +68,10 @@ impl std::fmt::Display for FileStatus {
     }
 }
 
-/// Checks every file of the data set `name`, which lies in `dir` or in one of the usual folders below it.
+/// Checks every file of the data set `name` in `dir` or in one of the usual folders below it.
 ///
 /// # Errors
-/// Unknown name, or no file of the set found in `dir`. Missing and altered files are part of the report.
+/// An unknown name, or no file of the data set in `dir`. Missing and altered files are part of the report.
 pub fn verify(name: &str, dir: &Path) -> Result<VerifyReport, DataError> {
     match source(name) {
         Some(source) => verify_source(source, dir),
@@ -79,18 +79,19 @@ pub fn verify(name: &str, dir: &Path) -> Result<VerifyReport, DataError> {
     }
 }
 
-pub(super) fn verify_source(source: &Source, dir: &Path) -> Result<VerifyReport, DataError> {
+/// Checks the files of `source` in `dir` or in one of the usual folders below it.
+pub(super) fn verify_source(source: &DatasetSource, dir: &Path) -> Result<VerifyReport, DataError> {
     let found = locate(info(source.name)?, dir)?;
     Ok(report(source, found))
 }
 
 /// Checks the files of `source` in exactly this folder.
-pub(super) fn report(source: &Source, dir: PathBuf) -> VerifyReport {
+pub(super) fn report(source: &DatasetSource, dir: PathBuf) -> VerifyReport {
     let files = source
         .files
         .iter()
         .map(|file| (file, check_file(source, &dir, file)))
-        // A list of class names that is not there is not missed.
+        // The list of class names may be missing.
         .filter(|(file, report)| file.is_required() || report.status != FileStatus::Missing)
         .map(|(_, report)| report)
         .collect();
@@ -98,14 +99,14 @@ pub(super) fn report(source: &Source, dir: PathBuf) -> VerifyReport {
 }
 
 /// Checks one file in exactly this folder.
-pub(super) fn check_file(source: &Source, dir: &Path, file: &KnownFile) -> FileReport {
+pub(super) fn check_file(source: &DatasetSource, dir: &Path, file: &KnownFile) -> FileReport {
     match resolve(dir, file) {
         Some(path) => FileReport { status: check(&path, file, source.name), path },
         None => FileReport { path: dir.join(file.name), status: FileStatus::Missing },
     }
 }
 
-/// The file under any of its spellings.
+/// Finds the file under any of its spellings.
 fn resolve(dir: &Path, file: &KnownFile) -> Option<PathBuf> {
     match file.name.split_once("-idx") {
         Some((stem, _)) => find_idx(dir, stem),
@@ -113,6 +114,7 @@ fn resolve(dir: &Path, file: &KnownFile) -> Option<PathBuf> {
     }
 }
 
+/// Checks the contents of one file.
 fn check(path: &Path, file: &KnownFile, name: &str) -> FileStatus {
     match file.contents {
         Contents::Official { bytes, sha256 } => check_sum(path, bytes, sha256).unwrap_or_else(FileStatus::Altered),
@@ -124,10 +126,10 @@ fn check(path: &Path, file: &KnownFile, name: &str) -> FileStatus {
     }
 }
 
-/// Compares length and checksum; an error is a file that cannot be read.
+/// Compares length and checksum. An error means that the file cannot be read.
 fn check_sum(path: &Path, bytes: u64, official: &str) -> Result<FileStatus, String> {
     let (input, _) = decompressed(path).map_err(|e| e.cause)?;
-    // One byte more than there should be: an overlong file is not read to its end.
+    // Read one byte more than expected, so that an overlong file is not read to its end.
     let (len, sum) = hash(input.take(bytes + 1)).map_err(|e| format!("cannot be read: {e}"))?;
     Ok(match len.cmp(&bytes) {
         Ordering::Less => FileStatus::Altered(format!("{len} bytes of {bytes}")),
@@ -137,7 +139,7 @@ fn check_sum(path: &Path, bytes: u64, official: &str) -> Result<FileStatus, Stri
     })
 }
 
-/// Length and sha256 (lower-case hexadecimal) of all that can be read.
+/// Returns the length in bytes and the sha256 (lower-case hexadecimal) of the input.
 pub(super) fn hash(mut input: impl Read) -> std::io::Result<(u64, String)> {
     let mut sha = Sha256::new();
     let mut buffer = vec![0; 1 << 16];
@@ -156,14 +158,14 @@ pub(super) fn hash(mut input: impl Read) -> std::io::Result<(u64, String)> {
     Ok((len, sha.finalize().iter().map(|byte| format!("{byte:02x}")).collect()))
 }
 
-/// A set without official files: everything is read and decoded.
+/// Checks a data set without official checksums by reading and decoding all of it.
 fn verify_structure(name: &str, dir: &Path) -> Result<VerifyReport, DataError> {
     let info = info(name)?;
     let built_in = info.format == Format::BuiltIn;
     let request = LoadRequest {
         name: name.to_owned(),
         dir: Some(dir.to_owned()),
-        // Differing sizes are no damage: the configuration can have the images resized.
+        // Different sizes are not damage, because the configuration can resize the images.
         image_size: (!built_in).then_some(32),
         ..LoadRequest::default()
     };
@@ -176,7 +178,7 @@ fn verify_structure(name: &str, dir: &Path) -> Result<VerifyReport, DataError> {
     };
     let files = match load(&request) {
         Ok(_) => parts.map(ok).to_vec(),
-        // A folder that is not there is a wrong `dir`; anything else is a damaged data set.
+        // A missing folder means a wrong `dir`. Anything else is a damaged data set.
         Err(error) if built_in || error.file.exists() => {
             let status = FileStatus::Altered(error.cause);
             vec![FileReport { path: error.file, status }]

@@ -1,7 +1,7 @@
 //! CIFAR-10 and CIFAR-100, the official binary files (Krizhevsky, 2009; <https://www.cs.toronto.edu/~kriz/cifar.html>).
 //!
-//! A record is one label byte (CIFAR-100: coarse, then fine) and 3072 bytes of pixels: 32x32 red, then green, then blue,
-//! row by row, which is `[C, H, W]` already.
+//! A record is one label byte (CIFAR-100: a coarse and a fine label byte) and 3072 bytes of pixels: 32x32 red, green and blue
+//! values, row by row. The pixels are therefore `[C, H, W]`.
 
 use std::path::{Path, PathBuf};
 
@@ -14,9 +14,10 @@ use crate::{DataError, Dataset, ImageShape, Splits};
 const SHAPE: ImageShape = ImageShape { channels: 3, height: 32, width: 32 };
 const PIXELS: usize = 3 * 32 * 32;
 
-/// Class names are a few hundred bytes; anything much longer is another file.
+/// Maximum size of the file of class names, in bytes. The real files have a few hundred bytes.
 const MAX_NAMES: u64 = 64 << 10;
 
+/// Reads the official binary files.
 pub(super) fn load(
     info: &DatasetInfo,
     layout: &CifarLayout,
@@ -38,7 +39,7 @@ pub(super) fn load(
     })
 }
 
-/// The first `count` images of `files`, each of which holds `records` records.
+/// Reads the first `count` images of `files`. Each file holds `records` records.
 #[expect(clippy::too_many_arguments, reason = "one caller, and a struct would only rename them")]
 fn read_split(
     info: &DatasetInfo,
@@ -64,7 +65,7 @@ fn read_split(
     Ok(dataset(info, fit, images, labels, classes.to_vec()))
 }
 
-/// Checks the label bytes of a record and returns the last, the label that is used.
+/// Checks the label bytes of a record and returns the last one, which is the label used.
 fn label(info: &DatasetInfo, layout: &CifarLayout, file: &Path, index: usize, bytes: &[u8]) -> Result<u16, DataError> {
     let mut last = 0;
     for (&value, &classes) in bytes.iter().zip(layout.label_bytes) {
@@ -82,7 +83,7 @@ fn label(info: &DatasetInfo, layout: &CifarLayout, file: &Path, index: usize, by
     Ok(u16::from(last))
 }
 
-/// The names in the file beside the data, or the well-known ones where it is not there.
+/// Returns the names in the file beside the data, or the registry's names if there is no such file.
 fn class_names(info: &DatasetInfo, layout: &CifarLayout, dir: &Path) -> Result<Vec<String>, DataError> {
     let path = dir.join(layout.names);
     if !path.is_file() {
@@ -91,7 +92,7 @@ fn class_names(info: &DatasetInfo, layout: &CifarLayout, dir: &Path) -> Result<V
     read_names(&path, info.class_names.len(), info.name)
 }
 
-/// Reads a file of class names, a line each.
+/// Reads a file of class names, one per line.
 pub(crate) fn read_names(path: &Path, expected: usize, name: &str) -> Result<Vec<String>, DataError> {
     let (_, len) = open(path)?;
     if len > MAX_NAMES {
@@ -112,7 +113,7 @@ mod tests {
     use super::*;
     use crate::formats::{Format, metadata};
 
-    /// Record `index` of a file: label `index`, pixels that count up from it.
+    /// Makes a record with the given label bytes and pixels that count up from `index`.
     fn record(index: u8, labels: &[u8]) -> Vec<u8> {
         labels.iter().copied().chain((0..PIXELS).map(|p| (p as u8).wrapping_add(index))).collect()
     }
@@ -135,7 +136,7 @@ mod tests {
         let set = read("cifar10", &bytes, 4, 6).unwrap();
         assert_eq!(set.labels, [9, 8, 7, 6, 9, 8]);
         assert_eq!(set.images.len(), 6 * PIXELS);
-        // The second record, seen from both files.
+        // The second record of both files, which are the same file.
         assert_eq!(set.image(1), &record(1, &[])[..]);
         assert_eq!(set.image(5), set.image(1));
         assert_eq!(set.classes[8], "ship");

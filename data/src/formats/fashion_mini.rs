@@ -1,4 +1,4 @@
-//! `fashion-mini`: 8,000 images of Fashion-MNIST that are part of the program (origin and licence: `assets/fashion-mini`).
+//! `fashion-mini`: 8,000 images of Fashion-MNIST, compiled into the program (origin and licence: `assets/fashion-mini`).
 
 use std::path::Path;
 
@@ -15,22 +15,16 @@ const FILES: [(&str, &[u8]); 4] = [
     ("t10k-labels-idx1-ubyte.gz", include_bytes!("../../assets/fashion-mini/t10k-labels-idx1-ubyte.gz")),
 ];
 
-/// Reads the built-in files; `dir` of the request is not looked at.
+/// Reads the built-in files and ignores the request's `dir`.
 pub(super) fn load(info: &DatasetInfo, request: &LoadRequest) -> Result<Splits, DataError> {
     let [train_images, train_labels, test_images, test_labels] = FILES;
     let read = |(name, bytes): (&str, &'static [u8]), kind| {
-        // 28x28 bytes an image is the most that the files hold; gzip's own checksum is checked on the way.
-        idx::read(
-            Path::new(name),
-            MultiGzDecoder::new(bytes),
-            u64::MAX,
-            kind,
-            "the program itself is damaged: install it anew",
-        )
+        // No bound is needed: the files are known. The decoder checks gzip's checksum.
+        idx::read(Path::new(name), MultiGzDecoder::new(bytes), u64::MAX, kind, "the program is damaged: reinstall it")
     };
     let split = |images: (&str, _), labels: (&str, _), limit, option| {
         let pixels = read(images, idx::image_kind(info))?;
-        let classes = read(labels, idx::Kind::Labels)?;
+        let classes = read(labels, idx::IdxKind::Labels)?;
         let (images, labels) = (Path::new(images.0), Path::new(labels.0));
         idx::assemble(info, request.image_size, (images, pixels), (labels, classes), limit, option)
     };

@@ -1,4 +1,4 @@
-//! Opening and reading of files whose size is known beforehand.
+//! Opens and reads files of known size.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -6,17 +6,17 @@ use std::path::Path;
 
 use crate::DataError;
 
-/// Turns an I/O error into one that names the file and what to do.
+/// Converts an I/O error into one that names the file and what to do.
 pub(crate) fn read_error(path: &Path, error: &io::Error) -> DataError {
     let hint = match error.kind() {
         io::ErrorKind::NotFound => "check the path; --data-dir names the data folder",
         io::ErrorKind::PermissionDenied => "check the permissions of the file and of the folders above it",
-        _ => "check the disk, or copy the file anew",
+        _ => "check the disk, or copy the file again",
     };
     DataError::new(path, format!("cannot be read: {error}"), hint)
 }
 
-/// Opens a regular file and tells its length in bytes.
+/// Opens a regular file and returns it with its length in bytes.
 pub(crate) fn open(path: &Path) -> Result<(File, u64), DataError> {
     let file = File::open(path).map_err(|e| read_error(path, &e))?;
     let meta = file.metadata().map_err(|e| read_error(path, &e))?;
@@ -26,9 +26,9 @@ pub(crate) fn open(path: &Path) -> Result<(File, u64), DataError> {
     Ok((file, meta.len()))
 }
 
-/// Reads `records` records of `record_len` bytes, the whole file.
+/// Reads a file of exactly `records` records of `record_len` bytes.
 ///
-/// The length is compared before anything is read: a truncated or an overlong file costs no memory.
+/// The length is compared before anything is read, so a truncated or overlong file costs no memory.
 pub(super) fn read_records(path: &Path, records: usize, record_len: usize, hint: &str) -> Result<Vec<u8>, DataError> {
     let (mut file, actual) = open(path)?;
     let expected = records as u64 * record_len as u64;
@@ -38,7 +38,7 @@ pub(super) fn read_records(path: &Path, records: usize, record_len: usize, hint:
     Ok(bytes)
 }
 
-/// Compares a length with the one expected: `header` bytes and whole records of `record_len` bytes.
+/// Compares a file's length with the expected length of `header` bytes and whole records of `record_len` bytes.
 pub(super) fn check_length(
     path: &Path,
     actual: u64,
@@ -61,7 +61,9 @@ pub(super) fn check_length(
     Err(error)
 }
 
-/// The hint for a damaged file of a set that can be fetched.
+/// Returns the hint for a damaged file of a data set that can be fetched.
 pub(super) fn damaged(name: &str) -> String {
-    format!("the file is damaged: `trainer data verify {name}` checks it, `trainer data fetch {name}` gets it anew")
+    format!(
+        "the file is damaged: `trainer data verify {name}` checks it, `trainer data fetch {name}` downloads it again"
+    )
 }

@@ -1,11 +1,11 @@
-//! Fits images of a fixed size into the requested square, and checks limits and memory before anything is allocated.
+//! Fits images into the requested square. Checks limits and memory before anything is allocated.
 
 use std::path::Path;
 
 use super::DatasetInfo;
 use crate::{DataError, ImageShape};
 
-/// Natural and handed-out shape of the images of a set.
+/// Natural and padded shape of the images of a data set.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Fit {
     natural: ImageShape,
@@ -13,7 +13,7 @@ pub(super) struct Fit {
 }
 
 impl Fit {
-    /// Images of the registry's shape, zero-padded to `image_size` where that is given.
+    /// Pads images of shape `natural` with zeros to a square of `image_size`, if that is given.
     pub(super) fn padded(
         info: &DatasetInfo,
         natural: ImageShape,
@@ -37,22 +37,23 @@ impl Fit {
         Ok(Self { natural, padded })
     }
 
-    /// Images that are resized by their reader, or that stay as they are.
+    /// Pads nothing: the reader resizes the images or keeps their size.
     pub(super) fn exact(shape: ImageShape) -> Self {
         Self { natural: shape, padded: shape }
     }
 
-    /// Shape of the images handed out.
+    /// Returns the shape of the padded images.
     pub(super) fn shape(&self) -> ImageShape {
         self.padded
     }
 
-    /// True when images keep their size.
+    /// Returns true if images keep their size.
     pub(super) fn is_identity(&self) -> bool {
         self.natural == self.padded
     }
 
-    /// Appends one image, `[C, H, W]`, padded with zeros around the centre (a spare row or column goes below or right).
+    /// Appends one image, `[C, H, W]`, padded with zeros on all sides. If the padding is odd, the spare row or column is below
+    /// or right.
     pub(super) fn append(&self, image: &[u8], out: &mut Vec<u8>) {
         if self.is_identity() {
             out.extend_from_slice(image);
@@ -69,7 +70,7 @@ impl Fit {
         }
     }
 
-    /// Room for `count` images of the handed-out shape, or an error that says how much memory they need.
+    /// Allocates memory for `count` padded images. The error says how much memory they need.
     pub(super) fn allocate(&self, dir: &Path, count: usize) -> Result<Vec<u8>, DataError> {
         let mut images = Vec::new();
         let needed = count.checked_mul(self.padded.len());
@@ -77,7 +78,7 @@ impl Fit {
             let gib = count as f64 * self.padded.len() as f64 / (1u64 << 30) as f64;
             return Err(DataError::new(
                 dir,
-                format!("{count} images of {} need {gib:.1} GiB of memory, more than there is", self.padded),
+                format!("{count} images of {} need {gib:.1} GiB of memory, more than is available", self.padded),
                 "set a smaller image_size, or limit_train and limit_test",
             ));
         }
@@ -85,10 +86,10 @@ impl Fit {
     }
 }
 
-/// Longest side of an image, in pixels: far above any use, far below what overflows.
+/// Maximum side of an image, in pixels: larger than any use, small enough that no size overflows.
 pub(super) const MAX_SIDE: usize = 16_384;
 
-/// Refuses sides that no image has.
+/// Refuses an impossible `image_size`.
 pub(super) fn check_side(size: usize) -> Result<(), DataError> {
     if (1..=MAX_SIDE).contains(&size) {
         return Ok(());
@@ -96,7 +97,7 @@ pub(super) fn check_side(size: usize) -> Result<(), DataError> {
     Err(DataError::new("", format!("image_size is {size}"), format!("it must be from 1 to {MAX_SIDE}")))
 }
 
-/// How many of `available` images a limit leaves.
+/// Returns how many of `available` images a limit keeps.
 pub(super) fn keep(limit: Option<usize>, available: usize, option: &str) -> Result<usize, DataError> {
     if limit == Some(0) {
         return Err(DataError::new("", format!("{option} = 0 leaves no image"), "leave it out to use all images"));

@@ -13,37 +13,38 @@ use super::fit::{Fit, keep};
 use super::{DatasetInfo, LoadRequest, dataset, locate};
 use crate::{DataError, Dataset, ImageShape, Splits};
 
-/// The four files of a set, without the ending that tells the type.
+/// The names of a data set's four files, without the suffix that names the type.
 pub(crate) const STEMS: [&str; 4] = ["train-images", "train-labels", "t10k-images", "t10k-labels"];
 
-/// Deflate's best ratio: a stored byte stands for at most this many.
+/// Deflate's maximum compression ratio.
 const MAX_RATIO: u64 = 1032;
 
-/// What a file should hold.
+/// The expected contents of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum IdxKind {
     /// `[N, height, width]`.
     Images { height: usize, width: usize },
     /// `[N]`.
     Labels,
 }
 
-impl Kind {
+impl IdxKind {
     fn dims(self) -> usize {
-        if self == Kind::Labels { 1 } else { 3 }
+        if self == IdxKind::Labels { 1 } else { 3 }
     }
 
     fn plural(self) -> &'static str {
-        if self == Kind::Labels { "labels" } else { "images" }
+        if self == IdxKind::Labels { "labels" } else { "images" }
     }
 }
 
+/// Reads the four files.
 pub(super) fn load(info: &DatasetInfo, dir: &Path, request: &LoadRequest) -> Result<Splits, DataError> {
     let dir = locate(info, dir)?;
     let split = |images, labels, limit, option| {
         let (images, labels) = (required(info, &dir, images)?, required(info, &dir, labels)?);
         let pixels = read_file(&images, image_kind(info), info.name)?;
-        let classes = read_file(&labels, Kind::Labels, info.name)?;
+        let classes = read_file(&labels, IdxKind::Labels, info.name)?;
         assemble(info, request.image_size, (&images, pixels), (&labels, classes), limit, option)
     };
     let [train_images, train_labels, test_images, test_labels] = STEMS;
@@ -54,19 +55,19 @@ pub(super) fn load(info: &DatasetInfo, dir: &Path, request: &LoadRequest) -> Res
     })
 }
 
-/// Shape of the set's images; the registry states it for every set in IDX files.
+/// Returns the shape of the data set's images. The registry states it for every data set in IDX files.
 fn natural_shape(info: &DatasetInfo) -> ImageShape {
-    let known = |value: Option<usize>| value.expect("the registry states the shape of every IDX set");
+    let known = |value: Option<usize>| value.expect("the registry states the shape of every IDX data set");
     ImageShape { channels: known(info.channels), height: known(info.height), width: known(info.width) }
 }
 
-/// What the set's image files hold.
-pub(super) fn image_kind(info: &DatasetInfo) -> Kind {
+/// Returns the expected contents of the data set's image files.
+pub(super) fn image_kind(info: &DatasetInfo) -> IdxKind {
     let ImageShape { height, width, .. } = natural_shape(info);
-    Kind::Images { height, width }
+    IdxKind::Images { height, width }
 }
 
-/// The usual name of a file, e.g. `train-images-idx3-ubyte`.
+/// Returns the official name of a file, e.g. `train-images-idx3-ubyte`.
 pub(super) fn file_name(stem: &str) -> String {
     format!("{stem}-idx{}-ubyte", dims(stem))
 }
@@ -75,7 +76,7 @@ fn dims(stem: &str) -> usize {
     if stem.ends_with("labels") { 1 } else { 3 }
 }
 
-/// The file of `stem` in `dir` under any of its spellings; unpacked ones are preferred, they read faster.
+/// Finds the file of `stem` in `dir` under any of its spellings. Uncompressed files are preferred, because they read faster.
 pub(crate) fn find(dir: &Path, stem: &str) -> Option<PathBuf> {
     let names = [file_name(stem), format!("{stem}.idx{}-ubyte", dims(stem))];
     ["", ".gz"]
@@ -88,14 +89,14 @@ fn required(info: &DatasetInfo, dir: &Path, stem: &str) -> Result<PathBuf, DataE
     find(dir, stem).ok_or_else(|| {
         DataError::new(
             dir.join(format!("{}.gz", file_name(stem))),
-            "the file is missing (other files of the set are beside it)",
-            format!("`trainer data fetch {}` gets it", info.name),
+            "the file is missing (other files of the data set are beside it)",
+            format!("`trainer data fetch {}` downloads it", info.name),
         )
     })
 }
 
-/// Opens a file and unpacks it on the way when it is gzipped, whatever its name says. Also returns the most bytes that it
-/// can hold.
+/// Opens a file and decompresses it while reading if it is gzipped, whatever its name is. Also returns the maximum number of
+/// bytes that the file can contain.
 pub(crate) fn decompressed(path: &Path) -> Result<(Box<dyn Read>, u64), DataError> {
     let (mut file, len) = open(path)?;
     let mut magic = Vec::new();
@@ -113,19 +114,19 @@ fn reader(file: File, magic: &[u8], len: u64) -> (Box<dyn Read>, u64) {
     }
 }
 
-fn read_file(path: &Path, kind: Kind, name: &str) -> Result<Vec<u8>, DataError> {
+fn read_file(path: &Path, kind: IdxKind, name: &str) -> Result<Vec<u8>, DataError> {
     let (input, bound) = decompressed(path)?;
     read(path, input, bound, kind, &damaged(name))
 }
 
 /// Reads the values of an IDX file of uint8.
 ///
-/// `bound` is the most bytes that the input can hold: a header that promises more is refused before any allocation.
+/// `bound` is the maximum number of bytes of the input. A header that promises more is refused before any allocation.
 pub(super) fn read(
     path: &Path,
     mut input: impl Read,
     bound: u64,
-    kind: Kind,
+    kind: IdxKind,
     hint: &str,
 ) -> Result<Vec<u8>, DataError> {
     let fail = |cause: String| DataError::new(path, cause, hint);
@@ -135,7 +136,7 @@ pub(super) fn read(
         .take(header_len as u64)
         .read_to_end(&mut header)
         .map_err(|e| fail(format!("cannot be read: {e}")).at("byte 0"))?;
-    // The magic number is judged first: it says more than a wrong length.
+    // The magic number is checked before the length, because its error says more.
     check_magic(&header, kind).map_err(|(byte, cause)| fail(cause).at(format!("byte {byte}")))?;
     if header.len() < header_len {
         let cause = format!("the file is truncated: {} bytes, its header alone has {header_len}", header.len());
@@ -144,10 +145,11 @@ pub(super) fn read(
     let dims: Vec<u64> =
         header[4..].chunks_exact(4).map(|b| u64::from(u32::from_be_bytes([b[0], b[1], b[2], b[3]]))).collect();
     let record_len = match kind {
-        Kind::Labels => 1,
-        Kind::Images { height, width } => {
+        IdxKind::Labels => 1,
+        IdxKind::Images { height, width } => {
             if dims[1..] != [height as u64, width as u64] {
-                let cause = format!("its images are {}x{}, those of this set are {height}x{width}", dims[1], dims[2]);
+                let cause =
+                    format!("its images are {}x{}, those of this data set are {height}x{width}", dims[1], dims[2]);
                 return Err(fail(cause).at("byte 8"));
             }
             height * width
@@ -168,7 +170,7 @@ pub(super) fn read(
         return Err(fail(cause).at(format!("record {}", bound.saturating_sub(header_len as u64) / record_len as u64)));
     }
     let mut values = Vec::new();
-    // One byte more than promised: tells an overlong file, and makes gzip check its checksum at the end.
+    // Read one byte more than promised. This finds an overlong file and makes gzip verify the checksum at the end.
     let result = input.take(body + 1).read_to_end(&mut values);
     let actual = header_len as u64 + values.len() as u64;
     if let Err(error) = result {
@@ -183,8 +185,8 @@ pub(super) fn read(
     Ok(values)
 }
 
-/// Checks as much of the four magic bytes as there is; an error is the byte's position and the cause.
-fn check_magic(header: &[u8], kind: Kind) -> Result<(), (usize, String)> {
+/// Checks the four magic bytes, as many as there are. An error is the byte's position and the cause.
+fn check_magic(header: &[u8], kind: IdxKind) -> Result<(), (usize, String)> {
     if header.iter().take(2).any(|&b| b != 0) {
         let start = &header[..header.len().min(4)];
         return Err((0, format!("is not an IDX file: it starts with {start:02x?}, not with two zero bytes")));
@@ -198,7 +200,7 @@ fn check_magic(header: &[u8], kind: Kind) -> Result<(), (usize, String)> {
             0x0C => "int32",
             0x0D => "float32",
             0x0E => "float64",
-            _ => "no IDX type",
+            _ => "unknown",
         };
         return Err((2, format!("holds values of type {dtype:#04x} ({name}), images and labels are 0x08 (uint8)")));
     }
@@ -211,7 +213,7 @@ fn check_magic(header: &[u8], kind: Kind) -> Result<(), (usize, String)> {
     Ok(())
 }
 
-/// Joins the values of an image and a label file into a split; each comes with the name of its file.
+/// Joins the values of an image file and a label file into a split. Both come with the names of their files.
 pub(super) fn assemble(
     info: &DatasetInfo,
     image_size: Option<usize>,
@@ -253,9 +255,9 @@ mod tests {
     use super::*;
     use crate::formats::metadata;
 
-    const IMAGES: Kind = Kind::Images { height: 2, width: 3 };
+    const IMAGES: IdxKind = IdxKind::Images { height: 2, width: 3 };
 
-    fn read_all(bytes: &[u8], kind: Kind) -> Result<Vec<u8>, DataError> {
+    fn read_all(bytes: &[u8], kind: IdxKind) -> Result<Vec<u8>, DataError> {
         read(Path::new("f"), bytes, bytes.len() as u64, kind, "hint")
     }
 
@@ -269,7 +271,7 @@ mod tests {
     #[test]
     fn reads_images_and_labels() {
         assert_eq!(read_all(&images(2, 12), IMAGES).unwrap(), (0..12).collect::<Vec<u8>>());
-        assert_eq!(read_all(&[0, 0, 8, 1, 0, 0, 0, 2, 7, 9], Kind::Labels).unwrap(), [7, 9]);
+        assert_eq!(read_all(&[0, 0, 8, 1, 0, 0, 0, 2, 7, 9], IdxKind::Labels).unwrap(), [7, 9]);
     }
 
     #[test]
@@ -287,7 +289,7 @@ mod tests {
         assert_eq!(says(&[0, 0, 8, 1, 0, 0], IMAGES), "f: byte 3: has 1 dimensions, a file of images has 3");
         let mut wide = images(1, 6);
         wide[15] = 4;
-        assert_eq!(says(&wide, IMAGES), "f: byte 8: its images are 2x4, those of this set are 2x3");
+        assert_eq!(says(&wide, IMAGES), "f: byte 8: its images are 2x4, those of this data set are 2x3");
         assert_eq!(says(&images(0, 0), IMAGES), "f: byte 4: holds no images");
         assert_eq!(
             says(&images(3, 16), IMAGES),
@@ -301,7 +303,7 @@ mod tests {
 
     #[test]
     fn a_forged_count_allocates_nothing() {
-        // 4 billion images promised by a gzip file of a few bytes.
+        // A gzip file of a few bytes that promises 4 billion images.
         let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
         packed.write_all(&images(u32::MAX, 100)).unwrap();
         let packed = packed.finish().unwrap();
@@ -319,12 +321,12 @@ mod tests {
         let packed = packed.finish().unwrap();
         std::fs::write(&path, &packed).unwrap();
         assert_eq!(read_file(&path, IMAGES, "mnist").unwrap().len(), 300);
-        // Truncated anywhere, the checksum at the end included.
+        // Truncate at every byte, the checksum at the end included.
         for len in 0..packed.len() {
             std::fs::write(&path, &packed[..len]).unwrap();
             assert!(read_file(&path, IMAGES, "mnist").is_err(), "{len} of {} bytes", packed.len());
         }
-        // A bit of the checksum, of the length and of the body.
+        // Flip a bit of the checksum, of the length and of the body.
         for byte in [packed.len() - 8, packed.len() - 4, packed.len() / 2] {
             let mut bad = packed.clone();
             bad[byte] ^= 1;

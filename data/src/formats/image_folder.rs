@@ -1,7 +1,7 @@
-//! A folder of images: `DIR/train/CLASS/**/*.png|jpg|jpeg` and `DIR/test` or `DIR/val` alike.
+//! A folder of images: `DIR/train/CLASS/**/*.png|jpg|jpeg`, and `DIR/test` or `DIR/val` with the same layout.
 //!
-//! Order and labels are those of torchvision's `ImageFolder`: classes sorted by name, the files of a class by folder, then
-//! by name. Images become RGB as with PIL's `convert("RGB")`: grey is repeated, transparency dropped.
+//! Order and labels are those of torchvision's `ImageFolder`: classes are sorted by name, the files of a class by folder and
+//! then by name. Images become RGB as with PIL's `convert("RGB")`: grey is repeated, transparency is dropped.
 
 mod walk;
 
@@ -16,9 +16,10 @@ use super::{DatasetInfo, LoadRequest, dataset};
 use crate::{DataError, Dataset, ImageShape, Splits};
 use walk::{Sample, classes, samples};
 
-/// Most memory that the decoder of one image may ask for, in bytes: a forged header cannot ask for more.
+/// Maximum memory that the decoder of one image may allocate, in bytes. It bounds what a forged header can request.
 const MAX_DECODED: u64 = 1 << 30;
 
+/// Reads an image folder.
 pub(super) fn load(info: &DatasetInfo, dir: &Path, request: &LoadRequest) -> Result<Splits, DataError> {
     if let Some(size) = request.image_size {
         check_side(size)?;
@@ -28,7 +29,7 @@ pub(super) fn load(info: &DatasetInfo, dir: &Path, request: &LoadRequest) -> Res
     check_same_classes(&train_dir, &names, &test_dir)?;
     let train = thin(samples(&train_dir, &names)?, names.len(), request.limit_train, "limit_train")?;
     let test = thin(samples(&test_dir, &names)?, names.len(), request.limit_test, "limit_test")?;
-    // Every folder of a class holds an image, so there is a first one: unless resized, all must have its size.
+    // Every class folder holds an image, so there is a first one. Without image_size all images must have its size.
     let (height, width) = match request.image_size {
         Some(size) => (size, size),
         None => size_of(&train[0].path)?,
@@ -42,7 +43,7 @@ pub(super) fn load(info: &DatasetInfo, dir: &Path, request: &LoadRequest) -> Res
     })
 }
 
-/// `train`, and `test` or else `val`.
+/// Returns the folders `train`, and `test` or otherwise `val`.
 fn split_dirs(dir: &Path) -> Result<(PathBuf, PathBuf), DataError> {
     let layout = "an image folder holds train/CLASS/*.png and test/CLASS/*.png (or val/CLASS/*.png)";
     if !dir.is_dir() {
@@ -58,7 +59,7 @@ fn split_dirs(dir: &Path) -> Result<(PathBuf, PathBuf), DataError> {
     Ok((train, test))
 }
 
-/// Labels are positions in the list of classes, so both splits must have the same list.
+/// Checks that both splits have the same classes: labels are positions in the list of classes.
 fn check_same_classes(train_dir: &Path, train: &[String], test_dir: &Path) -> Result<(), DataError> {
     let test = classes(test_dir)?;
     let lacks = |dir: &Path, name: &String, other: &Path| {
@@ -77,21 +78,22 @@ fn check_same_classes(train_dir: &Path, train: &[String], test_dir: &Path) -> Re
     }
 }
 
-/// Keeps `limit` images: the first of every class, then the second of every class, and so on, in their old order. The
-/// first images of the list would all be of one class.
+/// Keeps `limit` images: the first of every class, then the second of every class, and so on. Their order stays. The first
+/// images of the whole list would all be of one class.
 fn thin(all: Vec<Sample>, classes: usize, limit: Option<usize>, option: &str) -> Result<Vec<Sample>, DataError> {
     let count = keep(limit, all.len(), option)?;
     if count == all.len() {
         return Ok(all);
     }
     let mut seen = vec![0; classes];
+    // (position in the class, position in the list)
     let mut turns: Vec<(usize, usize)> = Vec::with_capacity(all.len());
     for (index, sample) in all.iter().enumerate() {
         let class = usize::from(sample.label);
         turns.push((seen[class], index));
         seen[class] += 1;
     }
-    // By turn, then by class, as indices grow with classes.
+    // By position in the class, then by class: positions in the list grow with the class.
     turns.sort_unstable();
     let mut kept: Vec<usize> = turns[..count].iter().map(|&(_, index)| index).collect();
     kept.sort_unstable();
@@ -99,6 +101,7 @@ fn thin(all: Vec<Sample>, classes: usize, limit: Option<usize>, option: &str) ->
     Ok(kept.into_iter().filter_map(|index| all[index].take()).collect())
 }
 
+/// Decodes all images of a split.
 fn decode_all(
     info: &DatasetInfo,
     fit: &Fit,
@@ -112,7 +115,7 @@ fn decode_all(
     let failed = images
         .par_chunks_exact_mut(fit.shape().len())
         .zip(samples)
-        // The first in order of those that fail: the same message in every run.
+        // Report the first failure in order, so that every run has the same message.
         .find_map_first(|(out, sample)| decode(&sample.path, fit.shape(), resize, out).err());
     if let Some(error) = failed {
         return Err(error);
@@ -144,17 +147,17 @@ fn decode(path: &Path, shape: ImageShape, resize: bool, out: &mut [u8]) -> Resul
     Ok(())
 }
 
-/// Height and width of an image, from its header.
+/// Reads the height and width of an image from its header.
 fn size_of(path: &Path) -> Result<(usize, usize), DataError> {
     let (width, height) = open(path)?.into_dimensions().map_err(|e| image_error(path, &e))?;
     if width as usize > MAX_SIDE || height as usize > MAX_SIDE || width == 0 || height == 0 {
         let cause = format!("is {width}x{height} pixels; sides from 1 to {MAX_SIDE} are read");
-        return Err(DataError::new(path, cause, "the image is damaged, or should be scaled down first"));
+        return Err(DataError::new(path, cause, "replace the image if it is damaged, or scale it down"));
     }
     Ok((height as usize, width as usize))
 }
 
-/// Opens an image; the format is told from its first bytes, as names are often wrong.
+/// Opens an image. Its first bytes determine the format, because names are often wrong.
 fn open(path: &Path) -> Result<ImageReader<std::io::BufReader<std::fs::File>>, DataError> {
     let (file, _) = super::open(path)?;
     let mut reader =
@@ -167,6 +170,7 @@ fn open(path: &Path) -> Result<ImageReader<std::io::BufReader<std::fs::File>>, D
     Ok(reader)
 }
 
+/// Makes the error of an image that cannot be decoded.
 fn image_error(path: &Path, error: &image::ImageError) -> DataError {
     let hint = "the image is damaged or of another format: replace it, convert it to PNG or JPEG, or remove it";
     DataError::new(path, format!("cannot be decoded: {error}"), hint)

@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 use super::{DatasetInfo, Format, idx};
 use crate::DataError;
 
-/// The folder of the set's files: `dir` itself or one of the usual folders below it.
+/// Finds the folder of the data set's files: `dir` or one of the usual folders below it.
 ///
-/// A folder with all files wins over one with some; of the latter the first is returned, so that the reader can name the
-/// file that lacks.
+/// A folder with all files is preferred to one with some files. If only incomplete folders exist, the first is returned, so
+/// that the reader can name the missing file.
 pub(crate) fn locate(info: &DatasetInfo, dir: &Path) -> Result<PathBuf, DataError> {
     if !dir.is_dir() {
         let cause = if dir.exists() { "is not a folder" } else { "there is no such folder" };
-        let hint = format!("--data-dir names the data folder; `trainer data fetch {}` fills it", info.name);
+        let hint = format!("--data-dir names the data folder; `trainer data fetch {}` downloads the files", info.name);
         return Err(DataError::new(dir, cause, hint));
     }
     let places: Vec<PathBuf> =
@@ -26,7 +26,7 @@ pub(crate) fn locate(info: &DatasetInfo, dir: &Path) -> Result<PathBuf, DataErro
     }
 }
 
-/// Files of the set that are in `place`, and how many it has.
+/// Returns how many of the data set's files are in `place`, and how many files the data set has.
 fn count(info: &DatasetInfo, place: &Path) -> (usize, usize) {
     match info.format {
         Format::Cifar(layout) => {
@@ -44,7 +44,7 @@ fn not_found(info: &DatasetInfo, dir: &Path, places: &[PathBuf]) -> DataError {
         _ => format!("{}; .gz or not", idx::STEMS.map(idx::file_name).join(", ")),
     };
     let looked = places.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", ");
-    let mut hint = format!("`trainer data fetch {}` gets them; --data-dir names another folder", info.name);
+    let mut hint = format!("`trainer data fetch {}` downloads them; --data-dir names another folder", info.name);
     if let Format::Cifar(layout) = info.format {
         let [archive, pickles] = layout.lookalikes;
         if dir.join(archive).is_file() {
@@ -53,7 +53,7 @@ fn not_found(info: &DatasetInfo, dir: &Path, places: &[PathBuf]) -> DataError {
                 info.name
             );
         } else if dir.join(pickles).is_dir() {
-            hint = format!("{pickles} is the Python version; the binary version is read here ({archive}): {hint}");
+            hint = format!("{pickles} is the Python version; the trainer reads the binary version ({archive}): {hint}");
         }
     }
     DataError::new(dir, format!("the files of `{}` are not here ({files}); looked in {looked}", info.name), hint)

@@ -1,7 +1,7 @@
-//! Readers of the data sets: files in, decoded [`Splits`] out. One format a file.
+//! Readers of the data sets: files in, decoded [`Splits`] out. One file per format.
 //!
-//! Every reader checks what it reads (sizes, headers, labels) before it allocates or indexes by it, so that a damaged or
-//! forged file is an error that names the file and the record, never a panic.
+//! A reader checks all sizes, headers and labels before it uses them to allocate or to index. A damaged or forged file is
+//! therefore an error that names the file and the record, never a panic.
 
 mod cifar;
 mod fashion_mini;
@@ -26,28 +26,29 @@ pub(crate) use registry::Format;
 
 use crate::{DataError, Dataset, Splits};
 
-/// Which data set to read, from where, and how much of it.
+/// The data set to read, its folder, and the number of images.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LoadRequest {
     /// One of [`dataset_names`].
     pub name: String,
-    /// The folder with the set's files, or one above it. Not needed for `fashion-mini`.
+    /// The folder of the data set's files, or a folder above it. Not needed for `fashion-mini`.
     pub dir: Option<PathBuf>,
-    /// Side of the square images to hand out, in pixels. Sets of a fixed size are padded with zeros around the centre (MNIST
-    /// 28 → 32); images of a folder are resized. `None`: as they are.
+    /// Side of the square images, in pixels. Images of a fixed size are padded with zeros on all sides (MNIST 28 → 32); images of
+    /// a folder are resized. `None` keeps the size.
     pub image_size: Option<usize>,
-    /// Keeps the first this many training images. An image folder, whose files are sorted by class, is thinned to the
-    /// first images of every class instead.
+    /// Number of training images to keep: the first ones. An image folder is sorted by class, so there the first images of
+    /// every class are kept.
     pub limit_train: Option<usize>,
-    /// The same for the test images.
+    /// Number of test images to keep, in the same way.
     pub limit_test: Option<usize>,
 }
 
-/// Reads, checks and decodes both splits of a data set.
+/// Reads, checks and decodes the splits of a data set.
 ///
 /// # Errors
-/// Unknown name, files not found (all places looked at are listed), damaged or truncated files, labels out of range, images
-/// of differing sizes, an `image_size` below the set's own, a limit of zero, or more pixels than memory holds.
+/// An unknown name, files that are not found (the error lists all folders searched), damaged or truncated files, labels out of
+/// range, images of different sizes, an `image_size` below the images' own size, a limit of zero, or more pixels than fit into
+/// memory.
 pub fn load(request: &LoadRequest) -> Result<Splits, DataError> {
     let info = info(&request.name)?;
     match info.format {
@@ -58,7 +59,7 @@ pub fn load(request: &LoadRequest) -> Result<Splits, DataError> {
     }
 }
 
-/// The registry's entry, or an error that lists the names there are.
+/// Returns the registry's entry, or an error that lists all names.
 pub(crate) fn info(name: &str) -> Result<&'static DatasetInfo, DataError> {
     metadata(name).ok_or_else(|| {
         let names = dataset_names().collect::<Vec<_>>().join(", ");
@@ -66,12 +67,13 @@ pub(crate) fn info(name: &str) -> Result<&'static DatasetInfo, DataError> {
     })
 }
 
+/// Returns the request's folder, or an error that says how to name it.
 fn folder<'a>(info: &DatasetInfo, request: &'a LoadRequest) -> Result<&'a Path, DataError> {
     request.dir.as_deref().ok_or_else(|| {
         let hint = match info.format {
             Format::ImageFolder => "name the folder that holds train/ and test/ with `dir` in [data] or --data-dir".to_owned(),
             _ => format!(
-                "`trainer data fetch {}` gets the files; if you have them, name their folder with `dir` in [data] or --data-dir",
+                "`trainer data fetch {}` downloads the files; if you have them, name their folder with `dir` in [data] or --data-dir",
                 info.name
             ),
         };
@@ -79,7 +81,7 @@ fn folder<'a>(info: &DatasetInfo, request: &'a LoadRequest) -> Result<&'a Path, 
     })
 }
 
-/// Puts a split together. The readers have checked that the numbers fit.
+/// Makes a split. The readers have checked that the lengths agree.
 fn dataset(info: &DatasetInfo, fit: &fit::Fit, images: Vec<u8>, labels: Vec<u16>, classes: Vec<String>) -> Dataset {
     debug_assert_eq!(images.len(), labels.len() * fit.shape().len());
     Dataset { name: info.name.to_owned(), images, labels, shape: fit.shape(), classes }

@@ -1,22 +1,22 @@
-//! What is known of each data set before any file of it is read: shape, classes, normalisation, licence.
+//! The facts about each data set that are known before its files are read: shape, classes, normalisation, licence.
 
-/// How a data set's files are laid out.
+/// The layout of a data set's files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Format {
     /// Records of label bytes and 3 planes of 32x32 pixels.
     Cifar(&'static CifarLayout),
-    /// Four IDX files, as MNIST's.
+    /// Four IDX files, as for MNIST.
     Idx,
-    /// A folder a class.
+    /// One folder per class.
     ImageFolder,
     /// Compiled into the program.
     BuiltIn,
 }
 
-/// The files of one of the two CIFAR sets.
+/// The files of CIFAR-10 or CIFAR-100.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct CifarLayout {
-    /// Classes of each label byte of a record; the last one is the label that is used.
+    /// Number of classes of each label byte of a record. The last byte is the label used.
     pub(crate) label_bytes: &'static [u8],
     /// Training files in order.
     pub(crate) train: &'static [&'static str],
@@ -26,18 +26,18 @@ pub(crate) struct CifarLayout {
     pub(crate) train_records: usize,
     /// Records in the test file.
     pub(crate) test_records: usize,
-    /// Class names, a line each.
+    /// File of class names, one per line.
     pub(crate) names: &'static str,
-    /// What users often have instead: the archive, and the folder of pickles.
+    /// Files that users often have instead: the archive, and the folder of pickles.
     pub(crate) lookalikes: [&'static str; 2],
 }
 
-/// What is known of a data set before its files are read. `None` where only the files can tell.
+/// The facts about a data set that are known before its files are read. `None` for those that depend on the files.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DatasetInfo {
     /// Name in the configuration file, e.g. `cifar10`.
     pub name: &'static str,
-    /// One line for people.
+    /// One line that describes the data set.
     pub description: &'static str,
     /// Terms of use, one line.
     pub license: &'static str,
@@ -57,15 +57,15 @@ pub struct DatasetInfo {
     pub default_mean: &'static [f32],
     /// Standard deviation of each channel of the training images, in [0, 1].
     pub default_std: &'static [f32],
-    /// Training images.
+    /// Number of training images.
     pub train_len: Option<usize>,
-    /// Test images.
+    /// Number of test images.
     pub test_len: Option<usize>,
-    /// False for the set that is compiled into the program.
+    /// False for the data set that is compiled into the program.
     pub needs_dir: bool,
-    /// Folders below the data folder in which the files may lie, best first.
+    /// Folders below the data folder that may contain the files, best first.
     pub(crate) folders: &'static [&'static str],
-    /// How the files are laid out.
+    /// Layout of the files.
     pub(crate) format: Format,
 }
 
@@ -125,7 +125,7 @@ static DATASETS: [DatasetInfo; 6] = [
         width: Some(32),
         classes: Some(10),
         class_names: &CIFAR10_CLASSES,
-        // As pytorch-cifar has them; its deviations are means of per-image deviations.
+        // From pytorch-cifar. Its deviations are means of per-image deviations.
         default_mean: &[0.4914, 0.4822, 0.4465],
         default_std: &[0.2023, 0.1994, 0.2010],
         train_len: Some(50_000),
@@ -198,7 +198,7 @@ static DATASETS: [DatasetInfo; 6] = [
         width: None,
         classes: None,
         class_names: &[],
-        // ImageNet's, as torchvision's models use them.
+        // ImageNet's, as in torchvision's models.
         default_mean: &[0.485, 0.456, 0.406],
         default_std: &[0.229, 0.224, 0.225],
         train_len: None,
@@ -227,12 +227,12 @@ static DATASETS: [DatasetInfo; 6] = [
     },
 ];
 
-/// Names of all data sets, as the configuration file spells them.
+/// Returns the names of all data sets, as written in the configuration file.
 pub fn dataset_names() -> impl Iterator<Item = &'static str> {
     DATASETS.iter().map(|info| info.name)
 }
 
-/// What is known of the data set `name`; `None` for an unknown name.
+/// Returns the facts about the data set `name`; `None` for an unknown name.
 pub fn metadata(name: &str) -> Option<&'static DatasetInfo> {
     DATASETS.iter().find(|info| info.name == name)
 }
@@ -258,7 +258,7 @@ mod tests {
                 assert_eq!(layout.label_bytes.last().map(|&n| usize::from(n)), info.classes);
             }
         }
-        // CIFAR-100's fine labels are numbered in the alphabetical order of their names.
+        // CIFAR-100 numbers its fine labels in alphabetical order of their names.
         assert!(CIFAR100_CLASSES.is_sorted());
         assert_eq!(metadata("imagenet"), None);
     }

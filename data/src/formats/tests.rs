@@ -1,5 +1,5 @@
-//! Whole data sets: the built-in one, folders of IDX files in every spelling, image folders. Damage of single files is
-//! tested beside the readers.
+//! Whole data sets: the built-in one, folders of IDX files in every spelling, image folders. The readers' own tests cover
+//! damage of single files.
 
 mod folder;
 mod fuzz;
@@ -20,7 +20,7 @@ fn fashion_mini() -> Splits {
     load(&LoadRequest { name: "fashion-mini".to_owned(), ..LoadRequest::default() }).unwrap()
 }
 
-/// The first `count` images and labels of fashion-mini's test split as IDX files.
+/// Makes IDX files of the first `count` images and labels of fashion-mini's test split.
 pub(crate) fn idx_files(count: usize) -> (Vec<u8>, Vec<u8>) {
     let set = fashion_mini().test;
     let mut images = vec![0, 0, 8, 3];
@@ -57,7 +57,7 @@ fn fashion_mini_is_what_its_origin_says() {
     assert_eq!(splits.train.labels[..10], [9, 0, 0, 3, 0, 2, 7, 2, 5, 5]);
     assert_eq!(splits.test.labels[..10], [9, 2, 1, 1, 6, 1, 4, 6, 5, 7]);
     assert_eq!(splits.train.classes[9], "Ankle boot");
-    // Pixels, computed from the official files with numpy.
+    // Checksums of the pixels, computed with numpy from the official files.
     assert_eq!(sha256(&splits.train.images), "d539559dcd3945a376df9f10b0aa92cc3038b419858c8c91bcd7fae17559ee07");
     assert_eq!(sha256(&splits.test.images), "3d7f6d64869a3f2d1afe64ae33ffb9b20670a91b31e3bbf0657e3999ec7b35cf");
     let info = metadata("fashion-mini").unwrap();
@@ -132,7 +132,7 @@ fn a_gz_file_that_is_not_packed_is_read_all_the_same() {
     let (images, labels) = idx_files(3);
     let dir = tempfile::tempdir().unwrap();
     for split in ["train", "t10k"] {
-        // Browsers unpack on the way and keep the name.
+        // Browsers decompress while downloading and keep the name.
         std::fs::write(dir.path().join(format!("{split}-images-idx3-ubyte.gz")), &images).unwrap();
         std::fs::write(dir.path().join(format!("{split}-labels-idx1-ubyte.gz")), gzip(&labels)).unwrap();
     }
@@ -140,8 +140,8 @@ fn a_gz_file_that_is_not_packed_is_read_all_the_same() {
     std::fs::remove_file(dir.path().join("t10k-labels-idx1-ubyte.gz")).unwrap();
     let error = load(&request("mnist", dir.path())).unwrap_err();
     assert_eq!(error.file, dir.path().join("t10k-labels-idx1-ubyte.gz"));
-    assert_eq!(error.cause, "the file is missing (other files of the set are beside it)");
-    // Swapped files are told apart by their header.
+    assert_eq!(error.cause, "the file is missing (other files of the data set are beside it)");
+    // The header reveals swapped files.
     std::fs::write(dir.path().join("t10k-labels-idx1-ubyte"), &images).unwrap();
     assert_eq!(load(&request("mnist", dir.path())).unwrap_err().cause, "has 3 dimensions, a file of labels has 1");
 }
@@ -158,7 +158,7 @@ fn what_is_not_found_is_listed() {
          data_batch_5.bin, test_batch.bin); looked in DIR, DIR/cifar-10-batches-bin, DIR/cifar10, \
          DIR/cifar10/cifar-10-batches-bin"
     );
-    assert_eq!(error.hint, "`trainer data fetch cifar10` gets them; --data-dir names another folder");
+    assert_eq!(error.hint, "`trainer data fetch cifar10` downloads them; --data-dir names another folder");
     std::fs::create_dir(dir.path().join("cifar-10-batches-py")).unwrap();
     let error = load(&request("cifar10", dir.path())).unwrap_err();
     assert!(error.hint.starts_with("cifar-10-batches-py is the Python version"), "{}", error.hint);
@@ -175,7 +175,7 @@ fn what_is_not_found_is_listed() {
     assert_eq!(error.cause, "no folder is given for the data set `cifar100`");
 }
 
-/// A whole CIFAR-10 of the official size: the label of record r is r mod 10, all its pixels are (r mod 251).
+/// A whole CIFAR-10 of the official size. The label of record r is r mod 10; all its pixels are r mod 251.
 #[test]
 fn cifar10_is_read_from_its_official_layout() {
     let dir = tempfile::tempdir().unwrap();
@@ -187,14 +187,14 @@ fn cifar10_is_read_from_its_official_layout() {
         bytes.resize(bytes.len() + 3072, (record % 251) as u8);
     }
     for name in ["data_batch_1.bin", "data_batch_2.bin", "data_batch_4.bin", "data_batch_5.bin"] {
-        // Only the first two are read: the others need not be whole.
+        // Only the first two are read, so the others may be empty.
         std::fs::write(folder.join(name), if name.contains(['1', '2']) { &bytes[..] } else { &[] }).unwrap();
     }
     std::fs::write(folder.join("test_batch.bin"), &bytes).unwrap();
     let mut request = request("cifar10", dir.path());
     request.limit_train = Some(10_003);
     request.limit_test = Some(5);
-    // data_batch_3 lacks, but is not needed for so few images.
+    // data_batch_3 is missing but not needed for so few images.
     let splits = load(&request).unwrap();
     assert_eq!((splits.train.len(), splits.test.len()), (10_003, 5));
     assert_eq!(splits.train.labels[9_998..], [8, 9, 0, 1, 2]);

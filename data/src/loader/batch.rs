@@ -1,4 +1,4 @@
-//! One batch: what it holds and how it is put together.
+//! One batch: its contents and its assembly.
 
 use std::sync::Arc;
 
@@ -6,38 +6,38 @@ use rayon::prelude::*;
 
 use super::Shared;
 use crate::ImageShape;
-use crate::augment::Decision;
+use crate::augment::AugmentParams;
 
 /// One rank's share of one step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Batch {
-    /// Normalised pixels, `[B, C, H, W]`; none of a loader that leaves them to a device ([`super::LoaderConfig::pixels`]).
+    /// Normalised pixels, `[B, C, H, W]`. Empty if a device augments the images ([`super::LoaderConfig::pixels`]).
     pub images: Vec<f32>,
-    /// What is to be done to each image, `[B]`, where `images` is left out; else none.
-    pub decisions: Vec<Decision>,
+    /// Augmentation parameters of each image for that device, `[B]`. Empty if `images` is not.
+    pub params: Vec<AugmentParams>,
     /// Class of each image, `[B]`.
     pub labels: Vec<i32>,
-    /// What the images were mixed with; none without mixup and cutmix.
+    /// The partners that the images were mixed with; none without mixup and cutmix.
     pub mix: Option<Mix>,
     /// Position of each image in the data set, `[B]`.
     pub ids: Vec<u32>,
-    /// Epoch, from 0.
+    /// Epoch, from [`FIRST_EPOCH`](crate::sampler::FIRST_EPOCH) = 1.
     pub epoch: usize,
-    /// Batch of the epoch, from 0.
+    /// Index of the batch in the epoch, from 0.
     pub index: usize,
-    /// Samples of this step on all ranks together.
+    /// Number of samples of this step on all ranks.
     pub global_len: usize,
     /// Shape of each image.
     pub shape: ImageShape,
 }
 
 impl Batch {
-    /// Images in the batch.
+    /// Returns the number of images in the batch.
     pub fn len(&self) -> usize {
         self.labels.len()
     }
 
-    /// True when there is no image; the loader never yields such a batch.
+    /// Returns true when there is no image. The loader never yields such a batch.
     pub fn is_empty(&self) -> bool {
         self.labels.is_empty()
     }
@@ -48,47 +48,47 @@ impl Batch {
 pub struct Mix {
     /// Class of each image's partner, `[B]`.
     pub labels: Vec<i32>,
-    /// Weight of the image's own label, in [0, 1]; the partner's has the rest.
+    /// Weight of the image's own label, in [0, 1]; the partner's label has the rest.
     pub lambda: f32,
 }
 
-/// The images of a batch under construction.
+/// The images of a batch during assembly.
 enum Pixels {
     /// Augmented and normalised.
     Done(Vec<f32>),
-    /// What a device is to do to each.
-    Decided(Vec<Decision>),
+    /// The parameters with which a device augments each image.
+    OnDevice(Vec<AugmentParams>),
 }
 
-/// Images that one task augments at least: below that, handing tasks out costs more than it gains.
+/// Minimum number of images per task. Smaller tasks cost more to schedule than they save.
 const MIN_IMAGES: usize = 16;
 
-/// The batches of one epoch, any of which can be put together at any time.
+/// The batches of one epoch. Any batch can be assembled at any time.
 pub(super) struct Epoch {
     pub(super) shared: Arc<Shared>,
     pub(super) epoch: usize,
-    /// Samples of all ranks in the epoch's order.
+    /// Samples of all ranks, in the epoch's order.
     pub(super) order: Vec<u32>,
 }
 
 impl Epoch {
-    /// Puts batch `index` together, on the pool that it is called on.
+    /// Assembles batch `index` on the pool of the calling thread.
     pub(super) fn batch(&self, index: usize) -> Batch {
         let Shared { config, shape, .. } = &*self.shared;
         let start = index * config.global_batch;
         let global = &self.order[start..self.order.len().min(start + config.global_batch)];
         let mine = || global.iter().copied().skip(config.rank).step_by(config.world);
-        // The partner is the same position of the reversed global batch, whichever rank that is on.
+        // The partner has the same position in the reversed global batch. It may belong to another rank.
         let partners = || global.iter().rev().copied().skip(config.rank).step_by(config.world);
         let ids: Vec<u32> = mine().collect();
         if !config.pixels {
-            let decisions = ids.iter().map(|&id| self.decision(id)).collect();
-            return self.assemble(index, global.len(), ids, Pixels::Decided(decisions), None);
+            let params = ids.iter().map(|&id| self.params(id)).collect();
+            return self.assemble(index, global.len(), ids, Pixels::OnDevice(params), None);
         }
         let mut images = vec![0.0; ids.len() * shape.len()];
         let chunks = images.par_chunks_mut(shape.len()).with_min_len(MIN_IMAGES);
         let mixing =
-            if config.exact { None } else { self.shared.mixing.decide(config.seed, self.epoch, index, *shape) };
+            if config.exact { None } else { self.shared.mixing.params(config.seed, self.epoch, index, *shape) };
         let mix = match mixing {
             None => {
                 chunks.zip(&ids).for_each(|(out, &id)| self.image(id, out));
@@ -109,27 +109,27 @@ impl Epoch {
     }
 
     fn assemble(&self, index: usize, global_len: usize, ids: Vec<u32>, pixels: Pixels, mix: Option<Mix>) -> Batch {
-        let (images, decisions) = match pixels {
+        let (images, params) = match pixels {
             Pixels::Done(images) => (images, Vec::new()),
-            Pixels::Decided(decisions) => (Vec::new(), decisions),
+            Pixels::OnDevice(params) => (Vec::new(), params),
         };
         let (labels, shape) = (self.labels(&ids), self.shared.shape);
-        Batch { images, decisions, labels, mix, ids, epoch: self.epoch, index, global_len, shape }
+        Batch { images, params, labels, mix, ids, epoch: self.epoch, index, global_len, shape }
     }
 
     fn labels(&self, ids: &[u32]) -> Vec<i32> {
         ids.iter().map(|&id| i32::from(self.shared.dataset.labels[id as usize])).collect()
     }
 
-    /// What happens to sample `id` in this epoch.
-    fn decision(&self, id: u32) -> Decision {
+    /// Returns the augmentation parameters of sample `id` in this epoch.
+    fn params(&self, id: u32) -> AugmentParams {
         let Shared { config, pipeline, .. } = &*self.shared;
-        if config.exact { Decision::default() } else { pipeline.decide(config.seed, self.epoch, id) }
+        if config.exact { AugmentParams::default() } else { pipeline.params(config.seed, self.epoch, id) }
     }
 
-    /// Writes sample `id` as this epoch sees it.
+    /// Writes sample `id` with this epoch's augmentation to `out`, `[C, H, W]`.
     fn image(&self, id: u32, out: &mut [f32]) {
         let Shared { dataset, pipeline, .. } = &*self.shared;
-        pipeline.apply(dataset.image(id as usize), &self.decision(id), out);
+        pipeline.apply(dataset.image(id as usize), &self.params(id), out);
     }
 }

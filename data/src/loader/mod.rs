@@ -1,4 +1,4 @@
-//! Batches of a data set in memory: sharded over ranks, augmented, normalised, and put together ahead of time.
+//! Batches of a data set in memory: sharded over ranks, augmented, normalised and assembled ahead of time.
 
 mod batch;
 mod prefetch;
@@ -9,48 +9,48 @@ pub use batch::{Batch, Mix};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::augment::{Augment, Mixing, Pipeline};
-use crate::sampler::{DistributedSampler, epoch_order, resize_repeating};
+use crate::sampler::{check_shard, epoch_order, resize_repeating};
 use crate::{DataError, Dataset, ImageShape};
 
-/// What a loader yields, to whom, and with which means.
+/// The batches that a loader yields, the rank that gets them, and the resources that assemble them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LoaderConfig {
-    /// Samples of a step on all ranks together.
+    /// Samples of a step on all ranks.
     pub global_batch: usize,
-    /// This worker, below `world`.
+    /// Rank of this worker, below `world`.
     pub rank: usize,
-    /// Number of workers that share the data.
+    /// World size: the number of workers that share the data.
     pub world: usize,
-    /// A new permutation each epoch, instead of the data set's own order.
+    /// Permutes the samples in each epoch; otherwise the data set's own order is used.
     pub shuffle: bool,
-    /// Leaves out the epoch's last batch where it is smaller than the others.
+    /// Leaves out the epoch's last batch if it is smaller than the others.
     pub drop_last: bool,
     /// Seed of order, augmentation and mixing.
     pub seed: u64,
-    /// Changes made to each image.
+    /// Augmentations of each image.
     pub augment: Vec<Augment>,
-    /// Mean of each channel, of pixels scaled to [0, 1].
+    /// Mean of each channel, `[C]`, for pixels scaled to [0, 1].
     pub mean: Vec<f32>,
-    /// Standard deviation of each channel, of pixels scaled to [0, 1].
+    /// Standard deviation of each channel, `[C]`, for pixels scaled to [0, 1].
     pub std: Vec<f32>,
     /// Mixup with lambda ~ Beta(alpha, alpha).
     pub mixup: Option<f64>,
-    /// Cutmix with lambda ~ Beta(alpha, alpha); with mixup as well, each batch takes one of the two.
+    /// Cutmix with lambda ~ Beta(alpha, alpha). With mixup as well, each batch uses one of the two.
     pub cutmix: Option<f64>,
-    /// Threads that put batches together.
+    /// Threads that assemble batches.
     pub workers: usize,
-    /// Batches kept ready ahead of the consumer; with 0, a batch is put together when it is asked for.
+    /// Batches kept ready ahead of the consumer. With 0, a batch is assembled when the consumer asks for it.
     pub prefetch: usize,
-    /// For evaluation: each sample once, in the data set's order, as it is. `shuffle`, `drop_last`, `augment`,
-    /// `mixup` and `cutmix` have no part in it.
+    /// For evaluation: each sample once, in the data set's order, only normalised. `shuffle`, `drop_last`, `augment`,
+    /// `mixup` and `cutmix` are ignored.
     pub exact: bool,
-    /// Augments and normalises the images; else batches hold only what is to be done to each, for a device that has the
-    /// data set and does it there. Such a loader mixes nothing.
+    /// Augments and normalises the images. Otherwise batches hold only each image's augmentation parameters, for a device
+    /// that holds the data set and augments there; such a loader cannot mix images.
     pub pixels: bool,
 }
 
 impl Default for LoaderConfig {
-    /// One rank, 128 samples a step, shuffled, not augmented, grey images left in [0, 1].
+    /// One rank, 128 samples per step, shuffled, not augmented, grey images in [0, 1].
     fn default() -> Self {
         Self {
             global_batch: 128,
@@ -74,23 +74,22 @@ impl Default for LoaderConfig {
 
 /// Yields the batches of a data set, epoch after epoch.
 ///
-/// Step `s` of an epoch is the positions `s * global_batch..` of the epoch's order, and rank `r` takes every `world`-th
-/// of them from the `r`-th on: where `world` divides the batch, that is what `DistributedSampler` gives the rank. A last
-/// batch that is smaller is filled up by samples from the epoch's front until every rank has equally many, or left
-/// out by `drop_last`. With `exact` nothing is filled up, and ranks may differ in how many samples and batches they
-/// get.
+/// Step `s` of an epoch takes the positions `s * global_batch..` of the epoch's order. Rank `r` takes every `world`-th of
+/// these positions, starting with the `r`-th. If `world` divides the batch, a rank's samples are those of PyTorch's
+/// `DistributedSampler`. A smaller last batch is padded with samples from the epoch's front until all ranks have equally
+/// many; `drop_last` leaves it out instead. `exact` pads nothing, so ranks may differ in their number of samples and batches.
 ///
-/// Pixels depend on the seed, the epoch and the sample alone (mixing also on the batch), not on threads, prefetching
-/// or the world size.
+/// Pixels depend on the seed, the epoch and the sample alone (mixing also on the batch), not on threads, prefetching or the
+/// world size.
 pub struct Loader {
     shared: Arc<Shared>,
     pool: Arc<ThreadPool>,
-    /// Samples of all ranks in an epoch.
+    /// Samples of all ranks in an epoch, padding included.
     total: usize,
     batches: usize,
 }
 
-/// What the threads that put batches together need.
+/// The data that the loader's threads share.
 struct Shared {
     dataset: Arc<Dataset>,
     config: LoaderConfig,
@@ -100,21 +99,14 @@ struct Shared {
 }
 
 impl Loader {
-    /// A loader with threads of its own.
+    /// Makes a loader and starts its threads.
     ///
     /// # Errors
-    /// A configuration that makes no sense for this data set, or threads that cannot be started.
+    /// An impossible configuration for this data set, or threads that cannot be started.
     pub fn new(dataset: Arc<Dataset>, config: LoaderConfig) -> Result<Self, DataError> {
         let shape = dataset.shape;
         check_dataset(&dataset)?;
-        DistributedSampler::new(
-            dataset.len(),
-            config.rank,
-            config.world,
-            config.shuffle,
-            config.seed,
-            config.drop_last,
-        )?;
+        check_shard(dataset.len(), config.rank, config.world)?;
         check_config(&config)?;
         let pipeline = Pipeline::new(&config.augment, &config.mean, &config.std, shape)?;
         let mixing = Mixing::new(config.mixup, config.cutmix)?;
@@ -122,12 +114,11 @@ impl Loader {
         if total == 0 {
             let cause =
                 format!("drop_last leaves nothing of {} samples in batches of {}", dataset.len(), config.global_batch);
-            return Err(
-                DataError::new("", cause, format!("use at most {} samples a batch", dataset.len())).at("global_batch")
-            );
+            return Err(DataError::new("", cause, format!("use at most {} samples per batch", dataset.len()))
+                .at("global_batch"));
         }
         let batches = total.div_ceil(config.global_batch);
-        // Exact evaluation: a last batch with fewer samples than ranks has none for the last ranks.
+        // Exact evaluation: if the last batch has fewer samples than ranks, the last ranks have no such batch.
         let last = total - (batches - 1) * config.global_batch;
         let batches = if config.rank < last { batches } else { batches - 1 };
         let pool = ThreadPoolBuilder::new()
@@ -142,41 +133,28 @@ impl Loader {
         Ok(Self { shared, pool: Arc::new(pool), total, batches })
     }
 
-    /// What decides on the augmentation and carries it out.
+    /// Returns the pipeline that augments and normalises the images.
     pub fn pipeline(&self) -> &Pipeline {
         &self.shared.pipeline
     }
 
-    /// Batches that this rank gets in an epoch. The same on all ranks unless the configuration is `exact`.
+    /// Returns this rank's number of batches in an epoch. It is the same on all ranks unless the configuration is `exact`.
     pub fn batches_per_epoch(&self) -> usize {
         self.batches
     }
 
-    /// Samples that all ranks get together in an epoch, those counted twice that fill a last batch up.
-    pub fn samples_per_epoch(&self) -> usize {
-        self.total
-    }
-
-    /// The configuration.
-    pub fn config(&self) -> &LoaderConfig {
-        &self.shared.config
-    }
-
-    /// The data set.
-    pub fn dataset(&self) -> &Arc<Dataset> {
-        &self.shared.dataset
-    }
-
-    /// The batches of `epoch` from `first_batch` on, in order. Those from the middle of an epoch equal those that an
-    /// uninterrupted epoch has there; a `first_batch` beyond the epoch's end leaves none.
+    /// Returns the batches of `epoch` from `first_batch` on, in order. Epochs count from
+    /// [`FIRST_EPOCH`](crate::sampler::FIRST_EPOCH) = 1; epoch `e` has the order of PyTorch's sampler after `set_epoch(e)`. An
+    /// epoch continued in the middle yields the same batches as an uninterrupted one. A `first_batch` beyond the epoch's end
+    /// yields none.
     ///
     /// The threads start at once and keep `prefetch` batches ready. Dropping the iterator stops them.
     ///
     /// # Panics
-    /// The iterator panics where a loader thread panicked, with the same message.
+    /// The iterator panics if a loader thread panicked, with the same message.
     pub fn epoch(&self, epoch: usize, first_batch: usize) -> impl ExactSizeIterator<Item = Batch> + Send + use<> {
         let Shared { dataset, config, .. } = &*self.shared;
-        // Loader::new checked that samples can be numbered.
+        // Loader::new has checked that a u32 can number the samples.
         let mut order = epoch_order(dataset.len() as u32, config.shuffle && !config.exact, config.seed, epoch);
         resize_repeating(&mut order, self.total);
         let epoch = batch::Epoch { shared: Arc::clone(&self.shared), epoch, order };
@@ -186,8 +164,9 @@ impl Loader {
     }
 }
 
-/// Samples of all ranks in an epoch: whole batches, and a last one that is dropped, or filled up until every rank has
-/// equally many (as far as a batch goes, where the world does not divide it), or left as it is.
+/// Returns the number of samples of all ranks in an epoch: whole batches and a smaller last batch. The last batch is kept
+/// (`exact`), dropped (`drop_last`), or padded until all ranks have equally many, up to a whole batch if the world size does not
+/// divide the batch.
 fn epoch_total(config: &LoaderConfig, len: usize) -> usize {
     let rest = len % config.global_batch;
     let whole = len - rest;
@@ -203,11 +182,11 @@ fn epoch_total(config: &LoaderConfig, len: usize) -> usize {
 fn check_dataset(dataset: &Dataset) -> Result<(), DataError> {
     let (images, pixels, shape) = (dataset.len(), dataset.images.len(), dataset.shape);
     if images == 0 {
-        return Err(DataError::new("", "the data set has no image", "check its folder").at(dataset.name.as_str()));
+        return Err(DataError::new("", "the data set has no images", "check its folder").at(dataset.name.as_str()));
     }
     if images.checked_mul(shape.len()) != Some(pixels) {
         let cause = format!("{pixels} bytes of pixels for {images} images of {shape}");
-        return Err(DataError::new("", cause, "every image has to have the same shape").at(dataset.name.as_str()));
+        return Err(DataError::new("", cause, "all images must have the same shape").at(dataset.name.as_str()));
     }
     Ok(())
 }
@@ -222,11 +201,12 @@ fn check_config(config: &LoaderConfig) -> Result<(), DataError> {
         return Err(at_least_one("workers"));
     }
     if !config.pixels && (config.mixup.is_some() || config.cutmix.is_some()) {
-        let cause = "images that are mixed with each other are put together by the loader";
-        return Err(DataError::new("", cause, "leave the pixels to the loader, or mix nothing").at("pixels"));
+        let cause = "images are mixed on the host, by the loader";
+        return Err(DataError::new("", cause, "let the loader augment the images, or use neither mixup nor cutmix")
+            .at("pixels"));
     }
     if global_batch < world {
-        let cause = format!("{global_batch} samples a step cannot be shared by {world} workers");
+        let cause = format!("{global_batch} samples per step cannot be shared by {world} workers");
         return Err(DataError::new("", cause, format!("use at least {world}, or fewer workers")).at("global_batch"));
     }
     Ok(())

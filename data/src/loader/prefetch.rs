@@ -1,4 +1,4 @@
-//! Work done ahead on a thread pool, delivered in order.
+//! Runs work ahead of the consumer on a thread pool and delivers the results in order.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -9,10 +9,10 @@ use std::thread;
 
 use rayon::ThreadPool;
 
-/// Runs a function over a range of numbers on a pool, at most `ahead` results before they are asked for.
+/// Runs a function over a range of numbers on a pool. At most `ahead` results are computed before the consumer asks for them.
 ///
-/// Each item is a job with a channel of its own; no thread ever waits for the consumer. So nothing can deadlock when
-/// the iterator is dropped early: jobs that did not start do nothing, and those that run finish on the pool.
+/// Each item is a job with its own channel. No thread ever waits for the consumer, so dropping the iterator early cannot
+/// deadlock: jobs that have not started do nothing, and running jobs finish on the pool.
 pub(super) struct Prefetch<T> {
     pool: Arc<ThreadPool>,
     work: Arc<dyn Fn(usize) -> T + Send + Sync>,
@@ -24,7 +24,7 @@ pub(super) struct Prefetch<T> {
 }
 
 impl<T: Send + 'static> Prefetch<T> {
-    /// Starts on the first `ahead` of `start..end`.
+    /// Starts the first `ahead` jobs of `start..end`.
     pub(super) fn new(
         pool: Arc<ThreadPool>,
         start: usize,
@@ -47,7 +47,7 @@ impl<T: Send + 'static> Prefetch<T> {
             self.pool.spawn_fifo(move || {
                 if !cancelled.load(Ordering::Relaxed) {
                     let result = catch_unwind(AssertUnwindSafe(|| work(index)));
-                    // A consumer that is gone wants no result.
+                    // An error means that the consumer has dropped the iterator and needs no result.
                     let _ = sender.send(result);
                 }
             });
@@ -61,9 +61,9 @@ impl<T: Send + 'static> Iterator for Prefetch<T> {
     type Item = T;
 
     /// # Panics
-    /// With the panic of the job, where it had one.
+    /// If the job panicked, with the job's panic.
     fn next(&mut self) -> Option<T> {
-        // One more than is kept ahead: the one that is taken now.
+        // `ahead` jobs, and the one whose result is taken now.
         self.fill(self.ahead + 1);
         let result = self.pending.pop_front()?.recv().expect("a job sends its result before it ends");
         match result {
@@ -95,7 +95,6 @@ impl<T> Drop for Prefetch<T> {
 mod tests {
     use std::sync::atomic::AtomicUsize;
     use std::sync::mpsc::{Sender, channel};
-    use std::time::Duration;
 
     use super::*;
 
@@ -104,15 +103,23 @@ mod tests {
     }
 
     #[test]
-    fn results_come_in_order_though_jobs_end_out_of_order() {
+    fn results_arrive_in_order_though_jobs_end_out_of_order() {
         for (threads, ahead) in [(1, 0), (1, 3), (4, 1), (4, 8), (4, 100)] {
-            let items = Prefetch::new(pool(threads), 5, 45, ahead, |index| {
-                thread::sleep(Duration::from_micros((index as u64 * 37) % 400));
-                index
-            });
+            let items = Prefetch::new(pool(threads), 5, 45, ahead, |index| index);
             assert_eq!(items.len(), 40);
             assert!(items.eq(5..45), "{threads} threads, {ahead} ahead");
         }
+        // Job 0 ends after job 1: it waits for job 1's message.
+        let (sender, receiver) = channel();
+        let (sender, receiver) = (std::sync::Mutex::new(sender), std::sync::Mutex::new(receiver));
+        let items = Prefetch::new(pool(2), 0, 2, 2, move |index| {
+            match index {
+                0 => receiver.lock().expect("only job 0 receives").recv().expect("job 1 sends"),
+                _ => sender.lock().expect("only job 1 sends").send(()).expect("job 0 receives"),
+            }
+            index
+        });
+        assert!(items.eq(0..2));
     }
 
     #[test]
@@ -121,7 +128,7 @@ mod tests {
         let counter = Arc::clone(&started);
         let mut items = Prefetch::new(pool(4), 0, 100, 3, move |_| counter.fetch_add(1, Ordering::SeqCst));
         items.next();
-        // Three ahead of the one taken; wait until they are done, then see that there is no fourth.
+        // Three jobs are ahead of the result taken. Wait until they have ended, then check that no fourth has started.
         for pending in &items.pending {
             pending.recv().expect("a result").expect("no panic");
         }
@@ -153,9 +160,9 @@ mod tests {
         });
         begun.recv().expect("the first job starts");
         drop(items);
-        // Without its sender the gate stands open, also for jobs that should not have started.
+        // Dropping the sender opens the gate, also for jobs that should not have started.
         drop(release);
-        // The pool has one thread and runs jobs in order: after this one, all of the dropped ones had their turn.
+        // The pool has one thread and runs jobs in order: this job runs after all dropped jobs.
         let (done, finished) = channel();
         pool.spawn_fifo(move || done.send(()).expect("the test waits"));
         finished.recv().expect("the pool lives");

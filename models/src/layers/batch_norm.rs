@@ -7,29 +7,29 @@ use super::Buffer;
 use crate::{Context, Init};
 use ops::{Activation, After, Running, batch_norm_eval, batch_norm_train};
 
-/// Added to the variance under the root; PyTorch's default.
+/// Added to the variance before the square root; PyTorch's default `eps`.
 const EPSILON: f64 = 1e-5;
-/// Weight of the newest batch in the running statistics; PyTorch's default.
+/// Weight of the current batch in the running statistics; PyTorch's default `momentum`.
 const MOMENTUM: f64 = 0.1;
 
 /// Normalises each channel of `[B, C, H, W]`, then scales and shifts it.
 ///
-/// Which statistics are used is the [`Context`]'s choice alone. As in PyTorch the batch is normalised by its *biased*
-/// variance while the running variance collects the *unbiased* one (burn's own layer keeps the biased one).
+/// The [`Context`] alone selects batch statistics or running statistics. As in PyTorch, the batch is normalised with its
+/// *biased* variance, and the running variance averages the *unbiased* variance (burn's layer averages the biased one).
 #[derive(Module, Debug)]
 pub struct BatchNorm2d {
     /// Scale, `[C]`.
     pub weight: Param<Tensor<1>>,
     /// Shift, `[C]`.
     pub bias: Param<Tensor<1>>,
-    /// Exponential mean of the batches' means, `[C]`.
+    /// Exponential moving average of the batches' means, `[C]`.
     pub running_mean: Buffer,
-    /// Exponential mean of the batches' unbiased variances, `[C]`.
+    /// Exponential moving average of the batches' unbiased variances, `[C]`.
     pub running_var: Buffer,
 }
 
 impl BatchNorm2d {
-    /// Scale 1, shift 0, running mean 0, running variance 1.
+    /// Builds a layer with scale 1, shift 0, running mean 0 and running variance 1.
     pub fn new(channels: usize, init: &Init) -> Self {
         Self {
             weight: init.constant(channels, 1.0),
@@ -39,34 +39,36 @@ impl BatchNorm2d {
         }
     }
 
+    /// Applies the layer.
+    ///
     /// # Shapes
     ///
     /// - input and output `[B, C, H, W]`
     ///
     /// # Panics
     ///
-    /// In training mode with one value a channel, which has no variance (PyTorch raises `ValueError`). A network that
-    /// [`build`](crate::build) accepts gets there with no batch of images of its own size.
+    /// In training mode when a channel has a single value and therefore no variance (PyTorch raises `ValueError`). A network
+    /// from [`build`](crate::build) never panics here with images of its own size.
     pub fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
         self.run(input, After::default(), cx)
     }
 
-    /// [`Self::forward`] and ReLU in one pass over the output.
+    /// Applies [`Self::forward`] and ReLU in one pass over the output.
     pub fn forward_relu(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
         self.run(input, After { residual: None, activation: Activation::Relu }, cx)
     }
 
-    /// [`Self::forward`] and swish in one pass over the output.
+    /// Applies [`Self::forward`] and swish in one pass over the output.
     pub fn forward_swish(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
         self.run(input, After { residual: None, activation: Activation::Swish }, cx)
     }
 
-    /// [`Self::forward`] and `residual` added, in one pass over the output.
+    /// Applies [`Self::forward`] and adds `residual`, in one pass over the output.
     pub fn forward_add(&self, input: Tensor<4>, residual: Tensor<4>, cx: &Context) -> Tensor<4> {
         self.run(input, After { residual: Some(residual), activation: Activation::Identity }, cx)
     }
 
-    /// [`Self::forward`], `residual` added, and ReLU: the end of a residual block in one pass over the output.
+    /// Applies [`Self::forward`], adds `residual` and applies ReLU: the end of a residual block in one pass over the output.
     pub fn forward_add_relu(&self, input: Tensor<4>, residual: Tensor<4>, cx: &Context) -> Tensor<4> {
         self.run(input, After { residual: Some(residual), activation: Activation::Relu }, cx)
     }
@@ -76,14 +78,14 @@ impl BatchNorm2d {
         if !cx.training() {
             let output =
                 batch_norm_eval(input, affine, [self.running_mean.value(), self.running_var.value()], EPSILON, after);
-            return cx.wrote(cx.narrow(output));
+            return cx.count_activations(cx.autocast(output));
         }
         let [batch, _, height, width] = input.dims();
         let shared = cx.statistics().cloned();
         let alone = shared.is_none();
         assert!(
             !alone || batch * height * width > 1,
-            "batch norm in training mode needs more than one value a channel"
+            "batch norm in training mode needs more than one value per channel"
         );
 
         let [weight, bias] = affine;
@@ -92,6 +94,6 @@ impl BatchNorm2d {
         let batch = batch_norm_train(input, weight, bias, EPSILON, after, shared, Some(running));
         self.running_mean.set(batch.mean);
         self.running_var.set(batch.variance);
-        cx.narrow(batch.output)
+        cx.autocast(batch.output)
     }
 }

@@ -1,17 +1,16 @@
-//! Running statistics: tensors that belong to a module's state but never get a gradient.
-
-use std::sync::{Mutex, PoisonError};
+//! Buffers: tensors of a module's state that have no gradient, `torch.nn.Module.register_buffer`.
 
 use burn::module::{
     Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor, Param, ParamId,
 };
 use burn::tensor::{Device, Tensor};
+use parking_lot::Mutex;
 
 /// A one-dimensional tensor that a forward pass may replace, e.g. batch norm's running mean.
 ///
-/// Unlike burn's `RunningState`, whose clones share one value, a clone is an independent copy: the inference copy, an
-/// EMA copy and the replicas of data parallelism must not see each other's updates. The tensor is always kept without
-/// autodiff, whatever device the network trains on, so that statistics never hold on to a graph.
+/// A clone is an independent copy, because inference copies and the replicas of data parallelism must not see each other's
+/// updates. (Clones of burn's `RunningState` share one value.) The tensor is kept without autodiff on every device, so that
+/// statistics never keep a graph alive.
 #[derive(Debug)]
 pub struct Buffer {
     id: ParamId,
@@ -19,11 +18,11 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Container name under which a traversal announces a buffer; it tells buffers from parameters and adds nothing to
-    /// the tensor's name.
+    /// Container name of a buffer in a module traversal. It distinguishes buffers from parameters and is no part of the
+    /// tensor's name.
     pub const CONTAINER: &'static str = "Buffer";
 
-    /// A buffer that holds `value`.
+    /// Makes a buffer that holds `value`, `[N]`.
     pub fn new(value: Tensor<1>) -> Self {
         Self::with_id(ParamId::new(), value)
     }
@@ -32,15 +31,14 @@ impl Buffer {
         Self { id, value: Mutex::new(value.without_autodiff()) }
     }
 
-    /// The current value, without autodiff.
+    /// Returns the current value, without autodiff.
     pub fn value(&self) -> Tensor<1> {
-        // A poisoned lock still holds a whole tensor: values are only ever replaced, never changed in place.
-        self.value.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.value.lock().clone()
     }
 
     /// Replaces the value.
     pub fn set(&self, value: Tensor<1>) {
-        *self.value.lock().unwrap_or_else(PoisonError::into_inner) = value.without_autodiff();
+        *self.value.lock() = value.without_autodiff();
     }
 }
 
@@ -120,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn autodiff_never_gets_in() {
+    fn a_buffer_is_kept_without_autodiff() {
         let device = Device::flex().autodiff();
         let tracked = Tensor::<1>::from_floats([1.0], &device).require_grad();
         let buffer = Buffer::new(tracked.clone());

@@ -6,7 +6,7 @@ use burn::tensor::Tensor;
 use crate::{Context, Init};
 use ops::{ConvOptions, conv2d};
 
-/// What a [`Conv2d`] is to be; PyTorch's defaults unless told otherwise.
+/// Options of a [`Conv2d`], with PyTorch's defaults.
 #[derive(Debug, Clone, Copy)]
 pub struct Conv2dConfig {
     channels: [usize; 2],
@@ -18,36 +18,36 @@ pub struct Conv2dConfig {
 }
 
 impl Conv2dConfig {
-    /// `[input, output]` channels and a square kernel; stride 1, no padding, one group, with a bias.
+    /// Options for `[input, output]` channels and a square kernel: stride 1, no padding, one group, with a bias.
     pub fn new(channels: [usize; 2], kernel: usize) -> Self {
         Self { channels, kernel, stride: 1, padding: 0, groups: 1, bias: true }
     }
 
-    /// Step between windows, in pixels, both ways.
+    /// Sets the stride in pixels, both ways.
     pub fn with_stride(mut self, stride: usize) -> Self {
         self.stride = stride;
         self
     }
 
-    /// Zeros added on all four sides, in pixels.
+    /// Sets the zero padding in pixels, on all four sides.
     pub fn with_padding(mut self, padding: usize) -> Self {
         self.padding = padding;
         self
     }
 
-    /// Number of groups; it must divide both channel counts.
+    /// Sets the number of groups, which must divide both channel counts.
     pub fn with_groups(mut self, groups: usize) -> Self {
         self.groups = groups;
         self
     }
 
-    /// Leaves the bias out, as in front of a batch norm.
+    /// Removes the bias, which is redundant before a batch norm.
     pub fn without_bias(mut self) -> Self {
         self.bias = false;
         self
     }
 
-    /// Makes the layer with PyTorch's default weights.
+    /// Builds the layer with PyTorch's default weights.
     pub fn init(self, init: &Init) -> Conv2d {
         let [input, output] = self.channels;
         let group_input = input / self.groups;
@@ -75,6 +75,8 @@ pub struct Conv2d {
 }
 
 impl Conv2d {
+    /// Applies the layer.
+    ///
     /// # Shapes
     ///
     /// - input `[B, in, H, W]`
@@ -83,7 +85,7 @@ impl Conv2d {
         self.run(input, false, cx)
     }
 
-    /// [`Self::forward`] and ReLU in one pass over the output.
+    /// Applies [`Self::forward`] and ReLU in one pass over the output.
     pub fn forward_relu(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
         self.run(input, true, cx)
     }
@@ -91,12 +93,12 @@ impl Conv2d {
     fn run(&self, input: Tensor<4>, relu: bool, cx: &Context) -> Tensor<4> {
         let options =
             ConvOptions { stride: [self.stride; 2], padding: [self.padding; 2], dilation: [1, 1], groups: self.groups };
-        let weight = cx.narrow(cx.parameter(&self.weight, &input));
-        let bias = self.bias.as_ref().map(|bias| cx.narrow(cx.parameter(bias, &input)));
-        let output = conv2d(cx.narrow(input), weight, bias, options, relu);
-        // One multiply-add for each weight of an output's slice.
+        let weight = cx.autocast(cx.parameter(&self.weight, &input));
+        let bias = self.bias.as_ref().map(|bias| cx.autocast(cx.parameter(bias, &input)));
+        let output = conv2d(cx.autocast(input), weight, bias, options, relu);
+        // Each output element takes one multiply-add per weight of its filter.
         let [_, group_input, kernel, _] = self.weight.dims();
         cx.add_macs(output.dims().iter().product::<usize>() * group_input * kernel * kernel);
-        cx.wrote(output)
+        cx.count_activations(output)
     }
 }

@@ -6,17 +6,17 @@ use burn::tensor::Tensor;
 use crate::{Context, Init};
 use ops::linear;
 
-/// `input · weightᵀ + bias`.
+/// Computes `input · weightᵀ + bias`.
 #[derive(Module, Debug)]
 pub struct Linear {
-    /// `[out, in]`, PyTorch's layout (burn's own layer keeps `[in, out]`).
+    /// `[out, in]`, PyTorch's layout (burn's layer has `[in, out]`).
     pub weight: Param<Tensor<2>>,
     /// `[out]`.
     pub bias: Param<Tensor<1>>,
 }
 
 impl Linear {
-    /// `[input, output]` features, PyTorch's default weights.
+    /// Builds a layer with `[input, output]` features and PyTorch's default weights.
     pub fn new([input, output]: [usize; 2], init: &Init) -> Self {
         Self {
             weight: init.fan_in_uniform("weight", [output, input], input),
@@ -24,6 +24,8 @@ impl Linear {
         }
     }
 
+    /// Applies the layer.
+    ///
     /// # Shapes
     ///
     /// - input `[B, in]`
@@ -32,7 +34,7 @@ impl Linear {
         self.run(input, false, cx)
     }
 
-    /// [`Self::forward`] and ReLU in one pass over the output.
+    /// Applies [`Self::forward`] and ReLU in one pass over the output.
     pub fn forward_relu(&self, input: Tensor<2>, cx: &Context) -> Tensor<2> {
         self.run(input, true, cx)
     }
@@ -40,6 +42,6 @@ impl Linear {
     fn run(&self, input: Tensor<2>, relu: bool, cx: &Context) -> Tensor<2> {
         cx.add_macs(input.dims()[0] * self.weight.dims().iter().product::<usize>());
         let (weight, bias) = (cx.parameter(&self.weight, &input), cx.parameter(&self.bias, &input));
-        cx.wrote(linear(cx.narrow(input), cx.narrow(weight), cx.narrow(bias), relu))
+        cx.count_activations(linear(cx.autocast(input), cx.autocast(weight), cx.autocast(bias), relu))
     }
 }

@@ -1,7 +1,7 @@
-//! Thin layers with PyTorch's names and layouts.
+//! Layers with PyTorch's names and layouts.
 //!
-//! Every network is built from these and from nothing else, so a faster kernel or synchronised batch norm goes in here,
-//! behind [`Context`](crate::Context), and no model changes.
+//! All networks are built from these layers alone. Kernels and synchronised batch norm are selected here through
+//! [`Context`](crate::Context), so the models need no change.
 
 mod batch_norm;
 mod buffer;

@@ -6,9 +6,9 @@ use burn::tensor::Tensor;
 use super::{BatchNorm2d, Conv2d, MaxPool2d, Relu};
 use crate::Context;
 
-/// One entry of an `nn.Sequential`: its position in the list is part of its parameters' names.
+/// One entry of an `nn.Sequential`. Its index in the list is part of its parameters' names.
 #[derive(Module, Debug)]
-#[expect(clippy::large_enum_variant, reason = "some dozens of them, beside megabytes of weights")]
+#[expect(clippy::large_enum_variant, reason = "a few dozen values next to megabytes of weights")]
 pub enum Layer {
     /// Convolution.
     Conv(Conv2d),
@@ -20,20 +20,20 @@ pub enum Layer {
     Pool(MaxPool2d),
 }
 
-/// Runs `layers` one after the other; a batch norm takes the ReLU behind it along.
+/// Applies `layers` in order to features `[B, C, H, W]`. A batch norm and the ReLU after it are one operation.
 pub fn run(layers: &[Layer], mut x: Tensor<4>, cx: &Context) -> Tensor<4> {
     let mut rest = layers;
-    while let Some((layer, behind)) = rest.split_first() {
-        rest = behind;
-        x = match (layer, behind) {
-            (Layer::Norm(norm), [Layer::Relu(_), behind @ ..]) => {
-                rest = behind;
+    while let Some((layer, next)) = rest.split_first() {
+        rest = next;
+        x = match (layer, next) {
+            (Layer::Norm(norm), [Layer::Relu(_), next @ ..]) => {
+                rest = next;
                 norm.forward_relu(x, cx)
             }
             (Layer::Norm(norm), _) => norm.forward(x, cx),
             (Layer::Conv(conv), _) => conv.forward(x, cx),
-            (Layer::Relu(relu), _) => cx.wrote(relu.forward(x)),
-            (Layer::Pool(pool), _) => cx.wrote(pool.forward(x)),
+            (Layer::Relu(relu), _) => cx.count_activations(relu.forward(x)),
+            (Layer::Pool(pool), _) => cx.count_activations(pool.forward(x)),
         };
     }
     x

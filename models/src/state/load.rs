@@ -1,4 +1,4 @@
-//! Loading a state, all or nothing.
+//! Loading of a state dict: every tensor or none.
 
 use std::collections::{HashMap, HashSet};
 
@@ -7,33 +7,35 @@ use burn::tensor::{Tensor, TensorData};
 
 use super::{ParameterInfo, StateTensor, map_state, visit};
 
-/// A tensor whose shape is not the network's.
+/// A tensor whose shape differs from the network's.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Misshapen {
-    /// PyTorch's name.
+pub struct ShapeMismatch {
+    /// Name in PyTorch's state dict.
     pub name: String,
-    /// The network's shape.
+    /// Shape in the network.
     pub expected: Vec<usize>,
-    /// The given shape.
+    /// Shape in the loaded state.
     pub found: Vec<usize>,
-    /// Number of values given; a damaged file may hold another number than its shape says.
+    /// Number of values in the loaded state. In a damaged file it may differ from the number that `found` implies.
     pub values: usize,
 }
 
-/// Why a state does not fit a network. `Display` names the tensors, [`LoadError::hint`] says what to do.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Error of a state dict that does not fit a network. `Display` names the tensors, [`LoadError::hint`] returns the remedy.
+#[derive(Debug, Clone, Default, PartialEq, Eq, thiserror::Error)]
+#[error("the weights are not this network's: {}", self.causes())]
 pub struct LoadError {
-    /// Tensors of the network that the state lacks, in the network's order.
+    /// Tensors of the network that are missing in the state, in the network's order.
     pub missing: Vec<String>,
-    /// Tensors of the state that the network lacks, or that come twice.
+    /// Tensors of the state that the network does not have, or that occur twice.
     pub unexpected: Vec<String>,
     /// Tensors of both that differ in shape.
-    pub misshapen: Vec<Misshapen>,
+    pub mismatched: Vec<ShapeMismatch>,
 }
 
-/// Names shown before `and N more`.
+/// Number of names that a message lists before `and N more`.
 const SHOWN: usize = 4;
 
+/// Joins the first [`SHOWN`] items with commas and counts the others.
 fn list(items: impl ExactSizeIterator<Item = String>) -> String {
     let more = items.len().saturating_sub(SHOWN);
     let mut text = items.take(SHOWN).collect::<Vec<_>>().join(", ");
@@ -43,8 +45,13 @@ fn list(items: impl ExactSizeIterator<Item = String>) -> String {
     text
 }
 
-impl std::fmt::Display for LoadError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl LoadError {
+    /// Returns true if the state fits.
+    pub fn is_empty(&self) -> bool {
+        self.missing.is_empty() && self.unexpected.is_empty() && self.mismatched.is_empty()
+    }
+
+    fn causes(&self) -> String {
         let mut parts = Vec::new();
         if !self.missing.is_empty() {
             parts.push(format!("missing {}", list(self.missing.iter().cloned())));
@@ -52,8 +59,8 @@ impl std::fmt::Display for LoadError {
         if !self.unexpected.is_empty() {
             parts.push(format!("unexpected {}", list(self.unexpected.iter().cloned())));
         }
-        if !self.misshapen.is_empty() {
-            let shapes = self.misshapen.iter().map(|m| {
+        if !self.mismatched.is_empty() {
+            let shapes = self.mismatched.iter().map(|m| {
                 if m.expected == m.found {
                     return format!("{} holds {} values for shape {:?}", m.name, m.values, m.found);
                 }
@@ -61,16 +68,12 @@ impl std::fmt::Display for LoadError {
             });
             parts.push(format!("wrong shape: {}", list(shapes)));
         }
-        write!(f, "the weights are not this network's: {}", parts.join("; "))
+        parts.join("; ")
     }
-}
 
-impl std::error::Error for LoadError {}
-
-impl LoadError {
-    /// What the user can do.
+    /// Returns what the user can do.
     pub fn hint(&self) -> String {
-        if self.misshapen.iter().any(|m| m.expected == m.found) {
+        if self.mismatched.iter().any(|m| m.expected == m.found) {
             return "the file is damaged or was cut short: take another copy".to_owned();
         }
         if let Some(classes) = self.other_classes() {
@@ -83,31 +86,31 @@ impl LoadError {
         }
     }
 
-    /// The number of classes in the file, where only the last layer's weight and bias differ, and only in that.
-    fn other_classes(&self) -> Option<usize> {
-        let classes = *self.misshapen.first()?.found.first()?;
-        let head = self.misshapen.len() <= 2
+    /// Returns the number of classes in the loaded state, if only the last layer's weight and bias differ, in nothing else.
+    pub fn other_classes(&self) -> Option<usize> {
+        let classes = *self.mismatched.first()?.found.first()?;
+        let head = self.mismatched.len() <= 2
             && self.missing.is_empty()
             && self.unexpected.is_empty()
-            && self.misshapen.iter().all(|m| m.found.first() == Some(&classes) && m.found[1..] == m.expected[1..]);
+            && self.mismatched.iter().all(|m| m.found.first() == Some(&classes) && m.found[1..] == m.expected[1..]);
         head.then_some(classes)
     }
 }
 
-/// Loads `state`, in any order, into `module`: every tensor or none.
+/// Loads `state`, in any order, into `module`: every tensor or none. As PyTorch's `load_state_dict(strict=True)`.
 ///
-/// Entries called `*.num_batches_tracked` are ignored, as no layer has them; each [`StateTensor::kind`] is as well, the
-/// network knows its own. Ids and whether parameters require gradients stay as they are.
+/// Entries called `*.num_batches_tracked` are ignored, because no layer has them. [`StateTensor::kind`] is ignored too. Ids
+/// and `requires_grad` are kept.
 ///
 /// # Errors
 ///
-/// A [`LoadError`] that names everything missing, unexpected and of another shape.
+/// A [`LoadError`] that names all missing and unexpected tensors and all shape mismatches.
 pub fn load_state_dict<M: Module>(module: M, state: &[StateTensor]) -> Result<M, LoadError> {
     let mut expected = Vec::new();
     visit(&module, |info, _, _| expected.push(info));
     let names: HashSet<&str> = expected.iter().map(|info| info.name.as_str()).collect();
 
-    let mut error = LoadError { missing: Vec::new(), unexpected: Vec::new(), misshapen: Vec::new() };
+    let mut error = LoadError::default();
     let mut given: HashMap<&str, &StateTensor> = HashMap::with_capacity(state.len());
     for tensor in state.iter().filter(|tensor| !tensor.name.ends_with(".num_batches_tracked")) {
         if !names.contains(tensor.name.as_str()) || given.insert(&tensor.name, tensor).is_some() {
@@ -118,7 +121,7 @@ pub fn load_state_dict<M: Module>(module: M, state: &[StateTensor]) -> Result<M,
         match given.get(info.name.as_str()) {
             None => error.missing.push(info.name.clone()),
             Some(tensor) if tensor.shape != info.shape || tensor.values.len() != info.len() => {
-                error.misshapen.push(Misshapen {
+                error.mismatched.push(ShapeMismatch {
                     name: info.name.clone(),
                     expected: info.shape.clone(),
                     found: tensor.shape.clone(),
@@ -128,7 +131,7 @@ pub fn load_state_dict<M: Module>(module: M, state: &[StateTensor]) -> Result<M,
             Some(_) => {}
         }
     }
-    if !(error.missing.is_empty() && error.unexpected.is_empty() && error.misshapen.is_empty()) {
+    if !error.is_empty() {
         return Err(error);
     }
 

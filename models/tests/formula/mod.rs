@@ -1,6 +1,6 @@
-//! The reference's weights and input: a formula, so that no weight file is needed (`reference/README.md`).
+//! Weights and inputs of the references. They come from a formula, so no weight file is needed (`reference/README.md`).
 
-/// `count` values in [0, 1) for the tensor `name`.
+/// Returns `count` values in [0, 1) for the tensor `name`.
 fn uniform(name: &str, count: usize) -> impl Iterator<Item = f64> {
     let hash =
         name.bytes().fold(0xCBF2_9CE4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01B3));
@@ -13,7 +13,7 @@ fn uniform(name: &str, count: usize) -> impl Iterator<Item = f64> {
     })
 }
 
-/// Values of the parameter `name`.
+/// Returns the values of the parameter `name`.
 pub fn weights(name: &str, shape: &[usize]) -> Vec<f32> {
     let count = shape.iter().product();
     if shape.len() >= 2 {
@@ -26,7 +26,7 @@ pub fn weights(name: &str, shape: &[usize]) -> Vec<f32> {
     }
 }
 
-/// Images of that shape.
+/// Returns images of this shape.
 pub fn input(name: &str, shape: [usize; 4]) -> Vec<f32> {
     uniform(name, shape.iter().product()).map(|u| 1.7 * (2.0 * u - 1.0) as f32).collect()
 }

@@ -92,7 +92,7 @@ def values(name, dtype):
 
 
 def deviation(exact, single):
-    """How far float32 is off: logits and loss in units of their largest value, gradient norms relative."""
+    """Returns float32's deviation: of logits and loss in units of their largest value, of gradient norms relative."""
 
     def logits(key):
         want, got = numpy.array(exact[key]), numpy.array(single[key])
@@ -127,7 +127,7 @@ def differences(old, new, path=""):
         for index, (a, b) in enumerate(zip(old, new)):
             yield from differences(a, b, f"{path}/{index}")
     elif isinstance(old, float):
-        # The files hold nine digits; a vanishing gradient is rounding and nothing else.
+        # The files have nine digits. A vanishing gradient is rounding alone.
         if abs(old - new) > 1e-6 * abs(old) + 1e-7:
             yield f"{path}: {old} there, {new} here"
     elif old != new:

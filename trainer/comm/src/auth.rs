@@ -199,7 +199,7 @@ pub(crate) fn verdict(refusal: Option<&str>) -> Vec<u8> {
 }
 
 /// Why a handshake did not succeed.
-pub(crate) enum Failure {
+pub(crate) enum HandshakeError {
     /// The connection broke or was slow: worth another try.
     Broken(String),
     /// The other side cannot be the right one, or said no.
@@ -213,38 +213,38 @@ struct Deadline<'a> {
 }
 
 impl Deadline<'_> {
-    fn left(&self) -> std::result::Result<Duration, Failure> {
+    fn left(&self) -> std::result::Result<Duration, HandshakeError> {
         let left = self.until.saturating_duration_since(Instant::now());
-        if left.is_zero() { Err(Failure::Broken("the handshake took too long".into())) } else { Ok(left) }
+        if left.is_zero() { Err(HandshakeError::Broken("the handshake took too long".into())) } else { Ok(left) }
     }
-    fn read(&mut self, buffer: &mut [u8]) -> std::result::Result<(), Failure> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::result::Result<(), HandshakeError> {
         let mut filled = 0;
         while filled < buffer.len() {
-            let broken = |e: std::io::Error| Failure::Broken(e.to_string());
+            let broken = |e: std::io::Error| HandshakeError::Broken(e.to_string());
             self.stream.set_read_timeout(Some(self.left()?)).map_err(broken)?;
             match self.stream.read(&mut buffer[filled..]) {
-                Ok(0) => return Err(Failure::Broken("the connection was closed during the handshake".into())),
+                Ok(0) => return Err(HandshakeError::Broken("the connection was closed during the handshake".into())),
                 Ok(n) => filled += n,
                 Err(e) if matches!(e.kind(), IoKind::Interrupted | IoKind::WouldBlock | IoKind::TimedOut) => {}
-                Err(e) => return Err(Failure::Broken(e.to_string())),
+                Err(e) => return Err(HandshakeError::Broken(e.to_string())),
             }
         }
         Ok(())
     }
-    fn write(&mut self, bytes: &[u8]) -> std::result::Result<(), Failure> {
-        let broken = |e: std::io::Error| Failure::Broken(e.to_string());
+    fn write(&mut self, bytes: &[u8]) -> std::result::Result<(), HandshakeError> {
+        let broken = |e: std::io::Error| HandshakeError::Broken(e.to_string());
         self.stream.set_write_timeout(Some(self.left()?)).map_err(broken)?;
         self.stream.write_all(bytes).map_err(broken)
     }
-    fn done(self) -> std::result::Result<(), Failure> {
-        let broken = |e: std::io::Error| Failure::Broken(e.to_string());
+    fn done(self) -> std::result::Result<(), HandshakeError> {
+        let broken = |e: std::io::Error| HandshakeError::Broken(e.to_string());
         self.stream.set_read_timeout(None).map_err(broken)?;
         self.stream.set_write_timeout(None).map_err(broken)
     }
 }
 
 /// The dialer's half on a blocking stream.
-pub(crate) fn dial(stream: &TcpStream, secret: &Secret, hello: &Hello) -> std::result::Result<(), Failure> {
+pub(crate) fn dial(stream: &TcpStream, secret: &Secret, hello: &Hello) -> std::result::Result<(), HandshakeError> {
     let mut io = Deadline { stream, until: Instant::now() + HANDSHAKE_LIMIT };
     let said = hello.encode();
     io.write(&said)?;
@@ -252,19 +252,19 @@ pub(crate) fn dial(stream: &TcpStream, secret: &Secret, hello: &Hello) -> std::r
     io.read(&mut reply)?;
     let (nonce, proof) = reply.split_at(NONCE);
     if !secret.verify(b"listener", &said, nonce, proof) {
-        return Err(Failure::Refused("it does not know this run's secret".into()));
+        return Err(HandshakeError::Refused("it does not know this run's secret".into()));
     }
     io.write(&secret.proof(b"dialer", &said, nonce))?;
     let mut len = [0; 4];
     io.read(&mut len)?;
     let len = u32::from_le_bytes(len) as usize;
     if len > MAX_REFUSAL {
-        return Err(Failure::Refused("it does not speak this protocol".into()));
+        return Err(HandshakeError::Refused("it does not speak this protocol".into()));
     }
     let mut text = vec![0; len];
     io.read(&mut text)?;
     io.done()?;
-    if len > 0 { Err(Failure::Refused(String::from_utf8_lossy(&text).into_owned())) } else { Ok(()) }
+    if len > 0 { Err(HandshakeError::Refused(String::from_utf8_lossy(&text).into_owned())) } else { Ok(()) }
 }
 
 /// The listener's half on a blocking stream; `admit` may refuse a rank that has proved itself.
@@ -272,22 +272,22 @@ pub(crate) fn listen(
     stream: &TcpStream,
     secret: &Secret,
     admit: impl FnOnce(&Hello) -> std::result::Result<(), String>,
-) -> std::result::Result<Hello, Failure> {
+) -> std::result::Result<Hello, HandshakeError> {
     let mut io = Deadline { stream, until: Instant::now() + HANDSHAKE_LIMIT };
     let mut hello = [0; HELLO_BYTES];
     io.read(&mut hello)?;
-    let hello = Hello::decode(&hello).map_err(|cause| Failure::Refused(cause.into()))?;
-    let challenge = Challenge::new(hello).map_err(|e| Failure::Broken(e.message))?;
+    let hello = Hello::decode(&hello).map_err(|cause| HandshakeError::Refused(cause.into()))?;
+    let challenge = Challenge::new(hello).map_err(|e| HandshakeError::Broken(e.message))?;
     io.write(&challenge.reply(secret))?;
     let mut proof = [0; PROOF_BYTES];
     io.read(&mut proof)?;
     if !challenge.accepts(secret, &proof) {
-        return Err(Failure::Refused("it does not know this run's secret".into()));
+        return Err(HandshakeError::Refused("it does not know this run's secret".into()));
     }
     let refusal = admit(&hello).err();
     io.write(&verdict(refusal.as_deref()))?;
     io.done()?;
-    refusal.map_or(Ok(hello), |cause| Err(Failure::Refused(cause)))
+    refusal.map_or(Ok(hello), |cause| Err(HandshakeError::Refused(cause)))
 }
 
 #[cfg(test)]

@@ -5,20 +5,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytemuck::{cast_slice, cast_slice_mut};
 
-use super::descriptor::{Descriptor, OpKind};
+use super::call::{CollectiveCall, OpKind};
 use super::dtype::{DType, Element, ReduceOp};
 use super::error::{CommError, ErrorKind, Result};
-use super::process::{Line, Process};
+use super::process::{CommStream, Process};
 use super::rendezvous::TransportKind;
-use super::transport::{Members, Transport};
+use super::transport::{GroupRanks, Transport};
 
 /// What one rank's state of a group is.
 pub(super) struct Inner {
-    pub(super) members: Members,
+    pub(super) group: GroupRanks,
     pub(super) name: Arc<str>,
     /// With the number of collectives so far.
     transport: Mutex<(u64, Box<dyn Transport>)>,
-    pub(super) line: Arc<Line>,
+    pub(super) stream: Arc<CommStream>,
     /// Last: the others have to be gone before the process says goodbye.
     pub(super) process: Arc<Process>,
 }
@@ -27,7 +27,7 @@ impl Inner {
     /// A name for a new group of these ranks: the same on all of them, since all have called as many collectives.
     pub(super) fn next_group(&self, ranks: &[usize]) -> u64 {
         let sequence = self.transport.lock().unwrap_or_else(PoisonError::into_inner).0;
-        let words = [self.members.id, sequence].into_iter().chain(ranks.iter().map(|r| *r as u64));
+        let words = [self.group.id, sequence].into_iter().chain(ranks.iter().map(|r| *r as u64));
         // FNV-1a over the words; 0 is the whole job's.
         let hash = words
             .flat_map(u64::to_le_bytes)
@@ -65,34 +65,34 @@ impl fmt::Debug for Communicator {
 
 impl Communicator {
     pub(super) fn world_of(process: Process) -> Result<Self> {
-        let members = Members { id: 0, me: process.rank, ranks: (0..process.world).collect(), copy_of: None };
-        Self::on_new_line(Arc::new(process), members)
+        let group = GroupRanks { id: 0, me: process.rank, ranks: (0..process.world).collect(), copy_of: None };
+        Self::on_new_stream(Arc::new(process), group)
     }
 
-    pub(super) fn on_new_line(process: Arc<Process>, members: Members) -> Result<Self> {
-        let line = Line::new(&process, &members).map_err(|e| process.fail(e))?;
-        Self::on(Arc::new(line), process, members)
+    pub(super) fn on_new_stream(process: Arc<Process>, group: GroupRanks) -> Result<Self> {
+        let stream = CommStream::new(&process, &group).map_err(|e| process.fail(e))?;
+        Self::on(Arc::new(stream), process, group)
     }
 
-    pub(super) fn on(line: Arc<Line>, process: Arc<Process>, members: Members) -> Result<Self> {
-        let transport = line.transport(&process, &members).map_err(|e| process.fail(e))?;
-        let name = members.name().into();
-        Ok(Self { inner: Arc::new(Inner { members, name, transport: Mutex::new((0, transport)), line, process }) })
+    pub(super) fn on(stream: Arc<CommStream>, process: Arc<Process>, group: GroupRanks) -> Result<Self> {
+        let transport = stream.transport(&process, &group).map_err(|e| process.fail(e))?;
+        let name = group.name().into();
+        Ok(Self { inner: Arc::new(Inner { group, name, transport: Mutex::new((0, transport)), stream, process }) })
     }
 
     /// This process's rank in the group.
     pub fn rank(&self) -> usize {
-        self.inner.members.me
+        self.inner.group.me
     }
 
     /// Ranks in the group.
     pub fn world(&self) -> usize {
-        self.inner.members.len()
+        self.inner.group.len()
     }
 
     /// Ranks of the whole job, by rank in the group.
     pub fn ranks(&self) -> &[usize] {
-        &self.inner.members.ranks
+        &self.inner.group.ranks
     }
 
     /// How data is exchanged.
@@ -112,18 +112,18 @@ impl Communicator {
         self.inner.process.abort.error()
     }
 
-    pub(super) fn call(&self, op: OpKind, dtype: DType, count: usize) -> Descriptor {
-        let group = self.inner.members.id;
-        Descriptor { op, dtype, reduce: None, root: None, memory: None, count: count as u64, group, sequence: 0 }
+    pub(super) fn call(&self, op: OpKind, dtype: DType, count: usize) -> CollectiveCall {
+        let group = self.inner.group.id;
+        CollectiveCall { op, dtype, reduce: None, root: None, memory: None, count: count as u64, group, sequence: 0 }
     }
 
     /// Runs one collective now; the queue must be settled, or this be its thread.
     pub(super) fn run<R>(
         &self,
-        mut call: Descriptor,
-        body: impl FnOnce(&mut dyn Transport, &Descriptor) -> Result<R>,
+        mut call: CollectiveCall,
+        body: impl FnOnce(&mut dyn Transport, &CollectiveCall) -> Result<R>,
     ) -> Result<R> {
-        let (process, line) = (&self.inner.process, &self.inner.line);
+        let (process, stream) = (&self.inner.process, &self.inner.stream);
         let mut guard = self.inner.transport.lock().unwrap_or_else(PoisonError::into_inner);
         let (sequence, transport) = &mut *guard;
         process.abort.check()?;
@@ -131,10 +131,10 @@ impl Communicator {
             *sequence += 1;
             call.sequence = *sequence;
         }
-        line.begin(&call, &self.inner.name);
+        stream.begin(&call, &self.inner.name);
         let result = check(&call, self.world()).and_then(|()| body(&mut **transport, &call));
         let result = result.map_err(|error| process.fail(error));
-        line.end();
+        stream.end();
         result
     }
 
@@ -154,13 +154,13 @@ impl Communicator {
 
     pub(super) fn all_reduce_now(&self, data: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()> {
         let count = self.elements("all_reduce", data, dtype)?;
-        let call = Descriptor { reduce: Some(op), ..self.call(OpKind::AllReduce, dtype, count) };
+        let call = CollectiveCall { reduce: Some(op), ..self.call(OpKind::AllReduce, dtype, count) };
         self.run(call, |t, call| t.all_reduce(call, data))
     }
 
     pub(super) fn broadcast_now(&self, data: &mut [u8], dtype: DType, root: usize) -> Result<()> {
         let count = self.elements("broadcast", data, dtype)?;
-        let call = Descriptor { root: Some(root as u32), ..self.call(OpKind::Broadcast, dtype, count) };
+        let call = CollectiveCall { root: Some(root as u32), ..self.call(OpKind::Broadcast, dtype, count) };
         self.run(call, |t, call| t.broadcast(call, data))
     }
 
@@ -177,7 +177,7 @@ impl Communicator {
     pub(super) fn reduce_scatter_now(&self, send: &[u8], recv: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()> {
         let count = self.elements("reduce_scatter", recv, dtype)?;
         self.parts("reduce_scatter", send.len(), recv.len(), dtype)?;
-        let call = Descriptor { reduce: Some(op), ..self.call(OpKind::ReduceScatter, dtype, count) };
+        let call = CollectiveCall { reduce: Some(op), ..self.call(OpKind::ReduceScatter, dtype, count) };
         self.run(call, |t, call| t.reduce_scatter(call, send, recv))
     }
 
@@ -190,8 +190,8 @@ impl Communicator {
         self.refuse(what, format!("{whole} elements are not {part} for each of {} ranks", self.world()))
     }
 
-    pub(super) fn settle(&self) {
-        self.inner.line.queue.settle();
+    pub(super) fn synchronize(&self) {
+        self.inner.stream.queue.synchronize();
     }
 
     /// `data` becomes the reduction over all ranks, on every rank.
@@ -201,7 +201,7 @@ impl Communicator {
 
     /// [`Communicator::all_reduce`] for data whose type is known at run time; `data` is aligned to it.
     pub fn all_reduce_bytes(&self, data: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()> {
-        self.settle();
+        self.synchronize();
         self.all_reduce_now(data, dtype, op)
     }
 
@@ -212,15 +212,15 @@ impl Communicator {
 
     /// [`Communicator::broadcast`] for data whose type is known at run time.
     pub fn broadcast_bytes(&self, data: &mut [u8], dtype: DType, root: usize) -> Result<()> {
-        self.settle();
+        self.synchronize();
         self.broadcast_now(data, dtype, root)
     }
 
     /// The root's `data` becomes the reduction over all ranks; other ranks' stays.
     pub fn reduce<T: Element>(&self, data: &mut [T], op: ReduceOp, root: usize) -> Result<()> {
-        self.settle();
+        self.synchronize();
         let call = self.call(OpKind::Reduce, T::DTYPE, data.len());
-        let call = Descriptor { reduce: Some(op), root: Some(root as u32), ..call };
+        let call = CollectiveCall { reduce: Some(op), root: Some(root as u32), ..call };
         self.run(call, |t, call| t.reduce(call, cast_slice_mut(data)))
     }
 
@@ -231,13 +231,13 @@ impl Communicator {
 
     /// [`Communicator::all_gather`] for data whose type is known at run time.
     pub fn all_gather_bytes(&self, send: &[u8], recv: &mut [u8], dtype: DType) -> Result<()> {
-        self.settle();
+        self.synchronize();
         self.all_gather_now(send, recv, dtype)
     }
 
     /// All ranks' `send` in rank order; lengths may differ. Two collectives, the first for the lengths.
     pub fn all_gather_v<T: Element>(&self, send: &[T]) -> Result<Gathered<T>> {
-        self.settle();
+        self.synchronize();
         let call = self.call(OpKind::AllGatherV, T::DTYPE, 0);
         let mut counts = vec![0u64; self.world()];
         let each = vec![8; self.world()];
@@ -252,35 +252,35 @@ impl Communicator {
 
     /// The root's `recv` becomes all ranks' `send` in rank order. On other ranks `recv` is not looked at and may be empty.
     pub fn gather<T: Element>(&self, send: &[T], recv: &mut [T], root: usize) -> Result<()> {
-        self.settle();
+        self.synchronize();
         let recv = if self.rank() == root { recv } else { &mut [] };
         if self.rank() == root {
             self.parts("gather", size_of_val(recv), size_of_val(send), T::DTYPE)?;
         }
-        let call = Descriptor { root: Some(root as u32), ..self.call(OpKind::Gather, T::DTYPE, send.len()) };
+        let call = CollectiveCall { root: Some(root as u32), ..self.call(OpKind::Gather, T::DTYPE, send.len()) };
         self.run(call, |t, call| t.gather(call, cast_slice(send), cast_slice_mut(recv)))
     }
 
     /// `recv` becomes this rank's part of the root's `send`. On other ranks `send` is not looked at and may be empty.
     pub fn scatter<T: Element>(&self, send: &[T], recv: &mut [T], root: usize) -> Result<()> {
-        self.settle();
+        self.synchronize();
         let send = if self.rank() == root { send } else { &[] };
         if self.rank() == root {
             self.parts("scatter", size_of_val(send), size_of_val(recv), T::DTYPE)?;
         }
-        let call = Descriptor { root: Some(root as u32), ..self.call(OpKind::Scatter, T::DTYPE, recv.len()) };
+        let call = CollectiveCall { root: Some(root as u32), ..self.call(OpKind::Scatter, T::DTYPE, recv.len()) };
         self.run(call, |t, call| t.scatter(call, cast_slice(send), cast_slice_mut(recv)))
     }
 
     /// `recv` becomes this rank's part of the reduction of everybody's `send`, which is one part for each rank.
     pub fn reduce_scatter<T: Element>(&self, send: &[T], recv: &mut [T], op: ReduceOp) -> Result<()> {
-        self.settle();
+        self.synchronize();
         self.reduce_scatter_now(cast_slice(send), cast_slice_mut(recv), T::DTYPE, op)
     }
 
     /// Part `j` of rank `i`'s `send` becomes part `i` of rank `j`'s `recv`; all parts have the same length.
     pub fn all_to_all<T: Element>(&self, send: &[T], recv: &mut [T]) -> Result<()> {
-        self.settle();
+        self.synchronize();
         let count = send.len() / self.world();
         self.parts("all_to_all", size_of_val(send), count * size_of::<T>(), T::DTYPE)?;
         self.parts("all_to_all", size_of_val(recv), count * size_of::<T>(), T::DTYPE)?;
@@ -290,28 +290,28 @@ impl Communicator {
     }
 
     pub(super) fn agree_to_duplicate(&self) -> Result<()> {
-        self.settle();
+        self.synchronize();
         self.run(self.call(OpKind::Duplicate, DType::U8, 0), |t, call| t.barrier(call))
     }
 
     /// Returns when all ranks have come.
     pub fn barrier(&self) -> Result<()> {
-        self.settle();
+        self.synchronize();
         self.run(self.call(OpKind::Barrier, DType::U8, 0), |t, call| t.barrier(call))
     }
 
     /// Sends `data` to rank `to`; returns when `data` may be changed again. Messages with the same tag arrive in order.
     /// Little is buffered: a long message, or the third that is not received, waits for its receiver to ask for it.
     pub fn send<T: Element>(&self, data: &[T], to: usize, tag: u64) -> Result<()> {
-        self.settle();
-        let call = Descriptor { root: Some(to as u32), ..self.call(OpKind::Send, T::DTYPE, data.len()) };
+        self.synchronize();
+        let call = CollectiveCall { root: Some(to as u32), ..self.call(OpKind::Send, T::DTYPE, data.len()) };
         self.run(call, |t, call| t.send(call, tag, cast_slice(data)))
     }
 
     /// Receives the next message of rank `from` with this tag, which must have this type and length.
     pub fn recv<T: Element>(&self, data: &mut [T], from: usize, tag: u64) -> Result<()> {
-        self.settle();
-        let call = Descriptor { root: Some(from as u32), ..self.call(OpKind::Recv, T::DTYPE, data.len()) };
+        self.synchronize();
+        let call = CollectiveCall { root: Some(from as u32), ..self.call(OpKind::Recv, T::DTYPE, data.len()) };
         self.run(call, |t, call| {
             if from == self.rank() {
                 return Err(CommError::usage(format!("{call}: a rank has no messages for itself")));
@@ -322,7 +322,7 @@ impl Communicator {
 }
 
 /// What cannot work whatever other ranks do.
-fn check(call: &Descriptor, world: usize) -> Result<()> {
+fn check(call: &CollectiveCall, world: usize) -> Result<()> {
     if let Some(root) = call.root.filter(|root| *root as usize >= world) {
         return Err(CommError::usage(format!("{call}: there is no rank {root} in a group of {world}")));
     }

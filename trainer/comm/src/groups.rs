@@ -5,8 +5,8 @@ use bytemuck::{cast_slice, cast_slice_mut};
 use super::communicator::Communicator;
 use super::dtype::{Element, ReduceOp};
 use super::error::{CommError, ErrorKind, Result};
-use super::queue::Handle;
-use super::transport::Members;
+use super::queue::Work;
+use super::transport::GroupRanks;
 
 impl Communicator {
     /// Makes a communicator for `ranks` (of this group, in the order that they shall have in the new one). All ranks of
@@ -44,8 +44,8 @@ impl Communicator {
         }
         let Some(me) = ranks.iter().position(|r| *r == self.rank()) else { return Ok(None) };
         let ranks: Vec<usize> = ranks.iter().map(|r| self.ranks()[*r]).collect();
-        let members = Members { id: self.inner.next_group(&ranks), me, ranks, copy_of: None };
-        Self::on(self.inner.line.clone(), self.inner.process.clone(), members).map(Some)
+        let group = GroupRanks { id: self.inner.next_group(&ranks), me, ranks, copy_of: None };
+        Self::on(self.inner.stream.clone(), self.inner.process.clone(), group).map(Some)
     }
 
     /// A communicator of the same ranks that is independent of this one, as of `MPI_Comm_dup`: collectives of both may be
@@ -59,35 +59,35 @@ impl Communicator {
     /// cannot be had.
     pub fn duplicate(&self) -> Result<Communicator> {
         self.agree_to_duplicate()?;
-        let of = &self.inner.members;
+        let of = &self.inner.group;
         let copy_of = Some(self.inner.name.clone());
-        let members = Members { id: self.inner.next_group(&of.ranks), me: of.me, ranks: of.ranks.clone(), copy_of };
-        Self::on_new_line(self.inner.process.clone(), members)
+        let group = GroupRanks { id: self.inner.next_group(&of.ranks), me: of.me, ranks: of.ranks.clone(), copy_of };
+        Self::on_new_stream(self.inner.process.clone(), group)
     }
 
     /// [`Communicator::all_reduce`], executed after everything submitted before while this thread goes on. The handle gives
     /// the buffer back.
-    pub fn all_reduce_async<T: Element>(&self, mut data: Vec<T>, op: ReduceOp) -> Handle<Vec<T>> {
+    pub fn all_reduce_async<T: Element>(&self, mut data: Vec<T>, op: ReduceOp) -> Work<Vec<T>> {
         let this = self.clone();
-        self.inner.line.queue.submit(move || {
+        self.inner.stream.queue.submit(move || {
             this.all_reduce_now(cast_slice_mut(&mut data), T::DTYPE, op)?;
             Ok(data)
         })
     }
 
     /// [`Communicator::broadcast`], asynchronously.
-    pub fn broadcast_async<T: Element>(&self, mut data: Vec<T>, root: usize) -> Handle<Vec<T>> {
+    pub fn broadcast_async<T: Element>(&self, mut data: Vec<T>, root: usize) -> Work<Vec<T>> {
         let this = self.clone();
-        self.inner.line.queue.submit(move || {
+        self.inner.stream.queue.submit(move || {
             this.broadcast_now(cast_slice_mut(&mut data), T::DTYPE, root)?;
             Ok(data)
         })
     }
 
     /// [`Communicator::all_gather`], asynchronously; the handle gives everybody's elements.
-    pub fn all_gather_async<T: Element>(&self, send: Vec<T>) -> Handle<Vec<T>> {
+    pub fn all_gather_async<T: Element>(&self, send: Vec<T>) -> Work<Vec<T>> {
         let this = self.clone();
-        self.inner.line.queue.submit(move || {
+        self.inner.stream.queue.submit(move || {
             let mut recv = vec![T::zeroed(); send.len() * this.world()];
             this.all_gather_now(cast_slice(&send), cast_slice_mut(&mut recv), T::DTYPE)?;
             Ok(recv)
@@ -95,9 +95,9 @@ impl Communicator {
     }
 
     /// [`Communicator::reduce_scatter`], asynchronously; the handle gives this rank's part.
-    pub fn reduce_scatter_async<T: Element>(&self, send: Vec<T>, op: ReduceOp) -> Handle<Vec<T>> {
+    pub fn reduce_scatter_async<T: Element>(&self, send: Vec<T>, op: ReduceOp) -> Work<Vec<T>> {
         let this = self.clone();
-        self.inner.line.queue.submit(move || {
+        self.inner.stream.queue.submit(move || {
             let mut recv = vec![T::zeroed(); send.len() / this.world()];
             this.reduce_scatter_now(cast_slice(&send), cast_slice_mut(&mut recv), T::DTYPE, op)?;
             Ok(recv)

@@ -39,7 +39,7 @@ macro_rules! integer {
         #[inline(always)] fn mul(self, other: Self) -> Self { self.wrapping_mul(other) }
         #[inline(always)] fn min(self, other: Self) -> Self { Ord::min(self, other) }
         #[inline(always)] fn max(self, other: Self) -> Self { Ord::max(self, other) }
-        // `Descriptor` refuses the mean of integers before any data moves.
+        // `CollectiveCall` refuses the mean of integers before any data moves.
         #[inline(always)] fn divide(self, _count: usize) -> Self { self }
     })*};
 }
@@ -88,7 +88,7 @@ fn combine<T: Number>(dst: &mut [T], src: &[T], f: impl Fn(T, T) -> T) {
 }
 
 #[inline(always)]
-fn fold_native<T: Number>(dst: &mut [T], sources: &[&[T]], mean: Option<usize>, f: impl Fn(T, T) -> T + Copy) {
+fn reduce_native<T: Number>(dst: &mut [T], sources: &[&[T]], mean: Option<usize>, f: impl Fn(T, T) -> T + Copy) {
     let len = dst.len();
     for start in (0..len).step_by(BLOCK) {
         let end = (start + BLOCK).min(len);
@@ -114,7 +114,7 @@ fn fold_native<T: Number>(dst: &mut [T], sources: &[&[T]], mean: Option<usize>, 
 }
 
 #[inline(always)]
-fn fold_narrow<T: Narrow>(dst: &mut [T], sources: &[&[T]], mean: Option<usize>, f: impl Fn(f32, f32) -> f32 + Copy) {
+fn reduce_narrow<T: Narrow>(dst: &mut [T], sources: &[&[T]], mean: Option<usize>, f: impl Fn(f32, f32) -> f32 + Copy) {
     let len = dst.len();
     let (mut sum, mut next) = ([0f32; BLOCK], [0f32; BLOCK]);
     for start in (0..len).step_by(BLOCK) {
@@ -165,19 +165,19 @@ fn native<T: Number>(op: ReduceOp, dst: &mut [u8], sources: &[&[u8]]) {
     let dst: &mut [T] = cast_slice_mut(dst);
     let sources: Vec<&[T]> = sources.iter().map(|s| cast_slice(s)).collect();
     let mean = (op == ReduceOp::Mean).then_some(sources.len());
-    with_op!(T, op, f => fold_native(dst, &sources, mean, f));
+    with_op!(T, op, f => reduce_native(dst, &sources, mean, f));
 }
 
 fn narrow<T: Narrow>(op: ReduceOp, dst: &mut [u8], sources: &[&[u8]]) {
     let dst: &mut [T] = cast_slice_mut(dst);
     let sources: Vec<&[T]> = sources.iter().map(|s| cast_slice(s)).collect();
     let mean = (op == ReduceOp::Mean).then_some(sources.len());
-    with_op!(f32, op, f => fold_narrow(dst, &sources, mean, f));
+    with_op!(f32, op, f => reduce_narrow(dst, &sources, mean, f));
 }
 
 /// `dst = sources[0] op sources[1] op …`, in that order; [`ReduceOp::Mean`] also divides by the number of sources.
 /// All slices have `dst`'s length and `dtype`'s alignment.
-pub(crate) fn fold(dtype: DType, op: ReduceOp, dst: &mut [u8], sources: &[&[u8]]) {
+pub(crate) fn reduce_into(dtype: DType, op: ReduceOp, dst: &mut [u8], sources: &[&[u8]]) {
     match dtype {
         DType::F32 => native::<f32>(op, dst, sources),
         DType::F64 => native::<f64>(op, dst, sources),
@@ -189,11 +189,11 @@ pub(crate) fn fold(dtype: DType, op: ReduceOp, dst: &mut [u8], sources: &[&[u8]]
     }
 }
 
-/// Elements that stay in registers between the arrays of [`fold_everywhere`].
+/// Elements that stay in registers between the arrays of [`reduce_into_all`].
 const LANES: usize = 64;
 
 #[inline(always)]
-fn everywhere_native<T: Number>(arrays: &mut [&mut [T]], mean: Option<usize>, f: impl Fn(T, T) -> T + Copy) {
+fn reduce_all_native<T: Number>(arrays: &mut [&mut [T]], mean: Option<usize>, f: impl Fn(T, T) -> T + Copy) {
     let Some(len) = arrays.first().map(|first| first.len()) else { return };
     let mut at = 0;
     let mut sums = [T::zeroed(); LANES];
@@ -218,20 +218,20 @@ fn everywhere_native<T: Number>(arrays: &mut [&mut [T]], mean: Option<usize>, f:
     }
 }
 
-fn everywhere<T: Number>(op: ReduceOp, arrays: &mut [&mut [u8]]) {
+fn reduce_all<T: Number>(op: ReduceOp, arrays: &mut [&mut [u8]]) {
     let mut arrays: Vec<&mut [T]> = arrays.iter_mut().map(|array| cast_slice_mut(array)).collect();
     let mean = (op == ReduceOp::Mean).then_some(arrays.len());
-    with_op!(T, op, f => everywhere_native(&mut arrays, mean, f));
+    with_op!(T, op, f => reduce_all_native(&mut arrays, mean, f));
 }
 
-/// Every array becomes `arrays[0] op arrays[1] op …`, as [`fold`] computes it. All have one length, and `dtype`'s alignment.
-pub(crate) fn fold_everywhere(dtype: DType, op: ReduceOp, arrays: &mut [&mut [u8]]) {
+/// Every array becomes `arrays[0] op arrays[1] op …`, as [`reduce_into`] computes it. All have one length, and `dtype`'s alignment.
+pub(crate) fn reduce_into_all(dtype: DType, op: ReduceOp, arrays: &mut [&mut [u8]]) {
     match dtype {
-        DType::F32 => everywhere::<f32>(op, arrays),
-        DType::F64 => everywhere::<f64>(op, arrays),
-        DType::I32 => everywhere::<i32>(op, arrays),
-        DType::I64 => everywhere::<i64>(op, arrays),
-        DType::U8 => everywhere::<u8>(op, arrays),
+        DType::F32 => reduce_all::<f32>(op, arrays),
+        DType::F64 => reduce_all::<f64>(op, arrays),
+        DType::I32 => reduce_all::<i32>(op, arrays),
+        DType::I64 => reduce_all::<i64>(op, arrays),
+        DType::U8 => reduce_all::<u8>(op, arrays),
         DType::F16 | DType::BF16 => {
             let len = arrays.first().map_or(0, |first| first.len());
             let mut sums = [0u16; BLOCK];
@@ -239,7 +239,7 @@ pub(crate) fn fold_everywhere(dtype: DType, op: ReduceOp, arrays: &mut [&mut [u8
                 let at = start..(start + size_of_val(&sums)).min(len);
                 let sums = &mut cast_slice_mut(&mut sums)[..at.len()];
                 let sources: Vec<&[u8]> = arrays.iter().map(|array| &array[at.clone()]).collect();
-                fold(dtype, op, sums, &sources);
+                reduce_into(dtype, op, sums, &sources);
                 arrays.iter_mut().for_each(|array| array[at.clone()].copy_from_slice(sums));
             }
         }
@@ -257,7 +257,7 @@ fn pair<T: Number>(op: ReduceOp, dst: &mut [u8], src: &[u8], dst_first: bool) {
 
 /// One step of a longer reduction, never the mean's division: `dst = dst op src`, or `src op dst` unless `dst_first`.
 /// `dtype` is an accumulator type ([`DType::accumulator`]).
-pub(crate) fn step(dtype: DType, op: ReduceOp, dst: &mut [u8], src: &[u8], dst_first: bool) {
+pub(crate) fn accumulate(dtype: DType, op: ReduceOp, dst: &mut [u8], src: &[u8], dst_first: bool) {
     match dtype {
         DType::F32 => pair::<f32>(op, dst, src, dst_first),
         DType::F64 => pair::<f64>(op, dst, src, dst_first),
@@ -323,7 +323,7 @@ mod tests {
         let sources = [f16::from_f32(2048.0), f16::from_f32(1.0), f16::from_f32(1.0)];
         let mut dst = [f16::ZERO];
         let bytes: Vec<&[u8]> = sources.iter().map(bytemuck::bytes_of).collect();
-        fold(DType::F16, ReduceOp::Sum, cast_slice_mut(&mut dst), &bytes);
+        reduce_into(DType::F16, ReduceOp::Sum, cast_slice_mut(&mut dst), &bytes);
         assert_eq!(dst[0].to_f32(), 2050.0);
     }
 
@@ -342,10 +342,10 @@ mod tests {
                 for op in ReduceOp::ALL.into_iter().filter(|op| *op != ReduceOp::Mean || dtype.is_float()) {
                     let mut want = vec![0u64; bytes / 8];
                     let sources: Vec<&[u8]> = arrays.iter().map(|array| cast_slice(array)).collect();
-                    fold(dtype, op, cast_slice_mut(&mut want), &sources);
+                    reduce_into(dtype, op, cast_slice_mut(&mut want), &sources);
                     let mut copies = arrays.clone();
                     let mut views: Vec<&mut [u8]> = copies.iter_mut().map(|array| cast_slice_mut(array)).collect();
-                    fold_everywhere(dtype, op, &mut views);
+                    reduce_into_all(dtype, op, &mut views);
                     assert!(copies.iter().all(|copy| *copy == want), "{op} of {bytes} bytes of {dtype}, {ranks} ranks");
                 }
             }
@@ -360,7 +360,7 @@ mod tests {
                 values[position] = f32::NAN;
                 let sources: Vec<&[u8]> = values.iter().map(bytemuck::bytes_of).collect();
                 let mut dst = [0f32];
-                fold(DType::F32, op, cast_slice_mut(&mut dst), &sources);
+                reduce_into(DType::F32, op, cast_slice_mut(&mut dst), &sources);
                 assert!(dst[0].is_nan(), "{op} with NaN in place {position} gives {}", dst[0]);
             }
         }
@@ -372,7 +372,7 @@ mod tests {
         let fold_of = |order: [usize; 3]| {
             let sources: Vec<&[u8]> = order.iter().map(|i| bytemuck::bytes_of(&values[*i])).collect();
             let mut dst = [0f32];
-            fold(DType::F32, ReduceOp::Sum, cast_slice_mut(&mut dst), &sources);
+            reduce_into(DType::F32, ReduceOp::Sum, cast_slice_mut(&mut dst), &sources);
             dst[0]
         };
         assert_eq!(fold_of([0, 1, 2]), 1.0);

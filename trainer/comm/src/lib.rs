@@ -3,11 +3,11 @@
 //! Knows bytes, counts and types of elements, not tensors of a model. From the top:
 //!
 //! - [`Communicator`] (`communicator.rs`, `groups.rs`): what a rank calls; checks arguments, keeps the order, tells all
-//!   ranks of errors. [`Handle`] is a call that goes on while the rank computes (`queue.rs`).
+//!   ranks of errors. [`Work`] is a call that goes on while the rank computes (`queue.rs`).
 //! - [`Shared`] (`shared.rs`): arrays that all-reduce fastest, as other ranks can reach them.
 //! - `transport.rs`: what a transport has to do; `shm/` for one host, `tcp/` for any, `solo.rs` for one rank,
 //!   `mpi/` for the library that mpirun belongs to (feature `mpi`).
-//! - `descriptor.rs`: how ranks make sure that they call the same; `message.rs` for sends and receives.
+//! - `call.rs`: how ranks make sure that they call the same; `message.rs` for sends and receives.
 //! - [`join`] (`rendezvous.rs`): from the launcher's settings to a communicator; `store/` is the private rendezvous and the
 //!   control connection over which deaths and errors are told; `auth.rs` the secret that keeps strangers out.
 //! - `kernels.rs`, `dtype.rs`: the reductions.
@@ -26,9 +26,9 @@
 mod abort;
 mod auth;
 pub mod bench;
+mod call;
 mod communicator;
 pub mod cuda;
-mod descriptor;
 mod dtype;
 mod error;
 mod groups;
@@ -51,11 +51,11 @@ mod transport;
 mod wire;
 
 pub use auth::Secret;
+pub use call::OpKind;
 pub use communicator::{Communicator, Gathered};
-pub use descriptor::OpKind;
 pub use dtype::{DType, Element, ReduceOp};
 pub use error::{CommError, ErrorKind, Result};
-pub use queue::Handle;
+pub use queue::Work;
 pub use rendezvous::{CommConfig, TransportKind, join, join_through, solo};
 pub use shared::Shared;
 pub use store::{StoreClient, StoreEvent, StoreServer};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::descriptor::Descriptor;
+use super::call::CollectiveCall;
 use super::dtype::DType;
 use super::error::{CommError, ErrorKind, Result};
 use super::wire::Reader;
@@ -34,7 +34,7 @@ impl Message {
 
     /// An error on the receiver unless the message has the type and length that it asks for. `me` and `peer` are ranks of
     /// the job.
-    pub(crate) fn check(&self, call: &Descriptor, bytes: usize, me: usize, peer: usize, group: &str) -> Result<()> {
+    pub(crate) fn check(&self, call: &CollectiveCall, bytes: usize, me: usize, peer: usize, group: &str) -> Result<()> {
         if self.dtype == call.dtype && self.bytes as usize == bytes {
             return Ok(());
         }
@@ -53,7 +53,13 @@ impl Message {
     }
 
     /// The peer waits in a collective, and so will never answer.
-    pub(crate) fn elsewhere(me: usize, call: &Descriptor, peer: usize, theirs: &Descriptor, group: &str) -> CommError {
+    pub(crate) fn peer_in_collective(
+        me: usize,
+        call: &CollectiveCall,
+        peer: usize,
+        theirs: &CollectiveCall,
+        group: &str,
+    ) -> CommError {
         let message = format!("rank {peer} calls {theirs} where rank {me} calls {call}, {}", theirs.place(group));
         CommError::new(ErrorKind::Mismatch, message)
             .hint("every rank must call the same collectives in the same order, sends and receives in pairs")
@@ -61,7 +67,13 @@ impl Message {
     }
 
     /// Nothing came, or nothing was taken, in time.
-    pub(crate) fn late(me: usize, call: &Descriptor, peer: usize, timeout: Duration, group: &str) -> CommError {
+    pub(crate) fn timed_out(
+        me: usize,
+        call: &CollectiveCall,
+        peer: usize,
+        timeout: Duration,
+        group: &str,
+    ) -> CommError {
         CommError::new(
             ErrorKind::Timeout,
             format!("{call}, {}: rank {peer} did not answer within {timeout:.1?} (rank {me} waits)", call.place(group)),

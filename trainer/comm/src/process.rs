@@ -6,28 +6,28 @@ use std::time::{Duration, Instant};
 
 use super::abort::Abort;
 use super::auth::Secret;
-use super::descriptor::Descriptor;
+use super::call::CollectiveCall;
 use super::error::{CommError, ErrorKind, Result};
 use super::queue::Queue;
 use super::rendezvous::TransportKind;
 use super::shm::ShmGroup;
 use super::solo::Solo;
 use super::store::StoreClient;
-use super::tcp::{Mesh, Setup, TcpGroup};
-use super::transport::{Members, Transport};
+use super::tcp::{Mesh, MeshSetup, TcpGroup};
+use super::transport::{GroupRanks, Transport};
 
-/// How long to wait for other ranks to say what they are doing when something has timed out.
+/// How long to wait for other ranks to say what they are activity when something has timed out.
 const ANSWER_LIMIT: Duration = Duration::from_millis(500);
 
-/// What a line is doing, for ranks that wonder.
-struct Doing {
-    call: Descriptor,
+/// What a stream is activity, for ranks that wonder.
+struct Activity {
+    call: CollectiveCall,
     group: Arc<str>,
     since: Instant,
     inside: bool,
 }
 
-impl Doing {
+impl Activity {
     fn describe(&self) -> String {
         let (verb, place) = (if self.inside { "is in" } else { "has left" }, self.call.place(&self.group));
         format!("{verb} {}, {place}, for {:.1} s", self.call, self.since.elapsed().as_secs_f64())
@@ -35,19 +35,22 @@ impl Doing {
 }
 
 /// None before the first collective.
-type LineDoing = Mutex<Option<Doing>>;
+type StreamActivity = Mutex<Option<Activity>>;
 
-/// Those of all lines.
-type AllDoing = Mutex<Vec<Weak<LineDoing>>>;
+/// Those of all streams.
+type AllActivities = Mutex<Vec<Weak<StreamActivity>>>;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn describe(all: &AllDoing) -> String {
-    let lines: Vec<String> =
-        lock(all).iter().filter_map(Weak::upgrade).filter_map(|line| Some(lock(&line).as_ref()?.describe())).collect();
-    if lines.is_empty() { "has called no collective yet".into() } else { lines.join(" and ") }
+fn describe(all: &AllActivities) -> String {
+    let streams: Vec<String> = lock(all)
+        .iter()
+        .filter_map(Weak::upgrade)
+        .filter_map(|stream| Some(lock(&stream).as_ref()?.describe()))
+        .collect();
+    if streams.is_empty() { "has called no collective yet".into() } else { streams.join(" and ") }
 }
 
 /// One process of the job.
@@ -61,7 +64,7 @@ pub(crate) struct Process {
     pub(super) bind: Option<IpAddr>,
     pub(super) secret: Option<Secret>,
     pub(super) abort: Arc<Abort>,
-    doing: Arc<AllDoing>,
+    activity: Arc<AllActivities>,
     /// MPI, which a process starts once.
     #[cfg(feature = "mpi")]
     mpi: Mutex<Option<Arc<super::mpi::Runtime>>>,
@@ -69,52 +72,53 @@ pub(crate) struct Process {
     pub(super) store: Option<StoreClient>,
 }
 
-/// One order of collectives in a process: a communicator and the groups made of it take turns, a duplicate has a line of
+/// One order of collectives in a process: a communicator and the groups made of it take turns, a duplicate has a stream of
 /// its own and shares nothing that is held while a collective waits.
-pub(super) struct Line {
+pub(super) struct CommStream {
     pub(super) queue: Queue,
     mesh: Option<Arc<Mutex<Mesh>>>,
-    doing: Arc<LineDoing>,
+    activity: Arc<StreamActivity>,
 }
 
-impl Line {
-    /// A line for `members`; the ranks of a new one call this together.
-    pub(super) fn new(process: &Process, members: &Members) -> Result<Self> {
+impl CommStream {
+    /// A stream for `group`; the ranks of a new one call this together.
+    pub(super) fn new(process: &Process, group: &GroupRanks) -> Result<Self> {
         let mesh = match (process.kind, &process.store, &process.secret) {
-            (TransportKind::Tcp, Some(store), Some(secret)) if members.len() > 1 => {
-                let setup = Setup { members, store, secret, bind: process.bind, limit: process.connect_timeout };
+            (TransportKind::Tcp, Some(store), Some(secret)) if group.len() > 1 => {
+                let setup = MeshSetup { group, store, secret, bind: process.bind, limit: process.connect_timeout };
                 Some(Arc::new(Mutex::new(Mesh::new(&setup, process.world, process.timeout)?)))
             }
             _ => None,
         };
-        let doing = Arc::new(LineDoing::default());
-        let mut all = lock(&process.doing);
-        all.retain(|line| line.strong_count() > 0);
-        all.push(Arc::downgrade(&doing));
-        Ok(Self { queue: Queue::default(), mesh, doing })
+        let activity = Arc::new(StreamActivity::default());
+        let mut all = lock(&process.activity);
+        all.retain(|stream| stream.strong_count() > 0);
+        all.push(Arc::downgrade(&activity));
+        Ok(Self { queue: Queue::default(), mesh, activity })
     }
 
-    /// The transport of a group on this line.
-    pub(super) fn transport(&self, process: &Process, members: &Members) -> Result<Box<dyn Transport>> {
+    /// The transport of a group on this stream.
+    pub(super) fn transport(&self, process: &Process, group: &GroupRanks) -> Result<Box<dyn Transport>> {
         match (&process.store, &self.mesh) {
-            _ if members.len() == 1 => Ok(Box::new(Solo)),
-            _ if process.kind == TransportKind::Mpi => process.mpi_group(members),
-            (_, Some(mesh)) => Ok(Box::new(TcpGroup::new(mesh.clone(), members.clone()))),
+            _ if group.len() == 1 => Ok(Box::new(Solo)),
+            _ if process.kind == TransportKind::Mpi => process.mpi_group(group),
+            (_, Some(mesh)) => Ok(Box::new(TcpGroup::new(mesh.clone(), group.clone()))),
             (Some(store), None) => {
-                Ok(Box::new(ShmGroup::new(members.clone(), store, process.connect_timeout, process.timeout)?))
+                Ok(Box::new(ShmGroup::new(group.clone(), store, process.connect_timeout, process.timeout)?))
             }
-            (None, None) => Err(CommError::setup(format!("{} has no rendezvous", members.name()))),
+            (None, None) => Err(CommError::setup(format!("{} has no rendezvous", group.name()))),
         }
     }
 
-    pub(super) fn begin(&self, call: &Descriptor, group: &Arc<str>) {
-        *lock(&self.doing) = Some(Doing { call: *call, group: group.clone(), since: Instant::now(), inside: true });
+    pub(super) fn begin(&self, call: &CollectiveCall, group: &Arc<str>) {
+        *lock(&self.activity) =
+            Some(Activity { call: *call, group: group.clone(), since: Instant::now(), inside: true });
     }
 
     pub(super) fn end(&self) {
-        if let Some(doing) = lock(&self.doing).as_mut() {
-            doing.since = Instant::now();
-            doing.inside = false;
+        if let Some(activity) = lock(&self.activity).as_mut() {
+            activity.since = Instant::now();
+            activity.inside = false;
         }
     }
 }
@@ -128,11 +132,11 @@ impl Process {
         connect_timeout: Duration,
         store: Option<StoreClient>,
     ) -> Self {
-        let doing = Arc::new(AllDoing::default());
+        let activity = Arc::new(AllActivities::default());
         let abort = store.as_ref().map_or_else(Abort::new, StoreClient::abort_flag);
         if let Some(store) = &store {
-            let doing = doing.clone();
-            store.set_status(move || describe(&doing));
+            let activity = activity.clone();
+            store.set_status(move || describe(&activity));
         }
         Self {
             rank,
@@ -143,7 +147,7 @@ impl Process {
             bind: None,
             secret: None,
             abort,
-            doing,
+            activity,
             #[cfg(feature = "mpi")]
             mpi: Mutex::default(),
             store,
@@ -151,7 +155,7 @@ impl Process {
     }
 
     #[cfg(feature = "mpi")]
-    fn mpi_group(&self, members: &Members) -> Result<Box<dyn Transport>> {
+    fn mpi_group(&self, group: &GroupRanks) -> Result<Box<dyn Transport>> {
         use super::mpi::{MpiGroup, Runtime};
         let (limit, mut mpi) = (self.connect_timeout, lock(&self.mpi));
         let runtime = match &*mpi {
@@ -159,11 +163,11 @@ impl Process {
             None => mpi.insert(Arc::new(Runtime::start(self.rank, self.world, &self.abort, limit)?)).clone(),
         };
         drop(mpi);
-        Ok(Box::new(MpiGroup::new(members.clone(), runtime, self.abort.clone(), limit, self.timeout)?))
+        Ok(Box::new(MpiGroup::new(group.clone(), runtime, self.abort.clone(), limit, self.timeout)?))
     }
 
     #[cfg(not(feature = "mpi"))]
-    fn mpi_group(&self, _members: &Members) -> Result<Box<dyn Transport>> {
+    fn mpi_group(&self, _members: &GroupRanks) -> Result<Box<dyn Transport>> {
         self.kind.built()?;
         Err(CommError::setup("the mpi backend is missing"))
     }
@@ -178,7 +182,7 @@ impl Process {
         self.abort.error().unwrap_or(error)
     }
 
-    /// Adds what the other ranks are doing to a timeout.
+    /// Adds what the other ranks are activity to a timeout.
     fn explain(&self, mut error: CommError) -> CommError {
         let Some(store) = &self.store else { return error };
         if self.abort.is_raised() {
@@ -186,9 +190,9 @@ impl Process {
         }
         let answers = store.query(self.world - 1, ANSWER_LIMIT);
         for rank in (0..self.world).filter(|rank| *rank != self.rank) {
-            let doing = answers.iter().find(|(r, _)| *r == rank).map(|(_, text)| text.as_str());
-            let doing = doing.unwrap_or("does not answer: its process is stopped, or its host out of reach");
-            error.message.push_str(&format!("\n  rank {rank} {doing}"));
+            let activity = answers.iter().find(|(r, _)| *r == rank).map(|(_, text)| text.as_str());
+            let activity = activity.unwrap_or("does not answer: its process is stopped, or its host out of reach");
+            error.message.push_str(&format!("\n  rank {rank} {activity}"));
         }
         if error.hint.is_empty() {
             error.hint = "if the ranks are only slow, a longer timeout helps".into();

@@ -12,23 +12,23 @@ use std::thread::JoinHandle;
 
 use super::error::{CommError, Result};
 
-type Job = Box<dyn FnOnce() + Send>;
+type Task = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
 struct State {
-    jobs: VecDeque<Job>,
+    tasks: VecDeque<Task>,
     /// Submitted and not finished.
     pending: usize,
     closed: bool,
 }
 
 #[derive(Default)]
-struct Shared {
+struct QueueState {
     state: Mutex<State>,
     changed: Condvar,
 }
 
-impl Shared {
+impl QueueState {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -36,16 +36,16 @@ impl Shared {
     fn serve(&self) {
         loop {
             let mut state = self.lock();
-            let job = loop {
-                match state.jobs.pop_front() {
-                    Some(job) => break job,
+            let task = loop {
+                match state.tasks.pop_front() {
+                    Some(task) => break task,
                     None if state.closed => return,
                     None => state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
                 }
             };
             drop(state);
-            // A panic must not leave others waiting; the job's handle reports it, since its sender is gone.
-            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(job));
+            // A panic must not leave others waiting; the task's handle reports it, since its sender is gone.
+            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(task));
             self.lock().pending -= 1;
             self.changed.notify_all();
         }
@@ -55,13 +55,13 @@ impl Shared {
 /// See the module. The thread starts with the first submission.
 #[derive(Default)]
 pub(crate) struct Queue {
-    shared: Arc<Shared>,
+    shared: Arc<QueueState>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Queue {
-    /// Has `job` executed after all that were submitted before.
-    pub(crate) fn submit<R: Send + 'static>(&self, job: impl FnOnce() -> Result<R> + Send + 'static) -> Handle<R> {
+    /// Has `task` executed after all that were submitted before.
+    pub(crate) fn submit<R: Send + 'static>(&self, task: impl FnOnce() -> Result<R> + Send + 'static) -> Work<R> {
         let (sender, result) = sync_channel(1);
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if thread.is_none() {
@@ -71,24 +71,24 @@ impl Queue {
                 Err(e) => {
                     let error = CommError::system(format!("cannot start the communication thread: {e}"));
                     let _ = sender.send(Err(error));
-                    return Handle { result };
+                    return Work { result };
                 }
             }
         }
         drop(thread);
         let mut state = self.shared.lock();
         state.pending += 1;
-        state.jobs.push_back(Box::new(move || {
+        state.tasks.push_back(Box::new(move || {
             // Nobody waits for a handle that was dropped.
-            let _ = sender.send(job());
+            let _ = sender.send(task());
         }));
         drop(state);
         self.shared.changed.notify_all();
-        Handle { result }
+        Work { result }
     }
 
     /// Waits until all that was submitted is done.
-    pub(crate) fn settle(&self) {
+    pub(crate) fn synchronize(&self) {
         let state = self.shared.lock();
         if state.pending > 0 {
             drop(self.shared.changed.wait_while(state, |s| s.pending > 0).unwrap_or_else(PoisonError::into_inner));
@@ -102,7 +102,7 @@ impl Drop for Queue {
         self.shared.changed.notify_all();
         let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
-            // The last job may be what kept the communicator alive: then this is that thread, which ends by itself.
+            // The last task may be what kept the communicator alive: then this is that thread, which ends by itself.
             if thread.thread().id() != std::thread::current().id() {
                 let _ = thread.join();
             }
@@ -112,11 +112,11 @@ impl Drop for Queue {
 
 /// A collective that was submitted and may still be under way. Dropping it does not cancel it.
 #[must_use = "the result, and any error, is in the handle"]
-pub struct Handle<R> {
+pub struct Work<R> {
     result: Receiver<Result<R>>,
 }
 
-impl<R> Handle<R> {
+impl<R> Work<R> {
     /// Waits for the end and gives the buffer back.
     ///
     /// # Errors
@@ -126,9 +126,9 @@ impl<R> Handle<R> {
     }
 }
 
-impl<R> fmt::Debug for Handle<R> {
+impl<R> fmt::Debug for Work<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Handle")
+        f.write_str("Work")
     }
 }
 
@@ -150,7 +150,7 @@ mod tests {
                 })
             })
             .collect();
-        queue.settle();
+        queue.synchronize();
         assert_eq!(*order.lock().unwrap(), (0..20).filter(|i| *i != 7).collect::<Vec<_>>());
         for (i, handle) in handles.into_iter().enumerate() {
             assert_eq!(handle.wait().ok(), (i != 7).then_some(i));

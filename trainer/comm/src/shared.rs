@@ -5,8 +5,8 @@ use std::ops::{Deref, DerefMut};
 
 use bytemuck::{cast_slice, cast_slice_mut};
 
+use super::call::{CollectiveCall, OpKind};
 use super::communicator::Communicator;
-use super::descriptor::{Descriptor, OpKind};
 use super::dtype::{DType, Element, ReduceOp};
 use super::error::Result;
 use super::shm::Window;
@@ -60,11 +60,11 @@ impl Communicator {
     /// # Errors
     /// Those of any collective; [`super::ErrorKind::Setup`] if the memory cannot be had.
     pub fn shared<T: Element>(&self, len: usize) -> Result<Shared<T>> {
-        self.settle();
+        self.synchronize();
         let call = self.call(OpKind::Share, DType::U8, len * size_of::<T>());
         let (number, window) = self.run(call, |transport, call| Ok((call.sequence as u32, transport.share(call)?)))?;
         let memory = window.map_or_else(|| Memory::Ordinary(vec![T::zeroed(); len]), Memory::Window);
-        Ok(Shared { memory, group: self.inner.members.id, number })
+        Ok(Shared { memory, group: self.inner.group.id, number })
     }
 
     /// The first `count` elements of `data` become the reduction over all ranks, on every rank; all ranks bring the same one of
@@ -73,9 +73,9 @@ impl Communicator {
     /// # Errors
     /// Those of any collective. The array is gone then: other ranks may still be at work in it.
     pub fn all_reduce_shared<T: Element>(&self, data: Shared<T>, count: usize, op: ReduceOp) -> Result<Shared<T>> {
-        self.settle();
+        self.synchronize();
         let Shared { memory, group, number } = data;
-        if group != self.inner.members.id {
+        if group != self.inner.group.id {
             return self.refuse("all_reduce_shared", "the array belongs to another communicator".into());
         }
         let have = match &memory {
@@ -86,7 +86,7 @@ impl Communicator {
             return self.refuse("all_reduce_shared", format!("the array has {have} elements, not {count}"));
         }
         let call = self.call(OpKind::AllReduce, T::DTYPE, count);
-        let call = Descriptor { reduce: Some(op), memory: Some(number), ..call };
+        let call = CollectiveCall { reduce: Some(op), memory: Some(number), ..call };
         let memory = self.run(call, |transport, call| match memory {
             Memory::Ordinary(mut values) => {
                 transport.all_reduce(call, cast_slice_mut(&mut values[..count]))?;

@@ -1,6 +1,6 @@
 //! The transport of a group of one: everything is a copy.
 
-use super::descriptor::Descriptor;
+use super::call::CollectiveCall;
 use super::error::{CommError, Result};
 use super::transport::Transport;
 
@@ -8,43 +8,43 @@ use super::transport::Transport;
 pub(crate) struct Solo;
 
 impl Transport for Solo {
-    fn all_reduce(&mut self, _: &Descriptor, _: &mut [u8]) -> Result<()> {
+    fn all_reduce(&mut self, _: &CollectiveCall, _: &mut [u8]) -> Result<()> {
         Ok(())
     }
-    fn broadcast(&mut self, _: &Descriptor, _: &mut [u8]) -> Result<()> {
+    fn broadcast(&mut self, _: &CollectiveCall, _: &mut [u8]) -> Result<()> {
         Ok(())
     }
-    fn reduce(&mut self, _: &Descriptor, _: &mut [u8]) -> Result<()> {
+    fn reduce(&mut self, _: &CollectiveCall, _: &mut [u8]) -> Result<()> {
         Ok(())
     }
-    fn all_gather(&mut self, _: &Descriptor, send: &[u8], recv: &mut [u8], _: &[usize]) -> Result<()> {
+    fn all_gather(&mut self, _: &CollectiveCall, send: &[u8], recv: &mut [u8], _: &[usize]) -> Result<()> {
         recv.copy_from_slice(send);
         Ok(())
     }
-    fn gather(&mut self, _: &Descriptor, send: &[u8], recv: &mut [u8]) -> Result<()> {
+    fn gather(&mut self, _: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
         recv.copy_from_slice(send);
         Ok(())
     }
-    fn scatter(&mut self, _: &Descriptor, send: &[u8], recv: &mut [u8]) -> Result<()> {
+    fn scatter(&mut self, _: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
         recv.copy_from_slice(send);
         Ok(())
     }
-    fn reduce_scatter(&mut self, _: &Descriptor, send: &[u8], recv: &mut [u8]) -> Result<()> {
+    fn reduce_scatter(&mut self, _: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
         recv.copy_from_slice(send);
         Ok(())
     }
-    fn all_to_all(&mut self, _: &Descriptor, send: &[u8], recv: &mut [u8]) -> Result<()> {
+    fn all_to_all(&mut self, _: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
         recv.copy_from_slice(send);
         Ok(())
     }
-    fn barrier(&mut self, _: &Descriptor) -> Result<()> {
+    fn barrier(&mut self, _: &CollectiveCall) -> Result<()> {
         Ok(())
     }
     // The communicator refuses messages to oneself, and there is nobody else.
-    fn send(&mut self, call: &Descriptor, _: u64, _: &[u8]) -> Result<()> {
+    fn send(&mut self, call: &CollectiveCall, _: u64, _: &[u8]) -> Result<()> {
         Err(CommError::usage(format!("{call}: the group has one rank")))
     }
-    fn recv(&mut self, call: &Descriptor, _: u64, _: &mut [u8]) -> Result<()> {
+    fn recv(&mut self, call: &CollectiveCall, _: u64, _: &mut [u8]) -> Result<()> {
         Err(CommError::usage(format!("{call}: the group has one rank")))
     }
 }

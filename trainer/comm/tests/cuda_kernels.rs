@@ -3,20 +3,20 @@
 
 mod cuda_support;
 
-use comm::cuda::layout::{Fault, Wire, fault};
-use comm::cuda::plan::Call;
+use comm::cuda::layout::{Fault, WireType, fault};
+use comm::cuda::plan::DeviceCall;
 use comm::cuda::protocol::Kernel;
 use cuda_support::{Program, Ranks, expected, tensors, values};
 
 const WORLDS: [usize; 5] = [2, 3, 4, 7, 8];
 
 /// Elements of a rank's source.
-fn source_len(call: &Call, world: usize) -> usize {
+fn source_len(call: &DeviceCall, world: usize) -> usize {
     call.elements as usize * if call.kernel == Kernel::ReduceScatter { world } else { 1 }
 }
 
 /// A rank's elements, differently for each call.
-fn inputs(call: &Call, world: usize) -> Vec<Vec<f32>> {
+fn inputs(call: &DeviceCall, world: usize) -> Vec<Vec<f32>> {
     let seed = call.elements + 1000 * call.kernel as u64;
     (0..world).map(|rank| values(rank, source_len(call, world), seed)).collect()
 }
@@ -35,18 +35,18 @@ const SLOT: usize = 512;
 /// Empty, tails, whole packs, one slot, several, several and a tail.
 const LENGTHS: [u64; 8] = [0, 1, 5, 64, 127, 128, 333, 777];
 
-fn calls(wire: Wire, world: usize) -> Vec<Call> {
-    let call = |kernel, elements| Call { kernel, wire, elements, root: elements as usize % world };
+fn calls(wire: WireType, world: usize) -> Vec<DeviceCall> {
+    let call = |kernel, elements| DeviceCall { kernel, wire, elements, root: elements as usize % world };
     Kernel::ALL.iter().flat_map(|kernel| LENGTHS.map(|elements| call(*kernel, elements))).collect()
 }
 
 /// All calls behind one another, as on the streams of as many GPUs: ranks are at different calls at the same time.
 #[test]
 fn every_collective_has_the_same_exact_bits_on_every_rank() {
-    let Some(program) = Program::build(&Wire::ALL, &WORLDS, false) else { return };
+    let Some(program) = Program::build(&WireType::ALL, &WORLDS, false) else { return };
     for world in WORLDS {
-        for wire in Wire::ALL {
-            let scale = if wire == Wire::F32 { 1.0 } else { 0.3 };
+        for wire in WireType::ALL {
+            let scale = if wire == WireType::F32 { 1.0 } else { 0.3 };
             let mut ranks = Ranks::new(&program, world, SLOT, false);
             let calls = calls(wire, world);
             let mut outputs = Vec::new();
@@ -73,9 +73,9 @@ fn every_collective_has_the_same_exact_bits_on_every_rank() {
 /// Where ranks share a GPU only one of them runs at a time: nothing may wait on the device.
 #[test]
 fn ranks_that_share_a_device_get_the_same_bits_one_at_a_time() {
-    let Some(program) = Program::build(&Wire::ALL, &[2, 4], false) else { return };
+    let Some(program) = Program::build(&WireType::ALL, &[2, 4], false) else { return };
     for world in [2, 4] {
-        for wire in Wire::ALL {
+        for wire in WireType::ALL {
             let mut ranks = Ranks::new(&program, world, SLOT, false);
             for call in calls(wire, world).into_iter().filter(|call| [5, 333].contains(&call.elements)) {
                 let inputs = inputs(&call, world);
@@ -94,10 +94,10 @@ fn ranks_that_share_a_device_get_the_same_bits_one_at_a_time() {
 /// A copy must not change a bit, not even of a NaN.
 #[test]
 fn copies_keep_the_bits_of_numbers_that_are_none() {
-    let Some(program) = Program::build(&[Wire::F32], &[2], false) else { return };
+    let Some(program) = Program::build(&[WireType::F32], &[2], false) else { return };
     let mut ranks = Ranks::new(&program, 2, SLOT, false);
     let odd = [0x7fc0_1234u32, 0x7f80_0001, 0xffff_ffff, 0x8000_0000, 1].map(f32::from_bits).to_vec();
-    let call = Call { kernel: Kernel::Broadcast, wire: Wire::F32, elements: 5, root: 0 };
+    let call = DeviceCall { kernel: Kernel::Broadcast, wire: WireType::F32, elements: 5, root: 0 };
     let (own, other) = ([odd.clone()], [vec![0.0; 5]]);
     let outputs = [ranks.submit(0, &call, &own, 1.0), ranks.submit(1, &call, &other, 1.0)];
     ranks.run();
@@ -108,11 +108,11 @@ fn copies_keep_the_bits_of_numbers_that_are_none() {
 #[test]
 fn the_sanitizer_finds_no_race() {
     for world in [2, 3] {
-        let Some(program) = Program::build(&[Wire::Bf16], &[world], true) else { return };
+        let Some(program) = Program::build(&[WireType::Bf16], &[world], true) else { return };
         let mut ranks = Ranks::new(&program, world, SLOT, false);
         for turn in 0..4 {
             for kernel in Kernel::ALL {
-                let call = Call { kernel, wire: Wire::Bf16, elements: 400 + turn, root: 1 };
+                let call = DeviceCall { kernel, wire: WireType::Bf16, elements: 400 + turn, root: 1 };
                 let inputs = inputs(&call, world);
                 for (rank, values) in inputs.iter().enumerate() {
                     ranks.submit(rank, &call, &tensors(values), 1.0);
@@ -129,14 +129,14 @@ fn the_sanitizer_finds_no_race() {
 /// Proof that the test above can fail: with one slot instead of two, a fast rank fills it while a slow one still reads.
 #[test]
 fn the_sanitizer_finds_a_slot_too_few() {
-    let Some(program) = Program::build(&[Wire::Bf16], &[3], true) else { return };
+    let Some(program) = Program::build(&[WireType::Bf16], &[3], true) else { return };
     let mut ranks = Ranks::new(&program, 3, SLOT, false);
-    let call = Call { kernel: Kernel::OneShot, wire: Wire::Bf16, elements: 2000, root: 0 };
+    let call = DeviceCall { kernel: Kernel::OneShot, wire: WireType::Bf16, elements: 2000, root: 0 };
     let inputs = inputs(&call, 3);
     for _ in 0..5 {
         for (rank, values) in inputs.iter().enumerate() {
             ranks.submit_changed(rank, &call, &tensors(values), 1.0, |launch| {
-                launch.job.slot = comm::cuda::layout::SLOTS_AT as u64;
+                launch.params.slot = comm::cuda::layout::SLOTS_AT as u64;
             });
         }
     }
@@ -150,13 +150,13 @@ fn the_sanitizer_finds_a_slot_too_few() {
 /// for them to the limit, which is ten minutes here, and call the rank missing.
 #[test]
 fn ranks_that_call_different_things_are_named() {
-    let Some(program) = Program::build(&[Wire::F32], &[3], false) else { return };
+    let Some(program) = Program::build(&[WireType::F32], &[3], false) else { return };
     let mut ranks = Ranks::new(&program, 3, SLOT, false);
     ranks.stagger[0] = 300;
     for rank in 0..3 {
         // rank 1 has another length
         let elements = if rank == 1 { 30 } else { 31 };
-        let call = Call { kernel: Kernel::OneShot, wire: Wire::F32, elements, root: 0 };
+        let call = DeviceCall { kernel: Kernel::OneShot, wire: WireType::F32, elements, root: 0 };
         ranks.submit(rank, &call, &tensors(&values(rank, elements as usize, 1)), 1.0);
     }
     assert_eq!(ranks.run(), [true]);
@@ -169,10 +169,10 @@ fn ranks_that_call_different_things_are_named() {
 /// Every wait has a limit; afterwards launches that are queued end without another one, and without touching their outputs.
 #[test]
 fn a_rank_that_never_comes_is_named_once() {
-    let Some(program) = Program::build(&[Wire::F32], &[3], false) else { return };
+    let Some(program) = Program::build(&[WireType::F32], &[3], false) else { return };
     let mut ranks = Ranks::new(&program, 3, SLOT, false);
-    ranks.frames.iter_mut().for_each(|frame| frame.limit_ns = 3_000_000_000);
-    let call = Call { kernel: Kernel::TwoShot, wire: Wire::F32, elements: 300, root: 0 };
+    ranks.frames.iter_mut().for_each(|context| context.limit_ns = 3_000_000_000);
+    let call = DeviceCall { kernel: Kernel::TwoShot, wire: WireType::F32, elements: 300, root: 0 };
     let mut outputs = Vec::new();
     for _ in 0..20 {
         for rank in [0, 2] {
@@ -190,10 +190,10 @@ fn a_rank_that_never_comes_is_named_once() {
 /// SIGKILL in the middle: the others' waits end and name the rank.
 #[test]
 fn a_rank_that_is_killed_is_named() {
-    let Some(program) = Program::build(&[Wire::F32], &[3], false) else { return };
+    let Some(program) = Program::build(&[WireType::F32], &[3], false) else { return };
     let mut ranks = Ranks::new(&program, 3, SLOT, true);
-    ranks.frames.iter_mut().for_each(|frame| frame.limit_ns = 6_000_000_000);
-    let call = Call { kernel: Kernel::TwoShot, wire: Wire::F32, elements: 128, root: 0 };
+    ranks.frames.iter_mut().for_each(|context| context.limit_ns = 6_000_000_000);
+    let call = DeviceCall { kernel: Kernel::TwoShot, wire: WireType::F32, elements: 128, root: 0 };
     for rank in 0..3 {
         // far more than can be done before the signal
         let inputs = tensors(&values(rank, 128, 1));
@@ -213,9 +213,9 @@ fn a_rank_that_is_killed_is_named() {
 /// What an abort of the job does: the wait ends long before its limit, which is ten minutes here.
 #[test]
 fn an_abort_ends_a_wait() {
-    let Some(program) = Program::build(&[Wire::F32], &[2], false) else { return };
+    let Some(program) = Program::build(&[WireType::F32], &[2], false) else { return };
     let mut ranks = Ranks::new(&program, 2, SLOT, false);
-    let call = Call { kernel: Kernel::OneShot, wire: Wire::F32, elements: 10, root: 0 };
+    let call = DeviceCall { kernel: Kernel::OneShot, wire: WireType::F32, elements: 10, root: 0 };
     ranks.submit(0, &call, &tensors(&values(0, 10, 1)), 1.0);
     ranks.start();
     ranks.abort(0);
@@ -226,15 +226,15 @@ fn an_abort_ends_a_wait() {
 /// A driver that promises access it does not give: the test of access writes and reads, to and from every peer.
 #[test]
 fn memory_that_is_not_the_peers_is_noticed() {
-    let Some(program) = Program::build(&[Wire::F32], &[3], false) else { return };
+    let Some(program) = Program::build(&[WireType::F32], &[3], false) else { return };
     let mut ranks = Ranks::new(&program, 3, SLOT, false);
     ranks.probe(|_| {});
     assert!((0..3).all(|rank| ranks.faults(rank).is_empty()));
     let mut ranks = Ranks::new(&program, 3, SLOT, false);
     // rank 0 sees its own window where rank 2's should be
-    ranks.probe(|frame| {
-        if frame.rank == 0 {
-            frame.windows[2] = frame.windows[0];
+    ranks.probe(|context| {
+        if context.rank == 0 {
+            context.windows[2] = context.windows[0];
         }
     });
     let kinds: Vec<_> = ranks.faults(0).iter().map(|f| (f.peer, f.kind)).collect();

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use comm::cuda::layout::Wire;
+use comm::cuda::layout::WireType;
 use comm::cuda::protocol::Kernel;
-use comm::cuda::source::{PARTS, Variant};
+use comm::cuda::source::{KernelVariant, PARTS};
 
 /// `TRAINER_TEST_NVRTC` is the path of libnvrtc, or `wheel`: that of the package nvidia-cuda-nvrtc in the Python of
 /// `TRAINER_TEST_PYTHON`. CI sets it; without it this is not run.
@@ -25,7 +25,7 @@ impl Nvrtc {
         Some(Self { library, python, folder: tempfile::tempdir().unwrap() })
     }
 
-    fn compile(&self, variant: &Variant, arch: &str) -> String {
+    fn compile(&self, variant: &KernelVariant, arch: &str) -> String {
         let source = self.folder.path().join(format!("{variant:?}.cu"));
         std::fs::write(&source, variant.source()).unwrap();
         let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/cuda_support/nvrtc.py");
@@ -44,8 +44,8 @@ fn every_kernel_compiles_and_has_its_accesses() {
     let Some(nvrtc) = Nvrtc::find() else { return };
     for arch in ["sm_80", "sm_90"] {
         for kernel in Kernel::ALL {
-            for wire in Wire::ALL {
-                let variant = Variant { kernel, wire, world: 8, parts: 8 };
+            for wire in WireType::ALL {
+                let variant = KernelVariant { kernel, wire, world: 8, parts: 8 };
                 let ptx = nvrtc.compile(&variant, arch);
                 let at_least = |instruction: &str, times: usize| {
                     let found = count(&ptx, instruction);
@@ -55,7 +55,7 @@ fn every_kernel_compiles_and_has_its_accesses() {
                 let meetings = if kernel == Kernel::TwoShot { 2 } else { 1 };
                 at_least("st.release.sys.global.u64", meetings);
                 at_least("ld.acquire.sys.global.u64", meetings);
-                // twice for each meeting, once at the beginning
+                // twice for each topology, once at the beginning
                 at_least("bar.sync", 2 * meetings + 1);
                 at_least("ld.relaxed.sys.global.u64", meetings + 1);
                 // packs are read and written as one
@@ -71,12 +71,13 @@ fn every_kernel_compiles_and_has_its_accesses() {
 fn every_world_and_number_of_tensors_compiles() {
     let Some(nvrtc) = Nvrtc::find() else { return };
     for world in 2..=8 {
-        nvrtc.compile(&Variant { kernel: Kernel::TwoShot, wire: Wire::Bf16, world, parts: 2 }, "sm_90");
+        nvrtc.compile(&KernelVariant { kernel: Kernel::TwoShot, wire: WireType::Bf16, world, parts: 2 }, "sm_90");
     }
     for parts in PARTS {
-        nvrtc.compile(&Variant { kernel: Kernel::OneShot, wire: Wire::F32, world: 2, parts }, "sm_80");
+        nvrtc.compile(&KernelVariant { kernel: Kernel::OneShot, wire: WireType::F32, world: 2, parts }, "sm_80");
     }
     // as cubecl names Hopper
-    let probe = nvrtc.compile(&Variant { kernel: Kernel::Probe, wire: Wire::F32, world: 8, parts: 2 }, "sm_90a");
+    let probe =
+        nvrtc.compile(&KernelVariant { kernel: Kernel::Probe, wire: WireType::F32, world: 8, parts: 2 }, "sm_90a");
     assert!(count(&probe, "st.release.sys") >= 1 && count(&probe, "ld.acquire.sys") >= 1);
 }

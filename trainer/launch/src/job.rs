@@ -11,12 +11,12 @@ use std::time::Duration;
 use super::cores::{self, Split};
 use super::environment;
 use super::error::{LaunchError, Result, WORKER_DIED};
-use super::nodes::{Apart, Link, Node, Nodes};
+use super::node_rendezvous::{Node, NodeRendezvous, Nodes, RendezvousError};
 use super::output::Screen;
 use super::process::{Process, Start};
 use super::secret::{self, derived};
 use super::signals::{self, STOPPING, Signals};
-use super::supervise::{Patience, Supervisor, Verdict};
+use super::supervisor::{Outcome, Supervisor, Timeouts};
 use super::worker::{self, bind, listen_address};
 use comm::{Secret, StoreEvent};
 
@@ -89,18 +89,18 @@ impl Job {
         let screen = Arc::new(Screen::default());
         let mut signals = Signals::install().map_err(|error| system("catch signals", &error))?;
         for attempt in 0.. {
-            let verdict = match self.attempt(attempt, &mut signals, &screen) {
-                Ok(verdict) => verdict,
-                Err(Apart::Interrupted(signal)) => Verdict::Stopped(signal),
-                Err(Apart::Failed(error)) => return Err(error),
+            let outcome = match self.attempt(attempt, &mut signals, &screen) {
+                Ok(outcome) => outcome,
+                Err(RendezvousError::Interrupted(signal)) => Outcome::Stopped(signal),
+                Err(RendezvousError::Failed(error)) => return Err(error),
             };
-            match verdict {
-                Verdict::Done => return Ok(0),
-                Verdict::Stopped(signal) => {
+            match outcome {
+                Outcome::Done => return Ok(0),
+                Outcome::Stopped(signal) => {
                     screen.say(&format!("stopped by {}", signals::name(signal)));
                     return Ok(128 + signal as u8);
                 }
-                Verdict::Failed { again: true } if attempt < self.max_restarts => {
+                Outcome::Failed { again: true } if attempt < self.max_restarts => {
                     self.archive(attempt)?;
                     screen.say(&format!(
                         "starting all workers again: attempt {} of {}",
@@ -108,7 +108,7 @@ impl Job {
                         self.max_restarts + 1
                     ));
                 }
-                Verdict::Failed { .. } => return Ok(WORKER_DIED),
+                Outcome::Failed { .. } => return Ok(WORKER_DIED),
             }
         }
         Ok(WORKER_DIED)
@@ -119,9 +119,9 @@ impl Job {
         attempt: usize,
         signals: &mut Signals,
         screen: &Arc<Screen>,
-    ) -> std::result::Result<Verdict, Apart> {
+    ) -> std::result::Result<Outcome, RendezvousError> {
         let link = self.nodes.as_ref().map(|nodes| self.meet(nodes, attempt, signals)).transpose()?;
-        let (world, first) = link.as_ref().map_or((self.workers, 0), Link::world);
+        let (world, first) = link.as_ref().map_or((self.workers, 0), NodeRendezvous::world);
         let secret = match &self.nodes {
             Some(nodes) => derived(&nodes.secret, "workers", attempt),
             None => Secret::random().map_err(|error| LaunchError::failed(error.message, error.hint))?,
@@ -160,19 +160,24 @@ impl Job {
             node: self.nodes.as_ref().map(|nodes| nodes.node_rank),
             signals,
             screen,
-            patience: Patience { stall: self.timeout, grace: self.grace, stop: self.stop_timeout },
+            timeouts: Timeouts { stall: self.timeout, grace: self.grace, stop: self.stop_timeout },
         };
-        let verdict = supervisor.run().map_err(|error| system("watch the workers", &error))?;
+        let outcome = supervisor.run().map_err(|error| system("watch the workers", &error))?;
         if let Some(link) = &link {
             link.finish(&mut || stopping(signals));
         }
-        Ok(verdict)
+        Ok(outcome)
     }
 
-    fn meet(&self, nodes: &Nodes, attempt: usize, signals: &mut Signals) -> std::result::Result<Link, Apart> {
+    fn meet(
+        &self,
+        nodes: &Nodes,
+        attempt: usize,
+        signals: &mut Signals,
+    ) -> std::result::Result<NodeRendezvous, RendezvousError> {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let own = Node { workers: self.workers, host, max_restarts: self.max_restarts };
-        Link::open(nodes, &own, attempt, self.join_timeout, &mut || stopping(signals))
+        NodeRendezvous::open(nodes, &own, attempt, self.join_timeout, &mut || stopping(signals))
     }
 
     fn start(&self, place: &Place, screen: &Arc<Screen>) -> Result<Vec<Process>> {

@@ -2,18 +2,18 @@
 //!
 //! ```text
 //!   trainer --cpus 4 ─▶ Job::run                                     (job.rs)
-//!      │  Ctrl-C, SIGTERM …  ─▶ Supervisor ◀─ pidfds, beats, store   (supervise.rs, signals.rs)
+//!      │  Ctrl-C, SIGTERM …  ─▶ Supervisor ◀─ pidfds, beats, store   (supervisor.rs, signals.rs)
 //!      │                          │  │
 //!      │   StoreServer ◀──────────┼──┼──── rendezvous, deaths, abort (comm/store)
 //!      │      ▲                   │  │
-//!      │      │  page of memory ◀─┘  └──▶ logs/rank-N/, screen       (board.rs; output.rs, lines.rs)
+//!      │      │  page of memory ◀─┘  └──▶ logs/rank-N/, screen       (status_page.rs; output.rs, terminal_lines.rs)
 //!      ▼      │      │
 //!   trainer --cpus 4, with TRAINER_WORKER, RANK, …, for each rank    (process.rs, cores.rs)
-//!      worker::attach ─▶ Attached::join ─▶ Worker                    (worker.rs, station.rs)
+//!      worker::attach ─▶ Attached::join ─▶ Worker                    (worker.rs, worker_status.rs)
 //! ```
 //!
 //! The same program with the same arguments is launcher and worker; [`detect`] tells which from the environment, and knows
-//! the workers of torchrun, Slurm, MPI and Kubeflow too (`environment/`). `nodes.rs` joins launchers on several machines.
+//! the workers of torchrun, Slurm, MPI and Kubeflow too (`environment/`). `node_rendezvous.rs` joins launchers on several machines.
 //!
 //! # What a worker of ours has
 //!
@@ -37,27 +37,27 @@
 //! kills them. The launcher itself is killed: the kernel kills its workers. Memory that is shared has no name in any file
 //! system, sockets and processes end with the group: there is nothing to clean up.
 
-pub mod board;
 pub mod cores;
 pub mod environment;
 mod error;
-pub mod failure_file;
+pub mod failure_report;
 mod job;
-pub mod lines;
-mod nodes;
+mod node_rendezvous;
 mod output;
 pub mod port;
 mod process;
 mod report;
 pub mod secret;
 pub mod signals;
-mod station;
-mod supervise;
+mod status_page;
+mod supervisor;
+mod terminal_lines;
 pub mod worker;
+mod worker_status;
 
 pub use environment::{Launcher, Request, Role, detect};
 pub use error::{LaunchError, Result, USAGE, WORKER_DIED};
 pub use job::Job;
-pub use nodes::Nodes;
-pub use station::Reporter;
+pub use node_rendezvous::Nodes;
 pub use worker::{Attached, Worker};
+pub use worker_status::WorkerStatus;

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
 use rustix::termios::{OptionalActions, OutputModes, tcgetattr, tcgetwinsize, tcsetattr, tcsetwinsize};
 
-use super::lines::{Lines, Tail};
+use super::terminal_lines::{Lines, Tail};
 
 /// Lines that a report shows of each stream.
 const TAIL: usize = 12;
@@ -263,7 +263,7 @@ impl Pump {
 /// Makes the folder of a rank's logs and takes away an old `error.json`.
 pub(super) fn prepare(folder: &Path) -> io::Result<()> {
     fs::create_dir_all(folder)?;
-    match fs::remove_file(folder.join(super::failure_file::NAME)) {
+    match fs::remove_file(folder.join(super::failure_report::NAME)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }

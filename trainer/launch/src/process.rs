@@ -13,10 +13,10 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, kill_process_group, pidfd_open, pidfd_send_signal, test_kill_process_group,
 };
 
-use super::board::{Board, Doing};
 use super::cores::Pinned;
-use super::failure_file::{self, FailureFile};
+use super::failure_report::{self, FailureReport};
 use super::output::{self, Output, Screen};
+use super::status_page::{Status, StatusPage};
 
 /// After a worker's end its streams are read at most this much longer.
 const LAST_WORDS: Duration = Duration::from_millis(500);
@@ -38,8 +38,8 @@ pub(super) struct End {
     pub(super) status: ExitStatus,
     pub(super) at: SystemTime,
     pub(super) ran: Duration,
-    pub(super) doing: Doing,
-    pub(super) account: Option<FailureFile>,
+    pub(super) doing: Status,
+    pub(super) account: Option<FailureReport>,
 }
 
 /// A worker.
@@ -47,7 +47,7 @@ pub(super) struct End {
 pub(super) struct Process {
     pub(super) rank: usize,
     pub(super) pid: Pid,
-    pub(super) board: Board,
+    pub(super) page: StatusPage,
     pub(super) output: Output,
     pub(super) folder: PathBuf,
     /// Set once it has ended.
@@ -64,20 +64,20 @@ pub(super) struct Process {
 
 impl Process {
     /// Starts it: in a process group of its own, so that Ctrl-C goes to the launcher alone, which decides; kept to its
-    /// cores from the first instruction; with the page of [`Board`] as its standard input.
+    /// cores from the first instruction; with the page of [`StatusPage`] as its standard input.
     ///
     /// The kernel kills it when the *thread* that calls this ends, so that has to be one that lives as long as the job.
     pub(super) fn start(start: Start<'_>) -> io::Result<Self> {
         output::prepare(&start.folder)?;
         let folder = std::path::absolute(&start.folder)?;
-        let board = Board::create()?;
+        let page = StatusPage::create()?;
         let (output, ends) = Output::open(&folder, start.screen)?;
         let mut command = Command::new(start.program);
         command
             .args(start.arguments)
             .envs(start.variables)
-            .env(super::worker::FAILURE_FILE, folder.join(failure_file::NAME))
-            .stdin(Stdio::from(board.share()?))
+            .env(super::worker::FAILURE_FILE, folder.join(failure_report::NAME))
+            .stdin(Stdio::from(page.share()?))
             .stdout(ends.stdout)
             .stderr(ends.stderr)
             .process_group(0);
@@ -96,7 +96,7 @@ impl Process {
         Ok(Self {
             rank: start.rank,
             pid,
-            board,
+            page,
             output,
             folder,
             end: None,
@@ -136,15 +136,15 @@ impl Process {
             status,
             at: SystemTime::now(),
             ran: self.started.elapsed(),
-            doing: self.board.doing(),
-            account: FailureFile::read(&self.folder.join(failure_file::NAME)),
+            doing: self.page.status(),
+            account: FailureReport::read(&self.folder.join(failure_report::NAME)),
         });
         Ok(true)
     }
 
     /// Counts the time without a sign of life. `passed` is the time since the last call.
     pub(super) fn listen(&mut self, passed: Duration) {
-        let beats = self.board.beats();
+        let beats = self.page.beats();
         if beats == self.beats {
             self.silent += passed;
         } else {

@@ -5,10 +5,10 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::board::Doing;
-use super::failure_file::Kind;
+use super::failure_report::Kind;
 use super::process::{End, Process, how};
 use super::signals;
+use super::status_page::Status;
 
 /// Who failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub(super) enum Who {
 
 /// One failure.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Finding {
+pub(super) struct WorkerFailure {
     pub(super) who: Who,
     /// Completes `rank 1 …`.
     pub(super) what: String,
@@ -42,13 +42,13 @@ pub(super) struct Finding {
 pub(super) struct Details {
     pub(super) pid: i32,
     pub(super) ran: Duration,
-    pub(super) doing: Doing,
+    pub(super) doing: Status,
     /// Name of a stream, and its last lines.
     pub(super) last: (&'static str, Vec<String>),
     pub(super) folder: PathBuf,
 }
 
-impl Finding {
+impl WorkerFailure {
     /// A worker that has ended badly.
     pub(super) fn ended(process: &Process, end: &End) -> Self {
         let who = Who::Rank(process.rank);
@@ -110,12 +110,12 @@ impl Finding {
             culprit: None,
             usage: false,
             hint,
-            details: Some(details(process, process.board.doing())),
+            details: Some(details(process, process.page.status())),
         }
     }
 
     /// A worker that runs, and that `complaint` of another rank is about.
-    pub(super) fn awaited(process: &Process, complaint: &Finding) -> Self {
+    pub(super) fn awaited(process: &Process, complaint: &WorkerFailure) -> Self {
         Self {
             what: "kept others waiting".to_owned(),
             hint: Some("it runs, but has not come to where the others are: its last lines may say why".to_owned()),
@@ -148,7 +148,7 @@ impl Finding {
     }
 }
 
-fn details(process: &Process, doing: Doing) -> Details {
+fn details(process: &Process, doing: Status) -> Details {
     Details {
         pid: process.pid.as_raw_nonzero().get(),
         ran: process.ran(),
@@ -163,14 +163,14 @@ fn millis(at: SystemTime) -> u64 {
 }
 
 /// Puts the root cause first: causes before consequences, then the earliest.
-pub(super) fn sort(findings: &mut [Finding]) {
-    findings.sort_by_key(|finding| (finding.consequence, finding.at_ms));
+pub(super) fn sort(failures: &mut [WorkerFailure]) {
+    failures.sort_by_key(|failure| (failure.consequence, failure.at_ms));
 }
 
-/// The report, of findings in [`sort`]'s order and of `alive`, the ranks that the launcher is about to end. `node` is this
+/// The report, of failures in [`sort`]'s order and of `alive`, the ranks that the launcher is about to end. `node` is this
 /// node's index in a job of several.
-pub(super) fn render(findings: &[Finding], alive: &[usize], node: Option<usize>) -> String {
-    let Some(root) = findings.first() else { return String::new() };
+pub(super) fn render(failures: &[WorkerFailure], alive: &[usize], node: Option<usize>) -> String {
+    let Some(root) = failures.first() else { return String::new() };
     let mut text = String::from("error: ");
     let on =
         node.filter(|_| matches!(root.who, Who::Rank(_))).map_or_else(String::new, |node| format!("node {node}: "));
@@ -200,7 +200,7 @@ pub(super) fn render(findings: &[Finding], alive: &[usize], node: Option<usize>)
     if let Some(hint) = &root.hint {
         text += &format!("  hint: {}\n", hint.replace('\n', "\n  "));
     }
-    for (line, who) in consequences(&findings[1..]) {
+    for (line, who) in consequences(&failures[1..]) {
         let _ = writeln!(text, "  {line}{who}");
     }
     match alive {
@@ -215,15 +215,15 @@ pub(super) fn render(findings: &[Finding], alive: &[usize], node: Option<usize>)
 }
 
 /// A line for each of the other failures, ranks with the same words together: on a mismatch all of them complain alike.
-fn consequences(findings: &[Finding]) -> Vec<(String, String)> {
+fn consequences(failures: &[WorkerFailure]) -> Vec<(String, String)> {
     let mut lines: Vec<(String, String)> = Vec::new();
-    for finding in findings {
-        let Who::Rank(rank) = finding.who else {
-            lines.push((format!("and: {}", finding.headline()), String::new()));
+    for failure in failures {
+        let Who::Rank(rank) = failure.who else {
+            lines.push((format!("and: {}", failure.headline()), String::new()));
             continue;
         };
-        let what = finding.what.lines().next().unwrap_or_default();
-        let start = if finding.consequence { "because of it: rank" } else { "and: rank" };
+        let what = failure.what.lines().next().unwrap_or_default();
+        let start = if failure.consequence { "because of it: rank" } else { "and: rank" };
         let same = lines.iter_mut().find(|(line, _)| line.starts_with(start) && line.ends_with(&format!(" {what}")));
         match same {
             Some((_, others)) if others.is_empty() => *others = format!(" (rank {rank} too)"),
@@ -239,16 +239,16 @@ fn consequences(findings: &[Finding]) -> Vec<(String, String)> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::board::Stage;
+    use super::super::status_page::Stage;
     use super::*;
 
-    fn finding(rank: usize, what: &str, consequence: bool, at_ms: u64) -> Finding {
+    fn failure(rank: usize, what: &str, consequence: bool, at_ms: u64) -> WorkerFailure {
         let doing =
-            Doing { stage: Stage::Joined, text: "all_reduce #17, bucket 3".into(), age: Duration::from_secs(4) };
+            Status { stage: Stage::Joined, text: "all_reduce #17, bucket 3".into(), age: Duration::from_secs(4) };
         let last = ("stderr", vec!["one".to_owned(), "two".to_owned()]);
         let folder = PathBuf::from("runs/x/logs/rank-1");
         let details = Details { pid: 42, ran: Duration::from_millis(12_340), doing, last, folder };
-        Finding {
+        WorkerFailure {
             who: Who::Rank(rank),
             what: what.into(),
             consequence,
@@ -262,14 +262,14 @@ mod tests {
 
     #[test]
     fn the_earliest_cause_comes_first() {
-        let mut findings = [
-            finding(0, "failed (exit code 1): rank 1 is gone\nhint: x", true, 1),
-            finding(2, "was killed by SIGSEGV (signal 11)", false, 9),
-            finding(1, "was killed by SIGKILL (signal 9)", false, 5),
-            finding(5, "failed (exit code 1): rank 1 is gone", true, 3),
-            finding(6, "failed (exit code 1): rank 1 is gone", true, 4),
+        let mut failures = [
+            failure(0, "failed (exit code 1): rank 1 is gone\nhint: x", true, 1),
+            failure(2, "was killed by SIGSEGV (signal 11)", false, 9),
+            failure(1, "was killed by SIGKILL (signal 9)", false, 5),
+            failure(5, "failed (exit code 1): rank 1 is gone", true, 3),
+            failure(6, "failed (exit code 1): rank 1 is gone", true, 4),
         ];
-        sort(&mut findings);
+        sort(&mut failures);
         let expected = "error: rank 1 was killed by SIGKILL (signal 9)
   it was doing: all_reduce #17, bucket 3 (for 4 s)
   process 42, ran 12.3 s, logs in runs/x/logs/rank-1
@@ -281,10 +281,10 @@ mod tests {
   because of it: rank 0 failed (exit code 1): rank 1 is gone (rank 5, 6 too)
   ranks 3, 4 are being ended
 ";
-        assert_eq!(render(&findings, &[3, 4], None), expected);
-        assert!(render(&findings, &[], Some(2)).starts_with("error: node 2: rank 1 was killed"));
+        assert_eq!(render(&failures, &[3, 4], None), expected);
+        assert!(render(&failures, &[], Some(2)).starts_with("error: node 2: rank 1 was killed"));
         assert_eq!(
-            render(&[Finding::elsewhere(1, "rank 5 was killed".into())], &[0], Some(0)),
+            render(&[WorkerFailure::elsewhere(1, "rank 5 was killed".into())], &[0], Some(0)),
             "error: node 1: rank 5 was killed\n  rank 0 is being ended\n"
         );
     }

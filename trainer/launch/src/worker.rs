@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! let attached = worker::attach(&role, &variables)?;     // first thing in main: dies with its launcher from here on
-//! attached.reporter().doing(format_args!("loading cifar10"));
+//! attached.status().set_status(format_args!("loading cifar10"));
 //! let worker = attached.join(limit)?;                    // meets the other ranks
 //! … worker.client: the store, for the collectives
 //! worker.leave(limit);                                   // rank 0 of somebody else's job hosts the store: it goes last
@@ -23,12 +23,12 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, getppid, kill_current_process_group, pidfd_open, set_parent_process_death_signal,
 };
 
-use super::board::Board;
 use super::environment::{self, Source, Variables, WorkerRole};
 use super::error::{LaunchError, Result};
 use super::port;
 use super::secret;
-use super::station::Reporter;
+use super::status_page::StatusPage;
+use super::worker_status::WorkerStatus;
 use comm::{CommError, Secret, StoreClient, StoreEvent, StoreServer};
 
 /// Where a worker leaves its `error.json`.
@@ -45,7 +45,7 @@ const CANDIDATES: u64 = 8;
 pub struct Attached {
     role: WorkerRole,
     variables: Variables,
-    reporter: Reporter,
+    status: WorkerStatus,
 }
 
 /// A worker that has met all others.
@@ -58,7 +58,7 @@ pub struct Worker {
     /// Its control connection, for the collectives. Dropped before the store.
     pub client: StoreClient,
     /// Says what the worker is doing.
-    pub reporter: Reporter,
+    pub status: WorkerStatus,
     /// The job's secret, for connections between ranks.
     pub secret: Secret,
     hosted: Option<StoreServer>,
@@ -70,15 +70,16 @@ pub struct Worker {
 /// The variables or standard input are not what this program's launcher sets, or it has ended already.
 pub fn attach(role: &WorkerRole, variables: &Variables) -> Result<Attached> {
     let own = role.source == Source::Own;
-    let board = if own { die_with_launcher(variables)? } else { Board::create().map_err(|e| broken("memory", &e))? };
+    let page =
+        if own { die_with_launcher(variables)? } else { StatusPage::create().map_err(|e| broken("memory", &e))? };
     let account = variables.get(FAILURE_FILE).filter(|_| own).map(PathBuf::from);
-    let reporter = Reporter::new(role.rank, board, account);
-    reporter.hook_panics();
+    let status = WorkerStatus::new(role.rank, page, account);
+    status.hook_panics();
     if own {
-        start_heart(&reporter)?;
+        start_heart(&status)?;
     }
-    reporter.doing(format_args!("before rendezvous"));
-    Ok(Attached { role: role.clone(), variables: variables.clone(), reporter })
+    status.set_status(format_args!("before rendezvous"));
+    Ok(Attached { role: role.clone(), variables: variables.clone(), status })
 }
 
 /// [`attach`], then [`Attached::join`].
@@ -91,8 +92,8 @@ pub fn join(role: &WorkerRole, limit: Duration) -> Result<Worker> {
 
 impl Attached {
     /// Says what the worker is doing; what it says before [`Attached::join`] is what it did before rendezvous.
-    pub fn reporter(&self) -> &Reporter {
-        &self.reporter
+    pub fn status(&self) -> &WorkerStatus {
+        &self.status
     }
 
     /// Meets all other ranks, within `limit`.
@@ -101,54 +102,54 @@ impl Attached {
     /// Nothing says where rank 0 is, its port is taken, nobody is there, or ranks do not come; the failure is left for the
     /// launcher too.
     pub fn join(self, limit: Duration) -> Result<Worker> {
-        let reporter = self.reporter.clone();
+        let status = self.status.clone();
         self.meet(limit)
-            .inspect_err(|error| reporter.failed(&error.message, &error.hint, false))
+            .inspect_err(|error| status.record_error(&error.message, &error.hint, false))
             .map_err(|error| *error)
     }
 
     fn meet(self, limit: Duration) -> std::result::Result<Worker, Box<LaunchError>> {
-        let Self { role, variables, reporter } = self;
+        let Self { role, variables, status } = self;
         let Meeting { host, ports, secret } = Meeting::find(&role, &variables)?;
         let attempt = variables.get(ATTEMPT).and_then(|text| text.parse().ok()).unwrap_or(0);
-        reporter.doing(format_args!("rendezvous with {} ranks at {host}", role.world));
+        status.set_status(format_args!("rendezvous with {} ranks at {host}", role.world));
         let hosted = match (role.rank, role.source) {
             (_, Source::Own) | (1.., _) => None,
             (0, _) => Some(host_store(&role, &host, &ports, &secret)?),
         };
         let ports = hosted.as_ref().map_or(ports, |hosted| vec![hosted.local_addr().port()]);
         let comm = |error: CommError| {
-            reporter.comm_failed(&error);
+            status.record_comm_error(&error);
             Box::new(LaunchError::failed(error.message, error.hint))
         };
         let client = connect(&role, &host, &ports, &secret, limit).map_err(comm)?;
-        reporter.doing(format_args!("rendezvous: waiting for all of {} ranks", role.world));
+        status.set_status(format_args!("rendezvous: waiting for all of {} ranks", role.world));
         client.barrier("launch", limit).map_err(comm)?;
-        reporter.joined();
-        Ok(Worker { role, attempt, client, reporter, secret, hosted })
+        status.joined();
+        Ok(Worker { role, attempt, client, status, secret, hosted })
     }
 }
 
 impl Worker {
     /// Gives the control connection to the collectives; what is left says goodbye when they are done.
-    pub fn into_parts(self) -> (StoreClient, Farewell) {
-        (self.client, Farewell(self.hosted))
+    pub fn into_parts(self) -> (StoreClient, ShutdownBarrier) {
+        (self.client, ShutdownBarrier(self.hosted))
     }
 
     /// Says goodbye. Where this process hosts the store it waits up to `limit` for the others' goodbyes, as theirs would
     /// find nobody.
     pub fn leave(self, limit: Duration) {
-        let (client, farewell) = self.into_parts();
+        let (client, shutdown) = self.into_parts();
         drop(client);
-        farewell.wait(limit);
+        shutdown.wait(limit);
     }
 }
 
 /// What a worker does last, after its connection is closed.
 #[derive(Debug)]
-pub struct Farewell(Option<StoreServer>);
+pub struct ShutdownBarrier(Option<StoreServer>);
 
-impl Farewell {
+impl ShutdownBarrier {
     /// Where this process hosts the store: waits up to `limit` for the others' goodbyes, as theirs would find nobody.
     pub fn wait(self, limit: Duration) {
         if let Some(hosted) = self.0 {
@@ -170,7 +171,7 @@ fn broken(what: &str, error: &io::Error) -> LaunchError {
 }
 
 /// Ties this process's life to its launcher's and takes over the page that stands in for standard input.
-fn die_with_launcher(variables: &Variables) -> Result<Board> {
+fn die_with_launcher(variables: &Variables) -> Result<StatusPage> {
     let launcher = variables.get(environment::WORKER).and_then(|text| text.parse().ok()).and_then(Pid::from_raw);
     let launcher = launcher.ok_or_else(|| missing("its value a process id"))?;
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(|e| broken("parent-death signal", &e.into()))?;
@@ -184,18 +185,18 @@ fn die_with_launcher(variables: &Variables) -> Result<Board> {
     let page = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3).map_err(|e| broken("page", &e.into()))?;
     let null = File::open("/dev/null").map_err(|e| broken("/dev/null", &e))?;
     rustix::stdio::dup2_stdin(&null).map_err(|e| broken("standard input", &e.into()))?;
-    Board::open(File::from(page)).map_err(|e| broken("page of its launcher as standard input", &e))
+    StatusPage::open(File::from(page)).map_err(|e| broken("page of its launcher as standard input", &e))
 }
 
 /// Starts the thread that beats, and ends this process and its children when the launcher is gone.
-fn start_heart(reporter: &Reporter) -> Result<()> {
+fn start_heart(status: &WorkerStatus) -> Result<()> {
     let launcher = getppid().ok_or_else(|| missing("a launcher"))?;
     let launcher = pidfd_open(launcher, PidfdFlags::empty()).map_err(|e| broken("view of its launcher", &e.into()))?;
-    let reporter = reporter.clone();
+    let status = status.clone();
     let beat = Timespec { tv_sec: 0, tv_nsec: BEAT.as_nanos() as i64 };
     let run = move || {
         loop {
-            reporter.beat();
+            status.beat();
             let mut fds = [PollFd::new(&launcher, PollFlags::IN)];
             if poll(&mut fds, Some(&beat)).is_ok() && !fds[0].revents().is_empty() {
                 let _ = kill_current_process_group(Signal::KILL);

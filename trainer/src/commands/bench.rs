@@ -25,7 +25,7 @@ enum Carrier {
     /// Between processes' own memory.
     Host(TransportKind),
     /// Between GPUs' memory.
-    Gpus(cuda::Backend),
+    Gpus(cuda::DeviceBackend),
 }
 
 impl Carrier {
@@ -33,9 +33,9 @@ impl Carrier {
         let word = arguments.backend.as_deref();
         if arguments.gpus.is_some() {
             return match word {
-                None | Some("auto") => Ok(Self::Gpus(cuda::Backend::Auto)),
-                Some("cuda") => Ok(Self::Gpus(cuda::Backend::Kernels)),
-                Some("nccl") => Ok(Self::Gpus(cuda::Backend::Nccl)),
+                None | Some("auto") => Ok(Self::Gpus(cuda::DeviceBackend::Auto)),
+                Some("cuda") => Ok(Self::Gpus(cuda::DeviceBackend::Kernels)),
+                Some("nccl") => Ok(Self::Gpus(cuda::DeviceBackend::Nccl)),
                 Some(other) => Err(Failure::usage(
                     format!("--backend {other} does not sum on GPUs"),
                     "use --backend auto, cuda or nccl; or measure the host's memory: --cpus N",
@@ -116,7 +116,7 @@ fn tempfile_folder() -> Result<std::path::PathBuf, Failure> {
 fn config(arguments: &AllreduceArgs) -> Result<bench::BenchConfig, Failure> {
     let name = &arguments.dtype;
     let choices = match arguments.gpus {
-        Some(_) => cuda::layout::Wire::ALL.map(cuda::layout::Wire::dtype).to_vec(),
+        Some(_) => cuda::layout::WireType::ALL.map(cuda::layout::WireType::dtype).to_vec(),
         None => DType::ALL.to_vec(),
     };
     let dtype = DType::from_name(name).filter(|dtype| choices.contains(dtype)).ok_or_else(|| {
@@ -180,7 +180,7 @@ fn measure(
 fn on_gpus(
     rank: &Rank,
     selected: &Selected,
-    backend: cuda::Backend,
+    backend: cuda::DeviceBackend,
     config: &bench::BenchConfig,
     describe: impl FnOnce(&str),
     report: impl FnMut(&bench::BenchRow),

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use data::{
-    fetch::{self, FetchOptions, Progress},
+    fetch::{self, FetchOptions, FetchProgress},
     formats,
 };
 
@@ -75,7 +75,7 @@ fn verify(name: &str, data_dir: Option<PathBuf>) -> Result<u8, Failure> {
 /// Shows a download.
 struct Bar(DownloadBar);
 
-impl Progress for Bar {
+impl FetchProgress for Bar {
     fn start(&self, file: &str, total: u64) {
         self.0.rename(file);
         self.0.start(Some(total));

@@ -149,7 +149,7 @@ fn work(
     workers::one_gpu_each(&rank, selected.gpu.as_ref(), arguments.oversubscribe)?;
     let again = variables.get(launch::worker::ATTEMPT).is_some_and(|attempt| attempt != "0");
     let mut run = || {
-        rank.reporter.doing(format_args!("reading {}", plan.data.name));
+        rank.status.set_status(format_args!("reading {}", plan.data.name));
         let splits = read_data(&mut plan)?;
         if let (Some(path), None, 0) = (own, &resumed, worker.rank) {
             let folder = RunFolder::open(Path::new(path))?;
@@ -246,9 +246,9 @@ fn train(
         }
         None => Box::new(Single::new(network, device, classes, &plan)),
         Some(rank) => {
-            rank.reporter.doing(format_args!("comparing the job with the other ranks'"));
+            rank.status.set_status(format_args!("comparing the job with the other ranks'"));
             ddp::same_job(&facts(&plan, &train, &test, place.target), &rank.comm)?;
-            Box::new(Ddp::new(network, device, classes, &plan, rank.comm.clone(), rank.reporter.clone())?)
+            Box::new(Ddp::new(network, device, classes, &plan, rank.comm.clone(), rank.status.clone())?)
         }
     };
 

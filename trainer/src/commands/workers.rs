@@ -12,10 +12,10 @@ use crate::{
 };
 use comm::{self, CommConfig, Communicator, TransportKind, cuda::driver::Gpu};
 use launch::{
-    Job, Nodes, Reporter,
+    Job, Nodes, WorkerStatus,
     environment::{LocalRole, Variables, WorkerRole},
     secret,
-    worker::{self, Farewell},
+    worker::{self, ShutdownBarrier},
 };
 
 /// Tells the workers of our own launcher where rank 0 writes.
@@ -71,25 +71,25 @@ pub(super) struct Rank {
     /// The connection to them.
     pub comm: Communicator,
     /// Says what this rank is doing.
-    pub reporter: Reporter,
+    pub status: WorkerStatus,
     /// Signals, seen from before the ranks met.
     pub stop: Stop,
-    farewell: Farewell,
+    shutdown: ShutdownBarrier,
 }
 
 impl Rank {
     /// Leaves word of why this rank fails: its launcher shows it when the process ends.
     pub(super) fn failed(&self, failure: &Failure) {
         match self.comm.error() {
-            Some(error) => self.reporter.comm_failed(&error),
-            None => self.reporter.failed(&failure.message, failure.hint.as_deref().unwrap_or_default(), false),
+            Some(error) => self.status.record_comm_error(&error),
+            None => self.status.record_error(&failure.message, failure.hint.as_deref().unwrap_or_default(), false),
         }
     }
 
     /// Ends the connection in good order.
     pub(super) fn leave(self) {
         drop(self.comm);
-        self.farewell.wait(GOODBYE);
+        self.shutdown.wait(GOODBYE);
     }
 }
 
@@ -196,14 +196,14 @@ pub(super) fn join_over(
     let stop =
         Stop::of_worker().map_err(|error| Failure::run(format!("signal handlers: {error}"), "check the limits"))?;
     let joined = worker::attach(role, variables)?.join(JOIN)?;
-    let (reporter, secret) = (joined.reporter.clone(), joined.secret.clone());
+    let (status, secret) = (joined.status.clone(), joined.secret.clone());
     // the control connection is there already: the address is of no use any more
     let mut config = CommConfig::new(role.rank, role.world, "", secret, transport);
     config.timeout = timeout;
-    reporter.doing(format_args!("connecting over {transport}"));
-    let (client, farewell) = joined.into_parts();
-    let comm = comm::join_through(client, &config).inspect_err(|error| reporter.comm_failed(error))?;
-    Ok(Rank { comm, reporter, stop, farewell })
+    status.set_status(format_args!("connecting over {transport}"));
+    let (client, shutdown) = joined.into_parts();
+    let comm = comm::join_through(client, &config).inspect_err(|error| status.record_comm_error(error))?;
+    Ok(Rank { comm, status, stop, shutdown })
 }
 
 #[cfg(test)]

@@ -9,10 +9,16 @@ mod gpus;
 #[cfg(feature = "cuda")]
 pub mod launches;
 mod place;
+#[cfg(not(feature = "cuda"))]
+mod stream_event;
 mod toolkit;
 
 use burn::tensor::Device;
+#[cfg(feature = "cuda")]
+pub use comm::cuda::StreamEvent;
 
+#[cfg(not(feature = "cuda"))]
+pub use self::stream_event::StreamEvent;
 pub use self::{
     gpus::{Gpus, Missing, find, hidden},
     place::{Seat, place},

@@ -139,7 +139,7 @@ impl Replica {
 
     /// A training context as this run's precision wants it.
     pub(super) fn configured(&self, cx: Context) -> Context {
-        cx.in_bf16(self.precision == Precision::Bf16)
+        cx.autocast_bf16(self.precision == Precision::Bf16)
     }
 
     /// The batch's target distribution, row-major `[B, classes]`.

@@ -1,6 +1,6 @@
 //! A data set that stays on the device as uint8: batches are cropped, flipped, cut and normalised there.
 //!
-//! What happens to an image is decided on the host by the very code that the loader has ([`Pipeline::decide`]); the device
+//! What happens to an image is decided on the host by the very code that the loader has ([`Pipeline::params`]); the device
 //! only gathers. Every pixel's value is looked up in the loader's own table, and there is no arithmetic on floats: the
 //! pixels are the loader's, bit for bit, on any device.
 //!
@@ -13,7 +13,7 @@
 use burn::tensor::{DType, Device, Int, IntDType, Tensor, TensorData};
 use data::{
     Dataset, ImageShape,
-    augment::{Decision, Line, Pipeline},
+    augment::{AugmentParams, Pipeline, SourceLine},
     loader::Batch,
 };
 
@@ -51,7 +51,7 @@ struct Lines {
 }
 
 impl Lines {
-    fn push(&mut self, line: Line, step: usize) {
+    fn push(&mut self, line: SourceLine, step: usize) {
         self.offsets.push((line.source.unwrap_or(0) * step) as i32);
         self.shown.push(i32::from(line.source.is_some()));
         self.cut.push(i32::from(line.cut));
@@ -97,16 +97,16 @@ impl Resident {
     pub fn batch(&self, batch: &Batch) -> Tensor<4> {
         assert!(batch.images.is_empty(), "the loader has done the pixels already");
         assert_eq!(batch.shape, self.shape, "images of another data set");
-        self.images(&batch.ids, &batch.decisions)
+        self.images(&batch.ids, &batch.params)
     }
 
-    fn images(&self, ids: &[u32], decisions: &[Decision]) -> Tensor<4> {
-        assert_eq!(ids.len(), decisions.len(), "one decision an image");
+    fn images(&self, ids: &[u32], params: &[AugmentParams]) -> Tensor<4> {
+        assert_eq!(ids.len(), params.len(), "one set of parameters per image");
         let ImageShape { channels, height, width } = self.shape;
         let (mut rows, mut columns) = (Lines::default(), Lines::default());
-        for decision in decisions {
-            self.pipeline.rows(decision).for_each(|line| rows.push(line, width));
-            self.pipeline.columns(decision).for_each(|line| columns.push(line, 1));
+        for params in params {
+            self.pipeline.rows(params).for_each(|line| rows.push(line, width));
+            self.pipeline.columns(params).for_each(|line| columns.push(line, 1));
         }
         let batch = ids.len();
         let (tall, wide) = ([batch, 1, height, 1], [batch, 1, 1, width]);

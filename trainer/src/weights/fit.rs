@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use burn::tensor::Device;
 use data::formats;
-use models::{LoadError, Network, Spec, StateTensor, state::Misshapen};
+use models::{LoadError, Network, Spec, StateTensor, state::ShapeMismatch};
 
 use super::{Element, WeightError, WeightFile, names};
 
@@ -86,7 +86,7 @@ fn is_counter(name: &str) -> bool {
 fn fit(shapes: &Shapes, file: &WeightFile, paths: &[String]) -> Result<Fitting, LoadError> {
     let expected: HashSet<&str> = shapes.iter().map(|(name, _)| name.as_str()).collect();
     let prefix = names::prefix(&expected, paths);
-    let mut error = LoadError { missing: Vec::new(), unexpected: Vec::new(), misshapen: Vec::new() };
+    let mut error = LoadError::default();
     let mut given: HashMap<&str, usize> = HashMap::new();
     for (place, path) in paths.iter().enumerate() {
         let Some(name) = path.strip_prefix(&prefix).filter(|name| !is_counter(name)) else { continue };
@@ -103,13 +103,13 @@ fn fit(shapes: &Shapes, file: &WeightFile, paths: &[String]) -> Result<Fitting, 
                 if found != shape {
                     let (name, expected, found) = (name.clone(), shape.clone(), found.clone());
                     let values = found.iter().fold(1usize, |product, &side| product.saturating_mul(side));
-                    error.misshapen.push(Misshapen { name, expected, found, values });
+                    error.mismatched.push(ShapeMismatch { name, expected, found, values });
                 }
                 places.push(place);
             }
         }
     }
-    match error.missing.is_empty() && error.unexpected.is_empty() && error.misshapen.is_empty() {
+    match error.is_empty() {
         true => Ok(Fitting { places, prefix }),
         false => Err(error),
     }
@@ -170,14 +170,14 @@ fn hint(target: &Target, file: &WeightFile, paths: &[String], shapes: &Shapes, e
             }
         }
     }
-    if let Some(classes) = other_classes(error) {
+    if let Some(classes) = error.other_classes() {
         let have = target.spec.num_classes;
         return format!(
             "they were trained on {classes} classes, {} has {have}: name their own data set with --data",
             target.data
         );
     }
-    match (error.missing.len(), error.unexpected.is_empty() && error.misshapen.is_empty()) {
+    match (error.missing.len(), error.unexpected.is_empty() && error.mismatched.is_empty()) {
         (1.., true) => format!(
             "the file holds {} of the network's {} tensors: save the whole of it, model.state_dict()",
             shapes.len() - error.missing.len(),
@@ -186,14 +186,4 @@ fn hint(target: &Target, file: &WeightFile, paths: &[String], shapes: &Shapes, e
         _ => "no model of `trainer models` has exactly these tensors; compare the names above with the model's code"
             .to_owned(),
     }
-}
-
-/// The classes that the weights are for, where only the last layer's shapes differ, and only in that.
-fn other_classes(error: &LoadError) -> Option<usize> {
-    let classes = *error.misshapen.first()?.found.first()?;
-    let head = error.misshapen.len() <= 2
-        && error.missing.is_empty()
-        && error.unexpected.is_empty()
-        && error.misshapen.iter().all(|m| m.found.first() == Some(&classes) && m.found[1..] == m.expected[1..]);
-    head.then_some(classes)
 }

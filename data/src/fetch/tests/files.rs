@@ -1,4 +1,4 @@
-//! Sets that are downloaded file by file, archives as such, sets without downloads, and checks.
+//! Data sets that are downloaded file by file, unpacking of archives, data sets without downloads, and verification.
 
 use std::path::Path;
 
@@ -8,8 +8,8 @@ use super::server::{Behaviour, Server};
 use super::{archive, leak, options, sha};
 use crate::formats::tests::{gzip, idx_files};
 
-/// A small MNIST: its source and the files on the server.
-fn small_mnist() -> (&'static Source, Vec<(String, Vec<u8>)>) {
+/// Makes a small MNIST: its source and the files on the server.
+fn small_mnist() -> (&'static DatasetSource, Vec<(String, Vec<u8>)>) {
     let (train, test) = (idx_files(20), idx_files(10));
     let contents = [
         ("train-images", 3, train.0),
@@ -54,14 +54,14 @@ fn only_missing_and_altered_files_are_fetched() {
         .len(),
         20
     );
-    // Unpacked under another spelling it is the same file.
+    // The uncompressed file under another spelling is the same file.
     let labels = folder.join("train-labels-idx1-ubyte.gz");
     std::fs::write(folder.join("train-labels.idx1-ubyte"), idx_files(20).1).unwrap();
     std::fs::remove_file(&labels).unwrap();
     assert!(fetched().unwrap().is_empty());
     std::fs::remove_file(folder.join("t10k-labels-idx1-ubyte.gz")).unwrap();
     assert_eq!(fetched().unwrap(), ["/t10k-labels-idx1-ubyte.gz"]);
-    // A damaged file under another spelling would be read first: it gives way.
+    // A damaged file under another spelling would be read first, so it is removed.
     let mut damaged = idx_files(20).1;
     damaged[11] ^= 1;
     std::fs::write(folder.join("train-labels.idx1-ubyte"), &damaged).unwrap();
@@ -72,7 +72,7 @@ fn only_missing_and_altered_files_are_fetched() {
 }
 
 #[test]
-fn files_in_a_folder_of_somebody_else_are_not_touched() {
+fn files_in_a_folder_that_fetch_does_not_own_are_not_touched() {
     let dest = tempfile::tempdir().unwrap();
     let raw = dest.path().join("MNIST/raw");
     std::fs::create_dir_all(&raw).unwrap();
@@ -80,7 +80,7 @@ fn files_in_a_folder_of_somebody_else_are_not_touched() {
     let (source, served) = small_mnist();
     let server = Server::start(served, |_| Behaviour::Good);
     let error = fetch_source(source, dest.path(), &options(&server), &()).unwrap_err();
-    assert!(error.cause.contains("lie here already and would be read first"), "{error}");
+    assert!(error.cause.contains("are here already and would be read first"), "{error}");
     assert!(server.take_paths().is_empty());
 }
 
@@ -103,7 +103,7 @@ fn archives_that_lead_out_are_refused() {
         std::fs::create_dir_all(&target).unwrap();
         let mut tar = tar::Builder::new(Vec::new());
         let mut header = tar::Header::new_gnu();
-        // The builder refuses such names itself, so they are written byte by byte.
+        // The builder refuses such names, so write them byte by byte.
         header.as_old_mut().name[..path.len()].copy_from_slice(path.as_bytes());
         header.as_old_mut().linkname[..link.len()].copy_from_slice(link.as_bytes());
         header.set_entry_type(kind);
@@ -128,7 +128,7 @@ fn an_incomplete_archive_is_an_error() {
         std::fs::write(&file, bytes).unwrap();
         assert!(unpack::unpack(&file, source, dest.path()).is_err());
     }
-    // Half a file is never left.
+    // No partial file is left.
     let parts = std::fs::read_dir(dest.path()).unwrap();
     assert!(parts.map(|e| e.unwrap().file_name().into_string().unwrap()).all(|name| !name.ends_with(".part")));
 }
@@ -156,7 +156,7 @@ fn verify_reads_every_image_of_a_folder() {
         let class = dir.path().join(split).join("a");
         std::fs::create_dir_all(&class).unwrap();
         image::RgbImage::new(4, 4).save(class.join("1.png")).unwrap();
-        // Sizes may differ: the configuration can have them resized.
+        // Sizes may differ, because the configuration can resize the images.
         image::RgbImage::new(5, 4).save(class.join("2.png")).unwrap();
     }
     let report = verify("image-folder", dir.path()).unwrap();
@@ -195,7 +195,7 @@ fn verify_tells_missing_from_altered() {
     assert_eq!(states[1], "altered: longer than 20000 bytes");
     assert_eq!(states[3], "missing");
     assert_eq!(states[6], "altered: 2 class names, `cifar10` has 10");
-    // Without its list of names the set is complete.
+    // The data set is complete without its list of class names.
     std::fs::remove_file(folder.join("batches.meta.txt")).unwrap();
     assert_eq!(verify::verify_source(source, dir.path()).unwrap().files.len(), 6);
 }

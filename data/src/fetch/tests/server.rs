@@ -1,4 +1,4 @@
-//! An HTTP server on a port of this machine, a thread a connection.
+//! A local HTTP server with one thread per connection.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -7,28 +7,28 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-/// What happens to one request.
+/// How the server answers one request.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Behaviour {
-    /// Ranges are served.
+    /// Serves ranges.
     Good,
-    /// Ranges are ignored: always the whole file.
+    /// Ignores ranges and sends the whole file.
     NoRanges,
-    /// A range is answered with 416.
+    /// Answers a range with 416.
     RangeRefused,
-    /// A range is answered with another one.
+    /// Answers a range with another one.
     WrongRange,
-    /// The connection ends after so many bytes of the body.
+    /// Closes the connection after this many bytes of the body.
     CutAfter(usize),
-    /// Nothing more comes after so many bytes of the body, but the connection stays.
+    /// Sends nothing after this many bytes of the body, but keeps the connection.
     StallAfter(usize),
-    /// Not even the header comes.
+    /// Sends nothing, not even the header.
     Mute,
-    /// A byte of the body is wrong.
+    /// Changes a byte of the body.
     Corrupt,
-    /// 404.
+    /// Answers 404.
     NotFound,
-    /// The header says another length.
+    /// Sends another length in the header.
     Length(usize),
 }
 
@@ -46,7 +46,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Serves `files` by name; the n-th request (from 0) behaves as `behaviour(n)` says.
+    /// Serves `files` by name. The n-th request, from 0, is answered with `behaviour(n)`.
     pub(super) fn start(
         files: Vec<(String, Vec<u8>)>,
         behaviour: impl Fn(usize) -> Behaviour + Send + 'static,
@@ -66,7 +66,7 @@ impl Server {
                 let (files, log) = (files.clone(), log.clone());
                 let behaviour = behaviour(count.fetch_add(1, Ordering::SeqCst));
                 std::thread::spawn(move || {
-                    // The client hangs up when it has had enough: no matter.
+                    // The client may close the connection early.
                     let _ = answer(stream, &files, &log, behaviour);
                 });
             }
@@ -74,12 +74,12 @@ impl Server {
         Self { url: format!("http://{address}"), address, seen, stop, thread: Some(thread) }
     }
 
-    /// The `Range` headers of all requests, empty where there was none.
+    /// Returns the `Range` headers of all requests, empty for a request without one.
     pub(super) fn ranges(&self) -> Vec<String> {
         self.seen.lock().unwrap().iter().map(|(_, range)| range.clone()).collect()
     }
 
-    /// The paths of the requests since the last call.
+    /// Returns the paths of the requests since the last call.
     pub(super) fn take_paths(&self) -> Vec<String> {
         self.seen.lock().unwrap().drain(..).map(|(path, _)| path).collect()
     }
@@ -96,6 +96,7 @@ impl Drop for Server {
     }
 }
 
+/// Answers one request.
 fn answer(mut stream: TcpStream, files: &Files, seen: &Seen, behaviour: Behaviour) -> std::io::Result<()> {
     let mut lines = BufReader::new(stream.try_clone()?).lines();
     let path = lines.next().unwrap()?.split(' ').nth(1).unwrap().to_owned();
@@ -112,7 +113,7 @@ fn answer(mut stream: TcpStream, files: &Files, seen: &Seen, behaviour: Behaviou
         plain |= line == "accept-encoding: identity";
     }
     if !plain {
-        // A compressed answer would have other offsets: whoever asks for a part must not allow it.
+        // A compressed answer has other offsets, so a client that requests a range must not allow compression.
         return stream.write_all(b"HTTP/1.1 406 Not Acceptable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
     }
     seen.lock().unwrap().push((path.clone(), range.clone()));
@@ -150,7 +151,7 @@ fn answer(mut stream: TcpStream, files: &Files, seen: &Seen, behaviour: Behaviou
     }
 }
 
-/// Until the client hangs up.
+/// Waits until the client closes the connection.
 fn wait(stream: &mut TcpStream) -> std::io::Result<()> {
     stream.read(&mut [0; 1]).map(|_| ())
 }

@@ -5,27 +5,27 @@ use std::path::{Path, PathBuf};
 use crate::DataError;
 use crate::formats::read_error;
 
-/// Endings that are read; in any case of letters.
+/// File name extensions of the images that are read, in upper or lower case.
 const READ: [&str; 3] = ["png", "jpg", "jpeg"];
 
-/// Endings of images that are not read: leaving such a file out without a word would change the data set.
+/// Extensions of images that cannot be read. Ignoring such a file silently would change the data set.
 const NOT_READ: [&str; 11] = ["bmp", "gif", "webp", "tif", "tiff", "ppm", "pgm", "pbm", "avif", "heic", "jxl"];
 
-/// Folders below a class are followed this deep.
+/// Maximum depth of folders below a class.
 const MAX_DEPTH: usize = 32;
 
-/// An image and its class.
+/// An image file and its class.
 #[derive(Debug)]
 pub(super) struct Sample {
     pub(super) path: PathBuf,
     pub(super) label: u16,
 }
 
-/// Names of the class folders of a split, sorted.
+/// Returns the names of a split's class folders, sorted.
 pub(super) fn classes(split: &Path) -> Result<Vec<String>, DataError> {
     let mut names = Vec::new();
     for entry in entries(split)? {
-        // `is_dir` follows links, as torchvision does. Hidden folders (.ipynb_checkpoints) are nobody's class.
+        // `is_dir` follows links, as torchvision does. Hidden folders (.ipynb_checkpoints) are not classes.
         if !entry.is_dir() || is_hidden(&entry) {
             continue;
         }
@@ -47,7 +47,7 @@ pub(super) fn classes(split: &Path) -> Result<Vec<String>, DataError> {
     Ok(names)
 }
 
-/// Images of all classes of a split, in torchvision's order.
+/// Returns the images of all classes of a split, in torchvision's order.
 pub(super) fn samples(split: &Path, names: &[String]) -> Result<Vec<Sample>, DataError> {
     let mut samples = Vec::new();
     for (label, name) in (0..=u16::MAX).zip(names) {
@@ -58,7 +58,7 @@ pub(super) fn samples(split: &Path, names: &[String]) -> Result<Vec<Sample>, Dat
             let hint = "put .png, .jpg or .jpeg files into it, or remove the folder from every split";
             return Err(DataError::new(class, "the class folder holds no image", hint));
         }
-        // Folders compare as whole strings, not part by part: "a-b" before "a/b", as Python's sorted(os.walk()).
+        // Folders compare as whole strings, not part by part, as in Python's sorted(os.walk()): "a-b" comes before "a/b".
         found.sort_unstable_by_key(|path| {
             let folder = path.parent().map(|p| p.as_os_str().to_owned());
             (folder, path.file_name().map(ToOwned::to_owned))
@@ -68,6 +68,7 @@ pub(super) fn samples(split: &Path, names: &[String]) -> Result<Vec<Sample>, Dat
     Ok(samples)
 }
 
+/// Appends the images in `dir` and in the folders below it to `found`.
 fn collect(dir: &Path, depth: usize, found: &mut Vec<PathBuf>) -> Result<(), DataError> {
     if depth > MAX_DEPTH {
         let cause = format!("more than {MAX_DEPTH} folders inside each other");
@@ -81,11 +82,11 @@ fn collect(dir: &Path, depth: usize, found: &mut Vec<PathBuf>) -> Result<(), Dat
             collect(&path, depth + 1, found)?;
             continue;
         }
-        let ending = path.extension().and_then(|e| e.to_str()).unwrap_or("").to_ascii_lowercase();
-        if READ.contains(&ending.as_str()) {
+        let extension = path.extension().and_then(|e| e.to_str()).unwrap_or("").to_ascii_lowercase();
+        if READ.contains(&extension.as_str()) {
             found.push(path);
-        } else if NOT_READ.contains(&ending.as_str()) {
-            let cause = format!("images of the format {ending} are not read");
+        } else if NOT_READ.contains(&extension.as_str()) {
+            let cause = format!("images of the format {extension} cannot be read");
             return Err(DataError::new(path, cause, "convert it to PNG or JPEG, or remove it"));
         }
     }

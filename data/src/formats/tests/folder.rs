@@ -10,7 +10,7 @@ use crate::{DataError, ImageShape, Splits};
 struct Folder(tempfile::TempDir);
 
 impl Folder {
-    /// An empty folder with two classes, an image of 4x3 pixels in each of both splits.
+    /// Makes a folder with two classes and one image of 4x3 pixels per class in train and in test.
     fn new() -> Self {
         let folder = Self(tempfile::tempdir().unwrap());
         for split in ["train", "test"] {
@@ -34,7 +34,7 @@ impl Folder {
         load(&request("image-folder", self.0.path()))
     }
 
-    /// The error, with the folder's own path taken out.
+    /// Returns the error without the folder's path.
     fn error(&self) -> String {
         let error = self.load().unwrap_err();
         assert!(!error.hint.is_empty());
@@ -49,7 +49,7 @@ fn flat(value: u8) -> RgbImage {
 #[test]
 fn order_and_labels_are_torchvisions() {
     let folder = Folder::new();
-    // Capital letters sort before small ones; files of a class sort by folder (as a whole string), then by name.
+    // Capital letters sort before small ones. Files of a class sort by folder (as a whole string), then by name.
     for (name, value) in [("train/Zebra/x.png", 10), ("train/cat/a/q/z.png", 3), ("train/cat/a-b/y.png", 4)] {
         folder.save(name, flat(value).into());
     }
@@ -76,7 +76,7 @@ fn every_kind_of_image_becomes_rgb_planes() {
     let rgba = RgbaImage::from_fn(4, 3, |x, y| Rgba([x as u8, 100 + y as u8, 200 + (x + y) as u8, 17]));
     folder.save("train/cat/3.png", rgba.into());
     folder.save("train/cat/4.png", DynamicImage::ImageRgb8(rgb).into_rgb16().into());
-    // A PNG under the name of a JPEG, and a true one: lossy, but a flat colour stays.
+    // A PNG with the name of a JPEG, and a real JPEG. JPEG is lossy but keeps a flat colour.
     folder.save("train/cat/5.jpg", flat(7).into());
     flat(90).save_with_format(folder.path("train/cat/6.JPEG"), ImageFormat::Jpeg).unwrap();
     let set = folder.load().unwrap().train;
@@ -146,14 +146,14 @@ fn damaged_and_foreign_files_are_named() {
     assert!(folder.error().starts_with("train/dog/9.png: cannot be decoded: "), "{}", folder.error());
     std::fs::write(folder.path("train/dog/9.png"), "no image").unwrap();
     assert!(folder.error().starts_with("train/dog/9.png: cannot be decoded: "), "{}", folder.error());
-    // The first damaged file in order is the one reported, in every run.
+    // Every run reports the first damaged file in order.
     std::fs::write(folder.path("train/dog/7.png"), "").unwrap();
     for _ in 0..5 {
         assert!(folder.error().starts_with("train/dog/7.png: "), "{}", folder.error());
     }
     std::fs::write(folder.path("test/dog/a.webp"), "RIFF").unwrap();
     std::fs::remove_file(folder.path("train/dog/7.png")).unwrap();
-    assert_eq!(folder.error(), "test/dog/a.webp: images of the format webp are not read");
+    assert_eq!(folder.error(), "test/dog/a.webp: images of the format webp cannot be read");
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn a_forged_size_allocates_nothing() {
     png[29..33].copy_from_slice(&crc.to_be_bytes());
     std::fs::write(folder.path("train/dog/2.png"), &png).unwrap();
     assert!(folder.error().starts_with("train/dog/2.png: cannot be decoded: "), "{}", folder.error());
-    // As the first image it would set the size of all.
+    // As the first image it would determine the size of all images.
     std::fs::write(folder.path("train/cat/1.png"), &png).unwrap();
     assert!(folder.error().starts_with("train/cat/1.png: "), "{}", folder.error());
 }

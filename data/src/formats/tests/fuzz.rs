@@ -1,13 +1,14 @@
-//! Whatever is in the files: an answer or an error, never a panic.
+//! Random and mutated files yield data or an error, never a panic.
 
 use proptest::prelude::*;
 
 use super::{gzip, idx_files, load, request};
-use crate::formats::idx::{Kind, read};
+use crate::formats::idx::{IdxKind, read};
 
-const KINDS: [Kind; 3] = [Kind::Labels, Kind::Images { height: 28, width: 28 }, Kind::Images { height: 1, width: 3 }];
+const KINDS: [IdxKind; 3] =
+    [IdxKind::Labels, IdxKind::Images { height: 28, width: 28 }, IdxKind::Images { height: 1, width: 3 }];
 
-/// Changes, cuts or lengthens `bytes`.
+/// Changes, truncates or extends `bytes`.
 fn mutate(bytes: &[u8], changes: &[(usize, u8)], cut: Option<prop::sample::Index>, tail: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     for (index, value) in changes {
@@ -21,7 +22,7 @@ fn mutate(bytes: &[u8], changes: &[(usize, u8)], cut: Option<prop::sample::Index
     bytes
 }
 
-/// Up to five new bytes and their places, of which about half are in the header.
+/// Generates up to five new bytes and their positions. About half of the positions are in the header.
 fn changes() -> impl Strategy<Value = Vec<(usize, u8)>> {
     prop::collection::vec((prop_oneof![0usize..32, any::<usize>()], any::<u8>()), 0..6)
 }
@@ -31,7 +32,7 @@ proptest! {
 
     #[test]
     fn idx_of_random_bytes(bytes in prop::collection::vec(any::<u8>(), 0..64), start in 0usize..5) {
-        // Without a plausible start nearly all cases would end at the first byte.
+        // Without a plausible start nearly all cases would fail at the first byte.
         let bytes = [&[0, 0, 8, 3][..start.min(4)], &bytes].concat();
         for kind in KINDS {
             if let Ok(values) = read("f".as_ref(), &bytes[..], bytes.len() as u64, kind, "") {

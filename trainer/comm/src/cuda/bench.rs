@@ -2,9 +2,9 @@
 
 use burn::tensor::{Device, Tensor, TensorData};
 
-use super::group::{DeviceGroup, Options};
-use super::layout::Wire;
-use super::route::Backend;
+use super::group::{DeviceGroup, DeviceGroupOptions};
+use super::layout::WireType;
+use super::route::DeviceBackend;
 use crate::Communicator;
 use crate::bench::{BenchConfig, BenchRow, expected, input, timed};
 use crate::dtype::ReduceOp;
@@ -18,16 +18,17 @@ use crate::error::{CommError, Result};
 pub fn all_reduce(
     comm: &Communicator,
     device: &Device,
-    backend: Backend,
+    backend: DeviceBackend,
     config: &BenchConfig,
     describe: impl FnOnce(&str),
     mut report: impl FnMut(&BenchRow),
 ) -> Result<Vec<BenchRow>> {
-    let Some(wire) = Wire::ALL.into_iter().find(|wire| wire.dtype() == config.dtype) else {
+    let Some(wire) = WireType::ALL.into_iter().find(|wire| wire.dtype() == config.dtype) else {
         return Err(CommError::usage(format!("{} does not travel between GPUs", config.dtype.name())));
     };
     let elements = config.sizes.iter().max().map_or(0, |bytes| bytes / wire.size());
-    let mut group = DeviceGroup::new(comm, device, Options { backend, elements, wire, meet_on_device: false })?;
+    let mut group =
+        DeviceGroup::new(comm, device, DeviceGroupOptions { backend, elements, wire, meet_on_device: false })?;
     describe(&group.description());
     let mut rows = Vec::new();
     for size in &config.sizes {
@@ -50,17 +51,17 @@ fn measure(
     let own: Vec<f32> = (0..count).map(|i| input(op, comm.rank(), i) as f32).collect();
     let own = Tensor::<1>::from_data(TensorData::new(own, [count]), device);
     let sum = group.all_reduce(vec![own.clone()], 1.0)?;
-    group.settle()?;
+    group.synchronize()?;
     let sum = sum.try_into_vec_as::<f32>().map_err(|error| CommError::system(format!("reading a sum: {error}")))?;
     let exact = |i: usize| expected(op, world, i) as f32;
     let mut wrong = [sum.iter().enumerate().filter(|(i, value)| **value != exact(*i)).count() as i64];
     comm.all_reduce(&mut wrong, ReduceOp::Sum)?;
-    let seconds = timed(comm, config, &mut |turns| {
-        for _ in 0..turns {
+    let seconds = timed(comm, config, &mut |host_steps| {
+        for _ in 0..host_steps {
             // as in training, the sum is a new tensor
             group.all_reduce(vec![own.clone()], 1.0)?;
         }
-        group.settle()
+        group.synchronize()
     })?;
     Ok(BenchRow::new(group.wire().dtype(), op, count, world, seconds, wrong[0] as u64))
 }

@@ -1,7 +1,7 @@
 //! Launches through cubecl's client, on a stream of their own, and the way from burn's tensors to its buffers and back.
 //!
 //! Every tensor of a collective is a binding of its launch: that is how cubecl keeps its memory until the kernel is done. The
-//! order of streams is not left to bindings alone ([`Mark`] says why).
+//! order of streams is not left to bindings alone ([`StreamEvent`] says why).
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -22,23 +22,23 @@ use cubecl::server::{Handle, KernelArguments, MetadataBindingInfo};
 use cubecl::{CubeCount, CubeKernel, PrecompiledSource};
 
 use super::layout::THREADS;
-use super::mark::Mark;
 use super::sequence::Launch;
-use super::source::{PARTS, Variant};
+use super::source::{KernelVariant, PARTS};
+use super::stream_event::StreamEvent;
 use crate::error::{CommError, Result};
 
 type CubeDevice = burn::backend::tensor::Device<Cube>;
 
 /// A kernel's text for cubecl, which compiles it when it is first launched.
 #[derive(Clone)]
-struct Text {
-    variant: Variant,
+struct KernelSource {
+    variant: KernelVariant,
     source: Arc<str>,
     /// Two texts of one variant are two kernels: compiled ones are kept on disk.
     checksum: u32,
 }
 
-impl KernelMetadata for Text {
+impl KernelMetadata for KernelSource {
     fn name(&self) -> &'static str {
         self.variant.kernel.name()
     }
@@ -52,7 +52,7 @@ impl KernelMetadata for Text {
     }
 }
 
-impl CubeKernel for Text {
+impl CubeKernel for KernelSource {
     /// Only its number of threads is looked at.
     fn define(&self) -> KernelDefinition {
         let settings = KernelSettings::new(Dim3::new_1d(THREADS), ExecutionMode::Unchecked, AddressType::U64)
@@ -85,7 +85,7 @@ pub(super) struct Launcher {
     /// Of the GPU, as this process counts them.
     pub(super) index: usize,
     /// Kernels that have been launched: they compile.
-    known: RefCell<HashMap<Variant, Text>>,
+    known: RefCell<HashMap<KernelVariant, KernelSource>>,
 }
 
 /// Whether tensors on `device` are an NVIDIA GPU's.
@@ -104,7 +104,7 @@ fn cube(tensor: Tensor<1>) -> Result<CubeTensor> {
 }
 
 /// Fusion runs operations later than they are called, elsewhere, and leaves out those whose results nobody uses: the order
-/// that [`Mark`] makes is none there.
+/// that [`StreamEvent`] makes is none there.
 #[cfg(feature = "fusion")]
 fn cube(_: Tensor<1>) -> Result<CubeTensor> {
     Err(CommError::setup("this build fuses operations, and has no collectives between GPUs")
@@ -146,14 +146,14 @@ impl Launcher {
         &self.burn
     }
 
-    /// Has the stream come after `mark`.
-    pub(super) fn follow(&self, mark: &Mark) {
-        self.stream.executes(|| mark.follow());
+    /// Orders the stream's later work after `event`.
+    pub(super) fn wait(&self, event: &StreamEvent) {
+        self.stream.executes(|| event.wait());
     }
 
-    /// A mark after all that the stream has got.
-    pub(super) fn mark(&self) -> Mark {
-        self.stream.executes(|| Mark::here(&self.burn))
+    /// Records an event behind all work of the stream.
+    pub(super) fn record(&self) -> StreamEvent {
+        self.stream.executes(|| StreamEvent::record(&self.burn))
     }
 
     /// Tensors' elements as a kernel wants them. What has to be converted is, on the stream.
@@ -204,7 +204,7 @@ impl Launcher {
         let is_new = known.is_none();
         let kernel = known.unwrap_or_else(|| {
             let source = variant.source();
-            Text { variant, checksum: crc32c::crc32c(source.as_bytes()), source: source.into() }
+            KernelSource { variant, checksum: crc32c::crc32c(source.as_bytes()), source: source.into() }
         });
         let bind = |elements: &Elements| elements.handle.clone().binding();
         let mut arguments = KernelArguments::new().with_buffer_io(bind(output), BufferIOAttr::ReadWrite);
@@ -213,7 +213,7 @@ impl Launcher {
             let elements = sources.get(index).or(sources.first()).unwrap_or(output);
             arguments = arguments.with_buffer_io(bind(elements), BufferIOAttr::ReadOnly);
         }
-        let words = launch.job.words(variant.parts);
+        let words = launch.params.words(variant.parts);
         let len = words.len();
         // no dynamic part: cubecl passes all of it by value, behind the buffers
         arguments = arguments.with_info(MetadataBindingInfo::new(words, len));

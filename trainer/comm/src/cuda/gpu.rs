@@ -201,13 +201,13 @@ impl Drop for DeviceMemory {
 }
 
 /// Another process's memory.
-pub(super) struct Opened {
+pub(super) struct PeerMemory {
     gpu: Arc<Gpu>,
     base: u64,
     pub(super) address: u64,
 }
 
-impl Opened {
+impl PeerMemory {
     /// Opens memory that another process has exported, with access from this GPU.
     pub(super) fn open(gpu: &Arc<Gpu>, card: &[u8; HANDLE]) -> Result<Self> {
         gpu.enter()?;
@@ -224,7 +224,7 @@ impl Opened {
     }
 }
 
-impl Drop for Opened {
+impl Drop for PeerMemory {
     fn drop(&mut self) {
         if self.gpu.enter().is_ok() {
             // SAFETY: opened in `open`, and closed once, after the device has done what uses it (`window.rs`).

@@ -6,16 +6,16 @@ use std::time::Duration;
 use burn::tensor::{Device, Tensor};
 
 use super::Topology;
-use super::cross::Cross;
 use super::device::{Elements, Launcher};
 use super::gpu::Gpu;
-use super::layout::{PAGE, Wire, fault};
-use super::mark::Mark;
-use super::meeting;
-use super::plan::{self, Call};
+use super::inter_host::InterHost;
+use super::layout::{PAGE, WireType, fault};
+use super::plan::{self, DeviceCall};
 use super::protocol::Kernel;
-use super::route::{self, Backend, Route};
-use super::sequence::{Frame, Launch, Sequence, Turn, turns};
+use super::route::{self, DeviceBackend, Route};
+use super::sequence::{HostStep, Launch, LaunchContext, Sequence, host_steps};
+use super::stream_event::StreamEvent;
+use super::topology;
 use super::window::{Windows, agree};
 use crate::Communicator;
 use crate::error::{CommError, ErrorKind, Result, ranks};
@@ -24,14 +24,14 @@ use crate::transport::REASON_LIMIT;
 
 /// How a group is made.
 #[derive(Clone, Copy, Debug)]
-pub struct Options {
+pub struct DeviceGroupOptions {
     /// What carries the data.
-    pub backend: Backend,
+    pub backend: DeviceBackend,
     /// Most elements that a call has: slots are made for it, and longer ones are cut.
     pub elements: usize,
     /// What travels.
-    pub wire: Wire,
-    /// Has kernels meet on the device even where ranks share it: each meeting then takes until the driver switches between
+    pub wire: WireType,
+    /// Has kernels meet on the device even where ranks share it: each topology then takes until the driver switches between
     /// processes, milliseconds. For checks of the kernels on a single GPU.
     pub meet_on_device: bool,
 }
@@ -46,16 +46,16 @@ const MOST: usize = 64 << 20;
 pub struct DeviceGroup {
     launcher: Launcher,
     windows: Option<Windows>,
-    frame: Frame,
+    context: LaunchContext,
     sequence: Sequence,
     route: Route,
     /// Where windows do not reach all ranks.
-    cross: Option<Cross>,
+    inter_host: Option<InterHost>,
     /// Ranks of this host that share windows; the job's where all are on one.
     local: Communicator,
     comm: Communicator,
     topology: Topology,
-    wire: Wire,
+    wire: WireType,
     limit: Duration,
 }
 
@@ -64,17 +64,17 @@ impl DeviceGroup {
     ///
     /// # Errors
     /// [`Setup`](ErrorKind::Setup) on every rank: what was asked for is not possible here, and why.
-    pub fn new(comm: &Communicator, device: &Device, options: Options) -> Result<Self> {
+    pub fn new(comm: &Communicator, device: &Device, options: DeviceGroupOptions) -> Result<Self> {
         Self::meet(comm, device, options).map_err(|error| comm.inner.process.fail(error))
     }
 
-    fn meet(comm: &Communicator, device: &Device, options: Options) -> Result<Self> {
+    fn meet(comm: &Communicator, device: &Device, options: DeviceGroupOptions) -> Result<Self> {
         let opened = Launcher::new(device).and_then(|launcher| Ok((Gpu::open(launcher.index)?, launcher)));
         let (gpu, launcher) = agree(opened, comm)?;
-        let topology = meeting::topology(&gpu, comm)?;
+        let topology = topology::gather(&gpu, comm)?;
         // the library is large: it is loaded where it may be needed
         let nccl = match Route::may_need_nccl(options.backend, options.wire, options.elements, &topology) {
-            true => meeting::nccl_everywhere(comm)?,
+            true => topology::nccl_everywhere(comm)?,
             false => Err("NCCL was not looked for".to_owned()),
         };
         let nccl = nccl.as_ref().copied().map_err(String::as_str);
@@ -99,7 +99,7 @@ impl DeviceGroup {
             Route::Nccl => agree(Windows::alone(&gpu, slot), comm)?,
             _ => Windows::shared(&gpu, slot, &local)?,
         };
-        let frame = windows.frame(limit);
+        let context = windows.context(limit);
         let abort = Arc::downgrade(&windows.abort());
         comm.inner.process.abort.on_raise(move || {
             if let Some(words) = abort.upgrade() {
@@ -109,9 +109,9 @@ impl DeviceGroup {
         let mut group = Self {
             launcher,
             windows: Some(windows),
-            frame,
+            context,
             sequence: Sequence::default(),
-            cross: None,
+            inter_host: None,
             route,
             local,
             comm: comm.clone(),
@@ -120,7 +120,7 @@ impl DeviceGroup {
             limit,
         };
         group.probe()?;
-        group.cross = Cross::new(&group.route, &group.topology, comm, &gpu)?;
+        group.inter_host = InterHost::new(&group.route, &group.topology, comm, &gpu)?;
         Ok(group)
     }
 
@@ -135,7 +135,7 @@ impl DeviceGroup {
     }
 
     /// What travels unless a call says otherwise.
-    pub fn wire(&self) -> Wire {
+    pub fn wire(&self) -> WireType {
         self.wire
     }
 
@@ -185,7 +185,7 @@ impl DeviceGroup {
     ///
     /// # Errors
     /// As [`check`](Self::check), and those of the device.
-    pub fn settle(&self) -> Result<()> {
+    pub fn synchronize(&self) -> Result<()> {
         let done = self.launcher.synchronize();
         self.check()?;
         done.map_err(|error| self.process().fail(error))
@@ -194,9 +194,9 @@ impl DeviceGroup {
     /// Ends the group on all ranks, which call this together: waits for the GPU and for the others, and frees the windows.
     ///
     /// # Errors
-    /// As [`settle`](Self::settle).
+    /// As [`synchronize`](Self::synchronize).
     pub fn close(mut self) -> Result<()> {
-        self.settle()?;
+        self.synchronize()?;
         if let Some(windows) = self.windows.take() {
             windows.close(&self.local);
         }
@@ -216,10 +216,15 @@ impl DeviceGroup {
     ///
     /// # Errors
     /// As [`check`](Self::check).
-    pub fn all_reduce_after(&mut self, tensors: Vec<Tensor<1>>, scale: f32, after: &Mark) -> Result<(Tensor<1>, Mark)> {
+    pub fn all_reduce_after(
+        &mut self,
+        tensors: Vec<Tensor<1>>,
+        scale: f32,
+        after: &StreamEvent,
+    ) -> Result<(Tensor<1>, StreamEvent)> {
         let sources = self.elements(tensors, after)?;
         let len = sources.iter().map(|source| source.len).sum::<usize>();
-        let world = self.frame.world();
+        let world = self.context.world();
         let kernel = match self.route {
             Route::Kernels { .. } => plan::all_reduce(len as u64, self.wire, world),
             // for what NCCL adds up the slot is only the way in and out
@@ -230,10 +235,13 @@ impl DeviceGroup {
     }
 
     /// Runs a call whose tensors come from this thread, and whose result is for it.
-    fn ordered(&mut self, call: impl FnOnce(&mut Self, &Mark) -> Result<(Tensor<1>, Mark)>) -> Result<Tensor<1>> {
-        let before = Mark::here(self.launcher.device());
+    fn ordered(
+        &mut self,
+        call: impl FnOnce(&mut Self, &StreamEvent) -> Result<(Tensor<1>, StreamEvent)>,
+    ) -> Result<Tensor<1>> {
+        let before = StreamEvent::record(self.launcher.device());
         let (tensor, done) = call(self, &before)?;
-        done.follow();
+        done.wait();
         Ok(tensor)
     }
 
@@ -258,9 +266,9 @@ impl DeviceGroup {
         sources: Vec<Elements>,
         len: usize,
         scale: f32,
-    ) -> Result<(Tensor<1>, Mark)> {
-        let root = if kernel == Kernel::Broadcast { self.frame.rank } else { 0 };
-        let call = Call { kernel, wire: self.wire, elements: len as u64, root };
+    ) -> Result<(Tensor<1>, StreamEvent)> {
+        let root = if kernel == Kernel::Broadcast { self.context.rank } else { 0 };
+        let call = DeviceCall { kernel, wire: self.wire, elements: len as u64, root };
         self.run(call, sources, len, scale)
     }
 
@@ -275,21 +283,21 @@ impl DeviceGroup {
             return Err(self.process().fail(CommError::usage(text)));
         }
         let each = len / world;
-        let call = Call { kernel: Kernel::ReduceScatter, wire: self.wire, elements: each as u64, root: 0 };
+        let call = DeviceCall { kernel: Kernel::ReduceScatter, wire: self.wire, elements: each as u64, root: 0 };
         self.one(call, tensor, each, scale)
     }
 
-    /// Everybody's `tensor`, in the order of ranks. Inside a host; bits stay as they are with [`Wire::F32`].
+    /// Everybody's `tensor`, in the order of ranks. Inside a host; bits stay as they are with [`WireType::F32`].
     ///
     /// # Errors
     /// As [`check`](Self::check).
     pub fn all_gather(&mut self, tensor: Tensor<1>) -> Result<Tensor<1>> {
         let (world, each) = (self.within_host("all_gather")?, tensor.dims()[0]);
-        let call = Call { kernel: Kernel::AllGather, wire: self.wire, elements: each as u64, root: 0 };
+        let call = DeviceCall { kernel: Kernel::AllGather, wire: self.wire, elements: each as u64, root: 0 };
         self.one(call, tensor, each * world, 1.0)
     }
 
-    /// Rank `root`'s `tensor`. Inside a host; bits stay as they are with [`Wire::F32`].
+    /// Rank `root`'s `tensor`. Inside a host; bits stay as they are with [`WireType::F32`].
     ///
     /// # Errors
     /// As [`check`](Self::check).
@@ -298,12 +306,12 @@ impl DeviceGroup {
         if root >= self.within_host("broadcast")? {
             return Err(self.process().fail(CommError::usage(format!("broadcast: there is no rank {root}"))));
         }
-        let call = Call { kernel: Kernel::Broadcast, wire: self.wire, elements: len as u64, root };
+        let call = DeviceCall { kernel: Kernel::Broadcast, wire: self.wire, elements: len as u64, root };
         self.one(call, tensor, len, 1.0)
     }
 
     /// A call of this thread's with one tensor.
-    fn one(&mut self, call: Call, tensor: Tensor<1>, len: usize, scale: f32) -> Result<Tensor<1>> {
+    fn one(&mut self, call: DeviceCall, tensor: Tensor<1>, len: usize, scale: f32) -> Result<Tensor<1>> {
         self.ordered(|this, after| {
             let sources = this.elements(vec![tensor], after)?;
             this.run(call, sources, len, scale)
@@ -312,48 +320,54 @@ impl DeviceGroup {
 
     fn within_host(&self, what: &str) -> Result<usize> {
         match self.route {
-            Route::Kernels { .. } => Ok(self.frame.world()),
+            Route::Kernels { .. } => Ok(self.context.world()),
             _ => Err(self.process().fail(CommError::usage(format!("{what} on GPUs goes within one host only")))),
         }
     }
 
-    fn elements(&self, tensors: Vec<Tensor<1>>, after: &Mark) -> Result<Vec<Elements>> {
-        self.launcher.follow(after);
+    fn elements(&self, tensors: Vec<Tensor<1>>, after: &StreamEvent) -> Result<Vec<Elements>> {
+        self.launcher.wait(after);
         self.launcher.elements(tensors).map_err(|error| self.process().fail(error))
     }
 
-    fn run(&mut self, call: Call, sources: Vec<Elements>, len: usize, scale: f32) -> Result<(Tensor<1>, Mark)> {
+    fn run(
+        &mut self,
+        call: DeviceCall,
+        sources: Vec<Elements>,
+        len: usize,
+        scale: f32,
+    ) -> Result<(Tensor<1>, StreamEvent)> {
         self.check()?;
         let output = self.launcher.room(len);
         let lengths: Vec<usize> = sources.iter().map(|source| source.len).collect();
-        let launches = self.sequence.launches(&self.frame, &call, &lengths, scale);
+        let launches = self.sequence.launches(&self.context, &call, &lengths, scale);
         let launches = launches.ok_or_else(|| CommError::usage("too many tensors for a launch"))?;
         for launch in launches {
-            self.piece(&call, launch, &output, &sources).map_err(|error| self.process().fail(error))?;
+            self.chunk(&call, launch, &output, &sources).map_err(|error| self.process().fail(error))?;
         }
-        Ok((self.launcher.tensor(output), self.launcher.mark()))
+        Ok((self.launcher.tensor(output), self.launcher.record()))
     }
 
-    fn piece(&self, call: &Call, mut launch: Launch, output: &Elements, sources: &[Elements]) -> Result<()> {
+    fn chunk(&self, call: &DeviceCall, mut launch: Launch, output: &Elements, sources: &[Elements]) -> Result<()> {
         let range = launch.reduced();
         let mut go = |phases: u32| {
-            launch.job.phases = phases;
+            launch.params.phases = phases;
             self.launcher.launch(&launch, output, sources)
         };
-        if let Some(cross) = &self.cross {
+        if let Some(inter_host) = &self.inter_host {
             let (before, after) = route::around(call.kernel);
             go(before)?;
             self.launcher.synchronize()?;
             self.check()?;
             let (window, abort) = (&self.windows()?.own, &self.process().abort);
-            cross.all_reduce(window, range, call.wire, abort, self.limit)?;
+            inter_host.all_reduce(window, range, call.wire, abort, self.limit)?;
             return go(after);
         }
         let on_host = self.route == Route::Kernels { on_host: true };
-        for turn in turns(call.kernel, on_host) {
+        for turn in host_steps(call.kernel, on_host) {
             match turn {
-                Turn::Run(phases) => go(phases)?,
-                Turn::Meet => {
+                HostStep::Launch(phases) => go(phases)?,
+                HostStep::Barrier => {
                     self.launcher.synchronize()?;
                     self.check()?;
                     self.local.barrier()?;
@@ -366,12 +380,12 @@ impl DeviceGroup {
 
     /// Tries every peer's memory out: stores to it, and loads from it.
     fn probe(&mut self) -> Result<()> {
-        if self.frame.world() < 2 {
+        if self.context.world() < 2 {
             return Ok(());
         }
         let output = self.launcher.room(1);
         for write in [true, false] {
-            let launched = self.launcher.launch(&Sequence::probe(&self.frame, write), &output, &[]);
+            let launched = self.launcher.launch(&Sequence::probe(&self.context, write), &output, &[]);
             agree(launched.and_then(|()| self.launcher.synchronize()), &self.local)?;
         }
         let faults = self.windows()?.faults();

@@ -1,6 +1,6 @@
 //! What lies where in a rank's window of device memory, and what a launch is told.
 
-use super::protocol::Area;
+use super::protocol::FlagSet;
 use crate::DType;
 
 /// Most ranks that share windows.
@@ -16,7 +16,7 @@ pub const PACK: usize = 16;
 
 /// Bytes from the beginning of a window: a word for each block and sender.
 pub const FILLED: usize = 0;
-/// The same for the second meeting.
+/// The same for the second topology.
 pub const REDUCED: usize = FILLED + FLAGS;
 /// The launch in which a wait of this rank has failed; zero until then.
 pub const BROKEN: usize = REDUCED + FLAGS;
@@ -28,18 +28,18 @@ pub const SLOTS_AT: usize = 64 << 10;
 const FLAGS: usize = MAX_BLOCKS as usize * MAX_WORLD * 8;
 const _: () = assert!(PROBE + MAX_WORLD * 8 <= SLOTS_AT && SLOTS_AT.is_multiple_of(128));
 
-/// Bits of [`Job::phases`]: what a launch does. One launch does everything, or, where ranks share a device, each step is a
+/// Bits of [`LaunchParams::phases`]: what a launch does. One launch does everything, or, where ranks share a device, each step is a
 /// launch of its own and the hosts meet between them.
 pub mod phase {
-    /// [`Step::Pack`](super::super::protocol::Step::Pack).
+    /// [`KernelStep::Pack`](super::super::protocol::KernelStep::Pack).
     pub const PACK: u32 = 1;
-    /// Meets at [`Area::Filled`](super::Area::Filled).
+    /// Meets at [`FlagSet::Filled`](super::FlagSet::Filled).
     pub const MEET: u32 = 2;
-    /// [`Step::Reduce`](super::super::protocol::Step::Reduce).
+    /// [`KernelStep::Reduce`](super::super::protocol::KernelStep::Reduce).
     pub const REDUCE: u32 = 4;
-    /// Meets at [`Area::Reduced`](super::Area::Reduced).
+    /// Meets at [`FlagSet::Reduced`](super::FlagSet::Reduced).
     pub const MEET_AGAIN: u32 = 8;
-    /// [`Step::Gather`](super::super::protocol::Step::Gather).
+    /// [`KernelStep::Gather`](super::super::protocol::KernelStep::Gather).
     pub const GATHER: u32 = 16;
 }
 
@@ -60,7 +60,7 @@ pub const PROBE_TOKEN: u64 = 0x5bd1_e995_0000_0100;
 
 /// Type of the elements in the slots, hence on the links. Tensors are f32; sums are in f32 and rounded once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Wire {
+pub enum WireType {
     /// Single precision: a copy's bits stay as they are.
     F32,
     /// Half precision.
@@ -69,13 +69,13 @@ pub enum Wire {
     Bf16,
 }
 
-impl Wire {
+impl WireType {
     /// All of them.
-    pub const ALL: [Wire; 3] = [Wire::F32, Wire::F16, Wire::Bf16];
+    pub const ALL: [WireType; 3] = [WireType::F32, WireType::F16, WireType::Bf16];
 
     /// Bytes of an element.
     pub fn size(self) -> usize {
-        if self == Wire::F32 { 4 } else { 2 }
+        if self == WireType::F32 { 4 } else { 2 }
     }
 
     /// Elements of a pack.
@@ -86,18 +86,18 @@ impl Wire {
     /// The type of the host's collectives that is the same.
     pub fn dtype(self) -> DType {
         match self {
-            Wire::F32 => DType::F32,
-            Wire::F16 => DType::F16,
-            Wire::Bf16 => DType::BF16,
+            WireType::F32 => DType::F32,
+            WireType::F16 => DType::F16,
+            WireType::Bf16 => DType::BF16,
         }
     }
 
     /// The name that messages use.
     pub fn name(self) -> &'static str {
         match self {
-            Wire::F32 => "f32",
-            Wire::F16 => "f16",
-            Wire::Bf16 => "bf16",
+            WireType::F32 => "f32",
+            WireType::F16 => "f16",
+            WireType::Bf16 => "bf16",
         }
     }
 }
@@ -108,17 +108,17 @@ pub fn window_bytes(slot: usize) -> usize {
 }
 
 /// Where the flags of `area` begin.
-pub fn area(of: Area) -> usize {
+pub fn area(of: FlagSet) -> usize {
     match of {
-        Area::Filled => FILLED,
-        Area::Reduced => REDUCED,
+        FlagSet::Filled => FILLED,
+        FlagSet::Reduced => REDUCED,
     }
 }
 
 /// What one launch is told; `kernels/collectives.cu` says what each field means.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs, reason = "the kernels' text documents them")]
-pub struct Job {
+pub struct LaunchParams {
     pub windows: [u64; MAX_WORLD],
     pub faults: u64,
     pub abort: u64,
@@ -139,7 +139,7 @@ pub struct Job {
     pub ends: Vec<u32>,
 }
 
-impl Job {
+impl LaunchParams {
     /// The bytes that the kernel reads as its last parameter, made for `parts` tensors.
     pub fn words(&self, parts: usize) -> Vec<u64> {
         let mut words = self.windows.to_vec();
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn a_job_is_what_the_kernel_reads() {
-        let job = Job {
+        let params = LaunchParams {
             windows: std::array::from_fn(|rank| rank as u64 + 100),
             faults: 1,
             abort: 2,
@@ -197,7 +197,7 @@ mod tests {
             scale: 1.0,
             ends: vec![21, 22, 23],
         };
-        let words = job.words(8);
+        let words = params.words(8);
         // 8 windows, 7 words, 8 halves, 8 ends: without padding inside, as C lays it out
         assert_eq!(words.len() * 8, 64 + 56 + 32 + 32);
         assert_eq!((words[7], words[14]), (107, 7));

@@ -5,8 +5,8 @@
 //! - `kernels/`, `source.rs`: the kernels, CUDA C++.
 //! - `supports.rs`: whether they can do a job, and why not.
 //! - `route.rs`: kernels, NCCL, or kernels inside hosts and something else between them.
-//! - With the feature `cuda`: `gpu.rs` (the driver's calls), `window.rs` (memory over IPC), `meeting.rs` (what ranks tell each
-//!   other first), `device.rs` (launches through cubecl), `DeviceGroup` (`group.rs`, the collectives), `nccl.rs`, `cross.rs`.
+//! - With the feature `cuda`: `gpu.rs` (the driver's calls), `window.rs` (memory over IPC), `topology.rs` (what ranks tell each
+//!   other first), `device.rs` (launches through cubecl), `DeviceGroup` (`group.rs`, the collectives), `nccl.rs`, `inter_host.rs`.
 //!
 //! # Why CUDA C++ and not `#[cube]`
 //!
@@ -15,7 +15,7 @@
 //! anybody's compiler: NVRTC in CI (and the PTX is searched for the instructions), nvcc, and a C++ compiler for the CPU, which
 //! runs *these very kernels* with threads, under ThreadSanitizer too (`tests/cuda_kernels.rs`). They are launched through
 //! cubecl's client like any other kernel, on a stream of its own, which comes after those that wrote the gradients, and before
-//! those that read the sums ([`Mark`]).
+//! those that read the sums (`StreamEvent`).
 //!
 //! # Windows
 //!
@@ -66,7 +66,7 @@
 //! # Ranks that share a GPU
 //!
 //! Without MPS only one process's kernels run on a GPU at a time: a kernel that waits for another rank's would keep it from
-//! running until the time slice ends. There each step is a launch of its own ([`sequence::turns`]) and the hosts meet over
+//! running until the time slice ends. There each step is a launch of its own ([`sequence::host_steps`]) and the hosts meet over
 //! their communicator in between. The same text, the same bits, for tests; timings mean nothing.
 //!
 //! # Bugs of others, and why they are not here
@@ -84,8 +84,6 @@
 #[cfg(feature = "cuda")]
 pub mod bench;
 #[cfg(feature = "cuda")]
-mod cross;
-#[cfg(feature = "cuda")]
 mod device;
 #[allow(unsafe_code)]
 pub mod driver;
@@ -94,10 +92,9 @@ pub mod driver;
 mod gpu;
 #[cfg(feature = "cuda")]
 mod group;
-pub mod layout;
-mod mark;
 #[cfg(feature = "cuda")]
-mod meeting;
+mod inter_host;
+pub mod layout;
 #[cfg(feature = "cuda")]
 #[allow(unsafe_code)]
 mod nccl;
@@ -106,14 +103,19 @@ pub mod protocol;
 mod route;
 pub mod sequence;
 pub mod source;
+#[cfg(feature = "cuda")]
+mod stream_event;
 mod supports;
+#[cfg(feature = "cuda")]
+mod topology;
 #[cfg(feature = "cuda")]
 mod window;
 
 #[cfg(feature = "cuda")]
 pub use device::is_cuda;
 #[cfg(feature = "cuda")]
-pub use group::{DeviceGroup, Options};
-pub use mark::Mark;
-pub use route::{Backend, NoRoute, Route};
-pub use supports::{Place, Refusal, Topology, supports};
+pub use group::{DeviceGroup, DeviceGroupOptions};
+pub use route::{DeviceBackend, NoRoute, Route};
+#[cfg(feature = "cuda")]
+pub use stream_event::StreamEvent;
+pub use supports::{RankLocation, Refusal, Topology, supports};

@@ -11,7 +11,7 @@ use libloading::{Library as Shared, Symbol};
 
 use super::driver::NCCL_NAMES;
 use super::gpu::Gpu;
-use super::layout::Wire;
+use super::layout::WireType;
 use crate::Communicator;
 use crate::abort::Abort;
 use crate::error::{CommError, ErrorKind, Result};
@@ -113,7 +113,7 @@ impl Nccl {
         &self,
         address: u64,
         count: usize,
-        wire: Wire,
+        wire: WireType,
         abort: &Abort,
         limit: Duration,
     ) -> Result<()> {
@@ -122,9 +122,9 @@ impl Nccl {
         const SUM: c_int = 0;
         // ncclDataType_t
         let dtype = match wire {
-            Wire::F16 => 6,
-            Wire::F32 => 7,
-            Wire::Bf16 => 9,
+            WireType::F16 => 6,
+            WireType::F32 => 7,
+            WireType::Bf16 => 9,
         };
         self.gpu.enter()?;
         let call = self.library.get::<AllReduce>("ncclAllReduce")?;

@@ -1,22 +1,22 @@
 //! From a collective to launches: which algorithm, which pieces, which blocks. All ranks compute the same.
 
-use super::layout::{MAX_BLOCKS, PACK, THREADS, Wire};
+use super::layout::{MAX_BLOCKS, PACK, THREADS, WireType};
 use super::protocol::{FINGERPRINT_BITS, Kernel};
 
 /// A collective, as all ranks call it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Call {
+pub struct DeviceCall {
     /// Which.
     pub kernel: Kernel,
     /// What travels.
-    pub wire: Wire,
+    pub wire: WireType,
     /// Elements: of the whole array, or of one rank's part for reduce-scatter and all-gather.
     pub elements: u64,
     /// The root of a broadcast.
     pub root: usize,
 }
 
-impl Call {
+impl DeviceCall {
     /// Distinguishes calls whose ranks must not meet, in [`FINGERPRINT_BITS`] bits. FNV-1a.
     pub fn fingerprint(&self) -> u32 {
         let words = [self.kernel as u64, self.wire as u64, self.elements, self.root as u64];
@@ -31,7 +31,7 @@ impl Call {
 
 /// A launch of a call: the part of the array that fits into a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct Chunk {
     /// First element, of the array or of each part.
     pub first: u64,
     /// Elements.
@@ -44,26 +44,26 @@ pub struct Piece {
     pub blocks: u32,
 }
 
-/// Bytes up to which one shot is faster than two: reading (n−1) times as much costs less than meeting twice.
+/// Bytes up to which one shot is faster than two: reading (n−1) times as much costs less than topology twice.
 const ONE_SHOT: [(usize, usize); 2] = [(4, 512 << 10), (8, 256 << 10)];
 
 /// The all-reduce for `elements` elements. Both give the same bits.
 ///
 /// With two ranks one shot always wins: each reads the other's array once either way. The limits for more are those that
 /// vLLM and TensorRT-LLM measured on machines with eight GPUs; they were not measured here.
-pub fn all_reduce(elements: u64, wire: Wire, world: usize) -> Kernel {
+pub fn all_reduce(elements: u64, wire: WireType, world: usize) -> Kernel {
     let bytes = elements as usize * wire.size();
     let limit = ONE_SHOT.iter().find(|(most, _)| world <= *most).map_or(0, |(_, limit)| *limit);
     if world <= 2 || bytes <= limit { Kernel::OneShot } else { Kernel::TwoShot }
 }
 
 /// Cuts a call into launches for slots of `slot` bytes. All pieces but the last fill their slot.
-pub fn pieces(call: &Call, world: usize, slot: usize) -> Vec<Piece> {
+pub fn chunks(call: &DeviceCall, world: usize, slot: usize) -> Vec<Chunk> {
     let values = call.wire.values() as u64;
     let parts = if call.kernel == Kernel::ReduceScatter { world } else { 1 };
     let most = (slot / PACK / parts) as u64 * values;
     let most = most.min(u64::from(u32::MAX) / values * values).max(values);
-    let mut pieces = Vec::new();
+    let mut chunks = Vec::new();
     let mut first = 0;
     while first < call.elements {
         let count = most.min(call.elements - first);
@@ -71,10 +71,10 @@ pub fn pieces(call: &Call, world: usize, slot: usize) -> Vec<Piece> {
         let part = packs.div_ceil(world as u32);
         let longest = if call.kernel == Kernel::TwoShot { part } else { packs };
         let blocks = longest.div_ceil(THREADS).clamp(1, MAX_BLOCKS);
-        pieces.push(Piece { first, count: count as u32, packs, part, blocks });
+        chunks.push(Chunk { first, count: count as u32, packs, part, blocks });
         first += count;
     }
-    pieces
+    chunks
 }
 
 #[cfg(test)]
@@ -84,22 +84,22 @@ mod tests {
     #[test]
     fn pieces_cover_the_array_once_and_fit() {
         for world in [2usize, 3, 4, 7, 8] {
-            for wire in Wire::ALL {
+            for wire in WireType::ALL {
                 for kernel in Kernel::ALL {
                     for elements in [0u64, 1, 3, 4, 5, 1023, 1024, 65_537] {
                         let slot = 4096;
-                        let call = Call { kernel, wire, elements, root: 0 };
-                        let pieces = pieces(&call, world, slot);
+                        let call = DeviceCall { kernel, wire, elements, root: 0 };
+                        let chunks = chunks(&call, world, slot);
                         let mut next = 0;
-                        for piece in &pieces {
-                            assert_eq!(piece.first, next);
-                            assert!(piece.count > 0 && piece.first.is_multiple_of(wire.values() as u64));
+                        for chunk in &chunks {
+                            assert_eq!(chunk.first, next);
+                            assert!(chunk.count > 0 && chunk.first.is_multiple_of(wire.values() as u64));
                             let parts = if kernel == Kernel::ReduceScatter { world } else { 1 };
-                            assert!(piece.packs as usize * PACK * parts <= slot, "{piece:?}");
-                            assert!(piece.packs as usize * wire.values() >= piece.count as usize);
-                            assert!(piece.part as usize * world >= piece.packs as usize);
-                            assert!((1..=MAX_BLOCKS).contains(&piece.blocks));
-                            next += u64::from(piece.count);
+                            assert!(chunk.packs as usize * PACK * parts <= slot, "{chunk:?}");
+                            assert!(chunk.packs as usize * wire.values() >= chunk.count as usize);
+                            assert!(chunk.part as usize * world >= chunk.packs as usize);
+                            assert!((1..=MAX_BLOCKS).contains(&chunk.blocks));
+                            next += u64::from(chunk.count);
                         }
                         assert_eq!(next, elements);
                     }
@@ -110,21 +110,21 @@ mod tests {
 
     #[test]
     fn small_arrays_and_pairs_take_one_shot() {
-        assert_eq!(all_reduce(1 << 30, Wire::F32, 2), Kernel::OneShot);
-        assert_eq!(all_reduce(128 << 10, Wire::F32, 4), Kernel::OneShot);
-        assert_eq!(all_reduce((128 << 10) + 1, Wire::F32, 4), Kernel::TwoShot);
-        assert_eq!(all_reduce(128 << 10, Wire::Bf16, 8), Kernel::OneShot);
-        assert_eq!(all_reduce(128 << 10, Wire::F32, 8), Kernel::TwoShot);
+        assert_eq!(all_reduce(1 << 30, WireType::F32, 2), Kernel::OneShot);
+        assert_eq!(all_reduce(128 << 10, WireType::F32, 4), Kernel::OneShot);
+        assert_eq!(all_reduce((128 << 10) + 1, WireType::F32, 4), Kernel::TwoShot);
+        assert_eq!(all_reduce(128 << 10, WireType::Bf16, 8), Kernel::OneShot);
+        assert_eq!(all_reduce(128 << 10, WireType::F32, 8), Kernel::TwoShot);
     }
 
     #[test]
     fn calls_that_differ_have_other_fingerprints() {
-        let call = Call { kernel: Kernel::OneShot, wire: Wire::F32, elements: 1000, root: 0 };
+        let call = DeviceCall { kernel: Kernel::OneShot, wire: WireType::F32, elements: 1000, root: 0 };
         let others = [
-            Call { kernel: Kernel::TwoShot, ..call },
-            Call { wire: Wire::Bf16, ..call },
-            Call { elements: 1001, ..call },
-            Call { root: 1, ..call },
+            DeviceCall { kernel: Kernel::TwoShot, ..call },
+            DeviceCall { wire: WireType::Bf16, ..call },
+            DeviceCall { elements: 1001, ..call },
+            DeviceCall { root: 1, ..call },
         ];
         assert!(others.iter().all(|other| other.fingerprint() != call.fingerprint()));
         assert!(call.fingerprint() < 1 << FINGERPRINT_BITS);

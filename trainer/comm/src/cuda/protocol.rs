@@ -10,7 +10,7 @@ pub const SLOTS: u64 = 2;
 /// A set of flags, one word for each block and sender. Those of the start and of the end of a reduction are apart: with
 /// one set, a rank that is ahead would take a late rank's first signal for its second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Area {
+pub enum FlagSet {
     /// The sender's slot is filled.
     Filled,
     /// The sender's part of the sum is in its slot.
@@ -19,11 +19,11 @@ pub enum Area {
 
 /// What every rank does between two meetings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum KernelStep {
     /// Copies its tensors into its slot: cast, scaled, one behind the other.
     Pack,
     /// Says that it is here, and waits for all the others.
-    Meet(Area),
+    Meet(FlagSet),
     /// Adds up from everybody's slots, in the order of ranks.
     Reduce,
     /// Copies from everybody's slots into its output.
@@ -65,13 +65,13 @@ impl Kernel {
     }
 
     /// What a rank does, in this order.
-    pub fn steps(self) -> &'static [Step] {
-        use Step::{Gather, Meet, Pack, Reduce};
+    pub fn steps(self) -> &'static [KernelStep] {
+        use KernelStep::{Gather, Meet, Pack, Reduce};
         match self {
-            Kernel::OneShot | Kernel::ReduceScatter => &[Pack, Meet(Area::Filled), Reduce],
-            Kernel::TwoShot => &[Pack, Meet(Area::Filled), Reduce, Meet(Area::Reduced), Gather],
-            Kernel::AllGather | Kernel::Broadcast => &[Pack, Meet(Area::Filled), Gather],
-            Kernel::Probe => &[Pack, Meet(Area::Filled), Reduce],
+            Kernel::OneShot | Kernel::ReduceScatter => &[Pack, Meet(FlagSet::Filled), Reduce],
+            Kernel::TwoShot => &[Pack, Meet(FlagSet::Filled), Reduce, Meet(FlagSet::Reduced), Gather],
+            Kernel::AllGather | Kernel::Broadcast => &[Pack, Meet(FlagSet::Filled), Gather],
+            Kernel::Probe => &[Pack, Meet(FlagSet::Filled), Reduce],
         }
     }
 }
@@ -83,22 +83,22 @@ pub fn flag(epoch: u64, fingerprint: u32) -> u64 {
 
 /// What a flag word says to a rank that waits for `epoch`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sight {
+pub enum FlagState {
     /// The sender is not there yet.
     NotYet,
     /// The sender is there, or further on, which it cannot be without having compared the calls itself.
-    Here,
+    Arrived,
     /// The sender is there with another call.
     Differs,
 }
 
 /// Reads a flag word.
-pub fn sight(word: u64, epoch: u64, fingerprint: u32) -> Sight {
+pub fn flag_state(word: u64, epoch: u64, fingerprint: u32) -> FlagState {
     let there = word >> FINGERPRINT_BITS;
     match there.cmp(&epoch) {
-        std::cmp::Ordering::Less => Sight::NotYet,
-        std::cmp::Ordering::Equal if word != flag(epoch, fingerprint) => Sight::Differs,
-        _ => Sight::Here,
+        std::cmp::Ordering::Less => FlagState::NotYet,
+        std::cmp::Ordering::Equal if word != flag(epoch, fingerprint) => FlagState::Differs,
+        _ => FlagState::Arrived,
     }
 }
 
@@ -114,12 +114,12 @@ mod tests {
     #[test]
     fn a_flag_says_where_the_sender_is() {
         for epoch in [1, 2, 1 << 30, (1 << 43) - 1] {
-            assert_eq!(sight(flag(epoch, 7), epoch, 7), Sight::Here);
-            assert_eq!(sight(flag(epoch, 7), epoch + 1, 7), Sight::NotYet);
-            assert_eq!(sight(flag(epoch, 7), epoch, 8), Sight::Differs);
-            assert_eq!(sight(flag(epoch + 1, 8), epoch, 7), Sight::Here);
+            assert_eq!(flag_state(flag(epoch, 7), epoch, 7), FlagState::Arrived);
+            assert_eq!(flag_state(flag(epoch, 7), epoch + 1, 7), FlagState::NotYet);
+            assert_eq!(flag_state(flag(epoch, 7), epoch, 8), FlagState::Differs);
+            assert_eq!(flag_state(flag(epoch + 1, 8), epoch, 7), FlagState::Arrived);
         }
-        assert_eq!(sight(0, 1, 0), Sight::NotYet, "flags start as zero, launches as one");
+        assert_eq!(flag_state(0, 1, 0), FlagState::NotYet, "flags start as zero, launches as one");
     }
 
     #[test]

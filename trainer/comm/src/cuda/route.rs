@@ -1,13 +1,13 @@
 //! Which way data goes: decided once, from what all ranks know of each other, hence the same on all of them.
 
-use super::layout::{MAX_WORLD, Wire};
+use super::layout::{MAX_WORLD, WireType};
 use super::supports::{Refusal, Topology, supports};
 #[cfg(feature = "cuda")]
 use super::{layout::phase, protocol::Kernel};
 
 /// What the user asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Backend {
+pub enum DeviceBackend {
     /// The kernels inside a host, NCCL beyond.
     Auto,
     /// The kernels, or an error.
@@ -48,13 +48,13 @@ impl Route {
     /// # Errors
     /// What was asked for is not possible, or nothing is.
     pub fn choose(
-        backend: Backend,
-        wire: Wire,
+        backend: DeviceBackend,
+        wire: WireType,
         elements: usize,
         topology: &Topology,
         nccl: Result<(), &str>,
     ) -> Result<Self, NoRoute> {
-        let world = topology.places.len();
+        let world = topology.locations.len();
         let bytes = elements as u64 * wire.size() as u64;
         let kernels = supports(wire.dtype(), bytes, world, topology);
         let shared = topology.shares_devices();
@@ -64,15 +64,17 @@ impl Route {
         };
         let no = |refusal: &Refusal| NoRoute { cause: refusal.to_string(), hint: refusal.hint().into() };
         match backend {
-            Backend::Kernels => kernels.map(|()| Self::Kernels { on_host: shared }).map_err(|refusal| no(&refusal)),
-            Backend::Nccl => nccl.map(|()| Self::Nccl).map_err(|cause| NoRoute {
+            DeviceBackend::Kernels => {
+                kernels.map(|()| Self::Kernels { on_host: shared }).map_err(|refusal| no(&refusal))
+            }
+            DeviceBackend::Nccl => nccl.map(|()| Self::Nccl).map_err(|cause| NoRoute {
                 cause: format!("parallel.backend = \"nccl\": {cause}"),
                 hint: match shared {
                     true => "a GPU for each rank, or leave parallel.backend at \"auto\": our kernels share GPUs".into(),
                     false => "install NCCL 2 (libnccl.so.2), or leave parallel.backend at \"auto\"".into(),
                 },
             }),
-            Backend::Auto => match kernels {
+            DeviceBackend::Auto => match kernels {
                 Ok(()) => Ok(Self::Kernels { on_host: shared }),
                 Err(_) if hierarchical(wire, bytes, topology) => Ok(Self::Hierarchical { nccl: nccl.is_ok() }),
                 Err(refusal) => nccl.map(|()| Self::Nccl).map_err(|cause| NoRoute {
@@ -84,14 +86,14 @@ impl Route {
     }
 
     /// Whether the choice depends on NCCL.
-    pub fn may_need_nccl(backend: Backend, wire: Wire, elements: usize, topology: &Topology) -> bool {
+    pub fn may_need_nccl(backend: DeviceBackend, wire: WireType, elements: usize, topology: &Topology) -> bool {
         let choice = |nccl| Self::choose(backend, wire, elements, topology, nccl);
         choice(Ok(())) != choice(Err(""))
     }
 
     /// For the screen: which way, and why not another.
     pub fn describe(&self, topology: &Topology) -> String {
-        let (world, hosts) = (topology.places.len(), topology.hosts().len());
+        let (world, hosts) = (topology.locations.len(), topology.hosts().len());
         match self {
             Self::Kernels { on_host: false } if topology.shares_devices() => {
                 format!(
@@ -118,12 +120,12 @@ impl Route {
 }
 
 /// Whether all hosts have the same number of ranks, and the kernels can work inside each.
-fn hierarchical(wire: Wire, bytes: u64, topology: &Topology) -> bool {
+fn hierarchical(wire: WireType, bytes: u64, topology: &Topology) -> bool {
     let hosts = topology.hosts();
     let each = hosts[0].len();
     let inside = |ranks: &Vec<usize>| {
         let own = Topology {
-            places: ranks.iter().map(|rank| topology.places[*rank].clone()).collect(),
+            locations: ranks.iter().map(|rank| topology.locations[*rank].clone()).collect(),
             no_access: topology
                 .no_access
                 .iter()
@@ -148,34 +150,36 @@ pub(super) fn around(kernel: Kernel) -> (u32, u32) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::supports::Place;
+    use super::super::supports::RankLocation;
     use super::*;
 
     const NONE: Result<(), &str> = Err("libnccl.so.2: not found");
 
     fn topology(gpus: &[(&str, u8)]) -> Topology {
-        let place = |(host, gpu): &(&str, u8)| Place { host: (*host).into(), gpu: [*gpu; 16], capability: (9, 0) };
-        Topology { places: gpus.iter().map(place).collect(), no_access: Vec::new() }
+        let location =
+            |(host, gpu): &(&str, u8)| RankLocation { host: (*host).into(), gpu: [*gpu; 16], capability: (9, 0) };
+        Topology { locations: gpus.iter().map(location).collect(), no_access: Vec::new() }
     }
 
-    fn choose(backend: Backend, topology: &Topology, nccl: Result<(), &str>) -> Result<Route, String> {
-        Route::choose(backend, Wire::F32, 1000, topology, nccl).map_err(|no| format!("{}\nhint: {}", no.cause, no.hint))
+    fn choose(backend: DeviceBackend, topology: &Topology, nccl: Result<(), &str>) -> Result<Route, String> {
+        Route::choose(backend, WireType::F32, 1000, topology, nccl)
+            .map_err(|no| format!("{}\nhint: {}", no.cause, no.hint))
     }
 
     #[test]
     fn kernels_inside_a_host_and_nccl_beyond() {
         let one = topology(&[("a", 0), ("a", 1)]);
         for nccl in [Ok(()), NONE] {
-            assert_eq!(choose(Backend::Auto, &one, nccl), Ok(Route::Kernels { on_host: false }));
+            assert_eq!(choose(DeviceBackend::Auto, &one, nccl), Ok(Route::Kernels { on_host: false }));
         }
-        assert_eq!(choose(Backend::Nccl, &one, Ok(())), Ok(Route::Nccl));
+        assert_eq!(choose(DeviceBackend::Nccl, &one, Ok(())), Ok(Route::Nccl));
         let two = topology(&[("a", 0), ("a", 1), ("b", 0), ("b", 1)]);
-        assert_eq!(choose(Backend::Auto, &two, Ok(())), Ok(Route::Hierarchical { nccl: true }));
-        assert_eq!(choose(Backend::Auto, &two, NONE), Ok(Route::Hierarchical { nccl: false }));
-        assert_eq!(choose(Backend::Nccl, &two, Ok(())), Ok(Route::Nccl));
+        assert_eq!(choose(DeviceBackend::Auto, &two, Ok(())), Ok(Route::Hierarchical { nccl: true }));
+        assert_eq!(choose(DeviceBackend::Auto, &two, NONE), Ok(Route::Hierarchical { nccl: false }));
+        assert_eq!(choose(DeviceBackend::Nccl, &two, Ok(())), Ok(Route::Nccl));
         // one GPU a host, or not as many on each
         for hosts in [topology(&[("a", 0), ("b", 0)]), topology(&[("a", 0), ("a", 1), ("b", 0)])] {
-            assert_eq!(choose(Backend::Auto, &hosts, Ok(())), Ok(Route::Nccl));
+            assert_eq!(choose(DeviceBackend::Auto, &hosts, Ok(())), Ok(Route::Nccl));
         }
     }
 
@@ -183,19 +187,23 @@ mod tests {
     fn nccl_is_looked_for_where_it_matters() {
         let one = topology(&[("a", 0), ("a", 1)]);
         let two = topology(&[("a", 0), ("a", 1), ("b", 0), ("b", 1)]);
-        let needs = |backend, topology| Route::may_need_nccl(backend, Wire::F32, 1000, topology);
-        assert!(!needs(Backend::Auto, &one) && !needs(Backend::Kernels, &one) && !needs(Backend::Kernels, &two));
-        assert!(needs(Backend::Nccl, &one) && needs(Backend::Auto, &two));
+        let needs = |backend, topology| Route::may_need_nccl(backend, WireType::F32, 1000, topology);
+        assert!(
+            !needs(DeviceBackend::Auto, &one)
+                && !needs(DeviceBackend::Kernels, &one)
+                && !needs(DeviceBackend::Kernels, &two)
+        );
+        assert!(needs(DeviceBackend::Nccl, &one) && needs(DeviceBackend::Auto, &two));
     }
 
     #[test]
     fn shared_gpus_meet_on_the_host() {
         let shared = topology(&[("a", 0), ("a", 0)]);
-        assert_eq!(choose(Backend::Auto, &shared, Ok(())), Ok(Route::Kernels { on_host: true }));
-        let route = choose(Backend::Auto, &shared, NONE).unwrap();
+        assert_eq!(choose(DeviceBackend::Auto, &shared, Ok(())), Ok(Route::Kernels { on_host: true }));
+        let route = choose(DeviceBackend::Auto, &shared, NONE).unwrap();
         assert!(route.describe(&shared).contains("timings mean nothing"));
         assert_eq!(
-            choose(Backend::Nccl, &shared, Ok(())).unwrap_err(),
+            choose(DeviceBackend::Nccl, &shared, Ok(())).unwrap_err(),
             "parallel.backend = \"nccl\": several ranks have one GPU, which NCCL refuses\nhint: a GPU for each \
              rank, or leave parallel.backend at \"auto\": our kernels share GPUs"
         );
@@ -205,22 +213,22 @@ mod tests {
     fn what_is_asked_for_is_used_or_refused() {
         let apart = topology(&[("a", 0), ("b", 0)]);
         assert_eq!(
-            choose(Backend::Kernels, &apart, Ok(())).unwrap_err(),
+            choose(DeviceBackend::Kernels, &apart, Ok(())).unwrap_err(),
             "the ranks are on 2 hosts, and GPU memory is shared within one\nhint: parallel.backend = \"nccl\", or \"auto\", goes \
              beyond a host"
         );
         assert_eq!(
-            choose(Backend::Nccl, &apart, NONE).unwrap_err(),
+            choose(DeviceBackend::Nccl, &apart, NONE).unwrap_err(),
             "parallel.backend = \"nccl\": libnccl.so.2: not found\nhint: install NCCL 2 (libnccl.so.2), or leave \
              parallel.backend at \"auto\""
         );
         assert_eq!(
-            choose(Backend::Auto, &apart, NONE).unwrap_err(),
+            choose(DeviceBackend::Auto, &apart, NONE).unwrap_err(),
             "no way between the ranks' GPUs: the ranks are on 2 hosts, and GPU memory is shared within one; libnccl.so.2: not \
              found\nhint: install NCCL 2 (libnccl.so.2), or use parallel.backend = \"tcp\""
         );
         let mut blind = topology(&[("a", 0), ("a", 1)]);
         blind.no_access = vec![(1, 0)];
-        assert_eq!(choose(Backend::Auto, &blind, Ok(())), Ok(Route::Nccl));
+        assert_eq!(choose(DeviceBackend::Auto, &blind, Ok(())), Ok(Route::Nccl));
     }
 }

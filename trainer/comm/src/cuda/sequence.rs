@@ -1,13 +1,13 @@
 //! A rank's launches, numbered: the collective's pieces as the kernels are told of them.
 
-use super::layout::{Job, MAX_WORLD, PACK, SLOTS_AT, Wire, phase};
-use super::plan::{Call, Piece, pieces};
-use super::protocol::{self, Area, Kernel, Step};
-use super::source::{Variant, parts};
+use super::layout::{LaunchParams, MAX_WORLD, PACK, SLOTS_AT, WireType, phase};
+use super::plan::{Chunk, DeviceCall, chunks};
+use super::protocol::{self, FlagSet, Kernel, KernelStep};
+use super::source::{KernelVariant, parts};
 
 /// What does not change from launch to launch.
 #[derive(Clone, Debug)]
-pub struct Frame {
+pub struct LaunchContext {
     /// Address of each rank's window, as this rank's device sees it; its own among them.
     pub windows: Vec<u64>,
     /// Address of a word for each peer, on the host.
@@ -22,7 +22,7 @@ pub struct Frame {
     pub slot: usize,
 }
 
-impl Frame {
+impl LaunchContext {
     /// Ranks.
     pub fn world(&self) -> usize {
         self.windows.len()
@@ -33,53 +33,57 @@ impl Frame {
 #[derive(Clone, Debug)]
 pub struct Launch {
     /// Which text.
-    pub variant: Variant,
+    pub variant: KernelVariant,
     /// Its last parameter; its phases are still to be filled in.
-    pub job: Job,
+    pub params: LaunchParams,
     /// Blocks.
     pub blocks: u32,
     /// The piece of the call.
-    pub piece: Piece,
+    pub chunk: Chunk,
 }
 
 impl Launch {
     /// Where the part of a slot that this rank reduces lies in its window, in bytes.
     pub fn reduced(&self) -> std::ops::Range<usize> {
-        let job = &self.job;
+        let params = &self.params;
         let (first, last) = match self.variant.kernel {
-            Kernel::TwoShot => ((job.rank * job.part).min(job.packs), ((job.rank + 1) * job.part).min(job.packs)),
-            _ => (0, job.packs),
+            Kernel::TwoShot => {
+                ((params.rank * params.part).min(params.packs), ((params.rank + 1) * params.part).min(params.packs))
+            }
+            _ => (0, params.packs),
         };
-        let at = |pack: u32| job.slot as usize + pack as usize * PACK;
+        let at = |pack: u32| params.slot as usize + pack as usize * PACK;
         at(first)..at(last)
     }
 }
 
 /// What the host does for a launch, in turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turn {
+pub enum HostStep {
     /// Launches the kernel with these phases.
-    Run(u32),
+    Launch(u32),
     /// Waits for the device, then for the other hosts.
-    Meet,
+    Barrier,
 }
 
 /// All in one launch that meets the others' on the device; or, where ranks share a device and only one of them may be on it
-/// at a time, a launch for each step and a meeting of hosts between them.
-pub fn turns(kernel: Kernel, on_host: bool) -> Vec<Turn> {
-    let bit = |step: &Step| match step {
-        Step::Pack => phase::PACK,
-        Step::Meet(Area::Filled) => phase::MEET,
-        Step::Meet(Area::Reduced) => phase::MEET_AGAIN,
-        Step::Reduce => phase::REDUCE,
-        Step::Gather => phase::GATHER,
+/// at a time, a launch for each step and a topology of hosts between them.
+pub fn host_steps(kernel: Kernel, on_host: bool) -> Vec<HostStep> {
+    let bit = |step: &KernelStep| match step {
+        KernelStep::Pack => phase::PACK,
+        KernelStep::Meet(FlagSet::Filled) => phase::MEET,
+        KernelStep::Meet(FlagSet::Reduced) => phase::MEET_AGAIN,
+        KernelStep::Reduce => phase::REDUCE,
+        KernelStep::Gather => phase::GATHER,
     };
     let steps = kernel.steps();
     if on_host {
-        let turn = |step: &Step| if matches!(step, Step::Meet(_)) { Turn::Meet } else { Turn::Run(bit(step)) };
+        let turn = |step: &KernelStep| {
+            if matches!(step, KernelStep::Meet(_)) { HostStep::Barrier } else { HostStep::Launch(bit(step)) }
+        };
         return steps.iter().map(turn).collect();
     }
-    vec![Turn::Run(steps.iter().map(bit).fold(0, |all, one| all | one))]
+    vec![HostStep::Launch(steps.iter().map(bit).fold(0, |all, one| all | one))]
 }
 
 /// Numbers launches. All ranks count the same, since all call the same.
@@ -96,12 +100,18 @@ impl Sequence {
 
     /// The launches of `call`, whose source on this rank is tensors of these `lengths`, each value times `scale`. `None`
     /// where the tensors are more than a kernel takes.
-    pub fn launches(&mut self, frame: &Frame, call: &Call, lengths: &[usize], scale: f32) -> Option<Vec<Launch>> {
-        let (world, fingerprint) = (frame.world(), call.fingerprint());
+    pub fn launches(
+        &mut self,
+        context: &LaunchContext,
+        call: &DeviceCall,
+        lengths: &[usize],
+        scale: f32,
+    ) -> Option<Vec<Launch>> {
+        let (world, fingerprint) = (context.world(), call.fingerprint());
         let parts = parts(lengths.len())?;
-        let variant = Variant { kernel: call.kernel, wire: call.wire, world, parts };
+        let variant = KernelVariant { kernel: call.kernel, wire: call.wire, world, parts };
         let mut windows = [0; MAX_WORLD];
-        windows[..world].copy_from_slice(&frame.windows);
+        windows[..world].copy_from_slice(&context.windows);
         let mut end = 0;
         let ends: Vec<u32> = lengths
             .iter()
@@ -110,38 +120,38 @@ impl Sequence {
                 end
             })
             .collect();
-        let launch = |piece: Piece| {
+        let launch = |chunk: Chunk| {
             self.epoch += 1;
-            let job = Job {
+            let params = LaunchParams {
                 windows,
-                faults: frame.faults,
-                abort: frame.abort,
-                limit_ns: frame.limit_ns,
+                faults: context.faults,
+                abort: context.abort,
+                limit_ns: context.limit_ns,
                 epoch: self.epoch,
-                first: piece.first,
+                first: chunk.first,
                 each: call.elements,
-                slot: SLOTS_AT as u64 + protocol::slot(self.epoch) * frame.slot as u64,
-                count: piece.count,
-                packs: piece.packs,
-                part: piece.part,
+                slot: SLOTS_AT as u64 + protocol::slot(self.epoch) * context.slot as u64,
+                count: chunk.count,
+                packs: chunk.packs,
+                part: chunk.part,
                 fingerprint,
-                rank: frame.rank as u32,
+                rank: context.rank as u32,
                 root: call.root as u32,
                 phases: 0,
                 scale,
                 ends: ends.clone(),
             };
-            Launch { variant, job, blocks: piece.blocks, piece }
+            Launch { variant, params, blocks: chunk.blocks, chunk }
         };
-        Some(pieces(call, world, frame.slot).into_iter().map(launch).collect())
+        Some(chunks(call, world, context.slot).into_iter().map(launch).collect())
     }
 
     /// The launch that tests whether all peers are within reach; `write` first, on all ranks, then not.
-    pub fn probe(frame: &Frame, write: bool) -> Launch {
-        let call = Call { kernel: Kernel::Probe, wire: Wire::F32, elements: 1, root: 0 };
-        let mut launches = Sequence::default().launches(frame, &call, &[1], 1.0).unwrap_or_default();
+    pub fn probe(context: &LaunchContext, write: bool) -> Launch {
+        let call = DeviceCall { kernel: Kernel::Probe, wire: WireType::F32, elements: 1, root: 0 };
+        let mut launches = Sequence::default().launches(context, &call, &[1], 1.0).unwrap_or_default();
         let mut launch = launches.remove(0);
-        launch.job.phases = if write { phase::PACK } else { phase::REDUCE };
+        launch.params.phases = if write { phase::PACK } else { phase::REDUCE };
         launch
     }
 }
@@ -150,33 +160,33 @@ impl Sequence {
 mod tests {
     use super::*;
 
-    fn frame() -> Frame {
-        Frame { windows: vec![10, 20, 30], faults: 1, abort: 2, limit_ns: 3, rank: 1, slot: 4096 }
+    fn context() -> LaunchContext {
+        LaunchContext { windows: vec![10, 20, 30], faults: 1, abort: 2, limit_ns: 3, rank: 1, slot: 4096 }
     }
 
     #[test]
     fn launches_are_numbered_across_calls_and_alternate_slots() {
         let mut sequence = Sequence::default();
-        let call = Call { kernel: Kernel::TwoShot, wire: Wire::F32, elements: 2500, root: 0 };
-        let first = sequence.launches(&frame(), &call, &[1000, 1500], 0.5).unwrap();
-        let second = sequence.launches(&frame(), &call, &[1000, 1500], 0.5).unwrap();
-        let jobs: Vec<&Job> = first.iter().chain(&second).map(|launch| &launch.job).collect();
-        assert_eq!(jobs.iter().map(|job| job.epoch).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 6]);
+        let call = DeviceCall { kernel: Kernel::TwoShot, wire: WireType::F32, elements: 2500, root: 0 };
+        let first = sequence.launches(&context(), &call, &[1000, 1500], 0.5).unwrap();
+        let second = sequence.launches(&context(), &call, &[1000, 1500], 0.5).unwrap();
+        let jobs: Vec<&LaunchParams> = first.iter().chain(&second).map(|launch| &launch.params).collect();
+        assert_eq!(jobs.iter().map(|params| params.epoch).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 6]);
         assert!(jobs.windows(2).all(|pair| pair[0].slot != pair[1].slot));
-        assert!(jobs.iter().all(|job| job.ends == [1000, 2500] && job.windows[..4] == [10, 20, 30, 0]));
+        assert!(jobs.iter().all(|params| params.ends == [1000, 2500] && params.windows[..4] == [10, 20, 30, 0]));
         assert_eq!(sequence.epoch(), 6);
-        assert!(sequence.launches(&frame(), &call, &[1; 257], 1.0).is_none());
+        assert!(sequence.launches(&context(), &call, &[1; 257], 1.0).is_none());
     }
 
     #[test]
     fn meetings_are_on_the_device_or_on_the_host() {
         let all = phase::PACK | phase::MEET | phase::REDUCE | phase::MEET_AGAIN | phase::GATHER;
-        assert_eq!(turns(Kernel::TwoShot, false), [Turn::Run(all)]);
-        let run = |phase| Turn::Run(phase);
+        assert_eq!(host_steps(Kernel::TwoShot, false), [HostStep::Launch(all)]);
+        let run = |phase| HostStep::Launch(phase);
         assert_eq!(
-            turns(Kernel::TwoShot, true),
-            [run(phase::PACK), Turn::Meet, run(phase::REDUCE), Turn::Meet, run(phase::GATHER)]
+            host_steps(Kernel::TwoShot, true),
+            [run(phase::PACK), HostStep::Barrier, run(phase::REDUCE), HostStep::Barrier, run(phase::GATHER)]
         );
-        assert_eq!(turns(Kernel::Broadcast, true), [run(phase::PACK), Turn::Meet, run(phase::GATHER)]);
+        assert_eq!(host_steps(Kernel::Broadcast, true), [run(phase::PACK), HostStep::Barrier, run(phase::GATHER)]);
     }
 }

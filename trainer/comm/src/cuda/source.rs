@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::layout::{self, Wire, fault, phase};
+use super::layout::{self, WireType, fault, phase};
 use super::protocol::{FINGERPRINT_BITS, Kernel};
 
 /// What the kernels ask of CUDA.
@@ -21,18 +21,18 @@ pub fn parts(tensors: usize) -> Option<usize> {
 
 /// One kernel out of the family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Variant {
+pub struct KernelVariant {
     /// Entry point.
     pub kernel: Kernel,
     /// What travels.
-    pub wire: Wire,
+    pub wire: WireType,
     /// Ranks.
     pub world: usize,
     /// Source tensors, one of [`PARTS`].
     pub parts: usize,
 }
 
-impl Variant {
+impl KernelVariant {
     /// CUDA C++ for NVRTC and nvcc.
     pub fn source(&self) -> String {
         self.source_for(CUDA, layout::THREADS)
@@ -51,9 +51,9 @@ impl Variant {
             ("PARTS", self.parts),
             ("THREADS", threads as usize),
             ("FINGERPRINT_BITS", FINGERPRINT_BITS as usize),
-            ("WIRE_F32", Wire::F32 as usize),
-            ("WIRE_F16", Wire::F16 as usize),
-            ("WIRE_BF16", Wire::Bf16 as usize),
+            ("WIRE_F32", WireType::F32 as usize),
+            ("WIRE_F16", WireType::F16 as usize),
+            ("WIRE_BF16", WireType::Bf16 as usize),
             ("WIRE", self.wire as usize),
             ("FILLED", layout::FILLED),
             ("REDUCED", layout::REDUCED),
@@ -95,15 +95,15 @@ mod tests {
     #[test]
     fn parameters_fit_into_a_launch() {
         for parts in PARTS {
-            let job = 8 * 8 + 7 * 8 + 8 * 4 + 4 * parts;
-            assert!(8 + 8 * parts + job <= 4096, "{parts}");
+            let params = 8 * 8 + 7 * 8 + 8 * 4 + 4 * parts;
+            assert!(8 + 8 * parts + params <= 4096, "{parts}");
         }
         assert_eq!((parts(1), parts(9), parts(256), parts(257)), (Some(2), Some(32), Some(256), None));
     }
 
     #[test]
     fn a_text_names_one_entry_and_its_parameters() {
-        let variant = Variant { kernel: Kernel::TwoShot, wire: Wire::Bf16, world: 4, parts: 2 };
+        let variant = KernelVariant { kernel: Kernel::TwoShot, wire: WireType::Bf16, world: 4, parts: 2 };
         let text = variant.source();
         assert!(text.ends_with("\nENTRY(two_shot)\n"));
         assert!(text.contains("#define PARAMETERS const float* source0, const float* source1\n"));

@@ -5,9 +5,9 @@ use std::fmt;
 use super::layout::MAX_WORLD;
 use crate::DType;
 
-/// What a rank says of its place, for all to see.
+/// What a rank says of its location, for all to see.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct RankLocation {
     /// The host: one kernel boot, one view of its devices.
     pub host: String,
     /// Identifies the GPU, whatever index processes give it.
@@ -20,7 +20,7 @@ pub struct Place {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
     /// By rank.
-    pub places: Vec<Place>,
+    pub locations: Vec<RankLocation>,
     /// Pairs of ranks (reader, owner) between whose GPUs the driver offers no peer access. What it does offer is tried out
     /// before it is used.
     pub no_access: Vec<(usize, usize)>,
@@ -29,7 +29,7 @@ pub struct Topology {
 impl Topology {
     /// Whether several ranks have one GPU: then a kernel must not wait for another rank's, which may run only after it.
     pub fn shares_devices(&self) -> bool {
-        let mut gpus: Vec<_> = self.places.iter().map(|place| (&place.host, place.gpu)).collect();
+        let mut gpus: Vec<_> = self.locations.iter().map(|location| (&location.host, location.gpu)).collect();
         gpus.sort_unstable();
         gpus.windows(2).any(|pair| pair[0] == pair[1])
     }
@@ -37,8 +37,8 @@ impl Topology {
     /// Ranks of each host, in the order of their first ranks.
     pub fn hosts(&self) -> Vec<Vec<usize>> {
         let mut hosts: Vec<Vec<usize>> = Vec::new();
-        for (rank, place) in self.places.iter().enumerate() {
-            match hosts.iter_mut().find(|ranks| self.places[ranks[0]].host == place.host) {
+        for (rank, location) in self.locations.iter().enumerate() {
+            match hosts.iter_mut().find(|ranks| self.locations[ranks[0]].host == location.host) {
                 Some(ranks) => ranks.push(rank),
                 None => hosts.push(vec![rank]),
             }
@@ -124,9 +124,9 @@ pub fn supports(dtype: DType, bytes: u64, world: usize, topology: &Topology) -> 
     if hosts > 1 {
         return Err(Refusal::Hosts(hosts));
     }
-    let old = topology.places.iter().position(|place| place.capability < (7, 0));
+    let old = topology.locations.iter().position(|location| location.capability < (7, 0));
     if let Some(rank) = old {
-        return Err(Refusal::Capability { rank, capability: topology.places[rank].capability });
+        return Err(Refusal::Capability { rank, capability: topology.locations[rank].capability });
     }
     match topology.no_access.first() {
         Some(&(from, to)) => Err(Refusal::NoAccess { from, to }),
@@ -139,8 +139,9 @@ mod tests {
     use super::*;
 
     fn topology(gpus: &[(&str, u8)]) -> Topology {
-        let place = |(host, gpu): &(&str, u8)| Place { host: (*host).into(), gpu: [*gpu; 16], capability: (9, 0) };
-        Topology { places: gpus.iter().map(place).collect(), no_access: Vec::new() }
+        let location =
+            |(host, gpu): &(&str, u8)| RankLocation { host: (*host).into(), gpu: [*gpu; 16], capability: (9, 0) };
+        Topology { locations: gpus.iter().map(location).collect(), no_access: Vec::new() }
     }
 
     #[test]
@@ -173,7 +174,7 @@ mod tests {
         assert_eq!(refused(DType::F32, 8, 3, &apart), Refusal::Hosts(2));
         assert_eq!(apart.hosts(), [vec![0, 2], vec![1]]);
         let mut old = two.clone();
-        old.places[1].capability = (6, 1);
+        old.locations[1].capability = (6, 1);
         assert_eq!(refused(DType::F32, 8, 2, &old), Refusal::Capability { rank: 1, capability: (6, 1) });
         // not only the first peer counts
         let mut blind = topology(&[("a", 0), ("a", 1), ("a", 2)]);

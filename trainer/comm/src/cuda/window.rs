@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::gpu::{DeviceMemory, Gpu, HANDLE, HostWords, Opened};
+use super::gpu::{DeviceMemory, Gpu, HANDLE, HostWords, PeerMemory};
 use super::layout::{Fault, MAX_WORLD, window_bytes};
-use super::sequence::Frame;
+use super::sequence::LaunchContext;
 use crate::Communicator;
 use crate::error::{CommError, Result};
 
 /// See the module. Fields are dropped in this order: the others' memory is closed before one's own is freed.
 pub(super) struct Windows {
-    opened: Vec<Opened>,
+    opened: Vec<PeerMemory>,
     pub(super) own: DeviceMemory,
     faults: HostWords,
     abort: Arc<HostWords>,
@@ -51,7 +51,7 @@ impl Windows {
             cards.chunks_exact(HANDLE).enumerate().filter(|(rank, _)| *rank != comm.rank()).map(|(rank, card)| {
                 let mut exact = [0; HANDLE];
                 exact.copy_from_slice(card);
-                Opened::open(gpu, &exact).map_err(|e| {
+                PeerMemory::open(gpu, &exact).map_err(|e| {
                     let (peer, why) = (comm.ranks()[rank], e.message);
                     CommError::setup(format!(
                         "rank {} cannot open the memory of rank {peer}: {why}",
@@ -67,8 +67,8 @@ impl Windows {
     }
 
     /// What the launches of this rank have in common.
-    pub(super) fn frame(&self, limit: Duration) -> Frame {
-        Frame {
+    pub(super) fn context(&self, limit: Duration) -> LaunchContext {
+        LaunchContext {
             windows: self.addresses.clone(),
             faults: self.faults.address,
             abort: self.abort.address,

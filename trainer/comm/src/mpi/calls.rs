@@ -9,7 +9,7 @@ use mpi::topology::{Communicator as _, SimpleCommunicator};
 use mpi::traits::{CommunicatorCollectives as _, Root as _};
 use std::time::Duration;
 
-use super::runtime::{Desk, Early};
+use super::runtime::{GroupState, UnexpectedMessages};
 use crate::dtype::{DType, ReduceOp};
 use crate::message::{MESSAGE_BYTES, Message};
 
@@ -23,12 +23,12 @@ const LOOKS: u32 = 200;
 const NAP: Duration = Duration::from_micros(50);
 
 /// Bytes with the alignment of every element type.
-pub(super) struct Words {
+pub(super) struct AlignedBytes {
     words: Vec<u64>,
     len: usize,
 }
 
-impl Words {
+impl AlignedBytes {
     pub(super) fn zero(len: usize) -> Self {
         Self { words: vec![0; len.div_ceil(8)], len }
     }
@@ -117,8 +117,8 @@ macro_rules! with_size {
 }
 
 /// `MPI_Allreduce`; `dtype` is an accumulator. A mean is still a sum.
-pub(super) fn all_reduce(comm: &SimpleCommunicator, dtype: DType, op: ReduceOp, send: &Words) -> Words {
-    let mut recv = Words::zero(send.len);
+pub(super) fn all_reduce(comm: &SimpleCommunicator, dtype: DType, op: ReduceOp, send: &AlignedBytes) -> AlignedBytes {
+    let mut recv = AlignedBytes::zero(send.len);
     with_number!(dtype, T => {
         let (send, recv): (&[T], &mut [T]) = (cast_slice(send.get()), cast_slice_mut(recv.get_mut()));
         for (send, recv) in send.chunks(PIECE).zip(recv.chunks_mut(PIECE)) {
@@ -129,9 +129,15 @@ pub(super) fn all_reduce(comm: &SimpleCommunicator, dtype: DType, op: ReduceOp, 
 }
 
 /// `MPI_Reduce`; empty but on the root.
-pub(super) fn reduce(comm: &SimpleCommunicator, dtype: DType, op: ReduceOp, send: &Words, root: i32) -> Words {
+pub(super) fn reduce(
+    comm: &SimpleCommunicator,
+    dtype: DType,
+    op: ReduceOp,
+    send: &AlignedBytes,
+    root: i32,
+) -> AlignedBytes {
     let (is_root, root) = (comm.rank() == root, comm.process_at_rank(root));
-    let mut recv = Words::zero(if is_root { send.len } else { 0 });
+    let mut recv = AlignedBytes::zero(if is_root { send.len } else { 0 });
     with_number!(dtype, T => {
         let (send, recv): (&[T], &mut [T]) = (cast_slice(send.get()), cast_slice_mut(recv.get_mut()));
         for (at, send) in send.chunks(PIECE).enumerate() {
@@ -146,7 +152,7 @@ pub(super) fn reduce(comm: &SimpleCommunicator, dtype: DType, op: ReduceOp, send
 }
 
 /// `MPI_Bcast`.
-pub(super) fn broadcast(comm: &SimpleCommunicator, dtype: DType, data: &mut Words, root: i32) {
+pub(super) fn broadcast(comm: &SimpleCommunicator, dtype: DType, data: &mut AlignedBytes, root: i32) {
     let root = comm.process_at_rank(root);
     with_size!(dtype, T => {
         let data: &mut [T] = cast_slice_mut(data.get_mut());
@@ -155,8 +161,8 @@ pub(super) fn broadcast(comm: &SimpleCommunicator, dtype: DType, data: &mut Word
 }
 
 /// `MPI_Allgather`, or `MPI_Allgatherv` where lengths differ; `lens` in bytes.
-pub(super) fn all_gather(comm: &SimpleCommunicator, dtype: DType, send: &Words, lens: &[usize]) -> Words {
-    let mut recv = Words::zero(lens.iter().sum());
+pub(super) fn all_gather(comm: &SimpleCommunicator, dtype: DType, send: &AlignedBytes, lens: &[usize]) -> AlignedBytes {
+    let mut recv = AlignedBytes::zero(lens.iter().sum());
     with_size!(dtype, T => {
         let (send, recv): (&[T], &mut [T]) = (cast_slice(send.get()), cast_slice_mut(recv.get_mut()));
         if lens.iter().all(|len| *len == lens[0]) {
@@ -172,9 +178,9 @@ pub(super) fn all_gather(comm: &SimpleCommunicator, dtype: DType, send: &Words, 
 }
 
 /// `MPI_Gather`; empty but on the root.
-pub(super) fn gather(comm: &SimpleCommunicator, dtype: DType, send: &Words, root: i32) -> Words {
+pub(super) fn gather(comm: &SimpleCommunicator, dtype: DType, send: &AlignedBytes, root: i32) -> AlignedBytes {
     let (is_root, root) = (comm.rank() == root, comm.process_at_rank(root));
-    let mut recv = Words::zero(if is_root { send.len * comm.size() as usize } else { 0 });
+    let mut recv = AlignedBytes::zero(if is_root { send.len * comm.size() as usize } else { 0 });
     with_size!(dtype, T => {
         let (send, recv): (&[T], &mut [T]) = (cast_slice(send.get()), cast_slice_mut(recv.get_mut()));
         if is_root { root.gather_into_root(send, recv) } else { root.gather_into(send) }
@@ -183,9 +189,15 @@ pub(super) fn gather(comm: &SimpleCommunicator, dtype: DType, send: &Words, root
 }
 
 /// `MPI_Scatter`; `send` is empty but on the root. `len` is a part's, in bytes.
-pub(super) fn scatter(comm: &SimpleCommunicator, dtype: DType, send: &Words, len: usize, root: i32) -> Words {
+pub(super) fn scatter(
+    comm: &SimpleCommunicator,
+    dtype: DType,
+    send: &AlignedBytes,
+    len: usize,
+    root: i32,
+) -> AlignedBytes {
     let (is_root, root) = (comm.rank() == root, comm.process_at_rank(root));
-    let mut recv = Words::zero(len);
+    let mut recv = AlignedBytes::zero(len);
     with_size!(dtype, T => {
         let (send, recv): (&[T], &mut [T]) = (cast_slice(send.get()), cast_slice_mut(recv.get_mut()));
         if is_root { root.scatter_into_root(send, recv) } else { root.scatter_into(recv) }
@@ -194,8 +206,8 @@ pub(super) fn scatter(comm: &SimpleCommunicator, dtype: DType, send: &Words, len
 }
 
 /// `MPI_Alltoall`.
-pub(super) fn all_to_all(comm: &SimpleCommunicator, dtype: DType, send: &Words) -> Words {
-    let mut recv = Words::zero(send.len);
+pub(super) fn all_to_all(comm: &SimpleCommunicator, dtype: DType, send: &AlignedBytes) -> AlignedBytes {
+    let mut recv = AlignedBytes::zero(send.len);
     with_size!(dtype, T => {
         let (send, recv): (&[T], &mut [T]) = (cast_slice(send.get()), cast_slice_mut(recv.get_mut()));
         comm.all_to_all_into(send, recv);
@@ -204,7 +216,7 @@ pub(super) fn all_to_all(comm: &SimpleCommunicator, dtype: DType, send: &Words) 
 }
 
 /// Takes in every message whose header has come; its body is on its way then.
-fn take_in(comm: &SimpleCommunicator, early: &mut Early) {
+fn take_in(comm: &SimpleCommunicator, unexpected: &mut UnexpectedMessages) {
     while let Some(status) = comm.any_process().immediate_probe_with_tag(HEADER) {
         let from = status.source_rank();
         let sender = comm.process_at_rank(from);
@@ -212,11 +224,11 @@ fn take_in(comm: &SimpleCommunicator, early: &mut Early) {
         sender.receive_into_with_tag(&mut head[..], HEADER);
         // Ranks of the job alone send here, and nothing else with this tag.
         let Some(message) = Message::decode(&head) else { continue };
-        let mut body = Words::zero(message.bytes as usize);
+        let mut body = AlignedBytes::zero(message.bytes as usize);
         for piece in body.get_mut().chunks_mut(PIECE) {
             sender.receive_into_with_tag(piece, BODY);
         }
-        early[from as usize].push_back((message, body));
+        unexpected[from as usize].push_back((message, body));
     }
 }
 
@@ -227,17 +239,17 @@ fn pause(looks: &mut u32) {
 
 /// Sends header and body, taking in what comes meanwhile: two ranks may send to each other at once. Does not end before the
 /// receiver has taken a long message.
-pub(super) fn send(desk: &mut Desk, to: i32, message: &Message, body: &Words) {
+pub(super) fn send(state: &mut GroupState, to: i32, message: &Message, body: &AlignedBytes) {
     let head = message.encode();
     let mut looks = 0;
-    let Desk { comm, early, .. } = desk;
+    let GroupState { comm, unexpected, .. } = state;
     let mut deliver = |bytes: &[u8], tag: i32| {
         let receiver = comm.process_at_rank(to);
         request::scope(|scope| {
             let mut request = receiver.immediate_send_with_tag(scope, bytes, tag);
             while let Err(unfinished) = request.test() {
                 request = unfinished;
-                take_in(comm, early);
+                take_in(comm, unexpected);
                 pause(&mut looks);
             }
         });
@@ -247,14 +259,14 @@ pub(super) fn send(desk: &mut Desk, to: i32, message: &Message, body: &Words) {
 }
 
 /// The next message of `from` with this tag; none if the job ends first.
-pub(super) fn recv(desk: &mut Desk, from: usize, tag: u64) -> Option<(Message, Words)> {
+pub(super) fn recv(state: &mut GroupState, from: usize, tag: u64) -> Option<(Message, AlignedBytes)> {
     let mut looks = 0;
     loop {
-        take_in(&desk.comm, &mut desk.early);
-        if let Some(place) = desk.early[from].iter().position(|(message, _)| message.tag == tag) {
-            return desk.early[from].remove(place);
+        take_in(&state.comm, &mut state.unexpected);
+        if let Some(place) = state.unexpected[from].iter().position(|(message, _)| message.tag == tag) {
+            return state.unexpected[from].remove(place);
         }
-        if desk.abort.is_raised() {
+        if state.abort.is_raised() {
             return None;
         }
         pause(&mut looks);

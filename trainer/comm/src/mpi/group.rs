@@ -3,21 +3,21 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::calls::{self, Words};
-use super::runtime::{Desk, Office, Runtime, Stall};
+use super::calls::{self, AlignedBytes};
+use super::runtime::{CallError, GroupState, GroupThread, Runtime};
 use crate::abort::Abort;
-use crate::descriptor::{Agreement, DESCRIPTOR_BYTES, Descriptor, OpKind};
+use crate::call::{Agreement, CALL_BYTES, CollectiveCall, OpKind};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{CommError, ErrorKind, Result};
 use crate::kernels;
 use crate::message::Message;
-use crate::transport::{Members, REASON_LIMIT, Transport};
+use crate::transport::{GroupRanks, REASON_LIMIT, Transport};
 
 /// See the module.
 pub(crate) struct MpiGroup {
     /// Before the runtime: communicators are freed before MPI ends.
-    office: Office,
-    members: Members,
+    group_thread: GroupThread,
+    group: GroupRanks,
     name: String,
     abort: Arc<Abort>,
     timeout: Duration,
@@ -25,39 +25,39 @@ pub(crate) struct MpiGroup {
 }
 
 impl MpiGroup {
-    /// Returns when all members have come; `limit` is for that, `timeout` for each call later.
+    /// Returns when all group have come; `limit` is for that, `timeout` for each call later.
     pub(crate) fn new(
-        members: Members,
+        group: GroupRanks,
         runtime: Arc<Runtime>,
         abort: Arc<Abort>,
         limit: Duration,
         timeout: Duration,
     ) -> Result<Self> {
-        let office = Office::open(members.id, &members.ranks, &abort, limit)?;
-        let name = members.name();
-        Ok(Self { office, members, name, abort, timeout, _runtime: runtime })
+        let group_thread = GroupThread::open(group.id, &group.ranks, &abort, limit)?;
+        let name = group.name();
+        Ok(Self { group_thread, group, name, abort, timeout, _runtime: runtime })
     }
 
     fn len(&self) -> usize {
-        self.members.len()
+        self.group.len()
     }
 
     fn run<R: Send + 'static>(
         &self,
-        call: &Descriptor,
-        job: impl FnOnce(&mut Desk) -> R + Send + 'static,
+        call: &CollectiveCall,
+        task: impl FnOnce(&mut GroupState) -> R + Send + 'static,
     ) -> Result<R> {
-        self.office.run(self.timeout, job).map_err(|stall| self.stalled(call, &stall))
+        self.group_thread.run(self.timeout, task).map_err(|error| self.call_failed(call, &error))
     }
 
-    fn stalled(&self, call: &Descriptor, stall: &Stall) -> CommError {
-        let (me, place) = (self.members.my_rank(), call.place(&self.name));
-        match stall {
-            Stall::Aborted => self.abort.wait(REASON_LIMIT).unwrap_or_else(|| {
+    fn call_failed(&self, call: &CollectiveCall, error: &CallError) -> CommError {
+        let (me, place) = (self.group.job_rank(), call.place(&self.name));
+        match error {
+            CallError::Aborted => self.abort.wait(REASON_LIMIT).unwrap_or_else(|| {
                 CommError::new(ErrorKind::Aborted, "the job was aborted, and the reason did not arrive")
             }),
-            Stall::Panicked => CommError::system(format!("{call}, {place}: the MPI call of rank {me} failed")),
-            Stall::Timeout => CommError::new(
+            CallError::Panicked => CommError::system(format!("{call}, {place}: the MPI call of rank {me} failed")),
+            CallError::Timeout => CommError::new(
                 ErrorKind::Timeout,
                 format!("{call}, {place}: MPI did not return within {:.1?} (rank {me} waits)", self.timeout),
             ),
@@ -65,33 +65,33 @@ impl MpiGroup {
     }
 
     /// Compares what all ranks call; none returns before all have come.
-    fn agree(&self, call: &Descriptor) -> Result<()> {
-        let (mine, n) = (Words::copy(&call.encode()), self.len());
-        let lens = vec![DESCRIPTOR_BYTES; n];
-        let all = self.run(call, move |desk| calls::all_gather(&desk.comm, DType::U8, &mine, &lens))?;
-        let mut agreement = Agreement::of(self.members.my_rank(), *call);
-        for (rank, bytes) in self.members.ranks.iter().zip(all.get().chunks(DESCRIPTOR_BYTES)) {
-            let theirs = Descriptor::decode(bytes)
+    fn agree(&self, call: &CollectiveCall) -> Result<()> {
+        let (mine, n) = (AlignedBytes::copy(&call.encode()), self.len());
+        let lens = vec![CALL_BYTES; n];
+        let all = self.run(call, move |state| calls::all_gather(&state.comm, DType::U8, &mine, &lens))?;
+        let mut agreement = Agreement::of(self.group.job_rank(), *call);
+        for (rank, bytes) in self.group.ranks.iter().zip(all.get().chunks(CALL_BYTES)) {
+            let theirs = CollectiveCall::decode(bytes)
                 .ok_or_else(|| CommError::system(format!("{call}: rank {rank} sent what no rank sends")))?;
             agreement = agreement.merge(Agreement::of(*rank, theirs));
         }
         agreement.check(&self.name)
     }
 
-    fn op(call: &Descriptor) -> Result<ReduceOp> {
+    fn op(call: &CollectiveCall) -> Result<ReduceOp> {
         call.reduce.ok_or_else(|| CommError::usage(format!("{call} names no reduction")))
     }
 
-    fn root(call: &Descriptor) -> i32 {
+    fn root(call: &CollectiveCall) -> i32 {
         call.root.unwrap_or_default() as i32
     }
 
-    fn is_root(&self, call: &Descriptor) -> bool {
-        call.root == Some(self.members.me as u32)
+    fn is_root(&self, call: &CollectiveCall) -> bool {
+        call.root == Some(self.group.me as u32)
     }
 
     /// Refuses what 31 bits do not count.
-    fn countable(call: &Descriptor, bytes: usize) -> Result<()> {
+    fn countable(call: &CollectiveCall, bytes: usize) -> Result<()> {
         if bytes / call.dtype.size() <= i32::MAX as usize {
             return Ok(());
         }
@@ -100,18 +100,18 @@ impl MpiGroup {
     }
 
     /// `data` as accumulators.
-    fn widened(call: &Descriptor, data: &[u8]) -> Words {
+    fn widened(call: &CollectiveCall, data: &[u8]) -> AlignedBytes {
         let (from, to) = (call.dtype, call.dtype.accumulator());
         if from == to {
-            return Words::copy(data);
+            return AlignedBytes::copy(data);
         }
-        let mut wide = Words::zero(data.len() / from.size() * to.size());
+        let mut wide = AlignedBytes::zero(data.len() / from.size() * to.size());
         kernels::widen(from, data, wide.get_mut());
         wide
     }
 
     /// Sums to final values: the mean's division, and the one rounding of 16-bit floats.
-    fn finish(&self, call: &Descriptor, op: ReduceOp, mut sums: Words, into: &mut [u8]) {
+    fn finish(&self, call: &CollectiveCall, op: ReduceOp, mut sums: AlignedBytes, into: &mut [u8]) {
         let wide = call.dtype.accumulator();
         if op == ReduceOp::Mean {
             kernels::divide(wide, sums.get_mut(), self.len());
@@ -120,16 +120,16 @@ impl MpiGroup {
     }
 
     /// Everybody's parts folded in rank order.
-    fn fold(call: &Descriptor, op: ReduceOp, all: &Words, into: &mut [u8]) {
+    fn fold(call: &CollectiveCall, op: ReduceOp, all: &AlignedBytes, into: &mut [u8]) {
         if !into.is_empty() {
             let sources: Vec<&[u8]> = all.get().chunks_exact(into.len()).collect();
-            kernels::fold(call.dtype, op, into, &sources);
+            kernels::reduce_into(call.dtype, op, into, &sources);
         }
     }
 }
 
 impl Transport for MpiGroup {
-    fn all_reduce(&mut self, call: &Descriptor, data: &mut [u8]) -> Result<()> {
+    fn all_reduce(&mut self, call: &CollectiveCall, data: &mut [u8]) -> Result<()> {
         self.agree(call)?;
         let (op, dtype) = (Self::op(call)?, call.dtype);
         if data.is_empty() {
@@ -137,23 +137,23 @@ impl Transport for MpiGroup {
         }
         if calls::reduces(dtype, op) {
             let send = Self::widened(call, data);
-            let sums = self.run(call, move |desk| calls::all_reduce(&desk.comm, dtype.accumulator(), op, &send))?;
+            let sums = self.run(call, move |state| calls::all_reduce(&state.comm, dtype.accumulator(), op, &send))?;
             self.finish(call, op, sums, data);
         } else {
             Self::countable(call, data.len())?;
-            let (send, lens) = (Words::copy(data), vec![data.len(); self.len()]);
-            let all = self.run(call, move |desk| calls::all_gather(&desk.comm, dtype, &send, &lens))?;
+            let (send, lens) = (AlignedBytes::copy(data), vec![data.len(); self.len()]);
+            let all = self.run(call, move |state| calls::all_gather(&state.comm, dtype, &send, &lens))?;
             Self::fold(call, op, &all, data);
         }
         Ok(())
     }
 
-    fn broadcast(&mut self, call: &Descriptor, data: &mut [u8]) -> Result<()> {
+    fn broadcast(&mut self, call: &CollectiveCall, data: &mut [u8]) -> Result<()> {
         self.agree(call)?;
         let (dtype, root, len, is_root) = (call.dtype, Self::root(call), data.len(), self.is_root(call));
-        let mut words = if is_root { Words::copy(data) } else { Words::zero(len) };
-        let words = self.run(call, move |desk| {
-            calls::broadcast(&desk.comm, dtype, &mut words, root);
+        let mut words = if is_root { AlignedBytes::copy(data) } else { AlignedBytes::zero(len) };
+        let words = self.run(call, move |state| {
+            calls::broadcast(&state.comm, dtype, &mut words, root);
             words
         })?;
         if !is_root {
@@ -162,7 +162,7 @@ impl Transport for MpiGroup {
         Ok(())
     }
 
-    fn reduce(&mut self, call: &Descriptor, data: &mut [u8]) -> Result<()> {
+    fn reduce(&mut self, call: &CollectiveCall, data: &mut [u8]) -> Result<()> {
         self.agree(call)?;
         let (op, dtype, root) = (Self::op(call)?, call.dtype, Self::root(call));
         if data.is_empty() {
@@ -170,14 +170,14 @@ impl Transport for MpiGroup {
         }
         if calls::reduces(dtype, op) {
             let send = Self::widened(call, data);
-            let sums = self.run(call, move |desk| calls::reduce(&desk.comm, dtype.accumulator(), op, &send, root))?;
+            let sums = self.run(call, move |state| calls::reduce(&state.comm, dtype.accumulator(), op, &send, root))?;
             if self.is_root(call) {
                 self.finish(call, op, sums, data);
             }
         } else {
             Self::countable(call, data.len())?;
-            let send = Words::copy(data);
-            let all = self.run(call, move |desk| calls::gather(&desk.comm, dtype, &send, root))?;
+            let send = AlignedBytes::copy(data);
+            let all = self.run(call, move |state| calls::gather(&state.comm, dtype, &send, root))?;
             if self.is_root(call) {
                 Self::fold(call, op, &all, data);
             }
@@ -185,80 +185,80 @@ impl Transport for MpiGroup {
         Ok(())
     }
 
-    fn all_gather(&mut self, call: &Descriptor, send: &[u8], recv: &mut [u8], lens: &[usize]) -> Result<()> {
+    fn all_gather(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8], lens: &[usize]) -> Result<()> {
         self.agree(call)?;
         // The lengths' own exchange is part of `all_gather_v`: its elements are not the call's.
         let dtype = if recv.len().is_multiple_of(call.dtype.size()) { call.dtype } else { DType::U8 };
         Self::countable(call, recv.len())?;
-        let (send, lens) = (Words::copy(send), lens.to_vec());
-        let all = self.run(call, move |desk| calls::all_gather(&desk.comm, dtype, &send, &lens))?;
+        let (send, lens) = (AlignedBytes::copy(send), lens.to_vec());
+        let all = self.run(call, move |state| calls::all_gather(&state.comm, dtype, &send, &lens))?;
         recv.copy_from_slice(all.get());
         Ok(())
     }
 
-    fn gather(&mut self, call: &Descriptor, send: &[u8], recv: &mut [u8]) -> Result<()> {
+    fn gather(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
         self.agree(call)?;
         Self::countable(call, send.len())?;
-        let (send, dtype, root) = (Words::copy(send), call.dtype, Self::root(call));
-        let all = self.run(call, move |desk| calls::gather(&desk.comm, dtype, &send, root))?;
+        let (send, dtype, root) = (AlignedBytes::copy(send), call.dtype, Self::root(call));
+        let all = self.run(call, move |state| calls::gather(&state.comm, dtype, &send, root))?;
         recv.copy_from_slice(all.get());
         Ok(())
     }
 
-    fn scatter(&mut self, call: &Descriptor, send: &[u8], recv: &mut [u8]) -> Result<()> {
+    fn scatter(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
         self.agree(call)?;
         Self::countable(call, recv.len())?;
-        let (send, len, dtype, root) = (Words::copy(send), recv.len(), call.dtype, Self::root(call));
-        let part = self.run(call, move |desk| calls::scatter(&desk.comm, dtype, &send, len, root))?;
+        let (send, len, dtype, root) = (AlignedBytes::copy(send), recv.len(), call.dtype, Self::root(call));
+        let part = self.run(call, move |state| calls::scatter(&state.comm, dtype, &send, len, root))?;
         recv.copy_from_slice(part.get());
         Ok(())
     }
 
-    fn reduce_scatter(&mut self, call: &Descriptor, send: &[u8], recv: &mut [u8]) -> Result<()> {
+    fn reduce_scatter(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
         self.agree(call)?;
         Self::countable(call, recv.len())?;
-        let (op, dtype, send) = (Self::op(call)?, call.dtype, Words::copy(send));
-        let all = self.run(call, move |desk| calls::all_to_all(&desk.comm, dtype, &send))?;
+        let (op, dtype, send) = (Self::op(call)?, call.dtype, AlignedBytes::copy(send));
+        let all = self.run(call, move |state| calls::all_to_all(&state.comm, dtype, &send))?;
         Self::fold(call, op, &all, recv);
         Ok(())
     }
 
-    fn all_to_all(&mut self, call: &Descriptor, send: &[u8], recv: &mut [u8]) -> Result<()> {
+    fn all_to_all(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
         self.agree(call)?;
         Self::countable(call, send.len() / self.len())?;
-        let (dtype, send) = (call.dtype, Words::copy(send));
-        let all = self.run(call, move |desk| calls::all_to_all(&desk.comm, dtype, &send))?;
+        let (dtype, send) = (call.dtype, AlignedBytes::copy(send));
+        let all = self.run(call, move |state| calls::all_to_all(&state.comm, dtype, &send))?;
         recv.copy_from_slice(all.get());
         Ok(())
     }
 
-    fn barrier(&mut self, call: &Descriptor) -> Result<()> {
+    fn barrier(&mut self, call: &CollectiveCall) -> Result<()> {
         self.agree(call)
     }
 
-    fn send(&mut self, call: &Descriptor, tag: u64, data: &[u8]) -> Result<()> {
+    fn send(&mut self, call: &CollectiveCall, tag: u64, data: &[u8]) -> Result<()> {
         debug_assert!(call.op == OpKind::Send);
-        let (to, body) = (Self::root(call), Words::copy(data));
+        let (to, body) = (Self::root(call), AlignedBytes::copy(data));
         let message = Message { tag, dtype: call.dtype, bytes: data.len() as u64 };
-        self.run(call, move |desk| calls::send(desk, to, &message, &body)).map_err(|e| self.late(call, e))
+        self.run(call, move |state| calls::send(state, to, &message, &body)).map_err(|e| self.timed_out(call, e))
     }
 
-    fn recv(&mut self, call: &Descriptor, tag: u64, data: &mut [u8]) -> Result<()> {
+    fn recv(&mut self, call: &CollectiveCall, tag: u64, data: &mut [u8]) -> Result<()> {
         let from = Self::root(call) as usize;
-        let came = self.run(call, move |desk| calls::recv(desk, from, tag)).map_err(|e| self.late(call, e))?;
-        let (message, body) = came.ok_or_else(|| self.stalled(call, &Stall::Aborted))?;
-        message.check(call, data.len(), self.members.my_rank(), self.members.ranks[from], &self.name)?;
+        let came = self.run(call, move |state| calls::recv(state, from, tag)).map_err(|e| self.timed_out(call, e))?;
+        let (message, body) = came.ok_or_else(|| self.call_failed(call, &CallError::Aborted))?;
+        message.check(call, data.len(), self.group.job_rank(), self.group.ranks[from], &self.name)?;
         data.copy_from_slice(body.get());
         Ok(())
     }
 }
 
 impl MpiGroup {
-    fn late(&self, call: &Descriptor, error: CommError) -> CommError {
+    fn timed_out(&self, call: &CollectiveCall, error: CommError) -> CommError {
         if error.kind != ErrorKind::Timeout {
             return error;
         }
-        let peer = self.members.ranks[Self::root(call) as usize];
-        Message::late(self.members.my_rank(), call, peer, self.timeout, &self.name)
+        let peer = self.group.ranks[Self::root(call) as usize];
+        Message::timed_out(self.group.job_rank(), call, peer, self.timeout, &self.name)
     }
 }

@@ -3,7 +3,7 @@
 //! Reductions, broadcasts and gathers are the library's own (`MPI_Allreduce`, …: `calls.rs`). Around them is what the other
 //! transports promise too:
 //!
-//! - **Mismatches.** Each collective opens with an `MPI_Allgather` of what the ranks call (`descriptor.rs`): if they differ,
+//! - **Mismatches.** Each collective opens with an `MPI_Allgather` of what the ranks call (`call.rs`): if they differ,
 //!   all ranks report the same two sides before any data moves.
 //! - **Timeouts and aborts.** A call of MPI cannot be taken back, so each group's calls run on a thread of its own
 //!   (`runtime.rs`) with buffers of its own, which costs two hand-overs and a copy each way. A rank that gives up leaves that

@@ -10,26 +10,26 @@ use std::time::{Duration, Instant};
 use mpi::Threading;
 use mpi::topology::{Communicator as _, SimpleCommunicator};
 
-use super::calls::Words;
+use super::calls::AlignedBytes;
 use crate::abort::Abort;
 use crate::error::{self, CommError};
 use crate::message::Message;
 
 /// Messages that have come before they were asked for, by sender.
-pub(super) type Early = Vec<VecDeque<(Message, Words)>>;
+pub(super) type UnexpectedMessages = Vec<VecDeque<(Message, AlignedBytes)>>;
 
 /// What a group's thread works with.
-pub(super) struct Desk {
+pub(super) struct GroupState {
     pub comm: SimpleCommunicator,
-    pub early: Early,
+    pub unexpected: UnexpectedMessages,
     pub abort: Arc<Abort>,
 }
 
-type Job = Box<dyn FnOnce(&mut Desk) + Send>;
+type Task = Box<dyn FnOnce(&mut GroupState) + Send>;
 
 /// Why a call did not come back.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Stall {
+pub(super) enum CallError {
     Timeout,
     Aborted,
     Panicked,
@@ -37,17 +37,17 @@ pub(super) enum Stall {
 
 /// Wakes whoever waits for a result.
 #[derive(Default)]
-struct Bell {
+struct Notifier {
     turn: Mutex<()>,
     rung: Condvar,
 }
 
-impl Bell {
+impl Notifier {
     fn lock(&self) -> MutexGuard<'_, ()> {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ring(&self) {
+    fn notify(&self) {
         drop(self.lock());
         self.rung.notify_all();
     }
@@ -55,59 +55,58 @@ impl Bell {
 
 /// A thread that does what it is given, in order.
 struct Worker<T> {
-    jobs: Option<Sender<T>>,
+    tasks: Option<Sender<T>>,
     thread: Option<JoinHandle<()>>,
-    bell: Arc<Bell>,
+    notifier: Arc<Notifier>,
     abort: Arc<Abort>,
 }
 
 impl<T: Send + 'static> Worker<T> {
     fn start(name: &str, abort: Arc<Abort>, body: impl FnOnce(Receiver<T>) + Send + 'static) -> error::Result<Self> {
-        let (jobs, queue) = channel();
+        let (tasks, queue) = channel();
         let thread = std::thread::Builder::new()
             .name(name.into())
             .spawn(move || body(queue))
             .map_err(|e| CommError::setup(format!("cannot start the MPI thread: {e}")))?;
-        let bell = Arc::new(Bell::default());
-        let waiting = Arc::downgrade(&bell);
+        let notifier = Arc::new(Notifier::default());
+        let waiting = Arc::downgrade(&notifier);
         abort.on_raise(move || {
-            if let Some(bell) = waiting.upgrade() {
-                bell.ring();
+            if let Some(notifier) = waiting.upgrade() {
+                notifier.notify();
             }
         });
-        Ok(Self { jobs: Some(jobs), thread: Some(thread), bell, abort })
+        Ok(Self { tasks: Some(tasks), thread: Some(thread), notifier, abort })
     }
 
-    /// Gives the thread what `job` makes of the means to answer, and waits for the answer.
-    fn ask<R: Send + 'static>(&self, limit: Duration, job: impl FnOnce(Answer<R>) -> T) -> Result<R, Stall> {
-        let slot = Arc::new(Mutex::new(Slot::Empty));
-        let sent = self
-            .jobs
-            .as_ref()
-            .is_some_and(|jobs| jobs.send(job(Answer { slot: slot.clone(), bell: self.bell.clone() })).is_ok());
+    /// Gives the thread what `task` makes of the means to answer, and waits for the answer.
+    fn ask<R: Send + 'static>(&self, limit: Duration, task: impl FnOnce(ResultSender<R>) -> T) -> Result<R, CallError> {
+        let slot = Arc::new(Mutex::new(ResultSlot::Empty));
+        let sent = self.tasks.as_ref().is_some_and(|tasks| {
+            tasks.send(task(ResultSender { slot: slot.clone(), notifier: self.notifier.clone() })).is_ok()
+        });
         if !sent {
-            return Err(Stall::Panicked);
+            return Err(CallError::Panicked);
         }
         let until = Instant::now() + limit;
-        let mut turn = self.bell.lock();
+        let mut turn = self.notifier.lock();
         loop {
-            match std::mem::replace(&mut *slot.lock().unwrap_or_else(PoisonError::into_inner), Slot::Empty) {
-                Slot::Full(value) => return Ok(value),
-                Slot::Gone => return Err(Stall::Panicked),
-                Slot::Empty if self.abort.is_raised() => return Err(Stall::Aborted),
-                Slot::Empty => {}
+            match std::mem::replace(&mut *slot.lock().unwrap_or_else(PoisonError::into_inner), ResultSlot::Empty) {
+                ResultSlot::Full(value) => return Ok(value),
+                ResultSlot::Gone => return Err(CallError::Panicked),
+                ResultSlot::Empty if self.abort.is_raised() => return Err(CallError::Aborted),
+                ResultSlot::Empty => {}
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(Stall::Timeout);
+                return Err(CallError::Timeout);
             }
-            turn = self.bell.rung.wait_timeout(turn, left).unwrap_or_else(PoisonError::into_inner).0;
+            turn = self.notifier.rung.wait_timeout(turn, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
     /// Lets the thread come to its end, or leaves it where it is if that may be never.
     fn close(&mut self) {
-        self.jobs = None;
+        self.tasks = None;
         if let Some(thread) = self.thread.take()
             && !self.abort.is_raised()
             && !std::thread::panicking()
@@ -117,7 +116,7 @@ impl<T: Send + 'static> Worker<T> {
     }
 }
 
-enum Slot<R> {
+enum ResultSlot<R> {
     Empty,
     Full(R),
     /// Whoever should have answered is gone.
@@ -125,25 +124,25 @@ enum Slot<R> {
 }
 
 /// The means to answer once.
-struct Answer<R> {
-    slot: Arc<Mutex<Slot<R>>>,
-    bell: Arc<Bell>,
+struct ResultSender<R> {
+    slot: Arc<Mutex<ResultSlot<R>>>,
+    notifier: Arc<Notifier>,
 }
 
-impl<R> Answer<R> {
+impl<R> ResultSender<R> {
     fn give(self, value: R) {
-        *self.slot.lock().unwrap_or_else(PoisonError::into_inner) = Slot::Full(value);
+        *self.slot.lock().unwrap_or_else(PoisonError::into_inner) = ResultSlot::Full(value);
     }
 }
 
-impl<R> Drop for Answer<R> {
+impl<R> Drop for ResultSender<R> {
     fn drop(&mut self) {
         let mut slot = self.slot.lock().unwrap_or_else(PoisonError::into_inner);
-        if matches!(*slot, Slot::Empty) {
-            *slot = Slot::Gone;
+        if matches!(*slot, ResultSlot::Empty) {
+            *slot = ResultSlot::Gone;
         }
         drop(slot);
-        self.bell.ring();
+        self.notifier.notify();
     }
 }
 
@@ -153,7 +152,7 @@ pub(crate) struct Runtime(Worker<()>);
 impl Runtime {
     /// Starts MPI and makes sure that it has started the same job: `rank` of `world`.
     pub(crate) fn start(rank: usize, world: usize, abort: &Arc<Abort>, limit: Duration) -> error::Result<Self> {
-        let (sender, started) = channel::<Answer<Result<(), String>>>();
+        let (sender, started) = channel::<ResultSender<Result<(), String>>>();
         let ended = abort.clone();
         let worker = Worker::start("comm-mpi", abort.clone(), move |queue: Receiver<()>| {
             let Ok(answer) = started.recv() else { return };
@@ -172,8 +171,8 @@ impl Runtime {
         let cause = match started {
             Ok(Ok(())) => return Ok(Self(worker)),
             Ok(Err(cause)) => cause,
-            Err(Stall::Timeout) => format!("MPI_Init did not return within {limit:.0?}"),
-            Err(Stall::Aborted | Stall::Panicked) => "MPI_Init did not return".into(),
+            Err(CallError::Timeout) => format!("MPI_Init did not return within {limit:.0?}"),
+            Err(CallError::Aborted | CallError::Panicked) => "MPI_Init did not return".into(),
         };
         if let Some(error) = abort.error() {
             return Err(error);
@@ -204,32 +203,32 @@ impl Drop for Runtime {
 }
 
 /// The thread of one group.
-pub(super) struct Office(Worker<Job>);
+pub(super) struct GroupThread(Worker<Task>);
 
-impl Office {
+impl GroupThread {
     /// Makes the communicator of `ranks`, which all of them do at once, on a thread that keeps it.
     pub(super) fn open(id: u64, ranks: &[usize], abort: &Arc<Abort>, limit: Duration) -> error::Result<Self> {
         let (list, desk_abort) = (ranks.iter().map(|rank| *rank as i32).collect::<Vec<_>>(), abort.clone());
-        let office = Self(Worker::start("comm-mpi-group", abort.clone(), move |queue: Receiver<Job>| {
+        let thread = Self(Worker::start("comm-mpi-group", abort.clone(), move |queue: Receiver<Task>| {
             let Some(comm) = make(id, &list) else { return };
-            let early = list.iter().map(|_| VecDeque::new()).collect();
-            let mut desk = Desk { comm, early, abort: desk_abort };
-            while let Ok(job) = queue.recv() {
-                if catch_unwind(AssertUnwindSafe(|| job(&mut desk))).is_err() {
+            let unexpected = list.iter().map(|_| VecDeque::new()).collect();
+            let mut state = GroupState { comm, unexpected, abort: desk_abort };
+            while let Ok(task) = queue.recv() {
+                if catch_unwind(AssertUnwindSafe(|| task(&mut state))).is_err() {
                     break;
                 }
             }
-            if desk.abort.is_raised() {
+            if state.abort.is_raised() {
                 // Freeing is a collective call.
-                std::mem::forget(desk);
+                std::mem::forget(state);
             }
         })?);
-        match office.run(limit, |_| ()) {
-            Ok(()) => Ok(office),
-            Err(Stall::Aborted) => Err(abort.error().unwrap_or_else(|| CommError::setup("the job was aborted"))),
-            Err(stall) => {
-                std::mem::forget(office);
-                Err(CommError::setup(format!("MPI cannot make a communicator of ranks {ranks:?}: {stall:?}")))
+        match group_thread.run(limit, |_| ()) {
+            Ok(()) => Ok(group_thread),
+            Err(CallError::Aborted) => Err(abort.error().unwrap_or_else(|| CommError::setup("the job was aborted"))),
+            Err(error) => {
+                std::mem::forget(group_thread);
+                Err(CommError::setup(format!("MPI cannot make a communicator of ranks {ranks:?}: {error:?}")))
             }
         }
     }
@@ -237,13 +236,13 @@ impl Office {
     pub(super) fn run<R: Send + 'static>(
         &self,
         limit: Duration,
-        job: impl FnOnce(&mut Desk) -> R + Send + 'static,
-    ) -> Result<R, Stall> {
-        self.0.ask(limit, |answer| Box::new(move |desk: &mut Desk| answer.give(job(desk))))
+        task: impl FnOnce(&mut GroupState) -> R + Send + 'static,
+    ) -> Result<R, CallError> {
+        self.0.ask(limit, |answer| Box::new(move |state: &mut GroupState| answer.give(task(state))))
     }
 }
 
-impl Drop for Office {
+impl Drop for GroupThread {
     fn drop(&mut self) {
         self.0.close();
     }

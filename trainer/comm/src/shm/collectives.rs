@@ -8,11 +8,11 @@ use std::ops::Range;
 use bytemuck::cast_slice_mut;
 
 use super::group::ShmGroup;
-use super::pipeline::{Step, TWO_SHOT_SLOTS, exchange, two_shot};
+use super::pipeline::{TWO_SHOT_SLOTS, TwoShotStep, exchange, two_shot};
 use super::segment::{DATA, ENTRY};
 use super::staging::put;
 use super::window::Window;
-use crate::descriptor::Descriptor;
+use crate::call::CollectiveCall;
 use crate::dtype::{ReduceOp, split};
 use crate::error::{CommError, Result};
 use crate::kernels;
@@ -24,7 +24,7 @@ const EXCHANGE_CHUNK: usize = 64 << 10;
 const EXCHANGE_RING: usize = 16;
 /// Bytes of one rank's part of a round of `two_shot`: where every rank has a core, and where a wait gives the core away.
 const TWO_SHOT_PART: usize = 64 << 10;
-const TWO_SHOT_CROWDED: usize = 256 << 10;
+const TWO_SHOT_OVERSUBSCRIBED: usize = 256 << 10;
 /// Bytes that are summed up at once; whole elements of every type.
 const SUMS: usize = 16 << 10;
 /// Slots start on cache lines; also a multiple of every element's size.
@@ -72,8 +72,8 @@ impl Slots<'_> {
 /// Reduces `data` of rank `me` with what `theirs(rank, range)` shows of the others', in rank order. Block by block: sums go
 /// from the first-level cache to `also` and into `data`. Not in place, as the compiler may swap an addition's operands where
 /// the target is one of them, and then two NaNs give one rank the first and the other the second.
-fn fold_in_place<'a>(
-    call: &Descriptor,
+fn reduce_with_peers<'a>(
+    call: &CollectiveCall,
     op: ReduceOp,
     data: &mut [u8],
     me: usize,
@@ -87,7 +87,7 @@ fn fold_in_place<'a>(
         let sums = &mut cast_slice_mut(&mut sums)[..at.len()];
         let sources: Vec<&[u8]> =
             (0..n).map(|rank| if rank == me { &data[at.clone()] } else { theirs(rank, at.clone()) }).collect();
-        kernels::fold(call.dtype, op, sums, &sources);
+        kernels::reduce_into(call.dtype, op, sums, &sources);
         also(at.clone(), sums);
         data[at].copy_from_slice(sums);
     }
@@ -98,7 +98,7 @@ impl ShmGroup {
     /// `fill(window, slot)` puts this rank's windows into its slot; `drain(window, slots)` takes.
     fn stream(
         &mut self,
-        call: &Descriptor,
+        call: &CollectiveCall,
         lanes: usize,
         len: usize,
         mut fill: impl FnMut(Range<usize>, Slot<'_>),
@@ -120,7 +120,7 @@ impl ShmGroup {
             let area = group.segment.data(group.me(), slot * lanes * chunk, lanes * chunk);
             // SAFETY: this rank's own slot, free of readers (`exchange`).
             let area = unsafe { group.segment.write(area) };
-            fill(window(round), Slot { area, stride: chunk, streaming: group.streams(round) });
+            fill(window(round), Slot { area, stride: chunk, streaming: group.uses_streaming(round) });
         };
         let take = |round: usize, slot: usize| {
             let window = window(round);
@@ -128,25 +128,25 @@ impl ShmGroup {
             drain(window, Slots { group, slot: Some(slot), lanes, stride: chunk });
             group.moved(round, bytes);
         };
-        exchange(rounds, EXCHANGE_RING, &steps, put, take).map_err(|stall| self.stalled(call, stall))?;
+        exchange(rounds, EXCHANGE_RING, &steps, put, take).map_err(|error| self.wait_failed(call, error))?;
         self.advance(rounds, 0);
         Ok(())
     }
 
-    fn op(call: &Descriptor) -> Result<ReduceOp> {
+    fn op(call: &CollectiveCall) -> Result<ReduceOp> {
         call.reduce.ok_or_else(|| CommError::usage(format!("{call} names no reduction")))
     }
 
-    fn is_root(&self, call: &Descriptor) -> bool {
+    fn is_root(&self, call: &CollectiveCall) -> bool {
         call.root == Some(self.me() as u32)
     }
 
     /// Reduces a long array over three or more ranks: each rank reduces its part of every round.
-    fn reduce_in_parts(&mut self, call: &Descriptor, op: ReduceOp, data: &mut [u8]) -> Result<()> {
+    fn reduce_in_parts(&mut self, call: &CollectiveCall, op: ReduceOp, data: &mut [u8]) -> Result<()> {
         self.enter(call, |_| {})?;
         let (n, me, element) = (self.len(), self.me(), call.dtype.size());
         // A rank's slots: three rounds of n input parts, then three of one output part.
-        let part = if self.waiter.patience.is_crowded() { TWO_SHOT_CROWDED } else { TWO_SHOT_PART };
+        let part = if self.waiter.spin_policy.is_oversubscribed() { TWO_SHOT_OVERSUBSCRIBED } else { TWO_SHOT_PART };
         let part = part.min(DATA / TWO_SHOT_SLOTS / (n + 1) / LINE * LINE);
         let rounds = data.len().div_ceil(n * part);
         let steps = self.steps();
@@ -161,21 +161,21 @@ impl ShmGroup {
             split(len, element, n).into_iter().map(|at| start + at).collect::<Vec<_>>()
         };
         let cuts: Vec<Vec<usize>> = (0..rounds).map(cut).collect();
-        let turn = |step: Step, round: usize, slot: usize| {
+        let turn = |step: TwoShotStep, round: usize, slot: usize| {
             let cut = &cuts[round];
             let range = |rank: usize| cut[rank]..cut[rank + 1];
             match step {
-                Step::Scatter => {
+                TwoShotStep::Scatter => {
                     for rank in (0..n).filter(|rank| *rank != me) {
                         let source = &data[range(rank)];
                         // SAFETY: this rank's own slot, free of readers (`two_shot`).
                         let area = unsafe { segment.write(segment.data(me, input(slot, rank), source.len())) };
-                        put(area, source, group.streams(round));
+                        put(area, source, group.uses_streaming(round));
                     }
                 }
-                Step::Reduce => {
+                TwoShotStep::Reduce => {
                     let own = range(me);
-                    let streaming = group.streams(round);
+                    let streaming = group.uses_streaming(round);
                     // SAFETY: published and waited for (`two_shot`), and stays until this rank has reduced.
                     let theirs = |rank: usize, at: Range<usize>| unsafe {
                         segment.read(segment.data(rank, input(slot, me) + at.start, at.len()))
@@ -185,9 +185,9 @@ impl ShmGroup {
                         let area = unsafe { segment.write(segment.data(me, output(slot) + at.start, at.len())) };
                         put(area, sums, streaming);
                     };
-                    fold_in_place(call, op, &mut data[own], me, n, theirs, publish);
+                    reduce_with_peers(call, op, &mut data[own], me, n, theirs, publish);
                 }
-                Step::Gather => {
+                TwoShotStep::Gather => {
                     for rank in (1..n).map(|step| (me + step) % n) {
                         let target = &mut data[range(rank)];
                         // SAFETY: published and waited for (`two_shot`), and stays until this rank has gathered.
@@ -197,14 +197,14 @@ impl ShmGroup {
                 }
             }
         };
-        two_shot(rounds, &steps, turn).map_err(|stall| self.stalled(call, stall))?;
+        two_shot(rounds, &steps, turn).map_err(|error| self.wait_failed(call, error))?;
         self.advance(rounds, rounds);
         Ok(())
     }
 }
 
 impl Transport for ShmGroup {
-    fn all_reduce(&mut self, call: &Descriptor, data: &mut [u8]) -> Result<()> {
+    fn all_reduce(&mut self, call: &CollectiveCall, data: &mut [u8]) -> Result<()> {
         let (n, op, len) = (self.len(), Self::op(call)?, data.len());
         if n > 2 && len > ENTRY {
             return self.reduce_in_parts(call, op, data);
@@ -221,15 +221,15 @@ impl Transport for ShmGroup {
                 let len = into.len();
                 if slots.slot.is_none() {
                     let sources: Vec<&[u8]> = (0..n).map(|rank| slots.get(rank, 0, len)).collect();
-                    kernels::fold(call.dtype, op, into, &sources);
+                    kernels::reduce_into(call.dtype, op, into, &sources);
                 } else {
-                    fold_in_place(call, op, into, me, n, |rank, at| &slots.get(rank, 0, len)[at], |_, _| {});
+                    reduce_with_peers(call, op, into, me, n, |rank, at| &slots.get(rank, 0, len)[at], |_, _| {});
                 }
             },
         )
     }
 
-    fn broadcast(&mut self, call: &Descriptor, data: &mut [u8]) -> Result<()> {
+    fn broadcast(&mut self, call: &CollectiveCall, data: &mut [u8]) -> Result<()> {
         let (len, is_root) = (data.len(), self.is_root(call));
         let root = call.root.unwrap_or_default() as usize;
         let data = std::cell::RefCell::new(data);
@@ -251,7 +251,7 @@ impl Transport for ShmGroup {
         )
     }
 
-    fn reduce(&mut self, call: &Descriptor, data: &mut [u8]) -> Result<()> {
+    fn reduce(&mut self, call: &CollectiveCall, data: &mut [u8]) -> Result<()> {
         let (n, op, len, is_root) = (self.len(), Self::op(call)?, data.len(), self.is_root(call));
         let data = std::cell::RefCell::new(data);
         self.stream(
@@ -262,13 +262,13 @@ impl Transport for ShmGroup {
             |window, slots| {
                 if is_root {
                     let sources: Vec<&[u8]> = (0..n).map(|rank| slots.get(rank, 0, window.len())).collect();
-                    kernels::fold(call.dtype, op, &mut data.borrow_mut()[window], &sources);
+                    kernels::reduce_into(call.dtype, op, &mut data.borrow_mut()[window], &sources);
                 }
             },
         )
     }
 
-    fn all_gather(&mut self, call: &Descriptor, send: &[u8], recv: &mut [u8], lens: &[usize]) -> Result<()> {
+    fn all_gather(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8], lens: &[usize]) -> Result<()> {
         let starts: Vec<usize> = lens.iter().scan(0, |at, len| Some(std::mem::replace(at, *at + len))).collect();
         let longest = lens.iter().copied().max().unwrap_or_default();
         // Where `window` of the longest ends in a shorter one.
@@ -292,7 +292,7 @@ impl Transport for ShmGroup {
         )
     }
 
-    fn gather(&mut self, call: &Descriptor, send: &[u8], recv: &mut [u8]) -> Result<()> {
+    fn gather(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
         let (n, len, is_root) = (self.len(), send.len(), self.is_root(call));
         self.stream(
             call,
@@ -308,7 +308,7 @@ impl Transport for ShmGroup {
         )
     }
 
-    fn scatter(&mut self, call: &Descriptor, send: &[u8], recv: &mut [u8]) -> Result<()> {
+    fn scatter(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
         let (n, me, len, is_root) = (self.len(), self.me(), recv.len(), self.is_root(call));
         let root = call.root.unwrap_or_default() as usize;
         self.stream(
@@ -327,7 +327,7 @@ impl Transport for ShmGroup {
         )
     }
 
-    fn reduce_scatter(&mut self, call: &Descriptor, send: &[u8], recv: &mut [u8]) -> Result<()> {
+    fn reduce_scatter(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
         let (n, me, len, op) = (self.len(), self.me(), recv.len(), Self::op(call)?);
         self.stream(
             call,
@@ -340,12 +340,12 @@ impl Transport for ShmGroup {
             },
             |window, slots| {
                 let sources: Vec<&[u8]> = (0..n).map(|rank| slots.get(rank, me, window.len())).collect();
-                kernels::fold(call.dtype, op, &mut recv[window], &sources);
+                kernels::reduce_into(call.dtype, op, &mut recv[window], &sources);
             },
         )
     }
 
-    fn all_to_all(&mut self, call: &Descriptor, send: &[u8], recv: &mut [u8]) -> Result<()> {
+    fn all_to_all(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
         let (n, me) = (self.len(), self.me());
         let len = send.len() / n;
         self.stream(
@@ -366,23 +366,23 @@ impl Transport for ShmGroup {
         )
     }
 
-    fn barrier(&mut self, call: &Descriptor) -> Result<()> {
+    fn barrier(&mut self, call: &CollectiveCall) -> Result<()> {
         self.enter(call, |_| {})
     }
 
-    fn share(&mut self, call: &Descriptor) -> Result<Option<Window>> {
+    fn share(&mut self, call: &CollectiveCall) -> Result<Option<Window>> {
         self.make_window(call).map(Some)
     }
 
-    fn all_reduce_shared(&mut self, call: &Descriptor, window: Window) -> Result<Window> {
+    fn all_reduce_shared(&mut self, call: &CollectiveCall, window: Window) -> Result<Window> {
         self.all_reduce_window(call, window)
     }
 
-    fn send(&mut self, call: &Descriptor, tag: u64, data: &[u8]) -> Result<()> {
+    fn send(&mut self, call: &CollectiveCall, tag: u64, data: &[u8]) -> Result<()> {
         self.send_message(call, tag, data)
     }
 
-    fn recv(&mut self, call: &Descriptor, tag: u64, data: &mut [u8]) -> Result<()> {
+    fn recv(&mut self, call: &CollectiveCall, tag: u64, data: &mut [u8]) -> Result<()> {
         self.recv_message(call, tag, data)
     }
 }

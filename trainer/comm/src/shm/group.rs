@@ -7,22 +7,22 @@ use std::time::Duration;
 
 use super::mailbox::Mailbox;
 use super::mapping::{self, Mapping};
-use super::pipeline::Progress;
-use super::segment::{Area, ENTRY, Segment, Which};
-use super::staging::Trials;
-use super::wait::{CPU_BYTES, Patience, Stall, Waiter, own_cpus};
+use super::pipeline::StepCounters;
+use super::segment::{CounterKind, ENTRY, Region, Segment};
+use super::staging::StagingTrials;
+use super::wait::{CPU_BYTES, SpinPolicy, WaitError, Waiter, own_cpus};
 use super::word::{LEFT, POISON};
 use crate::abort::Abort;
-use crate::descriptor::{Agreement, DESCRIPTOR_BYTES, Descriptor};
+use crate::call::{Agreement, CALL_BYTES, CollectiveCall};
 use crate::error::{CommError, ErrorKind, Result, ranks};
 use crate::host;
 use crate::store::StoreClient;
-use crate::transport::{Members, REASON_LIMIT};
+use crate::transport::{GroupRanks, REASON_LIMIT};
 
 /// The shared-memory transport of one group.
 pub(crate) struct ShmGroup {
     pub(super) segment: Arc<Segment>,
-    pub(super) members: Members,
+    pub(super) group: GroupRanks,
     pub(super) waiter: Waiter,
     /// Collectives entered, set-up included: the value of this rank's `Entered` counter.
     entered: u32,
@@ -30,40 +30,40 @@ pub(crate) struct ShmGroup {
     filled: u32,
     reduced: u32,
     pub(super) mailbox: Mailbox,
-    pub(super) trials: RefCell<Trials>,
+    pub(super) trials: RefCell<StagingTrials>,
 }
 
 impl ShmGroup {
-    /// Makes or opens the group's segment; returns when all members have it.
-    pub(crate) fn new(members: Members, store: &StoreClient, limit: Duration, timeout: Duration) -> Result<Self> {
-        let key = format!("shm/{:x}", members.id);
-        let me = members.me;
-        let name = members.name();
-        let len = Segment::len_for(members.len());
+    /// Makes or opens the group's segment; returns when all group have it.
+    pub(crate) fn new(group: GroupRanks, store: &StoreClient, limit: Duration, timeout: Duration) -> Result<Self> {
+        let key = format!("shm/{:x}", group.id);
+        let me = group.me;
+        let name = group.name();
+        let len = Segment::len_for(group.len());
         let (memory, file) = if me == 0 {
-            let (memory, file, card) = create(&members, len)?;
-            store.set(&key, card.as_bytes())?;
+            let (memory, file, locator) = create(&group, len)?;
+            store.set(&key, locator.as_bytes())?;
             (memory, Some(file))
         } else {
-            (open(&members, len, &store.wait(&key, limit)?)?, None)
+            (open(&group, len, &store.wait(&key, limit)?)?, None)
         };
-        let segment = Arc::new(Segment::over(memory, members.len()));
+        let segment = Arc::new(Segment::over(memory, group.len()));
         let abort = store.abort_flag();
         poison_on_abort(&abort, &segment);
-        let n = members.len();
+        let n = group.len();
         // Ranks cannot know yet whether they are more than the cores.
-        let waiter = Waiter { abort, timeout: limit, patience: Patience::new(n, 0) };
+        let waiter = Waiter { abort, timeout: limit, spin_policy: SpinPolicy::new(n, 0) };
         let (mailbox, trials) = (Mailbox::new(n), RefCell::default());
-        let mut group = Self { segment, members, waiter, entered: 0, filled: 0, reduced: 0, mailbox, trials };
+        let mut group = Self { segment, group, waiter, entered: 0, filled: 0, reduced: 0, mailbox, trials };
         // Set-up is entry number 1, and its payload the processors of each rank.
         // SAFETY: own area; nobody reads it before the publication below.
         let area = unsafe { group.segment.write(group.segment.entry(me, 1)) };
         area[..CPU_BYTES].copy_from_slice(&own_cpus());
-        group.segment.counter(me, Which::Entered).publish();
+        group.segment.counter(me, CounterKind::Entered).publish();
         group.entered = 1;
         for rank in 0..n {
-            group.waiter.wait(group.segment.counter(rank, Which::Entered), 1).map_err(|stall| match stall {
-                Stall::Timeout => CommError::new(
+            group.waiter.wait(group.segment.counter(rank, CounterKind::Entered), 1).map_err(|error| match error {
+                WaitError::Timeout => CommError::new(
                     ErrorKind::Timeout,
                     format!("{} did not open the shared memory of {name} within {limit:.0?}", ranks(&group.behind())),
                 ),
@@ -79,45 +79,45 @@ impl ShmGroup {
             cpus.iter_mut().zip(theirs).for_each(|(a, b)| *a |= b);
         }
         let cores = cpus.iter().map(|b| b.count_ones() as usize).sum();
-        group.waiter.patience = Patience::new(n, cores);
+        group.waiter.spin_policy = SpinPolicy::new(n, cores);
         group.waiter.timeout = timeout;
         Ok(group)
     }
 
     pub(super) fn me(&self) -> usize {
-        self.members.me
+        self.group.me
     }
 
     pub(super) fn len(&self) -> usize {
-        self.members.len()
+        self.group.len()
     }
 
     /// The areas for this collective's small payload, of `rank`.
-    pub(super) fn entry(&self, rank: usize) -> Area {
+    pub(super) fn entry(&self, rank: usize) -> Region {
         self.segment.entry(rank, self.entered)
     }
 
     /// Enters collective `call`: publishes its descriptor, and what `fill` puts into the entry area, and waits for all.
     ///
-    /// Descriptor and entry area alternate between two places. A rank overwrites those of entry `s-2` while it enters `s`:
+    /// CollectiveCall and entry area alternate between two places. A rank overwrites those of entry `s-2` while it enters `s`:
     /// it has by then seen everybody enter `s-1`, and nobody enters `s-1` before it has done with `s-2`. By the same
     /// argument all slots for long arrays are free once everybody has entered.
-    pub(super) fn enter(&mut self, call: &Descriptor, fill: impl FnOnce(&mut [u8])) -> Result<()> {
+    pub(super) fn enter(&mut self, call: &CollectiveCall, fill: impl FnOnce(&mut [u8])) -> Result<()> {
         self.waiter.abort.check()?;
         let (me, segment) = (self.me(), self.segment.clone());
         self.entered = self.entered.wrapping_add(1);
         // SAFETY: own areas, free as argued above.
         unsafe {
-            segment.write(segment.descriptor(me, self.entered))[..DESCRIPTOR_BYTES].copy_from_slice(&call.encode());
+            segment.write(segment.descriptor(me, self.entered))[..CALL_BYTES].copy_from_slice(&call.encode());
             fill(segment.write(segment.entry(me, self.entered)));
         }
-        segment.counter(me, Which::Entered).publish();
+        segment.counter(me, CounterKind::Entered).publish();
         let mut agreed = true;
         for step in 1..self.len() {
             let rank = (me + step) % self.len();
             self.waiter
-                .wait(segment.counter(rank, Which::Entered), self.entered)
-                .map_err(|stall| self.stalled(call, stall))?;
+                .wait(segment.counter(rank, CounterKind::Entered), self.entered)
+                .map_err(|error| self.wait_failed(call, error))?;
             agreed &= self.entered_with(rank, self.entered)? == *call;
         }
         if agreed { Ok(()) } else { self.disagreement(call) }
@@ -125,27 +125,27 @@ impl ShmGroup {
 
     /// The error for ranks that call different things; all have entered.
     #[cold]
-    fn disagreement(&self, call: &Descriptor) -> Result<()> {
-        let mut agreement = Agreement::of(self.members.my_rank(), *call);
+    fn disagreement(&self, call: &CollectiveCall) -> Result<()> {
+        let mut agreement = Agreement::of(self.group.job_rank(), *call);
         for rank in (0..self.len()).filter(|rank| *rank != self.me()) {
             let theirs = self.entered_with(rank, self.entered)?;
-            agreement = agreement.merge(Agreement::of(self.members.ranks[rank], theirs));
+            agreement = agreement.merge(Agreement::of(self.group.ranks[rank], theirs));
         }
-        agreement.check(&self.members.name())
+        agreement.check(&self.group.name())
     }
 
     /// What `rank` called as its entry number `entered`, once its counter says so.
-    fn entered_with(&self, rank: usize, entered: u32) -> Result<Descriptor> {
+    fn entered_with(&self, rank: usize, entered: u32) -> Result<CollectiveCall> {
         // SAFETY: published and waited for by the caller; see `enter` for why it is not overwritten.
         let bytes = unsafe { self.segment.read(self.segment.descriptor(rank, entered)) };
-        Descriptor::decode(&bytes[..DESCRIPTOR_BYTES])
-            .ok_or_else(|| CommError::system(format!("the shared memory of {} is damaged", self.members.name())))
+        CollectiveCall::decode(&bytes[..CALL_BYTES])
+            .ok_or_else(|| CommError::system(format!("the shared memory of {} is damaged", self.group.name())))
     }
 
     /// What `rank` is calling if it has entered a collective that this rank has not.
-    pub(super) fn ahead(&self, rank: usize) -> Option<Descriptor> {
+    pub(super) fn ahead(&self, rank: usize) -> Option<CollectiveCall> {
         let next = self.entered.wrapping_add(1);
-        self.segment.counter(rank, Which::Entered).reached(next).ok()?;
+        self.segment.counter(rank, CounterKind::Entered).reached(next).ok()?;
         self.entered_with(rank, next).ok()
     }
 
@@ -168,11 +168,11 @@ impl ShmGroup {
 
     /// Ranks (of the job) that have not entered what this rank has entered.
     fn behind(&self) -> Vec<usize> {
-        self.those(|rank| self.segment.counter(rank, Which::Entered).reached(self.entered).is_err())
+        self.those(|rank| self.segment.counter(rank, CounterKind::Entered).reached(self.entered).is_err())
     }
 
     fn those(&self, what: impl Fn(usize) -> bool) -> Vec<usize> {
-        (0..self.len()).filter(|rank| *rank != self.me() && what(*rank)).map(|rank| self.members.ranks[rank]).collect()
+        (0..self.len()).filter(|rank| *rank != self.me() && what(*rank)).map(|rank| self.group.ranks[rank]).collect()
     }
 
     pub(super) fn ended(&self) -> CommError {
@@ -183,15 +183,15 @@ impl ShmGroup {
     }
 
     /// The error for a wait in `call` that ended badly.
-    pub(super) fn stalled(&self, call: &Descriptor, stall: Stall) -> CommError {
-        let (me, name) = (self.members.my_rank(), self.members.name());
+    pub(super) fn wait_failed(&self, call: &CollectiveCall, error: WaitError) -> CommError {
+        let (me, name) = (self.group.job_rank(), self.group.name());
         let place = call.place(&name);
-        if stall == Stall::Aborted {
+        if error == WaitError::Aborted {
             return self.ended();
         }
         let absent = self.behind();
-        if stall == Stall::Left {
-            let gone = self.those(|rank| self.segment.counter(rank, Which::Entered).has_left());
+        if error == WaitError::Left {
+            let gone = self.those(|rank| self.segment.counter(rank, CounterKind::Entered).has_left());
             return CommError::new(
                 ErrorKind::PeerLost,
                 format!("{} left the job while rank {me} waits in {call}, {place}", ranks(&gone)),
@@ -203,7 +203,7 @@ impl ShmGroup {
         if absent.is_empty() {
             let slow =
                 |which, rank| self.segment.counter(rank, which).is_behind(self.segment.counter(self.me(), which));
-            let stuck = self.those(|rank| slow(Which::Filled, rank) || slow(Which::Reduced, rank));
+            let stuck = self.those(|rank| slow(CounterKind::Filled, rank) || slow(CounterKind::Reduced, rank));
             return CommError::new(
                 ErrorKind::Timeout,
                 format!("{call}, {place}: {} stopped inside it for {timeout:.1?} (rank {me} waits)", ranks(&stuck)),
@@ -235,7 +235,7 @@ pub(super) struct Steps<'a> {
 }
 
 impl Steps<'_> {
-    fn wait(&self, which: Which, target: u32) -> std::result::Result<(), Stall> {
+    fn wait(&self, which: CounterKind, target: u32) -> std::result::Result<(), WaitError> {
         let group = self.group;
         for step in 1..group.len() {
             let rank = (group.me() + step) % group.len();
@@ -245,19 +245,19 @@ impl Steps<'_> {
     }
 }
 
-impl Progress for Steps<'_> {
-    type Error = Stall;
+impl StepCounters for Steps<'_> {
+    type Error = WaitError;
     fn publish_filled(&self) {
-        self.group.segment.counter(self.group.me(), Which::Filled).publish();
+        self.group.segment.counter(self.group.me(), CounterKind::Filled).publish();
     }
-    fn wait_filled(&self, count: usize) -> std::result::Result<(), Stall> {
-        self.wait(Which::Filled, self.filled.wrapping_add(count as u32))
+    fn wait_filled(&self, count: usize) -> std::result::Result<(), WaitError> {
+        self.wait(CounterKind::Filled, self.filled.wrapping_add(count as u32))
     }
     fn publish_reduced(&self) {
-        self.group.segment.counter(self.group.me(), Which::Reduced).publish();
+        self.group.segment.counter(self.group.me(), CounterKind::Reduced).publish();
     }
-    fn wait_reduced(&self, count: usize) -> std::result::Result<(), Stall> {
-        self.wait(Which::Reduced, self.reduced.wrapping_add(count as u32))
+    fn wait_reduced(&self, count: usize) -> std::result::Result<(), WaitError> {
+        self.wait(CounterKind::Reduced, self.reduced.wrapping_add(count as u32))
     }
 }
 
@@ -271,10 +271,10 @@ fn poison_on_abort(abort: &Abort, segment: &Arc<Segment>) {
     });
 }
 
-/// Makes memory of `len` bytes for all members, and the card by which the others find it.
-pub(super) fn create(members: &Members, len: usize) -> Result<(Mapping, OwnedFd, String)> {
+/// Makes memory of `len` bytes for all group, and the card by which the others find it.
+pub(super) fn create(group: &GroupRanks, len: usize) -> Result<(Mapping, OwnedFd, String)> {
     let cannot = |e: rustix::io::Errno| {
-        CommError::setup(format!("rank {} cannot make shared memory for {}: {e}", members.my_rank(), members.name()))
+        CommError::setup(format!("rank {} cannot make shared memory for {}: {e}", group.job_rank(), group.name()))
             .hint("the tcp backend does without shared memory")
     };
     let nonce = mapping::nonce().map_err(cannot)?;
@@ -283,19 +283,19 @@ pub(super) fn create(members: &Members, len: usize) -> Result<(Mapping, OwnedFd,
     Ok((memory, file, format!("{host}\n{process}\n{number}\n{}\n", u128::from_le_bytes(nonce))))
 }
 
-/// Opens the memory of `len` bytes that the members' first rank has made.
-pub(super) fn open(members: &Members, len: usize, card: &[u8]) -> Result<Mapping> {
+/// Opens the memory of `len` bytes that the group' first rank has made.
+pub(super) fn open(group: &GroupRanks, len: usize, locator: &[u8]) -> Result<Mapping> {
     let cannot = |cause: String| {
         CommError::setup(format!(
             "rank {} cannot open the shared memory of rank {}: {cause}",
-            members.my_rank(),
-            members.ranks[0]
+            group.job_rank(),
+            group.ranks[0]
         ))
         .hint("shared memory needs all ranks on one host, in one container, under one user; the tcp backend does not")
     };
-    let card = String::from_utf8_lossy(card);
+    let locator = String::from_utf8_lossy(locator);
     // in an entry area there is something behind the card
-    let lines: Vec<&str> = card.lines().take(4).collect();
+    let lines: Vec<&str> = locator.lines().take(4).collect();
     let [there, pid, fd, nonce] = lines.as_slice() else { return Err(cannot("its announcement is damaged".into())) };
     if *there != host::of_shared_memory() {
         return Err(cannot("that rank runs on another host or in another container".into()));

@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 
 use super::group::ShmGroup;
 use super::segment::{CHANNEL_CHUNK, CHANNEL_SLOTS};
-use super::wait::Stall;
+use super::wait::WaitError;
 use super::word::Pending;
-use crate::descriptor::Descriptor;
+use crate::call::CollectiveCall;
 use crate::error::{CommError, Result};
 use crate::message::{MESSAGE_BYTES, Message};
 
 /// How long a wait goes before looking whether the other rank is somewhere else altogether.
-const LOOK_AROUND: Duration = Duration::from_millis(20);
+const PEER_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// How long a blocked sender sleeps before it looks at what comes the other way.
 const SEND_NAP: Duration = Duration::from_micros(200);
 
@@ -27,7 +27,7 @@ const SEND_NAP: Duration = Duration::from_micros(200);
 pub(super) struct Mailbox {
     sent: Vec<u32>,
     taken: Vec<u32>,
-    early: Vec<VecDeque<(Message, Vec<u8>)>>,
+    unexpected: Vec<VecDeque<(Message, Vec<u8>)>>,
     /// Messages of which a blocked sender took in the first chunks.
     partial: Vec<Option<Partial>>,
 }
@@ -44,7 +44,7 @@ impl Mailbox {
         Self {
             sent: vec![0; ranks],
             taken: vec![0; ranks],
-            early: vec![VecDeque::new(); ranks],
+            unexpected: vec![VecDeque::new(); ranks],
             partial: vec![None; ranks],
         }
     }
@@ -52,11 +52,11 @@ impl Mailbox {
 
 impl ShmGroup {
     /// The peer of a call, which the communicator has checked.
-    fn peer(call: &Descriptor) -> usize {
+    fn peer(call: &CollectiveCall) -> usize {
         call.root.unwrap_or_default() as usize
     }
 
-    pub(super) fn send_message(&mut self, call: &Descriptor, tag: u64, data: &[u8]) -> Result<()> {
+    pub(super) fn send_message(&mut self, call: &CollectiveCall, tag: u64, data: &[u8]) -> Result<()> {
         self.waiter.abort.check()?;
         let to = Self::peer(call);
         let head = Message { tag, dtype: call.dtype, bytes: data.len() as u64 }.encode();
@@ -81,41 +81,41 @@ impl ShmGroup {
         Ok(())
     }
 
-    fn wait_for_room(&mut self, call: &Descriptor, to: usize) -> Result<()> {
+    fn wait_for_room(&mut self, call: &CollectiveCall, to: usize) -> Result<()> {
         let target = self.mailbox.sent[to].wrapping_add(1).wrapping_sub(CHANNEL_SLOTS as u32);
         let segment = self.segment.clone();
         let counter = segment.taken(self.me(), to);
         let until = Instant::now() + self.waiter.timeout;
         loop {
-            match self.waiter.wait_slowly(counter, target, SEND_NAP) {
+            match self.waiter.wait_within(counter, target, SEND_NAP) {
                 Ok(()) => return Ok(()),
-                Err(Stall::Timeout) => {}
-                Err(stall) => return Err(self.stalled(call, stall)),
+                Err(WaitError::Timeout) => {}
+                Err(error) => return Err(self.wait_failed(call, error)),
             }
             // While both send: make room for the other.
             while self.arrived(to).is_ok() {
                 self.take_chunk(call, to)?;
             }
-            self.look_around(call, to, until)?;
+            self.check_peer_elsewhere(call, to, until)?;
         }
     }
 
     /// An error if `peer` waits in a collective that this rank has not entered: it will not answer before this rank comes.
-    fn look_around(&self, call: &Descriptor, peer: usize, until: Instant) -> Result<()> {
-        let me = self.members.my_rank();
+    fn check_peer_elsewhere(&self, call: &CollectiveCall, peer: usize, until: Instant) -> Result<()> {
+        let me = self.group.job_rank();
         if let Some(theirs) = self.ahead(peer)
             && !self.moves(call, peer)
         {
-            return Err(Message::elsewhere(me, call, self.members.ranks[peer], &theirs, &self.members.name()));
+            return Err(Message::peer_in_collective(me, call, self.group.ranks[peer], &theirs, &self.group.name()));
         }
         if Instant::now() < until { Ok(()) } else { Err(self.not_in_time(call, peer)) }
     }
 
     /// Whether what `call` waits for has happened after all; asked after seeing the peer elsewhere, for what it did before.
-    fn moves(&self, call: &Descriptor, peer: usize) -> bool {
+    fn moves(&self, call: &CollectiveCall, peer: usize) -> bool {
         let me = self.me();
         match call.op {
-            crate::descriptor::OpKind::Send => {
+            crate::call::OpKind::Send => {
                 let target = self.mailbox.sent[peer].wrapping_add(1).wrapping_sub(CHANNEL_SLOTS as u32);
                 self.segment.taken(me, peer).reached(target).is_ok()
             }
@@ -123,20 +123,20 @@ impl ShmGroup {
         }
     }
 
-    fn not_in_time(&self, call: &Descriptor, peer: usize) -> CommError {
-        Message::late(self.members.my_rank(), call, self.members.ranks[peer], self.waiter.timeout, &self.members.name())
+    fn not_in_time(&self, call: &CollectiveCall, peer: usize) -> CommError {
+        Message::timed_out(self.group.job_rank(), call, self.group.ranks[peer], self.waiter.timeout, &self.group.name())
     }
 
-    pub(super) fn recv_message(&mut self, call: &Descriptor, tag: u64, data: &mut [u8]) -> Result<()> {
+    pub(super) fn recv_message(&mut self, call: &CollectiveCall, tag: u64, data: &mut [u8]) -> Result<()> {
         self.waiter.abort.check()?;
         let from = Self::peer(call);
         let len = data.len();
         let fits = |group: &Self, message: &Message| {
-            message.check(call, len, group.members.my_rank(), group.members.ranks[from], &group.members.name())
+            message.check(call, len, group.group.job_rank(), group.group.ranks[from], &group.group.name())
         };
         loop {
-            if let Some(place) = self.mailbox.early[from].iter().position(|(m, _)| m.tag == tag)
-                && let Some((message, body)) = self.mailbox.early[from].remove(place)
+            if let Some(place) = self.mailbox.unexpected[from].iter().position(|(m, _)| m.tag == tag)
+                && let Some((message, body)) = self.mailbox.unexpected[from].remove(place)
             {
                 fits(self, &message)?;
                 data.copy_from_slice(&body);
@@ -171,7 +171,7 @@ impl ShmGroup {
     }
 
     /// Takes the message that begins with the next chunk of `from` straight into `into`.
-    fn take_into(&mut self, call: &Descriptor, from: usize, into: &mut [u8]) -> Result<()> {
+    fn take_into(&mut self, call: &CollectiveCall, from: usize, into: &mut [u8]) -> Result<()> {
         let (mut at, mut filled) = (MESSAGE_BYTES, 0);
         loop {
             let slot = self.next_chunk(call, from)?;
@@ -187,7 +187,7 @@ impl ShmGroup {
     }
 
     /// Puts the next chunk of `from`, which must have arrived, aside.
-    fn take_chunk(&mut self, call: &Descriptor, from: usize) -> Result<()> {
+    fn take_chunk(&mut self, call: &CollectiveCall, from: usize) -> Result<()> {
         let partial = self.mailbox.partial[from].take();
         let slot = self.next_chunk(call, from)?;
         let (mut partial, at) = match partial {
@@ -202,7 +202,7 @@ impl ShmGroup {
         partial.filled += len;
         self.taken(from);
         if partial.filled == partial.body.len() {
-            self.mailbox.early[from].push_back((partial.message, partial.body));
+            self.mailbox.unexpected[from].push_back((partial.message, partial.body));
         } else {
             self.mailbox.partial[from] = Some(partial);
         }
@@ -210,15 +210,15 @@ impl ShmGroup {
     }
 
     /// Waits for the next chunk of `from` and shows it; it stays until this rank says that it has taken it.
-    fn next_chunk(&self, call: &Descriptor, from: usize) -> Result<&[u8]> {
+    fn next_chunk(&self, call: &CollectiveCall, from: usize) -> Result<&[u8]> {
         let (me, chunk) = (self.me(), self.mailbox.taken[from]);
         let until = Instant::now() + self.waiter.timeout;
         loop {
-            match self.waiter.wait_slowly(self.segment.sent(from, me), chunk.wrapping_add(1), LOOK_AROUND) {
+            match self.waiter.wait_within(self.segment.sent(from, me), chunk.wrapping_add(1), PEER_CHECK_INTERVAL) {
                 // SAFETY: the sender has published this chunk, and overwrites it only after `taken` has passed it.
                 Ok(()) => return Ok(unsafe { self.segment.read(self.segment.chunk(from, me, chunk)) }),
-                Err(Stall::Timeout) => self.look_around(call, from, until)?,
-                Err(stall) => return Err(self.stalled(call, stall)),
+                Err(WaitError::Timeout) => self.check_peer_elsewhere(call, from, until)?,
+                Err(error) => return Err(self.wait_failed(call, error)),
             }
         }
     }

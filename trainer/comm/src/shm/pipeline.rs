@@ -6,7 +6,7 @@
 //! flags; it follows from the order of steps and from waiting for *all* ranks every time, as each function argues.
 
 /// The counters of a schedule, as one rank sees them.
-pub(super) trait Progress {
+pub(super) trait StepCounters {
     type Error;
     /// Says that this rank has filled its next slot.
     fn publish_filled(&self);
@@ -27,7 +27,7 @@ pub(super) const EXCHANGE_SLOTS: usize = 4;
 /// `fill(k+1)` overwrites the slot of round `k-3`. The rank has by then waited, before `drain(k-1)`, for everybody's
 /// `fill(k-1)`, which in everybody's order comes after its `drain(k-3)`: the slot has no reader left. More slots than these
 /// four may pay: a line comes back to its writer when it has left the readers' caches.
-pub(super) fn exchange<P: Progress>(
+pub(super) fn exchange<P: StepCounters>(
     rounds: usize,
     slots: usize,
     progress: &P,
@@ -54,7 +54,7 @@ pub(super) fn exchange<P: Progress>(
 pub(super) const TWO_SHOT_SLOTS: usize = 3;
 
 /// What a rank does in a step of [`two_shot`].
-pub(super) enum Step {
+pub(super) enum TwoShotStep {
     /// Puts the other ranks' parts of its data into its input slot.
     Scatter,
     /// Reduces its own part from everybody's input slots into its output slot.
@@ -70,29 +70,29 @@ pub(super) enum Step {
 ///   waited for everybody's reduction of round `k-2` (before `gather(k-2)`).
 /// - `reduce(k)` overwrites the output slot of round `k-3`, whose readers are everybody's `gather(k-3)`. The rank has just
 ///   waited for everybody's `scatter(k)`, which in everybody's order comes after `gather(k-3)`.
-pub(super) fn two_shot<P: Progress>(
+pub(super) fn two_shot<P: StepCounters>(
     rounds: usize,
     progress: &P,
-    mut step: impl FnMut(Step, usize, usize),
+    mut step: impl FnMut(TwoShotStep, usize, usize),
 ) -> Result<(), P::Error> {
     if rounds > 0 {
-        step(Step::Scatter, 0, 0);
+        step(TwoShotStep::Scatter, 0, 0);
         progress.publish_filled();
     }
     // One turn more than rounds, for the last gather.
     for turn in 0..=rounds {
         if turn + 1 < rounds {
-            step(Step::Scatter, turn + 1, (turn + 1) % TWO_SHOT_SLOTS);
+            step(TwoShotStep::Scatter, turn + 1, (turn + 1) % TWO_SHOT_SLOTS);
             progress.publish_filled();
         }
         if turn < rounds {
             progress.wait_filled(turn + 1)?;
-            step(Step::Reduce, turn, turn % TWO_SHOT_SLOTS);
+            step(TwoShotStep::Reduce, turn, turn % TWO_SHOT_SLOTS);
             progress.publish_reduced();
         }
         if turn > 0 {
             progress.wait_reduced(turn)?;
-            step(Step::Gather, turn - 1, (turn - 1) % TWO_SHOT_SLOTS);
+            step(TwoShotStep::Gather, turn - 1, (turn - 1) % TWO_SHOT_SLOTS);
         }
     }
     Ok(())
@@ -100,7 +100,7 @@ pub(super) fn two_shot<P: Progress>(
 
 /// No slots: ranks work on each other's own arrays, each on its part of all of them. The entry of all has said that the arrays
 /// are theirs to take; when all have published, each has its own back.
-pub(super) fn in_place<P: Progress>(progress: &P, reduce: impl FnOnce()) -> Result<(), P::Error> {
+pub(super) fn in_place<P: StepCounters>(progress: &P, reduce: impl FnOnce()) -> Result<(), P::Error> {
     reduce();
     progress.publish_reduced();
     progress.wait_reduced(1)

@@ -2,12 +2,12 @@
 //! learn from the rendezvous where it is.
 
 use super::mapping::{HEADER, Mapping};
-use super::staging::Wish;
+use super::staging::StreamingVote;
 use super::word::Counter;
 
-/// Which counter of a rank.
+/// CounterKind counter of a rank.
 #[derive(Clone, Copy)]
-pub(super) enum Which {
+pub(super) enum CounterKind {
     /// Collectives entered.
     Entered = 0,
     /// Slots filled.
@@ -20,7 +20,7 @@ const LINE: usize = 128;
 /// A rank's control block: three counters, two descriptors and a wish.
 const CONTROL: usize = 4096;
 const DESCRIPTORS: usize = 3 * LINE;
-const WISH: usize = 5 * LINE;
+const VOTE: usize = 5 * LINE;
 /// A channel between two ranks: two counters, then [`CHANNEL_SLOTS`] slots.
 const CHANNEL_HEAD: usize = 2 * LINE;
 /// Chunks that a sender may be ahead of its receiver.
@@ -77,14 +77,14 @@ impl Segment {
         HEADER + self.ranks * (CONTROL + 2 * ENTRY + DATA) + (from * self.ranks + to) * Self::channel_len()
     }
 
-    pub(super) fn counter(&self, rank: usize, which: Which) -> &Counter {
+    pub(super) fn counter(&self, rank: usize, which: CounterKind) -> &Counter {
         self.counter_at(self.control(rank) + which as usize * LINE)
     }
 
     /// How `rank` wants slots to be written.
-    pub(super) fn wish(&self, rank: usize) -> &Wish {
+    pub(super) fn vote(&self, rank: usize) -> &StreamingVote {
         // SAFETY: in bounds and aligned as counters are, zero is a valid wish, and a wish is an atomic.
-        unsafe { self.memory.atomic(self.control(rank) + WISH) }
+        unsafe { self.memory.atomic(self.control(rank) + VOTE) }
     }
 
     /// Counts chunks that `from` has put into its channel to `to`.
@@ -99,37 +99,38 @@ impl Segment {
 
     /// All counters whose owner is `rank`.
     pub(super) fn owned_by(&self, rank: usize) -> impl Iterator<Item = &Counter> {
-        let own = [Which::Entered, Which::Filled, Which::Reduced].map(|which| self.counter(rank, which));
+        let own =
+            [CounterKind::Entered, CounterKind::Filled, CounterKind::Reduced].map(|which| self.counter(rank, which));
         let peers = (0..self.ranks).flat_map(move |peer| [self.sent(rank, peer), self.taken(peer, rank)]);
         own.into_iter().chain(peers)
     }
 
     /// Offset and length of the descriptor of `rank`'s collective number `sequence`.
-    pub(super) fn descriptor(&self, rank: usize, sequence: u32) -> Area {
-        Area { offset: self.control(rank) + DESCRIPTORS + (sequence as usize % 2) * LINE, len: LINE }
+    pub(super) fn descriptor(&self, rank: usize, sequence: u32) -> Region {
+        Region { offset: self.control(rank) + DESCRIPTORS + (sequence as usize % 2) * LINE, len: LINE }
     }
 
     /// Small payload of `rank`'s collective number `sequence`.
-    pub(super) fn entry(&self, rank: usize, sequence: u32) -> Area {
-        Area { offset: self.control(rank) + CONTROL + (sequence as usize % 2) * ENTRY, len: ENTRY }
+    pub(super) fn entry(&self, rank: usize, sequence: u32) -> Region {
+        Region { offset: self.control(rank) + CONTROL + (sequence as usize % 2) * ENTRY, len: ENTRY }
     }
 
     /// `len` bytes at `offset` of `rank`'s slots for long arrays.
-    pub(super) fn data(&self, rank: usize, offset: usize, len: usize) -> Area {
+    pub(super) fn data(&self, rank: usize, offset: usize, len: usize) -> Region {
         debug_assert!(offset + len <= DATA);
-        Area { offset: self.control(rank) + CONTROL + 2 * ENTRY + offset, len }
+        Region { offset: self.control(rank) + CONTROL + 2 * ENTRY + offset, len }
     }
 
     /// Slot of chunk number `chunk` on the way `from` → `to`.
-    pub(super) fn chunk(&self, from: usize, to: usize, chunk: u32) -> Area {
+    pub(super) fn chunk(&self, from: usize, to: usize, chunk: u32) -> Region {
         let slot = chunk as usize % CHANNEL_SLOTS;
-        Area { offset: self.channel(from, to) + CHANNEL_HEAD + slot * CHANNEL_CHUNK, len: CHANNEL_CHUNK }
+        Region { offset: self.channel(from, to) + CHANNEL_HEAD + slot * CHANNEL_CHUNK, len: CHANNEL_CHUNK }
     }
 
     /// # Safety
     /// The writer of this area has published it, this rank has waited for that, and the writer will not touch it again
     /// before this rank has published its next step.
-    pub(super) unsafe fn read(&self, area: Area) -> &[u8] {
+    pub(super) unsafe fn read(&self, area: Region) -> &[u8] {
         // SAFETY: areas are made by the functions above and are in bounds; the rest is the caller's promise.
         unsafe { self.memory.slice(area.offset, area.len) }
     }
@@ -138,7 +139,7 @@ impl Segment {
     /// The area belongs to this rank, it holds no other reference to it, and no rank reads it until this rank has
     /// published its next step.
     #[allow(clippy::mut_from_ref)]
-    pub(super) unsafe fn write(&self, area: Area) -> &mut [u8] {
+    pub(super) unsafe fn write(&self, area: Region) -> &mut [u8] {
         // SAFETY: as above.
         unsafe { self.memory.slice_mut(area.offset, area.len) }
     }
@@ -146,7 +147,7 @@ impl Segment {
 
 /// A range inside a segment.
 #[derive(Clone, Copy)]
-pub(super) struct Area {
+pub(super) struct Region {
     offset: usize,
     len: usize,
 }
@@ -164,7 +165,7 @@ mod tests {
         let mut areas: Vec<(usize, usize)> = vec![(0, HEADER)];
         for r in 0..3 {
             areas.extend((0..3).map(|w| (s.control(r) + w * LINE, LINE)));
-            areas.push((s.control(r) + WISH, LINE));
+            areas.push((s.control(r) + VOTE, LINE));
             for seq in 0..2 {
                 areas.extend([s.descriptor(r, seq), s.entry(r, seq)].map(|a| (a.offset, a.len)));
             }

@@ -6,7 +6,7 @@
 //! which readers prefetch at full speed. Measured for 45 MB over two ranks without a
 //! shared cache: 9.5 ms against 22 through the caches; with one, 6.1 ms through the caches.
 //!
-//! Which of the two holds cannot be asked, and may change: of every [`CYCLE`] rounds a few go one way, a few the other, all
+//! CounterKind of the two holds cannot be asked, and may change: of every [`CYCLE`] rounds a few go one way, a few the other, all
 //! ranks the same, and each rank times them and says in a word of its own what it wishes for the rest. All ranks stream
 //! while any of them wishes it. It decides over speed alone: the bytes are the same.
 
@@ -19,12 +19,12 @@ use super::group::ShmGroup;
 const CYCLE: u32 = 1024;
 /// Rounds of a trial through the caches, then as many past them.
 const TRIAL: u32 = 8;
-/// Trials of which the fastest counts: others may have met an interrupt or another process.
+/// StagingTrials of which the fastest counts: others may have met an interrupt or another process.
 const TRIALS: usize = 3;
 
 /// What one rank has measured.
 #[derive(Default)]
-pub(super) struct Trials {
+pub(super) struct StagingTrials {
     /// Beginning of the trial under way, and bytes moved since.
     since: Option<(Instant, usize)>,
     /// Nanoseconds a byte, through the caches and past them.
@@ -33,7 +33,7 @@ pub(super) struct Trials {
     count: usize,
 }
 
-impl Trials {
+impl StagingTrials {
     /// Forgets a trial that has begun: its end comes in another collective.
     pub(super) fn interrupt(&mut self) {
         self.since = None;
@@ -70,7 +70,7 @@ impl Trials {
 
 /// A word that others look at, and nobody waits for.
 #[repr(transparent)]
-pub(super) struct Wish(AtomicU32);
+pub(super) struct StreamingVote(AtomicU32);
 
 impl ShmGroup {
     fn number(&self, round: usize) -> u32 {
@@ -78,19 +78,19 @@ impl ShmGroup {
     }
 
     /// Whether slots of `round` are to be written past the caches.
-    pub(super) fn streams(&self, round: usize) -> bool {
+    pub(super) fn uses_streaming(&self, round: usize) -> bool {
         match self.number(round) % CYCLE / TRIAL {
             0 => false,
             1 => true,
-            _ => (0..self.len()).any(|rank| self.segment.wish(rank).0.load(Ordering::Relaxed) != 0),
+            _ => (0..self.len()).any(|rank| self.segment.vote(rank).0.load(Ordering::Relaxed) != 0),
         }
     }
 
     /// Notes the end of `round`, in which this rank has moved `bytes`.
     pub(super) fn moved(&self, round: usize, bytes: usize) {
-        let wish = self.trials.borrow_mut().note(self.number(round), bytes, Instant::now);
-        if let Some(wish) = wish {
-            self.segment.wish(self.me()).0.store(u32::from(wish), Ordering::Relaxed);
+        let vote = self.trials.borrow_mut().note(self.number(round), bytes, Instant::now);
+        if let Some(vote) = vote {
+            self.segment.vote(self.me()).0.store(u32::from(vote), Ordering::Relaxed);
         }
     }
 }
@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn a_rank_wishes_by_its_fastest_trials() {
         let start = Instant::now();
-        let mut trials = Trials::default();
+        let mut trials = StagingTrials::default();
         let mut clock = 0;
         let mut cycle = |cached: u64, streamed: u64| {
             let rounds = (0..CYCLE).filter_map(|round| {
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn a_trial_that_ends_in_another_collective_says_nothing() {
-        let mut trials = Trials::default();
+        let mut trials = StagingTrials::default();
         for round in 0..TRIAL + 5 {
             assert_eq!(trials.note(round, 9, Instant::now), None);
         }

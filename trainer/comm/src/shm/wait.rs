@@ -10,7 +10,7 @@ use crate::abort::Abort;
 
 /// Why a wait ended without the counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stall {
+pub(super) enum WaitError {
     Timeout,
     Left,
     Aborted,
@@ -19,14 +19,14 @@ pub(super) enum Stall {
 /// How long to stay awake. A spinning rank answers in well under a microsecond, but takes its core from a rank that has
 /// work to do if there are more ranks than cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Patience {
+pub(super) struct SpinPolicy {
     spins: u32,
     yields: u32,
 }
 
-impl Patience {
+impl SpinPolicy {
     /// Whether there are more ranks than cores.
-    pub(super) fn is_crowded(self) -> bool {
+    pub(super) fn is_oversubscribed(self) -> bool {
         self.yields > 0
     }
 
@@ -57,31 +57,31 @@ pub(super) fn own_cpus() -> [u8; CPU_BYTES] {
 pub(super) struct Waiter {
     pub(super) abort: Arc<Abort>,
     pub(super) timeout: Duration,
-    pub(super) patience: Patience,
+    pub(super) spin_policy: SpinPolicy,
 }
 
 impl Waiter {
     /// Waits until `counter` has reached `target`.
     #[inline]
-    pub(super) fn wait(&self, counter: &Counter, target: u32) -> Result<(), Stall> {
-        if counter.reached(target).is_ok() { Ok(()) } else { self.wait_slowly(counter, target, self.timeout) }
+    pub(super) fn wait(&self, counter: &Counter, target: u32) -> Result<(), WaitError> {
+        if counter.reached(target).is_ok() { Ok(()) } else { self.wait_within(counter, target, self.timeout) }
     }
 
     /// The same with a limit of its own; no spinning for a limit of zero.
-    pub(super) fn wait_slowly(&self, counter: &Counter, target: u32, limit: Duration) -> Result<(), Stall> {
+    pub(super) fn wait_within(&self, counter: &Counter, target: u32, limit: Duration) -> Result<(), WaitError> {
         let look = || match counter.reached(target) {
             Ok(()) => Ok(None),
             Err(Pending::NotYet(seen)) if !self.abort.is_raised() => Ok(Some(seen)),
-            Err(Pending::NotYet(_) | Pending::Poisoned) => Err(Stall::Aborted),
-            Err(Pending::Left) => Err(Stall::Left),
+            Err(Pending::NotYet(_) | Pending::Poisoned) => Err(WaitError::Aborted),
+            Err(Pending::Left) => Err(WaitError::Left),
         };
-        for _ in 0..self.patience.spins {
+        for _ in 0..self.spin_policy.spins {
             if look()?.is_none() {
                 return Ok(());
             }
             std::hint::spin_loop();
         }
-        for _ in 0..self.patience.yields {
+        for _ in 0..self.spin_policy.yields {
             if look()?.is_none() {
                 return Ok(());
             }
@@ -91,7 +91,7 @@ impl Waiter {
         while let Some(seen) = look()? {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(Stall::Timeout);
+                return Err(WaitError::Timeout);
             }
             counter.sleep(seen, left);
         }

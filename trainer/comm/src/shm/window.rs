@@ -15,7 +15,7 @@
 use super::group::{ShmGroup, create, open};
 use super::mapping::{HEADER, Mapping};
 use super::pipeline::in_place;
-use crate::descriptor::Descriptor;
+use crate::call::CollectiveCall;
 use crate::dtype::split;
 use crate::error::{CommError, Result};
 use crate::kernels;
@@ -26,7 +26,7 @@ const PAGE: usize = 4096;
 /// Bytes up to which an array is copied all the same, and where a wait gives the core away. Measured: over two ranks 1 KB takes
 /// 0.30 us in place, 0.46 by copies; over four on two cores 4 KB take 6 us and 4.6.
 const SMALL: usize = 512;
-const SMALL_CROWDED: usize = 8 << 10;
+const SMALL_OVERSUBSCRIBED: usize = 8 << 10;
 
 /// See the module. One array for each rank, of which this process's is accessible.
 pub(crate) struct Window {
@@ -60,22 +60,22 @@ impl Window {
 
 impl ShmGroup {
     /// Makes a window of `call.count` bytes a rank.
-    pub(super) fn make_window(&mut self, call: &Descriptor) -> Result<Window> {
+    pub(super) fn make_window(&mut self, call: &CollectiveCall) -> Result<Window> {
         let (len, me, n) = (call.count as usize, self.me(), self.len());
         let bytes = Window::bytes_for(n, len);
-        let made = if me == 0 { Some(create(&self.members, bytes)?) } else { None };
+        let made = if me == 0 { Some(create(&self.group, bytes)?) } else { None };
         // The card travels with the entry.
         self.enter(call, |area| {
-            if let Some((_, _, card)) = &made {
-                area[..card.len()].copy_from_slice(card.as_bytes());
+            if let Some((_, _, locator)) = &made {
+                area[..locator.len()].copy_from_slice(locator.as_bytes());
             }
         })?;
         let (memory, file) = match made {
             Some((memory, file, _)) => (memory, Some(file)),
             None => {
                 // SAFETY: every rank has entered, and none overwrites this entry before this rank's next (`enter`).
-                let card = unsafe { self.segment.read(self.entry(0)) };
-                (open(&self.members, bytes, card)?, None)
+                let locator = unsafe { self.segment.read(self.entry(0)) };
+                (open(&self.group, bytes, locator)?, None)
             }
         };
         // The file is open until all have it.
@@ -85,12 +85,12 @@ impl ShmGroup {
     }
 
     /// Reduces the first `call.count` elements of all ranks' arrays.
-    pub(super) fn all_reduce_window(&mut self, call: &Descriptor, mut window: Window) -> Result<Window> {
+    pub(super) fn all_reduce_window(&mut self, call: &CollectiveCall, mut window: Window) -> Result<Window> {
         let (n, me, element) = (self.len(), self.me(), call.dtype.size());
         let op = call.reduce.ok_or_else(|| CommError::usage(format!("{call} names no reduction")))?;
         let len = call.count as usize * element;
         // What travels with the entry needs one wait, not two.
-        if len <= if self.waiter.patience.is_crowded() { SMALL_CROWDED } else { SMALL } {
+        if len <= if self.waiter.spin_policy.is_oversubscribed() { SMALL_OVERSUBSCRIBED } else { SMALL } {
             self.all_reduce(call, &mut window.bytes_mut()[..len])?;
             return Ok(window);
         }
@@ -102,9 +102,9 @@ impl ShmGroup {
             // publication, see the module; the arrays do not overlap.
             let arrays = (0..n)
                 .map(|rank| unsafe { window_ref.memory.slice_mut(window_ref.start(rank) + own.start, own.len()) });
-            kernels::fold_everywhere(call.dtype, op, &mut arrays.collect::<Vec<_>>());
+            kernels::reduce_into_all(call.dtype, op, &mut arrays.collect::<Vec<_>>());
         };
-        in_place(&self.steps(), reduce).map_err(|stall| self.stalled(call, stall))?;
+        in_place(&self.steps(), reduce).map_err(|error| self.wait_failed(call, error))?;
         self.advance(0, 1);
         Ok(window)
     }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::message::{Push, Request};
 use crate::abort::Abort;
-use crate::auth::{self, Failure, Hello, Purpose, Secret};
+use crate::auth::{self, HandshakeError, Hello, Purpose, Secret};
 use crate::error::{CommError, ErrorKind, Result, ranks};
 use crate::net;
 use crate::wire::split_frame;
@@ -33,7 +33,7 @@ struct Inbox {
 
 type Status = Box<dyn Fn() -> String + Send>;
 
-struct Shared {
+struct ClientState {
     stream: TcpStream,
     writing: Mutex<()>,
     inbox: Mutex<Inbox>,
@@ -47,7 +47,7 @@ struct Shared {
 /// A rank's control connection: keys, barriers, bad news. Listens on a thread of its own, so that a rank that computes or
 /// sleeps in a collective still hears and answers.
 pub struct StoreClient {
-    shared: Arc<Shared>,
+    shared: Arc<ClientState>,
     next: AtomicU64,
     rank: usize,
     thread: Option<JoinHandle<()>>,
@@ -79,13 +79,13 @@ impl StoreClient {
         let stream = loop {
             let last = match Self::attempt(&address, secret, rank, world) {
                 Ok(stream) => break stream,
-                Err(Failure::Refused(cause)) => {
+                Err(HandshakeError::Refused(cause)) => {
                     return Err(CommError::setup(format!(
                         "rank {rank} cannot join the rendezvous at {address}: {cause}"
                     ))
                     .hint("all processes of one job, and no others, share its address, secret and world size"));
                 }
-                Err(Failure::Broken(cause)) => cause,
+                Err(HandshakeError::Broken(cause)) => cause,
             };
             if Instant::now() >= until {
                 return Err(CommError::setup(format!(
@@ -104,10 +104,10 @@ impl StoreClient {
         secret: &Secret,
         rank: usize,
         world: usize,
-    ) -> std::result::Result<TcpStream, Failure> {
-        let broken = |e: std::io::Error| Failure::Broken(e.to_string());
-        let hello = Hello::new(Purpose::Store, rank, world).map_err(|e| Failure::Broken(e.message))?;
-        let mut last = Failure::Broken("the address names no host".into());
+    ) -> std::result::Result<TcpStream, HandshakeError> {
+        let broken = |e: std::io::Error| HandshakeError::Broken(e.to_string());
+        let hello = Hello::new(Purpose::Store, rank, world).map_err(|e| HandshakeError::Broken(e.message))?;
+        let mut last = HandshakeError::Broken("the address names no host".into());
         for address in address.to_socket_addrs().map_err(broken)? {
             match TcpStream::connect_timeout(&address, auth::HANDSHAKE_LIMIT) {
                 Ok(stream) => {
@@ -122,7 +122,7 @@ impl StoreClient {
     }
 
     fn start(stream: TcpStream, server: String, rank: usize) -> Result<Self> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ClientState {
             stream,
             writing: Mutex::new(()),
             inbox: Mutex::default(),
@@ -187,7 +187,7 @@ impl StoreClient {
         let limit_ms = limit.as_millis() as u64;
         match self.call(id, &Request::Get { id, key: key.into(), limit_ms }, limit)? {
             Reply::Value(value) => Ok(value),
-            Reply::Barrier(_) => Err(self.shared.nonsense()),
+            Reply::Barrier(_) => Err(self.shared.protocol_error()),
         }
     }
 
@@ -215,7 +215,7 @@ impl StoreClient {
                 self.abort(error.clone());
                 Err(error)
             }
-            Reply::Value(_) => Err(self.shared.nonsense()),
+            Reply::Value(_) => Err(self.shared.protocol_error()),
         }
     }
 
@@ -280,18 +280,18 @@ impl Drop for StoreClient {
     }
 }
 
-impl Shared {
+impl ClientState {
     fn send(&self, request: &Request) -> Result<()> {
         let _turn = lock(&self.writing);
-        (&self.stream).write_all(&request.frame()).map_err(|e| self.gone(&e.to_string()))
+        (&self.stream).write_all(&request.frame()).map_err(|e| self.server_lost(&e.to_string()))
     }
 
-    fn gone(&self, cause: &str) -> CommError {
+    fn server_lost(&self, cause: &str) -> CommError {
         CommError::new(ErrorKind::PeerLost, format!("the rendezvous at {} is gone: {cause}", self.server))
             .hint("its process (the launcher, or rank 0) has ended or was killed")
     }
 
-    fn nonsense(&self) -> CommError {
+    fn protocol_error(&self) -> CommError {
         CommError::setup(format!("the rendezvous at {} answers nonsense", self.server))
     }
 
@@ -310,19 +310,19 @@ impl Shared {
                     Ok(Some(body)) => match Push::decode(&body) {
                         Some(push) => self.take(push),
                         None => {
-                            self.abort.raise(self.nonsense());
+                            self.abort.raise(self.protocol_error());
                             return;
                         }
                     },
                     Err(_) => {
-                        self.abort.raise(self.nonsense());
+                        self.abort.raise(self.protocol_error());
                         return;
                     }
                 }
             }
         };
         if !self.leaving.load(Ordering::Acquire) {
-            self.abort.raise(self.gone(&cause));
+            self.abort.raise(self.server_lost(&cause));
         }
     }
 
@@ -334,9 +334,9 @@ impl Shared {
             Push::Ask { asker, id } => {
                 let text = lock(&self.status).as_ref().map_or_else(|| "is being set up".into(), |status| status());
                 // If this fails the reader notices next.
-                let _ = self.send(&Request::Doing { asker, id, text });
+                let _ = self.send(&Request::Activity { asker, id, text });
             }
-            Push::Doing { id, rank, text } => {
+            Push::Activity { id, rank, text } => {
                 if let Some(answers) = lock(&self.inbox).doing.get_mut(&id) {
                     answers.push((rank as usize, text));
                 }

@@ -14,8 +14,8 @@ const MAX_OUTBOX: usize = 4 * MAX_FRAME;
 enum Phase {
     Hello,
     Proof(Challenge),
-    /// Proved; the server has to admit it.
-    Proved(Hello),
+    /// Authenticated; the server has to admit it.
+    Authenticated(Hello),
     Member(u32),
     /// Refused: only the verdict is still to be sent.
     Closing,
@@ -25,7 +25,7 @@ enum Phase {
 pub(super) enum Incoming {
     Nothing,
     /// A stranger has proved itself and waits for [`Connection::admit`].
-    Proved {
+    Authenticated {
         rank: u32,
         world: u32,
     },
@@ -108,7 +108,7 @@ impl Connection {
             let want = match self.phase {
                 Phase::Hello => HELLO_BYTES - self.inbox.len(),
                 Phase::Proof(_) => PROOF_BYTES - self.inbox.len(),
-                Phase::Proved(_) | Phase::Closing => 0,
+                Phase::Authenticated(_) | Phase::Closing => 0,
                 Phase::Member(_) => chunk.len(),
             };
             if want == 0 {
@@ -139,7 +139,7 @@ impl Connection {
         match (&self.phase, closed) {
             (Phase::Member(_), closed) => self.requests(closed),
             (_, Some(cause)) => Incoming::Over(cause),
-            (Phase::Proved(hello), None) => Incoming::Proved { rank: hello.rank, world: hello.world },
+            (Phase::Authenticated(hello), None) => Incoming::Authenticated { rank: hello.rank, world: hello.world },
             _ => Incoming::Nothing,
         }
     }
@@ -163,11 +163,11 @@ impl Connection {
                 if !challenge.accepts(secret, &self.inbox) {
                     return Err("it does not know this run's secret".into());
                 }
-                self.phase = Phase::Proved(challenge.hello());
+                self.phase = Phase::Authenticated(challenge.hello());
                 self.inbox.clear();
                 Ok(())
             }
-            Phase::Proved(_) | Phase::Member(_) | Phase::Closing => Ok(()),
+            Phase::Authenticated(_) | Phase::Member(_) | Phase::Closing => Ok(()),
         }
     }
 

@@ -29,7 +29,7 @@ pub(super) enum Request {
         id: u64,
     },
     /// The reply to [`Push::Ask`].
-    Doing {
+    Activity {
         asker: u32,
         id: u64,
         text: String,
@@ -57,7 +57,7 @@ pub(super) enum Push {
         asker: u32,
         id: u64,
     },
-    Doing {
+    Activity {
         id: u64,
         rank: u32,
         text: String,
@@ -93,7 +93,7 @@ impl Request {
                 w.u8(5);
                 w.u64(*id);
             }
-            Request::Doing { asker, id, text } => {
+            Request::Activity { asker, id, text } => {
                 w.u8(6);
                 w.u32(*asker);
                 w.u64(*id);
@@ -112,7 +112,7 @@ impl Request {
             3 => Request::Barrier { id: r.u64()?, name: r.text()?, limit_ms: r.u64()? },
             4 => Request::Abort { error: CommError::decode(&mut r)? },
             5 => Request::Query { id: r.u64()? },
-            6 => Request::Doing { asker: r.u32()?, id: r.u64()?, text: r.text()? },
+            6 => Request::Activity { asker: r.u32()?, id: r.u64()?, text: r.text()? },
             7 => Request::Goodbye,
             _ => return None,
         })
@@ -144,7 +144,7 @@ impl Push {
                 w.u32(*asker);
                 w.u64(*id);
             }
-            Push::Doing { id, rank, text } => {
+            Push::Activity { id, rank, text } => {
                 w.u8(5);
                 w.u64(*id);
                 w.u32(*rank);
@@ -169,7 +169,7 @@ impl Push {
             }
             3 => Push::Aborted { error: CommError::decode(&mut r)? },
             4 => Push::Ask { asker: r.u32()?, id: r.u64()? },
-            5 => Push::Doing { id: r.u64()?, rank: r.u32()?, text: r.text()? },
+            5 => Push::Activity { id: r.u64()?, rank: r.u32()?, text: r.text()? },
             _ => return None,
         })
     }
@@ -189,7 +189,7 @@ mod tests {
             Request::Barrier { id: 2, name: "join".into(), limit_ms: 9 },
             Request::Abort { error: error.clone() },
             Request::Query { id: 3 },
-            Request::Doing { asker: 1, id: 3, text: "t".into() },
+            Request::Activity { asker: 1, id: 3, text: "t".into() },
             Request::Goodbye,
         ];
         for request in requests {
@@ -203,7 +203,7 @@ mod tests {
             Push::Barrier { id: 1, missing: vec![2, 3] },
             Push::Aborted { error },
             Push::Ask { asker: 2, id: 1 },
-            Push::Doing { id: 1, rank: 0, text: "t".into() },
+            Push::Activity { id: 1, rank: 0, text: "t".into() },
         ];
         for push in pushes {
             let body = &push.frame()[4..];

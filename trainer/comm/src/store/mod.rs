@@ -5,7 +5,7 @@
 //! to all others within a poll. It runs in the launcher, or in rank 0 where there is no launcher of ours.
 //!
 //! One thread polls all connections. Strangers get [`auth::HANDSHAKE_LIMIT`](super::auth) to prove the secret, a few
-//! hundred bytes of buffer and one of [`MAX_STRANGERS`] places, of which the oldest is given up first; they can neither
+//! hundred bytes of buffer and one of [`MAX_UNAUTHENTICATED`] places, of which the oldest is given up first; they can neither
 //! stall nor crash what members do.
 //!
 //! - `message.rs`: what goes over the wire
@@ -24,4 +24,4 @@ pub use client::StoreClient;
 pub use server::{StoreEvent, StoreServer};
 
 /// Connections that have not proved themselves yet, at most.
-const MAX_STRANGERS: usize = 64;
+const MAX_UNAUTHENTICATED: usize = 64;

@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::MAX_STRANGERS;
+use super::MAX_UNAUTHENTICATED;
 use super::connection::{Connection, Incoming};
 use super::state::{Outgoing, State};
 use crate::auth::Secret;
 use crate::error::{CommError, ErrorKind, Result};
 
 /// How long a server that is dropped goes on to deliver what it has to say.
-const LAST_WORDS: Duration = Duration::from_millis(500);
+const FLUSH_LIMIT: Duration = Duration::from_millis(500);
 
 /// What the server saw, for whoever hosts it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,15 +50,15 @@ type OnEvent = Box<dyn FnMut(StoreEvent) + Send>;
 /// The rendezvous of one job. Dropping it ends it; ranks that have not said goodbye by then see their job aborted.
 pub struct StoreServer {
     address: SocketAddr,
-    orders: Arc<Mutex<Vec<Order>>>,
+    commands: Arc<Mutex<Vec<Command>>>,
     /// Ranks that have joined and not gone yet, and how many ever joined.
-    census: Arc<(Mutex<(usize, usize)>, Condvar)>,
+    member_count: Arc<(Mutex<(usize, usize)>, Condvar)>,
     world: usize,
-    bell: UnixStream,
+    wakeup: UnixStream,
     thread: Option<JoinHandle<()>>,
 }
 
-enum Order {
+enum Command {
     Abort(CommError),
     Stop,
 }
@@ -93,20 +93,20 @@ impl StoreServer {
         })?;
         listener.set_nonblocking(true).map_err(|e| cannot("set up", e))?;
         let address = listener.local_addr().map_err(|e| cannot("name", e))?;
-        let (bell, ring) = UnixStream::pair().map_err(|e| cannot("set up", e))?;
-        bell.set_nonblocking(true).map_err(|e| cannot("set up", e))?;
-        ring.set_nonblocking(true).map_err(|e| cannot("set up", e))?;
-        let orders = Arc::new(Mutex::new(Vec::new()));
-        let census = Arc::new((Mutex::new((0, 0)), Condvar::new()));
-        let served = Loop {
-            census: census.clone(),
+        let (wakeup, wakeup_reader) = UnixStream::pair().map_err(|e| cannot("set up", e))?;
+        wakeup.set_nonblocking(true).map_err(|e| cannot("set up", e))?;
+        wakeup_reader.set_nonblocking(true).map_err(|e| cannot("set up", e))?;
+        let commands = Arc::new(Mutex::new(Vec::new()));
+        let member_count = Arc::new((Mutex::new((0, 0)), Condvar::new()));
+        let served = EventLoop {
+            member_count: member_count.clone(),
             listener,
             secret,
             state: State::new(world),
             connections: HashMap::new(),
             next: 0,
-            orders: orders.clone(),
-            ring,
+            commands: commands.clone(),
+            wakeup_reader,
             on_event: Box::new(on_event),
             stop: None,
         };
@@ -114,7 +114,7 @@ impl StoreServer {
             .name("comm-store".into())
             .spawn(move || served.run())
             .map_err(|e| cannot("start a thread for", e))?;
-        Ok(Self { address, orders, census, world, bell, thread: Some(thread) })
+        Ok(Self { address, commands, member_count, world, wakeup, thread: Some(thread) })
     }
 
     /// Where it listens, with the port that the kernel chose.
@@ -124,54 +124,54 @@ impl StoreServer {
 
     /// Ends the job: all waits in all ranks return an error with `reason`. The first error of a job is the one that counts.
     pub fn abort(&self, reason: impl Into<String>) {
-        self.order(Order::Abort(CommError::new(ErrorKind::Aborted, reason)));
+        self.command(Command::Abort(CommError::new(ErrorKind::Aborted, reason)));
     }
 
     /// Waits until all ranks of the job have joined and gone again, up to `limit`; returns whether they have. A rank that
     /// hosts the server calls this last: dropping it earlier would look like a death to the others.
     pub fn wait_until_left(&self, limit: Duration) -> bool {
-        let (census, changed) = &*self.census;
-        let guard = census.lock().unwrap_or_else(PoisonError::into_inner);
+        let (member_count, changed) = &*self.member_count;
+        let guard = member_count.lock().unwrap_or_else(PoisonError::into_inner);
         let here = |(present, joined): &mut (usize, usize)| *present > 0 || *joined < self.world;
         let (guard, _) = changed.wait_timeout_while(guard, limit, here).unwrap_or_else(PoisonError::into_inner);
         *guard == (0, self.world)
     }
 
-    fn order(&self, order: Order) {
-        self.orders.lock().unwrap_or_else(PoisonError::into_inner).push(order);
-        // A full bell rings already.
-        let _ = std::io::Write::write(&mut &self.bell, &[1]);
+    fn command(&self, command: Command) {
+        self.commands.lock().unwrap_or_else(PoisonError::into_inner).push(command);
+        // A full wakeup rings already.
+        let _ = std::io::Write::write(&mut &self.wakeup, &[1]);
     }
 }
 
 impl Drop for StoreServer {
     fn drop(&mut self) {
-        self.order(Order::Stop);
+        self.command(Command::Stop);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
 }
 
-struct Loop {
-    census: Arc<(Mutex<(usize, usize)>, Condvar)>,
+struct EventLoop {
+    member_count: Arc<(Mutex<(usize, usize)>, Condvar)>,
     listener: TcpListener,
     secret: Secret,
     state: State,
     connections: HashMap<u64, Connection>,
     next: u64,
-    orders: Arc<Mutex<Vec<Order>>>,
-    ring: UnixStream,
+    commands: Arc<Mutex<Vec<Command>>>,
+    wakeup_reader: UnixStream,
     on_event: OnEvent,
     /// Set when the server is to end: by then at the latest.
     stop: Option<Instant>,
 }
 
-impl Loop {
+impl EventLoop {
     fn run(mut self) {
         while !self.finished() {
             let ready = self.wait();
-            self.obey();
+            self.run_commands();
             for id in ready {
                 self.read(id);
             }
@@ -198,7 +198,7 @@ impl Loop {
         let ids: Vec<u64> = self.connections.keys().copied().collect();
         let mut fds = vec![
             PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(self.ring.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.wakeup_reader.as_fd(), PollFlags::IN),
         ];
         for id in &ids {
             let connection = &self.connections[id];
@@ -214,17 +214,17 @@ impl Loop {
         ids.into_iter().zip(&fds[2..]).filter(|(_, fd)| !fd.revents().is_empty()).map(|(id, _)| id).collect()
     }
 
-    fn obey(&mut self) {
+    fn run_commands(&mut self) {
         let mut bytes = [0; 64];
-        while matches!(std::io::Read::read(&mut &self.ring, &mut bytes), Ok(n) if n > 0) {}
-        let orders = std::mem::take(&mut *self.orders.lock().unwrap_or_else(PoisonError::into_inner));
-        for order in orders {
-            match order {
-                Order::Abort(error) => {
+        while matches!(std::io::Read::read(&mut &self.wakeup_reader, &mut bytes), Ok(n) if n > 0) {}
+        let commands = std::mem::take(&mut *self.commands.lock().unwrap_or_else(PoisonError::into_inner));
+        for command in commands {
+            match command {
+                Command::Abort(error) => {
                     let out = self.state.abort(error);
                     self.ended(out);
                 }
-                Order::Stop => self.stop = Some(Instant::now() + LAST_WORDS),
+                Command::Stop => self.stop = Some(Instant::now() + FLUSH_LIMIT),
             }
         }
     }
@@ -241,15 +241,15 @@ impl Loop {
         loop {
             let Some(connection) = self.connections.get_mut(&id) else { return };
             if let Err(cause) = connection.flush() {
-                return self.over(id, cause);
+                return self.disconnect(id, cause);
             }
             if connection.is_closing() && !connection.wants_write() {
-                return self.over(id, String::new());
+                return self.disconnect(id, String::new());
             }
             match connection.read(&self.secret) {
                 Incoming::Nothing => return,
-                Incoming::Over(cause) => return self.over(id, cause),
-                Incoming::Proved { rank, world } => self.admit(id, rank, world),
+                Incoming::Over(cause) => return self.disconnect(id, cause),
+                Incoming::Authenticated { rank, world } => self.admit(id, rank, world),
                 Incoming::Requests(requests) => {
                     let Some(rank) = connection.member() else { return };
                     if requests.is_empty() {
@@ -275,7 +275,7 @@ impl Loop {
         let sent = connection.admit(rank, refusal.as_deref());
         match (refusal, sent) {
             (Some(cause), _) => (self.on_event)(StoreEvent::Refused { from, cause }),
-            (None, Err(cause)) => self.over(id, cause),
+            (None, Err(cause)) => self.disconnect(id, cause),
             (None, Ok(())) => {
                 self.count(|(present, joined)| {
                     *present += 1;
@@ -289,7 +289,7 @@ impl Loop {
     }
 
     /// A connection is at its end: a goodbye, a death, or a stranger turned away.
-    fn over(&mut self, id: u64, cause: String) {
+    fn disconnect(&mut self, id: u64, cause: String) {
         let Some(connection) = self.connections.remove(&id) else { return };
         if connection.member().is_some() {
             self.count(|(present, _)| *present -= 1);
@@ -310,8 +310,8 @@ impl Loop {
     }
 
     fn count(&self, change: impl FnOnce(&mut (usize, usize))) {
-        change(&mut self.census.0.lock().unwrap_or_else(PoisonError::into_inner));
-        self.census.1.notify_all();
+        change(&mut self.member_count.0.lock().unwrap_or_else(PoisonError::into_inner));
+        self.member_count.1.notify_all();
     }
 
     fn deliver(&mut self, out: Outgoing) {
@@ -324,7 +324,7 @@ impl Loop {
             }
         }
         for (id, cause) in broken {
-            self.over(id, cause);
+            self.disconnect(id, cause);
         }
     }
 
@@ -339,11 +339,11 @@ impl Loop {
                     return;
                 }
             };
-            let strangers = self.connections.iter().filter(|(_, c)| c.member().is_none());
-            if strangers.clone().count() >= MAX_STRANGERS
-                && let Some(id) = strangers.min_by_key(|(_, c)| c.since).map(|(id, _)| *id)
+            let unauthenticated = self.connections.iter().filter(|(_, c)| c.member().is_none());
+            if unauthenticated.clone().count() >= MAX_UNAUTHENTICATED
+                && let Some(id) = unauthenticated.min_by_key(|(_, c)| c.since).map(|(id, _)| *id)
             {
-                self.over(id, "too many unproved connections at once".into());
+                self.disconnect(id, "too many unproved connections at once".into());
             }
             match Connection::new(stream, peer) {
                 Ok(connection) => drop(self.connections.insert(self.next, connection)),
@@ -357,7 +357,7 @@ impl Loop {
         let late = |c: &Connection| c.deadline().is_some_and(|at| at <= now);
         let late: Vec<u64> = self.connections.iter().filter(|(_, c)| late(c)).map(|(id, _)| *id).collect();
         for id in late {
-            self.over(id, "it did not prove itself in time".into());
+            self.disconnect(id, "it did not prove itself in time".into());
         }
     }
 }

@@ -128,7 +128,7 @@ impl State {
             Request::Query { id } => {
                 self.members.iter().filter(|r| **r != rank).map(|r| (*r, Push::Ask { asker: rank, id })).collect()
             }
-            Request::Doing { asker, id, text } => vec![(asker, Push::Doing { id, rank, text })],
+            Request::Activity { asker, id, text } => vec![(asker, Push::Activity { id, rank, text })],
             Request::Goodbye => Vec::new(),
         }
     }

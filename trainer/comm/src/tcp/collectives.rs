@@ -2,13 +2,13 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::mesh::{In, Mesh, Out};
-use super::ring::{Fold, Scratch};
-use crate::descriptor::Descriptor;
+use super::mesh::{Mesh, RecvOp, SendOp};
+use super::ring::{Reduction, Scratch};
+use crate::call::CollectiveCall;
 use crate::dtype::{ReduceOp, split};
 use crate::error::{CommError, Result};
 use crate::kernels;
-use crate::transport::{Members, Transport};
+use crate::transport::{GroupRanks, Transport};
 
 /// Up to this many bytes the number of steps decides, above it the number of bytes.
 const SMALL: usize = 32 << 10;
@@ -22,30 +22,30 @@ const CHAIN_PIECE: usize = 256 << 10;
 /// The TCP transport of one group; groups of a process share its mesh.
 pub(crate) struct TcpGroup {
     mesh: Arc<Mutex<Mesh>>,
-    pub(super) members: Members,
+    pub(super) group: GroupRanks,
     pub(super) name: String,
 }
 
 impl TcpGroup {
-    pub(crate) fn new(mesh: Arc<Mutex<Mesh>>, members: Members) -> Self {
-        let name = members.name();
-        Self { mesh, members, name }
+    pub(crate) fn new(mesh: Arc<Mutex<Mesh>>, group: GroupRanks) -> Self {
+        let name = group.name();
+        Self { mesh, group, name }
     }
 
-    fn op(call: &Descriptor) -> Result<ReduceOp> {
+    fn op(call: &CollectiveCall) -> Result<ReduceOp> {
         call.reduce.ok_or_else(|| CommError::usage(format!("{call} names no reduction")))
     }
 
-    fn root(&self, call: &Descriptor) -> usize {
+    fn root(&self, call: &CollectiveCall) -> usize {
         call.root.unwrap_or_default() as usize
     }
 
-    fn agree(&self, mesh: &mut Mesh, call: &Descriptor) -> Result<()> {
-        self.double(mesh, call, &mut [], None)
+    fn agree(&self, mesh: &mut Mesh, call: &CollectiveCall) -> Result<()> {
+        self.recursive_doubling(mesh, call, &mut [], None)
     }
 
     /// `data` as accumulators, which for 16-bit floats is a copy.
-    fn widened(call: &Descriptor, data: &[u8]) -> (Scratch, usize) {
+    fn widened(call: &CollectiveCall, data: &[u8]) -> (Scratch, usize) {
         let (from, to) = (call.dtype, call.dtype.accumulator());
         let len = data.len() / from.size() * to.size();
         let mut copy = Scratch::new(len);
@@ -58,7 +58,7 @@ impl TcpGroup {
     }
 
     /// Turns accumulated values into final ones: the mean's division, and the one rounding of 16-bit floats.
-    fn finish(&self, call: &Descriptor, op: ReduceOp, sums: &mut [u8], into: &mut [u8]) {
+    fn finish(&self, call: &CollectiveCall, op: ReduceOp, sums: &mut [u8], into: &mut [u8]) {
         self.average(call, op, sums);
         if call.dtype == call.dtype.accumulator() {
             into.copy_from_slice(sums);
@@ -67,69 +67,69 @@ impl TcpGroup {
         }
     }
 
-    fn average(&self, call: &Descriptor, op: ReduceOp, sums: &mut [u8]) {
+    fn average(&self, call: &CollectiveCall, op: ReduceOp, sums: &mut [u8]) {
         if op == ReduceOp::Mean {
-            kernels::divide(call.dtype.accumulator(), sums, self.members.len());
+            kernels::divide(call.dtype.accumulator(), sums, self.group.len());
         }
     }
 
-    fn fold(call: &Descriptor, op: ReduceOp) -> Fold {
-        Fold { dtype: call.dtype.accumulator(), op }
+    fn reduction(call: &CollectiveCall, op: ReduceOp) -> Reduction {
+        Reduction { dtype: call.dtype.accumulator(), op }
     }
 
-    fn all_reduce_long(&self, mesh: &mut Mesh, call: &Descriptor, op: ReduceOp, data: &mut [u8]) -> Result<()> {
+    fn all_reduce_long(&self, mesh: &mut Mesh, call: &CollectiveCall, op: ReduceOp, data: &mut [u8]) -> Result<()> {
         self.agree(mesh, call)?;
-        let n = self.members.len();
-        let window = if mesh.is_on_one_host(&self.members.ranks) { n * LOCAL_PART } else { data.len() };
+        let n = self.group.len();
+        let window = if mesh.is_on_one_host(&self.group.ranks) { n * LOCAL_PART } else { data.len() };
         data.chunks_mut(window).try_for_each(|window| self.all_reduce_ring(mesh, call, op, window))
     }
 
-    fn all_reduce_ring(&self, mesh: &mut Mesh, call: &Descriptor, op: ReduceOp, data: &mut [u8]) -> Result<()> {
-        let (n, own) = (self.members.len(), (self.members.me + 1) % self.members.len());
+    fn all_reduce_ring(&self, mesh: &mut Mesh, call: &CollectiveCall, op: ReduceOp, data: &mut [u8]) -> Result<()> {
+        let (n, own) = (self.group.len(), (self.group.me + 1) % self.group.len());
         let cut = split(data.len(), call.dtype.size(), n);
         if call.dtype == call.dtype.accumulator() {
-            self.ring_reduce(mesh, call, data, &cut, Self::fold(call, op))?;
+            self.ring_reduce(mesh, call, data, &cut, Self::reduction(call, op))?;
             self.average(call, op, &mut data[cut[own]..cut[own + 1]]);
         } else {
             let (mut sums, len) = Self::widened(call, data);
             let sums = sums.get(len);
             let wide = call.dtype.accumulator().size() / call.dtype.size();
             let wide_cut: Vec<usize> = cut.iter().map(|at| at * wide).collect();
-            self.ring_reduce(mesh, call, sums, &wide_cut, Self::fold(call, op))?;
+            self.ring_reduce(mesh, call, sums, &wide_cut, Self::reduction(call, op))?;
             self.finish(call, op, &mut sums[wide_cut[own]..wide_cut[own + 1]], &mut data[cut[own]..cut[own + 1]]);
         }
         self.ring_gather(mesh, call, data, &cut, own)
     }
 
-    fn reduce_long(&self, mesh: &mut Mesh, call: &Descriptor, op: ReduceOp, data: &mut [u8]) -> Result<()> {
+    fn reduce_long(&self, mesh: &mut Mesh, call: &CollectiveCall, op: ReduceOp, data: &mut [u8]) -> Result<()> {
         self.agree(mesh, call)?;
-        let (n, me, root) = (self.members.len(), self.members.me, self.root(call));
+        let (n, me, root) = (self.group.len(), self.group.me, self.root(call));
         let (mut sums, len) = Self::widened(call, data);
         let sums = sums.get(len);
         let cut = split(len, call.dtype.accumulator().size(), n);
-        self.ring_reduce(mesh, call, sums, &cut, Self::fold(call, op))?;
+        self.ring_reduce(mesh, call, sums, &cut, Self::reduction(call, op))?;
         let held = |rank: usize| (rank + 1) % n;
         if me != root {
             let part = &sums[cut[held(me)]..cut[held(me) + 1]];
             return mesh.transfer(call, &self.name, &mut [self.send_to(call, root, part)], &mut []);
         }
         // Part p lies at rank p-1; the root has its own already.
-        let mut ins: Vec<In<'_>> = cut_up(sums, &cut)
+        let mut recvs: Vec<RecvOp<'_>> = cut_up(sums, &cut)
             .enumerate()
             .map(|(part, bytes)| ((part + n - 1) % n, bytes))
             .filter(|(rank, _)| *rank != me)
             .map(|(rank, bytes)| self.copy_from(rank, bytes))
             .collect();
-        mesh.transfer(call, &self.name, &mut [], &mut ins)?;
-        drop(ins);
+        mesh.transfer(call, &self.name, &mut [], &mut recvs)?;
+        drop(recvs);
         self.finish(call, op, sums, data);
         Ok(())
     }
 
-    /// Small data: rank distances from the root double, each rank passing on what it has.
-    fn broadcast_tree(&self, mesh: &mut Mesh, call: &Descriptor, data: &mut [u8]) -> Result<()> {
-        let (n, root) = (self.members.len(), self.root(call));
-        let place = (self.members.me + n - root) % n;
+    /// Small data: rank distances from the root recursive_doubling, each rank passing on what it has.
+    fn broadcast_tree(&self, mesh: &mut Mesh, call: &CollectiveCall, data: &mut [u8]) -> Result<()> {
+        let (n, root) = (self.group.len(), self.root(call));
+        let place = (self.group.me + n - root) % n;
         let rank = |place: usize| (place + root) % n;
         let top = n.next_power_of_two();
         let lowest = if place == 0 { top } else { 1 << place.trailing_zeros() };
@@ -137,39 +137,39 @@ impl TcpGroup {
             mesh.transfer(call, &self.name, &mut [], &mut [self.copy_from(rank(place - lowest), data)])?;
         }
         let children = std::iter::successors(Some(lowest / 2), |d| Some(d / 2)).take_while(|d| *d > 0);
-        let mut outs: Vec<Out<'_>> = children
+        let mut sends: Vec<SendOp<'_>> = children
             .map(|distance| place + distance)
             .filter(|child| *child < n)
             .map(|child| self.send_to(call, rank(child), data))
             .collect();
-        mesh.transfer(call, &self.name, &mut outs, &mut [])
+        mesh.transfer(call, &self.name, &mut sends, &mut [])
     }
 
     /// Long data: pieces go down the chain root, root+1, …, each rank sending one while the next arrives.
-    fn broadcast_chain(&self, mesh: &mut Mesh, call: &Descriptor, data: &mut [u8]) -> Result<()> {
-        let (n, me, root) = (self.members.len(), self.members.me, self.root(call));
+    fn broadcast_chain(&self, mesh: &mut Mesh, call: &CollectiveCall, data: &mut [u8]) -> Result<()> {
+        let (n, me, root) = (self.group.len(), self.group.me, self.root(call));
         let place = (me + n - root) % n;
         let (left, right) = ((me + n - 1) % n, (me + 1) % n);
         let pieces = data.len().div_ceil(CHAIN_PIECE);
         for step in 0..=pieces {
             let (passed, rest) = data.split_at_mut((step * CHAIN_PIECE).min(data.len()));
-            let mut outs = Vec::new();
-            let mut ins = Vec::new();
+            let mut sends = Vec::new();
+            let mut recvs = Vec::new();
             if step > 0 && place + 1 < n {
-                outs.push(self.send_to(call, right, &passed[(step - 1) * CHAIN_PIECE..]));
+                sends.push(self.send_to(call, right, &passed[(step - 1) * CHAIN_PIECE..]));
             }
             if step < pieces && place > 0 {
                 let len = rest.len().min(CHAIN_PIECE);
-                ins.push(self.copy_from(left, &mut rest[..len]));
+                recvs.push(self.copy_from(left, &mut rest[..len]));
             }
-            mesh.transfer(call, &self.name, &mut outs, &mut ins)?;
+            mesh.transfer(call, &self.name, &mut sends, &mut recvs)?;
         }
         Ok(())
     }
 
     /// Sends part `r` of `send` to each rank `r` and takes its part for this rank into part `r` of `recv`.
-    fn deal(&self, mesh: &mut Mesh, call: &Descriptor, send: &[u8], recv: &mut [u8]) -> Result<()> {
-        let (n, me) = (self.members.len(), self.members.me);
+    fn exchange_parts(&self, mesh: &mut Mesh, call: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
+        let (n, me) = (self.group.len(), self.group.me);
         let len = send.len() / n;
         let part = |rank: usize| &send[rank * len..(rank + 1) * len];
         recv[me * len..(me + 1) * len].copy_from_slice(part(me));
@@ -177,14 +177,14 @@ impl TcpGroup {
             return Ok(());
         }
         // Beginning with the next rank, so that not all send to rank 0 first.
-        let mut outs: Vec<Out<'_>> = (1..n).map(|s| (me + s) % n).map(|r| self.send_to(call, r, part(r))).collect();
-        let mut ins: Vec<In<'_>> = recv
+        let mut sends: Vec<SendOp<'_>> = (1..n).map(|s| (me + s) % n).map(|r| self.send_to(call, r, part(r))).collect();
+        let mut recvs: Vec<RecvOp<'_>> = recv
             .chunks_exact_mut(len)
             .enumerate()
             .filter(|(rank, _)| *rank != me)
             .map(|(rank, bytes)| self.copy_from(rank, bytes))
             .collect();
-        mesh.transfer(call, &self.name, &mut outs, &mut ins)
+        mesh.transfer(call, &self.name, &mut sends, &mut recvs)
     }
 }
 
@@ -204,40 +204,40 @@ fn lock(mesh: &Mutex<Mesh>) -> MutexGuard<'_, Mesh> {
 }
 
 impl Transport for TcpGroup {
-    fn all_reduce(&mut self, call: &Descriptor, data: &mut [u8]) -> Result<()> {
+    fn all_reduce(&mut self, call: &CollectiveCall, data: &mut [u8]) -> Result<()> {
         let (mesh, op) = (&mut *lock(&self.mesh), Self::op(call)?);
         if data.len() > SMALL {
             return self.all_reduce_long(mesh, call, op, data);
         }
         let (mut sums, len) = Self::widened(call, data);
-        self.double(mesh, call, sums.get(len), Some(Self::fold(call, op)))?;
+        self.recursive_doubling(mesh, call, sums.get(len), Some(Self::reduction(call, op)))?;
         self.finish(call, op, sums.get(len), data);
         Ok(())
     }
 
-    fn broadcast(&mut self, call: &Descriptor, data: &mut [u8]) -> Result<()> {
+    fn broadcast(&mut self, call: &CollectiveCall, data: &mut [u8]) -> Result<()> {
         let mesh = &mut *lock(&self.mesh);
         self.agree(mesh, call)?;
         if data.len() > SMALL { self.broadcast_chain(mesh, call, data) } else { self.broadcast_tree(mesh, call, data) }
     }
 
-    fn reduce(&mut self, call: &Descriptor, data: &mut [u8]) -> Result<()> {
+    fn reduce(&mut self, call: &CollectiveCall, data: &mut [u8]) -> Result<()> {
         let (mesh, op) = (&mut *lock(&self.mesh), Self::op(call)?);
         if data.len() > SMALL {
             return self.reduce_long(mesh, call, op, data);
         }
         let (mut sums, len) = Self::widened(call, data);
-        self.double(mesh, call, sums.get(len), Some(Self::fold(call, op)))?;
-        if self.members.me == self.root(call) {
+        self.recursive_doubling(mesh, call, sums.get(len), Some(Self::reduction(call, op)))?;
+        if self.group.me == self.root(call) {
             self.finish(call, op, sums.get(len), data);
         }
         Ok(())
     }
 
-    fn all_gather(&mut self, call: &Descriptor, send: &[u8], recv: &mut [u8], lens: &[usize]) -> Result<()> {
+    fn all_gather(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8], lens: &[usize]) -> Result<()> {
         let mesh = &mut *lock(&self.mesh);
         self.agree(mesh, call)?;
-        let (n, me) = (self.members.len(), self.members.me);
+        let (n, me) = (self.group.len(), self.group.me);
         let mut cut = vec![0];
         cut.extend(lens.iter().scan(0, |at, len| {
             *at += len;
@@ -247,19 +247,19 @@ impl Transport for TcpGroup {
         if recv.len() > SMALL {
             return self.ring_gather(mesh, call, recv, &cut, me);
         }
-        let mut outs: Vec<Out<'_>> = (1..n).map(|s| self.send_to(call, (me + s) % n, send)).collect();
-        let mut ins: Vec<In<'_>> = cut_up(recv, &cut)
+        let mut sends: Vec<SendOp<'_>> = (1..n).map(|s| self.send_to(call, (me + s) % n, send)).collect();
+        let mut recvs: Vec<RecvOp<'_>> = cut_up(recv, &cut)
             .enumerate()
             .filter(|(rank, _)| *rank != me)
             .map(|(rank, bytes)| self.copy_from(rank, bytes))
             .collect();
-        mesh.transfer(call, &self.name, &mut outs, &mut ins)
+        mesh.transfer(call, &self.name, &mut sends, &mut recvs)
     }
 
-    fn gather(&mut self, call: &Descriptor, send: &[u8], recv: &mut [u8]) -> Result<()> {
+    fn gather(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
         let mesh = &mut *lock(&self.mesh);
         self.agree(mesh, call)?;
-        let (me, root, len) = (self.members.me, self.root(call), send.len());
+        let (me, root, len) = (self.group.me, self.root(call), send.len());
         if len == 0 {
             return Ok(());
         }
@@ -267,59 +267,59 @@ impl Transport for TcpGroup {
             return mesh.transfer(call, &self.name, &mut [self.send_to(call, root, send)], &mut []);
         }
         recv[me * len..(me + 1) * len].copy_from_slice(send);
-        let mut ins: Vec<In<'_>> = recv
+        let mut recvs: Vec<RecvOp<'_>> = recv
             .chunks_exact_mut(len)
             .enumerate()
             .filter(|(rank, _)| *rank != me)
             .map(|(rank, bytes)| self.copy_from(rank, bytes))
             .collect();
-        mesh.transfer(call, &self.name, &mut [], &mut ins)
+        mesh.transfer(call, &self.name, &mut [], &mut recvs)
     }
 
-    fn scatter(&mut self, call: &Descriptor, send: &[u8], recv: &mut [u8]) -> Result<()> {
+    fn scatter(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
         let mesh = &mut *lock(&self.mesh);
         self.agree(mesh, call)?;
-        let (n, me, root, len) = (self.members.len(), self.members.me, self.root(call), recv.len());
+        let (n, me, root, len) = (self.group.len(), self.group.me, self.root(call), recv.len());
         if me != root {
             return mesh.transfer(call, &self.name, &mut [], &mut [self.copy_from(root, recv)]);
         }
         let part = |rank: usize| &send[rank * len..(rank + 1) * len];
         recv.copy_from_slice(part(me));
-        let mut outs: Vec<Out<'_>> =
+        let mut sends: Vec<SendOp<'_>> =
             (0..n).filter(|rank| *rank != me).map(|rank| self.send_to(call, rank, part(rank))).collect();
-        mesh.transfer(call, &self.name, &mut outs, &mut [])
+        mesh.transfer(call, &self.name, &mut sends, &mut [])
     }
 
-    fn reduce_scatter(&mut self, call: &Descriptor, send: &[u8], recv: &mut [u8]) -> Result<()> {
+    fn reduce_scatter(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
         let (mesh, op) = (&mut *lock(&self.mesh), Self::op(call)?);
         self.agree(mesh, call)?;
         let mut parts = Scratch::new(send.len());
         let parts = parts.get(send.len());
-        self.deal(mesh, call, send, parts)?;
+        self.exchange_parts(mesh, call, send, parts)?;
         if !recv.is_empty() {
             let sources: Vec<&[u8]> = parts.chunks_exact(recv.len()).collect();
-            kernels::fold(call.dtype, op, recv, &sources);
+            kernels::reduce_into(call.dtype, op, recv, &sources);
         }
         Ok(())
     }
 
-    fn all_to_all(&mut self, call: &Descriptor, send: &[u8], recv: &mut [u8]) -> Result<()> {
+    fn all_to_all(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
         let mesh = &mut *lock(&self.mesh);
         self.agree(mesh, call)?;
-        self.deal(mesh, call, send, recv)
+        self.exchange_parts(mesh, call, send, recv)
     }
 
-    fn barrier(&mut self, call: &Descriptor) -> Result<()> {
+    fn barrier(&mut self, call: &CollectiveCall) -> Result<()> {
         self.agree(&mut lock(&self.mesh), call)
     }
 
-    fn send(&mut self, call: &Descriptor, tag: u64, data: &[u8]) -> Result<()> {
-        let to = self.members.ranks[self.root(call)];
+    fn send(&mut self, call: &CollectiveCall, tag: u64, data: &[u8]) -> Result<()> {
+        let to = self.group.ranks[self.root(call)];
         lock(&self.mesh).send_message(call, &self.name, to, tag, data)
     }
 
-    fn recv(&mut self, call: &Descriptor, tag: u64, data: &mut [u8]) -> Result<()> {
-        let from = self.members.ranks[self.root(call)];
+    fn recv(&mut self, call: &CollectiveCall, tag: u64, data: &mut [u8]) -> Result<()> {
+        let from = self.group.ranks[self.root(call)];
         lock(&self.mesh).recv_message(call, &self.name, from, tag, data)
     }
 }

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use super::peer::{Broken, Head, Kind, Next, Peer};
-use super::setup::Setup;
+use super::peer::{ConnectionError, FrameHeader, FrameKind, NextFrame, Peer};
+use super::setup::MeshSetup;
 use crate::abort::Abort;
-use crate::descriptor::{Agreement, Descriptor};
+use crate::call::{Agreement, CollectiveCall};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{CommError, ErrorKind, Result, ranks};
 use crate::kernels;
@@ -21,7 +21,7 @@ const REASON: Duration = Duration::from_secs(1);
 const SPINS: u32 = 40;
 
 /// Bytes that leave for one rank: `head`, then `body`.
-pub(super) struct Out<'a> {
+pub(super) struct SendOp<'a> {
     pub peer: usize,
     pub head: Vec<u8>,
     pub body: &'a [u8],
@@ -30,7 +30,7 @@ pub(super) struct Out<'a> {
     pub needed: usize,
 }
 
-impl<'a> Out<'a> {
+impl<'a> SendOp<'a> {
     pub(super) fn new(peer: usize, head: Vec<u8>, body: &'a [u8]) -> Self {
         let needed = head.len() + body.len();
         Self { peer, head, body, done: 0, needed }
@@ -45,7 +45,7 @@ impl<'a> Out<'a> {
 pub(super) enum Sink<'a> {
     Copy(&'a mut [u8]),
     /// `into = arriving op into`, piece by piece through `scratch`.
-    Fold {
+    Reduce {
         into: &'a mut [u8],
         scratch: &'a mut [u8],
         dtype: DType,
@@ -54,21 +54,21 @@ pub(super) enum Sink<'a> {
 }
 
 /// One frame expected from one rank.
-pub(super) enum In<'a> {
+pub(super) enum RecvOp<'a> {
     Agreement { peer: usize, got: Option<Agreement> },
     Data { peer: usize, sink: Sink<'a>, filled: usize, done: bool },
 }
 
-impl In<'_> {
+impl RecvOp<'_> {
     fn peer(&self) -> usize {
         match self {
-            In::Agreement { peer, .. } | In::Data { peer, .. } => *peer,
+            RecvOp::Agreement { peer, .. } | RecvOp::Data { peer, .. } => *peer,
         }
     }
     fn is_done(&self) -> bool {
         match self {
-            In::Agreement { got, .. } => got.is_some(),
-            In::Data { done, .. } => *done,
+            RecvOp::Agreement { got, .. } => got.is_some(),
+            RecvOp::Data { done, .. } => *done,
         }
     }
 }
@@ -79,23 +79,23 @@ pub(crate) struct Mesh {
     pub(super) peers: Vec<Option<Peer>>,
     abort: Arc<Abort>,
     pub(super) timeout: Duration,
-    bell: Arc<OwnedFd>,
+    wakeup: Arc<OwnedFd>,
     spins: u32,
 }
 
 impl Mesh {
     /// Connects the ranks of `setup`, in a job of `world`; each wait in a collective is at most `timeout` long.
-    pub(crate) fn new(setup: &Setup<'_>, world: usize, timeout: Duration) -> Result<Self> {
-        let (rank, peers) = (setup.members.my_rank(), setup.connect(world)?);
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+    pub(crate) fn new(setup: &MeshSetup<'_>, world: usize, timeout: Duration) -> Result<Self> {
+        let (rank, peers) = (setup.group.job_rank(), setup.connect(world)?);
+        let wakeup = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| CommError::setup(format!("rank {rank} cannot make an eventfd: {e}")))?;
-        let bell = Arc::new(bell);
+        let wakeup = Arc::new(wakeup);
         let abort = setup.store.abort_flag();
-        let ring = bell.clone();
+        let ring = wakeup.clone();
         // Stays readable for good: an aborted mesh never waits again.
         abort.on_raise(move || _ = rustix::io::write(&*ring, &1u64.to_ne_bytes()));
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Ok(Self { rank, peers, abort, timeout, bell, spins: if setup.members.len() <= cores { SPINS } else { 0 } })
+        Ok(Self { rank, peers, abort, timeout, wakeup, spins: if setup.group.len() <= cores { SPINS } else { 0 } })
     }
 
     pub(super) fn peer(&mut self, rank: usize) -> Result<&mut Peer> {
@@ -114,26 +114,26 @@ impl Mesh {
     /// Sends and receives all of it, in whatever order it goes; at most one of each for a rank.
     pub(super) fn transfer(
         &mut self,
-        call: &Descriptor,
+        call: &CollectiveCall,
         group: &str,
-        outs: &mut [Out<'_>],
-        ins: &mut [In<'_>],
+        sends: &mut [SendOp<'_>],
+        recvs: &mut [RecvOp<'_>],
     ) -> Result<()> {
         let (mut until, mut idle) = (Instant::now() + self.timeout, 0);
         loop {
             let mut moved = false;
-            for out in outs.iter_mut().filter(|o| !o.is_done()) {
+            for out in sends.iter_mut().filter(|o| !o.is_done()) {
                 let peer = self.peer(out.peer)?;
                 let written = peer.write(&out.head, out.body, out.done);
                 let written = written.map_err(|broken| self.broken(call, group, out.peer, broken))?;
                 out.done += written;
                 moved |= written > 0;
             }
-            for expected in ins.iter_mut().filter(|i| !i.is_done()) {
+            for expected in recvs.iter_mut().filter(|i| !i.is_done()) {
                 moved |= self.receive(call, group, expected)?;
             }
-            let open: Vec<usize> = ins.iter().filter(|i| !i.is_done()).map(In::peer).collect();
-            let full: Vec<usize> = outs.iter().filter(|o| !o.is_done()).map(|o| o.peer).collect();
+            let open: Vec<usize> = recvs.iter().filter(|i| !i.is_done()).map(RecvOp::peer).collect();
+            let full: Vec<usize> = sends.iter().filter(|o| !o.is_done()).map(|o| o.peer).collect();
             if open.is_empty() && full.is_empty() {
                 return Ok(());
             }
@@ -154,7 +154,14 @@ impl Mesh {
     }
 
     /// Waits until one of these connections can go on.
-    fn sleep(&mut self, call: &Descriptor, group: &str, open: &[usize], full: &[usize], until: Instant) -> Result<()> {
+    fn sleep(
+        &mut self,
+        call: &CollectiveCall,
+        group: &str,
+        open: &[usize],
+        full: &[usize],
+        until: Instant,
+    ) -> Result<()> {
         self.abort.check()?;
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -173,7 +180,7 @@ impl Mesh {
             )
             .blame(waiting[0]));
         }
-        let mut fds = vec![PollFd::from_borrowed_fd(self.bell.as_fd(), PollFlags::IN)];
+        let mut fds = vec![PollFd::from_borrowed_fd(self.wakeup.as_fd(), PollFlags::IN)];
         for (wanted, flag) in [(open, PollFlags::IN), (full, PollFlags::OUT)] {
             for rank in wanted {
                 if let Some(peer) = self.peers.get(*rank).and_then(Option::as_ref) {
@@ -189,25 +196,25 @@ impl Mesh {
     }
 
     /// Takes in what has come of `expected`. Messages that come before it are put aside.
-    fn receive(&mut self, call: &Descriptor, group: &str, expected: &mut In<'_>) -> Result<bool> {
+    fn receive(&mut self, call: &CollectiveCall, group: &str, expected: &mut RecvOp<'_>) -> Result<bool> {
         let from = expected.peer();
         let mut moved = false;
         loop {
             let next = self.peer(from)?.next().map_err(|broken| self.broken(call, group, from, broken))?;
             match (next, &mut *expected) {
-                (Next::Empty, _) => return Ok(moved),
-                (Next::Message, _) => moved = true,
-                (Next::Agreement(agreement), In::Agreement { got, .. }) => {
+                (NextFrame::Empty, _) => return Ok(moved),
+                (NextFrame::Message, _) => moved = true,
+                (NextFrame::Agreement(agreement), RecvOp::Agreement { got, .. }) => {
                     *got = Some(agreement);
                     return Ok(true);
                 }
-                (Next::Data(head), In::Data { sink, filled, done, .. }) => {
+                (NextFrame::Data(head), RecvOp::Data { sink, filled, done, .. }) => {
                     let len = match sink {
                         Sink::Copy(into) => into.len(),
-                        Sink::Fold { into, .. } => into.len(),
+                        Sink::Reduce { into, .. } => into.len(),
                     };
                     if (head.group, head.sequence, head.len as usize) != (call.group, call.sequence, len) {
-                        return Err(self.confused(call, group, from));
+                        return Err(self.unexpected_frame(call, group, from));
                     }
                     let peer = self.peer(from)?;
                     let progress =
@@ -219,17 +226,17 @@ impl Mesh {
                     return Ok(moved || progress || *done);
                 }
                 // It is already in the next collective, or still in the last one: what it sent cannot be for this call.
-                (Next::Agreement(agreement), In::Data { .. }) => {
+                (NextFrame::Agreement(agreement), RecvOp::Data { .. }) => {
                     let mine = Agreement::of(self.rank, *call);
                     mine.merge(agreement).check(group)?;
-                    return Err(self.confused(call, group, from));
+                    return Err(self.unexpected_frame(call, group, from));
                 }
-                (Next::Data(_), In::Agreement { .. }) => return Err(self.confused(call, group, from)),
+                (NextFrame::Data(_), RecvOp::Agreement { .. }) => return Err(self.unexpected_frame(call, group, from)),
             }
         }
     }
 
-    fn confused(&self, call: &Descriptor, group: &str, from: usize) -> CommError {
+    fn unexpected_frame(&self, call: &CollectiveCall, group: &str, from: usize) -> CommError {
         CommError::system(format!(
             "{call}, {}: rank {from} sent rank {} something that does not belong there",
             call.place(group),
@@ -237,15 +244,17 @@ impl Mesh {
         ))
     }
 
-    pub(super) fn broken(&self, call: &Descriptor, group: &str, peer: usize, broken: Broken) -> CommError {
+    pub(super) fn broken(&self, call: &CollectiveCall, group: &str, peer: usize, broken: ConnectionError) -> CommError {
         let (me, place) = (self.rank, call.place(group));
         if let Some(reason) = self.abort.wait(REASON) {
             return reason;
         }
         let cause = match broken {
-            Broken::Closed => format!("rank {peer} left the job while rank {me} waits in {call}, {place}"),
-            Broken::Io(e) => format!("the connection of rank {me} to rank {peer} broke in {call}, {place}: {e}"),
-            Broken::Nonsense => format!("rank {peer} sent rank {me} nonsense in {call}, {place}"),
+            ConnectionError::Closed => format!("rank {peer} left the job while rank {me} waits in {call}, {place}"),
+            ConnectionError::Io(e) => {
+                format!("the connection of rank {me} to rank {peer} broke in {call}, {place}: {e}")
+            }
+            ConnectionError::Protocol => format!("rank {peer} sent rank {me} nonsense in {call}, {place}"),
         };
         CommError::new(ErrorKind::PeerLost, cause)
             .hint("every rank must call the same collectives; one has ended early")
@@ -255,7 +264,7 @@ impl Mesh {
     /// Sends one message; takes in what comes the other way meanwhile, so two ranks may send to each other at once.
     pub(super) fn send_message(
         &mut self,
-        call: &Descriptor,
+        call: &CollectiveCall,
         group: &str,
         to: usize,
         tag: u64,
@@ -264,7 +273,7 @@ impl Mesh {
         self.abort.check()?;
         let message = Message { tag, dtype: call.dtype, bytes: data.len() as u64 }.encode();
         let len = (message.len() + data.len()) as u64;
-        let mut head = Head { kind: Kind::Message, group: call.group, sequence: 0, len }.encode().to_vec();
+        let mut head = FrameHeader { kind: FrameKind::Message, group: call.group, sequence: 0, len }.encode().to_vec();
         head.extend_from_slice(&message);
         let (mut done, total) = (0, head.len() + data.len());
         let mut until = Instant::now() + self.timeout;
@@ -278,9 +287,9 @@ impl Mesh {
             let mut readable = true;
             let next = self.peer(to)?.next().map_err(|broken| self.broken(call, group, to, broken))?;
             match next {
-                Next::Empty | Next::Message => {}
-                Next::Agreement(theirs) => return Err(self.elsewhere(call, group, to, theirs)),
-                Next::Data(_) => readable = false,
+                NextFrame::Empty | NextFrame::Message => {}
+                NextFrame::Agreement(theirs) => return Err(self.peer_in_collective(call, group, to, theirs)),
+                NextFrame::Data(_) => readable = false,
             }
             if written > 0 {
                 until = Instant::now() + self.timeout;
@@ -293,7 +302,7 @@ impl Mesh {
     /// Receives the next message of `from` with this tag.
     pub(super) fn recv_message(
         &mut self,
-        call: &Descriptor,
+        call: &CollectiveCall,
         group: &str,
         from: usize,
         tag: u64,
@@ -305,8 +314,8 @@ impl Mesh {
         loop {
             let peer = self.peer(from)?;
             let wanted = |(id, message, _): &(u64, Message, Vec<u8>)| *id == call.group && message.tag == tag;
-            if let Some(place) = peer.early.iter().position(wanted)
-                && let Some((_, message, body)) = peer.early.remove(place)
+            if let Some(place) = peer.unexpected.iter().position(wanted)
+                && let Some((_, message, body)) = peer.unexpected.remove(place)
             {
                 message.check(call, data.len(), me, from, group)?;
                 data.copy_from_slice(&body);
@@ -314,33 +323,33 @@ impl Mesh {
             }
             match peer.next() {
                 Err(broken) => return Err(self.broken(call, group, from, broken)),
-                Ok(Next::Message) => {}
-                Ok(Next::Empty) => self.sleep(call, group, &[from], &[], until)?,
-                Ok(Next::Agreement(theirs)) => return Err(self.elsewhere(call, group, from, theirs)),
-                Ok(Next::Data(_)) => return Err(self.confused(call, group, from)),
+                Ok(NextFrame::Message) => {}
+                Ok(NextFrame::Empty) => self.sleep(call, group, &[from], &[], until)?,
+                Ok(NextFrame::Agreement(theirs)) => return Err(self.peer_in_collective(call, group, from, theirs)),
+                Ok(NextFrame::Data(_)) => return Err(self.unexpected_frame(call, group, from)),
             }
         }
     }
 
     /// The peer is in a collective while this rank sends to it or receives from it.
-    fn elsewhere(&self, call: &Descriptor, group: &str, peer: usize, theirs: Agreement) -> CommError {
-        Message::elsewhere(self.rank, call, peer, theirs.first_call(), group)
+    fn peer_in_collective(&self, call: &CollectiveCall, group: &str, peer: usize, theirs: Agreement) -> CommError {
+        Message::peer_in_collective(self.rank, call, peer, theirs.first_call(), group)
     }
 }
 
 /// Reads what is there of a data frame. Returns whether anything was.
-fn drain(peer: &mut Peer, sink: &mut Sink<'_>, filled: &mut usize) -> std::result::Result<bool, Broken> {
+fn drain(peer: &mut Peer, sink: &mut Sink<'_>, filled: &mut usize) -> std::result::Result<bool, ConnectionError> {
     let mut moved = false;
     while peer.data_left() > 0 {
         let got = match sink {
             Sink::Copy(into) => peer.read_data(&mut into[*filled..])?,
-            Sink::Fold { into, scratch, dtype, op } => {
+            Sink::Reduce { into, scratch, dtype, op } => {
                 // Pieces begin at multiples of the scratch buffer, which holds whole elements.
                 let (start, held) = (*filled / scratch.len() * scratch.len(), *filled % scratch.len());
                 let end = (start + scratch.len()).min(into.len());
                 let got = peer.read_data(&mut scratch[held..end - start])?;
                 if got.is_some_and(|n| start + held + n == end) {
-                    kernels::step(*dtype, *op, &mut into[start..end], &scratch[..end - start], false);
+                    kernels::accumulate(*dtype, *op, &mut into[start..end], &scratch[..end - start], false);
                 }
                 got
             }

@@ -33,4 +33,4 @@ mod setup;
 
 pub(crate) use collectives::TcpGroup;
 pub(crate) use mesh::Mesh;
-pub(crate) use setup::Setup;
+pub(crate) use setup::MeshSetup;

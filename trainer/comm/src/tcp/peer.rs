@@ -4,14 +4,14 @@ use std::collections::VecDeque;
 use std::io::{ErrorKind as IoKind, IoSlice, Read, Write};
 use std::net::TcpStream;
 
-use crate::descriptor::{AGREEMENT_BYTES, Agreement};
+use crate::call::{AGREEMENT_BYTES, Agreement};
 use crate::message::{MESSAGE_BYTES, Message};
 use crate::net;
 
 /// What a frame carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Kind {
+pub(super) enum FrameKind {
     /// An [`Agreement`], at the start of a collective.
     Agree = 1,
     /// Data of the collective that was agreed on.
@@ -22,18 +22,18 @@ pub(super) enum Kind {
 
 /// Precedes every frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Head {
-    pub kind: Kind,
+pub(super) struct FrameHeader {
+    pub kind: FrameKind,
     pub group: u64,
     pub sequence: u64,
     pub len: u64,
 }
 
-pub(super) const HEAD_BYTES: usize = 32;
+pub(super) const HEADER_BYTES: usize = 32;
 
-impl Head {
-    pub(super) fn encode(&self) -> [u8; HEAD_BYTES] {
-        let mut out = [0; HEAD_BYTES];
+impl FrameHeader {
+    pub(super) fn encode(&self) -> [u8; HEADER_BYTES] {
+        let mut out = [0; HEADER_BYTES];
         out[0] = self.kind as u8;
         out[8..16].copy_from_slice(&self.group.to_le_bytes());
         out[16..24].copy_from_slice(&self.sequence.to_le_bytes());
@@ -41,12 +41,12 @@ impl Head {
         out
     }
 
-    fn decode(bytes: &[u8; HEAD_BYTES]) -> Option<Self> {
+    fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
         let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
         let kind = match bytes[0] {
-            1 => Kind::Agree,
-            2 => Kind::Data,
-            3 => Kind::Message,
+            1 => FrameKind::Agree,
+            2 => FrameKind::Data,
+            3 => FrameKind::Message,
             _ => return None,
         };
         Some(Self { kind, group: word(8), sequence: word(16), len: word(24) })
@@ -55,22 +55,22 @@ impl Head {
 
 /// Why a connection is of no more use.
 #[derive(Debug)]
-pub(super) enum Broken {
+pub(super) enum ConnectionError {
     /// The other end closed it.
     Closed,
     Io(std::io::Error),
     /// It sent what no rank sends.
-    Nonsense,
+    Protocol,
 }
 
 /// The next thing in the stream.
-pub(super) enum Next {
+pub(super) enum NextFrame {
     /// Nothing more now.
     Empty,
     /// An agreement, complete and taken out.
     Agreement(Agreement),
     /// A data frame whose `len` bytes are still in the stream; see [`Peer::read_data`].
-    Data(Head),
+    Data(FrameHeader),
     /// A message was put aside.
     Message,
 }
@@ -85,22 +85,22 @@ struct Incoming {
 /// See the module.
 pub(super) struct Peer {
     pub(super) stream: TcpStream,
-    head: [u8; HEAD_BYTES + AGREEMENT_BYTES],
+    head: [u8; HEADER_BYTES + AGREEMENT_BYTES],
     head_filled: usize,
     /// A data frame whose header has been read, and the bytes of it that have not.
-    data: Option<(Head, usize)>,
+    data: Option<(FrameHeader, usize)>,
     message: Option<Incoming>,
     /// Messages that nobody has asked for yet: group, header, data.
-    pub(super) early: VecDeque<(u64, Message, Vec<u8>)>,
+    pub(super) unexpected: VecDeque<(u64, Message, Vec<u8>)>,
 }
 
-fn attempt(result: std::io::Result<usize>) -> Result<Option<usize>, Broken> {
+fn attempt(result: std::io::Result<usize>) -> Result<Option<usize>, ConnectionError> {
     match result {
-        Ok(0) => Err(Broken::Closed),
+        Ok(0) => Err(ConnectionError::Closed),
         Ok(n) => Ok(Some(n)),
         Err(e) if matches!(e.kind(), IoKind::WouldBlock | IoKind::Interrupted) => Ok(None),
-        Err(e) if matches!(e.kind(), IoKind::ConnectionReset | IoKind::BrokenPipe) => Err(Broken::Closed),
-        Err(e) => Err(Broken::Io(e)),
+        Err(e) if matches!(e.kind(), IoKind::ConnectionReset | IoKind::BrokenPipe) => Err(ConnectionError::Closed),
+        Err(e) => Err(ConnectionError::Io(e)),
     }
 }
 
@@ -111,11 +111,11 @@ impl Peer {
         stream.set_nonblocking(true)?;
         Ok(Self {
             stream,
-            head: [0; HEAD_BYTES + AGREEMENT_BYTES],
+            head: [0; HEADER_BYTES + AGREEMENT_BYTES],
             head_filled: 0,
             data: None,
             message: None,
-            early: VecDeque::new(),
+            unexpected: VecDeque::new(),
         })
     }
 
@@ -125,7 +125,7 @@ impl Peer {
     }
 
     /// Writes as much of `head` then `body`, from `done` on, as goes without waiting. Returns the bytes written.
-    pub(super) fn write(&mut self, head: &[u8], body: &[u8], done: usize) -> Result<usize, Broken> {
+    pub(super) fn write(&mut self, head: &[u8], body: &[u8], done: usize) -> Result<usize, ConnectionError> {
         let mut total = done;
         while total < head.len() + body.len() {
             let result = if total < head.len() {
@@ -141,7 +141,7 @@ impl Peer {
         Ok(total - done)
     }
 
-    fn fill_head(&mut self, until: usize) -> Result<bool, Broken> {
+    fn fill_head(&mut self, until: usize) -> Result<bool, ConnectionError> {
         while self.head_filled < until {
             match attempt((&self.stream).read(&mut self.head[self.head_filled..until]))? {
                 Some(n) => self.head_filled += n,
@@ -152,43 +152,43 @@ impl Peer {
     }
 
     /// Looks at the next frame without waiting. A data frame stays the next one until it was read to its end.
-    pub(super) fn next(&mut self) -> Result<Next, Broken> {
+    pub(super) fn next(&mut self) -> Result<NextFrame, ConnectionError> {
         if let Some((head, _)) = self.data {
-            return Ok(Next::Data(head));
+            return Ok(NextFrame::Data(head));
         }
         if self.message.is_some() {
             return self.read_message();
         }
-        if !self.fill_head(HEAD_BYTES)? {
-            return Ok(Next::Empty);
+        if !self.fill_head(HEADER_BYTES)? {
+            return Ok(NextFrame::Empty);
         }
-        let head = self.head.first_chunk().and_then(Head::decode).ok_or(Broken::Nonsense)?;
+        let head = self.head.first_chunk().and_then(FrameHeader::decode).ok_or(ConnectionError::Protocol)?;
         match head.kind {
-            Kind::Data => {
+            FrameKind::Data => {
                 self.head_filled = 0;
                 self.data = Some((head, head.len as usize));
-                Ok(Next::Data(head))
+                Ok(NextFrame::Data(head))
             }
-            Kind::Agree => {
+            FrameKind::Agree => {
                 if head.len as usize != AGREEMENT_BYTES {
-                    return Err(Broken::Nonsense);
+                    return Err(ConnectionError::Protocol);
                 }
-                if !self.fill_head(HEAD_BYTES + AGREEMENT_BYTES)? {
-                    return Ok(Next::Empty);
+                if !self.fill_head(HEADER_BYTES + AGREEMENT_BYTES)? {
+                    return Ok(NextFrame::Empty);
                 }
                 self.head_filled = 0;
-                Agreement::decode(&self.head[HEAD_BYTES..]).map(Next::Agreement).ok_or(Broken::Nonsense)
+                Agreement::decode(&self.head[HEADER_BYTES..]).map(NextFrame::Agreement).ok_or(ConnectionError::Protocol)
             }
-            Kind::Message => {
-                if !self.fill_head(HEAD_BYTES + MESSAGE_BYTES)? {
-                    return Ok(Next::Empty);
+            FrameKind::Message => {
+                if !self.fill_head(HEADER_BYTES + MESSAGE_BYTES)? {
+                    return Ok(NextFrame::Empty);
                 }
                 self.head_filled = 0;
-                let message = Message::decode(&self.head[HEAD_BYTES..]).ok_or(Broken::Nonsense)?;
+                let message = Message::decode(&self.head[HEADER_BYTES..]).ok_or(ConnectionError::Protocol)?;
                 if head.len != message.bytes + MESSAGE_BYTES as u64 {
-                    return Err(Broken::Nonsense);
+                    return Err(ConnectionError::Protocol);
                 }
-                // Members of the job alone get this far, so the length is what one of our own calls sends.
+                // GroupRanks of the job alone get this far, so the length is what one of our own calls sends.
                 let body = vec![0; message.bytes as usize];
                 self.message = Some(Incoming { group: head.group, head: message, body, filled: 0 });
                 self.read_message()
@@ -196,18 +196,18 @@ impl Peer {
         }
     }
 
-    fn read_message(&mut self) -> Result<Next, Broken> {
-        let Some(message) = &mut self.message else { return Ok(Next::Empty) };
+    fn read_message(&mut self) -> Result<NextFrame, ConnectionError> {
+        let Some(message) = &mut self.message else { return Ok(NextFrame::Empty) };
         while message.filled < message.body.len() {
             match attempt((&self.stream).read(&mut message.body[message.filled..]))? {
                 Some(n) => message.filled += n,
-                None => return Ok(Next::Empty),
+                None => return Ok(NextFrame::Empty),
             }
         }
         if let Some(Incoming { group, head, body, .. }) = self.message.take() {
-            self.early.push_back((group, head, body));
+            self.unexpected.push_back((group, head, body));
         }
-        Ok(Next::Message)
+        Ok(NextFrame::Message)
     }
 
     /// Bytes of the current data frame that are still to be read.
@@ -216,7 +216,7 @@ impl Peer {
     }
 
     /// Reads some of the current data frame's bytes into the front of `into`.
-    pub(super) fn read_data(&mut self, into: &mut [u8]) -> Result<Option<usize>, Broken> {
+    pub(super) fn read_data(&mut self, into: &mut [u8]) -> Result<Option<usize>, ConnectionError> {
         let Some((_, left)) = &mut self.data else { return Ok(None) };
         let len = into.len().min(*left);
         let got = attempt((&self.stream).read(&mut into[..len]))?;
@@ -243,10 +243,10 @@ mod tests {
 
     #[test]
     fn heads_survive_and_unknown_kinds_are_refused() {
-        let head = Head { kind: Kind::Message, group: 5, sequence: 6, len: 7 };
+        let head = FrameHeader { kind: FrameKind::Message, group: 5, sequence: 6, len: 7 };
         let mut bytes = head.encode();
-        assert_eq!(Head::decode(&bytes), Some(head));
+        assert_eq!(FrameHeader::decode(&bytes), Some(head));
         bytes[0] = 9;
-        assert_eq!(Head::decode(&bytes), None);
+        assert_eq!(FrameHeader::decode(&bytes), None);
     }
 }

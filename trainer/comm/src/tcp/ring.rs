@@ -5,9 +5,9 @@ use std::ops::Range;
 use bytemuck::cast_slice_mut;
 
 use super::collectives::TcpGroup;
-use super::mesh::{In, Mesh, Out, Sink};
-use super::peer::{Head, Kind};
-use crate::descriptor::{AGREEMENT_BYTES, Agreement, Descriptor};
+use super::mesh::{Mesh, RecvOp, SendOp, Sink};
+use super::peer::{FrameHeader, FrameKind};
+use crate::call::{AGREEMENT_BYTES, Agreement, CollectiveCall};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::Result;
 use crate::kernels;
@@ -29,17 +29,18 @@ impl Scratch {
 
 /// A reduction under way: its type is an accumulator's.
 #[derive(Clone, Copy)]
-pub(super) struct Fold {
+pub(super) struct Reduction {
     pub dtype: DType,
     pub op: ReduceOp,
 }
 
-pub(super) fn data_head(call: &Descriptor, len: usize) -> Vec<u8> {
-    Head { kind: Kind::Data, group: call.group, sequence: call.sequence, len: len as u64 }.encode().to_vec()
+pub(super) fn data_head(call: &CollectiveCall, len: usize) -> Vec<u8> {
+    FrameHeader { kind: FrameKind::Data, group: call.group, sequence: call.sequence, len: len as u64 }.encode().to_vec()
 }
 
-fn agreement_head(call: &Descriptor, agreement: &Agreement) -> Vec<u8> {
-    let head = Head { kind: Kind::Agree, group: call.group, sequence: call.sequence, len: AGREEMENT_BYTES as u64 };
+fn agreement_head(call: &CollectiveCall, agreement: &Agreement) -> Vec<u8> {
+    let head =
+        FrameHeader { kind: FrameKind::Agree, group: call.group, sequence: call.sequence, len: AGREEMENT_BYTES as u64 };
     let mut out = head.encode().to_vec();
     out.extend_from_slice(&agreement.encode());
     out
@@ -49,52 +50,58 @@ impl TcpGroup {
     /// Has all ranks agree on `call`, and reduces `data` on the way (empty for none): every rank ends with the same bits.
     ///
     /// A rank that learns of a mismatch goes on with agreements alone, so that in the end all know the same two sides.
-    pub(super) fn double(&self, mesh: &mut Mesh, call: &Descriptor, data: &mut [u8], fold: Option<Fold>) -> Result<()> {
-        let (n, me) = (self.members.len(), self.members.me);
+    pub(super) fn recursive_doubling(
+        &self,
+        mesh: &mut Mesh,
+        call: &CollectiveCall,
+        data: &mut [u8],
+        reduction: Option<Reduction>,
+    ) -> Result<()> {
+        let (n, me) = (self.group.len(), self.group.me);
         let most = 1 << n.ilog2();
         let extra = n - most;
-        let mut agreement = Agreement::of(self.members.my_rank(), *call);
+        let mut agreement = Agreement::of(self.group.job_rank(), *call);
         let mut theirs = Scratch::new(data.len());
         let theirs = theirs.get(data.len());
         let combine = |agreement: &Agreement, data: &mut [u8], theirs: &[u8], mine_first: bool| {
-            if let Some(Fold { dtype, op }) = fold.filter(|_| !agreement.is_mixed()) {
-                kernels::step(dtype, op, data, theirs, mine_first);
+            if let Some(Reduction { dtype, op }) = reduction.filter(|_| !agreement.is_mixed()) {
+                kernels::accumulate(dtype, op, data, theirs, mine_first);
             }
         };
         if me >= most {
-            self.meet(mesh, call, me - most, &mut agreement, Some(data), None)?;
-            self.meet(mesh, call, me - most, &mut agreement, None, Some(data))?;
+            self.exchange(mesh, call, me - most, &mut agreement, Some(data), None)?;
+            self.exchange(mesh, call, me - most, &mut agreement, None, Some(data))?;
             return agreement.check(&self.name);
         }
         if me < extra {
-            self.meet(mesh, call, me + most, &mut agreement, None, Some(theirs))?;
+            self.exchange(mesh, call, me + most, &mut agreement, None, Some(theirs))?;
             combine(&agreement, data, theirs, true);
         }
         let mut distance = 1;
         while distance < most {
             let partner = me ^ distance;
-            self.meet(mesh, call, partner, &mut agreement, Some(data), Some(theirs))?;
+            self.exchange(mesh, call, partner, &mut agreement, Some(data), Some(theirs))?;
             combine(&agreement, data, theirs, me < partner);
             distance *= 2;
         }
         if me < extra {
-            self.meet(mesh, call, me + most, &mut agreement, Some(data), None)?;
+            self.exchange(mesh, call, me + most, &mut agreement, Some(data), None)?;
         }
         agreement.check(&self.name)
     }
 
     /// Exchanges agreements and data with one rank, in the directions for which there is data.
-    fn meet(
+    fn exchange(
         &self,
         mesh: &mut Mesh,
-        call: &Descriptor,
+        call: &CollectiveCall,
         with: usize,
         agreement: &mut Agreement,
         send: Option<&[u8]>,
         recv: Option<&mut [u8]>,
     ) -> Result<()> {
-        let peer = self.members.ranks[with];
-        let mut outs = Vec::new();
+        let peer = self.group.ranks[with];
+        let mut sends = Vec::new();
         if let Some(data) = send {
             let mut head = agreement_head(call, agreement);
             let (opening, silent) = (head.len(), data.is_empty() || agreement.is_mixed());
@@ -102,33 +109,33 @@ impl TcpGroup {
                 head.extend_from_slice(&data_head(call, data.len()));
             }
             // The rest goes out while theirs comes in, or not at all if theirs says that it is of no use.
-            outs.push(Out { needed: opening, ..Out::new(peer, head, if silent { &[] } else { data }) });
+            sends.push(SendOp { needed: opening, ..SendOp::new(peer, head, if silent { &[] } else { data }) });
         }
-        let mut ins = Vec::new();
+        let mut recvs = Vec::new();
         if recv.is_some() {
-            ins.push(In::Agreement { peer, got: None });
+            recvs.push(RecvOp::Agreement { peer, got: None });
         }
-        mesh.transfer(call, &self.name, &mut outs, &mut ins)?;
-        if let Some(In::Agreement { got: Some(theirs), .. }) = ins.pop() {
+        mesh.transfer(call, &self.name, &mut sends, &mut recvs)?;
+        if let Some(RecvOp::Agreement { got: Some(theirs), .. }) = recvs.pop() {
             *agreement = agreement.merge(theirs);
         }
         if agreement.is_mixed() {
             return Ok(());
         }
-        for out in &mut outs {
+        for out in &mut sends {
             out.needed = out.head.len() + out.body.len();
         }
-        let mut ins: Vec<In<'_>> =
+        let mut recvs: Vec<RecvOp<'_>> =
             recv.filter(|into| !into.is_empty()).map(|into| self.copy_from(with, into)).into_iter().collect();
-        mesh.transfer(call, &self.name, &mut outs, &mut ins)
+        mesh.transfer(call, &self.name, &mut sends, &mut recvs)
     }
 
-    pub(super) fn copy_from<'a>(&self, rank: usize, into: &'a mut [u8]) -> In<'a> {
-        In::Data { peer: self.members.ranks[rank], sink: Sink::Copy(into), filled: 0, done: false }
+    pub(super) fn copy_from<'a>(&self, rank: usize, into: &'a mut [u8]) -> RecvOp<'a> {
+        RecvOp::Data { peer: self.group.ranks[rank], sink: Sink::Copy(into), filled: 0, done: false }
     }
 
-    pub(super) fn send_to<'a>(&self, call: &Descriptor, rank: usize, body: &'a [u8]) -> Out<'a> {
-        Out::new(self.members.ranks[rank], data_head(call, body.len()), body)
+    pub(super) fn send_to<'a>(&self, call: &CollectiveCall, rank: usize, body: &'a [u8]) -> SendOp<'a> {
+        SendOp::new(self.group.ranks[rank], data_head(call, body.len()), body)
     }
 
     /// The parts of `data`, cut at `cut`, that a step of the ring sends and receives.
@@ -149,21 +156,21 @@ impl TcpGroup {
     pub(super) fn ring_reduce(
         &self,
         mesh: &mut Mesh,
-        call: &Descriptor,
+        call: &CollectiveCall,
         data: &mut [u8],
         cut: &[usize],
-        fold: Fold,
+        reduction: Reduction,
     ) -> Result<()> {
-        let (n, me) = (self.members.len(), self.members.me);
+        let (n, me) = (self.group.len(), self.group.me);
         let (left, right) = ((me + n - 1) % n, (me + 1) % n);
         let mut scratch = Scratch::new(PIECE);
         for step in 0..n - 1 {
             let (send, recv) = ((me + n - step) % n, (me + n - step - 1) % n);
             let (body, into) = Self::parts(data, cut, send, recv);
-            let mut outs = [self.send_to(call, right, body)];
-            let sink = Sink::Fold { into, scratch: scratch.get(PIECE), dtype: fold.dtype, op: fold.op };
-            let mut ins = [In::Data { peer: self.members.ranks[left], sink, filled: 0, done: false }];
-            mesh.transfer(call, &self.name, &mut outs, &mut ins)?;
+            let mut sends = [self.send_to(call, right, body)];
+            let sink = Sink::Reduce { into, scratch: scratch.get(PIECE), dtype: reduction.dtype, op: reduction.op };
+            let mut recvs = [RecvOp::Data { peer: self.group.ranks[left], sink, filled: 0, done: false }];
+            mesh.transfer(call, &self.name, &mut sends, &mut recvs)?;
         }
         Ok(())
     }
@@ -172,19 +179,19 @@ impl TcpGroup {
     pub(super) fn ring_gather(
         &self,
         mesh: &mut Mesh,
-        call: &Descriptor,
+        call: &CollectiveCall,
         data: &mut [u8],
         cut: &[usize],
         own: usize,
     ) -> Result<()> {
-        let (n, me) = (self.members.len(), self.members.me);
+        let (n, me) = (self.group.len(), self.group.me);
         let (left, right) = ((me + n - 1) % n, (me + 1) % n);
         for step in 0..n - 1 {
             let (send, recv) = ((own + n - step) % n, (own + n - step - 1) % n);
             let (body, into) = Self::parts(data, cut, send, recv);
-            let mut outs = [self.send_to(call, right, body)];
-            let mut ins = [self.copy_from(left, into)];
-            mesh.transfer(call, &self.name, &mut outs, &mut ins)?;
+            let mut sends = [self.send_to(call, right, body)];
+            let mut recvs = [self.copy_from(left, into)];
+            mesh.transfer(call, &self.name, &mut sends, &mut recvs)?;
         }
         Ok(())
     }

@@ -11,20 +11,20 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::peer::Peer;
 use crate::abort::Abort;
-use crate::auth::{self, Failure, Hello, Purpose, Secret};
+use crate::auth::{self, HandshakeError, Hello, Purpose, Secret};
 use crate::error::{CommError, ErrorKind, Result, ranks};
 use crate::store::StoreClient;
-use crate::transport::Members;
+use crate::transport::GroupRanks;
 
-/// Strangers that may be shaking hands at once; more are turned away at the door.
+/// Strangers that may be shaking hands hands at once; more are turned away at the acceptor.
 const MAX_HANDSHAKES: usize = 64;
 /// How often waits look at the abort flag and the clock.
 const SLICE: Duration = Duration::from_millis(50);
 
 /// What a rank needs to find the others.
-pub(crate) struct Setup<'a> {
+pub(crate) struct MeshSetup<'a> {
     /// Who is to be connected.
-    pub members: &'a Members,
+    pub group: &'a GroupRanks,
     pub store: &'a StoreClient,
     pub secret: &'a Secret,
     /// Address to listen on; the one that reaches the rendezvous if none.
@@ -32,11 +32,11 @@ pub(crate) struct Setup<'a> {
     pub limit: Duration,
 }
 
-impl Setup<'_> {
+impl MeshSetup<'_> {
     /// A connection to every other member, by rank in the job of `world`. Ranks dial the lower ones and are dialled by the
     /// higher ones.
     pub(super) fn connect(&self, world: usize) -> Result<Vec<Option<Peer>>> {
-        let rank = self.members.my_rank();
+        let rank = self.group.job_rank();
         let until = Instant::now() + self.limit;
         let own = self.store.own_address()?;
         let bind = self.bind.unwrap_or(own);
@@ -54,30 +54,32 @@ impl Setup<'_> {
         let mut peers: Vec<Option<Peer>> = (0..world).map(|_| None).collect();
         let (sender, arrivals) = channel();
         let (abort, higher) = (self.store.abort_flag(), self.higher().collect::<Vec<_>>());
-        let door = Door { listener, secret: self.secret.clone(), rank, world, higher, until, abort };
-        let doorkeeper =
-            std::thread::Builder::new().name("comm-accept".into()).spawn(move || door.keep(&sender)).map_err(failed)?;
-        for lower in self.members.ranks.iter().copied().filter(|lower| *lower < rank) {
+        let acceptor = Acceptor { listener, secret: self.secret.clone(), rank, world, higher, until, abort };
+        let acceptor_thread = std::thread::Builder::new()
+            .name("comm-accept".into())
+            .spawn(move || acceptor.run(&sender))
+            .map_err(failed)?;
+        for lower in self.group.ranks.iter().copied().filter(|lower| *lower < rank) {
             peers[lower] = Some(self.dial(lower, world, until)?);
         }
         self.receive(&arrivals, &mut peers, until)?;
         drop(arrivals);
-        let _ = doorkeeper.join();
+        let _ = acceptor_thread.join();
         Ok(peers)
     }
 
     /// Where `rank` announces its address.
     fn key(&self, rank: usize) -> String {
-        format!("tcp/{:x}/{rank}", self.members.id)
+        format!("tcp/{:x}/{rank}", self.group.id)
     }
 
-    /// Members that dial this one.
+    /// GroupRanks that dial this one.
     fn higher(&self) -> impl Iterator<Item = usize> {
-        self.members.ranks.iter().copied().filter(|rank| *rank > self.members.my_rank())
+        self.group.ranks.iter().copied().filter(|rank| *rank > self.group.job_rank())
     }
 
     fn dial(&self, to: usize, world: usize, until: Instant) -> Result<Peer> {
-        let rank = self.members.my_rank();
+        let rank = self.group.job_rank();
         let left = || until.saturating_duration_since(Instant::now());
         let address = String::from_utf8_lossy(&self.store.wait(&self.key(to), left())?).into_owned();
         let failed = |cause: String| {
@@ -87,18 +89,18 @@ impl Setup<'_> {
         let address: SocketAddr = address.parse().map_err(|_| failed("that is no address".into()))?;
         loop {
             self.store.abort_flag().check()?;
-            let attempt = || -> std::result::Result<TcpStream, Failure> {
-                let broken = |e: std::io::Error| Failure::Broken(e.to_string());
-                let hello = Hello::new(Purpose::Mesh, rank, world).map_err(|e| Failure::Broken(e.message))?;
+            let attempt = || -> std::result::Result<TcpStream, HandshakeError> {
+                let broken = |e: std::io::Error| HandshakeError::Broken(e.to_string());
+                let hello = Hello::new(Purpose::Mesh, rank, world).map_err(|e| HandshakeError::Broken(e.message))?;
                 let stream = TcpStream::connect_timeout(&address, left().max(SLICE)).map_err(broken)?;
                 auth::dial(&stream, self.secret, &hello)?;
                 Ok(stream)
             };
             match attempt() {
                 Ok(stream) => return Peer::new(stream).map_err(|e| failed(e.to_string())),
-                Err(Failure::Refused(cause)) => return Err(failed(cause)),
-                Err(Failure::Broken(cause)) if left().is_zero() => return Err(failed(cause)),
-                Err(Failure::Broken(_)) => std::thread::sleep(SLICE.min(left())),
+                Err(HandshakeError::Refused(cause)) => return Err(failed(cause)),
+                Err(HandshakeError::Broken(cause)) if left().is_zero() => return Err(failed(cause)),
+                Err(HandshakeError::Broken(_)) => std::thread::sleep(SLICE.min(left())),
             }
         }
     }
@@ -110,7 +112,7 @@ impl Setup<'_> {
         peers: &mut [Option<Peer>],
         until: Instant,
     ) -> Result<()> {
-        let rank = self.members.my_rank();
+        let rank = self.group.job_rank();
         let missing = |peers: &[Option<Peer>]| self.higher().filter(|r| peers[*r].is_none()).collect::<Vec<_>>();
         while let Some(missing) = Some(missing(peers)).filter(|m| !m.is_empty()) {
             self.store.abort_flag().check()?;
@@ -136,7 +138,7 @@ impl Setup<'_> {
 
 /// Accepts connections until all higher ranks are in. Each handshake has a thread and a deadline of its own, so a stranger
 /// that says nothing delays nobody.
-struct Door {
+struct Acceptor {
     listener: TcpListener,
     secret: Secret,
     rank: usize,
@@ -147,9 +149,9 @@ struct Door {
     abort: Arc<Abort>,
 }
 
-impl Door {
-    fn keep(self, arrivals: &Sender<(usize, TcpStream)>) {
-        let shaking = Arc::new(AtomicUsize::new(0));
+impl Acceptor {
+    fn run(self, arrivals: &Sender<(usize, TcpStream)>) {
+        let in_handshake = Arc::new(AtomicUsize::new(0));
         let arrived = Arc::new(AtomicUsize::new(0));
         while arrived.load(Ordering::Acquire) < self.higher.len()
             && Instant::now() < self.until
@@ -160,13 +162,13 @@ impl Door {
             // The number of arrivals changes on other threads: short naps.
             let _ = poll(&mut fds, Some(&nap));
             while let Ok((stream, _)) = self.listener.accept() {
-                if shaking.load(Ordering::Acquire) >= MAX_HANDSHAKES {
+                if in_handshake.load(Ordering::Acquire) >= MAX_HANDSHAKES {
                     continue;
                 }
-                shaking.fetch_add(1, Ordering::AcqRel);
+                in_handshake.fetch_add(1, Ordering::AcqRel);
                 let (secret, rank, world, higher) = (self.secret.clone(), self.rank, self.world, self.higher.clone());
-                let (shaking_here, arrived, arrivals) = (shaking.clone(), arrived.clone(), arrivals.clone());
-                let shake = move || {
+                let (in_handshake_here, arrived, arrivals) = (in_handshake.clone(), arrived.clone(), arrivals.clone());
+                let handshake = move || {
                     if stream.set_nonblocking(false).is_ok()
                         && let Ok(hello) = auth::listen(&stream, &secret, |hello| admit(hello, rank, world, &higher))
                     {
@@ -174,10 +176,10 @@ impl Door {
                         // The receiver is gone only if set-up failed already.
                         let _ = arrivals.send((hello.rank as usize, stream));
                     }
-                    shaking_here.fetch_sub(1, Ordering::AcqRel);
+                    in_handshake_here.fetch_sub(1, Ordering::AcqRel);
                 };
-                if std::thread::Builder::new().name("comm-handshake".into()).spawn(shake).is_err() {
-                    shaking.fetch_sub(1, Ordering::AcqRel);
+                if std::thread::Builder::new().name("comm-handshake".into()).spawn(handshake).is_err() {
+                    in_handshake.fetch_sub(1, Ordering::AcqRel);
                 }
             }
         }

@@ -10,11 +10,11 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use comm::cuda::layout::{self, Fault, Wire};
-use comm::cuda::plan::Call;
+use comm::cuda::layout::{self, Fault, WireType};
+use comm::cuda::plan::DeviceCall;
 use comm::cuda::protocol::Kernel;
-use comm::cuda::sequence::{Frame, Launch, Sequence, Turn, turns};
-use comm::cuda::source::Variant;
+use comm::cuda::sequence::{HostStep, Launch, LaunchContext, Sequence, host_steps};
+use comm::cuda::source::KernelVariant;
 use half::{bf16, f16};
 use tempfile::TempDir;
 
@@ -36,7 +36,7 @@ pub struct Program {
 impl Program {
     /// Compiles it; with ThreadSanitizer if asked for. `None` where there is no C++ compiler, unless `TRAINER_TEST_CXX` names
     /// one, as in CI.
-    pub fn build(wires: &[Wire], worlds: &[usize], sanitize: bool) -> Option<Self> {
+    pub fn build(wires: &[WireType], worlds: &[usize], sanitize: bool) -> Option<Self> {
         let asked = std::env::var_os("TRAINER_TEST_CXX");
         let compiler = asked.clone().unwrap_or_else(|| "c++".into());
         if asked.is_none() && Command::new(&compiler).arg("--version").output().is_err() {
@@ -49,7 +49,7 @@ impl Program {
         for wire in wires {
             for &world in worlds {
                 let name = format!("{}_{world}", wire.name());
-                let variant = Variant { kernel: Kernel::Probe, wire: *wire, world, parts: PARTS };
+                let variant = KernelVariant { kernel: Kernel::Probe, wire: *wire, world, parts: PARTS };
                 let source = variant.source_for(include_str!("platform.h"), THREADS);
                 let _ = writeln!(text, "namespace {name} {{\n{source}");
                 for kernel in Kernel::ALL {
@@ -113,7 +113,7 @@ impl Device {
     fn submit(&mut self, stream: usize, launch: &Launch, stagger: u32, output: u64, sources: &[u64]) {
         let name = format!("{}_{}.{}", launch.variant.wire.name(), launch.variant.world, launch.variant.kernel.name());
         let padded = (0..PARTS).map(|i| sources.get(i).or(sources.first()).copied().unwrap_or(0));
-        let words = [output].into_iter().chain(padded).chain(launch.job.words(PARTS));
+        let words = [output].into_iter().chain(padded).chain(launch.params.words(PARTS));
         let words: Vec<String> = words.map(|word| word.to_string()).collect();
         self.tell(&format!("launch {stream} {name} {BLOCKS} {stagger} {}", words.join(" ")));
     }
@@ -196,7 +196,7 @@ pub struct Output(u64, usize);
 /// Ranks with windows.
 pub struct Ranks {
     memory: Memory,
-    pub frames: Vec<Frame>,
+    pub frames: Vec<LaunchContext>,
     pub sequences: Vec<Sequence>,
     /// By rank: milliseconds by which each block of a launch begins later than the one before it.
     pub stagger: Vec<u32>,
@@ -211,7 +211,7 @@ impl Ranks {
         let windows: Vec<u64> = (0..world).map(|_| memory.alloc(bytes)).collect();
         let frames = (0..world).map(|rank| {
             let (faults, abort) = (memory.alloc(64), memory.alloc(64));
-            Frame { windows: windows.clone(), faults, abort, limit_ns: 600_000_000_000, rank, slot }
+            LaunchContext { windows: windows.clone(), faults, abort, limit_ns: 600_000_000_000, rank, slot }
         });
         let frames = frames.collect();
         let devices = (0..if apart { world } else { 1 }).map(|_| program.start(&memory)).collect();
@@ -231,7 +231,7 @@ impl Ranks {
     pub fn prepare(
         &mut self,
         rank: usize,
-        call: &Call,
+        call: &DeviceCall,
         tensors: &[Vec<f32>],
         scale: f32,
     ) -> (Vec<Launch>, Output, Vec<u64>) {
@@ -257,7 +257,7 @@ impl Ranks {
     }
 
     /// Puts a call on the rank's stream, as where ranks have devices of their own.
-    pub fn submit(&mut self, rank: usize, call: &Call, tensors: &[Vec<f32>], scale: f32) -> Output {
+    pub fn submit(&mut self, rank: usize, call: &DeviceCall, tensors: &[Vec<f32>], scale: f32) -> Output {
         self.submit_changed(rank, call, tensors, scale, |_| {})
     }
 
@@ -265,16 +265,16 @@ impl Ranks {
     pub fn submit_changed(
         &mut self,
         rank: usize,
-        call: &Call,
+        call: &DeviceCall,
         tensors: &[Vec<f32>],
         scale: f32,
         change: impl Fn(&mut Launch),
     ) -> Output {
         let (launches, output, sources) = self.prepare(rank, call, tensors, scale);
         for mut launch in launches {
-            for turn in turns(call.kernel, false) {
-                let Turn::Run(phases) = turn else { panic!("a device meets by itself") };
-                launch.job.phases = phases;
+            for turn in host_steps(call.kernel, false) {
+                let HostStep::Launch(phases) = turn else { panic!("a device meets by itself") };
+                launch.params.phases = phases;
                 change(&mut launch);
                 let stagger = self.stagger[rank];
                 self.device(rank).submit(rank, &launch, stagger, output.0, &sources);
@@ -284,14 +284,14 @@ impl Ranks {
     }
 
     /// A call of all ranks as where they share a device: never two of them at once, hosts meet between the steps.
-    pub fn call_in_turn(&mut self, call: &Call, tensors: &[Vec<Vec<f32>>], scale: f32) -> Vec<Output> {
+    pub fn call_in_turn(&mut self, call: &DeviceCall, tensors: &[Vec<Vec<f32>>], scale: f32) -> Vec<Output> {
         let prepared: Vec<_> = (0..self.world()).map(|rank| self.prepare(rank, call, &tensors[rank], scale)).collect();
-        for piece in 0..prepared[0].0.len() {
-            for turn in turns(call.kernel, true) {
-                let Turn::Run(phases) = turn else { continue };
+        for chunk in 0..prepared[0].0.len() {
+            for turn in host_steps(call.kernel, true) {
+                let HostStep::Launch(phases) = turn else { continue };
                 for (rank, (launches, output, sources)) in prepared.iter().enumerate() {
-                    let mut launch = launches[piece].clone();
-                    launch.job.phases = phases;
+                    let mut launch = launches[chunk].clone();
+                    launch.params.phases = phases;
                     self.device(rank).submit(rank, &launch, 0, output.0, sources);
                     self.device(rank).start();
                     assert!(self.device(rank).wait());
@@ -301,16 +301,16 @@ impl Ranks {
         prepared.into_iter().map(|(_, output, _)| output).collect()
     }
 
-    /// Tests that all peers are within reach, with this change of a rank's frame for the reading half.
-    pub fn probe(&mut self, change: impl Fn(&mut Frame)) {
+    /// Tests that all peers are within reach, with this change of a rank's context for the reading half.
+    pub fn probe(&mut self, change: impl Fn(&mut LaunchContext)) {
         for write in [true, false] {
             for rank in 0..self.world() {
-                let mut frame = self.frames[rank].clone();
+                let mut context = self.frames[rank].clone();
                 if !write {
-                    change(&mut frame);
+                    change(&mut context);
                 }
-                let launch = Sequence::probe(&frame, write);
-                self.device(rank).submit(rank, &launch, 0, frame.faults, &[]);
+                let launch = Sequence::probe(&context, write);
+                self.device(rank).submit(rank, &launch, 0, context.faults, &[]);
             }
             self.run();
         }
@@ -359,16 +359,16 @@ impl Ranks {
 }
 
 /// What a value is after it has travelled.
-pub fn travelled(wire: Wire, value: f32) -> f32 {
+pub fn travelled(wire: WireType, value: f32) -> f32 {
     match wire {
-        Wire::F32 => value,
-        Wire::F16 => f16::from_f32(value).to_f32(),
-        Wire::Bf16 => bf16::from_f32(value).to_f32(),
+        WireType::F32 => value,
+        WireType::F16 => f16::from_f32(value).to_f32(),
+        WireType::Bf16 => bf16::from_f32(value).to_f32(),
     }
 }
 
 /// What every rank has to get: `values` by rank.
-pub fn expected(call: &Call, rank: usize, values: &[Vec<f32>], scale: f32) -> Vec<f32> {
+pub fn expected(call: &DeviceCall, rank: usize, values: &[Vec<f32>], scale: f32) -> Vec<f32> {
     let sent = |rank: usize, i: usize| travelled(call.wire, values[rank][i] * scale);
     let sum = |i: usize| {
         let total = (1..values.len()).fold(sent(0, i), |total, other| total + sent(other, i));

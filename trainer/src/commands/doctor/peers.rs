@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use comm::cuda::driver::{
     Driver, DriverError,
-    probe::{self, Outcome},
+    probe::{self, ProbeResult},
 };
 
 /// How long the other process of the IPC check may take: it starts a context of its own.
@@ -31,10 +31,12 @@ pub(super) struct Peer {
 }
 
 /// What came of a check, in words.
-fn words(result: Result<Outcome, DriverError>) -> String {
+fn words(result: Result<ProbeResult, DriverError>) -> String {
     match result {
-        Ok(Outcome::Works) => "works".into(),
-        Ok(Outcome::Wrong(count)) => format!("{count} of {} values were read otherwise than written", Outcome::OF),
+        Ok(ProbeResult::Works) => "works".into(),
+        Ok(ProbeResult::Wrong(count)) => {
+            format!("{count} of {} values were read otherwise than written", ProbeResult::OF)
+        }
         Err(error) => error.to_string(),
     }
 }
@@ -49,7 +51,7 @@ pub(super) fn all(driver: &Driver, gpus: usize) -> Vec<Peer> {
     let pairs = (0..gpus).flat_map(|from| (0..gpus).filter(move |to| *to != from).map(move |to| (from, to)));
     pairs
         .map(|(from, to)| {
-            let driver_says = driver.says_peers(from, to).unwrap_or(false);
+            let driver_says = driver.can_access_peer(from, to).unwrap_or(false);
             // whatever it says: a driver without peer access refuses the attempt
             Peer { from, to, driver_says, check: words(probe::across(driver, from, to)) }
         })

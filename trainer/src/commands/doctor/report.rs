@@ -12,9 +12,9 @@ use crate::device::{self, HAS_CUDA, Headers, Library, Target, Wish};
 use comm::{
     DType,
     cuda::{
-        Backend, NoRoute, Place, Route, Topology,
+        DeviceBackend, NoRoute, RankLocation, Route, Topology,
         driver::{Driver, Gpu, NoDriver},
-        layout::Wire,
+        layout::WireType,
         supports,
     },
 };
@@ -217,16 +217,16 @@ fn between_gpus(gpus: &[Gpu], peers: &[Peer], ipc: &str, nccl: bool) -> String {
     if gpus.len() < 2 {
         return "there is one GPU: none travel, but with --oversubscribe".into();
     }
-    let place = |(index, gpu): (usize, &Gpu)| {
+    let location = |(index, gpu): (usize, &Gpu)| {
         let [major, minor] = gpu.compute;
-        Place { host: String::new(), gpu: (index as u128).to_le_bytes(), capability: (major, minor) }
+        RankLocation { host: String::new(), gpu: (index as u128).to_le_bytes(), capability: (major, minor) }
     };
     let topology = Topology {
-        places: gpus.iter().enumerate().map(place).collect(),
+        locations: gpus.iter().enumerate().map(location).collect(),
         no_access: peers.iter().filter(|peer| !peer.driver_says).map(|peer| (peer.from, peer.to)).collect(),
     };
     let nccl = if nccl { Ok(()) } else { Err("there is no NCCL here") };
-    let route = match Route::choose(Backend::Auto, Wire::F32, 1, &topology, nccl) {
+    let route = match Route::choose(DeviceBackend::Auto, WireType::F32, 1, &topology, nccl) {
         Ok(route) => route,
         Err(NoRoute { cause, hint }) => return format!("none: {cause}; {hint}"),
     };

@@ -21,6 +21,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use data::sampler::FIRST_EPOCH;
 use serde::{Deserialize, Serialize};
 
 use crate::{failure::Failure, report::Evaluated};
@@ -37,7 +38,7 @@ const VERSION: u32 = 1;
 /// Where a run stands, and what an epoch has added up so far: all that is not a tensor.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
-    /// Epoch in progress, from 1; `epochs + 1` when all are done.
+    /// Epoch in progress, from [`FIRST_EPOCH`]; `epochs + 1` when all epochs are done.
     pub epoch: usize,
     /// Next batch of that epoch, from 0: the sampler's position.
     pub batch: usize,
@@ -56,7 +57,15 @@ pub struct Progress {
 impl Progress {
     /// Before the first step.
     pub fn start() -> Self {
-        Self { epoch: 1, batch: 0, step: 0, partial: Partial::default(), best: None, last: None, elapsed_s: 0.0 }
+        Self {
+            epoch: FIRST_EPOCH,
+            batch: 0,
+            step: 0,
+            partial: Partial::default(),
+            best: None,
+            last: None,
+            elapsed_s: 0.0,
+        }
     }
 }
 

@@ -1,23 +1,53 @@
-//! Which gradients are reduced together.
+//! Buckets of gradients: which gradients are reduced together, how buckets fill during backward, and their memory.
 //!
-//! Source: `torch.distributed._compute_bucket_assignment_by_size` as `DistributedDataParallel` calls it: parameters in
-//! the order in which backward finishes them, a bucket closes once its size reaches its limit, the first limit is small
-//! so that communication starts early.
+//! This file has what PyTorch's `c10d::Reducer` (`reducer.cpp`) does while backward runs; `reducer.rs` has the rest.
+//!
+//! | here | `reducer.cpp` |
+//! | --- | --- |
+//! | [`compute_bucket_assignment`], [`GradientBuckets::assign_buckets`] | `compute_bucket_assignment_by_size`, `initialize_buckets` |
+//! | [`GradientBuckets::prepare_for_backward`] | `prepare_for_backward`, `reset_bucket_counting` |
+//! | [`GradientBuckets::mark_ready`] | `autograd_hook`, `mark_variable_ready` |
+//! | [`GradientBuckets::launch_next_bucket`] | `mark_bucket_ready`, `all_reduce_bucket` |
+//! | [`GradientBuckets::flush`] | `mark_variable_ready` of the unused parameters |
+//! | [`BucketWork`] | `GradBucket` |
+//! | [`BucketView`] | `bucket_views_out` with `gradient_as_bucket_view=True` |
+//!
+//! Every rank launches buckets in the order of their numbers, whatever the order in which they fill, so that all ranks
+//! reduce the same bucket at the same time (`next_bucket_` in `reducer.cpp`).
 
-use models::ParameterInfo;
+use std::{
+    collections::HashMap,
+    ops::{Deref, DerefMut},
+    sync::{Arc, mpsc::Sender},
+    time::Instant,
+};
+
+use burn::{
+    module::ParamId,
+    tensor::{Device, Tensor},
+};
+use models::{GradientSink, ParameterInfo};
+use parking_lot::Mutex;
+
+use crate::device::StreamEvent;
+use comm::Shared;
 
 /// Gradients that are reduced in one call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bucket {
-    /// Parameters, by their place in registration order, in the order in which they lie in the bucket.
+    /// The parameters' places in registration order, in the order in which their gradients lie in the bucket.
     pub parameters: Vec<usize>,
     /// Elements of all of them.
     pub elements: usize,
 }
 
-/// Cuts the parameters of these `lengths` (elements, in registration order), taken in `order`, into buckets of at least
-/// `first` bytes for the first and `limit` bytes for the others (but for the last). Sizes are those of f32.
-pub fn assign(order: &[usize], lengths: &[usize], first: usize, limit: usize) -> Vec<Bucket> {
+/// Cuts the parameters of these `lengths` (elements, in registration order), taken in `order`, into buckets. A bucket closes
+/// once it has `first` bytes (the first bucket) or `limit` bytes (the others); the last one may be smaller. Sizes are those
+/// of f32.
+///
+/// Source: `torch.distributed._compute_bucket_assignment_by_size` as `DistributedDataParallel` calls it. The first limit is
+/// small so that communication starts early.
+pub fn compute_bucket_assignment(order: &[usize], lengths: &[usize], first: usize, limit: usize) -> Vec<Bucket> {
     let mut buckets = Vec::new();
     let mut open = Bucket { parameters: Vec::new(), elements: 0 };
     for (turn, &index) in order.iter().enumerate() {
@@ -31,53 +61,288 @@ pub fn assign(order: &[usize], lengths: &[usize], first: usize, limit: usize) ->
     buckets
 }
 
-/// Elements of each parameter.
+/// Returns the number of elements of each parameter.
 pub fn lengths(parameters: &[ParameterInfo]) -> Vec<usize> {
     parameters.iter().map(ParameterInfo::len).collect()
 }
 
-/// The order that PyTorch assumes before it has seen a backward pass: reverse registration.
+/// Returns the order that PyTorch assumes before it has seen a backward pass: reverse registration.
 pub fn assumed_order(count: usize) -> Vec<usize> {
     (0..count).rev().collect()
 }
 
-#[cfg(test)]
-mod tests {
-    use burn::tensor::Device;
-    use models::Spec;
+/// One bucket on its way to the reducing thread.
+pub(super) struct BucketWork {
+    pub step: u64,
+    pub index: usize,
+    /// Number of buckets in the step.
+    pub of: usize,
+    pub values: BucketValues,
+    /// When the bucket was launched.
+    pub queued: Instant,
+}
 
-    use super::*;
+/// The gradients of a bucket.
+pub(super) enum BucketValues {
+    /// Flat, in ordinary memory.
+    Host(Vec<f32>),
+    /// Flat, in the bucket's array, which all ranks of this host map.
+    Shared(Shared<f32>),
+    /// One tensor per gradient, on their device, and an event recorded behind the work that computes them.
+    Device(Vec<Tensor<1>>, StreamEvent),
+}
 
-    /// `ddp_buckets.json`, computed by PyTorch: for each model its buckets' parameter counts, bytes, first and last index.
-    #[test]
-    fn buckets_equal_pytorch() {
-        let golden: serde_json::Value =
-            serde_json::from_str(include_str!("../../../tests/reference/ddp_buckets.json")).expect("golden file");
-        let spec = Spec { num_classes: 10, in_channels: 3, image_size: [32, 32] };
-        let mut seen = 0;
-        for (name, expected) in golden["models"].as_object().expect("models") {
-            let Ok(network) = models::build(name, &spec, 0, &Device::flex()) else { continue };
-            let lengths = lengths(&models::parameters(&network));
-            let buckets = assign(&assumed_order(lengths.len()), &lengths, 1 << 20, 25 << 20);
-            let expected = expected.as_array().expect("buckets");
-            assert_eq!(buckets.len(), expected.len(), "{name}");
-            for (bucket, expected) in buckets.iter().zip(expected) {
-                let number = |key: &str| expected[key].as_u64().expect(key) as usize;
-                assert_eq!(bucket.parameters.len(), number("params"), "{name}");
-                assert_eq!(bucket.elements * 4, number("bytes"), "{name}");
-                let in_turn: Vec<usize> = (number("last")..number("first") + 1).rev().collect();
-                assert_eq!(bucket.parameters, in_turn, "{name}");
-            }
-            seen += 1;
+/// The buckets of a rank. Backward's hooks fill them, and each full bucket leaves for the reducing thread.
+#[derive(Debug)]
+pub(super) struct GradientBuckets {
+    places: HashMap<ParamId, usize>,
+    /// Elements of each parameter, in registration order.
+    pub lengths: Vec<usize>,
+    state: Mutex<State>,
+    /// The gradients' device, where gradients are reduced on it; `None` where they are reduced on the host.
+    device: Option<Device>,
+    /// The buckets' memory, where they are reduced on the host.
+    pub arrays: Arc<BucketArrays>,
+    /// To the reducing thread.
+    queue: Mutex<Sender<BucketWork>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    step: u64,
+    /// Gradients that have arrived and are not launched yet, in registration order.
+    gradients: Vec<Option<Tensor<1>>>,
+    /// Per parameter: uses in this forward pass whose gradients are still to come.
+    pending: Vec<u32>,
+    /// Per parameter: whether it got a gradient in this step.
+    used: Vec<bool>,
+    /// The order in which gradients became ready in this backward pass.
+    ready_order: Vec<usize>,
+    /// `None` until the buckets are assigned.
+    assignment: Option<Assignment>,
+    /// Whether full buckets leave during this backward pass (`require_backward_grad_sync`).
+    sync: bool,
+    /// The next bucket to launch.
+    next_bucket: usize,
+}
+
+#[derive(Debug)]
+struct Assignment {
+    buckets: Vec<Bucket>,
+    /// Per parameter: its bucket.
+    bucket_of: Vec<usize>,
+    /// Per bucket: gradients that are not ready.
+    pending: Vec<usize>,
+}
+
+impl GradientBuckets {
+    /// Makes buckets that are not assigned yet. Gradients stay on `device` where one is given.
+    pub(super) fn new(parameters: &[ParameterInfo], queue: Sender<BucketWork>, device: Option<Device>) -> Self {
+        let count = parameters.len();
+        let state = State {
+            gradients: (0..count).map(|_| None).collect(),
+            pending: vec![0; count],
+            used: vec![false; count],
+            ..State::default()
+        };
+        Self {
+            places: parameters.iter().enumerate().map(|(place, info)| (info.id, place)).collect(),
+            lengths: lengths(parameters),
+            state: Mutex::new(state),
+            device,
+            arrays: Arc::default(),
+            queue: Mutex::new(queue),
         }
-        assert!(seen >= 5, "{seen} models of the golden file are in the registry");
     }
 
-    #[test]
-    fn buckets_follow_the_order_given() {
-        let buckets = assign(&[1, 2, 0, 3], &[10, 20, 30, 40], 80, 400);
-        let found: Vec<_> = buckets.iter().map(|b| (b.parameters.as_slice(), b.elements)).collect();
-        assert_eq!(found, [(&[1][..], 20), (&[2, 0, 3], 80)]);
-        assert_eq!(assign(&[], &[], 1, 1), []);
+    /// Sets the buckets, once for the whole run.
+    pub(super) fn assign_buckets(&self, buckets: Vec<Bucket>) {
+        let mut bucket_of = vec![0; self.lengths.len()];
+        for (index, bucket) in buckets.iter().enumerate() {
+            bucket.parameters.iter().for_each(|&parameter| bucket_of[parameter] = index);
+        }
+        let pending = vec![0; buckets.len()];
+        self.state.lock().assignment = Some(Assignment { buckets, bucket_of, pending });
+    }
+
+    /// Returns the buckets, or `None` before they are assigned.
+    pub(super) fn buckets(&self) -> Option<Vec<Bucket>> {
+        self.state.lock().assignment.as_ref().map(|assignment| assignment.buckets.clone())
+    }
+
+    /// Drops the way to the reducing thread, whose loop then ends.
+    pub(super) fn disconnect(&self) {
+        let (queue, _) = std::sync::mpsc::channel();
+        *self.queue.lock() = queue;
+    }
+
+    /// Resets the counts before a forward pass. With `sync` its backward pass launches full buckets; without, gradients only
+    /// accumulate, as under PyTorch's `no_sync`.
+    pub(super) fn prepare_for_backward(&self, step: u64, sync: bool) {
+        let state = &mut *self.state.lock();
+        state.step = step;
+        state.pending.fill(0);
+        state.ready_order.clear();
+        state.sync = sync && state.assignment.is_some();
+        if let Some(Assignment { buckets, pending, .. }) = &mut state.assignment {
+            pending.iter_mut().zip(buckets).for_each(|(pending, bucket)| *pending = bucket.parameters.len());
+        }
+    }
+
+    /// Takes the gradient of one use of a parameter, and launches the buckets that it completes. Backward calls this as soon
+    /// as the gradient is computed.
+    fn mark_ready(&self, parameter: ParamId, gradient: Tensor<1>) {
+        let Some(&place) = self.places.get(&parameter) else { return };
+        let state = &mut *self.state.lock();
+        let slot = &mut state.gradients[place];
+        *slot = Some(match slot.take() {
+            Some(sum) => sum + gradient,
+            None => gradient,
+        });
+        state.used[place] = true;
+        state.pending[place] = state.pending[place].saturating_sub(1);
+        if state.pending[place] > 0 {
+            return;
+        }
+        state.ready_order.push(place);
+        if !state.sync {
+            return;
+        }
+        if let Some(assignment) = &mut state.assignment {
+            assignment.pending[assignment.bucket_of[place]] -= 1;
+        }
+        while state.assignment.as_ref().is_some_and(|all| all.pending.get(state.next_bucket) == Some(&0)) {
+            self.launch_next_bucket(state);
+        }
+    }
+
+    /// Returns the order in which the last backward pass made gradients ready. Parameters without a gradient come last.
+    pub(super) fn ready_order(&self) -> Vec<usize> {
+        let mut order = self.state.lock().ready_order.clone();
+        let rest: Vec<usize> = (0..self.lengths.len()).rev().filter(|index| !order.contains(index)).collect();
+        order.extend(rest);
+        order
+    }
+
+    /// Launches the buckets that are left after a step's last backward pass, with zeros for parameters without a gradient.
+    /// Returns, per parameter, whether this rank used it.
+    pub(super) fn flush(&self) -> Vec<bool> {
+        let state = &mut *self.state.lock();
+        state.sync = false;
+        while self.launch_next_bucket(state) {}
+        state.next_bucket = 0;
+        let count = state.used.len();
+        std::mem::replace(&mut state.used, vec![false; count])
+    }
+
+    /// Packs the next bucket and sends it to the reducing thread. Returns `false` after the last bucket.
+    fn launch_next_bucket(&self, state: &mut State) -> bool {
+        let index = state.next_bucket;
+        let Some(Assignment { buckets, .. }) = &state.assignment else { return false };
+        let Some(bucket) = buckets.get(index) else { return false };
+        let values = self.pack(index, bucket, &mut state.gradients);
+        let work = BucketWork { step: state.step, index, of: buckets.len(), values, queued: Instant::now() };
+        state.next_bucket += 1;
+        // An error means that the thread is gone; the reducer finds that out when it waits for the bucket.
+        let _ = self.queue.lock().send(work);
+        true
+    }
+
+    /// Takes the gradients of bucket `index`, zeros for parameters that have none. On the host they are copied into the
+    /// bucket's array if it is free.
+    fn pack(&self, index: usize, bucket: &Bucket, gradients: &mut [Option<Tensor<1>>]) -> BucketValues {
+        let parameters = &bucket.parameters;
+        if let Some(device) = &self.device {
+            let zeros = |parameter: usize| Tensor::zeros([self.lengths[parameter]], device);
+            let gradient = |&parameter: &usize| gradients[parameter].take().unwrap_or_else(|| zeros(parameter));
+            let tensors = parameters.iter().map(gradient).collect();
+            return BucketValues::Device(tensors, StreamEvent::record(device));
+        }
+        let mut array = self.arrays.take(index);
+        let mut fresh = Vec::new();
+        let mut rest = match &mut array {
+            Some(array) => &mut array[..],
+            None => {
+                fresh.resize(bucket.elements, 0.0);
+                &mut fresh[..]
+            }
+        };
+        for &parameter in parameters {
+            let (place, behind) = rest.split_at_mut(self.lengths[parameter]);
+            match gradients[parameter].take() {
+                Some(gradient) => {
+                    let gradient = gradient.into_data();
+                    place.copy_from_slice(gradient.as_slice::<f32>().expect("gradients are f32"));
+                }
+                None => place.fill(0.0),
+            }
+            rest = behind;
+        }
+        array.map_or(BucketValues::Host(fresh), BucketValues::Shared)
+    }
+}
+
+/// The hooks on the parameters (`models/src/hook.rs`) call these on the thread that runs the pass.
+impl GradientSink for GradientBuckets {
+    fn used(&self, parameter: ParamId) {
+        if let Some(&place) = self.places.get(&parameter) {
+            self.state.lock().pending[place] += 1;
+        }
+    }
+
+    fn ready(&self, parameter: ParamId, gradient: Tensor<1>) {
+        self.mark_ready(parameter, gradient);
+    }
+}
+
+/// The arrays of the buckets, by bucket, while no tensor uses them. Ranks reduce them in place, and they are the memory of a
+/// step's gradients afterwards.
+///
+/// A bucket that is launched without a free array gets a new one: in the first step, or while a tensor of an earlier step is
+/// still a view of it. All ranks keep the same tensors, so they make arrays in the same order, as collectives require.
+#[derive(Debug, Default)]
+pub(super) struct BucketArrays(Mutex<Vec<Option<Shared<f32>>>>);
+
+impl BucketArrays {
+    /// Takes the array of `bucket`, if it has one that is free.
+    pub(super) fn take(&self, bucket: usize) -> Option<Shared<f32>> {
+        self.0.lock().get_mut(bucket)?.take()
+    }
+
+    /// Lends `values`, the reduced array of `bucket`, to a tensor. The array comes back when the last tensor over it drops.
+    pub(super) fn lend(self: &Arc<Self>, bucket: usize, values: Shared<f32>) -> BucketView {
+        BucketView { values: Some(values), bucket, arrays: self.clone() }
+    }
+}
+
+/// The array of a bucket while tensors are views of it.
+pub(super) struct BucketView {
+    values: Option<Shared<f32>>,
+    bucket: usize,
+    arrays: Arc<BucketArrays>,
+}
+
+impl Deref for BucketView {
+    type Target = [f32];
+    fn deref(&self) -> &[f32] {
+        self.values.as_deref().unwrap_or_default()
+    }
+}
+
+impl DerefMut for BucketView {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        self.values.as_deref_mut().unwrap_or_default()
+    }
+}
+
+impl Drop for BucketView {
+    fn drop(&mut self) {
+        let mut arrays = self.arrays.0.lock();
+        if arrays.len() <= self.bucket {
+            arrays.resize_with(self.bucket + 1, || None);
+        }
+        // A bucket that had to get another array keeps that one.
+        let place = &mut arrays[self.bucket];
+        *place = place.take().or(self.values.take());
     }
 }

@@ -1,43 +1,46 @@
-//! Sums of gradients that never leave the GPU.
+//! All-reduce of gradients that never leave the GPU.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor};
 use models::ParameterInfo;
+use parking_lot::Mutex;
 
-use super::{buckets, reducer::OnDevice};
+use super::{
+    buckets,
+    reducer::{DeviceAllReduce, OnDevice},
+};
 use crate::{
     config::{Backend, Compression, RunPlan},
+    device::StreamEvent,
     failure::Failure,
 };
 use comm::{
     CommError, Communicator,
-    cuda::{self, DeviceGroup, Mark, Options, layout::Wire},
+    cuda::{self, DeviceGroup, DeviceGroupOptions, layout::WireType},
 };
 
-/// A device, and what adds up there.
-type Sums = (Device, Arc<Mutex<dyn OnDevice>>);
-
-/// Connects the ranks' GPUs; `None` where gradients go through the host: this is the CPU, or the user wants it so.
+/// Connects the ranks' GPUs. Returns `None` where gradients go through the host: this run is on the CPU, or
+/// `parallel.backend` asks for the host.
 ///
 /// # Errors
-/// The backend that was asked for is not possible here.
-pub(super) fn meet(
+/// The requested backend is not possible here.
+pub(super) fn connect(
     device: &Device,
     parameters: &[ParameterInfo],
     plan: &RunPlan,
     comm: &Communicator,
-) -> Result<Option<Sums>, Failure> {
+) -> Result<Option<OnDevice>, Failure> {
     let parallel = &plan.parallel;
     let backend = match parallel.backend {
-        Backend::Auto => cuda::Backend::Auto,
-        Backend::Cuda => cuda::Backend::Kernels,
-        Backend::Nccl => cuda::Backend::Nccl,
+        Backend::Auto => cuda::DeviceBackend::Auto,
+        Backend::Cuda => cuda::DeviceBackend::Kernels,
+        Backend::Nccl => cuda::DeviceBackend::Nccl,
         Backend::Shm | Backend::Tcp | Backend::Mpi => return Ok(None),
     };
     if !cuda::is_cuda(device) {
         return match backend {
-            cuda::Backend::Auto => Ok(None),
+            cuda::DeviceBackend::Auto => Ok(None),
             _ => Err(Failure::usage(
                 format!("parallel.backend = \"{}\" sums on GPUs, and this run is on the CPU", parallel.backend),
                 "start with --gpus N, or leave parallel.backend at \"auto\"",
@@ -48,29 +51,34 @@ pub(super) fn meet(
         return Ok(None);
     }
     let lengths = buckets::lengths(parameters);
-    // a bucket is at most its limit and a tensor
+    // A bucket has at most its limit and one more tensor.
     let limit = (parallel.bucket_mb.max(parallel.first_bucket_mb) * super::MIB) as usize / size_of::<f32>();
     let elements = lengths.iter().sum::<usize>().min(limit + lengths.iter().max().copied().unwrap_or(0));
     let wire = match parallel.compression {
-        Compression::None => Wire::F32,
-        Compression::Fp16 => Wire::F16,
-        Compression::Bf16 => Wire::Bf16,
+        Compression::None => WireType::F32,
+        Compression::Fp16 => WireType::F16,
+        Compression::Bf16 => WireType::Bf16,
     };
-    let group = DeviceGroup::new(comm, device, Options { backend, elements, wire, meet_on_device: false })?;
+    let group = DeviceGroup::new(comm, device, DeviceGroupOptions { backend, elements, wire, meet_on_device: false })?;
     if comm.rank() == 0 {
         eprintln!("gradients: {}", group.description());
     }
     Ok(Some((device.clone(), Arc::new(Mutex::new(group)))))
 }
 
-impl OnDevice for DeviceGroup {
-    fn sum(&mut self, tensors: Vec<Tensor<1>>, after: &Mark) -> Result<(Tensor<1>, Mark, usize), CommError> {
+impl DeviceAllReduce for DeviceGroup {
+    fn all_reduce(
+        &mut self,
+        tensors: Vec<Tensor<1>>,
+        after: &StreamEvent,
+    ) -> Result<(Tensor<1>, StreamEvent, usize), CommError> {
         let (sum, done) = self.all_reduce_after(tensors, 1.0, after)?;
         let bytes = sum.dims()[0] * self.wire().size();
         Ok((sum, done, bytes))
     }
 
-    fn settle(&mut self) -> Result<(), CommError> {
-        DeviceGroup::settle(self)
+    fn synchronize(&mut self) -> Result<(), CommError> {
+        // By its path: the trait's own method would call itself.
+        DeviceGroup::synchronize(self)
     }
 }

@@ -1,21 +1,34 @@
-//! A process a device: each rank takes its share of every batch, gradients are summed across ranks in buckets.
+//! `torch.nn.parallel.DistributedDataParallel`: one process per device. Each rank takes its share of every batch, and
+//! gradients are summed across ranks in buckets while backward runs.
 //!
-//! Every rank weights its loss by the samples of the whole step, so that the sum over ranks is the gradient of the mean
-//! over all samples whatever the ranks' shares are. The sum is in a fixed order: all ranks hold the same bits, take the same
+//! Every rank weights its loss by the samples of the whole step, so the sum over ranks is the gradient of the mean over all
+//! samples, whatever the ranks' shares are. The order of summation is fixed: all ranks hold the same bits, take the same
 //! optimizer step and stay equal without exchanging parameters again.
+//!
+//! `buckets.rs` and `reducer.rs` are PyTorch's `c10d::Reducer` (`torch/csrc/distributed/c10d/reducer.cpp`), with its names.
+//! The differences:
+//!
+//! - **Buckets are assigned once, before the first reduction.** PyTorch starts with reverse registration order and rebuilds
+//!   the buckets after the first step. Here the first step's gradients wait until backward is over; rank 0's ready order then
+//!   assigns the buckets for the whole run. The order of a ring's sum depends on where an element lies in its bucket, and a
+//!   resumed run must add up in the order of the run that was not stopped. (`parallel.overlap = false` keeps reverse
+//!   registration order and launches the buckets after backward.)
+//! - **Gradients are handed out of backward.** A hook on each use of a parameter (`models/src/hook.rs`) moves the gradient
+//!   into its bucket; there is no `parameter.grad`, and [`reducer::Reducer::finalize_backward`] returns views of the reduced
+//!   buckets (`gradient_as_bucket_view=True`).
+//! - **A parameter that this rank did not use needs no search of the graph.** Its bucket gets zeros after backward. A
+//!   parameter that no rank used has no gradient in the optimizer, and is named once (`find_unused_parameters=True`).
+//! - **A thread reduces the buckets**, one after the other, where PyTorch has asynchronous `Work`. On GPUs gradients stay
+//!   there: the thread enqueues each reduction behind the bucket's gradients and in front of the optimizer (`gpus.rs`).
+//! - **Sums, not means**: the weights of the samples are in the loss.
 //!
 //! Batch norm (`parallel.batch_norm`): `local` normalises by the rank's own share and keeps the rank's own running
 //! statistics; evaluation and checkpoints use rank 0's. `broadcast` copies rank 0's to all ranks before each evaluation
 //! (PyTorch copies them before each forward pass; training does not read them, so the results are the same). `reduce`
 //! averages them over the ranks there (timm's `--dist-bn reduce`). `sync` normalises by the whole batch, forward and
-//! backward (`torch.nn.SyncBatchNorm`): statistics are the same bits on every rank.
-//!
-//! While backward runs, gradients land in buckets (`collector.rs`), and a thread reduces each full one (`reducer.rs`). On GPUs
-//! they stay there: the thread enqueues a reduction behind the bucket's gradients and in front of the optimizer (`gpus.rs`).
+//! backward (`torch.nn.SyncBatchNorm`): the statistics have the same bits on every rank.
 
-pub mod arrays;
 mod buckets;
-mod collector;
 #[cfg(feature = "cuda")]
 mod gpus;
 mod reducer;
@@ -24,7 +37,6 @@ mod statistics;
 mod step;
 #[cfg(test)]
 mod tests;
-mod unused;
 mod verify;
 
 use std::sync::Arc;
@@ -35,9 +47,9 @@ use models::Network;
 
 pub use self::verify::same_job;
 use self::{
-    reducer::{Options, Reducer},
+    reducer::{Reducer, ReducerOptions},
     statistics::SharedStatistics,
-    unused::Unused,
+    verify::UnusedParameters,
 };
 use super::{Evaluation, Learner, ResidentSets, Snapshot, StepOutcome, Strategy, Tally};
 use crate::{
@@ -48,7 +60,7 @@ use crate::{
     signals::Stop,
 };
 use comm::{Communicator, ReduceOp};
-use launch::Reporter;
+use launch::WorkerStatus;
 
 const MIB: f64 = 1024.0 * 1024.0;
 
@@ -57,34 +69,35 @@ pub struct Ddp {
     learner: Learner,
     batch_norm: BatchNormPolicy,
     statistics: Option<Arc<SharedStatistics>>,
-    /// Before `comm`: its thread has to end first.
+    /// In front of `comm`, so that its thread ends first.
     reducer: Reducer,
-    unused: Unused,
+    unused: UnusedParameters,
     check_sync_every: u64,
     comm: Communicator,
-    reporter: Reporter,
+    status: WorkerStatus,
     steps: u64,
 }
 
 impl Ddp {
-    /// Takes a freshly built network and the connection to the other ranks; afterwards all ranks hold rank 0's parameters.
+    /// Takes a new network on `device` (an autodiff device) with `classes` outputs, and the connection to the other ranks.
+    /// Afterwards all ranks hold rank 0's parameters.
     ///
     /// # Errors
-    /// A rank has another model (the first tensor to differ is named), or is gone.
+    /// A rank has another model (the first different tensor is named), or is gone.
     pub fn new(
         network: Network,
         device: Device,
         classes: usize,
         plan: &RunPlan,
         comm: Communicator,
-        reporter: Reporter,
+        status: WorkerStatus,
     ) -> Result<Self, Failure> {
         verify::same_model(&network, &comm)?;
-        let network = replicate::broadcast_state(network, &comm)?;
+        let network = replicate::sync_module_states(network, &comm)?;
         let learner = Learner::new(network, device, classes, plan);
         let bytes = |mib: f64| (mib * MIB) as usize;
         let parallel = &plan.parallel;
-        let options = Options {
+        let options = ReducerOptions {
             first: bytes(parallel.first_bucket_mb),
             limit: bytes(parallel.bucket_mb),
             overlap: parallel.overlap,
@@ -92,10 +105,10 @@ impl Ddp {
         };
         let parameters = &learner.replica.parameters;
         #[cfg(feature = "cuda")]
-        let on_device = gpus::meet(&learner.replica.inner_device(), parameters, plan, &comm)?;
+        let on_device = gpus::connect(&learner.replica.inner_device(), parameters, plan, &comm)?;
         #[cfg(not(feature = "cuda"))]
         let on_device = None;
-        let reducer = Reducer::new(parameters, &comm, &reporter, options, on_device)?;
+        let reducer = Reducer::new(parameters, &comm, &status, options, on_device)?;
         let statistics = match parallel.batch_norm {
             BatchNormPolicy::Sync => Some(Arc::new(SharedStatistics::new(comm.duplicate()?))),
             _ => None,
@@ -105,10 +118,10 @@ impl Ddp {
             batch_norm: parallel.batch_norm,
             statistics,
             reducer,
-            unused: Unused::default(),
+            unused: UnusedParameters::default(),
             check_sync_every: parallel.check_sync_every as u64,
             comm,
-            reporter,
+            status,
             steps: 0,
         })
     }
@@ -117,13 +130,31 @@ impl Ddp {
         self.statistics.as_ref().map_or(Ok(()), |statistics| Ok(statistics.check()?))
     }
 
-    /// Every `parallel.check_sync_every` steps: makes sure that all ranks hold the same bits.
+    /// Checks every `parallel.check_sync_every` steps that all ranks hold the same bits.
     fn check_sync(&self) -> Result<(), Failure> {
         if self.check_sync_every == 0 || !self.steps.is_multiple_of(self.check_sync_every) {
             return Ok(());
         }
-        self.reporter.doing(format_args!("comparing parameters after {} steps", self.steps));
+        self.status.set_status(format_args!("comparing parameters after {} steps", self.steps));
         verify::in_sync(&self.learner.snapshot(), self.batch_norm == BatchNormPolicy::Sync, &self.comm)
+    }
+
+    /// Adds up all ranks' counts. A stop that any rank has seen stops every rank.
+    fn reduce_counts(&self, mut tally: Tally, stop: &Stop) -> Result<Evaluation, Failure> {
+        let mut signal = [i64::from(stop.signal().unwrap_or(0))];
+        self.comm.all_reduce(&mut signal, ReduceOp::Max)?;
+        let mut counts: Vec<i64> = [tally.samples, tally.top1, tally.top5].map(|count| count as i64).to_vec();
+        counts.extend(tally.confusion.iter().map(|&count| count as i64));
+        self.comm.all_reduce(&mut counts, ReduceOp::Sum)?;
+        let mut loss = [tally.loss_sum];
+        self.comm.all_reduce(&mut loss, ReduceOp::Sum)?;
+        if signal[0] != 0 {
+            return Ok(Evaluation::Stopped(signal[0] as i32));
+        }
+        let count = |index: usize| counts[index] as u64;
+        (tally.samples, tally.top1, tally.top5, tally.loss_sum) = (count(0), count(1), count(2), loss[0]);
+        tally.confusion = counts[3..].iter().map(|&count| count as u64).collect();
+        Ok(Evaluation::Done(tally))
     }
 }
 
@@ -160,16 +191,16 @@ impl Strategy for Ddp {
     }
 
     fn evaluate(&mut self, batches: &mut dyn Iterator<Item = Batch>, stop: &Stop) -> Result<Evaluation, Failure> {
-        self.reporter.doing(format_args!("evaluating after {} steps", self.steps));
+        self.status.set_status(format_args!("evaluating after {} steps", self.steps));
         let Self { learner, comm, .. } = self;
         let comm = &*comm;
         if matches!(self.batch_norm, BatchNormPolicy::Broadcast | BatchNormPolicy::Reduce) {
-            learner.replica.try_change(|network| replicate::share_buffers(network, self.batch_norm, comm))?;
+            learner.replica.try_change(|network| replicate::sync_buffers(network, self.batch_norm, comm))?;
         }
-        // whatever a rank's own statistics are, one network is evaluated: rank 0's
-        let network = replicate::share_buffers(learner.evaluated_network(), BatchNormPolicy::Broadcast, comm)?;
+        // Ranks may have their own running statistics, and one network is evaluated: rank 0's.
+        let network = replicate::sync_buffers(learner.evaluated_network(), BatchNormPolicy::Broadcast, comm)?;
         let tally = learner.replica.evaluate(&network, batches, stop);
-        self.reduce_tally(tally, stop)
+        self.reduce_counts(tally, stop)
     }
 
     fn snapshot(&self) -> Snapshot {
@@ -177,33 +208,13 @@ impl Strategy for Ddp {
     }
 
     fn start_from(&mut self, checkpoint: Option<(Snapshot, Progress)>) -> Result<Progress, Failure> {
-        self.reporter.doing(format_args!("sharing the checkpoint"));
-        let Some((snapshot, progress)) = replicate::share_checkpoint(checkpoint, &self.comm)? else {
+        self.status.set_status(format_args!("sharing the checkpoint"));
+        let Some((snapshot, progress)) = replicate::broadcast_checkpoint(checkpoint, &self.comm)? else {
             return Ok(Progress::start());
         };
         self.learner.restore(snapshot)?;
         self.steps = progress.step;
         verify::in_sync(&self.learner.snapshot(), false, &self.comm)?;
         Ok(progress)
-    }
-}
-
-impl Ddp {
-    /// Adds up all ranks' counts; a stop that any rank has seen is every rank's.
-    fn reduce_tally(&self, mut tally: Tally, stop: &Stop) -> Result<Evaluation, Failure> {
-        let mut signal = [i64::from(stop.signal().unwrap_or(0))];
-        self.comm.all_reduce(&mut signal, ReduceOp::Max)?;
-        let mut counts: Vec<i64> = [tally.samples, tally.top1, tally.top5].map(|count| count as i64).to_vec();
-        counts.extend(tally.confusion.iter().map(|&count| count as i64));
-        self.comm.all_reduce(&mut counts, ReduceOp::Sum)?;
-        let mut loss = [tally.loss_sum];
-        self.comm.all_reduce(&mut loss, ReduceOp::Sum)?;
-        if signal[0] != 0 {
-            return Ok(Evaluation::Stopped(signal[0] as i32));
-        }
-        let count = |index: usize| counts[index] as u64;
-        (tally.samples, tally.top1, tally.top5, tally.loss_sum) = (count(0), count(1), count(2), loss[0]);
-        tally.confusion = counts[3..].iter().map(|&count| count as u64).collect();
-        Ok(Evaluation::Done(tally))
     }
 }

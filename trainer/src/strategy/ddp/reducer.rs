@@ -1,8 +1,12 @@
-//! The thread that reduces buckets, while the backward pass goes on.
+//! The reducer: a thread all-reduces buckets while the backward pass goes on.
+//!
+//! The other half of PyTorch's `c10d::Reducer` (`buckets.rs` has the first): [`Reducer::finalize_backward`] waits for each
+//! bucket's work and hands out the gradients. A thread stands where PyTorch has asynchronous `Work`; it also runs the
+//! communication hook ([`CompressHook`]), off the backward pass.
 
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         mpsc::{Receiver, channel},
     },
     thread::JoinHandle,
@@ -12,192 +16,208 @@ use std::{
 use burn::tensor::{Device, Tensor, TensorData};
 use half::{bf16, f16};
 use models::{GradientSink, ParameterInfo};
+use parking_lot::Mutex;
 
-use super::{
-    buckets::{self, Bucket},
-    collector::{Collector, Packed, Values},
+use super::buckets::{self, Bucket, BucketValues, BucketWork, GradientBuckets};
+use crate::{
+    config::Compression, device::StreamEvent, failure::Failure, optim::FlatGradients, report::timeline::BucketSpan,
 };
-use crate::{config::Compression, failure::Failure, optim::FlatGradients, report::timeline::BucketSpan};
-use comm::{CommError, Communicator, ReduceOp, Shared, cuda::Mark};
-use launch::Reporter;
+use comm::{CommError, Communicator, ReduceOp, Shared};
+use launch::WorkerStatus;
 
-/// What a step's reduction gave.
-pub(super) struct Sums {
-    /// Summed over ranks. A parameter that this rank did not use has a gradient all the same: others may have used it.
+/// The result of a step's reductions.
+pub(super) struct ReducedGradients {
+    /// Summed over ranks. Parameters that this rank did not use have a gradient too: other ranks may have used them.
     pub gradients: FlatGradients,
-    /// Parameters that this rank used.
+    /// Per parameter, in registration order: whether this rank used it.
     pub used: Vec<bool>,
+    /// When each bucket was reduced.
     pub buckets: Vec<BucketSpan>,
 }
 
-/// How buckets are cut, and what travels.
+/// How buckets are cut and what travels: `bucket_cap_mb` of `DistributedDataParallel`, and its communication hook.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Options {
+pub(super) struct ReducerOptions {
     /// Bytes of the first bucket.
     pub first: usize,
     /// Bytes of the others.
     pub limit: usize,
+    /// Launch buckets while backward runs; otherwise after it.
     pub overlap: bool,
     pub compression: Compression,
 }
 
-/// Adds gradients up where they are.
-pub(super) trait OnDevice: Send {
-    /// Enqueues the sum over ranks of these tensors, one behind the other, made before `after`. Gives it, a mark that whoever
-    /// uses it has to follow, and the bytes that a rank puts in.
-    fn sum(&mut self, tensors: Vec<Tensor<1>>, after: &Mark) -> Result<(Tensor<1>, Mark, usize), CommError>;
-    /// Waits until everything that was enqueued is done.
-    fn settle(&mut self) -> Result<(), CommError>;
+/// All-reduces gradients on their device.
+pub(super) trait DeviceAllReduce: Send {
+    /// Enqueues the sum over ranks of `tensors`, laid end to end, behind the event `after`. Returns the sum, an event that a
+    /// reader of the sum has to wait for, and the bytes that this rank puts in.
+    fn all_reduce(
+        &mut self,
+        tensors: Vec<Tensor<1>>,
+        after: &StreamEvent,
+    ) -> Result<(Tensor<1>, StreamEvent, usize), CommError>;
+    /// Waits until all enqueued sums are computed.
+    fn synchronize(&mut self) -> Result<(), CommError>;
 }
 
-fn lock<'a>(sums: &'a Arc<Mutex<dyn OnDevice + 'static>>) -> MutexGuard<'a, dyn OnDevice + 'static> {
-    sums.lock().unwrap_or_else(PoisonError::into_inner)
-}
+/// A device, and the collectives that reduce there; shared with the thread.
+pub(super) type OnDevice = (Device, Arc<Mutex<dyn DeviceAllReduce>>);
 
-type Outcome = Result<(Values, BucketSpan), CommError>;
+type BucketResult = Result<(BucketValues, BucketSpan), CommError>;
 
-/// See the module.
+/// Reduces a step's gradients over all ranks.
 pub(super) struct Reducer {
-    collector: Arc<Collector>,
-    done: Receiver<Outcome>,
+    buckets: Arc<GradientBuckets>,
+    done: Receiver<BucketResult>,
     comm: Communicator,
-    options: Options,
+    options: ReducerOptions,
     thread: Option<JoinHandle<()>>,
-    /// Where gradients stay on their device; shared with the thread.
-    on_device: Option<Arc<Mutex<dyn OnDevice>>>,
+    /// Where gradients are reduced on their device.
+    on_device: Option<Arc<Mutex<dyn DeviceAllReduce>>>,
 }
 
 impl Reducer {
-    /// With `on_device` gradients stay where they are.
+    /// Starts the thread. With `on_device` gradients are reduced there; otherwise on the host.
     ///
     /// # Errors
     /// The thread cannot be started.
     pub(super) fn new(
         parameters: &[ParameterInfo],
         comm: &Communicator,
-        reporter: &Reporter,
-        options: Options,
-        on_device: Option<(Device, Arc<Mutex<dyn OnDevice>>)>,
+        status: &WorkerStatus,
+        options: ReducerOptions,
+        on_device: Option<OnDevice>,
     ) -> Result<Self, Failure> {
-        let (outbox, inbox) = channel();
-        let mut wire = Wire::new(options.compression);
-        let (thread_comm, on_device) = (comm.clone(), on_device.map(|(device, sums)| (Some(device), Some(sums))));
+        let (queue, inbox) = channel();
+        let mut hook = CompressHook::new(options.compression);
+        let (thread_comm, on_device) = (comm.clone(), on_device.map(|(device, group)| (Some(device), Some(group))));
         let (device, on_device) = on_device.unwrap_or_default();
-        let sums = on_device.clone();
-        let reduce = move |values| match (values, &sums) {
-            (Values::Device(tensors, mark), Some(sums)) => {
-                let (sum, done, bytes) = lock(sums).sum(tensors, &mark)?;
-                Ok((Values::Device(vec![sum], done), bytes))
+        let group = on_device.clone();
+        let reduce = move |values| match (values, &group) {
+            (BucketValues::Device(tensors, event), Some(group)) => {
+                let (sum, done, bytes) = group.lock().all_reduce(tensors, &event)?;
+                Ok((BucketValues::Device(vec![sum], done), bytes))
             }
-            (Values::Device(..), None) => Err(CommError::usage("gradients stayed on a device that cannot add them up")),
-            (Values::Host(values), _) => wire.all_reduce(values, &thread_comm),
-            (Values::Shared(values), _) => shared_sum(values, &thread_comm),
+            (BucketValues::Device(..), None) => {
+                Err(CommError::usage("gradients stayed on a device that cannot add them up"))
+            }
+            (BucketValues::Host(values), _) => hook.all_reduce(values, &thread_comm),
+            (BucketValues::Shared(values), _) => all_reduce_shared(values, &thread_comm),
         };
-        let (done, thread) = start(inbox, reporter, reduce)?;
-        let collector = Arc::new(Collector::new(parameters, outbox, device));
+        let (done, thread) = start_thread(inbox, status, reduce)?;
+        let buckets = Arc::new(GradientBuckets::new(parameters, queue, device));
         if !options.overlap {
             let order = buckets::assumed_order(parameters.len());
-            collector.lay_out(buckets::assign(&order, &collector.lengths, options.first, options.limit));
+            buckets.assign_buckets(options.assignment(&order, &buckets.lengths));
         }
-        Ok(Self { collector, done, comm: comm.clone(), options, thread: Some(thread), on_device })
+        Ok(Self { buckets, done, comm: comm.clone(), options, thread: Some(thread), on_device })
     }
 
-    /// After a step: makes sure that the reductions that were enqueued on a GPU are done, and nobody was missing.
+    /// Waits until the reductions that were enqueued on a GPU are done, and checks that no rank was missing.
     ///
     /// # Errors
     /// Names the rank that is missing or gone.
-    pub(super) fn settle(&self) -> Result<(), Failure> {
-        Ok(self.on_device.as_ref().map_or(Ok(()), |sums| lock(sums).settle())?)
+    pub(super) fn synchronize(&self) -> Result<(), Failure> {
+        Ok(self.on_device.as_ref().map_or(Ok(()), |group| group.lock().synchronize())?)
     }
 
-    /// Where a forward pass's gradients shall go.
+    /// Returns the sink to which the hooks of a forward pass report.
     pub(super) fn sink(&self) -> Arc<dyn GradientSink> {
-        self.collector.clone()
+        self.buckets.clone()
     }
 
-    /// Before each forward pass; `last` of those of a step.
-    pub(super) fn begin(&self, step: u64, last: bool) {
-        self.collector.begin(step, last && self.options.overlap);
+    /// Prepares for a forward and a backward pass; `last` marks the last ones of a step. The passes before only accumulate,
+    /// as under PyTorch's `no_sync`.
+    pub(super) fn prepare_for_backward(&self, step: u64, last: bool) {
+        self.buckets.prepare_for_backward(step, last && self.options.overlap);
     }
 
-    /// After a step's last backward pass: waits until all buckets are summed over all ranks.
+    /// Waits after a step's last backward pass until all buckets are summed over all ranks, and returns the gradients.
     ///
-    /// In the first step, all are reduced now: the order in which gradients become ready is known only then. It decides
-    /// the buckets from here on, rank 0's for all, and from the first reduction on, so that a run's sums do not depend on
+    /// In the first step all buckets are launched here, because the order in which gradients become ready is only known now.
+    /// Rank 0's order decides the buckets of all ranks, from the first reduction on, so that a run's sums do not depend on
     /// where it was resumed.
     ///
     /// # Errors
     /// A rank is gone, or disagrees.
-    pub(super) fn finish(&self, device: &Device) -> Result<Sums, Failure> {
-        let buckets = match self.collector.buckets() {
+    pub(super) fn finalize_backward(&self, device: &Device) -> Result<ReducedGradients, Failure> {
+        let buckets = match self.buckets.buckets() {
             Some(buckets) => buckets,
             None => self.agree_on_buckets()?,
         };
-        let used = self.collector.close();
-        let mut gradients: Vec<Option<Tensor<1>>> = (0..self.collector.lengths.len()).map(|_| None).collect();
-        let mut reduced = Vec::with_capacity(buckets.len());
-        for bucket in &buckets {
-            let (values, times) =
+        let used = self.buckets.flush();
+        let mut gradients: Vec<Option<Tensor<1>>> = (0..self.buckets.lengths.len()).map(|_| None).collect();
+        let mut spans = Vec::with_capacity(buckets.len());
+        for (index, bucket) in buckets.iter().enumerate() {
+            let (values, span) =
                 self.done.recv().map_err(|_| Failure::run("the reducing thread has died", "please report this"))??;
-            reduced.push(times);
+            spans.push(span);
             let flat = match values {
-                Values::Host(values) => Tensor::<1>::from_data(TensorData::new(values, [bucket.elements]), device),
-                Values::Shared(values) => {
-                    ops::tensor_over(self.collector.arrays.lend(reduced.len() - 1, values), device)
+                BucketValues::Host(values) => {
+                    Tensor::<1>::from_data(TensorData::new(values, [bucket.elements]), device)
                 }
-                Values::Device(mut tensors, done) => {
-                    done.follow();
+                BucketValues::Shared(values) => ops::tensor_over(self.buckets.arrays.lend(index, values), device),
+                BucketValues::Device(mut tensors, done) => {
+                    done.wait();
                     tensors.remove(0)
                 }
             };
             let mut start = 0;
             for &parameter in &bucket.parameters {
-                let end = start + self.collector.lengths[parameter];
-                // a view: the bucket is the gradients' memory
+                let end = start + self.buckets.lengths[parameter];
+                // A view: the bucket is the gradients' memory (`gradient_as_bucket_view`).
                 gradients[parameter] = Some(flat.clone().slice(start..end));
                 start = end;
             }
         }
-        Ok(Sums { gradients: FlatGradients::from_tensors(gradients), used, buckets: reduced })
+        Ok(ReducedGradients { gradients: FlatGradients::from_tensors(gradients), used, buckets: spans })
     }
 
+    /// Assigns the buckets by rank 0's ready order (`sync_bucket_indices` of `reducer.cpp`).
     fn agree_on_buckets(&self) -> Result<Vec<Bucket>, Failure> {
-        let mut order: Vec<i64> = self.collector.order().into_iter().map(|index| index as i64).collect();
+        let mut order: Vec<i64> = self.buckets.ready_order().into_iter().map(|index| index as i64).collect();
         self.comm.broadcast(&mut order, 0)?;
         let order: Vec<usize> = order.into_iter().map(|index| index as usize).collect();
-        let buckets = buckets::assign(&order, &self.collector.lengths, self.options.first, self.options.limit);
-        self.collector.lay_out(buckets.clone());
+        let buckets = self.options.assignment(&order, &self.buckets.lengths);
+        self.buckets.assign_buckets(buckets.clone());
         Ok(buckets)
     }
 }
 
 impl Drop for Reducer {
     fn drop(&mut self) {
-        // the last sender: the thread's loop ends. A forward pass cannot be under way, it borrows the strategy.
-        let (outbox, _) = channel();
-        self.collector.replace_outbox(outbox);
+        // Ends the thread's loop. No forward pass holds the sink now: it would borrow the strategy.
+        self.buckets.disconnect();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
 }
 
-/// Sums a bucket in its array; gives it, and the bytes that a rank puts in.
-fn shared_sum(values: Shared<f32>, comm: &Communicator) -> Result<(Values, usize), CommError> {
-    let (count, bytes) = (values.len(), size_of_val(&*values));
-    Ok((Values::Shared(comm.all_reduce_shared(values, count, ReduceOp::Sum)?), bytes))
+impl ReducerOptions {
+    fn assignment(&self, order: &[usize], lengths: &[usize]) -> Vec<Bucket> {
+        buckets::compute_bucket_assignment(order, lengths, self.first, self.limit)
+    }
 }
 
-/// How a bucket travels that comes in ordinary memory.
-enum Wire {
-    /// In an array of its own, which it keeps.
+/// Sums a bucket in its array. Returns the sum and the bytes that this rank puts in.
+fn all_reduce_shared(values: Shared<f32>, comm: &Communicator) -> Result<(BucketValues, usize), CommError> {
+    let (count, bytes) = (values.len(), size_of_val(&*values));
+    Ok((BucketValues::Shared(comm.all_reduce_shared(values, count, ReduceOp::Sum)?), bytes))
+}
+
+/// All-reduces buckets that come in ordinary memory, in the type of `parallel.compression`.
+///
+/// Source: `fp16_compress_hook` and `bf16_compress_hook` of `torch.distributed.algorithms.ddp_comm_hooks.default_hooks`.
+enum CompressHook {
+    /// In an array of the bucket's own, which it keeps.
     F32,
     /// In an array that all buckets use in turn, as long as the longest so far.
     F16(Option<Shared<f16>>),
     Bf16(Option<Shared<bf16>>),
 }
 
-impl Wire {
+impl CompressHook {
     fn new(compression: Compression) -> Self {
         match compression {
             Compression::None => Self::F32,
@@ -206,8 +226,8 @@ impl Wire {
         }
     }
 
-    /// Sums `values` over ranks; gives the bytes that a rank puts in.
-    fn all_reduce(&mut self, mut values: Vec<f32>, comm: &Communicator) -> Result<(Values, usize), CommError> {
+    /// Sums `values` over ranks. Returns the sum and the bytes that this rank puts in.
+    fn all_reduce(&mut self, mut values: Vec<f32>, comm: &Communicator) -> Result<(BucketValues, usize), CommError> {
         macro_rules! narrow {
             ($array:expr, $ty:ty) => {{
                 let count = values.len();
@@ -218,7 +238,7 @@ impl Wire {
                 array.iter_mut().zip(&values).for_each(|(narrow, &value)| *narrow = <$ty>::from_f32(value));
                 let array = $array.insert(comm.all_reduce_shared(array, count, ReduceOp::Sum)?);
                 values.iter_mut().zip(array.iter()).for_each(|(value, narrow)| *value = narrow.to_f32());
-                Ok((Values::Host(values), size_of_val(&array[..count])))
+                Ok((BucketValues::Host(values), size_of_val(&array[..count])))
             }};
         }
         match self {
@@ -226,7 +246,7 @@ impl Wire {
                 let mut array = comm.shared(values.len())?;
                 array.copy_from_slice(&values);
                 drop(values);
-                shared_sum(array, comm)
+                all_reduce_shared(array, comm)
             }
             Self::F16(array) => narrow!(array, f16),
             Self::Bf16(array) => narrow!(array, bf16),
@@ -234,26 +254,26 @@ impl Wire {
     }
 }
 
-/// Starts the thread: `reduce` gives the sums and the bytes that a rank puts in.
-fn start(
-    inbox: Receiver<Packed>,
-    reporter: &Reporter,
-    mut reduce: impl FnMut(Values) -> Result<(Values, usize), CommError> + Send + 'static,
-) -> Result<(Receiver<Outcome>, JoinHandle<()>), Failure> {
+/// Starts the thread. `reduce` returns a bucket's sum and the bytes that this rank puts in.
+fn start_thread(
+    inbox: Receiver<BucketWork>,
+    status: &WorkerStatus,
+    mut reduce: impl FnMut(BucketValues) -> Result<(BucketValues, usize), CommError> + Send + 'static,
+) -> Result<(Receiver<BucketResult>, JoinHandle<()>), Failure> {
     let (results, done) = channel();
-    let says = reporter.clone();
-    let mut one = move |packed: Packed| {
-        let Packed { step, index, of, values, queued } = packed;
-        says.doing(format_args!("step {step}: reducing bucket {} of {of}", index + 1));
+    let status = status.clone();
+    let mut reduce_bucket = move |work: BucketWork| {
+        let BucketWork { step, index, of, values, queued } = work;
+        status.set_status(format_args!("step {step}: reducing bucket {} of {of}", index + 1));
         let started = Instant::now();
         let (values, bytes) = reduce(values)?;
         let finished = Instant::now();
-        says.doing(format_args!("step {step}: bucket {} of {of} is reduced", index + 1));
+        status.set_status(format_args!("step {step}: bucket {} of {of} is reduced", index + 1));
         Ok((values, BucketSpan { step, bucket: index, bytes, queued, started, finished }))
     };
     let serve = move || {
-        for packed in inbox {
-            if results.send(one(packed)).is_err() {
+        for work in inbox {
+            if results.send(reduce_bucket(work)).is_err() {
                 break;
             }
         }

@@ -1,4 +1,4 @@
-//! All ranks start from, and stay at, the same network.
+//! Copies of rank 0's state on all ranks: `_sync_module_states` and `_sync_buffers` of `DistributedDataParallel`.
 
 use std::path::Path;
 
@@ -16,11 +16,11 @@ use crate::{
 };
 use comm::{Communicator, ReduceOp};
 
-/// Gives every rank rank 0's parameters and statistics.
+/// Broadcasts rank 0's parameters and running statistics (`_sync_module_states`).
 ///
 /// # Errors
 /// A rank is gone.
-pub(super) fn broadcast_state(network: Network, comm: &Communicator) -> Result<Network, Failure> {
+pub(super) fn sync_module_states(network: Network, comm: &Communicator) -> Result<Network, Failure> {
     let mut tensors = state::state_dict(&network);
     for tensor in &mut tensors {
         comm.broadcast(&mut tensor.values, 0)?;
@@ -28,15 +28,12 @@ pub(super) fn broadcast_state(network: Network, comm: &Communicator) -> Result<N
     load(network, &tensors)
 }
 
-/// Makes the running statistics of all ranks equal: rank 0's, or their mean.
+/// Makes the running statistics of all ranks equal (`_sync_buffers`): their mean under [`BatchNormPolicy::Reduce`], otherwise
+/// rank 0's.
 ///
 /// # Errors
 /// A rank is gone.
-pub(super) fn share_buffers(
-    network: Network,
-    policy: BatchNormPolicy,
-    comm: &Communicator,
-) -> Result<Network, Failure> {
+pub(super) fn sync_buffers(network: Network, policy: BatchNormPolicy, comm: &Communicator) -> Result<Network, Failure> {
     let mut tensors = state::state_dict(&network);
     for tensor in tensors.iter_mut().filter(|tensor| tensor.kind == StateKind::Buffer) {
         match policy {
@@ -51,16 +48,16 @@ fn load(network: Network, tensors: &[StateTensor]) -> Result<Network, Failure> {
     state::load_state_dict(network, tensors).map_err(|error| Failure::run(&error, error.hint()))
 }
 
-/// Gives rank 0's checkpoint to every rank: the others need not see its files.
+/// Broadcasts rank 0's checkpoint, so that the other ranks need not see its files.
 ///
 /// # Errors
 /// A rank is gone.
-pub(super) fn share_checkpoint(
+pub(super) fn broadcast_checkpoint(
     checkpoint: Option<(Snapshot, Progress)>,
     comm: &Communicator,
 ) -> Result<Option<(Snapshot, Progress)>, Failure> {
     let broken = |error: &dyn std::fmt::Display| {
-        Failure::run(format!("the checkpoint cannot travel to the other ranks: {error}"), "please report this")
+        Failure::run(format!("the checkpoint cannot be sent to the other ranks: {error}"), "please report this")
     };
     let mut parts: [Vec<u8>; 4] = Default::default();
     let mut steps = 0;

@@ -1,13 +1,11 @@
-//! Synchronised batch norm: the ranks' statistics added up.
-
-use std::sync::{Mutex, PoisonError};
+//! Synchronised batch norm: adds up the ranks' statistics, as `torch.nn.SyncBatchNorm` does over its process group.
 
 use ops::StatisticsReduce;
+use parking_lot::Mutex;
 
 use comm::{CommError, Communicator, ReduceOp};
 
-/// Adds up over a connection of its own: buckets are reduced at the same time, and the order of the two differs between
-/// ranks.
+/// Adds up over its own connection: buckets are reduced at the same time, and the order of the two differs between ranks.
 #[derive(Debug)]
 pub(super) struct SharedStatistics {
     comm: Communicator,
@@ -15,17 +13,17 @@ pub(super) struct SharedStatistics {
 }
 
 impl SharedStatistics {
+    /// Uses `comm` for nothing but statistics.
     pub(super) fn new(comm: Communicator) -> Self {
         Self { comm, failed: Mutex::new(None) }
     }
 
+    /// Checks the reductions since the start.
+    ///
     /// # Errors
-    /// The first failure of a reduction: what was computed since is void.
+    /// The first failure of a reduction: everything computed after it is invalid.
     pub(super) fn check(&self) -> Result<(), CommError> {
-        match &*self.failed.lock().unwrap_or_else(PoisonError::into_inner) {
-            Some(error) => Err(error.clone()),
-            None => Ok(()),
-        }
+        self.failed.lock().clone().map_or(Ok(()), Err)
     }
 }
 
@@ -35,7 +33,7 @@ impl StatisticsReduce for SharedStatistics {
             return;
         }
         if let Err(error) = self.comm.all_reduce(values, ReduceOp::Sum) {
-            *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+            *self.failed.lock() = Some(error);
         }
     }
 }

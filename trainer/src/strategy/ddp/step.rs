@@ -6,7 +6,7 @@ use data::loader::Batch;
 use models::Context;
 use ops::StatisticsReduce;
 
-use super::{Ddp, reducer::Sums};
+use super::{Ddp, reducer::ReducedGradients};
 use crate::{
     failure::Failure,
     optim::FlatGradients,
@@ -24,24 +24,25 @@ pub(super) fn train_step(
     let samples = batches.iter().map(|batch| batch.global_len).sum();
     let mut outcome = StepOutcome { stop, ..StepOutcome::default() };
 
-    let (step, says) = (ddp.steps, ddp.reporter.clone());
+    let (step, status) = (ddp.steps, ddp.status.clone());
     let count = batches.len();
     for (turn, batch) in batches.into_iter().enumerate() {
         // only the last backward pass completes the gradients: those before it are not synchronised
-        ddp.reducer.begin(step, turn + 1 == count);
-        says.doing(format_args!("step {step}: forward"));
+        ddp.reducer.prepare_for_backward(step, turn + 1 == count);
+        status.set_status(format_args!("step {step}: forward"));
         let statistics = ddp.statistics.clone().map(|shared| shared as std::sync::Arc<dyn StatisticsReduce>);
         let cx = Context::train_with(statistics, Some(ddp.reducer.sink()));
         let loss = ddp.learner.replica.forward(batch, samples, cx, &mut outcome);
         ddp.check_statistics()?;
-        says.doing(format_args!("step {step}: backward"));
+        status.set_status(format_args!("step {step}: backward"));
         ddp.learner.replica.backward(loss, &mut outcome);
         ddp.check_statistics()?;
     }
 
     let start = Instant::now();
-    let Sums { gradients, used, buckets } = ddp.reducer.finish(&ddp.learner.replica.inner_device())?;
-    says.doing(format_args!("step {step}: comparing losses"));
+    let ReducedGradients { gradients, used, buckets } =
+        ddp.reducer.finalize_backward(&ddp.learner.replica.inner_device())?;
+    status.set_status(format_args!("step {step}: comparing losses"));
     let unused = agree(&mut outcome, &used, ddp)?;
     let end = Instant::now();
     outcome.seconds.communication = (end - start).as_secs_f64();
@@ -57,10 +58,10 @@ pub(super) fn train_step(
     }
     let gradients = without(gradients, &unused);
 
-    says.doing(format_args!("step {step}: optimizer"));
+    status.set_status(format_args!("step {step}: optimizer"));
     ddp.learner.apply(gradients, lr, &mut outcome);
     // the optimizer's work is enqueued behind the sums: waiting for those costs nothing now
-    ddp.reducer.settle()?;
+    ddp.reducer.synchronize()?;
     ddp.steps += 1;
     ddp.check_sync()?;
     Ok(outcome)
@@ -91,7 +92,7 @@ fn agree(outcome: &mut StepOutcome, used: &[bool], ddp: &mut Ddp) -> Result<Vec<
     let mut all = vec![0; own.len() * comm.world()];
     comm.all_gather(&own, &mut all)?;
     let by_rank: Vec<&[u8]> = all.chunks_exact(own.len()).collect();
-    ddp.unused.report(ddp.steps, &by_rank, &ddp.learner.replica.parameters, comm.rank() == 0);
+    ddp.unused.warn(ddp.steps, &by_rank, &ddp.learner.replica.parameters, comm.rank() == 0);
     Ok((0..own.len()).filter(|&index| by_rank.iter().all(|used| used[index] == 0)).collect())
 }
 

@@ -1,25 +1,22 @@
 //! Ranks as threads: the reduction and the comparisons, without a network.
 
-use std::{
-    sync::{Arc, Mutex},
-    thread,
-    time::Duration,
-};
+use std::{sync::Arc, thread, time::Duration};
 
 use burn::{
     module::ParamId,
     tensor::{Device, Tensor},
 };
-use models::{ParameterInfo, StateTensor};
+use models::{ParameterInfo, Spec, StateTensor};
+use parking_lot::Mutex;
 
 use super::{
-    arrays::Arrays,
-    reducer::{OnDevice, Options, Reducer},
+    buckets::{BucketArrays, assumed_order, compute_bucket_assignment, lengths},
+    reducer::{DeviceAllReduce, Reducer, ReducerOptions},
     verify,
 };
-use crate::{config::Compression, failure::Failure, state_file::NamedTensor, strategy::Snapshot};
-use comm::{CommConfig, CommError, Communicator, ReduceOp, Secret, StoreServer, TransportKind, cuda::Mark, join};
-use launch::Reporter;
+use crate::{config::Compression, device::StreamEvent, failure::Failure, state_file::NamedTensor, strategy::Snapshot};
+use comm::{CommConfig, CommError, Communicator, ReduceOp, Secret, StoreServer, TransportKind, join};
+use launch::WorkerStatus;
 
 /// Runs `body` as every rank.
 fn ranks<R: Send + 'static>(world: usize, body: impl Fn(Communicator) -> R + Send + Sync + 'static) -> Vec<R> {
@@ -48,32 +45,36 @@ fn parameters() -> Vec<ParameterInfo> {
     LENGTHS.iter().enumerate().map(info).collect()
 }
 
-fn options(overlap: bool) -> Options {
-    Options { first: 400, limit: 1000, overlap, compression: Compression::None }
+fn options(overlap: bool) -> ReducerOptions {
+    ReducerOptions { first: 400, limit: 1000, overlap, compression: Compression::None }
 }
 
 fn values(gradient: Tensor<1>) -> Vec<f32> {
     gradient.into_data().try_into_vec().unwrap()
 }
 
-/// Stands for a GPU: gradients stay tensors on their way to the thread, and their sum comes back as one.
-struct Device0 {
+/// Takes the place of a GPU: gradients stay tensors on their way to the thread, and their sum comes back as one.
+struct FakeGpu {
     comm: Communicator,
-    unsettled: usize,
+    enqueued: usize,
 }
 
-impl OnDevice for Device0 {
-    fn sum(&mut self, tensors: Vec<Tensor<1>>, after: &Mark) -> Result<(Tensor<1>, Mark, usize), CommError> {
-        after.follow();
+impl DeviceAllReduce for FakeGpu {
+    fn all_reduce(
+        &mut self,
+        tensors: Vec<Tensor<1>>,
+        after: &StreamEvent,
+    ) -> Result<(Tensor<1>, StreamEvent, usize), CommError> {
+        after.wait();
         let mut flat = values(Tensor::cat(tensors, 0));
         self.comm.all_reduce(&mut flat, ReduceOp::Sum)?;
-        self.unsettled += 1;
+        self.enqueued += 1;
         let device = Device::flex();
-        Ok((Tensor::from_floats(flat.as_slice(), &device), Mark::here(&device), 4 * flat.len()))
+        Ok((Tensor::from_floats(flat.as_slice(), &device), StreamEvent::record(&device), 4 * flat.len()))
     }
 
-    fn settle(&mut self) -> Result<(), CommError> {
-        assert_eq!(std::mem::take(&mut self.unsettled), 3, "the buckets of a step");
+    fn synchronize(&mut self) -> Result<(), CommError> {
+        assert_eq!(std::mem::take(&mut self.enqueued), 3, "the buckets of a step");
         Ok(())
     }
 }
@@ -85,13 +86,15 @@ fn a_hundred_iterations_average_exactly() {
     for (overlap, stay) in [(true, false), (false, false), (true, true), (false, true)] {
         ranks(4, move |comm| {
             let (parameters, device, world) = (parameters(), Device::flex(), comm.world());
-            let sums: Arc<Mutex<dyn OnDevice>> = Arc::new(Mutex::new(Device0 { comm: comm.clone(), unsettled: 0 }));
+            let sums: Arc<Mutex<dyn DeviceAllReduce>> =
+                Arc::new(Mutex::new(FakeGpu { comm: comm.clone(), enqueued: 0 }));
             let on_device = stay.then(|| (device.clone(), sums));
             let reducer =
-                Reducer::new(&parameters, &comm, &Reporter::unheard().unwrap(), options(overlap), on_device).unwrap();
+                Reducer::new(&parameters, &comm, &WorkerStatus::detached().unwrap(), options(overlap), on_device)
+                    .unwrap();
             for iteration in 0..100 {
                 for last in [false, true] {
-                    reducer.begin(iteration, last);
+                    reducer.prepare_for_backward(iteration, last);
                     let sink = reducer.sink();
                     // parameter 2 is used by rank 1 alone, and by nobody in the last ten iterations
                     let here = |place: usize| place != 2 || (comm.rank() == 1 && iteration < 90);
@@ -103,7 +106,7 @@ fn a_hundred_iterations_average_exactly() {
                         sink.ready(parameters[place].id, Tensor::full([LENGTHS[place]], value, &device));
                     }
                 }
-                let sums = reducer.finish(&device).unwrap();
+                let sums = reducer.finalize_backward(&device).unwrap();
                 let used: Vec<bool> =
                     (0..LENGTHS.len()).map(|p| p != 2 || (comm.rank() == 1 && iteration < 90)).collect();
                 assert_eq!(sums.used, used);
@@ -120,7 +123,7 @@ fn a_hundred_iterations_average_exactly() {
                 assert_eq!(elements, LENGTHS.iter().sum::<usize>());
                 assert!(sums.buckets.iter().all(|b| b.queued <= b.started && b.started <= b.finished));
                 assert_eq!(sums.buckets.len(), 3, "{:?}", sums.buckets);
-                reducer.settle().unwrap();
+                reducer.synchronize().unwrap();
             }
         });
     }
@@ -131,9 +134,10 @@ fn a_hundred_iterations_average_exactly() {
 fn a_full_bucket_leaves_before_the_pass_ends_and_in_rank_0s_order() {
     ranks(2, |comm| {
         let (parameters, device) = (parameters(), Device::flex());
-        let reducer = Reducer::new(&parameters, &comm, &Reporter::unheard().unwrap(), options(true), None).unwrap();
+        let reducer =
+            Reducer::new(&parameters, &comm, &WorkerStatus::detached().unwrap(), options(true), None).unwrap();
         let pass = |step: u64, order: &[usize], between: &dyn Fn()| {
-            reducer.begin(step, true);
+            reducer.prepare_for_backward(step, true);
             let sink = reducer.sink();
             parameters.iter().for_each(|parameter| sink.used(parameter.id));
             for &place in order {
@@ -142,7 +146,7 @@ fn a_full_bucket_leaves_before_the_pass_ends_and_in_rank_0s_order() {
                 }
                 sink.ready(parameters[place].id, Tensor::full([LENGTHS[place]], place as f32, &device));
             }
-            reducer.finish(&device).unwrap()
+            reducer.finalize_backward(&device).unwrap()
         };
         let order = if comm.rank() == 0 { [4, 1, 3, 2, 0] } else { [3, 4, 1, 2, 0] };
         pass(0, &order, &|| ());
@@ -199,7 +203,7 @@ fn a_rank_that_drifts_is_named_with_the_first_tensor_on_every_rank() {
 #[test]
 fn an_array_comes_back_with_the_last_tensor_over_it() {
     let comm = comm::solo().unwrap();
-    let arrays = Arc::new(Arrays::default());
+    let arrays = Arc::new(BucketArrays::default());
     assert!(arrays.take(1).is_none(), "none was made");
     let mut array = comm.shared::<f32>(3).unwrap();
     array.copy_from_slice(&[1.0, 2.0, 3.0]);
@@ -209,4 +213,37 @@ fn an_array_comes_back_with_the_last_tensor_over_it() {
     assert_eq!(view.into_scalar::<f32>(), 2.0);
     assert_eq!(&arrays.take(1).unwrap()[..], [1.0, 2.0, 3.0]);
     assert!(arrays.take(1).is_none(), "it was taken");
+}
+
+/// `ddp_buckets.json`, computed by PyTorch: for each model its buckets' parameter counts, bytes, first and last index.
+#[test]
+fn buckets_equal_pytorch() {
+    let golden: serde_json::Value =
+        serde_json::from_str(include_str!("../../../tests/reference/ddp_buckets.json")).expect("golden file");
+    let spec = Spec { num_classes: 10, in_channels: 3, image_size: [32, 32] };
+    let mut seen = 0;
+    for (name, expected) in golden["models"].as_object().expect("models") {
+        let Ok(network) = models::build(name, &spec, 0, &Device::flex()) else { continue };
+        let lengths = lengths(&models::parameters(&network));
+        let buckets = compute_bucket_assignment(&assumed_order(lengths.len()), &lengths, 1 << 20, 25 << 20);
+        let expected = expected.as_array().expect("buckets");
+        assert_eq!(buckets.len(), expected.len(), "{name}");
+        for (bucket, expected) in buckets.iter().zip(expected) {
+            let number = |key: &str| expected[key].as_u64().expect(key) as usize;
+            assert_eq!(bucket.parameters.len(), number("params"), "{name}");
+            assert_eq!(bucket.elements * 4, number("bytes"), "{name}");
+            let in_turn: Vec<usize> = (number("last")..number("first") + 1).rev().collect();
+            assert_eq!(bucket.parameters, in_turn, "{name}");
+        }
+        seen += 1;
+    }
+    assert!(seen >= 5, "{seen} models of the golden file are in the registry");
+}
+
+#[test]
+fn buckets_follow_the_order_given() {
+    let buckets = compute_bucket_assignment(&[1, 2, 0, 3], &[10, 20, 30, 40], 80, 400);
+    let found: Vec<_> = buckets.iter().map(|b| (b.parameters.as_slice(), b.elements)).collect();
+    assert_eq!(found, [(&[1][..], 20), (&[2, 0, 3], 80)]);
+    assert_eq!(compute_bucket_assignment(&[], &[], 1, 1), []);
 }

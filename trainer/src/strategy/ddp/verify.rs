@@ -1,15 +1,16 @@
-//! Do all ranks do the same? Before training: the same job and the same model; while training: the same bits.
+//! Checks that all ranks do the same: before training the same job and the same model, during training the same bits and
+//! the same parameters in use.
 
-use models::{Network, StateKind, state};
+use models::{Network, ParameterInfo, StateKind, state};
 use sha2::{Digest, Sha256};
 
 use crate::{failure::Failure, state_file::NamedTensor, strategy::Snapshot};
 use comm::{Communicator, Gathered};
 
-/// Makes sure that every rank has the same lines, `key = value` by habit.
+/// Checks that every rank has the same lines, usually `key = value`.
 ///
 /// # Errors
-/// Each rank that differs from rank 0, with the first line that does; the same on every rank.
+/// Names each rank that differs from rank 0, with its first different line; the error is the same on every rank.
 fn same_lines(what: &str, lines: &[String], hint: &str, comm: &Communicator) -> Result<(), Failure> {
     let own = lines.join("\n");
     let digest: [u8; 32] = Sha256::digest(own.as_bytes()).into();
@@ -19,7 +20,7 @@ fn same_lines(what: &str, lines: &[String], hint: &str, comm: &Communicator) -> 
     if others.is_empty() {
         return Ok(());
     }
-    // all ranks know that they differ, and now see where
+    // All ranks know now that they differ: they exchange the text to see where.
     let Gathered { data, counts } = comm.all_gather_v(own.as_bytes())?;
     let mut rest = data.as_slice();
     let texts: Vec<String> = counts
@@ -35,7 +36,7 @@ fn same_lines(what: &str, lines: &[String], hint: &str, comm: &Communicator) -> 
     Err(Failure::usage(format!("rank {list}: another {what} than rank 0: {}", differences.join("; ")), hint))
 }
 
-/// The first line in which `theirs` differs from rank 0's.
+/// Describes the first line in which `theirs` differs from rank 0's text.
 fn difference(first: &str, rank: usize, theirs: &str) -> String {
     match first.lines().zip(theirs.lines()).find(|(a, b)| a != b) {
         Some((a, b)) => format!("rank 0 has {a} where rank {rank} has {b}"),
@@ -43,29 +44,30 @@ fn difference(first: &str, rank: usize, theirs: &str) -> String {
     }
 }
 
-/// Makes sure that every rank trains the same way on the same data. `facts` are lines, `key = value`.
+/// Checks that every rank trains the same way on the same data. `facts` are lines, `key = value`.
 ///
 /// # Errors
-/// Names the ranks that differ, and the first fact that does.
+/// Names the ranks that differ and their first different fact.
 pub fn same_job(facts: &[String], comm: &Communicator) -> Result<(), Failure> {
     same_lines("job", facts, "start every rank with the same --config, --set and data set", comm)
 }
 
-/// Makes sure that every rank has the same tensors: count, names, shapes, order, element type.
+/// Checks that every rank has the same tensors: number, names, shapes, order, element type
+/// (`_verify_param_shape_across_processes` of `DistributedDataParallel`).
 ///
 /// # Errors
-/// Names the ranks that differ, and on those the first tensor that does.
+/// Names the ranks that differ and their first different tensor.
 pub(super) fn same_model(network: &Network, comm: &Communicator) -> Result<(), Failure> {
     let lines: Vec<String> =
         state::state_dict(network).iter().map(|tensor| format!("{} {:?} f32", tensor.name, tensor.shape)).collect();
     same_lines("model", &lines, "start every rank with the same program, --config and --set", comm)
 }
 
-/// Makes sure that parameters, optimizer state and weight average are the same bits on every rank; running statistics only
-/// where `statistics` says that they have to be.
+/// Checks that parameters, optimizer state and weight average have the same bits on every rank; with `statistics` the running
+/// statistics too.
 ///
 /// # Errors
-/// Names the ranks that differ, and the first tensor that does.
+/// Names the ranks that differ and their first different tensor.
 pub(super) fn in_sync(snapshot: &Snapshot, statistics: bool, comm: &Communicator) -> Result<(), Failure> {
     let mut lines = vec![format!("optimizer step {}", snapshot.optimizer_steps)];
     let mut state = |prefix: &str, tensors: &[models::StateTensor]| {
@@ -89,13 +91,77 @@ fn checksum(values: &[f32]) -> u32 {
     crc32c::crc32c(bytemuck::cast_slice(values))
 }
 
+/// Warns about parameters that a step did not use (`find_unused_parameters=True` of `DistributedDataParallel`), again
+/// whenever the set changes.
+#[derive(Debug, Default)]
+pub(super) struct UnusedParameters {
+    last: Option<String>,
+}
+
+impl UnusedParameters {
+    /// Warns on standard error if `prints`, which is set on one rank. `used[rank][parameter]` is 0 where the rank's backward
+    /// pass did not reach the parameter.
+    pub(super) fn warn(&mut self, step: u64, used: &[&[u8]], parameters: &[ParameterInfo], prints: bool) {
+        let text = describe_unused(used, parameters);
+        if self.last.as_ref() == Some(&text) {
+            return;
+        }
+        if prints {
+            eprintln!("warning: step {step}: {text}");
+        }
+        self.last = Some(text);
+    }
+}
+
+fn describe_unused(used: &[&[u8]], parameters: &[ParameterInfo]) -> String {
+    let names = |unused: &dyn Fn(usize) -> bool| -> Vec<&str> {
+        (0..parameters.len()).filter(|&i| unused(i)).map(|i| parameters[i].name.as_str()).collect()
+    };
+    let by_no_rank = |index: usize| used.iter().all(|used| used[index] == 0);
+    let mut lines = Vec::new();
+    let unused = names(&by_no_rank);
+    if !unused.is_empty() {
+        lines.push(format!("no rank used {}: the optimizer leaves them alone", list(&unused)));
+    }
+    for (rank, used) in used.iter().enumerate() {
+        let here = names(&|index| used[index] == 0 && !by_no_rank(index));
+        if !here.is_empty() {
+            lines.push(format!("rank {rank} did not use {}: it adds nothing to their gradients", list(&here)));
+        }
+    }
+    lines.join("; ")
+}
+
+fn list(names: &[&str]) -> String {
+    const SHOWN: usize = 8;
+    let shown = names.iter().take(SHOWN).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+    match names.len().saturating_sub(SHOWN) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use burn::module::ParamId;
+
     use super::*;
 
     #[test]
     fn the_first_difference_is_shown() {
         assert_eq!(difference("a = 1\nb = 2", 3, "a = 1\nb = 4"), "rank 0 has b = 2 where rank 3 has b = 4");
         assert_eq!(difference("a\nb", 1, "a"), "rank 0 has 2 of them, rank 1 has 1");
+    }
+
+    #[test]
+    fn unused_parameters_are_named_by_rank() {
+        let parameters: Vec<_> =
+            ["a", "b", "c"].map(|name| ParameterInfo { name: name.into(), shape: vec![1], id: ParamId::new() }).into();
+        let text = describe_unused(&[&[1, 0, 0], &[1, 0, 1]], &parameters);
+        assert_eq!(
+            text,
+            "no rank used `b`: the optimizer leaves them alone; rank 0 did not use `c`: it adds nothing to their \
+             gradients"
+        );
     }
 }

@@ -1,41 +1,42 @@
-//! Captures: what streams are given becomes a list, and the list a graph.
+//! Stream capture: operations are recorded into a list of nodes, and the list becomes a graph.
 //!
-//! The order of the calls is one in which a graph may be run, so nodes are kept in that order, without edges. Who comes after
-//! whom is still kept: a stream that nobody has joined at the end is an error, as it is to the real driver.
+//! The order of the calls is a valid execution order, so nodes are kept in that order, without edges. Dependencies between
+//! streams are still tracked: a forked stream that was not joined at the end is an error, as with the real driver.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::{self, ThreadId};
 
+use parking_lot::Mutex;
+
 use crate::code::{
-    Answer, CAPTURED_EVENT, ILLEGAL_STATE, INVALID_VALUE, STREAM_CAPTURE_IMPLICIT, STREAM_CAPTURE_INVALIDATED,
+    CAPTURED_EVENT, DriverResult, ILLEGAL_STATE, INVALID_VALUE, STREAM_CAPTURE_IMPLICIT, STREAM_CAPTURE_INVALIDATED,
     STREAM_CAPTURE_ISOLATION, STREAM_CAPTURE_MERGE, STREAM_CAPTURE_UNJOINED, STREAM_CAPTURE_UNMATCHED,
     STREAM_CAPTURE_UNSUPPORTED, STREAM_CAPTURE_WRONG_THREAD,
 };
 use crate::event::Event;
-use crate::log::lock;
 use crate::machine::Device;
 use crate::op::Op;
-use crate::stream::{Stream, Target};
+use crate::stream::{Stream, StreamRef};
 
-/// Calls that a capture may not see are refused to any thread (`CU_STREAM_CAPTURE_MODE_GLOBAL`).
+/// Unsafe calls are refused on every thread (`CU_STREAM_CAPTURE_MODE_GLOBAL`).
 const GLOBAL: c_int = 0;
-/// They are refused to the thread that captures.
+/// Unsafe calls are refused on the capturing thread.
 const THREAD_LOCAL: c_int = 1;
-/// They are not refused.
+/// Unsafe calls are allowed.
 const RELAXED: c_int = 2;
 
-/// Captures that are going on.
-static LIVE: Mutex<Vec<Arc<Capture>>> = Mutex::new(Vec::new());
-/// How many: most calls are made when there is none.
-static COUNT: AtomicUsize = AtomicUsize::new(0);
+/// Active captures.
+static ACTIVE: Mutex<Vec<Arc<Capture>>> = Mutex::new(Vec::new());
+/// Number of active captures. Most calls are made while there is none, and then need no lock.
+static ACTIVE_COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// See the module.
+/// A capture.
 #[derive(Debug)]
 pub(crate) struct Capture {
-    /// Id of the stream that it has begun on.
+    /// Id of the stream that the capture began on.
     origin: usize,
     mode: c_int,
     thread: ThreadId,
@@ -47,78 +48,78 @@ struct State {
     nodes: Vec<Op>,
     invalid: bool,
     ended: bool,
-    /// By their ids.
-    streams: HashMap<usize, Branch>,
+    /// Captured streams by id.
+    streams: HashMap<usize, CapturedStream>,
 }
 
-/// A stream in a capture.
+/// A stream that is part of a capture.
 #[derive(Debug)]
-struct Branch {
+struct CapturedStream {
     stream: Weak<Stream>,
-    /// How many nodes it has been given.
+    /// Number of nodes submitted to this stream.
     nodes: u64,
-    seen: Seen,
+    dependencies: Dependencies,
 }
 
-/// For each stream, after how many of its nodes something comes.
-type Seen = HashMap<usize, u64>;
+/// Dependencies: for each stream, the number of its nodes that come before.
+type Dependencies = HashMap<usize, u64>;
 
-/// Where in a capture an event was recorded.
+/// The point in a capture at which an event was recorded.
 #[derive(Debug, Clone)]
-pub(crate) struct Mark {
+pub(crate) struct CapturePoint {
     capture: Arc<Capture>,
-    seen: Seen,
+    dependencies: Dependencies,
 }
 
 impl Capture {
-    /// Adds a node.
-    pub(crate) fn add(&self, stream: usize, op: Op) -> Answer {
-        let mut state = lock(&self.state);
+    /// Appends a node.
+    pub(crate) fn add(&self, stream: usize, op: Op) -> DriverResult {
+        let mut state = self.state.lock();
         if state.invalid {
             return Err(STREAM_CAPTURE_INVALIDATED);
         }
         let branch = state.streams.get_mut(&stream).ok_or(STREAM_CAPTURE_INVALIDATED)?;
         branch.nodes += 1;
-        branch.seen.insert(stream, branch.nodes);
+        branch.dependencies.insert(stream, branch.nodes);
         state.nodes.push(op);
         Ok(())
     }
 
-    /// It can only be ended now.
+    /// Invalidates the capture: from now on it can only be ended.
     pub(crate) fn invalidate(&self) {
-        lock(&self.state).invalid = true;
+        self.state.lock().invalid = true;
     }
 
     pub(crate) fn is_valid(&self) -> bool {
-        !lock(&self.state).invalid
+        !self.state.lock().invalid
     }
 
-    fn mark(self: &Arc<Self>, stream: usize) -> Answer<Mark> {
-        let state = lock(&self.state);
+    fn point(self: &Arc<Self>, stream: usize) -> DriverResult<CapturePoint> {
+        let state = self.state.lock();
         let branch = state.streams.get(&stream).filter(|_| !state.invalid).ok_or(STREAM_CAPTURE_INVALIDATED)?;
-        Ok(Mark { capture: self.clone(), seen: branch.seen.clone() })
+        Ok(CapturePoint { capture: self.clone(), dependencies: branch.dependencies.clone() })
     }
 
-    /// `stream`, which is in this capture or joins it, comes after `mark`.
-    fn follow(&self, stream: &Arc<Stream>, mark: &Mark) {
-        let mut state = lock(&self.state);
-        let new = || Branch { stream: Arc::downgrade(stream), nodes: 0, seen: Seen::new() };
+    /// Orders the later nodes of `stream` after `point`. The stream joins the capture if it is not part of it yet.
+    fn add_dependency(&self, stream: &Arc<Stream>, point: &CapturePoint) {
+        let mut state = self.state.lock();
+        let new = || CapturedStream { stream: Arc::downgrade(stream), nodes: 0, dependencies: Dependencies::new() };
         let branch = state.streams.entry(stream.id).or_insert_with(new);
-        for (id, nodes) in &mark.seen {
-            let seen = branch.seen.entry(*id).or_default();
-            *seen = (*seen).max(*nodes);
+        for (id, nodes) in &point.dependencies {
+            let known = branch.dependencies.entry(*id).or_default();
+            *known = (*known).max(*nodes);
         }
     }
 
-    /// Ends it: its streams are streams again.
-    fn end(self: &Arc<Self>) -> Answer<Vec<Op>> {
+    /// Ends the capture and releases its streams.
+    fn end(self: &Arc<Self>) -> DriverResult<Vec<Op>> {
         let (nodes, streams, invalid) = {
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             state.ended = true;
             (std::mem::take(&mut state.nodes), std::mem::take(&mut state.streams), state.invalid)
         };
-        lock(&LIVE).retain(|capture| !Arc::ptr_eq(capture, self));
-        COUNT.fetch_sub(1, Ordering::AcqRel);
+        ACTIVE.lock().retain(|capture| !Arc::ptr_eq(capture, self));
+        ACTIVE_COUNT.fetch_sub(1, Ordering::AcqRel);
         for stream in streams.values().filter_map(|branch| branch.stream.upgrade()) {
             stream.set_capture(None);
         }
@@ -126,33 +127,34 @@ impl Capture {
         if invalid {
             return Err(STREAM_CAPTURE_INVALIDATED);
         }
-        let is_joined = |(id, branch): (&usize, &Branch)| origin.seen.get(id).copied().unwrap_or(0) >= branch.nodes;
+        let is_joined =
+            |(id, branch): (&usize, &CapturedStream)| origin.dependencies.get(id).copied().unwrap_or(0) >= branch.nodes;
         if streams.iter().all(is_joined) { Ok(nodes) } else { Err(STREAM_CAPTURE_UNJOINED) }
     }
 }
 
-/// `cuStreamBeginCapture`.
-pub(crate) fn begin(target: &Target, mode: c_int) -> Answer {
-    let Target::Stream(stream) = target else { return Err(STREAM_CAPTURE_UNSUPPORTED) };
+/// Implements `cuStreamBeginCapture`.
+pub(crate) fn begin(target: &StreamRef, mode: c_int) -> DriverResult {
+    let StreamRef::Stream(stream) = target else { return Err(STREAM_CAPTURE_UNSUPPORTED) };
     if !(GLOBAL..=RELAXED).contains(&mode) {
         return Err(INVALID_VALUE);
     }
     if stream.capture().is_some() {
         return Err(ILLEGAL_STATE);
     }
-    let branch = Branch { stream: Arc::downgrade(stream), nodes: 0, seen: Seen::new() };
+    let branch = CapturedStream { stream: Arc::downgrade(stream), nodes: 0, dependencies: Dependencies::new() };
     let state = State { streams: HashMap::from([(stream.id, branch)]), ..State::default() };
     let capture =
         Arc::new(Capture { origin: stream.id, mode, thread: thread::current().id(), state: Mutex::new(state) });
-    lock(&LIVE).push(capture.clone());
-    COUNT.fetch_add(1, Ordering::AcqRel);
+    ACTIVE.lock().push(capture.clone());
+    ACTIVE_COUNT.fetch_add(1, Ordering::AcqRel);
     stream.set_capture(Some(capture));
     Ok(())
 }
 
-/// `cuStreamEndCapture`.
-pub(crate) fn end(target: &Target) -> Answer<Vec<Op>> {
-    let Target::Stream(stream) = target else { return Err(ILLEGAL_STATE) };
+/// Implements `cuStreamEndCapture`.
+pub(crate) fn end(target: &StreamRef) -> DriverResult<Vec<Op>> {
+    let StreamRef::Stream(stream) = target else { return Err(ILLEGAL_STATE) };
     let capture = stream.capture().ok_or(ILLEGAL_STATE)?;
     if capture.origin != stream.id {
         return Err(STREAM_CAPTURE_UNMATCHED);
@@ -163,14 +165,14 @@ pub(crate) fn end(target: &Target) -> Answer<Vec<Op>> {
     capture.end()
 }
 
-/// Refuses what a capture may not see, and with it the capture: memory that is made or freed, waits for everything.
-pub(crate) fn refuse_unsafe() -> Answer {
-    if COUNT.load(Ordering::Acquire) == 0 {
+/// Refuses a call that is unsafe during a capture (allocating or freeing memory, synchronizing) and invalidates the capture.
+pub(crate) fn refuse_unsafe() -> DriverResult {
+    if ACTIVE_COUNT.load(Ordering::Acquire) == 0 {
         return Ok(());
     }
     let here = thread::current().id();
     let mut answer = Ok(());
-    for capture in lock(&LIVE).iter() {
+    for capture in ACTIVE.lock().iter() {
         if capture.mode == GLOBAL || capture.mode == THREAD_LOCAL && capture.thread == here {
             capture.invalidate();
             answer = Err(STREAM_CAPTURE_UNSUPPORTED);
@@ -180,24 +182,24 @@ pub(crate) fn refuse_unsafe() -> Answer {
 }
 
 fn captured(device: &Device, is: impl Fn(&Stream) -> bool) -> bool {
-    COUNT.load(Ordering::Acquire) > 0
-        && lock(&LIVE).iter().any(|capture| {
-            let state = lock(&capture.state);
+    ACTIVE_COUNT.load(Ordering::Acquire) > 0
+        && ACTIVE.lock().iter().any(|capture| {
+            let state = capture.state.lock();
             let streams = state.streams.values().filter_map(|branch| branch.stream.upgrade());
-            // collected, so that no stream is dropped while it is asked
+            // Collect first, so that no stream is dropped during the check.
             streams.collect::<Vec<_>>().iter().any(|stream| stream.device.index == device.index && is(stream))
         })
 }
 
-/// Refuses the null stream while a stream that keeps order with it is captured.
-pub(crate) fn refuse_legacy(device: &Device) -> Answer {
+/// Refuses the null stream while a stream that synchronizes with it is captured.
+pub(crate) fn refuse_legacy(device: &Device) -> DriverResult {
     if captured(device, |stream| stream.blocking) { Err(STREAM_CAPTURE_IMPLICIT) } else { Ok(()) }
 }
 
-/// Refuses a wait for all of a GPU while a stream of it is captured.
-pub(crate) fn refuse_waits(device: &Device) -> Answer {
+/// Refuses to synchronize a GPU while one of its streams is captured.
+pub(crate) fn refuse_waits(device: &Device) -> DriverResult {
     if captured(device, |_| true) {
-        for capture in lock(&LIVE).iter() {
+        for capture in ACTIVE.lock().iter() {
             capture.invalidate();
         }
         return Err(STREAM_CAPTURE_UNSUPPORTED);
@@ -205,37 +207,37 @@ pub(crate) fn refuse_waits(device: &Device) -> Answer {
     Ok(())
 }
 
-/// `cuEventRecord`.
-pub(crate) fn record(target: &Target, event: &Arc<Event>) -> Answer {
-    if let Target::Stream(stream) = target
+/// Implements `cuEventRecord`.
+pub(crate) fn record(target: &StreamRef, event: &Arc<Event>) -> DriverResult {
+    if let StreamRef::Stream(stream) = target
         && let Some(capture) = stream.capture()
     {
-        event.record_in_capture(capture.mark(stream.id)?);
+        event.record_in_capture(capture.point(stream.id)?);
         return Ok(());
     }
-    target.device().healthy()?;
+    target.device().check_fault()?;
     let ticket = event.record();
     target.submit(Op::Record(event.clone(), ticket)).inspect_err(|_| event.execute(ticket))
 }
 
-/// `cuStreamWaitEvent`.
-pub(crate) fn wait(target: &Target, event: &Arc<Event>) -> Answer {
-    let Some(mark) = event.mark() else {
-        let ticket = event.last();
+/// Implements `cuStreamWaitEvent`.
+pub(crate) fn wait(target: &StreamRef, event: &Arc<Event>) -> DriverResult {
+    let Some(point) = event.capture_point() else {
+        let ticket = event.last_ticket();
         return match target {
-            // nothing was recorded, so there is nothing to wait for
+            // Never recorded: there is nothing to wait for.
             _ if ticket == 0 => Ok(()),
-            Target::Stream(stream) if stream.capture().is_some() => {
+            StreamRef::Stream(stream) if stream.capture().is_some() => {
                 stream.capture().inspect(|capture| capture.invalidate());
                 Err(STREAM_CAPTURE_ISOLATION)
             }
             target => target.submit(Op::Wait(event.clone(), ticket)),
         };
     };
-    let capture = &mark.capture;
-    let Target::Stream(stream) = target else { return Err(STREAM_CAPTURE_IMPLICIT) };
+    let capture = &point.capture;
+    let StreamRef::Stream(stream) = target else { return Err(STREAM_CAPTURE_IMPLICIT) };
     match stream.capture() {
-        _ if lock(&capture.state).ended => Err(CAPTURED_EVENT),
+        _ if capture.state.lock().ended => Err(CAPTURED_EVENT),
         _ if !capture.is_valid() => Err(STREAM_CAPTURE_INVALIDATED),
         Some(own) if !Arc::ptr_eq(&own, capture) => {
             own.invalidate();
@@ -243,7 +245,7 @@ pub(crate) fn wait(target: &Target, event: &Arc<Event>) -> Answer {
             Err(STREAM_CAPTURE_MERGE)
         }
         own => {
-            capture.follow(stream, &mark);
+            capture.add_dependency(stream, &point);
             if own.is_none() {
                 stream.set_capture(Some(capture.clone()));
             }

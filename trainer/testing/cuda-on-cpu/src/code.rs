@@ -2,11 +2,11 @@
 
 use std::ffi::{CStr, c_int};
 
-/// What each function of the driver answers; 0 is success.
+/// Return code of a driver function; 0 is success.
 pub type Code = c_int;
 
-/// What the inner functions answer.
-pub type Answer<T = ()> = Result<T, Code>;
+/// Result of the inner functions.
+pub type DriverResult<T = ()> = Result<T, Code>;
 
 macro_rules! codes {
     ($($name:ident = $code:literal $text:literal;)*) => {
@@ -15,7 +15,7 @@ macro_rules! codes {
             pub const $name: Code = $code;
         )*
 
-        /// Name and description of a code; `None` for a number that is none.
+        /// Returns the name and the description of a code; `None` for an unknown code.
         pub fn describe(code: Code) -> Option<(&'static CStr, &'static CStr)> {
             let (name, text) = match code {
                 0 => ("CUDA_SUCCESS\0", "no error\0"),

@@ -1,45 +1,45 @@
-//! The context that is current to a thread.
+//! The stack of current contexts of each thread.
 
 use std::cell::RefCell;
 use std::sync::atomic::Ordering;
 
-use crate::code::{Answer, INVALID_CONTEXT, INVALID_VALUE};
+use crate::code::{DriverResult, INVALID_CONTEXT, INVALID_VALUE};
 use crate::machine::{Device, machine};
 
-/// More contexts than anybody stacks.
-const MOST: usize = 64;
+/// Maximum depth of the stack.
+const MAX_DEPTH: usize = 64;
 
 #[derive(Clone, Copy)]
 struct Stack {
-    contexts: [Option<&'static Device>; MOST],
+    contexts: [Option<&'static Device>; MAX_DEPTH],
     len: usize,
 }
 
 thread_local! {
-    // of no type that has to be dropped: destructors of other thread-local values make calls too
-    static STACK: RefCell<Stack> = const { RefCell::new(Stack { contexts: [None; MOST], len: 0 }) };
+    // No type with a destructor: destructors of other thread-local values make driver calls too.
+    static STACK: RefCell<Stack> = const { RefCell::new(Stack { contexts: [None; MAX_DEPTH], len: 0 }) };
 }
 
 fn top() -> Option<&'static Device> {
     STACK.with_borrow(|stack| stack.len.checked_sub(1).and_then(|at| stack.contexts[at]))
 }
 
-/// The GPU whose context is current, if it may be used.
-pub(crate) fn current() -> Answer<&'static Device> {
+/// Returns the GPU whose context is current, if the context is usable.
+pub(crate) fn current() -> DriverResult<&'static Device> {
     machine()?;
     let device = top().ok_or(INVALID_CONTEXT)?;
     device.usable()?;
     Ok(device)
 }
 
-/// The current context, 0 for none.
-pub(crate) fn handle() -> Answer<usize> {
+/// Returns the current context; 0 if there is none.
+pub(crate) fn handle() -> DriverResult<usize> {
     machine()?;
     Ok(top().map_or(0, Device::context))
 }
 
-/// Puts another context in the place of the current one; 0 only takes that away.
-pub(crate) fn set(context: usize) -> Answer {
+/// Replaces the current context; 0 removes it.
+pub(crate) fn set(context: usize) -> DriverResult {
     let device = retained(context)?;
     STACK.with_borrow_mut(|stack| {
         stack.len = stack.len.saturating_sub(1);
@@ -51,7 +51,7 @@ pub(crate) fn set(context: usize) -> Answer {
     Ok(())
 }
 
-fn retained(context: usize) -> Answer<Option<&'static Device>> {
+fn retained(context: usize) -> DriverResult<Option<&'static Device>> {
     let machine = machine()?;
     if context == 0 {
         return Ok(None);
@@ -63,8 +63,8 @@ fn retained(context: usize) -> Answer<Option<&'static Device>> {
     }
 }
 
-/// Puts a context on top.
-pub(crate) fn push(context: usize) -> Answer {
+/// Pushes a context.
+pub(crate) fn push(context: usize) -> DriverResult {
     let device = retained(context)?.ok_or(INVALID_CONTEXT)?;
     STACK.with_borrow_mut(|stack| {
         *stack.contexts.get_mut(stack.len).ok_or(INVALID_VALUE)? = Some(device);
@@ -73,8 +73,8 @@ pub(crate) fn push(context: usize) -> Answer {
     })
 }
 
-/// Takes the current context away, and gives it.
-pub(crate) fn pop() -> Answer<usize> {
+/// Pops the current context and returns it.
+pub(crate) fn pop() -> DriverResult<usize> {
     machine()?;
     let device = top().ok_or(INVALID_CONTEXT)?;
     STACK.with_borrow_mut(|stack| stack.len -= 1);

@@ -1,13 +1,14 @@
-//! Events. Each record of one is a ticket: who waits, waits for the last ticket there is at that time, not for later ones.
+//! Events. Each `cuEventRecord` takes a new ticket. A wait refers to the last ticket at the time of the call, not to later
+//! ones.
 
 use std::collections::BTreeSet;
-use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
-use crate::capture::Mark;
-use crate::code::{Answer, INVALID_HANDLE, NOT_READY};
+use parking_lot::{Condvar, Mutex};
+
+use crate::capture::CapturePoint;
+use crate::code::{DriverResult, INVALID_HANDLE, NOT_READY};
 use crate::handles::Table;
-use crate::log::lock;
 
 /// All events.
 pub(crate) static EVENTS: Table<Event> = Table::new();
@@ -15,10 +16,10 @@ pub(crate) static EVENTS: Table<Event> = Table::new();
 /// `CU_EVENT_DISABLE_TIMING`.
 pub(crate) const DISABLE_TIMING: u32 = 2;
 
-/// See the module.
+/// An event.
 #[derive(Debug)]
 pub(crate) struct Event {
-    /// Index of its GPU.
+    /// Index of the event's GPU.
     pub(crate) device: usize,
     timing: bool,
     state: Mutex<State>,
@@ -27,14 +28,14 @@ pub(crate) struct Event {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The last ticket; 0 for an event that was never recorded.
+    /// The last ticket; 0 if the event was never recorded.
     recorded: u64,
-    /// Tickets whose record has not been executed.
+    /// Tickets whose record operation has not been executed.
     pending: BTreeSet<u64>,
-    /// The last ticket that was executed, and when.
+    /// The last ticket that was executed, and the time.
     executed: Option<(u64, Instant)>,
-    /// Where in a capture it was recorded last, when that is where it was.
-    mark: Option<Mark>,
+    /// The point in a capture, if the last record was part of one.
+    captured: Option<CapturePoint>,
 }
 
 impl Event {
@@ -42,34 +43,34 @@ impl Event {
         Self { device, timing: flags & DISABLE_TIMING == 0, state: Mutex::default(), changed: Condvar::new() }
     }
 
-    /// A new ticket, which somebody has to [`execute`](Self::execute).
+    /// Takes a new ticket. The caller must see to it that [`execute`](Self::execute) is called with the ticket.
     pub(crate) fn record(&self) -> u64 {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.recorded += 1;
         let ticket = state.recorded;
         state.pending.insert(ticket);
-        state.mark = None;
+        state.captured = None;
         ticket
     }
 
-    /// The last record is one of a capture.
-    pub(crate) fn record_in_capture(&self, mark: Mark) {
-        lock(&self.state).mark = Some(mark);
+    /// Records the event in a capture.
+    pub(crate) fn record_in_capture(&self, point: CapturePoint) {
+        self.state.lock().captured = Some(point);
     }
 
-    /// Where in a capture it was recorded last.
-    pub(crate) fn mark(&self) -> Option<Mark> {
-        lock(&self.state).mark.clone()
+    /// Returns the point in a capture, if the last record was part of one.
+    pub(crate) fn capture_point(&self) -> Option<CapturePoint> {
+        self.state.lock().captured.clone()
     }
 
-    /// The last ticket: 0, which nobody waits for, when there is none.
-    pub(crate) fn last(&self) -> u64 {
-        lock(&self.state).recorded
+    /// Returns the last ticket; 0, which is never pending, if the event was never recorded.
+    pub(crate) fn last_ticket(&self) -> u64 {
+        self.state.lock().recorded
     }
 
-    /// The stream has come to the record.
+    /// Executes a record: the stream has reached the ticket.
     pub(crate) fn execute(&self, ticket: u64) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.pending.remove(&ticket);
         if state.executed.is_none_or(|(last, _)| last < ticket) {
             state.executed = Some((ticket, Instant::now()));
@@ -77,36 +78,36 @@ impl Event {
         self.changed.notify_all();
     }
 
-    /// Waits for a ticket.
+    /// Waits until a ticket has been executed.
     pub(crate) fn wait(&self, ticket: u64) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         while state.pending.contains(&ticket) {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut state);
         }
     }
 
-    /// Whether the last ticket was executed.
-    pub(crate) fn is_done(&self) -> bool {
-        let state = lock(&self.state);
+    /// Returns whether the last ticket was executed.
+    pub(crate) fn is_complete(&self) -> bool {
+        let state = self.state.lock();
         !state.pending.contains(&state.recorded)
     }
 
-    /// When the last ticket was executed.
-    fn time(&self) -> Answer<Instant> {
-        let state = lock(&self.state);
+    /// Returns the time at which the last ticket was executed.
+    fn time(&self) -> DriverResult<Instant> {
+        let state = self.state.lock();
         match state.executed {
-            _ if state.recorded == 0 || !self.timing || state.mark.is_some() => Err(INVALID_HANDLE),
+            _ if state.recorded == 0 || !self.timing || state.captured.is_some() => Err(INVALID_HANDLE),
             Some((ticket, at)) if ticket == state.recorded => Ok(at),
             _ => Err(NOT_READY),
         }
     }
 
-    /// Milliseconds from this event to `end`.
-    pub(crate) fn elapsed(&self, end: &Self) -> Answer<f32> {
+    /// Returns the milliseconds from this event to `end`.
+    pub(crate) fn elapsed(&self, end: &Self) -> DriverResult<f32> {
         if self.device != end.device {
             return Err(INVALID_HANDLE);
         }
-        // an event that cannot be measured is told before one that is not there yet
+        // The driver reports an event without timing before an event that is not complete.
         let (start, end) = (self.time(), end.time());
         if [&start, &end].contains(&&Err(INVALID_HANDLE)) {
             return Err(INVALID_HANDLE);

@@ -1,21 +1,22 @@
-//! Handles as C has them, and what they stand for. A handle is never given out twice, so that one which is used after its
-//! end is refused.
+//! C handles and the objects that they refer to. A handle is never reused, so that a use after its destruction is refused.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock, PoisonError, RwLock};
+use std::sync::{Arc, LazyLock};
 
-use crate::code::{Answer, INVALID_HANDLE};
+use parking_lot::RwLock;
 
-/// Looks like an address, and is none: nothing is mapped there.
+use crate::code::{DriverResult, INVALID_HANDLE};
+
+/// The next handle. Handles look like addresses, but nothing is mapped there.
 static NEXT: AtomicUsize = AtomicUsize::new(0xC0DE_0000_0000_0010);
 
-/// Room for `count` handles in a row.
+/// Reserves `count` consecutive handles; returns the first.
 pub(crate) fn reserve(count: usize) -> usize {
     NEXT.fetch_add(16 * count.max(1), Ordering::Relaxed)
 }
 
-/// Handles of one kind.
+/// Handles of one type.
 pub(crate) struct Table<T>(LazyLock<RwLock<HashMap<usize, Arc<T>>>>);
 
 impl<T> Table<T> {
@@ -23,26 +24,26 @@ impl<T> Table<T> {
         Self(LazyLock::new(RwLock::default))
     }
 
-    /// Gives `value` a handle.
+    /// Adds an object; returns its handle.
     pub(crate) fn add(&self, value: Arc<T>) -> usize {
         let handle = reserve(1);
-        self.0.write().unwrap_or_else(PoisonError::into_inner).insert(handle, value);
+        self.0.write().insert(handle, value);
         handle
     }
 
-    /// What a handle stands for.
-    pub(crate) fn get(&self, handle: usize) -> Answer<Arc<T>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).get(&handle).cloned().ok_or(INVALID_HANDLE)
+    /// Returns the object of a handle.
+    pub(crate) fn get(&self, handle: usize) -> DriverResult<Arc<T>> {
+        self.0.read().get(&handle).cloned().ok_or(INVALID_HANDLE)
     }
 
-    /// Ends a handle.
-    pub(crate) fn remove(&self, handle: usize) -> Answer<Arc<T>> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).remove(&handle).ok_or(INVALID_HANDLE)
+    /// Removes a handle; returns its object.
+    pub(crate) fn remove(&self, handle: usize) -> DriverResult<Arc<T>> {
+        self.0.write().remove(&handle).ok_or(INVALID_HANDLE)
     }
 
-    /// The first value that `find` likes.
-    pub(crate) fn find<R>(&self, find: impl FnMut(&Arc<T>) -> Option<R>) -> Answer<R> {
-        let table = self.0.read().unwrap_or_else(PoisonError::into_inner);
+    /// Returns the first result of `find` that is not `None`.
+    pub(crate) fn find<R>(&self, find: impl FnMut(&Arc<T>) -> Option<R>) -> DriverResult<R> {
+        let table = self.0.read();
         table.values().find_map(find).ok_or(INVALID_HANDLE)
     }
 }

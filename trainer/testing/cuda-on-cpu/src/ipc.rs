@@ -1,25 +1,26 @@
-//! Memory of other processes: a handle says where in `/proc` its file is found.
+//! Memory of other processes (CUDA IPC). A handle contains the process and the descriptor of the memory's file, which is
+//! opened through `/proc`.
 
 use std::ffi::c_uint;
 use std::fs::{self, OpenOptions};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
-use crate::code::{Answer, INVALID_CONTEXT, INVALID_VALUE, PEER_ACCESS_UNSUPPORTED};
+use crate::code::{DriverResult, INVALID_CONTEXT, INVALID_VALUE, PEER_ACCESS_UNSUPPORTED};
 use crate::log::Argument;
 use crate::machine::{Device, Peers, machine};
-use crate::memory::{Block, Kind, Mapping, around, blocks, change, file_name};
+use crate::memory::{Block, BlockKind, Mapping, block_at, blocks, blocks_mut, file_name};
 
-/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`, the only flag that there is, and which has to be given.
+/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`: the only flag, and it is required.
 const LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"CUonCPU1");
 
-/// `CUipcMemHandle`: 64 bytes, which C passes by value.
+/// `CUipcMemHandle`: 64 bytes, passed by value.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IpcHandle {
-    /// Nothing to anybody but this driver.
+    /// Only this driver interprets these bytes.
     pub reserved: [u8; 64],
 }
 
@@ -30,7 +31,7 @@ impl Argument for IpcHandle {
 }
 
 impl IpcHandle {
-    fn of(words: [u64; 6]) -> Self {
+    fn from_words(words: [u64; 6]) -> Self {
         let mut reserved = [0; 64];
         for (to, word) in reserved.chunks_exact_mut(8).zip(words) {
             to.copy_from_slice(&word.to_le_bytes());
@@ -38,8 +39,8 @@ impl IpcHandle {
         Self { reserved }
     }
 
-    /// Magic number, process, file, bytes, GPU, serial number.
-    fn words(&self) -> Answer<[u64; 6]> {
+    /// Returns magic number, process id, file descriptor, bytes, physical GPU index and serial number.
+    fn words(&self) -> DriverResult<[u64; 6]> {
         let mut words = [0; 6];
         for (word, bytes) in words.iter_mut().zip(self.reserved.chunks_exact(8)) {
             *word = u64::from_le_bytes(bytes.try_into().map_err(|_| INVALID_VALUE)?);
@@ -48,17 +49,17 @@ impl IpcHandle {
     }
 }
 
-/// `cuIpcGetMemHandle`. An address inside of a block stands for the block.
-pub(crate) fn export(address: usize) -> Answer<IpcHandle> {
+/// Implements `cuIpcGetMemHandle`. An address inside a block refers to the whole block.
+pub(crate) fn export(address: usize) -> DriverResult<IpcHandle> {
     let blocks = blocks();
-    let block = around(&blocks, address).ok_or(INVALID_VALUE)?;
-    let Kind::Own { file, serial } = &block.kind else { return Err(INVALID_VALUE) };
+    let block = block_at(&blocks, address).ok_or(INVALID_VALUE)?;
+    let BlockKind::Own { file, serial } = &block.kind else { return Err(INVALID_VALUE) };
     let (pid, file) = (u64::from(std::process::id()), file.as_raw_fd() as u64);
-    Ok(IpcHandle::of([MAGIC, pid, file, block.bytes as u64, block.physical as u64, *serial]))
+    Ok(IpcHandle::from_words([MAGIC, pid, file, block.bytes as u64, block.physical as u64, *serial]))
 }
 
-/// `cuIpcOpenMemHandle`. What is open already is the same memory once more.
-pub(crate) fn open(device: &Device, handle: &IpcHandle, flags: c_uint) -> Answer<usize> {
+/// Implements `cuIpcOpenMemHandle`. Opening a handle again returns the same address and increases its count.
+pub(crate) fn open(device: &Device, handle: &IpcHandle, flags: c_uint) -> DriverResult<usize> {
     if flags != LAZY_ENABLE_PEER_ACCESS {
         return Err(INVALID_VALUE);
     }
@@ -72,9 +73,9 @@ pub(crate) fn open(device: &Device, handle: &IpcHandle, flags: c_uint) -> Answer
     if physical != device.physical && machine()?.peers() == Peers::None {
         return Err(PEER_ACCESS_UNSUPPORTED);
     }
-    let mut blocks = change();
+    let mut blocks = blocks_mut();
     for (base, block) in blocks.iter_mut() {
-        if let Kind::Opened { pid: of, serial: number, opener, times } = &mut block.kind
+        if let BlockKind::Opened { pid: of, serial: number, opener, times } = &mut block.kind
             && (*of, *number, *opener) == (pid, serial, device.physical)
         {
             *times += 1;
@@ -83,14 +84,14 @@ pub(crate) fn open(device: &Device, handle: &IpcHandle, flags: c_uint) -> Answer
     }
     let file = file_of(pid, file, serial)?;
     let mapping = Mapping::new(bytes, Some(&file))?;
-    let kind = Kind::Opened { pid, serial, opener: device.physical, times: 1 };
+    let kind = BlockKind::Opened { pid, serial, opener: device.physical, times: 1 };
     let base = mapping.base;
     blocks.insert(base, Block { mapping, bytes, physical, kind });
     Ok(base)
 }
 
-/// The exporter's file, if it still has it. The number alone may be another file's by now.
-fn file_of(pid: u32, file: u64, serial: u64) -> Answer<OwnedFd> {
+/// Opens the exporter's file, if the exporter still has it. The name is checked because the descriptor may have been reused.
+fn file_of(pid: u32, file: u64, serial: u64) -> DriverResult<OwnedFd> {
     let expected = format!("/memfd:{} (deleted)", file_name(pid, serial));
     let is_it = |path: &str| fs::read_link(path).is_ok_and(|target| target.as_os_str() == expected.as_str());
     let path = format!("/proc/{pid}/fd/{file}");
@@ -105,11 +106,11 @@ fn file_of(pid: u32, file: u64, serial: u64) -> Answer<OwnedFd> {
     }
 }
 
-/// `cuIpcCloseMemHandle`: the memory is gone when it has been closed as often as it was opened.
-pub(crate) fn close(address: usize) -> Answer {
-    let mut blocks = change();
+/// Implements `cuIpcCloseMemHandle`. The memory is unmapped when it has been closed as often as it was opened.
+pub(crate) fn close(address: usize) -> DriverResult {
+    let mut blocks = blocks_mut();
     let block = blocks.get_mut(&address).ok_or(INVALID_VALUE)?;
-    let Kind::Opened { times, .. } = &mut block.kind else { return Err(INVALID_VALUE) };
+    let BlockKind::Opened { times, .. } = &mut block.kind else { return Err(INVALID_VALUE) };
     *times -= 1;
     if *times == 0 {
         blocks.remove(&address);

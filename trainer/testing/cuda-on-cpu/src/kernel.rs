@@ -1,38 +1,41 @@
-//! Modules, their kernels, and what a launch has to satisfy.
+//! Modules, their kernels, and the checks of a launch.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, OnceLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 
-use crate::code::{Answer, ILLEGAL_ADDRESS, INVALID_HANDLE, INVALID_PTX, INVALID_VALUE, NO_BINARY_FOR_GPU, NOT_FOUND};
+use parking_lot::Mutex;
+
+use crate::code::{
+    DriverResult, ILLEGAL_ADDRESS, INVALID_HANDLE, INVALID_PTX, INVALID_VALUE, NO_BINARY_FOR_GPU, NOT_FOUND,
+};
 use crate::handles::Table;
-use crate::log::lock;
 use crate::machine::{Device, machine};
-use crate::memory::{self, Kind};
+use crate::memory::{self, BlockKind};
 use crate::module::{self, Function};
 use crate::op::Op;
-use crate::stream::Target;
+use crate::stream::StreamRef;
 
-/// All modules.
-pub(crate) static MODULES: Table<Loaded> = Table::new();
-/// All kernels that somebody has asked for.
+/// All loaded modules.
+pub(crate) static MODULES: Table<LoadedModule> = Table::new();
+/// All kernels that `cuModuleGetFunction` has returned.
 pub(crate) static KERNELS: Table<Kernel> = Table::new();
 
-/// Threads of a block, at most.
-pub(crate) const MOST_THREADS: u32 = 1024;
-/// Blocks in each dimension of a grid, at most.
-pub(crate) const GRID: [u32; 3] = [i32::MAX as u32, 65535, 65535];
-/// Threads in each dimension of a block, at most.
-pub(crate) const BLOCK: [u32; 3] = [1024, 1024, 64];
-/// Bytes of shared memory that a block has without asking.
-pub(crate) const SHARED: i32 = 48 << 10;
+/// Maximum number of threads per block.
+pub(crate) const MAX_THREADS: u32 = 1024;
+/// Maximum number of blocks in each dimension of a grid.
+pub(crate) const MAX_GRID: [u32; 3] = [i32::MAX as u32, 65535, 65535];
+/// Maximum number of threads in each dimension of a block.
+pub(crate) const MAX_BLOCK: [u32; 3] = [1024, 1024, 64];
+/// Bytes of shared memory per block without opt-in.
+pub(crate) const DEFAULT_SHARED: i32 = 48 << 10;
 
 /// A module, loaded for one context.
 #[derive(Debug)]
-pub(crate) struct Loaded {
+pub(crate) struct LoadedModule {
     module: Arc<module::Module>,
     device: usize,
-    /// Handles of its kernels, by name.
+    /// Handles of the module's kernels by name.
     handles: Mutex<HashMap<String, usize>>,
 }
 
@@ -40,18 +43,18 @@ pub(crate) struct Loaded {
 #[derive(Debug)]
 pub(crate) struct Kernel {
     pub(crate) function: Function,
-    /// Index of its GPU.
+    /// Index of the kernel's GPU.
     device: usize,
     /// Bytes of dynamic shared memory that a launch may ask for.
     dynamic: AtomicI32,
 }
 
-/// What becomes of a text. Compiled once, whoever loads it.
+/// Result of compiling a PTX text. Each text is compiled once per process.
 type Compiled = Arc<OnceLock<Option<Arc<module::Module>>>>;
 static TEXTS: LazyLock<Mutex<HashMap<Arc<str>, Compiled>>> = LazyLock::new(Mutex::default);
 
-/// `cuModuleLoadData`.
-pub(crate) fn load(device: &Device, image: &[u8]) -> Answer<usize> {
+/// Implements `cuModuleLoadData`.
+pub(crate) fn load(device: &Device, image: &[u8]) -> DriverResult<usize> {
     const ELF: &[u8] = b"\x7fELF";
     const FATBIN: &[u8] = &0xBA55_ED50u32.to_le_bytes();
     if image.starts_with(ELF) || image.starts_with(FATBIN) {
@@ -64,7 +67,7 @@ pub(crate) fn load(device: &Device, image: &[u8]) -> Answer<usize> {
         return Err(INVALID_PTX);
     }
     let compiled = {
-        let mut texts = lock(&TEXTS);
+        let mut texts = TEXTS.lock();
         match texts.get(text) {
             Some(compiled) => compiled.clone(),
             None => texts.entry(text.into()).or_default().clone(),
@@ -78,10 +81,10 @@ pub(crate) fn load(device: &Device, image: &[u8]) -> Answer<usize> {
         }
     });
     let module = module.clone().ok_or(INVALID_PTX)?;
-    Ok(MODULES.add(Arc::new(Loaded { module, device: device.index, handles: Mutex::default() })))
+    Ok(MODULES.add(Arc::new(LoadedModule { module, device: device.index, handles: Mutex::default() })))
 }
 
-/// The capability that PTX is for: `.target sm_80`.
+/// Returns the compute capability of `.target sm_80` as 80.
 fn target(text: &str) -> Option<i32> {
     let line = text.lines().find_map(|line| line.trim_start().strip_prefix(".target"))?;
     let digits = line.trim_start().strip_prefix("sm_")?;
@@ -89,36 +92,37 @@ fn target(text: &str) -> Option<i32> {
     digits[..end].parse().ok()
 }
 
-/// `cuModuleUnload`. Launches that are queued still run.
-pub(crate) fn unload(module: usize) -> Answer {
+/// Implements `cuModuleUnload`. Queued launches still run.
+pub(crate) fn unload(module: usize) -> DriverResult {
     let module = MODULES.remove(module)?;
-    for kernel in lock(&module.handles).values() {
+    for kernel in module.handles.lock().values() {
         KERNELS.remove(*kernel)?;
     }
     Ok(())
 }
 
-/// `cuModuleGetFunction`.
-pub(crate) fn function(module: usize, name: &str) -> Answer<usize> {
+/// Implements `cuModuleGetFunction`.
+pub(crate) fn function(module: usize, name: &str) -> DriverResult<usize> {
     let module = MODULES.get(module)?;
-    let mut handles = lock(&module.handles);
+    let mut handles = module.handles.lock();
     if let Some(handle) = handles.get(name) {
         return Ok(*handle);
     }
     let function = module.module.functions.iter().find(|function| function.name == name).ok_or(NOT_FOUND)?.clone();
-    let dynamic = AtomicI32::new(SHARED - (function.shared as i32).min(SHARED));
+    let dynamic = AtomicI32::new(DEFAULT_SHARED - (function.shared as i32).min(DEFAULT_SHARED));
     let handle = KERNELS.add(Arc::new(Kernel { function, device: module.device, dynamic }));
     handles.insert(name.to_owned(), handle);
     Ok(handle)
 }
 
 impl Kernel {
+    /// Returns the bytes of dynamic shared memory that a launch may ask for.
     pub(crate) fn dynamic(&self) -> i32 {
         self.dynamic.load(Ordering::Acquire)
     }
 
-    /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
-    pub(crate) fn set_dynamic(&self, bytes: i32) -> Answer {
+    /// Sets `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
+    pub(crate) fn set_dynamic(&self, bytes: i32) -> DriverResult {
         let most = machine()?.shared_optin() - self.function.shared as i32;
         if !(0..=most).contains(&bytes) {
             return Err(INVALID_VALUE);
@@ -128,11 +132,11 @@ impl Kernel {
     }
 }
 
-/// A launch, with its parameters.
+/// A launch with its parameters.
 #[derive(Debug)]
 pub(crate) struct Launch {
     kernel: Arc<Kernel>,
-    /// Aligned for whatever a kernel takes.
+    /// The packed parameters, aligned for every type of parameter.
     parameters: Box<[u128]>,
     grid: [u32; 3],
     block: [u32; 3],
@@ -141,42 +145,44 @@ pub(crate) struct Launch {
 
 impl Launch {
     fn parameters(&self) -> &[u8] {
-        // SAFETY: integers are bytes; there are at least so many.
+        // SAFETY: integers are plain bytes, and the allocation has at least this many.
         unsafe { std::slice::from_raw_parts(self.parameters.as_ptr().cast(), self.kernel.function.parameter_bytes) }
     }
 
+    /// Runs the kernel on the calling thread.
+    ///
     /// # Safety
-    /// What the parameters point to is there.
+    /// The memory that the parameters point to is valid.
     pub(crate) unsafe fn run(&self) {
-        // SAFETY: by the caller.
+        // SAFETY: required of the caller.
         unsafe { self.kernel.function.run(self.parameters(), self.grid, self.block, self.shared) }
     }
 
-    /// Index of its GPU.
+    /// Returns the index of the launch's GPU.
     pub(crate) fn device(&self) -> usize {
         self.kernel.device
     }
 
-    /// All aligned words of the parameters: whatever is an address is one of them.
+    /// Returns all aligned words of the parameters. Every address among the parameters is one of them.
     pub(crate) fn words(&self) -> impl Iterator<Item = u64> {
         self.parameters().chunks_exact(8).map(|word| word.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte)))
     }
 }
 
-/// Where a launch's parameters are.
+/// How a launch's parameters are passed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Parameters {
-    /// A pointer for each.
+    /// One pointer per parameter.
     Each(*const *const u8),
-    /// A packed block.
+    /// One packed block and its bytes.
     Packed(*const u8, usize),
     Absent,
 }
 
-/// `cuLaunchKernel`.
+/// Implements `cuLaunchKernel`.
 ///
 /// # Safety
-/// The parameters are as many, and as long, as the kernel's.
+/// The number and the sizes of the parameters are those of the kernel.
 pub(crate) unsafe fn launch(
     kernel: usize,
     grid: [u32; 3],
@@ -184,30 +190,32 @@ pub(crate) unsafe fn launch(
     shared: u32,
     stream: usize,
     parameters: Parameters,
-) -> Answer {
-    let target = Target::of(stream)?;
+) -> DriverResult {
+    let target = StreamRef::of(stream)?;
     let kernel = KERNELS.get(kernel)?;
     if kernel.device != target.device().index {
         return Err(INVALID_HANDLE);
     }
     let within = |is: [u32; 3], most: [u32; 3]| is.iter().zip(most).all(|(is, most)| (1..=most).contains(is));
     let threads: u64 = block.iter().map(|dimension| u64::from(*dimension)).product();
-    if !within(grid, GRID) || !within(block, BLOCK) || threads > u64::from(MOST_THREADS) {
+    if !within(grid, MAX_GRID) || !within(block, MAX_BLOCK) || threads > u64::from(MAX_THREADS) {
         return Err(INVALID_VALUE);
     }
     if i64::from(shared) > i64::from(kernel.dynamic()) {
         return Err(INVALID_VALUE);
     }
-    // SAFETY: by the caller.
-    let parameters = unsafe { packed(&kernel.function, parameters)? };
+    // SAFETY: required of the caller.
+    let parameters = unsafe { pack(&kernel.function, parameters)? };
     let launch = Launch { kernel, parameters, grid, block, shared };
-    reaches_all(&launch, target.device())?;
+    check_access(&launch, target.device())?;
     target.submit(Op::Kernel(Arc::new(launch)))
 }
 
+/// Copies the parameters into a packed block.
+///
 /// # Safety
 /// As for [`launch`].
-unsafe fn packed(function: &Function, parameters: Parameters) -> Answer<Box<[u128]>> {
+unsafe fn pack(function: &Function, parameters: Parameters) -> DriverResult<Box<[u128]>> {
     let mut block = vec![0u128; function.parameter_bytes.div_ceil(size_of::<u128>())].into_boxed_slice();
     let to = block.as_mut_ptr().cast::<u8>();
     match parameters {
@@ -215,12 +223,12 @@ unsafe fn packed(function: &Function, parameters: Parameters) -> Answer<Box<[u12
         Parameters::Absent => return Err(INVALID_VALUE),
         Parameters::Each(each) => {
             for (index, (offset, bytes)) in function.parameters.iter().enumerate() {
-                // SAFETY: there is a pointer for each parameter, by the caller.
+                // SAFETY: the caller passes one pointer per parameter.
                 let from = unsafe { each.add(index).read() };
                 if from.is_null() || offset + bytes > function.parameter_bytes {
                     return Err(INVALID_VALUE);
                 }
-                // SAFETY: inside of the block, and of the caller's parameter.
+                // SAFETY: inside the block and inside the caller's parameter.
                 unsafe { std::ptr::copy_nonoverlapping(from, to.add(*offset), *bytes) };
             }
         }
@@ -236,20 +244,20 @@ unsafe fn packed(function: &Function, parameters: Parameters) -> Answer<Box<[u12
     Ok(block)
 }
 
-/// Refuses parameters that point to memory which the GPU has no access to. The real one ends the context then, as soon as
-/// the kernel goes there.
-fn reaches_all(launch: &Launch, device: &Device) -> Answer {
+/// Refuses parameters that point to memory which the GPU cannot access. The real driver reports a sticky error instead when
+/// the kernel accesses that memory.
+fn check_access(launch: &Launch, device: &Device) -> DriverResult {
     let blocks = memory::blocks();
     let parameters = launch.parameters();
     for (offset, _) in launch.kernel.function.parameters.iter().filter(|(_, bytes)| *bytes == 8) {
         let Some(word) = parameters.get(*offset..offset + 8).and_then(|word| word.try_into().ok()) else { continue };
-        let Some(block) = memory::around(&blocks, u64::from_le_bytes(word) as usize) else { continue };
-        let reaches = match &block.kind {
-            Kind::Host => true,
-            Kind::Opened { opener, .. } => *opener == device.physical,
-            Kind::Own { .. } | Kind::Pool => false,
+        let Some(block) = memory::block_at(&blocks, u64::from_le_bytes(word) as usize) else { continue };
+        let has_access = match &block.kind {
+            BlockKind::Host => true,
+            BlockKind::Opened { opener, .. } => *opener == device.physical,
+            BlockKind::Own { .. } | BlockKind::Pool => false,
         };
-        if !reaches && block.physical != device.physical && !lock(&device.peers).contains(&block.physical) {
+        if !has_access && block.physical != device.physical && !device.peers.lock().contains(&block.physical) {
             eprintln!("cuda-on-cpu: {} has no access to memory of GPU {}", launch.kernel.function.name, block.physical);
             return Err(ILLEGAL_ADDRESS);
         }

@@ -1,18 +1,19 @@
 //! A stand-in for NVIDIA's driver that runs PTX on the CPU.
 //!
-//! The functions of `libcuda` are those of [`exports`]; the rest is what stands behind them. It is meant to answer as the real
-//! driver does, errors included: what is refused there is to be found here. The functions of `libnccl` are in [`nccl`].
+//! [`exports`] has the functions of `libcuda`; the other modules implement them. The stand-in returns what the real driver
+//! returns, errors included, so that a call which a GPU machine would refuse fails here too. [`nccl`] has the functions of
+//! `libnccl`.
 //!
 //! | variable | meaning |
 //! |---|---|
-//! | `CUDA_ON_CPU_GPUS` | how many GPUs the machine has; 1 |
-//! | `CUDA_VISIBLE_DEVICES` | which of them a process sees, as with the real driver |
-//! | `CUDA_ON_CPU_INIT` | what `cuInit` answers; 0 |
-//! | `CUDA_ON_CPU_PEERS` | `works`; `none`: no access between GPUs; `lies`: what kernels write there is lost |
-//! | `CUDA_ON_CPU_MEMORY` | bytes of memory of a GPU; 4 GiB |
-//! | `CUDA_ON_CPU_CAPABILITY` | compute capability; 8.0 |
-//! | `CUDA_ON_CPU_RUN` | `no`: kernels are loaded and launched, and do nothing: for counting launches of large networks |
-//! | `CUDA_ON_CPU_LOG` | a file that gets a line for each call |
+//! | `CUDA_ON_CPU_GPUS` | number of GPUs in the machine; default 1 |
+//! | `CUDA_VISIBLE_DEVICES` | GPUs that a process sees, as with the real driver |
+//! | `CUDA_ON_CPU_INIT` | return code of `cuInit`; default 0 |
+//! | `CUDA_ON_CPU_PEERS` | `works` (default); `none`: no peer access; `lies`: peer access is offered, but writes of kernels to a peer are lost |
+//! | `CUDA_ON_CPU_MEMORY` | bytes of memory per GPU; default 4 GiB |
+//! | `CUDA_ON_CPU_CAPABILITY` | compute capability; default 8.0 |
+//! | `CUDA_ON_CPU_RUN` | `no`: kernels are loaded and launched but not executed, for counting the launches of large networks |
+//! | `CUDA_ON_CPU_LOG` | a file that receives one line per call |
 #![allow(unsafe_code, reason = "a C library")]
 
 mod capture;

@@ -1,13 +1,13 @@
-//! `CUDA_ON_CPU_LOG`: a line for each call. And what every call goes through, whether it is logged or not.
+//! The wrapper around every call, and its log: `CUDA_ON_CPU_LOG` names a file that receives one line per call.
 
 use std::cell::RefCell;
 use std::fmt::Write as _;
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::LazyLock;
 
-use crate::code::{Answer, Code, UNKNOWN};
+use crate::code::{Code, DriverResult, UNKNOWN};
 
 static LOG: LazyLock<Option<File>> = LazyLock::new(|| {
     let path = std::env::var_os("CUDA_ON_CPU_LOG")?;
@@ -16,20 +16,20 @@ static LOG: LazyLock<Option<File>> = LazyLock::new(|| {
 });
 
 thread_local! {
-    /// What the call that is being made adds to its line.
+    /// Text that the current call adds to its line.
     static NOTES: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Adds to the line of the call that is being made: an address it has given out, say.
+/// Adds text to the line of the current call, such as an address that it returns.
 pub(crate) fn note(text: impl FnOnce() -> String) {
     if LOG.is_some() {
-        // a thread that is ending has no notes left; its calls are logged without
+        // A thread that is ending has no notes left. Its calls are logged without them.
         let _ = NOTES.try_with(|notes| write!(notes.borrow_mut(), " {}", text()));
     }
 }
 
-/// Runs a function of the driver: no panic gets out to C, and a line gets into the log.
-pub(crate) fn call(name: &str, arguments: &[(&str, u64)], body: impl FnOnce() -> Answer) -> Code {
+/// Runs a driver function: catches panics, which must not unwind into C, and writes a line to the log.
+pub(crate) fn call(name: &str, arguments: &[(&str, u64)], body: impl FnOnce() -> DriverResult) -> Code {
     let code = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => 0,
         Ok(Err(code)) => code,
@@ -39,7 +39,7 @@ pub(crate) fn call(name: &str, arguments: &[(&str, u64)], body: impl FnOnce() ->
         let mut line = format!("{} {:?} {name}(", std::process::id(), std::thread::current().id());
         for (index, (name, value)) in arguments.iter().enumerate() {
             let comma = if index == 0 { "" } else { ", " };
-            // what is large is an address
+            // Large numbers are addresses.
             let _ = match value {
                 0..0x1_0000_0000 => write!(line, "{comma}{name} {value}"),
                 _ => write!(line, "{comma}{name} {value:#x}"),
@@ -47,15 +47,15 @@ pub(crate) fn call(name: &str, arguments: &[(&str, u64)], body: impl FnOnce() ->
         }
         let notes = NOTES.try_with(|notes| std::mem::take(&mut *notes.borrow_mut())).unwrap_or_default();
         let _ = writeln!(line, "){notes} = {code}");
-        // one write: lines of several processes do not mix
+        // One write per line, so that lines of several processes do not mix.
         let _ = file.write_all(line.as_bytes());
     }
     code
 }
 
-/// Arguments as they are logged.
+/// Arguments that can be logged.
 pub(crate) trait Argument {
-    /// Its value, or its address.
+    /// Returns the value, or the address of a pointer.
     fn number(&self) -> u64;
 }
 
@@ -92,9 +92,4 @@ impl<T> Argument for Option<&T> {
     fn number(&self) -> u64 {
         self.map_or(0, |at| std::ptr::from_ref(at) as u64)
     }
-}
-
-/// A panic that is caught at the border must not make every later call panic too.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

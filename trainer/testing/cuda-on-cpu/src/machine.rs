@@ -1,25 +1,28 @@
-//! The GPUs that there are, from the environment, and their primary contexts.
+//! The GPUs that the environment describes, and their primary contexts.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
-use crate::code::{Answer, CONTEXT_IS_DESTROYED, Code, INVALID_CONTEXT, INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED};
-use crate::log::lock;
+use parking_lot::Mutex;
+
+use crate::code::{
+    CONTEXT_IS_DESTROYED, Code, DriverResult, INVALID_CONTEXT, INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED,
+};
 use crate::stream::Stream;
 
-/// What GPUs do with each other's memory (`CUDA_ON_CPU_PEERS`).
+/// Access of GPUs to each other's memory (`CUDA_ON_CPU_PEERS`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Peers {
-    /// They reach it.
+    /// Access works.
     Works,
     /// The driver offers no access.
     None,
-    /// The driver offers access, and what kernels write there gets lost.
+    /// The driver offers access, but what kernels write to a peer is lost.
     Lies,
 }
 
-/// What the environment asks for.
+/// The settings of the environment.
 #[derive(Debug)]
 struct Settings {
     gpus: usize,
@@ -28,15 +31,15 @@ struct Settings {
     capability: (i32, i32),
 }
 
-/// A variable that says something the library cannot read ends the process: a test with another machine than it asked for
-/// would test something else.
-fn setting<T>(name: &str, otherwise: T, parse: impl FnOnce(&str) -> Option<T>) -> T {
+/// Reads an environment variable. A value that cannot be parsed ends the process: a test on a different machine than the
+/// one it asked for would test something else.
+fn setting<T>(name: &str, default: T, parse: impl FnOnce(&str) -> Option<T>) -> T {
     match std::env::var(name) {
         Ok(text) if !text.is_empty() => parse(&text).unwrap_or_else(|| {
             eprintln!("cuda-on-cpu: {name}={text} cannot be read");
             std::process::abort()
         }),
-        _ => otherwise,
+        _ => default,
     }
 }
 
@@ -59,67 +62,68 @@ impl Settings {
     }
 }
 
-/// A GPU, and its primary context.
+/// A GPU and its primary context.
 #[derive(Debug)]
 pub(crate) struct Device {
-    /// As this process counts: `CUDA_VISIBLE_DEVICES` hides and reorders.
+    /// Index in this process: `CUDA_VISIBLE_DEVICES` hides and reorders GPUs.
     pub(crate) index: usize,
-    /// As the machine counts.
+    /// Index in the machine.
     pub(crate) physical: usize,
-    /// How often the context is retained.
+    /// Reference count of the primary context.
     pub(crate) retained: AtomicU32,
     /// Bytes of this process's allocations.
     pub(crate) used: AtomicUsize,
-    /// Physical numbers of the GPUs whose memory kernels of this one may use.
+    /// Physical indices of the GPUs whose memory this GPU's kernels may access.
     pub(crate) peers: Mutex<HashSet<usize>>,
-    /// The error that has made the context unusable; 0 while there is none.
+    /// The sticky error that made the context unusable; 0 if there is none.
     pub(crate) fault: AtomicI32,
-    /// All streams whose thread may still run.
+    /// All streams whose threads may still run.
     streams: Mutex<Vec<Weak<Stream>>>,
 }
 
 impl Device {
-    /// `CUcontext` of its primary context.
+    /// Returns the `CUcontext` of the primary context.
     pub(crate) fn context(&self) -> usize {
         std::ptr::from_ref(self) as usize
     }
 
-    /// The context's error, which every call answers once there is one.
-    pub(crate) fn healthy(&self) -> Answer {
+    /// Returns the sticky error of the context, if there is one. Every later call then returns this error.
+    pub(crate) fn check_fault(&self) -> DriverResult {
         match self.fault.load(Ordering::Acquire) {
             0 => Ok(()),
             fault => Err(fault),
         }
     }
 
-    /// Makes the context unusable, as an error on the device does.
-    pub(crate) fn break_with(&self, fault: Code) {
+    /// Makes the context unusable, as an error on a real device does. The first error stays.
+    pub(crate) fn set_fault(&self, fault: Code) {
         let _ = self.fault.compare_exchange(0, fault, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// Retained, and without an error.
-    pub(crate) fn usable(&self) -> Answer {
+    /// Checks that the context is retained and has no error.
+    pub(crate) fn usable(&self) -> DriverResult {
         match self.retained.load(Ordering::Acquire) {
             0 => Err(CONTEXT_IS_DESTROYED),
-            _ => self.healthy(),
+            _ => self.check_fault(),
         }
     }
 
     pub(crate) fn add_stream(&self, stream: &Arc<Stream>) {
-        let mut streams = lock(&self.streams);
+        let mut streams = self.streams.lock();
         streams.retain(|stream| stream.strong_count() > 0);
         streams.push(Arc::downgrade(stream));
     }
 
-    /// Waits for what its streams have got; `blocking`: only for those that keep order with the null stream.
+    /// Waits for all work that was submitted to the GPU's streams. With `blocking`, only waits for the streams that
+    /// synchronize with the null stream.
     pub(crate) fn synchronize(&self, blocking: bool) {
-        let streams: Vec<_> = lock(&self.streams).iter().filter_map(Weak::upgrade).collect();
+        let streams: Vec<_> = self.streams.lock().iter().filter_map(Weak::upgrade).collect();
         for stream in streams.iter().filter(|stream| !blocking || stream.blocking) {
             stream.synchronize();
         }
     }
 
-    /// "CPU as GPU A", …
+    /// Returns the name: "CPU as GPU A", …
     pub(crate) fn name(&self) -> String {
         let letter = char::from_u32('A' as u32 + self.physical as u32).filter(char::is_ascii_uppercase);
         match letter {
@@ -128,7 +132,7 @@ impl Device {
         }
     }
 
-    /// What identifies it in every process.
+    /// Returns the UUID, which is the same in every process.
     pub(crate) fn uuid(&self) -> [u8; 16] {
         uuid(self.physical)
     }
@@ -148,7 +152,7 @@ pub(crate) struct Machine {
 static MACHINE: OnceLock<Machine> = OnceLock::new();
 
 /// `cuInit`.
-pub(crate) fn init() -> Answer {
+pub(crate) fn init() -> DriverResult {
     let code = setting("CUDA_ON_CPU_INIT", 0, |text| text.parse().ok());
     if code != 0 {
         return Err(code);
@@ -169,7 +173,8 @@ pub(crate) fn init() -> Answer {
     if machine.devices.is_empty() { Err(NO_DEVICE) } else { Ok(()) }
 }
 
-/// `CUDA_VISIBLE_DEVICES`, of `gpus` GPUs: indices, or beginnings of UUIDs, up to the first that is none.
+/// Applies `CUDA_VISIBLE_DEVICES` to `gpus` GPUs: indices or prefixes of UUIDs. The list ends at the first invalid entry, as
+/// with the real driver.
 fn visible(gpus: usize) -> Vec<usize> {
     let Ok(list) = std::env::var("CUDA_VISIBLE_DEVICES") else { return (0..gpus).collect() };
     let by_uuid = |text: &str| {
@@ -183,8 +188,8 @@ fn visible(gpus: usize) -> Vec<usize> {
     list.split(',').map_while(|text| number(text.trim())).collect()
 }
 
-/// The machine, once `cuInit` has been called and answered well.
-pub(crate) fn machine() -> Answer<&'static Machine> {
+/// Returns the machine after a successful `cuInit`.
+pub(crate) fn machine() -> DriverResult<&'static Machine> {
     MACHINE.get().filter(|machine| !machine.devices.is_empty()).ok_or(NOT_INITIALIZED)
 }
 
@@ -193,17 +198,17 @@ impl Machine {
         &self.devices
     }
 
-    /// The GPU that `CUdevice` is.
-    pub(crate) fn device(&self, device: i32) -> Answer<&Device> {
+    /// Returns the GPU of a `CUdevice`.
+    pub(crate) fn device(&self, device: i32) -> DriverResult<&Device> {
         usize::try_from(device).ok().and_then(|index| self.devices.get(index)).ok_or(INVALID_DEVICE)
     }
 
-    /// The GPU whose primary context this is.
-    pub(crate) fn of_context(&self, context: usize) -> Answer<&Device> {
+    /// Returns the GPU of a primary context.
+    pub(crate) fn of_context(&self, context: usize) -> DriverResult<&Device> {
         self.devices.iter().find(|device| device.context() == context).ok_or(INVALID_CONTEXT)
     }
 
-    /// The GPU of that number in the machine, if this process sees it.
+    /// Returns the GPU with this physical index, if this process sees the GPU.
     pub(crate) fn of_physical(&self, physical: usize) -> Option<&Device> {
         self.devices.iter().find(|device| device.physical == physical)
     }
@@ -212,17 +217,17 @@ impl Machine {
         self.settings.peers
     }
 
-    /// Bytes of memory that each GPU has.
+    /// Returns the bytes of memory per GPU.
     pub(crate) fn memory(&self) -> usize {
         self.settings.memory
     }
 
-    /// Compute capability.
+    /// Returns the compute capability.
     pub(crate) fn capability(&self) -> (i32, i32) {
         self.settings.capability
     }
 
-    /// Bytes of shared memory that a block may have when its kernel asks for it (CUDA C++ Programming Guide, "Technical
+    /// Returns the largest shared memory per block, in bytes, that a kernel may opt in to (CUDA C++ Programming Guide, "Technical
     /// Specifications per Compute Capability").
     pub(crate) fn shared_optin(&self) -> i32 {
         match self.settings.capability {

@@ -1,4 +1,4 @@
-//! PTX, compiled for the CPU by the system's C compiler, and loaded.
+//! Modules: PTX, translated to C, compiled by the system's C compiler, and loaded.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use sha2::{Digest as _, Sha256};
 use crate::ptx::parse::parse;
 use crate::ptx::translate::{Kernel, symbol, translate};
 
-/// A kernel's grid, run: parameters, blocks, threads of a block, bytes of dynamic shared memory, stacks.
+/// Runs a kernel's grid. Arguments: parameters, blocks, threads per block, bytes of dynamic shared memory, stacks.
 type Run = unsafe extern "C" fn(*const u8, *const u32, *const u32, u32, *mut u8);
 
 /// One kernel of a module.
@@ -21,33 +21,33 @@ pub struct Function {
     pub name: String,
     /// Offset and size in bytes of each parameter in the packed block that [`Function::run`] takes.
     pub parameters: Vec<(usize, usize)>,
-    /// Bytes of that block.
+    /// Bytes of the packed block.
     pub parameter_bytes: usize,
-    /// Bytes of shared memory that the kernel declares by itself.
+    /// Bytes of static shared memory.
     pub shared: usize,
     run: Run,
 }
 
-/// A loaded module. Never unloaded: a stream may still run it.
+/// A loaded module. It is never unloaded, because a stream may still run it.
 #[derive(Debug)]
 pub struct Module {
-    /// Its kernels.
+    /// The module's kernels.
     pub functions: Vec<Function>,
 }
 
-/// Stacks of a block's threads, 64 KiB each, of which only what is used becomes memory.
+/// Bytes of the stacks of a block's fibers: 1024 stacks of 64 KiB. The kernel allocates pages when they are used.
 const STACKS: usize = 1024 * 65536;
 
 thread_local! {
     static STACK: Cell<*mut u8> = const { Cell::new(std::ptr::null_mut()) };
 }
 
-/// This thread's stacks; they stay until the process ends, as streams do.
+/// Returns this thread's stacks. They are kept until the process ends.
 fn stacks() -> *mut u8 {
     STACK.with(|cell| {
         if cell.get().is_null() {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-            // SAFETY: a new mapping, which nobody else has.
+            // SAFETY: a new mapping, which nobody else uses.
             let made =
                 unsafe { libc::mmap(std::ptr::null_mut(), STACKS, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
             assert!(made != libc::MAP_FAILED, "no memory for the stacks of a block's threads");
@@ -58,38 +58,38 @@ fn stacks() -> *mut u8 {
 }
 
 impl Function {
-    /// Runs all blocks, here and now. `parameters` is the packed block, `shared` the bytes of dynamic shared memory.
+    /// Runs all blocks on the calling thread. `parameters` is the packed block, `shared` the bytes of dynamic shared memory.
     ///
     /// # Safety
-    /// The kernel accesses what its parameters point to.
+    /// The memory that the parameters point to is valid.
     pub unsafe fn run(&self, parameters: &[u8], grid: [u32; 3], block: [u32; 3], shared: u32) {
-        // SAFETY: the translated kernel has this signature; the caller answers for what it accesses.
+        // SAFETY: the translated kernel has this signature; the caller is responsible for the memory that it accesses.
         unsafe { (self.run)(parameters.as_ptr(), grid.as_ptr(), block.as_ptr(), shared, stacks()) }
     }
 }
 
-/// Where compiled modules are kept: `CUDA_ON_CPU_CACHE`, or a folder of the user's among temporary files.
+/// Returns the folder of compiled modules: `CUDA_ON_CPU_CACHE`, or a per-user folder in the temporary folder.
 fn cache() -> PathBuf {
     match std::env::var_os("CUDA_ON_CPU_CACHE") {
         Some(folder) => folder.into(),
-        // SAFETY: asks for a number.
+        // SAFETY: `getuid` has no preconditions.
         None => std::env::temp_dir().join(format!("cuda-on-cpu-{}", unsafe { libc::getuid() })),
     }
 }
 
-/// `CUDA_ON_CPU_RUN=no`: everything is looked at, and nothing is written to the GPU's memory.
-pub(crate) fn idle() -> bool {
-    static IDLE: LazyLock<bool> =
+/// `CUDA_ON_CPU_RUN=no`: all calls are checked, but nothing is written to a GPU's memory.
+pub(crate) fn kernels_disabled() -> bool {
+    static DISABLED: LazyLock<bool> =
         LazyLock::new(|| std::env::var_os("CUDA_ON_CPU_RUN").is_some_and(|value| value == "no"));
-    *IDLE
+    *DISABLED
 }
 
-unsafe extern "C" fn nothing(_: *const u8, _: *const u32, _: *const u32, _: u32, _: *mut u8) {}
+unsafe extern "C" fn do_nothing(_: *const u8, _: *const u32, _: *const u32, _: u32, _: *mut u8) {}
 
-/// Translates PTX to C, compiles that with `CC` or `cc`, and loads it.
+/// Translates PTX to C, compiles the C with `CC` or `cc`, and loads the library.
 ///
 /// # Errors
-/// What is not known in the text, what the compiler says, or what the loader says.
+/// PTX that is not supported, or an error of the compiler or the loader.
 pub fn load(ptx: &str) -> Result<Module, String> {
     let (text, kernels) = translate(&parse(ptx)?)?;
     let function = |kernel: Kernel, run: Run| Function {
@@ -99,8 +99,8 @@ pub fn load(ptx: &str) -> Result<Module, String> {
         shared: kernel.shared,
         run,
     };
-    if idle() {
-        return Ok(Module { functions: kernels.into_iter().map(|kernel| function(kernel, nothing)).collect() });
+    if kernels_disabled() {
+        return Ok(Module { functions: kernels.into_iter().map(|kernel| function(kernel, do_nothing)).collect() });
     }
     let digest = Sha256::digest(text.as_bytes());
     let name: String = digest.iter().take(12).map(|byte| format!("{byte:02x}")).collect();
@@ -109,7 +109,7 @@ pub fn load(ptx: &str) -> Result<Module, String> {
         compile(&text, &library)?;
     }
     let path = library.display();
-    // SAFETY: a library that was compiled from the text above; it has no initialisers.
+    // SAFETY: the library was compiled from the text above and has no initialisers.
     let loaded = unsafe { Library::new(&library) }.map_err(|e| format!("{path}: {e}"))?;
     let functions = kernels.into_iter().map(|kernel| {
         let entry = format!("run_{}\0", symbol(&kernel.name));
@@ -122,11 +122,11 @@ pub fn load(ptx: &str) -> Result<Module, String> {
     Ok(Module { functions })
 }
 
-/// Compiles next to where it goes, and renames: other processes may do the same.
+/// Compiles into a temporary file in the same folder and renames it, because other processes may compile the same text.
 fn compile(text: &str, library: &Path) -> Result<(), String> {
     let folder = library.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
-    // SAFETY: asks for a number.
+    // SAFETY: `gettid` has no preconditions.
     let own = format!("{}-{}", std::process::id(), unsafe { libc::gettid() });
     let (source, made) = (library.with_extension(format!("{own}.c")), library.with_extension(format!("{own}.so")));
     std::fs::write(&source, text).map_err(|e| format!("{}: {e}", source.display()))?;

@@ -1,4 +1,4 @@
-//! What a stream is given to do.
+//! Operations of a stream: kernels, copies, fills, events, host functions, collectives.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
@@ -8,37 +8,37 @@ use crate::code::ILLEGAL_ADDRESS;
 use crate::event::Event;
 use crate::kernel::Launch;
 use crate::machine::{Device, Peers, machine};
-use crate::memory::{self, Place};
+use crate::memory::{self, MemorySpace};
 use crate::module;
-use crate::nccl::Call;
+use crate::nccl::Collective;
 
-/// What is read back where nothing runs: a small positive number in every type.
+/// Byte that copies to the host return when kernels are not executed: a small positive number in every type.
 const IDLE_BYTE: u8 = 0x3c;
 
-/// A host function of `cuLaunchHostFunc`.
+/// The host function of `cuLaunchHostFunc`.
 pub type HostFunction = unsafe extern "C" fn(*mut c_void);
 
-/// See the module. A graph keeps them, and gives clones of them to a stream.
+/// An operation. A graph keeps its operations and submits clones of them to a stream.
 #[derive(Debug, Clone)]
 pub(crate) enum Op {
     Kernel(Arc<Launch>),
     Copy(Rows),
-    /// A copy of what was read from the host when the copy was asked for.
+    /// A copy from pageable host memory: the data was read when the call was made.
     Staged(Rows, Arc<[u8]>),
     Set(Fill),
     Record(Arc<Event>, u64),
     Wait(Arc<Event>, u64),
-    /// Ends a block of memory.
+    /// Frees a block of memory.
     Free(usize),
     Host(HostFunction, usize),
-    /// A collective of NCCL's.
-    Collective(Arc<Call>),
-    /// Memory nodes of a graph. The memory is that of the time of the capture, and stays.
+    /// An NCCL collective.
+    Collective(Arc<Collective>),
+    /// Memory nodes of a graph. The memory was allocated during the capture and is kept.
     Allocated,
     Freed,
 }
 
-/// Rows of bytes to be copied.
+/// Rows of bytes to copy.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rows {
     pub(crate) to: Side,
@@ -51,13 +51,13 @@ pub(crate) struct Rows {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Side {
     pub(crate) address: usize,
-    /// From one row to the next.
+    /// Bytes from one row to the next.
     pub(crate) pitch: usize,
-    pub(crate) place: Place,
+    pub(crate) space: MemorySpace,
 }
 
 impl Rows {
-    /// Bytes from the first to the last one of a side.
+    /// Returns the bytes from the first to the last byte of a side.
     pub(crate) fn extent(&self, side: &Side) -> usize {
         match self.height {
             0 => 0,
@@ -65,17 +65,19 @@ impl Rows {
         }
     }
 
-    /// Memory that the driver has given out is still there, wherever one side lies in it.
-    fn is_there(&self, side: &Side) -> bool {
-        side.place == Place::Pageable || memory::reachable(side.address, self.extent(side)).is_ok()
+    /// Returns whether a side is valid: pageable, or inside memory that the driver has allocated and not freed.
+    fn is_mapped(&self, side: &Side) -> bool {
+        side.space == MemorySpace::Pageable || memory::reachable(side.address, self.extent(side)).is_ok()
     }
 
+    /// Copies the rows.
+    ///
     /// # Safety
-    /// Both sides are there.
+    /// Both sides are valid.
     unsafe fn copy(&self, from: *const u8) {
         let to = self.to.address as *mut u8;
         if self.height == 1 {
-            // SAFETY: by the caller. The sides of a copy may overlap.
+            // SAFETY: required of the caller. `copy` allows the sides to overlap.
             unsafe { std::ptr::copy(from, to, self.width) };
             return;
         }
@@ -86,11 +88,11 @@ impl Rows {
     }
 }
 
-/// Elements to be set.
+/// Elements to set.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Fill {
     pub(crate) to: usize,
-    /// Its lowest `width` bytes.
+    /// The lowest `width` bytes are used.
     pub(crate) value: u32,
     /// 1, 2 or 4.
     pub(crate) width: usize,
@@ -98,10 +100,12 @@ pub(crate) struct Fill {
 }
 
 impl Fill {
+    /// Fills the memory.
+    ///
     /// # Safety
-    /// The memory is there, and aligned.
+    /// The memory is valid and aligned.
     unsafe fn run(&self) {
-        // SAFETY: by the caller.
+        // SAFETY: required of the caller.
         unsafe {
             match self.width {
                 1 => (self.to as *mut u8).write_bytes(self.value as u8, self.count),
@@ -113,10 +117,10 @@ impl Fill {
 }
 
 impl Op {
-    /// `CUgraphNodeType`.
+    /// Returns the `CUgraphNodeType`.
     pub(crate) fn node_type(&self) -> c_int {
         match self {
-            // NCCL's are kernels
+            // NCCL's collectives are kernel nodes.
             Self::Kernel(_) | Self::Collective(_) => 0,
             Self::Copy(_) | Self::Staged(..) => 1,
             Self::Set(_) => 2,
@@ -128,38 +132,39 @@ impl Op {
         }
     }
 
-    /// Does it, here and now, as `device` does. A context that is broken only keeps its events going.
+    /// Runs the operation on the calling thread. A context with a sticky error still executes its event operations, so
+    /// that nobody waits forever.
     pub(crate) fn run(&self, device: &Device) {
         match self {
             Self::Record(event, ticket) => event.execute(*ticket),
             Self::Wait(event, ticket) => event.wait(*ticket),
-            _ if device.healthy().is_err() => {}
-            Self::Set(_) | Self::Kernel(_) | Self::Staged(..) if module::idle() => {}
-            Self::Copy(rows) if module::idle() => {
-                if !matches!(rows.to.place, Place::Device) {
+            _ if device.check_fault().is_err() => {}
+            Self::Set(_) | Self::Kernel(_) | Self::Staged(..) if module::kernels_disabled() => {}
+            Self::Copy(rows) if module::kernels_disabled() => {
+                if !matches!(rows.to.space, MemorySpace::Device) {
                     // SAFETY: as below.
                     unsafe { rows.copy([IDLE_BYTE].repeat(rows.extent(&rows.from)).as_ptr()) };
                 }
             }
             Self::Kernel(launch) => run_kernel(launch, device),
-            Self::Copy(rows) if rows.is_there(&rows.to) && rows.is_there(&rows.from) => {
-                // SAFETY: what the driver has given out is there; for the rest its user vouches.
+            Self::Copy(rows) if rows.is_mapped(&rows.to) && rows.is_mapped(&rows.from) => {
+                // SAFETY: memory of the driver is valid (checked above); the driver's user is responsible for pageable memory.
                 unsafe { rows.copy(rows.from.address as *const u8) };
             }
-            Self::Staged(rows, data) if rows.is_there(&rows.to) => {
+            Self::Staged(rows, data) if rows.is_mapped(&rows.to) => {
                 // SAFETY: as above; the data is as long as the rows' extent.
                 unsafe { rows.copy(data.as_ptr()) };
             }
             Self::Set(fill) if memory::reachable(fill.to, fill.count * fill.width).is_ok() => {
-                // SAFETY: as above; aligned, which was checked at the call.
+                // SAFETY: as above; the call checked the alignment.
                 unsafe { fill.run() };
             }
-            // memory that was there at the call, or at the capture, has been freed
-            Self::Copy(_) | Self::Staged(..) | Self::Set(_) => device.break_with(ILLEGAL_ADDRESS),
+            // Memory that was valid at the call, or during the capture, has been freed.
+            Self::Copy(_) | Self::Staged(..) | Self::Set(_) => device.set_fault(ILLEGAL_ADDRESS),
             Self::Free(address) => {
                 let _ = memory::remove(*address, memory::is_own);
             }
-            // SAFETY: the driver's user vouches for function and argument.
+            // SAFETY: the driver's user is responsible for function and argument.
             Self::Host(function, data) => unsafe { function(*data as *mut c_void) },
             Self::Collective(call) => call.run(device),
             Self::Allocated | Self::Freed => {}
@@ -169,39 +174,39 @@ impl Op {
 
 fn run_kernel(launch: &Launch, device: &Device) {
     let lies = machine().is_ok_and(|machine| machine.peers() == Peers::Lies);
-    let kept = if lies { Kept::of(launch, device) } else { Kept::default() };
-    // SAFETY: the driver's user vouches for what the parameters point to.
+    let peers = if lies { PeerSnapshot::take(launch, device) } else { PeerSnapshot::default() };
+    // SAFETY: the driver's user is responsible for the memory that the parameters point to.
     unsafe { launch.run() };
-    kept.restore();
+    peers.restore();
 }
 
-/// What peers' memory held before a launch whose writes get lost there.
+/// Contents of peers' memory before a launch, restored afterwards so that the launch's writes are lost.
 #[derive(Default)]
-struct Kept(BTreeMap<usize, Vec<u8>>);
+struct PeerSnapshot(BTreeMap<usize, Vec<u8>>);
 
-impl Kept {
-    /// Of the other GPUs' blocks that any word of the parameters points to.
-    fn of(launch: &Launch, device: &Device) -> Self {
+impl PeerSnapshot {
+    /// Copies every block of another GPU that any word of the parameters points to.
+    fn take(launch: &Launch, device: &Device) -> Self {
         let blocks = memory::blocks();
-        let mut kept = BTreeMap::new();
+        let mut contents = BTreeMap::new();
         for word in launch.words() {
-            let Some(block) = memory::around(&blocks, word as usize) else { continue };
-            if matches!(block.kind, memory::Kind::Host) || block.physical == device.physical {
+            let Some(block) = memory::block_at(&blocks, word as usize) else { continue };
+            if matches!(block.kind, memory::BlockKind::Host) || block.physical == device.physical {
                 continue;
             }
-            kept.entry(block.mapping.base).or_insert_with(|| {
-                // SAFETY: a block that is there: the table is locked.
+            contents.entry(block.mapping.base).or_insert_with(|| {
+                // SAFETY: the block is mapped while the table is locked.
                 unsafe { std::slice::from_raw_parts(block.mapping.base as *const u8, block.bytes) }.to_vec()
             });
         }
-        Self(kept)
+        Self(contents)
     }
 
     fn restore(self) {
         let blocks = memory::blocks();
         for (base, bytes) in self.0 {
             if blocks.get(&base).is_some_and(|block| block.bytes == bytes.len()) {
-                // SAFETY: as in `of`.
+                // SAFETY: as in `take`.
                 unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), base as *mut u8, bytes.len()) };
             }
         }

@@ -1,63 +1,64 @@
-//! Streams: a queue each, and a thread that works it off. The null stream has neither: what it is given is done at once, on
-//! the thread that calls.
+//! Streams. Each stream has a queue and a thread that executes the queue. The null stream has neither: its operations run at
+//! once on the calling thread.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread;
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
 use crate::capture::{self, Capture};
-use crate::code::{Answer, LAUNCH_FAILED, OPERATING_SYSTEM, STREAM_CAPTURE_UNSUPPORTED};
+use crate::code::{DriverResult, LAUNCH_FAILED, OPERATING_SYSTEM, STREAM_CAPTURE_UNSUPPORTED};
 use crate::context::current;
 use crate::handles::{self, Table};
-use crate::log::lock;
 use crate::machine::Device;
 use crate::op::Op;
 
-/// All streams but null streams.
+/// All streams except null streams.
 pub(crate) static STREAMS: Table<Stream> = Table::new();
 
 /// `CU_STREAM_NON_BLOCKING`.
 pub(crate) const NON_BLOCKING: u32 = 1;
 
-/// Of a stream's thread. Kernels' threads have stacks of their own (`module.rs`).
+/// Stack size of a stream's thread in bytes. The fibers of kernels have separate stacks (`module.rs`).
 const STACK: usize = 8 << 20;
 
-/// See the module.
+/// A stream.
 #[derive(Debug)]
 pub(crate) struct Stream {
-    /// Never another stream's, not even later.
+    /// Unique: ids are never reused.
     pub(crate) id: usize,
     pub(crate) device: &'static Device,
-    /// Keeps order with the null stream.
+    /// Whether the stream synchronizes with the null stream.
     pub(crate) blocking: bool,
     pub(crate) priority: i32,
     pub(crate) flags: u32,
     queue: Mutex<Queue>,
-    /// There is something to do.
-    given: Condvar,
-    /// Something has been done.
-    done: Condvar,
+    /// Signalled when an operation was submitted, or the stream was destroyed.
+    work_available: Condvar,
+    /// Signalled when an operation has finished and a thread waits for that.
+    progress: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct Queue {
     ops: VecDeque<Op>,
-    /// How many it has been given.
-    given: u64,
-    /// How many of them are done.
-    done: u64,
-    /// The thread sleeps.
+    /// Number of operations submitted.
+    submitted: u64,
+    /// Number of operations finished.
+    finished: u64,
+    /// Whether the stream's thread sleeps.
     idle: bool,
-    /// How many threads wait for `done`.
+    /// Number of threads that wait for `progress`.
     waiting: usize,
-    /// No more will come.
-    ended: bool,
+    /// Whether the stream was destroyed; the thread ends when the queue is empty.
+    destroyed: bool,
     capture: Option<Arc<Capture>>,
 }
 
 impl Stream {
-    /// With a thread of its own.
-    pub(crate) fn start(device: &'static Device, flags: u32, priority: i32) -> Answer<Arc<Self>> {
+    /// Creates a stream and starts its thread.
+    pub(crate) fn start(device: &'static Device, flags: u32, priority: i32) -> DriverResult<Arc<Self>> {
         let stream = Arc::new(Self {
             id: handles::reserve(1),
             device,
@@ -65,46 +66,46 @@ impl Stream {
             priority,
             flags,
             queue: Mutex::default(),
-            given: Condvar::new(),
-            done: Condvar::new(),
+            work_available: Condvar::new(),
+            progress: Condvar::new(),
         });
         device.add_stream(&stream);
         let worker = stream.clone();
         let thread = thread::Builder::new().name("gpu-on-cpu".into()).stack_size(STACK);
-        // nobody joins it: it ends with the stream, or with the process
-        thread.spawn(move || worker.work()).map_err(|_| OPERATING_SYSTEM)?;
+        // Nobody joins the thread: it ends with the stream or with the process.
+        thread.spawn(move || worker.run_queue()).map_err(|_| OPERATING_SYSTEM)?;
         Ok(stream)
     }
 
-    fn work(&self) {
-        let mut queue = lock(&self.queue);
+    fn run_queue(&self) {
+        let mut queue = self.queue.lock();
         loop {
             if let Some(op) = queue.ops.pop_front() {
                 drop(queue);
                 let run = std::panic::AssertUnwindSafe(|| op.run(self.device));
                 if std::panic::catch_unwind(run).is_err() {
-                    self.device.break_with(LAUNCH_FAILED);
+                    self.device.set_fault(LAUNCH_FAILED);
                 }
                 drop(op);
-                queue = lock(&self.queue);
-                queue.done += 1;
+                queue = self.queue.lock();
+                queue.finished += 1;
                 if queue.waiting > 0 {
-                    self.done.notify_all();
+                    self.progress.notify_all();
                 }
-            } else if queue.ended {
+            } else if queue.destroyed {
                 return;
             } else {
                 queue.idle = true;
-                queue = self.given.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                self.work_available.wait(&mut queue);
                 queue.idle = false;
             }
         }
     }
 
-    /// Queues what `ops` makes, or adds it to the capture that the stream is in.
-    pub(crate) fn submit(&self, ops: impl IntoIterator<Item = Op>) -> Answer {
-        self.device.healthy()?;
-        let mut queue = lock(&self.queue);
+    /// Queues operations, or adds them to the stream's capture. The iterator runs under the queue's lock.
+    pub(crate) fn submit(&self, ops: impl IntoIterator<Item = Op>) -> DriverResult {
+        self.device.check_fault()?;
+        let mut queue = self.queue.lock();
         if let Some(capture) = &queue.capture {
             return ops.into_iter().try_for_each(|op| capture.add(self.id, op));
         }
@@ -115,59 +116,61 @@ impl Stream {
     fn queue_all(&self, queue: &mut MutexGuard<'_, Queue>, ops: impl IntoIterator<Item = Op>) {
         let before = queue.ops.len();
         queue.ops.extend(ops);
-        queue.given += (queue.ops.len() - before) as u64;
+        queue.submitted += (queue.ops.len() - before) as u64;
         if queue.idle {
-            self.given.notify_one();
+            self.work_available.notify_one();
         }
     }
 
-    /// Waits for all that the stream has been given up to now.
+    /// Waits for all operations submitted so far.
     pub(crate) fn synchronize(&self) {
-        let mut queue = lock(&self.queue);
-        let until = queue.given;
+        let mut queue = self.queue.lock();
+        let until = queue.submitted;
         queue.waiting += 1;
-        while queue.done < until {
-            queue = self.done.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        while queue.finished < until {
+            self.progress.wait(&mut queue);
         }
         queue.waiting -= 1;
     }
 
-    pub(crate) fn is_done(&self) -> bool {
-        let queue = lock(&self.queue);
-        queue.done == queue.given
+    /// Returns whether all submitted operations have finished.
+    pub(crate) fn is_idle(&self) -> bool {
+        let queue = self.queue.lock();
+        queue.finished == queue.submitted
     }
 
-    /// The capture that it is in.
+    /// Returns the capture that the stream is part of.
     pub(crate) fn capture(&self) -> Option<Arc<Capture>> {
-        lock(&self.queue).capture.clone()
+        self.queue.lock().capture.clone()
     }
 
-    /// Enters a capture, or leaves it; gives the one that it was in.
+    /// Sets or clears the stream's capture; returns the previous one.
     pub(crate) fn set_capture(&self, capture: Option<Arc<Capture>>) -> Option<Arc<Capture>> {
-        std::mem::replace(&mut lock(&self.queue).capture, capture)
+        std::mem::replace(&mut self.queue.lock().capture, capture)
     }
 
-    /// What is queued is still done.
-    pub(crate) fn end(&self) {
+    /// Destroys the stream. Operations that are queued are still executed.
+    pub(crate) fn destroy(&self) {
         if let Some(capture) = self.set_capture(None) {
             capture.invalidate();
         }
-        lock(&self.queue).ended = true;
-        self.given.notify_one();
+        self.queue.lock().destroyed = true;
+        self.work_available.notify_one();
     }
 }
 
-/// What a `CUstream` is.
+/// The stream that a `CUstream` refers to.
 #[derive(Debug, Clone)]
-pub(crate) enum Target {
-    /// Of the current context.
+pub(crate) enum StreamRef {
+    /// The null stream of the current context.
     Null(&'static Device),
     Stream(Arc<Stream>),
 }
 
-impl Target {
-    /// 0 and 1 are the null stream. So is 2, a thread's own: that has nothing queued either.
-    pub(crate) fn of(handle: usize) -> Answer<Self> {
+impl StreamRef {
+    /// Resolves a handle. 0 and 1 are the null stream. 2, the per-thread default stream, is treated as the null stream: it
+    /// has no queue either.
+    pub(crate) fn of(handle: usize) -> DriverResult<Self> {
         let current = current()?;
         match handle {
             0..=2 => Ok(Self::Null(current)),
@@ -186,17 +189,17 @@ impl Target {
         }
     }
 
-    pub(crate) fn submit(&self, op: Op) -> Answer {
+    pub(crate) fn submit(&self, op: Op) -> DriverResult {
         self.submit_all([op])
     }
 
-    pub(crate) fn submit_all(&self, ops: impl IntoIterator<Item = Op>) -> Answer {
+    pub(crate) fn submit_all(&self, ops: impl IntoIterator<Item = Op>) -> DriverResult {
         match self {
             Self::Null(device) => {
                 capture::refuse_legacy(device)?;
                 device.synchronize(true);
                 ops.into_iter().for_each(|op| op.run(device));
-                device.healthy()
+                device.check_fault()
             }
             Self::Stream(stream) => stream.submit(ops),
         }
@@ -206,8 +209,8 @@ impl Target {
         matches!(self, Self::Stream(stream) if stream.capture().is_some())
     }
 
-    /// Waits for it. The null stream waits for those that keep order with it.
-    pub(crate) fn synchronize(&self) -> Answer {
+    /// Waits for the stream. The null stream waits for the streams that synchronize with it.
+    pub(crate) fn synchronize(&self) -> DriverResult {
         match self {
             Self::Null(device) => {
                 capture::refuse_legacy(device)?;
@@ -221,6 +224,6 @@ impl Target {
                 stream.synchronize();
             }
         }
-        self.device().healthy()
+        self.device().check_fault()
     }
 }

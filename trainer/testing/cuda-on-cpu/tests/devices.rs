@@ -1,16 +1,16 @@
-//! The machine that the environment describes, contexts, and what is refused.
+//! The machine that the environment describes, contexts, and refused calls.
 #![allow(unsafe_code, reason = "tests of a C library")]
 
 mod common;
 
 use std::ffi::CStr;
 
-use common::{allocate, enter, give, gpu, is_child, process, refused, stream};
+use common::{allocate, error_of, get, gpu, is_child, process, set_current, stream};
 use cuda_on_cpu::exports::*;
 
 fn name(device: i32) -> String {
     let mut name = [0u8; 64];
-    // SAFETY: room for so many.
+    // SAFETY: there is room for 64 bytes.
     assert_eq!(unsafe { cuDeviceGetName(name.as_mut_ptr().cast(), 64, device) }, 0);
     CStr::from_bytes_until_nul(&name).unwrap().to_str().unwrap().to_owned()
 }
@@ -35,10 +35,10 @@ fn sees_some() {
         return;
     }
     let _gpu = gpu();
-    assert_eq!(give(|count| cuDeviceGetCount(count)), 3);
+    assert_eq!(get(|count| cuDeviceGetCount(count)), 3);
     assert_eq!([0, 1, 2].map(name), ["CPU as GPU C", "CPU as GPU A", "CPU as GPU D"]);
-    assert_eq!(give(|uuid| cuDeviceGetUuid_v2(uuid, 0)), [0x12; 16]);
-    assert_eq!(refused(|device| cuDeviceGet(device, 3)), 101);
+    assert_eq!(get(|uuid| cuDeviceGetUuid_v2(uuid, 0)), [0x12; 16]);
+    assert_eq!(error_of(|device| cuDeviceGet(device, 3)), 101);
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn sees_none() {
         return;
     }
     assert_eq!(cuInit(0), 100);
-    assert_eq!(refused(|count| cuDeviceGetCount(count)), 3);
+    assert_eq!(error_of(|count| cuDeviceGetCount(count)), 3);
 }
 
 #[test]
@@ -63,17 +63,17 @@ fn has_no_access() {
         return;
     }
     let _gpu = gpu();
-    assert_eq!(give(|can| cuDeviceCanAccessPeer(can, 0, 1)), 0);
-    let other = give(|context| cuDevicePrimaryCtxRetain(context, 1));
+    assert_eq!(get(|can| cuDeviceCanAccessPeer(can, 0, 1)), 0);
+    let other = get(|context| cuDevicePrimaryCtxRetain(context, 1));
     assert_eq!(cuCtxEnablePeerAccess(other, 0), 217);
 }
 
 #[test]
-fn access_is_given_and_taken_back() {
+fn peer_access_is_enabled_and_disabled() {
     let _gpu = gpu();
-    let contexts = [0, 1].map(|device| give(|context| cuDevicePrimaryCtxRetain(context, device)));
-    assert_eq!(give(|can| cuDeviceCanAccessPeer(can, 0, 1)), 1);
-    assert_eq!(give(|can| cuDeviceCanAccessPeer(can, 1, 1)), 0);
+    let contexts = [0, 1].map(|device| get(|context| cuDevicePrimaryCtxRetain(context, device)));
+    assert_eq!(get(|can| cuDeviceCanAccessPeer(can, 0, 1)), 1);
+    assert_eq!(get(|can| cuDeviceCanAccessPeer(can, 1, 1)), 0);
     assert_eq!(cuCtxEnablePeerAccess(contexts[0], 0), 101);
     assert_eq!(cuCtxEnablePeerAccess(contexts[1], 0), 0);
     assert_eq!(cuCtxEnablePeerAccess(contexts[1], 0), 704);
@@ -85,35 +85,35 @@ fn access_is_given_and_taken_back() {
 }
 
 #[test]
-fn without_a_context_nothing_goes() {
+fn calls_without_a_context_are_refused() {
     let _gpu = gpu();
     let (stream, address) = (stream(), allocate(4));
-    let context = give(|context| cuCtxGetCurrent(context));
+    let context = get(|context| cuCtxGetCurrent(context));
     let refusals = || {
         [
-            refused(|address| cuMemAlloc_v2(address, 4)),
+            error_of(|address| cuMemAlloc_v2(address, 4)),
             cuMemFree_v2(address),
             cuStreamSynchronize(stream),
-            refused(|event| cuEventCreate(event, 0)),
+            error_of(|event| cuEventCreate(event, 0)),
             cuCtxSynchronize(),
             cuMemsetD8Async(address, 0, 4, stream),
-            refused(|device| cuCtxGetDevice(device)),
+            error_of(|device| cuCtxGetDevice(device)),
         ]
     };
     assert_eq!(cuCtxSetCurrent(0), 0);
     assert_eq!(refusals(), [201; 7]);
-    assert_eq!(give(|context| cuCtxGetCurrent(context)), 0);
+    assert_eq!(get(|context| cuCtxGetCurrent(context)), 0);
     assert_eq!(cuCtxSetCurrent(context + 8), 201);
     assert_eq!(cuCtxPushCurrent_v2(context), 0);
-    assert_eq!(give(|device| cuCtxGetDevice(device)), 0);
-    assert_eq!(give(|context| cuCtxPopCurrent_v2(context)), context);
-    assert_eq!(refused(|context| cuCtxPopCurrent_v2(context)), 201);
-    enter(0);
+    assert_eq!(get(|device| cuCtxGetDevice(device)), 0);
+    assert_eq!(get(|context| cuCtxPopCurrent_v2(context)), context);
+    assert_eq!(error_of(|context| cuCtxPopCurrent_v2(context)), 201);
+    set_current(0);
     assert_eq!((cuStreamDestroy_v2(stream), cuMemFree_v2(address)), (0, 0));
 }
 
 #[test]
-fn handles_that_are_none_are_refused() {
+fn invalid_handles_are_refused() {
     let _gpu = gpu();
     let event = common::event();
     assert_eq!(cuStreamSynchronize(12345), 400);
@@ -124,19 +124,19 @@ fn handles_that_are_none_are_refused() {
     assert_eq!(cuModuleUnload(12345), 400);
     assert_eq!(cuGraphLaunch(12345, 0), 400);
     let none = std::ptr::null();
-    // SAFETY: no kernel, so no parameters are looked at.
+    // SAFETY: the handle is invalid, so no parameters are read.
     assert_eq!(unsafe { cuLaunchKernel(12345, 1, 1, 1, 1, 1, 1, 0, 0, none, none.cast()) }, 400);
     assert_eq!(cuStreamCreate(None, 1), 1);
-    assert_eq!(refused(|stream| cuStreamCreate(stream, 2)), 1);
+    assert_eq!(error_of(|stream| cuStreamCreate(stream, 2)), 1);
     // SAFETY: a C string.
-    assert_eq!(refused(|module| unsafe { cuModuleLoadData(module, c"\x7fELF".as_ptr()) }), 209);
+    assert_eq!(error_of(|module| unsafe { cuModuleLoadData(module, c"\x7fELF".as_ptr()) }), 209);
 }
 
 #[test]
 fn errors_have_names() {
     let mut name = std::ptr::null();
     assert_eq!(cuGetErrorName(700, Some(&mut name)), 0);
-    // SAFETY: a C string for good.
+    // SAFETY: a static C string.
     assert_eq!(unsafe { CStr::from_ptr(name) }, c"CUDA_ERROR_ILLEGAL_ADDRESS");
     assert_eq!(cuGetErrorString(0, Some(&mut name)), 0);
     // SAFETY: as above.

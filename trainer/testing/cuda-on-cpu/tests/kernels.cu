@@ -1,4 +1,4 @@
-// kernels.ptx is what NVRTC 13.2 makes of this for sm_80; it has what most kernels have: loops, shared memory, barriers, shuffles,
+// NVRTC 13.2 compiles this file to kernels.ptx for sm_80. It uses what most kernels use: loops, shared memory, barriers, shuffles,
 // dynamic shared memory, atomics, 16-bit floats and tensor cores.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -34,7 +34,7 @@ extern "C" __global__ void sum(const float* x, float* y, int n) {
     }
 }
 
-// C (16x8, row after row) = A (16x16, row after row) B (16x8, column after column), by ldmatrix and mma
+// C (16x8, row-major) = A (16x16, row-major) B (16x8, column-major), with ldmatrix and mma
 extern "C" __global__ void __launch_bounds__(32) tile(const __half* a, const __half* b, float* c) {
     __shared__ __align__(16) __half sa[256], sb[128];
     unsigned lane = threadIdx.x;

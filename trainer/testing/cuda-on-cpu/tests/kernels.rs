@@ -1,4 +1,4 @@
-//! PTX of NVIDIA's compiler, run here: sums and products are those that the CPU computes.
+//! Runs PTX of NVIDIA's compiler and compares sums and products with those of the CPU.
 #![allow(unsafe_code, reason = "kernels take pointers")]
 
 use cuda_on_cpu::module::{Function, Module, load};
@@ -15,7 +15,7 @@ fn pack(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// bf16 or f16 bits of small integers, exact in both.
+/// Returns the bf16 or f16 bits of small integers, which both represent exactly.
 fn halves(values: &[f32], bf16: bool) -> Vec<u16> {
     let bits = |v: &f32| match bf16 {
         true => (v.to_bits() >> 16) as u16,
@@ -39,7 +39,7 @@ fn a_sum_over_blocks_warps_and_lanes() {
     let mut y = 0.0_f32;
     let mut parameters = pack(&[x.as_ptr() as u64, &raw mut y as u64]);
     parameters.extend(5000_u32.to_le_bytes());
-    // SAFETY: pointers to what the kernel reads and writes, with their length.
+    // SAFETY: pointers to the arrays that the kernel reads and writes, with their length.
     unsafe { sum.run(&parameters, [3, 1, 1], [96, 1, 1], 12) };
     assert!((f64::from(y) / expected - 1.0).abs() < 1e-5, "{y} {expected}");
 }
@@ -52,7 +52,7 @@ fn products_of_tensor_cores() {
         let (left, right) = (halves(&a, bf16), halves(&b, bf16));
         let mut c = vec![f32::NAN; 16 * columns];
         let parameters = pack(&[left.as_ptr() as u64, right.as_ptr() as u64, c.as_mut_ptr() as u64]);
-        // SAFETY: pointers to matrices of the sizes that the kernel takes.
+        // SAFETY: pointers to matrices of the sizes that the kernel expects.
         unsafe { function(&module, name).run(&parameters, [1; 3], [32, 1, 1], 0) };
         for row in 0..16 {
             for column in 0..columns {

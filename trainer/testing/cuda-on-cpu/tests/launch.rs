@@ -1,11 +1,11 @@
-//! Launches: what they may ask for, and whose memory they reach.
+//! Launches: their limits, and the memory that they can access.
 #![allow(unsafe_code, reason = "tests of a C library")]
 
 mod common;
 
 use std::ffi::CStr;
 
-use common::{allocate, copy_async, download, enter, give, gpu, is_child, process, refused, stream, upload};
+use common::{allocate, copy_async, download, error_of, get, gpu, is_child, process, set_current, stream, upload};
 use cuda_on_cpu::exports::*;
 
 /// `fill(address, count, value)`.
@@ -39,15 +39,15 @@ DONE:
 fn kernel() -> usize {
     // SAFETY: C strings.
     unsafe {
-        let module = give(|module| cuModuleLoadData(module, PTX.as_ptr()));
-        assert_eq!(refused(|function| cuModuleGetFunction(function, module, c"nothing".as_ptr())), 500);
-        let kernel = give(|function| cuModuleGetFunction(function, module, c"fill".as_ptr()));
-        assert_eq!(give(|function| cuModuleGetFunction(function, module, c"fill".as_ptr())), kernel);
+        let module = get(|module| cuModuleLoadData(module, PTX.as_ptr()));
+        assert_eq!(error_of(|function| cuModuleGetFunction(function, module, c"nothing".as_ptr())), 500);
+        let kernel = get(|function| cuModuleGetFunction(function, module, c"fill".as_ptr()));
+        assert_eq!(get(|function| cuModuleGetFunction(function, module, c"fill".as_ptr())), kernel);
         kernel
     }
 }
 
-/// One number for the grid and one for the block, in `x`.
+/// The arguments of a launch.
 struct Launch {
     kernel: usize,
     grid: [u32; 3],
@@ -72,7 +72,7 @@ impl Launch {
 }
 
 #[test]
-fn a_launch_comes_in_the_order_of_its_stream() {
+fn launches_run_in_stream_order() {
     let _gpu = gpu();
     let (launch, address, copy) = (Launch::on(kernel(), stream()), allocate(32), allocate(32));
     let gate = common::Gate::on(launch.stream);
@@ -89,13 +89,13 @@ fn a_launch_comes_in_the_order_of_its_stream() {
 }
 
 #[test]
-fn a_launch_is_captured_with_its_parameters() {
+fn a_capture_keeps_the_parameters_of_a_launch() {
     let _gpu = gpu();
     let (launch, address) = (Launch::on(kernel(), stream()), allocate(32));
     assert_eq!(cuStreamBeginCapture_v2(launch.stream, 0), 0);
     assert_eq!(launch.run(address, 8, 5), 0);
-    let graph = give(|graph| cuStreamEndCapture(launch.stream, graph));
-    let executable = give(|executable| cuGraphInstantiateWithFlags(executable, graph, 0));
+    let graph = get(|graph| cuStreamEndCapture(launch.stream, graph));
+    let executable = get(|executable| cuGraphInstantiateWithFlags(executable, graph, 0));
     for _ in 0..2 {
         upload(address, &[0; 32]);
         assert_eq!(cuGraphLaunch(executable, launch.stream), 0);
@@ -106,7 +106,7 @@ fn a_launch_is_captured_with_its_parameters() {
 }
 
 #[test]
-fn a_launch_that_asks_for_too_much_is_refused() {
+fn a_launch_beyond_the_limits_is_refused() {
     let _gpu = gpu();
     let kernel = kernel();
     let launch = || Launch::on(kernel, 0);
@@ -122,11 +122,11 @@ fn a_launch_that_asks_for_too_much_is_refused() {
     assert_eq!(run(Launch { shared: (48 << 10) + 1, ..launch() }), 1);
     assert_eq!(cuFuncSetAttribute(kernel, 8, 164 << 10), 1);
     assert_eq!(cuFuncSetAttribute(kernel, 8, 163 << 10), 0);
-    assert_eq!(give(|value| cuFuncGetAttribute(value, 8, kernel)), 163 << 10);
+    assert_eq!(get(|value| cuFuncGetAttribute(value, 8, kernel)), 163 << 10);
     assert_eq!(run(Launch { shared: 163 << 10, ..launch() }), 0);
-    enter(1);
+    set_current(1);
     assert_eq!(run(launch()), 400, "of another GPU");
-    enter(0);
+    set_current(0);
     assert_eq!(cuMemFree_v2(address), 0);
 }
 
@@ -134,17 +134,17 @@ fn a_launch_that_asks_for_too_much_is_refused() {
 fn ptx_that_cannot_be_compiled_is_refused() {
     let _gpu = gpu();
     // SAFETY: C strings.
-    let load = |text: &CStr| refused(|module| unsafe { cuModuleLoadData(module, text.as_ptr()) });
+    let load = |text: &CStr| error_of(|module| unsafe { cuModuleLoadData(module, text.as_ptr()) });
     assert_eq!(load(c".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry broken("), 218);
     assert_eq!(load(c".version 8.0\n.target sm_90a\n.address_size 64\n"), 218, "for a newer GPU");
 }
 
 #[test]
-fn a_peers_memory_needs_access() {
+fn memory_of_a_peer_needs_peer_access() {
     let _gpu = gpu();
-    let (launch, near) = (Launch::on(kernel(), 0), give(|context| cuCtxGetCurrent(context)));
-    enter(1);
-    let (address, far) = (allocate(32), give(|context| cuCtxGetCurrent(context)));
+    let (launch, near) = (Launch::on(kernel(), 0), get(|context| cuCtxGetCurrent(context)));
+    set_current(1);
+    let (address, far) = (allocate(32), get(|context| cuCtxGetCurrent(context)));
     assert_eq!(cuCtxSetCurrent(near), 0);
     assert_eq!(launch.run(address, 8, 1), 700);
     assert_eq!(cuCtxEnablePeerAccess(far, 0), 0);
@@ -155,15 +155,15 @@ fn a_peers_memory_needs_access() {
 }
 
 #[test]
-fn what_is_written_to_a_peer_can_get_lost() {
+fn writes_to_a_lying_peer_are_lost() {
     let out = process("loses", &[("CUDA_ON_CPU_GPUS", "2"), ("CUDA_ON_CPU_PEERS", "lies")]);
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stdout));
 }
 
 #[test]
-#[ignore = "run by what_is_written_to_a_peer_can_get_lost"]
+#[ignore = "run by writes_to_a_lying_peer_are_lost"]
 fn loses() {
     if is_child() {
-        a_peers_memory_needs_access();
+        memory_of_a_peer_needs_peer_access();
     }
 }

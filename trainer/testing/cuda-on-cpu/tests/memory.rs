@@ -1,4 +1,4 @@
-//! Memory: what is given, what is refused, what other processes see.
+//! Memory: allocations, refused calls, and memory of other processes.
 #![allow(unsafe_code, reason = "tests of a C library")]
 
 mod common;
@@ -6,7 +6,7 @@ mod common;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 
-use common::{MEMORY, allocate, download, enter, give, gpu, is_child, process, refused, upload};
+use common::{MEMORY, allocate, download, error_of, get, gpu, is_child, process, set_current, upload};
 use cuda_on_cpu::exports::*;
 
 #[test]
@@ -23,7 +23,7 @@ fn memory_is_not_zero_and_keeps_what_is_written() {
 }
 
 #[test]
-fn ranges_outside_of_a_block_are_refused() {
+fn ranges_outside_a_block_are_refused() {
     let _gpu = gpu();
     let address = allocate(1000);
     assert_eq!(cuMemsetD8_v2(address + 1, 0, 1000), 1);
@@ -33,62 +33,62 @@ fn ranges_outside_of_a_block_are_refused() {
     assert_eq!(cuMemFree_v2(address), 0);
     assert_eq!(cuMemFree_v2(address), 1);
     assert_eq!(cuMemsetD8_v2(address, 0, 1), 1);
-    assert_eq!(refused(|address| cuMemAlloc_v2(address, 0)), 1);
+    assert_eq!(error_of(|address| cuMemAlloc_v2(address, 0)), 1);
 }
 
 #[test]
-fn a_gpu_has_so_much_memory() {
+fn memory_of_a_gpu_is_limited() {
     let _gpu = gpu();
-    enter(1);
-    assert_eq!(give(|bytes| cuDeviceTotalMem_v2(bytes, 1)), MEMORY);
+    set_current(1);
+    assert_eq!(get(|bytes| cuDeviceTotalMem_v2(bytes, 1)), MEMORY);
     let most = allocate(MEMORY - 4096);
-    let free = give(|free| cuMemGetInfo_v2(free, Some(&mut 0)));
+    let free = get(|free| cuMemGetInfo_v2(free, Some(&mut 0)));
     assert_eq!(free, 4096);
-    assert_eq!(refused(|address| cuMemAlloc_v2(address, 4097)), 2);
+    assert_eq!(error_of(|address| cuMemAlloc_v2(address, 4097)), 2);
     let rest = allocate(1);
-    assert_eq!(refused(|address| cuMemAlloc_v2(address, 1)), 2);
+    assert_eq!(error_of(|address| cuMemAlloc_v2(address, 1)), 2);
     for address in [most, rest] {
         assert_eq!(cuMemFree_v2(address), 0);
     }
-    assert_eq!(refused(|address| cuMemAlloc_v2(address, MEMORY + 1)), 2);
+    assert_eq!(error_of(|address| cuMemAlloc_v2(address, MEMORY + 1)), 2);
 }
 
 #[test]
-fn an_inner_address_leads_to_its_block() {
+fn an_inner_address_refers_to_its_block() {
     let _gpu = gpu();
     let address = allocate(5000);
     let mut bytes = 0;
-    assert_eq!(give(|base| cuMemGetAddressRange_v2(base, Some(&mut bytes), address + 4999)), address);
+    assert_eq!(get(|base| cuMemGetAddressRange_v2(base, Some(&mut bytes), address + 4999)), address);
     assert_eq!(bytes, 5000);
-    assert_ne!(refused::<usize>(|base| cuMemGetAddressRange_v2(base, None, address + 5000)), 0);
+    assert_ne!(error_of::<usize>(|base| cuMemGetAddressRange_v2(base, None, address + 5000)), 0);
     assert_eq!(cuMemFree_v2(address), 0);
 }
 
 #[test]
-fn memory_of_the_host_is_where_kernels_find_it() {
+fn pinned_host_memory_has_the_same_device_address() {
     let _gpu = gpu();
-    let host = give(|address| cuMemHostAlloc(address, 64, 3));
-    assert_eq!(give(|address| cuMemHostGetDevicePointer_v2(address, host, 0)), host);
+    let host = get(|address| cuMemHostAlloc(address, 64, 3));
+    assert_eq!(get(|address| cuMemHostGetDevicePointer_v2(address, host, 0)), host);
     let device = allocate(64);
-    assert_eq!(refused::<usize>(|address| cuMemHostGetDevicePointer_v2(address, device, 0)), 1);
-    assert_eq!(refused::<IpcHandle2>(|handle| cuIpcGetMemHandle(handle.map(|handle| &mut handle.0), host)), 1);
+    assert_eq!(error_of::<usize>(|address| cuMemHostGetDevicePointer_v2(address, device, 0)), 1);
+    assert_eq!(error_of::<DefaultHandle>(|handle| cuIpcGetMemHandle(handle.map(|handle| &mut handle.0), host)), 1);
     assert_eq!(cuMemFree_v2(host), 1);
     assert_eq!(cuMemFreeHost(device), 1);
     assert_eq!(cuMemFreeHost(host), 0);
     assert_eq!(cuMemFree_v2(device), 0);
 }
 
-/// A handle with a default.
-struct IpcHandle2(IpcHandle);
+/// An IPC handle with a default.
+struct DefaultHandle(IpcHandle);
 
-impl Default for IpcHandle2 {
+impl Default for DefaultHandle {
     fn default() -> Self {
         Self(IpcHandle { reserved: [0; 64] })
     }
 }
 
 fn handle(address: usize) -> IpcHandle {
-    give::<IpcHandle2>(|handle| cuIpcGetMemHandle(handle.map(|handle| &mut handle.0), address)).0
+    get::<DefaultHandle>(|handle| cuIpcGetMemHandle(handle.map(|handle| &mut handle.0), address)).0
 }
 
 fn hex(handle: IpcHandle) -> String {
@@ -101,18 +101,18 @@ fn unhex(text: &str) -> IpcHandle {
 }
 
 #[test]
-fn handles_of_what_cannot_be_opened_are_refused() {
+fn handles_that_cannot_be_opened_are_refused() {
     let _gpu = gpu();
     let address = allocate(64);
-    let open = |handle, flags| refused(|address| cuIpcOpenMemHandle_v2(address, handle, flags));
-    assert_eq!(open(handle(address), 1), 201, "one's own");
+    let open = |handle, flags| error_of(|address| cuIpcOpenMemHandle_v2(address, handle, flags));
+    assert_eq!(open(handle(address), 1), 201, "of the same process");
     assert_eq!(open(handle(address), 0), 1, "without the flag");
-    assert_eq!(open(IpcHandle { reserved: [0; 64] }, 1), 1, "none");
-    assert_eq!(cuIpcCloseMemHandle(address), 1, "one's own");
+    assert_eq!(open(IpcHandle { reserved: [0; 64] }, 1), 1, "not a handle");
+    assert_eq!(cuIpcCloseMemHandle(address), 1, "of the same process");
     assert_eq!(cuMemFree_v2(address), 0);
-    let pool = give(|address| cuMemAllocAsync(address, 64, 0));
-    let refused = refused::<IpcHandle2>(|handle| cuIpcGetMemHandle(handle.map(|handle| &mut handle.0), pool));
-    assert_eq!(refused, 1, "of a pool");
+    let pool = get(|address| cuMemAllocAsync(address, 64, 0));
+    let code = error_of::<DefaultHandle>(|handle| cuIpcGetMemHandle(handle.map(|handle| &mut handle.0), pool));
+    assert_eq!(code, 1, "of a pool");
     assert_eq!(cuMemFreeAsync(pool, 0), 0);
     assert_eq!(cuMemFreeAsync(pool, 0), 1);
 }
@@ -136,22 +136,22 @@ fn opens_memory() {
     }
     let _gpu = gpu();
     let handle = unhex(&std::env::var("HANDLE").unwrap());
-    let address = give(|address| cuIpcOpenMemHandle_v2(address, handle, 1));
+    let address = get(|address| cuIpcOpenMemHandle_v2(address, handle, 1));
     assert_eq!(download::<4>(address), [1, 2, 3, 4]);
-    assert_eq!(give(|address| cuIpcOpenMemHandle_v2(address, handle, 1)), address);
+    assert_eq!(get(|address| cuIpcOpenMemHandle_v2(address, handle, 1)), address);
     assert_eq!(cuIpcCloseMemHandle(address), 0);
     let mut bytes = 0;
-    assert_eq!(give(|base| cuMemGetAddressRange_v2(base, Some(&mut bytes), address)), address);
+    assert_eq!(get(|base| cuMemGetAddressRange_v2(base, Some(&mut bytes), address)), address);
     assert_eq!(bytes, 5000);
     upload(address, &[5]);
     assert_eq!(cuMemFree_v2(address), 1);
-    assert_eq!(refused::<IpcHandle2>(|handle| cuIpcGetMemHandle(handle.map(|handle| &mut handle.0), address)), 1);
+    assert_eq!(error_of::<DefaultHandle>(|handle| cuIpcGetMemHandle(handle.map(|handle| &mut handle.0), address)), 1);
     assert_eq!(cuIpcCloseMemHandle(address), 0);
     assert_eq!(cuIpcCloseMemHandle(address), 1);
 }
 
 #[test]
-fn memory_that_is_gone_cannot_be_opened() {
+fn freed_memory_cannot_be_opened() {
     let _gpu = gpu();
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["--exact", "exports_memory", "--ignored", "--nocapture", "--test-threads=1"]);
@@ -160,22 +160,22 @@ fn memory_that_is_gone_cannot_be_opened() {
     let mut lines = BufReader::new(from).lines().map(Result::unwrap);
     let mut handle = || lines.find_map(|line| line.split_once("handle ").map(|found| unhex(found.1))).unwrap();
     let (first, second) = (handle(), handle());
-    let kept = give(|address| cuIpcOpenMemHandle_v2(address, second, 1));
-    assert_eq!(cuIpcCloseMemHandle(give(|address| cuIpcOpenMemHandle_v2(address, first, 1))), 0);
-    // frees the first, and allocates a third in its place
+    let kept = get(|address| cuIpcOpenMemHandle_v2(address, second, 1));
+    assert_eq!(cuIpcCloseMemHandle(get(|address| cuIpcOpenMemHandle_v2(address, first, 1))), 0);
+    // The child frees the first block and allocates a third in its place.
     to.write_all(b"\n").unwrap();
     let third = handle();
-    assert_eq!(refused(|address| cuIpcOpenMemHandle_v2(address, first, 1)), 1);
-    assert_eq!(cuIpcCloseMemHandle(give(|address| cuIpcOpenMemHandle_v2(address, third, 1))), 0);
+    assert_eq!(error_of(|address| cuIpcOpenMemHandle_v2(address, first, 1)), 1);
+    assert_eq!(cuIpcCloseMemHandle(get(|address| cuIpcOpenMemHandle_v2(address, third, 1))), 0);
     to.write_all(b"\n").unwrap();
     assert!(child.wait().unwrap().success());
-    assert_eq!(refused(|address| cuIpcOpenMemHandle_v2(address, third, 1)), 1);
-    assert_eq!(download::<1>(kept), [9], "what is open stays");
+    assert_eq!(error_of(|address| cuIpcOpenMemHandle_v2(address, third, 1)), 1);
+    assert_eq!(download::<1>(kept), [9], "open memory stays mapped");
     assert_eq!(cuIpcCloseMemHandle(kept), 0);
 }
 
 #[test]
-#[ignore = "run by memory_that_is_gone_cannot_be_opened"]
+#[ignore = "run by freed_memory_cannot_be_opened"]
 fn exports_memory() {
     if !is_child() {
         return;

@@ -1,4 +1,4 @@
-//! NCCL: ranks in processes of their own.
+//! NCCL with one process per rank.
 #![allow(unsafe_code, reason = "tests of a C library")]
 
 mod common;
@@ -11,18 +11,18 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use common::{allocate, give, gpu, is_child, stream, upload};
+use common::{allocate, get, gpu, is_child, signal, stream, upload};
 use cuda_on_cpu::exports::*;
 use cuda_on_cpu::nccl::*;
 use shared::{F32, NOT_READY, SUM, array, file, free, id, read, sums, values};
 
-/// Elements of four bytes that a slot has room for.
+/// Number of four-byte elements that fit into a slot.
 const SLOT: usize = 1 << 18;
 
 /// Variables of a process.
 type Environment<'a> = &'a [(&'a str, &'a str)];
 
-/// A rank's process. Its GPU is the one of its number, unless `environment` says something else.
+/// Starts the process of a rank. Rank r uses GPU r unless `environment` changes that.
 fn rank(test: &str, id: UniqueId, rank: usize, world: usize, environment: Environment<'_>) -> Child {
     let id: String = id.internal.iter().map(|byte| format!("{byte:02x}")).collect();
     let mut command = Command::new(std::env::current_exe().unwrap());
@@ -33,8 +33,8 @@ fn rank(test: &str, id: UniqueId, rank: usize, world: usize, environment: Enviro
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
 }
 
-fn all_well(children: impl IntoIterator<Item = Child>) {
-    // all are there before one is waited for
+fn assert_all_succeed(children: impl IntoIterator<Item = Child>) {
+    // Start all processes before waiting for the first.
     let children: Vec<_> = children.into_iter().collect();
     let outputs: Vec<_> = children.into_iter().map(|child| child.wait_with_output().unwrap()).collect();
     for (rank, output) in outputs.iter().enumerate() {
@@ -46,11 +46,11 @@ fn variable(name: &str) -> String {
     std::env::var(name).unwrap()
 }
 
-/// In a rank's process: its rank, how many there are, and their id. It does not outlive a test that hangs.
+/// In the process of a rank: returns rank, world size and id. Aborts the process after 100 s if the test hangs.
 fn me() -> (usize, usize, UniqueId) {
     std::thread::spawn(|| {
         std::thread::sleep(Duration::from_secs(100));
-        println!("hangs");
+        println!("the test hangs");
         std::process::abort()
     });
     let text = variable("ID");
@@ -61,12 +61,12 @@ fn me() -> (usize, usize, UniqueId) {
 
 fn join() -> (usize, usize, usize) {
     let (rank, world, id) = me();
-    let comm = give(|comm| ncclCommInitRank(comm, world as c_int, id, rank as c_int));
-    assert!(!Path::new(&file(id)).exists(), "the file has no name when all are there");
+    let comm = get(|comm| ncclCommInitRank(comm, world as c_int, id, rank as c_int));
+    assert!(!Path::new(&file(id)).exists(), "the file is unlinked when all ranks have joined");
     (comm, rank, world)
 }
 
-/// Waits until whoever has started this process has written a line.
+/// Waits for a line from the parent process.
 fn line() {
     std::io::stdin().read_line(&mut String::new()).unwrap();
 }
@@ -77,7 +77,7 @@ fn ranks_are_processes() {
     for world in [1, 2, 3] {
         let id = id();
         assert!(Path::new(&file(id)).exists());
-        all_well((0..world).map(|number| rank("collectives", id, number, world, &[])));
+        assert_all_succeed((0..world).map(|number| rank("collectives", id, number, world, &[])));
     }
 }
 
@@ -94,17 +94,17 @@ fn collectives() {
         assert_eq!(code, 0);
         assert_eq!(cuStreamSynchronize(stream), 0);
     };
-    assert_eq!(give(|count| ncclCommCount(comm, count)), world as c_int);
-    assert_eq!(give(|found| ncclCommUserRank(comm, found)), rank as c_int);
-    assert_eq!(give(|device| ncclCommCuDevice(comm, device)), 0);
-    assert_eq!(give(|error| ncclCommGetAsyncError(comm, error)), 0);
+    assert_eq!(get(|count| ncclCommCount(comm, count)), world as c_int);
+    assert_eq!(get(|found| ncclCommUserRank(comm, found)), rank as c_int);
+    assert_eq!(get(|device| ncclCommCuDevice(comm, device)), 0);
+    assert_eq!(get(|error| ncclCommGetAsyncError(comm, error)), 0);
     let last = world - 1;
     for count in [0, 1, 3, 1001, SLOT, 2 * SLOT + 7] {
         let (own, room) = (array(&values(rank, count.max(1))), allocate(4 * count.max(1)));
         done(ncclAllReduce(own, room, count, F32, SUM, comm, stream));
         assert_eq!(read::<f32>(room, count), sums(world, count), "{count}");
         assert_eq!(read::<f32>(own, count), values(rank, count));
-        // without room where nothing is read or written
+        // Null pointers where nothing is read or written.
         let to = if rank == last { room } else { 0 };
         assert_eq!(cuMemsetD8_v2(room, 0, 4 * count.max(1)), 0);
         done(ncclReduce(own, to, count, F32, SUM, last as c_int, comm, stream));
@@ -140,7 +140,7 @@ fn collectives() {
     assert_eq!((ncclCommDestroy(comm), ncclCommDestroy(comm)), (0, 4));
 }
 
-/// All reductions of all types: of 3 on rank 0, then 4, 5.
+/// Tests all reductions of all data types: of 3 on rank 0, then 4, 5.
 fn types(comm: usize, rank: usize, world: usize, stream: usize) {
     let ours: Vec<u8> = (0..world as u8).map(|rank| 3 + rank).collect();
     let sum: u8 = ours.iter().sum();
@@ -167,7 +167,7 @@ fn types(comm: usize, rank: usize, world: usize, stream: usize) {
     ];
     for (of, bytes) in bytes {
         for (reduction, result) in results.iter().enumerate() {
-            // 3 and 4 have a middle that only floats know
+            // The average of 3 and 4 is not an integer.
             if of >= 6 && world == 2 && reduction == 4 {
                 continue;
             }
@@ -186,14 +186,14 @@ fn types(comm: usize, rank: usize, world: usize, stream: usize) {
 }
 
 #[test]
-fn who_waits_for_the_dead_waits_until_it_aborts() {
+fn ranks_wait_for_a_dead_rank_until_they_abort() {
     let _gpu = gpu();
     let id = id();
     let mut ranks: Vec<_> = (0..3).map(|number| rank("waits", id, number, 3, &[])).collect();
     let mut said: Vec<_> = ranks.iter_mut().map(|rank| BufReader::new(rank.stdout.take().unwrap()).lines()).collect();
-    // 2 joins, and dies; 0 aborts; 1 still waits, and aborts when 0 has
+    // Rank 2 joins and dies. Rank 0 aborts. Rank 1 still waits, and aborts after rank 0.
     let mut hear = |rank: usize, what: &str| {
-        assert!(said[rank].any(|line| line.unwrap().contains(what)), "rank {rank} does not say: {what}");
+        assert!(said[rank].any(|line| line.unwrap().contains(what)), "rank {rank} does not print: {what}");
     };
     (0..3).for_each(|rank| hear(rank, "joined"));
     ranks[2].kill().unwrap();
@@ -209,7 +209,7 @@ fn who_waits_for_the_dead_waits_until_it_aborts() {
 }
 
 #[test]
-#[ignore = "run by who_waits_for_the_dead_waits_until_it_aborts"]
+#[ignore = "run by ranks_wait_for_a_dead_rank_until_they_abort"]
 fn waits() {
     if !is_child() {
         return;
@@ -220,12 +220,13 @@ fn waits() {
     line();
     let (stream, other) = (stream(), stream());
     let address = array(&[1f32; 1000]);
+    let started = signal(stream);
     for stream in [stream, stream, other] {
         assert_eq!(ncclAllReduce(address, address, 1000, F32, SUM, comm, stream), 0);
     }
-    std::thread::sleep(Duration::from_millis(300));
+    started.recv().unwrap();
     assert_eq!((cuStreamQuery(stream), cuStreamQuery(other)), (NOT_READY, NOT_READY));
-    assert_eq!(give(|error| ncclCommGetAsyncError(comm, error)), 0);
+    assert_eq!(get(|error| ncclCommGetAsyncError(comm, error)), 0);
     println!("\nwaits");
     line();
     assert_eq!((cuStreamQuery(stream), cuStreamQuery(other)), (NOT_READY, NOT_READY));
@@ -236,7 +237,7 @@ fn waits() {
 }
 
 #[test]
-fn ranks_that_do_not_fit_are_refused() {
+fn mismatched_ranks_are_refused() {
     let _gpu = gpu();
     let (first, elsewhere) = (("CUDA_VISIBLE_DEVICES", "0"), ("NCCL_HOSTID", "elsewhere"));
     let refused = |codes: &[&str], ranks: &[(usize, usize, Environment<'_>)]| {
@@ -244,19 +245,19 @@ fn ranks_that_do_not_fit_are_refused() {
         let start = |(code, (number, world, environment)): (&&str, &(usize, usize, Environment<'_>))| {
             rank("is_answered", id, *number, *world, &[environment, [("CODE", *code)].as_slice()].concat())
         };
-        all_well(codes.iter().zip(ranks).map(start));
+        assert_all_succeed(codes.iter().zip(ranks).map(start));
         let _ = std::fs::remove_file(file(id));
     };
     refused(&["5", "5", "6"], &[(0, 3, &[]), (1, 3, &[first]), (2, 3, &[])]);
     refused(&["0", "0"], &[(0, 2, &[]), (1, 2, &[first, elsewhere])]);
     refused(&["4"], &[(2, 2, &[])]);
-    // another one may find the door closed
+    // A rank that comes late finds no file: code 2.
     refused(&["4 2", "4 2"], &[(0, 2, &[]), (1, 3, &[])]);
     refused(&["4 2", "4 2"], &[(0, 2, &[]), (0, 2, &[])]);
 }
 
 #[test]
-#[ignore = "run by ranks_that_do_not_fit_are_refused"]
+#[ignore = "run by mismatched_ranks_are_refused"]
 fn is_answered() {
     if !is_child() {
         return;

@@ -1,4 +1,4 @@
-//! NCCL: what one process sees of it, and ranks that share one.
+//! NCCL in a single process, with one or two ranks.
 #![allow(unsafe_code, reason = "tests of a C library")]
 
 mod common;
@@ -6,33 +6,32 @@ mod common;
 mod shared;
 
 use std::ffi::c_int;
-use std::time::Duration;
 
-use common::{Gate, enter, give, gpu, refused, stream, upload};
+use common::{Gate, error_of, get, gpu, set_current, signal, stream, upload};
 use cuda_on_cpu::exports::*;
 use cuda_on_cpu::nccl::*;
 use shared::{F32, Id, NOT_READY, SUM, array, free, id, read, sums, values};
 
 #[test]
-fn an_id_that_is_none_is_refused() {
+fn an_invalid_id_is_refused() {
     let _gpu = gpu();
-    assert_eq!(give(|version| ncclGetVersion(version)), 22907);
-    let join = |id| refused(|comm| ncclCommInitRank(comm, 1, id, 0));
+    assert_eq!(get(|version| ncclGetVersion(version)), 22907);
+    let join = |id| error_of(|comm| ncclCommInitRank(comm, 1, id, 0));
     assert_eq!(join(Id::default().0), 4);
     let id = id();
-    let comm = give(|comm| ncclCommInitRank(comm, 1, id, 0));
-    assert_eq!(join(id), 2, "all ranks have come");
+    let comm = get(|comm| ncclCommInitRank(comm, 1, id, 0));
+    assert_eq!(join(id), 2, "all ranks have joined");
     assert_eq!(ncclCommDestroy(comm), 0);
     assert_eq!(ncclGroupEnd(), 5);
 }
 
-/// Both GPUs' communicators, from one thread.
+/// Creates the communicators of both GPUs on one thread.
 fn both() -> [usize; 2] {
     let id = id();
     let mut comms = [0; 2];
     assert_eq!(ncclGroupStart(), 0);
     for (rank, comm) in comms.iter_mut().enumerate() {
-        enter(rank as i32);
+        set_current(rank as i32);
         assert_eq!(ncclCommInitRank(Some(comm), 2, id, rank as c_int), 0);
     }
     assert_eq!(ncclGroupEnd(), 0);
@@ -45,11 +44,11 @@ fn end(comms: [usize; 2], streams: &[usize]) {
 }
 
 #[test]
-fn a_thread_speaks_for_two_ranks() {
+fn one_thread_acts_for_two_ranks() {
     let _gpu = gpu();
     let comms = both();
     let streams = [0, 1].map(|device| {
-        enter(device);
+        set_current(device);
         (stream(), array(&values(device as usize, 1000)))
     });
     for null in [false, true] {
@@ -61,7 +60,7 @@ fn a_thread_speaks_for_two_ranks() {
         }
         assert_eq!(ncclGroupEnd(), 0);
         for (device, (stream, address)) in streams.into_iter().enumerate() {
-            enter(device as i32);
+            set_current(device as i32);
             assert_eq!(cuStreamSynchronize(stream), 0);
             let twice = |value: &f32| value * if null { 2.0 } else { 1.0 };
             assert_eq!(read::<f32>(address, 1000), sums(2, 1000).iter().map(twice).collect::<Vec<_>>());
@@ -77,21 +76,22 @@ fn a_thread_speaks_for_two_ranks() {
 }
 
 #[test]
-fn collectives_come_in_the_order_of_their_calls() {
+fn collectives_run_in_the_order_of_their_calls() {
     let _gpu = gpu();
     let comms = both();
-    enter(0);
+    set_current(0);
     let (slow, fast, one, two) = (stream(), stream(), array(&[1f32]), array(&[10f32]));
-    enter(1);
+    set_current(1);
     let (peer, three, four) = (stream(), array(&[2f32]), array(&[20f32]));
     let gate = Gate::on(slow);
+    let started = [signal(fast), signal(peer)];
     let sum = |address, comm, stream| assert_eq!(ncclAllReduce(address, address, 1, F32, SUM, comm, stream), 0);
-    // the second one's stream is free, and still it is the second one
+    // The second collective waits for the first, although its stream is free.
     sum(one, comms[0], slow);
     sum(two, comms[0], fast);
     sum(three, comms[1], peer);
     sum(four, comms[1], peer);
-    std::thread::sleep(Duration::from_millis(100));
+    started.iter().for_each(|started| started.recv().unwrap());
     assert_eq!((cuStreamQuery(fast), cuStreamQuery(peer)), (NOT_READY, NOT_READY));
     gate.open();
     assert_eq!(comms.map(|comm| ncclCommFinalize(comm)), [0, 0]);
@@ -101,15 +101,15 @@ fn collectives_come_in_the_order_of_their_calls() {
 }
 
 #[test]
-fn a_graph_has_collectives() {
+fn a_graph_contains_collectives() {
     let _gpu = gpu();
     let id = id();
-    let comm = give(|comm| ncclCommInitRank(comm, 1, id, 0));
+    let comm = get(|comm| ncclCommInitRank(comm, 1, id, 0));
     let (stream, from, to) = (stream(), array(&[1f32]), array(&[0f32]));
     assert_eq!(cuStreamBeginCapture_v2(stream, 0), 0);
     assert_eq!(ncclAllReduce(from, to, 1, F32, SUM, comm, stream), 0);
-    let graph = give(|graph| cuStreamEndCapture(stream, graph));
-    let executable = give(|executable| cuGraphInstantiateWithFlags(executable, graph, 0));
+    let graph = get(|graph| cuStreamEndCapture(stream, graph));
+    let executable = get(|executable| cuGraphInstantiateWithFlags(executable, graph, 0));
     assert_eq!(read::<f32>(to, 1), [0.0]);
     for value in [5f32, 6.0] {
         upload(from, &value.to_ne_bytes());

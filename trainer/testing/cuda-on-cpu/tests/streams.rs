@@ -1,15 +1,17 @@
-//! Streams, events and graphs: who waits for whom.
+//! Streams, events and graphs, and the order between them.
 #![allow(unsafe_code, reason = "tests of a C library")]
 
 mod common;
 
-use common::{Gate, allocate, copy_async, download, enter, event, give, gpu, refused, stream, upload, upload_async};
+use common::{
+    Gate, allocate, copy_async, download, error_of, event, get, gpu, set_current, stream, upload, upload_async,
+};
 use cuda_on_cpu::exports::*;
 
 const NOT_READY: i32 = 600;
 
 #[test]
-fn a_stream_waits_for_the_record_that_was_there_when_it_was_told_to() {
+fn a_wait_refers_to_the_last_record_before_the_call() {
     let _gpu = gpu();
     let (first, second, third, event) = (stream(), stream(), stream(), event());
     let (from, to) = (allocate(4), allocate(4));
@@ -21,7 +23,7 @@ fn a_stream_waits_for_the_record_that_was_there_when_it_was_told_to() {
     assert_eq!(cuStreamWaitEvent(second, event, 0), 0);
     assert_eq!(copy_async(to, from, 4, second), 0);
     assert_eq!(cuEventQuery(event), NOT_READY);
-    // a later record of the same event is over at once, and lets nobody through
+    // A later record of the same event completes at once, but does not release the earlier wait.
     assert_eq!(cuEventRecord(event, third), 0);
     assert_eq!(cuEventSynchronize(event), 0);
     assert_eq!(cuStreamSynchronize(third), 0);
@@ -43,7 +45,7 @@ fn a_stream_waits_for_the_record_that_was_there_when_it_was_told_to() {
 #[test]
 fn the_null_stream_waits_for_blocking_streams_only() {
     let _gpu = gpu();
-    let (free, blocking) = (stream(), give(|stream| cuStreamCreate(stream, 0)));
+    let (free, blocking) = (stream(), get(|stream| cuStreamCreate(stream, 0)));
     let address = allocate(4);
     let gate = Gate::on(free);
     assert_eq!(upload_async(address, &[1; 4], free), 0);
@@ -57,11 +59,11 @@ fn the_null_stream_waits_for_blocking_streams_only() {
 }
 
 #[test]
-fn pinned_memory_is_read_when_the_stream_gets_there() {
+fn pinned_memory_is_read_in_stream_order() {
     let _gpu = gpu();
     let (stream, address) = (stream(), allocate(8));
-    let pinned = give(|address| cuMemAllocHost_v2(address, 4));
-    // SAFETY: memory of four bytes, which the stream reads behind the gate only.
+    let pinned = get(|address| cuMemAllocHost_v2(address, 4));
+    // SAFETY: memory of four bytes, which the stream reads only after the gate.
     let shared = unsafe { std::slice::from_raw_parts_mut(pinned as *mut u8, 4) };
     let mut pageable = [1; 4];
     shared.fill(1);
@@ -72,7 +74,7 @@ fn pinned_memory_is_read_when_the_stream_gets_there() {
     pageable.fill(2);
     shared.fill(2);
     gate.open();
-    // to pageable memory: the call waits
+    // A copy to pageable memory: the call waits.
     let mut back = [0u8; 8];
     // SAFETY: an array's memory.
     assert_eq!(unsafe { cuMemcpyDtoHAsync_v2(back.as_mut_ptr().cast(), address, 8, stream) }, 0);
@@ -81,7 +83,7 @@ fn pinned_memory_is_read_when_the_stream_gets_there() {
 }
 
 #[test]
-fn a_destroyed_stream_does_what_it_has_got() {
+fn a_destroyed_stream_executes_its_queue() {
     let _gpu = gpu();
     let (stream, address, event) = (stream(), allocate(4), event());
     let gate = Gate::on(stream);
@@ -97,24 +99,24 @@ fn a_destroyed_stream_does_what_it_has_got() {
 }
 
 #[test]
-fn events_measure() {
+fn events_measure_time() {
     let _gpu = gpu();
     let (stream, start, end) = (stream(), event(), event());
-    assert_eq!(refused(|time| cuEventElapsedTime(time, start, end)), 400, "never recorded");
+    assert_eq!(error_of(|time| cuEventElapsedTime(time, start, end)), 400, "never recorded");
     assert_eq!(cuEventRecord(start, stream), 0);
     let gate = Gate::on(stream);
     assert_eq!(cuEventRecord(end, stream), 0);
-    assert_eq!(refused(|time| cuEventElapsedTime(time, start, end)), NOT_READY);
+    assert_eq!(error_of(|time| cuEventElapsedTime(time, start, end)), NOT_READY);
     gate.open();
     assert_eq!(cuEventSynchronize(end), 0);
-    assert!(give(|time| cuEventElapsedTime_v2(time, start, end)) >= 0.0f32);
-    let untimed = give(|event| cuEventCreate(event, 2));
+    assert!(get(|time| cuEventElapsedTime_v2(time, start, end)) >= 0.0f32);
+    let untimed = get(|event| cuEventCreate(event, 2));
     assert_eq!(cuEventRecord(untimed, stream), 0);
-    assert_eq!(refused(|time| cuEventElapsedTime(time, start, untimed)), 400);
-    enter(1);
+    assert_eq!(error_of(|time| cuEventElapsedTime(time, start, untimed)), 400);
+    set_current(1);
     let elsewhere = event();
     assert_eq!(cuEventRecord(elsewhere, stream), 400, "of another GPU");
-    enter(0);
+    set_current(0);
     assert_eq!(cuStreamDestroy_v2(stream), 0);
 }
 
@@ -135,19 +137,19 @@ fn rows_are_copied() {
     assert_eq!(cuStreamSynchronize(stream), 0);
     assert_eq!(download::<8>(address + 6), [1, 2, 0xFF, 0xFF, 0xFF, 3, 4, 0xFF]);
     copy.to.pitch = 9;
-    // SAFETY: refused: the last row ends behind the block.
+    // SAFETY: refused, because the last row ends behind the block.
     assert_eq!(unsafe { cuMemcpy2DAsync_v2(Some(&copy), stream) }, 1);
     assert_eq!((cuStreamDestroy_v2(stream), cuMemFree_v2(address)), (0, 0));
 }
 
 fn types(graph: usize) -> Vec<i32> {
-    // SAFETY: without room, counts.
-    let count = give(|count| unsafe { cuGraphGetNodes(graph, std::ptr::null_mut(), count) });
+    // SAFETY: a null pointer asks for the count only.
+    let count = get(|count| unsafe { cuGraphGetNodes(graph, std::ptr::null_mut(), count) });
     let (mut nodes, mut room) = (vec![0; count], count);
-    // SAFETY: room for so many.
+    // SAFETY: there is room for `room` handles.
     assert_eq!(unsafe { cuGraphGetNodes(graph, nodes.as_mut_ptr(), Some(&mut room)) }, 0);
     assert_eq!(room, count);
-    nodes.into_iter().map(|node| give(|kind| cuGraphNodeGetType(node, kind))).collect()
+    nodes.into_iter().map(|node| get(|kind| cuGraphNodeGetType(node, kind))).collect()
 }
 
 #[test]
@@ -156,20 +158,20 @@ fn a_capture_is_replayed() {
     let (stream, other, fork, join) = (stream(), stream(), event(), event());
     let (one, two, three) = (allocate(4), allocate(4), allocate(4));
     assert_eq!(cuStreamBeginCapture_v2(stream, 0), 0);
-    assert_eq!(give(|status| cuStreamIsCapturing(stream, status)), 1);
+    assert_eq!(get(|status| cuStreamIsCapturing(stream, status)), 1);
     assert_eq!(copy_async(two, one, 4, stream), 0);
     assert_eq!(cuEventRecord(fork, stream), 0);
     assert_eq!(cuStreamWaitEvent(other, fork, 0), 0);
-    assert_eq!(give(|status| cuStreamIsCapturing(other, status)), 1);
+    assert_eq!(get(|status| cuStreamIsCapturing(other, status)), 1);
     assert_eq!(copy_async(three, two, 4, other), 0);
     assert_eq!(cuEventRecord(join, other), 0);
     assert_eq!(cuStreamWaitEvent(stream, join, 0), 0);
     assert_eq!(cuMemsetD8Async(two, 0, 4, stream), 0);
     assert_eq!(cuEventSynchronize(join), 907);
-    let graph = give(|graph| cuStreamEndCapture(stream, graph));
-    assert_eq!(give(|status| cuStreamIsCapturing(other, status)), 0);
+    let graph = get(|graph| cuStreamEndCapture(stream, graph));
+    assert_eq!(get(|status| cuStreamIsCapturing(other, status)), 0);
     assert_eq!(types(graph), [1, 1, 2]);
-    let executable = give(|executable| cuGraphInstantiateWithFlags(executable, graph, 0));
+    let executable = get(|executable| cuGraphInstantiateWithFlags(executable, graph, 0));
     assert_eq!(cuGraphDestroy(graph), 0);
     assert_eq!(download::<1>(three), [0xFF], "nothing has run yet");
     for value in [5, 6] {
@@ -188,19 +190,19 @@ fn a_capture_is_replayed() {
 }
 
 #[test]
-fn what_a_capture_may_not_see_ends_it() {
+fn unsafe_calls_invalidate_a_capture() {
     let _gpu = gpu();
     let (stream, other, event) = (stream(), stream(), event());
     let address = allocate(4);
-    let end = || refused(|graph| cuStreamEndCapture(stream, graph));
-    assert_eq!(end(), 401, "none has begun");
+    let end = || error_of(|graph| cuStreamEndCapture(stream, graph));
+    assert_eq!(end(), 401, "no capture has begun");
     let refusals: [(&str, i32, &dyn Fn() -> i32); 6] = [
-        ("allocation", 900, &|| refused(|address| cuMemAlloc_v2(address, 4))),
+        ("allocation", 900, &|| error_of(|address| cuMemAlloc_v2(address, 4))),
         ("free", 900, &|| cuMemFree_v2(address)),
         ("copy", 900, &|| cuMemsetD8_v2(address, 0, 1)),
         ("wait for the stream", 900, &|| cuStreamSynchronize(stream)),
         ("wait for the GPU", 900, &|| cuCtxSynchronize()),
-        ("wait for what is outside", 905, &|| {
+        ("wait for uncaptured work", 905, &|| {
             assert_eq!(cuEventRecord(event, other), 0);
             cuStreamWaitEvent(stream, event, 0)
         }),
@@ -208,7 +210,7 @@ fn what_a_capture_may_not_see_ends_it() {
     for (what, code, call) in refusals {
         assert_eq!(cuStreamBeginCapture_v2(stream, 0), 0);
         assert_eq!(call(), code, "{what}");
-        assert_eq!(give(|status| cuStreamIsCapturing(stream, status)), 2);
+        assert_eq!(get(|status| cuStreamIsCapturing(stream, status)), 2);
         assert_eq!(cuMemsetD8Async(address, 0, 1, stream), 901);
         assert_eq!(end(), 901, "{what}");
     }
@@ -217,7 +219,7 @@ fn what_a_capture_may_not_see_ends_it() {
     assert_eq!(cuEventRecord(event, stream), 0);
     assert_eq!(cuStreamWaitEvent(other, event, 0), 0);
     assert_eq!(cuMemsetD8Async(address, 0, 1, other), 0);
-    assert_eq!(refused(|graph| cuStreamEndCapture(other, graph)), 903);
+    assert_eq!(error_of(|graph| cuStreamEndCapture(other, graph)), 903);
     assert_eq!(end(), 904, "the other stream has not been joined");
     assert_eq!((cuMemFree_v2(relaxed), cuMemFree_v2(address)), (0, 0));
     assert_eq!((cuStreamDestroy_v2(stream), cuStreamDestroy_v2(other)), (0, 0));

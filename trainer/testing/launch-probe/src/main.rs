@@ -146,7 +146,7 @@ fn work(arguments: &Arguments, role: &WorkerRole) -> Result<u8, LaunchError> {
     let code = match steps(arguments, &worker, &deeds, &stop) {
         Ok(code) => code,
         Err(error) => {
-            worker.reporter.comm_failed(&error);
+            worker.status.record_comm_error(&error);
             eprintln!("error: {error}");
             1
         }
@@ -156,16 +156,16 @@ fn work(arguments: &Arguments, role: &WorkerRole) -> Result<u8, LaunchError> {
 }
 
 fn steps(arguments: &Arguments, worker: &Worker, deeds: &[&str], stop: &AtomicUsize) -> Result<u8, CommError> {
-    let (reporter, client, rank) = (&worker.reporter, &worker.client, worker.role.rank);
+    let (status, client, rank) = (&worker.status, &worker.client, worker.role.rank);
     let limit = if arguments.timeout < 30.0 { Duration::from_secs_f64(arguments.timeout) } else { LIMIT };
     for step in 0..arguments.steps {
-        reporter.doing(format_args!("step {step}, forward"));
+        status.set_status(format_args!("step {step}, forward"));
         println!("step {step}");
         std::thread::sleep(Duration::from_millis(arguments.step_ms));
         if step == 3 {
             deeds.iter().for_each(|deed| misbehave(deed, worker));
         }
-        reporter.doing(format_args!("all_reduce #{step}, bucket 0"));
+        status.set_status(format_args!("all_reduce #{step}, bucket 0"));
         client.barrier(&format!("step-{step}"), limit)?;
         // rank 0's flag decides, as the step's reduction does in the trainer
         let key = format!("stop-{step}");
@@ -210,7 +210,7 @@ fn misbehave(deed: &str, worker: &Worker) {
             thread.expect("threads start").join().expect("the loader ends well");
         }
         "error" => {
-            worker.reporter.failed("cannot write checkpoint: disk full", "free some space", false);
+            worker.status.record_error("cannot write checkpoint: disk full", "free some space", false);
             std::process::exit(1);
         }
         // deaf to everything but SIGKILL

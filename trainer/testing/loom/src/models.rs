@@ -9,7 +9,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
 
-use super::pipeline::{EXCHANGE_SLOTS, Progress, Step, TWO_SHOT_SLOTS, exchange, in_place, two_shot};
+use super::pipeline::{EXCHANGE_SLOTS, StepCounters, TWO_SHOT_SLOTS, TwoShotStep, exchange, in_place, two_shot};
 use super::word::{Counter, LEFT, POISON, Pending};
 
 /// The slow path of `Waiter`, without looking and spinning before.
@@ -84,7 +84,7 @@ struct Steps<'a> {
     reduced: usize,
 }
 
-impl Progress for Steps<'_> {
+impl StepCounters for Steps<'_> {
     type Error = Pending;
     fn publish_filled(&self) {
         self.ranks[self.me].filled.publish();
@@ -169,13 +169,13 @@ fn loom_exchange_never_overwrites_what_is_being_read() {
 fn loom_two_shot_never_overwrites_what_is_being_read() {
     fn rank(me: usize, ranks: &[Rank]) {
         let steps = Steps { me, ranks, reduced: 0 };
-        let turn = |step: Step, round: usize, slot: usize| match step {
-            Step::Scatter => put(&ranks[me].slots[slot], (round * 10 + me) as u32),
-            Step::Reduce => {
+        let turn = |step: TwoShotStep, round: usize, slot: usize| match step {
+            TwoShotStep::Scatter => put(&ranks[me].slots[slot], (round * 10 + me) as u32),
+            TwoShotStep::Reduce => {
                 let sum = ranks.iter().map(|r| get(&r.slots[slot])).sum();
                 put(&ranks[me].outputs[slot], sum);
             }
-            Step::Gather => {
+            TwoShotStep::Gather => {
                 let want = (0..ranks.len()).map(|r| (round * 10 + r) as u32).sum::<u32>();
                 assert!(ranks.iter().all(|r| get(&r.outputs[slot]) == want));
             }

@@ -6,7 +6,7 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
 
-use super::protocol::{Area, Kernel, SLOTS, Sight, Step, flag, sight, slot};
+use super::protocol::{FlagSet, FlagState, Kernel, KernelStep, SLOTS, flag, flag_state, slot};
 
 const FINGERPRINT: u32 = 7;
 /// Ranks at most.
@@ -38,16 +38,16 @@ fn get(cell: &UnsafeCell<u64>) -> u64 {
     cell.with(|p| unsafe { *p })
 }
 
-fn meet(me: usize, windows: &[Window], area: Area, epoch: u64) {
+fn meet(me: usize, windows: &[Window], area: FlagSet, epoch: u64) {
     for window in windows {
         window.flags[area as usize][me].store(flag(epoch, FINGERPRINT), Ordering::Release);
     }
     for word in &windows[me].flags[area as usize][..windows.len()] {
         loop {
-            match sight(word.load(Ordering::Acquire), epoch, FINGERPRINT) {
-                Sight::Here => break,
-                Sight::NotYet => thread::yield_now(),
-                Sight::Differs => panic!("all call the same"),
+            match flag_state(word.load(Ordering::Acquire), epoch, FINGERPRINT) {
+                FlagState::Arrived => break,
+                FlagState::NotYet => thread::yield_now(),
+                FlagState::Differs => panic!("all call the same"),
             }
         }
     }
@@ -64,15 +64,17 @@ fn launch(me: usize, windows: &[Window], kernel: Kernel, epoch: u64, slot: usize
     let want = |part: usize| (0..n).map(|rank| value(rank, epoch, part)).sum::<u64>();
     for step in kernel.steps() {
         match (step, kernel) {
-            (Step::Pack, _) => (0..n).for_each(|part| put(&windows[me].slots[slot][part], value(me, epoch, part))),
-            (Step::Meet(area), _) => meet(me, windows, *area, epoch),
-            (Step::Reduce, Kernel::TwoShot) => put(&windows[me].slots[slot][me], sum(me)),
-            (Step::Reduce, Kernel::ReduceScatter) => assert_eq!(sum(me), want(me)),
-            (Step::Reduce, _) => (0..n).for_each(|part| assert_eq!(sum(part), want(part))),
-            (Step::Gather, Kernel::TwoShot) => {
+            (KernelStep::Pack, _) => {
+                (0..n).for_each(|part| put(&windows[me].slots[slot][part], value(me, epoch, part)))
+            }
+            (KernelStep::Meet(area), _) => meet(me, windows, *area, epoch),
+            (KernelStep::Reduce, Kernel::TwoShot) => put(&windows[me].slots[slot][me], sum(me)),
+            (KernelStep::Reduce, Kernel::ReduceScatter) => assert_eq!(sum(me), want(me)),
+            (KernelStep::Reduce, _) => (0..n).for_each(|part| assert_eq!(sum(part), want(part))),
+            (KernelStep::Gather, Kernel::TwoShot) => {
                 (0..n).for_each(|part| assert_eq!(get(&windows[part].slots[slot][part]), want(part)));
             }
-            (Step::Gather, _) => {
+            (KernelStep::Gather, _) => {
                 (0..n).for_each(|rank| assert_eq!(get(&windows[rank].slots[slot][0]), value(rank, epoch, 0)));
             }
         }
@@ -137,7 +139,7 @@ fn loom_sees_a_window_with_one_slot() {
 fn loom_sees_a_reduction_without_its_second_meeting() {
     fn gather_at_once(me: usize, windows: &[Window]) {
         (0..2).for_each(|part| put(&windows[me].slots[0][part], 1));
-        meet(me, windows, Area::Filled, 1);
+        meet(me, windows, FlagSet::Filled, 1);
         let sum = windows.iter().map(|window| get(&window.slots[0][me])).sum();
         put(&windows[me].slots[0][me], sum);
         (0..2).for_each(|part| assert_eq!(get(&windows[part].slots[0][part]), 2));

@@ -5,7 +5,7 @@ use std::{
     ptr::null_mut,
 };
 
-use super::{Address, Done, Driver, IpcHandle, functions::IpcHandleByValue};
+use super::{Address, Driver, DriverResult, IpcHandle, functions::IpcHandleByValue};
 
 /// `CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED`.
 const PEER_ACCESS_ALREADY_ENABLED: c_int = 704;
@@ -22,7 +22,7 @@ pub struct Context<'a> {
 
 impl Context<'_> {
     /// Makes it this thread's: what follows is done on its GPU.
-    fn enter(&self) -> Done {
+    fn enter(&self) -> DriverResult {
         // SAFETY: the context is retained.
         self.driver.done("cuCtxSetCurrent", unsafe { (self.driver.functions.set_current)(self.context) })
     }
@@ -31,7 +31,7 @@ impl Context<'_> {
     ///
     /// # Errors
     /// The driver's.
-    pub fn allocate(&self, bytes: usize) -> Done<Memory<'_>> {
+    pub fn allocate(&self, bytes: usize) -> DriverResult<Memory<'_>> {
         self.enter()?;
         let mut address = 0;
         // SAFETY: writes one address, which `Memory::drop` frees.
@@ -43,7 +43,7 @@ impl Context<'_> {
     ///
     /// # Errors
     /// The driver's.
-    pub fn reach(&self, other: &Context<'_>) -> Done {
+    pub fn enable_peer_access(&self, other: &Context<'_>) -> DriverResult {
         self.enter()?;
         // SAFETY: both contexts are retained.
         let code = unsafe { (self.driver.functions.enable_peer)(other.context, 0) };
@@ -53,11 +53,11 @@ impl Context<'_> {
         }
     }
 
-    /// Takes back what [`Context::reach`] gave.
+    /// Takes back what [`Context::enable_peer_access`] gave.
     ///
     /// # Errors
     /// The driver's.
-    pub fn leave(&self, other: &Context<'_>) -> Done {
+    pub fn disable_peer_access(&self, other: &Context<'_>) -> DriverResult {
         self.enter()?;
         // SAFETY: both contexts are retained; nothing of this thread's uses the memory any more.
         self.driver.done("cuCtxDisablePeerAccess", unsafe { (self.driver.functions.disable_peer)(other.context) })
@@ -67,7 +67,7 @@ impl Context<'_> {
     ///
     /// # Errors
     /// The driver's: the handle is of this same process, or IPC is not to be had.
-    pub fn open(&self, handle: IpcHandle, bytes: usize) -> Done<Memory<'_>> {
+    pub fn open(&self, handle: IpcHandle, bytes: usize) -> DriverResult<Memory<'_>> {
         self.enter()?;
         let mut address = 0;
         let handle = IpcHandleByValue { reserved: handle };
@@ -81,7 +81,7 @@ impl Context<'_> {
     ///
     /// # Errors
     /// The driver's.
-    pub fn module(&self, ptx: &CStr) -> Done<Module<'_>> {
+    pub fn module(&self, ptx: &CStr) -> DriverResult<Module<'_>> {
         self.enter()?;
         let mut module = null_mut();
         // SAFETY: a C string of PTX; writes one pointer, which `Module::drop` unloads.
@@ -117,7 +117,7 @@ impl Memory<'_> {
     ///
     /// # Errors
     /// The driver's.
-    pub fn handle(&self) -> Done<IpcHandle> {
+    pub fn handle(&self) -> DriverResult<IpcHandle> {
         self.context.enter()?;
         let mut handle = IpcHandleByValue { reserved: [0; 64] };
         let functions = &self.context.driver.functions;
@@ -133,7 +133,7 @@ impl Memory<'_> {
     ///
     /// # Panics
     /// When more is asked for than there is.
-    pub fn read(&self, to: &mut [u32]) -> Done {
+    pub fn read(&self, to: &mut [u32]) -> DriverResult {
         assert!(size_of_val(to) <= self.bytes, "no more than there is");
         self.context.enter()?;
         let functions = &self.context.driver.functions;
@@ -149,7 +149,7 @@ impl Memory<'_> {
     ///
     /// # Panics
     /// When more is given than there is room.
-    pub fn write(&self, from: &[u32]) -> Done {
+    pub fn write(&self, from: &[u32]) -> DriverResult {
         assert!(size_of_val(from) <= self.bytes, "no more than there is");
         self.context.enter()?;
         let functions = &self.context.driver.functions;
@@ -182,7 +182,7 @@ impl Module<'_> {
     ///
     /// # Errors
     /// The driver's.
-    pub fn run(&self, kernel: &str, address: Address, count: u32, seed: u32, result: Address) -> Done {
+    pub fn run(&self, kernel: &str, address: Address, count: u32, seed: u32, result: Address) -> DriverResult {
         const THREADS: u32 = 256;
         let (driver, functions) = (self.context.driver, &self.context.driver.functions);
         self.context.enter()?;

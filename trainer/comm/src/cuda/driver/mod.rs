@@ -143,7 +143,7 @@ pub fn version(library: &Library, symbol: &str, numbers: usize) -> Option<Vec<i3
     (status == 0).then(|| found[..numbers.clamp(1, 2)].to_vec())
 }
 
-type Done<T = ()> = Result<T, DriverError>;
+type DriverResult<T = ()> = Result<T, DriverError>;
 
 /// The driver, loaded and initialised.
 #[derive(Debug)]
@@ -186,7 +186,7 @@ impl Driver {
         }
     }
 
-    fn done(&self, call: &'static str, code: c_int) -> Done {
+    fn done(&self, call: &'static str, code: c_int) -> DriverResult {
         if code == 0 {
             return Ok(());
         }
@@ -202,7 +202,7 @@ impl Driver {
     }
 
     /// An `int` that a function writes.
-    fn number(&self, call: &'static str, write: impl FnOnce(*mut c_int) -> c_int) -> Done<i32> {
+    fn number(&self, call: &'static str, write: impl FnOnce(*mut c_int) -> c_int) -> DriverResult<i32> {
         let mut number = 0;
         self.done(call, write(&mut number))?;
         Ok(number)
@@ -212,7 +212,7 @@ impl Driver {
     ///
     /// # Errors
     /// The driver's.
-    pub fn cuda_version(&self) -> Done<[i32; 2]> {
+    pub fn cuda_version(&self) -> DriverResult<[i32; 2]> {
         // SAFETY: writes one int.
         let version = self.number("cuDriverGetVersion", |to| unsafe { (self.functions.driver_version)(to) })?;
         Ok([version / 1000, version % 1000 / 10])
@@ -222,13 +222,13 @@ impl Driver {
     ///
     /// # Errors
     /// The driver's.
-    pub fn count(&self) -> Done<usize> {
+    pub fn count(&self) -> DriverResult<usize> {
         // SAFETY: writes one int.
         let count = self.number("cuDeviceGetCount", |to| unsafe { (self.functions.device_count)(to) })?;
         Ok(count.max(0) as usize)
     }
 
-    fn handle(&self, index: usize) -> Done<c_int> {
+    fn handle(&self, index: usize) -> DriverResult<c_int> {
         // SAFETY: writes one int; an index that is out of range is refused.
         self.number("cuDeviceGet", |to| unsafe { (self.functions.device)(to, index as c_int) })
     }
@@ -237,7 +237,7 @@ impl Driver {
     ///
     /// # Errors
     /// The driver's.
-    pub fn gpu(&self, index: usize) -> Done<Gpu> {
+    pub fn gpu(&self, index: usize) -> DriverResult<Gpu> {
         let device = self.handle(index)?;
         let mut name = [0u8; 256];
         // SAFETY: at most 255 bytes and a zero are written into the 256.
@@ -268,7 +268,7 @@ impl Driver {
     ///
     /// # Errors
     /// The driver's.
-    pub fn says_peers(&self, one: usize, other: usize) -> Done<bool> {
+    pub fn can_access_peer(&self, one: usize, other: usize) -> DriverResult<bool> {
         let (one, other) = (self.handle(one)?, self.handle(other)?);
         // SAFETY: writes one int.
         let code = |to| unsafe { (self.functions.can_access_peer)(to, one, other) };
@@ -279,7 +279,7 @@ impl Driver {
     ///
     /// # Errors
     /// The driver's.
-    pub fn context(&self, index: usize) -> Done<Context<'_>> {
+    pub fn context(&self, index: usize) -> DriverResult<Context<'_>> {
         let device = self.handle(index)?;
         let mut context = null_mut();
         // SAFETY: writes one pointer; released in `Context::drop`.

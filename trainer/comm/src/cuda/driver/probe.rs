@@ -5,7 +5,7 @@
 
 use std::ffi::CStr;
 
-use super::{Address, Context, Done, Driver, Module};
+use super::{Address, Context, Driver, DriverResult, Module};
 
 /// Elements that are written and read: more than a cache line, a page and a block.
 const COUNT: u32 = 1 << 18;
@@ -76,16 +76,16 @@ struct Pattern<'a> {
 }
 
 impl<'a> Pattern<'a> {
-    fn new(context: &'a Context<'a>) -> Done<Self> {
+    fn new(context: &'a Context<'a>) -> DriverResult<Self> {
         Ok(Self { context, module: context.module(KERNELS)? })
     }
 
-    fn write(&self, address: Address, seed: u32) -> Done {
+    fn write(&self, address: Address, seed: u32) -> DriverResult {
         self.module.run("write", address, COUNT, seed, 0)
     }
 
     /// Elements that are not what [`Pattern::write`] makes them.
-    fn wrong(&self, address: Address, seed: u32) -> Done<u32> {
+    fn wrong(&self, address: Address, seed: u32) -> DriverResult<u32> {
         let result = self.context.allocate(size_of::<u32>())?;
         result.write(&[0])?;
         self.module.run("check", address, COUNT, seed, result.address())?;
@@ -97,14 +97,14 @@ impl<'a> Pattern<'a> {
 
 /// What came of a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum ProbeResult {
     /// Everything written was read.
     Works,
-    /// Elements that were read otherwise than written, of [`Outcome::OF`].
+    /// Elements that were read otherwise than written, of [`ProbeResult::OF`].
     Wrong(u32),
 }
 
-impl Outcome {
+impl ProbeResult {
     /// Elements of one probe.
     pub const OF: u32 = COUNT;
 
@@ -117,30 +117,30 @@ impl Outcome {
 ///
 /// # Errors
 /// The driver's.
-pub fn alone(driver: &Driver, gpu: usize) -> Done<Outcome> {
+pub fn alone(driver: &Driver, gpu: usize) -> DriverResult<ProbeResult> {
     let context = driver.context(gpu)?;
     let (memory, pattern) = (context.allocate(BYTES)?, Pattern::new(&context)?);
     pattern.write(memory.address(), 1)?;
-    Ok(Outcome::of(pattern.wrong(memory.address(), 1)?))
+    Ok(ProbeResult::of(pattern.wrong(memory.address(), 1)?))
 }
 
 /// GPU `one` reads what `other` has written into its own memory, and `other` reads there what `one` has written.
 ///
 /// # Errors
 /// The driver's.
-pub fn across(driver: &Driver, one: usize, other: usize) -> Done<Outcome> {
+pub fn across(driver: &Driver, one: usize, other: usize) -> DriverResult<ProbeResult> {
     let (near, far) = (driver.context(one)?, driver.context(other)?);
     let memory = far.allocate(BYTES)?;
     let (here, there) = (Pattern::new(&near)?, Pattern::new(&far)?);
     there.write(memory.address(), 1)?;
-    near.reach(&far)?;
+    near.enable_peer_access(&far)?;
     let result = there_and_back(&here, &there, memory.address());
-    let left = near.leave(&far);
+    let left = near.disable_peer_access(&far);
     let wrong = result?;
-    left.map(|()| Outcome::of(wrong))
+    left.map(|()| ProbeResult::of(wrong))
 }
 
-fn there_and_back(here: &Pattern<'_>, there: &Pattern<'_>, address: Address) -> Done<u32> {
+fn there_and_back(here: &Pattern<'_>, there: &Pattern<'_>, address: Address) -> DriverResult<u32> {
     let read = here.wrong(address, 1)?;
     here.write(address, 2)?;
     Ok(read + there.wrong(address, 2)?)
@@ -155,7 +155,7 @@ pub fn ipc(
     driver: &Driver,
     gpu: usize,
     peer: impl FnOnce(&str) -> Result<u32, String>,
-) -> Done<Result<Outcome, String>> {
+) -> DriverResult<Result<ProbeResult, String>> {
     let context = driver.context(gpu)?;
     let (memory, pattern) = (context.allocate(BYTES)?, Pattern::new(&context)?);
     pattern.write(memory.address(), 1)?;
@@ -164,7 +164,7 @@ pub fn ipc(
         Ok(wrong) => wrong,
         Err(cause) => return Ok(Err(cause)),
     };
-    Ok(Ok(Outcome::of(theirs + pattern.wrong(memory.address(), 2)?)))
+    Ok(Ok(ProbeResult::of(theirs + pattern.wrong(memory.address(), 2)?)))
 }
 
 /// The other process's half: reads the pattern in the memory of `handle`, and writes another one. Gives how many elements

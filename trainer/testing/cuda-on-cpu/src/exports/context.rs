@@ -1,27 +1,26 @@
-//! Primary contexts; there are no others.
+//! Primary contexts. Other contexts are not supported.
 
 use std::ffi::{c_int, c_uint};
 use std::sync::atomic::Ordering;
 
-use super::{exports, put};
+use super::{exports, write_out};
 use crate::capture;
 use crate::code::{
     INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, PEER_ACCESS_ALREADY_ENABLED, PEER_ACCESS_NOT_ENABLED,
     PEER_ACCESS_UNSUPPORTED,
 };
 use crate::context::{self, current};
-use crate::log::lock;
 use crate::machine::{Peers, machine};
 
 exports! {
     fn cuDevicePrimaryCtxRetain(context: Option<&mut usize>, device: c_int) {
         let device = machine()?.device(device)?;
-        put(context, device.context())?;
+        write_out(context, device.context())?;
         device.retained.fetch_add(1, Ordering::AcqRel);
         Ok(())
     }
 
-    /// The last release keeps memory and streams: what is used of them afterwards is refused for want of a context.
+    /// The last release keeps memory and streams. Later uses are refused because the context is destroyed.
     fn cuDevicePrimaryCtxRelease_v2(device: c_int) {
         let device = machine()?.device(device)?;
         let less = |times: u32| times.checked_sub(1);
@@ -31,8 +30,8 @@ exports! {
 
     fn cuDevicePrimaryCtxGetState(device: c_int, flags: Option<&mut c_uint>, active: Option<&mut c_int>) {
         let device = machine()?.device(device)?;
-        put(flags, 0)?;
-        put(active, c_int::from(device.retained.load(Ordering::Acquire) > 0))
+        write_out(flags, 0)?;
+        write_out(active, c_int::from(device.retained.load(Ordering::Acquire) > 0))
     }
 
     fn cuCtxSetCurrent(context: usize) {
@@ -40,11 +39,11 @@ exports! {
     }
 
     fn cuCtxGetCurrent(context: Option<&mut usize>) {
-        put(context, context::handle()?)
+        write_out(context, context::handle()?)
     }
 
     fn cuCtxGetDevice(device: Option<&mut c_int>) {
-        put(device, current()?.index as c_int)
+        write_out(device, current()?.index as c_int)
     }
 
     fn cuCtxPushCurrent_v2(context: usize) {
@@ -54,7 +53,7 @@ exports! {
     fn cuCtxPopCurrent_v2(context: Option<&mut usize>) {
         let popped = context::pop()?;
         match context {
-            Some(context) => put(Some(context), popped),
+            Some(context) => write_out(Some(context), popped),
             None => Ok(()),
         }
     }
@@ -64,7 +63,7 @@ exports! {
         capture::refuse_unsafe()?;
         capture::refuse_waits(device)?;
         device.synchronize(false);
-        device.healthy()
+        device.check_fault()
     }
 
     fn cuCtxGetStreamPriorityRange(least: Option<&mut c_int>, greatest: Option<&mut c_int>) {
@@ -93,12 +92,12 @@ exports! {
         if machine.peers() == Peers::None {
             return Err(PEER_ACCESS_UNSUPPORTED);
         }
-        if lock(&device.peers).insert(peer.physical) { Ok(()) } else { Err(PEER_ACCESS_ALREADY_ENABLED) }
+        if device.peers.lock().insert(peer.physical) { Ok(()) } else { Err(PEER_ACCESS_ALREADY_ENABLED) }
     }
 
     fn cuCtxDisablePeerAccess(peer: usize) {
         let device = current()?;
         let peer = machine()?.of_context(peer)?;
-        if lock(&device.peers).remove(&peer.physical) { Ok(()) } else { Err(PEER_ACCESS_NOT_ENABLED) }
+        if device.peers.lock().remove(&peer.physical) { Ok(()) } else { Err(PEER_ACCESS_NOT_ENABLED) }
     }
 }

@@ -1,13 +1,13 @@
-//! The driver itself, and its GPUs.
+//! The driver and its GPUs.
 
 use std::ffi::{CStr, c_char, c_int, c_uint};
 
-use super::{exports, put, put_text};
+use super::{exports, write_out, write_text};
 use crate::code::{Code, INVALID_DEVICE, INVALID_VALUE, describe};
-use crate::kernel::{BLOCK, GRID, MOST_THREADS, SHARED};
+use crate::kernel::{DEFAULT_SHARED, MAX_BLOCK, MAX_GRID, MAX_THREADS};
 use crate::machine::{self, Device, Machine, Peers, machine};
 
-/// Of CUDA 13.2.
+/// Driver version: CUDA 13.2.
 const VERSION: c_int = 13020;
 
 exports! {
@@ -19,54 +19,54 @@ exports! {
     }
 
     fn cuDriverGetVersion(version: Option<&mut c_int>) {
-        put(version, VERSION)
+        write_out(version, VERSION)
     }
 
     fn cuDeviceGetCount(count: Option<&mut c_int>) {
-        put(count, machine()?.devices().len() as c_int)
+        write_out(count, machine()?.devices().len() as c_int)
     }
 
     fn cuDeviceGet(device: Option<&mut c_int>, ordinal: c_int) {
         let index = machine()?.device(ordinal)?.index;
-        put(device, index as c_int)
+        write_out(device, index as c_int)
     }
 
     unsafe fn cuDeviceGetName(name: *mut c_char, room: c_int, device: c_int) {
         let text = machine()?.device(device)?.name();
-        // SAFETY: the caller's room.
-        unsafe { put_text(name, room, &text) }
+        // SAFETY: the caller has room for `room` bytes.
+        unsafe { write_text(name, room, &text) }
     }
 
     fn cuDeviceTotalMem_v2(bytes: Option<&mut usize>, device: c_int) {
         let machine = machine()?;
         machine.device(device)?;
-        put(bytes, machine.memory())
+        write_out(bytes, machine.memory())
     }
 
     fn cuDeviceGetAttribute(value: Option<&mut c_int>, attribute: c_int, device: c_int) {
         let machine = machine()?;
         let is = self::attribute(machine, machine.device(device)?, attribute);
-        put(value, is)
+        write_out(value, is)
     }
 
     fn cuDeviceGetUuid(uuid: Option<&mut [u8; 16]>, device: c_int) {
-        put(uuid, machine()?.device(device)?.uuid())
+        write_out(uuid, machine()?.device(device)?.uuid())
     }
 
     fn cuDeviceGetUuid_v2(uuid: Option<&mut [u8; 16]>, device: c_int) {
-        put(uuid, machine()?.device(device)?.uuid())
+        write_out(uuid, machine()?.device(device)?.uuid())
     }
 
     unsafe fn cuDeviceGetPCIBusId(text: *mut c_char, room: c_int, device: c_int) {
         let bus = pci_bus(machine()?.device(device)?);
-        // SAFETY: the caller's room.
-        unsafe { put_text(text, room, &format!("0000:{bus:02X}:00.0")) }
+        // SAFETY: the caller has room for `room` bytes.
+        unsafe { write_text(text, room, &format!("0000:{bus:02X}:00.0")) }
     }
 
     fn cuDeviceCanAccessPeer(can: Option<&mut c_int>, device: c_int, peer: c_int) {
         let machine = machine()?;
         let (device, peer) = (machine.device(device)?, machine.device(peer)?);
-        put(can, c_int::from(device.index != peer.index && machine.peers() != Peers::None))
+        write_out(can, c_int::from(device.index != peer.index && machine.peers() != Peers::None))
     }
 
     fn cuDeviceGetP2PAttribute(value: Option<&mut c_int>, attribute: c_int, from: c_int, to: c_int) {
@@ -77,9 +77,9 @@ exports! {
             return Err(INVALID_DEVICE);
         }
         match attribute {
-            // all pairs are as fast
-            RANK => put(value, 0),
-            2..=LAST => put(value, c_int::from(machine.peers() != Peers::None)),
+            // All pairs are equally fast.
+            RANK => write_out(value, 0),
+            2..=LAST => write_out(value, c_int::from(machine.peers() != Peers::None)),
             _ => Err(INVALID_VALUE),
         }
     }
@@ -89,43 +89,43 @@ fn pci_bus(device: &Device) -> usize {
     (device.physical + 1) % 256
 }
 
-/// `CUdevice_attribute`: about those of an A100, but with two multiprocessors.
+/// Returns a `CUdevice_attribute`. The values are about those of an A100, but with two multiprocessors.
 fn attribute(machine: &Machine, device: &Device, attribute: c_int) -> c_int {
     match attribute {
-        1 => MOST_THREADS as c_int,
-        2..=4 => BLOCK[attribute as usize - 2] as c_int,
-        5..=7 => GRID[attribute as usize - 5] as c_int,
-        // shared memory of a block
-        8 => SHARED,
-        // constant memory, registers of a block and of a multiprocessor
+        1 => MAX_THREADS as c_int,
+        2..=4 => MAX_BLOCK[attribute as usize - 2] as c_int,
+        5..=7 => MAX_GRID[attribute as usize - 5] as c_int,
+        // Shared memory per block.
+        8 => DEFAULT_SHARED,
+        // Constant memory, registers per block and per multiprocessor.
         9 | 12 | 82 => 64 << 10,
-        // threads of a warp
+        // Threads per warp.
         10 => 32,
-        // pitch
+        // Maximum pitch.
         11 => c_int::MAX,
-        // clocks in kHz
+        // Clock rates in kHz.
         13 | 36 => 1_410_000,
-        // alignment of textures
+        // Texture alignment.
         14 => 512,
-        // copies beside kernels, mapped host memory, concurrent kernels, unified addresses, stream priorities, caches in L1,
-        // preemption, memory pools
+        // Copies overlapping kernels, mapped host memory, concurrent kernels, unified addressing, stream priorities, L1 caches,
+        // compute preemption, memory pools.
         15 | 19 | 31 | 41 | 78 | 79 | 80 | 90 | 115 => 1,
-        // multiprocessors
+        // Multiprocessors.
         16 => 2,
         33 => pci_bus(device) as c_int,
-        // width of the memory bus
+        // Memory bus width in bits.
         37 => 5120,
-        // cache in L2
+        // L2 cache in bytes.
         38 => 40 << 20,
-        // threads of a multiprocessor
+        // Threads per multiprocessor.
         39 => 2048,
-        // copy engines
+        // Copy engines.
         40 => 3,
-        // alignment of a texture's pitch, blocks of a multiprocessor
+        // Texture pitch alignment, blocks per multiprocessor.
         51 | 106 => 32,
         75 => machine.capability().0,
         76 => machine.capability().1,
-        // shared memory: of a multiprocessor, of a block that asks for it, kept by the driver
+        // Shared memory per multiprocessor, per block with opt-in, reserved by the driver.
         81 => machine.shared_optin() + 1024,
         97 => machine.shared_optin(),
         111 => 1024,
@@ -133,7 +133,7 @@ fn attribute(machine: &Machine, device: &Device, attribute: c_int) -> c_int {
     }
 }
 
-/// `cuGetErrorName` and `cuGetErrorString`; these are not logged.
+/// Implements `cuGetErrorName` and `cuGetErrorString`, which are not logged.
 fn describe_to(
     text: Option<&mut *const c_char>,
     code: Code,

@@ -3,19 +3,19 @@
 use std::ffi::c_uint;
 use std::sync::Arc;
 
-use super::{exports, put};
+use super::{exports, write_out};
 use crate::capture;
-use crate::code::{Answer, CAPTURED_EVENT, INVALID_HANDLE, INVALID_VALUE, NOT_READY};
+use crate::code::{CAPTURED_EVENT, DriverResult, INVALID_HANDLE, INVALID_VALUE, NOT_READY};
 use crate::context::current;
 use crate::event::{DISABLE_TIMING, EVENTS, Event};
 use crate::machine::machine;
-use crate::stream::Target;
+use crate::stream::StreamRef;
 
 /// `CU_EVENT_BLOCKING_SYNC`.
 const BLOCKING_SYNC: c_uint = 1;
 
-fn record(event: usize, stream: usize) -> Answer {
-    let target = Target::of(stream)?;
+fn record(event: usize, stream: usize) -> DriverResult {
+    let target = StreamRef::of(stream)?;
     let event = EVENTS.get(event)?;
     if event.device != target.device().index {
         return Err(INVALID_HANDLE);
@@ -23,29 +23,29 @@ fn record(event: usize, stream: usize) -> Answer {
     capture::record(&target, &event)
 }
 
-/// An event whose state somebody asks for. Events know their context, so the thread needs none: burn waits for them on
-/// threads that have none.
-fn asked(event: usize) -> Answer<Arc<Event>> {
+/// Returns an event whose state is queried. An event knows its context, so the thread needs no current one: burn waits for
+/// events on threads without a context.
+fn queried(event: usize) -> DriverResult<Arc<Event>> {
     let event = EVENTS.get(event)?;
-    match event.mark() {
+    match event.capture_point() {
         Some(_) => Err(CAPTURED_EVENT),
         None => Ok(event),
     }
 }
 
-fn elapsed(milliseconds: Option<&mut f32>, start: usize, end: usize) -> Answer {
-    put(milliseconds, EVENTS.get(start)?.elapsed(&*EVENTS.get(end)?)?)
+fn elapsed(milliseconds: Option<&mut f32>, start: usize, end: usize) -> DriverResult {
+    write_out(milliseconds, EVENTS.get(start)?.elapsed(&*EVENTS.get(end)?)?)
 }
 
 exports! {
-    /// Not for other processes: `CU_EVENT_INTERPROCESS` is refused.
+    /// Events of other processes are not supported: `CU_EVENT_INTERPROCESS` is refused.
     fn cuEventCreate(event: Option<&mut usize>, flags: c_uint) {
         let device = current()?;
         let to = event.filter(|_| flags & !(BLOCKING_SYNC | DISABLE_TIMING) == 0).ok_or(INVALID_VALUE)?;
-        put(Some(to), EVENTS.add(Arc::new(Event::new(device.index, flags))))
+        write_out(Some(to), EVENTS.add(Arc::new(Event::new(device.index, flags))))
     }
 
-    /// Whoever waits for it goes on waiting for its record.
+    /// Pending waits for the event stay valid.
     fn cuEventDestroy_v2(event: usize) {
         EVENTS.remove(event)?;
         Ok(())
@@ -63,16 +63,16 @@ exports! {
     }
 
     fn cuEventSynchronize(event: usize) {
-        let event = asked(event)?;
-        event.wait(event.last());
-        machine()?.devices().get(event.device).ok_or(INVALID_HANDLE)?.healthy()
+        let event = queried(event)?;
+        event.wait(event.last_ticket());
+        machine()?.devices().get(event.device).ok_or(INVALID_HANDLE)?.check_fault()
     }
 
     fn cuEventQuery(event: usize) {
-        let event = asked(event)?;
+        let event = queried(event)?;
         capture::refuse_unsafe()?;
-        match event.is_done() {
-            true => machine()?.devices().get(event.device).ok_or(INVALID_HANDLE)?.healthy(),
+        match event.is_complete() {
+            true => machine()?.devices().get(event.device).ok_or(INVALID_HANDLE)?.check_fault(),
             false => Err(NOT_READY),
         }
     }

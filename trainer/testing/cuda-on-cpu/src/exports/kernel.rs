@@ -2,10 +2,10 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
-use super::{exports, put};
-use crate::code::{Answer, INVALID_VALUE, NOT_SUPPORTED};
+use super::{exports, write_out};
+use crate::code::{DriverResult, INVALID_VALUE, NOT_SUPPORTED};
 use crate::context::current;
-use crate::kernel::{self, KERNELS, MOST_THREADS, Parameters};
+use crate::kernel::{self, KERNELS, MAX_THREADS, Parameters};
 
 /// `CUfunction_attribute`.
 mod attribute {
@@ -27,25 +27,25 @@ mod attribute {
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct LaunchConfig {
-    /// Blocks.
+    /// Blocks per dimension.
     pub grid: [c_uint; 3],
-    /// Threads of each.
+    /// Threads per block per dimension.
     pub block: [c_uint; 3],
     /// Bytes of dynamic shared memory.
     pub shared: c_uint,
-    /// Where.
+    /// The stream.
     pub stream: usize,
-    /// None of them is supported.
+    /// Attributes, none of which is supported.
     pub attributes: *const c_void,
-    /// How many there are.
+    /// Number of attributes.
     pub attribute_count: c_uint,
 }
 
-/// Pointers to the parameters, or the array that says where they are packed.
+/// Reads how the parameters are passed: as pointers, or packed and described by the array `extra`.
 ///
 /// # Safety
-/// `extra` is such an array, or null.
-unsafe fn parameters(each: *const *const u8, extra: *const *const c_void) -> Answer<Parameters> {
+/// `extra` is null or an array of name and value pairs that `CU_LAUNCH_PARAM_END` ends.
+unsafe fn parameters(each: *const *const u8, extra: *const *const c_void) -> DriverResult<Parameters> {
     const END: usize = 0;
     const POINTER: usize = 1;
     const SIZE: usize = 2;
@@ -57,7 +57,7 @@ unsafe fn parameters(each: *const *const u8, extra: *const *const c_void) -> Ans
     }
     let (mut from, mut bytes, mut at) = (None, None, extra);
     loop {
-        // SAFETY: pairs of a name and a value, up to the name that ends them.
+        // SAFETY: pairs of a name and a value, up to the end marker.
         let name = unsafe { at.read() } as usize;
         if name == END {
             break;
@@ -80,9 +80,9 @@ exports! {
     unsafe fn cuModuleLoadData(module: Option<&mut usize>, image: *const c_char) {
         let device = current()?;
         let to = module.filter(|_| !image.is_null()).ok_or(INVALID_VALUE)?;
-        // SAFETY: text, which a zero ends. What is no text has one somewhere too.
+        // SAFETY: PTX ends with a zero byte; a binary image contains one too.
         let image = unsafe { CStr::from_ptr(image) };
-        put(Some(to), kernel::load(device, image.to_bytes())?)
+        write_out(Some(to), kernel::load(device, image.to_bytes())?)
     }
 
     fn cuModuleUnload(module: usize) {
@@ -96,7 +96,7 @@ exports! {
         // SAFETY: a C string.
         let name = unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| INVALID_VALUE)?;
         crate::log::note(|| name.to_owned());
-        put(Some(to), kernel::function(module, name)?)
+        write_out(Some(to), kernel::function(module, name)?)
     }
 
     fn cuFuncSetAttribute(function: usize, which: c_int, value: c_int) {
@@ -113,8 +113,8 @@ exports! {
         current()?;
         let kernel = KERNELS.get(function)?;
         let (major, minor) = crate::machine::machine()?.capability();
-        put(value, match which {
-            attribute::MAX_THREADS => MOST_THREADS as c_int,
+        write_out(value, match which {
+            attribute::MAX_THREADS => MAX_THREADS as c_int,
             attribute::SHARED => kernel.function.shared as c_int,
             attribute::REGISTERS => 32,
             attribute::PTX | attribute::BINARY => major * 10 + minor,
@@ -145,11 +145,11 @@ exports! {
         extra: *const *const c_void,
     ) {
         let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
-        // SAFETY: the parameters are the kernel's, says the caller.
+        // SAFETY: the caller guarantees that the parameters are those of the kernel.
         unsafe { kernel::launch(function, grid, block, shared, stream, parameters(each, extra)?) }
     }
 
-    /// Without attributes only: no clusters, no cooperative grids.
+    /// Attributes (clusters, cooperative grids) are not supported.
     unsafe fn cuLaunchKernelEx(
         config: Option<&LaunchConfig>,
         function: usize,
@@ -160,7 +160,7 @@ exports! {
         if attribute_count != 0 {
             return Err(NOT_SUPPORTED);
         }
-        // SAFETY: the parameters are the kernel's, says the caller.
+        // SAFETY: the caller guarantees that the parameters are those of the kernel.
         unsafe { kernel::launch(function, grid, block, shared, stream, parameters(each, extra)?) }
     }
 }

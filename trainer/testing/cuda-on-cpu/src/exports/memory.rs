@@ -1,16 +1,16 @@
-//! Memory, and other processes' memory.
+//! Memory of this process and of other processes.
 
 use std::ffi::c_uint;
 
-use super::{exports, put};
+use super::{exports, write_out};
 use crate::capture;
 use crate::code::INVALID_VALUE;
 use crate::context::current;
 use crate::ipc::{self, IpcHandle};
 use crate::machine::machine;
-use crate::memory::{self, Kind};
+use crate::memory::{self, BlockKind};
 use crate::op::Op;
-use crate::stream::Target;
+use crate::stream::StreamRef;
 
 /// `CU_MEMHOSTALLOC_PORTABLE`, `_DEVICEMAP` and `_WRITECOMBINED`.
 const HOST_FLAGS: c_uint = 7;
@@ -20,10 +20,10 @@ exports! {
         let device = current()?;
         capture::refuse_unsafe()?;
         let address = address.ok_or(INVALID_VALUE)?;
-        put(Some(address), memory::allocate(device, bytes, false)?)
+        write_out(Some(address), memory::allocate(device, bytes, false)?)
     }
 
-    /// Waits for all that its GPU has got from this process.
+    /// Waits for all work that this process has submitted to the memory's GPU.
     fn cuMemFree_v2(address: usize) {
         current()?;
         capture::refuse_unsafe()?;
@@ -35,34 +35,34 @@ exports! {
     }
 
     fn cuMemAllocAsync(address: Option<&mut usize>, bytes: usize, stream: usize) {
-        let target = Target::of(stream)?;
+        let target = StreamRef::of(stream)?;
         let address = address.ok_or(INVALID_VALUE)?;
-        // the memory is there at once: earlier than the stream's order demands
+        // The memory is valid at once, which is earlier than stream order requires.
         let made = memory::allocate(target.device(), bytes, true)?;
         if target.is_capturing() {
             target.submit(Op::Allocated)?;
         }
-        put(Some(address), made)
+        write_out(Some(address), made)
     }
 
     fn cuMemFreeAsync(address: usize, stream: usize) {
-        let target = Target::of(stream)?;
+        let target = StreamRef::of(stream)?;
         memory::owner(address)?;
         target.submit(if target.is_capturing() { Op::Freed } else { Op::Free(address) })
     }
 
-    /// Of this process's allocations: other processes' are not counted.
+    /// Counts the allocations of this process only.
     fn cuMemGetInfo_v2(free: Option<&mut usize>, total: Option<&mut usize>) {
         let device = current()?;
         let all = machine()?.memory();
-        put(free, all.saturating_sub(device.used.load(std::sync::atomic::Ordering::Acquire)))?;
-        put(total, all)
+        write_out(free, all.saturating_sub(device.used.load(std::sync::atomic::Ordering::Acquire)))?;
+        write_out(total, all)
     }
 
     fn cuMemGetAddressRange_v2(base: Option<&mut usize>, bytes: Option<&mut usize>, address: usize) {
         current()?;
         let blocks = memory::blocks();
-        let block = memory::around(&blocks, address).ok_or(crate::code::NOT_FOUND)?;
+        let block = memory::block_at(&blocks, address).ok_or(crate::code::NOT_FOUND)?;
         if let Some(base) = base {
             *base = block.mapping.base;
         }
@@ -76,21 +76,21 @@ exports! {
         let device = current()?;
         capture::refuse_unsafe()?;
         let address = address.filter(|_| flags & !HOST_FLAGS == 0).ok_or(INVALID_VALUE)?;
-        put(Some(address), memory::allocate_host(device, bytes)?)
+        write_out(Some(address), memory::allocate_host(device, bytes)?)
     }
 
     fn cuMemAllocHost_v2(address: Option<&mut usize>, bytes: usize) {
         let device = current()?;
         capture::refuse_unsafe()?;
         let address = address.ok_or(INVALID_VALUE)?;
-        put(Some(address), memory::allocate_host(device, bytes)?)
+        write_out(Some(address), memory::allocate_host(device, bytes)?)
     }
 
-    /// Waits for all that any GPU has got from this process: each may use the memory.
+    /// Waits for all work that this process has submitted to any GPU, because each may use the memory.
     fn cuMemFreeHost(address: usize) {
         current()?;
         capture::refuse_unsafe()?;
-        let is_host = |kind: &Kind| matches!(kind, Kind::Host);
+        let is_host = |kind: &BlockKind| matches!(kind, BlockKind::Host);
         if !memory::blocks().get(&address).is_some_and(|block| is_host(&block.kind)) {
             return Err(INVALID_VALUE);
         }
@@ -101,9 +101,9 @@ exports! {
     fn cuMemHostGetDevicePointer_v2(address: Option<&mut usize>, host: usize, flags: c_uint) {
         current()?;
         let blocks = memory::blocks();
-        let block = memory::around(&blocks, host).ok_or(INVALID_VALUE)?;
+        let block = memory::block_at(&blocks, host).ok_or(INVALID_VALUE)?;
         match block.kind {
-            Kind::Host if flags == 0 => put(address, host),
+            BlockKind::Host if flags == 0 => write_out(address, host),
             _ => Err(INVALID_VALUE),
         }
     }
@@ -119,10 +119,10 @@ exports! {
         let device = current()?;
         capture::refuse_unsafe()?;
         let address = address.ok_or(INVALID_VALUE)?;
-        put(Some(address), ipc::open(device, &handle, flags)?)
+        write_out(Some(address), ipc::open(device, &handle, flags)?)
     }
 
-    /// Waits for all that any GPU has got from this process.
+    /// Waits for all work that this process has submitted to any GPU.
     fn cuIpcCloseMemHandle(address: usize) {
         current()?;
         capture::refuse_unsafe()?;

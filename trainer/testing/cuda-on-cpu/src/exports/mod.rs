@@ -1,5 +1,4 @@
-//! The functions of `libcuda`, with the types of `cuda.h`: handles are numbers, what a function writes is a reference that C
-//! may leave out.
+//! The functions of `libcuda`, with the types of `cuda.h`. Handles are numbers; output arguments are optional references.
 #![allow(non_snake_case, reason = "the names of cuda.h")]
 
 mod context;
@@ -16,9 +15,9 @@ pub use self::{context::*, copy::*, device::*, event::*, graph::*, kernel::*, me
 pub use crate::ipc::IpcHandle;
 pub use crate::op::HostFunction;
 
-use crate::code::{Answer, INVALID_VALUE};
+use crate::code::{DriverResult, INVALID_VALUE};
 
-/// Defines functions that C calls. Bodies answer with a `Result`; what else a call needs is in [`crate::log::call`].
+/// Defines functions that C calls. Bodies return a `Result`; [`crate::log::call`] does what every call needs.
 macro_rules! exports {
     () => {};
     ($(#[$doc:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block $($rest:tt)*) => {
@@ -36,7 +35,7 @@ macro_rules! exports {
         #[doc = concat!("`", stringify!($name), "` of `cuda.h`.")]
         ///
         /// # Safety
-        /// What the pointers point to has to be there, as `cuda.h` has it.
+        /// The pointers satisfy the documentation of `cuda.h`.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($argument: $type),*) -> $crate::code::Code {
             let arguments = [$((stringify!($argument), $crate::log::Argument::number(&$argument))),*];
@@ -47,25 +46,25 @@ macro_rules! exports {
 }
 use exports;
 
-/// Writes what a function gives.
-fn put<T: std::fmt::Debug>(to: Option<&mut T>, value: T) -> Answer {
+/// Writes an output argument.
+fn write_out<T: std::fmt::Debug>(to: Option<&mut T>, value: T) -> DriverResult {
     let to = to.ok_or(INVALID_VALUE)?;
     crate::log::note(|| format!("-> {value:x?}"));
     *to = value;
     Ok(())
 }
 
-/// Writes a C string into `room` bytes at `to`, cut to them.
+/// Writes a C string into `room` bytes at `to`, truncated to fit.
 ///
 /// # Safety
-/// There are so many.
-unsafe fn put_text(to: *mut std::ffi::c_char, room: i32, text: &str) -> Answer {
+/// `to` has room for `room` bytes.
+unsafe fn write_text(to: *mut std::ffi::c_char, room: i32, text: &str) -> DriverResult {
     let room = usize::try_from(room).map_err(|_| INVALID_VALUE)?;
     if to.is_null() || room == 0 {
         return Err(INVALID_VALUE);
     }
     let bytes = text.len().min(room - 1);
-    // SAFETY: by the caller.
+    // SAFETY: required of the caller.
     unsafe {
         std::ptr::copy_nonoverlapping(text.as_ptr(), to.cast(), bytes);
         to.add(bytes).write(0);

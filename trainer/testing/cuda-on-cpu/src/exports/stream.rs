@@ -2,13 +2,13 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
-use super::{HostFunction, exports, put};
+use super::{HostFunction, exports, write_out};
 use crate::capture;
-use crate::code::{Answer, INVALID_VALUE, NOT_READY, STREAM_CAPTURE_UNSUPPORTED};
+use crate::code::{DriverResult, INVALID_VALUE, NOT_READY, STREAM_CAPTURE_UNSUPPORTED};
 use crate::context::current;
 use crate::event::EVENTS;
 use crate::op::Op;
-use crate::stream::{NON_BLOCKING, STREAMS, Stream, Target};
+use crate::stream::{NON_BLOCKING, STREAMS, Stream, StreamRef};
 
 /// `CUstreamCaptureStatus`.
 mod status {
@@ -19,10 +19,10 @@ mod status {
     pub(super) const INVALIDATED: c_int = 2;
 }
 
-fn create(to: Option<&mut usize>, flags: c_uint, priority: c_int) -> Answer {
+fn create(to: Option<&mut usize>, flags: c_uint, priority: c_int) -> DriverResult {
     let device = current()?;
     let to = to.filter(|_| flags & !NON_BLOCKING == 0).ok_or(INVALID_VALUE)?;
-    put(Some(to), STREAMS.add(Stream::start(device, flags, priority.clamp(-5, 0))?))
+    write_out(Some(to), STREAMS.add(Stream::start(device, flags, priority.clamp(-5, 0))?))
 }
 
 exports! {
@@ -35,51 +35,51 @@ exports! {
     }
 
     fn cuStreamGetPriority(stream: usize, priority: Option<&mut c_int>) {
-        match Target::of(stream)? {
-            Target::Null(_) => put(priority, 0),
-            Target::Stream(stream) => put(priority, stream.priority),
+        match StreamRef::of(stream)? {
+            StreamRef::Null(_) => write_out(priority, 0),
+            StreamRef::Stream(stream) => write_out(priority, stream.priority),
         }
     }
 
     fn cuStreamGetFlags(stream: usize, flags: Option<&mut c_uint>) {
-        match Target::of(stream)? {
-            Target::Null(_) => put(flags, 0),
-            Target::Stream(stream) => put(flags, stream.flags),
+        match StreamRef::of(stream)? {
+            StreamRef::Null(_) => write_out(flags, 0),
+            StreamRef::Stream(stream) => write_out(flags, stream.flags),
         }
     }
 
     fn cuStreamGetCtx(stream: usize, context: Option<&mut usize>) {
-        put(context, Target::of(stream)?.device().context())
+        write_out(context, StreamRef::of(stream)?.device().context())
     }
 
-    /// What it has got is still done.
+    /// Queued operations are still executed.
     fn cuStreamDestroy_v2(stream: usize) {
         current()?;
-        STREAMS.remove(stream)?.end();
+        STREAMS.remove(stream)?.destroy();
         Ok(())
     }
 
     fn cuStreamSynchronize(stream: usize) {
-        Target::of(stream)?.synchronize()
+        StreamRef::of(stream)?.synchronize()
     }
 
     fn cuStreamQuery(stream: usize) {
-        let target = Target::of(stream)?;
-        if let Target::Stream(stream) = &target {
+        let target = StreamRef::of(stream)?;
+        if let StreamRef::Stream(stream) = &target {
             if let Some(capture) = stream.capture() {
                 capture.invalidate();
                 return Err(STREAM_CAPTURE_UNSUPPORTED);
             }
             capture::refuse_unsafe()?;
-            if !stream.is_done() {
+            if !stream.is_idle() {
                 return Err(NOT_READY);
             }
         }
-        target.device().healthy()
+        target.device().check_fault()
     }
 
     fn cuStreamWaitEvent(stream: usize, event: usize, flags: c_uint) {
-        let target = Target::of(stream)?;
+        let target = StreamRef::of(stream)?;
         if flags > 1 {
             return Err(INVALID_VALUE);
         }
@@ -88,20 +88,20 @@ exports! {
 
     unsafe fn cuLaunchHostFunc(stream: usize, function: Option<HostFunction>, data: *mut c_void) {
         let function = function.ok_or(INVALID_VALUE)?;
-        Target::of(stream)?.submit(Op::Host(function, data as usize))
+        StreamRef::of(stream)?.submit(Op::Host(function, data as usize))
     }
 
     fn cuStreamBeginCapture_v2(stream: usize, mode: c_int) {
-        capture::begin(&Target::of(stream)?, mode)
+        capture::begin(&StreamRef::of(stream)?, mode)
     }
 
     fn cuStreamIsCapturing(stream: usize, status: Option<&mut c_int>) {
-        let target = Target::of(stream)?;
+        let target = StreamRef::of(stream)?;
         let capture = match &target {
-            Target::Null(device) => capture::refuse_legacy(device).map(|()| None)?,
-            Target::Stream(stream) => stream.capture(),
+            StreamRef::Null(device) => capture::refuse_legacy(device).map(|()| None)?,
+            StreamRef::Stream(stream) => stream.capture(),
         };
-        put(status, match capture {
+        write_out(status, match capture {
             None => status::NONE,
             Some(capture) if capture.is_valid() => status::ACTIVE,
             Some(_) => status::INVALIDATED,

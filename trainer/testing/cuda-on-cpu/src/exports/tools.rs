@@ -1,10 +1,10 @@
-//! What NVIDIA's own libraries ask the driver.
+//! Functions that only NVIDIA's own libraries call.
 
 use super::exports;
 use crate::code::INVALID_VALUE;
 
 exports! {
-    /// Tables of functions that are not documented; NVRTC asks for some, and goes on without them.
+    /// Undocumented function tables. NVRTC asks for some and continues without them.
     fn cuGetExportTable(table: Option<&mut usize>, id: usize) {
         let _ = id;
         if let Some(table) = table {

@@ -1,20 +1,19 @@
-//! The collectives, as a stream does them.
+//! The collectives, as a stream executes them.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::comm::Comm;
-use super::meeting::CHUNK;
-use super::number::{Reduction, Type};
+use super::number::{DataType, Reduction};
+use super::segment::SLOT_BYTES;
 use super::{INVALID_ARGUMENT, refuse};
-use crate::code::{Answer, ILLEGAL_ADDRESS};
-use crate::log::lock;
+use crate::code::{DriverResult, ILLEGAL_ADDRESS};
 use crate::machine::Device;
 use crate::memory;
 
-/// What is done with everybody's elements.
+/// Operation and root.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Kind {
+pub(super) enum CollectiveKind {
     AllReduce(Reduction),
     Reduce(Reduction, usize),
     ReduceScatter(Reduction),
@@ -24,73 +23,73 @@ pub(super) enum Kind {
 
 /// A collective with its arguments.
 #[derive(Debug)]
-pub(crate) struct Call {
+pub(crate) struct Collective {
     pub(super) comm: Arc<Comm>,
-    kind: Kind,
-    of: Type,
-    /// Elements; of one rank's part where there are parts.
+    kind: CollectiveKind,
+    data_type: DataType,
+    /// Number of elements; per rank for reduce-scatter and all-gather.
     count: usize,
     send: usize,
     receive: usize,
 }
 
-impl Call {
+impl Collective {
     pub(super) fn new(
         comm: &Arc<Comm>,
-        kind: Kind,
-        of: Type,
+        kind: CollectiveKind,
+        data_type: DataType,
         count: usize,
         send: usize,
         receive: usize,
-    ) -> Answer<Arc<Self>> {
-        let world = comm.meeting.world;
-        if count.checked_mul(of.size()).and_then(|bytes| bytes.checked_mul(world)).is_none() {
+    ) -> DriverResult<Arc<Self>> {
+        let world = comm.segment.world;
+        if count.checked_mul(data_type.size()).and_then(|bytes| bytes.checked_mul(world)).is_none() {
             return Err(refuse(INVALID_ARGUMENT, &format!("{count} elements")));
         }
         match kind {
-            Kind::Reduce(_, root) | Kind::Broadcast(root) if root >= world => {
+            CollectiveKind::Reduce(_, root) | CollectiveKind::Broadcast(root) if root >= world => {
                 Err(refuse(INVALID_ARGUMENT, &format!("invalid root {root} (root should be in the 0..{world} range)")))
             }
-            _ => Ok(Arc::new(Self { comm: comm.clone(), kind, of, count, send, receive })),
+            _ => Ok(Arc::new(Self { comm: comm.clone(), kind, data_type, count, send, receive })),
         }
     }
 
-    /// Whether this rank's GPU reaches all that the call reads and writes.
-    fn is_there(&self) -> bool {
-        let (rank, world) = (self.comm.meeting.rank, self.comm.meeting.world);
-        let one = self.count * self.of.size();
+    /// Returns whether all memory that the call reads and writes is valid.
+    fn is_mapped(&self) -> bool {
+        let (rank, world) = (self.comm.segment.rank, self.comm.segment.world);
+        let one = self.count * self.data_type.size();
         let (read, written) = match self.kind {
-            Kind::AllReduce(_) => (one, one),
-            Kind::Reduce(_, root) => (one, if root == rank { one } else { 0 }),
-            Kind::ReduceScatter(_) => (world * one, one),
-            Kind::AllGather => (one, world * one),
-            Kind::Broadcast(root) => (if root == rank { one } else { 0 }, one),
+            CollectiveKind::AllReduce(_) => (one, one),
+            CollectiveKind::Reduce(_, root) => (one, if root == rank { one } else { 0 }),
+            CollectiveKind::ReduceScatter(_) => (world * one, one),
+            CollectiveKind::AllGather => (one, world * one),
+            CollectiveKind::Broadcast(root) => (if root == rank { one } else { 0 }, one),
         };
-        let is_there = |address, bytes| bytes == 0 || memory::reachable(address, bytes).is_ok();
-        is_there(self.send, read) && is_there(self.receive, written)
+        let is_mapped = |address, bytes| bytes == 0 || memory::reachable(address, bytes).is_ok();
+        is_mapped(self.send, read) && is_mapped(self.receive, written)
     }
 
-    /// Does it, here and now.
+    /// Runs the collective on the calling thread.
     pub(crate) fn run(&self, device: &Device) {
         let comm = &self.comm;
-        let mut steps = lock(&comm.steps);
-        if comm.ended.load(Ordering::Acquire) {
+        let mut steps = comm.steps.lock();
+        if comm.aborted.load(Ordering::Acquire) {
             return;
         }
-        if !self.is_there() {
-            device.break_with(ILLEGAL_ADDRESS);
+        if !self.is_mapped() {
+            device.set_fault(ILLEGAL_ADDRESS);
             return;
         }
-        let parts = if matches!(self.kind, Kind::ReduceScatter(_)) { comm.meeting.world } else { 1 };
-        let room = CHUNK / self.of.size() / parts;
+        let parts = if matches!(self.kind, CollectiveKind::ReduceScatter(_)) { comm.segment.world } else { 1 };
+        let room = SLOT_BYTES / self.data_type.size() / parts;
         for first in (0..self.count).step_by(room) {
             let piece = Piece { call: self, first, count: room.min(self.count - first), room, step: *steps + 1 };
             *steps += 1;
-            // SAFETY: the memory is there, as far as the driver has given it out, and the slots of a step are this rank's
-            // before the meeting, and read by all after it.
+            // SAFETY: `is_mapped` has checked the arrays. Before the barrier a step's slot belongs to its rank; after the
+            // barrier all ranks only read it.
             unsafe {
                 piece.write();
-                if !comm.meeting.meet(piece.step, &comm.ended) {
+                if !comm.segment.barrier(piece.step, &comm.aborted) {
                     return;
                 }
                 piece.read();
@@ -99,75 +98,77 @@ impl Call {
     }
 }
 
-/// As many elements as a slot has room for.
+/// A part of a collective that fits into a slot.
 struct Piece<'a> {
-    call: &'a Call,
+    call: &'a Collective,
     first: usize,
     count: usize,
-    /// Elements from one part of a slot to the next.
+    /// Number of elements from one part of a slot to the next.
     room: usize,
     step: u64,
 }
 
 impl Piece<'_> {
-    /// The element of an array where the piece begins, in the part of a rank.
+    /// Returns the address of the piece's first element in a rank's part of an array.
     fn at(&self, array: usize, part: usize) -> *mut u8 {
-        (array + (part * self.call.count + self.first) * self.call.of.size()) as *mut u8
+        (array + (part * self.call.count + self.first) * self.call.data_type.size()) as *mut u8
     }
 
-    /// A part of a rank's slot.
+    /// Returns the address of a part of a rank's slot.
     fn slot(&self, rank: usize, part: usize) -> *mut u8 {
-        self.call.comm.meeting.slot(rank, self.step).wrapping_add(part * self.room * self.call.of.size())
+        self.call.comm.segment.slot(rank, self.step).wrapping_add(part * self.room * self.call.data_type.size())
     }
 
-    /// # Safety
-    /// Both are there.
-    unsafe fn copy(&self, from: *const u8, to: *mut u8) {
-        // SAFETY: by the caller; a slot is never in an array.
-        unsafe { std::ptr::copy_nonoverlapping(from, to, self.count * self.call.of.size()) };
-    }
-
-    /// Puts into the slot what the others need of this rank.
+    /// Copies the piece's elements.
     ///
     /// # Safety
-    /// The arrays are there, and nobody reads the slot.
+    /// Both ranges are valid.
+    unsafe fn copy(&self, from: *const u8, to: *mut u8) {
+        // SAFETY: required of the caller; a slot never overlaps an array.
+        unsafe { std::ptr::copy_nonoverlapping(from, to, self.count * self.call.data_type.size()) };
+    }
+
+    /// Writes the elements that other ranks need to this rank's slot.
+    ///
+    /// # Safety
+    /// The arrays are valid, and no rank reads the slot.
     unsafe fn write(&self) {
-        let (rank, world, send) = (self.call.comm.meeting.rank, self.call.comm.meeting.world, self.call.send);
+        let (rank, world, send) = (self.call.comm.segment.rank, self.call.comm.segment.world, self.call.send);
         let parts = match self.call.kind {
-            Kind::AllReduce(_) | Kind::Reduce(..) | Kind::AllGather => 1,
-            Kind::ReduceScatter(_) => world,
-            Kind::Broadcast(root) => usize::from(root == rank),
+            CollectiveKind::AllReduce(_) | CollectiveKind::Reduce(..) | CollectiveKind::AllGather => 1,
+            CollectiveKind::ReduceScatter(_) => world,
+            CollectiveKind::Broadcast(root) => usize::from(root == rank),
         };
         for part in 0..parts {
-            // SAFETY: by the caller.
+            // SAFETY: required of the caller.
             unsafe { self.copy(self.at(send, part), self.slot(rank, part)) };
         }
     }
 
-    /// Takes from the slots what this rank needs.
+    /// Computes this rank's result from the slots.
     ///
     /// # Safety
-    /// The arrays are there, and nobody writes to the slots.
+    /// The arrays are valid, and no rank writes to the slots.
     unsafe fn read(&self) {
-        let (rank, world, receive) = (self.call.comm.meeting.rank, self.call.comm.meeting.world, self.call.receive);
+        let (rank, world, receive) = (self.call.comm.segment.rank, self.call.comm.segment.world, self.call.receive);
         let reduce = |reduction, part| {
             let sources: Vec<*const u8> = (0..world).map(|from| self.slot(from, part).cast_const()).collect();
-            // SAFETY: by the caller; slots are aligned, and so are their parts.
-            unsafe { self.call.of.reduce(reduction, &sources, self.at(receive, 0), self.count) };
+            // SAFETY: required of the caller; slots and their parts are aligned.
+            unsafe { self.call.data_type.reduce(reduction, &sources, self.at(receive, 0), self.count) };
         };
         match self.call.kind {
-            Kind::AllReduce(reduction) => reduce(reduction, 0),
-            Kind::Reduce(reduction, root) if root == rank => reduce(reduction, 0),
-            Kind::Reduce(..) => {}
-            Kind::ReduceScatter(reduction) => reduce(reduction, rank),
-            Kind::AllGather => {
+            CollectiveKind::AllReduce(reduction) => reduce(reduction, 0),
+            CollectiveKind::Reduce(reduction, root) if root == rank => reduce(reduction, 0),
+            CollectiveKind::Reduce(..) => {}
+            CollectiveKind::ReduceScatter(reduction) => reduce(reduction, rank),
+            CollectiveKind::AllGather => {
                 for from in 0..world {
-                    // SAFETY: by the caller.
+                    // SAFETY: required of the caller.
                     unsafe { self.copy(self.slot(from, 0), self.at(receive, from)) };
                 }
             }
-            // SAFETY: by the caller.
-            Kind::Broadcast(root) => unsafe { self.copy(self.slot(root, 0), self.at(receive, 0)) },
+            // SAFETY: required of the caller.
+            CollectiveKind::Broadcast(root) => unsafe { self.copy(self.slot(root, 0), self.at(receive, 0)) },
         }
     }
 }

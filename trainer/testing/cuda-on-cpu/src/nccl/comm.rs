@@ -1,39 +1,40 @@
 //! Communicators.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 
-use super::collective::Call;
-use super::meeting::{Meeting, UniqueId};
-use super::{INVALID_ARGUMENT, UNHANDLED_CUDA, of_driver, refuse};
+use parking_lot::Mutex;
+
+use super::collective::Collective;
+use super::segment::{Segment, UniqueId};
+use super::{INVALID_ARGUMENT, UNHANDLED_CUDA, driver_error, refuse};
 use crate::capture;
-use crate::code::Answer;
+use crate::code::DriverResult;
 use crate::event::{DISABLE_TIMING, Event};
 use crate::handles::Table;
-use crate::log::lock;
 use crate::machine::Device;
 use crate::op::Op;
-use crate::stream::Target;
+use crate::stream::StreamRef;
 
 /// All communicators.
 static COMMS: Table<Comm> = Table::new();
 
-/// A rank of a group of ranks.
+/// A communicator: one rank of a group.
 #[derive(Debug)]
 pub(crate) struct Comm {
     pub(super) device: &'static Device,
-    pub(super) meeting: Meeting,
-    /// What is still queued does nothing.
-    pub(super) ended: AtomicBool,
-    /// Steps that have been made; held while a collective runs.
+    pub(super) segment: Segment,
+    /// Set by an abort: collectives that are still queued do nothing.
+    pub(super) aborted: AtomicBool,
+    /// Number of steps made. Locked while a collective runs.
     pub(super) steps: Mutex<u64>,
-    /// The id of the stream that got the last collective: those of a communicator run in the order of the calls.
-    last: Mutex<Option<usize>>,
-    /// Recorded behind the last collective.
+    /// Id of the stream of the last collective. Collectives of a communicator run in the order of the calls.
+    last_stream: Mutex<Option<usize>>,
+    /// Recorded after the last collective.
     done: Arc<Event>,
 }
 
-/// What `ncclCommInitRank` asks for.
+/// The arguments of `ncclCommInitRank`.
 pub(super) struct Join {
     pub(super) id: UniqueId,
     pub(super) world: usize,
@@ -42,80 +43,80 @@ pub(super) struct Join {
 }
 
 impl Join {
-    /// Checks what can be told without the others.
-    pub(super) fn new(id: UniqueId, world: i32, rank: i32, device: &'static Device) -> Answer<Self> {
+    /// Checks the arguments that need no other rank.
+    pub(super) fn new(id: UniqueId, world: i32, rank: i32, device: &'static Device) -> DriverResult<Self> {
         let wrong = || refuse(INVALID_ARGUMENT, &format!("invalid rank requested : {rank}/{world}"));
         let number = |number: i32| usize::try_from(number).map_err(|_| wrong());
         let (world, rank) = (number(world)?, number(rank)?);
         if rank < world { Ok(Self { id, world, rank, device }) } else { Err(wrong()) }
     }
 
-    /// Waits for all ranks; gives the handle.
-    pub(super) fn run(&self) -> Answer<usize> {
+    /// Waits for all ranks; returns the handle.
+    pub(super) fn run(&self) -> DriverResult<usize> {
         Ok(COMMS.add(Arc::new(Comm {
             device: self.device,
-            meeting: Meeting::join(&self.id, self.world, self.rank, self.device)?,
-            ended: AtomicBool::new(false),
+            segment: Segment::join(&self.id, self.world, self.rank, self.device)?,
+            aborted: AtomicBool::new(false),
             steps: Mutex::new(0),
-            last: Mutex::new(None),
+            last_stream: Mutex::new(None),
             done: Arc::new(Event::new(self.device.index, DISABLE_TIMING)),
         })))
     }
 }
 
 fn unknown() -> i32 {
-    refuse(INVALID_ARGUMENT, "the communicator is none, or has ended")
+    refuse(INVALID_ARGUMENT, "the communicator is invalid or was destroyed")
 }
 
-/// The communicator of a handle.
-pub(super) fn get(handle: usize) -> Answer<Arc<Comm>> {
+/// Returns the communicator of a handle.
+pub(super) fn get(handle: usize) -> DriverResult<Arc<Comm>> {
     COMMS.get(handle).map_err(|_| unknown())
 }
 
-/// Ends a handle.
-pub(super) fn remove(handle: usize) -> Answer<Arc<Comm>> {
+/// Removes a handle; returns its communicator.
+pub(super) fn remove(handle: usize) -> DriverResult<Arc<Comm>> {
     COMMS.remove(handle).map_err(|_| unknown())
 }
 
 impl Comm {
-    /// The stream of a handle, on the communicator's GPU whichever is current.
-    pub(super) fn target(&self, stream: usize) -> Answer<Target> {
+    /// Returns the stream of a handle. The stream must be on the communicator's GPU; the current GPU does not matter.
+    pub(super) fn target(&self, stream: usize) -> DriverResult<StreamRef> {
         let target = match stream {
-            0..=2 => Target::Null(self.device),
-            stream => Target::of(stream).map_err(of_driver)?,
+            0..=2 => StreamRef::Null(self.device),
+            stream => StreamRef::of(stream).map_err(driver_error)?,
         };
         match target.device().index == self.device.index {
             true => Ok(target),
-            false => Err(refuse(UNHANDLED_CUDA, "the stream is one of another GPU")),
+            false => Err(refuse(UNHANDLED_CUDA, "the stream belongs to another GPU")),
         }
     }
 
-    /// Gives it to a stream.
-    pub(super) fn submit(target: &Target, call: &Arc<Call>) -> Answer {
+    /// Submits a collective to a stream.
+    pub(super) fn submit(target: &StreamRef, call: &Arc<Collective>) -> DriverResult {
         let comm = &call.comm;
         let op = Op::Collective(call.clone());
         if target.is_capturing() {
-            return target.submit(op).map_err(of_driver);
+            return target.submit(op).map_err(driver_error);
         }
         let id = match target {
-            Target::Null(_) => 0,
-            Target::Stream(stream) => stream.id,
+            StreamRef::Null(_) => 0,
+            StreamRef::Stream(stream) => stream.id,
         };
-        let mut last = lock(&comm.last);
-        let waits = last.is_some_and(|last| last != id).then(|| Op::Wait(comm.done.clone(), comm.done.last()));
-        target.submit_all(waits.into_iter().chain([op])).map_err(of_driver)?;
+        let mut last = comm.last_stream.lock();
+        let waits = last.is_some_and(|last| last != id).then(|| Op::Wait(comm.done.clone(), comm.done.last_ticket()));
+        target.submit_all(waits.into_iter().chain([op])).map_err(driver_error)?;
         *last = Some(id);
-        capture::record(target, &comm.done).map_err(of_driver)
+        capture::record(target, &comm.done).map_err(driver_error)
     }
 
-    /// Waits for what it has been given.
+    /// Waits for all collectives submitted so far.
     pub(super) fn finish(&self) {
-        self.done.wait(self.done.last());
+        self.done.wait(self.done.last_ticket());
     }
 
-    /// Gives up what runs and what is queued; nothing of it runs on when this returns.
+    /// Aborts running and queued collectives. None of them runs any more when this returns.
     pub(super) fn abort(&self) {
-        self.ended.store(true, Ordering::Release);
-        drop(lock(&self.steps));
+        self.aborted.store(true, Ordering::Release);
+        drop(self.steps.lock());
     }
 }

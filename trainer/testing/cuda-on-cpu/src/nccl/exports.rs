@@ -1,19 +1,18 @@
-//! The functions of `libnccl`, with the types of `nccl.h`: communicators, arrays and streams are numbers.
+//! The functions of `libnccl`, with the types of `nccl.h`. Communicators, arrays and streams are numbers.
 #![allow(non_snake_case, reason = "the names of nccl.h")]
 
 use std::ffi::{c_char, c_int};
 
-use super::collective::{Call, Kind};
+use super::collective::{Collective, CollectiveKind};
 use super::comm::{self, Join};
-use super::group::{self, Job};
-use super::meeting::UniqueId;
-use super::number::{Reduction, Type};
-use super::{INVALID_ARGUMENT, LAST, describe, of_driver, refuse};
-use crate::code::{Answer, Code};
+use super::group::{self, GroupCall};
+use super::number::{DataType, Reduction};
+use super::segment::UniqueId;
+use super::{INVALID_ARGUMENT, LAST, describe, driver_error, refuse};
+use crate::code::{Code, DriverResult};
 use crate::context::current;
-use crate::log::lock;
 
-/// 2.29.7.
+/// Version 2.29.7.
 const VERSION: c_int = 22907;
 
 /// Defines functions that C calls.
@@ -29,41 +28,49 @@ macro_rules! exports {
     )* };
 }
 
-fn put<T: std::fmt::Debug>(to: Option<&mut T>, value: T) -> Answer {
-    let to = to.ok_or_else(|| refuse(INVALID_ARGUMENT, "there is no room for the answer"))?;
+fn write_out<T: std::fmt::Debug>(to: Option<&mut T>, value: T) -> DriverResult {
+    let to = to.ok_or_else(|| refuse(INVALID_ARGUMENT, "the output argument is null"))?;
     crate::log::note(|| format!("-> {value:x?}"));
     *to = value;
     Ok(())
 }
 
-fn join(to: Option<&mut usize>, world: c_int, id: UniqueId, rank: c_int) -> Answer {
-    let to = to.ok_or_else(|| refuse(INVALID_ARGUMENT, "there is no room for the communicator"))?;
+fn join(to: Option<&mut usize>, world: c_int, id: UniqueId, rank: c_int) -> DriverResult {
+    let to = to.ok_or_else(|| refuse(INVALID_ARGUMENT, "the output argument is null"))?;
     *to = 0;
-    let join = Join::new(id, world, rank, current().map_err(of_driver)?)?;
-    group::give(Job::Join(join, std::ptr::from_mut(to) as usize))
+    let join = Join::new(id, world, rank, current().map_err(driver_error)?)?;
+    group::submit_or_defer(GroupCall::Join(join, std::ptr::from_mut(to) as usize))
 }
 
-fn enqueue(comm: usize, stream: usize, kind: Kind, of: c_int, count: usize, send: usize, receive: usize) -> Answer {
+fn enqueue(
+    comm: usize,
+    stream: usize,
+    kind: CollectiveKind,
+    data_type: c_int,
+    count: usize,
+    send: usize,
+    receive: usize,
+) -> DriverResult {
     let comm = comm::get(comm)?;
     let target = comm.target(stream)?;
-    let call = Call::new(&comm, kind, Type::of(of)?, count, send, receive)?;
-    // as with NVIDIA's library nobody waits for nothing
-    if count == 0 { Ok(()) } else { group::give(Job::Call(target, call)) }
+    let call = Collective::new(&comm, kind, DataType::of(data_type)?, count, send, receive)?;
+    // As with NVIDIA's library, an empty collective does not wait.
+    if count == 0 { Ok(()) } else { group::submit_or_defer(GroupCall::Collective(target, call)) }
 }
 
-/// What is below 0 is no rank either.
+/// Converts a root. Negative numbers become an invalid rank.
 fn root(rank: c_int) -> usize {
     usize::try_from(rank).unwrap_or(usize::MAX)
 }
 
 exports! {
     fn ncclGetVersion(version: Option<&mut c_int>) {
-        put(version, VERSION)
+        write_out(version, VERSION)
     }
 
-    /// Makes the file that the id stands for, which is there until all ranks have come.
+    /// Creates the file that the id names. The file is removed when all ranks have joined.
     fn ncclGetUniqueId(id: Option<&mut UniqueId>) {
-        let to = id.ok_or_else(|| refuse(INVALID_ARGUMENT, "there is no room for the id"))?;
+        let to = id.ok_or_else(|| refuse(INVALID_ARGUMENT, "the output argument is null"))?;
         *to = UniqueId::create()?;
         Ok(())
     }
@@ -73,37 +80,37 @@ exports! {
         join(comm, world, id, rank)
     }
 
-    /// As without the configuration, which is not read.
+    /// The configuration is ignored.
     fn ncclCommInitRankConfig(comm: Option<&mut usize>, world: c_int, id: UniqueId, rank: c_int, config: usize) {
         let _ = config;
         join(comm, world, id, rank)
     }
 
     fn ncclCommCount(comm: usize, count: Option<&mut c_int>) {
-        put(count, comm::get(comm)?.meeting.world as c_int)
+        write_out(count, comm::get(comm)?.segment.world as c_int)
     }
 
     fn ncclCommUserRank(comm: usize, rank: Option<&mut c_int>) {
-        put(rank, comm::get(comm)?.meeting.rank as c_int)
+        write_out(rank, comm::get(comm)?.segment.rank as c_int)
     }
 
     fn ncclCommCuDevice(comm: usize, device: Option<&mut c_int>) {
-        put(device, comm::get(comm)?.device.index as c_int)
+        write_out(device, comm::get(comm)?.device.index as c_int)
     }
 
-    /// Nothing goes wrong behind anybody's back: a rank that is gone is one that others wait for.
+    /// There are no asynchronous errors: the other ranks wait for a dead rank until they are aborted.
     fn ncclCommGetAsyncError(comm: usize, error: Option<&mut c_int>) {
         comm::get(comm)?;
-        put(error, 0)
+        write_out(error, 0)
     }
 
-    /// Waits for what it has been given.
+    /// Waits for all collectives submitted so far.
     fn ncclCommFinalize(comm: usize) {
         comm::get(comm)?.finish();
         Ok(())
     }
 
-    /// Waits for what it has been given.
+    /// Waits for all collectives submitted so far.
     fn ncclCommDestroy(comm: usize) {
         let comm = comm::remove(comm)?;
         comm.finish();
@@ -111,7 +118,7 @@ exports! {
         Ok(())
     }
 
-    /// This rank's streams go on; what they were to write may be there or not. The other ranks are not told.
+    /// This rank's streams continue; the results of aborted collectives are undefined. The other ranks are not notified.
     fn ncclCommAbort(comm: usize) {
         comm::remove(comm)?.abort();
         Ok(())
@@ -129,45 +136,45 @@ exports! {
         send: usize,
         receive: usize,
         count: usize,
-        of: c_int,
+        data_type: c_int,
         reduction: c_int,
         comm: usize,
         stream: usize,
     ) {
-        enqueue(comm, stream, Kind::AllReduce(Reduction::of(reduction)?), of, count, send, receive)
+        enqueue(comm, stream, CollectiveKind::AllReduce(Reduction::of(reduction)?), data_type, count, send, receive)
     }
 
     fn ncclReduce(
         send: usize,
         receive: usize,
         count: usize,
-        of: c_int,
+        data_type: c_int,
         reduction: c_int,
         to: c_int,
         comm: usize,
         stream: usize,
     ) {
-        enqueue(comm, stream, Kind::Reduce(Reduction::of(reduction)?, root(to)), of, count, send, receive)
+        enqueue(comm, stream, CollectiveKind::Reduce(Reduction::of(reduction)?, root(to)), data_type, count, send, receive)
     }
 
     fn ncclReduceScatter(
         send: usize,
         receive: usize,
         count: usize,
-        of: c_int,
+        data_type: c_int,
         reduction: c_int,
         comm: usize,
         stream: usize,
     ) {
-        enqueue(comm, stream, Kind::ReduceScatter(Reduction::of(reduction)?), of, count, send, receive)
+        enqueue(comm, stream, CollectiveKind::ReduceScatter(Reduction::of(reduction)?), data_type, count, send, receive)
     }
 
-    fn ncclAllGather(send: usize, receive: usize, count: usize, of: c_int, comm: usize, stream: usize) {
-        enqueue(comm, stream, Kind::AllGather, of, count, send, receive)
+    fn ncclAllGather(send: usize, receive: usize, count: usize, data_type: c_int, comm: usize, stream: usize) {
+        enqueue(comm, stream, CollectiveKind::AllGather, data_type, count, send, receive)
     }
 
-    fn ncclBroadcast(send: usize, receive: usize, count: usize, of: c_int, from: c_int, comm: usize, stream: usize) {
-        enqueue(comm, stream, Kind::Broadcast(root(from)), of, count, send, receive)
+    fn ncclBroadcast(send: usize, receive: usize, count: usize, data_type: c_int, from: c_int, comm: usize, stream: usize) {
+        enqueue(comm, stream, CollectiveKind::Broadcast(root(from)), data_type, count, send, receive)
     }
 }
 
@@ -177,9 +184,9 @@ pub extern "C" fn ncclGetErrorString(code: Code) -> *const c_char {
     describe(code).as_ptr()
 }
 
-/// `ncclGetLastError` of `nccl.h`: this process's, whatever the communicator.
+/// `ncclGetLastError` of `nccl.h`: the last error of the process, whatever the communicator.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGetLastError(comm: usize) -> *const c_char {
     let _ = comm;
-    lock(&LAST).as_ptr()
+    LAST.lock().as_ptr()
 }

@@ -1,103 +1,105 @@
-//! Groups of calls: what stands between `ncclGroupStart` and `ncclGroupEnd` is done at the end. One thread can so speak for
-//! several ranks, none of which could go on alone.
+//! Group calls: calls between `ncclGroupStart` and `ncclGroupEnd` are executed at the end. So one thread can act for several
+//! ranks, none of which could proceed alone.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::thread;
 
-use super::collective::Call;
+use super::collective::Collective;
 use super::comm::{Comm, Join};
 use super::{INTERNAL, INVALID_USAGE, refuse};
-use crate::code::Answer;
-use crate::stream::Target;
+use crate::code::DriverResult;
+use crate::stream::StreamRef;
 
-/// A call.
-pub(super) enum Job {
-    /// `ncclCommInitRank`, and where its handle goes.
+/// A call that a group can contain.
+pub(super) enum GroupCall {
+    /// `ncclCommInitRank`, and the address for its handle.
     Join(Join, usize),
-    Call(Target, Arc<Call>),
+    Collective(StreamRef, Arc<Collective>),
 }
 
-/// The calls of a thread that it has not ended yet.
+/// The open group of a thread.
 struct Group {
     depth: usize,
-    jobs: Vec<Job>,
+    calls: Vec<GroupCall>,
 }
 
 thread_local! {
-    static GROUP: RefCell<Group> = const { RefCell::new(Group { depth: 0, jobs: Vec::new() }) };
+    static GROUP: RefCell<Group> = const { RefCell::new(Group { depth: 0, calls: Vec::new() }) };
 }
 
-fn with<R>(body: impl FnOnce(&mut Group) -> R) -> Answer<R> {
+fn with<R>(body: impl FnOnce(&mut Group) -> R) -> DriverResult<R> {
     GROUP.try_with(|group| body(&mut group.borrow_mut())).map_err(|_| INTERNAL)
 }
 
-/// `ncclGroupStart`.
-pub(super) fn start() -> Answer {
+/// Implements `ncclGroupStart`.
+pub(super) fn start() -> DriverResult {
     with(|group| group.depth += 1)
 }
 
-/// `ncclGroupEnd`.
-pub(super) fn end() -> Answer {
-    let jobs = with(|group| {
+/// Implements `ncclGroupEnd`.
+pub(super) fn end() -> DriverResult {
+    let calls = with(|group| {
         group.depth = group.depth.checked_sub(1).ok_or(())?;
-        Ok(if group.depth == 0 { std::mem::take(&mut group.jobs) } else { Vec::new() })
+        Ok(if group.depth == 0 { std::mem::take(&mut group.calls) } else { Vec::new() })
     })?;
-    let jobs = jobs.map_err(|()| refuse(INVALID_USAGE, "ncclGroupEnd: not in a group call."))?;
-    run(jobs)
+    let calls = calls.map_err(|()| refuse(INVALID_USAGE, "ncclGroupEnd: not in a group call."))?;
+    run(calls)
 }
 
-/// Does it, or keeps it for the end of the group.
-pub(super) fn give(job: Job) -> Answer {
-    let alone = with(|group| match group.depth {
-        0 => Some(job),
+/// Executes the call, or keeps it for the end of the group.
+pub(super) fn submit_or_defer(call: GroupCall) -> DriverResult {
+    let immediate = with(|group| match group.depth {
+        0 => Some(call),
         _ => {
-            group.jobs.push(job);
+            group.calls.push(call);
             None
         }
     })?;
-    match alone {
-        Some(Job::Join(join, to)) => finish(&join, to),
-        Some(Job::Call(target, call)) => Comm::submit(&target, &call),
+    match immediate {
+        Some(GroupCall::Join(join, to)) => join_into(&join, to),
+        Some(GroupCall::Collective(target, call)) => Comm::submit(&target, &call),
         None => Ok(()),
     }
 }
 
-fn finish(join: &Join, to: usize) -> Answer {
+fn join_into(join: &Join, to: usize) -> DriverResult {
     let handle = join.run()?;
-    // SAFETY: the caller's, who keeps it until the call, or the group, is over.
+    // SAFETY: the caller keeps the address valid until the call or the group has ended.
     unsafe { (to as *mut usize).write(handle) };
     Ok(())
 }
 
-/// Who has to wait in the call itself, for all ranks or for the null stream, does so beside the others.
-fn run(jobs: Vec<Job>) -> Answer {
-    let (mut joins, mut at_once) = (Vec::new(), BTreeMap::<usize, Vec<(Target, Arc<Call>)>>::new());
+/// Runs a group. Calls that block (joining, and collectives on the null stream) run in parallel.
+fn run(group: Vec<GroupCall>) -> DriverResult {
+    let (mut joins, mut blocking) = (Vec::new(), BTreeMap::<usize, Vec<(StreamRef, Arc<Collective>)>>::new());
     let mut queued = Vec::new();
-    for job in jobs {
-        match job {
-            Job::Join(join, to) => joins.push((join, to)),
-            Job::Call(Target::Null(device), call) => {
+    for call in group {
+        match call {
+            GroupCall::Join(join, to) => joins.push((join, to)),
+            GroupCall::Collective(StreamRef::Null(device), call) => {
                 let comm = Arc::as_ptr(&call.comm) as usize;
-                at_once.entry(comm).or_default().push((Target::Null(device), call));
+                blocking.entry(comm).or_default().push((StreamRef::Null(device), call));
             }
-            Job::Call(target, call) => queued.push((target, call)),
+            GroupCall::Collective(target, call) => queued.push((target, call)),
         }
     }
-    let submit = |calls: &[(Target, Arc<Call>)]| calls.iter().try_for_each(|(target, call)| Comm::submit(target, call));
-    let joined = beside(&joins, |(join, to)| finish(join, *to));
+    let submit =
+        |calls: &[(StreamRef, Arc<Collective>)]| calls.iter().try_for_each(|(target, call)| Comm::submit(target, call));
+    let joined = in_parallel(&joins, |(join, to)| join_into(join, *to));
     let queued = submit(&queued);
-    let calls: Vec<_> = at_once.into_values().collect();
-    let done = beside(&calls, |calls| submit(calls));
+    let calls: Vec<_> = blocking.into_values().collect();
+    let done = in_parallel(&calls, |calls| submit(calls));
     joined.and(queued).and(done)
 }
 
-/// Runs each on a thread of its own; gives the first error.
-fn beside<T: Sync>(all: &[T], run: impl Fn(&T) -> Answer + Sync) -> Answer {
+/// Runs each item on a separate thread; returns the first error.
+fn in_parallel<T: Sync>(all: &[T], run: impl Fn(&T) -> DriverResult + Sync) -> DriverResult {
     thread::scope(|scope| {
         let threads: Vec<_> = all.iter().map(|one| scope.spawn(|| run(one))).collect();
-        let answers: Vec<Answer> = threads.into_iter().map(|thread| thread.join().unwrap_or(Err(INTERNAL))).collect();
-        answers.into_iter().collect()
+        let results: Vec<DriverResult> =
+            threads.into_iter().map(|thread| thread.join().unwrap_or(Err(INTERNAL))).collect();
+        results.into_iter().collect()
     })
 }

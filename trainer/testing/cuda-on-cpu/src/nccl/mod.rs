@@ -1,26 +1,26 @@
-//! A stand-in for NCCL: ranks on one machine, each with a GPU of the stand-in for the driver, that add up through a file in
-//! memory.
+//! A stand-in for NCCL: ranks on one machine, each with a GPU of the stand-in driver, that reduce through shared memory.
 //!
-//! As with NVIDIA's library a call is enqueued on a stream and returns. A rank that never comes makes the others' streams
-//! wait until their own communicators are aborted. `NCCL_HOSTID` says which host a process takes itself to be on, and
-//! `NCCL_DEBUG` makes refusals visible.
+//! As with NVIDIA's library, a call is enqueued on a stream and returns. If a rank never joins a collective, the streams of
+//! the other ranks wait until their communicators are aborted. `NCCL_HOSTID` sets the host identity of a process;
+//! `NCCL_DEBUG` prints refusals.
 
 mod collective;
 mod comm;
 mod exports;
 mod group;
-mod meeting;
 mod number;
+mod segment;
 
-pub(crate) use self::collective::Call;
+pub(crate) use self::collective::Collective;
 pub use self::exports::*;
-pub use self::meeting::UniqueId;
+pub use self::segment::UniqueId;
 
 use std::ffi::{CStr, CString};
-use std::sync::Mutex;
 
-use crate::code::{Answer, Code, UNKNOWN};
-use crate::log::{self, lock};
+use parking_lot::Mutex;
+
+use crate::code::{Code, DriverResult, UNKNOWN};
+use crate::log;
 
 /// `ncclUnhandledCudaError`.
 const UNHANDLED_CUDA: Code = 1;
@@ -35,7 +35,7 @@ const INVALID_USAGE: Code = 5;
 /// `ncclRemoteError`.
 const REMOTE: Code = 6;
 
-/// What a code means, in NCCL's words.
+/// Returns NCCL's description of a code.
 fn describe(code: Code) -> &'static CStr {
     match code {
         0 => c"no error",
@@ -50,28 +50,28 @@ fn describe(code: Code) -> &'static CStr {
     }
 }
 
-/// The last refusal of this process.
+/// The last error of this process.
 static LAST: Mutex<&'static CStr> = Mutex::new(c"");
 
-/// An error, which `ncclGetLastError` tells from now on.
+/// Records an error for `ncclGetLastError`; returns its code.
 fn refuse(code: Code, text: &str) -> Code {
     log::note(|| format!("({text})"));
     if std::env::var_os("NCCL_DEBUG").is_some_and(|level| !level.is_empty() && level != "VERSION") {
         println!("cuda-on-cpu:{} NCCL WARN {text}", std::process::id());
     }
-    // never freed, as C may still read the one before; errors are few
-    *lock(&LAST) = Box::leak(CString::new(text).unwrap_or_default().into_boxed_c_str());
+    // Never freed, because C may still read the previous text. Errors are rare.
+    *LAST.lock() = Box::leak(CString::new(text).unwrap_or_default().into_boxed_c_str());
     code
 }
 
-/// An error of the driver's.
-fn of_driver(code: Code) -> Code {
+/// Converts an error of the driver.
+fn driver_error(code: Code) -> Code {
     let name = crate::code::describe(code).map_or("?", |(name, _)| name.to_str().unwrap_or_default());
     refuse(UNHANDLED_CUDA, &format!("Cuda failure {code} '{name}'"))
 }
 
-/// As [`log::call`], with NCCL's code for a panic.
-fn call(name: &str, arguments: &[(&str, u64)], body: impl FnOnce() -> Answer) -> Code {
+/// Runs a function as [`log::call`] does, with NCCL's code for a panic.
+fn call(name: &str, arguments: &[(&str, u64)], body: impl FnOnce() -> DriverResult) -> Code {
     match log::call(name, arguments, body) {
         UNKNOWN => INTERNAL,
         code => code,

@@ -1,13 +1,13 @@
-//! Types of elements, and what becomes one of many: in the order of ranks, halves as floats of 32 bits.
+//! Data types and reductions. Reductions run in rank order; 16-bit floats are computed in f32.
 
 use std::ffi::c_int;
 
 use super::{INVALID_ARGUMENT, refuse};
-use crate::code::Answer;
+use crate::code::DriverResult;
 
 /// `ncclDataType_t`.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Type {
+pub(super) enum DataType {
     I8,
     U8,
     I32,
@@ -31,7 +31,7 @@ pub(super) enum Reduction {
 }
 
 impl Reduction {
-    pub(super) fn of(number: c_int) -> Answer<Self> {
+    pub(super) fn of(number: c_int) -> DriverResult<Self> {
         Ok(match number {
             0 => Self::Sum,
             1 => Self::Product,
@@ -43,8 +43,8 @@ impl Reduction {
     }
 }
 
-impl Type {
-    pub(super) fn of(number: c_int) -> Answer<Self> {
+impl DataType {
+    pub(super) fn of(number: c_int) -> DriverResult<Self> {
         Ok(match number {
             0 => Self::I8,
             1 => Self::U8,
@@ -56,12 +56,12 @@ impl Type {
             7 => Self::F32,
             8 => Self::F64,
             9 => Self::Bf16,
-            10 | 11 => return Err(refuse(INVALID_ARGUMENT, "the stand-in has no floats of 8 bits")),
+            10 | 11 => return Err(refuse(INVALID_ARGUMENT, "the stand-in has no 8-bit floats")),
             _ => return Err(refuse(INVALID_ARGUMENT, &format!("invalid type {number}"))),
         })
     }
 
-    /// In bytes.
+    /// Returns the size in bytes.
     pub(super) fn size(self) -> usize {
         match self {
             Self::I8 | Self::U8 => 1,
@@ -71,10 +71,10 @@ impl Type {
         }
     }
 
-    /// Reduces `count` elements of each source.
+    /// Reduces `count` elements of each source into `to`.
     ///
     /// # Safety
-    /// They are there, and the sources aligned; nobody writes to them. `to` is none of them.
+    /// All ranges are valid, the sources are aligned and not written to meanwhile, and `to` overlaps no source.
     pub(super) unsafe fn reduce(self, reduction: Reduction, sources: &[*const u8], to: *mut u8, count: usize) {
         let reduce = match self {
             Self::I8 => reduce::<i8>,
@@ -88,12 +88,12 @@ impl Type {
             Self::F64 => reduce::<f64>,
             Self::Bf16 => reduce::<Bf16>,
         };
-        // SAFETY: by the caller.
+        // SAFETY: required of the caller.
         unsafe { reduce(reduction, sources, to, count) };
     }
 }
 
-/// Elements that are reduced at a time: they stay in the core's cache.
+/// Number of elements reduced at a time, so that they stay in the cache.
 const BLOCK: usize = 2048;
 
 unsafe fn reduce<T: Number>(reduction: Reduction, sources: &[*const u8], to: *mut u8, count: usize) {
@@ -102,7 +102,7 @@ unsafe fn reduce<T: Number>(reduction: Reduction, sources: &[*const u8], to: *mu
         let len = BLOCK.min(count - first);
         block.clear();
         for source in sources {
-            // SAFETY: by the caller.
+            // SAFETY: required of the caller.
             let values = unsafe { std::slice::from_raw_parts(source.cast::<T>().add(first), len) };
             if block.is_empty() {
                 block.extend(values.iter().map(|value| value.widen()));
@@ -119,7 +119,7 @@ unsafe fn reduce<T: Number>(reduction: Reduction, sources: &[*const u8], to: *mu
             block.iter_mut().for_each(|value| *value = value.over(sources.len()));
         }
         for (index, value) in block.iter().enumerate() {
-            // SAFETY: by the caller.
+            // SAFETY: required of the caller.
             unsafe { to.cast::<T>().add(first + index).write_unaligned(T::narrow(*value)) };
         }
     }
@@ -131,7 +131,7 @@ fn fold<T: Number>(block: &mut [T::Wide], values: &[T], with: impl Fn(T::Wide, T
     }
 }
 
-/// What is computed with.
+/// Type of the computation.
 trait Wide: Copy {
     fn sum(self, other: Self) -> Self;
     fn product(self, other: Self) -> Self;
@@ -140,7 +140,7 @@ trait Wide: Copy {
     fn over(self, count: usize) -> Self;
 }
 
-/// An element.
+/// Type of an element.
 trait Number: Copy {
     type Wide: Wide;
     fn widen(self) -> Self::Wide;
@@ -167,7 +167,7 @@ macro_rules! wide {
 
 macro_rules! integers {
     ($($type:ty)*) => { wide! { $(
-        // more ranks than the type can count are more than the sum of their ones, too
+        // If the type cannot represent the number of ranks, divide by the type's maximum.
         $type: Self::wrapping_add, Self::wrapping_mul, |sum, count| sum / Self::try_from(count).unwrap_or(Self::MAX);
     )* } };
 }
@@ -177,7 +177,7 @@ wide! {
     f64: |a, b| a + b, |a, b| a * b, |sum, count| sum / count as f64;
 }
 
-/// `__nv_bfloat16`: the upper half of a float.
+/// `__nv_bfloat16`: the upper half of an f32.
 #[derive(Clone, Copy)]
 struct Bf16(u16);
 
@@ -208,7 +208,7 @@ impl Number for F16 {
         let (sign, exponent, fraction) =
             (u32::from(self.0 >> 15) << 31, self.0 >> 10 & 0x1F, u32::from(self.0 & 0x3FF));
         match exponent {
-            // a subnormal number: so many times 2^-24
+            // Subnormal: the fraction times 2^-24.
             0 => f32::from_bits((fraction as f32 * (-24f32).exp2()).to_bits() | sign),
             31 => f32::from_bits(sign | 0x7F80_0000 | fraction << 13),
             exponent => f32::from_bits(sign | (u32::from(exponent) + 112) << 23 | fraction << 13),
@@ -217,15 +217,15 @@ impl Number for F16 {
 
     fn narrow(wide: f32) -> Self {
         const LARGEST: u32 = 0x4780_0000; // 2^16
-        const SMALLEST: u32 = 0x3880_0000; // 2^-14, below which numbers are subnormal
+        const SMALLEST: u32 = 0x3880_0000; // 2^-14; smaller numbers are subnormal
         let sign = (wide.to_bits() >> 16 & 0x8000) as u16;
         let bits = wide.to_bits() & 0x7FFF_FFFF;
         let half = match bits {
             _ if wide.is_nan() => 0x7E00,
             LARGEST.. => 0x7C00,
-            // rounds to even, perhaps up to infinity
+            // Rounds to even, possibly up to infinity.
             SMALLEST.. => ((bits - (112 << 23) + 0xFFF + (bits >> 13 & 1)) >> 13) as u16,
-            // in units of 2^-24, which the float's own addition rounds to
+            // Adding 0.5 rounds to multiples of 2^-24.
             _ => ((f32::from_bits(bits) + 0.5).to_bits() - 0.5f32.to_bits()) as u16,
         };
         Self(sign | half)
@@ -237,7 +237,7 @@ mod tests {
     use super::{Bf16, F16, Number};
 
     #[test]
-    fn halves_come_back() {
+    fn sixteen_bit_floats_round_trip() {
         for bits in 0..=u16::MAX {
             let half = F16(bits).widen();
             assert_eq!(half.is_nan(), bits & 0x7FFF > 0x7C00);
@@ -250,8 +250,8 @@ mod tests {
     }
 
     #[test]
-    fn the_middle_is_rounded_to_even() {
-        // neighbours are one apart as numbers of bits
+    fn ties_round_to_even() {
+        // The bits of neighbours differ by one.
         for low in 0..0x7BFFu16 {
             let middle = (F16(low).widen() + F16(low + 1).widen()) / 2.0;
             assert_eq!(F16::narrow(middle).0, low + (low & 1), "{low:x}");

@@ -1,9 +1,9 @@
 //! Arithmetic, logic, comparison and conversion.
 
-use super::instruction::{Done, Op, read_bits, write_bits};
+use super::instruction::{Op, TranslateResult, read_bits, write_bits};
 use super::syntax::{Operand, bytes_of};
 
-pub(super) fn write(op: &Op<'_>) -> Done<String> {
+pub(super) fn write(op: &Op<'_>) -> TranslateResult<String> {
     match op.name() {
         "cvt" => convert(op),
         "setp" | "set" => compare(op),
@@ -30,8 +30,8 @@ pub(super) fn write(op: &Op<'_>) -> Done<String> {
     }
 }
 
-/// Both halves of a word.
-fn packed(op: &Op<'_>, kind: &str) -> Done<String> {
+/// Applies an operation to both halves of a word.
+fn packed(op: &Op<'_>, kind: &str) -> TranslateResult<String> {
     let half = &kind[..kind.len() - 2];
     let mut code = String::from("{ u32 out = 0; ");
     for shift in [0, 16] {
@@ -45,7 +45,7 @@ fn packed(op: &Op<'_>, kind: &str) -> Done<String> {
     Ok(code + &op.write("b32", "out")? + " }")
 }
 
-fn floats(op: &Op<'_>, kind: &str) -> Done<String> {
+fn floats(op: &Op<'_>, kind: &str) -> TranslateResult<String> {
     let mut values = Vec::new();
     for index in 1..op.operands.len() {
         values.push(op.read(index, kind)?);
@@ -66,7 +66,7 @@ fn floats(op: &Op<'_>, kind: &str) -> Done<String> {
         }
         _ => {}
     }
-    // in this order: PTX's first operand gives the sign, C's second
+    // Swapped: the sign comes from the first operand in PTX and from the second in C.
     if op.name() == "copysign" {
         values.swap(0, 1);
     }
@@ -74,14 +74,14 @@ fn floats(op: &Op<'_>, kind: &str) -> Done<String> {
     op.write(kind, &if op.has("sat") { format!("saturate({value})") } else { value })
 }
 
-/// A value of a type of floats; 16-bit ones are computed as f32 and rounded once.
-fn float_value(op: &Op<'_>, kind: &str, v: &[String]) -> Done<String> {
+/// Returns the C expression of a float operation. 16-bit floats are computed in f32 and rounded once.
+fn float_value(op: &Op<'_>, kind: &str, v: &[String]) -> TranslateResult<String> {
     let f = if kind == "f64" { "" } else { "f" };
     let value = match (op.name(), v) {
         ("add", [a, b]) => format!("({a} + {b})"),
         ("sub", [a, b]) => format!("({a} - {b})"),
         ("mul", [a, b]) => format!("({a} * {b})"),
-        // the product of two 16-bit values is exact in f64, which then is rounded once
+        // In f64 the product of two 16-bit values is exact, so the result is rounded once.
         ("fma" | "mad", [a, b, c]) if kind == "f16" || kind == "bf16" => format!("(f32)((f64){a} * {b} + {c})"),
         ("fma" | "mad", [a, b, c]) => format!("fma{f}({a}, {b}, {c})"),
         ("div", [a, b]) => format!("({a} / {b})"),
@@ -100,12 +100,12 @@ fn float_value(op: &Op<'_>, kind: &str, v: &[String]) -> Done<String> {
         ("cos", [a]) => format!("cos{f}({a})"),
         ("tanh", [a]) => format!("tanh{f}({a})"),
         ("copysign", [a, b]) => format!("copysign{f}({a}, {b})"),
-        _ => return Err("not known here".to_owned()),
+        _ => return Err("not supported".to_owned()),
     };
     Ok(if op.has("relu") { format!("max_num({value}, 0)") } else { value })
 }
 
-fn integers(op: &Op<'_>, kind: &str) -> Done<String> {
+fn integers(op: &Op<'_>, kind: &str) -> TranslateResult<String> {
     let bytes = bytes_of(kind).unwrap_or(4);
     let bits = if kind == "pred" { 1 } else { 8 * bytes };
     let signed = kind.starts_with('s');
@@ -120,7 +120,7 @@ fn integers(op: &Op<'_>, kind: &str) -> Done<String> {
     let word = |index: usize| op.read(index, "u32");
     let twice = format!("{}{}", if signed { "s" } else { "u" }, 2 * bits);
     let value = match op.name() {
-        "add" if op.has("cc") => return Err("carries are not known here".to_owned()),
+        "add" if op.has("cc") => return Err("carries are not supported".to_owned()),
         "add" if op.has("sat") => format!("to_s32((f64){} + {})", a()?, b()?),
         "sub" if op.has("sat") => format!("to_s32((f64){} - {})", a()?, b()?),
         "add" => format!("({}) + ({})", a()?, b()?),
@@ -129,7 +129,7 @@ fn integers(op: &Op<'_>, kind: &str) -> Done<String> {
             return op.write(&twice, &format!("({twice})({}) * ({twice})({})", a()?, b()?));
         }
         "mul" if op.has("hi") => format!("(({twice})({}) * ({twice})({})) >> {bits}", a()?, b()?),
-        // of 16-bit factors C makes an int, which may overflow
+        // u64, because C promotes 16-bit factors to int, which may overflow.
         "mul" | "mul24" => format!("(u64)({}) * (u64)({})", a()?, b()?),
         "mad" | "mad24" if op.has("wide") => {
             let c = op.read(3, &twice)?;
@@ -138,7 +138,7 @@ fn integers(op: &Op<'_>, kind: &str) -> Done<String> {
         "mad" if op.has("hi") => format!("((({twice})({}) * ({twice})({})) >> {bits}) + {}", a()?, b()?, c()?),
         "mad" | "mad24" => format!("(u64)({}) * (u64)({}) + (u64)({})", a()?, b()?, c()?),
         "sad" => format!("({2}) + (({0}) < ({1}) ? ({1}) - ({0}) : ({0}) - ({1}))", a()?, b()?, c()?),
-        // by zero: all bits, as GPUs answer
+        // Division by zero returns all bits set, as on GPUs.
         "div" => format!("({1}) == 0 ? ({int})-1 : ({0}) / ({1})", a()?, b()?),
         "rem" => format!("({1}) == 0 ? ({0}) : ({0}) % ({1})", a()?, b()?),
         "abs" => format!("({0}) < 0 ? -({0}) : ({0})", a()?),
@@ -171,12 +171,12 @@ fn integers(op: &Op<'_>, kind: &str) -> Done<String> {
             let sign = |i: usize| u32::from(kinds.get(i).is_some_and(|k| k.starts_with('s')));
             format!("dot4({}, {}, {}, {}, {})", word(1)?, word(2)?, word(3)?, sign(0), sign(1))
         }
-        _ => return Err("not known here".to_owned()),
+        _ => return Err("not supported".to_owned()),
     };
     op.write(&int, &value)
 }
 
-fn compare(op: &Op<'_>) -> Done<String> {
+fn compare(op: &Op<'_>) -> TranslateResult<String> {
     let kind = op.kinds().last().map(|k| (*k).to_owned()).ok_or("no type")?;
     let int = if kind.starts_with('b') && !kind.starts_with("bf") {
         format!("b{}", 8 * bytes_of(&kind).unwrap_or(4))
@@ -190,7 +190,7 @@ fn compare(op: &Op<'_>) -> Done<String> {
         "num" => format!("!isnan({a}) && !isnan({b})"),
         "nan" => format!("isnan({a}) || isnan({b})"),
         _ => {
-            // the forms that hold for NaN too end with u; for integers lo, ls, hi, hs are unsigned
+            // Unordered comparisons, which are true for NaN, end with u. lo, ls, hi and hs are unsigned comparisons of integers.
             let (base, unordered) = match relation {
                 "equ" | "neu" | "ltu" | "leu" | "gtu" | "geu" => (&relation[..2], true),
                 "lo" => ("lt", false),
@@ -216,7 +216,7 @@ fn compare(op: &Op<'_>) -> Done<String> {
         }
     };
     let joined = op.parts[2..].iter().find(|p| matches!(p.as_str(), "and" | "or" | "xor"));
-    let with = |test: &str| -> Done<String> {
+    let with = |test: &str| -> TranslateResult<String> {
         Ok(match joined.map(String::as_str) {
             Some("and") => format!("({test}) && {}", op.bits(3)?),
             Some("or") => format!("({test}) || {}", op.bits(3)?),
@@ -238,11 +238,11 @@ fn compare(op: &Op<'_>) -> Done<String> {
     op.write("pred", &with(&test)?)
 }
 
-fn convert(op: &Op<'_>) -> Done<String> {
+fn convert(op: &Op<'_>) -> TranslateResult<String> {
     let kinds = op.kinds();
     let (Some(&to), Some(&from)) = (kinds.first(), kinds.last()) else { return Err("no types".to_owned()) };
     if to == "f16x2" || to == "bf16x2" {
-        // the first source is the upper half
+        // The first source is the upper half.
         let half = &to[..to.len() - 2];
         let relu = |value: String| if op.has("relu") { format!("max_num({value}, 0)") } else { value };
         let (upper, lower) = (relu(op.read(1, "f32")?), relu(op.read(2, "f32")?));

@@ -1,12 +1,12 @@
-//! One instruction into C: moves, memory, jumps; `arithmetic` and `together` have the rest.
+//! Translates one instruction to C: moves, memory, jumps. `arithmetic` and `cooperative` translate the rest.
 
 use super::syntax::{Instruction, Operand, bytes_of};
 use super::translate::{Writer, symbol};
-use super::{arithmetic, together};
+use super::{arithmetic, cooperative};
 
-pub(super) type Done<T> = Result<T, String>;
+pub(super) type TranslateResult<T> = Result<T, String>;
 
-/// An instruction as those who write it look at it.
+/// An instruction with accessors for the translation.
 pub(super) struct Op<'a> {
     pub writer: &'a Writer<'a>,
     pub parts: &'a [String],
@@ -22,62 +22,62 @@ impl Op<'_> {
         self.parts[1..].iter().any(|p| p == part)
     }
 
-    /// The last part that is a type.
-    pub fn kind(&self) -> Done<&str> {
+    /// Returns the last part that is a type.
+    pub fn kind(&self) -> TranslateResult<&str> {
         self.parts.iter().rev().map(String::as_str).find(|p| bytes_of(p).is_some()).ok_or_else(|| "no type".to_owned())
     }
 
-    /// All parts that are types, in order.
+    /// Returns all parts that are types, in order.
     pub fn kinds(&self) -> Vec<&str> {
         self.parts[1..].iter().map(String::as_str).filter(|p| bytes_of(p).is_some()).collect()
     }
 
-    pub fn operand(&self, index: usize) -> Done<&Operand> {
+    pub fn operand(&self, index: usize) -> TranslateResult<&Operand> {
         self.operands.get(index).ok_or_else(|| format!("operand {index} is missing"))
     }
 
-    /// Bits of an operand.
-    pub fn bits(&self, index: usize) -> Done<String> {
+    /// Returns the C expression of an operand's bits.
+    pub fn bits(&self, index: usize) -> TranslateResult<String> {
         self.writer.value(self.operand(index)?)
     }
 
-    /// An operand as a C value of the type.
-    pub fn read(&self, index: usize, kind: &str) -> Done<String> {
+    /// Returns an operand as a C value of type `kind`.
+    pub fn read(&self, index: usize, kind: &str) -> TranslateResult<String> {
         self.read_operand(self.operand(index)?, kind)
     }
 
-    pub fn read_operand(&self, operand: &Operand, kind: &str) -> Done<String> {
+    pub fn read_operand(&self, operand: &Operand, kind: &str) -> TranslateResult<String> {
         let bits = self.writer.value(operand)?;
-        // an immediate of f64 may stand for an f32
+        // An f64 immediate may be used as an f32.
         Ok(match (kind, operand) {
             ("f32", Operand::F64(v)) => format!("((f32)as_f64({v}ull))"),
             _ => read_bits(&bits, kind),
         })
     }
 
-    /// `destination = value`, a C value of the type.
-    pub fn write(&self, kind: &str, value: &str) -> Done<String> {
+    /// Assigns `value`, a C value of type `kind`, to the destination.
+    pub fn write(&self, kind: &str, value: &str) -> TranslateResult<String> {
         self.write_operand(self.operand(0)?, kind, value)
     }
 
-    pub fn write_operand(&self, operand: &Operand, kind: &str, value: &str) -> Done<String> {
+    pub fn write_operand(&self, operand: &Operand, kind: &str, value: &str) -> TranslateResult<String> {
         match operand {
             Operand::Name(name) if name == "_" => Ok(format!("(void)({value});")),
             Operand::Name(name) => {
-                // a narrower value is extended as its type says
+                // Sign- or zero-extend a narrower value according to its type.
                 let width = self.writer.width(name).ok_or_else(|| format!("`{name}` is no register"))?;
                 let bits = write_bits(value, kind);
                 let wide = bytes_of(kind).is_some_and(|b| b < width) && kind.starts_with('s');
                 let bits = if wide { format!("(u64)({kind})({bits})") } else { bits };
                 Ok(format!("{} = {bits};", symbol(name)))
             }
-            other => Err(format!("{other:?} is no destination")),
+            other => Err(format!("{other:?} is not a destination")),
         }
     }
 
-    /// Host address of a memory operand. `space` is shared's if the operand counts from there.
-    pub fn address(&self, operand: &Operand, shared: bool) -> Done<String> {
-        let Operand::Address(base, offset) = operand else { return Err(format!("{operand:?} is no address")) };
+    /// Returns the host address of a memory operand. With `shared` the operand is an offset into shared memory.
+    pub fn address(&self, operand: &Operand, shared: bool) -> TranslateResult<String> {
+        let Operand::Address(base, offset) = operand else { return Err(format!("{operand:?} is not an address")) };
         let base = match (base.is_empty(), self.writer.width(base)) {
             (true, _) => "0ull".to_owned(),
             (false, Some(_)) => symbol(base),
@@ -95,7 +95,7 @@ impl Op<'_> {
     }
 }
 
-/// Bits as a C value.
+/// Converts bits to a C value.
 pub(super) fn read_bits(bits: &str, kind: &str) -> String {
     match kind {
         "f32" => format!("as_f32({bits})"),
@@ -109,7 +109,7 @@ pub(super) fn read_bits(bits: &str, kind: &str) -> String {
     }
 }
 
-/// A C value as bits.
+/// Converts a C value to bits.
 pub(super) fn write_bits(value: &str, kind: &str) -> String {
     match kind {
         "f32" => format!("of_f32({value})"),
@@ -123,7 +123,7 @@ pub(super) fn write_bits(value: &str, kind: &str) -> String {
     }
 }
 
-pub(super) fn write(writer: &Writer<'_>, instruction: &Instruction) -> Done<String> {
+pub(super) fn write(writer: &Writer<'_>, instruction: &Instruction) -> TranslateResult<String> {
     let op = Op { writer, parts: &instruction.op, operands: &instruction.operands };
     match op.name() {
         "mov" => mov(&op),
@@ -152,17 +152,17 @@ pub(super) fn write(writer: &Writer<'_>, instruction: &Instruction) -> Done<Stri
         "call" => call(&op),
         "membar" | "fence" => Ok("__atomic_thread_fence(__ATOMIC_SEQ_CST);".to_owned()),
         "prefetch" | "prefetchu" | "discard" | "applypriority" | "griddepcontrol" | "setmaxnreg" => Ok(String::new()),
-        "nanosleep" => Ok("t->asked |= 15; asks_memory(t);".to_owned()),
+        "nanosleep" => Ok("t->polls |= 15; poll_memory(t);".to_owned()),
         "cp" => copy_async(&op),
-        "atom" | "red" => together::atomic(&op),
-        _ => match together::write(&op)? {
+        "atom" | "red" => cooperative::atomic(&op),
+        _ => match cooperative::write(&op)? {
             Some(code) => Ok(code),
             None => arithmetic::write(&op),
         },
     }
 }
 
-fn mov(op: &Op<'_>) -> Done<String> {
+fn mov(op: &Op<'_>) -> TranslateResult<String> {
     let kind = op.kind()?;
     let bytes = bytes_of(kind).unwrap_or(4);
     match (op.operand(0)?, op.operand(1)?) {
@@ -184,14 +184,14 @@ fn mov(op: &Op<'_>) -> Done<String> {
             op.write(&format!("b{}", 8 * bytes), &joined.join(" | "))
         }
         _ => {
-            // a kernel's name would be a function pointer
+            // The name of a kernel would be a function pointer, which is not supported.
             let bits = op.bits(1)?;
             op.write(&if kind == "pred" { "pred".to_owned() } else { format!("b{}", 8 * bytes) }, &bits)
         }
     }
 }
 
-/// Loads that wait for somebody's word: they let others run.
+/// Returns the C memory order of an ordered access. Ordered loads yield to other threads, because they may be polling.
 fn ordered(op: &Op<'_>) -> Option<&'static str> {
     if op.has("acquire") {
         Some("__ATOMIC_ACQUIRE")
@@ -204,7 +204,7 @@ fn ordered(op: &Op<'_>) -> Option<&'static str> {
     }
 }
 
-fn load(op: &Op<'_>) -> Done<String> {
+fn load(op: &Op<'_>) -> TranslateResult<String> {
     let kind = op.kind()?.to_owned();
     let bits = 8 * bytes_of(&kind).unwrap_or(4);
     let at = op.address(op.operand(1)?, op.in_shared())?;
@@ -218,7 +218,7 @@ fn load(op: &Op<'_>) -> Done<String> {
     };
     let signed = if plain.starts_with('s') { format!("s{bits}") } else { format!("u{bits}") };
     if let Some(order) = ordered(op) {
-        let mut code = format!("{{ asks_memory(t); {signed} *at = ({signed} *){at}; ");
+        let mut code = format!("{{ poll_memory(t); {signed} *at = ({signed} *){at}; ");
         for (i, part) in parts.iter().enumerate() {
             code += &op.write_operand(part, &plain, &format!("__atomic_load_n(at + {i}, {order})"))?;
         }
@@ -231,14 +231,15 @@ fn load(op: &Op<'_>) -> Done<String> {
     Ok(code + " }")
 }
 
-fn store(op: &Op<'_>) -> Done<String> {
+fn store(op: &Op<'_>) -> TranslateResult<String> {
     let bits = 8 * bytes_of(op.kind()?).unwrap_or(4);
     let at = op.address(op.operand(0)?, op.in_shared())?;
     let parts = match op.operand(1)? {
         Operand::Vector(parts) => parts.clone(),
         one => vec![one.clone()],
     };
-    let values: Done<Vec<String>> = parts.iter().map(|p| Ok(format!("(u{bits})({})", op.writer.value(p)?))).collect();
+    let values: TranslateResult<Vec<String>> =
+        parts.iter().map(|p| Ok(format!("(u{bits})({})", op.writer.value(p)?))).collect();
     let values = values?;
     if let Some(order) = ordered(op) {
         let stores = values.iter().enumerate().map(|(i, v)| format!("__atomic_store_n(at + {i}, {v}, {order}); "));
@@ -247,40 +248,40 @@ fn store(op: &Op<'_>) -> Done<String> {
     Ok(format!("{{ u{bits} v[{}] = {{{}}}; memcpy({at}, v, sizeof v); }}", values.len(), values.join(", ")))
 }
 
-fn cvta(op: &Op<'_>) -> Done<String> {
+fn cvta(op: &Op<'_>) -> TranslateResult<String> {
     let value = op.bits(1)?;
     let kind = op.kind()?.to_owned();
     let value = match (op.in_shared(), op.has("to")) {
         (true, true) => format!("(u64)(u32)((u8 *){value} - t->block->shared)"),
         (true, false) => format!("(u64)(t->block->shared + (u32)({value}))"),
-        // of the others, the generic address is the address
+        // In the other state spaces the address is the generic address.
         (false, _) => value,
     };
     op.write(&kind, &value)
 }
 
-fn call(op: &Op<'_>) -> Done<String> {
+fn call(op: &Op<'_>) -> TranslateResult<String> {
     let mut arguments = Vec::new();
     let mut name = None;
     for operand in op.operands {
         match operand {
             Operand::Vector(all) => {
                 for one in all {
-                    let Operand::Name(one) = one else { return Err("an argument that has no name".to_owned()) };
+                    let Operand::Name(one) = one else { return Err("an argument without a name".to_owned()) };
                     arguments.push(symbol(one));
                 }
             }
             Operand::Name(n) if name.is_none() => name = Some(n.clone()),
-            _ => return Err("a call that is not understood".to_owned()),
+            _ => return Err("unsupported form of a call".to_owned()),
         }
     }
-    let name = name.ok_or("a call of nothing")?;
+    let name = name.ok_or("a call without a function")?;
     match name.as_str() {
-        // a failed assertion of the device's
+        // A failed device assertion.
         "__assertfail" => {
             Ok("fprintf(stderr, \"cuda-on-cpu: an assertion of a kernel failed\\n\"); abort();".to_owned())
         }
-        // printf: what it prints is not shown
+        // printf: the output is discarded.
         "vprintf" => Ok(String::new()),
         _ if op.writer.has_function(&name) => {
             let all: String = arguments.iter().map(|a| format!(", {a}")).collect();
@@ -290,13 +291,13 @@ fn call(op: &Op<'_>) -> Done<String> {
     }
 }
 
-fn copy_async(op: &Op<'_>) -> Done<String> {
-    // copies are done when they are asked for, so there is nothing to wait for
+fn copy_async(op: &Op<'_>) -> TranslateResult<String> {
+    // Copies are executed at once, so there is nothing to wait for.
     if !op.has("async") || op.has("bulk") {
-        return Err("not known here".to_owned());
+        return Err("not supported".to_owned());
     }
     if op.has("mbarrier") {
-        // those before it are done; without `noinc` the arrival is one more that was expected
+        // Earlier copies have finished. Without `noinc` the instruction also raises the pending count, so the two cancel out.
         let at = op.address(op.operand(0)?, op.in_shared())?;
         return Ok(if op.has("noinc") { format!("mbarrier_arrive((u64 *){at}, 1);") } else { String::new() });
     }

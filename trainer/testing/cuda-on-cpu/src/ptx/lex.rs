@@ -1,9 +1,9 @@
-//! Words and marks of PTX.
+//! Tokens of PTX.
 
-/// A word (with its dots: `ld.global.u32`, `%tid.x`, `.reg`) or one mark.
+/// A word, including its dots (`ld.global.u32`, `%tid.x`, `.reg`), or one punctuation character.
 pub type Token = String;
 
-/// Cuts a module's text; comments, debugging information and the header are left out.
+/// Splits a module's text into tokens. Comments, debug information and the header are left out.
 pub fn tokens(text: &str) -> Vec<Token> {
     let mut all = Vec::new();
     let mut section = false;
@@ -40,7 +40,7 @@ pub fn tokens(text: &str) -> Vec<Token> {
             section = true;
             continue;
         }
-        // the first word, for `.local` is another one than `.loc`
+        // Compare the whole first word: `.local` is not `.loc`.
         let first = line.split_ascii_whitespace().next().unwrap_or_default();
         if [".version", ".target", ".address_size", ".file", ".loc"].contains(&first) {
             continue;
@@ -65,7 +65,7 @@ fn cut(line: &str, all: &mut Vec<Token>) {
             continue;
         }
         while at < bytes.len() {
-            // `shared::cta` and `.L1::no_allocate` are words
+            // `shared::cta` and `.L1::no_allocate` are single words.
             if bytes[at..].starts_with(b"::") {
                 at += 2;
             } else if bytes[at].is_ascii_alphanumeric() || b"_$%.".contains(&bytes[at]) {

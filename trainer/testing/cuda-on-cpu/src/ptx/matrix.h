@@ -1,4 +1,4 @@
-/* What tensor cores do: fragments as the ISA lays them out over a warp's lanes (m16n8k*, ldmatrix), or, where it leaves that open (wmma), lane after lane. */
+/* Tensor core instructions. Fragments are distributed over a warp's lanes as the ISA specifies (m16n8k*, ldmatrix), or lane after lane where the ISA leaves the layout open (wmma). */
 enum { F16, BF16, TF32, FP32 };
 OP f32 element(const u32 *words, u32 i, int kind) {
     if (kind == TF32) return as_f32(words[i] & 0xffffe000);
@@ -15,7 +15,7 @@ static __attribute__((unused, noinline)) void mma_m16n8(Thread *t, u32 k, int ki
                                                         const u32 *c) {
     u32 words[WORDS];
     memcpy(words, a, 4 * na), memcpy(words + 8, b, 4 * nb);
-    show(t, 0xffffffff, WORDS, words);
+    publish(t, 0xffffffff, WORDS, words);
     u32 result[4] = {0};
     for (u32 i = 0; i < 4; i++) {
         u32 row = (t->lane >> 2) + 8 * (i >> 1), column = (t->lane & 3) * 2 + (i & 1);
@@ -33,14 +33,14 @@ static __attribute__((unused, noinline)) void mma_m16n8(Thread *t, u32 k, int ki
         }
         set_element(result, i, out, sum);
     }
-    meet(t, 0xffffffff);
+    sync_warp(t, 0xffffffff);
     memcpy(d, result, out == FP32 ? 16 : 8);
 }
-/* Four matrices of 8x8 16-bit elements at most; lanes 8i..8i+7 have the addresses of matrix i's rows. */
+/* Up to four matrices of 8x8 16-bit elements; lanes 8i..8i+7 hold the row addresses of matrix i. */
 static __attribute__((unused, noinline)) void ldmatrix(Thread *t, u32 count, int transposed, const u8 *row, u32 *d) {
     u64 address = (u64)row;
     u32 words[2] = {(u32)address, (u32)(address >> 32)};
-    show(t, 0xffffffff, 2, words);
+    publish(t, 0xffffffff, 2, words);
     for (u32 m = 0; m < count; m++) {
         u16 pair[2];
         for (u32 i = 0; i < 2; i++) {
@@ -50,22 +50,22 @@ static __attribute__((unused, noinline)) void ldmatrix(Thread *t, u32 count, int
         }
         d[m] = (u32)pair[1] << 16 | pair[0];
     }
-    meet(t, 0xffffffff);
+    sync_warp(t, 0xffffffff);
 }
 static __attribute__((unused, noinline)) void stmatrix(Thread *t, u32 count, int transposed, u8 *row, const u32 *s) {
     u64 address = (u64)row;
     u32 words[6] = {(u32)address, (u32)(address >> 32)};
     memcpy(words + 2, s, 4 * count);
-    show(t, 0xffffffff, 2 + count, words);
+    publish(t, 0xffffffff, 2 + count, words);
     u32 m = t->lane / 8, r = t->lane % 8;
     for (u32 c = 0; m < count && c < 8; c++) {
         u32 lane = transposed ? c * 4 + r / 2 : r * 4 + c / 2, half = transposed ? r & 1 : c & 1;
         u16 v = (u16)(t->warp->slots[lane][2 + m] >> 16 * half);
         memcpy(row + 2 * c, &v, 2);
     }
-    meet(t, 0xffffffff);
+    sync_warp(t, 0xffffffff);
 }
-/* wmma's fragments of rows x columns: element i of lane l is number l * (rows * columns / 32) + i, row by row. */
+/* wmma fragments of rows x columns: element i of lane l has index l * (rows * columns / 32) + i in row-major order. */
 OP u32 place(u32 number, u32 rows, u32 columns, u32 stride, int row_major) {
     (void)rows;
     u32 r = number / columns, c = number % columns;
@@ -80,7 +80,7 @@ static __attribute__((unused, noinline)) void wmma_load(Thread *t, u32 rows, u32
         if (size == 4) memcpy(&d[i], at, 4);
         else { u16 v; memcpy(&v, at, 2); d[i / 2] |= (u32)v << 16 * (i & 1); }
     }
-    meet(t, 0xffffffff);
+    sync_warp(t, 0xffffffff);
 }
 static __attribute__((unused, noinline)) void wmma_store(Thread *t, u32 rows, u32 columns, int kind, int row_major, u8 *to, u32 stride,
                                                          const u32 *s) {
@@ -90,7 +90,7 @@ static __attribute__((unused, noinline)) void wmma_store(Thread *t, u32 rows, u3
         if (kind == FP32) memcpy(at, &s[i], 4);
         else { u16 v = (u16)(s[i / 2] >> 16 * (i & 1)); memcpy(at, &v, 2); }
     }
-    meet(t, 0xffffffff);
+    sync_warp(t, 0xffffffff);
 }
 static __attribute__((unused, noinline)) void wmma_mma(Thread *t, u32 m, u32 n, u32 k, int kind, int in, int out, u32 *d, const u32 *a, const u32 *b,
                                                        const u32 *c) {
@@ -98,7 +98,7 @@ static __attribute__((unused, noinline)) void wmma_mma(Thread *t, u32 m, u32 n, 
     u32 a_each = m * k / LANES, b_each = k * n / LANES, each = m * n / LANES;
     u32 per_word = kind == TF32 ? 1 : 2;
     memcpy(words, a, 4 * (a_each / per_word)), memcpy(words + 8, b, 4 * (b_each / per_word));
-    show(t, 0xffffffff, WORDS, words);
+    publish(t, 0xffffffff, WORDS, words);
     u32 result[8] = {0};
     for (u32 i = 0; i < each; i++) {
         u32 number = t->lane * each + i, row = number / n, column = number % n;
@@ -109,6 +109,6 @@ static __attribute__((unused, noinline)) void wmma_mma(Thread *t, u32 m, u32 n, 
         }
         set_element(result, i, out, sum);
     }
-    meet(t, 0xffffffff);
+    sync_warp(t, 0xffffffff);
     memcpy(d, result, out == FP32 ? 4 * each : 2 * each);
 }

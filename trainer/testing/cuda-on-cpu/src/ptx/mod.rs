@@ -1,8 +1,8 @@
-//! PTX into C: [`parse`] reads it, [`translate`] writes a C function for each of its functions.
+//! Translates PTX to C: [`parse`] builds a syntax tree, [`translate`] writes a C function for each PTX function.
 
 mod arithmetic;
+mod cooperative;
 mod instruction;
-mod together;
 
 pub mod lex;
 pub mod parse;

@@ -1,12 +1,12 @@
-//! PTX, read into statements. What is not understood is an error that shows the text.
+//! Parses PTX into statements. Unsupported syntax is an error that shows the text.
 
 use super::lex::{Token, tokens};
 use super::syntax::{Function, Instruction, Operand, Statement, Unit, Variable, bytes_of};
 
-type Done<T> = Result<T, String>;
+type TranslateResult<T> = Result<T, String>;
 
-/// Reads a module.
-pub fn parse(text: &str) -> Done<Unit> {
+/// Parses a module.
+pub fn parse(text: &str) -> TranslateResult<Unit> {
     let mut reader = Reader { tokens: tokens(text), at: 0 };
     let mut unit = Unit::default();
     while let Some(word) = reader.word() {
@@ -28,7 +28,7 @@ pub fn parse(text: &str) -> Done<Unit> {
                 unit.variables.push(variable);
                 reader.expect(";")?;
             }
-            _ => return Err(reader.wrong(&format!("`{word}` outside of a function"))),
+            _ => return Err(reader.wrong(&format!("`{word}` outside a function"))),
         }
     }
     Ok(unit)
@@ -55,7 +55,7 @@ impl Reader {
         word
     }
 
-    fn need_word(&mut self) -> Done<String> {
+    fn need_word(&mut self) -> TranslateResult<String> {
         self.word().ok_or_else(|| "the text ends too early".to_owned())
     }
 
@@ -65,17 +65,21 @@ impl Reader {
         yes
     }
 
-    fn expect(&mut self, token: &str) -> Done<()> {
-        if self.accept(token) { Ok(()) } else { Err(self.wrong(&format!("`{token}` expected, not `{}`", self.peek()))) }
+    fn expect(&mut self, token: &str) -> TranslateResult<()> {
+        if self.accept(token) {
+            Ok(())
+        } else {
+            Err(self.wrong(&format!("expected `{token}`, found `{}`", self.peek())))
+        }
     }
 
-    fn number(&mut self) -> Done<usize> {
+    fn number(&mut self) -> TranslateResult<usize> {
         let word = self.need_word()?;
-        integer(&word).and_then(|n| usize::try_from(n).ok()).ok_or_else(|| self.wrong("a number expected"))
+        integer(&word).and_then(|n| usize::try_from(n).ok()).ok_or_else(|| self.wrong("expected a number"))
     }
 
-    /// After the space: `.align 4 .b8 name[12] = {…}`, up to what ends it.
-    fn variable(&mut self, space: &str) -> Done<Variable> {
+    /// Parses what follows the state space: `.align 4 .b8 name[12] = {…}`, up to the terminator.
+    fn variable(&mut self, space: &str) -> TranslateResult<Variable> {
         let mut made = Variable {
             space: space.to_owned(),
             name: String::new(),
@@ -88,7 +92,7 @@ impl Reader {
         loop {
             let word = self.need_word()?;
             if word == ".align" {
-                // of a pointer parameter, `.ptr .global .align 16`, it is that of what is pointed to: larger is harmless
+                // For a pointer parameter (`.ptr .global .align 16`) this is the alignment of the target. A larger alignment is harmless.
                 made.align = self.number()?;
             } else if let Some(bytes) = word.strip_prefix('.').and_then(bytes_of) {
                 element = bytes;
@@ -114,7 +118,7 @@ impl Reader {
                     Some(Operand::Integer(n)) => sign * n,
                     Some(Operand::F32(bits)) => i128::from(bits),
                     Some(Operand::F64(bits)) => i128::from(bits),
-                    _ => return Err(self.wrong("an initial value that is no number")),
+                    _ => return Err(self.wrong("an initial value that is not a number")),
                 };
                 made.value.extend(&value.to_le_bytes()[..element]);
                 if !self.accept(",") {
@@ -128,7 +132,7 @@ impl Reader {
         Ok(made)
     }
 
-    fn parameters(&mut self) -> Done<Vec<Variable>> {
+    fn parameters(&mut self) -> TranslateResult<Vec<Variable>> {
         let mut all = Vec::new();
         if !self.accept("(") {
             return Ok(all);
@@ -136,7 +140,7 @@ impl Reader {
         while !self.accept(")") {
             let space = self.need_word()?;
             if space != ".param" && space != ".reg" {
-                return Err(self.wrong("a parameter expected"));
+                return Err(self.wrong("expected a parameter"));
             }
             all.push(self.variable("param")?);
             self.accept(",");
@@ -144,12 +148,12 @@ impl Reader {
         Ok(all)
     }
 
-    /// `None` for a declaration without a body.
-    fn function(&mut self, entry: bool) -> Done<Option<Function>> {
+    /// Parses a function. Returns `None` for a declaration without a body.
+    fn function(&mut self, entry: bool) -> TranslateResult<Option<Function>> {
         let results = if entry { Vec::new() } else { self.parameters()? };
         let name = self.need_word()?;
         let parameters = self.parameters()?;
-        // directives on performance
+        // Performance directives.
         while self.peek() != "{" {
             if self.need_word()? == ";" {
                 return Ok(None);
@@ -176,7 +180,7 @@ impl Reader {
         Ok(Some(Function { entry, name, parameters, results, body }))
     }
 
-    fn statement(&mut self) -> Done<Option<Statement>> {
+    fn statement(&mut self) -> TranslateResult<Option<Statement>> {
         let word = self.need_word()?;
         Ok(Some(match word.as_str() {
             "{" => Statement::Open,
@@ -228,7 +232,7 @@ impl Reader {
         }))
     }
 
-    fn instruction(&mut self, first: String) -> Done<Instruction> {
+    fn instruction(&mut self, first: String) -> TranslateResult<Instruction> {
         let (guard, op) = if first == "@" {
             let not = self.accept("!");
             (Some((self.need_word()?, not)), self.need_word()?)
@@ -246,7 +250,7 @@ impl Reader {
         Ok(Instruction { guard, op: op.split('.').map(str::to_owned).collect(), operands })
     }
 
-    fn list(&mut self, end: &str) -> Done<Operand> {
+    fn list(&mut self, end: &str) -> TranslateResult<Operand> {
         let mut all = Vec::new();
         while !self.accept(end) {
             all.push(self.operand()?);
@@ -255,7 +259,7 @@ impl Reader {
         Ok(Operand::Vector(all))
     }
 
-    fn operand(&mut self) -> Done<Operand> {
+    fn operand(&mut self) -> TranslateResult<Operand> {
         let word = self.need_word()?;
         match word.as_str() {
             "{" => return self.list("}"),
@@ -265,7 +269,7 @@ impl Reader {
                 let word = self.need_word()?;
                 return match immediate(&word) {
                     Some(Operand::Integer(n)) => Ok(Operand::Integer(-n)),
-                    _ => Err(self.wrong("a number expected")),
+                    _ => Err(self.wrong("expected a number")),
                 };
             }
             "[" => {

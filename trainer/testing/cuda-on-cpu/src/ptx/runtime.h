@@ -1,4 +1,4 @@
-/* What translated kernels are made of: bits and types, a block's threads as fibers of one thread of the CPU, what warps do together. */
+/* Runtime of translated kernels: conversions, the threads of a block as fibers of one CPU thread, warp operations. */
 #include <math.h>
 #include <sched.h>
 #include <stddef.h>
@@ -21,18 +21,18 @@ OP f32 as_f16(u16 bits) { f16 v; memcpy(&v, &bits, 2); return (f32)v; }
 OP u16 of_f16(f32 x) { f16 v = (f16)x; u16 bits; memcpy(&bits, &v, 2); return bits; }
 OP u16 of_f16_from_f64(f64 x) { f16 v = (f16)x; u16 bits; memcpy(&bits, &v, 2); return bits; }
 OP f32 as_bf16(u16 bits) { return as_f32((u32)bits << 16); }
-OP u16 of_bf16(f32 x) { /* to nearest, ties to even */
+OP u16 of_bf16(f32 x) { /* Rounds to nearest, ties to even. */
     u32 b = of_f32(x);
     return (b & 0x7fffffff) > 0x7f800000 ? 0x7fff : (u16)((b + 0x7fff + (b >> 16 & 1)) >> 16);
 }
 OP u32 of_tf32(f32 x) { u32 b = of_f32(x); return (b & 0x7f800000) == 0x7f800000 ? b : (b + 0x1000) & 0xffffe000; }
 
-/* To integers, as cvt does: beyond the type's range its limit, from NaN zero (its largest for 64 bits is left to C's range). */
+/* Conversions to integers as in cvt: out-of-range values saturate, NaN becomes zero. (For 64-bit types PTX returns another value for NaN, which is not reproduced.) */
 #define TO_INT(T, LOW, HIGH) OP T to_##T(f64 v) { return isnan(v) ? 0 : v <= (f64)(LOW) ? (LOW) : v >= (f64)(HIGH) ? (HIGH) : (T)v; }
 TO_INT(s8, INT8_MIN, INT8_MAX) TO_INT(u8, 0, UINT8_MAX) TO_INT(s16, INT16_MIN, INT16_MAX) TO_INT(u16, 0, UINT16_MAX)
 TO_INT(s32, INT32_MIN, INT32_MAX) TO_INT(u32, 0, UINT32_MAX) TO_INT(s64, INT64_MIN, INT64_MAX) TO_INT(u64, 0, UINT64_MAX)
 OP f32 saturate(f32 v) { return v > 0 ? v < 1 ? v : 1 : 0; }
-/* the one that is a number; -0 below +0 is not observed */
+/* Return the operand that is not NaN. -0 and +0 are not distinguished. */
 OP f64 min_num(f64 a, f64 b) { return isnan(a) ? b : isnan(b) ? a : a < b ? a : b; }
 OP f64 max_num(f64 a, f64 b) { return isnan(a) ? b : isnan(b) ? a : a > b ? a : b; }
 OP f64 min_nan(f64 a, f64 b) { return isnan(a) || isnan(b) ? NAN : a < b ? a : b; }
@@ -98,7 +98,7 @@ OP u64 nanoseconds(void) { struct timespec t; clock_gettime(CLOCK_REALTIME, &t);
 enum { LANES = 32, WORDS = 16, BARRIERS = 16, STACK = 65536 };
 typedef struct Block Block;
 typedef struct Warp { u32 waiting[LANES]; u32 released, live; u32 slots[LANES][WORDS]; } Warp;
-typedef struct Thread { Block *block; Warp *warp; void *sp; u32 tid[3], linear, lane, done, asked; } Thread;
+typedef struct Thread { Block *block; Warp *warp; void *sp; u32 tid[3], linear, lane, done, polls; } Thread;
 typedef void (*Body)(Thread *);
 struct Block {
     u32 ntid[3], nctaid[3], ctaid[3], threads, live, static_bytes, dynamic_bytes, fibers;
@@ -116,8 +116,8 @@ __attribute__((naked, noinline, unused)) static void switch_to(void **from, void
 }
 static __thread Thread *starting;
 
-/* Lets the block's other threads go on. */
-static __attribute__((unused, noinline)) void yield_to_others(Thread *t) {
+/* Switches to the next fiber of the block. */
+static __attribute__((unused, noinline)) void yield_fiber(Thread *t) {
     Block *b = t->block;
     if (!b->fibers) return;
     for (u32 i = 1; i < b->threads; i++) {
@@ -145,11 +145,11 @@ static __attribute__((unused, noinline)) void fiber_main(void) {
     switch_to(&unused, b->main);
     __builtin_unreachable();
 }
-/* In loops that wait for memory: whoever has to write it may be another thread of the block, or another process. */
-OP void asks_memory(Thread *t) {
-    if (++t->asked % 16) return;
-    yield_to_others(t);
-    if (t->asked % 1024 == 0) sched_yield();
+/* Yields in polling loops: the writer may be another thread of the block or another process. */
+OP void poll_memory(Thread *t) {
+    if (++t->polls % 16) return;
+    yield_fiber(t);
+    if (t->polls % 1024 == 0) sched_yield();
 }
 
 static __attribute__((unused, noinline)) void barrier(Thread *t, u32 id, u32 count) {
@@ -163,10 +163,10 @@ static __attribute__((unused, noinline)) void barrier(Thread *t, u32 id, u32 cou
             b->generation[id]++;
             return;
         }
-        yield_to_others(t);
+        yield_fiber(t);
     }
 }
-static __attribute__((unused, noinline)) void meet(Thread *t, u32 mask) {
+static __attribute__((unused, noinline)) void sync_warp(Thread *t, u32 mask) {
     Warp *w = t->warp;
     w->waiting[t->lane] = mask;
     for (;;) {
@@ -181,17 +181,17 @@ static __attribute__((unused, noinline)) void meet(Thread *t, u32 mask) {
             w->released |= all;
             continue;
         }
-        yield_to_others(t);
+        yield_fiber(t);
     }
 }
-/* Every lane shows words; then it may look at the others' (`slots`) until `meet` is called again. */
-OP void show(Thread *t, u32 mask, u32 n, const u32 *words) {
+/* Each lane publishes words. Lanes may read each other's `slots` until `sync_warp` is called again. */
+OP void publish(Thread *t, u32 mask, u32 n, const u32 *words) {
     for (u32 i = 0; i < n; i++) t->warp->slots[t->lane][i] = words[i];
-    meet(t, mask);
+    sync_warp(t, mask);
 }
 
 OP u32 shuffle(Thread *t, char mode, u32 v, u32 b, u32 c, u32 mask, u8 *inside) {
-    show(t, mask, 1, &v);
+    publish(t, mask, 1, &v);
     u32 lane = t->lane, segment = c >> 8 & 31, clamp = c & 31, max = (lane & segment) | (clamp & ~segment), min = lane & segment, from;
     b &= 31;
     int ok;
@@ -203,18 +203,18 @@ OP u32 shuffle(Thread *t, char mode, u32 v, u32 b, u32 c, u32 mask, u8 *inside) 
     }
     u32 out = ok ? t->warp->slots[from & 31][0] : v;
     if (inside) *inside = (u8)ok;
-    meet(t, mask);
+    sync_warp(t, mask);
     return out;
 }
 OP u32 ballot(Thread *t, u32 p, u32 mask) {
-    show(t, mask, 1, &p);
+    publish(t, mask, 1, &p);
     u32 out = 0;
     for (u32 i = 0; i < LANES; i++) if (mask >> i & 1 && t->warp->live >> i & 1) out |= (u32)(t->warp->slots[i][0] != 0) << i;
-    meet(t, mask);
+    sync_warp(t, mask);
     return out;
 }
 OP u32 reduce_lanes(Thread *t, char how, int is_signed, u32 v, u32 mask) {
-    show(t, mask, 1, &v);
+    publish(t, mask, 1, &v);
     u32 out = v, first = 1;
     for (u32 i = 0; i < LANES; i++) {
         if (!(mask & t->warp->live & 1u << i)) continue;
@@ -229,11 +229,11 @@ OP u32 reduce_lanes(Thread *t, char how, int is_signed, u32 v, u32 mask) {
             default: out = is_signed ? ((s32)x > (s32)out ? x : out) : x > out ? x : out;
         }
     }
-    meet(t, mask);
+    sync_warp(t, mask);
     return out;
 }
 
-/* Runs a grid's blocks one after another. `stacks` has one of STACK bytes for each of 1024 threads. */
+/* Runs a grid's blocks one after another. `stacks` has STACK bytes for each of 1024 threads. */
 static __attribute__((unused)) void run_grid(Body body, u32 fibers, const u8 *params, const u32 *grid, const u32 *ntid, u32 static_bytes,
                                              u32 dynamic, u8 *stacks) {
     u32 threads = ntid[0] * ntid[1] * ntid[2], warps = (threads + LANES - 1) / LANES;
@@ -250,7 +250,7 @@ static __attribute__((unused)) void run_grid(Body body, u32 fibers, const u8 *pa
     }
     for (u32 z = 0; z < grid[2]; z++) for (u32 y = 0; y < grid[1]; y++) for (u32 x = 0; x < grid[0]; x++) {
         b.ctaid[0] = x, b.ctaid[1] = y, b.ctaid[2] = z;
-        memset(b.shared, 0xff, bytes); /* a GPU's is not zero either */
+        memset(b.shared, 0xff, bytes); /* As on a GPU, shared memory is not zero. */
         if (!fibers) {
             for (u32 i = 0; i < threads; i++) body(&b.all[i]);
             continue;
@@ -274,7 +274,7 @@ static __attribute__((unused)) void run_grid(Body body, u32 fibers, const u8 *pa
     free(b.shared), free(b.all), free(all_warps);
 }
 
-/* Barriers in memory: arrivals that a phase still waits for (20 bits), arrivals of a phase (20 bits), the phase. */
+/* mbarrier objects: pending arrivals of the phase (20 bits), expected arrivals of a phase (20 bits), phase parity (bit 63). */
 OP u64 mbarrier_arrive(u64 *at, u32 count) {
     u64 old, new;
     memcpy(&old, at, 8);

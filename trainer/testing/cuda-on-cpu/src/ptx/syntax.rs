@@ -1,6 +1,6 @@
-//! What PTX is made of.
+//! Syntax tree of PTX.
 
-/// A module: variables outside of functions, and functions.
+/// A module: variables outside functions, and functions.
 #[derive(Debug, Default)]
 pub struct Unit {
     /// `.global`, `.const` and `.shared` variables.
@@ -14,7 +14,7 @@ pub struct Unit {
 pub struct Variable {
     /// `shared`, `global`, `const`, `local` or `param`.
     pub space: String,
-    /// Its name in PTX.
+    /// Name in PTX.
     pub name: String,
     /// Alignment in bytes.
     pub align: usize,
@@ -22,22 +22,22 @@ pub struct Variable {
     pub bytes: usize,
     /// Initial bytes, if any were given.
     pub value: Vec<u8>,
-    /// Declared elsewhere: for shared memory, the dynamic part.
+    /// Whether the variable is declared `.extern`: for shared memory, the dynamic part.
     pub external: bool,
 }
 
 /// A function with its body.
 #[derive(Debug)]
 pub struct Function {
-    /// A kernel, not a function of the device's.
+    /// Whether it is a kernel, not a device function.
     pub entry: bool,
-    /// Its name.
+    /// Name in PTX.
     pub name: String,
     /// Parameters in order.
     pub parameters: Vec<Variable>,
-    /// What it returns.
+    /// Return values.
     pub results: Vec<Variable>,
-    /// Its statements.
+    /// Statements of the body.
     pub body: Vec<Statement>,
 }
 
@@ -48,11 +48,11 @@ pub enum Statement {
     Open,
     /// `}`
     Close,
-    /// A place to jump to.
+    /// A label.
     Label(String),
     /// Registers of a type: names, each with the number of them if it is a family (`%r<5>`).
     Registers(String, Vec<(String, Option<usize>)>),
-    /// A variable of memory.
+    /// A variable in memory.
     Variable(Variable),
     /// A table of labels for `brx.idx`.
     Targets(String, Vec<String>),
@@ -63,18 +63,18 @@ pub enum Statement {
 /// An instruction.
 #[derive(Debug, Clone)]
 pub struct Instruction {
-    /// The predicate that it depends on, and whether that is negated.
+    /// The guard predicate, and whether the predicate is negated.
     pub guard: Option<(String, bool)>,
     /// The opcode, split at its dots.
     pub op: Vec<String>,
-    /// What it works on.
+    /// Operands.
     pub operands: Vec<Operand>,
 }
 
-/// What an instruction works on.
+/// An operand of an instruction.
 #[derive(Debug, Clone)]
 pub enum Operand {
-    /// A register, a variable, a label, a special register; `_` is nothing.
+    /// A register, a variable, a label or a special register. `_` is the sink.
     Name(String),
     /// `!p`
     Not(String),
@@ -92,7 +92,7 @@ pub enum Operand {
     Pair(String, String),
 }
 
-/// Bytes of a fundamental type; `None` if it is none.
+/// Returns the bytes of a fundamental type; `None` for other names.
 pub fn bytes_of(kind: &str) -> Option<usize> {
     Some(match kind {
         "pred" | "b8" | "u8" | "s8" => 1,

@@ -1,4 +1,4 @@
-//! Statements into C. Registers are unsigned integers of their width; instructions say what their bits mean.
+//! Translates a module to C. Registers become unsigned integers of the same width; each instruction interprets their bits.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -9,20 +9,20 @@ use super::syntax::{Function, Operand, Statement, Unit, Variable, bytes_of};
 /// A kernel of the translated module.
 #[derive(Debug)]
 pub struct Kernel {
-    /// Its name in PTX; the C function that runs a grid of it is `run_` and this name's [`symbol`].
+    /// Name in PTX. The C function that runs a grid is called `run_` followed by the name's [`symbol`].
     pub name: String,
     /// Offset and size of each parameter.
     pub parameters: Vec<(usize, usize)>,
     /// Bytes of the block of parameters.
     pub parameter_bytes: usize,
-    /// Bytes of shared memory that it declares.
+    /// Bytes of static shared memory.
     pub shared: usize,
 }
 
-/// Writes the C text of a module.
+/// Returns the C text of a module and its kernels.
 ///
 /// # Errors
-/// An instruction, a register or a variable that is not known, with its text.
+/// An unknown or unsupported instruction, register or variable, with its text.
 pub fn translate(unit: &Unit) -> Result<(String, Vec<Kernel>), String> {
     let mut text = String::from(concat!(include_str!("runtime.h"), include_str!("matrix.h")));
     let mut shared = Shared::default();
@@ -40,7 +40,7 @@ pub fn translate(unit: &Unit) -> Result<(String, Vec<Kernel>), String> {
     for function in &unit.functions {
         text.push_str(&Writer::new(unit, function, &mut shared).write()?);
     }
-    // a function of the device's may wait too: then the kernels of the module do
+    // A device function may wait too, so all kernels of the module use fibers if any function waits.
     let waits = unit.functions.iter().any(|f| f.body.iter().any(waits));
     for function in unit.functions.iter().filter(|f| f.entry) {
         let (parameters, parameter_bytes) = layout(&function.parameters);
@@ -56,7 +56,7 @@ pub fn translate(unit: &Unit) -> Result<(String, Vec<Kernel>), String> {
     Ok((text, kernels))
 }
 
-/// Whether an instruction may let other threads of the block go first.
+/// Returns whether an instruction may yield to other threads of the block.
 fn waits(statement: &Statement) -> bool {
     let Statement::Instruction(i) = statement else { return false };
     let has = |what: &str| i.op.iter().any(|part| part == what);
@@ -70,7 +70,7 @@ fn waits(statement: &Statement) -> bool {
         || i.op[0] == "mbarrier"
 }
 
-/// A PTX name as one of C's.
+/// Converts a PTX name to a C identifier.
 pub fn symbol(name: &str) -> String {
     let mut made = String::from("p_");
     for c in name.chars() {
@@ -84,7 +84,7 @@ pub fn symbol(name: &str) -> String {
     made
 }
 
-/// Where shared variables lie: in the order of their declaration, the dynamic part behind them.
+/// Layout of shared memory: variables in declaration order, followed by dynamic shared memory.
 #[derive(Default)]
 struct Shared {
     bytes: usize,
@@ -99,7 +99,7 @@ impl Shared {
         }
         let at = self.bytes.next_multiple_of(variable.align.max(16));
         self.offsets.insert(variable.name.clone(), Some(at));
-        // so that what is behind it is aligned for anything
+        // Keeps the next variable aligned for every type.
         self.bytes = (at + variable.bytes).next_multiple_of(1024);
     }
 }
@@ -108,14 +108,14 @@ fn define(variable: &Variable, prefix: &str) -> Result<String, String> {
     let name = symbol(&variable.name);
     let align = variable.align.max(8);
     if variable.external {
-        return Err(format!("{} is defined elsewhere", variable.name));
+        return Err(format!("{} is declared .extern", variable.name));
     }
     let values: Vec<String> = variable.value.iter().map(u8::to_string).collect();
     let value = if values.is_empty() { String::new() } else { format!(" = {{{}}}", values.join(",")) };
     Ok(format!("{prefix}u8 {name}[{}] __attribute__((aligned({align}), unused)){value};\n", variable.bytes.max(1)))
 }
 
-/// Offsets and sizes of parameters, and the bytes of all.
+/// Returns offset and size of each parameter, and the total bytes.
 fn layout(parameters: &[Variable]) -> (Vec<(usize, usize)>, usize) {
     let mut end = 0_usize;
     let placed = parameters.iter().map(|p| {
@@ -140,9 +140,9 @@ pub(super) struct Writer<'a> {
     unit: &'a Unit,
     function: &'a Function,
     shared: &'a mut Shared,
-    /// Types of registers; families (`%r<5>`) by their prefix.
+    /// Types of registers by name.
     registers: BTreeMap<String, String>,
-    /// Names of `.local`, `.param` and module variables, whose value is their address.
+    /// Names of `.local`, `.param` and module variables. As an operand, such a name is an address.
     memory: BTreeSet<String>,
     targets: BTreeMap<String, Vec<String>>,
     parameters: BTreeMap<String, String>,
@@ -217,22 +217,22 @@ impl<'a> Writer<'a> {
         Ok(text)
     }
 
-    /// Bytes of a register.
+    /// Returns the bytes of a register.
     pub(super) fn width(&self, name: &str) -> Option<usize> {
         self.registers.get(name).and_then(|kind| bytes_of(kind))
     }
 
-    /// Labels of a table.
+    /// Returns the labels of a branch table.
     pub(super) fn targets(&self, name: &str) -> Option<&[String]> {
         self.targets.get(name).map(Vec::as_slice)
     }
 
-    /// Whether a function of this name has a body here.
+    /// Returns whether the module defines a function of this name.
     pub(super) fn has_function(&self, name: &str) -> bool {
         self.unit.functions.iter().any(|f| f.name == name)
     }
 
-    /// The address of a name in memory: for shared memory its offset, else of the host.
+    /// Returns the address of a variable: the offset for shared memory, otherwise the host address.
     pub(super) fn address_of(&self, name: &str) -> Option<String> {
         if let Some(place) = self.shared.offsets.get(name) {
             return Some(match place {
@@ -246,7 +246,7 @@ impl<'a> Writer<'a> {
         self.memory.contains(name).then(|| format!("(u64){}", symbol(name)))
     }
 
-    /// An operand's bits.
+    /// Returns the C expression of an operand's bits.
     pub(super) fn value(&self, operand: &Operand) -> Result<String, String> {
         Ok(match operand {
             Operand::Name(name) => {
@@ -265,7 +265,7 @@ impl<'a> Writer<'a> {
             Operand::Integer(n) => format!("{n}ull"),
             Operand::F32(bits) => format!("{bits}u"),
             Operand::F64(bits) => format!("{bits}ull"),
-            other => return Err(format!("{other:?} is no value")),
+            other => return Err(format!("{other:?} is not a value")),
         })
     }
 }

@@ -1,12 +1,12 @@
-//! What tests of NCCL have in common: ids, arrays of floats, and their sums.
-#![allow(unsafe_code, dead_code, reason = "tests of a C library; no test uses all of this")]
+//! Helpers of the NCCL tests: ids, arrays of floats, and their sums.
+#![allow(unsafe_code, dead_code, reason = "tests of a C library; no test uses all helpers")]
 
 use std::ffi::{CStr, c_int};
 
 use cuda_on_cpu::exports::*;
 use cuda_on_cpu::nccl::*;
 
-use crate::common::{allocate, give, upload};
+use crate::common::{allocate, get, upload};
 
 pub(crate) const NOT_READY: i32 = 600;
 pub(crate) const F32: c_int = 7;
@@ -21,30 +21,30 @@ impl Default for Id {
 }
 
 pub(crate) fn id() -> UniqueId {
-    give::<Id>(|id| ncclGetUniqueId(id.map(|id| &mut id.0))).0
+    get::<Id>(|id| ncclGetUniqueId(id.map(|id| &mut id.0))).0
 }
 
-/// The file that ranks meet in.
+/// Returns the path of the file in an id.
 pub(crate) fn file(id: UniqueId) -> String {
     CStr::from_bytes_until_nul(&id.internal[8..]).unwrap().to_str().unwrap().to_owned()
 }
 
-/// An array on the GPU.
+/// Copies an array to the GPU; returns its address.
 pub(crate) fn array<T: Copy>(values: &[T]) -> usize {
     let address = allocate(size_of_val(values));
-    // SAFETY: plain numbers.
+    // SAFETY: numbers are plain bytes.
     upload(address, unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) });
     address
 }
 
 pub(crate) fn read<T: Copy + Default>(from: usize, count: usize) -> Vec<T> {
     let mut values = vec![T::default(); count];
-    // SAFETY: the vector's memory.
+    // SAFETY: the memory of the vector.
     assert_eq!(unsafe { cuMemcpyDtoH_v2(values.as_mut_ptr().cast(), from, count * size_of::<T>()) }, 0);
     values
 }
 
-/// Small integers, another for each rank and place.
+/// Returns a small integer that differs by rank and index.
 pub(crate) fn value(rank: usize, index: usize) -> f32 {
     ((index % 1013) as f32 - 500.0) * (rank + 1) as f32 + rank as f32
 }

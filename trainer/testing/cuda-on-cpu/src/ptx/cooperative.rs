@@ -1,22 +1,22 @@
-//! What threads do together: barriers, warps, matrices, atomics.
+//! Translates instructions in which threads cooperate: barriers, warp instructions, matrix instructions, atomics.
 
-use super::instruction::{Done, Op};
+use super::instruction::{Op, TranslateResult};
 use super::syntax::{Operand, bytes_of};
 
-/// `None` for an instruction of other kinds.
-pub(super) fn write(op: &Op<'_>) -> Done<Option<String>> {
+/// Translates an instruction; returns `None` for other instructions.
+pub(super) fn write(op: &Op<'_>) -> TranslateResult<Option<String>> {
     Ok(Some(match op.name() {
         "bar" | "barrier" => {
             if op.has("warp") {
-                format!("meet(t, (u32){});", op.bits(0)?)
+                format!("sync_warp(t, (u32){});", op.bits(0)?)
             } else if op.has("sync") || op.has("cta") && op.has("aligned") {
                 let count = if op.operands.len() > 1 { op.bits(1)? } else { "0".to_owned() };
                 format!("barrier(t, (u32){}, (u32){count});", op.bits(0)?)
             } else if op.has("cluster") {
-                // a cluster is one block here
+                // A cluster has one block here.
                 if op.has("arrive") { String::new() } else { "barrier(t, 0, 0);".to_owned() }
             } else {
-                return Err("not known here".to_owned());
+                return Err("not supported".to_owned());
             }
         }
         "shfl" => shuffle(op)?,
@@ -27,16 +27,16 @@ pub(super) fn write(op: &Op<'_>) -> Done<Option<String>> {
                 Some("ballot") => op.write("b32", &ballot(&format!("{p} != 0"), &mask))?,
                 Some("any") => op.write("pred", &ballot(&format!("{p} != 0"), &mask))?,
                 Some("all") => op.write("pred", &format!("{} == 0", ballot(&format!("{p} == 0"), &mask)))?,
-                _ => return Err("not known here".to_owned()),
+                _ => return Err("not supported".to_owned()),
             }
         }
         "activemask" => op.write("b32", "t->block->fibers ? t->warp->live : 0xffffffff")?,
         "elect" => {
-            let Operand::Pair(lane, p) = op.operand(0)? else { return Err("no pair".to_owned()) };
+            let Operand::Pair(lane, p) = op.operand(0)? else { return Err("expected a pair".to_owned()) };
             let mask = op.bits(1)?;
             let lane = op.write_operand(&Operand::Name(lane.clone()), "b32", "first")?;
             let p = op.write_operand(&Operand::Name(p.clone()), "pred", "first == t->lane")?;
-            format!("{{ u32 first = (u32)__builtin_ctz((u32){mask}); meet(t, (u32){mask}); {lane} {p} }}")
+            format!("{{ u32 first = (u32)__builtin_ctz((u32){mask}); sync_warp(t, (u32){mask}); {lane} {p} }}")
         }
         "redux" => {
             let kind = op.kind()?.to_owned();
@@ -47,7 +47,7 @@ pub(super) fn write(op: &Op<'_>) -> Done<Option<String>> {
                 Some("xor") => '^',
                 Some("min") => '<',
                 Some("max") => '>',
-                _ => return Err("not known here".to_owned()),
+                _ => return Err("not supported".to_owned()),
             };
             let signed = u32::from(kind.starts_with('s'));
             op.write("b32", &format!("reduce_lanes(t, '{how}', {signed}, {}, (u32){})", op.bits(1)?, op.bits(2)?))?
@@ -60,13 +60,13 @@ pub(super) fn write(op: &Op<'_>) -> Done<Option<String>> {
     }))
 }
 
-fn shuffle(op: &Op<'_>) -> Done<String> {
+fn shuffle(op: &Op<'_>) -> TranslateResult<String> {
     let mode = match op.parts.get(2).map(String::as_str) {
         Some("up") => 'u',
         Some("down") => 'd',
         Some("bfly") => 'b',
         Some("idx") => 'i',
-        _ => return Err("not known here".to_owned()),
+        _ => return Err("not supported".to_owned()),
     };
     let mask = if op.operands.len() > 4 { op.bits(4)? } else { "0xffffffff".to_owned() };
     let (a, b, c) = (op.bits(1)?, op.bits(2)?, op.bits(3)?);
@@ -80,13 +80,14 @@ fn shuffle(op: &Op<'_>) -> Done<String> {
     Ok(format!("{{ u8 inside; u32 v = {call}; {} {predicate} }}", op.write_operand(&to, "b32", "v")?))
 }
 
-/// Barriers in shared memory. Copies that such a barrier is told of are done when they are asked for.
-fn mbarrier(op: &Op<'_>) -> Done<String> {
+/// Translates barriers in shared memory. Asynchronous copies that such a barrier tracks are executed at once.
+fn mbarrier(op: &Op<'_>) -> TranslateResult<String> {
     if op.has("expect_tx") || op.has("complete_tx") || op.has("cluster") || op.has("remote") {
-        return Err("not known here".to_owned());
+        return Err("not supported".to_owned());
     }
-    let at =
-        |index: usize| -> Done<String> { Ok(format!("(u64 *){}", op.address(op.operand(index)?, op.in_shared())?)) };
+    let at = |index: usize| -> TranslateResult<String> {
+        Ok(format!("(u64 *){}", op.address(op.operand(index)?, op.in_shared())?))
+    };
     Ok(match op.parts[1].as_str() {
         "init" => format!("mbarrier_init({}, (u32){});", at(0)?, op.bits(1)?),
         "inval" => String::new(),
@@ -97,9 +98,9 @@ fn mbarrier(op: &Op<'_>) -> Done<String> {
         "test_wait" | "try_wait" => {
             let over = if op.has("parity") { op.bits(2)? } else { format!("(u64){} >> 63", op.bits(2)?) };
             let done = op.write("pred", &format!("mbarrier_phase({}) != ({over})", at(1)?))?;
-            format!("t->asked |= 15; asks_memory(t); {done}")
+            format!("t->polls |= 15; poll_memory(t); {done}")
         }
-        _ => return Err("not known here".to_owned()),
+        _ => return Err("not supported".to_owned()),
     })
 }
 
@@ -110,15 +111,16 @@ fn registers(operand: &Operand) -> &[Operand] {
     }
 }
 
-/// `u32 name[n] = {…};` of a fragment's registers.
-fn array(op: &Op<'_>, name: &str, index: usize) -> Done<String> {
-    let values: Done<Vec<String>> = registers(op.operand(index)?).iter().map(|r| op.writer.value(r)).collect();
+/// Returns `u32 name[8] = {…};` with a fragment's registers.
+fn array(op: &Op<'_>, name: &str, index: usize) -> TranslateResult<String> {
+    let values: TranslateResult<Vec<String>> =
+        registers(op.operand(index)?).iter().map(|r| op.writer.value(r)).collect();
     let values: Vec<String> = values?.into_iter().map(|v| format!("(u32){v}")).collect();
     Ok(format!("u32 {name}[8] = {{{}}}; ", values.join(", ")))
 }
 
-/// Puts `d` back into a fragment's registers.
-fn unpack(op: &Op<'_>, index: usize) -> Done<String> {
+/// Assigns the elements of `d` to a fragment's registers.
+fn unpack(op: &Op<'_>, index: usize) -> TranslateResult<String> {
     let mut code = String::new();
     for (i, register) in registers(op.operand(index)?).iter().enumerate() {
         code += &op.write_operand(register, "b32", &format!("d[{i}]"))?;
@@ -126,9 +128,9 @@ fn unpack(op: &Op<'_>, index: usize) -> Done<String> {
     Ok(code)
 }
 
-fn matrices(op: &Op<'_>) -> Done<String> {
+fn matrices(op: &Op<'_>) -> TranslateResult<String> {
     if !op.has("b16") || !op.has("m8n8") {
-        return Err("not known here".to_owned());
+        return Err("not supported".to_owned());
     }
     let count = ["x4", "x2", "x1"].iter().find(|x| op.has(x)).map_or("1", |x| &x[1..]);
     let trans = u32::from(op.has("trans"));
@@ -140,7 +142,7 @@ fn matrices(op: &Op<'_>) -> Done<String> {
     Ok(format!("{{ u32 d[4]; ldmatrix(t, {count}, {trans}, {row}, d); {} }}", unpack(op, 0)?))
 }
 
-fn kind_of(name: &str) -> Done<&'static str> {
+fn kind_of(name: &str) -> TranslateResult<&'static str> {
     Ok(match name {
         "f16" => "F16",
         "bf16" => "BF16",
@@ -150,7 +152,7 @@ fn kind_of(name: &str) -> Done<&'static str> {
     })
 }
 
-fn mma(op: &Op<'_>) -> Done<String> {
+fn mma(op: &Op<'_>) -> TranslateResult<String> {
     let shape = op.parts.iter().find_map(|p| p.strip_prefix("m16n8k")).ok_or("a shape that is not m16n8")?;
     let kinds = op.kinds();
     let [d, a, _, _] = kinds[..] else { return Err("not four types".to_owned()) };
@@ -166,8 +168,8 @@ fn mma(op: &Op<'_>) -> Done<String> {
     ))
 }
 
-/// m, n and k of `m16n16k16`.
-fn shape(op: &Op<'_>) -> Done<[u32; 3]> {
+/// Returns m, n and k of `m16n16k16`.
+fn shape(op: &Op<'_>) -> TranslateResult<[u32; 3]> {
     let read = |part: &String| {
         let (m, rest) = part.strip_prefix('m')?.split_once('n')?;
         let (n, k) = rest.split_once('k')?;
@@ -176,19 +178,19 @@ fn shape(op: &Op<'_>) -> Done<[u32; 3]> {
     op.parts.iter().find_map(read).ok_or_else(|| "no shape".to_owned())
 }
 
-fn wmma(op: &Op<'_>) -> Done<String> {
+fn wmma(op: &Op<'_>) -> TranslateResult<String> {
     let [m, n, k] = shape(op)?;
     let what = op.parts[1].as_str();
     if what == "mma" {
         let kinds = op.kinds();
-        // .f32.f32 of f16 matrices has two types, the others name all four
+        // `.f32.f32` with f16 matrices names two types, the other forms all four.
         let (d, a, c) = match kinds[..] {
             [d, c] => (d, "f16", c),
             [d, a, _, c] => (d, a, c),
             _ => return Err("not two or four types".to_owned()),
         };
         if !op.has("row") && !op.has("col") {
-            return Err("no layouts".to_owned());
+            return Err("no layout".to_owned());
         }
         return Ok(format!(
             "{{ {}{}{}u32 d[8]; wmma_mma(t, {m}, {n}, {k}, {}, {}, {}, d, a, b, c); {} }}",
@@ -230,16 +232,16 @@ fn wmma(op: &Op<'_>) -> Done<String> {
     ))
 }
 
-/// `atom` and `red`: with C's atomics, or a loop of compare-and-swap around the value.
-pub(super) fn atomic(op: &Op<'_>) -> Done<String> {
+/// Translates `atom` and `red` to a compare-and-swap loop.
+pub(super) fn atomic(op: &Op<'_>) -> TranslateResult<String> {
     let kind = op.kind()?.to_owned();
     let bytes = bytes_of(&kind).unwrap_or(4);
     let first = usize::from(op.name() == "atom");
     let at = op.address(op.operand(first)?, op.in_shared())?;
     let known = ["add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec"];
-    let how = op.parts[1..].iter().find(|p| known.contains(&p.as_str())).ok_or("not known here")?;
+    let how = op.parts[1..].iter().find(|p| known.contains(&p.as_str())).ok_or("not supported")?;
     if matches!(kind.as_str(), "f16x2" | "bf16x2" | "b128") || matches!(op.operand(first)?, Operand::Vector(_)) {
-        return Err("not known here".to_owned());
+        return Err("not supported".to_owned());
     }
     let plain = if kind.starts_with('b') && !kind.starts_with("bf") { format!("b{}", 8 * bytes) } else { kind.clone() };
     let old = super::instruction::read_bits("old", &plain);
@@ -259,8 +261,8 @@ pub(super) fn atomic(op: &Op<'_>) -> Done<String> {
     let new = super::instruction::write_bits(&new, &plain);
     let bits = 8 * bytes;
     let result = if first == 1 { op.write(&format!("b{bits}"), "old")? } else { String::new() };
-    // a loop of `cas` is how kernels wait for a lock
-    let waits = if how == "cas" { "asks_memory(t); " } else { "" };
+    // Kernels wait for a lock in a loop of `cas`.
+    let waits = if how == "cas" { "poll_memory(t); " } else { "" };
     Ok(format!(
         "{{ {waits}u{bits} *at = (u{bits} *){at}, old = __atomic_load_n(at, __ATOMIC_RELAXED), new; do new = {new}; \
          while (!__atomic_compare_exchange_n(at, &old, new, 0, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)); {result} }}"

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::gpu::{DeviceMemory, Gpu};
-use super::layout::Wire;
+use super::layout::WireType;
 use super::nccl::Nccl;
 use super::route::Route;
 use super::supports::Topology;
@@ -14,13 +14,13 @@ use crate::error::{CommError, Result};
 use crate::{Communicator, ReduceOp};
 
 /// What carries it.
-pub(super) enum Cross {
+pub(super) enum InterHost {
     Nccl(Nccl),
     /// Through the host's memory.
     Host(Communicator),
 }
 
-impl Cross {
+impl InterHost {
     /// Connects the ranks that sum the same part; `None` where windows reach everybody.
     pub(super) fn new(route: &Route, topology: &Topology, comm: &Communicator, gpu: &Arc<Gpu>) -> Result<Option<Self>> {
         match route {
@@ -45,7 +45,7 @@ impl Cross {
         &self,
         window: &DeviceMemory,
         range: Range<usize>,
-        wire: Wire,
+        wire: WireType,
         abort: &Abort,
         limit: Duration,
     ) -> Result<()> {

@@ -22,7 +22,7 @@ pub enum Kind {
 
 /// The file's content.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FailureFile {
+pub struct FailureReport {
     /// Rank of the worker.
     pub rank: usize,
     /// Panic or error.
@@ -49,7 +49,7 @@ pub struct FailureFile {
     pub at_ms: u64,
 }
 
-impl FailureFile {
+impl FailureReport {
     /// Writes the file in one go: the launcher sees all of it or nothing.
     ///
     /// # Errors
@@ -65,7 +65,7 @@ impl FailureFile {
         serde_json::from_slice(&fs::read(path).ok()?).ok()
     }
 
-    /// Now, for [`FailureFile::at_ms`].
+    /// Now, for [`FailureReport::at_ms`].
     pub fn now_ms() -> u64 {
         SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
     }

@@ -121,7 +121,7 @@ impl View {
 }
 
 /// A launcher's connection to the others.
-pub(super) struct Link {
+pub(super) struct NodeRendezvous {
     view: View,
     // in this order: the goodbye goes out before the store goes away
     watch: Option<JoinHandle<()>>,
@@ -132,19 +132,19 @@ pub(super) struct Link {
 }
 
 /// Why launchers did not come together.
-pub(super) enum Apart {
+pub(super) enum RendezvousError {
     Failed(LaunchError),
     /// By this signal.
     Interrupted(i32),
 }
 
-impl From<LaunchError> for Apart {
+impl From<LaunchError> for RendezvousError {
     fn from(error: LaunchError) -> Self {
         Self::Failed(error)
     }
 }
 
-impl Link {
+impl NodeRendezvous {
     /// Meets the other launchers, within `limit`.
     pub(super) fn open(
         nodes: &Nodes,
@@ -152,7 +152,7 @@ impl Link {
         attempt: usize,
         limit: Duration,
         interrupted: &mut dyn FnMut() -> Option<i32>,
-    ) -> std::result::Result<Self, Apart> {
+    ) -> std::result::Result<Self, RendezvousError> {
         let until = Instant::now() + limit;
         let secret = derived(&nodes.secret, "nodes", attempt);
         let server = match nodes.node_rank {
@@ -165,7 +165,7 @@ impl Link {
         let address = port::joined(&nodes.master_addr, nodes.master_port);
         let client = loop {
             if let Some(signal) = interrupted() {
-                return Err(Apart::Interrupted(signal));
+                return Err(RendezvousError::Interrupted(signal));
             }
             match StoreClient::connect(address.as_str(), &secret, nodes.node_rank, nodes.nodes, TURN) {
                 Ok(client) => break Arc::new(client),
@@ -216,10 +216,10 @@ impl Link {
         key: &str,
         until: Instant,
         interrupted: &mut dyn FnMut() -> Option<i32>,
-    ) -> std::result::Result<Vec<u8>, Apart> {
+    ) -> std::result::Result<Vec<u8>, RendezvousError> {
         loop {
             if let Some(signal) = interrupted() {
-                return Err(Apart::Interrupted(signal));
+                return Err(RendezvousError::Interrupted(signal));
             }
             match self.client.wait(key, TURN) {
                 Ok(value) => return Ok(value),
@@ -261,7 +261,7 @@ impl Link {
         &self,
         limit: Duration,
         interrupted: &mut dyn FnMut() -> Option<i32>,
-    ) -> std::result::Result<u16, Apart> {
+    ) -> std::result::Result<u16, RendezvousError> {
         let bytes = self.value("workers", Instant::now() + limit, interrupted)?;
         let port = std::str::from_utf8(&bytes).ok().and_then(|text| text.parse().ok());
         port.ok_or_else(|| {
@@ -324,7 +324,7 @@ impl Link {
     }
 }
 
-impl Drop for Link {
+impl Drop for NodeRendezvous {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Relaxed);
         if let Some(watch) = self.watch.take() {

@@ -6,17 +6,17 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use super::board::{Board, Stage};
-use super::failure_file::{FailureFile, Kind};
+use super::failure_report::{FailureReport, Kind};
+use super::status_page::{Stage, StatusPage};
 use comm::{CommError, ErrorKind};
 
 /// The process's own, for the panic hook.
-static STATION: OnceLock<Reporter> = OnceLock::new();
+static PROCESS_STATUS: OnceLock<WorkerStatus> = OnceLock::new();
 
 #[derive(Debug)]
-struct Station {
+struct Inner {
     rank: usize,
-    board: Board,
+    page: StatusPage,
     stage: AtomicU8,
     account: Option<PathBuf>,
     accounted: AtomicBool,
@@ -24,48 +24,48 @@ struct Station {
 
 /// Says what this worker is doing. Cheap to clone, and to call: one system call, no allocation.
 #[derive(Debug, Clone)]
-pub struct Reporter(Arc<Station>);
+pub struct WorkerStatus(Arc<Inner>);
 
-impl Reporter {
+impl WorkerStatus {
     /// `account` is where `error.json` goes, if anywhere.
-    pub(super) fn new(rank: usize, board: Board, account: Option<PathBuf>) -> Self {
-        let stage = AtomicU8::new(Stage::Alone as u8);
-        Self(Arc::new(Station { rank, board, stage, account, accounted: AtomicBool::new(false) }))
+    pub(super) fn new(rank: usize, page: StatusPage, account: Option<PathBuf>) -> Self {
+        let stage = AtomicU8::new(Stage::Starting as u8);
+        Self(Arc::new(Inner { rank, page, stage, account, accounted: AtomicBool::new(false) }))
     }
 
     /// One that nobody listens to: a rank without a launcher, as in tests.
     ///
     /// # Errors
     /// No memory can be had that processes share.
-    pub fn unheard() -> std::io::Result<Self> {
-        Ok(Self::new(0, Board::create()?, None))
+    pub fn detached() -> std::io::Result<Self> {
+        Ok(Self::new(0, StatusPage::create()?, None))
     }
 
-    /// What the worker does from now on: `reporter.doing(format_args!("all_reduce #{n}, bucket {b}"))`. It is what the
+    /// What the worker does from now on: `status.set_status(format_args!("all_reduce #{n}, bucket {b}"))`. It is what the
     /// launcher shows when this process dies, however suddenly. Cut after some 220 bytes.
-    pub fn doing(&self, what: fmt::Arguments<'_>) {
+    pub fn set_status(&self, what: fmt::Arguments<'_>) {
         let stage =
-            if self.0.stage.load(Ordering::Relaxed) == Stage::Joined as u8 { Stage::Joined } else { Stage::Alone };
-        self.0.board.report(stage, what);
+            if self.0.stage.load(Ordering::Relaxed) == Stage::Joined as u8 { Stage::Joined } else { Stage::Starting };
+        self.0.page.set_status(stage, what);
     }
 
     pub(super) fn joined(&self) {
         self.0.stage.store(Stage::Joined as u8, Ordering::Relaxed);
-        self.doing(format_args!("after rendezvous"));
+        self.set_status(format_args!("after rendezvous"));
     }
 
     pub(super) fn beat(&self) {
-        self.0.board.beat();
+        self.0.page.beat();
     }
 
     /// Leaves `error.json` for the launcher, which shows the message when this process exits. Only the first failure of a
     /// process is kept. `consequence`: another rank's failure is the cause.
-    pub fn failed(&self, message: &str, hint: &str, consequence: bool) {
+    pub fn record_error(&self, message: &str, hint: &str, consequence: bool) {
         self.leave(Account { consequence, ..Account::error(message, hint) });
     }
 
-    /// [`Reporter::failed`] with an error of the collectives: one that tells of another rank's end is a consequence.
-    pub fn comm_failed(&self, error: &CommError) {
+    /// [`WorkerStatus::record_error`] with an error of the collectives: one that tells of another rank's end is a consequence.
+    pub fn record_comm_error(&self, error: &CommError) {
         let consequence = match error.kind {
             ErrorKind::PeerLost | ErrorKind::Aborted | ErrorKind::Timeout => error.culprit != Some(self.0.rank),
             ErrorKind::Mismatch | ErrorKind::Usage | ErrorKind::Setup | ErrorKind::System => false,
@@ -79,7 +79,7 @@ impl Reporter {
             return;
         }
         let Account { kind, message, hint, location, consequence, culprit } = account;
-        let file = FailureFile {
+        let file = FailureReport {
             rank: self.0.rank,
             kind,
             message,
@@ -87,9 +87,9 @@ impl Reporter {
             location,
             culprit,
             thread: std::thread::current().name().map(str::to_owned),
-            doing: self.0.board.doing().text,
+            doing: self.0.page.status().text,
             consequence,
-            at_ms: FailureFile::now_ms(),
+            at_ms: FailureReport::now_ms(),
         };
         if let Err(error) = file.write(path) {
             // stderr is in the logs too
@@ -99,14 +99,14 @@ impl Reporter {
 
     /// Has panics of any thread leave `error.json`, before what the hook did until now.
     pub(super) fn hook_panics(&self) {
-        if STATION.set(self.clone()).is_err() {
+        if PROCESS_STATUS.set(self.clone()).is_err() {
             return;
         }
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
-            if let Some(reporter) = STATION.get() {
+            if let Some(status) = PROCESS_STATUS.get() {
                 let location = info.location().map(ToString::to_string);
-                reporter.leave(Account { kind: Kind::Panic, location, ..Account::error(message(info), "") });
+                status.leave(Account { kind: Kind::Panic, location, ..Account::error(message(info), "") });
             }
             before(info);
         }));
@@ -146,11 +146,11 @@ mod tests {
     fn the_first_failure_is_the_one_that_is_kept() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("error.json");
-        let reporter = Reporter::new(3, Board::create().unwrap(), Some(path.clone()));
-        reporter.doing(format_args!("step {}", 7));
-        reporter.comm_failed(&comm(ErrorKind::PeerLost, Some(1)));
-        reporter.failed("later", "", false);
-        let file = FailureFile::read(&path).unwrap();
+        let status = WorkerStatus::new(3, StatusPage::create().unwrap(), Some(path.clone()));
+        status.set_status(format_args!("step {}", 7));
+        status.record_comm_error(&comm(ErrorKind::PeerLost, Some(1)));
+        status.record_error("later", "", false);
+        let file = FailureReport::read(&path).unwrap();
         assert_eq!((file.rank, file.message.as_str(), file.hint.as_str()), (3, "m", "h"));
         assert_eq!((file.doing.as_str(), file.consequence), ("step 7", true));
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "no temporary file stays");
@@ -168,8 +168,9 @@ mod tests {
         ] {
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join("error.json");
-            Reporter::new(0, Board::create().unwrap(), Some(path.clone())).comm_failed(&comm(kind, culprit));
-            assert_eq!(FailureFile::read(&path).unwrap().consequence, consequence, "{kind:?} {culprit:?}");
+            WorkerStatus::new(0, StatusPage::create().unwrap(), Some(path.clone()))
+                .record_comm_error(&comm(kind, culprit));
+            assert_eq!(FailureReport::read(&path).unwrap().consequence, consequence, "{kind:?} {culprit:?}");
         }
     }
 }

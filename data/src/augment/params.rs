@@ -1,19 +1,20 @@
-//! What happens to a sample in an epoch, as numbers. A pure function of (seed, epoch, sample id): who applies the
-//! decision (a loader thread, another rank, a GPU) changes nothing.
+//! The random parameters of a sample's augmentation. They are a pure function of (seed, epoch, sample id), so a loader
+//! thread, another rank and a GPU all apply the same ones.
 
 use super::random::{Purpose, Stream};
 use super::{Augment, Pipeline};
 
-/// What happens to one sample. The window is moved first, then mirrored, then cut.
+/// Augmentation parameters of one sample in one epoch. The window is moved first, then mirrored, then cut. The default
+/// changes nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Decision {
+pub struct AugmentParams {
     /// Rows by which the crop's window moves down, from `-padding` to `padding`.
     pub dy: i32,
     /// Columns by which the crop's window moves right, from `-padding` to `padding`.
     pub dx: i32,
     /// Left and right are exchanged.
     pub flip: bool,
-    /// What is cut out of the cropped and flipped image.
+    /// The rectangle that is cut out of the cropped and flipped image.
     pub cut: Option<Rect>,
 }
 
@@ -31,8 +32,8 @@ pub struct Rect {
 }
 
 impl Rect {
-    /// A rectangle of `size` (rows, columns) around `centre`, clipped to `bounds`. An even size has its centre just
-    /// below and right of the middle.
+    /// Makes a rectangle of `size` (rows, columns) around `centre`, clipped to `bounds`. The centre of an even size is the
+    /// pixel below and right of the middle.
     pub(crate) fn around(centre: (usize, usize), size: (usize, usize), bounds: (usize, usize)) -> Self {
         let span = |centre: usize, size: usize, bound: usize| {
             let end = (centre + size).saturating_sub(size / 2).min(bound);
@@ -43,13 +44,13 @@ impl Rect {
         Self { top, bottom, left, right }
     }
 
-    /// Pixels inside.
+    /// Returns the number of pixels inside.
     pub fn area(&self) -> usize {
         (self.bottom - self.top) * (self.right - self.left)
     }
 }
 
-/// Every draw has a number of its own, so adding one augmentation does not change what another decides.
+/// Each draw has its own counter, so adding one augmentation does not change the parameters of another.
 mod draw {
     pub(super) const CROP_Y: u64 = 0;
     pub(super) const CROP_X: u64 = 1;
@@ -59,29 +60,29 @@ mod draw {
 }
 
 impl Pipeline {
-    /// Decides what happens to sample `id` in `epoch`.
-    pub fn decide(&self, seed: u64, epoch: usize, id: u32) -> Decision {
+    /// Draws the augmentation parameters of sample `id` in `epoch` (torchvision: `get_params`).
+    pub fn params(&self, seed: u64, epoch: usize, id: u32) -> AugmentParams {
         let stream = Stream::new(seed, Purpose::Sample, epoch as u64, u64::from(id));
-        let mut decision = Decision::default();
+        let mut params = AugmentParams::default();
         for augment in &self.augment {
             match *augment {
                 Augment::Crop { padding, .. } => {
                     let offset = |counter| stream.below(counter, 2 * padding as u32 + 1) as i32 - padding as i32;
-                    (decision.dy, decision.dx) = (offset(draw::CROP_Y), offset(draw::CROP_X));
+                    (params.dy, params.dx) = (offset(draw::CROP_Y), offset(draw::CROP_X));
                 }
-                Augment::Flip => decision.flip = stream.below(draw::FLIP, 2) == 1,
+                Augment::Flip => params.flip = stream.below(draw::FLIP, 2) == 1,
                 Augment::AlternatingFlip => {
                     let first = Stream::new(seed, Purpose::Orientation, 0, u64::from(id)).below(draw::FLIP, 2) == 1;
-                    decision.flip = first ^ (epoch % 2 == 1);
+                    params.flip = first ^ (epoch % 2 == 1);
                 }
                 Augment::Cutout { size } => {
                     let (height, width) = (self.shape.height, self.shape.width);
                     let y = stream.below(draw::CUT_Y, height as u32) as usize;
                     let x = stream.below(draw::CUT_X, width as u32) as usize;
-                    decision.cut = Some(Rect::around((y, x), (size, size), (height, width)));
+                    params.cut = Some(Rect::around((y, x), (size, size), (height, width)));
                 }
             }
         }
-        decision
+        params
     }
 }

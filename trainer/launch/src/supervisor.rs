@@ -24,12 +24,12 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 use signal_hook::consts::{SIGTSTP, SIGWINCH};
 
-use super::board::Stage;
-use super::nodes::Link;
+use super::node_rendezvous::NodeRendezvous;
 use super::output::Screen;
 use super::process::Process;
-use super::report::{self, Finding, Who};
+use super::report::{self, Who, WorkerFailure};
 use super::signals::{self, STOPPING, Signals};
+use super::status_page::Stage;
 use comm::{StoreEvent, StoreServer};
 
 /// Between two looks at what cannot be polled.
@@ -47,7 +47,7 @@ const TOLD_STRANGERS: usize = 5;
 
 /// How a job's attempt ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum Outcome {
     /// All workers exited with 0.
     Done,
     /// By this signal.
@@ -56,9 +56,9 @@ pub(super) enum Verdict {
     Failed { again: bool },
 }
 
-/// Limits of patience.
+/// Limits of timeouts.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Patience {
+pub(super) struct Timeouts {
     /// Silence that counts as a stall.
     pub(super) stall: Duration,
     /// From SIGTERM to SIGKILL.
@@ -78,18 +78,18 @@ pub(super) struct Supervisor<'a> {
     /// The workers' store, where this launcher hosts it.
     pub(super) store: Option<&'a StoreServer>,
     pub(super) events: Receiver<StoreEvent>,
-    pub(super) link: Option<&'a Link>,
+    pub(super) link: Option<&'a NodeRendezvous>,
     /// This node's index in a job of several.
     pub(super) node: Option<usize>,
     pub(super) signals: &'a mut Signals,
     pub(super) screen: &'a Arc<Screen>,
-    pub(super) patience: Patience,
+    pub(super) timeouts: Timeouts,
 }
 
 /// What goes on inside [`Supervisor::run`].
 struct Watch {
     mode: Mode,
-    findings: Vec<Finding>,
+    failures: Vec<WorkerFailure>,
     /// The signal that the job is stopped by, which outlives `Stopping`.
     stopped_by: Option<i32>,
     /// A second signal has come.
@@ -103,10 +103,10 @@ struct Watch {
 
 impl Supervisor<'_> {
     /// Watches until all workers have ended.
-    pub(super) fn run(mut self) -> io::Result<Verdict> {
+    pub(super) fn run(mut self) -> io::Result<Outcome> {
         let mut watch = Watch {
             mode: Mode::Running,
-            findings: Vec::new(),
+            failures: Vec::new(),
             stopped_by: None,
             killed: false,
             elsewhere: false,
@@ -123,8 +123,8 @@ impl Supervisor<'_> {
             self.look_for_silence(&mut watch);
             self.look_elsewhere(&mut watch);
             self.act(&mut watch);
-            if let Some(verdict) = self.verdict(&watch) {
-                return Ok(verdict);
+            if let Some(outcome) = self.outcome(&watch) {
+                return Ok(outcome);
             }
         }
     }
@@ -171,7 +171,7 @@ impl Supervisor<'_> {
         }
         watch.stopped_by = Some(signal);
         watch.mode = Mode::Stopping { signal, since: Instant::now() };
-        let joined = |worker: &Process| !worker.is_alive() || worker.board.doing().stage == Stage::Joined;
+        let joined = |worker: &Process| !worker.is_alive() || worker.page.status().stage == Stage::Joined;
         if self.workers.iter().all(joined) {
             self.screen.say(&format!("{name}: workers save a checkpoint and stop; once more ends them at once"));
             let Some(signal) = Signal::from_named_raw(signal) else { return };
@@ -211,8 +211,8 @@ impl Supervisor<'_> {
                 watch.mode = Mode::Stopping { signal: by, since: Instant::now() };
                 continue;
             }
-            let finding = Finding::ended(worker, end);
-            self.fail(finding, watch);
+            let failure = WorkerFailure::ended(worker, end);
+            self.fail(failure, watch);
         }
         Ok(())
     }
@@ -226,10 +226,10 @@ impl Supervisor<'_> {
         if matches!(watch.mode, Mode::Ending { .. }) {
             return;
         }
-        let limit = self.patience.stall;
+        let limit = self.timeouts.stall;
         let silent = self.workers.iter().filter(|worker| worker.is_alive() && worker.silent >= limit);
-        let findings: Vec<Finding> = silent.map(|worker| Finding::silent(worker, worker.silent)).collect();
-        findings.into_iter().for_each(|finding| self.fail(finding, watch));
+        let failures: Vec<WorkerFailure> = silent.map(|worker| WorkerFailure::silent(worker, worker.silent)).collect();
+        failures.into_iter().for_each(|failure| self.fail(failure, watch));
     }
 
     fn look_elsewhere(&mut self, watch: &mut Watch) {
@@ -246,25 +246,25 @@ impl Supervisor<'_> {
         if watch.elsewhere || matches!(watch.mode, Mode::Ending { reported: true, .. }) {
             return;
         }
-        if let Some(failed) = self.link.and_then(Link::failure) {
+        if let Some(failed) = self.link.and_then(NodeRendezvous::failure) {
             watch.elsewhere = true;
             watch.again &= failed.again;
-            self.fail(Finding::elsewhere(failed.node, failed.what), watch);
+            self.fail(WorkerFailure::elsewhere(failed.node, failed.what), watch);
         }
     }
 
     /// Notes a failure; the first one ends the job.
-    fn fail(&mut self, finding: Finding, watch: &mut Watch) {
+    fn fail(&mut self, failure: WorkerFailure, watch: &mut Watch) {
         if !matches!(watch.mode, Mode::Ending { .. }) {
             watch.mode = Mode::Ending { since: Instant::now(), reported: false, polite: false };
-            self.abort(&finding.headline());
+            self.abort(&failure.headline());
         }
-        watch.again &= !finding.usage;
+        watch.again &= !failure.usage;
         // at once, before the other nodes' workers complain of what came of it
-        if matches!(finding.who, Who::Rank(_)) && !finding.consequence {
-            self.tell(&finding, watch.again);
+        if matches!(failure.who, Who::Rank(_)) && !failure.consequence {
+            self.tell(&failure, watch.again);
         }
-        watch.findings.push(finding);
+        watch.failures.push(failure);
     }
 
     fn abort(&self, why: &str) {
@@ -273,9 +273,9 @@ impl Supervisor<'_> {
         }
     }
 
-    fn tell(&self, finding: &Finding, again: bool) {
+    fn tell(&self, failure: &WorkerFailure, again: bool) {
         if let Some(link) = self.link {
-            link.tell(finding.headline().lines().next().unwrap_or_default(), again);
+            link.tell(failure.headline().lines().next().unwrap_or_default(), again);
         }
     }
 
@@ -292,14 +292,14 @@ impl Supervisor<'_> {
     /// What time brings.
     fn act(&mut self, watch: &mut Watch) {
         let alive = self.workers.iter().any(Process::is_alive);
-        let patient = self.link.is_some() && watch.findings.iter().all(|finding| finding.consequence);
+        let patient = self.link.is_some() && watch.failures.iter().all(|failure| failure.consequence);
         match watch.mode {
             Mode::Running => {}
             Mode::Stopping { since, .. } => {
                 let told = self.workers.iter().any(|worker| worker.is_alive() && worker.told);
-                if alive && told && since.elapsed() >= self.patience.grace {
+                if alive && told && since.elapsed() >= self.timeouts.grace {
                     self.end_workers(Signal::KILL);
-                } else if alive && !told && since.elapsed() >= self.patience.stop {
+                } else if alive && !told && since.elapsed() >= self.timeouts.stop {
                     self.too_slow(watch);
                 }
             }
@@ -312,7 +312,7 @@ impl Supervisor<'_> {
                 } else if alive && !*polite && passed >= POLITE {
                     *polite = true;
                     self.end_workers(Signal::TERM);
-                } else if alive && passed >= POLITE + self.patience.grace {
+                } else if alive && passed >= POLITE + self.timeouts.grace {
                     self.end_workers(Signal::KILL);
                 }
             }
@@ -321,58 +321,59 @@ impl Supervisor<'_> {
 
     /// Workers were asked to stop and go on.
     fn too_slow(&mut self, watch: &mut Watch) {
-        let limit = self.patience.stop.as_secs_f64();
+        let limit = self.timeouts.stop.as_secs_f64();
         let name = watch.stopped_by.map(signals::name).unwrap_or_default();
-        let slow: Vec<Finding> = self
+        let slow: Vec<WorkerFailure> = self
             .workers
             .iter()
             .filter(|worker| worker.is_alive())
-            .map(|worker| Finding {
+            .map(|worker| WorkerFailure {
                 what: format!("did not stop within {limit:.0} s after {name}"),
                 hint: Some("it was told to save a checkpoint and exit".to_owned()),
-                ..Finding::silent(worker, worker.silent)
+                ..WorkerFailure::silent(worker, worker.silent)
             })
             .collect();
-        slow.into_iter().for_each(|finding| self.fail(finding, watch));
+        slow.into_iter().for_each(|failure| self.fail(failure, watch));
     }
 
     fn report(&mut self, watch: &mut Watch) {
         // those that complain have waited for somebody: a worker that is stopped cannot speak for itself
-        if watch.findings.iter().all(|finding| finding.consequence) {
+        if watch.failures.iter().all(|failure| failure.consequence) {
             let silent = self.workers.iter().filter(|worker| worker.is_alive() && worker.silent >= SUSPICIOUS);
-            let silent: Vec<Finding> = silent.map(|worker| Finding::silent(worker, worker.silent)).collect();
-            let awaited = watch.findings.iter().filter(|_| silent.is_empty()).find_map(|complaint| {
+            let silent: Vec<WorkerFailure> =
+                silent.map(|worker| WorkerFailure::silent(worker, worker.silent)).collect();
+            let awaited = watch.failures.iter().filter(|_| silent.is_empty()).find_map(|complaint| {
                 let is_meant = |worker: &&Process| worker.is_alive() && Some(worker.rank) == complaint.culprit;
-                self.workers.iter().find(is_meant).map(|worker| Finding::awaited(worker, complaint))
+                self.workers.iter().find(is_meant).map(|worker| WorkerFailure::awaited(worker, complaint))
             });
-            watch.findings.extend(silent.into_iter().chain(awaited));
+            watch.failures.extend(silent.into_iter().chain(awaited));
         }
-        report::sort(&mut watch.findings);
-        let is_found = |rank| watch.findings.iter().any(|finding| finding.who == Who::Rank(rank));
+        report::sort(&mut watch.failures);
+        let is_found = |rank| watch.failures.iter().any(|failure| failure.who == Who::Rank(rank));
         let alive = self.workers.iter().filter(|worker| worker.is_alive()).map(|worker| worker.rank);
         let alive: Vec<usize> = alive.filter(|rank| !is_found(*rank)).collect();
-        self.screen.say(&report::render(&watch.findings, &alive, self.node));
-        if let Some(root) = watch.findings.first().filter(|root| root.consequence && !watch.elsewhere) {
+        self.screen.say(&report::render(&watch.failures, &alive, self.node));
+        if let Some(root) = watch.failures.first().filter(|root| root.consequence && !watch.elsewhere) {
             self.tell(root, watch.again);
         }
     }
 
-    fn verdict(&self, watch: &Watch) -> Option<Verdict> {
+    fn outcome(&self, watch: &Watch) -> Option<Outcome> {
         if self.workers.iter().any(Process::is_alive) {
             return None;
         }
         Some(match watch.mode {
-            Mode::Running => Verdict::Done,
+            Mode::Running => Outcome::Done,
             Mode::Stopping { signal, .. } => {
                 let finished = |worker: &Process| worker.end.as_ref().is_some_and(|end| end.status.success());
                 // the signal came when they were done
-                if self.workers.iter().all(finished) { Verdict::Done } else { Verdict::Stopped(signal) }
+                if self.workers.iter().all(finished) { Outcome::Done } else { Outcome::Stopped(signal) }
             }
             Mode::Ending { reported: false, .. } => return None,
             Mode::Ending { .. } => match watch.stopped_by {
                 // asked to stop, or not to wait: starting again is the last thing that is wanted
-                Some(_) => Verdict::Failed { again: false },
-                None => Verdict::Failed { again: watch.again },
+                Some(_) => Outcome::Failed { again: false },
+                None => Outcome::Failed { again: watch.again },
             },
         })
     }

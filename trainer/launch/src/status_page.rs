@@ -37,14 +37,14 @@ pub enum Stage {
     /// Nothing was heard of it: it loads, or is stuck before its first line.
     Started = 0,
     /// It runs, and has not met the others.
-    Alone = 1,
+    Starting = 1,
     /// It has met the others.
     Joined = 2,
 }
 
 /// A worker's last report.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Doing {
+pub struct Status {
     /// How far it has come.
     pub stage: Stage,
     /// In its own words: `all_reduce #17, bucket 3`.
@@ -55,7 +55,7 @@ pub struct Doing {
 
 /// Either side's view of the page.
 #[derive(Debug)]
-pub struct Board {
+pub struct StatusPage {
     file: File,
     beats: AtomicU64,
     reports: AtomicU64,
@@ -66,7 +66,7 @@ fn checksum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, &byte| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-impl Board {
+impl StatusPage {
     /// A fresh page.
     ///
     /// # Errors
@@ -110,7 +110,7 @@ impl Board {
     }
 
     /// Worker: says what it is doing from now on. Cuts what is too long, allocates nothing.
-    pub fn report(&self, stage: Stage, text: fmt::Arguments<'_>) {
+    pub fn set_status(&self, stage: Stage, text: fmt::Arguments<'_>) {
         let mut cut = Cut { bytes: [0; TEXT], len: 0 };
         // what does not fit is left out
         let _ = cut.write_fmt(text);
@@ -127,7 +127,7 @@ impl Board {
     }
 
     /// Launcher: the last report.
-    pub fn doing(&self) -> Doing {
+    pub fn status(&self) -> Status {
         let mut record = [0; LENGTH];
         // a writer that is stopped in mid-write must not stop the reader
         for _ in 0..256 {
@@ -142,7 +142,7 @@ impl Board {
         let length = usize::from(u16::from_le_bytes([record[17], record[18]])).min(TEXT);
         let stage = match record[16] {
             0 => Stage::Started,
-            1 => Stage::Alone,
+            1 => Stage::Starting,
             _ => Stage::Joined,
         };
         let text = match word(0) {
@@ -150,11 +150,11 @@ impl Board {
             _ => String::from_utf8_lossy(&record[19..19 + length]).into_owned(),
         };
         let since = if word(0) == 0 { now_ms() } else { word(8) };
-        Doing { stage, text, age: Duration::from_millis(now_ms().saturating_sub(since)) }
+        Status { stage, text, age: Duration::from_millis(now_ms().saturating_sub(since)) }
     }
 }
 
-impl From<File> for Board {
+impl From<File> for StatusPage {
     fn from(file: File) -> Self {
         Self { file, beats: AtomicU64::new(0), reports: AtomicU64::new(0) }
     }
@@ -188,40 +188,40 @@ mod tests {
 
     #[test]
     fn the_other_side_reads_the_last_report() {
-        let ours = Board::create().unwrap();
-        let theirs = Board::from(File::from(ours.share().unwrap()));
-        assert_eq!((ours.doing().stage, ours.doing().text.as_str()), (Stage::Started, "starting, before rendezvous"));
-        theirs.report(Stage::Joined, format_args!("all_reduce #{}, bucket {}", 17, 3));
-        assert_eq!((ours.doing().stage, ours.doing().text.as_str()), (Stage::Joined, "all_reduce #17, bucket 3"));
-        theirs.report(Stage::Joined, format_args!("x"));
-        assert_eq!(ours.doing().text, "x", "nothing is left of a longer report");
+        let ours = StatusPage::create().unwrap();
+        let theirs = StatusPage::from(File::from(ours.share().unwrap()));
+        assert_eq!((ours.status().stage, ours.status().text.as_str()), (Stage::Started, "starting, before rendezvous"));
+        theirs.set_status(Stage::Joined, format_args!("all_reduce #{}, bucket {}", 17, 3));
+        assert_eq!((ours.status().stage, ours.status().text.as_str()), (Stage::Joined, "all_reduce #17, bucket 3"));
+        theirs.set_status(Stage::Joined, format_args!("x"));
+        assert_eq!(ours.status().text, "x", "nothing is left of a longer report");
         assert_eq!(ours.beats(), 0);
         theirs.beat();
         theirs.beat();
-        assert_eq!((ours.beats(), ours.doing().text.as_str()), (2, "x"));
+        assert_eq!((ours.beats(), ours.status().text.as_str()), (2, "x"));
     }
 
     #[test]
     fn long_reports_are_cut_between_characters() {
-        let board = Board::create().unwrap();
-        board.report(Stage::Alone, format_args!("{}", "ä".repeat(500)));
-        assert_eq!(board.doing().text, "ä".repeat(TEXT / 2));
+        let page = StatusPage::create().unwrap();
+        page.set_status(Stage::Starting, format_args!("{}", "ä".repeat(500)));
+        assert_eq!(page.status().text, "ä".repeat(TEXT / 2));
     }
 
     #[test]
     fn a_reader_never_sees_halves_of_two_reports() {
-        let ours = Board::create().unwrap();
-        let theirs = Board::from(File::from(ours.share().unwrap()));
-        theirs.report(Stage::Joined, format_args!("0"));
+        let ours = StatusPage::create().unwrap();
+        let theirs = StatusPage::from(File::from(ours.share().unwrap()));
+        theirs.set_status(Stage::Joined, format_args!("0"));
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for round in 0..20_000 {
                     let digit = char::from(b'0' + (round % 10) as u8);
-                    theirs.report(Stage::Joined, format_args!("{}", digit.to_string().repeat(200)));
+                    theirs.set_status(Stage::Joined, format_args!("{}", digit.to_string().repeat(200)));
                 }
             });
             for _ in 0..5_000 {
-                let text = ours.doing().text;
+                let text = ours.status().text;
                 assert!(text.chars().all(|c| text.starts_with(c)), "{text}");
             }
         });

@@ -89,7 +89,7 @@ impl OpKind {
 
 /// One call of one rank. `count` is in elements and has the same meaning on every rank of the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Descriptor {
+pub(crate) struct CollectiveCall {
     pub op: OpKind,
     pub dtype: DType,
     pub reduce: Option<ReduceOp>,
@@ -104,11 +104,11 @@ pub(crate) struct Descriptor {
 }
 
 /// Bytes of an encoded descriptor.
-pub(crate) const DESCRIPTOR_BYTES: usize = 36;
+pub(crate) const CALL_BYTES: usize = 36;
 
-impl Descriptor {
-    pub(crate) fn encode(&self) -> [u8; DESCRIPTOR_BYTES] {
-        let mut out = [0u8; DESCRIPTOR_BYTES];
+impl CollectiveCall {
+    pub(crate) fn encode(&self) -> [u8; CALL_BYTES] {
+        let mut out = [0u8; CALL_BYTES];
         out[0] = self.op as u8;
         out[1] = self.dtype as u8;
         out[2] = self.reduce.map_or(0, |r| r as u8);
@@ -145,7 +145,7 @@ impl Descriptor {
     }
 }
 
-impl fmt::Display for Descriptor {
+impl fmt::Display for CollectiveCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.op.name())?;
         match self.op {
@@ -174,15 +174,15 @@ impl fmt::Display for Descriptor {
 /// Ranks are numbers in the whole job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Agreement {
-    first: (u32, Descriptor),
-    other: Option<(u32, Descriptor)>,
+    first: (u32, CollectiveCall),
+    other: Option<(u32, CollectiveCall)>,
 }
 
 /// Bytes of an encoded agreement.
-pub(crate) const AGREEMENT_BYTES: usize = 2 * (4 + DESCRIPTOR_BYTES);
+pub(crate) const AGREEMENT_BYTES: usize = 2 * (4 + CALL_BYTES);
 
 impl Agreement {
-    pub(crate) fn of(rank: usize, call: Descriptor) -> Self {
+    pub(crate) fn of(rank: usize, call: CollectiveCall) -> Self {
         Self { first: (rank as u32, call), other: None }
     }
 
@@ -202,7 +202,7 @@ impl Agreement {
     }
 
     /// The call of the lowest rank.
-    pub(crate) fn first_call(&self) -> &Descriptor {
+    pub(crate) fn first_call(&self) -> &CollectiveCall {
         &self.first.1
     }
 
@@ -241,7 +241,7 @@ impl Agreement {
 
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let (a, b) = bytes.split_at_checked(AGREEMENT_BYTES / 2)?;
-        let side = |half: &[u8]| Some((Reader::new(half).u32()?, Descriptor::decode(half.get(4..)?)?));
+        let side = |half: &[u8]| Some((Reader::new(half).u32()?, CollectiveCall::decode(half.get(4..)?)?));
         let other = if Reader::new(b).u32()? == u32::MAX { None } else { Some(side(b)?) };
         Some(Self { first: side(a)?, other })
     }
@@ -251,10 +251,10 @@ impl Agreement {
 mod tests {
     use super::*;
 
-    fn call(op: OpKind, count: u64) -> Descriptor {
+    fn call(op: OpKind, count: u64) -> CollectiveCall {
         let reduce = (op == OpKind::AllReduce).then_some(ReduceOp::Sum);
         let root = (op == OpKind::Broadcast).then_some(0);
-        Descriptor { op, dtype: DType::F32, reduce, root, memory: None, count, group: 0, sequence: 17 }
+        CollectiveCall { op, dtype: DType::F32, reduce, root, memory: None, count, group: 0, sequence: 17 }
     }
 
     #[test]
@@ -288,12 +288,12 @@ mod tests {
     #[test]
     fn damaged_descriptors_are_refused() {
         let good = call(OpKind::AllReduce, 3).encode();
-        assert_eq!(Descriptor::decode(&good), Some(call(OpKind::AllReduce, 3)));
+        assert_eq!(CollectiveCall::decode(&good), Some(call(OpKind::AllReduce, 3)));
         for (place, value) in [(0, 0u8), (0, 99), (1, 0), (2, 77)] {
             let mut bad = good;
             bad[place] = value;
-            assert_eq!(Descriptor::decode(&bad), None);
+            assert_eq!(CollectiveCall::decode(&bad), None);
         }
-        assert_eq!(Descriptor::decode(&good[..DESCRIPTOR_BYTES - 1]), None);
+        assert_eq!(CollectiveCall::decode(&good[..CALL_BYTES - 1]), None);
     }
 }

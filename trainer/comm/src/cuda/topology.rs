@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::gpu::Gpu;
 use super::nccl;
-use super::supports::{Place, Topology};
+use super::supports::{RankLocation, Topology};
 use super::window::agree;
 use crate::Communicator;
 use crate::error::{CommError, Result};
@@ -19,7 +19,7 @@ pub(super) fn topology(gpu: &Arc<Gpu>, comm: &Communicator) -> Result<Topology> 
     card.extend(host::of_shared_memory().bytes());
     let cards = comm.all_gather_v(&card)?;
     let mut rest = cards.data.as_slice();
-    let mut places = Vec::with_capacity(comm.world());
+    let mut locations = Vec::with_capacity(comm.world());
     for count in &cards.counts {
         let card = rest.split_off(..*count).unwrap_or_default();
         let (Some((uuid, [major, minor])), Some(host)) = (card.first_chunk::<18>().and_then(split), card.get(18..))
@@ -28,19 +28,22 @@ pub(super) fn topology(gpu: &Arc<Gpu>, comm: &Communicator) -> Result<Topology> 
                 .hint("all ranks must run the same version of this program"));
         };
         let host = String::from_utf8_lossy(host).into_owned();
-        places.push(Place { host, gpu: uuid, capability: (major.into(), minor.into()) });
+        locations.push(RankLocation { host, gpu: uuid, capability: (major.into(), minor.into()) });
     }
     let me = comm.rank();
-    let access = places.iter().filter(|place| place.host == places[me].host).map(|place| gpu.can_access(place.gpu));
+    let access = locations
+        .iter()
+        .filter(|location| location.host == locations[me].host)
+        .map(|location| gpu.can_access(location.gpu));
     let access = agree(access.collect::<Result<Vec<_>>>(), comm)?;
-    let neighbours = (0..places.len()).filter(|rank| places[*rank].host == places[me].host);
+    let neighbours = (0..locations.len()).filter(|rank| locations[*rank].host == locations[me].host);
     // a GPU that this process does not see may still be within reach: the test of access finds out
     let blind: Vec<i64> =
         neighbours.zip(access).filter(|(_, a)| *a == Some(false)).map(|(rank, _)| rank as i64).collect();
     let all = comm.all_gather_v(&blind)?;
     let readers = all.counts.iter().enumerate().flat_map(|(rank, count)| std::iter::repeat_n(rank, *count));
     let no_access = readers.zip(all.data.iter().map(|owner| *owner as usize)).collect();
-    Ok(Topology { places, no_access })
+    Ok(Topology { locations, no_access })
 }
 
 fn split(card: &[u8; 18]) -> Option<([u8; 16], [u8; 2])> {
