@@ -4,17 +4,13 @@ use std::fmt::Display;
 
 use data::DataError;
 
-use crate::{
-    config::ConfigErrors,
-    report::{ReportError, text},
-};
+use crate::config::ConfigErrors;
+use crate::files::FileError;
+use crate::text;
 use comm::CommError;
 use launch::LaunchError;
 
-/// Exit code of a failed run.
-pub const FAILED: u8 = 1;
-/// Exit code of bad usage, configuration or input.
-pub const USAGE: u8 = 2;
+pub use crate::files::{FAILED, USAGE};
 
 /// An error on its way to the user. `Display` is the whole of what the screen shows after `error: `.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,15 +60,74 @@ impl Display for Failure {
 
 impl std::error::Error for Failure {}
 
-impl From<DataError> for Failure {
-    fn from(error: DataError) -> Self {
-        Self::usage(&error, &error.hint)
+/// An error that says what to do about it and how the process ends.
+pub trait Hint: std::error::Error {
+    /// Returns file, place and cause, without the hint.
+    fn message(&self) -> String {
+        self.to_string()
+    }
+
+    /// Returns the text after `hint:`, or nothing where the message says it all.
+    fn hint(&self) -> Option<&str>;
+
+    /// Returns the process's exit code.
+    fn exit_code(&self) -> u8 {
+        FAILED
     }
 }
 
-impl From<ReportError> for Failure {
-    fn from(error: ReportError) -> Self {
-        Self::run(&error, &error.hint)
+impl<E: Hint> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self { code: error.exit_code(), message: error.message(), hint: error.hint().map(str::to_owned) }
+    }
+}
+
+/// An empty hint is none.
+fn some(hint: &str) -> Option<&str> {
+    (!hint.is_empty()).then_some(hint)
+}
+
+impl Hint for DataError {
+    fn hint(&self) -> Option<&str> {
+        some(&self.hint)
+    }
+
+    fn exit_code(&self) -> u8 {
+        USAGE
+    }
+}
+
+impl Hint for FileError {
+    fn hint(&self) -> Option<&str> {
+        some(&self.hint)
+    }
+
+    fn exit_code(&self) -> u8 {
+        self.code
+    }
+}
+
+impl Hint for CommError {
+    fn message(&self) -> String {
+        self.message.clone()
+    }
+
+    fn hint(&self) -> Option<&str> {
+        some(&self.hint)
+    }
+}
+
+impl Hint for LaunchError {
+    fn message(&self) -> String {
+        self.message.clone()
+    }
+
+    fn hint(&self) -> Option<&str> {
+        some(&self.hint)
+    }
+
+    fn exit_code(&self) -> u8 {
+        self.code
     }
 }
 
@@ -82,20 +137,6 @@ impl From<ConfigErrors> for Failure {
         let text = errors.to_string();
         let message = text.strip_prefix("error: ").unwrap_or(&text).to_owned();
         Self { code: USAGE, message, hint: None }
-    }
-}
-
-impl From<CommError> for Failure {
-    fn from(error: CommError) -> Self {
-        let hint = (!error.hint.is_empty()).then(|| error.hint.clone());
-        Self { code: FAILED, message: error.message, hint }
-    }
-}
-
-impl From<LaunchError> for Failure {
-    fn from(error: LaunchError) -> Self {
-        let hint = (!error.hint.is_empty()).then(|| error.hint.clone());
-        Self { code: error.code, message: error.message, hint }
     }
 }
 

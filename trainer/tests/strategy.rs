@@ -11,9 +11,9 @@ use models::{Spec, StateTensor};
 use trainer::{
     config::{self, ConfigSource, DatasetFacts, Overrides, Registry, RunPlan},
     device,
-    engine::checkpoint::Progress,
     signals::Stop,
-    strategy::{Evaluation, Resident, ResidentSets, Snapshot, Strategy, single::Single},
+    snapshot::{RunProgress, Snapshot},
+    strategy::{Evaluation, Resident, ResidentSets, Strategy, single::Single},
 };
 
 const SHAPE: ImageShape = ImageShape { channels: 1, height: 28, width: 28 };
@@ -116,7 +116,7 @@ fn a_restored_strategy_continues_to_the_same_bits() {
     let mut one = single(&plan);
     one.train_step(vec![batch(0, 8)], 0.01, None).expect("step");
     let mut other = single(&plan);
-    other.start_from(Some((one.snapshot(), Progress::start()))).expect("its own kind");
+    other.start_from(Some((one.snapshot(), RunProgress::start()))).expect("its own kind");
     for strategy in [&mut one, &mut other] {
         strategy.train_step(vec![batch(8, 8)], 0.01, None).expect("step");
     }
@@ -129,10 +129,12 @@ fn restoring_what_does_not_fit_is_refused_by_name() {
     let good = strategy.snapshot();
     let mut missing = good.clone();
     missing.model.remove(0);
-    assert!(strategy.start_from(Some((missing, Progress::start()))).unwrap_err().to_string().contains("conv1.weight"));
+    assert!(
+        strategy.start_from(Some((missing, RunProgress::start()))).unwrap_err().to_string().contains("conv1.weight")
+    );
     let foreign = Snapshot { ema: Some(good.model.clone()), ..good.clone() };
-    assert!(strategy.start_from(Some((foreign, Progress::start()))).unwrap_err().to_string().contains("train.ema"));
-    strategy.start_from(Some((good, Progress::start()))).expect("what it gave itself");
+    assert!(strategy.start_from(Some((foreign, RunProgress::start()))).unwrap_err().to_string().contains("train.ema"));
+    strategy.start_from(Some((good, RunProgress::start()))).expect("what it gave itself");
 }
 
 #[test]

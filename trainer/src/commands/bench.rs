@@ -3,11 +3,9 @@
 use std::time::Duration;
 
 use super::workers::{self, Rank};
-use crate::{
-    cli::AllreduceArgs,
-    device::{Seat, Selected, Target, Wish},
-    failure::Failure,
-};
+use crate::cli::AllreduceArgs;
+use crate::device::{Seat, Selected, Target, Wish};
+use crate::failure::Failure;
 use comm::{DType, TransportKind, bench, cuda};
 use launch::{
     self, Job, Request, Role,

@@ -15,20 +15,16 @@ use serde_json::Value;
 use time::{OffsetDateTime, macros::format_description};
 
 use super::{print_json, resolve};
-use crate::{
-    cli::CompareArgs,
-    config::{Keyword, Mode, Overrides, RunPlan},
-    device::{Seat, Target, Wish},
-    failure::{FAILED, Failure},
-    report::{
-        ReportError, RunFolder,
-        comparison::{self, Comparison, Figures, ModeResult, Round},
-        environment::Environment,
-        error::write_atomic,
-        metrics::read_metrics,
-    },
-    signals::Stop,
-};
+use crate::cli::CompareArgs;
+use crate::config::{Keyword, Mode, Overrides, RunPlan};
+use crate::device::{Seat, Target, Wish};
+use crate::failure::{FAILED, Failure};
+use crate::files::{FileError, write_atomic};
+use crate::report::comparison::{Comparison, Figures, ModeResult, Round};
+use crate::report::environment::Environment;
+use crate::report::metrics::read_metrics;
+use crate::report::{RunFolder, comparison};
+use crate::signals::Stop;
 use launch::environment::Variables;
 
 /// Names the process of a comparison to the runs that it starts.
@@ -128,7 +124,7 @@ fn modes(words: &[String]) -> Result<Vec<Mode>, Failure> {
 fn folder(asked: Option<&Path>) -> Result<PathBuf, Failure> {
     let create = |path: PathBuf| match fs::create_dir_all(&path) {
         Ok(()) => Ok(path),
-        Err(error) => Err(Failure::from(ReportError::io(&path, "create the folder", &error))),
+        Err(error) => Err(Failure::from(FileError::io(&path, "create the folder", &error))),
     };
     if let Some(path) = asked {
         return create(path.to_owned());
@@ -147,7 +143,7 @@ fn one(
     folder: &Path,
     stop: &Stop,
 ) -> Result<Result<Round, String>, Failure> {
-    let io = |doing: &str, error: &std::io::Error| Failure::from(ReportError::io(folder, doing, error));
+    let io = |doing: &str, error: &std::io::Error| Failure::from(FileError::io(folder, doing, error));
     fs::create_dir_all(folder).map_err(|error| io("create the folder", &error))?;
     let said = folder.join("messages.log");
     let file = File::create(&said).map_err(|error| io("write messages.log in", &error))?;
@@ -162,9 +158,9 @@ fn one(
     }
     let run = RunFolder::newest(folder)?;
     let steps = read_metrics(&run.metrics())?;
-    let result = fs::read(run.result()).map_err(|error| ReportError::io(run.result(), "read", &error))?;
+    let result = fs::read(run.result()).map_err(|error| FileError::io(run.result(), "read", &error))?;
     let result: Value = serde_json::from_slice(&result)
-        .map_err(|error| ReportError::new(run.result(), error.to_string(), "please report this"))?;
+        .map_err(|error| FileError::new(run.result(), error.to_string(), "please report this"))?;
     let numbers =
         |key: &str| -> Vec<u64> { result[key].as_array().into_iter().flatten().filter_map(Value::as_u64).collect() };
     // what is not read again would fill the disk: the weights

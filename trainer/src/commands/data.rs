@@ -7,11 +7,10 @@ use data::{
     formats,
 };
 
-use crate::{
-    cli::DataCommand,
-    failure::{FAILED, Failure},
-    report::{download::DownloadBar, text::thousands},
-};
+use crate::cli::DataCommand;
+use crate::failure::{FAILED, Failure};
+use crate::report::download::DownloadBar;
+use crate::text::thousands;
 
 /// Runs the subcommand; gives the exit code.
 ///

@@ -2,13 +2,14 @@
 
 use std::io::Write;
 
-use crate::{
-    device,
-    engine::{Ending, eval_record},
-    failure::Failure,
-    report::{Confusion, Evaluated, Reporter, RunFolder, RunSummary, Timeline, text::thousands},
-    strategy::Strategy,
-};
+use crate::device;
+use crate::engine::{Ending, eval_record};
+use crate::failure::Failure;
+use crate::report::{Confusion, Reporter, RunFolder, RunSummary};
+use crate::snapshot::Evaluated;
+use crate::strategy::Strategy;
+use crate::text::thousands;
+use crate::timeline::Timeline;
 use launch::signals;
 
 /// What rank 0 learns of all ranks when the run is over.

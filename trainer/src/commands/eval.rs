@@ -10,17 +10,17 @@ use models::Spec;
 use serde::Serialize;
 
 use super::resolve;
-use crate::{
-    cli::EvalArgs,
-    config::Overrides,
-    device::{self, Seat, Wish},
-    engine::{checkpoint, eval_record},
-    failure::Failure,
-    report::{Confusion, RunFolder, confusion::confusion_table, text::thousands},
-    signals::Stop,
-    strategy::Replica,
-    weights::{self, Target, WeightFile},
-};
+use crate::cli::EvalArgs;
+use crate::config::Overrides;
+use crate::device::{self, Seat, Wish};
+use crate::engine::{checkpoint, eval_record};
+use crate::failure::Failure;
+use crate::report::confusion::confusion_table;
+use crate::report::{Confusion, RunFolder};
+use crate::signals::Stop;
+use crate::strategy::Replica;
+use crate::text::thousands;
+use crate::weights::{self, Target, WeightFile};
 
 /// What to evaluate, and on which images.
 struct Subject {

@@ -2,14 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::{
-    cli::ExportArgs,
-    config::Overrides,
-    engine::checkpoint::{self, Loaded},
-    failure::Failure,
-    report::{RunFolder, error::write_atomic, text::thousands},
-    weights,
-};
+use crate::cli::ExportArgs;
+use crate::config::Overrides;
+use crate::engine::checkpoint;
+use crate::engine::checkpoint::Loaded;
+use crate::failure::Failure;
+use crate::files::write_atomic;
+use crate::report::RunFolder;
+use crate::text::thousands;
+use crate::weights;
 
 use super::resolve;
 

@@ -19,10 +19,8 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use crate::{
-    cli::{BenchCommand, Cli, Command},
-    failure::Failure,
-};
+use crate::cli::{BenchCommand, Cli, Command};
+use crate::failure::Failure;
 
 /// Runs the command line; gives the exit code.
 ///

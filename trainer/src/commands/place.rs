@@ -6,13 +6,11 @@ use burn::tensor::Device;
 use data::{Dataset, loader::Loader};
 
 use super::resolve;
-use crate::{
-    cli::TrainArgs,
-    config::{Mode, RunPlan},
-    device::{Seat, Selected, Target, Wish},
-    failure::Failure,
-    strategy::{Resident, ResidentSets, Strategy},
-};
+use crate::cli::TrainArgs;
+use crate::config::{Mode, RunPlan};
+use crate::device::{Seat, Selected, Target, Wish};
+use crate::failure::Failure;
+use crate::strategy::{Resident, ResidentSets, Strategy};
 
 /// What the flags ask for.
 pub(super) fn wish(arguments: &TrainArgs) -> Wish {

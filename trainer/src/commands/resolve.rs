@@ -9,13 +9,11 @@ use data::{
     loader::LoaderConfig,
 };
 
-use crate::{
-    cli::TrainArgs,
-    config::{self, Augmentation, BatchScope, DatasetFacts, Mode, Overrides, Registry, RunPlan},
-    failure::Failure,
-    report::Section,
-    strategy::Strategy,
-};
+use crate::cli::TrainArgs;
+use crate::config::{self, Augmentation, BatchScope, DatasetFacts, Mode, Overrides, Registry, RunPlan};
+use crate::failure::Failure;
+use crate::report::Section;
+use crate::strategy::Strategy;
 
 /// Batches that the loader keeps ready.
 const PREFETCH: usize = 4;

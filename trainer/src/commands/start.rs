@@ -6,17 +6,14 @@ use data::Dataset;
 use models::{Network, Spec};
 
 use super::resolve;
-use crate::{
-    config::{RunPlan, Setting},
-    device::{Selected, Target},
-    engine::{
-        Lengths,
-        checkpoint::{self, Progress},
-    },
-    failure::Failure,
-    report::{RunFolder, Section, screen::start_table, text::thousands},
-    strategy::Snapshot,
-};
+use crate::config::{RunPlan, Setting};
+use crate::device::{Selected, Target};
+use crate::engine::{Lengths, checkpoint};
+use crate::failure::Failure;
+use crate::report::screen::start_table;
+use crate::report::{RunFolder, Section};
+use crate::snapshot::{RunProgress, Snapshot};
+use crate::text::thousands;
 
 /// Builds the network that the plan and the images ask for.
 pub(super) fn build(plan: &RunPlan, spec: &Spec, selected: &Selected) -> Result<Network, Failure> {
@@ -43,7 +40,7 @@ pub(super) fn facts(plan: &RunPlan, train: &Dataset, test: &Dataset, target: &Ta
 }
 
 /// Loads the newest complete checkpoint; `None` of a run killed before its first one: it starts from the beginning.
-pub(super) fn restore(plan: &RunPlan, folder: &RunFolder) -> Result<Option<(Snapshot, Progress)>, Failure> {
+pub(super) fn restore(plan: &RunPlan, folder: &RunFolder) -> Result<Option<(Snapshot, RunProgress)>, Failure> {
     if !checkpoint::any(&folder.checkpoints())? {
         eprintln!("{}: no checkpoint yet, starting from the beginning", folder.path().display());
         return Ok(None);

@@ -3,12 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use super::resolve;
-use crate::{
-    cli::TableArgs,
-    config::Overrides,
-    failure::Failure,
-    report::table::{self, RunRecord},
-};
+use crate::cli::TableArgs;
+use crate::config::Overrides;
+use crate::failure::Failure;
+use crate::report::table;
+use crate::report::table::RunRecord;
 
 /// Where committed summaries are, seen from the top of a checkout.
 const RESULTS: &str = "results";

@@ -16,23 +16,21 @@ use super::{
     start::{build, count_parameters, dry_run, facts, overview, restore},
     workers::{self, Rank},
 };
-use crate::{
-    cli::TrainArgs,
-    config::{Backend, BatchScope, Mode, RunPlan},
-    device::{Seat, Target},
-    engine::{Ending, Engine, Files, Lengths, checkpoint::Store},
-    failure::Failure,
-    report::{
-        Reporter, ReporterOptions, RunFolder, RunSummary, Timeline, error::write_atomic, text::thousands, timeline,
-    },
-    signals::Stop,
-    strategy::{
-        Strategy,
-        ddp::{self, Ddp},
-        dp::Dp,
-        single::Single,
-    },
-};
+use crate::cli::TrainArgs;
+use crate::config::{Backend, BatchScope, Mode, RunPlan};
+use crate::device::{Seat, Target};
+use crate::engine::checkpoint::Store;
+use crate::engine::{Ending, Engine, Files, Lengths};
+use crate::failure::Failure;
+use crate::files::write_atomic;
+use crate::report::{Reporter, ReporterOptions, RunFolder, RunSummary};
+use crate::signals::Stop;
+use crate::strategy::ddp::Ddp;
+use crate::strategy::dp::Dp;
+use crate::strategy::single::Single;
+use crate::strategy::{Strategy, ddp};
+use crate::text::thousands;
+use crate::timeline::{self, Timeline};
 use launch::{
     self, Request, Role,
     environment::{self, Source, Variables, WorkerRole},

@@ -4,12 +4,10 @@ use std::{path::Path, time::Duration};
 
 use rustix::thread::CpuSet;
 
-use crate::{
-    cli::TrainArgs,
-    config::{Backend, RunPlan},
-    failure::Failure,
-    signals::Stop,
-};
+use crate::cli::TrainArgs;
+use crate::config::{Backend, RunPlan};
+use crate::failure::Failure;
+use crate::signals::Stop;
 use comm::{self, CommConfig, Communicator, TransportKind, cuda::driver::Gpu};
 use launch::{
     Job, Nodes, WorkerStatus,

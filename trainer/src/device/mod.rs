@@ -6,8 +6,6 @@
 #[cfg(feature = "cuda")]
 mod cache;
 mod gpus;
-#[cfg(feature = "cuda")]
-pub mod launches;
 mod place;
 #[cfg(not(feature = "cuda"))]
 mod stream_event;
@@ -24,7 +22,8 @@ pub use self::{
     place::{Seat, place},
     toolkit::{Headers, Library, headers, nccl, nvrtc},
 };
-use crate::{failure::Failure, report::text};
+use crate::failure::Failure;
+use crate::text;
 use comm::cuda::driver::Gpu;
 
 /// Whether this build has burn's CUDA backend.

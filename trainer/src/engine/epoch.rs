@@ -3,12 +3,11 @@
 use std::time::Instant;
 
 use super::Engine;
-use crate::{
-    device,
-    failure::Failure,
-    report::{StepRecord, Track},
-    strategy::percent,
-};
+use crate::device;
+use crate::failure::Failure;
+use crate::report::StepRecord;
+use crate::strategy::percent;
+use crate::timeline::Track;
 
 /// Why an epoch's loop ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

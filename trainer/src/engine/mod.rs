@@ -7,18 +7,15 @@ use std::time::Instant;
 
 use data::loader::Loader;
 
-use self::{
-    checkpoint::{Partial, Progress, Store},
-    epoch::EpochEnd,
-};
-use crate::{
-    config::{BatchScope, LrScale, RunPlan},
-    failure::Failure,
-    optim::Schedule,
-    report::{EpochRecord, EvalRecord, Evaluated, Reporter, Timeline},
-    signals::{Stop, TIME_IS_UP},
-    strategy::{Evaluation, Strategy, Tally, percent},
-};
+use self::{checkpoint::Store, epoch::EpochEnd};
+use crate::config::{BatchScope, LrScale, RunPlan};
+use crate::failure::Failure;
+use crate::optim::Schedule;
+use crate::report::{EpochRecord, Reporter};
+use crate::signals::{Stop, TIME_IS_UP};
+use crate::snapshot::{EvalRecord, Evaluated, PartialEpoch, RunProgress};
+use crate::strategy::{Evaluation, Strategy, Tally, percent};
+use crate::timeline::Timeline;
 
 /// How a run ended.
 #[derive(Debug, Clone, PartialEq)]
@@ -93,7 +90,7 @@ pub struct Engine<'a> {
     /// Rank 0's: the run folder has one writer.
     files: Option<Files<'a>>,
     stop: Stop,
-    progress: Progress,
+    progress: RunProgress,
     timeline: Timeline,
 }
 
@@ -106,7 +103,7 @@ pub struct Files<'a> {
 }
 
 impl<'a> Engine<'a> {
-    /// Puts a run together; `progress` is [`Progress::start`] or a checkpoint's.
+    /// Puts a run together; `progress` is [`RunProgress::start`] or a checkpoint's.
     pub fn new(
         plan: &'a RunPlan,
         strategy: &'a mut dyn Strategy,
@@ -114,7 +111,7 @@ impl<'a> Engine<'a> {
         test: Loader,
         files: Option<Files<'a>>,
         stop: Stop,
-        progress: Progress,
+        progress: RunProgress,
     ) -> Self {
         let lengths = Lengths::new(plan, train.batches_per_epoch());
         let schedule =
@@ -134,7 +131,7 @@ impl<'a> Engine<'a> {
     ///
     /// # Errors
     /// A loss that is not finite, a batch that cannot be read, a file that cannot be written.
-    pub fn run(mut self) -> Result<(Ending, Progress), Failure> {
+    pub fn run(mut self) -> Result<(Ending, RunProgress), Failure> {
         let ending = self.train_to_the_end()?;
         Ok((ending, self.progress))
     }
@@ -302,7 +299,7 @@ pub fn eval_record(tally: &Tally) -> EvalRecord {
     }
 }
 
-impl Partial {
+impl PartialEpoch {
     /// Adds one step.
     fn add(&mut self, outcome: &crate::strategy::StepOutcome, seconds: f64) {
         self.loss_sum += outcome.loss_sum;

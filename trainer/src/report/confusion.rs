@@ -2,10 +2,8 @@
 
 use serde::Serialize;
 
-use crate::report::{
-    screen::COLUMNS,
-    text::{self, left, right, truncated, width},
-};
+use crate::report::screen::COLUMNS;
+use crate::text::{self, left, right, truncated, width};
 
 /// Most classes of a matrix that is shown whole.
 const WHOLE: usize = 20;

@@ -7,7 +7,8 @@ use plotters::{
     prelude::*,
 };
 
-use crate::report::{ReportError, error, summary_csv::SummaryRow};
+use crate::files::{self, FileError};
+use crate::report::summary_csv::SummaryRow;
 
 /// Size of the picture in pixels.
 const SIZE: (u32, u32) = (900, 400);
@@ -53,11 +54,11 @@ impl Curves<'_> {
     ///
     /// # Errors
     /// When the file cannot be written.
-    pub fn write(&self, path: &Path) -> Result<(), ReportError> {
+    pub fn write(&self, path: &Path) -> Result<(), FileError> {
         let svg = self.svg().map_err(|error| {
-            ReportError::new(path, format!("cannot draw: {error}"), "this is a bug; please report it with summary.csv")
+            FileError::new(path, format!("cannot draw: {error}"), "this is a bug; please report it with summary.csv")
         })?;
-        error::write_atomic(path, svg.as_bytes())
+        files::write_atomic(path, svg.as_bytes())
     }
 
     /// The picture. Values that are not finite are gaps in the lines; without any epoch it says so.

@@ -7,7 +7,8 @@ use std::{
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::report::{progress::Screen, text};
+use crate::report::progress::Screen;
+use crate::text;
 
 /// Bytes between two lines where the length is not known.
 const STRIDE: u64 = 16_000_000;

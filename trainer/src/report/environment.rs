@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
-use crate::report::{ReportError, error};
+use crate::files::{self, FileError};
 
 /// Version of the tensor library, as the workspace pins it: a crate cannot ask for its dependencies' versions.
 const BURN: &str = "0.22.1";
@@ -83,7 +83,7 @@ impl Environment {
     ///
     /// # Errors
     /// When the file cannot be written.
-    pub fn write(&self, path: &Path) -> Result<(), ReportError> {
+    pub fn write(&self, path: &Path) -> Result<(), FileError> {
         write(path, &json!(self))
     }
 
@@ -91,13 +91,13 @@ impl Environment {
     ///
     /// # Errors
     /// When the file cannot be read or written, or is no JSON object.
-    pub fn append(&self, path: &Path) -> Result<(), ReportError> {
-        let bytes = error::read_or_empty(path)?;
+    pub fn append(&self, path: &Path) -> Result<(), FileError> {
+        let bytes = files::read_or_empty(path)?;
         if bytes.is_empty() {
             return self.write(path);
         }
         let damaged = |cause: String| {
-            ReportError::new(path, cause, "the file was damaged or edited; move it away to have a new one written")
+            FileError::new(path, cause, "the file was damaged or edited; move it away to have a new one written")
         };
         let mut record: Value =
             serde_json::from_slice(&bytes).map_err(|error| damaged(format!("not JSON: {error}")))?;
@@ -152,8 +152,8 @@ fn redacted(command: Vec<String>, variables: impl Iterator<Item = (String, Strin
     command.into_iter().map(hide).collect()
 }
 
-fn write(path: &Path, record: &Value) -> Result<(), ReportError> {
-    error::write_atomic(path, format!("{record:#}\n").as_bytes())
+fn write(path: &Path, record: &Value) -> Result<(), FileError> {
+    files::write_atomic(path, format!("{record:#}\n").as_bytes())
 }
 
 /// Memory of the machine.

@@ -6,9 +6,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 
-use crate::report::{ReportError, error};
+use crate::files::{self, FileError};
+use crate::snapshot::{EvalRecord, null_is_nan};
 
 /// One optimizer step.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
@@ -80,37 +81,6 @@ pub struct EpochRecord {
     pub seconds: f64,
 }
 
-/// One exact evaluation: every sample counted once.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
-pub struct EvalRecord {
-    /// Mean loss over all samples.
-    #[serde(deserialize_with = "null_is_nan")]
-    pub loss: f64,
-    /// Samples whose best class is the right one, in percent.
-    pub top1: f64,
-    /// Samples with the right class among the best five, in percent.
-    pub top5: f64,
-    /// Samples whose best class is the right one.
-    pub correct: u64,
-    /// Samples.
-    pub total: u64,
-}
-
-/// An evaluation and the epoch after which it was made.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Evaluated {
-    /// The epoch, from 1.
-    pub epoch: usize,
-    /// Its result.
-    #[serde(flatten)]
-    pub eval: EvalRecord,
-}
-
-/// JSON has no NaN: what is not finite is written as `null` (by `serde_json`) and read back as NaN.
-fn null_is_nan<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
-    Ok(Option::<f64>::deserialize(from)?.unwrap_or(f64::NAN))
-}
-
 // losses and rates are compared between runs and keep all their digits; timings and percentages stay readable
 
 fn tenths<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
@@ -134,8 +104,8 @@ impl MetricsWriter {
     ///
     /// # Errors
     /// When the file cannot be made.
-    pub fn create(path: &Path) -> Result<Self, ReportError> {
-        let file = File::create(path).map_err(|error| ReportError::io(path, "create", &error))?;
+    pub fn create(path: &Path) -> Result<Self, FileError> {
+        let file = File::create(path).map_err(|error| FileError::io(path, "create", &error))?;
         Ok(Self { path: path.to_owned(), file })
     }
 
@@ -143,28 +113,28 @@ impl MetricsWriter {
     ///
     /// # Errors
     /// When the file cannot be read or written, or a line other than the last is damaged.
-    pub fn resume(path: &Path, step: u64) -> Result<Self, ReportError> {
+    pub fn resume(path: &Path, step: u64) -> Result<Self, FileError> {
         truncate_to(path, step)?;
         let file = OpenOptions::new().append(true).create(true).open(path);
-        Ok(Self { path: path.to_owned(), file: file.map_err(|error| ReportError::io(path, "open", &error))? })
+        Ok(Self { path: path.to_owned(), file: file.map_err(|error| FileError::io(path, "open", &error))? })
     }
 
     /// Appends one step.
     ///
     /// # Errors
     /// When the disk is full or gone.
-    pub fn write(&mut self, record: &StepRecord) -> Result<(), ReportError> {
+    pub fn write(&mut self, record: &StepRecord) -> Result<(), FileError> {
         let mut line = serde_json::to_string(record).expect("a struct of numbers always becomes JSON");
         line.push('\n');
-        self.file.write_all(line.as_bytes()).map_err(|error| ReportError::io(&self.path, "write", &error))
+        self.file.write_all(line.as_bytes()).map_err(|error| FileError::io(&self.path, "write", &error))
     }
 
     /// Waits until everything is on the disk itself (end of an epoch).
     ///
     /// # Errors
     /// When the disk is full or gone.
-    pub fn sync(&mut self) -> Result<(), ReportError> {
-        error::sync(&self.file, &self.path)
+    pub fn sync(&mut self) -> Result<(), FileError> {
+        files::sync(&self.file, &self.path)
     }
 }
 
@@ -173,28 +143,28 @@ impl MetricsWriter {
 ///
 /// # Errors
 /// When the file cannot be read or written, or a line other than the last is damaged.
-pub fn truncate_to(path: &Path, step: u64) -> Result<(), ReportError> {
-    let bytes = error::read_or_empty(path)?;
+pub fn truncate_to(path: &Path, step: u64) -> Result<(), FileError> {
+    let bytes = files::read_or_empty(path)?;
     let mut kept = Vec::with_capacity(bytes.len());
     for (line, record) in parse(path, &bytes)? {
         if record.step < step {
             kept.extend_from_slice(line);
         }
     }
-    if kept == bytes { Ok(()) } else { error::write_atomic(path, &kept) }
+    if kept == bytes { Ok(()) } else { files::write_atomic(path, &kept) }
 }
 
 /// All steps of a file, a half-written last line left out. A missing file is one without lines.
 ///
 /// # Errors
 /// When the file cannot be read, or a line other than the last is damaged.
-pub fn read_metrics(path: &Path) -> Result<Vec<StepRecord>, ReportError> {
-    let bytes = error::read_or_empty(path)?;
+pub fn read_metrics(path: &Path) -> Result<Vec<StepRecord>, FileError> {
+    let bytes = files::read_or_empty(path)?;
     Ok(parse(path, &bytes)?.into_iter().map(|(_, record)| record).collect())
 }
 
 /// The complete lines (newline included) with what they say.
-fn parse<'a>(path: &Path, bytes: &'a [u8]) -> Result<Vec<(&'a [u8], StepRecord)>, ReportError> {
+fn parse<'a>(path: &Path, bytes: &'a [u8]) -> Result<Vec<(&'a [u8], StepRecord)>, FileError> {
     let lines: Vec<_> = bytes.split_inclusive(|&byte| byte == b'\n').collect();
     let mut records = Vec::with_capacity(lines.len());
     for (i, line) in lines.iter().enumerate() {
@@ -204,7 +174,7 @@ fn parse<'a>(path: &Path, bytes: &'a [u8]) -> Result<Vec<(&'a [u8], StepRecord)>
             _ if i + 1 == lines.len() => {}
             Ok(_) => unreachable!("only the last piece can lack its newline"),
             Err(error) => {
-                return Err(ReportError::new(
+                return Err(FileError::new(
                     path,
                     format!("line {}: not a step record: {error}", i + 1),
                     "the file was damaged or edited; remove that line, or move the file away to start a new one",

@@ -8,7 +8,6 @@ pub mod confusion;
 pub mod curves;
 pub mod download;
 pub mod environment;
-pub mod error;
 pub mod metrics;
 pub mod pace;
 pub mod progress;
@@ -21,14 +20,10 @@ pub mod table;
 pub mod tensorboard;
 #[cfg(test)]
 mod testing;
-pub mod text;
-pub mod timeline;
 
 pub use confusion::Confusion;
-pub use error::ReportError;
-pub use metrics::{EpochRecord, EvalRecord, Evaluated, StepRecord};
+pub use metrics::{EpochRecord, StepRecord};
 pub use reporter::{Reporter, ReporterOptions};
 pub use run_folder::RunFolder;
 pub use screen::Section;
 pub use summary::RunSummary;
-pub use timeline::{BucketSpan, Timeline, Track};

@@ -9,7 +9,10 @@ use std::{
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::report::{EpochRecord, ReportError, StepRecord, pace::Pace, text};
+use crate::files::FileError;
+use crate::report::pace::Pace;
+use crate::report::{EpochRecord, StepRecord};
+use crate::text;
 
 /// Where a run is shown.
 pub struct Screen {
@@ -120,7 +123,7 @@ impl Progress {
     ///
     /// # Errors
     /// When stdout cannot be written (a full disk; a reader that went away is no error).
-    pub fn step(&mut self, record: &StepRecord) -> Result<(), ReportError> {
+    pub fn step(&mut self, record: &StepRecord) -> Result<(), FileError> {
         let ProgressOptions { epochs, steps_per_epoch, every } = self.options;
         if self.epoch != record.epoch {
             self.epoch = record.epoch;
@@ -170,7 +173,7 @@ loss {loss}  top-1 {top1}  lr {lr}  {speed} images/s"
     ///
     /// # Errors
     /// When stdout cannot be written.
-    pub fn epoch(&mut self, record: &EpochRecord) -> Result<(), ReportError> {
+    pub fn epoch(&mut self, record: &EpochRecord) -> Result<(), FileError> {
         self.pace.epoch(record);
         let number = of(record.epoch, self.options.epochs);
         let loss = text::loss(record.train_loss);
@@ -191,7 +194,7 @@ loss {loss}  top-1 {top1}  lr {lr}  {speed} images/s"
     ///
     /// # Errors
     /// When stdout cannot be written.
-    pub fn say(&mut self, lines: &str) -> Result<(), ReportError> {
+    pub fn say(&mut self, lines: &str) -> Result<(), FileError> {
         let Some(out) = &mut self.lines else { return Ok(()) };
         let mut write = || writeln!(out, "{lines}").and_then(|()| out.flush());
         let written = match &self.bar {
@@ -204,7 +207,7 @@ loss {loss}  top-1 {top1}  lr {lr}  {speed} images/s"
                 self.lines = None;
                 Ok(())
             }
-            Err(error) => Err(ReportError::new(
+            Err(error) => Err(FileError::new(
                 "standard output",
                 format!("cannot write: {error}"),
                 "free some space where it goes, or send it elsewhere; then go on with --resume",
@@ -255,7 +258,8 @@ mod tests {
     use indicatif::InMemoryTerm;
 
     use super::*;
-    use crate::report::{EvalRecord, testing::Paper};
+    use crate::report::testing::Paper;
+    use crate::snapshot::EvalRecord;
 
     const OPTIONS: ProgressOptions = ProgressOptions { epochs: 12, steps_per_epoch: 4, every: 2 };
 

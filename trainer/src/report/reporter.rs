@@ -2,18 +2,16 @@
 //!
 //! Only rank 0 makes a `Reporter`: the run folder's shared files have one writer.
 
-use crate::report::{
-    EpochRecord, ReportError, RunFolder, RunSummary, Section, StepRecord,
-    curves::Curves,
-    environment::Environment,
-    error::write_atomic,
-    metrics::{MetricsWriter, read_metrics},
-    progress::{Progress, ProgressOptions, Screen},
-    screen::start_table,
-    summary::summary_screen,
-    summary_csv::{SummaryRow, SummaryWriter, read_summary},
-    tensorboard::TensorBoardWriter,
-};
+use crate::files::{FileError, write_atomic};
+use crate::report::curves::Curves;
+use crate::report::environment::Environment;
+use crate::report::metrics::{MetricsWriter, read_metrics};
+use crate::report::progress::{Progress, ProgressOptions, Screen};
+use crate::report::screen::start_table;
+use crate::report::summary::summary_screen;
+use crate::report::summary_csv::{SummaryRow, SummaryWriter, read_summary};
+use crate::report::tensorboard::TensorBoardWriter;
+use crate::report::{EpochRecord, RunFolder, RunSummary, Section, StepRecord};
 
 /// What a reporter has to know of a run.
 #[derive(Debug, Clone)]
@@ -53,7 +51,7 @@ impl Reporter {
     ///
     /// # Errors
     /// When a file of the folder cannot be made or written.
-    pub fn new(folder: RunFolder, options: ReporterOptions, sections: &[Section]) -> Result<Self, ReportError> {
+    pub fn new(folder: RunFolder, options: ReporterOptions, sections: &[Section]) -> Result<Self, FileError> {
         Self::start(screen(&options), folder, options, sections, None)
     }
 
@@ -68,7 +66,7 @@ impl Reporter {
         sections: &[Section],
         step: u64,
         epoch: usize,
-    ) -> Result<Self, ReportError> {
+    ) -> Result<Self, FileError> {
         Self::start(screen(&options), folder, options, sections, Some((step, epoch)))
     }
 
@@ -79,7 +77,7 @@ impl Reporter {
         options: ReporterOptions,
         sections: &[Section],
         from: Option<(u64, usize)>,
-    ) -> Result<Self, ReportError> {
+    ) -> Result<Self, FileError> {
         let environment = Environment::detect(&options.device);
         let tensorboard = |step| options.tensorboard.then(|| TensorBoardWriter::start(folder.path(), step)).transpose();
         let ReporterOptions { epochs, steps_per_epoch, every, .. } = options;
@@ -128,7 +126,7 @@ impl Reporter {
     ///
     /// # Errors
     /// When a file or stdout cannot be written.
-    pub fn step(&mut self, record: &StepRecord) -> Result<(), ReportError> {
+    pub fn step(&mut self, record: &StepRecord) -> Result<(), FileError> {
         self.metrics.write(record)?;
         self.next_step = record.step + 1;
         self.losses.push(curve_point(&self.options, record));
@@ -158,7 +156,7 @@ impl Reporter {
     ///
     /// # Errors
     /// When a file or stdout cannot be written.
-    pub fn epoch(&mut self, record: &EpochRecord) -> Result<(), ReportError> {
+    pub fn epoch(&mut self, record: &EpochRecord) -> Result<(), FileError> {
         self.summary.write(record)?;
         self.epochs.push(SummaryRow::from(record));
         if let Some(tensorboard) = &mut self.tensorboard {
@@ -174,7 +172,7 @@ impl Reporter {
     ///
     /// # Errors
     /// When stdout cannot be written.
-    pub fn say(&mut self, lines: &str) -> Result<(), ReportError> {
+    pub fn say(&mut self, lines: &str) -> Result<(), FileError> {
         self.progress.say(lines)
     }
 
@@ -182,7 +180,7 @@ impl Reporter {
     ///
     /// # Errors
     /// When a file cannot be written.
-    pub fn flush(&mut self) -> Result<(), ReportError> {
+    pub fn flush(&mut self) -> Result<(), FileError> {
         self.metrics.sync()?;
         match &mut self.tensorboard {
             Some(tensorboard) => tensorboard.sync(),
@@ -195,7 +193,7 @@ impl Reporter {
     ///
     /// # Errors
     /// When a file or stdout cannot be written.
-    pub fn finish(&mut self, summary: &RunSummary) -> Result<(), ReportError> {
+    pub fn finish(&mut self, summary: &RunSummary) -> Result<(), FileError> {
         self.progress.finish();
         self.flush()?;
         self.draw()?;
@@ -208,12 +206,12 @@ impl Reporter {
         let seconds_an_image: f64 = self.epochs.iter().map(|row| row.images_per_s.recip()).sum();
         summary.images_per_s.get_or_insert(self.epochs.len() as f64 / seconds_an_image);
         let result = serde_json::to_vec_pretty(&summary)
-            .map_err(|error| ReportError::new(self.folder.result(), error.to_string(), "please report this"))?;
+            .map_err(|error| FileError::new(self.folder.result(), error.to_string(), "please report this"))?;
         write_atomic(&self.folder.result(), &result)?;
         self.progress.say(summary_screen(&summary, self.folder.path()).trim_end())
     }
 
-    fn draw(&self) -> Result<(), ReportError> {
+    fn draw(&self) -> Result<(), FileError> {
         let title = self.folder.name();
         Curves { title: &title, epochs: &self.epochs, steps: &self.losses, top5: self.top5 }
             .write(&self.folder.curves())
@@ -234,7 +232,8 @@ mod tests {
     use std::{fs, path::Path};
 
     use super::*;
-    use crate::report::{EvalRecord, testing::Paper};
+    use crate::report::testing::Paper;
+    use crate::snapshot::EvalRecord;
 
     fn options() -> ReporterOptions {
         ReporterOptions {

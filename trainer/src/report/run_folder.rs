@@ -6,9 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use crate::files::FileError;
 use time::{OffsetDateTime, macros::format_description};
-
-use crate::report::ReportError;
 
 /// A run's folder and the names of the files in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,18 +21,12 @@ impl RunFolder {
     ///
     /// # Errors
     /// When `root` or the folder cannot be made.
-    pub fn create(root: &Path, model: &str, mode: &str, workers: usize) -> Result<Self, ReportError> {
+    pub fn create(root: &Path, model: &str, mode: &str, workers: usize) -> Result<Self, FileError> {
         Self::create_at(root, model, mode, workers, OffsetDateTime::now_utc())
     }
 
-    fn create_at(
-        root: &Path,
-        model: &str,
-        mode: &str,
-        workers: usize,
-        now: OffsetDateTime,
-    ) -> Result<Self, ReportError> {
-        fs::create_dir_all(root).map_err(|error| ReportError::io(root, "create the folder", &error))?;
+    fn create_at(root: &Path, model: &str, mode: &str, workers: usize, now: OffsetDateTime) -> Result<Self, FileError> {
+        fs::create_dir_all(root).map_err(|error| FileError::io(root, "create the folder", &error))?;
         let stamp = now
             .format(format_description!("[year][month][day]-[hour][minute][second]"))
             .expect("a date of this millennium has all components of the format");
@@ -44,12 +37,12 @@ impl RunFolder {
             match fs::create_dir(&path) {
                 Ok(()) => break,
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => path = root.join(format!("{name}-{attempt}")),
-                Err(error) => return Err(ReportError::io(path, "create the run folder", &error)),
+                Err(error) => return Err(FileError::io(path, "create the run folder", &error)),
             }
         }
         for folder in ["checkpoints", "logs"] {
             let folder = path.join(folder);
-            fs::create_dir(&folder).map_err(|error| ReportError::io(&folder, "create the folder", &error))?;
+            fs::create_dir(&folder).map_err(|error| FileError::io(&folder, "create the folder", &error))?;
         }
         Ok(Self { path })
     }
@@ -58,15 +51,15 @@ impl RunFolder {
     ///
     /// # Errors
     /// When there is no such folder, or it is no run folder (it has no `config.toml`).
-    pub fn open(path: &Path) -> Result<Self, ReportError> {
+    pub fn open(path: &Path) -> Result<Self, FileError> {
         let hint = "name the run's own folder, such as runs/20260131-093000-lenet-singlex1";
         match fs::metadata(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                return Err(ReportError::new(path, "no such run folder", hint));
+                return Err(FileError::new(path, "no such run folder", hint));
             }
-            Err(error) => return Err(ReportError::io(path, "open the run folder", &error)),
+            Err(error) => return Err(FileError::io(path, "open the run folder", &error)),
             Ok(found) if !found.is_dir() => {
-                return Err(ReportError::new(path, "is a file, not a run folder", hint));
+                return Err(FileError::new(path, "is a file, not a run folder", hint));
             }
             Ok(_) => {}
         }
@@ -75,7 +68,7 @@ impl RunFolder {
             return Ok(folder);
         }
         let inside = runs_below(path).ok().and_then(|runs| runs.into_iter().next_back());
-        Err(ReportError::new(
+        Err(FileError::new(
             path,
             "is not a run folder: it has no config.toml",
             match inside {
@@ -90,10 +83,10 @@ impl RunFolder {
     ///
     /// # Errors
     /// When there is none, or `root` cannot be read.
-    pub fn newest(root: &Path) -> Result<Self, ReportError> {
+    pub fn newest(root: &Path) -> Result<Self, FileError> {
         match runs_below(root)?.pop() {
             Some(path) => Ok(Self { path }),
-            None => Err(ReportError::new(
+            None => Err(FileError::new(
                 root,
                 "holds no run folder",
                 "name the run to resume (--resume RUN), or the folder that holds the runs (--run-dir DIR)",
@@ -173,16 +166,14 @@ impl RunFolder {
 }
 
 /// Run folders below `root`, oldest first.
-fn runs_below(root: &Path) -> Result<Vec<PathBuf>, ReportError> {
+fn runs_below(root: &Path) -> Result<Vec<PathBuf>, FileError> {
     let entries = fs::read_dir(root).map_err(|error| match error.kind() {
-        ErrorKind::NotFound => {
-            ReportError::new(root, "no such folder", "name the folder of the runs with --run-dir DIR")
-        }
-        _ => ReportError::io(root, "read the folder", &error),
+        ErrorKind::NotFound => FileError::new(root, "no such folder", "name the folder of the runs with --run-dir DIR"),
+        _ => FileError::io(root, "read the folder", &error),
     })?;
     let mut runs = Vec::new();
     for entry in entries {
-        let entry = entry.map_err(|error| ReportError::io(root, "read the folder", &error))?;
+        let entry = entry.map_err(|error| FileError::io(root, "read the folder", &error))?;
         let name = entry.file_name().to_string_lossy().into_owned();
         if let Some((stamp, attempt)) = age(&name)
             && entry.path().join("config.toml").is_file()

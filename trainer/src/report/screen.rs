@@ -1,6 +1,6 @@
 //! The table at the start of a run: everything that was resolved, in sections.
 
-use crate::report::text::{left, truncated, width};
+use crate::text::{left, truncated, width};
 
 /// Widest line of any table, in columns.
 pub const COLUMNS: usize = 100;

@@ -4,11 +4,10 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use crate::report::{
-    Confusion, Evaluated,
-    confusion::confusion_table,
-    text::{self, left, width},
-};
+use crate::report::Confusion;
+use crate::report::confusion::confusion_table;
+use crate::snapshot::Evaluated;
+use crate::text::{self, left, width};
 
 /// What a finished (or interrupted) run comes to.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -110,7 +109,7 @@ fn percent(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::EvalRecord;
+    use crate::snapshot::EvalRecord;
 
     fn evaluated(epoch: usize, eval: EvalRecord) -> Evaluated {
         Evaluated { epoch, eval }

@@ -8,7 +8,8 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::report::{EpochRecord, ReportError, error};
+use crate::files::{self, FileError};
+use crate::report::EpochRecord;
 
 /// First line of the file.
 pub const HEADER: &str = "epoch,train_loss,train_top1,eval_loss,eval_top1,eval_top5,lr,images_per_s,seconds";
@@ -66,9 +67,9 @@ impl SummaryWriter {
     ///
     /// # Errors
     /// When the file cannot be made or written.
-    pub fn create(path: &Path) -> Result<Self, ReportError> {
-        let mut file = File::create(path).map_err(|error| ReportError::io(path, "create", &error))?;
-        writeln!(file, "{HEADER}").map_err(|error| ReportError::io(path, "write", &error))?;
+    pub fn create(path: &Path) -> Result<Self, FileError> {
+        let mut file = File::create(path).map_err(|error| FileError::io(path, "create", &error))?;
+        writeln!(file, "{HEADER}").map_err(|error| FileError::io(path, "write", &error))?;
         Ok(Self { path: path.to_owned(), file })
     }
 
@@ -76,9 +77,9 @@ impl SummaryWriter {
     ///
     /// # Errors
     /// When the file cannot be read or written, or a line other than the last is damaged.
-    pub fn resume(path: &Path, epoch: usize) -> Result<Self, ReportError> {
+    pub fn resume(path: &Path, epoch: usize) -> Result<Self, FileError> {
         truncate_to_epoch(path, epoch)?;
-        let file = OpenOptions::new().append(true).open(path).map_err(|error| ReportError::io(path, "open", &error))?;
+        let file = OpenOptions::new().append(true).open(path).map_err(|error| FileError::io(path, "open", &error))?;
         Ok(Self { path: path.to_owned(), file })
     }
 
@@ -86,12 +87,12 @@ impl SummaryWriter {
     ///
     /// # Errors
     /// When the disk is full or gone.
-    pub fn write(&mut self, record: &EpochRecord) -> Result<(), ReportError> {
+    pub fn write(&mut self, record: &EpochRecord) -> Result<(), FileError> {
         let mut line = csv::WriterBuilder::new().has_headers(false).from_writer(Vec::new());
         line.serialize(SummaryRow::from(record)).expect("a row of numbers always becomes CSV");
         let line = line.into_inner().expect("memory does not refuse a write");
-        self.file.write_all(&line).map_err(|error| ReportError::io(&self.path, "write", &error))?;
-        error::sync(&self.file, &self.path)
+        self.file.write_all(&line).map_err(|error| FileError::io(&self.path, "write", &error))?;
+        files::sync(&self.file, &self.path)
     }
 }
 
@@ -99,30 +100,30 @@ impl SummaryWriter {
 ///
 /// # Errors
 /// When the file cannot be read or written, or a line other than the last is damaged.
-pub fn truncate_to_epoch(path: &Path, epoch: usize) -> Result<(), ReportError> {
-    let bytes = error::read_or_empty(path)?;
+pub fn truncate_to_epoch(path: &Path, epoch: usize) -> Result<(), FileError> {
+    let bytes = files::read_or_empty(path)?;
     let mut kept = format!("{HEADER}\n").into_bytes();
     for (line, row) in parse(path, &bytes)? {
         if row.epoch < epoch {
             kept.extend_from_slice(line);
         }
     }
-    if kept == bytes { Ok(()) } else { error::write_atomic(path, &kept) }
+    if kept == bytes { Ok(()) } else { files::write_atomic(path, &kept) }
 }
 
 /// All epochs of a file, a half-written last line left out. A missing file is one without lines.
 ///
 /// # Errors
 /// When the file cannot be read, its header is another, or a line other than the last is damaged.
-pub fn read_summary(path: &Path) -> Result<Vec<SummaryRow>, ReportError> {
-    let bytes = error::read_or_empty(path)?;
+pub fn read_summary(path: &Path) -> Result<Vec<SummaryRow>, FileError> {
+    let bytes = files::read_or_empty(path)?;
     Ok(parse(path, &bytes)?.into_iter().map(|(_, row)| row).collect())
 }
 
 /// The complete lines below the header (newline included) with what they say.
-fn parse<'a>(path: &Path, bytes: &'a [u8]) -> Result<Vec<(&'a [u8], SummaryRow)>, ReportError> {
+fn parse<'a>(path: &Path, bytes: &'a [u8]) -> Result<Vec<(&'a [u8], SummaryRow)>, FileError> {
     let damaged = |line: usize, cause: &str| {
-        ReportError::new(
+        FileError::new(
             path,
             format!("line {line}: {cause}"),
             "the file was damaged or edited; put the line right, or move the file away to start a new one",
@@ -154,7 +155,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::report::EvalRecord;
+    use crate::snapshot::EvalRecord;
 
     fn epoch(epoch: usize) -> EpochRecord {
         let eval = EvalRecord { loss: 1.5, top1: 43.21, top5: 90.005, correct: 4321, total: 10_000 };

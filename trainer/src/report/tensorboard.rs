@@ -12,7 +12,8 @@ use std::{
 
 use prost::Message;
 
-use crate::report::{EpochRecord, ReportError, StepRecord, error};
+use crate::files::{self, FileError};
+use crate::report::{EpochRecord, StepRecord};
 
 const PREFIX: &str = "events.out.tfevents.";
 
@@ -81,11 +82,11 @@ impl TensorBoardWriter {
     ///
     /// # Errors
     /// When the file cannot be made or written.
-    pub fn start(folder: &Path, step: u64) -> Result<Self, ReportError> {
+    pub fn start(folder: &Path, step: u64) -> Result<Self, FileError> {
         Self::start_at(folder, now(), step)
     }
 
-    fn start_at(folder: &Path, now: f64, step: u64) -> Result<Self, ReportError> {
+    fn start_at(folder: &Path, now: f64, step: u64) -> Result<Self, FileError> {
         // TensorBoard reads the files in the order of their names: a run stopped and resumed within one second, or after
         // the clock was set back, still has to come after what is there
         let mut seconds = now as u64;
@@ -95,7 +96,7 @@ impl TensorBoardWriter {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let path = folder.join(format!("{PREFIX}{seconds:010}.{host}.{}.0", std::process::id()));
         let file = OpenOptions::new().write(true).create_new(true).open(&path);
-        let file = file.map_err(|error| ReportError::io(&path, "create", &error))?;
+        let file = file.map_err(|error| FileError::io(&path, "create", &error))?;
         let mut writer = Self { path, file };
         writer.event(now, 0, What::FileVersion("brain.Event:2".to_owned()))?;
         // TensorBoard drops old points at the second session start and later ones, so a new run has to say its first
@@ -107,7 +108,7 @@ impl TensorBoardWriter {
     ///
     /// # Errors
     /// When the disk is full or gone.
-    pub fn step(&mut self, record: &StepRecord) -> Result<(), ReportError> {
+    pub fn step(&mut self, record: &StepRecord) -> Result<(), FileError> {
         let scalars = [
             ("train/loss", record.loss),
             ("train/top1", record.top1),
@@ -121,7 +122,7 @@ impl TensorBoardWriter {
     ///
     /// # Errors
     /// When the disk is full or gone.
-    pub fn epoch(&mut self, record: &EpochRecord, step: u64) -> Result<(), ReportError> {
+    pub fn epoch(&mut self, record: &EpochRecord, step: u64) -> Result<(), FileError> {
         match record.eval {
             Some(eval) => {
                 self.scalars(step, &[("eval/loss", eval.loss), ("eval/top1", eval.top1), ("eval/top5", eval.top5)])
@@ -134,7 +135,7 @@ impl TensorBoardWriter {
     ///
     /// # Errors
     /// When the disk is full or gone.
-    pub fn scalars(&mut self, step: u64, scalars: &[(&str, f64)]) -> Result<(), ReportError> {
+    pub fn scalars(&mut self, step: u64, scalars: &[(&str, f64)]) -> Result<(), FileError> {
         self.event(now(), step, summary(scalars))
     }
 
@@ -142,14 +143,14 @@ impl TensorBoardWriter {
     ///
     /// # Errors
     /// When the disk is full or gone.
-    pub fn sync(&mut self) -> Result<(), ReportError> {
-        error::sync(&self.file, &self.path)
+    pub fn sync(&mut self) -> Result<(), FileError> {
+        files::sync(&self.file, &self.path)
     }
 
-    fn event(&mut self, wall_time: f64, step: u64, what: What) -> Result<(), ReportError> {
+    fn event(&mut self, wall_time: f64, step: u64, what: What) -> Result<(), FileError> {
         // one write a record: a reader, or whoever comes after a kill, meets whole records
         let bytes = record(&Event { wall_time, step: step as i64, what: Some(what) });
-        self.file.write_all(&bytes).map_err(|error| ReportError::io(&self.path, "write", &error))
+        self.file.write_all(&bytes).map_err(|error| FileError::io(&self.path, "write", &error))
     }
 }
 
@@ -159,10 +160,10 @@ fn summary(scalars: &[(&str, f64)]) -> What {
 }
 
 /// Seconds in the name of the folder's newest event file.
-fn newest_seconds(folder: &Path) -> Result<Option<u64>, ReportError> {
+fn newest_seconds(folder: &Path) -> Result<Option<u64>, FileError> {
     let failed = |error: &std::io::Error| match error.kind() {
-        ErrorKind::NotFound => ReportError::new(folder, "no such folder", "was the run folder moved or deleted?"),
-        _ => ReportError::io(folder, "read the folder", error),
+        ErrorKind::NotFound => FileError::new(folder, "no such folder", "was the run folder moved or deleted?"),
+        _ => FileError::io(folder, "read the folder", error),
     };
     let mut newest = None;
     for entry in read_dir(folder).map_err(|error| failed(&error))? {
@@ -199,7 +200,7 @@ fn now() -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::EvalRecord;
+    use crate::snapshot::EvalRecord;
 
     fn hex(event: Event) -> String {
         record(&event).iter().map(|byte| format!("{byte:02x}")).collect()

@@ -6,12 +6,10 @@ use burn::tensor::Device;
 use models::{Network, StateTensor, state};
 
 use super::{Replica, Snapshot, StepOutcome};
-use crate::{
-    config::RunPlan,
-    failure::Failure,
-    optim::{Ema, FlatGradients, Optimizer, clip_global_norm},
-    report::Track,
-};
+use crate::config::RunPlan;
+use crate::failure::Failure;
+use crate::optim::{Ema, FlatGradients, Optimizer, clip_global_norm};
+use crate::timeline::Track;
 
 /// A network that learns from gradients.
 #[derive(Debug)]

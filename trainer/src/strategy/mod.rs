@@ -17,9 +17,11 @@ pub use resident::{Resident, ResidentSets};
 pub use tally::{Tally, percent};
 
 use data::loader::Batch;
-use models::state::StateTensor;
 
-use crate::{engine::checkpoint::Progress, failure::Failure, report::Timeline, signals::Stop, state_file::NamedTensor};
+use crate::failure::Failure;
+use crate::signals::Stop;
+use crate::snapshot::{RunProgress, Snapshot};
+use crate::timeline::Timeline;
 
 /// What one optimizer step gave.
 #[derive(Debug, Clone, Copy, Default)]
@@ -60,19 +62,6 @@ pub struct StepSeconds {
     pub communication_hidden: f64,
     /// Clipping, optimizer, weight average.
     pub optimizer: f64,
-}
-
-/// Everything a checkpoint keeps of a strategy, on the host.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Snapshot {
-    /// Parameters and batch-norm statistics in PyTorch's order.
-    pub model: Vec<StateTensor>,
-    /// Optimizer state, `<slot>.<parameter>`.
-    pub optimizer: Vec<NamedTensor>,
-    /// Optimizer steps taken.
-    pub optimizer_steps: u64,
-    /// The weight average, where it is on.
-    pub ema: Option<Vec<StateTensor>>,
 }
 
 /// How an evaluation ended.
@@ -135,7 +124,7 @@ pub trait Strategy {
     ///
     /// # Errors
     /// Names the tensors that are missing, unexpected or misshapen.
-    fn start_from(&mut self, checkpoint: Option<(Snapshot, Progress)>) -> Result<Progress, Failure>;
+    fn start_from(&mut self, checkpoint: Option<(Snapshot, RunProgress)>) -> Result<RunProgress, Failure>;
 }
 
 /// A step whose loss is not finite.

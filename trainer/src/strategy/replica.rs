@@ -10,13 +10,12 @@ use data::loader::Batch;
 use models::{Context, Network, state::ParameterInfo};
 
 use super::{Resident, ResidentSets, StepOutcome, Tally};
-use crate::{
-    config::Precision,
-    device, loss,
-    optim::FlatGradients,
-    report::{Timeline, Track},
-    signals::Stop,
-};
+use crate::config::Precision;
+use crate::device;
+use crate::loss;
+use crate::optim::FlatGradients;
+use crate::signals::Stop;
+use crate::timeline::{Timeline, Track};
 
 /// A forward pass on its way: what its backward pass starts from, and what is to be counted of it.
 #[derive(Debug)]

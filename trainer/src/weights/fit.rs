@@ -6,7 +6,8 @@ use burn::tensor::Device;
 use data::formats;
 use models::{LoadError, Network, Spec, StateTensor, state::ShapeMismatch};
 
-use super::{Element, WeightError, WeightFile, names};
+use super::{Element, WeightFile, bad, damaged, names};
+use crate::files::FileError;
 
 /// What the weights are wanted for.
 #[derive(Debug, Clone, Copy)]
@@ -38,28 +39,24 @@ struct Fitting {
 /// # Errors
 /// Names what is missing, unexpected or misshapen; the hint names the model or data set that the weights fit, where one
 /// does. Damage found while reading.
-pub fn load(network: Network, target: &Target, file: &WeightFile) -> Result<(Network, String), WeightError> {
+pub fn load(network: Network, target: &Target, file: &WeightFile) -> Result<(Network, String), FileError> {
     let shapes = shapes(&network);
     let paths = file.paths();
     let fitting = match fit(&shapes, file, &paths) {
         Ok(fitting) => fitting,
-        Err(error) => return Err(WeightError::new(&file.path, &error, hint(target, file, &paths, &shapes, &error))),
+        Err(error) => return Err(bad(&file.path, &error, hint(target, file, &paths, &shapes, &error))),
     };
     let mut state = Vec::with_capacity(shapes.len());
     for ((name, shape), place) in shapes.into_iter().zip(fitting.places) {
         let tensor = &file.tensors[place];
         if let Element::Other(kind) = tensor.element {
             let cause = format!("tensor `{}` is of type {kind}, weights are floats", tensor.name);
-            return Err(WeightError::new(
-                &file.path,
-                cause,
-                "save the weights as float32, float16, bfloat16 or float64",
-            ));
+            return Err(bad(&file.path, cause, "save the weights as float32, float16, bfloat16 or float64"));
         }
-        let values = tensor.values().map_err(|cause| WeightError::damaged(&file.path, cause))?;
+        let values = tensor.values().map_err(|cause| damaged(&file.path, cause))?;
         state.push(StateTensor::new(name, shape, values));
     }
-    let network = models::load_state_dict(network, &state).map_err(|error| WeightError::damaged(&file.path, error))?;
+    let network = models::load_state_dict(network, &state).map_err(|error| damaged(&file.path, error))?;
     let origin = match fitting.prefix.trim_end_matches('.') {
         "" => file.path.display().to_string(),
         key => format!("{}, its `{key}`", file.path.display()),

@@ -22,7 +22,8 @@ use std::{
 
 use models::StateTensor;
 
-use crate::{engine::checkpoint, failure::Failure};
+use crate::engine::checkpoint;
+use crate::files::{FileError, USAGE};
 
 /// What the formats are, for hints.
 const FORMATS: &str = "a PyTorch state dict (.pth, .pt), a safetensors file, or a checkpoint's folder";
@@ -85,8 +86,8 @@ impl WeightFile {
     ///
     /// # Errors
     /// Nothing there, another format, or damage; the error says which.
-    pub fn open(path: &Path) -> Result<Self, WeightError> {
-        let metadata = fs::metadata(path).map_err(|error| WeightError::new(path, error, format!("name {FORMATS}")))?;
+    pub fn open(path: &Path) -> Result<Self, FileError> {
+        let metadata = fs::metadata(path).map_err(|error| bad(path, error, format!("name {FORMATS}")))?;
         if metadata.is_dir() {
             return Self::of_checkpoint(path);
         }
@@ -116,21 +117,17 @@ impl WeightFile {
         &self.path
     }
 
-    fn of_checkpoint(path: &Path) -> Result<Self, WeightError> {
+    fn of_checkpoint(path: &Path) -> Result<Self, FileError> {
         if path.join("config.toml").is_file() {
             let hint = format!("evaluate the run with --run {0}, or name {0}/checkpoints/best", path.display());
-            return Err(WeightError::new(path, "is a run folder, not a file of weights", hint));
+            return Err(bad(path, "is a run folder, not a file of weights", hint));
         }
         let is_checkpoint = path.join(checkpoint::MANIFEST).is_file();
         if !is_checkpoint {
             let cause = format!("is a folder without {}, so it is no checkpoint", checkpoint::MANIFEST);
-            return Err(WeightError::new(path, cause, format!("name {FORMATS}")));
+            return Err(bad(path, cause, format!("name {FORMATS}")));
         }
-        let loaded = checkpoint::load(path).map_err(|error| WeightError {
-            path: error.path,
-            cause: error.cause,
-            hint: error.hint,
-        })?;
+        let loaded = checkpoint::load(path).map_err(|error| FileError { code: USAGE, ..error })?;
         Ok(Self::of_state(path, loaded.snapshot.ema.unwrap_or(loaded.snapshot.model)))
     }
 }
@@ -142,58 +139,30 @@ enum Kind {
 }
 
 impl Kind {
-    fn of(path: &Path) -> Result<Self, WeightError> {
+    fn of(path: &Path) -> Result<Self, FileError> {
         use io::Read;
         let mut head = Vec::with_capacity(16);
         fs::File::open(path)
             .and_then(|file| file.take(16).read_to_end(&mut head))
-            .map_err(|error| WeightError::new(path, error, format!("name {FORMATS}")))?;
+            .map_err(|error| bad(path, error, format!("name {FORMATS}")))?;
         match head.as_slice() {
             // a JSON header of less than 4 GiB behind its length; a pickle could begin with the length's first byte
             [_, _, _, _, 0, 0, 0, 0, b'{', ..] => Ok(Self::Safetensors),
             // a zip archive; a pickle of protocol 2 or later, as PyTorch wrote before 1.6
             [b'P', b'K', 3, 4, ..] | [0x80, 2..=5, ..] => Ok(Self::PyTorch),
-            [] => Err(WeightError::new(path, "the file is empty", "take another copy")),
-            _ => {
-                Err(WeightError::new(path, "not a file of weights that this program knows", format!("give {FORMATS}")))
-            }
+            [] => Err(bad(path, "the file is empty", "take another copy")),
+            _ => Err(bad(path, "not a file of weights that this program knows", format!("give {FORMATS}"))),
         }
     }
 }
 
-/// A file of weights that cannot be read, or does not fit the network. `Display` gives `path: cause`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct WeightError {
-    /// The file or folder.
-    pub path: PathBuf,
-    /// What is wrong with it.
-    pub cause: String,
-    /// What the user can do.
-    pub hint: String,
+/// Returns the error of weights that cannot be read or do not fit the network: bad input.
+fn bad(path: &Path, cause: impl Display, hint: impl Into<String>) -> FileError {
+    FileError::input(path, cause.to_string(), hint)
 }
 
-impl WeightError {
-    fn new(path: &Path, cause: impl Display, hint: impl Into<String>) -> Self {
-        Self { path: path.to_owned(), cause: cause.to_string(), hint: hint.into() }
-    }
-
-    fn damaged(path: &Path, cause: impl Display) -> Self {
-        Self::new(path, cause, "the file is damaged or was cut short: take another copy")
-    }
-}
-
-impl Display for WeightError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}: {}", self.path.display(), self.cause)
-    }
-}
-
-impl std::error::Error for WeightError {}
-
-impl From<WeightError> for Failure {
-    fn from(error: WeightError) -> Self {
-        Self::usage(&error, &error.hint)
-    }
+fn damaged(path: &Path, cause: impl Display) -> FileError {
+    bad(path, cause, "the file is damaged or was cut short: take another copy")
 }
 
 #[cfg(test)]

@@ -7,10 +7,11 @@ use std::path::Path;
 
 use pytorch_reader::{DType, PickleError, PytorchError, PytorchReader};
 
-use super::{Element, FileTensor, Source, WeightError};
+use super::{Element, FileTensor, Source, bad, damaged};
+use crate::files::FileError;
 
 /// The tensors of a file under their paths through its dictionaries, `net.module.conv1.weight`, sorted by name.
-pub(super) fn open(path: &Path) -> Result<Vec<FileTensor>, WeightError> {
+pub(super) fn open(path: &Path) -> Result<Vec<FileTensor>, FileError> {
     let reader = PytorchReader::new(path).map_err(|error| refused(path, &error))?;
     let mut tensors: Vec<_> = reader
         .into_tensors()
@@ -22,25 +23,25 @@ pub(super) fn open(path: &Path) -> Result<Vec<FileTensor>, WeightError> {
         .collect();
     if tensors.is_empty() {
         let hint = "save the weights in it: torch.save(model.state_dict(), FILE)";
-        return Err(WeightError::new(path, "a PyTorch file without a tensor", hint));
+        return Err(bad(path, "a PyTorch file without a tensor", hint));
     }
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(tensors)
 }
 
-fn refused(path: &Path, error: &PytorchError) -> WeightError {
+fn refused(path: &Path, error: &PytorchError) -> FileError {
     let saved_anew = "load it in PyTorch and save the weights alone: torch.save(model.state_dict(), FILE)";
     match error {
-        PytorchError::Io(error) => WeightError::damaged(path, error),
-        PytorchError::Zip(error) => WeightError::damaged(path, format!("not a complete PyTorch file: {error}")),
-        PytorchError::Pickle(PickleError::UnsupportedType(_)) => WeightError::new(path, error, saved_anew),
+        PytorchError::Io(error) => damaged(path, error),
+        PytorchError::Zip(error) => damaged(path, format!("not a complete PyTorch file: {error}")),
+        PytorchError::Pickle(PickleError::UnsupportedType(_)) => bad(path, error, saved_anew),
         PytorchError::Pickle(PickleError::NoDataSource) => {
-            WeightError::new(path, "a pickle, but not one that torch.save wrote", saved_anew)
+            bad(path, "a pickle, but not one that torch.save wrote", saved_anew)
         }
         PytorchError::InvalidFormat(cause) if cause.contains("Expected a dictionary") => {
-            WeightError::new(path, "a PyTorch file that holds no dictionary of weights", saved_anew)
+            bad(path, "a PyTorch file that holds no dictionary of weights", saved_anew)
         }
-        other => WeightError::damaged(path, other),
+        other => damaged(path, other),
     }
 }
 

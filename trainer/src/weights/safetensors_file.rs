@@ -4,12 +4,13 @@ use std::{fs, path::Path, sync::Arc};
 
 use safetensors::{Dtype, SafeTensors};
 
-use super::{Element, FileTensor, Source, WeightError};
+use super::{Element, FileTensor, Source, bad, damaged};
+use crate::files::FileError;
 
 /// The tensors of a file.
-pub(super) fn open(path: &Path) -> Result<Vec<FileTensor>, WeightError> {
-    let bytes = fs::read(path).map_err(|error| WeightError::damaged(path, error))?;
-    let damaged = |error| WeightError::damaged(path, format!("not a complete safetensors file: {error}"));
+pub(super) fn open(path: &Path) -> Result<Vec<FileTensor>, FileError> {
+    let bytes = fs::read(path).map_err(|error| damaged(path, error))?;
+    let damaged = |error| damaged(path, format!("not a complete safetensors file: {error}"));
     // checks that the tensors lie within the file, back to back, each as long as its shape says
     SafeTensors::deserialize(&bytes).map_err(damaged)?;
     let (header, metadata) = SafeTensors::read_metadata(&bytes).map_err(damaged)?;
@@ -29,7 +30,7 @@ pub(super) fn open(path: &Path) -> Result<Vec<FileTensor>, WeightError> {
         })
         .collect();
     if tensors.is_empty() {
-        return Err(WeightError::new(path, "a safetensors file without a tensor", "take another copy"));
+        return Err(bad(path, "a safetensors file without a tensor", "take another copy"));
     }
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(tensors)

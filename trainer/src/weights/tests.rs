@@ -17,7 +17,7 @@ fn network(model: &str, seed: u64) -> models::Network {
 }
 
 /// Loads `state` as if it came from a file.
-fn load_state(model: &str, state: Vec<StateTensor>) -> Result<String, WeightError> {
+fn load_state(model: &str, state: Vec<StateTensor>) -> Result<String, FileError> {
     let target = Target { model, spec: SPEC, data: "cifar10" };
     let file = WeightFile::of_state(Path::new("weights.pth"), state);
     load(network(model, 2), &target, &file).map(|(_, origin)| origin)

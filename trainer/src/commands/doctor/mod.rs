@@ -7,7 +7,8 @@ mod report;
 mod view;
 
 use self::report::Report;
-use crate::{cli::DoctorArgs, failure::Failure};
+use crate::cli::DoctorArgs;
+use crate::failure::Failure;
 use comm::cuda::driver::Driver;
 
 /// Looks around and prints.

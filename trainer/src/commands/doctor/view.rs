@@ -1,10 +1,10 @@
 //! The report on the screen.
 
 use super::report::{Found, Report, shown};
-use crate::{
-    device::{self, Library},
-    report::{Section, screen::start_table, text},
-};
+use crate::device::{self, Library};
+use crate::report::Section;
+use crate::report::screen::start_table;
+use crate::text;
 
 /// All sections.
 pub(super) fn screen(report: &Report) -> String {

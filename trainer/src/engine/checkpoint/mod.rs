@@ -16,15 +16,12 @@ mod store;
 pub use read::{Loaded, any, load, load_newest};
 pub use store::Store;
 
-use std::{
-    fmt::Display,
-    path::{Path, PathBuf},
-};
+use std::{fmt::Display, path::Path};
 
-use data::sampler::FIRST_EPOCH;
 use serde::{Deserialize, Serialize};
 
-use crate::{failure::Failure, report::Evaluated};
+use crate::files::FileError;
+use crate::snapshot::RunProgress;
 
 const MODEL: &str = "model.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
@@ -35,57 +32,10 @@ pub(crate) const MANIFEST: &str = "manifest.json";
 /// Version of the folder's layout.
 const VERSION: u32 = 1;
 
-/// Where a run stands, and what an epoch has added up so far: all that is not a tensor.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Progress {
-    /// Epoch in progress, from [`FIRST_EPOCH`]; `epochs + 1` when all epochs are done.
-    pub epoch: usize,
-    /// Next batch of that epoch, from 0: the sampler's position.
-    pub batch: usize,
-    /// Optimizer steps taken.
-    pub step: u64,
-    /// Sums over the epoch in progress.
-    pub partial: Partial,
-    /// Best evaluation by top-1 so far.
-    pub best: Option<Evaluated>,
-    /// Last evaluation.
-    pub last: Option<Evaluated>,
-    /// Seconds of training over all sessions of the run.
-    pub elapsed_s: f64,
-}
-
-impl Progress {
-    /// Before the first step.
-    pub fn start() -> Self {
-        Self {
-            epoch: FIRST_EPOCH,
-            batch: 0,
-            step: 0,
-            partial: Partial::default(),
-            best: None,
-            last: None,
-            elapsed_s: 0.0,
-        }
-    }
-}
-
-/// Sums over the steps of an epoch that is not finished.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub struct Partial {
-    /// Sum of sample losses.
-    pub loss_sum: f64,
-    /// Samples classified right.
-    pub correct: u64,
-    /// Samples seen.
-    pub samples: u64,
-    /// Seconds of training.
-    pub seconds: f64,
-}
-
 /// `state.json`.
 #[derive(Debug, Serialize, Deserialize)]
 struct State {
-    progress: Progress,
+    progress: RunProgress,
     optimizer_steps: u64,
     /// The seed from which permutation, augmentation and mixing follow; no other random state exists.
     seed: u64,
@@ -106,43 +56,13 @@ struct ManifestFile {
     sha256: String,
 }
 
-/// What went wrong with a checkpoint's file or folder.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CheckpointError {
-    /// File or folder.
-    pub path: PathBuf,
-    /// What is wrong with it.
-    pub cause: String,
-    /// What the user can do.
-    pub hint: String,
-}
-
-impl CheckpointError {
-    fn new(path: impl AsRef<Path>, cause: impl Display, hint: impl Into<String>) -> Self {
-        Self { path: path.as_ref().to_owned(), cause: cause.to_string(), hint: hint.into() }
-    }
-
-    fn writing(path: impl AsRef<Path>, error: impl Display) -> Self {
-        Self::new(
-            path,
-            format!("cannot write the checkpoint: {error}"),
-            "free some space or choose another place with --run-dir; earlier checkpoints are intact",
-        )
-    }
-}
-
-impl Display for CheckpointError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}: {}", self.path.display(), self.cause)
-    }
-}
-
-impl std::error::Error for CheckpointError {}
-
-impl From<CheckpointError> for Failure {
-    fn from(error: CheckpointError) -> Self {
-        Self::run(&error, &error.hint)
-    }
+/// Returns the error of a checkpoint that cannot be written.
+fn writing(path: impl AsRef<Path>, error: impl Display) -> FileError {
+    FileError::new(
+        path,
+        format!("cannot write the checkpoint: {error}"),
+        "free some space or choose another place with --run-dir; earlier checkpoints are intact",
+    )
 }
 
 /// Hexadecimal SHA-256.

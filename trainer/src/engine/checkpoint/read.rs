@@ -5,8 +5,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{CheckpointError, EMA, MANIFEST, MODEL, Manifest, OPTIMIZER, Progress, STATE, State, VERSION, sha256};
-use crate::{state_file, strategy::Snapshot};
+use super::{EMA, MANIFEST, MODEL, Manifest, OPTIMIZER, STATE, State, VERSION, sha256};
+use crate::files::FileError;
+use crate::snapshot::{RunProgress, Snapshot};
+use crate::state_file;
 
 /// A checkpoint read back whole.
 #[derive(Debug)]
@@ -16,7 +18,7 @@ pub struct Loaded {
     /// The strategy's state.
     pub snapshot: Snapshot,
     /// The engine's state.
-    pub progress: Progress,
+    pub progress: RunProgress,
     /// The seed of the run that wrote it.
     pub seed: u64,
 }
@@ -26,7 +28,7 @@ pub struct Loaded {
 ///
 /// # Errors
 /// No checkpoint is there, or none is complete.
-pub fn load_newest(folder: &Path) -> Result<(Loaded, Vec<CheckpointError>), CheckpointError> {
+pub fn load_newest(folder: &Path) -> Result<(Loaded, Vec<FileError>), FileError> {
     let mut damaged = Vec::new();
     for path in newest_first(folder)? {
         match load(&path) {
@@ -41,14 +43,14 @@ pub fn load_newest(folder: &Path) -> Result<(Loaded, Vec<CheckpointError>), Chec
             all.iter().map(|error| format!("\n    {error}")).collect::<String>()
         ),
     };
-    Err(CheckpointError::new(folder, cause, "start the run again with --config; it left nothing to continue from"))
+    Err(FileError::new(folder, cause, "start the run again with --config; it left nothing to continue from"))
 }
 
 /// True when the folder holds a checkpoint, complete or not.
 ///
 /// # Errors
 /// The folder cannot be read.
-pub fn any(folder: &Path) -> Result<bool, CheckpointError> {
+pub fn any(folder: &Path) -> Result<bool, FileError> {
     Ok(!newest_first(folder)?.is_empty())
 }
 
@@ -56,26 +58,22 @@ pub fn any(folder: &Path) -> Result<bool, CheckpointError> {
 ///
 /// # Errors
 /// Names the file that is missing, truncated or altered.
-pub fn load(path: &Path) -> Result<Loaded, CheckpointError> {
+pub fn load(path: &Path) -> Result<Loaded, FileError> {
     let damaged = |file: &Path, cause: String| {
-        CheckpointError::new(
-            file,
-            cause,
-            "use another checkpoint: this one was truncated or altered after it was written",
-        )
+        FileError::new(file, cause, "use another checkpoint: this one was truncated or altered after it was written")
     };
     let manifest_path = path.join(MANIFEST);
     let bytes = fs::read(&manifest_path).map_err(|error| damaged(&manifest_path, error.to_string()))?;
     let manifest: Manifest = serde_json::from_slice(&bytes)
         .map_err(|error| damaged(&manifest_path, format!("not a checkpoint's manifest: {error}")))?;
     if manifest.version != VERSION {
-        return Err(CheckpointError::new(
+        return Err(FileError::new(
             &manifest_path,
             format!("layout version {}, this program reads {VERSION}", manifest.version),
             "use the version of the program that wrote it",
         ));
     }
-    let read = |name: &str| -> Result<Option<Vec<u8>>, CheckpointError> {
+    let read = |name: &str| -> Result<Option<Vec<u8>>, FileError> {
         let Some(entry) = manifest.files.iter().find(|file| file.name == name) else { return Ok(None) };
         let file = path.join(name);
         let bytes = fs::read(&file).map_err(|error| damaged(&file, error.to_string()))?;
@@ -110,9 +108,10 @@ pub fn load(path: &Path) -> Result<Loaded, CheckpointError> {
 
 /// The checkpoints of a folder by age: (step, epoch, batch), newest first. The order comes from the state file where it
 /// can be read, else (a damaged one) from the name, so that damage is reported in its place.
-pub(super) fn newest_first(folder: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
-    let entries = fs::read_dir(folder)
-        .map_err(|error| CheckpointError::new(folder, error, "name a run folder that has a checkpoints folder"))?;
+pub(super) fn newest_first(folder: &Path) -> Result<Vec<PathBuf>, FileError> {
+    let entries = fs::read_dir(folder).map_err(|error| {
+        FileError::new(folder, error.to_string(), "name a run folder that has a checkpoints folder")
+    })?;
     let mut found: Vec<((u64, usize, usize), PathBuf)> = Vec::new();
     for entry in entries.flatten() {
         let path = entry.path();

@@ -6,14 +6,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{
-    CheckpointError, EMA, MANIFEST, MODEL, Manifest, ManifestFile, OPTIMIZER, Progress, STATE, State, VERSION, read,
-    sha256,
-};
-use crate::{
-    state_file::{self, NamedTensor},
-    strategy::Snapshot,
-};
+use super::{EMA, MANIFEST, MODEL, Manifest, ManifestFile, OPTIMIZER, STATE, State, VERSION, read, sha256, writing};
+use crate::files::FileError;
+use crate::snapshot::RunProgress;
+use crate::snapshot::Snapshot;
+use crate::state_file::{self, NamedTensor};
 
 /// Prefix of folders that are being written or deleted.
 const HIDDEN: &str = ".tmp-";
@@ -31,8 +28,8 @@ impl Store {
     ///
     /// # Errors
     /// The folder cannot be read or cleaned.
-    pub fn open(folder: &Path, keep_last: usize, seed: u64) -> Result<Self, CheckpointError> {
-        let entries = fs::read_dir(folder).map_err(|error| CheckpointError::writing(folder, error))?;
+    pub fn open(folder: &Path, keep_last: usize, seed: u64) -> Result<Self, FileError> {
+        let entries = fs::read_dir(folder).map_err(|error| writing(folder, error))?;
         for entry in entries.flatten() {
             if entry.file_name().to_string_lossy().starts_with(HIDDEN) {
                 remove(&entry.path())?;
@@ -50,9 +47,9 @@ impl Store {
         &self,
         name: &str,
         snapshot: Snapshot,
-        progress: &Progress,
+        progress: &RunProgress,
         is_best: bool,
-    ) -> Result<PathBuf, CheckpointError> {
+    ) -> Result<PathBuf, FileError> {
         let temporary = self.folder.join(format!("{HIDDEN}{name}"));
         let target = self.folder.join(name);
         remove(&temporary)?;
@@ -71,8 +68,8 @@ impl Store {
         Ok(target)
     }
 
-    fn write_files(&self, folder: &Path, snapshot: Snapshot, progress: &Progress) -> Result<(), CheckpointError> {
-        fs::create_dir_all(folder).map_err(|error| CheckpointError::writing(folder, error))?;
+    fn write_files(&self, folder: &Path, snapshot: Snapshot, progress: &RunProgress) -> Result<(), FileError> {
+        fs::create_dir_all(folder).map_err(|error| writing(folder, error))?;
         let state = State { progress: progress.clone(), optimizer_steps: snapshot.optimizer_steps, seed: self.seed };
         let mut manifest = Manifest { version: VERSION, files: Vec::new() };
         let mut write = |name: &str, bytes: &[u8]| {
@@ -80,7 +77,7 @@ impl Store {
             write_synced(&folder.join(name), bytes)
         };
         let tensors = |name: &str, tensors: &[NamedTensor]| {
-            state_file::encode(tensors).map_err(|error| CheckpointError::writing(folder.join(name), error))
+            state_file::encode(tensors).map_err(|error| writing(folder.join(name), error))
         };
         write(MODEL, &tensors(MODEL, &state_file::named(snapshot.model))?)?;
         write(OPTIMIZER, &tensors(OPTIMIZER, &snapshot.optimizer)?)?;
@@ -94,16 +91,16 @@ impl Store {
     }
 
     /// Replaces the relative link `link` by one to `name`, in one step.
-    fn point(&self, link: &str, name: &str) -> Result<(), CheckpointError> {
+    fn point(&self, link: &str, name: &str) -> Result<(), FileError> {
         let (temporary, link) = (self.folder.join(format!("{HIDDEN}{link}")), self.folder.join(link));
         remove(&temporary)?;
         std::os::unix::fs::symlink(name, &temporary)
             .and_then(|()| fs::rename(&temporary, &link))
-            .map_err(|error| CheckpointError::writing(&link, error))
+            .map_err(|error| writing(&link, error))
     }
 
     /// Deletes the oldest checkpoints beyond `keep_last`, but for the one that `best` points at.
-    fn prune(&self) -> Result<(), CheckpointError> {
+    fn prune(&self) -> Result<(), FileError> {
         let best = fs::read_link(self.folder.join("best")).ok();
         let mut kept = 0;
         for path in read::newest_first(&self.folder)? {
@@ -114,7 +111,7 @@ impl Store {
             kept += 1;
             if kept > self.keep_last {
                 let hidden = self.folder.join(format!("{HIDDEN}{}", name.to_string_lossy()));
-                fs::rename(&path, &hidden).map_err(|error| CheckpointError::writing(&path, error))?;
+                fs::rename(&path, &hidden).map_err(|error| writing(&path, error))?;
                 remove(&hidden)?;
             }
         }
@@ -123,8 +120,8 @@ impl Store {
 }
 
 /// Renames `temporary` to `target`; where a resumed run writes a checkpoint again, the two are exchanged in one step.
-fn place(temporary: &Path, target: &Path) -> Result<(), CheckpointError> {
-    let failed = |error: std::io::Error| CheckpointError::writing(target, error);
+fn place(temporary: &Path, target: &Path) -> Result<(), FileError> {
+    let failed = |error: std::io::Error| writing(target, error);
     if !target.exists() {
         return fs::rename(temporary, target).map_err(failed);
     }
@@ -133,29 +130,29 @@ fn place(temporary: &Path, target: &Path) -> Result<(), CheckpointError> {
     remove(temporary)
 }
 
-fn json(path: &Path, value: &impl serde::Serialize) -> Result<Vec<u8>, CheckpointError> {
-    serde_json::to_vec_pretty(value).map_err(|error| CheckpointError::writing(path, error))
+fn json(path: &Path, value: &impl serde::Serialize) -> Result<Vec<u8>, FileError> {
+    serde_json::to_vec_pretty(value).map_err(|error| writing(path, error))
 }
 
-fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
+fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     let write = || {
         let mut file = fs::File::create(path)?;
         file.write_all(bytes)?;
         file.sync_all()
     };
-    write().map_err(|error| CheckpointError::writing(path, error))
+    write().map_err(|error| writing(path, error))
 }
 
-fn sync_folder(folder: &Path) -> Result<(), CheckpointError> {
-    fs::File::open(folder).and_then(|file| file.sync_all()).map_err(|error| CheckpointError::writing(folder, error))
+fn sync_folder(folder: &Path) -> Result<(), FileError> {
+    fs::File::open(folder).and_then(|file| file.sync_all()).map_err(|error| writing(folder, error))
 }
 
 /// Removes a folder, file or link if it is there.
-fn remove(path: &Path) -> Result<(), CheckpointError> {
+fn remove(path: &Path) -> Result<(), FileError> {
     let result = match fs::symlink_metadata(path) {
         Err(_) => return Ok(()),
         Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(path),
         Ok(_) => fs::remove_file(path),
     };
-    result.map_err(|error| CheckpointError::writing(path, error))
+    result.map_err(|error| writing(path, error))
 }

@@ -3,7 +3,8 @@ use std::fs;
 use models::state::StateTensor;
 
 use super::*;
-use crate::{report::EvalRecord, state_file::NamedTensor, strategy::Snapshot};
+use crate::snapshot::{EvalRecord, Evaluated, PartialEpoch, RunProgress, Snapshot};
+use crate::state_file::NamedTensor;
 
 fn snapshot(value: f32) -> Snapshot {
     Snapshot {
@@ -18,10 +19,10 @@ fn snapshot(value: f32) -> Snapshot {
     }
 }
 
-fn progress(epoch: usize, step: u64) -> Progress {
-    let partial = Partial { loss_sum: 0.1 + 0.2, correct: 3, samples: 9, seconds: 1.0 / 3.0 };
+fn progress(epoch: usize, step: u64) -> RunProgress {
+    let partial = PartialEpoch { loss_sum: 0.1 + 0.2, correct: 3, samples: 9, seconds: 1.0 / 3.0 };
     let eval = EvalRecord { loss: 0.1, top1: 100.0 / 3.0, top5: 99.9, correct: 3, total: 9 };
-    Progress { epoch, batch: 5, step, partial, best: Some(Evaluated { epoch: 1, eval }), last: None, elapsed_s: 2.5 }
+    RunProgress { epoch, batch: 5, step, partial, best: Some(Evaluated { epoch: 1, eval }), last: None, elapsed_s: 2.5 }
 }
 
 fn names(folder: &Path) -> Vec<String> {

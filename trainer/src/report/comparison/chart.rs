@@ -3,7 +3,7 @@
 use plotters::{coord::Shift, prelude::*};
 
 use super::{Comparison, Figures, ModeResult};
-use crate::report::text::speed;
+use crate::text::speed;
 
 /// Size of the picture in pixels.
 const SIZE: (u32, u32) = (900, 420);

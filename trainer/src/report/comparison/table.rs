@@ -1,7 +1,7 @@
 //! The page in characters.
 
 use super::{Comparison, Figures};
-use crate::report::text::{left, loss, right, speed, width};
+use crate::text::{left, loss, right, speed, width};
 
 impl Comparison {
     /// The page: speed and where the time goes, then memory, traffic and losses, then what failed. Ends with a newline.

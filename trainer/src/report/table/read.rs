@@ -8,7 +8,9 @@ use std::{
 
 use serde::Deserialize;
 
-use crate::report::{ReportError, RunFolder, summary_csv::read_summary};
+use crate::files::FileError;
+use crate::report::RunFolder;
+use crate::report::summary_csv::read_summary;
 
 /// What the table takes of a run.
 #[derive(Debug, Clone, PartialEq)]
@@ -61,7 +63,7 @@ pub struct Found {
 ///
 /// # Errors
 /// A path that is neither; a damaged file, named.
-pub fn read_runs(paths: &[PathBuf]) -> Result<Found, ReportError> {
+pub fn read_runs(paths: &[PathBuf]) -> Result<Found, FileError> {
     let mut found = Found::default();
     let mut seen = HashSet::new();
     for path in paths {
@@ -93,11 +95,11 @@ fn name_of(path: &Path) -> String {
 }
 
 /// The folders below `path` that have a `config.toml`, by name.
-fn runs_in(path: &Path) -> Result<Vec<RunFolder>, ReportError> {
+fn runs_in(path: &Path) -> Result<Vec<RunFolder>, FileError> {
     if !path.is_dir() {
         return Ok(Vec::new());
     }
-    let entries = fs::read_dir(path).map_err(|error| ReportError::io(path, "read the folder", &error))?;
+    let entries = fs::read_dir(path).map_err(|error| FileError::io(path, "read the folder", &error))?;
     let mut folders: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
     folders.sort();
     Ok(folders.iter().filter_map(|folder| RunFolder::open(folder).ok()).collect())
@@ -128,7 +130,7 @@ struct Env {
 }
 
 /// One run; `None` where it has no result yet.
-fn read(name: String, folder: RunFolder) -> Result<Option<RunRecord>, ReportError> {
+fn read(name: String, folder: RunFolder) -> Result<Option<RunRecord>, FileError> {
     let Some(summary) = file(&folder.result())? else { return Ok(None) };
     let summary: Summary = json(&folder.result(), &summary)?;
     let (Some(best), Some(last)) = (&summary.best, &summary.last) else { return Ok(None) };
@@ -172,20 +174,20 @@ fn forget_chance(recipe: &mut toml::Table) {
     }
 }
 
-fn file(path: &Path) -> Result<Option<String>, ReportError> {
+fn file(path: &Path) -> Result<Option<String>, FileError> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(ReportError::io(path, "read", &error)),
+        Err(error) => Err(FileError::io(path, "read", &error)),
     }
 }
 
-fn json<T: for<'a> Deserialize<'a>>(path: &Path, text: &str) -> Result<T, ReportError> {
+fn json<T: for<'a> Deserialize<'a>>(path: &Path, text: &str) -> Result<T, FileError> {
     serde_json::from_str(text).map_err(|error| damaged(path, &error.to_string()))
 }
 
-fn damaged(path: &Path, cause: &str) -> ReportError {
-    ReportError::new(
+fn damaged(path: &Path, cause: &str) -> FileError {
+    FileError::new(
         path,
         format!("not what a run writes: {}", cause.trim_end()),
         "the file was damaged or edited; put it right, or name other runs",

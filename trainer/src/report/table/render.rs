@@ -1,7 +1,7 @@
 //! The table for a screen and for a README.
 
 use super::Row;
-use crate::report::text::{left, right, width};
+use crate::text::{left, right, width};
 
 const TITLES: [&str; 9] = ["model", "data", "published", "reached", "epochs", "device", "minutes", "commit", "run"];
 /// Columns of numbers, set to the right.

@@ -8,7 +8,7 @@ use std::{
 use serde_json::Value;
 
 use super::RunRecord;
-use crate::report::{ReportError, error::write_atomic};
+use crate::files::{FileError, write_atomic};
 
 /// What `env.json` keeps: all but the machine's name and the folder.
 const KEPT: [&str; 12] = [
@@ -31,14 +31,14 @@ const KEPT: [&str; 12] = [
 ///
 /// # Errors
 /// A file that cannot be read or written.
-pub fn save(run: &RunRecord, config: &str, into: &Path) -> Result<PathBuf, ReportError> {
+pub fn save(run: &RunRecord, config: &str, into: &Path) -> Result<PathBuf, FileError> {
     let folder = into.join(&run.name);
-    fs::create_dir_all(&folder).map_err(|error| ReportError::io(&folder, "create the folder", &error))?;
-    let read = |path: PathBuf| fs::read(&path).map_err(|error| ReportError::io(&path, "read", &error));
-    let json = |path: PathBuf| -> Result<Value, ReportError> {
+    fs::create_dir_all(&folder).map_err(|error| FileError::io(&folder, "create the folder", &error))?;
+    let read = |path: PathBuf| fs::read(&path).map_err(|error| FileError::io(&path, "read", &error));
+    let json = |path: PathBuf| -> Result<Value, FileError> {
         let bytes = read(path.clone())?;
         serde_json::from_slice(&bytes)
-            .map_err(|error| ReportError::new(&path, format!("not JSON: {error}"), "the file was damaged or edited"))
+            .map_err(|error| FileError::new(&path, format!("not JSON: {error}"), "the file was damaged or edited"))
     };
     let mut summary = json(run.folder.result())?;
     if let Some(summary) = summary.as_object_mut() {

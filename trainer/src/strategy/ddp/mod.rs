@@ -52,13 +52,11 @@ use self::{
     verify::UnusedParameters,
 };
 use super::{Evaluation, Learner, ResidentSets, Snapshot, StepOutcome, Strategy, Tally};
-use crate::{
-    config::{BatchNormPolicy, RunPlan},
-    engine::checkpoint::Progress,
-    failure::Failure,
-    report::Timeline,
-    signals::Stop,
-};
+use crate::config::{BatchNormPolicy, RunPlan};
+use crate::failure::Failure;
+use crate::signals::Stop;
+use crate::snapshot::RunProgress;
+use crate::timeline::Timeline;
 use comm::{Communicator, ReduceOp};
 use launch::WorkerStatus;
 
@@ -207,10 +205,10 @@ impl Strategy for Ddp {
         self.learner.snapshot()
     }
 
-    fn start_from(&mut self, checkpoint: Option<(Snapshot, Progress)>) -> Result<Progress, Failure> {
+    fn start_from(&mut self, checkpoint: Option<(Snapshot, RunProgress)>) -> Result<RunProgress, Failure> {
         self.status.set_status(format_args!("sharing the checkpoint"));
         let Some((snapshot, progress)) = replicate::broadcast_checkpoint(checkpoint, &self.comm)? else {
-            return Ok(Progress::start());
+            return Ok(RunProgress::start());
         };
         self.learner.restore(snapshot)?;
         self.steps = progress.step;

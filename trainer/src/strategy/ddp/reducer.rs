@@ -19,9 +19,7 @@ use models::{GradientSink, ParameterInfo};
 use parking_lot::Mutex;
 
 use super::buckets::{self, Bucket, BucketValues, BucketWork, GradientBuckets};
-use crate::{
-    config::Compression, device::StreamEvent, failure::Failure, optim::FlatGradients, report::timeline::BucketSpan,
-};
+use crate::{config::Compression, device::StreamEvent, failure::Failure, optim::FlatGradients, timeline::BucketSpan};
 use comm::{CommError, Communicator, ReduceOp, Shared};
 use launch::WorkerStatus;
 

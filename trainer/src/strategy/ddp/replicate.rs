@@ -7,13 +7,10 @@ use models::{
     state::{self, StateTensor},
 };
 
-use crate::{
-    config::BatchNormPolicy,
-    engine::checkpoint::Progress,
-    failure::Failure,
-    state_file::{self, NamedTensor},
-    strategy::Snapshot,
-};
+use crate::config::BatchNormPolicy;
+use crate::failure::Failure;
+use crate::snapshot::{RunProgress, Snapshot};
+use crate::state_file::{self, NamedTensor};
 use comm::{Communicator, ReduceOp};
 
 /// Broadcasts rank 0's parameters and running statistics (`_sync_module_states`).
@@ -53,9 +50,9 @@ fn load(network: Network, tensors: &[StateTensor]) -> Result<Network, Failure> {
 /// # Errors
 /// A rank is gone.
 pub(super) fn broadcast_checkpoint(
-    checkpoint: Option<(Snapshot, Progress)>,
+    checkpoint: Option<(Snapshot, RunProgress)>,
     comm: &Communicator,
-) -> Result<Option<(Snapshot, Progress)>, Failure> {
+) -> Result<Option<(Snapshot, RunProgress)>, Failure> {
     let broken = |error: &dyn std::fmt::Display| {
         Failure::run(format!("the checkpoint cannot be sent to the other ranks: {error}"), "please report this")
     };

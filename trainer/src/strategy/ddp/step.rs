@@ -10,8 +10,8 @@ use super::{Ddp, reducer::ReducedGradients};
 use crate::{
     failure::Failure,
     optim::FlatGradients,
-    report::Track,
     strategy::{StepOutcome, diverged},
+    timeline::Track,
 };
 
 pub(super) fn train_step(

@@ -14,7 +14,11 @@ use super::{
     reducer::{DeviceAllReduce, Reducer, ReducerOptions},
     verify,
 };
-use crate::{config::Compression, device::StreamEvent, failure::Failure, state_file::NamedTensor, strategy::Snapshot};
+use crate::config::Compression;
+use crate::device::StreamEvent;
+use crate::failure::Failure;
+use crate::snapshot::Snapshot;
+use crate::state_file::NamedTensor;
 use comm::{CommConfig, CommError, Communicator, ReduceOp, Secret, StoreServer, TransportKind, join};
 use launch::WorkerStatus;
 

@@ -4,7 +4,9 @@
 use models::{Network, ParameterInfo, StateKind, state};
 use sha2::{Digest, Sha256};
 
-use crate::{failure::Failure, state_file::NamedTensor, strategy::Snapshot};
+use crate::failure::Failure;
+use crate::snapshot::Snapshot;
+use crate::state_file::NamedTensor;
 use comm::{Communicator, Gathered};
 
 /// Checks that every rank has the same lines, usually `key = value`.

@@ -25,14 +25,12 @@ use models::{Context, Network};
 
 use self::{devices::Devices, scatter::Sizes};
 use super::{Evaluation, Learner, ResidentSets, Snapshot, StepOutcome, Strategy, Tally, replica::host_logits};
-use crate::{
-    config::{BatchNormPolicy, RunPlan},
-    device,
-    engine::checkpoint::Progress,
-    failure::Failure,
-    report::Timeline,
-    signals::Stop,
-};
+use crate::config::{BatchNormPolicy, RunPlan};
+use crate::device;
+use crate::failure::Failure;
+use crate::signals::Stop;
+use crate::snapshot::RunProgress;
+use crate::timeline::Timeline;
 
 /// The strategy of one process with several devices.
 pub struct Dp {
@@ -130,8 +128,8 @@ impl Strategy for Dp {
         self.learner.snapshot()
     }
 
-    fn start_from(&mut self, checkpoint: Option<(Snapshot, Progress)>) -> Result<Progress, Failure> {
-        let Some((snapshot, progress)) = checkpoint else { return Ok(Progress::start()) };
+    fn start_from(&mut self, checkpoint: Option<(Snapshot, RunProgress)>) -> Result<RunProgress, Failure> {
+        let Some((snapshot, progress)) = checkpoint else { return Ok(RunProgress::start()) };
         self.learner.restore(snapshot)?;
         Ok(progress)
     }

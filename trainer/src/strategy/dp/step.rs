@@ -8,14 +8,13 @@ use models::{Context, Network};
 use ops::StatisticsReduce;
 
 use super::{Dp, replicate, scatter, statistics::Group};
-use crate::{
-    config::BatchNormPolicy,
-    failure::Failure,
-    loss,
-    optim::FlatGradients,
-    report::Track,
-    strategy::{StepOutcome, diverged, replica::host_logits},
-};
+use crate::config::BatchNormPolicy;
+use crate::failure::Failure;
+use crate::loss;
+use crate::optim::FlatGradients;
+use crate::strategy::replica::host_logits;
+use crate::strategy::{StepOutcome, diverged};
+use crate::timeline::Track;
 
 pub(super) fn train_step(dp: &mut Dp, batches: Vec<Batch>, lr: f64, stop: Option<i32>) -> Result<StepOutcome, Failure> {
     let samples = batches.iter().map(Batch::len).sum();

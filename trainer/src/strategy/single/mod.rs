@@ -7,7 +7,11 @@ use data::loader::Batch;
 use models::Network;
 
 use super::{Evaluation, Learner, ResidentSets, Snapshot, StepOutcome, Strategy};
-use crate::{config::RunPlan, engine::checkpoint::Progress, failure::Failure, report::Timeline, signals::Stop};
+use crate::config::RunPlan;
+use crate::failure::Failure;
+use crate::signals::Stop;
+use crate::snapshot::RunProgress;
+use crate::timeline::Timeline;
 
 /// The strategy of one process with one device.
 #[derive(Debug)]
@@ -56,8 +60,8 @@ impl Strategy for Single {
         self.learner.snapshot()
     }
 
-    fn start_from(&mut self, checkpoint: Option<(Snapshot, Progress)>) -> Result<Progress, Failure> {
-        let Some((snapshot, progress)) = checkpoint else { return Ok(Progress::start()) };
+    fn start_from(&mut self, checkpoint: Option<(Snapshot, RunProgress)>) -> Result<RunProgress, Failure> {
+        let Some((snapshot, progress)) = checkpoint else { return Ok(RunProgress::start()) };
         self.learner.restore(snapshot)?;
         Ok(progress)
     }

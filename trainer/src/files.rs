@@ -1,4 +1,4 @@
-//! The one error of the report module, and the writing of whole files that none may see half done.
+//! The error of files that cannot be made, written or read, and atomic writes.
 
 use std::{
     fs::{self, File},
@@ -6,22 +6,34 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A file of the run that cannot be made, written or read. `Display` gives `path: cause`; the hint is for the line below.
+/// Exit code of a failed run.
+pub const FAILED: u8 = 1;
+/// Exit code of bad usage, configuration or input.
+pub const USAGE: u8 = 2;
+
+/// A file that cannot be made, written or read. `Display` gives `path: cause`; the hint is for the line below.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}: {cause}", path.display())]
-pub struct ReportError {
+pub struct FileError {
     /// File or folder.
     pub path: PathBuf,
     /// What is wrong with it, with the place in the file where there is one.
     pub cause: String,
     /// What the user can do.
     pub hint: String,
+    /// The process's exit code.
+    pub code: u8,
 }
 
-impl ReportError {
+impl FileError {
     /// An error with a cause and a hint of its own.
     pub fn new(path: impl AsRef<Path>, cause: impl Into<String>, hint: impl Into<String>) -> Self {
-        Self { path: path.as_ref().to_owned(), cause: cause.into(), hint: hint.into() }
+        Self { path: path.as_ref().to_owned(), cause: cause.into(), hint: hint.into(), code: FAILED }
+    }
+
+    /// Returns an error about a file that the user gave: exit code 2.
+    pub fn input(path: impl AsRef<Path>, cause: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { code: USAGE, ..Self::new(path, cause, hint) }
     }
 
     /// An operating-system error; `doing` completes "cannot …": `write`, `create`, `read`.
@@ -45,7 +57,7 @@ impl ReportError {
 ///
 /// # Errors
 /// Names `path` when the folder is missing or not writable, or the disk is full.
-pub fn write_atomic(path: &Path, content: &[u8]) -> Result<(), ReportError> {
+pub fn write_atomic(path: &Path, content: &[u8]) -> Result<(), FileError> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".tmp");
     let temporary = path.with_file_name(name);
@@ -58,7 +70,7 @@ pub fn write_atomic(path: &Path, content: &[u8]) -> Result<(), ReportError> {
     write().map_err(|error| {
         // the first error is the one to tell; a left-over that cannot be removed either changes nothing about it
         let _ = fs::remove_file(&temporary);
-        ReportError::io(path, "write", &error)
+        FileError::io(path, "write", &error)
     })
 }
 
@@ -66,11 +78,11 @@ pub fn write_atomic(path: &Path, content: &[u8]) -> Result<(), ReportError> {
 ///
 /// # Errors
 /// Names `path` when it is there and cannot be read.
-pub fn read_or_empty(path: &Path) -> Result<Vec<u8>, ReportError> {
+pub fn read_or_empty(path: &Path) -> Result<Vec<u8>, FileError> {
     match fs::read(path) {
         Ok(bytes) => Ok(bytes),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(ReportError::io(path, "read", &error)),
+        Err(error) => Err(FileError::io(path, "read", &error)),
     }
 }
 
@@ -78,9 +90,9 @@ pub fn read_or_empty(path: &Path) -> Result<Vec<u8>, ReportError> {
 ///
 /// # Errors
 /// Names `path` when the disk is full or gone. Something that is no file (a pipe, `/dev/null`) needs no syncing.
-pub fn sync(file: &File, path: &Path) -> Result<(), ReportError> {
+pub fn sync(file: &File, path: &Path) -> Result<(), FileError> {
     match file.sync_data() {
-        Err(error) if error.kind() != ErrorKind::InvalidInput => Err(ReportError::io(path, "write", &error)),
+        Err(error) if error.kind() != ErrorKind::InvalidInput => Err(FileError::io(path, "write", &error)),
         _ => Ok(()),
     }
 }
@@ -110,7 +122,7 @@ mod tests {
             format!("{}: cannot write: No such file or directory (os error 2)", path.display())
         );
         assert!(error.hint.starts_with("check the path"));
-        let full = ReportError::io("m.jsonl", "write", &io::Error::from(ErrorKind::StorageFull));
+        let full = FileError::io("m.jsonl", "write", &io::Error::from(ErrorKind::StorageFull));
         assert!(full.hint.starts_with("free some space"), "{}", full.hint);
     }
 }

@@ -17,10 +17,10 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-#[cfg(feature = "cuda")]
-use crate::device::launches::Watch;
-use crate::report::{ReportError, error::write_atomic};
+use crate::files::{FileError, write_atomic};
 use comm::host;
+#[cfg(feature = "cuda")]
+use launches::Watch;
 
 /// Spans kept of each rank: 15 MB of JSON, and the first thousands of steps of a run.
 const LIMIT: usize = 100_000;
@@ -343,9 +343,9 @@ fn monotonic() -> i64 {
 ///
 /// # Errors
 /// A part is not what [`Timeline::part`] gives, or the file cannot be written.
-pub fn write(path: &Path, parts: &[Vec<u8>]) -> Result<u64, ReportError> {
+pub fn write(path: &Path, parts: &[Vec<u8>]) -> Result<u64, FileError> {
     let broken = |error: serde_json::Error| {
-        ReportError::new(path, format!("a rank's timeline cannot be read: {error}"), "all ranks must be one version")
+        FileError::new(path, format!("a rank's timeline cannot be read: {error}"), "all ranks must be one version")
     };
     let parts: Vec<Part> =
         parts.iter().map(|part| serde_json::from_slice(part)).collect::<Result<_, _>>().map_err(broken)?;
