@@ -104,16 +104,14 @@ impl fmt::Display for Augmentation {
 }
 
 impl KeyValue for Vec<Augmentation> {
+    const VALUES: &'static str = "array of ";
+
     fn read(raw: &RawValue, _: &Range) -> Result<Self, Mistake> {
         raw.elements("an array of strings", |element| Augmentation::parse(&element.string()?))
     }
 
     fn write(&self) -> Option<toml::Value> {
         Some(self.iter().map(ToString::to_string).collect::<Vec<_>>().into())
-    }
-
-    fn allowed(_: &Range) -> String {
-        format!("array of `\"{}\"`", Augmentation::words().join("\"`, `\""))
     }
 
     fn words() -> Vec<&'static str> {

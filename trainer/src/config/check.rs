@@ -21,7 +21,7 @@ pub(super) fn consistency(plan: &RunPlan, reader: &mut Reader, registry: &Regist
     if plan.optimizer.kind == OptimizerKind::Sgd && plan.optimizer.nesterov && plan.optimizer.momentum == 0.0 {
         reader.reject(
             "optimizer.nesterov",
-            "`optimizer.nesterov`: Nesterov momentum needs a momentum, found momentum = 0",
+            "Nesterov momentum needs a momentum, found momentum = 0",
             "set momentum = 0.9, or nesterov = false",
         );
     }
@@ -35,8 +35,8 @@ fn name(reader: &mut Reader, section: &'static str, what: &str, name: &str, name
         return;
     }
     if reader.is_set(section, "name") {
-        let cause = format!("`{section}.name`: no {what} is called {name:?}");
-        return reader.reject(&format!("{section}.name"), cause, suggest::hint("names", name, &suggest::plain(names)));
+        let hint = suggest::hint("names", name, &suggest::plain(names));
+        return reader.reject(&format!("{section}.name"), format!("no {what} is called {name:?}"), hint);
     }
     let cause = match reader.origins.headers.contains_key(section) {
         true => format!("missing key `name` in [{section}]"),
@@ -44,7 +44,7 @@ fn name(reader: &mut Reader, section: &'static str, what: &str, name: &str, name
     };
     let example = names.first().copied().unwrap_or("…");
     let hint = format!("write `name = \"{example}\"` below `[{section}]`; names: {}", names.join(", "));
-    reader.reject(&format!("{section}.name"), cause, hint);
+    reader.errors.push(reader.origins.error(section, "name", cause, hint));
 }
 
 /// Checks `[data]`.
@@ -52,11 +52,9 @@ fn data(plan: &RunPlan, reader: &mut Reader, registry: &Registry) {
     let data = &plan.data;
     let on_disk = registry.dataset_names.contains(&data.name.as_str()) && (registry.datasets)(&data.name).is_none();
     if on_disk && data.dir.is_none() && !reader.is_broken("data", "dir") {
-        reader.reject(
-            "data.name",
-            format!("data set \"{}\" needs `data.dir`", data.name),
-            "add `dir = \"path/to/folder\"` below `[data]`, or give --data-dir path/to/folder",
-        );
+        let cause = format!("data set \"{}\" needs `data.dir`", data.name);
+        let hint = "add `dir = \"path/to/folder\"` below `[data]`, or give --data-dir path/to/folder";
+        reader.errors.push(reader.origins.error("data", "name", cause, hint));
     }
     let crops = data.augment.iter().filter(|augmentation| augmentation.padding().is_some()).count();
     let twice = match (crops, data.augment.len() - crops) {
@@ -66,7 +64,7 @@ fn data(plan: &RunPlan, reader: &mut Reader, registry: &Registry) {
     };
     reader.reject(
         "data.augment",
-        format!("`data.augment`: more than one {twice}"),
+        format!("more than one {twice}"),
         "an image is cropped at most once and flipped by one rule",
     );
 }
@@ -75,17 +73,13 @@ fn data(plan: &RunPlan, reader: &mut Reader, registry: &Registry) {
 fn train(plan: &RunPlan, reader: &mut Reader, registry: &Registry) {
     let (train, limit) = (&plan.train, plan.data.limit_train);
     if train.epochs == 0 && train.max_steps == 0 && !reader.is_broken("train", "max_steps") {
-        reader.reject(
-            "train.epochs",
-            "`train.epochs`: 0 epochs train nothing",
-            "give 1 or more, or limit the run by `max_steps`",
-        );
+        reader.reject("train.epochs", "0 epochs train nothing", "give 1 or more, or limit the run by `max_steps`");
     }
     if train.drop_last && limit > 0 && limit < train.batch_size {
         reader.reject(
             "train.drop_last",
             format!(
-                "`train.drop_last`: {limit} images (`data.limit_train`) make no full batch of {}, and the incomplete one is \
+                "{limit} images (`data.limit_train`) make no full batch of {}, and the incomplete one is \
                  left out",
                 train.batch_size
             ),
@@ -95,7 +89,7 @@ fn train(plan: &RunPlan, reader: &mut Reader, registry: &Registry) {
     if train.precision == Precision::Bf16 && !registry.gpu {
         reader.reject(
             "train.precision",
-            "`train.precision`: \"bf16\" needs a GPU, and this run is on the CPU",
+            "\"bf16\" needs a GPU, and this run is on the CPU",
             "use precision = \"f32\", or train on GPUs: --gpus N, of a build with --features cuda",
         );
     }
@@ -115,7 +109,7 @@ fn schedule(plan: &RunPlan, reader: &mut Reader) {
     if schedule.kind != ScheduleKind::OneCycle && schedule.warmup_epochs >= epochs {
         reader.reject(
             "schedule.warmup_epochs",
-            format!("`schedule.warmup_epochs`: {} epochs of warm-up in a run of {epochs}", schedule.warmup_epochs),
+            format!("{} epochs of warm-up in a run of {epochs}", schedule.warmup_epochs),
             "shorten the warm-up (0 = none) or train for more epochs",
         );
     }
@@ -141,7 +135,7 @@ fn milestones(list: &[f64], reader: &mut Reader) {
     } else {
         return;
     };
-    reader.reject("schedule.milestones", format!("`schedule.milestones`: {cause}"), hint);
+    reader.reject("schedule.milestones", cause, hint);
 }
 
 /// Checks `[parallel]`.
@@ -150,7 +144,7 @@ fn parallel(plan: &RunPlan, reader: &mut Reader) {
     if parallel.mode == Mode::Dp && parallel.batch_norm == BatchNormPolicy::Reduce {
         reader.reject(
             "parallel.batch_norm",
-            "`parallel.batch_norm`: \"reduce\" has nothing to average in mode \"dp\": only device 0's statistics persist",
+            "\"reduce\" has nothing to average in mode \"dp\": only device 0's statistics persist",
             "use \"local\" (PyTorch's DataParallel), or \"sync\"",
         );
     }
@@ -160,7 +154,7 @@ fn parallel(plan: &RunPlan, reader: &mut Reader) {
         Backend::Cuda | Backend::Nccl => (cfg!(feature = "cuda"), "use \"auto\", \"shm\" or \"tcp\""),
     };
     if parallel.mode == Mode::Ddp && !built {
-        let cause = format!("`parallel.backend`: \"{}\" is not built in this version", parallel.backend);
+        let cause = format!("\"{}\" is not built in this version", parallel.backend);
         reader.reject("parallel.backend", cause, hint);
     }
 }

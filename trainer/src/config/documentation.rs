@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::key::{Key, KeyValue, KeyVisitor, plain};
+use super::key::{Key, KeyValue, KeyVisitor, Range, plain};
 use super::origin::Origins;
 use super::plan::RunPlan;
 use super::source::ConfigSource;
@@ -39,7 +39,11 @@ impl KeyVisitor for Documenter {
         if let Some((kind, other)) = &key.kind_default {
             let _ = write!(default, "; {kind}: `{}`", code(other).unwrap_or_default());
         }
-        let mut values = T::allowed(&key.range);
+        let words: Vec<String> = T::words().iter().map(|word| format!("`{word:?}`")).collect();
+        let mut values = format!("{}{}", T::VALUES, words.join(", "));
+        if key.range != Range::ANY {
+            let _ = write!(values, " {}", key.range);
+        }
         if let Some((zero, meaning)) = T::ZERO.zip(key.unset) {
             let _ = write!(values, ", {zero}: {meaning}");
         }

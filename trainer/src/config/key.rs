@@ -92,6 +92,8 @@ pub(super) trait KeyVisitor {
 
 /// A type that a key can have.
 pub(super) trait KeyValue: Clone {
+    /// What the values are, in words: an integer, a string.
+    const VALUES: &'static str;
     /// How the value that [`Key::unset`] explains is written, where that needs an explanation.
     const ZERO: Option<&'static str> = None;
 
@@ -104,9 +106,6 @@ pub(super) trait KeyValue: Clone {
     /// Returns the value in TOML; `None` where the key is left out.
     fn write(&self) -> Option<toml::Value>;
 
-    /// Returns which values are allowed, in words.
-    fn allowed(range: &Range) -> String;
-
     /// Returns the words to choose from.
     fn words() -> Vec<&'static str> {
         Vec::new()
@@ -114,6 +113,8 @@ pub(super) trait KeyValue: Clone {
 }
 
 impl KeyValue for bool {
+    const VALUES: &'static str = "`true`, `false`";
+
     fn read(raw: &RawValue, _: &Range) -> Result<Self, Mistake> {
         raw.boolean()
     }
@@ -121,13 +122,10 @@ impl KeyValue for bool {
     fn write(&self) -> Option<toml::Value> {
         Some((*self).into())
     }
-
-    fn allowed(_: &Range) -> String {
-        "`true`, `false`".to_owned()
-    }
 }
 
 impl KeyValue for f64 {
+    const VALUES: &'static str = "number";
     const ZERO: Option<&'static str> = Some("0");
 
     fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
@@ -137,16 +135,13 @@ impl KeyValue for f64 {
     fn write(&self) -> Option<toml::Value> {
         Some((*self).into())
     }
-
-    fn allowed(range: &Range) -> String {
-        format!("number {range}")
-    }
 }
 
 /// Implements [`KeyValue`] for counts, which TOML holds as 64-bit integers.
 macro_rules! count {
     ($($type:ty)+) => {
         $(impl KeyValue for $type {
+            const VALUES: &'static str = "integer";
             const ZERO: Option<&'static str> = Some("0");
 
             fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
@@ -157,10 +152,6 @@ macro_rules! count {
                 // Larger values were never read from a TOML.
                 Some(i64::try_from(*self).unwrap_or(i64::MAX).into())
             }
-
-            fn allowed(range: &Range) -> String {
-                format!("integer {range}")
-            }
         })+
     };
 }
@@ -168,6 +159,8 @@ macro_rules! count {
 count!(usize u64);
 
 impl KeyValue for Option<usize> {
+    const VALUES: &'static str = usize::VALUES;
+
     fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
         range.integer(raw).map(Some)
     }
@@ -175,13 +168,11 @@ impl KeyValue for Option<usize> {
     fn write(&self) -> Option<toml::Value> {
         self.as_ref().and_then(usize::write)
     }
-
-    fn allowed(range: &Range) -> String {
-        usize::allowed(range)
-    }
 }
 
 impl KeyValue for Vec<f64> {
+    const VALUES: &'static str = "array of numbers";
+
     fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
         raw.elements("an array of numbers", |element| range.number(element))
     }
@@ -189,13 +180,11 @@ impl KeyValue for Vec<f64> {
     fn write(&self) -> Option<toml::Value> {
         Some(self.clone().into())
     }
-
-    fn allowed(range: &Range) -> String {
-        format!("array of numbers {range}")
-    }
 }
 
 impl KeyValue for [f64; 2] {
+    const VALUES: &'static str = "two numbers";
+
     fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
         let list = Vec::read(raw, range)?;
         Self::try_from(list).map_err(|list| Mistake::new(format!("expected two numbers, found {}", list.len())))
@@ -204,14 +193,12 @@ impl KeyValue for [f64; 2] {
     fn write(&self) -> Option<toml::Value> {
         Some(self.to_vec().into())
     }
-
-    fn allowed(range: &Range) -> String {
-        format!("two numbers {range}")
-    }
 }
 
 /// One number per channel, of pixels in 0..1.
 impl KeyValue for Option<Vec<f32>> {
+    const VALUES: &'static str = Vec::<f64>::VALUES;
+
     fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
         let read = |element: &RawValue| match range.number(element) {
             Ok(number) => Ok(number as f32),
@@ -228,13 +215,11 @@ impl KeyValue for Option<Vec<f32>> {
         let decimal = |number: &f32| number.to_string().parse().unwrap_or(f64::from(*number));
         self.as_ref().map(|list| list.iter().map(decimal).collect::<Vec<f64>>().into())
     }
-
-    fn allowed(range: &Range) -> String {
-        Vec::<f64>::allowed(range)
-    }
 }
 
 impl KeyValue for String {
+    const VALUES: &'static str = "string";
+
     fn read(raw: &RawValue, _: &Range) -> Result<Self, Mistake> {
         raw.string()
     }
@@ -242,13 +227,11 @@ impl KeyValue for String {
     fn write(&self) -> Option<toml::Value> {
         Some(self.as_str().into())
     }
-
-    fn allowed(_: &Range) -> String {
-        "string".to_owned()
-    }
 }
 
 impl KeyValue for Option<PathBuf> {
+    const VALUES: &'static str = String::VALUES;
+
     fn read(raw: &RawValue, _: &Range) -> Result<Self, Mistake> {
         let text = raw.string()?;
         match text.is_empty() || text.contains(char::is_control) {
@@ -259,10 +242,6 @@ impl KeyValue for Option<PathBuf> {
 
     fn write(&self) -> Option<toml::Value> {
         self.as_ref().map(|path| path.to_string_lossy().into_owned().into())
-    }
-
-    fn allowed(_: &Range) -> String {
-        String::allowed(&Range::ANY)
     }
 }
 

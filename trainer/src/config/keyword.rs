@@ -24,6 +24,8 @@ pub trait Keyword: Copy + PartialEq + Debug + Display + 'static {
 }
 
 impl<T: Keyword> KeyValue for T {
+    const VALUES: &'static str = "";
+
     fn read(raw: &RawValue, _: &Range) -> Result<Self, Mistake> {
         let word = raw.string()?;
         Self::from_name(&word).ok_or_else(|| {
@@ -36,18 +38,17 @@ impl<T: Keyword> KeyValue for T {
         Some(self.name().into())
     }
 
-    fn allowed(_: &Range) -> String {
-        Self::words().iter().map(|word| format!("`\"{word}\"`")).collect::<Vec<_>>().join(", ")
-    }
-
     fn words() -> Vec<&'static str> {
         Self::ALL.iter().map(|choice| choice.name()).collect()
     }
 }
 
-/// Declares an enum of words: variants, words and aliases, `Display` and [`Keyword`] from one list.
+/// Declares enums of words: variants, words and aliases, `Display` and [`Keyword`] from one list.
 macro_rules! keywords {
-    ($(#[$about:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $word:literal $(also $($alias:literal)+)?,)+ }) => {
+    ($(
+        $(#[$about:meta])*
+        $name:ident { $($(#[$doc:meta])* $variant:ident = $word:literal $(also $($alias:literal)+)?,)+ }
+    )+) => {$(
         $(#[$about])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum $name {
@@ -75,7 +76,7 @@ macro_rules! keywords {
                 f.write_str(self.name())
             }
         }
-    };
+    )+};
 }
 
 keywords! {
@@ -86,9 +87,7 @@ keywords! {
         /// Samples of one step on each worker: the global batch grows with the world size.
         PerWorker = "per_worker",
     }
-}
 
-keywords! {
     /// Number format of activations and gradients.
     Precision {
         /// 32-bit floats.
@@ -96,9 +95,7 @@ keywords! {
         /// bfloat16 with 32-bit master weights; needs a GPU.
         Bf16 = "bf16" also "bfloat16" "float16",
     }
-}
 
-keywords! {
     /// Which optimizer.
     OptimizerKind {
         /// PyTorch's `SGD`.
@@ -106,9 +103,7 @@ keywords! {
         /// PyTorch's `AdamW`: Adam with decoupled weight decay.
         AdamW = "adamw",
     }
-}
 
-keywords! {
     /// How the learning rate grows with the number of workers.
     LrScale {
         /// As written.
@@ -118,9 +113,7 @@ keywords! {
         /// Times the square root of the world size.
         Sqrt = "sqrt",
     }
-}
 
-keywords! {
     /// The learning rate over the run.
     ScheduleKind {
         /// After the warm-up half a cosine from lr to 0.
@@ -132,9 +125,7 @@ keywords! {
         /// After the warm-up lr.
         Constant = "constant",
     }
-}
 
-keywords! {
     /// The shape of one-cycle's two slopes.
     Anneal {
         /// Straight lines.
@@ -142,9 +133,7 @@ keywords! {
         /// Half cosines.
         Cos = "cos",
     }
-}
 
-keywords! {
     /// How many devices take part in a step, and how.
     Mode {
         /// One process, one device.
@@ -154,9 +143,7 @@ keywords! {
         /// One process per device (`DistributedDataParallel`).
         Ddp = "ddp",
     }
-}
 
-keywords! {
     /// What carries gradients between workers.
     Backend {
         /// The fastest transport that connects all workers.
@@ -172,9 +159,7 @@ keywords! {
         /// The system's MPI.
         Mpi = "mpi",
     }
-}
 
-keywords! {
     /// Format of gradients on the wire.
     Compression {
         /// 32-bit floats.
@@ -184,9 +169,7 @@ keywords! {
         /// bfloat16.
         Bf16 = "bf16",
     }
-}
 
-keywords! {
     /// What batch norm does across workers.
     BatchNormPolicy {
         /// Nothing: each worker has its own statistics.

@@ -3,6 +3,7 @@
 //! A key is known because the plan has it: there is no second list of keys. A key that no section has read is unknown.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
 
 use toml::de::{DeTable, DeValue};
 
@@ -103,9 +104,9 @@ impl<'a> Reader<'a> {
     }
 
     /// Reports a mistake in the value of `path`, `section.key`.
-    pub(super) fn reject(&mut self, path: &str, cause: impl Into<String>, hint: impl Into<String>) {
+    pub(super) fn reject(&mut self, path: &str, cause: impl Display, hint: impl Into<String>) {
         let (section, key) = path.split_once('.').unwrap_or((path, ""));
-        self.errors.push(self.origins.error(section, key, cause, hint));
+        self.errors.push(self.origins.error(section, key, format!("`{path}`: {cause}"), hint));
     }
 
     /// Reports a key that is set although the section's kind has no use for it.

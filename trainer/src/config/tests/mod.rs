@@ -1,7 +1,6 @@
 //! Every mistake a configuration can hold, as its author reads it; round trips; arbitrary input.
 
 mod facts;
-mod files;
 mod flags;
 mod mistakes;
 mod plan;
@@ -38,16 +37,6 @@ fn registry() -> Registry<'static> {
 /// Resolves text as if it were the file `configs/x.toml`.
 fn read(text: &str, overrides: &Overrides) -> Result<RunPlan, ConfigErrors> {
     resolve(&ConfigSource::new("configs/x.toml", text), overrides, &registry())
-}
-
-/// The screen of a text that is wrong.
-fn screen(text: &str) -> String {
-    read(text, &Overrides::default()).expect_err("the configuration is wrong").to_string()
-}
-
-/// The screen of wrong lines that follow a complete configuration.
-fn screen_after_base(lines: &str) -> String {
-    screen(&format!("{BASE}{lines}"))
 }
 
 /// The plan of lines that follow a complete configuration.

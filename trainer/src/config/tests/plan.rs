@@ -13,76 +13,7 @@ fn read_back(plan: &RunPlan) -> RunPlan {
 
 #[test]
 fn every_default_is_visible() {
-    assert_snapshot!(plan_after_base("").to_toml(), @r#"
-    [model]
-    name = "resnet18"
-    num_classes = 10
-
-    [data]
-    name = "cifar10"
-    augment = []
-    mean = [0.4914, 0.4822, 0.4465]
-    std = [0.2023, 0.1994, 0.201]
-    image_size = 32
-    workers = 2
-    limit_train = 0
-    limit_test = 0
-
-    [train]
-    epochs = 10
-    batch_size = 128
-    batch_scope = "global"
-    precision = "f32"
-    seed = 0
-    label_smoothing = 0.0
-    mixup = 0.0
-    cutmix = 0.0
-    cutout = 0
-    ema = 0.0
-    grad_clip = 0.0
-    accumulate = 1
-    drop_last = false
-    eval_every = 1
-    max_steps = 0
-    max_time_s = 0
-    patience = 0
-
-    [optimizer]
-    kind = "sgd"
-    momentum = 0.9
-    nesterov = false
-    lr = 0.1
-    weight_decay = 0.0005
-    decay_norm_and_bias = true
-    lr_scale = "none"
-
-    [schedule]
-    kind = "cosine"
-    warmup_epochs = 0.0
-    warmup_start = 0.01
-
-    [parallel]
-    mode = "single"
-    backend = "auto"
-    bucket_mb = 25.0
-    first_bucket_mb = 1.0
-    overlap = true
-    compression = "none"
-    batch_norm = "local"
-    timeout_s = 600
-    check_sync_every = 0
-
-    [checkpoint]
-    every = 1
-    every_steps = 0
-    keep_last = 2
-    keep_best = true
-
-    [log]
-    every = 50
-    tensorboard = true
-    timeline = false
-    "#);
+    assert_snapshot!(plan_after_base("").to_toml());
 }
 
 #[test]
@@ -91,23 +22,7 @@ fn adamw_and_multi_step_show_their_own_keys() {
     let text = plan.to_toml();
     let shown: Vec<&str> =
         text.lines().skip_while(|line| *line != "[optimizer]").take_while(|line| *line != "[parallel]").collect();
-    assert_snapshot!(shown.join("\n"), @r#"
-    [optimizer]
-    kind = "adamw"
-    betas = [0.9, 0.999]
-    eps = 0.00000001
-    lr = 0.001
-    weight_decay = 0.01
-    decay_norm_and_bias = true
-    lr_scale = "none"
-
-    [schedule]
-    kind = "multi-step"
-    milestones = [0.5, 0.75]
-    gamma = 0.1
-    warmup_epochs = 0.0
-    warmup_start = 0.01
-    "#);
+    assert_snapshot!(shown.join("\n"));
 }
 
 #[test]
