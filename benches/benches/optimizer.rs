@@ -2,7 +2,7 @@
 //! `cargo bench -p benches --bench optimizer -- [--python PYTHON] [--steps N] [--rounds N] [--markdown] MODEL…`.
 //!
 //! What is timed is all of a step between gradients and new weights, on the CPU. Ours: `trainer::optim`, whose passes are
-//! `ops::{update, follow, square_sum}`. burn's: the same formulas as chains of tensor operations, a parameter after
+//! `ops::{update, ema_update, square_sum}`. burn's: the same formulas as chains of tensor operations, a parameter after
 //! the other. PyTorch's, with `--python` (a Python that has torch): its loop over parameters, `foreach` and `fused`
 //! (`peers/optimizer.py`). Rounds of all of them take turns; medians of rounds of medians of steps. GB/s counts what one
 //! pass has to read and write: of SGD five, of AdamW seven, of the average three, of the norm one f32 a parameter.
@@ -18,7 +18,7 @@ use burn::tensor::{Device, Tensor};
 use models::{Network, state};
 use shared::{median, peer};
 use trainer::config::{OptimizerConfig, OptimizerKind};
-use trainer::optim::{Ema, FlatGradients, Optimizer, clip_global_norm};
+use trainer::optim::{Ema, FlatGradients, Optimizer, clip_grad_norm};
 
 const LR: f64 = 1e-3;
 const DECAY: f64 = 5e-4;
@@ -98,7 +98,7 @@ fn measure(model: &str, options: &Options) -> Result<(), Box<dyn Error>> {
         sides.push((part, "burn", Box::new(burn)));
     }
     let own = gradients.clone();
-    sides.push(("clip", "ours", Box::new(move || _ = clip_global_norm(&mut flat(&own), 1e9))));
+    sides.push(("clip", "ours", Box::new(move || _ = clip_grad_norm(&mut flat(&own), 1e9))));
     let own = gradients.clone();
     sides.push(("clip", "burn", Box::new(move || clip_chain(&own))));
     let (network, mut burn_average) = (network()?, Vec::new());

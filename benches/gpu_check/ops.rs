@@ -2,8 +2,8 @@
 
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use ops::{
-    Activation, After, ConvOptions, Running, batch_norm_eval, batch_norm_train, channels, concat, conv2d, interleave,
-    relu, swish,
+    Activation, ConvOptions, Epilogue, RunningStats, batch_norm_eval, batch_norm_train, concat, conv2d, interleave,
+    relu, slice_channels, swish,
 };
 
 /// A case: what it is called, what it computes of an image, a second one and two vectors of the channels.
@@ -97,10 +97,10 @@ fn cases<'a>() -> Vec<Case<'a>> {
     let mut cases: Vec<Case> = Vec::new();
     let norm = |residual: bool, activation: Activation| {
         move |x: &Inputs| {
-            let after = After { residual: residual.then(|| x.other.clone()), activation };
+            let after = Epilogue { residual: residual.then(|| x.other.clone()), activation };
             let (mean, variance) = (x.bias.clone().without_autodiff(), x.weight.clone().without_autodiff());
             // one of the activations without: the batch's own statistics come back
-            let running = (activation != Activation::Swish).then_some(Running { mean, variance, momentum: 0.1 });
+            let running = (activation != Activation::Swish).then_some(RunningStats { mean, variance, momentum: 0.1 });
             let batch = batch_norm_train(x.image.clone(), x.weight.clone(), x.bias.clone(), 1e-5, after, None, running);
             vec![flat(batch.output), batch.mean, batch.variance]
         }
@@ -130,7 +130,7 @@ fn cases<'a>() -> Vec<Case<'a>> {
         DType::F32,
         Box::new(|x: &Inputs| {
             let plain = |x: &Tensor<1>| x.clone().without_autodiff();
-            let after = After { residual: Some(x.other.clone().without_autodiff()), activation: Swish };
+            let after = Epilogue { residual: Some(x.other.clone().without_autodiff()), activation: Swish };
             let affine = [plain(&x.weight), plain(&x.bias)];
             let given = [plain(&x.bias), plain(&x.weight)];
             let output = batch_norm_eval(x.image.clone().without_autodiff(), affine, given, 1e-5, after);
@@ -171,7 +171,9 @@ fn cases<'a>() -> Vec<Case<'a>> {
     }
     let side = |x: &Inputs| vec![flat(swish(concat(vec![x.image.clone(), relu(x.other.clone()), x.image.clone()])))];
     cases.push(("side by side".into(), [2, 12, 4, 4], DType::F32, Box::new(side)));
-    let turns = |x: &Inputs| vec![flat(interleave(channels(x.image.clone(), 3..9), channels(x.other.clone(), 0..6)))];
+    let turns = |x: &Inputs| {
+        vec![flat(interleave(slice_channels(x.image.clone(), 3..9), slice_channels(x.other.clone(), 0..6)))]
+    };
     cases.push(("in turn".into(), [2, 12, 4, 4], DType::F32, Box::new(turns)));
     cases
 }

@@ -1,7 +1,7 @@
 //! The optimizer's step and the weight average on a GPU beside the same on the CPU.
 
 use burn::tensor::{Device, Tensor, TensorData};
-use ops::{ParameterUpdate, UpdateRule, follow, update};
+use ops::{ParameterUpdate, UpdateRule, ema_update, update};
 
 use super::ops::{apart, numbers, values};
 
@@ -30,7 +30,7 @@ fn results(rule: impl Fn(u64) -> UpdateRule, slots: usize, device: &Device) -> R
     }
     let (new, slots): (Vec<_>, Vec<_>) = state.into_iter().map(|(v, state)| (v, state.into_iter().take(slots))).unzip();
     let pairs = new.iter().map(|value| (vector(5, value.dims()[0], device), value.clone())).collect();
-    let averages = follow(0.9, pairs);
+    let averages = ema_update(0.9, pairs);
     let all = new.into_iter().chain(averages).chain(slots.into_iter().flatten().flatten());
     Ok(all.map(values).collect::<Result<Vec<_>, _>>()?.concat())
 }

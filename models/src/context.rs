@@ -3,7 +3,6 @@
 //! Training mode does not depend on the device: evaluation on an autodiff device and training mode on a plain device are both
 //! valid. A network has no mode of its own either, so a clone cannot inherit a hidden mode.
 
-use std::fmt::Debug;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 

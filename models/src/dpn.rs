@@ -8,7 +8,7 @@ use burn::tensor::Tensor;
 use crate::blocks::{Shortcut, classify, conv, conv_norm, grouped, residual, sequence};
 use crate::layers::{BatchNorm2d, Conv2d, Linear};
 use crate::{BuildError, Context, Init, Spec};
-use ops::{add, channels, concat, relu};
+use ops::{add, concat, relu, slice_channels};
 
 /// Smallest image side in pixels: the last stage has more than one pixel.
 const MIN_SIDE: usize = 9;
@@ -84,8 +84,8 @@ impl DualPath {
         let skip = residual(&self.shortcut, input, cx);
         let r = self.residual;
         let (old, new) = (skip.dims()[1], x.dims()[1]);
-        let sum = cx.count_activations(add(channels(skip.clone(), 0..r), channels(x.clone(), 0..r)));
-        let all = cx.count_activations(concat(vec![sum, channels(skip, r..old), channels(x, r..new)]));
+        let sum = cx.count_activations(add(slice_channels(skip.clone(), 0..r), slice_channels(x.clone(), 0..r)));
+        let all = cx.count_activations(concat(vec![sum, slice_channels(skip, r..old), slice_channels(x, r..new)]));
         cx.count_activations(relu(all))
     }
 }

@@ -19,7 +19,7 @@ use crate::senet::SeNet;
 use crate::shufflenet::ShuffleNetV2;
 use crate::vgg::Vgg;
 use crate::{Context, Spec};
-use ops::widened;
+use ops::upcast;
 
 /// A network of any family. `Network::valid` returns an independent copy for inference, without autodiff.
 #[derive(Module, Debug)]
@@ -67,7 +67,7 @@ impl Network {
     /// The images must have the size that the network was built for. A training [`Context`] updates batch norm's running
     /// statistics.
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
-        widened(match self {
+        upcast(match self {
             Self::LeNet(network) => network.forward(images, cx),
             Self::MnistNet(network) => network.forward(images, cx),
             Self::Vgg(network) => network.forward(images, cx),

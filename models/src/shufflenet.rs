@@ -9,7 +9,7 @@ use burn::tensor::Tensor;
 use crate::blocks::{classify, conv, depthwise, sequence};
 use crate::layers::{BatchNorm2d, Conv2d, Linear};
 use crate::{BuildError, Context, Init, Spec};
-use ops::{channels, interleave};
+use ops::{interleave, slice_channels};
 
 /// Smallest image side in pixels: the last stage has more than one pixel.
 const MIN_SIDE: usize = 9;
@@ -78,7 +78,7 @@ impl Basic {
     /// `[B, width, H, W]` → `[B, width, H, W]`.
     fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
         let width = input.dims()[1];
-        let (identity, x) = (channels(input.clone(), 0..width / 2), channels(input, width / 2..width));
+        let (identity, x) = (slice_channels(input.clone(), 0..width / 2), slice_channels(input, width / 2..width));
         let x = self.bn1.forward_relu(self.conv1.forward(x, cx), cx);
         let x = self.bn2.forward(self.conv2.forward(x, cx), cx);
         let x = self.bn3.forward_relu(self.conv3.forward(x, cx), cx);

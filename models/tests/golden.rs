@@ -43,7 +43,7 @@ fn assert_logits(what: &str, got: Tensor<2>, want: &[Vec<f64>], deviation: f64) 
     let want: Vec<f64> = want.iter().flatten().copied().collect();
     assert_eq!(got.len(), want.len(), "{what}");
     let worst = got.iter().zip(&want).map(|(g, w)| (g - w).abs()).fold(0.0, f64::max);
-    // After a single update of the statistics, evaluation logits grow with depth, to 1e5 for ResNet-101.
+    // Epilogue a single update of the statistics, evaluation logits grow with depth, to 1e5 for ResNet-101.
     let largest = want.iter().map(|w| w.abs()).fold(1.0, f64::max);
     let allowed = (10.0 * deviation * largest).max(1e-4);
     println!("{what}: worst deviation {worst:.2e}, allowed {allowed:.2e}, largest {largest:.3e}");

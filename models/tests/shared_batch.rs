@@ -75,7 +75,7 @@ fn run(data: &[Vec<f32>; 3], range: std::ops::Range<usize>, relu: bool, residual
 #[test]
 fn synchronised_batch_norm_without_kernels_equals_the_whole_batch() {
     use burn::tensor::DType;
-    use ops::{After, batch_norm_train};
+    use ops::{Epilogue, batch_norm_train};
     const DIMS: [usize; 3] = [3, 4, 2];
     let one = DIMS.iter().product::<usize>();
     let wave = |scale: f64, shift: f64, step: f64| -> Vec<f64> {
@@ -92,7 +92,7 @@ fn synchronised_batch_norm_without_kernels_equals_the_whole_batch() {
             Tensor::from_data(TensorData::new(values.to_vec(), [3]), (&device, DType::F64)).require_grad()
         };
         let (input, weight, bias) = (tensor(&x).require_grad(), vector([0.5, 1.0, 2.0]), vector([0.1, 0.0, -0.3]));
-        let after = After { residual: None, activation: ops::Activation::Relu };
+        let after = Epilogue { residual: None, activation: ops::Activation::Relu };
         let out = batch_norm_train(input.clone(), weight.clone(), bias.clone(), 1e-5, after, shared, None);
         let gradients = (out.output.clone() * tensor(&upstream)).sum().backward();
         let values = |data: TensorData| data.try_into_vec::<f64>().unwrap();

@@ -1,4 +1,5 @@
-//! The optimizer's step and the weight average against their formulas in f64, and what they promise about memory and bits.
+//! The optimizer's step and the weight average against their formulas in f64, and their guarantees about memory and
+//! bits.
 
 use burn::backend::Flex;
 use burn::tensor::{Device, Tensor, TensorData};
@@ -21,7 +22,7 @@ fn numbers(tensor: &Tensor<1>) -> Vec<f32> {
     tensor.clone().into_data().try_into_vec().unwrap()
 }
 
-/// Values that look random, of both signs and no zeros.
+/// Returns pseudo-random values of both signs, none zero.
 fn wave(len: usize, seed: usize) -> Vec<f32> {
     (0..len).map(|i| ((i * 7 + seed * 13 + 1) as f32 * 0.37).sin() + 0.001).collect()
 }
@@ -50,14 +51,14 @@ fn exact(rule: &UpdateRule, Exact { p, state: [a, b] }: Exact, g: f64, decay: f6
     }
 }
 
-/// Three steps of parameters of these lengths; gives values and states.
+/// Takes three steps of parameters with these lengths. Returns values and states.
 fn steps(rule: impl Fn(u64) -> UpdateRule, lengths: &[usize], scale: Option<f32>) -> Vec<Vec<f32>> {
     let fresh =
         |(index, &len): (usize, &usize)| UpdatedParameter { value: tensor(&wave(len, index)), slots: [None, None] };
     let mut parameters: Vec<_> = lengths.iter().enumerate().map(fresh).collect();
     let scale = scale.map(|scale| tensor(&[scale]));
     for step in 1..=3 {
-        // views of one tensor, as the buckets of several processes are
+        // Gradients are views of one tensor, like views of a gradient bucket.
         let bucket = tensor(&wave(lengths.iter().sum(), 100 + step as usize));
         let mut start = 0;
         let updates = parameters.into_iter().zip(lengths).enumerate().map(|(index, (parameter, len))| {
@@ -111,8 +112,8 @@ proptest! {
 }
 
 #[test]
-fn neither_threads_nor_the_cut_of_a_list_change_a_bit() {
-    // more than one task of several pieces, none of a round length
+fn bits_depend_neither_on_threads_nor_on_the_list() {
+    // More than one task of several chunks, with odd lengths.
     let lengths = [100_001, 3, 70_013, 16_384, 1];
     let many: Vec<Tensor<1>> = lengths.iter().enumerate().map(|(i, &len)| tensor(&wave(len, i))).collect();
     let square = || numbers(&ops::square_sum(&many.iter().collect::<Vec<_>>()).unwrap())[0];
@@ -122,7 +123,7 @@ fn neither_threads_nor_the_cut_of_a_list_change_a_bit() {
     };
     let one = with(1);
     assert!(one == with(2) && one == with(5));
-    // a parameter takes the same step in any list
+    // A parameter's step does not depend on the other parameters of the list.
     assert!(steps(adamw, &lengths, None)[0] == steps(adamw, &lengths[..1], None)[0]);
 }
 
@@ -131,7 +132,7 @@ fn address(tensor: &Tensor<1>) -> *const u8 {
 }
 
 #[test]
-fn a_step_is_in_place_unless_somebody_else_holds_the_tensor() {
+fn a_step_is_in_place_unless_the_tensor_is_shared() {
     let step = |rule: &UpdateRule, parameter: UpdatedParameter, gradient: [f32; 2]| {
         ops::update(rule, None, vec![one(parameter, tensor(&gradient), 0.0)]).remove(0)
     };
@@ -144,15 +145,15 @@ fn a_step_is_in_place_unless_somebody_else_holds_the_tensor() {
 
     let held = parameter.value.clone();
     let parameter = step(&SGD, parameter, [0.0, 0.0]);
-    assert_eq!(numbers(&held), [0.9, 2.1], "whoever holds a tensor keeps its values");
+    assert_eq!(numbers(&held), [0.9, 2.1], "the clone keeps its values");
     assert_ne!(numbers(&parameter.value), [0.9, 2.1]);
 
-    // a rule without momentum leaves the buffer of one with momentum alone
+    // A rule without momentum does not change an existing momentum buffer.
     let buffer = numbers(parameter.slots[0].as_ref().unwrap());
     let parameter = step(&PLAIN, parameter, [1.0, 1.0]);
     assert_eq!(numbers(parameter.slots[0].as_ref().unwrap()), buffer);
 
-    // a view is not the viewer's to overwrite
+    // A step must not write into a view's parent.
     let owner = tensor(&[1.0, 2.0, 3.0, 4.0]);
     let view = UpdatedParameter { value: owner.clone().slice(1..3), slots: [None, None] };
     assert_eq!(numbers(&step(&PLAIN, view, [1.0, 1.0]).value), [1.9, 2.9]);
@@ -177,7 +178,7 @@ fn a_network_is_changed_in_place() {
     let network = models::update_parameters(network, |parameters| step(parameters, &mut addresses));
     let first = addresses.clone();
     let network = models::update_parameters(network, |parameters| step(parameters, &mut addresses));
-    assert_eq!(addresses, first, "the second step found nobody else at the tensors of the first");
+    assert_eq!(addresses, first, "the second step reuses the memory of the first");
     for (old, new) in before.iter().zip(models::state_dict(&network)) {
         assert_eq!((&old.name, &old.shape), (&new.name, &new.shape));
         assert!(old.values.iter().zip(&new.values).all(|(old, new)| (old - 0.2 - new).abs() < 1e-6), "{}", old.name);
@@ -185,22 +186,22 @@ fn a_network_is_changed_in_place() {
 }
 
 #[test]
-fn an_average_follows() {
+fn ema_update_is_in_place_unless_the_average_is_shared() {
     let pairs = vec![(tensor(&[1.0, 2.0]), tensor(&[2.0, 0.0])), (tensor(&[4.0]), tensor(&[4.0]))];
     let before: Vec<_> = pairs.iter().map(|(average, _)| address(average)).collect();
-    let mut averages = ops::follow(0.75, pairs);
+    let mut averages = ops::ema_update(0.75, pairs);
     assert_eq!(averages.iter().map(address).collect::<Vec<_>>(), before);
     assert_eq!(numbers(&averages[0]), [1.25, 1.5]);
     assert_eq!(numbers(&averages[1]), [4.0]);
-    // kept by somebody, as what is evaluated is
+    // Another tensor shares the average, as in evaluation.
     let held = averages[0].clone();
-    let averages = ops::follow(0.5, vec![(averages.remove(0), tensor(&[0.0, 0.0]))]);
+    let averages = ops::ema_update(0.5, vec![(averages.remove(0), tensor(&[0.0, 0.0]))]);
     assert_eq!((numbers(&held), numbers(&averages[0])), (vec![1.25, 1.5], vec![0.625, 0.75]));
 }
 
 #[test]
 fn squares_are_summed_in_f64() {
-    // in f32 the small ones would vanish beside the large one
+    // In f32 the small values would be lost beside the large one.
     let mut values = vec![1.0f32; 40_000];
     values[0] = 8192.0;
     let sum = numbers(&ops::square_sum(&[&tensor(&values), &tensor(&[2.0])]).unwrap())[0];

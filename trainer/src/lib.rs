@@ -1,7 +1,16 @@
-//! The trainer's parts, top to bottom: command line → configuration → engine → strategy → optimizer.
+//! The trainer's modules, in layers. A module imports only from layers below its own:
 //!
-//! `ARCHITECTURE.md` has the map. Nothing below [`commands`] reads flags or the environment; nothing below [`engine`]
-//! knows of epochs; only rank 0 has a [`report`].
+//! ```text
+//! commands                                            one file per subcommand
+//! weights                                             weights of other programs
+//! engine                                              a run: epochs, evaluation, checkpoints
+//! strategy, report                                    a step on one or several devices; the run's files and screen
+//! optim, device, timeline, snapshot                   optimizers; devices; spans of time; the contents of a checkpoint
+//! loss, state_file, failure, config, signals, files, text
+//! ```
+//!
+//! `ARCHITECTURE.md` has the map of all crates. Only [`commands`] reads flags. [`engine`] counts epochs. Only rank 0 has a
+//! [`report::Reporter`].
 
 pub mod cli;
 pub mod commands;

@@ -1,14 +1,15 @@
 //! Cross-entropy over soft targets.
 //!
-//! Label smoothing, mixup and cutmix are all a matter of the target distribution, so one loss serves them:
+//! Label smoothing, mixup and cutmix only change the target distribution, so one loss serves them all:
 //! `-(target * log_softmax(logits)).sum() / samples` with targets built on the host.
 //! Source: `torch.nn.functional.cross_entropy(…, label_smoothing)`; mixup arXiv:1710.09412.
 
 use burn::tensor::{Device, Tensor, TensorData, activation::log_softmax};
 use data::loader::Mix;
 
-/// Target distribution of one batch, row-major `[B, classes]`: each label smoothed by `smoothing` (its mass
-/// `1 - smoothing + smoothing / classes`, the others' `smoothing / classes`), then mixed with the partner's.
+/// Returns the target distribution of one batch, row-major `[B, classes]`. `labels` is `[B]`. Each label is smoothed by
+/// `smoothing` (its mass is `1 - smoothing + smoothing / classes`, that of the other classes `smoothing / classes`), then mixed
+/// with its partner's.
 pub fn soft_targets(labels: &[i32], mix: Option<&Mix>, classes: usize, smoothing: f64) -> Vec<f32> {
     let rest = (smoothing / classes as f64) as f32;
     let mut targets = vec![rest; labels.len() * classes];
@@ -26,8 +27,10 @@ pub fn soft_targets(labels: &[i32], mix: Option<&Mix>, classes: usize, smoothing
     targets
 }
 
-/// Differentiable loss: the sum over the batch divided by `samples` (the batch's own length for a mean; the length of
-/// the whole optimizer step where the batch is one of several that are accumulated).
+/// Returns the differentiable loss `[1]`: the sum over the batch divided by `samples` (the batch's length for a mean; the
+/// samples of the whole optimizer step where the batch is one of several that are accumulated).
+///
+/// `torch.nn.functional.cross_entropy` with class probabilities as targets and `reduction="sum"`, divided by `samples`.
 ///
 /// # Shapes
 /// `logits` `[B, classes]`, `targets` row-major of the same length.
@@ -38,13 +41,13 @@ pub fn cross_entropy(logits: Tensor<2>, targets: Vec<f32>, samples: usize) -> Te
     (log_softmax(logits, 1) * targets).sum().mul_scalar(-1.0 / samples as f64)
 }
 
-/// The same loss of one row, on the host in f64: `logits` and `target` have one entry a class.
+/// Returns the same loss of one sample, on the host in f64. `logits` and `target` have one entry per class.
 pub fn row_loss(logits: &[f32], target: impl Iterator<Item = f32>) -> f64 {
     let log_sum = log_sum_exp(logits);
     logits.iter().zip(target).map(|(&logit, target)| f64::from(target) * (log_sum - f64::from(logit))).sum()
 }
 
-/// `log(sum(exp(logits)))`, shifted by the largest logit so that nothing overflows.
+/// Returns `log(sum(exp(logits)))` (`torch.logsumexp`), shifted by the largest logit so that nothing overflows.
 fn log_sum_exp(logits: &[f32]) -> f64 {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     if !max.is_finite() {
@@ -53,7 +56,7 @@ fn log_sum_exp(logits: &[f32]) -> f64 {
     f64::from(max) + logits.iter().map(|&l| f64::from(l - max).exp()).sum::<f64>().ln()
 }
 
-/// Index of the largest logit; the first of equals, as `torch.argmax` on the CPU.
+/// Returns the index of the largest logit; of equal logits the first, as `torch.argmax` does on the CPU.
 pub fn argmax(logits: &[f32]) -> usize {
     let mut best = 0;
     for (index, &logit) in logits.iter().enumerate() {
@@ -68,7 +71,7 @@ pub fn argmax(logits: &[f32]) -> usize {
 mod tests {
     use super::*;
 
-    /// `losses.json`: logits 3 cos(0.9 i + 1.7 j), 4 x 10, labels 0 3 7 9, computed by PyTorch in float64.
+    /// Reads `losses.json`, computed by PyTorch in float64: logits 3 cos(0.9 i + 1.7 j), 4 x 10, labels 0 3 7 9.
     fn golden() -> serde_json::Value {
         serde_json::from_str(include_str!("../tests/reference/losses.json")).expect("golden file")
     }

@@ -1,4 +1,4 @@
-//! Named tensors in safetensors files: what checkpoints keep.
+//! Named tensors in safetensors files: the tensors of checkpoints.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 /// A float32 tensor on the host with its name.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NamedTensor {
-    /// PyTorch's name, for optimizer state with the slot's name in front.
+    /// PyTorch's name; that of optimizer state starts with the slot's name.
     pub name: String,
     /// Dimensions.
     pub shape: Vec<usize>,
@@ -24,26 +24,26 @@ impl NamedTensor {
         Self { name, shape: shape.to_vec(), values }
     }
 
-    /// A flat tensor on `device`.
+    /// Copies the values to a flat tensor on `device`.
     pub fn into_tensor(self, device: &Device) -> Tensor<1> {
         Tensor::from_floats(self.values.as_slice(), device)
     }
 }
 
-/// A network's state as it stands in a file.
+/// Converts a network's state to a file's tensors.
 pub fn named(tensors: Vec<StateTensor>) -> Vec<NamedTensor> {
     tensors.into_iter().map(|t| NamedTensor { name: t.name, shape: t.shape, values: t.values }).collect()
 }
 
-/// A file's tensors as a network's state.
+/// Converts a file's tensors to a network's state.
 pub fn state_tensors(tensors: Vec<NamedTensor>) -> Vec<StateTensor> {
     tensors.into_iter().map(|t| StateTensor::new(t.name, t.shape, t.values)).collect()
 }
 
-/// The bytes of a safetensors file of `tensors`.
+/// Returns the bytes of a safetensors file of `tensors`.
 ///
 /// # Errors
-/// Two tensors of one name, or a shape that disagrees with its values.
+/// Two tensors have one name, or a shape disagrees with its values.
 pub fn encode(tensors: &[NamedTensor]) -> Result<Vec<u8>, safetensors::SafeTensorError> {
     let bytes: Vec<Vec<u8>> =
         tensors.iter().map(|tensor| tensor.values.iter().flat_map(|v| v.to_le_bytes()).collect()).collect();
@@ -55,10 +55,10 @@ pub fn encode(tensors: &[NamedTensor]) -> Result<Vec<u8>, safetensors::SafeTenso
     safetensors::serialize(views, None)
 }
 
-/// Reads a safetensors file's bytes; `path` is named in errors. f64, f16 and bf16 are refused: checkpoints hold f32.
+/// Reads the bytes of a safetensors file; `path` is for error messages. Checkpoints hold f32: f64, f16 and bf16 are refused.
 ///
 /// # Errors
-/// The file is no safetensors file, or holds another dtype.
+/// The bytes are not a safetensors file, or hold another dtype.
 pub fn decode(path: &Path, bytes: &[u8]) -> Result<Vec<NamedTensor>, String> {
     let file = SafeTensors::deserialize(bytes)
         .map_err(|error| format!("{}: not a complete safetensors file: {error}", path.display()))?;

@@ -1,4 +1,4 @@
-//! Several processes train as one: the same losses, the same stop, and an end to it when a worker dies.
+//! Several processes train as one: the same losses, the same stop, and the end of the run when a worker dies.
 
 mod common;
 
@@ -15,7 +15,7 @@ fn loss_values(run: &Path) -> Vec<f64> {
     losses(run).into_iter().map(|(_, bits)| f64::from_bits(bits)).collect()
 }
 
-/// LeNet has no batch norm: nothing but the order of sums depends on the number of processes.
+/// LeNet has no batch norm: only the order of sums depends on the number of processes.
 #[test]
 fn the_losses_do_not_depend_on_the_number_of_processes() {
     let bench = Bench::new(CONFIG);
@@ -32,9 +32,9 @@ fn the_losses_do_not_depend_on_the_number_of_processes() {
     }
 }
 
-/// A network with batch norm after each of its eight convolutions, on images of its size. The learning rate is small: a
-/// rounding difference flips a ReLU somewhere in nearly every step, and larger steps make that grow tenfold a step, between
-/// different numbers of threads of one process too. That gradients are those of the whole batch is tested on the layer.
+/// A network with batch norm after each of its eight convolutions, on images of its size. The learning rate is small, because
+/// a rounding difference flips a ReLU somewhere in nearly every step. With larger steps that difference grows tenfold per step,
+/// also between different numbers of threads of one process. The tests of the layer check the gradients of the whole batch.
 const VGG: &str = r#"
 [model]
 name = "vgg11"
@@ -70,7 +70,7 @@ fn synchronised_batch_norm_makes_the_losses_independent_of_the_number_of_process
     assert!(one.iter().zip(&local).any(|(a, b)| (a - b).abs() > 1e-3), "it does make a difference");
 }
 
-/// Whatever travels and whenever: the same training, within the precision of the format.
+/// Whatever is sent and whenever, the training is the same within the precision of the format.
 #[test]
 fn overlap_buckets_accumulation_and_compression() {
     let bench = Bench::new(CONFIG);
@@ -92,7 +92,7 @@ fn overlap_buckets_accumulation_and_compression() {
             assert!((a - b).abs() < 0.02, "{extra}: {a} against {b}");
         }
     }
-    // gradients of two batches of half the size, reduced once
+    // Gradients of two batches of half the size, reduced once.
     let halves = ["--set", "train.accumulate=2", "--set", "train.batch_size=8"];
     let two = loss_values(&train(&bench, "accumulate-2", "2", &[&limit[..], &halves].concat()));
     let one = loss_values(&train(&bench, "accumulate-1", "1", &[&limit[..], &halves].concat()));
@@ -101,7 +101,7 @@ fn overlap_buckets_accumulation_and_compression() {
     }
 }
 
-/// Horovod's way: each worker has its batch, the learning rate grows with their number.
+/// As Horovod does it: each worker has its own batch, and the learning rate grows with the number of workers.
 #[test]
 fn a_batch_a_worker_with_a_linear_learning_rate() {
     let bench = Bench::new(CONFIG);
@@ -118,7 +118,7 @@ fn a_batch_a_worker_with_a_linear_learning_rate() {
     }
 }
 
-/// Starts `--config config.toml` as two ranks, as a launcher like torchrun does, the second with `extra`.
+/// Starts `--config config.toml` as two ranks, as a launcher like torchrun does. The second gets `extra`.
 fn two_strangers(bench: &Bench, extra: &[&str]) -> [common::Ended; 2] {
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
     let start = |rank: &str, extra: &[&str]| {
@@ -150,7 +150,7 @@ fn ranks_that_were_started_differently_are_told_how() {
 #[test]
 fn early_stopping_and_the_time_limit_end_all_ranks_alike() {
     let bench = Bench::new(CONFIG);
-    // nothing is learned: the first epoch stays the best
+    // The network learns nothing: the first epoch stays the best.
     let patient =
         ["--cpus", "2", "--set", "train.patience=2", "--set", "optimizer.lr=1e-30", "--set", "train.epochs=9"];
     let ended = bench.run(&[&["--config", "config.toml", "--run-dir", "patient"], &patient[..]].concat()).expect(0);

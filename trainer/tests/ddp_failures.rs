@@ -1,4 +1,4 @@
-//! Several processes in training, when things go wrong: what was done when is named, and nothing is left.
+//! Several processes in training, when things go wrong: the error names what was done when, and nothing is left behind.
 
 mod common;
 
@@ -41,7 +41,7 @@ fn end(child: Child) -> Ended {
     child.wait_with_output().expect("the launcher ends").into()
 }
 
-/// The page on which a worker says what it is doing.
+/// Returns the path of a worker's status page.
 fn page(worker: u32) -> PathBuf {
     let is_page = |path: &PathBuf| {
         std::fs::read_link(path).is_ok_and(|target| target.to_string_lossy().contains("trainer-worker"))
@@ -55,7 +55,7 @@ fn read(page: &Path) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Kills a worker as soon as it says that it is in `phase`; gives what the launcher says of it.
+/// Kills a worker as soon as its status is `phase`, and returns the launcher's message.
 fn killed_in(bench: &Bench, phase: &str, root: &str) -> String {
     let (child, workers) = start(bench, root, &[]);
     let page = page(workers[1]);
@@ -70,7 +70,7 @@ fn killed_in(bench: &Bench, phase: &str, root: &str) -> String {
 fn a_worker_killed_in_forward_or_backward_is_named_with_step_and_phase() {
     let bench = Bench::new(SLOW);
     for phase in ["forward", "backward"] {
-        // between the look and the signal the worker may have gone on
+        // The worker may go on between the look and the signal.
         let found = (0..8).any(|attempt| killed_in(&bench, phase, &format!("{phase}-{attempt}")).contains(phase));
         assert!(found, "eight workers were killed in {phase}, and no message says so");
     }
@@ -83,7 +83,7 @@ fn a_worker_killed_in_the_reduction_of_a_bucket_is_named_with_the_bucket() {
     let found = (0..20).any(|attempt| {
         let (child, workers) = start(&bench, &format!("{attempt}"), &[&buckets[..], &["--epochs", "1000"]].concat());
         let page = page(workers[1]);
-        // the other one stands still: this one waits for it, and most of what it waits for are buckets
+        // The other worker is stopped: this one waits for it, most often in a bucket.
         signal_process(workers[0], 19);
         let still = Instant::now();
         let mut last = (Instant::now(), read(&page));
@@ -106,7 +106,7 @@ fn a_worker_killed_in_the_reduction_of_a_bucket_is_named_with_the_bucket() {
 #[test]
 fn a_checkpoint_that_cannot_be_written_ends_the_run_and_leaves_no_half() {
     let bench = Bench::new(CONFIG);
-    // 100 blocks of 512 bytes a file: too little for the model, enough for the rest
+    // 100 blocks of 512 bytes per file: too little for the model, enough for the rest.
     let trainer = env!("CARGO_BIN_EXE_trainer");
     let script = "trap '' XFSZ; ulimit -f 100; exec \"$@\"";
     let mut command = std::process::Command::new("sh");
@@ -124,12 +124,12 @@ fn a_checkpoint_that_cannot_be_written_ends_the_run_and_leaves_no_half() {
         .collect();
     assert!(visible.is_empty(), "no checkpoint is complete, none is shown: {visible:?}");
 
-    // with room again, the run goes on: there is no checkpoint, so from the beginning
+    // With room again, the run goes on: from the beginning, because there is no checkpoint.
     bench.run(&["--resume", run.to_str().unwrap(), "--cpus", "2"]).expect(0);
     assert!(losses(&run).len() > 90);
 }
 
-/// Spans by name of a rank's row, as `(name, start, end)` in microseconds.
+/// Returns the spans of a rank's row, as `(name, start, end)` in microseconds.
 fn spans(trace: &serde_json::Value, rank: u64, thread: u64) -> Vec<(String, f64, f64)> {
     let events = trace["traceEvents"].as_array().expect("events").iter();
     let of_row = events.filter(|e| e["ph"] == "X" && e["pid"] == rank && e["tid"] == thread);
@@ -141,7 +141,7 @@ fn spans(trace: &serde_json::Value, rank: u64, thread: u64) -> Vec<(String, f64,
         .collect()
 }
 
-/// The timeline shows what overlap means: buckets that are full before backward ends begin before it ends.
+/// The timeline shows the overlap: buckets that are full before backward ends begin before it ends.
 #[test]
 fn the_timeline_shows_buckets_reduced_under_backward() {
     let bench = Bench::new(SLOW);
@@ -154,7 +154,7 @@ fn the_timeline_shows_buckets_reduced_under_backward() {
         let (steps, buckets) = (spans(&trace, rank, 0), spans(&trace, rank, 1));
         let backward: Vec<_> = steps.iter().filter(|span| span.0 == "backward").collect();
         assert_eq!(backward.len(), 6);
-        // 9.2 million parameters: several buckets a step
+        // 9.2 million parameters: several buckets per step.
         assert!(buckets.len() >= 6 * 4 && buckets.len() % 6 == 0, "{}", buckets.len());
         let (a_step, mut all) = (buckets.len() / 6, 0);
         for (step, (_, start, finish)) in backward.iter().enumerate() {
@@ -162,11 +162,11 @@ fn the_timeline_shows_buckets_reduced_under_backward() {
             assert!(here.windows(2).all(|two| two[0].2 <= two[1].1 + 1.0), "one after the other: {here:?}");
             assert!(here.iter().all(|bucket| bucket.1 >= *start), "no bucket is full before backward begins");
             let hidden = here.iter().filter(|bucket| bucket.1 < *finish).count();
-            // the first step finds out in which order gradients become ready
+            // The first step finds the order in which gradients become ready.
             assert!(step > 0 || hidden == 0, "rank {rank}: {hidden} under the first backward");
             all += hidden;
         }
-        // a busy machine may keep the reducing thread waiting in one step or another
+        // A busy machine may keep the reducing thread waiting in some steps.
         assert!(all >= 1, "rank {rank}: no bucket was ever reduced under backward");
     }
 }

@@ -1,4 +1,4 @@
-//! One process with several devices trains as one device does: the losses, the samples, the weights, the stop.
+//! One process with several devices trains as one device does: the same losses, samples, weights and stop.
 
 mod common;
 
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use common::{Bench, CONFIG, checkpoint_file, entries, losses, signal, summary, wait_until};
 
-/// `--mode dp` with so many devices; 0: one process on one device.
+/// Trains with `--mode dp` on `devices` devices; 0 is one process on one device.
 fn train(bench: &Bench, root: &str, devices: usize, extra: &[&str]) -> PathBuf {
     let count = devices.to_string();
     let mode = ["--mode", "dp", "--cpus", &count];
@@ -19,7 +19,7 @@ fn loss_values(run: &Path) -> Vec<f64> {
     losses(run).into_iter().map(|(_, bits)| f64::from_bits(bits)).collect()
 }
 
-/// Every step of two runs has the same loss within `tolerance` of it.
+/// Checks that two runs have the same loss in every step, within a relative `tolerance`.
 #[track_caller]
 fn assert_same_curve(what: &str, one: &[f64], other: &[f64], tolerance: f64) {
     assert_eq!(one.len(), other.len(), "{what}");
@@ -40,7 +40,7 @@ fn the_losses_do_not_depend_on_the_number_of_devices() {
             &["--set", "train.accumulate=3", "--set", "optimizer.kind=adamw", "--set", "optimizer.lr=0.001"],
         ),
     ] {
-        // adamw has no Nesterov momentum: the file's key is noted and left out
+        // AdamW has no Nesterov momentum: the file's key is ignored with a note.
         let extra = [&["--set", "train.epochs=1"], extra].concat();
         let one = loss_values(&train(&bench, &format!("{what}-single"), 0, &extra));
         assert!(one.len() >= 11);
@@ -54,8 +54,8 @@ fn the_losses_do_not_depend_on_the_number_of_devices() {
 
 /// Synchronised batch norm is batch norm over the whole batch; without it the devices see other statistics.
 ///
-/// A few small steps: a ResNet at its start multiplies the rounding of sums by a hundred a step or more, and one device with
-/// another number of threads leaves the curve as fast as several devices do.
+/// The steps are few and small: at its start a ResNet multiplies the rounding of sums by a hundred or more per step, and one
+/// device with another number of threads leaves the curve as fast as several devices do.
 #[test]
 fn synchronised_batch_norm_gives_the_losses_of_one_device() {
     let config = CONFIG.replace("\"lenet\"", "\"resnet18\"").replace("one-cycle", "constant");
@@ -86,10 +86,10 @@ fn every_image_is_evaluated_once_and_runs_repeat_bit_for_bit() {
     }
 }
 
-/// A run that would last for minutes, with a learning rate that does not depend on its length.
+/// Settings of a run that would last for minutes, with a learning rate that does not depend on its length.
 const LONG: [&str; 4] = ["--set", "train.epochs=5000", "--set", "schedule.kind=constant"];
 
-/// Starts or continues a run of [`LONG`], stops it by a signal ten steps later; gives the steps taken.
+/// Starts or continues a run of [`LONG`], stops it by a signal ten steps later, and returns the steps taken.
 fn stop_after_some_steps(bench: &Bench, arguments: &[&str]) -> u64 {
     let lines = || {
         let run = entries(&bench.path("stopped")).into_iter().next();
@@ -121,7 +121,7 @@ fn a_run_goes_on_from_one_device_to_several_and_back() {
     let whole = train(&bench, "whole", 0, &[&LONG[..], &["--set", &end]].concat());
     let (ours, theirs) = (loss_values(&run), loss_values(&whole));
     assert_eq!(ours.len(), theirs.len());
-    // all steps are there; what can be compared closely are those before rounding has grown
+    // All steps are there. Only those before rounding has grown can be compared closely.
     assert_same_curve("single, dp, single", &theirs[..30], &ours[..30], 1e-4);
 }
 

@@ -1,4 +1,4 @@
-//! What a data-parallel step holds in memory beside a step of one process. The allocator of this test program counts.
+//! Compares the memory of a data-parallel step with that of a step in one process. This test program's allocator counts.
 
 #[path = "../comm/tests/support/mod.rs"]
 mod comm_support;
@@ -8,13 +8,13 @@ mod counting {
     use std::alloc::{GlobalAlloc, Layout, System};
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    /// The system's allocator, with a count of the bytes in use and of the most there have been.
+    /// The system's allocator, which counts the bytes in use and their peak.
     struct Counting;
 
     static LIVE: AtomicUsize = AtomicUsize::new(0);
     static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-    // SAFETY: everything is passed on to the system's allocator.
+    // SAFETY: every call is passed on to the system's allocator.
     unsafe impl GlobalAlloc for Counting {
         unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
             let live = LIVE.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
@@ -33,17 +33,17 @@ mod counting {
     #[global_allocator]
     static ALLOCATOR: Counting = Counting;
 
-    /// Bytes in use.
+    /// Returns the bytes in use.
     pub fn live() -> usize {
         LIVE.load(Ordering::Relaxed)
     }
 
-    /// Starts to look for the peak anew.
+    /// Restarts the peak from the bytes in use.
     pub fn reset_peak() {
         PEAK.store(live(), Ordering::Relaxed);
     }
 
-    /// The most bytes in use since then.
+    /// Returns the largest number of bytes in use since the last [`reset_peak`].
     pub fn peak() -> usize {
         PEAK.load(Ordering::Relaxed)
     }
@@ -78,7 +78,7 @@ fn plan(mode: &str) -> RunPlan {
     config::resolve(&ConfigSource::new("memory.toml", text), &Overrides::default(), &registry).expect("a plan")
 }
 
-/// One image a rank: next to nothing beside nine million parameters.
+/// Makes one image per rank: next to nothing beside nine million parameters.
 fn batch(ranks: usize) -> Batch {
     Batch {
         images: (0..SHAPE.len()).map(|i| (i % 13) as f32 / 13.0).collect(),
@@ -97,7 +97,7 @@ fn network() -> models::Network {
     models::build(MODEL, &SPEC, 0, &Device::flex().autodiff()).expect("a network")
 }
 
-/// Bytes of all parameters.
+/// Returns the bytes of all parameters.
 fn parameters() -> usize {
     4 * models::parameters(&network()).iter().map(models::ParameterInfo::len).sum::<usize>()
 }
@@ -108,7 +108,8 @@ fn steps(strategy: &mut dyn Strategy, ranks: usize, count: usize) {
     }
 }
 
-/// Bytes of the memory that ranks share, all of whom are in this process: each file once, however often it is mapped.
+/// Returns the bytes of the memory that the ranks share. All ranks are in this process, so each file counts once, however often
+/// it is mapped.
 fn shared_memory() -> usize {
     let maps = std::fs::read_to_string("/proc/self/maps").expect("the kernel's list of mappings");
     let files = maps.lines().filter(|line| line.contains("memfd:trainer-comm"));
@@ -121,8 +122,8 @@ fn shared_memory() -> usize {
     sizes.collect::<HashMap<_, _>>().values().sum()
 }
 
-/// Bytes that steps hold at most beyond what is there before and after them, once momentum and buckets exist: on the heap, and
-/// in shared arrays, which stay.
+/// Returns the bytes that steps hold at most in addition to those before and after them, once momentum and buckets exist: on the
+/// heap, and in shared arrays, which stay.
 fn beyond(strategy: &mut dyn Strategy, ranks: usize, all_here: impl Fn()) -> (usize, usize) {
     all_here();
     let arrays = shared_memory();
@@ -139,12 +140,12 @@ fn beyond(strategy: &mut dyn Strategy, ranks: usize, all_here: impl Fn()) -> (us
     all_here();
     steps(strategy, ranks, 2);
     all_here();
-    assert_eq!(shared_memory(), kept, "the arrays of buckets are made anew");
+    assert_eq!(shared_memory(), kept, "the buckets keep their arrays");
     all_here();
     after
 }
 
-/// A worker's gradients lie in buckets, once.
+/// A worker's gradients are in its buckets, and nowhere else.
 #[test]
 fn a_worker_holds_one_set_of_buckets_and_no_second_copy_of_its_gradients() {
     let set = parameters();
@@ -158,7 +159,7 @@ fn a_worker_holds_one_set_of_buckets_and_no_second_copy_of_its_gradients() {
             Ddp::new(network(), Device::flex().autodiff(), 10, &plan("ddp"), comm.clone(), status).expect("ddp");
         beyond(&mut ddp, 2, || comm.barrier().expect("both are here"))
     };
-    // both ranks are threads of this process: each sees the memory of both
+    // Both ranks are threads of this process: each sees the memory of both.
     let both = comm_support::ranks(TransportKind::Shm, 2, body);
     let heap = both.iter().map(|(heap, _)| heap / 2).max().expect("two ranks");
     let arrays = both.iter().map(|(_, arrays)| arrays / 2).max().expect("two ranks");
@@ -172,8 +173,8 @@ fn a_worker_holds_one_set_of_buckets_and_no_second_copy_of_its_gradients() {
         mib(arrays)
     );
     assert!(arrays >= set && arrays < set + MIB, "parameters have {set} bytes, the buckets {arrays}");
-    // a gradient on its way into its bucket, and the kernels' scratch space
+    // A gradient on its way into its bucket, and the kernels' scratch space.
     assert!(heap <= set / 2, "a rank holds {:.1} MiB beside its buckets", mib(heap));
-    // may be less than a set: part of the gradients' memory stays in the kernels' pool between steps
+    // It may be less than a set: part of the gradients' memory stays in the kernels' pool between steps.
     assert!(single <= set + set / 8, "one process holds {:.1} MiB", mib(single));
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use common::{Bench, CONFIG, checkpoint_file, entries, losses, signal, summary, wait_until};
 
-/// Everything that has state: AdamW's moments, the weight average, mixing, accumulation, clipping.
+/// A run with everything that has state: AdamW's moments, the weight average, mixing, accumulation, clipping.
 const STATEFUL: &str = r#"
 [model]
 name = "lenet"
@@ -82,7 +82,7 @@ fn a_run_killed_in_mid_epoch_resumes_to_the_same_end() {
     }
 }
 
-/// Lines of a `metrics.jsonl` whose last line may be cut.
+/// Returns the number of lines of a `metrics.jsonl` whose last line may be cut.
 fn losses_so_far(run: &Path) -> usize {
     std::fs::read_to_string(run.join("metrics.jsonl")).unwrap().lines().count()
 }
@@ -102,7 +102,7 @@ fn an_interrupted_run_saves_a_checkpoint_and_resumes_to_the_same_end() {
             .map(|path| path.file_name().unwrap().to_string_lossy().into_owned())
             .collect();
         assert!(names.iter().any(|name| name.starts_with("step-")), "a checkpoint inside the epoch: {names:?}");
-        // without naming it: the newest run of the run directory
+        // Without a name --resume takes the newest run of the run directory.
         bench.run(&["--resume", "--run-dir", "interrupted"]).expect(0);
         assert_equal_runs(&undisturbed, &run);
     }

@@ -1,4 +1,4 @@
-//! The step itself, on the library: accumulation, the weight average, restoring, losses that are not finite.
+//! The training step, called as a library: accumulation, the weight average, restoring, losses that are not finite.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use trainer::{
     device,
     signals::Stop,
     snapshot::{RunProgress, Snapshot},
-    strategy::{Evaluation, Resident, ResidentSets, Strategy, single::Single},
+    strategy::{DeviceDataset, DeviceDatasets, Evaluation, Strategy, single::Single},
 };
 
 const SHAPE: ImageShape = ImageShape { channels: 1, height: 28, width: 28 };
@@ -33,7 +33,7 @@ fn single(plan: &RunPlan) -> Single {
     Single::new(network, device, 10, plan)
 }
 
-/// `count` images of a formula, starting with image `first`.
+/// Makes a batch of `count` computed images, starting with image `first`.
 fn batch(first: usize, count: usize) -> Batch {
     let pixel = |i: usize, p: usize| ((i * 31 + p) as f32 * 0.37).sin();
     Batch {
@@ -99,13 +99,13 @@ fn evaluation_uses_the_average_and_counts_every_sample() {
         averaged.train_step(samples(), 0.5, None).expect("step");
     }
     let images = || [batch(0, 7), batch(7, 4)].into_iter();
-    let tally = |strategy: &mut Single| match strategy.evaluate(&mut images(), &Stop::never()) {
-        Ok(Evaluation::Done(tally)) => tally,
+    let counts = |strategy: &mut Single| match strategy.evaluate(&mut images(), &Stop::never()) {
+        Ok(Evaluation::Done(counts)) => counts,
         other => panic!("{other:?}"),
     };
-    let (plain, averaged) = (tally(&mut plain), tally(&mut averaged));
+    let (plain, averaged) = (counts(&mut plain), counts(&mut averaged));
     assert_eq!((plain.samples, averaged.samples), (11, 11));
-    let fresh = tally(&mut single(&self::plan("")));
+    let fresh = counts(&mut single(&self::plan("")));
     assert!((averaged.loss() - fresh.loss()).abs() < 1e-3, "an average of decay 0.999999 has hardly moved");
     assert!((plain.loss() - fresh.loss()).abs() > 1e-2, "the weights have");
 }
@@ -116,7 +116,7 @@ fn a_restored_strategy_continues_to_the_same_bits() {
     let mut one = single(&plan);
     one.train_step(vec![batch(0, 8)], 0.01, None).expect("step");
     let mut other = single(&plan);
-    other.start_from(Some((one.snapshot(), RunProgress::start()))).expect("its own kind");
+    other.load_checkpoint(Some((one.snapshot(), RunProgress::start()))).expect("its own kind");
     for strategy in [&mut one, &mut other] {
         strategy.train_step(vec![batch(8, 8)], 0.01, None).expect("step");
     }
@@ -130,11 +130,17 @@ fn restoring_what_does_not_fit_is_refused_by_name() {
     let mut missing = good.clone();
     missing.model.remove(0);
     assert!(
-        strategy.start_from(Some((missing, RunProgress::start()))).unwrap_err().to_string().contains("conv1.weight")
+        strategy
+            .load_checkpoint(Some((missing, RunProgress::start())))
+            .unwrap_err()
+            .to_string()
+            .contains("conv1.weight")
     );
     let foreign = Snapshot { ema: Some(good.model.clone()), ..good.clone() };
-    assert!(strategy.start_from(Some((foreign, RunProgress::start()))).unwrap_err().to_string().contains("train.ema"));
-    strategy.start_from(Some((good, RunProgress::start()))).expect("what it gave itself");
+    assert!(
+        strategy.load_checkpoint(Some((foreign, RunProgress::start()))).unwrap_err().to_string().contains("train.ema")
+    );
+    strategy.load_checkpoint(Some((good, RunProgress::start()))).expect("what it gave itself");
 }
 
 #[test]
@@ -166,10 +172,10 @@ fn clipping_bounds_the_step() {
     assert!((moved.sqrt() - 0.001).abs() < 1e-5, "learning rate 1: the step is the clipped norm, {}", moved.sqrt());
 }
 
-/// The whole way with a data set on the device: the same losses, weights and evaluation, bit for bit, as with the loader's
-/// pixels.
+/// Trains and evaluates with a data set on the device: the same losses, weights and evaluation, bit for bit, as with the
+/// loader's pixels.
 #[test]
-fn a_resident_data_set_trains_to_the_same_bits() {
+fn a_data_set_on_the_device_trains_to_the_same_bits() {
     let set = Arc::new(Dataset {
         name: "formula".into(),
         images: (0..50 * SHAPE.len()).map(|i| (i * 197 + i / 7 + 3) as u8).collect(),
@@ -192,8 +198,8 @@ fn a_resident_data_set_trains_to_the_same_bits() {
         if !pixels {
             let device = device::cpu().device.inner();
             let [train, test] =
-                [&loaders[0], &loaders[1]].map(|loader| Resident::new(&set, loader.pipeline().clone(), &device));
-            strategy.keep_resident(ResidentSets { train, test });
+                [&loaders[0], &loaders[1]].map(|loader| DeviceDataset::new(&set, loader.pipeline().clone(), &device));
+            strategy.keep_on_device(DeviceDatasets { train, test }).expect("one device");
         }
         let losses: Vec<u64> = (1..3)
             .flat_map(|epoch| loaders[0].epoch(epoch, 0))

@@ -1,4 +1,4 @@
-//! `timeline.json` of real runs: whole JSON, spans that lie within each other, every rank and every step there.
+//! `timeline.json` of real runs: complete JSON, nested spans, every rank and every step.
 
 mod common;
 
@@ -7,7 +7,7 @@ use std::path::Path;
 use common::{Bench, CONFIG};
 use serde_json::Value;
 
-/// One span; times in nanoseconds, so that they compare exactly.
+/// One span. Times are in nanoseconds, so that they compare exactly.
 #[derive(Debug, Clone)]
 struct Span {
     rank: u64,
@@ -33,7 +33,7 @@ fn spans(run: &Path) -> Vec<Span> {
     events.iter().filter(|event| event["ph"] == "X").map(span).collect()
 }
 
-/// Spans of one row are apart or one within the other.
+/// Checks that spans of one row are apart or one within the other.
 #[track_caller]
 fn assert_nested(spans: &[Span]) {
     let mut rows: Vec<_> = spans.iter().collect();
@@ -60,7 +60,7 @@ fn named<'a>(spans: &'a [Span], rank: u64, name: &str) -> Vec<&'a Span> {
     spans.iter().filter(|span| span.rank == rank && span.name == name).collect()
 }
 
-/// Each of six steps of each rank has its parts, in their order.
+/// Checks that each of six steps of each rank has its parts, in their order.
 #[track_caller]
 fn assert_steps(spans: &[Span], ranks: u64) {
     assert_nested(spans);
@@ -89,7 +89,7 @@ fn one_process_shows_every_step_and_its_parts() {
     assert_eq!(named(&spans, 0, "forward")[0].args["samples"], 16);
 }
 
-/// Ranks share a clock: nobody takes a step before all others have begun it, since all wait for everybody's gradients.
+/// Ranks share a clock: no rank takes a step before all others have begun it, because all wait for all gradients.
 #[test]
 fn rank_0_writes_all_ranks_on_one_clock() {
     let spans = train(&["--cpus", "3"]);

@@ -45,7 +45,7 @@ pub fn ours(kind: Kind, batch: usize) -> Vec<Part> {
         }
         Kind::Linear([input, out]) => {
             let (x, w, b) = (values([batch, input], 1), values([out, input], 2), values([out], 3));
-            let forward = move || Flex::dense_forward(x.clone(), w.clone(), b.clone(), false);
+            let forward = move || Flex::linear_forward(x.clone(), w.clone(), b.clone(), false);
             let (_, kept) = forward();
             let dy = values([batch, out], 4);
             apart(move || forward().0, move |wanted| Flex::conv_backward(kept.clone(), dy.clone(), wanted))
@@ -65,8 +65,8 @@ pub fn ours(kind: Kind, batch: usize) -> Vec<Part> {
                 (
                     "data",
                     Box::new(move || {
-                        let found = Flex::norm_backward(kept.clone(), dy.clone());
-                        vec![found.input, found.weight, found.bias, found.residual]
+                        let grads = Flex::norm_backward(kept.clone(), dy.clone());
+                        vec![grads.input, grads.weight, grads.bias, grads.residual]
                     }),
                 ),
             ]
@@ -74,8 +74,8 @@ pub fn ours(kind: Kind, batch: usize) -> Vec<Part> {
         Kind::Mean([channels, side]) => {
             let (x, dy) = (image([batch, channels, side, side], 1), values([batch, channels], 2));
             vec![
-                ("forward", Box::new(move || vec![Flex::pixel_mean_forward(x.clone())])),
-                ("data", Box::new(move || vec![Flex::pixel_mean_backward([side; 2], dy.clone())])),
+                ("forward", Box::new(move || vec![Flex::global_avg_pool_forward(x.clone())])),
+                ("data", Box::new(move || vec![Flex::global_avg_pool_backward([side; 2], dy.clone())])),
             ]
         }
     }
@@ -163,9 +163,9 @@ pub fn burns(kind: Kind, batch: usize) -> Vec<Part> {
             let backward = move || {
                 let [y, mean, variance] = kept.as_slice() else { unreachable!("forward gives three tensors") };
                 let g = if relu == 1 { Flex::relu_backward(y.clone(), dy.clone()) } else { dy.clone() };
-                let found =
+                let grads =
                     Flex::batch_norm_train_backward(x2.clone(), w2.clone(), mean.clone(), variance.clone(), 1e-5, g);
-                vec![found.x_grad, found.gamma_grad, found.beta_grad]
+                vec![grads.x_grad, grads.gamma_grad, grads.beta_grad]
             };
             vec![("forward", Box::new(forward)), ("data", Box::new(backward))]
         }

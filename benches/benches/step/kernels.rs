@@ -8,7 +8,7 @@ use data::loader::Batch;
 use serde::Serialize;
 use trainer::device::Selected;
 use trainer::device::launches::{Launch, Watch};
-use trainer::strategy::{Resident, Strategy, single::Single};
+use trainer::strategy::{DeviceDataset, Strategy, single::Single};
 
 /// Milliseconds and kernels of a class, or of one kernel.
 #[derive(Debug, Default, Clone, Serialize)]
@@ -36,7 +36,7 @@ pub struct Kernels {
 /// Measures `steps` steps without watching, then watches one.
 pub fn measure(
     strategy: &mut Single,
-    resident: &Resident,
+    resident: &DeviceDataset,
     batches: &[Batch],
     steps: usize,
     selected: &Selected,

@@ -34,7 +34,7 @@ use data::{Dataset, ImageShape};
 use serde::{Deserialize, Serialize};
 use shared::median;
 use trainer::device::{self, Seat, Selected, Target, Wish};
-use trainer::strategy::{Resident, ResidentSets, Strategy, single::Single};
+use trainer::strategy::{DeviceDataset, DeviceDatasets, Strategy, single::Single};
 
 struct Options {
     python: Option<String>,
@@ -141,9 +141,9 @@ fn measure(name: &str, options: &Options, selected: &Selected, threads: usize) -
     let loader = loader(&dataset, options)?;
     let batches: Vec<Batch> = loader.epoch(1, 0).take(4).collect();
     let mut strategy = shared::strategy(name, &spec, &options.precision, &selected.device, options.gpu)?;
-    let resident = || Resident::new(&dataset, loader.pipeline().clone(), &selected.device.clone().inner());
+    let resident = || DeviceDataset::new(&dataset, loader.pipeline().clone(), &selected.device.clone().inner());
     if options.gpu {
-        strategy.keep_resident(ResidentSets { train: resident(), test: resident() });
+        strategy.keep_on_device(DeviceDatasets { train: resident(), test: resident() })?;
     }
     let first_step_s = steps(&mut strategy, &batches, 1, selected)?.step / 1000.0;
     // a GPU's kernels are tuned by their shapes: the second step has none left that are new

@@ -1,4 +1,5 @@
-//! The operations as burn sees them: what a backend computes ([`Kernels`]) and what a graph records (`TrainingOps`).
+//! The operations as extensions of burn's backends: the computations of a backend ([`Kernels`]) and the operations that a
+//! graph records (`TrainingOps`).
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -7,39 +8,39 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, backend_extension};
 use burn::tensor::Tensor;
 
-use crate::StatisticsReduce;
+use crate::statistics::StatisticsReduce;
 
-/// How a convolution's windows lie; each pair is `[vertical, horizontal]`, in pixels.
+/// Geometry of a convolution, as `torch.nn.functional.conv2d`. Pairs are `[vertical, horizontal]`, in pixels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConvOptions {
     /// Step between windows.
     pub stride: [usize; 2],
-    /// Zeros on either side.
+    /// Zero padding on either side.
     pub padding: [usize; 2],
-    /// Step between the pixels of one window.
+    /// Step between the taps of a window.
     pub dilation: [usize; 2],
-    /// Number of groups of channels that do not see each other.
+    /// Number of groups of channels that are convolved separately.
     pub groups: usize,
 }
 
-/// How a pooling's windows lie; each pair is `[vertical, horizontal]`, in pixels.
+/// Geometry of a max pooling, as `torch.nn.functional.max_pool2d`. Pairs are `[vertical, horizontal]`, in pixels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PoolOptions {
     /// Size of a window.
     pub kernel: [usize; 2],
     /// Step between windows.
     pub stride: [usize; 2],
-    /// Pixels on either side that never win.
+    /// Padding with negative infinity on either side.
     pub padding: [usize; 2],
 }
 
-/// What becomes of each value in the end.
+/// Elementwise activation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Activation {
-    /// It stays.
+    /// No activation.
     #[default]
     Identity,
-    /// Negative values become zero, NaN stays.
+    /// Replaces negative values by zero. NaN stays NaN.
     Relu,
     /// `1 / (1 + e^-x)`.
     Sigmoid,
@@ -47,157 +48,158 @@ pub enum Activation {
     Swish,
 }
 
-/// How a batch norm in training mode normalises, and what follows.
+/// Options of a batch norm in training mode.
 #[derive(Debug, Clone)]
 pub struct NormOptions {
-    /// Added to the variance under the root.
+    /// Is added to the variance before the square root.
     pub epsilon: f64,
-    /// At the end. With a residual, one whose slope can be told from its result.
+    /// Is applied last. With a residual, only an activation whose derivative follows from its output.
     pub activation: Activation,
-    /// Adds the statistics up where the batch is shared.
+    /// Sums the statistics over all ranks that share the batch.
     pub shared: Option<Arc<dyn StatisticsReduce>>,
-    /// What the statistics go into; only a GPU's kernels are given it.
-    pub running: Option<Running>,
+    /// Running statistics to update; only the GPU kernels get them.
+    pub running: Option<RunningStats>,
 }
 
 /// Running statistics of a batch norm.
 #[derive(Debug, Clone)]
-pub struct Running {
-    /// Exponential mean of the batches' means, `[C]`, without autodiff.
+pub struct RunningStats {
+    /// Exponential moving average of the batches' means, `[C]`, without autodiff.
     pub mean: Tensor<1>,
-    /// Exponential mean of the batches' unbiased variances, `[C]`, likewise.
+    /// Exponential moving average of the batches' unbiased variances, `[C]`, without autodiff.
     pub variance: Tensor<1>,
-    /// Weight of the newest batch.
+    /// Weight of the current batch.
     pub momentum: f64,
 }
 
-/// Gradients of a convolution or linear layer.
+/// Gradients of a convolution or linear layer; `None` where not required.
 #[derive(Debug)]
 pub struct ConvGrads<B: Backend> {
-    /// Like the input, if it was asked for.
+    /// Of the input's shape.
     pub input: Option<FloatTensor<B>>,
-    /// Like the weight, if it was asked for.
+    /// Of the weight's shape.
     pub weight: Option<FloatTensor<B>>,
-    /// Like the bias, if it was asked for.
+    /// Of the bias's shape.
     pub bias: Option<FloatTensor<B>>,
 }
 
 /// Gradients of a batch norm.
 #[derive(Debug)]
 pub struct BatchNormGrads<B: Backend> {
-    /// Like the input.
+    /// Of the input's shape.
     pub input: FloatTensor<B>,
-    /// Like the weight.
+    /// Of the weight's shape.
     pub weight: FloatTensor<B>,
-    /// Like the bias.
+    /// Of the bias's shape.
     pub bias: FloatTensor<B>,
-    /// Like the residual.
+    /// Of the residual's shape.
     pub residual: FloatTensor<B>,
 }
 
-/// Forward and backward computations of a backend that knows nothing of graphs: normalisation and activations.
+/// Batch norm and activations of a backend without autodiff: forward and backward computations.
 ///
-/// Each forward function gives, beside its result, what its backward function wants to have kept.
+/// Each forward function also returns what its backward function needs, the saved tensors.
 pub trait NormKernels: Backend {
-    /// What a batch norm keeps.
-    type Norm: Clone + Debug + Send + 'static;
+    /// Saved tensors of a batch norm.
+    type SavedNorm: Clone + Debug + Send + 'static;
 
-    /// See [`batch_norm_train`](super::batch_norm_train): output, mean and unbiased variance, or the running ones.
+    /// See [`batch_norm_train`](crate::batch_norm_train). Returns the output, the mean and the unbiased variance; with running
+    /// statistics, their new values instead of the latter two.
     fn norm_forward(
         input: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
         residual: Option<FloatTensor<Self>>,
         options: NormOptions,
-    ) -> ([FloatTensor<Self>; 3], Self::Norm);
-    /// All gradients.
-    fn norm_backward(kept: Self::Norm, grad: FloatTensor<Self>) -> BatchNormGrads<Self>;
+    ) -> ([FloatTensor<Self>; 3], Self::SavedNorm);
+    /// Computes all gradients.
+    fn norm_backward(saved: Self::SavedNorm, grad: FloatTensor<Self>) -> BatchNormGrads<Self>;
 
-    /// An activation of each value.
+    /// Applies an activation to every element.
     fn activate_forward(input: FloatTensor<Self>, activation: Activation) -> FloatTensor<Self>;
-    /// The gradient of an activation of `input`.
+    /// Computes the gradient of `input`.
     fn activate_backward(
         input: FloatTensor<Self>,
         grad: FloatTensor<Self>,
         activation: Activation,
     ) -> FloatTensor<Self>;
 
-    /// The sum of two tensors of one shape.
-    fn sum(left: FloatTensor<Self>, right: FloatTensor<Self>) -> FloatTensor<Self>;
+    /// Adds two tensors of the same shape.
+    fn elementwise_add(left: FloatTensor<Self>, right: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
-/// Convolutions.
+/// Convolutions of a backend without autodiff.
 pub trait ConvKernels: NormKernels {
-    /// What a convolution or linear layer keeps.
-    type Conv: Clone + Debug + Send + 'static;
+    /// Saved tensors of a convolution or linear layer.
+    type SavedConv: Clone + Debug + Send + 'static;
 
-    /// See [`conv2d`](super::conv2d).
+    /// See [`conv2d`](crate::conv2d).
     fn conv_forward(
         input: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         bias: Option<FloatTensor<Self>>,
         options: ConvOptions,
         relu: bool,
-    ) -> (FloatTensor<Self>, Self::Conv);
-    /// The gradients, of `[input, weight, bias]` those that are `wanted`.
-    fn conv_backward(kept: Self::Conv, grad: FloatTensor<Self>, wanted: [bool; 3]) -> ConvGrads<Self>;
+    ) -> (FloatTensor<Self>, Self::SavedConv);
+    /// Computes those gradients of `[input, weight, bias]` that are `required`.
+    fn conv_backward(saved: Self::SavedConv, grad: FloatTensor<Self>, required: [bool; 3]) -> ConvGrads<Self>;
 }
 
-/// The others.
+/// All other operations of a backend without autodiff.
 pub trait Kernels: ConvKernels {
-    /// What a max pooling keeps.
-    type Pool: Clone + Debug + Send + 'static;
+    /// Saved tensors of a max pooling.
+    type SavedMaxPool: Clone + Debug + Send + 'static;
 
-    /// See [`linear`](super::linear); its gradients are those of a convolution.
-    fn dense_forward(
+    /// See [`linear`](crate::linear). Its gradients are those of a convolution.
+    fn linear_forward(
         input: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
         relu: bool,
-    ) -> (FloatTensor<Self>, Self::Conv);
+    ) -> (FloatTensor<Self>, Self::SavedConv);
 
-    /// See [`max_pool2d`](super::max_pool2d).
-    fn pool_forward(input: FloatTensor<Self>, options: PoolOptions) -> (FloatTensor<Self>, Self::Pool);
-    /// The gradient of the input.
-    fn pool_backward(kept: Self::Pool, grad: FloatTensor<Self>) -> FloatTensor<Self>;
+    /// See [`max_pool2d`](crate::max_pool2d).
+    fn max_pool_forward(input: FloatTensor<Self>, options: PoolOptions) -> (FloatTensor<Self>, Self::SavedMaxPool);
+    /// Computes the gradient of the input.
+    fn max_pool_backward(saved: Self::SavedMaxPool, grad: FloatTensor<Self>) -> FloatTensor<Self>;
 
-    /// See [`global_avg_pool`](super::global_avg_pool).
-    fn pixel_mean_forward(input: FloatTensor<Self>) -> FloatTensor<Self>;
-    /// The gradient of an input of `[height, width]` pixels.
-    fn pixel_mean_backward(size: [usize; 2], grad: FloatTensor<Self>) -> FloatTensor<Self>;
+    /// See [`global_avg_pool`](crate::global_avg_pool).
+    fn global_avg_pool_forward(input: FloatTensor<Self>) -> FloatTensor<Self>;
+    /// Computes the gradient of an input of `[height, width]` pixels.
+    fn global_avg_pool_backward(size: [usize; 2], grad: FloatTensor<Self>) -> FloatTensor<Self>;
 
-    /// See [`concat`](super::concat) and, `in_turn`, [`interleave`](super::interleave).
-    fn join_forward(parts: Vec<FloatTensor<Self>>, in_turn: bool) -> FloatTensor<Self>;
-    /// The gradients of parts of so many channels.
-    fn join_backward(channels: &[usize], grad: FloatTensor<Self>, in_turn: bool) -> Vec<FloatTensor<Self>>;
+    /// See [`concat`](crate::concat) and, if `interleaved`, [`interleave`](crate::interleave).
+    fn concat_forward(parts: Vec<FloatTensor<Self>>, interleaved: bool) -> FloatTensor<Self>;
+    /// Computes the gradients of parts with these numbers of channels.
+    fn concat_backward(channels: &[usize], grad: FloatTensor<Self>, interleaved: bool) -> Vec<FloatTensor<Self>>;
 
-    /// See [`channels`](super::channels).
-    fn some_forward(input: FloatTensor<Self>, first: usize, count: usize) -> FloatTensor<Self>;
-    /// The gradient of an input of `all` channels, of which those from `first` on were taken.
-    fn some_backward(all: usize, first: usize, grad: FloatTensor<Self>) -> FloatTensor<Self>;
+    /// See [`slice_channels`](crate::slice_channels).
+    fn slice_channels_forward(input: FloatTensor<Self>, first: usize, count: usize) -> FloatTensor<Self>;
+    /// Computes the gradient of an input with `all` channels, from the gradient of a slice that starts at `first`.
+    fn slice_channels_backward(all: usize, first: usize, grad: FloatTensor<Self>) -> FloatTensor<Self>;
 
-    /// See [`scale_channels`](super::scale_channels).
-    fn scale_forward(input: FloatTensor<Self>, factors: FloatTensor<Self>) -> FloatTensor<Self>;
-    /// The gradients of input and factors.
-    fn scale_backward(
+    /// See [`scale_channels`](crate::scale_channels).
+    fn scale_channels_forward(input: FloatTensor<Self>, factors: FloatTensor<Self>) -> FloatTensor<Self>;
+    /// Computes the gradients of the input and of the factors.
+    fn scale_channels_backward(
         input: FloatTensor<Self>,
         factors: FloatTensor<Self>,
         grad: FloatTensor<Self>,
     ) -> [FloatTensor<Self>; 2];
 }
 
-/// Operations with a backward pass: normalisation and activations. Names differ from burn's own on purpose: both are in scope
-/// on the same types. The macro takes no optional tensors, hence the pairs.
+/// Differentiable batch norm and activations. Their names differ from burn's, because both are in scope for the same types.
+/// The macro supports no optional tensors, so there are two functions with and without them.
 #[backend_extension(Autodiff, Flex, Cube: cfg(all(feature = "cuda", not(feature = "fusion"))))]
 pub trait NormOps: Backend {
-    /// See [`batch_norm_train`](super::batch_norm_train).
+    /// See [`batch_norm_train`](crate::batch_norm_train).
     fn norm(
         input: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
         options: NormOptions,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
-    /// The same with a residual.
+    /// [`Self::norm`] with a residual.
     fn norm_add(
         input: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -205,17 +207,17 @@ pub trait NormOps: Backend {
         residual: FloatTensor<Self>,
         options: NormOptions,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
-    /// An activation of each value.
+    /// Applies an activation to every element.
     fn activate(input: FloatTensor<Self>, activation: Activation) -> FloatTensor<Self>;
 }
 
-/// Convolutions with a backward pass.
+/// Differentiable convolutions.
 #[backend_extension(Autodiff, Flex, Cube: cfg(all(feature = "cuda", not(feature = "fusion"))))]
 pub trait ConvOps: Backend {
-    /// See [`conv2d`](super::conv2d).
+    /// See [`conv2d`](crate::conv2d).
     fn conv(input: FloatTensor<Self>, weight: FloatTensor<Self>, options: ConvOptions, relu: bool)
     -> FloatTensor<Self>;
-    /// The same with a bias.
+    /// [`Self::conv`] with a bias.
     fn conv_bias(
         input: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -225,38 +227,38 @@ pub trait ConvOps: Backend {
     ) -> FloatTensor<Self>;
 }
 
-/// The other operations with a backward pass.
+/// All other differentiable operations.
 #[backend_extension(Autodiff, Flex)]
 pub trait TrainingOps: Backend {
-    /// See [`linear`](super::linear).
-    fn dense(
+    /// See [`linear`](crate::linear).
+    fn linear_bias(
         input: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
         relu: bool,
     ) -> FloatTensor<Self>;
-    /// See [`max_pool2d`](super::max_pool2d).
-    fn pool(input: FloatTensor<Self>, options: PoolOptions) -> FloatTensor<Self>;
-    /// See [`global_avg_pool`](super::global_avg_pool).
-    fn pixel_mean(input: FloatTensor<Self>) -> FloatTensor<Self>;
-    /// See [`scale_channels`](super::scale_channels).
-    fn scale(input: FloatTensor<Self>, factors: FloatTensor<Self>) -> FloatTensor<Self>;
-    /// See [`concat`](super::concat) and, `in_turn`, [`interleave`](super::interleave).
-    fn join_two(a: FloatTensor<Self>, b: FloatTensor<Self>, in_turn: bool) -> FloatTensor<Self>;
-    /// See [`concat`](super::concat).
-    fn join_three(a: FloatTensor<Self>, b: FloatTensor<Self>, c: FloatTensor<Self>) -> FloatTensor<Self>;
-    /// See [`channels`](super::channels).
-    fn some(input: FloatTensor<Self>, first: usize, count: usize) -> FloatTensor<Self>;
-    /// See [`add`](super::add).
+    /// See [`max_pool2d`](crate::max_pool2d).
+    fn max_pool(input: FloatTensor<Self>, options: PoolOptions) -> FloatTensor<Self>;
+    /// See [`global_avg_pool`](crate::global_avg_pool).
+    fn global_avg_pool(input: FloatTensor<Self>) -> FloatTensor<Self>;
+    /// See [`scale_channels`](crate::scale_channels).
+    fn scale_channels(input: FloatTensor<Self>, factors: FloatTensor<Self>) -> FloatTensor<Self>;
+    /// See [`concat`](crate::concat) and, if `interleaved`, [`interleave`](crate::interleave).
+    fn concat_two(a: FloatTensor<Self>, b: FloatTensor<Self>, interleaved: bool) -> FloatTensor<Self>;
+    /// See [`concat`](crate::concat).
+    fn concat_three(a: FloatTensor<Self>, b: FloatTensor<Self>, c: FloatTensor<Self>) -> FloatTensor<Self>;
+    /// See [`slice_channels`](crate::slice_channels).
+    fn slice_channels(input: FloatTensor<Self>, first: usize, count: usize) -> FloatTensor<Self>;
+    /// See [`add`](crate::add).
     fn add(left: FloatTensor<Self>, right: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
-/// Operations without a backward pass.
+/// Operations that are not differentiable.
 #[backend_extension(Flex, Cube: cfg(all(feature = "cuda", not(feature = "fusion"))))]
 pub trait EvalOps: Backend {
-    /// See [`batch_norm_eval`](super::batch_norm_eval).
-    #[allow(clippy::too_many_arguments, reason = "the macro takes tensors as arguments of their own")]
-    fn norm_by(
+    /// See [`batch_norm_eval`](crate::batch_norm_eval).
+    #[allow(clippy::too_many_arguments, reason = "the macro takes tensors as separate arguments")]
+    fn norm_eval(
         input: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
@@ -265,9 +267,9 @@ pub trait EvalOps: Backend {
         epsilon: f64,
         activation: Activation,
     ) -> FloatTensor<Self>;
-    /// The same with a residual.
-    #[allow(clippy::too_many_arguments, reason = "the macro takes tensors as arguments of their own")]
-    fn norm_by_add(
+    /// [`Self::norm_eval`] with a residual.
+    #[allow(clippy::too_many_arguments, reason = "the macro takes tensors as separate arguments")]
+    fn norm_eval_add(
         input: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
@@ -279,8 +281,9 @@ pub trait EvalOps: Backend {
     ) -> FloatTensor<Self>;
 }
 
-/// A backend's convolutions, batch norm and activations where there is no graph: nothing is kept. Its tensors are `$tensor`.
-macro_rules! forward_alone {
+/// Implements [`ConvOps`] and [`NormOps`] for a backend without autodiff, whose tensors are `$tensor`: the forward functions,
+/// without their saved tensors.
+macro_rules! impl_without_autodiff {
     ($backend:ty, $tensor:ty) => {
         impl $crate::extension::ConvOps for $backend {
             fn conv(input: $tensor, weight: $tensor, options: $crate::ConvOptions, relu: bool) -> $tensor {
@@ -326,4 +329,4 @@ macro_rules! forward_alone {
         }
     };
 }
-pub(super) use forward_alone;
+pub(crate) use impl_without_autodiff;

@@ -1,14 +1,16 @@
-//! How batch norm adds up its statistics over several processes or devices.
+//! All-reduce of batch-norm statistics over processes or devices.
 
 use std::fmt::Debug;
 
-/// Adds up batch-norm statistics over all that share a batch: synchronised batch norm, `torch.nn.SyncBatchNorm`.
+/// Sums batch-norm statistics over all ranks that share a batch: synchronised batch norm, `torch.nn.SyncBatchNorm`.
 ///
-/// Every batch norm calls it in a training forward pass and as often in the backward pass, on the thread that runs the pass
-/// (once each with the kernels for CPUs, twice elsewhere), so all that share the batch must run the same network on devices
-/// of one kind. A failure to add up is the implementation's to
-/// remember: a forward or backward pass cannot be stopped in the middle, and its result is then void.
+/// In a training pass, every batch norm calls it on the thread that runs the pass: as often in the backward pass as in the
+/// forward pass, once each with the CPU kernels and twice each elsewhere. All ranks must therefore run the same network on
+/// devices of the same kind.
+///
+/// A pass cannot be stopped halfway. An implementation whose reduction fails must record the failure, and the result of the
+/// pass is void.
 pub trait StatisticsReduce: Debug + Send + Sync {
-    /// Every element of `values` becomes its sum over all that share the batch, the same bits for all of them.
+    /// Replaces every element of `values` by its sum over all ranks. All ranks get the same bits.
     fn all_reduce_sum(&self, values: &mut [f64]);
 }

@@ -1,34 +1,34 @@
-//! The operations with kernels of our own against the same built from burn's, through autodiff.
+//! The operations with custom kernels against the same operations of burn, with autodiff.
 
 use burn::tensor::ops::{ConvOptions as BurnConv, MaxPoolOptions};
 use burn::tensor::{Device, Distribution, Tensor, activation, module};
 use ops::Activation::{Identity, Relu, Swish};
 use ops::{
-    After, ConvOptions, PoolOptions, add, avg_pool2d, batch_norm_eval, batch_norm_train, channels, concat, conv2d,
-    global_avg_pool, interleave, linear, max_pool2d, relu, scale_channels, sigmoid, swish,
+    ConvOptions, Epilogue, PoolOptions, add, avg_pool2d, batch_norm_eval, batch_norm_train, concat, conv2d,
+    global_avg_pool, interleave, linear, max_pool2d, relu, scale_channels, sigmoid, slice_channels, swish,
 };
 
 fn random<const D: usize>(dims: [usize; D]) -> Tensor<D> {
     Tensor::random(dims, Distribution::Normal(0.5, 1.0), &Device::flex().autodiff()).require_grad()
 }
 
-fn close<const D: usize>(what: &str, ours: Tensor<D>, theirs: Tensor<D>) {
-    assert_eq!(ours.dims(), theirs.dims(), "{what}");
+fn close<const D: usize>(what: &str, custom: Tensor<D>, burns: Tensor<D>) {
+    assert_eq!(custom.dims(), burns.dims(), "{what}");
     let values = |t: Tensor<D>| t.into_data().try_into_vec::<f32>().unwrap();
-    let (ours, theirs) = (values(ours), values(theirs));
-    let largest = theirs.iter().fold(1.0_f32, |m, v| m.max(v.abs()));
-    for (i, (a, b)) in ours.iter().zip(&theirs).enumerate() {
+    let (custom, burns) = (values(custom), values(burns));
+    let largest = burns.iter().fold(1.0_f32, |m, v| m.max(v.abs()));
+    for (i, (a, b)) in custom.iter().zip(&burns).enumerate() {
         assert!((a - b).abs() <= 2e-5 * largest, "{what}[{i}]: {a} against burn's {b}");
     }
 }
 
-/// Compares outputs and, weighted by random numbers, the gradients of all inputs of up to four axes.
+/// Compares the outputs and, with random upstream gradients, the gradients of all inputs of up to four axes.
 macro_rules! same {
-    ($what:expr, [$($input:ident),*], $ours:expr, $theirs:expr) => {{
-        let (ours, theirs) = ($ours, $theirs);
-        close(concat!($what, " output"), ours.clone(), theirs.clone());
-        let weight = random(ours.dims()).detach();
-        let (a, b) = ((ours * weight.clone()).sum().backward(), (theirs * weight).sum().backward());
+    ($what:expr, [$($input:ident),*], $custom:expr, $burns:expr) => {{
+        let (custom, burns) = ($custom, $burns);
+        close(concat!($what, " output"), custom.clone(), burns.clone());
+        let weight = random(custom.dims()).detach();
+        let (a, b) = ((custom * weight.clone()).sum().backward(), (burns * weight).sum().backward());
         $(close(
             concat!($what, " gradient of ", stringify!($input)),
             $input.grad(&a).expect("a gradient"),
@@ -90,55 +90,61 @@ fn batch_norm() {
     for dims in [[2, 3, 5, 4], [4, 32, 8, 8], [3, 70, 1, 3]] {
         let c = [dims[1]];
         let (x, w, b, r) = (random(dims), random(c), random(c), random(dims));
-        // Made anew each time: a backward pass consumes the graph. A larger offset would make the comparison one of how
-        // the two round the mean to f32: its last bit, in standard deviations, enters the scale's gradient once a value.
+        // Each call makes new tensors, because a backward pass consumes the graph. With a larger offset the test would
+        // compare how the two implementations round the mean to f32: the error of the mean, in standard deviations,
+        // adds to the scale's gradient once per value.
         let x2 = || x.clone() * 0.5 + 2.0;
         let plain = |x: &Tensor<4>| module::batch_norm_train(x.clone(), w.clone(), b.clone(), 1e-5);
-        let ours = |residual: Option<Tensor<4>>, activation| {
-            batch_norm_train(x2(), w.clone(), b.clone(), 1e-5, After { residual, activation }, None, None)
+        let custom = |residual: Option<Tensor<4>>, activation| {
+            batch_norm_train(x2(), w.clone(), b.clone(), 1e-5, Epilogue { residual, activation }, None, None)
         };
-        // an offset of many standard deviations must not cost the statistics digits
+        // An offset of many standard deviations must not reduce the statistics' accuracy.
         let far = || x.clone() * 0.5 + 20.0;
-        let ours_far = batch_norm_train(far(), w.clone(), b.clone(), 1e-5, After::default(), None, None);
-        close("mean", ours_far.mean, plain(&far()).mean);
-        // burn's is the biased one
+        let custom_far = batch_norm_train(far(), w.clone(), b.clone(), 1e-5, Epilogue::default(), None, None);
+        close("mean", custom_far.mean, plain(&far()).mean);
+        // burn's variance is the biased one.
         let [n, _, h, width] = far().dims();
         let count = (n * h * width) as f64;
-        close("variance", ours_far.variance, plain(&far()).variance * (count / (count - 1.0)));
-        same!("batch norm", [x, w, b], ours(None, Identity).output, plain(&x2()).output);
-        same!("batch norm, relu", [x, w, b], ours(None, Relu).output, activation::relu(plain(&x2()).output));
-        same!("batch norm, add", [x, w, b, r], ours(Some(r.clone()), Identity).output, plain(&x2()).output + r.clone());
+        close("variance", custom_far.variance, plain(&far()).variance * (count / (count - 1.0)));
+        same!("batch norm", [x, w, b], custom(None, Identity).output, plain(&x2()).output);
+        same!("batch norm, relu", [x, w, b], custom(None, Relu).output, activation::relu(plain(&x2()).output));
+        same!(
+            "batch norm, add",
+            [x, w, b, r],
+            custom(Some(r.clone()), Identity).output,
+            plain(&x2()).output + r.clone()
+        );
         same!(
             "batch norm, add, relu",
             [x, w, b, r],
-            ours(Some(r.clone()), Relu).output,
+            custom(Some(r.clone()), Relu).output,
             activation::relu(plain(&x2()).output + r.clone())
         );
-        same!("batch norm, swish", [x, w, b], ours(None, Swish).output, activation::silu(plain(&x2()).output));
+        same!("batch norm, swish", [x, w, b], custom(None, Swish).output, activation::silu(plain(&x2()).output));
         same!(
             "batch norm, add, swish",
             [x, w, b, r],
-            ours(Some(r.clone()), Swish).output,
+            custom(Some(r.clone()), Swish).output,
             activation::silu(plain(&x2()).output + r.clone())
         );
 
         let (mean, variance) = (random(c).detach(), random(c).detach().abs() + 0.1);
-        let theirs = module::batch_norm(x.clone(), w.clone(), b.clone(), mean.clone(), variance.clone(), 1e-5);
+        let burns = module::batch_norm(x.clone(), w.clone(), b.clone(), mean.clone(), variance.clone(), 1e-5);
         let plain = |t: &Tensor<4>| t.clone().without_autodiff();
         let vector = |t: &Tensor<1>| t.clone().without_autodiff();
         for (residual, activation) in
             [(None, Identity), (None, Relu), (Some(plain(&r)), Relu), (Some(plain(&r)), Swish)]
         {
-            let after = After { residual: residual.clone(), activation };
+            let after = Epilogue { residual: residual.clone(), activation };
             let affine = [vector(&w), vector(&b)];
-            let ours = batch_norm_eval(plain(&x), affine, [vector(&mean), vector(&variance)], 1e-5, after);
-            let theirs = residual.map_or_else(|| plain(&theirs), |r| plain(&theirs) + r);
-            let theirs = match activation {
-                Relu => activation::relu(theirs),
-                Swish => activation::silu(theirs),
-                _ => theirs,
+            let custom = batch_norm_eval(plain(&x), affine, [vector(&mean), vector(&variance)], 1e-5, after);
+            let burns = residual.map_or_else(|| plain(&burns), |r| plain(&burns) + r);
+            let burns = match activation {
+                Relu => activation::relu(burns),
+                Swish => activation::silu(burns),
+                _ => burns,
             };
-            close("evaluation", ours, theirs);
+            close("evaluation", custom, burns);
         }
     }
 }
@@ -172,7 +178,7 @@ fn pooling_and_relu() {
 }
 
 #[test]
-fn not_a_number_is_not_hidden() {
+fn nan_is_propagated() {
     let x = Tensor::<4>::from_floats([[[[f32::NAN, -1.0], [1.0, 2.0]]]], &Device::flex());
     let values = |t: Tensor<4>| t.into_data().try_into_vec::<f32>().unwrap();
     assert!(values(relu(x.clone()))[0].is_nan());
@@ -181,7 +187,7 @@ fn not_a_number_is_not_hidden() {
 }
 
 #[test]
-fn other_element_types_take_burns_way() {
+fn other_element_types_use_burns_operations() {
     let device = Device::flex();
     let x = Tensor::<4>::ones([1, 2, 4, 4], &device).cast(burn::tensor::FloatDType::F64);
     let w = Tensor::<4>::ones([3, 2, 3, 3], &device).cast(burn::tensor::FloatDType::F64);
@@ -221,7 +227,7 @@ fn runs_repeat_bit_for_bit() {
 fn gradients_of_several_uses_add_up() {
     let (x, w) = (random([2, 6, 5, 4]), random([6, 6, 3, 3]));
     let options = ConvOptions { stride: [1, 1], padding: [1, 1], dilation: [1, 1], groups: 1 };
-    // Three uses by steps of our own, one of burn's in between.
+    // Three uses by custom steps, with one of burn's steps between them.
     let inner = |y: Tensor<4>| {
         let conv = conv2d(y.clone(), w.clone(), None, options, false);
         add(add(conv, y.clone()), swish(y.clone()) * y)
@@ -230,7 +236,7 @@ fn gradients_of_several_uses_add_up() {
         let conv = module::conv2d(y.clone(), w.clone(), None, BurnConv::new([1, 1], [1, 1], [1, 1], 1));
         conv + y.clone() + activation::silu(y.clone()) * y
     };
-    // Again, since nodes of the first pass are remembered.
+    // Repeat, because the nodes of the first pass are recorded.
     for _ in 0..2 {
         same!("several uses", [x, w], inner(inner(relu(x.clone()))), burn(burn(activation::relu(x.clone()))));
     }
@@ -240,11 +246,11 @@ fn gradients_of_several_uses_add_up() {
 fn composed_operations() {
     let dims = [2, 6, 4, 8];
     let (x, y) = (random(dims), random(dims));
-    // Channels-last in memory, as a kernel leaves it.
+    // Returns a tensor that is channels-last in memory, like a kernel's output.
     let last = |t: &Tensor<4>| relu(t.clone() + 10.0) - 10.0;
     same!("sum", [x, y], add(last(&x), last(&y)), x.clone() + y.clone());
     same!("concat", [x, y], concat(vec![last(&x), y.clone()]), Tensor::cat(vec![x.clone(), y.clone()], 1));
-    same!("channels", [x], channels(last(&x), 1..4), x.clone().slice([0..2, 1..4, 0..4, 0..8]));
+    same!("channels", [x], slice_channels(last(&x), 1..4), x.clone().slice([0..2, 1..4, 0..4, 0..8]));
     same!("swish", [x], swish(last(&x)), x.clone() * activation::sigmoid(x.clone()));
     same!("sigmoid", [x], sigmoid(last(&x)), activation::sigmoid(x.clone()));
     let burn = burn::tensor::ops::AvgPoolOptions::new([2, 2]).with_stride([2, 2]);

@@ -5,7 +5,7 @@ use burn::tensor::Tensor;
 
 use super::Buffer;
 use crate::{Context, Init};
-use ops::{Activation, After, Running, batch_norm_eval, batch_norm_train};
+use ops::{Activation, Epilogue, RunningStats, batch_norm_eval, batch_norm_train};
 
 /// Added to the variance before the square root; PyTorch's default `eps`.
 const EPSILON: f64 = 1e-5;
@@ -50,34 +50,39 @@ impl BatchNorm2d {
     /// In training mode when a channel has a single value and therefore no variance (PyTorch raises `ValueError`). A network
     /// from [`build`](crate::build) never panics here with images of its own size.
     pub fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
-        self.run(input, After::default(), cx)
+        self.run(input, Epilogue::default(), cx)
     }
 
     /// Applies [`Self::forward`] and ReLU in one pass over the output.
     pub fn forward_relu(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
-        self.run(input, After { residual: None, activation: Activation::Relu }, cx)
+        self.run(input, Epilogue { residual: None, activation: Activation::Relu }, cx)
     }
 
     /// Applies [`Self::forward`] and swish in one pass over the output.
     pub fn forward_swish(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
-        self.run(input, After { residual: None, activation: Activation::Swish }, cx)
+        self.run(input, Epilogue { residual: None, activation: Activation::Swish }, cx)
     }
 
     /// Applies [`Self::forward`] and adds `residual`, in one pass over the output.
     pub fn forward_add(&self, input: Tensor<4>, residual: Tensor<4>, cx: &Context) -> Tensor<4> {
-        self.run(input, After { residual: Some(residual), activation: Activation::Identity }, cx)
+        self.run(input, Epilogue { residual: Some(residual), activation: Activation::Identity }, cx)
     }
 
     /// Applies [`Self::forward`], adds `residual` and applies ReLU: the end of a residual block in one pass over the output.
     pub fn forward_add_relu(&self, input: Tensor<4>, residual: Tensor<4>, cx: &Context) -> Tensor<4> {
-        self.run(input, After { residual: Some(residual), activation: Activation::Relu }, cx)
+        self.run(input, Epilogue { residual: Some(residual), activation: Activation::Relu }, cx)
     }
 
-    fn run(&self, input: Tensor<4>, after: After, cx: &Context) -> Tensor<4> {
+    fn run(&self, input: Tensor<4>, epilogue: Epilogue, cx: &Context) -> Tensor<4> {
         let affine = [cx.parameter(&self.weight, &input), cx.parameter(&self.bias, &input)];
         if !cx.training() {
-            let output =
-                batch_norm_eval(input, affine, [self.running_mean.value(), self.running_var.value()], EPSILON, after);
+            let output = batch_norm_eval(
+                input,
+                affine,
+                [self.running_mean.value(), self.running_var.value()],
+                EPSILON,
+                epilogue,
+            );
             return cx.count_activations(cx.autocast(output));
         }
         let [batch, _, height, width] = input.dims();
@@ -90,8 +95,8 @@ impl BatchNorm2d {
 
         let [weight, bias] = affine;
         let running =
-            Running { mean: self.running_mean.value(), variance: self.running_var.value(), momentum: MOMENTUM };
-        let batch = batch_norm_train(input, weight, bias, EPSILON, after, shared, Some(running));
+            RunningStats { mean: self.running_mean.value(), variance: self.running_var.value(), momentum: MOMENTUM };
+        let batch = batch_norm_train(input, weight, bias, EPSILON, epilogue, shared, Some(running));
         self.running_mean.set(batch.mean);
         self.running_var.set(batch.variance);
         cx.autocast(batch.output)

@@ -23,13 +23,13 @@ pub(super) struct Ends {
 }
 
 pub(super) fn gather_ends(strategy: &dyn Strategy, timeline: &Timeline) -> Result<Ends, Failure> {
-    let peaks = strategy.gather(&device::peak_bytes().unwrap_or(0).to_le_bytes())?;
+    let peaks = strategy.all_gather(&device::peak_bytes().unwrap_or(0).to_le_bytes())?;
     let number = |bytes: &Vec<u8>| bytes.as_slice().try_into().map_or(0, u64::from_le_bytes);
     let held: Vec<u8> = strategy.device_bytes().iter().flat_map(|bytes| bytes.to_le_bytes()).collect();
-    let held = strategy.gather(&held)?;
+    let held = strategy.all_gather(&held)?;
     let device_bytes =
         held.iter().flat_map(|bytes| bytes.chunks_exact(8).map(|bytes| number(&bytes.to_vec()))).collect();
-    let timelines = if timeline.is_on() { strategy.gather(&timeline.part(strategy.rank()))? } else { Vec::new() };
+    let timelines = if timeline.is_on() { strategy.all_gather(&timeline.part(strategy.rank()))? } else { Vec::new() };
     Ok(Ends { peak_bytes: peaks.iter().map(number).collect(), device_bytes, timelines })
 }
 
@@ -42,21 +42,21 @@ pub(super) fn finish(
     folder: &RunFolder,
 ) -> Result<u8, Failure> {
     match ending {
-        Ending::Finished(tally) => {
-            summary.confusion = Some(Confusion { classes, counts: tally.confusion });
+        Ending::Finished(counts) => {
+            summary.confusion = Some(Confusion { classes, counts: counts.confusion });
             reporter.finish(&summary)?;
             Ok(0)
         }
-        Ending::Exhausted { tally, epoch, best } => {
-            summary.confusion = Some(Confusion { classes, counts: tally.confusion });
+        Ending::Exhausted { counts, epoch, best } => {
+            summary.confusion = Some(Confusion { classes, counts: counts.confusion });
             summary.note =
                 Some(format!("stopped after epoch {epoch}: no better top-1 since epoch {best} (train.patience)"));
             reporter.finish(&summary)?;
             Ok(0)
         }
-        Ending::OutOfTime { tally, step } => {
-            summary.last = Some(Evaluated { epoch: summary.epochs + 1, eval: eval_record(&tally) });
-            summary.confusion = Some(Confusion { classes, counts: tally.confusion });
+        Ending::OutOfTime { counts, step } => {
+            summary.last = Some(Evaluated { epoch: summary.epochs + 1, eval: eval_record(&counts) });
+            summary.confusion = Some(Confusion { classes, counts: counts.confusion });
             let (step, folder) = (thousands(step), folder.path().display());
             summary.note = Some(format!(
                 "stopped after step {step}: train.max_time_s is over; continue with: trainer --resume {folder} --set \

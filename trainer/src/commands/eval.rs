@@ -79,8 +79,8 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
         },
     )?;
     let replica = Replica::new(network, selected.device, spec.num_classes, 0.0, 0);
-    let tally = replica.evaluate(&replica.inference(), &mut loader.epoch(1, 0), &Stop::never());
-    let record = eval_record(&tally);
+    let counts = replica.evaluate(&replica.inference(), &mut loader.epoch(1, 0), &Stop::never());
+    let record = eval_record(&counts);
     if arguments.json {
         let (top1, top5) = (record.top1, record.top5);
         return super::print_json(&Report {
@@ -102,7 +102,7 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
         thousands(record.correct),
         thousands(record.total)
     );
-    print!("{}", confusion_table(&Confusion { classes: class_names, counts: tally.confusion }));
+    print!("{}", confusion_table(&Confusion { classes: class_names, counts: counts.confusion }));
     Ok(())
 }
 

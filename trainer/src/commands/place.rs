@@ -10,7 +10,7 @@ use crate::cli::TrainArgs;
 use crate::config::{Mode, RunPlan};
 use crate::device::{Seat, Selected, Target, Wish};
 use crate::failure::Failure;
-use crate::strategy::{Resident, ResidentSets, Strategy};
+use crate::strategy::{DeviceDataset, DeviceDatasets, Strategy};
 
 /// What the flags ask for.
 pub(super) fn wish(arguments: &TrainArgs) -> Wish {
@@ -51,7 +51,7 @@ pub(super) fn pixels_on_the_host(
     }
     // the rest is for the network
     let room = gpu.memory_bytes / 4;
-    Resident::refusal(train, room).or_else(|| Resident::refusal(test, room))
+    DeviceDataset::refusal(train, room).or_else(|| DeviceDataset::refusal(test, room))
 }
 
 /// The loaders of both sets. Unless they do the pixels, the sets are copied to the device.
@@ -66,12 +66,13 @@ pub(super) fn loaders(
     let train_loader = Loader::new(Arc::clone(&train), resolve::train_loader(plan, strategy, pixels)?)?;
     let test_loader = Loader::new(Arc::clone(&test), resolve::test_loader(plan, strategy, pixels)?)?;
     if !pixels {
-        let resident =
-            |set: &Dataset, loader: &Loader| Resident::new(set, loader.pipeline().clone(), &device.clone().inner());
-        strategy.keep_resident(ResidentSets {
-            train: resident(&train, &train_loader),
-            test: resident(&test, &test_loader),
-        });
+        let on_device = |set: &Dataset, loader: &Loader| {
+            DeviceDataset::new(set, loader.pipeline().clone(), &device.clone().inner())
+        };
+        strategy.keep_on_device(DeviceDatasets {
+            train: on_device(&train, &train_loader),
+            test: on_device(&test, &test_loader),
+        })?;
     }
     Ok((train_loader, test_loader))
 }

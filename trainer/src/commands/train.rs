@@ -275,14 +275,14 @@ fn train(
         (Some(folder), true) => restore(&plan, folder)?,
         _ => None,
     };
-    let progress = strategy.start_from(progress)?;
+    let progress = strategy.load_checkpoint(progress)?;
     let timeline = Timeline::new(plan.log.timeline);
     #[cfg(feature = "cuda")]
     if selected.gpu.is_some() {
         timeline.watch_kernels();
     }
-    timeline.synchronise(strategy.rank(), |bytes| strategy.gather(bytes))?;
-    strategy.record(&timeline);
+    timeline.synchronise(strategy.rank(), |bytes| strategy.all_gather(bytes))?;
+    strategy.set_timeline(&timeline);
     if !first {
         let engine = Engine::new(&plan, &mut *strategy, train, test, None, stop, progress);
         let (ending, _) = engine.record(&timeline).run()?;

@@ -1,4 +1,4 @@
-//! One epoch, top to bottom: fetch, forward, backward, reduce, step.
+//! One epoch, top to bottom: fetch, forward, backward, all-reduce, step.
 
 use std::time::Instant;
 
@@ -9,16 +9,19 @@ use crate::report::StepRecord;
 use crate::strategy::percent;
 use crate::timeline::Track;
 
-/// Why an epoch's loop ended.
+/// The reason why an epoch's loop ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EpochEnd {
-    /// All its batches were used, or the run's last step was taken.
+    /// All batches of the epoch were used, or the run's last step was taken.
     Complete,
     /// A signal asked for a stop, or the time is up.
     Interrupted(i32),
 }
 
 /// Trains from `progress.batch` to the end of `progress.epoch`.
+///
+/// # Errors
+/// The step fails, or a file cannot be written; a failed step is named with its epoch and number.
 pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> {
     let epoch = engine.progress.epoch;
     let mut batches = engine.train.epoch(epoch, engine.progress.batch);
@@ -31,14 +34,14 @@ pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> 
         let count = fetched.len();
         let fetched_at = Instant::now();
 
-        // forward → backward → reduce → optimizer, on however many devices the strategy has
+        // Forward → backward → all-reduce → optimizer, on all devices of the strategy (`strategy/*/step.rs`).
         let (step, lr) = (engine.progress.step, engine.lr(engine.progress.step));
         let outcome = engine.strategy.train_step(fetched, lr, engine.asked_to_stop()).map_err(|mut failure| {
             failure.message = format!("epoch {epoch}, step {step}: {}", failure.message);
             failure
         })?;
 
-        // only timing, logging and saving from here on
+        // Only timing, logging and saving from here on.
         let end = Instant::now();
         engine.timeline.span(Track::Step, "data", start, fetched_at, &[]);
         engine.timeline.span(Track::Step, format!("step {step}"), start, end, &[("epoch", epoch)]);

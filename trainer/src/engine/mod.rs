@@ -1,4 +1,4 @@
-//! The run: epochs of steps, evaluation, checkpoints. It does not know which strategy takes the steps.
+//! The run: epochs of steps, evaluation, checkpoints. The engine does not know which strategy takes the steps.
 
 pub mod checkpoint;
 mod epoch;
@@ -14,31 +14,31 @@ use crate::optim::Schedule;
 use crate::report::{EpochRecord, Reporter};
 use crate::signals::{Stop, TIME_IS_UP};
 use crate::snapshot::{EvalRecord, Evaluated, PartialEpoch, RunProgress};
-use crate::strategy::{Evaluation, Strategy, Tally, percent};
+use crate::strategy::{EvalCounts, Evaluation, Strategy, percent};
 use crate::timeline::Timeline;
 
 /// How a run ended.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Ending {
-    /// All epochs or steps done; the last evaluation.
-    Finished(Tally),
-    /// Early stopping (`train.patience`).
+    /// All epochs or steps are done. Holds the last evaluation.
+    Finished(EvalCounts),
+    /// Early stopping (`train.patience`) ended the run.
     Exhausted {
         /// The last evaluation.
-        tally: Tally,
-        /// The epoch that was the last.
+        counts: EvalCounts,
+        /// The last epoch.
         epoch: usize,
-        /// The epoch that was the best.
+        /// The best epoch.
         best: usize,
     },
-    /// `train.max_time_s` is over: evaluated there, and saved.
+    /// `train.max_time_s` is over. The run evaluated and saved a checkpoint there.
     OutOfTime {
         /// The evaluation.
-        tally: Tally,
+        counts: EvalCounts,
         /// Optimizer steps taken.
         step: u64,
     },
-    /// A signal asked for a stop and a checkpoint was saved there.
+    /// A signal asked for a stop. The run saved a checkpoint there.
     Interrupted {
         /// The signal's number.
         signal: i32,
@@ -47,7 +47,7 @@ pub enum Ending {
     },
 }
 
-/// How many steps a run has and where its epochs end.
+/// The number of steps of a run and of its epochs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lengths {
     /// Loader batches in an epoch.
@@ -56,14 +56,14 @@ pub struct Lengths {
     pub steps_per_epoch: u64,
     /// Epochs of the run.
     pub epochs: usize,
-    /// Optimizer steps over which the schedule spans: all epochs, or `max_steps` when the run is given in steps alone.
+    /// Optimizer steps of the schedule: all epochs, or `max_steps` where the run's length is given in steps only.
     pub schedule_steps: u64,
-    /// The run ends at this step.
+    /// The step at which the run ends.
     pub last_step: u64,
 }
 
 impl Lengths {
-    /// From the plan and the loader's number of batches.
+    /// Computes the lengths from the plan and the loader's number of batches.
     pub fn new(plan: &RunPlan, batches_per_epoch: usize) -> Self {
         let steps_per_epoch = batches_per_epoch.div_ceil(plan.train.accumulate).max(1) as u64;
         let limit = plan.train.max_steps as u64;
@@ -87,14 +87,14 @@ pub struct Engine<'a> {
     lengths: Lengths,
     schedule: Schedule,
     base_scale: f64,
-    /// Rank 0's: the run folder has one writer.
+    /// Rank 0 only: the run folder has one writer.
     files: Option<Files<'a>>,
     stop: Stop,
     progress: RunProgress,
     timeline: Timeline,
 }
 
-/// What rank 0 writes to.
+/// The files and the screen that rank 0 writes.
 pub struct Files<'a> {
     /// Metrics, curves, screen.
     pub reporter: &'a mut Reporter,
@@ -103,7 +103,7 @@ pub struct Files<'a> {
 }
 
 impl<'a> Engine<'a> {
-    /// Puts a run together; `progress` is [`RunProgress::start`] or a checkpoint's.
+    /// Makes a run that continues from `progress`: [`RunProgress::start`] or a checkpoint's.
     pub fn new(
         plan: &'a RunPlan,
         strategy: &'a mut dyn Strategy,
@@ -121,7 +121,7 @@ impl<'a> Engine<'a> {
         Self { plan, strategy, train, test, lengths, schedule, base_scale, files, stop, progress, timeline }
     }
 
-    /// Records steps and waits for data there; the strategy is told by [`Strategy::record`].
+    /// Records steps and waits for data on `timeline`. [`Strategy::set_timeline`] records the rest.
     pub fn record(mut self, timeline: &Timeline) -> Self {
         self.timeline = timeline.clone();
         self
@@ -138,9 +138,9 @@ impl<'a> Engine<'a> {
 
     fn train_to_the_end(&mut self) -> Result<Ending, Failure> {
         if self.progress.epoch > self.lengths.epochs {
-            // resumed after its last checkpoint: what is left is the result
+            // Resumed after its last checkpoint: only the result is left to report.
             return Ok(match self.evaluate()? {
-                Evaluation::Done(tally) => Ending::Finished(tally),
+                Evaluation::Done(counts) => Ending::Finished(counts),
                 Evaluation::Stopped(signal) => Ending::Interrupted { signal, step: self.progress.step },
             });
         }
@@ -155,21 +155,21 @@ impl<'a> Engine<'a> {
             let mut done = epoch >= self.lengths.epochs || self.progress.step >= self.lengths.last_step;
             let due = done || (self.plan.train.eval_every > 0 && epoch.is_multiple_of(self.plan.train.eval_every));
             let start = Instant::now();
-            let tally = match due {
+            let counts = match due {
                 true => match self.evaluate()? {
-                    Evaluation::Done(tally) => Some(tally),
-                    // the checkpoint stands at the epoch's end: a resumed run evaluates again
+                    Evaluation::Done(counts) => Some(counts),
+                    // The checkpoint is from the epoch's end: a resumed run evaluates again.
                     Evaluation::Stopped(signal) => return self.interrupted(signal),
                 },
                 false => None,
             };
-            // the same counts on every rank, so the same decision
-            let exhausted = tally.as_ref().and_then(|tally| self.exhausted(tally));
+            // All ranks have the same counts, so they decide alike.
+            let exhausted = counts.as_ref().and_then(|counts| self.exhausted(counts));
             done |= exhausted.is_some();
-            self.finish_epoch(tally.as_ref(), done, start.elapsed().as_secs_f64())?;
-            match (done, tally, exhausted) {
-                (true, Some(tally), None) => return Ok(Ending::Finished(tally)),
-                (true, Some(tally), Some(best)) => return Ok(Ending::Exhausted { tally, epoch, best }),
+            self.finish_epoch(counts.as_ref(), done, start.elapsed().as_secs_f64())?;
+            match (done, counts, exhausted) {
+                (true, Some(counts), None) => return Ok(Ending::Finished(counts)),
+                (true, Some(counts), Some(best)) => return Ok(Ending::Exhausted { counts, epoch, best }),
                 _ => {}
             }
         }
@@ -190,24 +190,25 @@ impl<'a> Engine<'a> {
     }
 
     /// Reports the epoch, moves on to the next one and saves a checkpoint where one is due.
-    fn finish_epoch(&mut self, tally: Option<&Tally>, done: bool, eval_seconds: f64) -> Result<(), Failure> {
+    fn finish_epoch(&mut self, counts: Option<&EvalCounts>, done: bool, eval_seconds: f64) -> Result<(), Failure> {
         let epoch = self.progress.epoch;
         let partial = std::mem::take(&mut self.progress.partial);
         self.progress.elapsed_s += eval_seconds;
-        let is_best = tally.is_some_and(|t| self.progress.best.is_none_or(|best| t.top1_percent() > best.eval.top1));
-        if let Some(tally) = tally {
-            let evaluated = Evaluated { epoch, eval: eval_record(tally) };
+        let is_best = counts.is_some_and(|c| self.progress.best.is_none_or(|best| c.top1_percent() > best.eval.top1));
+        if let Some(counts) = counts {
+            let evaluated = Evaluated { epoch, eval: eval_record(counts) };
             self.progress.last = Some(evaluated);
             if is_best {
                 self.progress.best = Some(evaluated);
             }
         }
-        // reported before the checkpoint: a run killed between the two resumes before the epoch and writes its line again
+        // The report comes before the checkpoint: a run killed between the two resumes before the epoch's end and writes the
+        // line again.
         let record = EpochRecord {
             epoch,
             train_loss: partial.loss_sum / partial.samples as f64,
             train_top1: percent(partial.correct, partial.samples),
-            eval: tally.map(eval_record),
+            eval: counts.map(eval_record),
             lr: self.lr(self.progress.step.saturating_sub(1)),
             images_per_s: partial.samples as f64 / partial.seconds,
             seconds: partial.seconds + eval_seconds,
@@ -216,7 +217,7 @@ impl<'a> Engine<'a> {
             files.reporter.epoch(&record)?;
         }
 
-        // a run that ends here is over, even where train.max_steps ended it inside an epoch
+        // A run that ends here is over, even where train.max_steps ended it inside an epoch.
         self.progress.epoch = if done { self.lengths.epochs } else { epoch } + 1;
         self.progress.batch = 0;
         let checkpoint = &self.plan.checkpoint;
@@ -228,29 +229,29 @@ impl<'a> Engine<'a> {
         Ok(())
     }
 
-    /// The best epoch, if it was `train.patience` epochs ago.
-    fn exhausted(&self, tally: &Tally) -> Option<usize> {
-        let best = self.progress.best.filter(|best| tally.top1_percent() <= best.eval.top1)?;
+    /// Returns the best epoch, if it was `train.patience` epochs ago.
+    fn exhausted(&self, counts: &EvalCounts) -> Option<usize> {
+        let best = self.progress.best.filter(|best| counts.top1_percent() <= best.eval.top1)?;
         let patience = self.plan.train.patience;
         (patience > 0 && self.progress.epoch - best.epoch >= patience).then_some(best.epoch)
     }
 
-    /// The signal that this rank has seen, or [`TIME_IS_UP`].
+    /// Returns the signal that this rank has seen, or [`TIME_IS_UP`].
     fn asked_to_stop(&self) -> Option<i32> {
         let limit = self.plan.train.max_time_s;
         let up = limit > 0 && self.progress.elapsed_s >= limit as f64;
         self.stop.signal().or(up.then_some(TIME_IS_UP))
     }
 
-    /// Evaluates what there is, and saves a checkpoint to continue from.
+    /// Evaluates the present weights, and saves a checkpoint to continue from.
     fn out_of_time(&mut self) -> Result<Ending, Failure> {
-        let tally = match self.evaluate()? {
-            Evaluation::Done(tally) => tally,
+        let counts = match self.evaluate()? {
+            Evaluation::Done(counts) => counts,
             Evaluation::Stopped(signal) => return self.interrupted(signal),
         };
         let step = self.progress.step;
         self.save(&format!("step-{step}"), false)?;
-        Ok(Ending::OutOfTime { tally, step })
+        Ok(Ending::OutOfTime { counts, step })
     }
 
     fn interrupted(&mut self, signal: i32) -> Result<Ending, Failure> {
@@ -259,7 +260,7 @@ impl<'a> Engine<'a> {
         Ok(Ending::Interrupted { signal, step })
     }
 
-    /// Saves a checkpoint, after everything reported up to it is on disk.
+    /// Saves a checkpoint once everything reported before it is on disk.
     fn save(&mut self, name: &str, is_best: bool) -> Result<(), Failure> {
         if let Some(Files { reporter, store }) = &mut self.files {
             reporter.flush()?;
@@ -268,14 +269,14 @@ impl<'a> Engine<'a> {
         Ok(())
     }
 
-    /// Learning rate of a step.
+    /// Returns the learning rate of a step.
     fn lr(&self, step: u64) -> f64 {
         self.schedule.lr(step) * self.base_scale
     }
 }
 
-/// What `optimizer.lr_scale` multiplies the learning rate by: Horovod's rule follows the growth of the batch, which
-/// grows with the world only when `batch_size` is a worker's.
+/// Returns the factor of `optimizer.lr_scale`. By Horovod's rule the learning rate grows with the batch, which grows with the
+/// world only where `batch_size` is that of one worker.
 fn lr_factor(plan: &RunPlan, world: usize) -> f64 {
     let growth = match plan.train.batch_scope {
         BatchScope::Global => 1.0,
@@ -288,14 +289,14 @@ fn lr_factor(plan: &RunPlan, world: usize) -> f64 {
     }
 }
 
-/// A tally as the report wants it.
-pub fn eval_record(tally: &Tally) -> EvalRecord {
+/// Converts counts to the record that is reported.
+pub fn eval_record(counts: &EvalCounts) -> EvalRecord {
     EvalRecord {
-        loss: tally.loss(),
-        top1: tally.top1_percent(),
-        top5: tally.top5_percent(),
-        correct: tally.top1,
-        total: tally.samples,
+        loss: counts.loss(),
+        top1: counts.top1_percent(),
+        top5: counts.top5_percent(),
+        correct: counts.top1,
+        total: counts.samples,
     }
 }
 

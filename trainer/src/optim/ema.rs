@@ -1,5 +1,5 @@
-//! Exponential moving average of the weights and batch-norm statistics, as timm's `ModelEmaV2`: evaluated instead of
-//! the weights themselves when it is on.
+//! Exponential moving average of the weights and batch-norm statistics, as in timm's `ModelEmaV2`. Where it is on, it is
+//! evaluated instead of the weights.
 
 use burn::tensor::{Device, Tensor};
 use models::{
@@ -7,7 +7,7 @@ use models::{
     state::{self, StateTensor},
 };
 
-/// The average, one flat tensor an entry of the state dict.
+/// The average: one flat tensor per entry of the state dict.
 #[derive(Debug, Clone)]
 pub struct Ema {
     decay: f64,
@@ -15,28 +15,28 @@ pub struct Ema {
 }
 
 impl Ema {
-    /// Starts from the network's present state; `decay` in `(0, 1)` is the weight of the past at each step.
+    /// Starts from the network's state. `decay` in `(0, 1)` is the weight of the old average at each step.
     pub fn new(network: &Network, decay: f64) -> Self {
         let mut shadow = Vec::new();
         state::visit(network, |_, _, value| shadow.push(value));
         Self { decay, shadow }
     }
 
-    /// `shadow = decay * shadow + (1 - decay) * value`, after an optimizer step.
+    /// Updates the average after an optimizer step: `shadow = decay * shadow + (1 - decay) * value`.
     pub fn update(&mut self, network: &Network) {
         let mut pairs = Vec::with_capacity(self.shadow.len());
         let mut shadow = std::mem::take(&mut self.shadow).into_iter();
         state::visit(network, |_, _, value| pairs.extend(shadow.next().map(|average| (average, value))));
-        self.shadow = ops::follow(self.decay, pairs);
+        self.shadow = ops::ema_update(self.decay, pairs);
     }
 
-    /// `network` with the averaged state.
+    /// Returns `network` with the averaged state.
     pub fn apply(&self, network: Network) -> Network {
         let mut shadow = self.shadow.iter();
         state::map_state(network, |_, _, value| shadow.next().cloned().unwrap_or(value))
     }
 
-    /// Replaces the average by what a checkpoint holds: a state dict of the same network, in its order.
+    /// Replaces the average by a checkpoint's: a state dict of the same network, in its order.
     pub fn load(&mut self, tensors: &[StateTensor], device: &Device) {
         self.shadow = tensors.iter().map(|tensor| Tensor::from_floats(tensor.values.as_slice(), device)).collect();
     }

@@ -1,15 +1,15 @@
 //! Optimizers, schedules, gradient clipping and the weight average, over PyTorch-named flat parameters.
 //!
-//! burn's own optimizers clip per tensor and have no parameter groups by name (`GradientClipping::Norm` is not global),
-//! so the two that image classification uses are written here, each checked against PyTorch's values. Their formulas are
-//! passes over memory, and lie with the other kernels: [`ops::UpdateRule`].
+//! burn's optimizers clip per tensor (`GradientClipping::Norm` is not global) and have no parameter groups by name. The two
+//! optimizers that image classification uses are therefore written here, and checked against PyTorch's values. Their formulas
+//! are passes over memory, in the same crate as the other kernels: [`ops::UpdateRule`].
 
 mod clip;
 mod ema;
 mod gradients;
 mod schedule;
 
-pub use clip::clip_global_norm;
+pub use clip::clip_grad_norm;
 pub use ema::Ema;
 pub use gradients::FlatGradients;
 pub use schedule::Schedule;
@@ -21,27 +21,27 @@ use ops::{self, ParameterUpdate, UpdateRule, UpdatedParameter};
 use crate::config::{OptimizerConfig, OptimizerKind};
 use crate::state_file::NamedTensor;
 
-/// One state tensor of one parameter, flat, on the parameter's device without autodiff; absent before its first step.
+/// One state tensor of one parameter: flat, on the parameter's device, without autodiff; `None` before its first step.
 type Slot = Option<Tensor<1>>;
 
-/// SGD or AdamW with its state.
+/// SGD or AdamW with its state: `torch.optim.SGD`, `torch.optim.AdamW`.
 #[derive(Debug, Clone)]
 pub struct Optimizer {
     config: OptimizerConfig,
-    /// Two slots a parameter in registration order: SGD's momentum buffer, or AdamW's first and second moment.
+    /// Two slots per parameter in registration order: SGD's momentum buffer, or AdamW's first and second moment.
     slots: Vec<[Slot; 2]>,
     /// Steps taken, for AdamW's bias correction.
     steps: u64,
 }
 
 impl Optimizer {
-    /// An optimizer without state.
+    /// Makes an optimizer without state.
     pub fn new(config: &OptimizerConfig) -> Self {
         Self { config: config.clone(), slots: Vec::new(), steps: 0 }
     }
 
-    /// One step with learning rate `lr`; a parameter without a gradient keeps its value and its state, as in PyTorch.
-    /// Parameters and state are changed in place where nobody else, such as a clone of the network, holds them.
+    /// Takes one step with learning rate `lr` and returns the updated network. A parameter without a gradient keeps its value
+    /// and its state, as in PyTorch. Parameters and state change in place unless a clone of the network shares them.
     pub fn step(&mut self, network: Network, gradients: FlatGradients, lr: f64) -> Network {
         let (gradients, scale) = gradients.into_parts();
         models::state::update_parameters(network, |parameters| {
@@ -72,7 +72,7 @@ impl Optimizer {
         let mut updated = ops::update(&self.rule(lr), scale.as_ref(), updates).into_iter();
         let mut next = |slots: &mut [Slot; 2]| {
             let UpdatedParameter { value, slots: state } =
-                updated.next().expect("an update gives one result a parameter");
+                updated.next().expect("an update returns one result per parameter");
             *slots = state;
             value
         };
@@ -91,7 +91,7 @@ impl Optimizer {
         if self.config.decay_norm_and_bias || !is_norm_or_bias(info) { self.config.weight_decay } else { 0.0 }
     }
 
-    /// The state for a checkpoint: `<slot>.<parameter>` and its values; the second item is the count of steps taken.
+    /// Copies the state for a checkpoint to the host: tensors named `<slot>.<parameter>`, and the number of steps taken.
     pub fn state(&self, parameters: &[ParameterInfo]) -> (Vec<NamedTensor>, u64) {
         let mut tensors = Vec::new();
         for (info, slots) in parameters.iter().zip(&self.slots) {
@@ -104,10 +104,10 @@ impl Optimizer {
         (tensors, self.steps)
     }
 
-    /// Takes back what [`Optimizer::state`] gave.
+    /// Loads what [`Optimizer::state`] returned.
     ///
     /// # Errors
-    /// Names a tensor that no parameter has a place for, or whose length is wrong.
+    /// Names a tensor that belongs to no parameter, or that has another shape than its parameter.
     pub fn load_state(
         &mut self,
         tensors: Vec<NamedTensor>,
@@ -148,7 +148,7 @@ impl Optimizer {
     }
 }
 
-/// Batch-norm scales and every bias have one dimension; weights of convolutions and linear layers have more.
+/// Whether this is a batch norm's scale or a bias: these have one dimension, weights of convolutions and linear layers more.
 fn is_norm_or_bias(info: &ParameterInfo) -> bool {
     info.shape.len() == 1
 }

@@ -1,7 +1,7 @@
 //! Learning-rate schedules, one value per optimizer step.
 //!
-//! Source: `torch.optim.lr_scheduler` (CosineAnnealingLR, OneCycleLR, MultiStepLR, LinearLR + SequentialLR); the golden
-//! values of its tests were computed by PyTorch.
+//! Source: `torch.optim.lr_scheduler` (CosineAnnealingLR, OneCycleLR, MultiStepLR, LinearLR + SequentialLR). PyTorch computed
+//! the golden values of the tests.
 
 use std::f64::consts::PI;
 
@@ -17,20 +17,20 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// A schedule over `total_steps` optimizer steps that peaks at `base_lr`.
+    /// Makes a schedule over `total_steps` optimizer steps with the largest learning rate `base_lr`.
     pub fn new(config: &ScheduleConfig, base_lr: f64, total_steps: u64, steps_per_epoch: u64) -> Self {
         Self { config: config.clone(), base_lr, total_steps, steps_per_epoch }
     }
 
-    /// Learning rate of optimizer step `step`, counted from 0.
+    /// Returns the learning rate of optimizer step `step`, counted from 0.
     pub fn lr(&self, step: u64) -> f64 {
-        // one-cycle has a rise of its own
+        // OneCycleLR has its own rise.
         let warmup_steps = match self.config.kind {
             ScheduleKind::OneCycle => 0,
             _ => (self.config.warmup_epochs * self.steps_per_epoch as f64).round() as u64,
         };
         if step < warmup_steps {
-            // LinearLR: from warmup_start * lr to lr
+            // LinearLR: from warmup_start * lr to lr.
             let start = self.config.warmup_start;
             return self.base_lr * (start + (1.0 - start) * step as f64 / warmup_steps as f64);
         }
@@ -42,13 +42,13 @@ impl Schedule {
         }
     }
 
-    /// CosineAnnealingLR to zero over the `span` steps that the warm-up left.
+    /// CosineAnnealingLR to zero over the `span` steps after the warm-up.
     fn cosine(&self, step: u64, span: u64) -> f64 {
         let fraction = (step as f64 / span.max(1) as f64).min(1.0);
         self.base_lr * (1.0 + (PI * fraction).cos()) / 2.0
     }
 
-    /// MultiStepLR; a milestone up to 1 is a fraction of the run, above 1 an epoch.
+    /// MultiStepLR. A milestone up to 1 is a fraction of the run; above 1 it is an epoch.
     fn multi_step(&self, step: u64) -> f64 {
         let passed = self.config.milestones.iter().filter(|&&milestone| {
             let unit = if milestone <= 1.0 { self.total_steps } else { self.steps_per_epoch };
@@ -58,7 +58,7 @@ impl Schedule {
     }
 
     /// OneCycleLR: up from lr/div to lr over the first `pct_start` of the run, then down to lr/div/final_div. The phases
-    /// end at `pct_start * total - 1` and `total - 1`, as PyTorch counts them.
+    /// end at `pct_start * total - 1` and `total - 1`, as in PyTorch.
     fn one_cycle(&self, step: u64) -> f64 {
         let ScheduleConfig { pct_start, div, final_div, anneal, .. } = self.config;
         let (low, peak) = (self.base_lr / div, self.base_lr);

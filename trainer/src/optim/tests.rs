@@ -17,14 +17,14 @@ fn numbers(value: &serde_json::Value) -> Vec<f64> {
     value.as_array().expect("array").iter().map(|v| v.as_f64().expect("number")).collect()
 }
 
-/// A flat tensor. In float64, as the golden values are, burn's operations run; in float32 the kernels, whose rounding six
-/// steps add up.
+/// Makes a flat tensor. In float64, the type of the golden values, burn's operations run; in float32 the kernels run, whose
+/// rounding adds up over six steps.
 fn tensor(values: Vec<f64>, dtype: DType) -> Tensor<1> {
     let count = values.len();
     Tensor::from_data(TensorData::new(values, [count]), (&Device::flex(), dtype))
 }
 
-/// One step of one parameter.
+/// Takes one step of one parameter.
 fn update(optimizer: &mut Optimizer, shape: &[usize], value: Tensor<1>, gradient: Tensor<1>, lr: f64) -> Tensor<1> {
     optimizer.update(vec![((parameter(shape), value), Some(gradient))], None, lr).remove(0)
 }
@@ -33,7 +33,7 @@ fn parameter(shape: &[usize]) -> ParameterInfo {
     ParameterInfo { name: "weight".into(), shape: shape.to_vec(), id: burn::module::ParamId::new() }
 }
 
-/// Six steps of the golden file's gradient; the trajectory must follow PyTorch's.
+/// Takes six steps with the golden file's gradients and compares each with PyTorch's.
 fn follow(key: &str, config: &OptimizerConfig) {
     follow_in(DType::F64, 1e-6, key, config);
     follow_in(DType::F32, 2e-6, key, config);
@@ -91,8 +91,8 @@ fn clipping_takes_the_norm_of_all_gradients_together() {
     let device = Device::flex();
     let tensor = |values: &[f32]| Some(Tensor::<1>::from_floats(values, &device));
     let mut gradients = FlatGradients::from_tensors(vec![tensor(&[3.0, 0.0]), None, tensor(&[0.0, 4.0, 0.0])]);
-    assert!((clip_global_norm(&mut gradients, 10.0) - 5.0).abs() < 1e-6, "below the limit nothing changes");
-    assert!((clip_global_norm(&mut gradients, 1.0) - 5.0).abs() < 1e-6);
+    assert!((clip_grad_norm(&mut gradients, 10.0) - 5.0).abs() < 1e-6, "below the limit nothing changes");
+    assert!((clip_grad_norm(&mut gradients, 1.0) - 5.0).abs() < 1e-6);
     let clipped = gradients.into_inner();
     let values = |i: usize| clipped[i].clone().expect("gradient").try_to_vec_as::<f32>().expect("f32");
     assert!((values(0)[0] - 0.6).abs() < 1e-6 && (values(2)[1] - 0.8).abs() < 1e-6);
@@ -136,7 +136,7 @@ fn schedules_equal_pytorch() {
 
 #[test]
 fn one_cycle_with_cosine_annealing_equals_pytorch() {
-    // torch.optim.lr_scheduler.OneCycleLR(max_lr=0.1, total_steps=10, pct_start=0.3, anneal_strategy="cos"), its defaults
+    // torch.optim.lr_scheduler.OneCycleLR(max_lr=0.1, total_steps=10, pct_start=0.3, anneal_strategy="cos"), else the defaults.
     let expected =
         [0.004, 0.052, 0.1, 0.0950484632, 0.0811745654, 0.0611262022, 0.0388741978, 0.0188258346, 0.0049519368, 4e-07];
     let defaults = ScheduleConfig { kind: ScheduleKind::OneCycle, ..ScheduleConfig::default() };

@@ -1,17 +1,20 @@
-//! What every process has, whatever the strategy: a replica, its optimizer, its weight average.
+//! The state that every process has, whatever the strategy: a replica, its optimizer, its weight average.
 
 use std::time::Instant;
 
 use burn::tensor::Device;
 use models::{Network, StateTensor, state};
 
-use super::{Replica, Snapshot, StepOutcome};
-use crate::config::RunPlan;
-use crate::failure::Failure;
-use crate::optim::{Ema, FlatGradients, Optimizer, clip_global_norm};
-use crate::timeline::Track;
+use super::{Replica, StepOutcome};
+use crate::{
+    config::RunPlan,
+    failure::Failure,
+    optim::{Ema, FlatGradients, Optimizer, clip_grad_norm},
+    snapshot::Snapshot,
+    timeline::Track,
+};
 
-/// A network that learns from gradients.
+/// A network with its optimizer and, where `train.ema` is on, its weight average.
 #[derive(Debug)]
 pub struct Learner {
     /// The network on its device.
@@ -22,7 +25,7 @@ pub struct Learner {
 }
 
 impl Learner {
-    /// Takes a freshly built network on `device` (an autodiff device) with `classes` outputs.
+    /// Takes a new network on `device` (an autodiff device) with `classes` outputs.
     pub fn new(network: Network, device: Device, classes: usize, plan: &RunPlan) -> Self {
         Self {
             ema: (plan.train.ema > 0.0).then(|| Ema::new(&network, plan.train.ema)),
@@ -33,11 +36,12 @@ impl Learner {
         }
     }
 
-    /// Clips, takes the optimizer's step, updates the average.
-    pub fn apply(&mut self, mut gradients: FlatGradients, lr: f64, outcome: &mut StepOutcome) {
+    /// Clips the gradients, takes the optimizer's step and updates the weight average. Adds its time and the norm to
+    /// `outcome`.
+    pub fn optimizer_step(&mut self, mut gradients: FlatGradients, lr: f64, outcome: &mut StepOutcome) {
         let start = Instant::now();
         if self.grad_clip > 0.0 {
-            outcome.grad_norm = Some(clip_global_norm(&mut gradients, self.grad_clip));
+            outcome.grad_norm = Some(clip_grad_norm(&mut gradients, self.grad_clip));
         }
         self.replica.change(|network| self.optimizer.step(network, gradients, lr));
         if let Some(ema) = &mut self.ema {
@@ -48,7 +52,7 @@ impl Learner {
         outcome.seconds.optimizer += (end - start).as_secs_f64();
     }
 
-    /// The network to evaluate: the averaged weights where the average is on, without autodiff.
+    /// Returns the network to evaluate, without autodiff: with the averaged weights where the average is on.
     pub fn evaluated_network(&self) -> Network {
         let network = self.replica.inference();
         match &self.ema {
@@ -57,7 +61,7 @@ impl Learner {
         }
     }
 
-    /// Everything on the host.
+    /// Copies everything to the host.
     pub fn snapshot(&self) -> Snapshot {
         let (optimizer, optimizer_steps) = self.optimizer.state(&self.replica.parameters);
         let averaged = |ema: &Ema| -> Vec<StateTensor> { state::state_dict(&ema.apply(self.replica.inference())) };
@@ -69,10 +73,10 @@ impl Learner {
         }
     }
 
-    /// Takes back what [`Learner::snapshot`] gave.
+    /// Loads what [`Learner::snapshot`] returned.
     ///
     /// # Errors
-    /// Names the tensors that are missing, unexpected or misshapen.
+    /// Names the tensors that are missing, unexpected or of another shape.
     pub fn restore(&mut self, snapshot: Snapshot) -> Result<(), Failure> {
         let refused = |what: String| {
             Failure::usage(
@@ -90,7 +94,7 @@ impl Learner {
             .map_err(refused)?;
         match (&mut self.ema, snapshot.ema) {
             (Some(ema), Some(tensors)) => {
-                // through the network: names and shapes are checked, and the order is the network's
+                // Loads through the network: that checks names and shapes, and returns the network's order.
                 let averaged = load(self.replica.inference(), &tensors)?;
                 ema.load(&state::state_dict(&averaged), &device);
                 Ok(())

@@ -1,137 +1,193 @@
-//! One optimizer step, and one evaluation, on however many devices.
+//! One optimizer step and one evaluation, on one or several devices.
 //!
-//! `single`, `dp` and `ddp` have the same files: their difference is a diff. The engine sees this trait only
-//! and does not know which strategy runs.
+//! [`single`] trains on one device. [`dp`] trains on several devices of one process (`torch.nn.DataParallel`), [`ddp`] in
+//! several processes (`DistributedDataParallel`). Files of the same name do the same work: `mod.rs` has the strategy,
+//! `step.rs` the training step, `replicate.rs` copies state to the other replicas, `statistics.rs` has synchronised batch
+//! norm. What the three share is in this folder: [`Learner`] owns the network and its optimizer, [`Replica`] runs it.
+//!
+//! The engine uses the [`Strategy`] trait and does not know which strategy runs. Strategies neither count epochs nor write
+//! files: they pass on the progress of a checkpoint ([`RunProgress`]), and a batch's epoch is a seed of dropout. They print
+//! nothing but [`ddp`]'s lines on standard error: how GPUs sum gradients, and warnings about unused parameters.
 
 pub mod ddp;
+mod device_dataset;
 pub mod dp;
+mod eval_counts;
 mod learner;
 mod replica;
-mod resident;
 pub mod single;
-mod tally;
 
+pub use device_dataset::{DeviceDataset, DeviceDatasets};
+pub use eval_counts::{EvalCounts, percent};
 pub use learner::Learner;
-pub use replica::{Ahead, Replica};
-pub use resident::{Resident, ResidentSets};
-pub use tally::{Tally, percent};
+pub use replica::{ForwardOutput, Replica};
 
 use data::loader::Batch;
 
-use crate::failure::Failure;
-use crate::signals::Stop;
-use crate::snapshot::{RunProgress, Snapshot};
-use crate::timeline::Timeline;
+use crate::{
+    failure::Failure,
+    signals::Stop,
+    snapshot::{RunProgress, Snapshot},
+    timeline::Timeline,
+};
 
-/// What one optimizer step gave.
+/// The result of one optimizer step.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct StepOutcome {
     /// Sum of the samples' losses (label smoothing and mixing included).
     pub loss_sum: f64,
-    /// Samples whose largest logit is at their own label.
+    /// Samples whose largest logit is that of their label.
     pub correct: u64,
     /// Samples in the step, over all ranks.
     pub samples: u64,
     /// Norm of all gradients before clipping, where clipping is on.
     pub grad_norm: Option<f64>,
-    /// The signal that asks this rank or another one to stop: every rank sees the same answer after the same step.
+    /// The signal that asks this rank or another one to stop. Every rank has the same value after the same step.
     pub stop: Option<i32>,
-    /// Where the step's time went.
+    /// The step's time by part.
     pub seconds: StepSeconds,
-    /// Bytes that devices gave to other devices in the step (gradients, parameters, inputs, outputs), all devices together.
+    /// Bytes that devices sent to other devices in the step (gradients, parameters, inputs, outputs), summed over devices.
     pub bytes_moved: u64,
 }
 
 impl StepOutcome {
-    /// Mean loss of the step's samples.
+    /// Returns the mean loss of the step's samples.
     pub fn loss(&self) -> f64 {
         self.loss_sum / self.samples as f64
     }
+
+    /// Checks the loss, before the weights change. Where several ranks share a step, all of them have exchanged their losses
+    /// before: they refuse the same step.
+    ///
+    /// # Errors
+    /// The loss is not finite.
+    fn check_finite(&self, lr: f64) -> Result<(), Failure> {
+        if self.loss_sum.is_finite() {
+            return Ok(());
+        }
+        Err(Failure::run(
+            format!("the training loss is {} (learning rate {lr})", self.loss_sum),
+            "training diverged: lower optimizer.lr, lengthen the warm-up, or set train.grad_clip; the checkpoints written \
+             before are untouched",
+        ))
+    }
 }
 
-/// Where a step's time went, in seconds.
+/// The parts of a step's time, in seconds.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct StepSeconds {
     /// Host to device, forward, loss.
     pub forward: f64,
     /// Backward.
     pub backward: f64,
-    /// Waiting for other ranks and reducing: what the other parts do not cover.
+    /// Waiting for other ranks and reducing, as far as the other parts do not cover it.
     pub communication: f64,
-    /// Reducing while backward runs; part of `backward`'s time.
+    /// Reducing while backward runs: a part of `backward`'s time.
     pub communication_hidden: f64,
     /// Clipping, optimizer, weight average.
     pub optimizer: f64,
 }
 
-/// How an evaluation ended.
+/// The result of an evaluation.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Evaluation {
     /// Every sample of every rank was counted.
-    Done(Tally),
-    /// A signal asked this rank or another one to stop: the same answer on every rank.
+    Done(EvalCounts),
+    /// A signal asked this rank or another one to stop. Every rank has the same value.
     Stopped(i32),
 }
 
-/// How a step is taken.
+impl Evaluation {
+    /// Returns `counts`, unless the counting was stopped.
+    fn of_one_process(counts: EvalCounts, stop: &Stop) -> Self {
+        stop.signal().map_or(Self::Done(counts), Self::Stopped)
+    }
+}
+
+/// Trains and evaluates one network. The provided methods are those of one process.
 pub trait Strategy {
-    /// This process's place among the ranks: selects its shard of the data.
-    fn rank(&self) -> usize;
-    /// Number of ranks that share each batch.
-    fn world(&self) -> usize;
-    /// Number of devices that share each batch: the ranks, or the devices of this one process.
+    /// Returns this process's network with its optimizer.
+    fn learner(&self) -> &Learner;
+
+    /// Returns this process's network with its optimizer, to change it.
+    fn learner_mut(&mut self) -> &mut Learner;
+
+    /// Returns this process's rank, which selects its share of the data.
+    fn rank(&self) -> usize {
+        0
+    }
+
+    /// Returns the world size: the number of ranks that share each batch.
+    fn world(&self) -> usize {
+        1
+    }
+
+    /// Returns the number of devices that share each batch: the ranks, or the devices of this one process.
     fn devices(&self) -> usize {
         self.world()
     }
 
-    /// Bytes that each device of this process is known to have held at once: GPUs tell ([`crate::device::held_bytes`]), and
-    /// where several devices are the CPU, what they must have had is counted.
+    /// Returns the bytes that each device of this process has held at once, as far as they are known: GPUs report them
+    /// ([`crate::device::held_bytes`]); where several devices are the CPU, the tensors that each must have had are counted.
     fn device_bytes(&self) -> Vec<u64> {
-        Vec::new()
+        self.learner().replica.held_bytes().into_iter().collect()
     }
 
-    /// Records its spans there from now on.
-    fn record(&mut self, timeline: &Timeline);
+    /// Records this strategy's spans on `timeline` from now on.
+    fn set_timeline(&mut self, timeline: &Timeline) {
+        self.learner_mut().replica.timeline = timeline.clone();
+    }
 
-    /// Batches come without pixels from now on: they are made of these data sets, which are on the device.
-    fn keep_resident(&mut self, sets: ResidentSets);
-
-    /// Every rank's `bytes`, on every rank, in rank order; all ranks call it at the same time.
+    /// Takes the data sets, which are on the device. Batches must come without pixels from now on.
     ///
     /// # Errors
-    /// A rank that does not answer.
-    fn gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, Failure> {
+    /// This strategy needs pixels from the loader.
+    fn keep_on_device(&mut self, datasets: DeviceDatasets) -> Result<(), Failure> {
+        self.learner_mut().replica.datasets = Some(datasets);
+        Ok(())
+    }
+
+    /// Returns every rank's `bytes` in rank order, on every rank (`torch.distributed.all_gather_object`). All ranks call it at
+    /// the same time.
+    ///
+    /// # Errors
+    /// A rank does not answer.
+    fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, Failure> {
         Ok(vec![bytes.to_vec()])
     }
 
-    /// One optimizer step over `batches` (more than one: gradients are accumulated, weighted by samples). `stop` is the
-    /// signal that this rank has seen; the outcome tells what all ranks agree on.
+    /// Takes one optimizer step with learning rate `lr` over `batches`, at least one. Gradients of several batches are
+    /// accumulated, weighted by samples. `stop` is the signal that this rank has seen; [`StepOutcome::stop`] is the one that
+    /// all ranks agree on.
     ///
     /// # Errors
-    /// A loss that is not finite: the weights are left as they were before the step.
+    /// The loss is not finite: the weights stay as they were before the step. Or a rank does not answer.
     fn train_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<i32>) -> Result<StepOutcome, Failure>;
 
-    /// Evaluates every batch with the averaged weights where there are any, else the present ones, unless `stop` says no.
+    /// Evaluates all `batches`, until `stop`: with the averaged weights where the average is on, otherwise with the weights.
     ///
     /// # Errors
-    /// A rank that does not answer.
+    /// A rank or a device does not answer.
     fn evaluate(&mut self, batches: &mut dyn Iterator<Item = Batch>, stop: &Stop) -> Result<Evaluation, Failure>;
 
-    /// State for a checkpoint.
-    fn snapshot(&self) -> Snapshot;
+    /// Copies the state of a checkpoint to the host (`state_dict`).
+    fn snapshot(&self) -> Snapshot {
+        self.learner().snapshot()
+    }
 
-    /// Takes rank 0's checkpoint, if there is one, on every rank; gives where the run stands. Other ranks pass `None`.
+    /// Loads rank 0's checkpoint on every rank, and returns the run's progress; without a checkpoint, the start. Ranks other
+    /// than 0 pass `None`.
     ///
     /// # Errors
-    /// Names the tensors that are missing, unexpected or misshapen.
-    fn start_from(&mut self, checkpoint: Option<(Snapshot, RunProgress)>) -> Result<RunProgress, Failure>;
+    /// Names the tensors that are missing, unexpected or of another shape.
+    fn load_checkpoint(&mut self, checkpoint: Option<(Snapshot, RunProgress)>) -> Result<RunProgress, Failure> {
+        let Some((snapshot, progress)) = checkpoint else { return Ok(RunProgress::start()) };
+        self.learner_mut().restore(snapshot)?;
+        Ok(progress)
+    }
 }
 
-/// A step whose loss is not finite.
-fn diverged(loss_sum: f64, lr: f64) -> Failure {
-    Failure::run(
-        format!("the training loss is {loss_sum} (learning rate {lr})"),
-        "training diverged: lower optimizer.lr, lengthen the warm-up, or set train.grad_clip; the checkpoints written \
-         before are untouched",
-    )
+/// Returns the samples of a step, over all ranks: the weight of each sample is the same on every rank.
+fn step_samples(batches: &[Batch]) -> usize {
+    batches.iter().map(|batch| batch.global_len).sum()
 }

@@ -1,32 +1,33 @@
-//! Activations of single values, and their slopes.
+//! Elementwise activations and their derivatives.
 //!
-//! The exponential is of our own: the standard library's is a call for each value, which the compiler cannot put into
-//! vectors.
+//! The exponential is a custom function, because the standard library's is a call per value, which the compiler cannot
+//! vectorise.
 
-use super::super::extension::Activation;
-use super::memory::Buffer;
-use super::parallel::{Shared, for_each, part, pieces};
+use super::allocator::Buffer;
+use super::parallel::{SharedSlice, chunk, chunk_count, for_each};
 use super::simd::multiversion;
+use crate::extension::Activation;
 
-/// Elements of one task of an elementwise pass.
+/// Elements per task of an elementwise pass.
 const PIECE: usize = 1 << 16;
 
-/// `e^x` within two units in the last place, for |x| <= 87; values beyond count as the nearest of these. NaN stays.
+/// Computes `e^x` within two units in the last place, for |x| <= 87. Larger magnitudes are clamped to 87. NaN stays
+/// NaN.
 ///
-/// With `x = n · ln 2 + r` it is `2^n · e^r`, where `|r| <= ln 2 / 2` leaves the series few terms.
+/// With `x = n · ln 2 + r`, `e^x = 2^n · e^r`. Since `|r| <= ln 2 / 2`, the series needs few terms.
 #[inline(always)]
 fn exp(x: f32) -> f32 {
-    // Added to a small number, this leaves the number rounded to an integer in the last bits.
+    // Added to a small number, this rounds the number to an integer in the last bits of the sum.
     const ROUND: f32 = 12_582_912.0;
-    // ln 2 in two parts: the first one's products with small integers are exact.
+    // ln 2 as a sum of two parts. The products of the first part with small integers are exact.
     const LN2: [f32; 2] = [355.0 / 512.0, -2.121_944_4e-4];
-    // Comparisons that NaN fails, so that it gets through.
+    // NaN fails both comparisons and passes through.
     let x = if x < -87.0 { -87.0 } else { x };
     let x = if x > 87.0 { 87.0 } else { x };
     let shifted = x * std::f32::consts::LOG2_E + ROUND;
     let n = shifted - ROUND;
     let r = (x - n * LN2[0]) - n * LN2[1];
-    // Coefficients of Cephes' expf (Moshier), near those of the series.
+    // Coefficients of Cephes' expf (Moshier), close to those of the series.
     let p = 1.987_569_1e-4;
     let p = p * r + 1.398_2e-3;
     let p = p * r + 8.333_452e-3;
@@ -34,7 +35,7 @@ fn exp(x: f32) -> f32 {
     let p = p * r + 1.666_666_5e-1;
     let p = p * r + 0.5;
     let value = p * (r * r) + r + 1.0;
-    // 2^n as a float's bits, |n| <= 126.
+    // 2^n from a float's bits, |n| <= 126.
     let n = shifted.to_bits().wrapping_sub(ROUND.to_bits());
     value * f32::from_bits(n.wrapping_add(127) << 23)
 }
@@ -44,10 +45,10 @@ fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
-/// The kinds as types, so that a loop over values is compiled for each of them.
-pub(crate) trait Kind {
+/// An activation as a type, so that loops are compiled once per activation.
+pub(crate) trait ElementwiseFn {
     fn value(x: f32) -> f32;
-    /// `dy` times the derivative at `x`.
+    /// Computes `dy` times the derivative at `x`.
     fn grad(x: f32, dy: f32) -> f32;
 }
 
@@ -56,7 +57,7 @@ pub(crate) struct Relu;
 pub(crate) struct Sigmoid;
 pub(crate) struct Swish;
 
-impl Kind for Identity {
+impl ElementwiseFn for Identity {
     #[inline(always)]
     fn value(x: f32) -> f32 {
         x
@@ -67,10 +68,10 @@ impl Kind for Identity {
     }
 }
 
-impl Kind for Relu {
+impl ElementwiseFn for Relu {
     #[inline(always)]
     fn value(x: f32) -> f32 {
-        // Not `max`, which would swallow NaN.
+        // `max` would drop NaN.
         if x < 0.0 { 0.0 } else { x }
     }
     #[inline(always)]
@@ -79,7 +80,7 @@ impl Kind for Relu {
     }
 }
 
-impl Kind for Sigmoid {
+impl ElementwiseFn for Sigmoid {
     #[inline(always)]
     fn value(x: f32) -> f32 {
         sigmoid(x)
@@ -91,7 +92,7 @@ impl Kind for Sigmoid {
     }
 }
 
-impl Kind for Swish {
+impl ElementwiseFn for Swish {
     #[inline(always)]
     fn value(x: f32) -> f32 {
         x * sigmoid(x)
@@ -103,39 +104,39 @@ impl Kind for Swish {
     }
 }
 
-/// Calls a generic function with the [`Kind`] of an activation: `of_kind!(activation, K => body)`.
-macro_rules! of_kind {
-    ($activation:expr, $kind:ident => $body:expr) => {{
-        use crate::cpu::activation as kinds;
+/// Expands `body` once per activation, with `K` as its type: `with_activation!(activation, K => body)`.
+macro_rules! with_activation {
+    ($activation:expr, $ty:ident => $body:expr) => {{
+        use crate::cpu::activation as types;
         match $activation {
             Activation::Identity => {
-                type $kind = kinds::Identity;
+                type $ty = types::Identity;
                 $body
             }
             Activation::Relu => {
-                type $kind = kinds::Relu;
+                type $ty = types::Relu;
                 $body
             }
             Activation::Sigmoid => {
-                type $kind = kinds::Sigmoid;
+                type $ty = types::Sigmoid;
                 $body
             }
             Activation::Swish => {
-                type $kind = kinds::Swish;
+                type $ty = types::Swish;
                 $body
             }
         }
     }};
 }
-pub(crate) use of_kind;
+pub(crate) use with_activation;
 
-/// Of each value.
+/// Applies an activation to every element.
 pub(crate) fn forward(x: &[f32], activation: Activation) -> Buffer {
     let mut y = Buffer::new(x.len());
-    let target = Shared::new(&mut y);
-    let parts = pieces(x.len(), PIECE);
+    let target = SharedSlice::new(&mut y);
+    let parts = chunk_count(x.len(), PIECE);
     for_each(parts, |index| {
-        let range = part(x.len(), 16, parts, index);
+        let range = chunk(x.len(), 16, parts, index);
         // SAFETY: each task has its own range.
         forward_piece(&x[range.clone()], activation, unsafe { target.slice(range) });
     });
@@ -146,16 +147,16 @@ multiversion!(fn forward_piece(x: &[f32], activation: Activation, y: &mut [f32])
 
 #[inline(always)]
 fn forward_piece_body(x: &[f32], activation: Activation, y: &mut [f32]) {
-    of_kind!(activation, K => y.iter_mut().zip(x).for_each(|(y, &x)| *y = K::value(x)));
+    with_activation!(activation, K => y.iter_mut().zip(x).for_each(|(y, &x)| *y = K::value(x)));
 }
 
-/// `dy` times the slope at `x`.
+/// Computes `dy` times the derivative at `x`.
 pub(crate) fn backward(x: &[f32], dy: &[f32], activation: Activation) -> Buffer {
     let mut dx = Buffer::new(x.len());
-    let target = Shared::new(&mut dx);
-    let parts = pieces(x.len(), PIECE);
+    let target = SharedSlice::new(&mut dx);
+    let parts = chunk_count(x.len(), PIECE);
     for_each(parts, |index| {
-        let range = part(x.len(), 16, parts, index);
+        let range = chunk(x.len(), 16, parts, index);
         // SAFETY: each task has its own range.
         backward_piece(&x[range.clone()], &dy[range.clone()], activation, unsafe { target.slice(range) });
     });
@@ -166,14 +167,14 @@ multiversion!(fn backward_piece(x: &[f32], dy: &[f32], activation: Activation, d
 
 #[inline(always)]
 fn backward_piece_body(x: &[f32], dy: &[f32], activation: Activation, dx: &mut [f32]) {
-    of_kind!(activation, K => {
+    with_activation!(activation, K => {
         for ((dx, &dy), &x) in dx.iter_mut().zip(dy).zip(x) {
             *dx = K::grad(x, dy);
         }
     });
 }
 
-/// The gradient where the result `y` of a ReLU is positive, else zero.
+/// Computes ReLU's gradient from its output `y`: `dy` where `y` is positive, else zero.
 pub(crate) fn relu_grad(y: &[f32], dy: &[f32]) -> Buffer {
     backward(y, dy, Activation::Relu)
 }
@@ -183,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exponential_is_near_the_exact_one() {
+    fn exponential_is_accurate() {
         for i in -87_000..=87_000 {
             let x = i as f32 / 1000.0;
             let exact = f64::from(x).exp();

@@ -1,34 +1,35 @@
-//! Batch norm in training mode, with an optional residual and an activation behind it, on rows of channels.
+//! Batch norm in training mode with an optional residual and an activation, on rows of channels.
 //!
-//! Forward reads the input twice: once for the statistics, once to write `y = activation(x · scale + shift + residual)`.
-//! Backward does too: once for the sums of `g` and `g · x̂`, once to write the gradient, where `g` is the gradient
-//! behind the activation, whose slope is found from the input (or, of a ReLU with a residual, from the output). Nothing else is kept.
+//! The forward pass reads the input twice: for the statistics, and to write `y = activation(x · scale + shift +
+//! residual)`. The backward pass also reads its inputs twice: for the sums of `g` and `g · x̂`, and to write the
+//! gradient. `g` is the gradient of the activation's input. The activation's derivative is computed from the recomputed
+//! input (or from the output, for a ReLU with a residual). Nothing else is saved.
 //!
-//! Sums run over pieces of fixed size: within a piece in f32, over the pieces in f64 and in order, so that they depend
-//! neither on threads nor on their number. Squares are summed around a pivot, the first pixel, so that the variance
-//! does not drown where the mean is far from zero.
+//! Sums are computed over pieces of fixed size: in f32 within a piece, and in f64 and in order over the pieces. They
+//! therefore do not depend on the number of threads. Squares are summed around a pivot, the first pixel, so that the
+//! variance stays accurate if the mean is far from zero.
 
-use super::super::extension::Activation;
-use super::activation::{Kind, of_kind, relu_grad};
-use super::memory::Buffer;
-use super::parallel::{Shared, for_each, part, pieces};
+use super::activation::{ElementwiseFn, relu_grad, with_activation};
+use super::allocator::Buffer;
+use super::parallel::{SharedSlice, chunk, chunk_count, for_each};
 use super::simd::multiversion;
-use crate::StatisticsReduce;
+use crate::extension::Activation;
+use crate::statistics::StatisticsReduce;
 
-/// Elements of a piece whose sums are taken in f32.
+/// Elements per piece, whose sums are f32.
 const SUM_PIECE: usize = 1 << 14;
-/// Elements of one task of an elementwise pass.
+/// Elements per task of an elementwise pass.
 const PIECE: usize = 1 << 16;
 
-/// Per channel: what forward found and backward needs.
+/// Per-channel statistics and coefficients, which the backward pass needs.
 #[derive(Debug)]
 pub(crate) struct Stats {
     pub(crate) mean: Vec<f32>,
-    /// Biased.
+    /// Biased variance.
     variance: Vec<f32>,
-    /// Values a channel, over all that share the batch.
+    /// Values per channel, over all ranks that share the batch.
     count: f64,
-    /// One over the standard deviation.
+    /// Reciprocal of the standard deviation.
     inverse: Vec<f32>,
     scale: Vec<f32>,
     shift: Vec<f32>,
@@ -42,8 +43,8 @@ impl Stats {
         Self { mean, variance, count, inverse, scale, shift }
     }
 
-    /// Of the rows of `x`, and of those that others hold of the same batch.
-    pub(crate) fn of(
+    /// Computes the statistics of the rows of `x` and, with `shared`, of the other ranks' rows of the batch.
+    pub(crate) fn from_batch(
         x: &[f32],
         weight: &[f32],
         bias: &[f32],
@@ -61,7 +62,7 @@ impl Stats {
                 (0..channels).map(|c| (squares[c] / count - shifted(c) * shifted(c)).max(0.0) as f32).collect();
             return Self::new(mean, variance, count, weight, bias, epsilon);
         };
-        // Pivots differ, so the sums travel around zero: f64 holds squares of f32 exactly.
+        // The ranks' pivots differ, so the exchanged sums are around zero. f64 represents squares of f32 exactly.
         let mut all: Vec<f64> = vec![count];
         let pivots = || pivot.iter().map(|&p| f64::from(p));
         all.extend(sum.iter().zip(pivots()).map(|(sum, p)| sum + count * p));
@@ -76,24 +77,24 @@ impl Stats {
         Self::new((0..channels).map(|c| mean(c) as f32).collect(), variance, count, weight, bias, epsilon)
     }
 
-    /// Given ones, as in evaluation.
-    pub(crate) fn given(mean: &[f32], variance: &[f32], weight: &[f32], bias: &[f32], epsilon: f64) -> Self {
+    /// Uses given statistics, as in evaluation mode.
+    pub(crate) fn from_running(mean: &[f32], variance: &[f32], weight: &[f32], bias: &[f32], epsilon: f64) -> Self {
         Self::new(mean.to_vec(), variance.to_vec(), 0.0, weight, bias, epsilon)
     }
 
-    /// The variance as running statistics collect it.
+    /// Returns the unbiased variance, which running statistics average.
     pub(crate) fn unbiased(&self) -> Vec<f32> {
         self.variance.iter().map(|&v| (f64::from(v) * self.count / (self.count - 1.0)) as f32).collect()
     }
 
-    /// `activation(x · scale + shift + residual)`.
+    /// Computes `activation(x · scale + shift + residual)`.
     pub(crate) fn apply(&self, x: &[f32], residual: Option<&[f32]>, activation: Activation) -> Buffer {
         let mut y = Buffer::new(x.len());
-        let target = Shared::new(&mut y);
+        let target = SharedSlice::new(&mut y);
         let channels = self.mean.len();
-        let parts = pieces(x.len(), PIECE);
+        let parts = chunk_count(x.len(), PIECE);
         for_each(parts, |index| {
-            let range = part(x.len(), channels, parts, index);
+            let range = chunk(x.len(), channels, parts, index);
             // SAFETY: each task has its own range.
             let y = unsafe { target.slice(range.clone()) };
             normalise(&x[range.clone()], residual.map(|r| &r[range]), &self.scale, &self.shift, activation, y);
@@ -107,40 +108,40 @@ pub(crate) struct Grads {
     pub(crate) x: Buffer,
     pub(crate) weight: Vec<f32>,
     pub(crate) bias: Vec<f32>,
-    /// Where there is a residual behind a ReLU; without a ReLU it is `dy`.
+    /// Gradient of ReLU's input, if ReLU follows the residual. Without ReLU, the residual's gradient is `dy`.
     pub(crate) residual: Option<Buffer>,
 }
 
-/// Where the activation's slope is taken from.
+/// How the activation's derivative is computed.
 #[derive(Clone, Copy)]
-pub(crate) enum Slope<'a> {
-    /// Computed again from the input.
+pub(crate) enum DerivativeAt<'a> {
+    /// From the activation's input, which is recomputed from the batch norm's input.
     Input(Activation),
-    /// From the output of a ReLU.
+    /// From ReLU's output.
     Output(&'a [f32]),
 }
 
-/// Weight and bias get the gradients of the rows at hand alone, as every other parameter does; the input's depends on all
-/// rows of the batch through the statistics.
+/// Computes the gradients. Those of weight and bias are of the local rows alone, like those of all other parameters.
+/// The input's gradient depends on all ranks' rows through the statistics.
 pub(crate) fn backward(
     stats: &Stats,
     x: &[f32],
     dy: &[f32],
-    slope: Slope<'_>,
+    derivative_at: DerivativeAt<'_>,
     shared: Option<&dyn StatisticsReduce>,
 ) -> Grads {
     let channels = stats.mean.len();
-    // The gradient behind the ReLU is written once where the residual needs it anyway.
-    let (masked, activation) = match slope {
-        Slope::Output(y) => (Some(relu_grad(y, dy)), Activation::Identity),
-        Slope::Input(activation) => (None, activation),
+    // Write the gradient of ReLU's input once, because the residual needs it too.
+    let (masked, activation) = match derivative_at {
+        DerivativeAt::Output(y) => (Some(relu_grad(y, dy)), Activation::Identity),
+        DerivativeAt::Input(activation) => (None, activation),
     };
     let g = masked.as_deref().unwrap_or(dy);
     let [mut sum, mut product] = sums(x.len(), channels, |range, sum, product| {
         grad_sums(&x[range.clone()], &g[range], &stats.mean, &stats.scale, &stats.shift, activation, sum, product);
     });
     let count = stats.count;
-    // dx = scale · (g − mean(g) − x̂ · mean(g · x̂)) = scale · g + slope · x + offset
+    // dx = scale · (g − mean(g) − x̂ · mean(g · x̂)) = scale · g + slope · x + offset.
     let bias: Vec<f32> = sum.iter().map(|&s| s as f32).collect();
     let weight: Vec<f32> = (0..channels).map(|c| (product[c] * f64::from(stats.inverse[c])) as f32).collect();
     if let Some(shared) = shared {
@@ -160,10 +161,10 @@ pub(crate) fn backward(
         .collect();
 
     let mut dx = Buffer::new(x.len());
-    let target = Shared::new(&mut dx);
-    let parts = pieces(x.len(), PIECE);
+    let target = SharedSlice::new(&mut dx);
+    let parts = chunk_count(x.len(), PIECE);
     for_each(parts, |index| {
-        let range = part(x.len(), channels, parts, index);
+        let range = chunk(x.len(), channels, parts, index);
         // SAFETY: each task has its own range.
         let dx = unsafe { target.slice(range.clone()) };
         grad_input(&x[range.clone()], &g[range], &stats.scale, &stats.shift, &slope, &offset, activation, dx);
@@ -171,7 +172,7 @@ pub(crate) fn backward(
     Grads { x: dx, weight, bias, residual: masked }
 }
 
-/// Adds up two sums a channel over pieces of whole rows, in f64 and in order.
+/// Computes two sums per channel over pieces of whole rows, in f64 and in order.
 fn sums(
     len: usize,
     channels: usize,
@@ -180,11 +181,11 @@ fn sums(
     let step = (SUM_PIECE / channels).max(1) * channels;
     let count = len.div_ceil(step);
     let mut partial = Buffer::zeroed(count * 2 * channels);
-    let target = Shared::new(&mut partial);
-    // Several pieces a task: a piece alone is a few microseconds.
-    let tasks = pieces(len, PIECE);
+    let target = SharedSlice::new(&mut partial);
+    // A task has several pieces, because a piece takes only a few microseconds.
+    let tasks = chunk_count(len, PIECE);
     for_each(tasks, |task| {
-        for index in part(count, 1, tasks, task) {
+        for index in chunk(count, 1, tasks, task) {
             // SAFETY: each piece has its own sums, and belongs to one task.
             let to = unsafe { target.slice(index * 2 * channels..(index + 1) * 2 * channels) };
             let (first, second) = to.split_at_mut(channels);
@@ -228,7 +229,7 @@ fn normalise_body(
 ) {
     let channels = scale.len();
     let shift = &shift[..channels];
-    of_kind!(activation, K => match residual {
+    with_activation!(activation, K => match residual {
         None => {
             for (y, x) in y.chunks_exact_mut(channels).zip(x.chunks_exact(channels)) {
                 for c in 0..channels {
@@ -250,7 +251,7 @@ fn normalise_body(
 multiversion!(fn grad_sums(x: &[f32], g: &[f32], mean: &[f32], scale: &[f32], shift: &[f32], activation: Activation, sum: &mut [f32], product: &mut [f32]) = grad_sums_body);
 
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "one slice a tensor")]
+#[expect(clippy::too_many_arguments, reason = "one slice per tensor")]
 fn grad_sums_body(
     x: &[f32],
     g: &[f32],
@@ -264,7 +265,7 @@ fn grad_sums_body(
     let channels = mean.len();
     let (scale, shift) = (&scale[..channels], &shift[..channels]);
     let (sum, product) = (&mut sum[..channels], &mut product[..channels]);
-    of_kind!(activation, K => {
+    with_activation!(activation, K => {
         for (x, g) in x.chunks_exact(channels).zip(g.chunks_exact(channels)) {
             for c in 0..channels {
                 let g = K::grad(x[c] * scale[c] + shift[c], g[c]);
@@ -278,7 +279,7 @@ fn grad_sums_body(
 multiversion!(fn grad_input(x: &[f32], g: &[f32], scale: &[f32], shift: &[f32], slope: &[f32], offset: &[f32], activation: Activation, dx: &mut [f32]) = grad_input_body);
 
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "one slice a tensor")]
+#[expect(clippy::too_many_arguments, reason = "one slice per tensor")]
 fn grad_input_body(
     x: &[f32],
     g: &[f32],
@@ -291,7 +292,7 @@ fn grad_input_body(
 ) {
     let channels = scale.len();
     let (shift, slope, offset) = (&shift[..channels], &slope[..channels], &offset[..channels]);
-    of_kind!(activation, K => {
+    with_activation!(activation, K => {
         let rows = x.chunks_exact(channels).zip(g.chunks_exact(channels));
         for (dx, (x, g)) in dx.chunks_exact_mut(channels).zip(rows) {
             for c in 0..channels {

@@ -1,16 +1,16 @@
-//! Means, sums and factors of the channels of channels-last images.
+//! Means, sums, factors and biases of channels, on channels-last images.
 
-use super::memory::Buffer;
-use super::parallel::{Shared, for_each, part, pieces};
+use super::allocator::Buffer;
+use super::parallel::{SharedSlice, chunk, chunk_count, for_each};
 use super::simd::multiversion;
 
-/// Elements of one task of an elementwise pass.
+/// Elements per task of an elementwise pass.
 const PIECE: usize = 1 << 16;
 
-/// Mean of each channel, `[batch, pixels, channels]` to `[batch, channels]`.
+/// Computes the mean of each channel, `[batch, pixels, channels]` → `[batch, channels]`.
 pub(crate) fn mean(x: &[f32], batch: usize, pixels: usize, channels: usize) -> Buffer {
     let mut y = Buffer::new(batch * channels);
-    let target = Shared::new(&mut y);
+    let target = SharedSlice::new(&mut y);
     for_each(batch, |n| {
         // SAFETY: each task has its own image.
         let y = unsafe { target.slice(n * channels..(n + 1) * channels) };
@@ -32,10 +32,10 @@ fn mean_image_body(x: &[f32], y: &mut [f32]) {
     y.iter_mut().for_each(|y| *y *= scale);
 }
 
-/// The gradient of [`mean`].
+/// Computes the gradient of [`mean`].
 pub(crate) fn mean_grad(dy: &[f32], batch: usize, pixels: usize, channels: usize) -> Buffer {
     let mut dx = Buffer::new(batch * pixels * channels);
-    let target = Shared::new(&mut dx);
+    let target = SharedSlice::new(&mut dx);
     let scale = 1.0 / pixels as f32;
     for_each(batch, |n| {
         let dy = &dy[n * channels..(n + 1) * channels];
@@ -48,10 +48,10 @@ pub(crate) fn mean_grad(dy: &[f32], batch: usize, pixels: usize, channels: usize
     dx
 }
 
-/// Each channel of each image times a number, `[batch, channels]`.
+/// Multiplies each channel of each image by a factor, `[batch, channels]`.
 pub(crate) fn scale(x: &[f32], factors: &[f32], [batch, channels, height, width]: [usize; 4]) -> Buffer {
     let mut y = Buffer::new(x.len());
-    let target = Shared::new(&mut y);
+    let target = SharedSlice::new(&mut y);
     let image = height * width * channels;
     for_each(batch, |n| {
         // SAFETY: each task has its own image.
@@ -73,7 +73,7 @@ fn scale_image_body(x: &[f32], factors: &[f32], y: &mut [f32]) {
     }
 }
 
-/// The gradients of both sides of [`scale`].
+/// Computes the gradients of both arguments of [`scale`].
 pub(crate) fn scale_grad(
     x: &[f32],
     factors: &[f32],
@@ -81,7 +81,7 @@ pub(crate) fn scale_grad(
     [batch, channels, height, width]: [usize; 4],
 ) -> [Buffer; 2] {
     let (mut dx, mut sums) = (Buffer::new(x.len()), Buffer::new(batch * channels));
-    let targets = [Shared::new(&mut dx), Shared::new(&mut sums)];
+    let targets = [SharedSlice::new(&mut dx), SharedSlice::new(&mut sums)];
     let image = height * width * channels;
     for_each(batch, |n| {
         let (pixels, each) = (n * image..(n + 1) * image, n * channels..(n + 1) * channels);
@@ -108,33 +108,33 @@ fn scale_grad_image_body(x: &[f32], factors: &[f32], dy: &[f32], dx: &mut [f32],
     }
 }
 
-/// `a + b`.
-pub(crate) fn sum(a: &[f32], b: &[f32]) -> Buffer {
+/// Computes `a + b`.
+pub(crate) fn add(a: &[f32], b: &[f32]) -> Buffer {
     let mut y = Buffer::new(a.len());
-    let target = Shared::new(&mut y);
-    let parts = pieces(a.len(), PIECE);
+    let target = SharedSlice::new(&mut y);
+    let parts = chunk_count(a.len(), PIECE);
     for_each(parts, |index| {
-        let range = part(a.len(), 16, parts, index);
+        let range = chunk(a.len(), 16, parts, index);
         // SAFETY: each task has its own range.
-        sum_piece(&a[range.clone()], &b[range.clone()], unsafe { target.slice(range) });
+        add_piece(&a[range.clone()], &b[range.clone()], unsafe { target.slice(range) });
     });
     y
 }
 
-multiversion!(fn sum_piece(a: &[f32], b: &[f32], y: &mut [f32]) = sum_piece_body);
+multiversion!(fn add_piece(a: &[f32], b: &[f32], y: &mut [f32]) = add_piece_body);
 
 #[inline(always)]
-fn sum_piece_body(a: &[f32], b: &[f32], y: &mut [f32]) {
+fn add_piece_body(a: &[f32], b: &[f32], y: &mut [f32]) {
     y.iter_mut().zip(a.iter().zip(b)).for_each(|(y, (a, b))| *y = a + b);
 }
 
-/// Adds a number to each channel, then makes negative values zero if told so.
+/// Adds a bias to each channel, and applies ReLU if `relu` is true.
 pub(crate) fn add_bias(y: &mut [f32], channels: usize, bias: Option<&[f32]>, relu: bool) {
-    let (len, parts) = (y.len(), pieces(y.len(), PIECE));
-    let target = Shared::new(y);
+    let (len, parts) = (y.len(), chunk_count(y.len(), PIECE));
+    let target = SharedSlice::new(y);
     for_each(parts, |index| {
         // SAFETY: each task has its own range.
-        add_bias_piece(unsafe { target.slice(part(len, channels, parts, index)) }, channels, bias, relu);
+        add_bias_piece(unsafe { target.slice(chunk(len, channels, parts, index)) }, channels, bias, relu);
     });
 }
 
@@ -152,12 +152,12 @@ fn add_bias_piece_body(y: &mut [f32], channels: usize, bias: Option<&[f32]>, rel
     }
 }
 
-/// Sum of each channel over all pixels, in pieces of fixed size whose sums are added in order.
+/// Sums each channel over all pixels, in pieces of fixed size whose sums are added in order.
 pub(crate) fn channel_sums(x: &[f32], channels: usize) -> Buffer {
     let rows_each = (PIECE / channels).max(1);
     let count = (x.len() / channels).div_ceil(rows_each);
     let mut sums = Buffer::new(count * channels);
-    let target = Shared::new(&mut sums);
+    let target = SharedSlice::new(&mut sums);
     for_each(count, |index| {
         let end = ((index + 1) * rows_each * channels).min(x.len());
         // SAFETY: each task has its own sums.
@@ -174,15 +174,15 @@ multiversion!(fn sum_rows(x: &[f32], sums: &mut [f32]) = sum_rows_body);
 #[inline(always)]
 fn sum_rows_body(x: &[f32], sums: &mut [f32]) {
     const VECTOR: usize = 16;
-    const FEW: usize = 32;
+    const MANY: usize = 32;
     let channels = sums.len();
     sums.fill(0.0);
     let mut rows = x;
-    // Few channels: as many rows at once as make whole vectors.
-    if channels < FEW {
-        let together = VECTOR >> channels.trailing_zeros().min(VECTOR.trailing_zeros());
-        let mut wide = [0.0; FEW * VECTOR];
-        let wide = &mut wide[..together * channels];
+    // With few channels, add as many rows at once as make whole vectors.
+    if channels < MANY {
+        let rows_at_once = VECTOR >> channels.trailing_zeros().min(VECTOR.trailing_zeros());
+        let mut wide = [0.0; MANY * VECTOR];
+        let wide = &mut wide[..rows_at_once * channels];
         let whole = x.chunks_exact(wide.len());
         rows = whole.remainder();
         whole.for_each(|x| wide.iter_mut().zip(x).for_each(|(sum, x)| *sum += x));

@@ -1,17 +1,17 @@
-//! Convolution on channels-last images: which algorithm does which pass.
+//! Convolution on channels-last images: the choice of the algorithm for each pass.
 //!
-//! The gradient of the data is a convolution too. With stride `s`, input pixels fall into `s · s` classes by their
-//! coordinates modulo the stride; all pixels of a class meet the same taps, at offsets that are whole output pixels. So
-//! each class is one [`Igemm`] with a tap table of its own and no product is wasted on zeros between pixels.
+//! The data gradient is a convolution too. With stride `s`, input pixels form `s · s` classes by their coordinates
+//! modulo the stride. All pixels of a class have the same taps, at offsets of whole output pixels. Each class is
+//! therefore one [`Igemm`] with its own taps, and no product is wasted on zeros between pixels.
 
+use super::allocator::Buffer;
 use super::igemm::{Igemm, Image, Weights, pack, pad_bias};
 use super::kernel::Isa;
-use super::memory::Buffer;
 use super::shape::ConvShape;
-use super::{channels, depthwise, grouped, scatter, weight_grad as direct, winograd, winograd_grad};
+use super::{channels, col2im, depthwise, grouped, weight_grad as direct, winograd, winograd_grad};
 
-/// Output `[batch, oh, ow, out]` of `x` `[batch, h, w, in]` and weights in PyTorch's layout; optionally with a bias and
-/// the negative values cut off.
+/// Computes the output `[batch, oh, ow, out]` from `x` `[batch, h, w, in]` and weights in PyTorch's layout. Bias and
+/// ReLU are optional.
 pub(crate) fn forward(
     isa: &'static Isa,
     shape: &ConvShape,
@@ -21,7 +21,7 @@ pub(crate) fn forward(
     relu: bool,
 ) -> Buffer {
     if let Some(merged) = grouped::merge(shape, isa) {
-        return forward(isa, &merged.shape, x, &merged.spread(weight), bias, relu);
+        return forward(isa, &merged.shape, x, &merged.block_diagonal(weight), bias, relu);
     }
     let mut y = Buffer::new(shape.output_len());
     if depthwise::fits(shape) {
@@ -71,10 +71,10 @@ pub(crate) fn forward(
     y
 }
 
-/// Gradient `[batch, h, w, in]` of the data from `dy` `[batch, oh, ow, out]`.
+/// Computes the data gradient `[batch, h, w, in]` from `dy` `[batch, oh, ow, out]`.
 pub(crate) fn data_grad(isa: &'static Isa, shape: &ConvShape, weight: &[f32], dy: &[f32]) -> Buffer {
     if let Some(merged) = grouped::merge(shape, isa) {
-        return data_grad(isa, &merged.shape, &merged.spread(weight), dy);
+        return data_grad(isa, &merged.shape, &merged.block_diagonal(weight), dy);
     }
     let mut dx = Buffer::new(shape.input_len());
     if depthwise::fits(shape) {
@@ -85,8 +85,8 @@ pub(crate) fn data_grad(isa: &'static Isa, shape: &ConvShape, weight: &[f32], dy
         winograd::data_grad(isa, shape, weight, dy, &mut dx);
         return dx;
     }
-    if scatter::fits(shape) {
-        scatter::data_grad(isa, shape, weight, dy, &mut dx);
+    if col2im::fits(shape) {
+        col2im::data_grad(isa, shape, weight, dy, &mut dx);
         return dx;
     }
     let classes = classes(shape);
@@ -129,10 +129,10 @@ pub(crate) fn data_grad(isa: &'static Isa, shape: &ConvShape, weight: &[f32], dy
     dx
 }
 
-/// Gradient of the weights in PyTorch's layout.
+/// Computes the weight gradient in PyTorch's layout.
 pub(crate) fn weight_grad(isa: &'static Isa, shape: &ConvShape, x: &[f32], dy: &[f32]) -> Buffer {
     if let Some(merged) = grouped::merge(shape, isa) {
-        return merged.collect(&weight_grad(isa, &merged.shape, x, dy));
+        return merged.diagonal_blocks(&weight_grad(isa, &merged.shape, x, dy));
     }
     if depthwise::fits(shape) {
         return depthwise::weight_grad(shape, x, dy);
@@ -143,13 +143,13 @@ pub(crate) fn weight_grad(isa: &'static Isa, shape: &ConvShape, x: &[f32], dy: &
     direct::weight_grad(isa, shape, x, dy)
 }
 
-/// Input pixels that agree modulo the stride.
+/// Input pixels whose coordinates are equal modulo the stride.
 struct Class {
     first: [usize; 2],
     grid: [usize; 2],
-    /// Offsets to output pixels.
+    /// Offset of each tap to its output pixel.
     taps: Vec<[isize; 2]>,
-    /// The same taps' places in a filter.
+    /// Index of each tap in a filter.
     starts: Vec<usize>,
 }
 
@@ -161,7 +161,7 @@ fn classes(shape: &ConvShape) -> Vec<Class> {
             let grid = [0, 1].map(|i| (shape.input[i] - first[i]).div_ceil(shape.stride[i]));
             let mut found = Vec::new();
             for (tap, offset) in shape.offsets().into_iter().enumerate() {
-                // Input pixel i meets output pixel o where i = o · stride + offset.
+                // Input pixel i contributes to output pixel o where i = o · stride + offset.
                 let distance = [0, 1].map(|i| first[i] as isize - offset[i]);
                 let stride = shape.stride.map(|s| s as isize);
                 if distance[0] % stride[0] == 0 && distance[1] % stride[1] == 0 {

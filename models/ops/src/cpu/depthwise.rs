@@ -1,19 +1,19 @@
-//! Depthwise convolution: one filter a channel, so a vector of channels takes part in each multiply-add and there is
-//! nothing to multiply as a matrix. Tasks are rows of pixels; the gradient of the weights has a sum for each of 16 parts
-//! of the batch and adds them in order, whatever the number of threads.
+//! Depthwise convolution: one filter per channel. Each multiply-add processes a vector of channels, and there is no
+//! matrix product. Tasks are rows of pixels. The weight gradient has one sum for each of 16 parts of the batch and adds
+//! them in order, so it does not depend on the number of threads.
 
+use super::allocator::Buffer;
 use super::channels::sum_rows;
-use super::memory::Buffer;
-use super::parallel::{Shared, for_each, part};
+use super::parallel::{SharedSlice, chunk, for_each};
 use super::shape::ConvShape;
 use super::simd::multiversion;
 
-/// One input and one output channel a group.
+/// Returns true if each group has one input and one output channel.
 pub(crate) fn fits(shape: &ConvShape) -> bool {
     shape.groups > 1 && shape.group_channels() == [1, 1]
 }
 
-/// `[channel][tap]` to `[tap][channel]`.
+/// Transposes `[channel][tap]` to `[tap][channel]`.
 fn by_tap(weight: &[f32], taps: usize) -> Buffer {
     let channels = weight.len() / taps;
     let mut to = Buffer::new(weight.len());
@@ -25,10 +25,11 @@ fn by_tap(weight: &[f32], taps: usize) -> Buffer {
     to
 }
 
+/// Computes `y` `[batch, oh, ow, channels]`.
 pub(crate) fn forward(shape: &ConvShape, x: &[f32], weight: &[f32], bias: Option<&[f32]>, relu: bool, y: &mut [f32]) {
     let weight = by_tap(weight, shape.taps());
     let row_len = shape.output[1] * shape.channels[0];
-    let target = Shared::new(y);
+    let target = SharedSlice::new(y);
     for_each(shape.batch * shape.output[0], |row| {
         // SAFETY: each task has its own row.
         let y = unsafe { target.slice(row * row_len..(row + 1) * row_len) };
@@ -69,7 +70,7 @@ fn forward_row_body(
     }
 }
 
-/// The input pixel below a tap of an output pixel.
+/// Returns the input pixel of a tap of an output pixel; `None` for padding.
 #[inline(always)]
 fn source(shape: &ConvShape, n: usize, oy: usize, ox: usize, tap: usize) -> Option<usize> {
     let along = |i: usize, o: usize, k: usize| {
@@ -80,10 +81,11 @@ fn source(shape: &ConvShape, n: usize, oy: usize, ox: usize, tap: usize) -> Opti
     Some((n * shape.input[0] + iy) * shape.input[1] + ix)
 }
 
+/// Computes `dx` `[batch, h, w, channels]`.
 pub(crate) fn data_grad(shape: &ConvShape, weight: &[f32], dy: &[f32], dx: &mut [f32]) {
     let weight = by_tap(weight, shape.taps());
     let row_len = shape.input[1] * shape.channels[0];
-    let target = Shared::new(dx);
+    let target = SharedSlice::new(dx);
     for_each(shape.batch * shape.input[0], |row| {
         // SAFETY: each task has its own row.
         let dx = unsafe { target.slice(row * row_len..(row + 1) * row_len) };
@@ -97,7 +99,7 @@ multiversion!(fn data_grad_row(shape: &ConvShape, dy: &[f32], weight: &[f32], ro
 fn data_grad_row_body(shape: &ConvShape, dy: &[f32], weight: &[f32], row: usize, dx: &mut [f32]) {
     let channels = shape.channels[0];
     let (n, iy) = (row / shape.input[0], row % shape.input[0]);
-    // The output pixel that meets input pixel `i` at position `k` of the kernel.
+    // The output pixel to which input pixel `i` contributes by tap `k`.
     let along = |axis: usize, i: usize, k: usize| {
         let at = (i + shape.padding[axis]).checked_sub(k * shape.dilation[axis])?;
         let o = at / shape.stride[axis];
@@ -117,19 +119,20 @@ fn data_grad_row_body(shape: &ConvShape, dy: &[f32], weight: &[f32], row: usize,
     }
 }
 
+/// Computes the weight gradient in PyTorch's layout.
 pub(crate) fn weight_grad(shape: &ConvShape, x: &[f32], dy: &[f32]) -> Buffer {
-    /// Whatever the number of threads.
+    /// Does not depend on the number of threads.
     const PARTS: usize = 16;
     let (channels, taps) = (shape.channels[0], shape.taps());
     let len = channels * taps;
     let parts = PARTS.min(shape.batch).max(1);
     let mut sums = Buffer::new(parts * len);
-    let target = Shared::new(&mut sums);
+    let target = SharedSlice::new(&mut sums);
     for_each(parts, |index| {
         // SAFETY: each task has its own sums.
         let sums = unsafe { target.slice(index * len..(index + 1) * len) };
         sums.fill(0.0);
-        for n in part(shape.batch, 1, parts, index) {
+        for n in chunk(shape.batch, 1, parts, index) {
             weight_grad_image(shape, x, dy, n, sums);
         }
     });

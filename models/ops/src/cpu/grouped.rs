@@ -1,23 +1,23 @@
-//! Convolutions in many narrow groups.
+//! Merging of narrow groups of a grouped convolution.
 //!
-//! Even the narrowest tile of a kernel is wider than groups of 3 or 4 channels: what is left of it would be padding. So
-//! neighbouring groups become one with block-diagonal weights, as many as fit into such a tile: no more products than
-//! before, and fewer, longer loops.
+//! Groups of 3 or 4 channels are narrower than the narrowest register tile, so most of a tile would be padding.
+//! Neighbouring groups are therefore merged into one group with block-diagonal weights, as many as fit into the
+//! narrowest tile. The number of products stays the same, in fewer and longer loops.
 
+use super::allocator::Buffer;
 use super::kernel::Isa;
-use super::memory::Buffer;
 use super::shape::ConvShape;
 
-/// Some groups taken together.
+/// A convolution with merged groups.
 pub(crate) struct Merged {
-    /// The same convolution in fewer groups.
+    /// The convolution with fewer groups.
     pub(crate) shape: ConvShape,
-    /// Old groups in a new one.
-    together: usize,
+    /// Number of original groups per merged group.
+    factor: usize,
 }
 
-/// The convolution in groups of at most as many channels as the narrowest tile has; `None` where that leaves it as it is, and for a depthwise
-/// convolution, which has kernels of its own.
+/// Merges groups into groups of at most as many channels as the narrowest tile has columns. Returns `None` if no groups
+/// can be merged, and for a depthwise convolution, which has separate kernels.
 pub(crate) fn merge(shape: &ConvShape, isa: &Isa) -> Option<Merged> {
     let [depth, columns] = shape.group_channels();
     if super::depthwise::fits(shape) {
@@ -25,32 +25,32 @@ pub(crate) fn merge(shape: &ConvShape, isa: &Isa) -> Option<Merged> {
     }
     let widest = isa.narrower.last().map_or(isa.cols, |last| last.cols);
     let most = widest / depth.max(columns);
-    let together = (2..=most.min(shape.groups)).rev().find(|&count| shape.groups.is_multiple_of(count))?;
-    Some(Merged { shape: ConvShape { groups: shape.groups / together, ..*shape }, together })
+    let factor = (2..=most.min(shape.groups)).rev().find(|&count| shape.groups.is_multiple_of(count))?;
+    Some(Merged { shape: ConvShape { groups: shape.groups / factor, ..*shape }, factor })
 }
 
 impl Merged {
-    /// Weights of the groups as blocks of the new groups' weights, with zeros around them.
-    pub(crate) fn spread(&self, weight: &[f32]) -> Buffer {
+    /// Returns the merged groups' weights: the groups' weights as diagonal blocks, zeros elsewhere.
+    pub(crate) fn block_diagonal(&self, weight: &[f32]) -> Buffer {
         let mut wide = Buffer::zeroed(self.shape.weight_len());
         self.blocks(|narrow, block| wide[block].copy_from_slice(&weight[narrow]));
         wide
     }
 
-    /// The blocks of the new groups' weights.
-    pub(crate) fn collect(&self, wide: &[f32]) -> Buffer {
-        let mut weight = Buffer::new(self.shape.weight_len() / self.together);
+    /// Returns the diagonal blocks of the merged groups' weights, the inverse of [`Self::block_diagonal`].
+    pub(crate) fn diagonal_blocks(&self, wide: &[f32]) -> Buffer {
+        let mut weight = Buffer::new(self.shape.weight_len() / self.factor);
         self.blocks(|narrow, block| weight[narrow].copy_from_slice(&wide[block]));
         weight
     }
 
-    /// Calls `each` with the place of every filter's weights in the groups' and in the new groups' layout.
+    /// Calls `each` for every filter with the range of its weights in the original layout and in the merged layout.
     fn blocks(&self, mut each: impl FnMut(std::ops::Range<usize>, std::ops::Range<usize>)) {
         let [depth, columns] = self.shape.group_channels();
-        let (row, narrow_columns) = (depth * self.shape.taps(), columns / self.together);
-        let len = row / self.together;
+        let (row, narrow_columns) = (depth * self.shape.taps(), columns / self.factor);
+        let len = row / self.factor;
         for filter in 0..self.shape.channels[1] {
-            let start = filter * row + filter / narrow_columns % self.together * len;
+            let start = filter * row + filter / narrow_columns % self.factor * len;
             each(filter * len..(filter + 1) * len, start..start + len);
         }
     }

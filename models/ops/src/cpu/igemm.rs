@@ -1,45 +1,46 @@
-//! Convolution as one matrix product without im2col.
+//! Convolution as one matrix product without im2col: an indirect GEMM, as in XNNPACK.
 //!
-//! A pixel of the result is a row, a channel of the result is a column, and the summed index runs over (tap, channel of
-//! the source). Since pixels are stored channels-last, the part of a row that belongs to one tap is contiguous in the
-//! source: the kernel takes a table of pointers, one for each (tap, row), and padding is a pointer to zeros. This one
-//! loop serves the forward pass and, with other tables, the gradient of the data (see [`super::conv`]).
+//! Rows are pixels of the result, columns are its channels, and the summed index is (tap, source channel). Pixels are
+//! stored channels-last, so the part of a row that belongs to one tap is contiguous in the source. The micro-kernel
+//! takes an indirection buffer: one pointer per (tap, row), where padding points to zeros. The same loop computes the
+//! forward pass and, with other pointers, the data gradient (see [`super::conv`]).
 //!
-//! Rows go in blocks that different tasks take. Within a block, panels of the packed weights are the outer loop and the
-//! register tiles the inner one: a panel comes from memory once a block, the block's pixels stay in L2.
-//! Groups of channels take turns within a block, so that its pixels are read once for all of them. With few source
-//! channels the kernel would turn to the next tap after a handful of products; there neighbouring taps become one
-//! ([`super::widen`]), or else a block's rows are gathered (im2col of some hundred rows, in L1) and multiplied as one tap.
+//! Tasks take blocks of rows. Within a block, panels of the packed weights are the outer loop and register tiles the
+//! inner loop: a panel is read from memory once per block, and the block's pixels stay in L2. Groups of channels
+//! alternate within a block, so its pixels are read once for all groups. With few source channels, the micro-kernel
+//! would change taps after a few products. Neighbouring taps are then folded into one ([`mod@super::fold_taps`]), or
+//! the rows of a block are gathered (im2col of a few hundred rows, in L1) and multiplied as one tap.
 
 use std::cell::RefCell;
 use std::ops::Range;
 
+use super::allocator::Buffer;
+use super::fold_taps::fold_taps;
 use super::kernel::{Isa, Tile, prefetch};
-use super::memory::Buffer;
 use super::panels::{Panel, padded, panels};
-use super::parallel::{Shared, for_each, threads};
-use super::widen::widen;
+use super::parallel::{SharedSlice, for_each, threads};
 
-/// Source channels from which gathering no longer pays.
+/// Number of source channels from which gathering is slower.
 const GATHER_BELOW: usize = 4;
-/// Register tiles in a block, at least.
+/// Minimum number of register tiles per block.
 const TILES: usize = 8;
-/// Products for each number of the result from which a block has that few.
+/// Number of products per result element from which blocks have the minimum size.
 const FULL_WIDTH: usize = 256;
 
-/// A grid of pixels in a channels-last tensor `[batch, height, width, channels]`.
+/// Pixels of a channels-last tensor `[batch, height, width, channels]`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Image {
     pub(crate) size: [usize; 2],
     pub(crate) channels: usize,
 }
 
+/// A convolution as an indirect GEMM.
 pub(crate) struct Igemm<'a> {
     pub(crate) isa: &'static Isa,
     pub(crate) batch: usize,
-    /// Groups of channels, side by side in source and target.
+    /// Number of groups of channels, adjacent in source and target.
     pub(crate) groups: usize,
-    /// Pixels of the result, `[rows, columns]` for each image.
+    /// Pixels of the result, `[rows, columns]` per image.
     pub(crate) grid: [usize; 2],
     pub(crate) source: &'a [f32],
     pub(crate) source_image: Image,
@@ -47,66 +48,67 @@ pub(crate) struct Igemm<'a> {
     pub(crate) source_step: [usize; 2],
     /// Sorted.
     pub(crate) taps: &'a [[isize; 2]],
-    /// Channels of a group of the source that are summed.
+    /// Source channels per group, which are summed.
     pub(crate) depth: usize,
-    /// From [`pack`].
+    /// Weights from [`pack`].
     pub(crate) packed: &'a [f32],
     /// Grid pixel `g` is written at `g · target_step + target_first`.
     pub(crate) target_image: Image,
     pub(crate) target_step: [usize; 2],
     pub(crate) target_first: [usize; 2],
-    /// Channels of a group of the result.
+    /// Result channels per group.
     pub(crate) columns: usize,
-    /// From [`pad_bias`].
+    /// Bias from [`pad_bias`].
     pub(crate) bias: Option<&'a [f32]>,
     pub(crate) relu: bool,
 }
 
+/// Pointers of a block.
 #[derive(Default)]
-struct Tables {
-    /// `[tile][tap][row]`, to the first channel of a pixel of the source.
+struct Indirection {
+    /// `[tile][tap][row]`, each to the first channel of a source pixel.
     a: Vec<*const f32>,
-    /// `[tap]`
-    reach: Vec<Reach>,
-    /// `[row]`, to a gathered row.
+    /// `[tap]`.
+    taps: Vec<TapRange>,
+    /// `[row]`, each to a gathered row.
     gathered: Vec<*const f32>,
-    /// `[row]`, to the first channel of a pixel of the target.
+    /// `[row]`, each to the first channel of a target pixel.
     out: Vec<*mut f32>,
 }
 
-/// What a tap sees of the source.
-struct Reach {
-    /// Floats from the pixel at `g · step` to that below the tap.
+/// Source pixels of a tap.
+struct TapRange {
+    /// Offset in floats from the source pixel at `g · step` to the tap's pixel.
     distance: isize,
-    /// Rows and columns of the grid whose pixel is inside the image.
+    /// Rows and columns of the grid whose source pixel is inside the image.
     inside: [Range<usize>; 2],
 }
 
-impl Reach {
+impl TapRange {
     fn new(tap: &[isize; 2], image: &Image, grid: [usize; 2], step: [usize; 2]) -> Self {
         let inside = [0, 1].map(|i| {
-            // The first one at or behind a line of the image.
-            let behind = |line: isize| (line - tap[i]).max(0).unsigned_abs().div_ceil(step[i]).min(grid[i]);
-            behind(0)..behind(image.size[i] as isize)
+            // The first grid index whose source pixel is at or after `line`.
+            let first_after = |line: isize| (line - tap[i]).max(0).unsigned_abs().div_ceil(step[i]).min(grid[i]);
+            first_after(0)..first_after(image.size[i] as isize)
         });
         Self { distance: (tap[0] * image.size[1] as isize + tap[1]) * image.channels as isize, inside }
     }
 }
 
 thread_local! {
-    static TABLES: RefCell<Tables> = RefCell::default();
+    static INDIRECTION: RefCell<Indirection> = RefCell::default();
 }
 
 impl Igemm<'_> {
-    /// Fills the result's pixels of the grid; `target` is the whole tensor.
+    /// Computes the result's pixels of the grid; `target` is the whole tensor.
     pub(crate) fn run(&self, target: &mut [f32]) {
         let (source, image, step) = (self.source, self.source_image, self.source_step);
-        match widen(source, self.batch, image, self.taps, self.depth, self.grid, step) {
-            Some(wide) => Igemm {
-                source: wide.padded.as_deref().unwrap_or(source),
-                source_image: wide.image,
-                taps: &wide.taps,
-                depth: wide.depth,
+        match fold_taps(source, self.batch, image, self.taps, self.depth, self.grid, step) {
+            Some(folded) => Igemm {
+                source: folded.padded.as_deref().unwrap_or(source),
+                source_image: folded.image,
+                taps: &folded.taps,
+                depth: folded.depth,
                 ..*self
             }
             .run_blocks(target),
@@ -116,76 +118,76 @@ impl Igemm<'_> {
 
     fn run_blocks(&self, target: &mut [f32]) {
         let rows = self.batch * self.grid[0] * self.grid[1];
-        // Rows of few products are soon done: more of them a task.
+        // Rows with few products take little time, so a task has more of them.
         let tiles = (TILES * FULL_WIDTH / (self.depth * self.taps.len()).max(1)).clamp(TILES, 4 * TILES);
         let block = (self.isa.rows * tiles).min(rows.div_ceil(threads()).next_multiple_of(self.isa.rows).max(1));
         let zeros = Buffer::zeroed(self.source_image.channels.max(self.depth).max(1));
         let panels = panels(self.isa, self.columns);
-        let target = Shared::new(target);
+        let target = SharedSlice::new(target);
         for_each(rows.div_ceil(block.max(1)), |index| {
             let first = index * block;
-            TABLES.with_borrow_mut(|tables| {
-                self.block(tables, &panels, first, block.min(rows - first), &zeros, target);
+            INDIRECTION.with_borrow_mut(|pointers| {
+                self.block(pointers, &panels, first, block.min(rows - first), &zeros, target);
             });
         });
     }
 
     fn block(
         &self,
-        tables: &mut Tables,
+        pointers: &mut Indirection,
         panels: &[Panel],
         first: usize,
         count: usize,
         zeros: &[f32],
-        target: Shared<f32>,
+        target: SharedSlice<f32>,
     ) {
         let gather = self.depth < GATHER_BELOW && self.taps.len() > 1;
-        self.point(tables, first, count, zeros, target);
-        self.fetch_next(tables, count);
+        self.fill_pointers(pointers, first, count, zeros, target);
+        self.prefetch_next(pointers, count);
         let (rows, width, padded) = (self.isa.rows, self.depth * self.taps.len(), padded(panels));
         let (taps, depth) = if gather { (1, width) } else { (self.taps.len(), self.depth) };
         let mut gathered = Buffer::new(if gather { count.next_multiple_of(rows) * width } else { 0 });
 
         for group in 0..self.groups {
             if gather {
-                self.gather(tables, &mut gathered, width, group * self.depth);
+                self.gather(pointers, &mut gathered, width, group * self.depth);
             }
-            let (a, offset) = if gather { (&tables.gathered, 0) } else { (&tables.a, group * self.depth) };
+            let (a, offset) = if gather { (&pointers.gathered, 0) } else { (&pointers.a, group * self.depth) };
             for panel in panels {
                 let packed = &self.packed[(group * padded + panel.column) * width..];
                 let bias = self.bias.map(|bias| &bias[group * padded + panel.column..]);
                 for tile in 0..count.div_ceil(rows) {
                     let call = Tile {
-                        // A tile's pointers for all taps lie together.
+                        // The pointers of a tile are adjacent for all taps.
                         a: a[tile * rows * taps..].as_ptr(),
                         offset,
                         taps,
                         depth,
                         b: packed.as_ptr(),
-                        out: tables.out[tile * rows..].as_ptr(),
+                        out: pointers.out[tile * rows..].as_ptr(),
                         column: group * self.columns + panel.column,
                         rows: rows.min(count - tile * rows),
                         cols: panel.cols,
                         bias: bias.map_or(std::ptr::null(), <[f32]>::as_ptr),
                         relu: self.relu,
                     };
-                    // SAFETY: `point` made tables for whole tiles, each pointer into the source with all groups' `depth`
-                    // floats left, to as many zeros or (gathered) to a row of `width` floats; output rows have all
-                    // groups' `columns` floats, and this block alone writes them.
+                    // SAFETY: `fill_pointers` made pointers for whole tiles. Each points to `depth` floats per group in
+                    // the source, to as many zeros or (gathered) to a row of `width` floats. Output rows have `columns`
+                    // floats per group, and only this block writes them.
                     unsafe { panel.isa.tile(&call) };
                 }
             }
         }
     }
 
-    /// Asks for the pixels below the last tap of the next block, which no block before it reads. Where steps are one they
-    /// follow this block's; elsewhere some are missed.
-    fn fetch_next(&self, tables: &Tables, count: usize) {
+    /// Prefetches the source pixels of the next block's last tap, which no earlier block reads. With steps of one, the
+    /// pixels follow this block's pixels; with larger steps, some are missed.
+    fn prefetch_next(&self, pointers: &Indirection, count: usize) {
         const LINE: usize = 64 / size_of::<f32>();
         let (rows, taps) = (self.isa.rows, self.taps.len());
         let (channels, [sy, sx]) = (self.source_image.channels, self.source_step);
         for row in 0..count {
-            let last = tables.a[(row / rows * taps + taps - 1) * rows + row % rows];
+            let last = pointers.a[(row / rows * taps + taps - 1) * rows + row % rows];
             let next = last.wrapping_add(count * sy * sx * channels);
             for line in (0..channels).step_by(LINE) {
                 prefetch(next.wrapping_add(line));
@@ -193,14 +195,21 @@ impl Igemm<'_> {
         }
     }
 
-    /// Pointers of a block to the source and to the target, a run of pixels that are neighbours in a row of the grid at a
-    /// time. Rows behind the last repeat it.
-    fn point(&self, tables: &mut Tables, first: usize, count: usize, zeros: &[f32], target: Shared<f32>) {
+    /// Fills the pointers of a block to source and target, one run of adjacent pixels of a grid row at a time. Rows
+    /// after the last repeat the last row.
+    fn fill_pointers(
+        &self,
+        pointers: &mut Indirection,
+        first: usize,
+        count: usize,
+        zeros: &[f32],
+        target: SharedSlice<f32>,
+    ) {
         let (rows, taps) = (self.isa.rows, self.taps.len());
-        let (image, goal) = (&self.source_image, &self.target_image);
-        let Tables { a, reach, out, .. } = tables;
-        reach.clear();
-        reach.extend(self.taps.iter().map(|tap| Reach::new(tap, image, self.grid, self.source_step)));
+        let (image, target_image) = (&self.source_image, &self.target_image);
+        let Indirection { a, taps: tap_ranges, out, .. } = pointers;
+        tap_ranges.clear();
+        tap_ranges.extend(self.taps.iter().map(|tap| TapRange::new(tap, image, self.grid, self.source_step)));
         a.clear();
         a.resize(count.next_multiple_of(rows) * taps, zeros.as_ptr());
         out.clear();
@@ -214,20 +223,22 @@ impl Igemm<'_> {
                 let run = (width - x).min(rows_here - row);
                 let start = (n * image.size[0] + y * self.source_step[0]) * image.size[1];
                 let start = self.source.as_ptr().wrapping_add(start * image.channels);
-                for (reach, a) in reach.iter().zip(a.chunks_exact_mut(rows)) {
-                    if reach.inside[0].contains(&y) {
-                        let start = start.wrapping_offset(reach.distance);
-                        let inside = reach.inside[1].start.max(x)..reach.inside[1].end.min(x + run);
+                for (range, a) in tap_ranges.iter().zip(a.chunks_exact_mut(rows)) {
+                    if range.inside[0].contains(&y) {
+                        let start = start.wrapping_offset(range.distance);
+                        let inside = range.inside[1].start.max(x)..range.inside[1].end.min(x + run);
                         for x_inside in inside {
                             a[row + x_inside - x] = start.wrapping_add(x_inside * step);
                         }
                     }
                 }
                 let ty = y * self.target_step[0] + self.target_first[0];
-                let pixel = (n * goal.size[0] + ty) * goal.size[1] + x * self.target_step[1] + self.target_first[1];
+                let pixel = (n * target_image.size[0] + ty) * target_image.size[1]
+                    + x * self.target_step[1]
+                    + self.target_first[1];
                 let pixels = (0..run).map(|i| pixel + i * self.target_step[1]);
-                // SAFETY: pixels of the target tensor.
-                out.extend(pixels.map(|pixel| unsafe { target.ptr().add(pixel * goal.channels) }));
+                // SAFETY: all are pixels of the target tensor.
+                out.extend(pixels.map(|pixel| unsafe { target.ptr().add(pixel * target_image.channels) }));
                 row += run;
                 x += run;
                 if x == width {
@@ -247,24 +258,24 @@ impl Igemm<'_> {
         }
     }
 
-    /// Copies the rows of a block's group together, as one tap.
-    fn gather(&self, tables: &mut Tables, gathered: &mut [f32], width: usize, offset: usize) {
+    /// Gathers the rows of one group of a block, as one tap.
+    fn gather(&self, pointers: &mut Indirection, gathered: &mut [f32], width: usize, offset: usize) {
         let (rows, taps) = (self.isa.rows, self.taps.len());
         for (row, to) in gathered.chunks_exact_mut(width).enumerate() {
             for (tap, to) in to.chunks_exact_mut(self.depth).enumerate() {
-                let from = tables.a[(row / rows * taps + tap) * rows + row % rows];
+                let from = pointers.a[(row / rows * taps + tap) * rows + row % rows];
                 for (d, to) in to.iter_mut().enumerate() {
-                    // SAFETY: each pointer has all groups' `depth` floats.
+                    // SAFETY: each pointer points to `depth` floats per group.
                     *to = unsafe { *from.add(offset + d) };
                 }
             }
         }
-        tables.gathered.clear();
-        tables.gathered.extend(gathered.chunks_exact(width).map(<[f32]>::as_ptr));
+        pointers.gathered.clear();
+        pointers.gathered.extend(gathered.chunks_exact(width).map(<[f32]>::as_ptr));
     }
 }
 
-/// Strides of a weight tensor as `pack` reads it.
+/// A weight tensor with its strides, input of [`pack`].
 pub(crate) struct Weights<'a> {
     pub(crate) data: &'a [f32],
     pub(crate) groups: usize,
@@ -274,17 +285,17 @@ pub(crate) struct Weights<'a> {
     pub(crate) group_stride: usize,
     pub(crate) column_stride: usize,
     pub(crate) depth_stride: usize,
-    /// Where each tap starts.
+    /// Offset of each tap.
     pub(crate) taps: &'a [usize],
 }
 
-/// `[group][panel][tap][depth][columns of the panel's tile]`, padded with zeros.
+/// Packs weights into `[group][panel][tap][depth][columns of the panel's tile]`, padded with zeros.
 pub(crate) fn pack(isa: &'static Isa, weights: &Weights<'_>) -> Buffer {
     let (depth, width) = (weights.depth, weights.taps.len() * weights.depth);
     let panels = panels(isa, weights.columns);
     let padded = padded(&panels);
     let mut packed = Buffer::new(weights.groups * padded * width);
-    let target = Shared::new(&mut packed);
+    let target = SharedSlice::new(&mut packed);
     for_each(weights.groups * panels.len(), |task| {
         let (group, panel) = (task / panels.len(), panels[task % panels.len()]);
         let (start, cols) = ((group * padded + panel.column) * width, panel.isa.cols);
@@ -306,7 +317,7 @@ pub(crate) fn pack(isa: &'static Isa, weights: &Weights<'_>) -> Buffer {
     packed
 }
 
-/// Each group's bias with zeros for the padding of its panels.
+/// Pads each group's bias with zeros to the columns of its panels.
 pub(crate) fn pad_bias(isa: &'static Isa, bias: &[f32], groups: usize) -> Buffer {
     let columns = bias.len() / groups;
     let padded = padded(&panels(isa, columns));

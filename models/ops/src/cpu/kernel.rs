@@ -1,15 +1,16 @@
-//! The two inner kernels, for each instruction set.
+//! The two micro-kernels of matrix products, for each instruction set.
 //!
-//! Both hold a small tile of the result in registers and add outer products to it. They differ in which side is
-//! contiguous along the summed index:
+//! Both keep a tile of the result in registers and add outer products to it. They differ in the side that is contiguous
+//! along the summed index:
 //!
-//! - [`Tile`]: `out[row][col] = Σ_tap Σ_k a[tap][row][k] · b[tap][k][col]`. `a` is given by one pointer for each tap and
-//!   row (an indirection table as in XNNPACK), so a convolution needs no im2col copy: padding points to zeros.
-//! - [`Outer`]: `out[row][col] += Σ_k a[k][row] · b[k][col]`, the gradient of weights, where the summed index is the
-//!   pixel; `a` is one pointer for each pixel.
+//! - [`Tile`]: `out[row][col] = Σ_tap Σ_k a[tap][row][k] · b[tap][k][col]`. `a` has one pointer per tap and row (an
+//!   indirection buffer as in XNNPACK), so a convolution needs no im2col copy: padding points to zeros.
+//! - [`Outer`]: `out[row][col] += Σ_k a[k][row] · b[k][col]`, the weight gradient, where the summed index is the pixel.
+//!   `a` has one pointer per pixel.
 //!
-//! `b` is packed into panels of [`Isa::cols`] columns, padded with zeros. The order of summation is fixed: results do
-//! not depend on threads. They differ between instruction sets by rounding, as fused multiply-adds round once.
+//! `b` is packed into panels of [`Isa::cols`] columns, padded with zeros. The order of summation is fixed, so results
+//! do not depend on the number of threads. They differ between instruction sets by rounding, because fused
+//! multiply-adds round once.
 
 use std::sync::LazyLock;
 
@@ -17,56 +18,56 @@ use std::sync::LazyLock;
 use super::kernel_x86;
 use super::winograd_tile::{Transforms, grad_tile, input_tile, output_tile};
 
-/// One call of the tile kernel.
+/// Arguments of the tile micro-kernel.
 pub(crate) struct Tile {
     /// `[taps][Isa::rows]` pointers.
     pub(crate) a: *const *const f32,
-    /// Floats from each of these pointers to the `depth` floats that are read.
+    /// Offset in floats from each pointer in `a` to the `depth` floats that are read.
     pub(crate) offset: usize,
     pub(crate) taps: usize,
     pub(crate) depth: usize,
     /// Packed panel `[taps · depth][Isa::cols]`.
     pub(crate) b: *const f32,
-    /// One pointer for each row, to column 0 of the whole output row.
+    /// One pointer per row, to column 0 of the output row.
     pub(crate) out: *const *mut f32,
-    /// First column of the panel in an output row.
+    /// The panel's first column in an output row.
     pub(crate) column: usize,
-    /// Rows and columns to be stored.
+    /// Number of rows and columns to store.
     pub(crate) rows: usize,
     pub(crate) cols: usize,
-    /// Null, or `Isa::cols` floats that are added.
+    /// Null, or `Isa::cols` floats to add.
     pub(crate) bias: *const f32,
     pub(crate) relu: bool,
 }
 
-/// One call of the outer-product kernel.
+/// Arguments of the outer-product micro-kernel.
 pub(crate) struct Outer {
-    /// `depth` pointers, one a pixel.
+    /// `depth` pointers, one per pixel.
     pub(crate) a: *const *const f32,
-    /// Offset from each of these pointers.
+    /// Offset in floats from each pointer in `a`.
     pub(crate) offset: usize,
     pub(crate) depth: usize,
     /// Packed panel `[depth][Isa::cols]`.
     pub(crate) b: *const f32,
-    /// Rows of `Isa::cols` floats, `stride` apart, which are added to.
+    /// Rows of `Isa::cols` floats, `stride` floats apart, to which the products are added.
     pub(crate) out: *mut f32,
     pub(crate) stride: usize,
     /// At most [`Isa::outer_rows`].
     pub(crate) rows: usize,
 }
 
-/// An instruction set: the shapes of its register tiles and its kernels.
+/// An instruction set: the shapes of its register tiles, and its micro-kernels.
 #[derive(Debug)]
 pub(crate) struct Isa {
-    #[cfg_attr(not(test), expect(dead_code, reason = "names the set in a failing test"))]
+    #[cfg_attr(not(test), expect(dead_code, reason = "names the instruction set in a failing test"))]
     pub(crate) name: &'static str,
     /// Rows of a [`Tile`].
     pub(crate) rows: usize,
     /// Columns of a packed panel.
     pub(crate) cols: usize,
-    /// Most rows of an [`Outer`].
+    /// Maximum number of rows of an [`Outer`].
     pub(crate) outer_rows: usize,
-    /// The same with fewer columns (and as many rows), for what is left of an image's channels; widest first.
+    /// Variants with fewer columns and the same number of rows, for the remaining columns of a matrix; widest first.
     pub(super) narrower: &'static [&'static Isa],
     pub(super) tile: unsafe fn(&Tile),
     pub(super) outer: unsafe fn(&Outer),
@@ -74,31 +75,35 @@ pub(crate) struct Isa {
 }
 
 impl Isa {
+    /// Computes a tile.
+    ///
     /// # Safety
     ///
-    /// All pointers of the call are valid for what their documentation says.
+    /// All pointers of the call are valid as documented in [`Tile`].
     #[inline]
     pub(crate) unsafe fn tile(&self, call: &Tile) {
-        // SAFETY: the set is only handed out where the processor has it; the rest is the caller's promise.
+        // SAFETY: `supported` returns only instruction sets of this processor; the caller guarantees the pointers.
         unsafe { (self.tile)(call) }
     }
 
+    /// Adds outer products.
+    ///
     /// # Safety
     ///
-    /// All pointers of the call are valid for what their documentation says.
+    /// All pointers of the call are valid as documented in [`Outer`].
     #[inline]
     pub(crate) unsafe fn outer(&self, call: &Outer) {
         // SAFETY: as in `tile`.
         unsafe { (self.outer)(call) }
     }
 
-    /// The best set of this processor.
+    /// Returns the best instruction set of this processor.
     pub(crate) fn best() -> &'static Isa {
         static BEST: LazyLock<&Isa> = LazyLock::new(|| Isa::supported()[0]);
         *BEST
     }
 
-    /// All sets that this processor has, best first.
+    /// Returns all instruction sets of this processor, best first.
     pub(crate) fn supported() -> Vec<&'static Isa> {
         let mut sets = Vec::new();
         #[cfg(target_arch = "x86_64")]
@@ -116,11 +121,11 @@ impl Isa {
     }
 }
 
-/// Asks for a cache line in good time. The address may be any.
+/// Prefetches a cache line. The address may be invalid.
 #[inline(always)]
 pub(super) fn prefetch(address: *const f32) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint, which reads nothing; the instruction is part of the architecture's baseline.
+    // SAFETY: a prefetch is a hint and accesses no memory; the instruction is part of the architecture's baseline.
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(address.cast());
     }
@@ -128,11 +133,11 @@ pub(super) fn prefetch(address: *const f32) {
     let _ = address;
 }
 
-/// What the kernels need of a vector type.
+/// Vector operations of the micro-kernels.
 ///
 /// # Safety
 ///
-/// The methods may use instructions of the set that the type stands for, and read or write `LANES` floats.
+/// The methods may use instructions of the type's instruction set, and read or write `LANES` floats.
 pub(super) unsafe trait Simd {
     const LANES: usize;
     type V: Copy;
@@ -148,13 +153,15 @@ pub(super) unsafe trait Simd {
     unsafe fn relu(a: Self::V) -> Self::V;
 }
 
+/// Micro-kernel of [`Tile`].
+///
 /// # Safety
 ///
 /// As for [`Isa::tile`], with `S`'s instructions available, `ROWS = Isa::rows` and `VECS · LANES = Isa::cols`.
 #[inline(always)]
-#[expect(clippy::needless_range_loop, reason = "anything else makes the compiler keep the tile in memory")]
+#[expect(clippy::needless_range_loop, reason = "with iterators the compiler keeps the tile in memory")]
 pub(super) unsafe fn tile<S: Simd, const ROWS: usize, const VECS: usize>(call: &Tile) {
-    // SAFETY: every address is one that `Tile` documents as valid.
+    // SAFETY: `Tile` documents every address as valid.
     unsafe {
         let mut acc = [[S::zero(); VECS]; ROWS];
         let mut b = call.b;
@@ -207,12 +214,14 @@ pub(super) unsafe fn tile<S: Simd, const ROWS: usize, const VECS: usize>(call: &
     }
 }
 
+/// Micro-kernel of [`Outer`] for a fixed number of rows.
+///
 /// # Safety
 ///
 /// As for [`Isa::outer`], with `S`'s instructions available and `call.rows = ROWS`.
 #[inline(always)]
 unsafe fn outer<S: Simd, const ROWS: usize, const VECS: usize>(call: &Outer) {
-    // SAFETY: every address is one that `Outer` documents as valid.
+    // SAFETY: `Outer` documents every address as valid.
     unsafe {
         let mut acc = [[S::zero(); VECS]; ROWS];
         let mut b = call.b;
@@ -239,12 +248,14 @@ unsafe fn outer<S: Simd, const ROWS: usize, const VECS: usize>(call: &Outer) {
     }
 }
 
+/// Micro-kernel of [`Outer`] for any number of rows.
+///
 /// # Safety
 ///
 /// As for [`Isa::outer`], with `S`'s instructions available.
 #[inline(always)]
 pub(super) unsafe fn outer_any<S: Simd, const VECS: usize>(call: &Outer) {
-    // SAFETY: the caller's promise, and `ROWS` is the call's.
+    // SAFETY: guaranteed by the caller, and `ROWS` equals `call.rows`.
     unsafe {
         match call.rows {
             8 => outer::<S, 8, VECS>(call),
@@ -259,11 +270,11 @@ pub(super) unsafe fn outer_any<S: Simd, const VECS: usize>(call: &Outer) {
     }
 }
 
-/// Eight floats that the compiler may put where it likes.
-struct Plain;
+/// Eight floats in plain Rust, which the compiler vectorises.
+struct Portable;
 
 // SAFETY: plain Rust on every processor.
-unsafe impl Simd for Plain {
+unsafe impl Simd for Portable {
     const LANES: usize = 8;
     type V = [f32; 8];
     #[inline(always)]
@@ -272,17 +283,17 @@ unsafe impl Simd for Plain {
     }
     #[inline(always)]
     unsafe fn splat(from: *const f32) -> [f32; 8] {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         [unsafe { *from }; 8]
     }
     #[inline(always)]
     unsafe fn load(from: *const f32) -> [f32; 8] {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { from.cast::<[f32; 8]>().read_unaligned() }
     }
     #[inline(always)]
     unsafe fn store(to: *mut f32, v: [f32; 8]) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { to.cast::<[f32; 8]>().write_unaligned(v) }
     }
     #[inline(always)]
@@ -310,7 +321,11 @@ static PORTABLE: Isa = Isa {
     outer_rows: 4,
     narrower: &[],
     // SAFETY of both: plain Rust.
-    tile: tile::<Plain, 4, 1>,
-    outer: outer_any::<Plain, 1>,
-    winograd: Transforms { input: input_tile::<Plain>, output: output_tile::<Plain>, grad: grad_tile::<Plain> },
+    tile: tile::<Portable, 4, 1>,
+    outer: outer_any::<Portable, 1>,
+    winograd: Transforms {
+        input: input_tile::<Portable>,
+        output: output_tile::<Portable>,
+        grad: grad_tile::<Portable>,
+    },
 };

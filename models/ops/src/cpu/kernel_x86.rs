@@ -1,11 +1,11 @@
-//! The kernels for AVX-512 and AVX2: the generic loops of [`super::kernel`] with these instructions put in.
+//! The micro-kernels for AVX-512 and AVX2: the generic loops of [`super::kernel`] with these instructions.
 
 use std::arch::x86_64::*;
 
 use super::kernel::{Isa, Outer, Simd, Tile, outer_any, tile};
 use super::winograd_tile::{Transforms, grad_tile, input_tile, output_tile};
 
-/// A vector type and the seven instructions that the kernels need of it.
+/// Defines a vector type by its instructions.
 macro_rules! simd {
     ($name:ident, $lanes:literal, $v:ty, $zero:path, $splat:path, $load:path, $store:path, $fma:path, $add:path, $sub:path, $max:path) => {
         struct $name;
@@ -21,7 +21,7 @@ macro_rules! simd {
             }
             #[inline(always)]
             unsafe fn splat(from: *const f32) -> $v {
-                // SAFETY: the instructions are enabled, the address is the caller's promise.
+                // SAFETY: the instructions are enabled; the caller guarantees the address.
                 unsafe { $splat(*from) }
             }
             #[inline(always)]
@@ -51,7 +51,7 @@ macro_rules! simd {
             }
             #[inline(always)]
             unsafe fn relu(a: $v) -> $v {
-                // SAFETY: the instructions are enabled. Of two unordered operands the second is the result.
+                // SAFETY: the instructions are enabled. For NaN the result is the second operand, so NaN stays NaN.
                 unsafe { $max($zero(), a) }
             }
         }
@@ -85,12 +85,12 @@ simd!(
     _mm256_max_ps
 );
 
-/// Functions for a register tile of `$rows` rows and `$vecs` vectors.
+/// Micro-kernels for a register tile of `$rows` rows and `$vecs` vectors.
 macro_rules! tiles {
     ($features:literal, $simd:ty, $rows:literal, $vecs:literal) => {{
         #[target_feature(enable = $features)]
         unsafe fn tile_of(call: &Tile) {
-            // SAFETY: the features are enabled; the rest is the caller's promise.
+            // SAFETY: the features are enabled; the caller guarantees the rest.
             unsafe { tile::<$simd, $rows, $vecs>(call) }
         }
         #[target_feature(enable = $features)]
@@ -106,7 +106,7 @@ macro_rules! transforms {
     ($features:literal, $simd:ty) => {{
         #[target_feature(enable = $features)]
         unsafe fn input(from: &[*const f32; 16], channels: usize, to: *mut f32, stride: usize) {
-            // SAFETY: the features are enabled; the rest is the caller's promise.
+            // SAFETY: the features are enabled; the caller guarantees the rest.
             unsafe { input_tile::<$simd>(from, channels, to, stride) }
         }
         #[target_feature(enable = $features)]
@@ -142,7 +142,7 @@ macro_rules! isa {
 
 pub(super) static AVX512: Isa = isa!("avx512", "avx512f,avx512vl", Avx512, 12 x 2, 8, &[&AVX512_16, &AVX512_8]);
 static AVX512_16: Isa = isa!("avx512", "avx512f,avx512vl", Avx512, 12 x 1, 8, &[]);
-/// Vectors of half the width, but all of AVX-512's registers.
+/// Vectors of half the width, with all of AVX-512's registers.
 static AVX512_8: Isa = isa!("avx512", "avx512f,avx512vl,avx2,fma", Avx2, 12 x 1, 8, &[]);
 pub(super) static AVX2: Isa = isa!("avx2", "avx2,fma", Avx2, 6 x 2, 6, &[&AVX2_8]);
 static AVX2_8: Isa = isa!("avx2", "avx2,fma", Avx2, 6 x 1, 6, &[]);

@@ -1,33 +1,33 @@
-//! The operations on burn-flex tensors.
+//! The CPU kernels, on burn-flex tensors.
 
 mod activation;
+mod allocator;
 mod batch_norm;
+mod blob;
 mod channels;
+mod col2im;
+mod concat;
 mod conv;
 mod depthwise;
 mod flex;
-mod foreign;
+mod fold_taps;
 mod grouped;
 mod igemm;
-mod join;
 mod kernel;
 #[cfg(target_arch = "x86_64")]
 mod kernel_x86;
 mod max_pool;
-mod memory;
 mod panels;
 mod parallel;
 #[cfg(test)]
 mod reference;
-mod scatter;
 mod shape;
 mod simd;
 mod tensor;
 pub(super) mod update;
 mod weight_grad;
-mod widen;
 mod winograd;
 mod winograd_grad;
 mod winograd_tile;
 
-pub use foreign::tensor_over;
+pub use blob::tensor_from_blob;

@@ -1,23 +1,23 @@
-//! Channels of a result cut into panels, each as wide as a register tile.
+//! Packing panels: the channels of a result, divided into panels that are as wide as a register tile.
 //!
-//! A register tile costs as much for 6 channels as for all that it is wide. So full tiles come first, and what is left
-//! goes to narrower ones: 40 channels are a tile of 32 and one of 8.
+//! A register tile costs the same for 6 channels as for its full width. Full tiles therefore come first, and narrower
+//! tiles cover the rest: 40 channels are a tile of 32 and a tile of 8.
 
 use super::kernel::Isa;
 
-/// Neighbouring columns that one register tile computes.
+/// Adjacent columns that one register tile computes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Panel {
-    /// The instruction set with tiles of that width.
+    /// The instruction set whose tiles have this panel's width.
     pub(crate) isa: &'static Isa,
     /// The first column.
     pub(crate) column: usize,
-    /// Columns that are stored; the tile may have more.
+    /// Number of columns to store; the tile may be wider.
     pub(crate) cols: usize,
 }
 
-/// The panels of some columns. Packed data of a panel begins where that of the columns before it, which fill their
-/// tiles, ends.
+/// Divides `columns` into panels. The packed data of a panel starts after the packed data of all columns before it,
+/// which fill their tiles.
 pub(crate) fn panels(isa: &'static Isa, columns: usize) -> Vec<Panel> {
     let narrowest = isa.narrower.last().map_or(isa.cols, |last| last.cols);
     let mut panels = Vec::new();
@@ -32,7 +32,7 @@ pub(crate) fn panels(isa: &'static Isa, columns: usize) -> Vec<Panel> {
     panels
 }
 
-/// Columns of all panels' tiles.
+/// Returns the number of columns of all panels' tiles, including padding.
 pub(crate) fn padded(panels: &[Panel]) -> usize {
     panels.last().map_or(0, |panel| panel.column + panel.isa.cols)
 }

@@ -1,13 +1,13 @@
-//! Tasks over rayon's threads, and the one place where they share a mutable pointer.
+//! Parallel tasks on rayon's threads, and the mutable pointer that they share.
 
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 
-/// Threads that a parallel section may use.
+/// Returns the number of threads of a parallel section.
 pub(crate) fn threads() -> usize {
     rayon::current_num_threads()
 }
 
-/// Runs `task(0..count)`, each index once, on as many threads as there are.
+/// Runs `task` once for each index in `0..count`, in parallel.
 pub(crate) fn for_each(count: usize, task: impl Fn(usize) + Send + Sync) {
     if count <= 1 {
         (0..count).for_each(task);
@@ -16,30 +16,30 @@ pub(crate) fn for_each(count: usize, task: impl Fn(usize) + Send + Sync) {
     }
 }
 
-/// Part `index` of `0..len` cut into `parts` pieces whose lengths are multiples of `unit` (but for the last) and differ
-/// by at most one unit.
-pub(crate) fn part(len: usize, unit: usize, parts: usize, index: usize) -> std::ops::Range<usize> {
+/// Returns chunk `index` of `0..len`, divided into `parts` chunks. Their lengths are multiples of `unit` (except the
+/// last) and differ by at most one unit.
+pub(crate) fn chunk(len: usize, unit: usize, parts: usize, index: usize) -> std::ops::Range<usize> {
     let units = len.div_ceil(unit);
     let cut = |i: usize| (units * i / parts * unit).min(len);
     cut(index)..cut(index + 1)
 }
 
-/// Pieces for [`part`] of an elementwise pass: about `target` elements each, so that stealing evens out the load while
-/// a small tensor stays on one thread.
-pub(crate) fn pieces(len: usize, target: usize) -> usize {
+/// Returns the number of chunks for an elementwise pass: about `target` elements each. Work stealing then balances the
+/// load, and a small tensor stays on one thread.
+pub(crate) fn chunk_count(len: usize, target: usize) -> usize {
     len.div_ceil(target).clamp(1, 4 * threads())
 }
 
-/// A pointer into a buffer whose parts different tasks write.
+/// A pointer to a buffer whose disjoint ranges are written by different tasks.
 #[derive(Clone, Copy)]
-pub(crate) struct Shared<T>(*mut T);
+pub(crate) struct SharedSlice<T>(*mut T);
 
-// SAFETY: tasks touch disjoint parts; every use says which.
-unsafe impl<T: Send> Send for Shared<T> {}
+// SAFETY: tasks access disjoint ranges; the comment at every use states them.
+unsafe impl<T: Send> Send for SharedSlice<T> {}
 // SAFETY: as above.
-unsafe impl<T: Send> Sync for Shared<T> {}
+unsafe impl<T: Send> Sync for SharedSlice<T> {}
 
-impl<T> Shared<T> {
+impl<T> SharedSlice<T> {
     pub(crate) fn new(slice: &mut [T]) -> Self {
         Self(slice.as_mut_ptr())
     }
@@ -48,12 +48,14 @@ impl<T> Shared<T> {
         self.0
     }
 
+    /// Borrows a range of the buffer mutably.
+    ///
     /// # Safety
     ///
-    /// The range lies in the buffer, which outlives the result, and no other task touches it meanwhile.
-    #[expect(clippy::mut_from_ref, reason = "the caller keeps the parts apart")]
+    /// The range is inside the buffer, the buffer outlives the result, and no other task accesses the range meanwhile.
+    #[expect(clippy::mut_from_ref, reason = "the caller keeps the ranges disjoint")]
     pub(crate) unsafe fn slice(&self, range: std::ops::Range<usize>) -> &mut [T] {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { std::slice::from_raw_parts_mut(self.0.add(range.start), range.len()) }
     }
 }
@@ -67,7 +69,7 @@ mod tests {
         for (len, unit, parts) in [(100, 12, 3), (5, 12, 4), (96, 12, 2), (0, 1, 2), (7, 1, 7)] {
             let mut next = 0;
             for index in 0..parts {
-                let range = part(len, unit, parts, index);
+                let range = chunk(len, unit, parts, index);
                 assert_eq!(range.start, next);
                 assert!(range.end == len || range.len().is_multiple_of(unit));
                 next = range.end;

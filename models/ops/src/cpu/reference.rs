@@ -1,13 +1,13 @@
-//! Test: all passes of a convolution, on every instruction set of this processor, against sums in f64.
+//! Tests of all passes of a convolution, on every instruction set of this processor, against sums in f64.
 
 use proptest::prelude::*;
 
-use super::super::ConvOptions;
 use super::conv;
 use super::kernel::Isa;
 use super::shape::ConvShape;
+use crate::extension::ConvOptions;
 
-/// Small integers divided by eight: no two orders of summation differ but for real mistakes and Winograd's halves.
+/// Pseudo-random values in [-1, 1).
 fn values(len: usize, seed: u64) -> Vec<f32> {
     let mut state = seed;
     (0..len)
@@ -66,12 +66,12 @@ fn check(shape: &ConvShape, seed: u64) -> Result<(), TestCaseError> {
         dx64[i] += f64::from(dy[o]) * f64::from(w[k]);
         dw64[k] += f64::from(dy[o]) * f64::from(x[i]);
     });
-    let plain: Vec<f64> = y64.iter().enumerate().map(|(i, y)| y - f64::from(bias[i % bias.len()])).collect();
-    let cut: Vec<f64> = y64.iter().map(|y| y.max(0.0)).collect();
+    let without_bias: Vec<f64> = y64.iter().enumerate().map(|(i, y)| y - f64::from(bias[i % bias.len()])).collect();
+    let with_relu: Vec<f64> = y64.iter().map(|y| y.max(0.0)).collect();
     for isa in Isa::supported() {
-        close(isa.name, &conv::forward(isa, shape, &x, &w, None, false), &plain)?;
+        close(isa.name, &conv::forward(isa, shape, &x, &w, None, false), &without_bias)?;
         close(isa.name, &conv::forward(isa, shape, &x, &w, Some(&bias), false), &y64)?;
-        close(isa.name, &conv::forward(isa, shape, &x, &w, Some(&bias), true), &cut)?;
+        close(isa.name, &conv::forward(isa, shape, &x, &w, Some(&bias), true), &with_relu)?;
         close(isa.name, &conv::data_grad(isa, shape, &w, &dy), &dx64)?;
         close(isa.name, &conv::weight_grad(isa, shape, &x, &dy), &dw64)?;
     }
@@ -102,8 +102,8 @@ prop_compose! {
 }
 
 prop_compose! {
-    /// What the Winograd path takes.
-    fn plain_shapes()(
+    /// Shapes of the Winograd path.
+    fn winograd_shapes()(
         batch in 1..4_usize,
         channels in [prop_oneof![Just(16_usize), Just(32), Just(48)], prop_oneof![Just(16_usize), Just(32), Just(48)]],
         input in [2..12_usize, 2..12_usize],
@@ -116,7 +116,7 @@ prop_compose! {
 }
 
 prop_compose! {
-    /// Few channels a group, whole vectors of them or not: what narrow tiles and the depthwise kernels take.
+    /// Shapes with few channels per group, as whole vectors or not: those of narrow tiles and of the depthwise kernels.
     fn narrow_shapes()(
         batch in 1..20_usize,
         groups in 1..9_usize,
@@ -150,7 +150,7 @@ proptest! {
     }
 
     #[test]
-    fn plain_three_by_three_equals_sums_in_f64(shape in plain_shapes(), seed in any::<u32>()) {
+    fn winograd_convolutions_equal_sums_in_f64(shape in winograd_shapes(), seed in any::<u32>()) {
         check(&shape, u64::from(seed))?;
     }
 }

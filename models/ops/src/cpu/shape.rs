@@ -1,6 +1,6 @@
-//! Shapes of a two-dimensional convolution.
+//! Shapes of convolutions and poolings.
 
-/// Everything about a convolution that is known before its numbers are.
+/// Geometry of a two-dimensional convolution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ConvShape {
     pub(crate) batch: usize,
@@ -18,14 +18,15 @@ pub(crate) struct ConvShape {
 }
 
 impl ConvShape {
+    /// Makes the shape of a convolution of `input` `[B, C, H, W]` with `weight` `[out, in / groups, kh, kw]`.
+    ///
     /// # Panics
     ///
-    /// Where the kernel does not fit into the padded image, or channels do not divide by groups: errors of whoever
-    /// built the layer.
-    pub(crate) fn new(input: [usize; 4], weight: [usize; 4], options: &super::super::ConvOptions) -> Self {
+    /// When the kernel exceeds the padded image, or the groups do not divide the channels.
+    pub(crate) fn new(input: [usize; 4], weight: [usize; 4], options: &crate::extension::ConvOptions) -> Self {
         let [batch, in_channels, height, width] = input;
         let [out_channels, group_channels, kh, kw] = weight;
-        let &super::super::ConvOptions { stride, padding, dilation, groups } = options;
+        let &crate::extension::ConvOptions { stride, padding, dilation, groups } = options;
         assert!(
             in_channels == group_channels * groups && out_channels.is_multiple_of(groups),
             "convolution of {input:?} with weights {weight:?} in {groups} groups: channels do not fit"
@@ -51,12 +52,12 @@ impl ConvShape {
         }
     }
 
-    /// Weights of one filter for one channel.
+    /// Returns the number of taps, the weights of a filter for one channel.
     pub(crate) fn taps(&self) -> usize {
         self.kernel[0] * self.kernel[1]
     }
 
-    /// Input and output channels of one group.
+    /// Returns the input and output channels of one group.
     pub(crate) fn group_channels(&self) -> [usize; 2] {
         self.channels.map(|c| c / self.groups)
     }
@@ -73,14 +74,14 @@ impl ConvShape {
         self.channels[1] * self.group_channels()[0] * self.taps()
     }
 
-    /// Offsets from an output pixel times the stride to the input pixels below the kernel, row by row.
+    /// Returns the offset of each tap, row by row: output pixel `o` reads the input at `o · stride + offset`.
     pub(crate) fn offsets(&self) -> Vec<[isize; 2]> {
         let along = |i: usize, k: usize| (k * self.dilation[i]) as isize - self.padding[i] as isize;
         (0..self.taps()).map(|tap| [along(0, tap / self.kernel[1]), along(1, tap % self.kernel[1])]).collect()
     }
 }
 
-/// A pooling over windows.
+/// Geometry of a pooling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PoolShape {
     pub(crate) batch: usize,
@@ -95,12 +96,14 @@ pub(crate) struct PoolShape {
 }
 
 impl PoolShape {
+    /// Makes the shape of a pooling of `[B, C, H, W]`.
+    ///
     /// # Panics
     ///
-    /// Where PyTorch refuses too: windows larger than the padded image, and padding of more than half a window, which
-    /// leaves windows without a pixel.
-    pub(crate) fn new([batch, channels, height, width]: [usize; 4], options: &super::super::PoolOptions) -> Self {
-        let &super::super::PoolOptions { kernel, stride, padding } = options;
+    /// When a window exceeds the padded image, or the padding exceeds half a window, so that a window could have no pixel.
+    /// PyTorch raises an error in these cases too. Also when a window has more than 256 pixels.
+    pub(crate) fn new([batch, channels, height, width]: [usize; 4], options: &crate::extension::PoolOptions) -> Self {
+        let &crate::extension::PoolOptions { kernel, stride, padding } = options;
         assert!(
             kernel[0] * kernel[1] <= 256 && (0..2).all(|i| 2 * padding[i] <= kernel[i]),
             "max pooling takes windows of at most 256 pixels, padded by at most half a window: got {options:?}"

@@ -1,11 +1,11 @@
-//! Plain loops, compiled once for each instruction set.
+//! Function multiversioning: plain loops, compiled once per instruction set.
 
-/// Wraps a function whose body the compiler vectorises: `multiversion!(fn name(args) = body)` makes `name` choose at run
-/// time between copies of the inlined `body` for AVX-512, AVX2 and the baseline.
+/// Wraps a function whose body the compiler vectorises. `multiversion!(fn name(args) = body)` defines `name`, which
+/// selects at run time between copies of the inlined `body` for AVX-512, AVX2 and the baseline.
 macro_rules! multiversion {
     ($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) = $body:path) => {
         $(#[$doc])*
-        #[allow(clippy::too_many_arguments, reason = "one slice a tensor")]
+        #[allow(clippy::too_many_arguments, reason = "one slice per tensor")]
         pub(crate) fn $name($($arg: $ty),*) {
             #[cfg(target_arch = "x86_64")]
             {

@@ -1,23 +1,23 @@
 //! burn-flex tensors as channels-last slices.
 //!
-//! The operations keep images channels-last in memory, `[batch, height, width, channels]`, as PyTorch's
-//! `channels_last` does: every loop then runs over contiguous channels, whatever the size of the image. To burn they
-//! remain `[batch, channels, height, width]` with permuted strides, so any other operation works on them.
+//! The kernels keep images channels-last in memory, `[batch, height, width, channels]`, as PyTorch's `channels_last`:
+//! every loop runs over contiguous channels for all image sizes. For burn, the shape is `[batch, channels, height,
+//! width]` with permuted strides, so all other operations accept the tensors.
 
 use burn::tensor::{DType, Shape};
 use burn_flex::{FlexTensor, Layout};
 
-use super::memory::Buffer;
-use super::parallel::{Shared, for_each};
+use super::allocator::Buffer;
+use super::parallel::{SharedSlice, for_each};
 
-/// A tensor whose memory is known to be dense and channels-last, or row-major.
+/// A tensor that is dense in memory, channels-last or row-major.
 #[derive(Debug, Clone)]
 pub(crate) struct Dense {
     tensor: FlexTensor,
 }
 
 impl Dense {
-    /// Channels-last view of `[B, C, H, W]`; copies where the memory is in another order.
+    /// Makes a channels-last view of `[B, C, H, W]`; copies memory of another order.
     pub(crate) fn channels_last(tensor: FlexTensor) -> Self {
         let [b, c, h, w] = dims4(&tensor);
         if has_strides(&tensor, &channels_last_strides([b, c, h, w])) {
@@ -30,12 +30,12 @@ impl Dense {
         Self { tensor: image(to, [b, c, h, w]) }
     }
 
-    /// Row-major view; copies where the memory is in another order.
+    /// Makes a row-major view; copies memory of another order.
     pub(crate) fn row_major(tensor: FlexTensor) -> Self {
         Self { tensor: if tensor.is_contiguous() { tensor } else { tensor.to_contiguous() } }
     }
 
-    /// Images channels-last, everything else row-major.
+    /// Makes a channels-last view of images and a row-major view of other tensors.
     pub(crate) fn natural(tensor: FlexTensor) -> Self {
         if tensor.layout().shape().num_dims() == 4 { Self::channels_last(tensor) } else { Self::row_major(tensor) }
     }
@@ -44,12 +44,12 @@ impl Dense {
         self.tensor.layout().shape().clone()
     }
 
-    /// `[B, C, H, W]`.
+    /// Returns `[B, C, H, W]`.
     pub(crate) fn dims4(&self) -> [usize; 4] {
         dims4(&self.tensor)
     }
 
-    /// All elements, in memory order.
+    /// Returns all elements, in memory order.
     pub(crate) fn values(&self) -> &[f32] {
         let start = self.tensor.layout().start_offset();
         &self.tensor.storage::<f32>()[start..start + self.tensor.layout().num_elements()]
@@ -59,7 +59,7 @@ impl Dense {
         self.tensor
     }
 
-    /// A tensor of this one's shape and memory order.
+    /// Makes a tensor of this tensor's shape and memory order.
     pub(crate) fn like(&self, values: Buffer) -> FlexTensor {
         if self.tensor.layout().shape().num_dims() == 4 {
             image(values, self.dims4())
@@ -69,13 +69,13 @@ impl Dense {
     }
 }
 
-/// A channels-last buffer as the `[B, C, H, W]` tensor it is to burn.
+/// Makes a tensor `[B, C, H, W]` from a channels-last buffer.
 pub(crate) fn image(values: Buffer, dims: [usize; 4]) -> FlexTensor {
     let layout = Layout::new(Shape::from(dims), channels_last_strides(dims).to_vec(), 0);
     FlexTensor::new(values.into_bytes(), layout, DType::F32)
 }
 
-/// A row-major tensor.
+/// Makes a tensor from a row-major buffer.
 pub(crate) fn row_major<const D: usize>(values: Buffer, dims: [usize; D]) -> FlexTensor {
     FlexTensor::new(values.into_bytes(), Layout::contiguous(Shape::from(dims)), DType::F32)
 }
@@ -89,17 +89,17 @@ fn channels_last_strides([_, c, h, w]: [usize; 4]) -> [isize; 4] {
     [h * w * c, 1, w * c, c].map(|stride| stride as isize)
 }
 
-/// Equal strides, but for axes of length one, whose stride never counts.
+/// Compares strides, except those of axes of length one, which have no effect.
 fn has_strides(tensor: &FlexTensor, strides: &[isize]) -> bool {
     let layout = tensor.layout();
     layout.strides().iter().zip(strides).enumerate().all(|(axis, (a, b))| a == b || layout.shape()[axis] == 1)
 }
 
-/// `[batch][rows][columns]` to `[batch][columns][rows]`.
+/// Transposes `[batch][rows][columns]` to `[batch][columns][rows]`.
 fn transpose(from: &[f32], to: &mut [f32], batch: usize, rows: usize, columns: usize) {
     const TILE: usize = 16;
     let len = rows * columns;
-    let target = Shared::new(to);
+    let target = SharedSlice::new(to);
     for_each(batch, |n| {
         let from = &from[n * len..(n + 1) * len];
         // SAFETY: each task has its own image.

@@ -1,8 +1,7 @@
-//! The optimizer's step, the weight average and the norm of gradients in one pass over memory each.
+//! CPU kernels of the optimizer's step, the weight average and the gradient norm. Each is one pass over memory.
 //!
-//! A list of tensors is cut into pieces that fit the first-level caches many times over; tasks take runs of pieces. The
-//! loops are plain multiplications and additions, each rounded for itself, so that every instruction set gives the same
-//! bits.
+//! All tensors of a list are divided into chunks, and tasks take runs of chunks. The loops are plain multiplications
+//! and additions, each rounded separately, so every instruction set produces the same bits.
 
 use burn::backend::Flex;
 use burn::tensor::{DType, Shape, Tensor};
@@ -10,37 +9,37 @@ use burn_flex::{FlexTensor, Layout};
 use burn_std::Bytes;
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 
-use super::super::update::{ParameterUpdate, UpdateRule, UpdatedParameter, bias_corrections};
 use super::parallel::threads;
 use super::simd::multiversion;
+use crate::optimizer::{ParameterUpdate, UpdateRule, UpdatedParameter, bias_corrections};
 
-/// Elements of a piece. Sums of squares are taken a piece at a time, so it decides their order, and nothing else.
-const PIECE: usize = 1 << 14;
-/// Elements from which a task is worth waking a thread for: some 20 microseconds of memory traffic.
+/// Elements per chunk. Sums of squares are computed per chunk, so this size determines their order, and nothing else.
+const CHUNK: usize = 1 << 14;
+/// Elements from which another thread is worth waking: some 20 microseconds of memory traffic.
 const TASK: usize = 1 << 16;
 
-/// Runs `work` over all pieces, on several threads where there is enough of it.
-fn each<T: Send>(elements: usize, pieces: Vec<T>, work: impl Fn(T) + Send + Sync) {
+/// Runs `work` for all chunks, on several threads if there are enough elements.
+fn for_each_chunk<T: Send>(elements: usize, chunks: Vec<T>, work: impl Fn(T) + Send + Sync) {
     if elements < 2 * TASK || threads() == 1 {
-        pieces.into_iter().for_each(work);
+        chunks.into_iter().for_each(work);
     } else {
-        pieces.into_par_iter().with_min_len(TASK / PIECE).for_each(work);
+        chunks.into_par_iter().with_min_len(TASK / CHUNK).for_each(work);
     }
 }
 
-/// The tensor's storage; callers have seen that its device and type have kernels.
+/// Returns the tensor's storage. Callers have checked that its device and element type have kernels.
 fn flex(tensor: Tensor<1>) -> FlexTensor {
     tensor.try_into_primitive::<Flex>().expect("a tensor that has kernels is burn-flex's")
 }
 
-/// A tensor that can be read as one slice.
-fn readable(tensor: Tensor<1>) -> FlexTensor {
+/// Returns the tensor's storage as one contiguous slice; copies it if necessary.
+fn contiguous(tensor: Tensor<1>) -> FlexTensor {
     let tensor = flex(tensor);
     if tensor.is_contiguous() { tensor } else { tensor.to_contiguous() }
 }
 
 fn values(tensor: &FlexTensor) -> &[f32] {
-    tensor.as_slice().expect("made readable: contiguous f32")
+    tensor.as_slice().expect("contiguous f32")
 }
 
 fn from_vec(values: Vec<f32>) -> FlexTensor {
@@ -48,94 +47,92 @@ fn from_vec(values: Vec<f32>) -> FlexTensor {
     FlexTensor::new(Bytes::from_elems(values), layout, DType::F32)
 }
 
-/// A tensor that can be written: itself where nobody else holds its memory and it is all of it, otherwise a copy.
-fn writable(tensor: Tensor<1>) -> FlexTensor {
-    let tensor = readable(tensor);
+/// Returns storage that can be written in place: the tensor's own if no other tensor shares it and the tensor is all of
+/// it, else a copy.
+fn exclusive(tensor: Tensor<1>) -> FlexTensor {
+    let tensor = contiguous(tensor);
     let whole = tensor.storage::<f32>().len() == tensor.layout().num_elements();
     if tensor.is_unique() && whole { tensor } else { from_vec(values(&tensor).to_vec()) }
 }
 
 fn values_mut(tensor: &mut FlexTensor) -> &mut [f32] {
-    tensor.try_storage_mut().expect("made writable: nobody else holds it")
+    tensor.try_storage_mut().expect("made exclusive: nobody else holds it")
 }
 
-/// One parameter as storage.
-struct Opened {
+/// Storage of one parameter's tensors.
+struct ParameterStorage {
     value: FlexTensor,
     gradient: FlexTensor,
     weight_decay: f64,
     slots: [Option<FlexTensor>; 2],
 }
 
-impl Opened {
-    /// With as many slots as the rule uses; a further one stays as it is.
+impl ParameterStorage {
+    /// Takes `used` slots for writing. A further slot is kept as it is.
     fn new(parameter: ParameterUpdate, used: usize) -> Self {
         let ParameterUpdate { value, gradient, weight_decay, slots } = parameter;
-        let value = writable(value);
+        let value = exclusive(value);
         let len = value.layout().num_elements();
         let mut index = 0;
         let slots = slots.map(|slot| {
             index += 1;
             match slot {
-                Some(slot) if index <= used => Some(writable(slot)),
+                Some(slot) if index <= used => Some(exclusive(slot)),
                 Some(slot) => Some(flex(slot)),
-                // state starts as zeros: `mu 0 + d` is `d`, as PyTorch's first buffer is
+                // The state starts with zeros: `mu 0 + d` is `d`, as in PyTorch's first buffer.
                 None => (index <= used).then(|| from_vec(vec![0.0; len])),
             }
         });
-        Self { value, gradient: readable(gradient), weight_decay, slots }
+        Self { value, gradient: contiguous(gradient), weight_decay, slots }
     }
 
-    fn close(self) -> UpdatedParameter {
+    fn into_tensors(self) -> UpdatedParameter {
         let slots = self.slots.map(|slot| slot.map(Tensor::from_primitive::<Flex>));
         UpdatedParameter { value: Tensor::from_primitive::<Flex>(self.value), slots }
     }
 }
 
-/// A piece of one parameter.
-struct Piece<'a> {
+/// A chunk of one parameter's storage.
+struct ParameterChunk<'a> {
     value: &'a mut [f32],
     gradient: &'a [f32],
-    /// Empty where the rule has no such state.
+    /// Empty if the rule has no such state.
     slots: [&'a mut [f32]; 2],
     weight_decay: f64,
 }
 
-/// See [`update`](super::super::update::update).
-pub(in super::super) fn update(
-    rule: &UpdateRule,
-    scale: f32,
-    parameters: Vec<ParameterUpdate>,
-) -> Vec<UpdatedParameter> {
+/// See [`update`](crate::update).
+pub(crate) fn update(rule: &UpdateRule, scale: f32, parameters: Vec<ParameterUpdate>) -> Vec<UpdatedParameter> {
     let used = match rule {
         UpdateRule::Sgd { momentum: 0.0, .. } => 0,
         UpdateRule::Sgd { .. } => 1,
         UpdateRule::AdamW { .. } => 2,
     };
-    let mut opened: Vec<Opened> = parameters.into_iter().map(|parameter| Opened::new(parameter, used)).collect();
-    let mut pieces = Vec::new();
+    let mut storage: Vec<ParameterStorage> =
+        parameters.into_iter().map(|parameter| ParameterStorage::new(parameter, used)).collect();
+    let mut chunks = Vec::new();
     let mut elements = 0;
-    for Opened { value, gradient, weight_decay, slots } in &mut opened {
+    for ParameterStorage { value, gradient, weight_decay, slots } in &mut storage {
         let (value, gradient) = (values_mut(value), values(gradient));
         let lengths = slots[..used].iter().flatten().map(|slot| slot.layout().num_elements());
         assert!(
             std::iter::once(gradient.len()).chain(lengths).all(|len| len == value.len()),
-            "value, gradient and state of a parameter are of one length"
+            "value, gradient and state of a parameter differ in length"
         );
         elements += value.len();
-        let mut slots = slots[..used].iter_mut().flatten().map(|slot| values_mut(slot).chunks_mut(PIECE));
+        let mut slots = slots[..used].iter_mut().flatten().map(|slot| values_mut(slot).chunks_mut(CHUNK));
         let mut slots = [slots.next(), slots.next()];
-        for (value, gradient) in value.chunks_mut(PIECE).zip(gradient.chunks(PIECE)) {
+        for (value, gradient) in value.chunks_mut(CHUNK).zip(gradient.chunks(CHUNK)) {
             let slots = slots.each_mut().map(|slot| slot.as_mut().and_then(Iterator::next).unwrap_or_default());
-            pieces.push(Piece { value, gradient, slots, weight_decay: *weight_decay });
+            chunks.push(ParameterChunk { value, gradient, slots, weight_decay: *weight_decay });
         }
     }
-    each(elements, pieces, |piece| step(rule, scale, piece));
-    opened.into_iter().map(Opened::close).collect()
+    for_each_chunk(elements, chunks, |chunk| step(rule, scale, chunk));
+    storage.into_iter().map(ParameterStorage::into_tensors).collect()
 }
 
-fn step(rule: &UpdateRule, scale: f32, piece: Piece<'_>) {
-    let Piece { value, gradient, slots: [first, second], weight_decay } = piece;
+fn step(rule: &UpdateRule, scale: f32, chunk: ParameterChunk<'_>) {
+    let ParameterChunk { value, gradient, slots: [first, second], weight_decay } = chunk;
     match *rule {
         UpdateRule::Sgd { lr, momentum, nesterov } => {
             let coefficients = [scale, weight_decay as f32, momentum as f32, lr as f32];
@@ -187,7 +184,7 @@ fn sgd_nesterov_body(p: &mut [f32], g: &[f32], b: &mut [f32], [scale, decay, mom
 multiversion!(fn adamw(p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], scale: f32, betas: [f32; 2], rest: [f32; 2], factors: [f32; 4]) = adamw_body);
 
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "one slice a tensor")]
+#[expect(clippy::too_many_arguments, reason = "one slice per tensor")]
 fn adamw_body(
     p: &mut [f32],
     g: &[f32],
@@ -206,45 +203,46 @@ fn adamw_body(
     }
 }
 
-/// See [`follow`](super::super::update::follow).
-pub(in super::super) fn follow(decay: f64, pairs: Vec<(Tensor<1>, Tensor<1>)>) -> Vec<Tensor<1>> {
-    let mut opened: Vec<(FlexTensor, FlexTensor)> =
-        pairs.into_iter().map(|(average, value)| (writable(average), readable(value))).collect();
-    let mut pieces = Vec::new();
+/// See [`ema_update`](crate::ema_update).
+pub(crate) fn ema_update(decay: f64, pairs: Vec<(Tensor<1>, Tensor<1>)>) -> Vec<Tensor<1>> {
+    let mut storage: Vec<(FlexTensor, FlexTensor)> =
+        pairs.into_iter().map(|(average, value)| (exclusive(average), contiguous(value))).collect();
+    let mut chunks = Vec::new();
     let mut elements = 0;
-    for (average, value) in &mut opened {
+    for (average, value) in &mut storage {
         let (average, value) = (values_mut(average), values(value));
-        assert_eq!(average.len(), value.len(), "an average is as long as what it follows");
+        assert_eq!(average.len(), value.len(), "an average and its value differ in length");
         elements += average.len();
-        pieces.extend(average.chunks_mut(PIECE).zip(value.chunks(PIECE)));
+        chunks.extend(average.chunks_mut(CHUNK).zip(value.chunks(CHUNK)));
     }
     let (decay, rest) = (decay as f32, (1.0 - decay) as f32);
-    each(elements, pieces, |(average, value)| blend(average, value, decay, rest));
-    opened.into_iter().map(|(average, _)| Tensor::from_primitive::<Flex>(average)).collect()
+    for_each_chunk(elements, chunks, |(average, value)| lerp(average, value, decay, rest));
+    storage.into_iter().map(|(average, _)| Tensor::from_primitive::<Flex>(average)).collect()
 }
 
-multiversion!(fn blend(average: &mut [f32], value: &[f32], decay: f32, rest: f32) = blend_body);
+multiversion!(fn lerp(average: &mut [f32], value: &[f32], decay: f32, rest: f32) = lerp_body);
 
 #[inline(always)]
-fn blend_body(average: &mut [f32], value: &[f32], decay: f32, rest: f32) {
+fn lerp_body(average: &mut [f32], value: &[f32], decay: f32, rest: f32) {
     for (average, value) in average.iter_mut().zip(value) {
         *average = decay * *average + rest * value;
     }
 }
 
-/// See [`square_sum`](super::super::update::square_sum).
-pub(in super::super) fn square_sum(tensors: &[&Tensor<1>]) -> f64 {
-    let opened: Vec<FlexTensor> = tensors.iter().map(|&tensor| readable(tensor.clone())).collect();
-    let pieces: Vec<&[f32]> = opened.iter().flat_map(|tensor| values(tensor).chunks(PIECE)).collect();
-    let elements = pieces.iter().map(|piece| piece.len()).sum();
-    let mut sums = vec![0.0; pieces.len()];
-    each(elements, pieces.into_iter().zip(&mut sums).collect(), |(piece, sum)| squares(piece, sum));
+/// See [`square_sum`](crate::square_sum).
+pub(crate) fn square_sum(tensors: &[&Tensor<1>]) -> f64 {
+    let storage: Vec<FlexTensor> = tensors.iter().map(|&tensor| contiguous(tensor.clone())).collect();
+    let chunks: Vec<&[f32]> = storage.iter().flat_map(|tensor| values(tensor).chunks(CHUNK)).collect();
+    let elements = chunks.iter().map(|chunk| chunk.len()).sum();
+    let mut sums = vec![0.0; chunks.len()];
+    for_each_chunk(elements, chunks.into_iter().zip(&mut sums).collect(), |(chunk, sum)| squares(chunk, sum));
     sums.into_iter().sum()
 }
 
 multiversion!(fn squares(x: &[f32], sum: &mut f64) = squares_body);
 
-/// In lanes, whose number is that of the widest registers' and not the processor's.
+/// Sums in 32 lanes on every processor, as many as the widest registers need, so that all instruction sets produce the
+/// same bits.
 #[inline(always)]
 fn squares_body(x: &[f32], sum: &mut f64) {
     let mut lanes = [0.0f64; 32];

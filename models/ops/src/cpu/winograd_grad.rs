@@ -1,38 +1,38 @@
-//! Gradient of the weights of the convolutions that [`super::winograd`] takes, by the transpose of its algorithm: tiles
-//! of the input are transformed as in the forward pass, tiles of the output's gradient by the transpose of the output
-//! transform, each of the 16 positions sums products over all tiles, and `Gᵀ · G` brings the sums back to 3x3.
+//! Weight gradient of the convolutions of [`super::winograd`], by the transpose of its algorithm. Tiles of the input
+//! are transformed as in the forward pass, and tiles of the output's gradient by the transpose of the output transform.
+//! Each of the 16 positions sums products over all tiles, and `Gᵀ · G` transforms the sums back to 3x3.
 //!
-//! Tiles go to as many parts as there are threads, each with sums of its own, which are added in order. The parts, and
-//! so the last bits of the result, depend on the number of threads.
+//! The tiles are divided into as many parts as there are threads. Each part has its own sums, which are added in order.
+//! The parts, and therefore the last bits of the result, depend on the number of threads.
 
+use super::allocator::Buffer;
 use super::kernel::Isa;
-use super::memory::Buffer;
 use super::panels::Panel;
-use super::parallel::{Shared, for_each, part, threads};
+use super::parallel::{SharedSlice, chunk, for_each, threads};
 use super::shape::ConvShape;
-use super::weight_grad::{MOST_SUMS, add_products};
+use super::weight_grad::{MAX_SUMS, add_products};
 use super::winograd::{Grid, block_len};
 
-/// `[out, in, 3, 3]` from channels-last `x` and `dy`.
+/// Computes `[out, in, 3, 3]` from channels-last `x` and `dy`.
 pub(crate) fn weight_grad(isa: &'static Isa, shape: &ConvShape, x: &[f32], dy: &[f32]) -> Buffer {
     let [depth, columns] = shape.channels;
     let padded = columns.next_multiple_of(isa.cols);
-    // The transform writes panels of one width.
+    // The transform writes panels of equal width.
     let panels: Vec<Panel> =
         (0..padded).step_by(isa.cols).map(|column| Panel { isa, column, cols: isa.cols }).collect();
     let grid = Grid { batch: shape.batch, source: shape.input, target: shape.output, padding: shape.padding };
     let (tiles, block) = (grid.len(), block_len(shape.channels));
     let sums_len = 16 * depth * padded;
-    let parts = threads().min(tiles.div_ceil(block)).min(MOST_SUMS / sums_len).max(1);
+    let parts = threads().min(tiles.div_ceil(block)).min(MAX_SUMS / sums_len).max(1);
 
     let mut sums = Buffer::new(parts * sums_len);
-    let shared = Shared::new(&mut sums);
+    let shared = SharedSlice::new(&mut sums);
     let zeros = Buffer::zeroed(depth.max(columns));
     for_each(parts, |index| {
         // SAFETY: each task has its own part.
         let sums = unsafe { shared.slice(index * sums_len..(index + 1) * sums_len) };
         sums.fill(0.0);
-        let range = part(tiles, block, parts, index);
+        let range = chunk(tiles, block, parts, index);
         let mut input = Buffer::new(16 * block * depth);
         let mut grads = Buffer::zeroed(16 * block * padded);
         let mut pointers = Vec::with_capacity(block);
@@ -44,14 +44,14 @@ pub(crate) fn weight_grad(isa: &'static Isa, shape: &ConvShape, x: &[f32], dy: &
                     None => zeros.as_ptr(),
                 });
                 let to = input[tile * depth..].as_mut_ptr();
-                // SAFETY: each pixel has `depth` floats, and position ξ of the tile lies ξ · count · depth further on.
+                // SAFETY: each pixel has `depth` floats, and position ξ of the tile is at offset ξ · count · depth.
                 unsafe { (isa.winograd.input)(&pixels, depth, to, count * depth) };
                 let pixels = grid.target(first + tile).map(|pixel| match pixel {
                     Some(pixel) => dy[pixel * columns..(pixel + 1) * columns].as_ptr(),
                     None => zeros.as_ptr(),
                 });
                 let to = grads[tile * isa.cols..].as_mut_ptr();
-                // SAFETY: each pixel has `columns` floats; panels of a position take `count · padded` floats.
+                // SAFETY: each pixel has `columns` floats; the panels of a position have `count · padded` floats.
                 unsafe {
                     (isa.winograd.grad)(&pixels, columns, to, count * padded, [isa.cols, count * isa.cols]);
                 }
@@ -60,7 +60,7 @@ pub(crate) fn weight_grad(isa: &'static Isa, shape: &ConvShape, x: &[f32], dy: &
                 pointers.clear();
                 pointers.extend((0..count).map(|tile| input[(xi * count + tile) * depth..].as_ptr()));
                 let grads = &grads[xi * count * padded..(xi + 1) * count * padded];
-                // SAFETY: each pointer has `depth` floats.
+                // SAFETY: each pointer points to `depth` floats.
                 unsafe { add_products(&panels, &pointers, 0, depth, grads, sums) };
             }
         }
@@ -68,12 +68,12 @@ pub(crate) fn weight_grad(isa: &'static Isa, shape: &ConvShape, x: &[f32], dy: &
     transform_back(shape.channels, &sums, parts, padded)
 }
 
-/// Adds the parts in order, then `Gᵀ s G` of each filter.
+/// Adds the parts' sums in order, then computes `Gᵀ s G` of each filter.
 fn transform_back([depth, columns]: [usize; 2], sums: &[f32], parts: usize, padded: usize) -> Buffer {
     const FILTERS: usize = 16;
     let part_len = sums.len() / parts;
     let mut grad = Buffer::new(columns * depth * 9);
-    let target = Shared::new(&mut grad);
+    let target = SharedSlice::new(&mut grad);
     for_each(columns / FILTERS, |block| {
         let first = block * FILTERS;
         // SAFETY: each task has its own filters.

@@ -1,8 +1,8 @@
-//! Winograd's transforms of one tile, a vector of channels at a time.
+//! Winograd's transforms of one tile, one vector of channels at a time.
 //!
-//! With the matrices of F(2x2, 3x3): a 4x4 tile `d` of the input becomes `Bᵀ d B`, a 4x4 tile `m` of products becomes
-//! the 2x2 output `Aᵀ m A`, and a 2x2 gradient `g` of the output becomes `A g Aᵀ`. All entries are 0, 1 or −1, so only
-//! additions remain. Position `ξ = 4 · row + column` of a transformed tile is stored `stride` floats behind `ξ − 1`.
+//! With the matrices of F(2x2, 3x3), a 4x4 input tile `d` becomes `Bᵀ d B`, a 4x4 tile `m` of products becomes the 2x2
+//! output `Aᵀ m A`, and a 2x2 gradient `g` of the output becomes `A g Aᵀ`. All entries of the matrices are 0, 1 or −1,
+//! so the transforms are additions. Position `ξ = 4 · row + column` of a transformed tile is at offset `ξ · stride`.
 
 use super::kernel::Simd;
 
@@ -11,19 +11,21 @@ use super::kernel::Simd;
 pub(crate) struct Transforms {
     /// From 16 pixels, row by row, to `to[ξ · stride + channel]`.
     pub(crate) input: unsafe fn(&[*const f32; 16], usize, *mut f32, usize),
-    /// From `from[ξ · stride + channel]` to four pixels, null where outside of the image.
+    /// From `from[ξ · stride + channel]` to four pixels; null pointers are outside the image.
     pub(crate) output: unsafe fn(*const f32, usize, usize, &[*mut f32; 4]),
     /// From four pixels to panels: `to[ξ · stride + channel / cols · panel_len + channel % cols]` for
     /// `[cols, panel_len]`.
     pub(crate) grad: unsafe fn(&[*const f32; 4], usize, *mut f32, usize, [usize; 2]),
 }
 
+/// Transforms an input tile.
+///
 /// # Safety
 ///
-/// Pointers are valid for what [`Transforms::input`] says, and `S`'s instructions are available.
+/// Pointers are valid as documented in [`Transforms::input`], and `S`'s instructions are available.
 #[inline(always)]
 pub(super) unsafe fn input_tile<S: Simd>(from: &[*const f32; 16], channels: usize, to: *mut f32, stride: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         for c in (0..channels).step_by(S::LANES) {
             let zero = S::zero();
@@ -47,13 +49,15 @@ pub(super) unsafe fn input_tile<S: Simd>(from: &[*const f32; 16], channels: usiz
     }
 }
 
+/// Transforms a tile of products to an output tile.
+///
 /// # Safety
 ///
-/// Pointers are valid for what [`Transforms::output`] says, and `S`'s instructions are available.
+/// Pointers are valid as documented in [`Transforms::output`], and `S`'s instructions are available.
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "the index is part of several addresses")]
 pub(super) unsafe fn output_tile<S: Simd>(from: *const f32, stride: usize, channels: usize, to: &[*mut f32; 4]) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         for c in (0..channels).step_by(S::LANES) {
             let zero = S::zero();
@@ -76,9 +80,11 @@ pub(super) unsafe fn output_tile<S: Simd>(from: *const f32, stride: usize, chann
     }
 }
 
+/// Transforms a tile of the output's gradient.
+///
 /// # Safety
 ///
-/// Pointers are valid for what [`Transforms::grad`] says, and `S`'s instructions are available.
+/// Pointers are valid as documented in [`Transforms::grad`], and `S`'s instructions are available.
 #[inline(always)]
 pub(super) unsafe fn grad_tile<S: Simd>(
     from: &[*const f32; 4],
@@ -87,7 +93,7 @@ pub(super) unsafe fn grad_tile<S: Simd>(
     stride: usize,
     [cols, panel_len]: [usize; 2],
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         for c in (0..channels).step_by(S::LANES) {
             let to = to.add(c / cols * panel_len + c % cols);

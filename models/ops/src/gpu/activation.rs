@@ -1,31 +1,33 @@
-//! Activations of single values, one launch each way; computed in f32.
+//! Elementwise activations: one launch for each pass, computed in f32.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::super::extension::Activation;
 use super::rows::{Blocks, Rows};
+use crate::extension::Activation;
 
+/// Computes `1 / (1 + e^-z)`.
 #[cube]
 fn logistic<N: Size>(z: Vector<f32, N>) -> Vector<f32, N> {
     Vector::new(1.0) / (Vector::new(1.0) + (-z).exp())
 }
 
+/// Applies an activation.
 #[cube]
-pub(super) fn activated<N: Size>(z: Vector<f32, N>, #[comptime] activation: Activation) -> Vector<f32, N> {
+pub(super) fn activation_value<N: Size>(z: Vector<f32, N>, #[comptime] activation: Activation) -> Vector<f32, N> {
     match comptime!(activation) {
         Activation::Identity => z,
-        // not the larger one, which would swallow NaN
+        // `max` would drop NaN.
         Activation::Relu => select_many(z.less_than(&Vector::new(0.0)), Vector::new(0.0), z),
         Activation::Sigmoid => logistic::<N>(z),
         Activation::Swish => z * logistic::<N>(z),
     }
 }
 
-/// `dy` times the slope at `z`; a ReLU's result tells its slope as well.
+/// Computes `dy` times the derivative at `z`. For ReLU, `z` may be the output.
 #[cube]
-pub(super) fn sloped<N: Size>(
+pub(super) fn activation_grad<N: Size>(
     z: Vector<f32, N>,
     dy: Vector<f32, N>,
     #[comptime] activation: Activation,
@@ -44,9 +46,8 @@ pub(super) fn sloped<N: Size>(
     }
 }
 
-/// The activation of `x`, or with `slopes` the slope at `x` times `dy`.
+/// Applies an activation to `x`. With `backward`, computes `dy` times the derivative at `x` instead.
 #[cube(launch_unchecked)]
-
 fn activate<F: Float, N: Size>(
     x: &[Vector<F, N>],
     dy: &[Vector<F, N>],
@@ -56,7 +57,7 @@ fn activate<F: Float, N: Size>(
     pitch: usize,
     dy_pitch: usize,
     out_pitch: usize,
-    #[comptime] slopes: bool,
+    #[comptime] backward: bool,
     #[comptime] activation: Activation,
     #[define(F)] _dtype: ElemType,
 ) {
@@ -67,10 +68,10 @@ fn activate<F: Float, N: Size>(
     let mut row = CUBE_POS_Y as usize * CUBE_DIM_Y as usize + UNIT_POS_Y as usize;
     while row < rows {
         let z = Vector::<f32, N>::cast_from(x[row * pitch + column]);
-        let value = if comptime!(slopes) {
-            sloped::<N>(z, Vector::<f32, N>::cast_from(dy[row * dy_pitch + column]), activation)
+        let value = if comptime!(backward) {
+            activation_grad::<N>(z, Vector::<f32, N>::cast_from(dy[row * dy_pitch + column]), activation)
         } else {
-            activated::<N>(z, activation)
+            activation_value::<N>(z, activation)
         };
         out[row * out_pitch + column] = Vector::cast_from(value);
         row += CUBE_DIM_Y as usize * CUBE_COUNT_Y as usize;
@@ -83,7 +84,7 @@ fn launch(x: Rows, dy: Option<Rows>, activation: Activation) -> CubeTensor {
     let blocks = Blocks::over(&x, vector);
     if x.rows() > 0 {
         let second = dy.as_ref().unwrap_or(&x);
-        // SAFETY: all three have the rows and columns that the kernel is told.
+        // SAFETY: all three matrices have the rows and columns that the kernel gets.
         unsafe {
             activate::launch_unchecked(
                 x.client(),
@@ -108,9 +109,9 @@ fn launch(x: Rows, dy: Option<Rows>, activation: Activation) -> CubeTensor {
 }
 
 pub(super) fn forward(x: CubeTensor, activation: Activation) -> CubeTensor {
-    launch(Rows::of(x), None, activation)
+    launch(Rows::new(x), None, activation)
 }
 
 pub(super) fn backward(x: CubeTensor, dy: CubeTensor, activation: Activation) -> CubeTensor {
-    launch(Rows::of(x), Some(Rows::of(dy)), activation)
+    launch(Rows::new(x), Some(Rows::new(dy)), activation)
 }

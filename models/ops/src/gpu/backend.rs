@@ -1,16 +1,17 @@
-//! The kernels as an implementation for burn's CubeCL backend.
+//! The kernel traits for burn's CubeCL backend.
 
 use burn::backend::Cube;
 use burn::backend::ops::FloatTensorOps;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::super::extension::{
-    Activation, BatchNormGrads, ConvGrads, ConvKernels, ConvOptions, EvalOps, NormKernels, NormOptions, forward_alone,
-};
 use super::{activation, conv, norm};
+use crate::extension::{
+    Activation, BatchNormGrads, ConvGrads, ConvKernels, ConvOptions, EvalOps, NormKernels, NormOptions,
+    impl_without_autodiff,
+};
 
 impl NormKernels for Cube {
-    type Norm = norm::KeptNorm;
+    type SavedNorm = norm::SavedNorm;
 
     fn norm_forward(
         input: CubeTensor,
@@ -18,12 +19,12 @@ impl NormKernels for Cube {
         bias: CubeTensor,
         residual: Option<CubeTensor>,
         options: NormOptions,
-    ) -> ([CubeTensor; 3], norm::KeptNorm) {
+    ) -> ([CubeTensor; 3], norm::SavedNorm) {
         norm::forward(input, weight, bias, residual, options)
     }
 
-    fn norm_backward(kept: norm::KeptNorm, grad: CubeTensor) -> BatchNormGrads<Self> {
-        let norm::Grads { input, weight, bias, residual } = norm::backward(kept, grad);
+    fn norm_backward(saved: norm::SavedNorm, grad: CubeTensor) -> BatchNormGrads<Self> {
+        let norm::Grads { input, weight, bias, residual } = norm::backward(saved, grad);
         BatchNormGrads { input, weight, bias, residual }
     }
 
@@ -35,13 +36,13 @@ impl NormKernels for Cube {
         activation::backward(input, grad, activation)
     }
 
-    fn sum(left: CubeTensor, right: CubeTensor) -> CubeTensor {
+    fn elementwise_add(left: CubeTensor, right: CubeTensor) -> CubeTensor {
         Self::float_add(left, right)
     }
 }
 
 impl ConvKernels for Cube {
-    type Conv = conv::KeptConv;
+    type SavedConv = conv::SavedConv;
 
     fn conv_forward(
         input: CubeTensor,
@@ -49,19 +50,19 @@ impl ConvKernels for Cube {
         bias: Option<CubeTensor>,
         options: ConvOptions,
         relu: bool,
-    ) -> (CubeTensor, conv::KeptConv) {
+    ) -> (CubeTensor, conv::SavedConv) {
         conv::forward(input, weight, bias, options, relu)
     }
 
-    fn conv_backward(kept: conv::KeptConv, grad: CubeTensor, wanted: [bool; 3]) -> ConvGrads<Self> {
-        conv::backward(kept, grad, wanted)
+    fn conv_backward(saved: conv::SavedConv, grad: CubeTensor, required: [bool; 3]) -> ConvGrads<Self> {
+        conv::backward(saved, grad, required)
     }
 }
 
-forward_alone!(Cube, CubeTensor);
+impl_without_autodiff!(Cube, CubeTensor);
 
 impl EvalOps for Cube {
-    fn norm_by(
+    fn norm_eval(
         input: CubeTensor,
         weight: CubeTensor,
         bias: CubeTensor,
@@ -70,10 +71,10 @@ impl EvalOps for Cube {
         epsilon: f64,
         activation: Activation,
     ) -> CubeTensor {
-        norm::by(input, [weight, bias], [mean, variance], None, epsilon, activation)
+        norm::eval(input, [weight, bias], [mean, variance], None, epsilon, activation)
     }
 
-    fn norm_by_add(
+    fn norm_eval_add(
         input: CubeTensor,
         weight: CubeTensor,
         bias: CubeTensor,
@@ -83,6 +84,6 @@ impl EvalOps for Cube {
         epsilon: f64,
         activation: Activation,
     ) -> CubeTensor {
-        norm::by(input, [weight, bias], [mean, variance], Some(residual), epsilon, activation)
+        norm::eval(input, [weight, bias], [mean, variance], Some(residual), epsilon, activation)
     }
 }

@@ -1,7 +1,7 @@
-//! Convolutions on a GPU: burn's, except in groups.
+//! Convolutions on a GPU: burn's, except grouped ones.
 //!
-//! For the weight's gradient burn's kernels know no groups. It convolves group by group, some six launches each, which makes
-//! thousands in a RegNet's step; in a depthwise convolution a handful of threads adds up all pixels of the batch.
+//! burn has no grouped kernels for the weight gradient. It convolves group by group with some six launches each,
+//! thousands of launches in a RegNet's step. In a depthwise convolution, a few threads add up all pixels of the batch.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::ops::{FloatTensorOps, ModuleOps};
@@ -12,28 +12,29 @@ use burn_cubecl::ops::{numeric::empty_device_contiguous_dtype, permute_nchw_to_n
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::super::extension::{Activation, ConvGrads, ConvOptions};
-use super::rows::{Rows, UNITS, arg, whole};
+use super::rows::{Rows, UNITS, arg, final_reduction};
 use super::weight_kernels::{SizesLaunch, Taps, add_pieces, depthwise_pieces, grouped_pieces};
 use super::{activation, direct};
+use crate::extension::{Activation, ConvGrads, ConvOptions};
 
-/// Input channels of a group up to which a thread for each output channel is the better way; beyond, burn's matrix products.
+/// Number of input channels per group up to which one thread per output channel is faster than burn's matrix products.
 pub(super) const NARROW: usize = 32;
-/// Taps whose sums fit into a thread's registers.
-const MOST_TAPS: usize = 25;
+/// Number of taps whose sums fit into a thread's registers.
+const MAX_TAPS: usize = 25;
 
-/// What a convolution keeps for its backward pass.
+/// Saved tensors of a convolution.
 #[derive(Debug, Clone)]
-pub struct KeptConv {
+pub struct SavedConv {
     input: CubeTensor,
     weight: CubeTensor,
     bias: Option<CubeTensor>,
     options: ConvOptions,
-    /// The output, where a ReLU is part of the operation.
+    /// The output, if the operation includes ReLU.
     output: Option<CubeTensor>,
 }
 
-pub(super) fn plain(options: &ConvOptions) -> burn::tensor::ops::ConvOptions<2> {
+/// Converts the options to burn's.
+pub(super) fn burn_options(options: &ConvOptions) -> burn::tensor::ops::ConvOptions<2> {
     let ConvOptions { stride, padding, dilation, groups } = *options;
     burn::tensor::ops::ConvOptions::new(stride, padding, dilation, groups)
 }
@@ -44,71 +45,73 @@ pub(super) fn forward(
     bias: Option<CubeTensor>,
     options: ConvOptions,
     relu: bool,
-) -> (CubeTensor, KeptConv) {
+) -> (CubeTensor, SavedConv) {
     let (x, b) = (input.clone(), bias.clone());
     let (output, weight) = if options.groups == 1 {
-        // in the order that burn reads it: once for both passes
+        // Convert the weight to the order of burn's kernels once, for both passes.
         let weight = permute_nhwc_to_nchw(into_contiguous(permute_nchw_to_nhwc(weight)));
-        (Cube::conv2d(x, weight.clone(), b, plain(&options)), weight)
+        (Cube::conv2d(x, weight.clone(), b, burn_options(&options)), weight)
     } else {
         (direct::forward(x, weight.clone(), b, &options), weight)
     };
     let output = if relu { activation::forward(output, Activation::Relu) } else { output };
-    let kept = KeptConv { input, weight, bias, options, output: relu.then(|| output.clone()) };
-    (output, kept)
+    let saved = SavedConv { input, weight, bias, options, output: relu.then(|| output.clone()) };
+    (output, saved)
 }
 
-pub(super) fn backward(kept: KeptConv, grad: CubeTensor, wanted: [bool; 3]) -> ConvGrads<Cube> {
-    let KeptConv { input, weight, bias, options, output } = kept;
+pub(super) fn backward(saved: SavedConv, grad: CubeTensor, required: [bool; 3]) -> ConvGrads<Cube> {
+    let SavedConv { input, weight, bias, options, output } = saved;
     let grad = match output {
         Some(output) => activation::backward(output, grad, Activation::Relu),
         None => grad,
     };
-    // the data's gradient first: what hangs on it comes next in the backward pass
-    let data = wanted[0].then(|| {
+    // The input's gradient comes first, because the next steps of the backward pass need it.
+    let input_grad = required[0].then(|| {
         let (x, w, dy) = (input.clone(), weight.clone(), grad.clone());
         if options.groups == 1 {
-            Cube::conv2d_x_backward(x, w, dy, plain(&options))
+            Cube::conv2d_x_backward(x, w, dy, burn_options(&options))
         } else {
             direct::data_gradient(x.shape().dims(), w, dy, &options)
         }
     });
-    let of_bias = bias.filter(|_| wanted[2]).map(|bias| Cube::conv2d_bias_backward(input.clone(), bias, grad.clone()));
-    let of_weight = wanted[1].then(|| weight_gradient(input, weight, grad, &options));
-    ConvGrads { input: data, weight: of_weight, bias: of_bias }
+    let bias_grad =
+        bias.filter(|_| required[2]).map(|bias| Cube::conv2d_bias_backward(input.clone(), bias, grad.clone()));
+    let weight_grad = required[1].then(|| weight_gradient(input, weight, grad, &options));
+    ConvGrads { input: input_grad, weight: weight_grad, bias: bias_grad }
 }
 
+/// Computes the weight gradient, with burn's kernels for wide groups and large windows.
 fn weight_gradient(input: CubeTensor, weight: CubeTensor, grad: CubeTensor, options: &ConvOptions) -> CubeTensor {
     let [_, each, height, width]: [usize; 4] = weight.shape().dims();
-    if options.groups == 1 || each > NARROW || height * width > MOST_TAPS {
-        return Cube::conv2d_weight_backward(input, weight, grad, plain(options));
+    if options.groups == 1 || each > NARROW || height * width > MAX_TAPS {
+        return Cube::conv2d_weight_backward(input, weight, grad, burn_options(options));
     }
-    in_groups(&Rows::of(input), &weight, &Rows::of(grad), options)
+    grouped_weight_gradient(&Rows::new(input), &weight, &Rows::new(grad), options)
 }
 
-/// `[out, in / groups, height, width]`, channels-last in memory.
-fn in_groups(x: &Rows, weight: &CubeTensor, dy: &Rows, options: &ConvOptions) -> CubeTensor {
+/// Computes the weight gradient `[out, in / groups, height, width]`, channels-last in memory.
+fn grouped_weight_gradient(x: &Rows, weight: &CubeTensor, dy: &Rows, options: &ConvOptions) -> CubeTensor {
     let [outputs, inputs, kernel_height, kernel_width]: [usize; 4] = weight.shape().dims();
     let ([_, height, width, _], [batch, out_height, out_width, _]) = (x.dims(), dy.dims());
     let depthwise = inputs == 1 && outputs == options.groups;
-    // of the channels that a thread takes together
+    // Vector of the channels that a thread processes.
     let vector = if depthwise { x.vector(&[dy], &[]) } else { x.vector_of(inputs) };
     let (columns, vectors) = if depthwise { (outputs / vector, 1) } else { (outputs, inputs / vector) };
     let lanes = columns.next_power_of_two().min(32);
-    let (tiles, deep) = (columns.div_ceil(lanes), UNITS / lanes);
+    let (tiles, depth) = (columns.div_ceil(lanes), UNITS / lanes);
     let (pixels, taps) = (batch * out_height * out_width, kernel_height * kernel_width);
-    /// Blocks that keep a large GPU busy.
+    /// Number of blocks that occupies a large GPU.
     const BLOCKS: usize = 1024;
-    let piece = pixels.div_ceil((BLOCKS / (tiles * vectors)).clamp(1, 128)).next_multiple_of(deep).max(deep * 4);
+    let piece = pixels.div_ceil((BLOCKS / (tiles * vectors)).clamp(1, 128)).next_multiple_of(depth).max(depth * 4);
     let pieces = pixels.div_ceil(piece);
     let client = x.client();
     let length = outputs * taps * inputs;
     let new = |shape: [usize; 4], dtype| {
         empty_device_contiguous_dtype(client.clone(), weight.device.clone(), Shape::from(shape), dtype)
     };
-    let scratch = new([pieces, 1, 1, length], burn::tensor::DType::F32);
+    let workspace = new([pieces, 1, 1, length], burn::tensor::DType::F32);
     let count = CubeCount::Static(tiles as u32, pieces as u32, vectors as u32);
-    let dim = CubeDim::new_2d(lanes as u32, deep as u32);
+    let dim = CubeDim::new_2d(lanes as u32, depth as u32);
     let dtype = dtype_to_storage_type(x.dtype());
     let sizes = SizesLaunch::new(
         pixels,
@@ -121,7 +124,7 @@ fn in_groups(x: &Rows, weight: &CubeTensor, dy: &Rows, options: &ConvOptions) ->
         piece,
     );
     let windows = Taps::of(weight, options);
-    // SAFETY: the kernels stay within the sizes that they are given, which are those of the tensors.
+    // SAFETY: the kernels stay within their size arguments, which are those of the tensors.
     unsafe {
         if depthwise {
             depthwise_pieces::launch_unchecked(
@@ -131,7 +134,7 @@ fn in_groups(x: &Rows, weight: &CubeTensor, dy: &Rows, options: &ConvOptions) ->
                 vector,
                 x.arg(),
                 dy.arg(),
-                arg(&scratch, pieces * length),
+                arg(&workspace, pieces * length),
                 columns,
                 sizes,
                 windows,
@@ -146,7 +149,7 @@ fn in_groups(x: &Rows, weight: &CubeTensor, dy: &Rows, options: &ConvOptions) ->
                 vector,
                 x.arg(),
                 dy.arg(),
-                arg(&scratch, pieces * length),
+                arg(&workspace, pieces * length),
                 outputs,
                 each,
                 sizes,
@@ -157,8 +160,8 @@ fn in_groups(x: &Rows, weight: &CubeTensor, dy: &Rows, options: &ConvOptions) ->
         }
     }
     let vector = if length.is_multiple_of(4) { 4 } else { 1 };
-    let (count, dim) = whole(length / vector);
-    // a depthwise one has its taps first
+    let (count, dim) = final_reduction(length / vector);
+    // A depthwise gradient has its taps first.
     let shape = if depthwise {
         [1, kernel_height, kernel_width, outputs]
     } else {
@@ -172,7 +175,7 @@ fn in_groups(x: &Rows, weight: &CubeTensor, dy: &Rows, options: &ConvOptions) ->
             count,
             dim,
             vector,
-            arg(&scratch, pieces * length),
+            arg(&workspace, pieces * length),
             arg(&sum, length),
             length / vector,
             pieces,

@@ -1,6 +1,7 @@
-//! Grouped convolutions: our kernels for narrow groups, burn's convolution of each group for wide ones.
+//! Grouped convolutions: custom kernels for narrow groups, burn's convolution of each group for wide ones.
 //!
-//! burn's kernels for groups add up in the type of the images, which for bf16 loses what 8 bits cannot hold of a long sum.
+//! burn's grouped kernels sum in the element type of the images. For bf16, a long sum then loses the digits beyond its
+//! 8 bits.
 
 use burn::backend::Cube;
 use burn::backend::TensorMetadata;
@@ -11,13 +12,14 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::super::extension::ConvOptions;
-use super::conv::{NARROW, plain};
+use super::conv::{NARROW, burn_options};
 use super::direct_kernels::{ImagesLaunch, PIXELS, depthwise, grouped};
 use super::rows::{Rows, UNITS, aligned, all, arg};
 use super::weight_kernels::Taps;
+use crate::extension::ConvOptions;
 
 impl Taps {
+    /// Makes the taps of a convolution with `weight`.
     pub(super) fn of(weight: &CubeTensor, options: &ConvOptions) -> Self {
         let [_, _, height, width]: [usize; 4] = weight.shape().dims();
         let ConvOptions { stride, padding, dilation, .. } = *options;
@@ -25,7 +27,7 @@ impl Taps {
     }
 }
 
-/// The convolution of `[B, in, H, W]` by `[out, in / groups, kh, kw]`.
+/// Convolves `[B, in, H, W]` with `[out, in / groups, kh, kw]`.
 pub(super) fn forward(
     input: CubeTensor,
     weight: CubeTensor,
@@ -37,9 +39,9 @@ pub(super) fn forward(
         let parts = (0..options.groups).map(|group| {
             let bias = bias.clone().map(|bias| part(bias, 0, group, options.groups));
             let weight = part(weight.clone(), 0, group, options.groups);
-            Cube::conv2d(channels_of(input.clone(), group, options.groups), weight, bias, in_one(options))
+            Cube::conv2d(group_channels(input.clone(), group, options.groups), weight, bias, ungrouped(options))
         });
-        return side_by_side(parts.collect());
+        return concat_channels(parts.collect());
     }
     let [batch, _, in_height, in_width]: [usize; 4] = input.shape().dims();
     let taps = Taps::of(&weight, options);
@@ -51,10 +53,10 @@ pub(super) fn forward(
     // [groups, out, in, taps] -> [taps, in, groups, out]
     let split = Shape::from([options.groups, outputs / options.groups, inputs, height * width]);
     let weight = Cube::float_permute(Cube::float_reshape(weight, split), &[3, 2, 0, 1]);
-    launch(Rows::of(input), weight, bias, target, options.groups, taps, false)
+    launch(Rows::new(input), weight, bias, target, options.groups, taps, false)
 }
 
-/// The gradient of an input of `shape`.
+/// Computes the gradient of an input of `shape`.
 pub(super) fn data_gradient(
     shape: [usize; 4],
     weight: CubeTensor,
@@ -67,21 +69,21 @@ pub(super) fn data_gradient(
         let one = Shape::from([batch, inputs, in_height, in_width]);
         let parts = (0..options.groups).map(|group| {
             let weight = part(weight.clone(), 0, group, options.groups);
-            let grad = channels_of(grad.clone(), group, options.groups);
-            // of the input burn takes the shape alone
+            let grad = group_channels(grad.clone(), group, options.groups);
+            // burn uses only the input's shape.
             let input = Cube::float_empty(one.clone(), &weight.device, weight.dtype.into());
-            Cube::conv2d_x_backward(input, weight, grad, in_one(options))
+            Cube::conv2d_x_backward(input, weight, grad, ungrouped(options))
         });
-        return side_by_side(parts.collect());
+        return concat_channels(parts.collect());
     }
     let taps = Taps::of(&weight, options);
     // [groups, out, in, taps] -> [taps, out, groups, in]
     let split = Shape::from([options.groups, outputs / options.groups, inputs, height * width]);
     let weight = Cube::float_permute(Cube::float_reshape(weight, split), &[3, 1, 0, 2]);
-    launch(Rows::of(grad), weight, None, shape, options.groups, taps, true)
+    launch(Rows::new(grad), weight, None, shape, options.groups, taps, true)
 }
 
-/// `weight` is `[taps, source channels of a group, groups, target channels of a group]`.
+/// Launches a kernel with `weight` `[taps, source channels of a group, groups, target channels of a group]`.
 fn launch(
     source: Rows,
     weight: CubeTensor,
@@ -92,20 +94,20 @@ fn launch(
     transposed: bool,
 ) -> CubeTensor {
     let [_, inputs, _, each]: [usize; 4] = weight.shape().dims();
-    let alone = inputs == 1 && each == 1;
+    let is_depthwise = inputs == 1 && each == 1;
     let (weight, bias) = (into_contiguous(weight), bias.map(into_contiguous));
     let out = source.images(batch, height, width, channels);
-    // of the target's channels: in groups they have to be of one group
+    // Vector of the target's channels. In a grouped convolution, a vector must be inside one group.
     let vector = match bias.as_ref().is_none_or(aligned) {
-        true if alone => source.vector(&[&out], &[]),
+        true if is_depthwise => source.vector(&[&out], &[]),
         true => out.vector_of(channels / groups),
         false => 1,
     };
     let (columns, pixels) = (channels / vector, batch * height * width);
     let lanes = columns.next_power_of_two().min(32);
-    let deep = UNITS / lanes;
+    let depth = UNITS / lanes;
     let [_, source_height, source_width, _] = source.dims();
-    let narrow = if alone { vector } else { source.vector_of(inputs) };
+    let narrow = if is_depthwise { vector } else { source.vector_of(inputs) };
     let images = ImagesLaunch::new(
         pixels,
         height,
@@ -116,15 +118,15 @@ fn launch(
         out.pitch(vector),
         source.pitch(narrow),
     );
-    let blocks = pixels.div_ceil(deep * PIXELS);
+    let blocks = pixels.div_ceil(depth * PIXELS);
     let count = CubeCount::Static(blocks as u32, columns.div_ceil(lanes) as u32, 1);
-    let dim = CubeDim::new_2d(lanes as u32, deep as u32);
+    let dim = CubeDim::new_2d(lanes as u32, depth as u32);
     let start = bias.as_ref().map_or_else(|| arg(&weight, 0), |bias| arg(bias, channels));
     let dtype = dtype_to_storage_type(source.dtype());
     let client = source.client().clone();
-    // SAFETY: the kernels stay within the sizes that they are given, which are those of the tensors.
+    // SAFETY: the kernels stay within their size arguments, which are those of the tensors.
     unsafe {
-        if alone {
+        if is_depthwise {
             depthwise::launch_unchecked(
                 &client,
                 count,
@@ -165,11 +167,12 @@ fn launch(
     out.into_tensor()
 }
 
-fn in_one(options: &ConvOptions) -> burn::tensor::ops::ConvOptions<2> {
-    plain(&ConvOptions { groups: 1, ..*options })
+/// Returns burn's options for one group.
+fn ungrouped(options: &ConvOptions) -> burn::tensor::ops::ConvOptions<2> {
+    burn_options(&ConvOptions { groups: 1, ..*options })
 }
 
-/// One of `parts` equal parts along an axis.
+/// Returns one of `parts` equal parts along an axis.
 fn part(tensor: CubeTensor, axis: usize, index: usize, parts: usize) -> CubeTensor {
     let shape = tensor.shape();
     let size = shape[axis] / parts;
@@ -179,13 +182,14 @@ fn part(tensor: CubeTensor, axis: usize, index: usize, parts: usize) -> CubeTens
     Cube::float_slice(tensor, &slices)
 }
 
-/// The channels of a group, channels-last in memory.
-fn channels_of(image: CubeTensor, group: usize, groups: usize) -> CubeTensor {
+/// Returns the channels of a group, channels-last in memory.
+fn group_channels(image: CubeTensor, group: usize, groups: usize) -> CubeTensor {
     let rows = Cube::float_permute(image, &[0, 2, 3, 1]);
     Cube::float_permute(part(rows, 3, group, groups), &[0, 3, 1, 2])
 }
 
-fn side_by_side(parts: Vec<CubeTensor>) -> CubeTensor {
+/// Concatenates along the channels, channels-last in memory.
+fn concat_channels(parts: Vec<CubeTensor>) -> CubeTensor {
     let rows = parts.into_iter().map(|part| Cube::float_permute(part, &[0, 2, 3, 1])).collect();
     Cube::float_permute(Cube::float_cat(rows, 3), &[0, 3, 1, 2])
 }

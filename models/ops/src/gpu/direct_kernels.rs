@@ -1,37 +1,37 @@
-//! Grouped convolutions and their data gradient, added up in f32. Images are rows of channels.
+//! Kernels of grouped convolutions and their data gradient, which sum in f32. Images are rows of channels.
 //!
-//! A thread computes one vector of `N` output channels for a few pixels, so that a weight that it reads serves them all. The
-//! data gradient is the same sum the other way: over the windows that see a pixel.
+//! A thread computes one vector of `N` output channels for a few pixels, so a weight that it reads is used for all of
+//! them. The data gradient is the transposed sum, over the windows that contain a pixel.
 
 use cubecl::prelude::*;
 use cubecl::std::FastDivmod;
 
 use super::weight_kernels::Taps;
 
-/// Pixels of a thread.
+/// Pixels per thread.
 pub(super) const PIXELS: usize = 4;
 
-/// Sizes that a launch brings along. The target is what is written: the output, or the input's gradient.
+/// Size arguments of a launch. The target is written: the output, or the input's gradient. The source is read.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct Images {
-    /// Pixels of all images, height and width of the target.
+    /// Pixels of all target images, and the target's height and width.
     pub(super) pixels: usize,
     pub(super) target_height: FastDivmod<usize>,
     pub(super) target_width: FastDivmod<usize>,
-    /// Of what is read.
+    /// Height and width of the source.
     pub(super) height: usize,
     pub(super) width: usize,
-    /// Vectors of the target's channels, and from one pixel to the next.
+    /// Vectors of the target's channels, and vectors from one target pixel to the next.
     pub(super) columns: usize,
     pub(super) pitch: usize,
-    /// Vectors from one pixel of what is read to the next.
+    /// Vectors from one source pixel to the next.
     pub(super) source_pitch: usize,
 }
 
-/// Whether a target's row (or column) sees the source by a tap, and where.
+/// Returns whether a target row (or column) reads the source by a tap, and at which index.
 #[cube]
-#[allow(clippy::manual_is_multiple_of, reason = "a kernel has no such function")]
-fn seen(
+#[allow(clippy::manual_is_multiple_of, reason = "kernels do not support that function")]
+fn source_index(
     target: usize,
     extent: usize,
     #[comptime] tap: usize,
@@ -40,21 +40,21 @@ fn seen(
     #[comptime] dilation: usize,
     #[comptime] transposed: bool,
 ) -> (bool, usize) {
-    let far = comptime!(tap * dilation);
+    let offset = comptime!(tap * dilation);
     if comptime!(transposed) {
         let at = target + padding;
-        let apart = at - min(far, at);
-        (at >= far && apart % stride == 0 && apart / stride < extent, apart / stride)
+        let apart = at - min(offset, at);
+        (at >= offset && apart % stride == 0 && apart / stride < extent, apart / stride)
     } else {
-        let at = target * stride + far;
+        let at = target * stride + offset;
         (at >= padding && at < extent + padding, at - min(padding, at))
     }
 }
 
-/// Pixels of the source that the thread's pixels see by a tap, and which of these there are.
+/// Computes the source pixels of the thread's pixels for a tap, and which of them exist.
 #[cube]
-fn look(
-    places: &mut Array<usize>,
+fn source_pixels(
+    pixels: &mut Array<usize>,
     inside: &mut Array<bool>,
     first: usize,
     images: &Images,
@@ -67,7 +67,7 @@ fn look(
     for k in 0..PIXELS {
         let (line, x) = images.target_width.div_mod(first + k);
         let (image, y) = images.target_height.div_mod(line);
-        let (in_height, row) = seen(
+        let (in_height, row) = source_index(
             y,
             images.height,
             down,
@@ -76,7 +76,7 @@ fn look(
             comptime!(taps.dilation[0]),
             transposed,
         );
-        let (in_width, at) = seen(
+        let (in_width, at) = source_index(
             x,
             images.width,
             along,
@@ -85,11 +85,12 @@ fn look(
             comptime!(taps.dilation[1]),
             transposed,
         );
-        places[k] = (image * images.height + row) * images.width + at;
+        pixels[k] = (image * images.height + row) * images.width + at;
         inside[k] = in_height && in_width && first + k < images.pixels;
     }
 }
 
+/// Writes the thread's sums.
 #[cube]
 fn write<F: Float, N: Size>(
     sums: &Array<Vector<f32, N>>,
@@ -106,29 +107,30 @@ fn write<F: Float, N: Size>(
     }
 }
 
-/// The bias, or zero, as the beginning of the thread's sums.
+/// Initialises the thread's sums with the bias or zero.
 #[cube]
-fn begin<F: Float, N: Size>(
+fn init_sums<F: Float, N: Size>(
     sums: &mut Array<Vector<f32, N>>,
     bias: &[Vector<F, N>],
     column: usize,
-    #[comptime] biased: bool,
+    #[comptime] has_bias: bool,
 ) {
-    let start = if comptime!(biased) { Vector::<f32, N>::cast_from(bias[column]) } else { Vector::<f32, N>::new(0.0) };
+    let start =
+        if comptime!(has_bias) { Vector::<f32, N>::cast_from(bias[column]) } else { Vector::<f32, N>::new(0.0) };
     #[unroll]
     for k in 0..PIXELS {
         sums[k] = start;
     }
 }
 
-/// The thread's column and the first of its pixels, of which a grid may have more than its second axis is long.
+/// Returns the thread's column and its first pixel. Pixels are on the grid's first axis, because the second is shorter.
 #[cube]
-fn place() -> (usize, usize) {
+fn thread_position() -> (usize, usize) {
     let column = CUBE_POS_Y as usize * CUBE_DIM_X as usize + UNIT_POS_X as usize;
     (column, (CUBE_POS_X as usize * CUBE_DIM_Y as usize + UNIT_POS_Y as usize) * PIXELS)
 }
 
-/// Depthwise: `weight[tap][channels]`.
+/// Depthwise convolution with `weight[tap][channels]`.
 #[cube(launch_unchecked)]
 pub(super) fn depthwise<F: Float, N: Size>(
     source: &[Vector<F, N>],
@@ -136,70 +138,70 @@ pub(super) fn depthwise<F: Float, N: Size>(
     bias: &[Vector<F, N>],
     out: &mut [Vector<F, N>],
     images: &Images,
-    #[comptime] biased: bool,
+    #[comptime] has_bias: bool,
     #[comptime] transposed: bool,
     #[comptime] taps: Taps,
     #[define(F)] _dtype: ElemType,
 ) {
-    let (column, first) = place();
+    let (column, first) = thread_position();
     if column >= images.columns || first >= images.pixels {
         terminate!();
     }
     let mut sums = Array::<Vector<f32, N>>::new(PIXELS);
-    begin::<F, N>(&mut sums, bias, column, biased);
-    let mut places = Array::<usize>::new(PIXELS);
+    init_sums::<F, N>(&mut sums, bias, column, has_bias);
+    let mut pixels = Array::<usize>::new(PIXELS);
     let mut inside = Array::<bool>::new(PIXELS);
     #[unroll]
     for tap in 0..comptime!(taps.kernel[0] * taps.kernel[1]) {
-        look(&mut places, &mut inside, first, images, tap, taps, transposed);
+        source_pixels(&mut pixels, &mut inside, first, images, tap, taps, transposed);
         let weights = Vector::<f32, N>::cast_from(weight[tap * images.columns + column]);
         #[unroll]
         for k in 0..PIXELS {
             if inside[k] {
-                sums[k] += weights * Vector::<f32, N>::cast_from(source[places[k] * images.source_pitch + column]);
+                sums[k] += weights * Vector::<f32, N>::cast_from(source[pixels[k] * images.source_pitch + column]);
             }
         }
     }
     write::<F, N>(&sums, out, first, column, images);
 }
 
-/// In groups: `weight[tap][source channel of the group][target channels]`; `each` vectors of target channels and `inputs`
-/// vectors of `M` source channels a group.
+/// Grouped convolution with `weight[tap][source channel of the group][target channels]`. A group has `group_columns`
+/// vectors of target channels and `inputs` vectors of `M` source channels.
 #[cube(launch_unchecked)]
 pub(super) fn grouped<F: Float, N: Size, M: Size>(
     source: &[Vector<F, M>],
     weight: &[Vector<F, N>],
     bias: &[Vector<F, N>],
     out: &mut [Vector<F, N>],
-    each: usize,
+    group_columns: usize,
     inputs: usize,
     images: &Images,
-    #[comptime] biased: bool,
+    #[comptime] has_bias: bool,
     #[comptime] transposed: bool,
     #[comptime] taps: Taps,
     #[comptime] lanes: usize,
     #[define(F)] _dtype: ElemType,
 ) {
-    let (column, first) = place();
+    let (column, first) = thread_position();
     if column >= images.columns || first >= images.pixels {
         terminate!();
     }
-    let group = column / each * inputs;
+    let group = column / group_columns * inputs;
     let mut sums = Array::<Vector<f32, N>>::new(PIXELS);
-    begin::<F, N>(&mut sums, bias, column, biased);
-    let mut places = Array::<usize>::new(PIXELS);
+    init_sums::<F, N>(&mut sums, bias, column, has_bias);
+    let mut pixels = Array::<usize>::new(PIXELS);
     let mut inside = Array::<bool>::new(PIXELS);
     let mut values = Array::<Vector<f32, M>>::new(PIXELS);
     #[unroll]
     for tap in 0..comptime!(taps.kernel[0] * taps.kernel[1]) {
-        look(&mut places, &mut inside, first, images, tap, taps, transposed);
+        source_pixels(&mut pixels, &mut inside, first, images, tap, taps, transposed);
         let mut input = 0usize;
         while input < inputs {
             #[unroll]
             for k in 0..PIXELS {
                 values[k] = Vector::new(0.0);
                 if inside[k] {
-                    values[k] = Vector::<f32, M>::cast_from(source[places[k] * images.source_pitch + group + input]);
+                    values[k] = Vector::<f32, M>::cast_from(source[pixels[k] * images.source_pitch + group + input]);
                 }
             }
             #[unroll]

@@ -1,10 +1,12 @@
-//! Kernels for NVIDIA GPUs, written with CubeCL, for what burn's operations take many launches or many passes over memory:
-//! batch norm with what follows it, activations, grouped convolutions, and the optimizer's step.
+//! Kernels for NVIDIA GPUs, written with CubeCL, for operations that take burn many launches or many passes over
+//! memory: batch norm with its epilogue, activations, grouped convolutions, and the optimizer's step.
 //!
-//! Images are rows of channels here, a row a pixel: the order in which burn's convolutions read and write on a GPU. A ReLU of
-//! burn's leaves another order (a masked fill walks the shape, not the memory), which the next convolution has to undo.
+//! The kernels see images as matrices with one row of channels per pixel, the memory order of burn's convolutions on a
+//! GPU. burn's ReLU returns another order (its masked fill follows the shape, not the memory), which the next
+//! convolution must convert back.
 //!
-//! In builds with burn's fusion these kernels are not used: there a tensor is a promise that only burn can keep.
+//! Builds with burn's fusion do not use these kernels, because a tensor may then be a pending operation that only burn
+//! can execute.
 
 mod activation;
 mod backend;
@@ -17,4 +19,4 @@ mod rows;
 mod update;
 mod weight_kernels;
 
-pub(super) use update::{follow, step};
+pub(crate) use update::{ema_update, update};

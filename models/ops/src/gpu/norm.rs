@@ -4,24 +4,26 @@ use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::super::extension::{Activation, NormOptions, Running};
-use super::norm_kernels::{input_gradient, normalise, piece_gradients, piece_moments, whole_gradients, whole_moments};
+use super::norm_kernels::{
+    final_gradients, final_moments, input_gradient, normalise, partial_gradients, partial_moments,
+};
 use super::rows::{Blocks, Rows, all};
 use super::update::cube;
+use crate::extension::{Activation, NormOptions, RunningStats};
 
-/// What a batch norm keeps for its backward pass.
+/// Saved tensors of a batch norm.
 #[derive(Debug, Clone)]
-pub struct KeptNorm {
+pub struct SavedNorm {
     x: Rows,
-    /// The output, where it tells what the ReLU let pass.
+    /// The output, if ReLU's derivative is computed from it.
     out: Option<Rows>,
     statistics: Statistics,
     affine: [CubeTensor; 2],
     activation: Activation,
-    adds: bool,
+    has_residual: bool,
 }
 
-/// Mean, and one over the standard deviation; where `given`, the variance.
+/// Mean and reciprocal of the standard deviation; if `given`, `inverse` is the variance.
 #[derive(Debug, Clone)]
 struct Statistics {
     mean: CubeTensor,
@@ -36,7 +38,7 @@ pub(super) struct Grads {
     pub(super) residual: CubeTensor,
 }
 
-/// `activation((x - mean) · inverse · weight + bias + residual)`.
+/// Computes `activation((x - mean) · inverse · weight + bias + residual)`.
 fn apply(
     x: &Rows,
     residual: Option<&Rows>,
@@ -49,7 +51,7 @@ fn apply(
     let Statistics { mean, inverse, given } = statistics;
     let vector = x.vector(&[second, &out], &[mean, inverse, weight, bias]);
     let blocks = Blocks::over(x, vector);
-    // SAFETY: matrices have the rows and columns that the kernel is told, vectors an element a column.
+    // SAFETY: matrices have the rows and columns that the kernel gets, and vectors one element per column.
     unsafe {
         normalise::launch_unchecked(
             x.client(),
@@ -78,55 +80,56 @@ fn apply(
     out
 }
 
-/// Output, mean and unbiased variance, the latter two as they go into the running ones if there are any.
+/// Returns the output, the mean and the unbiased variance. With running statistics, returns their new values instead of
+/// the latter two.
 pub(super) fn forward(
     input: CubeTensor,
     weight: CubeTensor,
     bias: CubeTensor,
     residual: Option<CubeTensor>,
     options: NormOptions,
-) -> ([CubeTensor; 3], KeptNorm) {
+) -> ([CubeTensor; 3], SavedNorm) {
     let NormOptions { epsilon, activation, running, .. } = options;
-    let (x, residual) = (Rows::of(input), residual.map(Rows::of));
+    let (x, residual) = (Rows::new(input), residual.map(Rows::new));
     let affine = [weight, bias].map(into_contiguous);
-    let [mean, inverse, moved_mean, moved_variance] = [0; 4].map(|_| x.of_columns(1));
+    let [mean, inverse, new_mean, new_variance] = [0; 4].map(|_| x.of_columns(1));
     let momentum = running.as_ref().map(|running| running.momentum);
-    let old = running.map(|Running { mean, variance, .. }| {
-        [mean, variance].map(|tensor| cube(&tensor).expect("running statistics are f32 and where the input is"))
+    let old = running.map(|RunningStats { mean, variance, .. }| {
+        [mean, variance].map(|tensor| cube(&tensor).expect("running statistics are f32 and on the input's device"))
     });
-    // read where there are running ones, else bound and left alone
+    // Without running statistics these arguments are bound and not read.
     let old = old.unwrap_or_else(|| [mean.clone(), inverse.clone()]);
     let vector = x.vector(&[], &[&old[0], &old[1]]);
     let blocks = Blocks::over(&x, vector);
-    let ([piece, pieces], (count, dim)) = (blocks.pieces(), blocks.whole());
-    let scratch = x.of_columns(2 * pieces);
-    // SAFETY: as in `apply`; the scratch has two vectors a piece.
+    let ([piece, pieces], (count, dim)) = (blocks.pieces(), blocks.final_reduction());
+    let workspace = x.of_columns(2 * pieces);
+    // SAFETY: as in `apply`; the workspace has two vectors per piece.
     unsafe {
-        piece_moments::launch_unchecked(
+        partial_moments::launch_unchecked(
             x.client(),
             blocks.reduction(),
             blocks.dim(),
             vector,
             x.arg(),
-            all(&scratch),
+            all(&workspace),
             x.rows(),
             blocks.columns,
             x.pitch(vector),
             piece,
             dtype_to_storage_type(x.dtype()),
         );
-        whole_moments::launch_unchecked(
+        final_moments::launch_unchecked(
             x.client(),
             count,
             dim,
             vector,
-            all(&scratch),
+            all(&workspace),
             all(&old[0]),
             all(&old[1]),
             all(&mean),
             all(&inverse),
-            all(&moved_mean),
-            all(&moved_variance),
+            all(&new_mean),
+            all(&new_variance),
             x.rows(),
             blocks.columns,
             piece,
@@ -138,28 +141,38 @@ pub(super) fn forward(
     }
     let statistics = Statistics { mean, inverse, given: false };
     let out = apply(&x, residual.as_ref(), &statistics, &affine, epsilon, activation);
-    let adds = residual.is_some();
-    let kept = (adds && activation == Activation::Relu).then(|| out.clone());
-    ([out.into_tensor(), moved_mean, moved_variance], KeptNorm { x, out: kept, statistics, affine, activation, adds })
+    let has_residual = residual.is_some();
+    let saved = (has_residual && activation == Activation::Relu).then(|| out.clone());
+    (
+        [out.into_tensor(), new_mean, new_variance],
+        SavedNorm { x, out: saved, statistics, affine, activation, has_residual },
+    )
 }
 
-pub(super) fn backward(kept: KeptNorm, grad: CubeTensor) -> Grads {
-    let KeptNorm { x, out, statistics: Statistics { mean, inverse, .. }, affine: [weight, bias], activation, adds } =
-        kept;
-    let dy = Rows::of(grad.clone());
-    // what is added has the same gradient, unless an activation lies behind it
-    let keeps = adds && activation != Activation::Identity;
+/// Computes all gradients.
+pub(super) fn backward(saved: SavedNorm, grad: CubeTensor) -> Grads {
+    let SavedNorm {
+        x,
+        out,
+        statistics: Statistics { mean, inverse, .. },
+        affine: [weight, bias],
+        activation,
+        has_residual,
+    } = saved;
+    let dy = Rows::new(grad.clone());
+    // The residual's gradient is the output's, unless an activation follows.
+    let separate_residual = has_residual && activation != Activation::Identity;
     let dx = x.output();
-    let residual = keeps.then(|| x.output());
+    let residual = separate_residual.then(|| x.output());
     let [sum, product] = [0; 2].map(|_| x.of_columns(1));
     let (second, third) = (out.as_ref().unwrap_or(&x), residual.as_ref().unwrap_or(&dx));
     let vector = x.vector(&[&dy, second, &dx, third], &[&weight, &bias]);
     let blocks = Blocks::over(&x, vector);
-    let ([piece, pieces], (count, dim)) = (blocks.pieces(), blocks.whole());
-    let scratch = x.of_columns(2 * pieces);
+    let ([piece, pieces], (count, dim)) = (blocks.pieces(), blocks.final_reduction());
+    let workspace = x.of_columns(2 * pieces);
     // SAFETY: as in `forward`.
     unsafe {
-        piece_gradients::launch_unchecked(
+        partial_gradients::launch_unchecked(
             x.client(),
             blocks.reduction(),
             blocks.dim(),
@@ -171,7 +184,7 @@ pub(super) fn backward(kept: KeptNorm, grad: CubeTensor) -> Grads {
             all(&inverse),
             all(&weight),
             all(&bias),
-            all(&scratch),
+            all(&workspace),
             x.rows(),
             blocks.columns,
             x.pitch(vector),
@@ -182,12 +195,12 @@ pub(super) fn backward(kept: KeptNorm, grad: CubeTensor) -> Grads {
             activation,
             dtype_to_storage_type(x.dtype()),
         );
-        whole_gradients::launch_unchecked(
+        final_gradients::launch_unchecked(
             x.client(),
             count,
             dim,
             vector,
-            all(&scratch),
+            all(&workspace),
             all(&sum),
             all(&product),
             blocks.columns,
@@ -216,7 +229,7 @@ pub(super) fn backward(kept: KeptNorm, grad: CubeTensor) -> Grads {
             second.pitch(vector),
             dx.pitch(vector),
             out.is_some(),
-            keeps,
+            separate_residual,
             activation,
             dtype_to_storage_type(x.dtype()),
         );
@@ -225,8 +238,8 @@ pub(super) fn backward(kept: KeptNorm, grad: CubeTensor) -> Grads {
     Grads { input: dx.into_tensor(), weight: product, bias: sum, residual }
 }
 
-/// By given statistics, `[mean, variance]`.
-pub(super) fn by(
+/// Normalises with the given statistics, `[mean, variance]`.
+pub(super) fn eval(
     input: CubeTensor,
     affine: [CubeTensor; 2],
     given: [CubeTensor; 2],
@@ -234,7 +247,7 @@ pub(super) fn by(
     epsilon: f64,
     activation: Activation,
 ) -> CubeTensor {
-    let (x, residual) = (Rows::of(input), residual.map(Rows::of));
+    let (x, residual) = (Rows::new(input), residual.map(Rows::new));
     let [mean, variance] = given.map(into_contiguous);
     let statistics = Statistics { mean, inverse: variance, given: true };
     apply(&x, residual.as_ref(), &statistics, &affine.map(into_contiguous), epsilon, activation).into_tensor()

@@ -1,25 +1,28 @@
-//! Batch norm's kernels. Matrices have a row a pixel and a column a channel, in vectors of `N`; statistics are f32.
+//! Batch norm's kernels. Matrices have one row per pixel and one column per channel, in vectors of `N`; statistics are
+//! f32.
 //!
-//! Reductions over all rows take two launches: a block reduces a piece of the rows, then one block a tile of columns reduces
-//! the pieces, in an order that depends on the shape alone. Variances are sums of squares around a thread's first row,
-//! merged by Chan's formula (<https://doi.org/10.2307/2683386>): they do not drown where the mean is far from zero.
+//! Reductions over all rows take two launches: each block reduces a piece of the rows, then one block per tile of
+//! columns reduces the pieces, in an order that depends on the shape alone. Variances are sums of squares around a
+//! thread's first row, merged by Chan's formula (<https://doi.org/10.2307/2683386>), so they stay accurate if the mean
+//! is far from zero.
 
 use cubecl::prelude::*;
 
-use super::super::extension::Activation;
-use super::activation::{activated, sloped};
+use super::activation::{activation_grad, activation_value};
 use super::rows::UNITS;
+use crate::extension::Activation;
 
-/// Where a thread is: column, row within the block, place within the block, rows that a block takes at a time.
+/// Returns the thread's column, its row within the block, its index within the block, and the rows that a block
+/// processes at a time.
 #[cube]
-fn place() -> (usize, usize, usize, usize) {
+fn thread_position() -> (usize, usize, usize, usize) {
     let column = CUBE_POS_X as usize * CUBE_DIM_X as usize + UNIT_POS_X as usize;
     (column, UNIT_POS_Y as usize, UNIT_POS as usize, CUBE_DIM_Y as usize)
 }
 
-/// Mean, sum of squares around it and count of two sets that become one, Chan's formula.
+/// Merges two sets by Chan's formula. Returns the mean, the sum of squares around the mean, and the count.
 #[cube]
-fn merged<N: Size>(
+fn merge<N: Size>(
     mean: Vector<f32, N>,
     squares: Vector<f32, N>,
     count: f32,
@@ -28,16 +31,16 @@ fn merged<N: Size>(
     other_count: f32,
 ) -> (Vector<f32, N>, Vector<f32, N>, f32) {
     let all = count + other_count;
-    // of two empty sets too
+    // Both sets may be empty.
     let part = other_count / max(all, 1.0);
-    let apart = other_mean - mean;
-    let mean = mean + apart * Vector::new(part);
-    (mean, squares + other_squares + apart * apart * Vector::new(count * part), all)
+    let difference = other_mean - mean;
+    let mean = mean + difference * Vector::new(part);
+    (mean, squares + other_squares + difference * difference * Vector::new(count * part), all)
 }
 
-/// Merges the sets of all threads of a column; the first thread of it gets the whole.
+/// Merges the sets of all threads of a column. The column's first thread gets the result.
 #[cube]
-fn merged_over_block<N: Size>(
+fn merge_over_block<N: Size>(
     mean: Vector<f32, N>,
     squares: Vector<f32, N>,
     count: f32,
@@ -45,16 +48,16 @@ fn merged_over_block<N: Size>(
     let mut means = Shared::<[Vector<f32, N>]>::new_slice(UNITS);
     let mut all_squares = Shared::<[Vector<f32, N>]>::new_slice(UNITS);
     let mut counts = Shared::<[f32]>::new_slice(UNITS);
-    let (_, y, unit, deep) = place();
+    let (_, y, unit, depth) = thread_position();
     means[unit] = mean;
     all_squares[unit] = squares;
     counts[unit] = count;
     sync_cube();
-    let mut half = deep / 2;
+    let mut half = depth / 2;
     while half > 0 {
         if y < half {
             let other = unit + half * CUBE_DIM_X as usize;
-            let (mean, squares, count) = merged::<N>(
+            let (mean, squares, count) = merge::<N>(
                 means[unit],
                 all_squares[unit],
                 counts[unit],
@@ -72,16 +75,16 @@ fn merged_over_block<N: Size>(
     (means[unit], all_squares[unit], counts[unit])
 }
 
-/// The sums of all threads of a column; the first thread of it gets them.
+/// Sums the values of all threads of a column. The column's first thread gets the result.
 #[cube]
-fn added_over_block<N: Size>(first: Vector<f32, N>, second: Vector<f32, N>) -> (Vector<f32, N>, Vector<f32, N>) {
+fn sum_over_block<N: Size>(first: Vector<f32, N>, second: Vector<f32, N>) -> (Vector<f32, N>, Vector<f32, N>) {
     let mut firsts = Shared::<[Vector<f32, N>]>::new_slice(UNITS);
     let mut seconds = Shared::<[Vector<f32, N>]>::new_slice(UNITS);
-    let (_, y, unit, deep) = place();
+    let (_, y, unit, depth) = thread_position();
     firsts[unit] = first;
     seconds[unit] = second;
     sync_cube();
-    let mut half = deep / 2;
+    let mut half = depth / 2;
     while half > 0 {
         if y < half {
             let other = unit + half * CUBE_DIM_X as usize;
@@ -95,9 +98,9 @@ fn added_over_block<N: Size>(first: Vector<f32, N>, second: Vector<f32, N>) -> (
     (firsts[unit], seconds[unit])
 }
 
-/// Mean and squares around it of each piece: `pieces[piece][2][columns]`.
+/// Computes the mean and the sum of squares around the mean, for each piece: `pieces[piece][2][columns]`.
 #[cube(launch_unchecked)]
-pub(super) fn piece_moments<F: Float, N: Size>(
+pub(super) fn partial_moments<F: Float, N: Size>(
     x: &[Vector<F, N>],
     pieces: &mut [Vector<f32, N>],
     rows: usize,
@@ -106,7 +109,7 @@ pub(super) fn piece_moments<F: Float, N: Size>(
     piece: usize,
     #[define(F)] _dtype: ElemType,
 ) {
-    let (column, y, _, deep) = place();
+    let (column, y, _, depth) = thread_position();
     let start = CUBE_POS_Y as usize * piece;
     let end = min(start + piece, rows);
     let mut mean = Vector::<f32, N>::new(0.0);
@@ -117,17 +120,17 @@ pub(super) fn piece_moments<F: Float, N: Size>(
         let mut sum = Vector::<f32, N>::new(0.0);
         let mut row = start + y;
         while row < end {
-            let apart = Vector::<f32, N>::cast_from(x[row * pitch + column]) - pivot;
-            sum += apart;
-            squares += apart * apart;
+            let difference = Vector::<f32, N>::cast_from(x[row * pitch + column]) - pivot;
+            sum += difference;
+            squares += difference * difference;
             count += 1.0;
-            row += deep;
+            row += depth;
         }
         let shift = sum / Vector::new(count);
         mean = pivot + shift;
         squares = max(squares - shift * sum, Vector::new(0.0));
     }
-    let (mean, squares, _) = merged_over_block::<N>(mean, squares, count);
+    let (mean, squares, _) = merge_over_block::<N>(mean, squares, count);
     if y == 0 && column < columns {
         let at = CUBE_POS_Y as usize * 2 * columns + column;
         pieces[at] = mean;
@@ -135,26 +138,26 @@ pub(super) fn piece_moments<F: Float, N: Size>(
     }
 }
 
-/// Mean and one over the biased standard deviation; and mean and unbiased variance, or with `moves` what they make of the
-/// running ones.
+/// Computes the mean and the reciprocal of the biased standard deviation. Also returns the mean and the unbiased
+/// variance or, with `updates`, the updated running statistics.
 #[cube(launch_unchecked)]
-pub(super) fn whole_moments<N: Size>(
+pub(super) fn final_moments<N: Size>(
     pieces: &[Vector<f32, N>],
     old_mean: &[Vector<f32, N>],
     old_variance: &[Vector<f32, N>],
     mean_out: &mut [Vector<f32, N>],
     inverse_out: &mut [Vector<f32, N>],
-    moved_mean: &mut [Vector<f32, N>],
-    moved_variance: &mut [Vector<f32, N>],
+    new_mean_out: &mut [Vector<f32, N>],
+    new_variance_out: &mut [Vector<f32, N>],
     rows: usize,
     columns: usize,
     piece: usize,
     count_of_pieces: usize,
     epsilon: f32,
     momentum: f32,
-    #[comptime] moves: bool,
+    #[comptime] updates: bool,
 ) {
-    let (column, y, _, deep) = place();
+    let (column, y, _, depth) = thread_position();
     let mut mean = Vector::<f32, N>::new(0.0);
     let mut squares = Vector::<f32, N>::new(0.0);
     let mut count = 0.0f32;
@@ -164,31 +167,32 @@ pub(super) fn whole_moments<N: Size>(
             let at = index * 2 * columns + column;
             let inside = min(piece, rows - index * piece);
             let (new_mean, new_squares, new_count) =
-                merged::<N>(mean, squares, count, pieces[at], pieces[at + columns], inside as f32);
+                merge::<N>(mean, squares, count, pieces[at], pieces[at + columns], inside as f32);
             mean = new_mean;
             squares = new_squares;
             count = new_count;
-            index += deep;
+            index += depth;
         }
     }
-    let (mean, squares, count) = merged_over_block::<N>(mean, squares, count);
+    let (mean, squares, count) = merge_over_block::<N>(mean, squares, count);
     if y == 0 && column < columns {
         mean_out[column] = mean;
-        // one row has no unbiased variance: nobody asks for it
+        // A single row has no unbiased variance; its value is not used.
         let variance = squares / Vector::new(max(count - 1.0, 1.0));
-        if comptime!(moves) {
+        if comptime!(updates) {
             let (old, new) = (Vector::new(1.0 - momentum), Vector::new(momentum));
-            moved_mean[column] = old * old_mean[column] + new * mean;
-            moved_variance[column] = old * old_variance[column] + new * variance;
+            new_mean_out[column] = old * old_mean[column] + new * mean;
+            new_variance_out[column] = old * old_variance[column] + new * variance;
         } else {
-            moved_mean[column] = mean;
-            moved_variance[column] = variance;
+            new_mean_out[column] = mean;
+            new_variance_out[column] = variance;
         }
         inverse_out[column] = Vector::new(1.0) / (squares / Vector::new(count) + Vector::new(epsilon)).sqrt();
     }
 }
 
-/// `y = activation((x - mean) · inverse · weight + bias + residual)`. With `given` statistics `inverse` is a variance.
+/// Computes `y = activation((x - mean) · inverse · weight + bias + residual)`. With `given` statistics, `inverse` is
+/// the variance.
 #[cube(launch_unchecked)]
 pub(super) fn normalise<F: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -205,11 +209,11 @@ pub(super) fn normalise<F: Float, N: Size>(
     out_pitch: usize,
     epsilon: f32,
     #[comptime] given: bool,
-    #[comptime] adds: bool,
+    #[comptime] has_residual: bool,
     #[comptime] activation: Activation,
     #[define(F)] _dtype: ElemType,
 ) {
-    let (column, y, _, deep) = place();
+    let (column, y, _, depth) = thread_position();
     if column >= columns {
         terminate!();
     }
@@ -220,36 +224,37 @@ pub(super) fn normalise<F: Float, N: Size>(
         inverse[column]
     };
     let scale = inverse * weight[column];
-    let mut row = CUBE_POS_Y as usize * deep + y;
+    let mut row = CUBE_POS_Y as usize * depth + y;
     while row < rows {
         let mut z = (Vector::<f32, N>::cast_from(x[row * pitch + column]) - mean) * scale + bias;
-        if comptime!(adds) {
+        if comptime!(has_residual) {
             z += Vector::<f32, N>::cast_from(residual[row * residual_pitch + column]);
         }
-        out[row * out_pitch + column] = Vector::cast_from(activated::<N>(z, activation));
-        row += deep * CUBE_COUNT_Y as usize;
+        out[row * out_pitch + column] = Vector::cast_from(activation_value::<N>(z, activation));
+        row += depth * CUBE_COUNT_Y as usize;
     }
 }
 
-/// The gradient behind the activation: by the output of a ReLU, or by what went into the activation.
+/// Computes the gradient of the activation's input, from the output of a ReLU or from the activation's input.
 #[cube]
-fn behind<F: Float, N: Size>(
+fn activation_input_grad<F: Float, N: Size>(
     dy: Vector<F, N>,
     out: Vector<F, N>,
     normalised: Vector<f32, N>,
     weight: Vector<f32, N>,
     bias: Vector<f32, N>,
-    #[comptime] by_output: bool,
+    #[comptime] from_output: bool,
     #[comptime] activation: Activation,
 ) -> Vector<f32, N> {
     let dy = Vector::<f32, N>::cast_from(dy);
-    let at = if comptime!(by_output) { Vector::<f32, N>::cast_from(out) } else { normalised * weight + bias };
-    sloped::<N>(at, dy, activation)
+    let at = if comptime!(from_output) { Vector::<f32, N>::cast_from(out) } else { normalised * weight + bias };
+    activation_grad::<N>(at, dy, activation)
 }
 
-/// Sums of `g` and of `g · x̂` of each piece, where `g` is the gradient behind the activation: `pieces[piece][2][columns]`.
+/// Computes the sums of `g` and of `g · x̂` of each piece, where `g` is the gradient of the activation's input:
+/// `pieces[piece][2][columns]`.
 #[cube(launch_unchecked)]
-pub(super) fn piece_gradients<F: Float, N: Size>(
+pub(super) fn partial_gradients<F: Float, N: Size>(
     x: &[Vector<F, N>],
     dy: &[Vector<F, N>],
     out: &[Vector<F, N>],
@@ -264,11 +269,11 @@ pub(super) fn piece_gradients<F: Float, N: Size>(
     dy_pitch: usize,
     out_pitch: usize,
     piece: usize,
-    #[comptime] by_output: bool,
+    #[comptime] from_output: bool,
     #[comptime] activation: Activation,
     #[define(F)] _dtype: ElemType,
 ) {
-    let (column, y, _, deep) = place();
+    let (column, y, _, depth) = thread_position();
     let start = CUBE_POS_Y as usize * piece;
     let end = min(start + piece, rows);
     let mut sum = Vector::<f32, N>::new(0.0);
@@ -279,21 +284,21 @@ pub(super) fn piece_gradients<F: Float, N: Size>(
         let mut row = start + y;
         while row < end {
             let normalised = (Vector::<f32, N>::cast_from(x[row * pitch + column]) - mean) * inverse;
-            let g = behind::<F, N>(
+            let g = activation_input_grad::<F, N>(
                 dy[row * dy_pitch + column],
                 out[row * out_pitch + column],
                 normalised,
                 weight,
                 bias,
-                by_output,
+                from_output,
                 activation,
             );
             sum += g;
             product += g * normalised;
-            row += deep;
+            row += depth;
         }
     }
-    let (sum, product) = added_over_block::<N>(sum, product);
+    let (sum, product) = sum_over_block::<N>(sum, product);
     if y == 0 && column < columns {
         let at = CUBE_POS_Y as usize * 2 * columns + column;
         pieces[at] = sum;
@@ -303,14 +308,14 @@ pub(super) fn piece_gradients<F: Float, N: Size>(
 
 /// Sums over the pieces: the gradients of bias and weight.
 #[cube(launch_unchecked)]
-pub(super) fn whole_gradients<N: Size>(
+pub(super) fn final_gradients<N: Size>(
     pieces: &[Vector<f32, N>],
     bias_out: &mut [Vector<f32, N>],
     weight_out: &mut [Vector<f32, N>],
     columns: usize,
     count_of_pieces: usize,
 ) {
-    let (column, y, _, deep) = place();
+    let (column, y, _, depth) = thread_position();
     let mut sum = Vector::<f32, N>::new(0.0);
     let mut product = Vector::<f32, N>::new(0.0);
     if column < columns {
@@ -319,17 +324,18 @@ pub(super) fn whole_gradients<N: Size>(
             let at = index * 2 * columns + column;
             sum += pieces[at];
             product += pieces[at + columns];
-            index += deep;
+            index += depth;
         }
     }
-    let (sum, product) = added_over_block::<N>(sum, product);
+    let (sum, product) = sum_over_block::<N>(sum, product);
     if y == 0 && column < columns {
         bias_out[column] = sum;
         weight_out[column] = product;
     }
 }
 
-/// The gradient of the input, `scale · (g - sum / rows - x̂ · product / rows)`, and with `keeps` that of the residual, `g`.
+/// Computes the input's gradient, `scale · (g - sum / rows - x̂ · product / rows)`. With `separate_residual`, also
+/// writes the residual's gradient, `g`.
 #[cube(launch_unchecked)]
 pub(super) fn input_gradient<F: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -349,12 +355,12 @@ pub(super) fn input_gradient<F: Float, N: Size>(
     dy_pitch: usize,
     out_pitch: usize,
     dx_pitch: usize,
-    #[comptime] by_output: bool,
-    #[comptime] keeps: bool,
+    #[comptime] from_output: bool,
+    #[comptime] separate_residual: bool,
     #[comptime] activation: Activation,
     #[define(F)] _dtype: ElemType,
 ) {
-    let (column, y, _, deep) = place();
+    let (column, y, _, depth) = thread_position();
     if column >= columns {
         terminate!();
     }
@@ -363,22 +369,22 @@ pub(super) fn input_gradient<F: Float, N: Size>(
     let part = Vector::new(1.0 / rows as f32);
     let (sum, product) = (sum[column] * part, product[column] * part);
     let scale = inverse * weight;
-    let mut row = CUBE_POS_Y as usize * deep + y;
+    let mut row = CUBE_POS_Y as usize * depth + y;
     while row < rows {
         let normalised = (Vector::<f32, N>::cast_from(x[row * pitch + column]) - mean) * inverse;
-        let g = behind::<F, N>(
+        let g = activation_input_grad::<F, N>(
             dy[row * dy_pitch + column],
             out[row * out_pitch + column],
             normalised,
             weight,
             bias,
-            by_output,
+            from_output,
             activation,
         );
         dx[row * dx_pitch + column] = Vector::cast_from(scale * (g - sum - normalised * product));
-        if comptime!(keeps) {
+        if comptime!(separate_residual) {
             residual[row * dx_pitch + column] = Vector::cast_from(g);
         }
-        row += deep * CUBE_COUNT_Y as usize;
+        row += depth * CUBE_COUNT_Y as usize;
     }
 }

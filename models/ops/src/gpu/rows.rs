@@ -1,4 +1,4 @@
-//! Tensors as matrices of rows, and how a launch goes over them.
+//! Tensors as matrices of rows, and the launch geometry of kernels over them.
 
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Shape};
@@ -7,24 +7,25 @@ use burn_cubecl::ops::{numeric::empty_device_dtype, permute_nchw_to_nhwc, permut
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-/// Threads of a block.
+/// Threads per block.
 pub(super) const UNITS: usize = 256;
-/// Rows that a thread of an elementwise pass goes over, so that what it reads of the channels is read once for many.
-const ROWS_A_UNIT: usize = 8;
+/// Rows per thread of an elementwise pass. Per-channel values that a thread reads are used for all its rows.
+const ROWS_PER_UNIT: usize = 8;
 
 /// A tensor whose last axis is dense: `[B, H, W, C]` for images, `[B, C]` else.
 #[derive(Debug, Clone)]
 pub(super) struct Rows {
     tensor: CubeTensor,
-    /// Whether the tensor came as `[B, C, H, W]`.
+    /// Whether the tensor's original shape is `[B, C, H, W]`.
     image: bool,
     /// Elements from one row to the next.
     pitch: usize,
 }
 
 impl Rows {
-    /// Of `[B, C, H, W]` or `[B, C]` in any order of memory. What is not in rows is copied.
-    pub(super) fn of(tensor: CubeTensor) -> Self {
+    /// Makes rows of `[B, C, H, W]` or `[B, C]` in any memory order. Copies the tensor if its memory does not consist
+    /// of rows.
+    pub(super) fn new(tensor: CubeTensor) -> Self {
         let image = tensor.rank() == 4;
         let tensor = if image { permute_nchw_to_nhwc(tensor) } else { tensor };
         match pitch(&tensor) {
@@ -34,25 +35,25 @@ impl Rows {
     }
 
     fn dense(tensor: CubeTensor, image: bool) -> Self {
-        let pitch = pitch(&tensor).expect("a tensor that was just made lies in rows");
+        let pitch = pitch(&tensor).expect("a new tensor consists of rows");
         Self { tensor, image, pitch }
     }
 
-    /// New memory of this shape and type.
+    /// Allocates a matrix of this shape and type.
     pub(super) fn output(&self) -> Self {
         let like = &self.tensor;
         let shape = like.meta.shape().clone();
         Self::dense(empty_device_dtype(like.client.clone(), like.device.clone(), shape, like.dtype), self.image)
     }
 
-    /// New memory for images of this type.
+    /// Allocates images of this element type.
     pub(super) fn images(&self, batch: usize, height: usize, width: usize, channels: usize) -> Self {
         let like = &self.tensor;
         let shape = Shape::from([batch, height, width, channels]);
         Self::dense(empty_device_dtype(like.client.clone(), like.device.clone(), shape, like.dtype), true)
     }
 
-    /// In the shape that it came in.
+    /// Returns the tensor in its original shape.
     pub(super) fn into_tensor(self) -> CubeTensor {
         if self.image { permute_nhwc_to_nchw(self.tensor) } else { self.tensor }
     }
@@ -73,7 +74,7 @@ impl Rows {
         self.tensor.meta.num_elements() / self.columns().max(1)
     }
 
-    /// Elements from one row to the next, in vectors.
+    /// Returns the distance of rows, in vectors.
     pub(super) fn pitch(&self, vector: usize) -> usize {
         self.pitch / vector
     }
@@ -82,19 +83,19 @@ impl Rows {
         arg(&self.tensor, self.rows() * self.pitch)
     }
 
-    /// New memory for `parts` values of each column, in f32.
+    /// Allocates `parts` f32 values per column.
     pub(super) fn of_columns(&self, parts: usize) -> CubeTensor {
         let like = &self.tensor;
         let shape = Shape::from([parts * self.columns()]);
         empty_device_dtype(like.client.clone(), like.device.clone(), shape, DType::F32)
     }
 
-    /// Batch, height, width and channels of an image.
+    /// Returns batch, height, width and channels of an image.
     pub(super) fn dims(&self) -> [usize; 4] {
         self.tensor.meta.shape().dims()
     }
 
-    /// Of groups of so many columns: four elements, two, or one.
+    /// Returns the largest vector (4, 2 or 1 elements) that divides groups of `group` columns and the rows.
     pub(super) fn vector_of(&self, group: usize) -> usize {
         let fits = |vector: &usize| {
             group.is_multiple_of(*vector) && self.pitch.is_multiple_of(*vector) && aligned(&self.tensor)
@@ -102,7 +103,7 @@ impl Rows {
         [4, 2].into_iter().find(fits).unwrap_or(1)
     }
 
-    /// Four elements where all of these can be read and written so, else one.
+    /// Returns 4 if all matrices and vectors can be accessed in vectors of four elements, else 1.
     pub(super) fn vector(&self, others: &[&Rows], columns: &[&CubeTensor]) -> usize {
         let rows = others.iter().copied().chain([self]);
         let whole = self.columns().is_multiple_of(4)
@@ -112,7 +113,7 @@ impl Rows {
     }
 }
 
-/// From one row to the next, where all rows are as far apart.
+/// Returns the elements from one row to the next; `None` if the distances differ.
 fn pitch(tensor: &CubeTensor) -> Option<usize> {
     if tensor.meta.is_tiled() {
         return None;
@@ -134,29 +135,30 @@ fn pitch(tensor: &CubeTensor) -> Option<usize> {
     (strides[first] >= shape[last]).then_some(strides[first])
 }
 
-/// Whether vectors can be read from its beginning on.
+/// Returns true if the tensor's memory is aligned for vectors.
 pub(super) fn aligned(tensor: &CubeTensor) -> bool {
     tensor.handle.offset_start.unwrap_or(0).is_multiple_of(16)
 }
 
-/// As many elements of a tensor's memory as a kernel's argument.
+/// Makes a kernel argument of the first `length` elements of a tensor's memory.
 pub(super) fn arg(tensor: &CubeTensor, length: usize) -> BufferArg {
-    // SAFETY: the kernels here look at no length, but at the rows and columns that they are given.
+    // SAFETY: the kernels do not use the length, only the rows and columns of their arguments.
     unsafe { BufferArg::from_raw_parts(tensor.handle.clone(), length) }
 }
 
-/// All of a tensor whose elements lie one behind the other.
+/// Makes a kernel argument of a contiguous tensor.
 pub(super) fn all(tensor: &CubeTensor) -> BufferArg {
     arg(tensor, tensor.meta.num_elements())
 }
 
-/// Blocks over a matrix: threads side by side take neighbouring vectors of a row, what is left of a block takes rows.
+/// Launch geometry over a matrix. Adjacent threads process adjacent vectors of a row, and the other dimension of a
+/// block processes rows.
 pub(super) struct Blocks {
-    /// Vectors a row.
+    /// Vectors per row.
     pub(super) columns: usize,
-    /// Of columns.
+    /// Number of blocks along the columns.
     tiles: usize,
-    /// Threads side by side.
+    /// Threads of a block along the columns.
     lanes: usize,
     rows: usize,
 }
@@ -172,34 +174,36 @@ impl Blocks {
         CubeDim::new_2d(self.lanes as u32, (UNITS / self.lanes) as u32)
     }
 
-    /// For a pass in which every row is looked at by one thread a vector.
+    /// Returns the grid of an elementwise pass, in which one thread processes each vector of a row.
     pub(super) fn elementwise(&self) -> CubeCount {
-        let blocks = self.rows.div_ceil(UNITS / self.lanes * ROWS_A_UNIT).clamp(1, 1 << 15);
+        let blocks = self.rows.div_ceil(UNITS / self.lanes * ROWS_PER_UNIT).clamp(1, 1 << 15);
         CubeCount::Static(self.tiles as u32, blocks as u32, 1)
     }
 
-    /// Rows of a piece, and pieces, of a reduction over all rows. They depend on the shape alone, and so do the bits.
+    /// Returns the rows per piece and the number of pieces of a reduction over all rows. They depend on the shape
+    /// alone, so the result's bits do too.
     pub(super) fn pieces(&self) -> [usize; 2] {
-        /// Blocks that keep a large GPU busy.
+        /// Number of blocks that occupies a large GPU.
         const BLOCKS: usize = 1024;
-        let deep = UNITS / self.lanes;
-        let piece = self.rows.div_ceil((BLOCKS / self.tiles).clamp(1, 512)).next_multiple_of(deep).max(deep * 4);
+        let depth = UNITS / self.lanes;
+        let piece = self.rows.div_ceil((BLOCKS / self.tiles).clamp(1, 512)).next_multiple_of(depth).max(depth * 4);
         [piece, self.rows.div_ceil(piece)]
     }
 
+    /// Returns the grid of a reduction's first launch.
     pub(super) fn reduction(&self) -> CubeCount {
         CubeCount::Static(self.tiles as u32, self.pieces()[1] as u32, 1)
     }
 
-    /// For the second launch of a reduction, over the pieces: few columns a block, so that many threads share the pieces of
-    /// each, which are read one behind the other.
-    pub(super) fn whole(&self) -> (CubeCount, CubeDim) {
-        whole(self.columns)
+    /// Returns the geometry of a reduction's second launch, over the pieces. A block has few columns, so that many
+    /// threads share the pieces of each column, which are read one after the other.
+    pub(super) fn final_reduction(&self) -> (CubeCount, CubeDim) {
+        final_reduction(self.columns)
     }
 }
 
-/// See [`Blocks::whole`].
-pub(super) fn whole(columns: usize) -> (CubeCount, CubeDim) {
+/// See [`Blocks::final_reduction`].
+pub(super) fn final_reduction(columns: usize) -> (CubeCount, CubeDim) {
     let lanes = columns.next_power_of_two().min(4);
     let dim = CubeDim::new_2d(lanes as u32, (UNITS / lanes) as u32);
     (CubeCount::Static(columns.div_ceil(lanes) as u32, 1, 1), dim)

@@ -1,8 +1,9 @@
-//! The optimizer's step and the weight average on a GPU: one launch for many parameters, where burn's operations take seven a
-//! parameter for SGD with momentum and a dozen for AdamW. A launch costs the host microseconds, and a step of small
-//! parameters little else.
+//! The optimizer's step and the weight average on a GPU. One launch updates many parameters; burn's operations need
+//! seven launches per parameter for SGD with momentum and a dozen for AdamW. A launch takes microseconds of the host,
+//! which is most of a step's time for small parameters.
 //!
-//! The formulas are those of `update`'s chains; products and sums may be fused, so last bits differ from the CPU's.
+//! The formulas are those of [`mod@crate::update`]. Products and sums may be fused, so the last bits differ from the
+//! CPU's.
 
 use burn::backend::{BackendTensor, DispatchTensor, DispatchTensorKind};
 use burn::tensor::{DType, Tensor};
@@ -10,10 +11,10 @@ use burn_cubecl::{kernel::into_contiguous, ops::numeric::empty_device_dtype, ten
 use cubecl::Device;
 use cubecl::prelude::*;
 
-use super::super::update::{ParameterUpdate, UpdateRule, UpdatedParameter, bias_corrections};
 use super::rows::{UNITS, aligned, all};
+use crate::optimizer::{ParameterUpdate, UpdateRule, UpdatedParameter, bias_corrections};
 
-/// A flat f32 tensor of an NVIDIA GPU, its elements one behind the other.
+/// Returns the storage of a flat f32 tensor on an NVIDIA GPU, contiguous; `None` for other tensors.
 pub(super) fn cube(tensor: &Tensor<1>) -> Option<CubeTensor> {
     if tensor.dtype() != DType::F32 {
         return None;
@@ -31,36 +32,37 @@ fn tensor_of(tensor: CubeTensor) -> Tensor<1> {
     Tensor::from_dispatch(DispatchTensor { kind, autodiff: Default::default() })
 }
 
-/// Parameters of a launch: 32 of AdamW's have 224 tensors, of the 500 whose addresses fit into a launch. Others are fewer by
-/// halves, so that a network of any number of parameters needs six kernels.
-const TOGETHER: usize = 32;
+/// Parameters per launch: 32 parameters of AdamW have 224 tensors, and a launch can take the addresses of 500. Smaller
+/// launches have half as many parameters, repeatedly, so six kernels suffice for any number of parameters.
+const MAX_PARAMETERS: usize = 32;
 
 type Tensors<N> = Sequence<Box<[Vector<f32, N>]>>;
 
-/// What a launch is told of each of its parameters.
+/// Arguments of one parameter in a launch.
 #[derive(CubeType, CubeLaunch)]
-struct Share {
-    /// In vectors.
+struct ParameterBlocks {
+    /// Number of vectors.
     length: usize,
-    /// The first block that is this parameter's, and the next one's first.
+    /// The parameter's first block, and the next parameter's first block.
     first: usize,
     next: usize,
     weight_decay: f32,
 }
 
-/// Parameters of a launch, each with `N` tensors that it reads.
-struct Pass<const N: usize> {
+/// Parameters of one launch, each with `N` input tensors.
+struct Batch<const N: usize> {
     tensors: Vec<[CubeTensor; N]>,
     weight_decay: Vec<f64>,
     vector: usize,
 }
 
-impl<const N: usize> Pass<N> {
-    /// As few launches as can be, which keep the parameters' order.
+impl<const N: usize> Batch<N> {
+    /// Divides the parameters, in order, into as few launches as possible.
     fn all(mut parameters: Vec<([CubeTensor; N], f64)>) -> impl Iterator<Item = Self> {
         std::iter::from_fn(move || {
             let vector = vector(&parameters.first()?.0);
-            let alike = parameters.iter().take(TOGETHER).take_while(|(tensors, _)| self::vector(tensors) == vector);
+            let alike =
+                parameters.iter().take(MAX_PARAMETERS).take_while(|(tensors, _)| self::vector(tensors) == vector);
             let rest = parameters.split_off(1 << alike.count().ilog2());
             let (tensors, weight_decay) = std::mem::replace(&mut parameters, rest).into_iter().unzip();
             Some(Self { tensors, weight_decay, vector })
@@ -71,12 +73,12 @@ impl<const N: usize> Pass<N> {
         self.tensors[0][0].client.clone()
     }
 
-    /// The tensors with an index, of all parameters.
+    /// Returns the tensors with an index, of all parameters.
     fn args<T: LaunchArg<RuntimeArg = BufferArg>>(&self, index: usize) -> SequenceArg<T> {
         self.tensors.iter().map(|tensors| all(&tensors[index])).collect()
     }
 
-    /// New memory of each parameter's length.
+    /// Allocates a tensor of each parameter's length.
     fn outputs(&self) -> Vec<CubeTensor> {
         let new = |tensors: &[CubeTensor; N]| {
             let like = &tensors[0];
@@ -85,13 +87,13 @@ impl<const N: usize> Pass<N> {
         self.tensors.iter().map(new).collect()
     }
 
-    /// Which blocks are whose; and all blocks.
-    fn shares(&self) -> (SequenceArg<Share>, CubeCount) {
+    /// Returns each parameter's blocks, and the grid.
+    fn shares(&self) -> (SequenceArg<ParameterBlocks>, CubeCount) {
         let mut first = 0;
         let share = |(tensors, weight_decay): (&[CubeTensor; N], &f64)| {
             let length = tensors[0].meta.num_elements() / self.vector;
             let next = first + length.div_ceil(UNITS);
-            let share = ShareLaunch::new(length, first, next, *weight_decay as f32);
+            let share = ParameterBlocksLaunch::new(length, first, next, *weight_decay as f32);
             first = next;
             share
         };
@@ -100,7 +102,7 @@ impl<const N: usize> Pass<N> {
     }
 }
 
-/// Four elements at a time where all can be read so.
+/// Returns 4 if all tensors can be accessed in vectors of four elements, else 1.
 fn vector<const N: usize>(tensors: &[CubeTensor; N]) -> usize {
     let whole = tensors[0].meta.num_elements().is_multiple_of(4) && tensors.iter().all(aligned);
     if whole { 4 } else { 1 }
@@ -110,9 +112,9 @@ fn args_of<T: LaunchArg<RuntimeArg = BufferArg>>(tensors: &[CubeTensor]) -> Sequ
     tensors.iter().map(all).collect()
 }
 
-/// Where a thread is in a parameter, if the block is the parameter's.
+/// Returns whether the thread belongs to the parameter, and its vector.
 #[cube]
-fn own(share: &Share) -> (bool, usize) {
+fn thread_vector(share: &ParameterBlocks) -> (bool, usize) {
     let block = CUBE_POS_X as usize;
     let at = (block - min(share.first, block)) * UNITS + UNIT_POS as usize;
     (block >= share.first && block < share.next && at < share.length, at)
@@ -125,7 +127,7 @@ fn sgd<N: Size>(
     buffers: &Tensors<N>,
     new_values: &mut Tensors<N>,
     new_buffers: &mut Tensors<N>,
-    shares: &Sequence<Share>,
+    shares: &Sequence<ParameterBlocks>,
     lr: f32,
     momentum: f32,
     #[comptime] nesterov: bool,
@@ -133,7 +135,7 @@ fn sgd<N: Size>(
     #[unroll]
     for index in 0..comptime!(shares.len()) {
         let share = shares.index(index);
-        let (inside, at) = own(share);
+        let (inside, at) = thread_vector(share);
         if inside {
             let p = values.index(index)[at];
             let d = gradients.index(index)[at] + Vector::new(share.weight_decay) * p;
@@ -154,7 +156,7 @@ fn adamw<N: Size>(
     new_values: &mut Tensors<N>,
     new_means: &mut Tensors<N>,
     new_variances: &mut Tensors<N>,
-    shares: &Sequence<Share>,
+    shares: &Sequence<ParameterBlocks>,
     lr: f32,
     rate: f32,
     beta1: f32,
@@ -165,7 +167,7 @@ fn adamw<N: Size>(
     #[unroll]
     for index in 0..comptime!(shares.len()) {
         let share = shares.index(index);
-        let (inside, at) = own(share);
+        let (inside, at) = thread_vector(share);
         if inside {
             let g = gradients.index(index)[at];
             let m = Vector::new(beta1) * means.index(index)[at] + Vector::new(1.0 - beta1) * g;
@@ -184,12 +186,12 @@ fn average<N: Size>(
     averages: &Tensors<N>,
     values: &Tensors<N>,
     new_averages: &mut Tensors<N>,
-    shares: &Sequence<Share>,
+    shares: &Sequence<ParameterBlocks>,
     decay: f32,
 ) {
     #[unroll]
     for index in 0..comptime!(shares.len()) {
-        let (inside, at) = own(shares.index(index));
+        let (inside, at) = thread_vector(shares.index(index));
         if inside {
             let kept = Vector::new(decay) * averages.index(index)[at];
             new_averages.index_mut(index)[at] = kept + Vector::new(1.0 - decay) * values.index(index)[at];
@@ -197,7 +199,7 @@ fn average<N: Size>(
     }
 }
 
-/// The parameters' tensors if all have `slots` of state, and all are f32 on a GPU, with something in them.
+/// Returns the parameters' tensors if all have `slots` tensors of state, and all are non-empty f32 tensors on a GPU.
 fn read<const N: usize>(parameters: &[ParameterUpdate], slots: usize) -> Option<Vec<([CubeTensor; N], f64)>> {
     let one = |ParameterUpdate { value, gradient, weight_decay, slots: state }: &ParameterUpdate| {
         let state = state.iter().take(slots).map(Option::as_ref).collect::<Option<Vec<_>>>()?;
@@ -206,7 +208,7 @@ fn read<const N: usize>(parameters: &[ParameterUpdate], slots: usize) -> Option<
     parameters.iter().map(one).collect()
 }
 
-/// Tensors of one parameter.
+/// Returns the tensors of one parameter.
 fn tensors<'a, const N: usize>(of: impl Iterator<Item = &'a Tensor<1>>) -> Option<[CubeTensor; N]> {
     let of: Vec<_> = of.collect();
     let length = of[0].dims()[0];
@@ -215,16 +217,16 @@ fn tensors<'a, const N: usize>(of: impl Iterator<Item = &'a Tensor<1>>) -> Optio
     Some(found.try_into().expect("a value, a gradient and the state"))
 }
 
-/// A step of parameters whose state is there, all in f32 on a GPU; `None` for any other.
-pub(crate) fn step(rule: &UpdateRule, parameters: &[ParameterUpdate]) -> Option<Vec<UpdatedParameter>> {
+/// Takes a step of parameters whose state exists, all in f32 on a GPU; returns `None` for others.
+pub(crate) fn update(rule: &UpdateRule, parameters: &[ParameterUpdate]) -> Option<Vec<UpdatedParameter>> {
     let mut updated = Vec::with_capacity(parameters.len());
     match *rule {
-        // without momentum there is no state, and the first step makes it
+        // Without momentum there is no state, and the first step makes the state.
         UpdateRule::Sgd { lr, momentum, nesterov } => {
-            for pass in Pass::<3>::all(read(parameters, 1)?) {
+            for pass in Batch::<3>::all(read(parameters, 1)?) {
                 let (client, (shares, blocks)) = (pass.client(), pass.shares());
                 let [new_values, new_buffers] = [0; 2].map(|_| pass.outputs());
-                // SAFETY: every tensor has as many elements as its parameter, which the kernel stays within.
+                // SAFETY: every tensor has its parameter's number of elements, which the kernel stays within.
                 unsafe {
                     sgd::launch_unchecked(
                         &client,
@@ -250,7 +252,7 @@ pub(crate) fn step(rule: &UpdateRule, parameters: &[ParameterUpdate]) -> Option<
         }
         UpdateRule::AdamW { lr, betas, eps, step } => {
             let [correction1, correction2] = bias_corrections(betas, step);
-            for pass in Pass::<4>::all(read(parameters, 2)?) {
+            for pass in Batch::<4>::all(read(parameters, 2)?) {
                 let (client, (shares, blocks)) = (pass.client(), pass.shares());
                 let [new_values, new_means, new_variances] = [0; 3].map(|_| pass.outputs());
                 // SAFETY: as above.
@@ -287,14 +289,14 @@ pub(crate) fn step(rule: &UpdateRule, parameters: &[ParameterUpdate]) -> Option<
     Some(updated)
 }
 
-/// `decay average + (1 - decay) value` of pairs in f32 on a GPU; `None` elsewhere.
-pub(crate) fn follow(decay: f64, pairs: &[(Tensor<1>, Tensor<1>)]) -> Option<Vec<Tensor<1>>> {
+/// Computes `decay average + (1 - decay) value` of pairs in f32 on a GPU; returns `None` for others.
+pub(crate) fn ema_update(decay: f64, pairs: &[(Tensor<1>, Tensor<1>)]) -> Option<Vec<Tensor<1>>> {
     let read = pairs.iter().map(|(average, value)| Some((tensors([average, value].into_iter())?, 0.0)));
-    let mut moved = Vec::with_capacity(pairs.len());
-    for pass in Pass::<2>::all(read.collect::<Option<_>>()?) {
+    let mut averages = Vec::with_capacity(pairs.len());
+    for pass in Batch::<2>::all(read.collect::<Option<_>>()?) {
         let (client, (shares, blocks)) = (pass.client(), pass.shares());
         let new = pass.outputs();
-        // SAFETY: as in `step`.
+        // SAFETY: as in `update`.
         unsafe {
             average::launch_unchecked(
                 &client,
@@ -308,7 +310,7 @@ pub(crate) fn follow(decay: f64, pairs: &[(Tensor<1>, Tensor<1>)]) -> Option<Vec
                 decay as f32,
             );
         }
-        moved.extend(new.into_iter().map(tensor_of));
+        averages.extend(new.into_iter().map(tensor_of));
     }
-    Some(moved)
+    Some(averages)
 }

@@ -1,15 +1,15 @@
-//! The weight's gradient of grouped convolutions. Images are rows of channels in vectors of `N`.
+//! Kernels of grouped convolutions' weight gradient. Images are rows of channels in vectors of `N`.
 //!
-//! Each thread keeps the sums of all taps of one output channel and one vector of input channels (depthwise: of one vector of
-//! channels) in registers, over its share of the output's pixels. A block adds up what its threads have, and a second
-//! kernel what the blocks have, in an order that depends on the shape alone.
+//! Each thread keeps in registers the sums of all taps of one output channel and one vector of input channels
+//! (depthwise: of one vector of channels), over its share of the output's pixels. A block sums its threads' values, and
+//! a second kernel sums the blocks' values, in an order that depends on the shape alone.
 
 use cubecl::prelude::*;
 use cubecl::std::FastDivmod;
 
 use super::rows::UNITS;
 
-/// Taps of a convolution and how its windows lie, vertical and horizontal.
+/// Geometry of a convolution's taps. Pairs are `[vertical, horizontal]`, in pixels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Taps {
     pub(super) kernel: [usize; 2],
@@ -18,26 +18,27 @@ pub(super) struct Taps {
     pub(super) dilation: [usize; 2],
 }
 
-/// Sizes that a launch brings along.
+/// Size arguments of a launch.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct Sizes {
-    /// Output: pixels of all images, height, width.
+    /// Pixels of all output images, and the output's height and width.
     pub(super) pixels: usize,
     pub(super) out_height: FastDivmod<usize>,
     pub(super) out_width: FastDivmod<usize>,
-    /// Input: height and width.
+    /// Height and width of the input.
     pub(super) height: usize,
     pub(super) width: usize,
-    /// Vectors from one pixel of the input to the next, elements or vectors of the output's gradient.
+    /// Vectors from one pixel of the input to the next; elements or vectors from one pixel of the output's gradient to
+    /// the next.
     pub(super) x_pitch: usize,
     pub(super) dy_pitch: usize,
-    /// Pixels of a piece.
+    /// Pixels per piece.
     pub(super) piece: usize,
 }
 
-/// The sum of what the threads of a column have; the first of them gets it.
+/// Sums the values of a column's threads. The column's first thread gets the result.
 #[cube]
-fn added_over_block<N: Size>(value: Vector<f32, N>, shared: &mut Shared<[Vector<f32, N>]>) -> Vector<f32, N> {
+fn sum_over_block<N: Size>(value: Vector<f32, N>, shared: &mut Shared<[Vector<f32, N>]>) -> Vector<f32, N> {
     let (unit, y) = (UNIT_POS as usize, UNIT_POS_Y as usize);
     shared[unit] = value;
     sync_cube();
@@ -53,7 +54,7 @@ fn added_over_block<N: Size>(value: Vector<f32, N>, shared: &mut Shared<[Vector<
     shared[unit]
 }
 
-/// Adds up what the threads of a column have of each tap, and writes it as the first of them.
+/// Sums the values of a column's threads for each tap. The column's first thread writes the results.
 #[cube]
 fn write_sums<N: Size>(
     sums: &Array<Vector<f32, N>>,
@@ -66,21 +67,21 @@ fn write_sums<N: Size>(
     let mut shared = Shared::<[Vector<f32, N>]>::new_slice(UNITS);
     #[unroll]
     for tap in 0..taps {
-        let sum = added_over_block::<N>(sums[tap], &mut shared);
+        let sum = sum_over_block::<N>(sums[tap], &mut shared);
         if writes && UNIT_POS_Y == 0 {
             pieces[first + tap * step] = sum;
         }
-        // before the next one is put there
+        // Wait before the next tap overwrites the shared memory.
         sync_cube();
     }
 }
 
-/// Adds `slope` times what the window of an output pixel sees in a column of the input.
+/// Adds the window of an output pixel, in a column of the input, times the output's gradient `dy`.
 #[cube]
 fn add_window<F: Float, N: Size>(
     sums: &mut Array<Vector<f32, N>>,
     x: &[Vector<F, N>],
-    slope: Vector<f32, N>,
+    dy: Vector<f32, N>,
     pixel: usize,
     column: usize,
     sizes: &Sizes,
@@ -91,17 +92,17 @@ fn add_window<F: Float, N: Size>(
     let (above, beside) = comptime!((taps.padding[0], taps.padding[1]));
     #[unroll]
     for tap in 0..comptime!(taps.kernel[0] * taps.kernel[1]) {
-        // with the padding counted in
+        // Coordinates in the padded image.
         let row = top * comptime!(taps.stride[0]) + comptime!(tap / taps.kernel[1] * taps.dilation[0]);
         let at = left * comptime!(taps.stride[1]) + comptime!(tap % taps.kernel[1] * taps.dilation[1]);
         if row >= above && row < sizes.height + above && at >= beside && at < sizes.width + beside {
             let place = (image * sizes.height + row - above) * sizes.width + at - beside;
-            sums[tap] += slope * Vector::<f32, N>::cast_from(x[place * sizes.x_pitch + column]);
+            sums[tap] += dy * Vector::<f32, N>::cast_from(x[place * sizes.x_pitch + column]);
         }
     }
 }
 
-/// `pieces[piece][tap][channels]` of a depthwise convolution.
+/// Computes `pieces[piece][tap][channels]` of a depthwise convolution.
 #[cube(launch_unchecked)]
 pub(super) fn depthwise_pieces<F: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -124,8 +125,8 @@ pub(super) fn depthwise_pieces<F: Float, N: Size>(
     if column < columns {
         let mut pixel = start + UNIT_POS_Y as usize;
         while pixel < end {
-            let slope = Vector::<f32, N>::cast_from(dy[pixel * sizes.dy_pitch + column]);
-            add_window::<F, N>(&mut sums, x, slope, pixel, column, sizes, taps);
+            let grad = Vector::<f32, N>::cast_from(dy[pixel * sizes.dy_pitch + column]);
+            add_window::<F, N>(&mut sums, x, grad, pixel, column, sizes, taps);
             pixel += CUBE_DIM_Y as usize;
         }
     }
@@ -133,14 +134,15 @@ pub(super) fn depthwise_pieces<F: Float, N: Size>(
     write_sums::<N>(&sums, pieces, first, columns, column < columns, count);
 }
 
-/// `pieces[piece][output channel][tap][input channels of the group]`; a block's third place is the vector of these.
+/// Computes `pieces[piece][output channel][tap][input channels of the group]`. The grid's third axis is the vector of
+/// input channels.
 #[cube(launch_unchecked)]
 pub(super) fn grouped_pieces<F: Float, N: Size>(
     x: &[Vector<F, N>],
     dy: &[F],
     pieces: &mut [Vector<f32, N>],
     channels: usize,
-    each: usize,
+    group_columns: usize,
     sizes: &Sizes,
     #[comptime] inputs: usize,
     #[comptime] taps: Taps,
@@ -157,11 +159,11 @@ pub(super) fn grouped_pieces<F: Float, N: Size>(
     let start = CUBE_POS_Y as usize * sizes.piece;
     let end = min(start + sizes.piece, sizes.pixels);
     if channel < channels {
-        let column = channel / each * inputs + vector;
+        let column = channel / group_columns * inputs + vector;
         let mut pixel = start + UNIT_POS_Y as usize;
         while pixel < end {
-            let slope = Vector::<f32, N>::new(f32::cast_from(dy[pixel * sizes.dy_pitch + channel]));
-            add_window::<F, N>(&mut sums, x, slope, pixel, column, sizes, taps);
+            let grad = Vector::<f32, N>::new(f32::cast_from(dy[pixel * sizes.dy_pitch + channel]));
+            add_window::<F, N>(&mut sums, x, grad, pixel, column, sizes, taps);
             pixel += CUBE_DIM_Y as usize;
         }
     }
@@ -169,7 +171,7 @@ pub(super) fn grouped_pieces<F: Float, N: Size>(
     write_sums::<N>(&sums, pieces, first, inputs, channel < channels, count);
 }
 
-/// The sum over the pieces of each of `length` vectors.
+/// Sums each of `length` vectors over the pieces.
 #[cube(launch_unchecked)]
 pub(super) fn add_pieces<F: Float, N: Size>(
     pieces: &[Vector<f32, N>],
@@ -188,7 +190,7 @@ pub(super) fn add_pieces<F: Float, N: Size>(
         }
     }
     let mut shared = Shared::<[Vector<f32, N>]>::new_slice(UNITS);
-    let sum = added_over_block::<N>(sum, &mut shared);
+    let sum = sum_over_block::<N>(sum, &mut shared);
     if at < length && UNIT_POS_Y == 0 {
         out[at] = Vector::cast_from(sum);
     }

@@ -6,9 +6,10 @@
 //! checkpoints/last -> epoch-3      checkpoints/best -> epoch-2
 //! ```
 //!
-//! A checkpoint is written to a hidden temporary folder, every file synced, `manifest.json` (sizes and SHA-256 of the
-//! others) last, then renamed into place: a folder with a visible name is complete, whatever killed the process.
-//! `last` and `best` are relative symbolic links, replaced by a rename. A folder is hidden before it is deleted.
+//! A checkpoint is written to a hidden temporary folder. Every file is synced, `manifest.json` (sizes and SHA-256 of the
+//! other files) last; then the folder is renamed into place. A folder with a visible name is therefore complete, whatever
+//! killed the process. `last` and `best` are relative symbolic links, replaced by a rename. A folder is hidden before it is
+//! deleted.
 
 mod read;
 mod store;
@@ -27,7 +28,7 @@ const MODEL: &str = "model.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
 const EMA: &str = "ema.safetensors";
 const STATE: &str = "state.json";
-/// Lists the other files of a checkpoint; a folder that has it is one.
+/// Lists the other files of a checkpoint. A folder with this file is a checkpoint.
 pub(crate) const MANIFEST: &str = "manifest.json";
 /// Version of the folder's layout.
 const VERSION: u32 = 1;
@@ -37,7 +38,7 @@ const VERSION: u32 = 1;
 struct State {
     progress: RunProgress,
     optimizer_steps: u64,
-    /// The seed from which permutation, augmentation and mixing follow; no other random state exists.
+    /// The seed of permutation, augmentation and mixing; no other random state exists.
     seed: u64,
 }
 
@@ -65,7 +66,7 @@ fn writing(path: impl AsRef<Path>, error: impl Display) -> FileError {
     )
 }
 
-/// Hexadecimal SHA-256.
+/// Returns the SHA-256 in hexadecimal.
 fn sha256(bytes: &[u8]) -> String {
     use sha2::{Digest, Sha256};
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()

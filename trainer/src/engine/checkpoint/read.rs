@@ -1,4 +1,4 @@
-//! Reading checkpoints back: what is damaged is named and passed over.
+//! Reads checkpoints: damaged ones are named and passed over.
 
 use std::{
     fs,
@@ -10,7 +10,7 @@ use crate::files::FileError;
 use crate::snapshot::{RunProgress, Snapshot};
 use crate::state_file;
 
-/// A checkpoint read back whole.
+/// A complete checkpoint.
 #[derive(Debug)]
 pub struct Loaded {
     /// Its folder.
@@ -19,15 +19,15 @@ pub struct Loaded {
     pub snapshot: Snapshot,
     /// The engine's state.
     pub progress: RunProgress,
-    /// The seed of the run that wrote it.
+    /// The seed of the run that wrote the checkpoint.
     pub seed: u64,
 }
 
-/// Loads the newest complete checkpoint of a `checkpoints` folder. The second item names the newer ones that were
-/// passed over, and why.
+/// Loads the newest complete checkpoint of a `checkpoints` folder. The second item names the newer checkpoints that were
+/// passed over, each with its cause.
 ///
 /// # Errors
-/// No checkpoint is there, or none is complete.
+/// The folder has no checkpoint, or none is complete.
 pub fn load_newest(folder: &Path) -> Result<(Loaded, Vec<FileError>), FileError> {
     let mut damaged = Vec::new();
     for path in newest_first(folder)? {
@@ -46,7 +46,7 @@ pub fn load_newest(folder: &Path) -> Result<(Loaded, Vec<FileError>), FileError>
     Err(FileError::new(folder, cause, "start the run again with --config; it left nothing to continue from"))
 }
 
-/// True when the folder holds a checkpoint, complete or not.
+/// Whether the folder holds a checkpoint, complete or not.
 ///
 /// # Errors
 /// The folder cannot be read.
@@ -54,7 +54,7 @@ pub fn any(folder: &Path) -> Result<bool, FileError> {
     Ok(!newest_first(folder)?.is_empty())
 }
 
-/// Loads one checkpoint, every file compared with the manifest.
+/// Loads one checkpoint and compares every file with the manifest.
 ///
 /// # Errors
 /// Names the file that is missing, truncated or altered.
@@ -106,8 +106,11 @@ pub fn load(path: &Path) -> Result<Loaded, FileError> {
     })
 }
 
-/// The checkpoints of a folder by age: (step, epoch, batch), newest first. The order comes from the state file where it
-/// can be read, else (a damaged one) from the name, so that damage is reported in its place.
+/// Returns the checkpoints of a folder, newest first: by step, epoch and batch of the state file. Where the state file cannot
+/// be read, the name decides, so that a damaged checkpoint keeps its place in the order.
+///
+/// # Errors
+/// The folder cannot be read.
 pub(super) fn newest_first(folder: &Path) -> Result<Vec<PathBuf>, FileError> {
     let entries = fs::read_dir(folder).map_err(|error| {
         FileError::new(folder, error.to_string(), "name a run folder that has a checkpoints folder")

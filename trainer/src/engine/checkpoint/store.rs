@@ -1,4 +1,4 @@
-//! Writing checkpoints, keeping the newest and the best, deleting the rest.
+//! Writes checkpoints, keeps the newest and the best, deletes the rest.
 
 use std::{
     fs,
@@ -12,7 +12,7 @@ use crate::snapshot::RunProgress;
 use crate::snapshot::Snapshot;
 use crate::state_file::{self, NamedTensor};
 
-/// Prefix of folders that are being written or deleted.
+/// The prefix of folders that are being written or deleted.
 const HIDDEN: &str = ".tmp-";
 
 /// The `checkpoints` folder of a run. Only rank 0 has one.
@@ -24,7 +24,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens the folder, which exists, and removes what a killed process left half written in it.
+    /// Opens an existing folder, and removes checkpoints that a killed process left half written.
     ///
     /// # Errors
     /// The folder cannot be read or cleaned.
@@ -55,7 +55,7 @@ impl Store {
         remove(&temporary)?;
         let written = self.write_files(&temporary, snapshot, progress).and_then(|()| place(&temporary, &target));
         if let Err(error) = written {
-            // give the space back: the error that matters is the first one
+            // Frees the space. The first error is the one to report.
             let _ = fs::remove_dir_all(&temporary);
             return Err(error);
         }
@@ -99,7 +99,7 @@ impl Store {
             .map_err(|error| writing(&link, error))
     }
 
-    /// Deletes the oldest checkpoints beyond `keep_last`, but for the one that `best` points at.
+    /// Deletes the oldest checkpoints beyond `keep_last`, except the one that `best` points at.
     fn prune(&self) -> Result<(), FileError> {
         let best = fs::read_link(self.folder.join("best")).ok();
         let mut kept = 0;
@@ -119,7 +119,7 @@ impl Store {
     }
 }
 
-/// Renames `temporary` to `target`; where a resumed run writes a checkpoint again, the two are exchanged in one step.
+/// Renames `temporary` to `target`. Where a resumed run writes a checkpoint again, the two are exchanged in one step.
 fn place(temporary: &Path, target: &Path) -> Result<(), FileError> {
     let failed = |error: std::io::Error| writing(target, error);
     if !target.exists() {
@@ -147,7 +147,7 @@ fn sync_folder(folder: &Path) -> Result<(), FileError> {
     fs::File::open(folder).and_then(|file| file.sync_all()).map_err(|error| writing(folder, error))
 }
 
-/// Removes a folder, file or link if it is there.
+/// Removes a folder, file or link, if it exists.
 fn remove(path: &Path) -> Result<(), FileError> {
     let result = match fs::symlink_metadata(path) {
         Err(_) => return Ok(()),

@@ -75,7 +75,7 @@ fn saving_the_same_name_again_replaces_it() {
     assert_eq!(names(folder.path()), ["best", "epoch-1", "last"]);
 }
 
-/// Every file of the newest checkpoint, truncated, altered or gone: it is named, and the one before is used.
+/// Truncates, alters or deletes every file of the newest checkpoint: the file is named, and the checkpoint before is used.
 #[test]
 fn damage_is_named_and_the_previous_checkpoint_used() {
     type Damage = fn(&Path);
@@ -95,7 +95,7 @@ fn damage_is_named_and_the_previous_checkpoint_used() {
             store.save("epoch-2", snapshot(2.0), &progress(3, 20), false).unwrap();
             damage(&folder.path().join("epoch-2").join(file));
             let (loaded, damaged) = load_newest(folder.path()).unwrap();
-            // an altered bit inside the manifest's own white space or version may leave it readable and right
+            // An altered bit in the manifest's white space may leave the manifest readable and right.
             if loaded.path.ends_with("epoch-2") {
                 assert_eq!((file, what), (MANIFEST, "alter"));
                 continue;
@@ -133,7 +133,7 @@ fn a_folder_that_cannot_be_written_is_an_error_that_names_it() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(folder.path(), 2, 0).unwrap();
     store.save("epoch-1", snapshot(1.0), &progress(2, 10), false).unwrap();
-    // a file stands where the folder must go: works for root too, unlike permissions
+    // A file is where the folder must go. Unlike permissions, this works for root too.
     fs::write(folder.path().join("epoch-2"), b"in the way").unwrap();
     fs::remove_file(folder.path().join("last")).unwrap();
     fs::create_dir(folder.path().join("last")).unwrap();

@@ -51,12 +51,13 @@ use self::{
     statistics::SharedStatistics,
     verify::UnusedParameters,
 };
-use super::{Evaluation, Learner, ResidentSets, Snapshot, StepOutcome, Strategy, Tally};
-use crate::config::{BatchNormPolicy, RunPlan};
-use crate::failure::Failure;
-use crate::signals::Stop;
-use crate::snapshot::RunProgress;
-use crate::timeline::Timeline;
+use super::{EvalCounts, Evaluation, Learner, StepOutcome, Strategy};
+use crate::{
+    config::{BatchNormPolicy, RunPlan},
+    failure::Failure,
+    signals::Stop,
+    snapshot::{RunProgress, Snapshot},
+};
 use comm::{Communicator, ReduceOp};
 use launch::WorkerStatus;
 
@@ -138,25 +139,33 @@ impl Ddp {
     }
 
     /// Adds up all ranks' counts. A stop that any rank has seen stops every rank.
-    fn reduce_counts(&self, mut tally: Tally, stop: &Stop) -> Result<Evaluation, Failure> {
+    fn reduce_counts(&self, mut counts: EvalCounts, stop: &Stop) -> Result<Evaluation, Failure> {
         let mut signal = [i64::from(stop.signal().unwrap_or(0))];
         self.comm.all_reduce(&mut signal, ReduceOp::Max)?;
-        let mut counts: Vec<i64> = [tally.samples, tally.top1, tally.top5].map(|count| count as i64).to_vec();
-        counts.extend(tally.confusion.iter().map(|&count| count as i64));
-        self.comm.all_reduce(&mut counts, ReduceOp::Sum)?;
-        let mut loss = [tally.loss_sum];
+        let mut sums: Vec<i64> = [counts.samples, counts.top1, counts.top5].map(|count| count as i64).to_vec();
+        sums.extend(counts.confusion.iter().map(|&count| count as i64));
+        self.comm.all_reduce(&mut sums, ReduceOp::Sum)?;
+        let mut loss = [counts.loss_sum];
         self.comm.all_reduce(&mut loss, ReduceOp::Sum)?;
         if signal[0] != 0 {
             return Ok(Evaluation::Stopped(signal[0] as i32));
         }
-        let count = |index: usize| counts[index] as u64;
-        (tally.samples, tally.top1, tally.top5, tally.loss_sum) = (count(0), count(1), count(2), loss[0]);
-        tally.confusion = counts[3..].iter().map(|&count| count as u64).collect();
-        Ok(Evaluation::Done(tally))
+        let sum = |index: usize| sums[index] as u64;
+        (counts.samples, counts.top1, counts.top5, counts.loss_sum) = (sum(0), sum(1), sum(2), loss[0]);
+        counts.confusion = sums[3..].iter().map(|&count| count as u64).collect();
+        Ok(Evaluation::Done(counts))
     }
 }
 
 impl Strategy for Ddp {
+    fn learner(&self) -> &Learner {
+        &self.learner
+    }
+
+    fn learner_mut(&mut self) -> &mut Learner {
+        &mut self.learner
+    }
+
     fn rank(&self) -> usize {
         self.comm.rank()
     }
@@ -165,19 +174,7 @@ impl Strategy for Ddp {
         self.comm.world()
     }
 
-    fn device_bytes(&self) -> Vec<u64> {
-        self.learner.replica.held_bytes().into_iter().collect()
-    }
-
-    fn keep_resident(&mut self, sets: ResidentSets) {
-        self.learner.replica.resident = Some(sets);
-    }
-
-    fn record(&mut self, timeline: &Timeline) {
-        self.learner.replica.timeline = timeline.clone();
-    }
-
-    fn gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, Failure> {
+    fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, Failure> {
         let gathered = self.comm.all_gather_v(bytes)?;
         let mut rest = gathered.data.as_slice();
         let part = |count: usize| rest.split_off(..count).unwrap_or_default().to_vec();
@@ -197,16 +194,12 @@ impl Strategy for Ddp {
         }
         // Ranks may have their own running statistics, and one network is evaluated: rank 0's.
         let network = replicate::sync_buffers(learner.evaluated_network(), BatchNormPolicy::Broadcast, comm)?;
-        let tally = learner.replica.evaluate(&network, batches, stop);
-        self.reduce_counts(tally, stop)
+        let counts = learner.replica.evaluate(&network, batches, stop);
+        self.reduce_counts(counts, stop)
     }
 
-    fn snapshot(&self) -> Snapshot {
-        self.learner.snapshot()
-    }
-
-    fn start_from(&mut self, checkpoint: Option<(Snapshot, RunProgress)>) -> Result<RunProgress, Failure> {
-        self.status.set_status(format_args!("sharing the checkpoint"));
+    fn load_checkpoint(&mut self, checkpoint: Option<(Snapshot, RunProgress)>) -> Result<RunProgress, Failure> {
+        self.status.set_status(format_args!("broadcasting the checkpoint"));
         let Some((snapshot, progress)) = replicate::broadcast_checkpoint(checkpoint, &self.comm)? else {
             return Ok(RunProgress::start());
         };

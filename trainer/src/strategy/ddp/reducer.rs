@@ -154,7 +154,7 @@ impl Reducer {
                 BucketValues::Host(values) => {
                     Tensor::<1>::from_data(TensorData::new(values, [bucket.elements]), device)
                 }
-                BucketValues::Shared(values) => ops::tensor_over(self.buckets.arrays.lend(index, values), device),
+                BucketValues::Shared(values) => ops::tensor_from_blob(self.buckets.arrays.lend(index, values), device),
                 BucketValues::Device(mut tensors, done) => {
                     done.wait();
                     tensors.remove(0)

@@ -7,10 +7,12 @@ use models::{
     state::{self, StateTensor},
 };
 
-use crate::config::BatchNormPolicy;
-use crate::failure::Failure;
-use crate::snapshot::{RunProgress, Snapshot};
-use crate::state_file::{self, NamedTensor};
+use crate::{
+    config::BatchNormPolicy,
+    failure::Failure,
+    snapshot::{RunProgress, Snapshot},
+    state_file::{self, NamedTensor},
+};
 use comm::{Communicator, ReduceOp};
 
 /// Broadcasts rank 0's parameters and running statistics (`_sync_module_states`).

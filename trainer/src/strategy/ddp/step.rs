@@ -1,6 +1,6 @@
-//! The step of one rank among several: forward and backward of its share, with the reduction behind, then the optimizer.
+//! The training step of one rank: forward and backward of its share while buckets are reduced, then the optimizer.
 
-use std::time::Instant;
+use std::{sync::Arc, time::Instant};
 
 use data::loader::Batch;
 use models::Context;
@@ -9,66 +9,68 @@ use ops::StatisticsReduce;
 use super::{Ddp, reducer::ReducedGradients};
 use crate::{
     failure::Failure,
-    optim::FlatGradients,
-    strategy::{StepOutcome, diverged},
+    strategy::{StepOutcome, step_samples},
     timeline::Track,
 };
 
+/// See [`Strategy::train_step`](crate::strategy::Strategy::train_step).
+///
+/// # Errors
+/// The loss is not finite, a rank is gone, or the ranks no longer hold the same bits.
 pub(super) fn train_step(
     ddp: &mut Ddp,
     batches: Vec<Batch>,
     lr: f64,
     stop: Option<i32>,
 ) -> Result<StepOutcome, Failure> {
-    // the whole step's samples, over all ranks: the weight of each sample is the same wherever it is
-    let samples = batches.iter().map(|batch| batch.global_len).sum();
+    let samples = step_samples(&batches);
     let mut outcome = StepOutcome { stop, ..StepOutcome::default() };
 
     let (step, status) = (ddp.steps, ddp.status.clone());
+    let replica = &ddp.learner.replica;
     let count = batches.len();
-    for (turn, batch) in batches.into_iter().enumerate() {
-        // only the last backward pass completes the gradients: those before it are not synchronised
-        ddp.reducer.prepare_for_backward(step, turn + 1 == count);
-        status.set_status(format_args!("step {step}: forward"));
-        let statistics = ddp.statistics.clone().map(|shared| shared as std::sync::Arc<dyn StatisticsReduce>);
+    for (index, batch) in batches.into_iter().enumerate() {
+        // Only the last backward pass launches buckets: those before it are as under `no_sync`.
+        ddp.reducer.prepare_for_backward(step, index + 1 == count);
+        let statistics = ddp.statistics.clone().map(|shared| shared as Arc<dyn StatisticsReduce>);
         let cx = Context::train_with(statistics, Some(ddp.reducer.sink()));
-        let loss = ddp.learner.replica.forward(batch, samples, cx, &mut outcome);
+        status.set_status(format_args!("step {step}: forward"));
+        let forward = replica.forward(batch, samples, cx, &mut outcome);
         ddp.check_statistics()?;
         status.set_status(format_args!("step {step}: backward"));
-        ddp.learner.replica.backward(loss, &mut outcome);
+        replica.backward_into_sink(forward, &mut outcome);
         ddp.check_statistics()?;
     }
 
     let start = Instant::now();
-    let ReducedGradients { gradients, used, buckets } =
-        ddp.reducer.finalize_backward(&ddp.learner.replica.inner_device())?;
+    let ReducedGradients { mut gradients, used, buckets } = ddp.reducer.finalize_backward(&replica.inner_device())?;
     status.set_status(format_args!("step {step}: comparing losses"));
-    let unused = agree(&mut outcome, &used, ddp)?;
+    let unused = reduce_outcome(&mut outcome, &used, ddp)?;
     let end = Instant::now();
     outcome.seconds.communication = (end - start).as_secs_f64();
     outcome.seconds.communication_hidden =
         buckets.iter().map(|b| (b.finished.min(start) - b.started.min(start)).as_secs_f64()).sum();
-    // what a ring moves, the least that any algorithm does
+    // The bytes that a ring moves: the least that any algorithm moves.
     outcome.bytes_moved = buckets.iter().map(|b| 2 * (ddp.comm.world() as u64 - 1) * b.bytes as u64).sum();
     let timeline = &ddp.learner.replica.timeline;
     timeline.span(Track::Step, "waiting for sums", start, end, &[]);
     buckets.into_iter().for_each(|bucket| timeline.bucket(bucket));
-    if !outcome.loss_sum.is_finite() {
-        return Err(diverged(outcome.loss_sum, lr));
-    }
-    let gradients = without(gradients, &unused);
 
+    outcome.check_finite(lr)?;
+    // Without a gradient the optimizer leaves a parameter and its momentum alone, as in one process.
+    gradients.set_none(&unused);
     status.set_status(format_args!("step {step}: optimizer"));
-    ddp.learner.apply(gradients, lr, &mut outcome);
-    // the optimizer's work is enqueued behind the sums: waiting for those costs nothing now
+    ddp.learner.optimizer_step(gradients, lr, &mut outcome);
+    // The optimizer's work is queued behind the sums: this wait costs nothing now.
     ddp.reducer.synchronize()?;
     ddp.steps += 1;
     ddp.check_sync()?;
     Ok(outcome)
 }
 
-/// Sums the counts and the loss over ranks; the stop is that of any rank. Gives the parameters that no rank used.
-fn agree(outcome: &mut StepOutcome, used: &[bool], ddp: &mut Ddp) -> Result<Vec<usize>, Failure> {
+/// Sums the counts and the loss over ranks; the stop is that of any rank. Returns the parameters that no rank used, by their
+/// place in registration order.
+fn reduce_outcome(outcome: &mut StepOutcome, used: &[bool], ddp: &mut Ddp) -> Result<Vec<usize>, Failure> {
     const WORDS: usize = 5;
     let comm = &ddp.comm;
     let missing = used.iter().filter(|used| !**used).count();
@@ -94,14 +96,4 @@ fn agree(outcome: &mut StepOutcome, used: &[bool], ddp: &mut Ddp) -> Result<Vec<
     let by_rank: Vec<&[u8]> = all.chunks_exact(own.len()).collect();
     ddp.unused.warn(ddp.steps, &by_rank, &ddp.learner.replica.parameters, comm.rank() == 0);
     Ok((0..own.len()).filter(|&index| by_rank.iter().all(|used| used[index] == 0)).collect())
-}
-
-/// A parameter that nobody used has no gradient, and the optimizer leaves it and its momentum alone, as in one process.
-fn without(gradients: FlatGradients, unused: &[usize]) -> FlatGradients {
-    if unused.is_empty() {
-        return gradients;
-    }
-    let mut gradients = gradients.into_inner();
-    unused.iter().for_each(|&index| gradients[index] = None);
-    FlatGradients::from_tensors(gradients)
 }

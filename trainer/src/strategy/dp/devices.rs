@@ -1,4 +1,5 @@
-//! The devices and their threads: work goes to all of them at once, a panic in one of them is an error with its name.
+//! The devices and their threads: all devices work at the same time, and a panic on one of them is an error with its name
+//! (`torch.nn.parallel.parallel_apply`).
 
 use std::{
     any::Any,
@@ -9,20 +10,20 @@ use std::{
 use burn::tensor::Device;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-use super::statistics::Group;
+use super::statistics::SyncGroup;
 use crate::failure::Failure;
 
-/// Devices, each with a pool of threads: what an operation computes in parallel stays within its device's pool.
+/// Devices, each with a pool of threads. The parallel work of an operation stays within its device's pool.
 pub(super) struct Devices {
     devices: Vec<Device>,
     pools: Vec<ThreadPool>,
 }
 
 impl Devices {
-    /// This process's threads in equal shares; at least one each.
+    /// Divides this process's threads among `devices`, at least one each.
     ///
     /// # Errors
-    /// No devices, or the system refuses threads.
+    /// `devices` is empty, or the system refuses threads.
     pub(super) fn new(devices: Vec<Device>) -> Result<Self, Failure> {
         if devices.is_empty() {
             return Err(Failure::usage("data parallelism without a device", "say how many: --cpus N"));
@@ -41,30 +42,30 @@ impl Devices {
         Ok(Self { devices, pools })
     }
 
-    /// How many.
+    /// Returns the number of devices.
     pub(super) fn len(&self) -> usize {
         self.devices.len()
     }
 
-    /// The one that owns the network.
+    /// Returns the device that owns the network.
     pub(super) fn first(&self) -> &Device {
         &self.devices[0]
     }
 
-    /// One of them.
+    /// Returns device `index`.
     pub(super) fn get(&self, index: usize) -> &Device {
         &self.devices[index]
     }
 
-    /// Runs job `i` on device `i`, all at once; gives their results in device order. `what` names the work in messages. A
-    /// device that fails lets the others out of `group`, in which they might wait for it.
+    /// Runs job `i` on device `i`, all at the same time, and returns the results in device order. `what` names the work in
+    /// messages. A device that fails ends the others' waits in `group`, in which they might wait for it.
     ///
     /// # Errors
-    /// The first device to panic, with its message; or ranks of `group` that disagreed.
-    pub(super) fn run<T: Send + 'static, J: FnOnce() -> T + Send + 'static>(
+    /// The first device that panics, with its message; or members of `group` that disagree.
+    pub(super) fn parallel_apply<T: Send + 'static, J: FnOnce() -> T + Send + 'static>(
         &self,
         what: &str,
-        group: Option<&Arc<Group>>,
+        group: Option<&Arc<SyncGroup>>,
         jobs: Vec<J>,
     ) -> Result<Vec<T>, Failure> {
         let (count, devices) = (jobs.len(), self.devices.len());
@@ -76,7 +77,7 @@ impl Devices {
                 if let (Err(_), Some(group)) = (&result, &group) {
                     group.fail(format!("device {index} is gone"));
                 }
-                // the receiver waits for every device; it is gone only if this process is ending
+                // The receiver waits for every device. It is gone only if this process is ending.
                 let _ = sender.send((index, result));
             });
         }
@@ -117,7 +118,7 @@ impl Devices {
     }
 }
 
-/// What a panic says.
+/// Returns a panic's message.
 fn message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
@@ -132,15 +133,15 @@ mod tests {
     }
 
     #[test]
-    fn results_come_in_device_order_from_threads_of_their_own() {
+    fn results_come_in_device_order_from_each_devices_own_threads() {
         let devices = devices(3);
         let jobs = (0..3).map(|index| move || (index, std::thread::current().name().unwrap_or_default().to_owned()));
-        let results = devices.run("a test", None, jobs.collect()).unwrap();
+        let results = devices.parallel_apply("a test", None, jobs.collect()).unwrap();
         for (index, (result, thread)) in results.iter().enumerate() {
             assert_eq!(*result, index);
             assert!(thread.starts_with(&format!("device-{index}-")), "{thread}");
         }
-        let fewer = devices.run("a test", None, vec![|| 7]).unwrap();
+        let fewer = devices.parallel_apply("a test", None, vec![|| 7]).unwrap();
         assert_eq!(fewer, [7]);
     }
 
@@ -148,22 +149,22 @@ mod tests {
     fn a_panic_is_an_error_that_names_the_device_and_the_devices_work_again() {
         let devices = devices(3);
         let jobs = (0..3).map(|index| move || assert!(index != 1, "no {index}"));
-        let failure = devices.run("forward", None, jobs.collect()).unwrap_err();
+        let failure = devices.parallel_apply("forward", None, jobs.collect()).unwrap_err();
         assert!(failure.message.starts_with("device 1 of 3 failed in forward: no 1"), "{failure}");
-        devices.run("forward", None, vec![|| (); 3]).unwrap();
+        devices.parallel_apply("forward", None, vec![|| (); 3]).unwrap();
     }
 
     #[test]
-    fn a_panic_lets_the_others_out_of_their_wait() {
+    fn a_panic_ends_the_others_wait() {
         let devices = devices(2);
-        let group = Group::new(2);
+        let group = SyncGroup::new(2);
         let jobs = group.members().into_iter().enumerate().map(|(index, member)| {
             move || {
                 assert!(index == 0, "gone");
                 ops::StatisticsReduce::all_reduce_sum(&*member, &mut [1.0]);
             }
         });
-        let failure = devices.run("backward", Some(&group), jobs.collect()).unwrap_err();
+        let failure = devices.parallel_apply("backward", Some(&group), jobs.collect()).unwrap_err();
         assert!(failure.message.contains("device 1 of 2 failed in backward: gone"), "{failure}");
     }
 

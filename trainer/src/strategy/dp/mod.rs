@@ -1,15 +1,15 @@
-//! One process, a thread pool a device: each batch is scattered over replicas of one network, as PyTorch's `DataParallel`.
+//! `torch.nn.DataParallel`: one process with a thread pool per device. Each batch is scattered over replicas of one network.
 //!
-//! Device 0 owns the network, the optimizer and the loss. For every batch: replicate → scatter (`torch.chunk`) → forward on
-//! all devices → gather the outputs on device 0, where the loss of the whole batch is computed → backward on all devices →
-//! gradients summed on device 0, in device order → one optimizer step there.
+//! Device 0 owns the network, the optimizer and the loss. For every batch: `replicate` → `scatter` (`torch.chunk`) → forward
+//! on all devices (`parallel_apply`) → `gather` of the outputs on device 0, where the loss of the whole batch is computed →
+//! backward on all devices → gradients summed on device 0 in device order → one optimizer step there.
 //!
-//! Batch norm (`parallel.batch_norm`): `local` and `broadcast` are PyTorch's way, in which each replica normalises by its own
-//! chunk and only device 0's running statistics persist (they are replicated with the parameters); `sync` normalises by the
-//! whole batch. There is no `reduce`: replicas live for one batch.
+//! Batch norm (`parallel.batch_norm`): `local` and `broadcast` are as in PyTorch: each replica normalises by its own chunk,
+//! and only device 0's running statistics persist (they are replicated with the parameters). `sync` normalises by the whole
+//! batch. There is no `reduce`, because replicas live for one batch.
 //!
-//! On the CPU all devices are one memory. Replicas share the parameters' storage there and nothing is copied but the
-//! chunks; what `bytes_moved` counts is what devices with memories of their own would have to send.
+//! On the CPU all devices share one memory. Replicas share the parameters' storage there, and only the chunks are copied;
+//! `bytes_moved` counts what devices with separate memories would have to send.
 
 mod devices;
 mod replicate;
@@ -24,13 +24,13 @@ use data::{ImageShape, loader::Batch};
 use models::{Context, Network};
 
 use self::{devices::Devices, scatter::Sizes};
-use super::{Evaluation, Learner, ResidentSets, Snapshot, StepOutcome, Strategy, Tally, replica::host_logits};
-use crate::config::{BatchNormPolicy, RunPlan};
-use crate::device;
-use crate::failure::Failure;
-use crate::signals::Stop;
-use crate::snapshot::RunProgress;
-use crate::timeline::Timeline;
+use super::{DeviceDatasets, EvalCounts, Evaluation, Learner, StepOutcome, Strategy, replica::host_logits};
+use crate::{
+    config::{BatchNormPolicy, RunPlan},
+    device,
+    failure::Failure,
+    signals::Stop,
+};
 
 /// The strategy of one process with several devices.
 pub struct Dp {
@@ -39,17 +39,16 @@ pub struct Dp {
     classes: usize,
     batch_norm: BatchNormPolicy,
     sizes: Sizes,
-    /// What each device is known to have held at once.
+    /// Per device: the largest number of bytes that it is known to have held at once.
     held: Vec<u64>,
 }
 
 impl Dp {
-    /// Takes a freshly built network that lives on the first of `devices` (autodiff devices; on the CPU all of them are the
-    /// same one), for images of shape `image` and with `classes` outputs. Each device gets its share of this process's
-    /// threads.
+    /// Takes a new network on the first of `devices` (autodiff devices; on the CPU all of them are the same one), for images of
+    /// shape `image` and with `classes` outputs. Each device gets an equal share of this process's threads.
     ///
     /// # Errors
-    /// There are no devices, or their threads cannot be started.
+    /// `devices` is empty, or their threads cannot be started.
     pub fn new(
         network: Network,
         devices: Vec<Device>,
@@ -65,7 +64,7 @@ impl Dp {
         Ok(Self { learner, devices, classes, batch_norm, sizes, held })
     }
 
-    /// Logits of a batch in its order, row-major `[B, classes]`: each device does its chunk.
+    /// Returns the logits of a batch in its order, row-major `[B, classes]`. Each device computes its chunk.
     fn infer(&self, network: &Network, batch: Batch) -> Result<Vec<f32>, Failure> {
         let batch = Arc::new(batch);
         let jobs = scatter::chunks(batch.len(), self.devices.len()).into_iter().enumerate().map(|(index, range)| {
@@ -73,18 +72,18 @@ impl Dp {
             let device = self.devices.get(index).clone().inner();
             move || host_logits(network.forward(scatter::images(&batch, range, &device), &Context::eval()))
         });
-        let parts = self.devices.run("evaluation", None, jobs.collect())?;
+        let parts = self.devices.parallel_apply("evaluation", None, jobs.collect())?;
         Ok(parts.concat())
     }
 }
 
 impl Strategy for Dp {
-    fn rank(&self) -> usize {
-        0
+    fn learner(&self) -> &Learner {
+        &self.learner
     }
 
-    fn world(&self) -> usize {
-        1
+    fn learner_mut(&mut self) -> &mut Learner {
+        &mut self.learner
     }
 
     fn devices(&self) -> usize {
@@ -96,13 +95,9 @@ impl Strategy for Dp {
         self.held.iter().enumerate().map(held).collect()
     }
 
-    fn keep_resident(&mut self, _: ResidentSets) {
-        // it scatters pixels; with batches that have none, `scatter::images` would find nothing to cut
-        unreachable!("data parallelism takes its pixels from the loader");
-    }
-
-    fn record(&mut self, timeline: &Timeline) {
-        self.learner.replica.timeline = timeline.clone();
+    fn keep_on_device(&mut self, _: DeviceDatasets) -> Result<(), Failure> {
+        // Pixels are scattered from the host: a batch without pixels has nothing to scatter.
+        Err(Failure::run("mode dp takes its pixels from the loader", "please report this"))
     }
 
     fn train_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<i32>) -> Result<StepOutcome, Failure> {
@@ -111,26 +106,7 @@ impl Strategy for Dp {
 
     fn evaluate(&mut self, batches: &mut dyn Iterator<Item = Batch>, stop: &Stop) -> Result<Evaluation, Failure> {
         let network = self.learner.evaluated_network();
-        let mut tally = Tally::new(self.classes);
-        while stop.signal().is_none()
-            && let Some(batch) = batches.next()
-        {
-            let labels = batch.labels.clone();
-            let logits = self.infer(&network, batch)?;
-            for (row, &label) in logits.chunks_exact(self.classes).zip(&labels) {
-                tally.add(row, label as usize);
-            }
-        }
-        Ok(stop.signal().map_or(Evaluation::Done(tally), Evaluation::Stopped))
-    }
-
-    fn snapshot(&self) -> Snapshot {
-        self.learner.snapshot()
-    }
-
-    fn start_from(&mut self, checkpoint: Option<(Snapshot, RunProgress)>) -> Result<RunProgress, Failure> {
-        let Some((snapshot, progress)) = checkpoint else { return Ok(RunProgress::start()) };
-        self.learner.restore(snapshot)?;
-        Ok(progress)
+        let counts = EvalCounts::of_batches(self.classes, batches, stop, |batch| self.infer(&network, batch))?;
+        Ok(Evaluation::of_one_process(counts, stop))
     }
 }

@@ -1,28 +1,33 @@
-//! A batch in chunks, one a device.
+//! A batch in chunks, one per device, and outputs back in one piece: `torch.nn.parallel.{scatter, gather}`.
 
 use std::ops::Range;
 
 use burn::tensor::{Device, Tensor, TensorData};
 use data::loader::Batch;
 
-/// `torch.chunk`: pieces of `ceil(len / devices)` samples, the last one smaller, and fewer of them than devices where that
-/// is enough.
+/// Returns the chunks of `torch.chunk`: `ceil(len / devices)` samples each, the last one smaller; fewer chunks than devices
+/// where fewer are enough.
 pub(super) fn chunks(len: usize, devices: usize) -> Vec<Range<usize>> {
     let each = len.div_ceil(devices).max(1);
     (0..len).step_by(each).map(|start| start..(start + each).min(len)).collect()
 }
 
-/// The pixels of some of a batch's images on `device`, `[B, C, H, W]`.
+/// Copies the pixels of images `range` of a batch to `device`, `[range, C, H, W]`.
 pub(super) fn images(batch: &Batch, range: Range<usize>, device: &Device) -> Tensor<4> {
     let (one, shape) = (batch.shape.len(), batch.shape);
     let pixels = batch.images[range.start * one..range.end * one].to_vec();
     Tensor::from_data(TensorData::new(pixels, [range.len(), shape.channels, shape.height, shape.width]), device)
 }
 
-/// What travels between devices, in bytes.
+/// Concatenates the outputs of all chunks, `[B, classes]`, on `device`. `outputs` are without autodiff.
+pub(super) fn gather(outputs: impl Iterator<Item = Tensor<2>>, device: &Device) -> Tensor<2> {
+    Tensor::cat(outputs.map(|output| output.to_device(device)).collect(), 0)
+}
+
+/// The sizes of what travels between devices, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sizes {
-    /// Parameters, and as much again of gradients.
+    /// Parameters. Gradients are as large.
     pub(super) parameters: u64,
     /// Running statistics.
     pub(super) buffers: u64,
@@ -33,16 +38,16 @@ pub(super) struct Sizes {
 }
 
 impl Sizes {
-    /// What devices give each other for one batch: each but the first gets parameters, statistics and its images, gives its
-    /// outputs and gradients, and gets the gradients of its outputs.
+    /// Returns the bytes that devices send each other for one batch. Each device but the first receives parameters, statistics
+    /// and its images, sends its outputs and gradients, and receives the gradients of its outputs.
     pub(super) fn moved(&self, chunks: &[Range<usize>]) -> u64 {
         let others = chunks.len().saturating_sub(1) as u64;
         let samples: u64 = chunks.iter().skip(1).map(|chunk| chunk.len() as u64).sum();
         others * (2 * self.parameters + self.buffers) + samples * (self.image + 2 * self.outputs)
     }
 
-    /// What a device holds at once, but for activations and the optimizer's state: parameters, statistics, gradients, its
-    /// images and outputs; the first one all outputs and their gradients as well.
+    /// Returns the bytes that a device holds at once, without activations and the optimizer's state: parameters, statistics,
+    /// gradients, its images and outputs. The first device also holds all outputs and their gradients.
     pub(super) fn held(&self, device: usize, chunk: usize, batch: usize) -> u64 {
         let gathered = if device == 0 { 2 * batch as u64 * self.outputs } else { 0 };
         2 * self.parameters + self.buffers + chunk as u64 * (self.image + 2 * self.outputs) + gathered
@@ -54,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_are_counted_once_a_device() {
+    fn bytes_are_counted_once_per_device() {
         let sizes = Sizes { parameters: 1000, buffers: 100, image: 10, outputs: 1 };
         assert_eq!(sizes.moved(&chunks(8, 1)), 0);
         assert_eq!(sizes.moved(&chunks(5, 4)), 2 * 2100 + 3 * 12);

@@ -1,45 +1,47 @@
-//! Synchronised batch norm: the devices' statistics added up.
+//! Synchronised batch norm: adds up the devices' statistics, as `torch.nn.SyncBatchNorm` does over its process group.
 
 use std::{
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::Instant,
 };
 
 use ops::StatisticsReduce;
+use parking_lot::{Condvar, Mutex};
 
-/// Threads that add up vectors, in the order of the devices: all get the same bits, in every run.
+/// A group of threads, one per device, that add up vectors. The order is that of the devices: all threads get the same bits,
+/// in every run.
 #[derive(Debug)]
-pub(super) struct Group {
+pub(super) struct SyncGroup {
     state: Mutex<State>,
     changed: Condvar,
-    /// Nanoseconds that device 0 spent here.
+    /// Nanoseconds that device 0 spent in [`SyncMember::all_reduce_sum`](StatisticsReduce::all_reduce_sum).
     waited: AtomicU64,
-    /// Bytes that devices gave.
+    /// Bytes that devices sent.
     bytes: AtomicU64,
 }
 
 #[derive(Debug)]
 struct State {
-    /// What has come of each device in this round.
+    /// Per device: its vector of this round.
     parts: Vec<Option<Vec<f64>>>,
-    /// The last round's sum. A device asks for the next one only after it has taken this.
+    /// The last round's sum. A device enters the next round only after it has copied this.
     total: Vec<f64>,
     rounds: u64,
     failure: Option<String>,
 }
 
-/// One device's place in a group.
+/// One device's membership in a group.
 #[derive(Debug)]
-pub(super) struct Member {
+pub(super) struct SyncMember {
     index: usize,
-    group: Arc<Group>,
+    group: Arc<SyncGroup>,
 }
 
-impl Group {
-    /// A group of `devices`.
+impl SyncGroup {
+    /// Makes a group of `devices`.
     pub(super) fn new(devices: usize) -> Arc<Self> {
         let state = State { parts: vec![None; devices], total: Vec::new(), rounds: 0, failure: None };
         Arc::new(Self {
@@ -50,40 +52,35 @@ impl Group {
         })
     }
 
-    /// A place for each device.
-    pub(super) fn members(self: &Arc<Self>) -> Vec<Arc<Member>> {
-        let count = self.state().parts.len();
-        (0..count).map(|index| Arc::new(Member { index, group: Arc::clone(self) })).collect()
+    /// Returns the members, one per device.
+    pub(super) fn members(self: &Arc<Self>) -> Vec<Arc<SyncMember>> {
+        let count = self.state.lock().parts.len();
+        (0..count).map(|index| Arc::new(SyncMember { index, group: Arc::clone(self) })).collect()
     }
 
-    /// Lets everybody out, now and later; the first reason stays. What they compute is void.
+    /// Ends every wait, now and later. The first reason stays, and the sums since are invalid.
     pub(super) fn fail(&self, reason: String) {
-        self.state().failure.get_or_insert(reason);
+        self.state.lock().failure.get_or_insert(reason);
         self.changed.notify_all();
     }
 
-    /// Why the sums are void, if they are.
+    /// Returns why the sums are invalid, if they are.
     pub(super) fn failure(&self) -> Option<String> {
-        self.state().failure.clone()
+        self.state.lock().failure.clone()
     }
 
-    /// Seconds that device 0 spent on adding up since the last call.
+    /// Returns the seconds that device 0 spent on adding up since the last call.
     pub(super) fn take_seconds(&self) -> f64 {
         self.waited.swap(0, Ordering::Relaxed) as f64 * 1e-9
     }
 
-    /// Bytes that devices have given to device 0, and got back, so far.
+    /// Returns the bytes that devices have sent to device 0, and received, so far.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        // nothing that can panic happens under the lock
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn add_up(&self, index: usize, values: &mut [f64]) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.failure.is_some() {
             return;
         }
@@ -94,9 +91,9 @@ impl Group {
             self.changed.notify_all();
         }
         while state.rounds == round && state.failure.is_none() {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut state);
         }
-        // a round that is complete counts even if somebody has failed since
+        // A complete round counts even if a device has failed since.
         if state.rounds > round && state.total.len() == values.len() {
             values.copy_from_slice(&state.total);
         }
@@ -120,14 +117,14 @@ impl State {
     }
 }
 
-impl StatisticsReduce for Member {
+impl StatisticsReduce for SyncMember {
     fn all_reduce_sum(&self, values: &mut [f64]) {
         let start = Instant::now();
         self.group.add_up(self.index, values);
         if self.index == 0 {
             self.group.waited.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
         } else {
-            // there and back
+            // To device 0 and back.
             self.group.bytes.fetch_add(2 * size_of_val(values) as u64, Ordering::Relaxed);
         }
     }
@@ -140,9 +137,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn many_rounds_give_all_the_same_sum_in_device_order() {
-        let group = Group::new(3);
-        // of these three only 0 + 1 + 2 in this order gives 1: (1e300 - 1e300) + 1
+    fn all_members_get_the_same_sum_in_device_order_in_every_round() {
+        let group = SyncGroup::new(3);
+        // Only in the order 0 + 1 + 2 is the sum 1: (1e300 - 1e300) + 1.
         let parts = [1e300, -1e300, 1.0];
         let results: Vec<Vec<f64>> = thread::scope(|scope| {
             let handles: Vec<_> = group
@@ -170,8 +167,8 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_is_let_out_by_a_failure_and_nobody_waits_again() {
-        let group = Group::new(2);
+    fn a_failure_ends_the_wait_and_nobody_waits_again() {
+        let group = SyncGroup::new(2);
         let [first, second] = group.members().try_into().unwrap();
         thread::scope(|scope| {
             scope.spawn(|| first.all_reduce_sum(&mut [1.0]));
@@ -184,7 +181,7 @@ mod tests {
 
     #[test]
     fn devices_that_disagree_are_an_error() {
-        let group = Group::new(2);
+        let group = SyncGroup::new(2);
         let [first, second] = group.members().try_into().unwrap();
         thread::scope(|scope| {
             scope.spawn(|| first.all_reduce_sum(&mut [1.0]));

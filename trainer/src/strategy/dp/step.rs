@@ -1,43 +1,44 @@
-//! The step of several devices in one process: scatter, forward and backward of each chunk, reduce, then the optimizer.
+//! The training step of several devices in one process: forward and backward of each chunk, reduce, then the optimizer.
 
 use std::{sync::Arc, time::Instant};
 
-use burn::tensor::Tensor;
 use data::loader::Batch;
 use models::{Context, Network};
 use ops::StatisticsReduce;
 
-use super::{Dp, replicate, scatter, statistics::Group};
-use crate::config::BatchNormPolicy;
-use crate::failure::Failure;
-use crate::loss;
-use crate::optim::FlatGradients;
-use crate::strategy::replica::host_logits;
-use crate::strategy::{StepOutcome, diverged};
-use crate::timeline::Track;
+use super::{
+    Dp, replicate,
+    scatter::{self, gather},
+    statistics::SyncGroup,
+};
+use crate::{
+    config::BatchNormPolicy,
+    failure::Failure,
+    loss,
+    optim::FlatGradients,
+    strategy::{StepOutcome, replica::host_logits, step_samples},
+    timeline::Track,
+};
 
+/// See [`Strategy::train_step`](crate::strategy::Strategy::train_step).
+///
+/// # Errors
+/// The loss is not finite, or a device fails.
 pub(super) fn train_step(dp: &mut Dp, batches: Vec<Batch>, lr: f64, stop: Option<i32>) -> Result<StepOutcome, Failure> {
-    let samples = batches.iter().map(Batch::len).sum();
+    let samples = step_samples(&batches);
     let mut outcome = StepOutcome { stop, ..StepOutcome::default() };
 
-    let mut gradients: Option<FlatGradients> = None;
+    let mut gradients = FlatGradients::default();
     for batch in batches {
-        let new = forward_backward(dp, batch, samples, &mut outcome)?;
-        match &mut gradients {
-            Some(sum) => sum.accumulate(new),
-            None => gradients = Some(new),
-        }
+        gradients.accumulate(forward_backward(dp, batch, samples, &mut outcome)?);
     }
-    if !outcome.loss_sum.is_finite() {
-        return Err(diverged(outcome.loss_sum, lr));
-    }
-    if let Some(gradients) = gradients {
-        dp.learner.apply(gradients, lr, &mut outcome);
-    }
+
+    outcome.check_finite(lr)?;
+    dp.learner.optimizer_step(gradients, lr, &mut outcome);
     Ok(outcome)
 }
 
-/// Forward and backward of one batch, the loss weighted as a part of a step of `step_samples` samples.
+/// Runs forward and backward of one batch. The loss is weighted as a part of a step of `step_samples` samples.
 fn forward_backward(
     dp: &mut Dp,
     batch: Batch,
@@ -49,13 +50,13 @@ fn forward_backward(
     let timeline = replica.timeline.clone();
     let start = Instant::now();
     let chunks = scatter::chunks(batch.len(), devices.len());
-    let group = (dp.batch_norm == BatchNormPolicy::Sync).then(|| Group::new(chunks.len()));
-    let networks = replicate::replicas(replica.network(), devices, chunks.len());
+    let group = (dp.batch_norm == BatchNormPolicy::Sync).then(|| SyncGroup::new(chunks.len()));
+    let networks = replicate::replicate(replica.network(), devices, chunks.len());
     let replicated = Instant::now();
 
     let keys = replica.dropout_keys(&batch);
     let batch = Arc::new(batch);
-    let mut members = group.iter().flat_map(Group::members);
+    let mut members = group.iter().flat_map(SyncGroup::members);
     let jobs = networks.into_iter().zip(chunks.clone()).enumerate().map(|(index, (network, range))| {
         let (batch, device, timeline) = (Arc::clone(&batch), devices.get(index).clone(), timeline.clone());
         let keys = keys[range.clone()].to_vec();
@@ -69,12 +70,12 @@ fn forward_backward(
             (network, logits)
         }
     });
-    let forward = devices.run("forward", group.as_ref(), jobs.collect())?;
-    let (ran_forward, shared_forward) = (Instant::now(), shared_seconds(group.as_deref()));
+    let forward = devices.parallel_apply("forward", group.as_ref(), jobs.collect())?;
+    let (ran_forward, sync_forward) = (Instant::now(), sync_seconds(group.as_deref()));
 
-    // gather: from here to the loss everything is on device 0, and over the whole batch
-    let logits = forward.iter().map(|(_, logits)| logits.clone().inner().to_device(&replica.inner_device())).collect();
-    let gathered = Tensor::cat(logits, 0).autodiff().require_grad();
+    // From here to the loss everything is on device 0, and over the whole batch.
+    let logits = forward.iter().map(|(_, logits)| logits.clone().inner());
+    let gathered = gather(logits, &replica.inner_device()).autodiff().require_grad();
     let gathered_at = Instant::now();
     let targets = replica.targets(&batch);
     replica.count(&host_logits(gathered.clone()), &targets, &batch.labels, outcome);
@@ -88,17 +89,17 @@ fn forward_backward(
         let upstream = upstream.clone().slice(range).to_device(&devices.get(index).clone().inner());
         move || {
             let start = Instant::now();
-            // the gradient of this product is `upstream`, bit for bit
+            // The gradient of this product with respect to the logits is `upstream`, bit for bit.
             let gradients = (logits * upstream.autodiff()).sum().backward();
             let gradients = FlatGradients::from_backward(gradients, &network, &parameters);
             timeline.span(Track::Device(index), "backward", start, Instant::now(), &[]);
             (network, gradients)
         }
     });
-    let backward: Vec<(Network, FlatGradients)> = devices.run("backward", group.as_ref(), jobs.collect())?;
-    let (ran_backward, shared_backward) = (Instant::now(), shared_seconds(group.as_deref()));
+    let backward: Vec<(Network, FlatGradients)> = devices.parallel_apply("backward", group.as_ref(), jobs.collect())?;
+    let (ran_backward, sync_backward) = (Instant::now(), sync_seconds(group.as_deref()));
 
-    // device 0's statistics are those that persist; the sum is in device order
+    // Device 0's statistics persist. The sum is in device order.
     let mut parts = backward.into_iter();
     let (network, mut gradients) = parts.next().expect("a batch has a sample, so there is a first chunk");
     replica.change(|_| network);
@@ -107,6 +108,7 @@ fn forward_backward(
     }
     let end = Instant::now();
 
+    // Only timing and counting from here on.
     let span = |name, start, end| timeline.span(Track::Step, name, start, end, &[]);
     span("replicate", start, replicated);
     timeline.span(Track::Step, "forward", replicated, with_loss, &[("samples", batch.len())]);
@@ -114,11 +116,11 @@ fn forward_backward(
     span("backward", with_loss, ran_backward);
     span("reduce", ran_backward, end);
     let between = |from: Instant, to: Instant| (to - from).as_secs_f64();
-    let in_forward = between(ran_forward, gathered_at) + shared_forward;
+    let in_forward = between(ran_forward, gathered_at) + sync_forward;
     outcome.seconds.communication +=
-        between(start, replicated) + in_forward + shared_backward + between(ran_backward, end);
+        between(start, replicated) + in_forward + sync_backward + between(ran_backward, end);
     outcome.seconds.forward += between(replicated, with_loss) - in_forward;
-    outcome.seconds.backward += between(with_loss, ran_backward) - shared_backward;
+    outcome.seconds.backward += between(with_loss, ran_backward) - sync_backward;
     outcome.bytes_moved += sizes.moved(&chunks) + group.map_or(0, |group| group.bytes());
     for (index, (held, chunk)) in held.iter_mut().zip(&chunks).enumerate() {
         *held = (*held).max(sizes.held(index, chunk.len(), batch.len()));
@@ -126,7 +128,7 @@ fn forward_backward(
     Ok(gradients)
 }
 
-/// Seconds that device 0 has spent on synchronised batch norm since the last call.
-fn shared_seconds(group: Option<&Group>) -> f64 {
-    group.map_or(0.0, Group::take_seconds)
+/// Returns the seconds that device 0 has spent in synchronised batch norm since the last call.
+fn sync_seconds(group: Option<&SyncGroup>) -> f64 {
+    group.map_or(0.0, SyncGroup::take_seconds)
 }

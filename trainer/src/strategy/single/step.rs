@@ -1,28 +1,36 @@
-//! The step of one device: forward and backward of each batch, then the optimizer.
+//! The training step of one device: forward and backward of each batch, then the optimizer.
 
 use data::loader::Batch;
+use models::Context;
 
 use super::Single;
 use crate::{
     failure::Failure,
-    strategy::{StepOutcome, diverged},
+    optim::FlatGradients,
+    strategy::{StepOutcome, step_samples},
 };
 
+/// See [`Strategy::train_step`](crate::strategy::Strategy::train_step).
+///
+/// # Errors
+/// The loss is not finite.
 pub(super) fn train_step(
     single: &mut Single,
     batches: Vec<Batch>,
     lr: f64,
     stop: Option<i32>,
 ) -> Result<StepOutcome, Failure> {
-    let samples = batches.iter().map(|batch| batch.labels.len()).sum();
+    let samples = step_samples(&batches);
     let mut outcome = StepOutcome { stop, ..StepOutcome::default() };
 
-    let gradients = single.learner.replica.accumulate(batches, samples, &mut outcome);
-    if !outcome.loss_sum.is_finite() {
-        return Err(diverged(outcome.loss_sum, lr));
+    let replica = &single.learner.replica;
+    let mut gradients = FlatGradients::default();
+    for batch in batches {
+        let forward = replica.forward(batch, samples, Context::train(), &mut outcome);
+        gradients.accumulate(replica.backward(forward, &mut outcome));
     }
-    if let Some(gradients) = gradients {
-        single.learner.apply(gradients, lr, &mut outcome);
-    }
+
+    outcome.check_finite(lr)?;
+    single.learner.optimizer_step(gradients, lr, &mut outcome);
     Ok(outcome)
 }

@@ -1,31 +1,34 @@
-//! Buffers that are used again: outputs of the operations, and their scratch space.
+//! Caching allocator for the operations' outputs and workspace, like PyTorch's `CUDACachingAllocator`.
 //!
-//! A training step makes the same gigabyte of tensors every time. Left to the system's allocator, each of the large ones
-//! is mapped, zeroed page by page and unmapped again, which costs more than batch norm. Here a released buffer goes to a
-//! free list of its size class and the next step takes it from there. Lists and what is in use together never exceed
-//! nine eighths of the most that was in use at one time, nor 256 MiB more, so that a change of the batch size does not pile up
-//! memory; the rest is for sizes that a step wants at different times.
+//! A training step allocates the same gigabyte of tensors every time. The system's allocator would map, zero and unmap
+//! the large ones in each step, which costs more than batch norm. Here a released buffer goes to the free list of its
+//! size class, and the next step reuses it.
+//!
+//! Cached and used memory together never exceed the peak of used memory by more than an eighth, nor by more than 256
+//! MiB. A change of the batch size therefore does not accumulate memory. The margin is for sizes that a step needs at
+//! different times.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::collections::BTreeMap;
 use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::LazyLock;
 
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty, Bytes};
+use parking_lot::Mutex;
 
-/// A cache line, and the width of the widest vector register.
+/// Alignment in bytes: a cache line, and the widest vector register.
 const ALIGN: usize = 64;
-/// Buffers from this size on are aligned to huge pages, which the kernel is asked for.
+/// Size in bytes from which buffers are aligned to huge pages and advised to use them.
 const HUGE: usize = 4 << 20;
 const HUGE_PAGE: usize = 2 << 20;
-/// What lists may hold beyond the most that was in use: an eighth of that, up to this.
+/// Limit in bytes of the cache beyond the peak of used memory, which is an eighth of the peak up to this.
 const SPARE: usize = 256 << 20;
-/// How many times as large as needed a block may be.
-const MOST_LARGER: usize = 2;
+/// Limit of a reused block's size, as a multiple of the requested size class.
+const MAX_OVERSIZE: usize = 2;
 
-/// A zero-initialised or previously used allocation: never uninitialised memory.
+/// An allocation that is zeroed or was used before: its memory is always initialised.
 #[derive(Debug)]
 struct Block {
     data: NonNull<u8>,
@@ -47,7 +50,7 @@ struct Pool {
 
 static POOL: LazyLock<Mutex<Pool>> = LazyLock::new(Mutex::default);
 
-/// Rounds up to a quarter of a power of two: at most a fifth is wasted, and sizes that differ little share a list.
+/// Rounds up to a quarter of a power of two. At most a fifth is wasted, and similar sizes share a list.
 fn size_class(bytes: usize) -> usize {
     let bytes = bytes.max(4096);
     let step = bytes.next_power_of_two() / 8;
@@ -62,9 +65,9 @@ fn layout(bytes: usize) -> Layout {
 fn acquire(bytes: usize) -> Block {
     let class = size_class(bytes);
     {
-        let mut pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
-        // A larger block where none fits: a new one would soon push another out of the lists.
-        let found = pool.free.range_mut(class..=MOST_LARGER * class).find_map(|(_, blocks)| blocks.pop());
+        let mut pool = POOL.lock();
+        // Accept a larger block if no exact one is cached: a new block would soon evict another one.
+        let found = pool.free.range_mut(class..=MAX_OVERSIZE * class).find_map(|(_, blocks)| blocks.pop());
         pool.used += found.as_ref().map_or(class, |block| block.bytes);
         pool.peak = pool.peak.max(pool.used);
         if let Some(block) = found {
@@ -78,28 +81,28 @@ fn acquire(bytes: usize) -> Block {
     let data = NonNull::new(data).unwrap_or_else(|| handle_alloc_error(layout));
     #[cfg(target_os = "linux")]
     if class >= HUGE {
-        // SAFETY: the range is this allocation; the advice changes no content, and a refusal is harmless.
+        // SAFETY: the range is this allocation; the advice changes no content, and its failure is harmless.
         unsafe { libc::madvise(data.as_ptr().cast(), class, libc::MADV_HUGEPAGE) };
     }
-    // SAFETY: the whole new allocation; zeroed here and not by the allocator, which would touch its pages too early.
+    // SAFETY: the whole new allocation. It is zeroed here, because `alloc_zeroed` would touch its pages before the advice.
     unsafe { data.as_ptr().write_bytes(0, class) };
     Block { data, bytes: class }
 }
 
 fn release(block: Block) {
-    let mut pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut pool = POOL.lock();
     pool.used -= block.bytes;
     if pool.used + pool.cached + block.bytes <= pool.peak + (pool.peak / 8).min(SPARE) {
         pool.cached += block.bytes;
         pool.free.entry(block.bytes).or_default().push(block);
     } else {
         drop(pool);
-        // SAFETY: allocated by `acquire` with this very layout.
+        // SAFETY: allocated by `acquire` with the same layout.
         unsafe { dealloc(block.data.as_ptr(), layout(block.bytes)) };
     }
 }
 
-/// `len` floats, aligned to a cache line, whose contents are whatever the last user left.
+/// A buffer of `len` floats, aligned to a cache line. A new buffer has the contents of its last use.
 #[derive(Debug)]
 pub(crate) struct Buffer {
     block: Option<Block>,
@@ -121,7 +124,7 @@ impl Buffer {
         self.block.as_ref().expect("only into_bytes and drop take the block")
     }
 
-    /// The same memory as bytes, four for each float.
+    /// Returns the same memory as bytes, four per float.
     pub(crate) fn bytes(&self) -> &[u8] {
         // SAFETY: the block is initialised, holds that many bytes and is borrowed as long as the slice.
         unsafe { std::slice::from_raw_parts(self.block().data.as_ptr(), self.len * size_of::<f32>()) }
@@ -132,7 +135,7 @@ impl Buffer {
         unsafe { std::slice::from_raw_parts_mut(self.block().data.as_ptr(), self.len * size_of::<f32>()) }
     }
 
-    /// The buffer as the storage of a tensor, which gives it back to the pool when it is dropped.
+    /// Converts the buffer to a tensor's storage, which returns the memory to the pool when it is dropped.
     pub(crate) fn into_bytes(mut self) -> Bytes {
         let block = self.block.take().expect("only into_bytes and drop take the block");
         let len = self.len * size_of::<f32>();
@@ -209,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn size_classes_are_near_and_hold_the_size() {
+    fn size_classes_are_tight_upper_bounds() {
         for bytes in [1, 4095, 4096, 4097, 70_000, 1 << 20, (1 << 20) + 1, 33_554_433] {
             let class = size_class(bytes);
             assert!(class >= bytes && class <= (bytes * 5 / 4).max(4096), "{bytes} -> {class}");
@@ -218,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn storage_survives_the_way_through_burn() {
+    fn storage_can_be_cloned_by_burn() {
         let mut buffer = Buffer::new(1000);
         for (i, value) in buffer.iter_mut().enumerate() {
             *value = i as f32;

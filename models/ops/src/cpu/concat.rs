@@ -1,32 +1,32 @@
-//! Channels side by side, and some of them, on channels-last images.
+//! Concatenation and slicing of channels, on channels-last images.
 
 use std::ops::Range;
 
-use super::memory::Buffer;
-use super::parallel::{Shared, for_each, part, pieces};
+use super::allocator::Buffer;
+use super::parallel::{SharedSlice, chunk, chunk_count, for_each};
 
-/// Elements of one task of a pass.
+/// Elements per task.
 const PIECE: usize = 1 << 16;
 
-/// Runs `task` on ranges of pixels of `channels` floats.
+/// Runs `task` in parallel over ranges of pixels with `channels` floats each.
 fn for_pixels(pixels: usize, channels: usize, task: impl Fn(Range<usize>) + Send + Sync) {
-    let parts = pieces(pixels * channels, PIECE);
-    for_each(parts, |index| task(part(pixels, 1, parts, index)));
+    let parts = chunk_count(pixels * channels, PIECE);
+    for_each(parts, |index| task(chunk(pixels, 1, parts, index)));
 }
 
-/// Each pixel's channels of all parts, `(values, channels)`, one part after the other or, where `in_turn`, one channel of
-/// each in turn, of which all then have as many.
-pub(crate) fn join(parts: &[(&[f32], usize)], pixels: usize, in_turn: bool) -> Buffer {
+/// Concatenates the channels of `parts`, `(values, channels)`. If `interleaved`, the result alternates between the
+/// parts' channels, and all parts have the same number of channels.
+pub(crate) fn concat(parts: &[(&[f32], usize)], pixels: usize, interleaved: bool) -> Buffer {
     let channels: usize = parts.iter().map(|part| part.1).sum();
     let mut y = Buffer::new(pixels * channels);
-    let target = Shared::new(&mut y);
+    let target = SharedSlice::new(&mut y);
     for_pixels(pixels, channels, |range| {
         for pixel in range {
             // SAFETY: each task has its own pixels.
             let y = unsafe { target.slice(pixel * channels..(pixel + 1) * channels) };
             let from = |part: &(&[f32], usize)| pixel * part.1..(pixel + 1) * part.1;
             match parts {
-                [left, right] if in_turn => {
+                [left, right] if interleaved => {
                     let pairs = left.0[from(left)].iter().zip(&right.0[from(right)]);
                     y.chunks_exact_mut(2).zip(pairs).for_each(|(y, (left, right))| (y[0], y[1]) = (*left, *right));
                 }
@@ -34,12 +34,12 @@ pub(crate) fn join(parts: &[(&[f32], usize)], pixels: usize, in_turn: bool) -> B
                     let mut rest = y;
                     for (i, part) in parts.iter().enumerate() {
                         let values = &part.0[from(part)];
-                        if in_turn {
+                        if interleaved {
                             rest[i..].iter_mut().step_by(parts.len()).zip(values).for_each(|(y, x)| *y = *x);
                         } else {
-                            let (to, behind) = rest.split_at_mut(values.len());
+                            let (to, tail) = rest.split_at_mut(values.len());
                             to.copy_from_slice(values);
-                            rest = behind;
+                            rest = tail;
                         }
                     }
                 }
@@ -49,11 +49,11 @@ pub(crate) fn join(parts: &[(&[f32], usize)], pixels: usize, in_turn: bool) -> B
     y
 }
 
-/// The gradients of the parts of [`join`], which have so many channels.
-pub(crate) fn split(dy: &[f32], parts: &[usize], pixels: usize, in_turn: bool) -> Vec<Buffer> {
+/// Returns the gradients of the parts of [`concat`], which have `parts` channels.
+pub(crate) fn concat_grad(dy: &[f32], parts: &[usize], pixels: usize, interleaved: bool) -> Vec<Buffer> {
     let channels: usize = parts.iter().sum();
     let mut grads: Vec<Buffer> = parts.iter().map(|channels| Buffer::new(pixels * channels)).collect();
-    let targets: Vec<Shared<f32>> = grads.iter_mut().map(|grad| Shared::new(grad)).collect();
+    let targets: Vec<SharedSlice<f32>> = grads.iter_mut().map(|grad| SharedSlice::new(grad)).collect();
     for_pixels(pixels, channels, |range| {
         for pixel in range {
             let dy = &dy[pixel * channels..(pixel + 1) * channels];
@@ -61,7 +61,7 @@ pub(crate) fn split(dy: &[f32], parts: &[usize], pixels: usize, in_turn: bool) -
             for (i, (target, &channels)) in targets.iter().zip(parts).enumerate() {
                 // SAFETY: each task has its own pixels.
                 let to = unsafe { target.slice(pixel * channels..(pixel + 1) * channels) };
-                if in_turn {
+                if interleaved {
                     to.iter_mut().zip(dy.chunks_exact(parts.len())).for_each(|(to, dy)| *to = dy[i]);
                 } else {
                     to.copy_from_slice(&dy[first..first + channels]);
@@ -73,11 +73,11 @@ pub(crate) fn split(dy: &[f32], parts: &[usize], pixels: usize, in_turn: bool) -
     grads
 }
 
-/// Some of `all` channels.
-pub(crate) fn some(x: &[f32], all: usize, chosen: Range<usize>) -> Buffer {
+/// Copies the `chosen` range of `all` channels.
+pub(crate) fn slice(x: &[f32], all: usize, chosen: Range<usize>) -> Buffer {
     let (pixels, few) = (x.len() / all, chosen.len());
     let mut y = Buffer::new(pixels * few);
-    let target = Shared::new(&mut y);
+    let target = SharedSlice::new(&mut y);
     for_pixels(pixels, few, |range| {
         for pixel in range {
             // SAFETY: each task has its own pixels.
@@ -88,12 +88,12 @@ pub(crate) fn some(x: &[f32], all: usize, chosen: Range<usize>) -> Buffer {
     y
 }
 
-/// The gradient of [`some`].
-pub(crate) fn some_grad(dy: &[f32], all: usize, chosen: Range<usize>) -> Buffer {
+/// Returns the gradient of [`slice`].
+pub(crate) fn slice_grad(dy: &[f32], all: usize, chosen: Range<usize>) -> Buffer {
     let few = chosen.len();
     let pixels = dy.len() / few;
     let mut dx = Buffer::new(pixels * all);
-    let target = Shared::new(&mut dx);
+    let target = SharedSlice::new(&mut dx);
     for_pixels(pixels, all, |range| {
         for pixel in range {
             // SAFETY: each task has its own pixels.

@@ -1,12 +1,12 @@
 //! A data set that stays on the device as uint8: batches are cropped, flipped, cut and normalised there.
 //!
-//! What happens to an image is decided on the host by the very code that the loader has ([`Pipeline::params`]); the device
-//! only gathers. Every pixel's value is looked up in the loader's own table, and there is no arithmetic on floats: the
-//! pixels are the loader's, bit for bit, on any device.
+//! The host decides how each image is augmented, with the loader's code ([`Pipeline::params`]); the device only gathers.
+//! Every pixel's value is looked up in the loader's table, and no float is computed: the pixels are those of the loader, bit
+//! for bit, on any device.
 //!
 //! ```text
-//! where  = first pixel of the image + channel + row + column              [B, C, H, W], a sum of four small tensors
-//! pixel  = images[where] · shown                                          0 where a crop sees nothing
+//! index  = first pixel of the image + channel + row + column              [B, C, H, W], a sum of four small tensors
+//! pixel  = images[index] · shown                                          0 outside the image
 //! value  = table[(pixel + 256 · channel + 1) · kept]                      entry 0 of the table is the mean, 0.0
 //! ```
 
@@ -19,23 +19,23 @@ use data::{
 
 /// The data sets of a run on one device.
 #[derive(Debug)]
-pub struct ResidentSets {
+pub struct DeviceDatasets {
     /// Training images.
-    pub train: Resident,
+    pub train: DeviceDataset,
     /// Test images.
-    pub test: Resident,
+    pub test: DeviceDataset,
 }
 
 /// One data set on one device.
 #[derive(Debug)]
-pub struct Resident {
+pub struct DeviceDataset {
     /// All pixels, uint8.
     images: Tensor<1, Int>,
-    /// 0, then the normalised value of each channel's 256 pixel values.
+    /// 0, then the normalised value of each channel's 256 pixel values, `[1 + 256 · C]`.
     table: Tensor<1>,
-    /// Distance of each channel's pixels from the image's first, `[1, C, 1, 1]`.
+    /// Offset of each channel's pixels from the image's first pixel, `[1, C, 1, 1]`.
     planes: Tensor<4, Int>,
-    /// Where each channel's values begin in the table, `[1, C, 1, 1]`.
+    /// Offset of each channel's values in the table, `[1, C, 1, 1]`.
     tables: Tensor<4, Int>,
     shape: ImageShape,
     pipeline: Pipeline,
@@ -58,18 +58,18 @@ impl Lines {
     }
 }
 
-impl Resident {
-    /// Why a data set cannot be kept on a device with `room` bytes for it.
+impl DeviceDataset {
+    /// Returns why a data set cannot be kept on a device with `room` bytes for it, or `None` where it can.
     pub fn refusal(dataset: &Dataset, room: u64) -> Option<String> {
         let bytes = dataset.images.len();
         if bytes as u64 > room {
             return Some(format!("{bytes} bytes of images are more than a quarter of the device's memory"));
         }
-        // places are 32-bit numbers
+        // Indices are 32-bit numbers.
         (i32::try_from(bytes).is_err()).then(|| format!("{bytes} bytes of images are more than {}", i32::MAX))
     }
 
-    /// Copies the pixels of `dataset`, of fewer than 2^31 bytes, to `device` (without autodiff); `pipeline` is its loader's.
+    /// Copies the pixels of `dataset`, of fewer than 2^31 bytes, to `device` (without autodiff). `pipeline` is the loader's.
     pub fn new(dataset: &Dataset, pipeline: Pipeline, device: &Device) -> Self {
         let shape = dataset.shape;
         let plane = shape.height * shape.width;
@@ -90,12 +90,12 @@ impl Resident {
         }
     }
 
-    /// The pixels of a batch whose loader has left them to this, `[B, C, H, W]`.
+    /// Returns the pixels of a batch that the loader made without pixels: f32, `[B, C, H, W]`.
     ///
     /// # Panics
-    /// For a batch of another data set, or with pixels of its own.
+    /// The batch is of another data set, or has pixels.
     pub fn batch(&self, batch: &Batch) -> Tensor<4> {
-        assert!(batch.images.is_empty(), "the loader has done the pixels already");
+        assert!(batch.images.is_empty(), "the loader has made the pixels already");
         assert_eq!(batch.shape, self.shape, "images of another data set");
         self.images(&batch.ids, &batch.params)
     }
@@ -113,10 +113,10 @@ impl Resident {
         let tensor = |values: Vec<i32>, shape: [usize; 4]| integers(values, shape, &self.device);
         let first = ids.iter().map(|&id| (id as usize * self.shape.len()) as i32).collect();
 
-        let places = tensor(first, [batch, 1, 1, 1]) + tensor(rows.offsets, tall);
-        let places = places + tensor(columns.offsets, wide) + self.planes.clone();
+        let index = tensor(first, [batch, 1, 1, 1]) + tensor(rows.offsets, tall);
+        let index = index + tensor(columns.offsets, wide) + self.planes.clone();
         let count = batch * self.shape.len();
-        let pixels = self.images.clone().select(0, places.reshape([count])).cast(IntDType::I32);
+        let pixels = self.images.clone().select(0, index.reshape([count])).cast(IntDType::I32);
         let mut pixels = pixels.reshape([batch, channels, height, width]);
         if rows.shown.contains(&0) || columns.shown.contains(&0) {
             pixels = pixels * (tensor(rows.shown, tall) * tensor(columns.shown, wide));
@@ -130,7 +130,7 @@ impl Resident {
     }
 }
 
-/// 32-bit numbers, whatever the device's own default is.
+/// Makes a tensor of 32-bit integers, whatever the device's default is.
 fn integers(values: Vec<i32>, shape: [usize; 4], device: &Device) -> Tensor<4, Int> {
     Tensor::from_data(TensorData::new(values, shape), (device, DType::I32))
 }
@@ -156,7 +156,7 @@ mod tests {
         }
     }
 
-    /// Both loaders of a data set: one that does the pixels, one that leaves them to the device.
+    /// Compares two loaders of one data set: one makes the pixels, the other leaves them to the device.
     fn compare(shape: ImageShape, augment: Vec<Augment>, exact: bool) {
         let set = Arc::new(dataset(shape, 37));
         let config = LoaderConfig {
@@ -170,12 +170,12 @@ mod tests {
         };
         let host = Loader::new(Arc::clone(&set), config.clone()).unwrap();
         let left = Loader::new(Arc::clone(&set), LoaderConfig { pixels: false, ..config.clone() }).unwrap();
-        let resident = Resident::new(&set, left.pipeline().clone(), &Device::flex());
+        let on_device = DeviceDataset::new(&set, left.pipeline().clone(), &Device::flex());
         let mut seen = 0;
         for epoch in 1..4 {
             for (done, decided) in host.epoch(epoch, 0).zip(left.epoch(epoch, 0)) {
                 assert_eq!((&done.ids, &done.labels), (&decided.ids, &decided.labels));
-                let pixels = resident.batch(&decided).into_data().try_into_vec::<f32>().unwrap();
+                let pixels = on_device.batch(&decided).into_data().try_into_vec::<f32>().unwrap();
                 let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
                 assert_eq!(
                     bits(&pixels),
@@ -213,14 +213,14 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
+    fn a_data_set_that_does_not_fit_is_refused() {
         let set = dataset(ImageShape { channels: 1, height: 4, width: 4 }, 10);
-        assert_eq!(Resident::refusal(&set, 160), None);
-        assert!(Resident::refusal(&set, 159).unwrap().contains("160 bytes"));
+        assert_eq!(DeviceDataset::refusal(&set, 160), None);
+        assert!(DeviceDataset::refusal(&set, 159).unwrap().contains("160 bytes"));
     }
 
     #[test]
-    fn mixing_is_the_loaders() {
+    fn a_loader_that_mixes_makes_the_pixels() {
         let set = Arc::new(dataset(ImageShape { channels: 1, height: 4, width: 4 }, 10));
         let config = LoaderConfig { global_batch: 5, mixup: Some(0.2), pixels: false, ..LoaderConfig::default() };
         let error = Loader::new(set, config).err().expect("refused");

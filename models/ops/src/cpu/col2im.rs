@@ -1,50 +1,50 @@
-//! Gradient of the data where the input has few channels, as in a network's first layers.
+//! Data gradient for inputs with few channels, as in a network's first layers, by col2im.
 //!
-//! Taken as a convolution of `dy` ([`super::igemm`]), it has few columns, and near the image's edge many of its products
-//! are with padding. Here every pixel of `dy` is multiplied by all filters, whose weights for all taps are the columns, and
-//! the products are added to the pixels of `dx` below the kernel. Pixels are channels-last, so what one row of the kernel
-//! adds lies side by side.
+//! As a convolution of `dy` ([`super::igemm`]), this gradient would have few columns, and near the image's edge many of
+//! its products would be with padding. Here every pixel of `dy` is multiplied by all filters (the columns are the
+//! weights of all taps), and the products are added to the pixels of `dx` under the kernel. In channels-last order, the
+//! sums of one kernel row are adjacent in memory.
 
+use super::allocator::Buffer;
 use super::igemm::{Weights, pack};
 use super::kernel::{Isa, Tile};
-use super::memory::Buffer;
 use super::panels::panels;
-use super::parallel::{Shared, for_each};
+use super::parallel::{SharedSlice, for_each};
 use super::shape::ConvShape;
 use super::simd::multiversion;
 
-/// Input channels from which a tile has columns enough.
-const FEW: usize = 16;
-/// Floats that are added at once.
+/// Number of input channels from which the convolution of `dy` fills a register tile.
+const FULL_TILE: usize = 16;
+/// Floats per vector.
 const LANES: usize = 8;
-/// Register tiles in a block.
+/// Register tiles per block.
 const TILES: usize = 4;
 
-/// Whether [`data_grad`] takes the convolution.
+/// Returns true if [`data_grad`] supports the convolution.
 pub(crate) fn fits(shape: &ConvShape) -> bool {
-    shape.groups == 1 && shape.channels[0] < FEW && shape.kernel[1] > 1 && shape.dilation[1] == 1
+    shape.groups == 1 && shape.channels[0] < FULL_TILE && shape.kernel[1] > 1 && shape.dilation[1] == 1
 }
 
-/// Columns of one row of the kernel, in whole vectors.
+/// Returns the columns of one kernel row, rounded up to whole vectors.
 fn row_columns(shape: &ConvShape) -> usize {
     (shape.kernel[1] * shape.channels[0]).next_multiple_of(LANES)
 }
 
-/// `dx` `[batch, h, w, in]`. Each image is a task, so that nothing depends on threads.
+/// Computes `dx` `[batch, h, w, in]`. Each image is one task, so the result does not depend on the number of threads.
 pub(crate) fn data_grad(isa: &'static Isa, shape: &ConvShape, weight: &[f32], dy: &[f32], dx: &mut [f32]) {
     let [input, output] = shape.channels;
     let (taps, row_columns) = (shape.taps(), row_columns(shape));
     let columns = shape.kernel[0] * row_columns;
-    // `[out][kernel row][kernel column · in]`, zeros between the rows
-    let mut turned = Buffer::zeroed(output * columns);
-    for (to, from) in turned.chunks_exact_mut(columns).zip(weight.chunks_exact(input * taps)) {
+    // `[out][kernel row][kernel column · in]`, with zeros between the rows.
+    let mut reordered = Buffer::zeroed(output * columns);
+    for (to, from) in reordered.chunks_exact_mut(columns).zip(weight.chunks_exact(input * taps)) {
         for (i, value) in from.iter().enumerate() {
             let (channel, row, column) = (i / taps, i % taps / shape.kernel[1], i % shape.kernel[1]);
             to[row * row_columns + column * input + channel] = *value;
         }
     }
     let weights = Weights {
-        data: &turned,
+        data: &reordered,
         groups: 1,
         columns,
         depth: output,
@@ -57,7 +57,7 @@ pub(crate) fn data_grad(isa: &'static Isa, shape: &ConvShape, weight: &[f32], dy
     let panels = panels(isa, columns);
     let (pixels, block) = (shape.output[0] * shape.output[1], TILES * isa.rows);
     let image = shape.input[0] * shape.input[1] * input;
-    let target = Shared::new(dx);
+    let target = SharedSlice::new(dx);
     for_each(shape.batch, |n| {
         // SAFETY: each task has its own image.
         let dx = unsafe { target.slice(n * image..(n + 1) * image) };
@@ -69,7 +69,7 @@ pub(crate) fn data_grad(isa: &'static Isa, shape: &ConvShape, weight: &[f32], dy
         for first in (0..pixels).step_by(block) {
             let count = block.min(pixels - first);
             a.clear();
-            // Rows behind the last repeat it and are not stored.
+            // Rows after the last repeat the last row and are not stored.
             a.extend((0..block).map(|row| dy[(first + row.min(count - 1)) * output..][..output].as_ptr()));
             for panel in &panels {
                 for row in (0..count).step_by(isa.rows) {
@@ -106,7 +106,7 @@ fn add_body(shape: &ConvShape, products: &[f32], pixels: std::ops::Range<usize>,
     let columns = shape.kernel[0] * row_columns;
     for (pixel, products) in pixels.zip(products.chunks_exact(columns)) {
         let (oy, ox) = (pixel / shape.output[1], pixel % shape.output[1]);
-        // Columns of the kernel that are inside the image.
+        // Range of the kernel's columns that are inside the image.
         let start = ox * shape.stride[1];
         let first = shape.padding[1].saturating_sub(start);
         let end = shape.kernel[1].min((shape.input[1] + shape.padding[1]).saturating_sub(start));
@@ -121,7 +121,7 @@ fn add_body(shape: &ConvShape, products: &[f32], pixels: std::ops::Range<usize>,
             }
             let at = (iy * shape.input[1] + start + first - shape.padding[1]) * channels;
             if all && at + row_columns <= dx.len() {
-                // What is behind the row's end adds zeros.
+                // The padding of the row adds zeros.
                 let to = dx[at..at + row_columns].chunks_exact_mut(LANES);
                 for (to, from) in to.zip(products.chunks_exact(LANES)) {
                     for lane in 0..LANES {

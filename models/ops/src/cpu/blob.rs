@@ -1,4 +1,4 @@
-//! Tensors over memory that something else than burn has made.
+//! Tensors over external memory, as `torch.from_blob`.
 
 use std::mem::MaybeUninit;
 use std::ops::DerefMut;
@@ -6,22 +6,24 @@ use std::ops::DerefMut;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty, Bytes};
 
-/// The values that a tensor is to be made of.
-struct Foreign<V>(V);
+/// External memory of a tensor.
+struct Blob<V>(V);
 
-/// A tensor of all of `values`, `[len]`, on `device`. On burn's CPU backend `values` themselves are its memory: they are dropped
-/// with the last tensor that shares it, and operations in place change them. On any other device they are copied and dropped.
-pub fn tensor_over<V>(values: V, device: &Device) -> Tensor<1>
+/// Makes a tensor of `values`, `[N]`, on `device`.
+///
+/// On burn's CPU backend, `values` is the tensor's memory: it is dropped with the last tensor that shares it, and
+/// operations in place change it. On any other device, `values` is copied and dropped.
+pub fn tensor_from_blob<V>(values: V, device: &Device) -> Tensor<1>
 where
     V: DerefMut<Target = [f32]> + Send + Sync + 'static,
 {
     let len = values.len();
-    // SAFETY: floats are initialised bytes, as many as `len` says.
-    let bytes = unsafe { Bytes::from_controller(Box::new(Foreign(values)), len * size_of::<f32>()) };
+    // SAFETY: `values` are `len` floats, whose bytes are initialised.
+    let bytes = unsafe { Bytes::from_controller(Box::new(Blob(values)), len * size_of::<f32>()) };
     Tensor::from_data(TensorData::from_bytes(bytes, [len], DType::F32), device)
 }
 
-impl<V: DerefMut<Target = [f32]>> AllocationController for Foreign<V> {
+impl<V: DerefMut<Target = [f32]>> AllocationController for Blob<V> {
     fn alloc_align(&self) -> usize {
         align_of::<f32>()
     }
@@ -51,37 +53,37 @@ mod tests {
 
     use super::*;
 
-    struct Noticed(Vec<f32>, Arc<AtomicBool>);
+    struct DropRecorder(Vec<f32>, Arc<AtomicBool>);
 
-    impl Deref for Noticed {
+    impl Deref for DropRecorder {
         type Target = [f32];
         fn deref(&self) -> &[f32] {
             &self.0
         }
     }
 
-    impl DerefMut for Noticed {
+    impl DerefMut for DropRecorder {
         fn deref_mut(&mut self) -> &mut [f32] {
             &mut self.0
         }
     }
 
-    impl Drop for Noticed {
+    impl Drop for DropRecorder {
         fn drop(&mut self) {
             self.1.store(true, Ordering::Relaxed);
         }
     }
 
     #[test]
-    fn the_values_live_as_long_as_a_view_of_them() {
+    fn memory_lives_as_long_as_its_views() {
         let dropped = Arc::new(AtomicBool::new(false));
-        let values = Noticed(vec![1.0, 2.0, 3.0, 4.0], dropped.clone());
-        let tensor = tensor_over(values, &Device::flex());
+        let values = DropRecorder(vec![1.0, 2.0, 3.0, 4.0], dropped.clone());
+        let tensor = tensor_from_blob(values, &Device::flex());
         let view = tensor.clone().slice(1..3);
         let sum = tensor.clone() + tensor;
         assert_eq!(sum.into_data().try_to_vec::<f32>().unwrap(), [2.0, 4.0, 6.0, 8.0]);
-        assert!(!dropped.load(Ordering::Relaxed), "a view still needs them");
+        assert!(!dropped.load(Ordering::Relaxed), "a view still shares the memory");
         assert_eq!(view.into_data().try_to_vec::<f32>().unwrap(), [2.0, 3.0]);
-        assert!(dropped.load(Ordering::Relaxed), "nobody needs them");
+        assert!(dropped.load(Ordering::Relaxed), "the last view was dropped");
     }
 }

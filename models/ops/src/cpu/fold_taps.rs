@@ -1,28 +1,29 @@
-//! Few channels: neighbouring taps as one.
+//! Folds the taps of a kernel row into one tap, for images with few channels.
 //!
-//! In a channels-last image the pixels below one row of a kernel lie side by side, so with dilation 1 a row of `kw` taps
-//! of `c` channels is one tap of `kw · c` contiguous floats. Only the image's edge breaks that; where windows reach over
-//! it, the image is copied once with its padding around it (it has few channels). A first convolution of three channels
-//! then sums runs of 9 or 15 products where it would turn to the next tap after three.
+//! In a channels-last image, the pixels under one kernel row are adjacent in memory. With dilation 1, a row of `kw`
+//! taps with `c` channels each is therefore one tap of `kw · c` contiguous floats, except at the image's edge. Where
+//! windows exceed the image, the image (which has few channels) is copied once with its padding. A first convolution of
+//! three channels then has inner loops of 9 or 15 products per tap instead of three.
 
+use super::allocator::Buffer;
 use super::igemm::Image;
-use super::memory::Buffer;
-use super::parallel::{Shared, for_each};
+use super::parallel::{SharedSlice, for_each};
 
-/// Channels from which taps are long enough as they are.
-const FEW: usize = 32;
+/// Number of channels from which taps are long enough without folding.
+const LONG_ENOUGH: usize = 32;
 
-/// The source and taps that replace the original ones.
-pub(crate) struct Widened {
-    /// `None`: the original source.
+/// The folded source and taps.
+pub(crate) struct FoldedTaps {
+    /// Padded copy of the source; `None` if no padding is needed.
     pub(crate) padded: Option<Buffer>,
     pub(crate) image: Image,
     pub(crate) taps: Vec<[isize; 2]>,
     pub(crate) depth: usize,
 }
 
-/// `None` where it does not apply. `taps` are sorted; grid pixel `g < grid` reads at `g · step + tap`.
-pub(crate) fn widen(
+/// Returns `None` where folding does not apply. `taps` are sorted; output pixel `g < grid` reads the source at `g ·
+/// step + tap`.
+pub(crate) fn fold_taps(
     source: &[f32],
     batch: usize,
     image: Image,
@@ -30,28 +31,29 @@ pub(crate) fn widen(
     depth: usize,
     grid: [usize; 2],
     step: [usize; 2],
-) -> Option<Widened> {
+) -> Option<FoldedTaps> {
     let width = taps.iter().take_while(|tap| tap[0] == taps[0][0]).count();
     let rows = taps.len() / width.max(1);
     let regular = taps.iter().enumerate().all(|(i, tap)| {
         let row = taps[i / width * width];
         tap[0] == row[0] && tap[1] == taps[0][1] + (i % width) as isize
     });
-    if depth >= FEW || image.channels != depth || width < 2 || rows * width != taps.len() || !regular {
+    if depth >= LONG_ENOUGH || image.channels != depth || width < 2 || rows * width != taps.len() || !regular {
         return None;
     }
-    let reach = |i: usize| {
+    // Padding before and after the image along an axis.
+    let padding = |i: usize| {
         let (least, most) = taps.iter().fold((0, 0), |(a, b), tap| (tap[i].min(a), tap[i].max(b)));
         let last = (grid[i].saturating_sub(1) * step[i]) as isize + most;
         (least.unsigned_abs(), (last + 1 - image.size[i] as isize).max(0) as usize)
     };
-    let [(top, bottom), (left, right)] = [reach(0), reach(1)];
+    let [(top, bottom), (left, right)] = [padding(0), padding(1)];
     let size = [image.size[0] + top + bottom, image.size[1] + left + right];
     let taps = taps.iter().step_by(width).map(|tap| [tap[0] + top as isize, tap[1] + left as isize]).collect();
     let padded = (size != image.size).then(|| {
         let (from_row, to_row) = (image.size[1] * depth, size[1] * depth);
         let mut padded = Buffer::new(batch * size[0] * to_row);
-        let target = Shared::new(&mut padded);
+        let target = SharedSlice::new(&mut padded);
         for_each(batch, |n| {
             // SAFETY: each task has its own image.
             let to = unsafe { target.slice(n * size[0] * to_row..(n + 1) * size[0] * to_row) };
@@ -63,5 +65,5 @@ pub(crate) fn widen(
         });
         padded
     });
-    Some(Widened { padded, image: Image { size, ..image }, taps, depth: depth * width })
+    Some(FoldedTaps { padded, image: Image { size, ..image }, taps, depth: depth * width })
 }

@@ -1,0 +1,159 @@
+//! Batch norm with a fused epilogue: an added residual and an activation.
+
+use std::sync::Arc;
+
+use burn::backend::Dispatch;
+use burn::tensor::{Tensor, module};
+
+use crate::dispatch::{has_image_kernels, has_kernels, on_gpu, upcast};
+use crate::extension::{Activation, EvalOps, NormOps, NormOptions, RunningStats};
+use crate::functional::activate;
+use crate::statistics::StatisticsReduce;
+use crate::sync_batch_norm;
+use crate::update::ema_update;
+
+/// Epilogue of a batch norm: what is applied to the normalised values.
+#[derive(Debug, Clone, Default)]
+pub struct Epilogue {
+    /// Is added to the normalised values, `[B, C, H, W]`.
+    pub residual: Option<Tensor<4>>,
+    /// Is applied last.
+    pub activation: Activation,
+}
+
+impl Epilogue {
+    /// Applies the epilogue with burn's operations.
+    fn apply(self, output: Tensor<4>) -> Tensor<4> {
+        let output = match self.residual {
+            Some(residual) => output + residual,
+            None => output,
+        };
+        activate(output, self.activation)
+    }
+
+    /// Casts the residual to the element type of `input`.
+    fn cast_like(self, input: &Tensor<4>) -> Self {
+        Self { residual: self.residual.map(|residual| residual.cast(input.dtype())), ..self }
+    }
+}
+
+/// Results of [`batch_norm_train`].
+#[derive(Debug, Clone)]
+pub struct BatchNormOutput {
+    /// `[B, C, H, W]`.
+    pub output: Tensor<4>,
+    /// The batch's mean of each channel, `[C]`, or the updated running mean if running statistics were given. It has no
+    /// gradient.
+    pub mean: Tensor<1>,
+    /// The batch's unbiased variance of each channel, `[C]`, or the updated running variance.
+    pub variance: Tensor<1>,
+}
+
+/// Applies batch norm in training mode and the epilogue in one operation, `torch.nn.functional.batch_norm(training=True)`.
+///
+/// With `shared`, the statistics are those of all ranks' batches (`torch.nn.SyncBatchNorm`); their sums pass through the host
+/// in f64. With `running`, the result has the updated running statistics instead of the batch's.
+///
+/// Statistics, weight and bias are f32, and sums are at least f32. The output has the input's element type.
+///
+/// # Shapes
+///
+/// - input `[B, C, H, W]`, weight and bias `[C]`
+pub fn batch_norm_train(
+    input: Tensor<4>,
+    weight: Tensor<1>,
+    bias: Tensor<1>,
+    epsilon: f64,
+    epilogue: Epilogue,
+    shared: Option<Arc<dyn StatisticsReduce>>,
+    running: Option<RunningStats>,
+) -> BatchNormOutput {
+    let on_gpu = shared.is_none() && on_gpu(&input);
+    // The GPU kernels update the running statistics themselves.
+    let (fused, separate) = if on_gpu { (running, None) } else { (None, running) };
+    let batch = normalise(input, [weight, bias], epsilon, epilogue, shared, on_gpu, fused);
+    let Some(RunningStats { mean, variance, momentum }) = separate else { return batch };
+    let of_batch = [batch.mean.without_autodiff(), batch.variance.without_autodiff()];
+    let updated = ema_update(1.0 - momentum, [mean, variance].into_iter().zip(of_batch).collect());
+    let [mean, variance] = updated.try_into().expect("as many as went in");
+    BatchNormOutput { output: batch.output, mean, variance }
+}
+
+/// [`batch_norm_train`]. Running statistics are accepted only `on_gpu`.
+fn normalise(
+    input: Tensor<4>,
+    [weight, bias]: [Tensor<1>; 2],
+    epsilon: f64,
+    epilogue: Epilogue,
+    shared: Option<Arc<dyn StatisticsReduce>>,
+    on_gpu: bool,
+    running: Option<RunningStats>,
+) -> BatchNormOutput {
+    let dtype = input.dtype();
+    if has_kernels(&input) || on_gpu {
+        let epilogue = epilogue.cast_like(&input);
+        // With a residual, the input of the activation is not kept for the backward pass. ReLU's derivative follows from its
+        // output; any other activation is a separate operation.
+        let (fused, separate) = match (&epilogue.residual, epilogue.activation) {
+            (None, fused) | (Some(_), fused @ Activation::Relu) => (fused, Activation::Identity),
+            (Some(_), separate) => (Activation::Identity, separate),
+        };
+        let options = NormOptions { epsilon, activation: fused, shared, running };
+        let (input, weight, bias) = (input.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
+        let (output, mean, variance) = match epilogue.residual {
+            Some(residual) => Dispatch::norm_add(input, weight, bias, residual.into_dispatch(), options),
+            None => Dispatch::norm(input, weight, bias, options),
+        };
+        return BatchNormOutput {
+            output: activate(Tensor::from_dispatch(output), separate),
+            mean: Tensor::from_dispatch(mean),
+            variance: Tensor::from_dispatch(variance),
+        };
+    }
+    let input = upcast(input);
+    let epilogue = epilogue.cast_like(&input);
+    if let Some(shared) = shared {
+        let (output, [mean, variance]) = sync_batch_norm::normalise(input, weight, bias, epsilon, &shared);
+        return BatchNormOutput { output: epilogue.apply(output).cast(dtype), mean, variance };
+    }
+    let [batch, _, height, width] = input.dims();
+    let count = (batch * height * width) as f64;
+    let batch = module::batch_norm_train(input, weight, bias, epsilon);
+    let variance = batch.variance * (count / (count - 1.0));
+    BatchNormOutput { output: epilogue.apply(batch.output).cast(dtype), mean: batch.mean, variance }
+}
+
+/// Applies batch norm with the given statistics and the epilogue, `torch.nn.functional.batch_norm(training=False)`.
+///
+/// With autodiff, burn's operations run, because evaluation rarely needs gradients. Shapes and element types are those of
+/// [`batch_norm_train`].
+pub fn batch_norm_eval(
+    input: Tensor<4>,
+    [weight, bias]: [Tensor<1>; 2],
+    [mean, variance]: [Tensor<1>; 2],
+    epsilon: f64,
+    epilogue: Epilogue,
+) -> Tensor<4> {
+    let dtype = input.dtype();
+    if !has_image_kernels(&input) || input.is_autodiff() || weight.is_autodiff() {
+        let input = upcast(input);
+        let epilogue = epilogue.cast_like(&input);
+        return epilogue.apply(module::batch_norm(input, weight, bias, mean, variance, epsilon)).cast(dtype);
+    }
+    let epilogue = epilogue.cast_like(&input);
+    let [weight, bias, mean, variance] = [weight, bias, mean, variance].map(Tensor::into_dispatch);
+    let input = input.into_dispatch();
+    Tensor::from_dispatch(match epilogue.residual {
+        Some(residual) => Dispatch::norm_eval_add(
+            input,
+            weight,
+            bias,
+            mean,
+            variance,
+            residual.into_dispatch(),
+            epsilon,
+            epilogue.activation,
+        ),
+        None => Dispatch::norm_eval(input, weight, bias, mean, variance, epsilon, epilogue.activation),
+    })
+}

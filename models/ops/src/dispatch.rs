@@ -1,0 +1,39 @@
+//! Which tensors have custom kernels.
+
+use burn::tensor::{DType, Device, FloatDType, Tensor};
+
+/// Returns true if the CPU kernels accept this tensor.
+pub(crate) fn has_kernels<const D: usize>(tensor: &Tensor<D>) -> bool {
+    tensor.dtype() == DType::F32 && tensor.device().inner() == Device::flex()
+}
+
+/// Returns true if the GPU kernels accept this tensor.
+#[cfg(all(feature = "cuda", not(feature = "fusion")))]
+pub(crate) fn on_gpu<const D: usize>(tensor: &Tensor<D>) -> bool {
+    matches!(tensor.dtype(), DType::F32 | DType::BF16 | DType::F16)
+        && matches!(D, 2 | 4)
+        // The kernels count elements in 32 bits.
+        && (1..1 << 31).contains(&tensor.shape().num_elements())
+        && matches!(
+            tensor.device().inner().as_dispatch(),
+            burn::backend::DispatchDevice::Cube(cubecl::Device::Cuda(_))
+        )
+}
+
+#[cfg(not(all(feature = "cuda", not(feature = "fusion"))))]
+pub(crate) fn on_gpu<const D: usize>(_: &Tensor<D>) -> bool {
+    false
+}
+
+/// Returns true if convolutions, batch norm and activations of this tensor have custom kernels.
+pub(crate) fn has_image_kernels<const D: usize>(tensor: &Tensor<D>) -> bool {
+    has_kernels(tensor) || on_gpu(tensor)
+}
+
+/// Casts a 16-bit tensor to f32; other tensors are returned as they are. Long sums and inputs of a loss need at least f32.
+pub fn upcast<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    match tensor.dtype() {
+        DType::BF16 | DType::F16 => tensor.cast(FloatDType::F32),
+        _ => tensor,
+    }
+}

@@ -1,0 +1,197 @@
+//! The operations without state, as `torch.nn.functional`: convolutions, linear layers, pooling, activations and channels.
+//!
+//! Operations on channels have kernels because burn's operations process channels-last images pixel by pixel on one thread,
+//! and return them in another memory order.
+
+use std::ops::Range;
+
+use burn::backend::Dispatch;
+use burn::tensor::ops::{AvgPoolOptions, MaxPoolOptions};
+use burn::tensor::{Tensor, activation, module};
+
+use crate::dispatch::{has_image_kernels, has_kernels, upcast};
+use crate::extension::{Activation, ConvOps, ConvOptions, NormOps, PoolOptions, TrainingOps};
+
+/// Two-dimensional cross-correlation, `torch.nn.functional.conv2d`, followed by ReLU if `relu` is true.
+///
+/// # Shapes
+///
+/// - input `[B, in, H, W]`, weight `[out, in / groups, kh, kw]`, bias `[out]`
+/// - output `[B, out, (H + 2·padding − dilation·(kh − 1) − 1) / stride + 1, …]`
+///
+/// # Panics
+///
+/// When the shapes do not match.
+pub fn conv2d(
+    input: Tensor<4>,
+    weight: Tensor<4>,
+    bias: Option<Tensor<1>>,
+    options: ConvOptions,
+    relu: bool,
+) -> Tensor<4> {
+    if has_image_kernels(&input) {
+        let (input, weight) = (input.into_dispatch(), weight.into_dispatch());
+        return Tensor::from_dispatch(match bias {
+            Some(bias) => Dispatch::conv_bias(input, weight, bias.into_dispatch(), options, relu),
+            None => Dispatch::conv(input, weight, options, relu),
+        });
+    }
+    let ConvOptions { stride, padding, dilation, groups } = options;
+    let output =
+        module::conv2d(input, weight, bias, burn::tensor::ops::ConvOptions::new(stride, padding, dilation, groups));
+    if relu { self::relu(output) } else { output }
+}
+
+/// Computes `input · weightᵀ + bias`, `torch.nn.functional.linear`, followed by ReLU if `relu` is true.
+///
+/// # Shapes
+///
+/// - input `[B, in]`, weight `[out, in]`, bias `[out]`
+/// - output `[B, out]`
+///
+/// # Panics
+///
+/// When the shapes do not match.
+pub fn linear(input: Tensor<2>, weight: Tensor<2>, bias: Tensor<1>, relu: bool) -> Tensor<2> {
+    if has_kernels(&input) {
+        let (input, weight, bias) = (input.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
+        return Tensor::from_dispatch(Dispatch::linear_bias(input, weight, bias, relu));
+    }
+    let output = module::linear(input, weight.transpose(), Some(bias));
+    if relu { self::relu(output) } else { output }
+}
+
+/// Max pooling of `[B, C, H, W]`, `torch.nn.functional.max_pool2d` without dilation.
+///
+/// # Panics
+///
+/// When a window has more than 256 pixels, the padding exceeds half a window, or the image is smaller than a window.
+pub fn max_pool2d(input: Tensor<4>, options: PoolOptions) -> Tensor<4> {
+    if has_kernels(&input) {
+        return Tensor::from_dispatch(Dispatch::max_pool(input.into_dispatch(), options));
+    }
+    let PoolOptions { kernel, stride, padding } = options;
+    module::max_pool2d(input, MaxPoolOptions::new(kernel).with_stride(stride).with_padding(padding))
+}
+
+/// Average pooling over adjacent `kernel` x `kernel` windows, `torch.nn.functional.avg_pool2d(input, kernel)`:
+/// `[B, C, H, W]` → `[B, C, H / kernel, W / kernel]`. Incomplete windows at the end of a row or column are dropped.
+pub fn avg_pool2d(input: Tensor<4>, kernel: usize) -> Tensor<4> {
+    if !has_kernels(&input) {
+        let (dtype, options) = (input.dtype(), AvgPoolOptions::new([kernel; 2]).with_stride([kernel; 2]));
+        return module::avg_pool2d(upcast(input), options).cast(dtype);
+    }
+    // A depthwise convolution with equal weights.
+    let [_, channels, _, _] = input.dims();
+    let device = input.device().inner();
+    let weight = Tensor::full([channels, 1, kernel, kernel], 1.0 / (kernel * kernel) as f64, &device);
+    let options = ConvOptions { stride: [kernel; 2], padding: [0, 0], dilation: [1, 1], groups: channels };
+    conv2d(input, weight, None, options, false)
+}
+
+/// Mean over all pixels, computed in f32: `[B, C, H, W]` → `[B, C]`.
+pub fn global_avg_pool(input: Tensor<4>) -> Tensor<2> {
+    if has_kernels(&input) {
+        return Tensor::from_dispatch(Dispatch::global_avg_pool(input.into_dispatch()));
+    }
+    let [batch, channels, height, width] = input.dims();
+    upcast(input).reshape([batch, channels, height * width]).mean_dim(2).reshape([batch, channels])
+}
+
+/// Replaces negative values by zero, `torch.nn.functional.relu`. NaN stays NaN.
+pub fn relu<const D: usize>(input: Tensor<D>) -> Tensor<D> {
+    activate(input, Activation::Relu)
+}
+
+/// Computes `1 / (1 + e^-x)`, `torch.sigmoid`.
+pub fn sigmoid<const D: usize>(input: Tensor<D>) -> Tensor<D> {
+    activate(input, Activation::Sigmoid)
+}
+
+/// Computes `x · sigmoid(x)`, `torch.nn.functional.silu` (<https://arxiv.org/abs/1710.05941>).
+pub fn swish<const D: usize>(input: Tensor<D>) -> Tensor<D> {
+    activate(input, Activation::Swish)
+}
+
+/// Applies `activation` to every element.
+pub(crate) fn activate<const D: usize>(input: Tensor<D>, activation: Activation) -> Tensor<D> {
+    if activation != Activation::Identity && has_image_kernels(&input) {
+        return Tensor::from_dispatch(Dispatch::activate(input.into_dispatch(), activation));
+    }
+    match activation {
+        Activation::Identity => input,
+        Activation::Relu => activation::relu(input),
+        Activation::Sigmoid => activation::sigmoid(input),
+        Activation::Swish => activation::silu(input),
+    }
+}
+
+fn to_channels_last(image: Tensor<4>) -> Tensor<4> {
+    image.permute([0, 2, 3, 1])
+}
+
+fn from_channels_last(rows: Tensor<4>) -> Tensor<4> {
+    rows.permute([0, 3, 1, 2])
+}
+
+/// Adds two tensors of the same shape.
+pub fn add(left: Tensor<4>, right: Tensor<4>) -> Tensor<4> {
+    if has_kernels(&left) && has_kernels(&right) {
+        Tensor::from_dispatch(Dispatch::add(left.into_dispatch(), right.into_dispatch()))
+    } else {
+        left + right
+    }
+}
+
+/// Concatenates images along the channels, `torch.cat(parts, 1)`.
+///
+/// # Panics
+///
+/// When `parts` is empty.
+pub fn concat(parts: Vec<Tensor<4>>) -> Tensor<4> {
+    if !parts.iter().all(has_kernels) {
+        // Concatenate along the last axis, so that images on a GPU stay channels-last in memory.
+        let parts = parts.into_iter().map(to_channels_last).collect();
+        return from_channels_last(Tensor::cat(parts, 3));
+    }
+    let mut parts = parts.into_iter().map(Tensor::into_dispatch);
+    let mut all = parts.next().expect("something to concatenate");
+    while let Some(part) = parts.next() {
+        all = match parts.next() {
+            Some(next) => Dispatch::concat_three(all, part, next),
+            None => Dispatch::concat_two(all, part, false),
+        };
+    }
+    Tensor::from_dispatch(all)
+}
+
+/// Interleaves the channels of two tensors `[B, C, H, W]`, → `[B, 2·C, H, W]`. Equals ShuffleNet's channel shuffle of
+/// `concat([left, right])` with two groups.
+pub fn interleave(left: Tensor<4>, right: Tensor<4>) -> Tensor<4> {
+    if has_kernels(&left) && has_kernels(&right) {
+        return Tensor::from_dispatch(Dispatch::concat_two(left.into_dispatch(), right.into_dispatch(), true));
+    }
+    let [batch, channels, height, width] = left.dims();
+    let x: Tensor<5> = Tensor::stack(vec![to_channels_last(left), to_channels_last(right)], 4);
+    from_channels_last(x.reshape([batch, height, width, 2 * channels]))
+}
+
+/// Returns a range of the channels, `input[:, range]`.
+pub fn slice_channels(input: Tensor<4>, range: Range<usize>) -> Tensor<4> {
+    if has_kernels(&input) {
+        return Tensor::from_dispatch(Dispatch::slice_channels(input.into_dispatch(), range.start, range.len()));
+    }
+    let [batch, _, height, width] = input.dims();
+    from_channels_last(to_channels_last(input).slice([0..batch, 0..height, 0..width, range]))
+}
+
+/// Multiplies each channel of each image `[B, C, H, W]` by a factor, `[B, C]`.
+pub fn scale_channels(input: Tensor<4>, factors: Tensor<2>) -> Tensor<4> {
+    let [batch, channels] = factors.dims();
+    let factors = factors.cast(input.dtype());
+    if has_kernels(&input) {
+        Tensor::from_dispatch(Dispatch::scale_channels(input.into_dispatch(), factors.into_dispatch()))
+    } else {
+        input * factors.reshape([batch, channels, 1, 1])
+    }
+}
