@@ -14,7 +14,7 @@ use std::error::Error;
 use std::process::{Command, ExitCode};
 
 use serde::{Deserialize, Serialize};
-use trainer::device::{Seat, Target, Wish};
+use trainer::device::{DeviceRequest, DeviceSet, LocalRank};
 use trainer::strategy::Strategy;
 
 /// The argument that makes this program one of the measured processes.
@@ -67,7 +67,7 @@ fn main() -> ExitCode {
 
 fn run(arguments: Vec<String>) -> Result<(), Box<dyn Error>> {
     let options = options(arguments)?;
-    let threads = Target::of(Wish::Cpu)?.select(&Seat::ALONE)?.threads;
+    let threads = DeviceSet::of(DeviceRequest::Cpu)?.select(&LocalRank::ALONE)?.threads;
     println!(
         "batch {}, {threads} threads, {} steps; MB at the peak (MB more than before the first step)",
         options.batch, options.steps
@@ -152,7 +152,7 @@ fn both(model: &str, options: &Options, threads: usize) -> Result<Row, Box<dyn E
 /// The measured process.
 fn measure(model: &str, batch: &str, steps: &str) -> Result<(), Box<dyn Error>> {
     let spec = models::find(model)?.spec;
-    let selected = Target::of(Wish::Cpu)?.select(&Seat::ALONE)?;
+    let selected = DeviceSet::of(DeviceRequest::Cpu)?.select(&LocalRank::ALONE)?;
     let batch = shared::batch(&spec, batch.parse()?);
     let mut strategy = shared::strategy(model, &spec, "f32", &selected.device, false)?;
     // the most until now was building

@@ -76,7 +76,9 @@ impl Dataset {
 pub struct Splits {
     /// Training images.
     pub train: Dataset,
-    /// Test images: never trained on.
+    /// Validation images, never trained on, which select the best epoch. None if the data set has no such split.
+    pub val: Option<Dataset>,
+    /// Test images, never trained on.
     pub test: Dataset,
     /// The folder of the files, or `built in`.
     pub source: String,

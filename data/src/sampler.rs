@@ -10,7 +10,7 @@ use rand_mt::Mt;
 
 use crate::DataError;
 
-/// The number of the first epoch of a run, and the argument of PyTorch's `set_epoch` that gives its order.
+/// The number of the first epoch of a run, and the argument of PyTorch's `set_epoch` for the same order.
 pub const FIRST_EPOCH: usize = 1;
 
 /// Arguments for which there is no sampler.

@@ -14,6 +14,9 @@ pub struct Cli {
     /// Flags of `train`.
     #[command(flatten)]
     pub train: TrainArgs,
+    /// Write diagnostics to logs/ of the run folder: off, error, warn, info, debug, trace, or LEVEL,MODULE=LEVEL
+    #[arg(long, value_name = "LEVEL", env = "TRAINER_LOG", global = true)]
+    pub log_level: Option<String>,
 }
 
 /// What to do.
@@ -209,6 +212,10 @@ pub struct JobArgs {
     /// Port on machine 0 (on one machine: chosen by the kernel unless given)
     #[arg(long, value_name = "PORT", default_value_t = 0)]
     pub master_port: u16,
+    /// File with the secret of a job on several machines, the same on all of them (mode 600; takes precedence over
+    /// TRAINER_SECRET)
+    #[arg(long, value_name = "FILE")]
+    pub secret_file: Option<PathBuf>,
 }
 
 /// Flags of `trainer eval`.

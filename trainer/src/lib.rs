@@ -16,6 +16,7 @@ pub mod cli;
 pub mod commands;
 pub mod config;
 pub mod device;
+pub mod diagnostics;
 pub mod engine;
 pub mod failure;
 pub mod files;

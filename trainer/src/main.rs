@@ -6,7 +6,7 @@ use std::{
 };
 
 use clap::Parser;
-use trainer::{cli::Cli, commands, failure::Failure};
+use trainer::{cli::Cli, commands, diagnostics, failure::Failure};
 
 fn main() -> ExitCode {
     // a panic is a defect of this program: its place is said once, below, instead of a dump in the middle of a progress bar
@@ -18,12 +18,18 @@ fn main() -> ExitCode {
         let place = info.location().map(|place| format!(" at {}:{}", place.file(), place.line())).unwrap_or_default();
         eprintln!("internal error{place}: {}", info.payload_as_str().unwrap_or("no message"));
     }));
-    let result = panic::catch_unwind(AssertUnwindSafe(|| commands::run(Cli::parse()))).unwrap_or_else(|panic| {
+    let run = || {
+        let cli = Cli::parse();
+        diagnostics::start(&cli)?;
+        commands::run(cli)
+    };
+    let result = panic::catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         let message = "the program stopped at an internal error, shown above";
         let defect = || Failure::run(message, "please report it; checkpoints saved before are intact");
         let text = panic.downcast_ref::<String>().map(String::as_str);
         Err(text.and_then(Failure::of_panic).unwrap_or_else(defect))
     });
+    diagnostics::write_to_stderr();
     match result {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {

@@ -1,4 +1,4 @@
-//! SIGINT and SIGTERM: the first asks for an orderly stop, the second ends the process at once.
+//! SIGINT and SIGTERM: the first asks for a stop after a checkpoint, the second ends the process at once.
 
 use std::sync::{
     Arc,
@@ -10,38 +10,38 @@ use signal_hook::{
     flag,
 };
 
-/// What a run stops for when `train.max_time_s` is over: travels between ranks like a signal, and no signal has this number.
+/// Reason for a stop when `train.max_time_s` is over. Ranks exchange it like a signal; no signal has this number.
 pub const TIME_IS_UP: i32 = 0x100;
 
-/// Tells whether a signal asked the run to stop.
+/// Whether a signal has asked the run to stop.
 #[derive(Debug, Clone, Default)]
 pub struct Stop(Arc<AtomicUsize>);
 
 impl Stop {
-    /// Never stops: for evaluation and tests.
+    /// Returns a flag that no signal sets, for evaluation and tests.
     pub fn never() -> Self {
         Self::default()
     }
 
-    /// Installs the handlers of a process that nobody launched: SIGINT and SIGTERM.
+    /// Installs the handlers of a process without a launcher: SIGINT and SIGTERM.
     ///
     /// # Errors
-    /// The operating system refuses a handler.
+    /// The kernel refuses a handler.
     pub fn on_signals() -> std::io::Result<Self> {
         Self::on(&[SIGINT, SIGTERM])
     }
 
-    /// Installs a worker's handlers: its launcher forwards whatever it was told to end by.
+    /// Installs the handlers of a worker: its launcher forwards the signal that it has received.
     ///
     /// # Errors
-    /// The operating system refuses a handler.
+    /// The kernel refuses a handler.
     pub fn of_worker() -> std::io::Result<Self> {
         Self::on(&[SIGINT, SIGTERM, SIGHUP, SIGQUIT])
     }
 
     fn on(signals: &[i32]) -> std::io::Result<Self> {
         let stop = Self::default();
-        // order matters: the first signal of either kind arms the conditional exit, so that only a second one takes it
+        // The order matters: the first signal of any kind arms the conditional exit, so that only a second one takes it
         let armed = Arc::new(AtomicBool::new(false));
         for &signal in signals {
             flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&armed))?;
@@ -51,7 +51,7 @@ impl Stop {
         Ok(stop)
     }
 
-    /// The signal that asked for a stop, if one did.
+    /// Returns the signal that has asked for a stop, if any.
     pub fn signal(&self) -> Option<i32> {
         match self.0.load(Ordering::Relaxed) {
             0 => None,
@@ -59,7 +59,7 @@ impl Stop {
         }
     }
 
-    /// Asks for a stop as `signal` would.
+    /// Asks for a stop as `signal` does.
     pub fn request(&self, signal: i32) {
         self.0.store(signal as usize, Ordering::Relaxed);
     }

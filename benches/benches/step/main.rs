@@ -33,7 +33,7 @@ use data::loader::{Batch, Loader, LoaderConfig};
 use data::{Dataset, ImageShape};
 use serde::{Deserialize, Serialize};
 use shared::median;
-use trainer::device::{self, Seat, Selected, Target, Wish};
+use trainer::device::{self, DeviceRequest, DeviceSet, LocalRank, Selected};
 use trainer::strategy::{DeviceDataset, DeviceDatasets, Strategy, single::Single};
 
 struct Options {
@@ -89,8 +89,8 @@ fn main() -> ExitCode {
 
 fn run() -> Result<(), Box<dyn Error>> {
     let options = options()?;
-    let wish = if options.gpu { Wish::Gpus(1) } else { Wish::Cpu };
-    let selected = Target::of(wish)?.select(&Seat::ALONE)?;
+    let wish = if options.gpu { DeviceRequest::Gpus(1) } else { DeviceRequest::Cpu };
+    let selected = DeviceSet::of(wish)?.select(&LocalRank::ALONE)?;
     let threads = selected.threads;
     println!(
         "batch {}, {}, {}{}, medians of {} rounds of {} steps",

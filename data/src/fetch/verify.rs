@@ -170,14 +170,14 @@ fn verify_structure(name: &str, dir: &Path) -> Result<VerifyReport, DataError> {
         ..LoadRequest::default()
     };
     let ok = |path: PathBuf| FileReport { path, status: FileStatus::Ok(Check::Structure) };
-    let (dir, parts) = if built_in {
-        (PathBuf::from("built in"), ["train", "test"].map(PathBuf::from))
+    let (dir, parts): (_, Vec<PathBuf>) = if built_in {
+        (PathBuf::from("built in"), ["train", "test"].map(PathBuf::from).into())
     } else {
-        let test = if dir.join("test").is_dir() { "test" } else { "val" };
-        (dir.to_owned(), ["train", test].map(|split| dir.join(split)))
+        let splits = ["train", "val", "test"].map(|split| dir.join(split));
+        (dir.to_owned(), splits.into_iter().filter(|split| split.is_dir()).collect())
     };
     let files = match load(&request) {
-        Ok(_) => parts.map(ok).to_vec(),
+        Ok(_) => parts.into_iter().map(ok).collect(),
         // A missing folder means a wrong `dir`. Anything else is a damaged data set.
         Err(error) if built_in || error.file.exists() => {
             let status = FileStatus::Altered(error.cause);

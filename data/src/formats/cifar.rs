@@ -34,6 +34,7 @@ pub(super) fn load(
     };
     Ok(Splits {
         train: read(&train, layout.train_records, request.limit_train, "limit_train")?,
+        val: None,
         test: read(&[dir.join(layout.test)], layout.test_records, request.limit_test, "limit_test")?,
         source: dir.display().to_string(),
     })

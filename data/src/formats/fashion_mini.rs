@@ -30,6 +30,7 @@ pub(super) fn load(info: &DatasetInfo, request: &LoadRequest) -> Result<Splits, 
     };
     Ok(Splits {
         train: split(train_images, train_labels, request.limit_train, "limit_train")?,
+        val: None,
         test: split(test_images, test_labels, request.limit_test, "limit_test")?,
         source: "built in".to_owned(),
     })

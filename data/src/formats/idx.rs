@@ -50,6 +50,7 @@ pub(super) fn load(info: &DatasetInfo, dir: &Path, request: &LoadRequest) -> Res
     let [train_images, train_labels, test_images, test_labels] = STEMS;
     Ok(Splits {
         train: split(train_images, train_labels, request.limit_train, "limit_train")?,
+        val: None,
         test: split(test_images, test_labels, request.limit_test, "limit_test")?,
         source: dir.display().to_string(),
     })

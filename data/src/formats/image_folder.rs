@@ -1,4 +1,5 @@
-//! A folder of images: `DIR/train/CLASS/**/*.png|jpg|jpeg`, and `DIR/test` or `DIR/val` with the same layout.
+//! A folder of images: `DIR/train/CLASS/**/*.png|jpg|jpeg`, and `DIR/val` and `DIR/test` with the same layout. `val` may be
+//! missing. If only `test` is missing, `val` is the test split.
 //!
 //! Order and labels are those of torchvision's `ImageFolder`: classes are sorted by name, the files of a class by folder and
 //! then by name. Images become RGB as with PIL's `convert("RGB")`: grey is repeated, transparency is dropped.
@@ -24,27 +25,43 @@ pub(super) fn load(info: &DatasetInfo, dir: &Path, request: &LoadRequest) -> Res
     if let Some(size) = request.image_size {
         check_side(size)?;
     }
-    let (train_dir, test_dir) = split_dirs(dir)?;
-    let names = classes(&train_dir)?;
-    check_same_classes(&train_dir, &names, &test_dir)?;
-    let train = thin(samples(&train_dir, &names)?, names.len(), request.limit_train, "limit_train")?;
-    let test = thin(samples(&test_dir, &names)?, names.len(), request.limit_test, "limit_test")?;
+    let dirs = split_dirs(dir)?;
+    let names = classes(&dirs.train)?;
+    for split in dirs.val.iter().chain([&dirs.test]) {
+        check_same_classes(&dirs.train, &names, split)?;
+    }
+    let list = |dir: PathBuf, limit, option| {
+        let samples = thin(samples(&dir, &names)?, names.len(), limit, option)?;
+        Ok::<_, DataError>((dir, samples))
+    };
+    let train = list(dirs.train, request.limit_train, "limit_train")?;
+    let val = dirs.val.map(|dir| list(dir, request.limit_test, "limit_test")).transpose()?;
+    let test = list(dirs.test, request.limit_test, "limit_test")?;
     // Every class folder holds an image, so there is a first one. Without image_size all images must have its size.
     let (height, width) = match request.image_size {
         Some(size) => (size, size),
-        None => size_of(&train[0].path)?,
+        None => size_of(&train.1[0].path)?,
     };
     let fit = Fit::exact(ImageShape { channels: 3, height, width });
     let resize = request.image_size.is_some();
+    let decode = |(dir, samples): (PathBuf, Vec<Sample>)| decode_all(info, &fit, resize, &dir, &samples, &names);
     Ok(Splits {
-        train: decode_all(info, &fit, resize, &train_dir, &train, &names)?,
-        test: decode_all(info, &fit, resize, &test_dir, &test, &names)?,
+        train: decode(train)?,
+        val: val.map(decode).transpose()?,
+        test: decode(test)?,
         source: dir.display().to_string(),
     })
 }
 
-/// Returns the folders `train`, and `test` or otherwise `val`.
-fn split_dirs(dir: &Path) -> Result<(PathBuf, PathBuf), DataError> {
+/// The folders of the splits.
+struct SplitDirs {
+    train: PathBuf,
+    val: Option<PathBuf>,
+    test: PathBuf,
+}
+
+/// Finds the folders of the splits. A `val` without `test` is the test split.
+fn split_dirs(dir: &Path) -> Result<SplitDirs, DataError> {
     let layout = "an image folder holds train/CLASS/*.png and test/CLASS/*.png (or val/CLASS/*.png)";
     if !dir.is_dir() {
         let cause = if dir.exists() { "is not a folder" } else { "there is no such folder" };
@@ -54,12 +71,15 @@ fn split_dirs(dir: &Path) -> Result<(PathBuf, PathBuf), DataError> {
     if !train.is_dir() {
         return Err(DataError::new(train, "there is no such folder", layout));
     }
-    let test = ["test", "val"].map(|name| dir.join(name)).into_iter().find(|path| path.is_dir());
-    let test = test.ok_or_else(|| DataError::new(dir, "there is neither a folder test nor val", layout))?;
-    Ok((train, test))
+    let [val, test] = ["val", "test"].map(|name| Some(dir.join(name)).filter(|path| path.is_dir()));
+    match (val, test) {
+        (val, Some(test)) => Ok(SplitDirs { train, val, test }),
+        (Some(test), None) => Ok(SplitDirs { train, val: None, test }),
+        (None, None) => Err(DataError::new(dir, "there is neither a folder test nor val", layout)),
+    }
 }
 
-/// Checks that both splits have the same classes: labels are positions in the list of classes.
+/// Checks that a split has the classes of the training split: labels are positions in the list of classes.
 fn check_same_classes(train_dir: &Path, train: &[String], test_dir: &Path) -> Result<(), DataError> {
     let test = classes(test_dir)?;
     let lacks = |dir: &Path, name: &String, other: &Path| {

@@ -39,7 +39,7 @@ pub struct LoadRequest {
     /// Number of training images to keep: the first ones. An image folder is sorted by class, so there the first images of
     /// every class are kept.
     pub limit_train: Option<usize>,
-    /// Number of test images to keep, in the same way.
+    /// Number of test images to keep, in the same way. Also limits the validation images.
     pub limit_test: Option<usize>,
 }
 

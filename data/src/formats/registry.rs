@@ -190,7 +190,7 @@ static DATASETS: [DatasetInfo; 6] = [
     },
     DatasetInfo {
         name: "image-folder",
-        description: "your own images: DIR/train/CLASS/*.png|jpg and DIR/test (or val)/CLASS/*.png|jpg",
+        description: "your own images: DIR/train/CLASS/*.png|jpg, and DIR/test (or val, or both)/CLASS/*.png|jpg",
         license: "that of your images",
         homepage: "",
         channels: Some(3),

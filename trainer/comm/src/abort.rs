@@ -1,8 +1,10 @@
-//! The one-way switch that ends all waiting in a process.
+//! The one-way switch that ends all waits in a process.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
 
 use super::error::{CommError, Result};
 
@@ -14,8 +16,8 @@ struct State {
     wakers: Vec<Waker>,
 }
 
-/// Set once, by whichever comes first: an error of this rank, or the news of another's. Cheap to look at in a spin loop;
-/// whoever sleeps somewhere has registered a waker.
+/// Raised once, by whichever comes first: an error of this rank, or the news of another rank's error. Cheap to check in a spin
+/// loop. Code that sleeps registers a waker.
 #[derive(Default)]
 pub(crate) struct Abort {
     raised: AtomicBool,
@@ -28,13 +30,13 @@ impl Abort {
         Arc::default()
     }
 
-    /// Whether anything was raised; one relaxed load.
+    /// Returns whether an error was raised. One relaxed load.
     #[inline]
     pub(crate) fn is_raised(&self) -> bool {
         self.raised.load(Ordering::Relaxed)
     }
 
-    /// `Err` with the first error once there is one.
+    /// Returns the first error as `Err`, once there is one.
     pub(crate) fn check(&self) -> Result<()> {
         if !self.is_raised() {
             return Ok(());
@@ -46,22 +48,19 @@ impl Abort {
     }
 
     pub(crate) fn error(&self) -> Option<CommError> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).error.clone()
+        self.state.lock().error.clone()
     }
 
-    /// Waits up to `limit` for the error to arrive: shared memory may show the abort before the message is here.
+    /// Waits up to `limit` for the error: shared memory may show the abort before the message has arrived.
     pub(crate) fn wait(&self, limit: Duration) -> Option<CommError> {
-        let guard = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let (guard, _) = self
-            .changed
-            .wait_timeout_while(guard, limit, |s| s.error.is_none())
-            .unwrap_or_else(PoisonError::into_inner);
-        guard.error.clone()
+        let mut state = self.state.lock();
+        self.changed.wait_while_for(&mut state, |state| state.error.is_none(), limit);
+        state.error.clone()
     }
 
-    /// Raises `error` unless one was raised before, and wakes everybody. Returns whether this was the first.
+    /// Raises `error` unless one was raised before, and wakes all waiters. Returns whether this was the first.
     pub(crate) fn raise(&self, error: CommError) -> bool {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         if state.error.is_some() {
             return false;
         }
@@ -69,16 +68,16 @@ impl Abort {
         self.raised.store(true, Ordering::Release);
         self.changed.notify_all();
         let wakers = state.wakers.clone();
-        // Wakers take locks of their own, whose holders may look at this state: never call them with it locked.
+        // Wakers take their own locks, whose holders may look at this state: never call wakers with the state locked.
         drop(state);
         wakers.iter().for_each(|wake| wake());
         true
     }
 
-    /// Has `wake` called when something is raised; at once if that has happened.
+    /// Registers `wake`, which is called when an error is raised, or at once if one was raised already.
     pub(crate) fn on_raise(&self, wake: impl Fn() + Send + Sync + 'static) {
         let wake: Waker = Arc::new(wake);
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         state.wakers.push(wake.clone());
         let late = state.error.is_some();
         drop(state);

@@ -1,4 +1,4 @@
-//! Who may join: a per-run secret, proved both ways without being sent.
+//! Who may join: a secret per run, which both ends prove to know without sending it.
 //!
 //! ```text
 //! dialer   → listener   hello:  magic, purpose, rank, world, nonce          (HELLO_BYTES)
@@ -7,9 +7,9 @@
 //! listener → dialer     0, or a length and the reason why the rank cannot join
 //! ```
 //!
-//! All parts have fixed sizes and arrive before a deadline, so a stranger costs the listener at most a few hundred bytes
-//! and a few seconds of one slot. Nonces are fresh on both sides: a recorded handshake is of no use later. What follows
-//! the handshake is neither encrypted nor signed; it is as private as the network is.
+//! All parts have fixed sizes and must arrive before a deadline. An unauthenticated peer therefore costs the listener at most a
+//! few hundred bytes and one handshake slot for a few seconds. Both sides choose fresh nonces, so a recorded handshake is
+//! useless later. Data after the handshake is neither encrypted nor signed: it is as private as the network is.
 
 use std::fmt;
 use std::io::{ErrorKind as IoKind, Read, Write};
@@ -20,43 +20,39 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
 use super::error::{CommError, Result};
+use super::hex;
 
 const MAGIC: &[u8; 8] = b"trncomm1";
 const NONCE: usize = 16;
 pub(crate) const HELLO_BYTES: usize = 8 + 1 + 4 + 4 + NONCE;
 pub(crate) const PROOF_BYTES: usize = 32;
 pub(crate) const REPLY_BYTES: usize = NONCE + PROOF_BYTES;
-/// How long either side gives the other for the whole handshake.
+/// Time limit of the whole handshake, on either side.
 pub(crate) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 const MAX_REFUSAL: usize = 4096;
 
-/// The per-run secret: 32 bytes, written as 64 hexadecimal digits where it has to pass through an environment variable.
+/// The secret of a run: 32 bytes; 64 hexadecimal digits in an environment variable.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret([u8; 32]);
 
 impl Secret {
-    /// A fresh one from the kernel's generator.
+    /// Makes a new secret from the kernel's random generator.
+    ///
+    /// # Errors
+    /// [`Setup`](super::ErrorKind::Setup) if the kernel provides no random bytes.
     pub fn random() -> Result<Self> {
         let mut bytes = [0; 32];
         random(&mut bytes)?;
         Ok(Self(bytes))
     }
 
-    /// Reads what [`Secret::to_hex`] wrote; `None` if it is anything else.
+    /// Reads the text of [`Secret::to_hex`]; `None` for any other text. Spaces around it are ignored.
     pub fn from_hex(text: &str) -> Option<Self> {
-        let text = text.trim();
-        if text.len() != 64 || !text.is_ascii() {
-            return None;
-        }
-        let mut bytes = [0; 32];
-        for (i, byte) in bytes.iter_mut().enumerate() {
-            *byte = u8::from_str_radix(text.get(2 * i..2 * i + 2)?, 16).ok()?;
-        }
-        Some(Self(bytes))
+        hex::decode(text.trim()).map(Self)
     }
 
-    /// A secret derived from words that all processes of a job know (job id, address): for launchers of others that have
-    /// no private channel. It keeps other jobs out, not an attacker who can guess the words.
+    /// Derives a secret from words that all processes of a job know (job id, address), for launchers without a private channel. It
+    /// keeps other jobs out, but not an attacker who can guess the words.
     pub fn from_words(words: &[&str]) -> Self {
         let mut mac = Self([0; 32]).mac();
         for word in words {
@@ -66,9 +62,9 @@ impl Secret {
         Self(mac.finalize().into_bytes().into())
     }
 
-    /// 64 hexadecimal digits.
+    /// Returns 64 hexadecimal digits.
     pub fn to_hex(&self) -> String {
-        self.0.iter().map(|b| format!("{b:02x}")).collect()
+        hex::encode(&self.0)
     }
 
     fn mac(&self) -> Hmac<Sha256> {
@@ -83,7 +79,7 @@ impl Secret {
         mac.finalize().into_bytes().into()
     }
 
-    /// Compares in constant time.
+    /// Checks a proof, in constant time.
     fn verify(&self, side: &[u8], hello: &[u8], nonce: &[u8], proof: &[u8]) -> bool {
         let mut mac = self.mac();
         mac.update(side);
@@ -105,13 +101,13 @@ fn random(bytes: &mut [u8]) -> Result<()> {
         match rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty()) {
             Ok(n) => filled += n,
             Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(CommError::setup(format!("the kernel gives no random bytes: {error}"))),
+            Err(error) => return Err(CommError::setup(format!("the kernel provides no random bytes: {error}"))),
         }
     }
     Ok(())
 }
 
-/// What a connection is for.
+/// Purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Purpose {
@@ -121,7 +117,7 @@ pub(crate) enum Purpose {
     Mesh = 2,
 }
 
-/// A dialer's introduction. Believed only once its proof has been checked.
+/// The dialer's first message. Nothing in it is believed before the proof is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
     pub purpose: Purpose,
@@ -154,7 +150,7 @@ impl Hello {
         let purpose = match bytes[8] {
             1 => Purpose::Store,
             2 => Purpose::Mesh,
-            _ => return Err("it wants something unknown"),
+            _ => return Err("it has an unknown purpose"),
         };
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let mut nonce = [0; NONCE];
@@ -163,7 +159,7 @@ impl Hello {
     }
 }
 
-/// The listener's half: made from a hello, answers it and checks the proof.
+/// The listener's half: answers a hello and checks the proof.
 pub(crate) struct Challenge {
     hello: Hello,
     nonce: [u8; NONCE],
@@ -189,7 +185,7 @@ impl Challenge {
     }
 }
 
-/// The listener's last word.
+/// Encodes the listener's last message: empty, or the reason for the refusal.
 pub(crate) fn verdict(refusal: Option<&str>) -> Vec<u8> {
     let text = refusal.unwrap_or_default().as_bytes();
     let text = &text[..text.len().min(MAX_REFUSAL)];
@@ -198,15 +194,15 @@ pub(crate) fn verdict(refusal: Option<&str>) -> Vec<u8> {
     out
 }
 
-/// Why a handshake did not succeed.
+/// Why a handshake failed.
 pub(crate) enum HandshakeError {
-    /// The connection broke or was slow: worth another try.
+    /// The connection broke or was slow. Another attempt may succeed.
     Broken(String),
-    /// The other side cannot be the right one, or said no.
+    /// The other side is not a peer of this job, or refused this rank.
     Refused(String),
 }
 
-/// A stream whose whole handshake has one deadline, however slowly its bytes drip in.
+/// A stream with one deadline for the whole handshake, however slowly its bytes arrive.
 struct Deadline<'a> {
     stream: &'a TcpStream,
     until: Instant,
@@ -243,7 +239,7 @@ impl Deadline<'_> {
     }
 }
 
-/// The dialer's half on a blocking stream.
+/// Runs the dialer's half of the handshake on a blocking stream.
 pub(crate) fn dial(stream: &TcpStream, secret: &Secret, hello: &Hello) -> std::result::Result<(), HandshakeError> {
     let mut io = Deadline { stream, until: Instant::now() + HANDSHAKE_LIMIT };
     let said = hello.encode();
@@ -267,7 +263,7 @@ pub(crate) fn dial(stream: &TcpStream, secret: &Secret, hello: &Hello) -> std::r
     if len > 0 { Err(HandshakeError::Refused(String::from_utf8_lossy(&text).into_owned())) } else { Ok(()) }
 }
 
-/// The listener's half on a blocking stream; `admit` may refuse a rank that has proved itself.
+/// Runs the listener's half of the handshake on a blocking stream. `admit` may refuse a peer that has proved itself.
 pub(crate) fn listen(
     stream: &TcpStream,
     secret: &Secret,
@@ -314,7 +310,7 @@ mod tests {
         assert!(challenge.accepts(&ours, &proof));
         assert!(!challenge.accepts(&theirs, &proof));
         assert!(!Challenge::new(hello).unwrap().accepts(&ours, &proof), "a recorded proof was accepted again");
-        // The listener's own proof, sent back to it, must not pass for the dialer's.
+        // The listener's own proof, sent back to the listener, must not pass for the dialer's proof.
         assert!(!challenge.accepts(&ours, &challenge.reply(&ours)[NONCE..]));
     }
 }

@@ -1,4 +1,4 @@
-//! The engine of `trainer bench allreduce`: nccl-tests' measurements, one function that every rank runs.
+//! The engine of `trainer bench allreduce`: the measurements of nccl-tests, in a function that every rank runs.
 
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
@@ -20,16 +20,16 @@ pub struct BenchConfig {
     pub dtype: DType,
     /// The reduction.
     pub op: ReduceOp,
-    /// Whether in memory that ranks share where they can ([`super::Shared`], what training uses), or in any.
+    /// Whether to use memory that ranks share ([`super::Shared`], as training does) where the transport has it.
     pub shared: bool,
-    /// About how long to measure each size, after a quarter of that for warming up.
+    /// Approximate time to measure each size, after a warm-up of a quarter of it.
     pub time: Duration,
-    /// Rounds of a size, of which the median counts.
+    /// Measurements of each size; the median counts.
     pub rounds: usize,
 }
 
 impl Default for BenchConfig {
-    /// f32 sums from 4 bytes to 64 MB and the size of ResNet-18's gradients.
+    /// Measures f32 sums from 4 bytes to 64 MiB, and the size of ResNet-18's gradients.
     fn default() -> Self {
         let mut sizes: Vec<usize> = (1..=13).map(|i| 1usize << (2 * i)).collect();
         sizes.push(44_695_848);
@@ -38,29 +38,29 @@ impl Default for BenchConfig {
     }
 }
 
-/// One size, as nccl-tests reports it.
+/// One size, in the columns of nccl-tests.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct BenchRow {
     /// Bytes that each rank contributes.
     pub bytes: usize,
-    /// Elements of that.
+    /// Elements that each rank contributes.
     pub count: usize,
     /// Type of the elements.
     #[serde(rename = "type")]
     pub dtype: &'static str,
     /// The reduction.
     pub redop: &'static str,
-    /// Microseconds of one all-reduce, on the slowest rank.
+    /// Microseconds per all-reduce, on the slowest rank.
     pub time_us: f64,
-    /// `bytes / time`, in 10^9 bytes a second.
+    /// `bytes / time`, in 10^9 bytes per second.
     pub algbw_gbs: f64,
-    /// `algbw · 2(n-1)/n`: what a rank's link has to carry at least.
+    /// `algbw · 2(n-1)/n`, in 10^9 bytes per second: the traffic that a rank's link has to carry at least.
     pub busbw_gbs: f64,
-    /// Elements that differ from the exact result, over all ranks.
+    /// Number of elements that differ from the exact result, over all ranks.
     pub wrong: u64,
 }
 
-/// An element whose reductions can be predicted exactly.
+/// An element type whose reductions can be predicted exactly.
 trait Exact: Element {
     fn small(value: u32) -> Self;
     fn value(self) -> f64;
@@ -82,7 +82,8 @@ exact!(
     u8: |v| v as u8, f64::from
 );
 
-/// Rank `rank`'s element `i`: 1, 2 or 3 for sums; 1 or 2, mostly 1, for products. Exact in all types for worlds up to 60.
+/// Returns element `i` of rank `rank`: 1, 2 or 3 for sums; mostly 1, sometimes 2, for products. Results are exact in all types
+/// for up to 60 ranks.
 pub(super) fn input(op: ReduceOp, rank: usize, i: usize) -> u32 {
     match op {
         ReduceOp::Product => 1 + u32::from((rank + i).is_multiple_of(31)),
@@ -101,11 +102,11 @@ pub(super) fn expected(op: ReduceOp, world: usize, i: usize) -> f64 {
     }
 }
 
-/// Measures all sizes; every rank of the group calls this with the same configuration and gets the same rows, but for
-/// rounding of the clock. `report` is called with each row as it is ready.
+/// Measures all sizes. Every rank of the group calls this with the same configuration and gets the same rows, apart from the
+/// rounding of the clock. Calls `report` with each row as soon as it is ready.
 ///
 /// # Errors
-/// Those of the collectives.
+/// Those of [`Communicator`].
 pub fn all_reduce(
     comm: &Communicator,
     config: &BenchConfig,
@@ -129,7 +130,7 @@ pub fn all_reduce(
     Ok(rows)
 }
 
-/// What is reduced, in place.
+/// The array that is reduced in place.
 enum Array<T> {
     Ordinary(Vec<T>),
     Shared(Shared<T>),
@@ -177,8 +178,8 @@ fn measure<T: Exact>(comm: &Communicator, config: &BenchConfig, count: usize) ->
     let mut wrong = [wrong as i64];
     comm.all_reduce(&mut wrong, ReduceOp::Sum)?;
 
-    // The result stays in place as the next input, so sums may overflow to infinity: no slower, and checked above. Not so
-    // for products, which would become denormal or not by chance.
+    // The result stays in place as the next input. Sums may overflow to infinity, which is not slower, and the result is checked
+    // above. Products may become denormal numbers or not, by chance.
     let mut array = Some(data);
     let seconds = timed(comm, config, &mut |turns| {
         for _ in 0..turns {
@@ -189,7 +190,7 @@ fn measure<T: Exact>(comm: &Communicator, config: &BenchConfig, count: usize) ->
     Ok(BenchRow::new(T::DTYPE, op, count, world, seconds, wrong[0] as u64))
 }
 
-/// Seconds of one of the calls of which `turns(n)` makes `n`, on the slowest rank: the median of the rounds, after warming up.
+/// Returns the seconds per call on the slowest rank: the median of the rounds, after warming up. `turns(n)` makes `n` calls.
 pub(super) fn timed(
     comm: &Communicator,
     config: &BenchConfig,
@@ -213,7 +214,7 @@ pub(super) fn timed(
     Ok(rounds[rounds.len() / 2])
 }
 
-/// The heading of the table, with units.
+/// Returns the heading of the table, with units.
 pub fn header() -> String {
     let mut out = String::new();
     let names = ["size", "count", "type", "redop", "time", "algbw", "busbw", "#wrong"];
@@ -241,7 +242,7 @@ impl BenchRow {
         }
     }
 
-    /// A line of the table.
+    /// Returns a line of the table.
     pub fn line(&self) -> String {
         format!(
             "{:>12} {:>12} {:>6} {:>8} {:>10.2} {:>8.3} {:>8.3} {:>7}",
@@ -250,7 +251,7 @@ impl BenchRow {
     }
 }
 
-/// `{"results": [...]}`, as `--json` prints it.
+/// Returns `{"results": [...]}`, the text that `--json` prints.
 ///
 /// # Errors
 /// None that a row can cause.

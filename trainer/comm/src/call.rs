@@ -1,8 +1,8 @@
-//! What a rank is calling, exchanged before any data moves.
+//! What each rank calls, compared before any data moves.
 //!
-//! Every collective starts by comparing descriptors of all ranks of the group, and no rank leaves a collective before it
-//! has seen that all agree. So a rank that calls something else is noticed by everybody in that very call, and everybody
-//! reports the same two sides: the lowest rank, and the lowest rank that differs from it.
+//! Every collective starts with a comparison of all ranks' [`CollectiveCall`]s. No rank leaves a collective before it has seen
+//! that all agree. So all ranks notice a different call in that same collective, and all report the same two sides: the call
+//! of the lowest rank, and the call of the lowest rank that differs from it.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use super::dtype::{DType, ReduceOp};
 use super::error::{CommError, ErrorKind, Result};
 use super::wire::Reader;
 
-/// Which collective.
+/// The collective operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum OpKind {
@@ -20,29 +20,29 @@ pub enum OpKind {
     Broadcast = 2,
     /// The root gets the reduction.
     Reduce = 3,
-    /// Every rank gets everybody's data.
+    /// Every rank gets all ranks' data.
     AllGather = 4,
-    /// As `AllGather`, with lengths that differ.
+    /// Like `AllGather`, with lengths that may differ.
     AllGatherV = 5,
-    /// The root gets everybody's data.
+    /// The root gets all ranks' data.
     Gather = 6,
-    /// The root's data is dealt out.
+    /// Each rank gets its part of the root's data.
     Scatter = 7,
     /// Every rank gets its part of the reduction.
     ReduceScatter = 8,
     /// Part `j` of rank `i` becomes part `i` of rank `j`.
     AllToAll = 9,
-    /// Nobody goes on before all have come.
+    /// No rank continues before all ranks have called it.
     Barrier = 10,
-    /// One rank to one other; not compared with collectives, named in messages.
+    /// A message to one rank. Not compared like a collective; named in messages.
     Send = 11,
-    /// The other end of `Send`.
+    /// The receiving end of `Send`.
     Recv = 12,
-    /// A sub-group is made.
+    /// Makes a sub-group.
     Group = 13,
-    /// An independent communicator of the same ranks is made.
+    /// Makes an independent communicator of the same ranks.
     Duplicate = 14,
-    /// Memory that is shared between ranks is made.
+    /// Makes memory that ranks share.
     Share = 15,
 }
 
@@ -65,7 +65,7 @@ impl OpKind {
         OpKind::Share,
     ];
 
-    /// The method's name.
+    /// Returns the name of the method.
     pub fn name(self) -> &'static str {
         match self {
             OpKind::AllReduce => "all_reduce",
@@ -94,16 +94,16 @@ pub(crate) struct CollectiveCall {
     pub dtype: DType,
     pub reduce: Option<ReduceOp>,
     pub root: Option<u32>,
-    /// Which of the group's shared arrays it works in.
+    /// Number of the group's shared array, if the call works in one.
     pub memory: Option<u32>,
     pub count: u64,
-    /// 0 for the whole job.
+    /// Id of the group; 0 for the whole job.
     pub group: u64,
-    /// Counts this group's collectives from 1.
+    /// Number of this collective in its group, from 1.
     pub sequence: u64,
 }
 
-/// Bytes of an encoded descriptor.
+/// Bytes of an encoded call.
 pub(crate) const CALL_BYTES: usize = 36;
 
 impl CollectiveCall {
@@ -136,7 +136,7 @@ impl CollectiveCall {
         Some(Self { op, dtype, reduce, root, memory, count, group, sequence })
     }
 
-    /// `collective #17 of the world`.
+    /// Returns the position of the call for messages: `collective #17 of the world`.
     pub(crate) fn place(&self, group: &str) -> String {
         match self.op {
             OpKind::Send | OpKind::Recv => format!("in {group}"),
@@ -168,10 +168,10 @@ impl fmt::Display for CollectiveCall {
     }
 }
 
-/// What a set of ranks is calling: the call of its lowest rank, and that of the lowest rank that differs, if any does.
+/// The calls of a set of ranks: the call of the lowest rank and, if any rank differs from it, the call of the lowest such rank.
 ///
-/// Merging is associative, commutative and idempotent, so ranks may merge in any pattern and end up with the same value.
-/// Ranks are numbers in the whole job.
+/// Merging is associative, commutative and idempotent: ranks may merge in any pattern and get the same value. Ranks are ranks
+/// of the whole job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Agreement {
     first: (u32, CollectiveCall),
@@ -196,17 +196,17 @@ impl Agreement {
         Self { first, other }
     }
 
-    /// Whether the ranks call different things.
+    /// Returns whether ranks make different calls.
     pub(crate) fn is_mixed(&self) -> bool {
         self.other.is_some()
     }
 
-    /// The call of the lowest rank.
+    /// Returns the call of the lowest rank.
     pub(crate) fn first_call(&self) -> &CollectiveCall {
         &self.first.1
     }
 
-    /// The error that all ranks report unless all call the same.
+    /// Returns the error that all ranks report, if they make different calls.
     pub(crate) fn check(&self, group: &str) -> Result<()> {
         let Some((rank, call)) = self.other else { return Ok(()) };
         let (first, expected) = self.first;

@@ -1,59 +1,67 @@
-//! The collectives as users call them: checks, then the transport; errors go to all ranks.
+//! [`Communicator`]: checks the arguments of a call, runs the call on the transport, and reports errors to all ranks.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use bytemuck::{cast_slice, cast_slice_mut};
+use parking_lot::Mutex;
 
 use super::call::{CollectiveCall, OpKind};
 use super::dtype::{DType, Element, ReduceOp};
 use super::error::{CommError, ErrorKind, Result};
+use super::fnv;
 use super::process::{CommStream, Process};
 use super::rendezvous::TransportKind;
 use super::transport::{GroupRanks, Transport};
 
-/// What one rank's state of a group is.
+/// One rank's state of a group.
 pub(super) struct Inner {
     pub(super) group: GroupRanks,
     pub(super) name: Arc<str>,
     /// With the number of collectives so far.
     transport: Mutex<(u64, Box<dyn Transport>)>,
     pub(super) stream: Arc<CommStream>,
-    /// Last: the others have to be gone before the process says goodbye.
+    /// Dropped last: the process says goodbye after all groups are gone.
     pub(super) process: Arc<Process>,
 }
 
 impl Inner {
-    /// A name for a new group of these ranks: the same on all of them, since all have called as many collectives.
+    /// Returns an id for a new group of `ranks`. It is the same on all ranks, since all have called as many collectives.
     pub(super) fn next_group(&self, ranks: &[usize]) -> u64 {
-        let sequence = self.transport.lock().unwrap_or_else(PoisonError::into_inner).0;
+        let sequence = self.transport.lock().0;
         let words = [self.group.id, sequence].into_iter().chain(ranks.iter().map(|r| *r as u64));
-        // FNV-1a over the words; 0 is the whole job's.
-        let hash = words
-            .flat_map(u64::to_le_bytes)
-            .fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
-        hash.max(1)
+        // 0 is the id of the whole job.
+        fnv::hash(words.flat_map(u64::to_le_bytes)).max(1)
     }
 }
 
 /// A rank's membership in a group: the whole job, or a part of it made by [`Communicator::group`].
 ///
-/// Every collective must be called by all ranks of the group, in the same order, with the same lengths, types, reduction
-/// and root. If they differ, all ranks get the same [`ErrorKind::Mismatch`] error. Any error ends the job: every later call
-/// on any rank returns the first one. Reductions are bit-identical on all ranks and in all runs.
+/// All ranks of the group must call every collective, in the same order, with the same lengths, types, reduction and root.
+/// Reductions have the same bits on all ranks and in all runs.
 ///
-/// Ranks in arguments and `root` count within the group; messages name ranks of the whole job.
+/// Ranks in arguments and `root` count within the group. Messages name ranks of the whole job.
+///
+/// # Errors of every collective
+///
+/// - [`ErrorKind::Mismatch`] if ranks call different collectives, or the same one with different lengths, types, reductions or
+///   roots. All ranks of the job return the same error.
+/// - [`ErrorKind::Timeout`] if a rank does not arrive within [`CommConfig::timeout`](super::CommConfig::timeout).
+/// - [`ErrorKind::PeerLost`] if a rank died or left, [`ErrorKind::Aborted`] after an [`abort`](Self::abort).
+/// - [`ErrorKind::Usage`] if the arguments cannot work on any rank, [`ErrorKind::System`] if the operating system fails.
+///
+/// An error ends the job: every later call on any rank returns the first error.
 #[derive(Clone)]
 pub struct Communicator {
     pub(super) inner: Arc<Inner>,
 }
 
-/// What [`Communicator::all_gather_v`] returns.
+/// The result of [`Communicator::all_gather_v`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gathered<T> {
-    /// Everybody's elements, in rank order.
+    /// All ranks' elements, in rank order.
     pub data: Vec<T>,
-    /// How many of them are each rank's.
+    /// Number of elements of each rank.
     pub counts: Vec<usize>,
 }
 
@@ -80,22 +88,22 @@ impl Communicator {
         Ok(Self { inner: Arc::new(Inner { group, name, transport: Mutex::new((0, transport)), stream, process }) })
     }
 
-    /// This process's rank in the group.
+    /// Returns this process's rank in the group.
     pub fn rank(&self) -> usize {
         self.inner.group.me
     }
 
-    /// Ranks in the group.
+    /// Returns the number of ranks in the group (the world size).
     pub fn world(&self) -> usize {
         self.inner.group.len()
     }
 
-    /// Ranks of the whole job, by rank in the group.
+    /// Returns the group's ranks as ranks of the whole job, by rank in the group.
     pub fn ranks(&self) -> &[usize] {
         &self.inner.group.ranks
     }
 
-    /// How data is exchanged.
+    /// Returns the transport.
     pub fn transport(&self) -> TransportKind {
         self.inner.process.kind
     }
@@ -107,7 +115,7 @@ impl Communicator {
         self.inner.process.fail(CommError::new(ErrorKind::Aborted, message).blame(rank));
     }
 
-    /// The error that ended the job, if it has ended. Looks only; for loops that do long work between collectives.
+    /// Returns the error that ended the job, if it has ended. Does not wait: for loops that compute for long between collectives.
     pub fn error(&self) -> Option<CommError> {
         self.inner.process.abort.error()
     }
@@ -117,14 +125,14 @@ impl Communicator {
         CollectiveCall { op, dtype, reduce: None, root: None, memory: None, count: count as u64, group, sequence: 0 }
     }
 
-    /// Runs one collective now; the queue must be settled, or this be its thread.
+    /// Runs one collective now. The queue must be empty, or this must be its thread.
     pub(super) fn run<R>(
         &self,
         mut call: CollectiveCall,
         body: impl FnOnce(&mut dyn Transport, &CollectiveCall) -> Result<R>,
     ) -> Result<R> {
         let (process, stream) = (&self.inner.process, &self.inner.stream);
-        let mut guard = self.inner.transport.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut guard = self.inner.transport.lock();
         let (sequence, transport) = &mut *guard;
         process.abort.check()?;
         if !matches!(call.op, OpKind::Send | OpKind::Recv) {
@@ -138,16 +146,16 @@ impl Communicator {
         result
     }
 
-    /// An error of this rank's arguments, which ends the job like any other.
+    /// Returns an error about this rank's arguments, which ends the job like any other.
     pub(super) fn refuse<R>(&self, what: &str, cause: String) -> Result<R> {
         let message = format!("{what} on rank {} of {}: {cause}", self.rank(), self.inner.name);
         Err(self.inner.process.fail(CommError::usage(message).blame(self.inner.process.rank)))
     }
 
-    /// Checks that `bytes` are whole, aligned elements.
+    /// Checks that `bytes` are whole, aligned elements, and returns their number.
     fn elements(&self, what: &str, bytes: &[u8], dtype: DType) -> Result<usize> {
         if !bytes.len().is_multiple_of(dtype.size()) || !bytes.as_ptr().addr().is_multiple_of(dtype.size()) {
-            return self.refuse(what, format!("the buffer is no aligned array of {dtype}"));
+            return self.refuse(what, format!("the buffer is not an aligned array of {dtype}"));
         }
         Ok(bytes.len() / dtype.size())
     }
@@ -168,7 +176,7 @@ impl Communicator {
         let count = self.elements("all_gather", send, dtype)?;
         if recv.len() != send.len() * self.world() {
             let (have, want) = (recv.len() / dtype.size(), count * self.world());
-            return self.refuse("all_gather", format!("the receiver has {have} elements, {want} will come"));
+            return self.refuse("all_gather", format!("the receiver has {have} elements, {want} will arrive"));
         }
         let lens = vec![send.len(); self.world()];
         self.run(self.call(OpKind::AllGather, dtype, count), |t, call| t.all_gather(call, send, recv, &lens))
@@ -181,7 +189,7 @@ impl Communicator {
         self.run(call, |t, call| t.reduce_scatter(call, send, recv))
     }
 
-    /// Checks that `whole` is one `part` for each rank.
+    /// Checks that `whole` bytes are one part of `part` bytes per rank.
     fn parts(&self, what: &str, whole: usize, part: usize, dtype: DType) -> Result<()> {
         if whole == part * self.world() {
             return Ok(());
@@ -194,29 +202,44 @@ impl Communicator {
         self.inner.stream.queue.synchronize();
     }
 
-    /// `data` becomes the reduction over all ranks, on every rank.
+    /// Reduces `data` over all ranks; every rank gets the result in `data`.
+    ///
+    /// # Errors
+    /// See [`Communicator`].
     pub fn all_reduce<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<()> {
         self.all_reduce_bytes(cast_slice_mut(data), T::DTYPE, op)
     }
 
-    /// [`Communicator::all_reduce`] for data whose type is known at run time; `data` is aligned to it.
+    /// Like [`all_reduce`](Self::all_reduce), for a type known at run time. `data` must be aligned to it.
+    ///
+    /// # Errors
+    /// See [`Communicator`].
     pub fn all_reduce_bytes(&self, data: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()> {
         self.synchronize();
         self.all_reduce_now(data, dtype, op)
     }
 
-    /// `data` becomes the root's, on every rank.
+    /// Copies the root's `data` to every rank's `data`.
+    ///
+    /// # Errors
+    /// See [`Communicator`].
     pub fn broadcast<T: Element>(&self, data: &mut [T], root: usize) -> Result<()> {
         self.broadcast_bytes(cast_slice_mut(data), T::DTYPE, root)
     }
 
-    /// [`Communicator::broadcast`] for data whose type is known at run time.
+    /// Like [`broadcast`](Self::broadcast), for a type known at run time. `data` must be aligned to it.
+    ///
+    /// # Errors
+    /// See [`Communicator`].
     pub fn broadcast_bytes(&self, data: &mut [u8], dtype: DType, root: usize) -> Result<()> {
         self.synchronize();
         self.broadcast_now(data, dtype, root)
     }
 
-    /// The root's `data` becomes the reduction over all ranks; other ranks' stays.
+    /// Reduces `data` over all ranks; the root gets the result in `data`. The other ranks' `data` does not change.
+    ///
+    /// # Errors
+    /// See [`Communicator`].
     pub fn reduce<T: Element>(&self, data: &mut [T], op: ReduceOp, root: usize) -> Result<()> {
         self.synchronize();
         let call = self.call(OpKind::Reduce, T::DTYPE, data.len());
@@ -224,18 +247,29 @@ impl Communicator {
         self.run(call, |t, call| t.reduce(call, cast_slice_mut(data)))
     }
 
-    /// `recv` becomes all ranks' `send` in rank order; all have the same length.
+    /// Gathers all ranks' `send` into every rank's `recv`, in rank order. All ranks send the same number of elements; `recv` has
+    /// world size times as many.
+    ///
+    /// # Errors
+    /// See [`Communicator`].
     pub fn all_gather<T: Element>(&self, send: &[T], recv: &mut [T]) -> Result<()> {
         self.all_gather_bytes(cast_slice(send), cast_slice_mut(recv), T::DTYPE)
     }
 
-    /// [`Communicator::all_gather`] for data whose type is known at run time.
+    /// Like [`all_gather`](Self::all_gather), for a type known at run time. Both arrays must be aligned to it.
+    ///
+    /// # Errors
+    /// See [`Communicator`].
     pub fn all_gather_bytes(&self, send: &[u8], recv: &mut [u8], dtype: DType) -> Result<()> {
         self.synchronize();
         self.all_gather_now(send, recv, dtype)
     }
 
-    /// All ranks' `send` in rank order; lengths may differ. Two collectives, the first for the lengths.
+    /// Gathers all ranks' `send` in rank order. The numbers of elements may differ. Runs two collectives, the first for the
+    /// lengths. MPI's name is `MPI_Allgatherv`.
+    ///
+    /// # Errors
+    /// See [`Communicator`].
     pub fn all_gather_v<T: Element>(&self, send: &[T]) -> Result<Gathered<T>> {
         self.synchronize();
         let call = self.call(OpKind::AllGatherV, T::DTYPE, 0);
@@ -250,7 +284,10 @@ impl Communicator {
         Ok(Gathered { data, counts })
     }
 
-    /// The root's `recv` becomes all ranks' `send` in rank order. On other ranks `recv` is not looked at and may be empty.
+    /// Gathers all ranks' `send` into the root's `recv`, in rank order. Other ranks' `recv` is ignored and may be empty.
+    ///
+    /// # Errors
+    /// See [`Communicator`].
     pub fn gather<T: Element>(&self, send: &[T], recv: &mut [T], root: usize) -> Result<()> {
         self.synchronize();
         let recv = if self.rank() == root { recv } else { &mut [] };
@@ -261,7 +298,10 @@ impl Communicator {
         self.run(call, |t, call| t.gather(call, cast_slice(send), cast_slice_mut(recv)))
     }
 
-    /// `recv` becomes this rank's part of the root's `send`. On other ranks `send` is not looked at and may be empty.
+    /// Scatters the root's `send`: each rank gets its part in `recv`. Other ranks' `send` is ignored and may be empty.
+    ///
+    /// # Errors
+    /// See [`Communicator`].
     pub fn scatter<T: Element>(&self, send: &[T], recv: &mut [T], root: usize) -> Result<()> {
         self.synchronize();
         let send = if self.rank() == root { send } else { &[] };
@@ -272,13 +312,20 @@ impl Communicator {
         self.run(call, |t, call| t.scatter(call, cast_slice(send), cast_slice_mut(recv)))
     }
 
-    /// `recv` becomes this rank's part of the reduction of everybody's `send`, which is one part for each rank.
+    /// Reduces `send` over all ranks, and scatters the result: each rank gets its part in `recv`. `send` has world size times as
+    /// many elements as `recv`.
+    ///
+    /// # Errors
+    /// See [`Communicator`].
     pub fn reduce_scatter<T: Element>(&self, send: &[T], recv: &mut [T], op: ReduceOp) -> Result<()> {
         self.synchronize();
         self.reduce_scatter_now(cast_slice(send), cast_slice_mut(recv), T::DTYPE, op)
     }
 
-    /// Part `j` of rank `i`'s `send` becomes part `i` of rank `j`'s `recv`; all parts have the same length.
+    /// Part `j` of rank `i`'s `send` becomes part `i` of rank `j`'s `recv`. All parts have the same length.
+    ///
+    /// # Errors
+    /// See [`Communicator`].
     pub fn all_to_all<T: Element>(&self, send: &[T], recv: &mut [T]) -> Result<()> {
         self.synchronize();
         let count = send.len() / self.world();
@@ -294,34 +341,43 @@ impl Communicator {
         self.run(self.call(OpKind::Duplicate, DType::U8, 0), |t, call| t.barrier(call))
     }
 
-    /// Returns when all ranks have come.
+    /// Waits until all ranks of the group have called it.
+    ///
+    /// # Errors
+    /// See [`Communicator`].
     pub fn barrier(&self) -> Result<()> {
         self.synchronize();
         self.run(self.call(OpKind::Barrier, DType::U8, 0), |t, call| t.barrier(call))
     }
 
-    /// Sends `data` to rank `to`; returns when `data` may be changed again. Messages with the same tag arrive in order.
-    /// Little is buffered: a long message, or the third that is not received, waits for its receiver to ask for it.
+    /// Sends `data` to rank `to`. Returns when `data` may change again. Messages with the same tag arrive in the order of sending.
+    /// Little is buffered: a long message, or the third that is not received yet, waits until its receiver asks for it.
+    ///
+    /// # Errors
+    /// See [`Communicator`].
     pub fn send<T: Element>(&self, data: &[T], to: usize, tag: u64) -> Result<()> {
         self.synchronize();
         let call = CollectiveCall { root: Some(to as u32), ..self.call(OpKind::Send, T::DTYPE, data.len()) };
         self.run(call, |t, call| t.send(call, tag, cast_slice(data)))
     }
 
-    /// Receives the next message of rank `from` with this tag, which must have this type and length.
+    /// Receives the next message of rank `from` with this tag. The message must have this type and length.
+    ///
+    /// # Errors
+    /// See [`Communicator`]. [`ErrorKind::Mismatch`] if the message has another type or length.
     pub fn recv<T: Element>(&self, data: &mut [T], from: usize, tag: u64) -> Result<()> {
         self.synchronize();
         let call = CollectiveCall { root: Some(from as u32), ..self.call(OpKind::Recv, T::DTYPE, data.len()) };
         self.run(call, |t, call| {
             if from == self.rank() {
-                return Err(CommError::usage(format!("{call}: a rank has no messages for itself")));
+                return Err(CommError::usage(format!("{call}: a rank cannot receive from itself")));
             }
             t.recv(call, tag, cast_slice_mut(data))
         })
     }
 }
 
-/// What cannot work whatever other ranks do.
+/// Refuses calls that cannot work whatever the other ranks call.
 fn check(call: &CollectiveCall, world: usize) -> Result<()> {
     if let Some(root) = call.root.filter(|root| *root as usize >= world) {
         return Err(CommError::usage(format!("{call}: there is no rank {root} in a group of {world}")));

@@ -1,4 +1,4 @@
-//! Element types, reductions and the sealed trait that ties Rust types to them.
+//! Element types, reduction operations, and the sealed trait that ties Rust types to element types.
 
 use std::fmt;
 
@@ -26,10 +26,10 @@ pub enum DType {
 }
 
 impl DType {
-    /// All of them.
+    /// All types.
     pub const ALL: [DType; 7] = [DType::F32, DType::F64, DType::F16, DType::BF16, DType::I32, DType::I64, DType::U8];
 
-    /// Bytes of one element.
+    /// Returns the bytes of one element.
     pub fn size(self) -> usize {
         match self {
             DType::U8 => 1,
@@ -39,7 +39,7 @@ impl DType {
         }
     }
 
-    /// The name that messages and the bench use.
+    /// Returns the name that messages and the bench use.
     pub fn name(self) -> &'static str {
         match self {
             DType::F32 => "f32",
@@ -52,12 +52,12 @@ impl DType {
         }
     }
 
-    /// The type of that name.
+    /// Returns the type with this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|dtype| dtype.name() == name)
     }
 
-    /// The type in which values are summed up: f32 for the 16-bit floats, the type itself otherwise.
+    /// Returns the type in which values are accumulated: f32 for 16-bit floats, otherwise the type itself.
     pub fn accumulator(self) -> DType {
         match self {
             DType::F16 | DType::BF16 => DType::F32,
@@ -65,7 +65,7 @@ impl DType {
         }
     }
 
-    /// Whether it is a floating-point type.
+    /// Returns whether the type is a floating-point type.
     pub fn is_float(self) -> bool {
         matches!(self, DType::F32 | DType::F64 | DType::F16 | DType::BF16)
     }
@@ -81,7 +81,7 @@ impl fmt::Display for DType {
     }
 }
 
-/// How the ranks' values become one.
+/// How the values of all ranks are reduced to one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum ReduceOp {
@@ -98,10 +98,10 @@ pub enum ReduceOp {
 }
 
 impl ReduceOp {
-    /// All of them.
+    /// All operations.
     pub const ALL: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product];
 
-    /// The name that messages and the bench use.
+    /// Returns the name that messages and the bench use.
     pub fn name(self) -> &'static str {
         match self {
             ReduceOp::Sum => "sum",
@@ -127,9 +127,9 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A Rust type that the collectives carry. Sealed: the transports know exactly these seven.
+/// A Rust type that collectives carry. Sealed: transports know exactly these seven types.
 pub trait Element: sealed::Sealed + Pod + Send + Sync + PartialEq + fmt::Debug {
-    /// The matching tag.
+    /// The element type.
     const DTYPE: DType;
 }
 
@@ -142,8 +142,8 @@ macro_rules! element {
 
 element!(f32 => F32, f64 => F64, f16 => F16, bf16 => BF16, i32 => I32, i64 => I64, u8 => U8);
 
-/// Byte offsets that cut `len` bytes into `parts` parts of whole elements, as even as possible: the first parts are one
-/// element longer. Returns `parts + 1` offsets. Every rank computes the same cut.
+/// Cuts `len` bytes into `parts` parts of whole elements of `element` bytes, as even as possible: the first parts are one
+/// element longer. Returns `parts + 1` byte offsets, the same on every rank.
 pub(crate) fn split(len: usize, element: usize, parts: usize) -> Vec<usize> {
     let count = len / element;
     let (base, extra) = (count / parts, count % parts);

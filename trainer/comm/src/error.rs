@@ -1,39 +1,38 @@
-//! What can go wrong, in a form that travels: the error that one rank raises is the error that all ranks report.
-
-use std::fmt;
+//! Errors in a form that can be sent: the error that one rank raises is the error that all ranks report.
 
 use super::wire::{Reader, Writer};
 
-/// Class of a [`CommError`], for code that has to tell them apart.
+/// Class of a [`CommError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ErrorKind {
-    /// Ranks called different collectives, or the same one with different shapes, types or roots.
+    /// Ranks called different collectives, or the same one with different lengths, types, reductions or roots.
     Mismatch = 1,
-    /// Somebody did not arrive in time.
+    /// A rank did not arrive in time.
     Timeout = 2,
-    /// A rank died, or its connection did.
+    /// A rank died, or its connection broke.
     PeerLost = 3,
-    /// Somebody called `abort`.
+    /// A rank or the launcher aborted the job.
     Aborted = 4,
-    /// A call that cannot work whatever the other ranks do: wrong length, root out of range, mean of integers.
+    /// A call that cannot work whatever the other ranks call: wrong length, root out of range, mean of integers.
     Usage = 5,
-    /// The job could not be put together: rendezvous, secret, shared memory, addresses.
+    /// The job could not be started: rendezvous, secret, shared memory, addresses.
     Setup = 6,
-    /// The operating system refused something in the middle of a collective.
+    /// The operating system failed during a collective.
     System = 7,
 }
 
-/// An error of the collectives. It names ranks and collective, and has a hint where there is something to do.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// An error of a collective. The message names ranks and the collective.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}{}", hint_line(.hint))]
 pub struct CommError {
-    /// Its class.
+    /// Class of the error.
     pub kind: ErrorKind,
-    /// Rank (of the whole job) that is to blame as far as that is known.
+    /// The rank (of the whole job) that caused the error, if it is known.
     pub culprit: Option<usize>,
     /// What happened, where, on which ranks.
     pub message: String,
-    /// What to do about it; may be empty.
+    /// What the user can do. May be empty.
     pub hint: String,
 }
 
@@ -42,7 +41,7 @@ impl CommError {
         Self { kind, culprit: None, message: message.into(), hint: String::new() }
     }
 
-    /// Returns an error of wrong use.
+    /// Returns an error about wrong use.
     pub fn usage(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Usage, message)
     }
@@ -88,22 +87,15 @@ impl CommError {
     }
 }
 
-impl fmt::Display for CommError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)?;
-        if !self.hint.is_empty() {
-            write!(f, "\nhint: {}", self.hint)?;
-        }
-        Ok(())
-    }
+/// Returns the line behind the message, if there is a hint.
+fn hint_line(hint: &str) -> String {
+    if hint.is_empty() { String::new() } else { format!("\nhint: {hint}") }
 }
 
-impl std::error::Error for CommError {}
-
-/// Result of everything in this module.
+/// Result of everything in this crate.
 pub type Result<T> = std::result::Result<T, CommError>;
 
-/// `0, 1 and 5` for messages.
+/// Lists ranks for messages: `0, 1 and 5`.
 pub(crate) fn list(ranks: &[usize]) -> String {
     match ranks {
         [] => "none".into(),
@@ -114,7 +106,7 @@ pub(crate) fn list(ranks: &[usize]) -> String {
     }
 }
 
-/// `rank 3` or `ranks 0 and 1`.
+/// Names ranks for messages: `rank 3` or `ranks 0 and 1`.
 pub(crate) fn ranks(of: &[usize]) -> String {
     if of.len() == 1 { format!("rank {}", of[0]) } else { format!("ranks {}", list(of)) }
 }

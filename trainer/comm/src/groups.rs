@@ -1,4 +1,4 @@
-//! Sub-groups and asynchronous calls.
+//! Sub-groups, duplicates and asynchronous calls.
 
 use bytemuck::{cast_slice, cast_slice_mut};
 
@@ -9,11 +9,11 @@ use super::queue::Work;
 use super::transport::GroupRanks;
 
 impl Communicator {
-    /// Makes a communicator for `ranks` (of this group, in the order that they shall have in the new one). All ranks of
-    /// this group call it with the same list; those that are not in it get `None`.
+    /// Makes a communicator of `ranks`, which are ranks of this group in the order of their new ranks. All ranks of this group
+    /// call it with the same list. Ranks that are not in the list get `None`. PyTorch: `new_group`.
     ///
     /// # Errors
-    /// [`ErrorKind::Mismatch`] on every rank if the lists differ.
+    /// See [`Communicator`]. [`ErrorKind::Mismatch`] on every rank if the lists differ.
     pub fn group(&self, ranks: &[usize]) -> Result<Option<Communicator>> {
         let mut seen = vec![false; self.world()];
         for rank in ranks {
@@ -48,15 +48,14 @@ impl Communicator {
         Self::on(self.inner.stream.clone(), self.inner.process.clone(), group).map(Some)
     }
 
-    /// A communicator of the same ranks that is independent of this one, as of `MPI_Comm_dup`: collectives of both may be
-    /// under way at once, on different threads, and in any order relative to each other on different ranks. All ranks of
-    /// this group call it. It costs memory (`shm`) or a connection to each rank (`tcp`): made once, not for every use.
+    /// Makes a communicator of the same ranks that is independent of this one, as `MPI_Comm_dup` does. Collectives of both may run
+    /// at the same time on different threads, and in a different order on each rank. All ranks of this group call it. It costs
+    /// memory (`shm`) or a connection to each rank (`tcp`): make it once, not for each use.
     ///
     /// Clones of a communicator, its groups and its asynchronous calls take turns instead.
     ///
     /// # Errors
-    /// [`ErrorKind::Mismatch`] on every rank if one calls something else; [`ErrorKind::Setup`] if memory or connections
-    /// cannot be had.
+    /// See [`Communicator`]. [`ErrorKind::Setup`] if there is no memory or no connection.
     pub fn duplicate(&self) -> Result<Communicator> {
         self.agree_to_duplicate()?;
         let of = &self.inner.group;
@@ -65,8 +64,8 @@ impl Communicator {
         Self::on_new_stream(self.inner.process.clone(), group)
     }
 
-    /// [`Communicator::all_reduce`], executed after everything submitted before while this thread goes on. The handle gives
-    /// the buffer back.
+    /// Starts an [`all_reduce`](Self::all_reduce) that runs after all calls submitted before, while this thread continues.
+    /// [`Work::wait`] returns the buffer.
     pub fn all_reduce_async<T: Element>(&self, mut data: Vec<T>, op: ReduceOp) -> Work<Vec<T>> {
         let this = self.clone();
         self.inner.stream.queue.submit(move || {
@@ -75,7 +74,7 @@ impl Communicator {
         })
     }
 
-    /// [`Communicator::broadcast`], asynchronously.
+    /// Starts a [`broadcast`](Self::broadcast). [`Work::wait`] returns the buffer.
     pub fn broadcast_async<T: Element>(&self, mut data: Vec<T>, root: usize) -> Work<Vec<T>> {
         let this = self.clone();
         self.inner.stream.queue.submit(move || {
@@ -84,7 +83,7 @@ impl Communicator {
         })
     }
 
-    /// [`Communicator::all_gather`], asynchronously; the handle gives everybody's elements.
+    /// Starts an [`all_gather`](Self::all_gather). [`Work::wait`] returns all ranks' elements.
     pub fn all_gather_async<T: Element>(&self, send: Vec<T>) -> Work<Vec<T>> {
         let this = self.clone();
         self.inner.stream.queue.submit(move || {
@@ -94,7 +93,7 @@ impl Communicator {
         })
     }
 
-    /// [`Communicator::reduce_scatter`], asynchronously; the handle gives this rank's part.
+    /// Starts a [`reduce_scatter`](Self::reduce_scatter). [`Work::wait`] returns this rank's part.
     pub fn reduce_scatter_async<T: Element>(&self, send: Vec<T>, op: ReduceOp) -> Work<Vec<T>> {
         let this = self.clone();
         self.inner.stream.queue.submit(move || {

@@ -1,9 +1,9 @@
 //! Reduction loops over host memory.
 //!
-//! Everything works in blocks that stay in the first-level cache and, inside one, in simple loops that the compiler
-//! vectorises; [`pulp`] picks the widest instruction set of this machine at run time. The order of summation is the order
-//! of the sources, which transports give by rank: the same instructions on the same operands on every rank, hence the same
-//! bits. 16-bit floats are widened to f32, accumulated there and rounded once.
+//! Loops work on blocks that stay in the first-level cache. Inside a block they are simple loops that the compiler vectorises;
+//! [`pulp`] picks the machine's widest instruction set at run time. The order of summation is the order of the sources, which
+//! transports pass in rank order: every rank runs the same instructions on the same operands, and so gets the same bits.
+//! 16-bit floats are widened to f32, accumulated in f32, and rounded once.
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use half::slice::HalfFloatSliceExt;
@@ -27,7 +27,7 @@ macro_rules! float {
     ($($ty:ty),*) => {$(impl Number for $ty {
         #[inline(always)] fn add(self, other: Self) -> Self { self + other }
         #[inline(always)] fn mul(self, other: Self) -> Self { self * other }
-        // NaN in either operand wins, and the choice between -0 and 0 is the order's: `f32::min` promises neither.
+        // A NaN in either operand wins, and the order decides between -0 and 0: `f32::min` guarantees neither.
         #[inline(always)] fn min(self, other: Self) -> Self { if self < other || self.is_nan() { self } else { other } }
         #[inline(always)] fn max(self, other: Self) -> Self { if self > other || self.is_nan() { self } else { other } }
         #[inline(always)] fn divide(self, count: usize) -> Self { self / count as $ty }
@@ -46,7 +46,7 @@ macro_rules! integer {
 float!(f32, f64);
 integer!(i32, i64, u8);
 
-/// A 16-bit float's way to f32 and back.
+/// Conversion of a 16-bit float to f32 and back.
 trait Narrow: Element {
     fn widen(from: &[Self], to: &mut [f32]);
     fn round(from: &[f32], to: &mut [Self]);
@@ -68,7 +68,7 @@ impl Narrow for bf16 {
             *t = f32::from_bits(u32::from(f.to_bits()) << 16);
         }
     }
-    // Round to nearest, ties to even, without a branch so that it vectorises; a NaN stays one (quiet).
+    // Rounds to nearest, ties to even, without a branch, so that it vectorises. A NaN stays a NaN (quiet).
     #[inline(always)]
     fn round(from: &[f32], to: &mut [Self]) {
         for (t, f) in to.iter_mut().zip(from) {
@@ -137,7 +137,7 @@ fn reduce_narrow<T: Narrow>(dst: &mut [T], sources: &[&[T]], mean: Option<usize>
     }
 }
 
-/// Calls `$body` once with `$f` bound to the operation, inside code compiled for this machine's vector units.
+/// Evaluates `$body` once with `$f` bound to the operation, in code compiled for this machine's vector units.
 macro_rules! with_op {
     ($number:ty, $op:expr, $f:ident => $body:expr) => {
         match $op {
@@ -175,8 +175,8 @@ fn narrow<T: Narrow>(op: ReduceOp, dst: &mut [u8], sources: &[&[u8]]) {
     with_op!(f32, op, f => reduce_narrow(dst, &sources, mean, f));
 }
 
-/// `dst = sources[0] op sources[1] op …`, in that order; [`ReduceOp::Mean`] also divides by the number of sources.
-/// All slices have `dst`'s length and `dtype`'s alignment.
+/// Computes `dst = sources[0] op sources[1] op …`, in that order. [`ReduceOp::Mean`] also divides by the number of sources. All
+/// slices have `dst`'s length and `dtype`'s alignment.
 pub(crate) fn reduce_into(dtype: DType, op: ReduceOp, dst: &mut [u8], sources: &[&[u8]]) {
     match dtype {
         DType::F32 => native::<f32>(op, dst, sources),
@@ -198,7 +198,7 @@ fn reduce_all_native<T: Number>(arrays: &mut [&mut [T]], mean: Option<usize>, f:
     let mut at = 0;
     let mut sums = [T::zeroed(); LANES];
     while at + LANES <= len {
-        // Arrays of a fixed size, as a slice's copy would be a call.
+        // Arrays of a fixed size: copying a slice would be a function call.
         sums.copy_from_slice(&arrays[0][at..at + LANES]);
         for array in &arrays[1..] {
             combine(&mut sums, &array[at..at + LANES], f);
@@ -224,7 +224,8 @@ fn reduce_all<T: Number>(op: ReduceOp, arrays: &mut [&mut [u8]]) {
     with_op!(T, op, f => reduce_all_native(&mut arrays, mean, f));
 }
 
-/// Every array becomes `arrays[0] op arrays[1] op …`, as [`reduce_into`] computes it. All have one length, and `dtype`'s alignment.
+/// Sets every array to `arrays[0] op arrays[1] op …`, with the bits of [`reduce_into`]. All arrays have one length and
+/// `dtype`'s alignment.
 pub(crate) fn reduce_into_all(dtype: DType, op: ReduceOp, arrays: &mut [&mut [u8]]) {
     match dtype {
         DType::F32 => reduce_all::<f32>(op, arrays),
@@ -255,8 +256,8 @@ fn pair<T: Number>(op: ReduceOp, dst: &mut [u8], src: &[u8], dst_first: bool) {
     }
 }
 
-/// One step of a longer reduction, never the mean's division: `dst = dst op src`, or `src op dst` unless `dst_first`.
-/// `dtype` is an accumulator type ([`DType::accumulator`]).
+/// Computes one step of a longer reduction, without the mean's division: `dst = dst op src`, or `src op dst` unless
+/// `dst_first`. `dtype` is an accumulator type ([`DType::accumulator`]).
 pub(crate) fn accumulate(dtype: DType, op: ReduceOp, dst: &mut [u8], src: &[u8], dst_first: bool) {
     match dtype {
         DType::F32 => pair::<f32>(op, dst, src, dst_first),
@@ -264,11 +265,11 @@ pub(crate) fn accumulate(dtype: DType, op: ReduceOp, dst: &mut [u8], src: &[u8],
         DType::I32 => pair::<i32>(op, dst, src, dst_first),
         DType::I64 => pair::<i64>(op, dst, src, dst_first),
         DType::U8 => pair::<u8>(op, dst, src, dst_first),
-        DType::F16 | DType::BF16 => debug_assert!(false, "{dtype} is no accumulator"),
+        DType::F16 | DType::BF16 => debug_assert!(false, "{dtype} is not an accumulator type"),
     }
 }
 
-/// 16-bit floats as f32; the lengths match by element.
+/// Widens 16-bit floats to f32. Both arrays have the same number of elements.
 pub(crate) fn widen(dtype: DType, from: &[u8], to: &mut [u8]) {
     let to: &mut [f32] = cast_slice_mut(to);
     match dtype {
@@ -278,7 +279,7 @@ pub(crate) fn widen(dtype: DType, from: &[u8], to: &mut [u8]) {
     }
 }
 
-/// f32 rounded to a 16-bit type; the lengths match by element.
+/// Rounds f32 to a 16-bit type. Both arrays have the same number of elements.
 pub(crate) fn round(dtype: DType, from: &[u8], to: &mut [u8]) {
     let from: &[f32] = cast_slice(from);
     match dtype {
@@ -288,7 +289,7 @@ pub(crate) fn round(dtype: DType, from: &[u8], to: &mut [u8]) {
     }
 }
 
-/// Divides floats by `count` in place; the last part of a mean over `dtype`, an accumulator type.
+/// Divides floats by `count` in place: the last part of a mean. `dtype` is an accumulator type.
 pub(crate) fn divide(dtype: DType, data: &mut [u8], count: usize) {
     match dtype {
         DType::F32 => cast_slice_mut::<u8, f32>(data).iter_mut().for_each(|v| *v = v.divide(count)),
@@ -319,7 +320,7 @@ mod tests {
 
     #[test]
     fn sixteen_bits_are_rounded_once() {
-        // 2048 + 1 is a tie in f16 and would stay 2048 if every addition rounded; the sum of all three is 2050 exactly.
+        // 2048 + 1 is a tie in f16, and would stay 2048 if every addition rounded. The exact sum of all three is 2050.
         let sources = [f16::from_f32(2048.0), f16::from_f32(1.0), f16::from_f32(1.0)];
         let mut dst = [f16::ZERO];
         let bytes: Vec<&[u8]> = sources.iter().map(bytemuck::bytes_of).collect();
@@ -332,7 +333,7 @@ mod tests {
         for dtype in DType::ALL {
             for (ranks, bytes) in [(2, 0), (2, 8), (3, 808), (4, 8192), (8, 10_008)] {
                 let noise = |rank: usize| (0..bytes).map(move |i| ((i * 7919 + rank * 104_729) % 251) as u8);
-                // exponents that neither overflow nor are infinite in any of the types
+                // Exponents that neither overflow nor are infinite in any of the types.
                 let sane = |(i, byte): (usize, u8)| if i % 2 == 1 { byte % 32 + 32 } else { byte };
                 let mut arrays: Vec<Vec<u64>> = vec![vec![0; bytes / 8]; ranks];
                 for (rank, array) in arrays.iter_mut().enumerate() {

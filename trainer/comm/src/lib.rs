@@ -1,29 +1,50 @@
-//! Collectives between the processes of a job.
+//! Collectives between the processes of a job: what `torch.distributed` and its backends are to PyTorch. The crate knows
+//! bytes, element counts and element types. It does not know models.
 //!
-//! Knows bytes, counts and types of elements, not tensors of a model. From the top:
+//! | `torch.distributed` | here |
+//! |---|---|
+//! | `init_process_group` | [`join`], or [`solo`] for one process |
+//! | `ProcessGroup` | [`Communicator`] |
+//! | `new_group` | [`Communicator::group`]; `None` for ranks outside of the group |
+//! | `get_rank`, `get_world_size` | [`Communicator::rank`], [`Communicator::world`] |
+//! | `all_reduce(async_op=True)` and its `Work` | [`Communicator::all_reduce_async`] and [`Work`] |
+//! | `all_gather_into_tensor`, `reduce_scatter_tensor`, `all_to_all_single` | `all_gather`, `reduce_scatter`, `all_to_all` |
+//! | `all_gather_object` (lengths differ) | [`Communicator::all_gather_v`], for elements |
+//! | `TCPStore` | [`StoreServer`] and [`StoreClient`], with a secret and with news of failures |
+//! | backends gloo, mpi, nccl | [`TransportKind`]: `shm`, `tcp`, `mpi`; for GPUs [`cuda`]: custom kernels or NCCL |
+//! | NCCL's registered buffers | [`Shared`] |
+//! | `monitored_barrier`, `TORCH_DISTRIBUTED_DEBUG=DETAIL` | always on: see below |
 //!
-//! - [`Communicator`] (`communicator.rs`, `groups.rs`): what a rank calls; checks arguments, keeps the order, tells all
-//!   ranks of errors. [`Work`] is a call that goes on while the rank computes (`queue.rs`).
-//! - [`Shared`] (`shared.rs`): arrays that all-reduce fastest, as other ranks can reach them.
-//! - `transport.rs`: what a transport has to do; `shm/` for one host, `tcp/` for any, `solo.rs` for one rank,
-//!   `mpi/` for the library that mpirun belongs to (feature `mpi`).
-//! - `call.rs`: how ranks make sure that they call the same; `message.rs` for sends and receives.
-//! - [`join`] (`rendezvous.rs`): from the launcher's settings to a communicator; `store/` is the private rendezvous and the
-//!   control connection over which deaths and errors are told; `auth.rs` the secret that keeps strangers out.
-//! - `kernels.rs`, `dtype.rs`: the reductions.
-//! - [`cuda`]: collectives on GPUs, beside all this: ranks meet over a communicator first.
-//! - [`mod@bench`]: the measurements of `trainer bench allreduce`.
+//! Differences: `send` and `recv` have a tag of 64 bits; [`Communicator::duplicate`] is `MPI_Comm_dup`; an error ends the job,
+//! so no call succeeds after a call failed.
 //!
-//! # What holds
+//! # Guarantees
 //!
 //! - A reduction has the same bits on every rank and in every run.
-//! - Ranks that call different things all get the same error, naming both sides. Nothing waits without a limit.
-//! - The first error anywhere ends the job everywhere, at once: a mismatch, a timeout, a death, an abort.
-//! - Nothing is left behind by any way of ending: shared memory has no name, sockets belong to processes.
+//! - If ranks call different collectives, all ranks return the same error, which names both sides. Every wait has a limit.
+//! - The first error on any rank ends the job on all ranks at once: a mismatch, a timeout, a death, an abort.
+//! - No way of ending leaves anything behind: shared memory has no name, and sockets belong to processes.
 //!
-//! `unsafe` is in `shm/` and `cuda/` alone. [`cuda::driver`] asks NVIDIA's driver what GPUs there are, in any build.
+//! # Code map, from the top
+//!
+//! - `communicator.rs`, `groups.rs`: [`Communicator`], which checks arguments, keeps the order of calls, and reports errors to
+//!   all ranks. `queue.rs`: asynchronous calls. `shared.rs`: [`Shared`] arrays.
+//! - `process.rs`: what all groups of a process share, and the path of an error to all ranks.
+//! - `transport.rs`: the trait of a transport. `shm/` works on one host, `tcp/` between any hosts, `solo.rs` for one rank, `mpi/`
+//!   over the MPI library (feature `mpi`).
+//! - `call.rs`: how ranks make sure that all make the same call. `message.rs`: the same for sends and receives.
+//! - `rendezvous.rs`: from the launcher's settings to a communicator. `store/`: the rendezvous and the control connection,
+//!   which reports deaths and errors. `auth.rs`: the secret that keeps unauthenticated peers out.
+//! - `kernels.rs`, `dtype.rs`: reductions on the CPU.
+//! - [`cuda`]: collectives on GPUs. Ranks connect over a communicator first.
+//! - [`mod@bench`]: the measurements of `trainer bench allreduce`.
+//!
+//! `unsafe` is allowed in `shm/` and `cuda/` only. [`cuda::driver`] lists NVIDIA GPUs in every build.
+
+#![warn(clippy::missing_errors_doc)]
 
 mod abort;
+mod aligned;
 mod auth;
 pub mod bench;
 mod call;
@@ -31,7 +52,9 @@ mod communicator;
 pub mod cuda;
 mod dtype;
 mod error;
+pub mod fnv;
 mod groups;
+pub mod hex;
 pub mod host;
 mod kernels;
 mod message;

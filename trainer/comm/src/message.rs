@@ -1,4 +1,4 @@
-//! Headers of point-to-point messages, and the errors about them, for all transports.
+//! Headers of point-to-point messages and errors about messages, for all transports.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use super::dtype::DType;
 use super::error::{CommError, ErrorKind, Result};
 use super::wire::Reader;
 
-/// What precedes a message's data.
+/// The header of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Message {
     pub tag: u64,
@@ -32,8 +32,7 @@ impl Message {
         Some(Self { tag: r.u64()?, bytes: r.u64()?, dtype: DType::from_code(r.u8()?)? })
     }
 
-    /// An error on the receiver unless the message has the type and length that it asks for. `me` and `peer` are ranks of
-    /// the job.
+    /// Returns an error for the receiver unless the message has the type and length of `call`. `me` and `peer` are ranks of the job.
     pub(crate) fn check(&self, call: &CollectiveCall, bytes: usize, me: usize, peer: usize, group: &str) -> Result<()> {
         if self.dtype == call.dtype && self.bytes as usize == bytes {
             return Ok(());
@@ -52,7 +51,7 @@ impl Message {
         .blame(peer))
     }
 
-    /// The peer waits in a collective, and so will never answer.
+    /// Returns the error for a peer that waits in a collective and so will never answer.
     pub(crate) fn peer_in_collective(
         me: usize,
         call: &CollectiveCall,
@@ -66,7 +65,7 @@ impl Message {
             .blame(peer)
     }
 
-    /// Nothing came, or nothing was taken, in time.
+    /// Returns the error for a peer that sent nothing, or took nothing, in time.
     pub(crate) fn timed_out(
         me: usize,
         call: &CollectiveCall,

@@ -1,11 +1,12 @@
-//! Small things about TCP sockets that store and mesh share.
+//! Options of TCP sockets, for the store and the mesh.
 
 use std::net::{IpAddr, TcpStream};
 use std::time::Duration;
 
-/// Has the kernel notice within five seconds that the other host is gone without a farewell (power, cable), whether anything
-/// is being sent (no acknowledgement for four seconds) or not (two probes, a second apart, after two seconds of silence). The
-/// death of a process alone closes its sockets and needs none of this; a stopped process still answers probes.
+/// Makes the kernel notice within five seconds that the other host is gone without closing the connection (power, cable):
+/// while data is sent, after four seconds without an acknowledgement; otherwise, after two seconds of silence and two probes a
+/// second apart. The death of a process needs none of this, since it closes the process's sockets. A stopped process still
+/// answers probes.
 pub(crate) fn keepalive(stream: &TcpStream) -> std::io::Result<()> {
     use rustix::net::sockopt;
     sockopt::set_socket_keepalive(stream, true)?;
@@ -16,7 +17,7 @@ pub(crate) fn keepalive(stream: &TcpStream) -> std::io::Result<()> {
     Ok(())
 }
 
-/// The address under which this host reaches the other end of `stream`.
+/// Returns the address under which this host reaches the other end of `stream`.
 pub(crate) fn own_address(stream: &TcpStream) -> std::io::Result<IpAddr> {
     Ok(stream.local_addr()?.ip())
 }

@@ -1,8 +1,10 @@
-//! What all groups of one process share, and the way an error takes to all ranks.
+//! What all groups of a process share, and the path of an error to all ranks.
 
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use super::abort::Abort;
 use super::auth::Secret;
@@ -16,10 +18,10 @@ use super::store::StoreClient;
 use super::tcp::{Mesh, MeshSetup, TcpGroup};
 use super::transport::{GroupRanks, Transport};
 
-/// How long to wait for other ranks to say what they are activity when something has timed out.
+/// How long to wait for the other ranks' activities after a timeout.
 const ANSWER_LIMIT: Duration = Duration::from_millis(500);
 
-/// What a stream is activity, for ranks that wonder.
+/// What a stream is doing, for timeout messages of other ranks.
 struct Activity {
     call: CollectiveCall,
     group: Arc<str>,
@@ -34,21 +36,18 @@ impl Activity {
     }
 }
 
-/// None before the first collective.
+/// `None` before the first collective.
 type StreamActivity = Mutex<Option<Activity>>;
 
-/// Those of all streams.
+/// The activities of all streams.
 type AllActivities = Mutex<Vec<Weak<StreamActivity>>>;
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn describe(all: &AllActivities) -> String {
-    let streams: Vec<String> = lock(all)
+    let streams: Vec<String> = all
+        .lock()
         .iter()
         .filter_map(Weak::upgrade)
-        .filter_map(|stream| Some(lock(&stream).as_ref()?.describe()))
+        .filter_map(|stream| Some(stream.lock().as_ref()?.describe()))
         .collect();
     if streams.is_empty() { "has called no collective yet".into() } else { streams.join(" and ") }
 }
@@ -60,20 +59,20 @@ pub(crate) struct Process {
     pub(super) kind: TransportKind,
     pub(super) timeout: Duration,
     pub(super) connect_timeout: Duration,
-    /// Address to listen on, and what proves a connection; for connections between ranks.
+    /// For connections between ranks: the address to listen on, and the secret that authenticates peers.
     pub(super) bind: Option<IpAddr>,
     pub(super) secret: Option<Secret>,
     pub(super) abort: Arc<Abort>,
     activity: Arc<AllActivities>,
-    /// MPI, which a process starts once.
+    /// The MPI library, which a process starts once.
     #[cfg(feature = "mpi")]
     mpi: Mutex<Option<Arc<super::mpi::Runtime>>>,
-    /// Last, so that everything else has been dropped when the goodbye is said. None for a job of one.
+    /// Dropped last: the goodbye is sent after everything else is gone. `None` for a job of one process.
     pub(super) store: Option<StoreClient>,
 }
 
-/// One order of collectives in a process: a communicator and the groups made of it take turns, a duplicate has a stream of
-/// its own and shares nothing that is held while a collective waits.
+/// An order of collectives in a process, like a CUDA stream: a communicator and the groups made of it take turns. A duplicate
+/// has its own stream and shares nothing that is locked while a collective waits.
 pub(super) struct CommStream {
     pub(super) queue: Queue,
     mesh: Option<Arc<Mutex<Mesh>>>,
@@ -81,7 +80,7 @@ pub(super) struct CommStream {
 }
 
 impl CommStream {
-    /// A stream for `group`; the ranks of a new one call this together.
+    /// Makes a stream for `group`. All its ranks call this together.
     pub(super) fn new(process: &Process, group: &GroupRanks) -> Result<Self> {
         let mesh = match (process.kind, &process.store, &process.secret) {
             (TransportKind::Tcp, Some(store), Some(secret)) if group.len() > 1 => {
@@ -91,13 +90,13 @@ impl CommStream {
             _ => None,
         };
         let activity = Arc::new(StreamActivity::default());
-        let mut all = lock(&process.activity);
+        let mut all = process.activity.lock();
         all.retain(|stream| stream.strong_count() > 0);
         all.push(Arc::downgrade(&activity));
         Ok(Self { queue: Queue::default(), mesh, activity })
     }
 
-    /// The transport of a group on this stream.
+    /// Makes the transport of a group on this stream.
     pub(super) fn transport(&self, process: &Process, group: &GroupRanks) -> Result<Box<dyn Transport>> {
         match (&process.store, &self.mesh) {
             _ if group.len() == 1 => Ok(Box::new(Solo)),
@@ -111,12 +110,12 @@ impl CommStream {
     }
 
     pub(super) fn begin(&self, call: &CollectiveCall, group: &Arc<str>) {
-        *lock(&self.activity) =
+        *self.activity.lock() =
             Some(Activity { call: *call, group: group.clone(), since: Instant::now(), inside: true });
     }
 
     pub(super) fn end(&self) {
-        if let Some(activity) = lock(&self.activity).as_mut() {
+        if let Some(activity) = self.activity.lock().as_mut() {
             activity.since = Instant::now();
             activity.inside = false;
         }
@@ -157,7 +156,7 @@ impl Process {
     #[cfg(feature = "mpi")]
     fn mpi_group(&self, group: &GroupRanks) -> Result<Box<dyn Transport>> {
         use super::mpi::{MpiGroup, Runtime};
-        let (limit, mut mpi) = (self.connect_timeout, lock(&self.mpi));
+        let (limit, mut mpi) = (self.connect_timeout, self.mpi.lock());
         let runtime = match &*mpi {
             Some(runtime) => runtime.clone(),
             None => mpi.insert(Arc::new(Runtime::start(self.rank, self.world, &self.abort, limit)?)).clone(),
@@ -172,7 +171,7 @@ impl Process {
         Err(CommError::setup("the mpi backend is missing"))
     }
 
-    /// Ends the job with `error` and returns the error that the job ended with: the first one, on every rank.
+    /// Ends the job with `error`. Returns the error that the job ended with: the first error, the same on every rank.
     pub(super) fn fail(&self, error: CommError) -> CommError {
         let error = if error.kind == ErrorKind::Timeout { self.explain(error) } else { error };
         match &self.store {
@@ -182,7 +181,7 @@ impl Process {
         self.abort.error().unwrap_or(error)
     }
 
-    /// Adds what the other ranks are activity to a timeout.
+    /// Adds the other ranks' activities to a timeout.
     fn explain(&self, mut error: CommError) -> CommError {
         let Some(store) = &self.store else { return error };
         if self.abort.is_raised() {

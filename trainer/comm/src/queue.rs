@@ -1,14 +1,16 @@
-//! Asynchronous collectives: a thread that executes them in the order of their submission.
+//! Asynchronous collectives: a thread that runs them in the order of their submission.
 //!
-//! A communicator and the groups made of it share one queue (`process.rs` calls it a line), and a synchronous call waits for
-//! the queue to be empty before it starts. So a line has one order of collectives, the one its code has; if all ranks run
-//! the same code, no two of them can wait for each other in different collectives. A duplicate has a queue of its own.
+//! A communicator and the groups made of it share one queue, that of their `CommStream` (`process.rs`). A synchronous call
+//! waits until the queue is empty before it starts. So a stream has one order of collectives, the order in the code. If all
+//! ranks run the same code, no two of them can wait for each other in different collectives. A duplicate has its own queue.
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::error::{CommError, Result};
 
@@ -17,7 +19,7 @@ type Task = Box<dyn FnOnce() + Send>;
 #[derive(Default)]
 struct State {
     tasks: VecDeque<Task>,
-    /// Submitted and not finished.
+    /// Number of tasks that are submitted and not finished.
     pending: usize,
     closed: bool,
 }
@@ -30,7 +32,7 @@ struct QueueState {
 
 impl QueueState {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn serve(&self) {
@@ -40,11 +42,11 @@ impl QueueState {
                 match state.tasks.pop_front() {
                     Some(task) => break task,
                     None if state.closed => return,
-                    None => state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                    None => self.changed.wait(&mut state),
                 }
             };
             drop(state);
-            // A panic must not leave others waiting; the task's handle reports it, since its sender is gone.
+            // A panic must not leave others waiting. The task's `Work` reports it, since its sender is gone.
             let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(task));
             self.lock().pending -= 1;
             self.changed.notify_all();
@@ -52,7 +54,7 @@ impl QueueState {
     }
 }
 
-/// See the module. The thread starts with the first submission.
+/// See the module. The first submission starts the thread.
 #[derive(Default)]
 pub(crate) struct Queue {
     shared: Arc<QueueState>,
@@ -60,10 +62,10 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// Has `task` executed after all that were submitted before.
+    /// Submits `task`, which runs after all tasks submitted before.
     pub(crate) fn submit<R: Send + 'static>(&self, task: impl FnOnce() -> Result<R> + Send + 'static) -> Work<R> {
         let (sender, result) = sync_channel(1);
-        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut thread = self.thread.lock();
         if thread.is_none() {
             let shared = self.shared.clone();
             match std::thread::Builder::new().name("comm-async".into()).spawn(move || shared.serve()) {
@@ -79,7 +81,7 @@ impl Queue {
         let mut state = self.shared.lock();
         state.pending += 1;
         state.tasks.push_back(Box::new(move || {
-            // Nobody waits for a handle that was dropped.
+            // Nobody waits for a `Work` that was dropped.
             let _ = sender.send(task());
         }));
         drop(state);
@@ -87,12 +89,10 @@ impl Queue {
         Work { result }
     }
 
-    /// Waits until all that was submitted is done.
+    /// Waits until all submitted tasks are done.
     pub(crate) fn synchronize(&self) {
-        let state = self.shared.lock();
-        if state.pending > 0 {
-            drop(self.shared.changed.wait_while(state, |s| s.pending > 0).unwrap_or_else(PoisonError::into_inner));
-        }
+        let mut state = self.shared.lock();
+        self.shared.changed.wait_while(&mut state, |state| state.pending > 0);
     }
 }
 
@@ -100,9 +100,9 @@ impl Drop for Queue {
     fn drop(&mut self) {
         self.shared.lock().closed = true;
         self.shared.changed.notify_all();
-        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = self.thread.get_mut().take();
         if let Some(thread) = thread {
-            // The last task may be what kept the communicator alive: then this is that thread, which ends by itself.
+            // The last task may have been the last owner of the communicator. This is its thread then, which ends by itself.
             if thread.thread().id() != std::thread::current().id() {
                 let _ = thread.join();
             }
@@ -110,17 +110,17 @@ impl Drop for Queue {
     }
 }
 
-/// A collective that was submitted and may still be under way. Dropping it does not cancel it.
-#[must_use = "the result, and any error, is in the handle"]
+/// A collective that was submitted and may still run, like PyTorch's `Work`. Dropping it does not cancel the collective.
+#[must_use = "the result, and any error, is in the `Work`"]
 pub struct Work<R> {
     result: Receiver<Result<R>>,
 }
 
 impl<R> Work<R> {
-    /// Waits for the end and gives the buffer back.
+    /// Waits until the collective is done, and returns its buffer.
     ///
     /// # Errors
-    /// Whatever the collective reports.
+    /// The error of the collective.
     pub fn wait(self) -> Result<R> {
         self.result.recv().unwrap_or_else(|_| Err(CommError::system("the communication thread panicked")))
     }
@@ -145,13 +145,13 @@ mod tests {
                 let order = order.clone();
                 queue.submit(move || {
                     assert_ne!(i, 7, "this panic is part of the test");
-                    order.lock().unwrap().push(i);
+                    order.lock().push(i);
                     Ok(i)
                 })
             })
             .collect();
         queue.synchronize();
-        assert_eq!(*order.lock().unwrap(), (0..20).filter(|i| *i != 7).collect::<Vec<_>>());
+        assert_eq!(*order.lock(), (0..20).filter(|i| *i != 7).collect::<Vec<_>>());
         for (i, handle) in handles.into_iter().enumerate() {
             assert_eq!(handle.wait().ok(), (i != 7).then_some(i));
         }

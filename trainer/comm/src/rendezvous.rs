@@ -1,4 +1,4 @@
-//! From the launcher's settings to a communicator.
+//! From the launcher's settings to a communicator, like `init_process_group`.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -11,22 +11,22 @@ use super::error::{CommError, Result};
 use super::process::Process;
 use super::store::StoreClient;
 
-/// How the ranks exchange data.
+/// How ranks exchange data: a backend of `torch.distributed`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransportKind {
     /// Shared memory, on one host.
     Shm,
     /// TCP connections, between any hosts.
     Tcp,
-    /// The installed MPI library, for processes that its mpirun started; feature `mpi`.
+    /// The installed MPI library, for processes that its mpirun started. Needs the feature `mpi`.
     Mpi,
 }
 
 impl TransportKind {
-    /// Whether this build has it.
+    /// Checks that this build has the transport.
     ///
     /// # Errors
-    /// How to build one that does.
+    /// [`Usage`](super::ErrorKind::Usage), with a hint that says how to build one that has it.
     pub fn built(self) -> Result<()> {
         if self != TransportKind::Mpi || cfg!(feature = "mpi") {
             return Ok(());
@@ -53,7 +53,7 @@ impl FromStr for TransportKind {
             "shm" => Ok(TransportKind::Shm),
             "tcp" => Ok(TransportKind::Tcp),
             "mpi" => Ok(TransportKind::Mpi),
-            other => Err(format!("{other:?} is no transport of the CPU; there are shm, tcp and mpi")),
+            other => Err(format!("{other:?} is not a transport between CPUs: use shm, tcp or mpi")),
         }
     }
 }
@@ -63,24 +63,24 @@ impl FromStr for TransportKind {
 pub struct CommConfig {
     /// This rank, from 0.
     pub rank: usize,
-    /// Ranks in the job.
+    /// Number of ranks in the job (the world size).
     pub world: usize,
     /// `host:port` of the [`StoreServer`](super::StoreServer).
     pub store: String,
     /// The job's secret.
     pub secret: Secret,
-    /// How data is exchanged.
+    /// Transport of data.
     pub transport: TransportKind,
     /// Longest wait for another rank inside a collective.
     pub timeout: Duration,
-    /// Longest wait for all ranks to be there and connected.
+    /// Longest wait for all ranks to join and connect.
     pub connect_timeout: Duration,
-    /// Address on which `tcp` listens for other ranks; by default the one that reaches the store.
+    /// Address on which `tcp` listens for other ranks. By default, the address that reaches the store.
     pub bind: Option<IpAddr>,
 }
 
 impl CommConfig {
-    /// Defaults: 10 minutes for a wait in a collective, 5 minutes for the job to come together.
+    /// Sets the defaults: 10 minutes for a wait in a collective, 5 minutes for all ranks to join and connect.
     pub fn new(rank: usize, world: usize, store: impl Into<String>, secret: Secret, transport: TransportKind) -> Self {
         Self {
             rank,
@@ -95,11 +95,12 @@ impl CommConfig {
     }
 }
 
-/// Joins the job: rendezvous, a barrier that names who is missing, then the transport.
+/// Joins the job: connects to the store, waits in a barrier that names missing ranks, then sets the transport up. PyTorch:
+/// `init_process_group`.
 ///
 /// # Errors
-/// [`Setup`](super::ErrorKind::Setup) or [`Timeout`](super::ErrorKind::Timeout) errors; all other ranks that have joined
-/// get the same.
+/// [`Usage`](super::ErrorKind::Usage), [`Setup`](super::ErrorKind::Setup) or [`Timeout`](super::ErrorKind::Timeout). All other
+/// ranks that have joined return the same error.
 pub fn join(config: &CommConfig) -> Result<Communicator> {
     let (rank, world) = (config.rank, config.world);
     if rank >= world {
@@ -110,7 +111,7 @@ pub fn join(config: &CommConfig) -> Result<Communicator> {
     join_through(store, config)
 }
 
-/// [`join`] over a control connection that is there already, a launcher's worker's.
+/// Like [`join`], over an existing control connection, as a worker of the launcher has one.
 ///
 /// # Errors
 /// As [`join`].
@@ -123,7 +124,10 @@ pub fn join_through(store: StoreClient, config: &CommConfig) -> Result<Communica
     Communicator::world_of(process)
 }
 
-/// A job of one rank, which needs no rendezvous.
+/// Makes a job of one rank, which needs no rendezvous.
+///
+/// # Errors
+/// None in practice; the type is that of [`join`].
 pub fn solo() -> Result<Communicator> {
     let limit = Duration::from_secs(1);
     Communicator::world_of(Process::new(0, 1, TransportKind::Shm, limit, limit, None))

@@ -1,4 +1,4 @@
-//! Arrays in memory that a transport reduces faster than any other: NCCL's registered buffers, MPI's allocated windows.
+//! Arrays in memory that a transport reduces fastest, like NCCL's registered buffers and MPI's allocated windows.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -11,13 +11,13 @@ use super::dtype::{DType, Element, ReduceOp};
 use super::error::Result;
 use super::shm::Window;
 
-/// An array of a rank, made together with those of the other ranks by [`Communicator::shared`].
+/// A rank's array, made by [`Communicator::shared`] together with the other ranks' arrays.
 ///
-/// With `shm` it lies where the other ranks map it as well, and [`Communicator::all_reduce_shared`] reduces it in place, without
-/// a copy. With other transports it is ordinary memory.
+/// With `shm` the other ranks map the array too, and [`Communicator::all_reduce_shared`] reduces it in place, without a copy.
+/// With other transports it is ordinary memory.
 pub struct Shared<T> {
     memory: Memory<T>,
-    /// The group that made it, and which of its arrays it is.
+    /// Id of the group that made the array, and the array's number in the group.
     group: u64,
     number: u32,
 }
@@ -54,11 +54,11 @@ impl<T: Element> fmt::Debug for Shared<T> {
 }
 
 impl Communicator {
-    /// An array of `len` zeros on each rank, for [`Communicator::all_reduce_shared`]. All ranks of the group call it with the
-    /// same length. To be made once and used often: it costs two waits for all ranks, a file and a mapping.
+    /// Makes an array of `len` zeros on each rank, for [`Communicator::all_reduce_shared`]. All ranks of the group call this with
+    /// the same length. Make it once and use it often: it costs two waits for all ranks, a file and a mapping.
     ///
     /// # Errors
-    /// Those of any collective; [`super::ErrorKind::Setup`] if the memory cannot be had.
+    /// See [`Communicator`]. [`super::ErrorKind::Setup`] if the memory cannot be allocated.
     pub fn shared<T: Element>(&self, len: usize) -> Result<Shared<T>> {
         self.synchronize();
         let call = self.call(OpKind::Share, DType::U8, len * size_of::<T>());
@@ -67,11 +67,11 @@ impl Communicator {
         Ok(Shared { memory, group: self.inner.group.id, number })
     }
 
-    /// The first `count` elements of `data` become the reduction over all ranks, on every rank; all ranks bring the same one of
+    /// Reduces the first `count` elements of `data` over all ranks; every rank gets the result. All ranks pass the same one of
     /// their arrays.
     ///
     /// # Errors
-    /// Those of any collective. The array is gone then: other ranks may still be at work in it.
+    /// See [`Communicator`]. After an error the array is lost, since other ranks may still access it.
     pub fn all_reduce_shared<T: Element>(&self, data: Shared<T>, count: usize, op: ReduceOp) -> Result<Shared<T>> {
         self.synchronize();
         let Shared { memory, group, number } = data;

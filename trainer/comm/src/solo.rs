@@ -1,4 +1,4 @@
-//! The transport of a group of one: everything is a copy.
+//! The transport of a group of one rank: every collective is a copy.
 
 use super::call::CollectiveCall;
 use super::error::{CommError, Result};
@@ -40,7 +40,7 @@ impl Transport for Solo {
     fn barrier(&mut self, _: &CollectiveCall) -> Result<()> {
         Ok(())
     }
-    // The communicator refuses messages to oneself, and there is nobody else.
+    // The communicator refuses messages from a rank to itself, and there is no other rank.
     fn send(&mut self, call: &CollectiveCall, _: u64, _: &[u8]) -> Result<()> {
         Err(CommError::usage(format!("{call}: the group has one rank")))
     }

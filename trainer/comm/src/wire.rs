@@ -1,4 +1,4 @@
-//! Little-endian encoding of the control messages, with every read checked: bytes come from the network.
+//! Little-endian encoding of control messages. Every read is checked, since the bytes come from the network.
 
 /// Appends fields.
 #[derive(Default)]
@@ -25,7 +25,7 @@ impl Writer {
     pub(crate) fn into_bytes(self) -> Vec<u8> {
         self.0
     }
-    /// With the length in front that [`split_frame`] expects.
+    /// Returns the bytes behind their length, as [`split_frame`] expects them.
     pub(crate) fn into_frame(self) -> Vec<u8> {
         let mut frame = (self.0.len() as u32).to_le_bytes().to_vec();
         frame.extend_from_slice(&self.0);
@@ -33,7 +33,7 @@ impl Writer {
     }
 }
 
-/// Takes fields off the front; `None` once the bytes run out or make no sense.
+/// Takes fields off the front. Returns `None` if the bytes run out or are invalid.
 pub(crate) struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -63,11 +63,11 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Largest control message. Keys and values are addresses and file-descriptor numbers; 16 MiB is generous, and keeps a
-/// damaged length from asking for gigabytes.
+/// Largest control message, in bytes. Keys and values are addresses and file-descriptor numbers: 16 MiB is generous, and keeps
+/// a damaged length from allocating gigabytes.
 pub(crate) const MAX_FRAME: usize = 16 << 20;
 
-/// The first whole frame in `buffer`, taken out of it. `Err` if its length is out of bounds.
+/// Removes the first whole frame from `buffer` and returns it. `Err` with the length if it is out of bounds.
 pub(crate) fn split_frame(buffer: &mut Vec<u8>) -> Result<Option<Vec<u8>>, usize> {
     let Some(head) = buffer.first_chunk::<4>() else { return Ok(None) };
     let len = u32::from_le_bytes(*head) as usize;

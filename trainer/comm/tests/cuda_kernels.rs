@@ -1,5 +1,5 @@
-//! The kernels' text on an emulated device, with the jobs that a GPU gets: results, meetings, ends. What a GPU alone can show
-//! (that the instructions order what they say) is `benches/gpu_check`'s.
+//! The kernels' text on an emulated device, with the parameters that a GPU gets: results, meetings, failures. `benches/gpu_check`
+//! tests what only a GPU can show: that the instructions order memory as they promise.
 
 mod cuda_support;
 
@@ -10,12 +10,12 @@ use cuda_support::{Program, Ranks, expected, tensors, values};
 
 const WORLDS: [usize; 5] = [2, 3, 4, 7, 8];
 
-/// Elements of a rank's source.
+/// Number of elements of a rank's source.
 fn source_len(call: &DeviceCall, world: usize) -> usize {
     call.elements as usize * if call.kernel == Kernel::ReduceScatter { world } else { 1 }
 }
 
-/// A rank's elements, differently for each call.
+/// Returns all ranks' elements, different for each call.
 fn inputs(call: &DeviceCall, world: usize) -> Vec<Vec<f32>> {
     let seed = call.elements + 1000 * call.kernel as u64;
     (0..world).map(|rank| values(rank, source_len(call, world), seed)).collect()
@@ -32,7 +32,7 @@ fn same_bits(got: &[f32], want: &[f32]) -> Result<(), String> {
 
 /// Slots of 512 bytes: 128 elements of f32, 256 of half the size.
 const SLOT: usize = 512;
-/// Empty, tails, whole packs, one slot, several, several and a tail.
+/// Empty arrays, tails, whole packs, one slot, several slots, several slots and a tail.
 const LENGTHS: [u64; 8] = [0, 1, 5, 64, 127, 128, 333, 777];
 
 fn calls(wire: WireType, world: usize) -> Vec<DeviceCall> {
@@ -40,7 +40,7 @@ fn calls(wire: WireType, world: usize) -> Vec<DeviceCall> {
     Kernel::ALL.iter().flat_map(|kernel| LENGTHS.map(|elements| call(*kernel, elements))).collect()
 }
 
-/// All calls behind one another, as on the streams of as many GPUs: ranks are at different calls at the same time.
+/// Queues all calls, as on the streams of as many GPUs: ranks are in different calls at the same time.
 #[test]
 fn every_collective_has_the_same_exact_bits_on_every_rank() {
     let Some(program) = Program::build(&WireType::ALL, &WORLDS, false) else { return };
@@ -56,7 +56,8 @@ fn every_collective_has_the_same_exact_bits_on_every_rank() {
                     (0..world).map(|rank| ranks.submit(rank, call, &tensors(&inputs[rank]), scale)).collect();
                 outputs.push(submitted);
             }
-            assert_eq!(ranks.run(), [true]);
+            ranks.start();
+            assert_eq!(ranks.wait(), [true]);
             for (call, outputs) in calls.iter().zip(&outputs) {
                 let inputs = inputs(call, world);
                 for (rank, output) in outputs.iter().enumerate() {
@@ -70,7 +71,7 @@ fn every_collective_has_the_same_exact_bits_on_every_rank() {
     }
 }
 
-/// Where ranks share a GPU only one of them runs at a time: nothing may wait on the device.
+/// If ranks share a GPU, only one of them runs at a time: no kernel may wait on the device.
 #[test]
 fn ranks_that_share_a_device_get_the_same_bits_one_at_a_time() {
     let Some(program) = Program::build(&WireType::ALL, &[2, 4], false) else { return };
@@ -100,11 +101,12 @@ fn copies_keep_the_bits_of_numbers_that_are_none() {
     let call = DeviceCall { kernel: Kernel::Broadcast, wire: WireType::F32, elements: 5, root: 0 };
     let (own, other) = ([odd.clone()], [vec![0.0; 5]]);
     let outputs = [ranks.submit(0, &call, &own, 1.0), ranks.submit(1, &call, &other, 1.0)];
-    ranks.run();
+    ranks.start();
+    ranks.wait();
     outputs.into_iter().for_each(|output| same_bits(&ranks.read(output), &odd).unwrap());
 }
 
-/// ThreadSanitizer knows of no order but that of the flags, of a block's barrier and of a rank's stream.
+/// ThreadSanitizer sees only the order of flags, of a block's barriers and of a rank's stream.
 #[test]
 fn the_sanitizer_finds_no_race() {
     for world in [2, 3] {
@@ -119,14 +121,15 @@ fn the_sanitizer_finds_no_race() {
                 }
             }
         }
-        assert_eq!(ranks.run(), [true]);
+        ranks.start();
+        assert_eq!(ranks.wait(), [true]);
         for (code, said) in ranks.finish() {
             assert_eq!(code, Some(0), "{said}");
         }
     }
 }
 
-/// Proof that the test above can fail: with one slot instead of two, a fast rank fills it while a slow one still reads.
+/// Shows that the test above can fail: with one slot instead of two, a fast rank fills it while a slow rank still reads it.
 #[test]
 fn the_sanitizer_finds_a_slot_too_few() {
     let Some(program) = Program::build(&[WireType::Bf16], &[3], true) else { return };
@@ -140,38 +143,40 @@ fn the_sanitizer_finds_a_slot_too_few() {
             });
         }
     }
-    ranks.run();
+    ranks.start();
+    ranks.wait();
     let (code, said) = ranks.finish().remove(0);
     assert_eq!(code, Some(66), "{said}");
     assert!(said.contains("ThreadSanitizer: data race"), "{said}");
 }
 
-/// Blocks that begin after another one of their launch has found the fault meet all the same: else the peers' blocks would wait
-/// for them to the limit, which is ten minutes here, and call the rank missing.
+/// Blocks that start after another block of their launch has found the fault still meet. Otherwise the peers' blocks would wait
+/// for them until the limit, which is ten minutes here, and report the rank as missing.
 #[test]
 fn ranks_that_call_different_things_are_named() {
     let Some(program) = Program::build(&[WireType::F32], &[3], false) else { return };
     let mut ranks = Ranks::new(&program, 3, SLOT, false);
     ranks.stagger[0] = 300;
     for rank in 0..3 {
-        // rank 1 has another length
+        // Rank 1 has another length.
         let elements = if rank == 1 { 30 } else { 31 };
         let call = DeviceCall { kernel: Kernel::OneShot, wire: WireType::F32, elements, root: 0 };
         ranks.submit(rank, &call, &tensors(&values(rank, elements as usize, 1)), 1.0);
     }
-    assert_eq!(ranks.run(), [true]);
+    ranks.start();
+    assert_eq!(ranks.wait(), [true]);
     let differs = |peer| Fault { peer, kind: fault::DIFFERS, epoch: 1 };
     assert_eq!(ranks.faults(0), [differs(1)]);
     assert_eq!(ranks.faults(1), [differs(0), differs(2)]);
     assert_eq!(ranks.faults(2), [differs(1)]);
 }
 
-/// Every wait has a limit; afterwards launches that are queued end without another one, and without touching their outputs.
+/// Every wait has a limit. Afterwards queued launches end without waiting again, and do not write their outputs.
 #[test]
 fn a_rank_that_never_comes_is_named_once() {
     let Some(program) = Program::build(&[WireType::F32], &[3], false) else { return };
     let mut ranks = Ranks::new(&program, 3, SLOT, false);
-    ranks.frames.iter_mut().for_each(|context| context.limit_ns = 3_000_000_000);
+    ranks.constants.iter_mut().for_each(|constants| constants.limit_ns = 3_000_000_000);
     let call = DeviceCall { kernel: Kernel::TwoShot, wire: WireType::F32, elements: 300, root: 0 };
     let mut outputs = Vec::new();
     for _ in 0..20 {
@@ -179,7 +184,8 @@ fn a_rank_that_never_comes_is_named_once() {
             outputs.push(ranks.submit(rank, &call, &tensors(&values(rank, 300, 1)), 1.0));
         }
     }
-    assert_eq!(ranks.run(), [true]);
+    ranks.start();
+    assert_eq!(ranks.wait(), [true]);
     for rank in [0, 2] {
         assert_eq!(ranks.faults(rank), [Fault { peer: 1, kind: fault::MISSING, epoch: 1 }]);
     }
@@ -187,15 +193,15 @@ fn a_rank_that_never_comes_is_named_once() {
     assert!(outputs.into_iter().all(|output| ranks.read(output).iter().all(|value| value.to_bits() == untouched)));
 }
 
-/// SIGKILL in the middle: the others' waits end and name the rank.
+/// After SIGKILL in the middle of a run, the other ranks' waits end and name the rank.
 #[test]
 fn a_rank_that_is_killed_is_named() {
     let Some(program) = Program::build(&[WireType::F32], &[3], false) else { return };
     let mut ranks = Ranks::new(&program, 3, SLOT, true);
-    ranks.frames.iter_mut().for_each(|context| context.limit_ns = 6_000_000_000);
+    ranks.constants.iter_mut().for_each(|constants| constants.limit_ns = 6_000_000_000);
     let call = DeviceCall { kernel: Kernel::TwoShot, wire: WireType::F32, elements: 128, root: 0 };
     for rank in 0..3 {
-        // far more than can be done before the signal
+        // Far more than can run before the signal.
         let inputs = tensors(&values(rank, 128, 1));
         for _ in 0..if rank == 1 { 20 } else { 40 } {
             ranks.submit(rank, &call, &inputs, 1.0);
@@ -210,7 +216,7 @@ fn a_rank_that_is_killed_is_named() {
     }
 }
 
-/// What an abort of the job does: the wait ends long before its limit, which is ten minutes here.
+/// An abort of the job ends a wait long before its limit, which is ten minutes here.
 #[test]
 fn an_abort_ends_a_wait() {
     let Some(program) = Program::build(&[WireType::F32], &[2], false) else { return };
@@ -223,7 +229,7 @@ fn an_abort_ends_a_wait() {
     assert_eq!(ranks.faults(0), [Fault { peer: 1, kind: fault::ABORTED, epoch: 1 }]);
 }
 
-/// A driver that promises access it does not give: the test of access writes and reads, to and from every peer.
+/// A driver may report access that it does not give: the test of access writes to and reads from every peer.
 #[test]
 fn memory_that_is_not_the_peers_is_noticed() {
     let Some(program) = Program::build(&[WireType::F32], &[3], false) else { return };
@@ -231,10 +237,10 @@ fn memory_that_is_not_the_peers_is_noticed() {
     ranks.probe(|_| {});
     assert!((0..3).all(|rank| ranks.faults(rank).is_empty()));
     let mut ranks = Ranks::new(&program, 3, SLOT, false);
-    // rank 0 sees its own window where rank 2's should be
-    ranks.probe(|context| {
-        if context.rank == 0 {
-            context.windows[2] = context.windows[0];
+    // Rank 0 sees its own window instead of rank 2's.
+    ranks.probe(|constants| {
+        if constants.rank == 0 {
+            constants.windows[2] = constants.windows[0];
         }
     });
     let kinds: Vec<_> = ranks.faults(0).iter().map(|f| (f.peer, f.kind)).collect();

@@ -1,4 +1,4 @@
-//! NVRTC compiles every kernel, without a GPU, and the PTX has the accesses that the protocol is built on.
+//! NVRTC compiles every kernel, without a GPU, and the PTX has the memory accesses that the protocol needs.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -7,8 +7,8 @@ use comm::cuda::layout::WireType;
 use comm::cuda::protocol::Kernel;
 use comm::cuda::source::{KernelVariant, PARTS};
 
-/// `TRAINER_TEST_NVRTC` is the path of libnvrtc, or `wheel`: that of the package nvidia-cuda-nvrtc in the Python of
-/// `TRAINER_TEST_PYTHON`. CI sets it; without it this is not run.
+/// `TRAINER_TEST_NVRTC` is the path of libnvrtc, or `wheel` for the library of the package nvidia-cuda-nvrtc in the Python of
+/// `TRAINER_TEST_PYTHON`. CI sets it. Without it, these tests do nothing.
 struct Nvrtc {
     library: String,
     python: String,
@@ -55,10 +55,10 @@ fn every_kernel_compiles_and_has_its_accesses() {
                 let meetings = if kernel == Kernel::TwoShot { 2 } else { 1 };
                 at_least("st.release.sys.global.u64", meetings);
                 at_least("ld.acquire.sys.global.u64", meetings);
-                // twice for each topology, once at the beginning
+                // Two for each meeting, one at the beginning.
                 at_least("bar.sync", 2 * meetings + 1);
                 at_least("ld.relaxed.sys.global.u64", meetings + 1);
-                // packs are read and written as one
+                // Packs are read and written in one access.
                 at_least("ld.global.v4", 2);
                 at_least("st.global.v4", 2);
                 assert_eq!(count(&ptx, "ld.global.nc"), 0, "{variant:?}: past the caches that keep in step");
@@ -76,7 +76,7 @@ fn every_world_and_number_of_tensors_compiles() {
     for parts in PARTS {
         nvrtc.compile(&KernelVariant { kernel: Kernel::OneShot, wire: WireType::F32, world: 2, parts }, "sm_80");
     }
-    // as cubecl names Hopper
+    // cubecl's name for Hopper.
     let probe =
         nvrtc.compile(&KernelVariant { kernel: Kernel::Probe, wire: WireType::F32, world: 8, parts: 2 }, "sm_90a");
     assert!(count(&probe, "st.release.sys") >= 1 && count(&probe, "ld.acquire.sys") >= 1);

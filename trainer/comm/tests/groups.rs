@@ -1,4 +1,4 @@
-//! Sub-groups, asynchronous handles, tags, and other hosts' addresses.
+//! Sub-groups, asynchronous calls, tags, and addresses of several hosts.
 
 mod support;
 
@@ -47,7 +47,7 @@ fn groups_work_beside_each_other_and_beside_the_world() {
                     assert_eq!(data, vec![5; n]);
                 }
             }
-            // A group of a group, and the same group again.
+            // A group made from a group, and the same group again.
             if let Some(group) = even {
                 let pair = group.group(&[2, 0]).unwrap();
                 assert_eq!(pair.is_some(), me != 0);
@@ -87,7 +87,7 @@ fn a_mismatch_inside_a_group_names_the_group() {
             match comm.group(&[2, 0]) {
                 Ok(Some(group)) => message(group.broadcast(&mut vec![0u8; comm.rank() + 1], 0)),
                 Ok(None) => message(comm.barrier()),
-                // the others may be so far before rank 1 knows that it is not of the group
+                // The other ranks may be this far before rank 1 knows that it is not in the group.
                 Err(error) => error.message,
             }
         });
@@ -121,7 +121,7 @@ fn handles_finish_in_order_and_mix_with_direct_calls() {
                 let first = 2 * comm.rank() as i64;
                 assert_eq!(part.wait().unwrap(), [3 * first, 3 * (first + 1)]);
             }
-            // A handle that nobody waits for: the collective runs all the same.
+            // A `Work` that is dropped: the collective still runs.
             drop(comm.all_reduce_async(vec![1f32; 1000], ReduceOp::Sum));
             drop(comm);
         });
@@ -138,8 +138,8 @@ fn a_duplicate_may_be_used_in_another_order_at_the_same_time() {
                 assert_eq!((dup.rank(), dup.world(), dup.ranks()), (me, world, comm.ranks()));
                 for turn in 0..30 {
                     for n in [1usize, 100_003] {
-                        // Rank 0 waits in the duplicate while the original's is under way, the others come to that last:
-                        // if the two took turns, all would wait for ever.
+                        // Rank 0 waits in the duplicate while the original's call runs; the other ranks call that one last. If the two took
+                        // turns, all ranks would wait forever.
                         let (first, second) = if turn % 2 == 0 { (&comm, &dup) } else { (&dup, &comm) };
                         if me == 0 {
                             let handle = first.all_reduce_async(vec![me as i32; n], ReduceOp::Sum);
@@ -157,7 +157,7 @@ fn a_duplicate_may_be_used_in_another_order_at_the_same_time() {
                         }
                     }
                 }
-                // Two threads that know nothing of each other.
+                // Two threads that use the communicators independently.
                 thread::scope(|scope| {
                     for comm in [&comm, &dup] {
                         scope.spawn(move || {
@@ -245,7 +245,7 @@ fn tags_are_received_in_any_order_and_both_may_send_first() {
     for kind in KINDS {
         ranks(kind, 2, |comm| {
             let other = 1 - comm.rank();
-            // Far more than the channel holds, both ways at once. The rounds differ in who is blocked when.
+            // Far more than the channel holds, in both directions at once. The rounds differ in which rank is blocked when.
             for n in [0usize, 10].into_iter().chain([1_000_003; 20]) {
                 for tag in [1u64, 2, 3] {
                     comm.send(&vec![(tag * 10) as i32 + comm.rank() as i32; n], other, tag).unwrap();
@@ -256,7 +256,7 @@ fn tags_are_received_in_any_order_and_both_may_send_first() {
                     assert_eq!(got, vec![(tag * 10) as i32 + other as i32; n], "{} tag {tag}", comm.transport());
                 }
             }
-            // Same tag: in the order of sending; a message may wait while its receiver is in a collective.
+            // The same tag: in the order of sending. A message may wait while its receiver is in a collective.
             for i in 0..5u8 {
                 comm.send(&[i], other, 0).unwrap();
             }

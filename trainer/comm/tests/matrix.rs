@@ -1,4 +1,4 @@
-//! Operation x dtype x size x world x transport, each twice in a row, against exact values.
+//! Operation x element type x size x world size x transport, each twice in a row, against exact values.
 
 mod support;
 
@@ -44,7 +44,7 @@ fn u8_matrix() {
     matrix::<u8>();
 }
 
-/// gloo's check: every rank fills with its rank, the result is w(w-1)/2; long enough for many rounds of every schedule.
+/// The check of gloo: every rank fills with its rank, so the result is w(w-1)/2. Long enough for many rounds of every schedule.
 #[test]
 fn long_arrays() {
     for kind in KINDS {
@@ -139,7 +139,7 @@ fn special_values() {
     }
 }
 
-/// The type-erased form, and its refusal of buffers that are no such array.
+/// The calls with a type known at run time refuse buffers that are not arrays of it.
 #[test]
 fn bytes_with_a_type() {
     for kind in KINDS {
@@ -148,12 +148,12 @@ fn bytes_with_a_type() {
             comm.all_reduce_bytes(bytemuck::cast_slice_mut(&mut data), DType::F64, ReduceOp::Mean).unwrap();
             assert_eq!(data, [2.0; 9]);
         });
-        // A job of its own: the refusal ends the job, for a rank that is still in its last collective too.
+        // Its own job: the refusal ends the job, also for a rank that is still in its last collective.
         ranks(kind, 2, |comm| {
             let mut words = [0u64; 2];
             let odd = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut words)[1..9];
             let error = comm.all_reduce_bytes(odd, DType::F64, ReduceOp::Sum).unwrap_err();
-            assert!(error.message.contains("no aligned array of f64"), "{error}");
+            assert!(error.message.contains("not an aligned array of f64"), "{error}");
         });
     }
 }

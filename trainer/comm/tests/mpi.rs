@@ -1,5 +1,5 @@
 //! Ranks over an installed MPI library, in processes that mpirun starts: `cargo test --release -p comm --features mpi --test mpi`.
-//! Each test starts this program once a rank, which runs one of the ignored tests below.
+//! Each test starts this program once per rank. The program runs one of the ignored tests below.
 #![cfg(feature = "mpi")]
 
 mod support;
@@ -11,11 +11,11 @@ use half::{bf16, f16};
 use support::matrix::{SIZES, collectives};
 use support::{Job, Number};
 
-/// Where the ranks find their rendezvous.
+/// Variable with the address of the rendezvous.
 const STORE: &str = "TEST_STORE";
 const SECRET: &str = "TEST_SECRET";
 
-/// Open MPI's launcher; more ranks than cores and the superuser are what tests have.
+/// Returns Open MPI's launcher. Tests may run more ranks than cores, and as root.
 fn mpirun(world: usize) -> Command {
     let mut command = Command::new("mpirun");
     command.args(["--allow-run-as-root", "--oversubscribe", "-np", &world.to_string()]).env("NO_COLOR", "1");
@@ -32,7 +32,7 @@ fn ranks(body: &str, world: usize) -> Output {
     command.output().expect("mpirun starts")
 }
 
-/// This process's communicator, as a rank that mpirun has started.
+/// Returns this process's communicator, as a rank that mpirun has started.
 fn rank() -> Communicator {
     joined(|_| {}).expect("this rank joins")
 }
@@ -61,7 +61,7 @@ fn matrix_rank() {
     sizes::<i32>(&comm);
     sizes::<i64>(&comm);
     sizes::<u8>(&comm);
-    // a group of every second rank, a duplicate of the world, and both at once
+    // A group of every second rank, a duplicate of the world, and both at once.
     let all: Vec<usize> = (0..comm.world()).collect();
     let group: Vec<usize> = all.iter().copied().filter(|rank| rank % 2 == 0).collect();
     let even = comm.group(&group).expect("a group");
@@ -98,7 +98,7 @@ fn mismatch_rank() {
 
 #[test]
 fn a_mismatch_is_the_same_error_on_every_rank() {
-    // MPI's processes end without MPI_Finalize then: mpirun reports that as an error of its own
+    // MPI's processes end without MPI_Finalize, which mpirun reports as an error of its own.
     let said = String::from_utf8_lossy(&ranks("mismatch_rank", 3).stdout).into_owned();
     for rank in 0..3 {
         let want = format!(
@@ -116,7 +116,7 @@ fn absent_rank() {
         let error = comm.barrier().expect_err("rank 1 does not come");
         println!("rank 0: {}", error.message);
     } else {
-        // ends when rank 0 has given up
+        // Ends when rank 0 has given up.
         while comm.error().is_none() {
             std::thread::sleep(std::time::Duration::from_millis(10));
         }

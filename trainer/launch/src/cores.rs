@@ -1,24 +1,28 @@
-//! Cores: which there are, in what order, and who gets which.
+//! CPU cores: which exist, in what order, and which worker uses which.
 
 use std::fs;
+use std::io;
 use std::num::NonZero;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// What each worker of a node gets.
+/// Bytes of an affinity mask: 1024 cores, as many as the kernel's `cpu_set_t` has.
+pub const MASK_BYTES: usize = CpuSet::MAX_CPU / 8;
+
+/// Cores and threads of the workers of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Split {
-    /// Threads of a worker's pool; the same for all, so that no rank computes differently.
-    pub threads: usize,
-    /// Cores of each worker, by local rank; none where there are more workers than cores, which then share all of them.
-    pub pins: Option<Vec<Vec<usize>>>,
+pub(super) struct CoreAssignment {
+    /// Threads of a worker's pool. All workers have the same number, so that no rank computes differently.
+    pub(super) threads: usize,
+    /// Cores of each worker, by local rank. `None` where there are more workers than cores: then all workers share all cores.
+    pub(super) cores: Option<Vec<Vec<usize>>>,
 }
 
-/// Splits `cores` over `workers` in runs of neighbours; what does not divide evenly goes to the first ones. `quota` is the
-/// number of cores that may be busy at once (a container's limit), which may be less than there are.
-pub fn split(cores: &[usize], quota: usize, workers: usize) -> Split {
+/// Splits `cores` among `workers` in runs of neighbours. Where the division leaves a rest, the first workers get one core
+/// more. `quota` is the number of cores that may be busy at once (a container's limit), which may be smaller.
+pub(super) fn assign(cores: &[usize], quota: usize, workers: usize) -> CoreAssignment {
     let threads = (cores.len().min(quota) / workers.max(1)).max(1);
-    let pins = (workers > 0 && workers <= cores.len()).then(|| {
+    let cores = (workers > 0 && workers <= cores.len()).then(|| {
         let (each, more) = (cores.len() / workers, cores.len() % workers);
         let mut rest = cores;
         (0..workers)
@@ -29,35 +33,59 @@ pub fn split(cores: &[usize], quota: usize, workers: usize) -> Split {
             })
             .collect()
     });
-    Split { threads, pins }
+    CoreAssignment { threads, cores }
 }
 
-/// The cores that this process may use, neighbours (threads of a core, cores of a socket) next to each other.
+/// Returns the cores that this process may use. Neighbours (threads of a core, cores of a socket) are next to each other.
 pub fn available() -> Vec<usize> {
     let Ok(set) = sched_getaffinity(None) else { return Vec::new() };
-    let mut cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect();
+    let mut cores: Vec<usize> = members(&set).collect();
     cores.sort_by_key(|cpu| (topology(*cpu, "physical_package_id"), topology(*cpu, "core_id"), *cpu));
     cores
 }
 
-/// Cores that may be busy at once: what is allowed, or a container's quota if that is less.
+/// Returns the number of cores that may be busy at once: the allowed cores, or a container's quota if that is smaller.
 pub fn quota() -> usize {
     std::thread::available_parallelism().map_or(1, NonZero::get)
 }
 
-/// Unknown: 0, which leaves the kernel's numbering.
+/// Returns the cores that this process may use as a bit mask, for [`threads_of_rank`].
+///
+/// # Errors
+/// The kernel refuses, as a sandbox may.
+pub fn affinity_mask() -> io::Result<[u8; MASK_BYTES]> {
+    let mut mask = [0; MASK_BYTES];
+    members(&sched_getaffinity(None)?).for_each(|cpu| mask[cpu / 8] |= 1 << (cpu % 8));
+    Ok(mask)
+}
+
+/// Returns the number of threads for the rank with the mask `own`: each core is divided by the number of ranks of the host
+/// that may use it. `all` has the masks of these ranks, `own` included. At least 1, at most [`quota`].
+pub fn threads_of_rank(own: &[u8], all: &[&[u8]]) -> usize {
+    let has = |mask: &[u8], core: usize| mask[core / 8] & (1 << (core % 8)) != 0;
+    let share = |core: usize| 1.0 / all.iter().filter(|mask| has(mask, core)).count() as f64;
+    let cores: f64 = (0..8 * own.len()).filter(|&core| has(own, core)).map(share).sum();
+    // Three thirds of a core add up to a little less than 1
+    ((cores + 1e-6) as usize).clamp(1, quota())
+}
+
+fn members(set: &CpuSet) -> impl Iterator<Item = usize> + '_ {
+    (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu))
+}
+
+/// Reads a number from the kernel's description of a core. 0 where it is unknown, which keeps the kernel's order of cores.
 fn topology(cpu: usize, name: &str) -> usize {
     let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/{name}");
     fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
 }
 
-/// Keeps the calling thread, and the processes that it starts, to `cores` until dropped: a child that inherits its cores
-/// has them from its first instruction on.
-pub(super) struct Pinned(Option<CpuSet>);
+/// Limits the calling thread, and the processes that it starts, to some cores until dropped. A child that inherits its
+/// cores has them from its first instruction on.
+pub(super) struct AffinityGuard(Option<CpuSet>);
 
-impl Pinned {
-    /// `None` pins nothing. A kernel that refuses (a core went offline) leaves all cores: slower, not wrong.
-    pub(super) fn to(cores: Option<&Vec<usize>>) -> Self {
+impl AffinityGuard {
+    /// `None` limits nothing. If the kernel refuses (a core went offline), all cores stay allowed: slower, but correct.
+    pub(super) fn new(cores: Option<&Vec<usize>>) -> Self {
         let (Some(cores), Ok(before)) = (cores, sched_getaffinity(None)) else { return Self(None) };
         let mut set = CpuSet::new();
         cores.iter().for_each(|cpu| set.set(*cpu));
@@ -65,10 +93,10 @@ impl Pinned {
     }
 }
 
-impl Drop for Pinned {
+impl Drop for AffinityGuard {
     fn drop(&mut self) {
         if let Some(before) = &self.0 {
-            // it was this thread's own set a moment ago
+            // This cannot fail: the set was this thread's own a moment ago
             let _ = sched_setaffinity(None, before);
         }
     }
@@ -79,8 +107,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cores_are_shared_out_once_each() {
-        // cores, quota, workers, threads, cores of each worker
+    fn each_core_is_assigned_once() {
+        // Cores, quota, workers, threads, cores of each worker
         for (cores, quota, workers, threads, sizes) in [
             (8, 8, 4, 2, Some(&[2, 2, 2, 2][..])),
             (8, 8, 3, 2, Some(&[3, 3, 2])),
@@ -90,14 +118,14 @@ mod tests {
             (1, 1, 1, 1, Some(&[1])),
             (0, 1, 2, 1, None),
         ] {
-            // numbers with holes, as a container's set may have
+            // Numbers with holes, as a container's set may have
             let all: Vec<usize> = (0..cores).map(|core| 3 + 2 * core).collect();
-            let found = split(&all, quota, workers);
+            let found = assign(&all, quota, workers);
             assert_eq!(found.threads, threads, "{cores} {quota} {workers}");
-            let found_sizes = found.pins.as_ref().map(|pins| pins.iter().map(Vec::len).collect::<Vec<_>>());
+            let found_sizes = found.cores.as_ref().map(|cores| cores.iter().map(Vec::len).collect::<Vec<_>>());
             assert_eq!(found_sizes.as_deref(), sizes, "{cores} {quota} {workers}");
-            if let Some(pins) = found.pins {
-                assert_eq!(pins.concat(), all, "each core once, in order");
+            if let Some(cores) = found.cores {
+                assert_eq!(cores.concat(), all, "each core once, in order");
             }
         }
     }
@@ -111,10 +139,30 @@ mod tests {
         let before = allowed(&fs::read_to_string("/proc/thread-self/status").unwrap());
         let last = *all.last().unwrap();
         let child = {
-            let _pinned = Pinned::to(Some(&vec![last]));
+            let _pinned = AffinityGuard::new(Some(&vec![last]));
             std::process::Command::new("cat").arg("/proc/self/status").output().unwrap().stdout
         };
         assert_eq!(allowed(&String::from_utf8(child).unwrap()), Some(last.to_string()));
         assert_eq!(allowed(&fs::read_to_string("/proc/thread-self/status").unwrap()), before);
+    }
+
+    #[test]
+    fn cores_are_divided_among_the_ranks_that_may_use_them() {
+        let (zero, one, both): (&[u8], &[u8], &[u8]) = (&[0b01], &[0b10], &[0b11]);
+        assert_eq!(threads_of_rank(both, &[both]), 2.min(quota()));
+        assert_eq!(threads_of_rank(both, &[both, both]), 1);
+        assert_eq!(threads_of_rank(both, &[both, both, both]), 1);
+        assert_eq!(threads_of_rank(zero, &[zero, one]), 1);
+        let six: &[u8] = &[0b11_1111];
+        assert_eq!(threads_of_rank(six, &[six, six, six]), 2.min(quota()));
+    }
+
+    #[test]
+    fn the_mask_has_the_available_cores() {
+        let mask = affinity_mask().unwrap();
+        let mut all = available();
+        all.sort_unstable();
+        let found: Vec<usize> = (0..8 * MASK_BYTES).filter(|core| mask[core / 8] & (1 << (core % 8)) != 0).collect();
+        assert_eq!(found, all);
     }
 }

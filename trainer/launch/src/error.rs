@@ -1,30 +1,30 @@
-//! The one error of the launcher: what it refuses before any worker runs.
+//! The error of this crate: why no job runs.
 
 use std::fmt;
 
 /// Exit code of bad usage: flags or variables that contradict each other.
 pub const USAGE: u8 = 2;
-/// Exit code of a job of which a worker died, or which could not be put together.
+/// Exit code where a worker died, or where the job could not be started.
 pub const WORKER_DIED: u8 = 3;
 
-/// Why there is no job. `Display` gives the cause and, on a line of its own, the hint.
+/// Why no job runs. `Display` writes the cause and, on a second line, the hint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LaunchError {
     /// The process's exit code.
     pub code: u8,
-    /// What is wrong, with the names of flags, variables, addresses.
+    /// What is wrong, with the names of flags, variables and addresses.
     pub message: String,
-    /// What to do about it.
+    /// What the user can do about it.
     pub hint: String,
 }
 
 impl LaunchError {
-    /// Flags or variables are to blame.
+    /// Blames flags or variables: exit code 2.
     pub fn usage(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self { code: USAGE, message: message.into(), hint: hint.into() }
     }
 
-    /// The machine, the network or another node is to blame.
+    /// Blames the machine, the network or another node: exit code 3.
     pub fn failed(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self { code: WORKER_DIED, message: message.into(), hint: hint.into() }
     }
@@ -39,5 +39,5 @@ impl fmt::Display for LaunchError {
 
 impl std::error::Error for LaunchError {}
 
-/// Result of everything in this module.
+/// Result of this crate.
 pub type Result<T> = std::result::Result<T, LaunchError>;

@@ -1,50 +1,53 @@
-//! From one command to many processes, and back to one exit code.
+//! Starts one process per rank on a node, supervises the processes, and ends with one exit code. This is the work of torchrun:
+//! an elastic agent (here [`LaunchConfig::run`]), a rendezvous of nodes, a worker group with a fixed number of ranks, restarts
+//! of the whole group, and an `error.json` of each worker that failed.
 //!
 //! ```text
-//!   trainer --cpus 4 ─▶ Job::run                                     (job.rs)
-//!      │  Ctrl-C, SIGTERM …  ─▶ Supervisor ◀─ pidfds, beats, store   (supervisor.rs, signals.rs)
+//!   trainer --cpus 4 ─▶ LaunchConfig::run                            (launcher.rs)
+//!      │  Ctrl-C, SIGTERM …  ─▶ Supervisor ◀─ pidfds, heartbeats, store   (supervisor.rs, signals.rs)
 //!      │                          │  │
 //!      │   StoreServer ◀──────────┼──┼──── rendezvous, deaths, abort (comm/store)
 //!      │      ▲                   │  │
-//!      │      │  page of memory ◀─┘  └──▶ logs/rank-N/, screen       (status_page.rs; output.rs, terminal_lines.rs)
+//!      │      │     StatusPage ◀──┘  └──▶ logs/rank-N/, screen       (status_page.rs; output.rs, terminal_lines.rs)
 //!      ▼      │      │
 //!   trainer --cpus 4, with TRAINER_WORKER, RANK, …, for each rank    (process.rs, cores.rs)
-//!      worker::attach ─▶ Attached::join ─▶ Worker                    (worker.rs, worker_status.rs)
+//!      worker::attach ─▶ Worker::join                                (worker.rs, worker_status.rs)
 //! ```
 //!
-//! The same program with the same arguments is launcher and worker; [`detect`] tells which from the environment, and knows
-//! the workers of torchrun, Slurm, MPI and Kubeflow too (`environment/`). `node_rendezvous.rs` joins launchers on several machines.
+//! The same program with the same arguments is launcher and worker. [`detect`] decides which from the environment, and knows
+//! the workers of torchrun, Slurm, MPI and Kubeflow too (`environment/`). `node_rendezvous.rs` joins launchers of several
+//! machines.
 //!
-//! # What a worker of ours has
+//! # What a worker of this launcher has
 //!
 //! | what | how |
 //! |---|---|
-//! | its place | `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`, `GROUP_RANK`, `MASTER_ADDR`, `MASTER_PORT` |
-//! | its launcher | `TRAINER_WORKER`, the process id; it dies with it (parent-death signal and pidfd) |
-//! | the job's secret | `TRAINER_SECRET`, fresh for each attempt; never on a command line |
+//! | its place in the job | `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`, `GROUP_RANK`, `MASTER_ADDR`, `MASTER_PORT` |
+//! | its launcher | `TRAINER_WORKER`, a process id. The worker dies with its launcher (parent-death signal and pidfd) |
+//! | the job's secret | `TRAINER_SECRET`, a new one for each attempt; never on a command line |
 //! | its attempt | `TRAINER_ATTEMPT`, from 0 to `--max-restarts` |
-//! | where to say why it failed | `TRAINER_FAILURE_FILE`, `logs/rank-N/error.json`; panics write it by themselves |
-//! | a page shared with its launcher | standard input, until [`worker::attach`] puts `/dev/null` there |
-//! | cores and threads | its affinity, inherited; `RAYON_NUM_THREADS`, unless the user has set it |
-//! | a process group | its own: a terminal's Ctrl-C goes to the launcher, which decides |
+//! | where to report a failure | `TRAINER_FAILURE_FILE`, `logs/rank-N/error.json`. A panic writes the file too |
+//! | a page shared with its launcher | standard input, until [`worker::attach`] replaces it with `/dev/null` |
+//! | cores and threads | an inherited affinity mask; `RAYON_NUM_THREADS`, unless the user has set it |
+//! | a process group | its own: a terminal's Ctrl-C goes to the launcher, which decides what to do |
 //!
 //! # How a job ends
 //!
-//! All workers exit with 0: so does the launcher. One fails, is silent for longer than the timeout, or another node reports
-//! so: the store tells all ranks, which leave their collectives at once; the launcher reports the root cause with what the
-//! worker was doing and its last lines, ends the others (SIGTERM, then SIGKILL) and exits with 3, or starts all again. A
-//! signal asks the workers for a checkpoint and the same exit code, 128 + n, which is the launcher's as well; a second one
-//! kills them. The launcher itself is killed: the kernel kills its workers. Memory that is shared has no name in any file
-//! system, sockets and processes end with the group: there is nothing to clean up.
+//! All workers exit with 0: the launcher does too. A worker fails, sends no heartbeats for longer than the timeout, or another
+//! node reports a failure: the store tells all ranks, which leave their collectives at once. The launcher reports the root
+//! cause with the worker's last status and last lines, ends the other workers (SIGTERM, then SIGKILL), and exits with 3 or
+//! starts all workers again. A signal asks the workers for a checkpoint; they exit with 128 + n, and so does the launcher. A
+//! second signal kills them. The launcher itself is killed: the kernel kills its workers. Shared memory has no name in any
+//! file system, and sockets and processes end with the group: nothing is left to clean up.
 
 pub mod cores;
 pub mod environment;
 mod error;
-pub mod failure_report;
-mod job;
+mod failure_report;
+mod launcher;
 mod node_rendezvous;
 mod output;
-pub mod port;
+mod port;
 mod process;
 mod report;
 pub mod secret;
@@ -55,9 +58,9 @@ mod terminal_lines;
 pub mod worker;
 mod worker_status;
 
-pub use environment::{Launcher, Request, Role, detect};
+pub use environment::{LauncherChoice, Role, detect};
 pub use error::{LaunchError, Result, USAGE, WORKER_DIED};
-pub use job::Job;
-pub use node_rendezvous::Nodes;
-pub use worker::{Attached, Worker};
+pub use launcher::{LaunchConfig, Timeouts};
+pub use node_rendezvous::RendezvousParameters;
+pub use worker::Worker;
 pub use worker_status::WorkerStatus;

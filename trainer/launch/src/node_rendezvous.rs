@@ -1,62 +1,63 @@
-//! Launchers of one job on several nodes: they meet at node 0's address, share the ranks out, and end together.
+//! Rendezvous of the launchers of a job on several nodes: they meet at node 0's address, assign the ranks, and end together.
 //!
 //! ```text
-//! node 0 listens at --master-addr:--master-port for the launchers (a store with one member a node)
-//! node R          sets  node/R  = its workers, host name, flags          all read all of them: world and first ranks
-//! node 0          sets  workers = the port of the workers' store          another one, on a port that the kernel chose
-//! node R          sets  failed  = the first failure, in its words         all end their workers, and say so
-//! node R          sets  ended/R when its workers are done                 node 0 waits for all: it hosts both stores
+//! node 0 listens at --master-addr:--master-port for the launchers (a store with one member per node)
+//! node R          sets  node/R  = its workers, host name, flags    every node reads all: world size and first ranks
+//! node 0          sets  workers = the port of the workers' store   a second store, on a port that the kernel chose
+//! node R          sets  failed  = the first failure                every node ends its workers and reports the failure
+//! node R          sets  ended/R when its workers are done          node 0 waits for all: it hosts both stores
 //! ```
 //!
-//! Each attempt has stores and secrets of its own, derived from the job's.
+//! Each attempt has its own stores, and its own secrets derived from the job's.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::error::{LaunchError, Result};
 use super::port;
-use super::secret::derived;
+use super::secret::{self, derive};
 use super::worker::{bind, listen_address};
 use comm::{CommError, ErrorKind, Secret, StoreClient, StoreServer};
 
-/// How long one question to the store may take before the launcher looks at its signals again.
-const TURN: Duration = Duration::from_millis(200);
+/// Longest request to the store, after which the launcher checks its signals again.
+const POLL: Duration = Duration::from_millis(200);
 
-/// This node's place in a job of several.
+/// Where and how the launchers of several nodes meet, as in torchrun's class of this name.
 #[derive(Debug, Clone)]
-pub struct Nodes {
+pub struct RendezvousParameters {
     /// `--nnodes`.
-    pub nodes: usize,
+    pub nnodes: usize,
     /// `--node-rank`.
     pub node_rank: usize,
-    /// `--master-addr`: node 0's host.
+    /// `--master-addr`: host of node 0.
     pub master_addr: String,
-    /// `--master-port`, at which node 0's launcher listens.
+    /// `--master-port`: where node 0's launcher listens.
     pub master_port: u16,
-    /// What all launchers know and nobody else.
+    /// Secret that only the launchers of the job know.
     pub secret: Secret,
 }
 
-impl Nodes {
-    /// Checks what the command line gives. Without a secret anybody who reaches the port could join, so that is refused
-    /// unless the address is this machine's loopback.
+impl RendezvousParameters {
+    /// Checks the values of the command line. A secret is required unless the address is this machine's loopback: without one,
+    /// any process that reaches the port could join.
     ///
     /// # Errors
-    /// A number out of range, or no secret.
+    /// A number is out of range, or there is no secret.
     pub fn new(
-        nodes: usize,
+        nnodes: usize,
         node_rank: usize,
         master_addr: String,
         master_port: u16,
         secret: Option<Secret>,
     ) -> Result<Self> {
-        if node_rank >= nodes {
+        if node_rank >= nnodes {
             return Err(LaunchError::usage(
-                format!("--node-rank {node_rank} is not below --nnodes {nodes}"),
+                format!("--node-rank {node_rank} is not below --nnodes {nnodes}"),
                 "nodes count from 0: the first of two is --node-rank 0, the second --node-rank 1",
             ));
         }
@@ -73,68 +74,50 @@ impl Nodes {
             None if loopback => Secret::from_words(&["loopback", &master_addr, &master_port.to_string()]),
             None => {
                 return Err(LaunchError::usage(
-                    format!("--nnodes {nodes} over {master_addr} needs a secret: anybody could join without one"),
-                    "set TRAINER_SECRET to the same words on all nodes, or --secret-file; `openssl rand -hex 32` makes some",
+                    format!("--nnodes {nnodes} over {master_addr} needs a secret: anybody could join without one"),
+                    secret::HINT,
                 ));
             }
         };
-        Ok(Self { nodes, node_rank, master_addr, master_port, secret })
+        Ok(Self { nnodes, node_rank, master_addr, master_port, secret })
     }
 }
 
-/// What a launcher tells the others about its node.
+/// What a launcher tells the other launchers about its node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Node {
+pub(super) struct NodeInfo {
     pub(super) workers: usize,
     pub(super) host: String,
     pub(super) max_restarts: usize,
 }
 
-/// The first failure of a job.
+/// The first failure of a job, as its node reports it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Failed {
+pub(super) struct NodeFailure {
     pub(super) node: usize,
     pub(super) what: String,
     /// Whether the job may be started again.
-    pub(super) again: bool,
+    #[serde(rename = "again")]
+    pub(super) restartable: bool,
 }
 
-/// Who is in the job.
-#[derive(Clone)]
-struct View {
-    nodes: Nodes,
-    /// By node, once all have come.
-    all: Vec<Node>,
-}
-
-impl View {
-    /// Which node an error of the launchers' store tells of, and how. Its "ranks" are nodes.
-    fn lost(&self, error: &CommError) -> (usize, String) {
-        match error.culprit {
-            Some(node) => {
-                let host = self.all.get(node).map_or_else(String::new, |node| format!(" on {}", node.host));
-                (node, format!("the launcher of node {node}{host} is gone"))
-            }
-            None => (0, format!("the launcher of node 0 at {} is gone ({})", self.nodes.master_addr, error.message)),
-        }
-    }
-}
-
-/// A launcher's connection to the others.
+/// A launcher's connection to the other launchers.
 pub(super) struct NodeRendezvous {
-    view: View,
-    // in this order: the goodbye goes out before the store goes away
+    parameters: RendezvousParameters,
+    /// By node, once all nodes have joined.
+    nodes: Vec<NodeInfo>,
+    // The order of these fields matters: the client leaves before the store is dropped
     watch: Option<JoinHandle<()>>,
     client: Arc<StoreClient>,
-    failed: Arc<Mutex<Option<Failed>>>,
+    failure: Arc<Mutex<Option<NodeFailure>>>,
     over: Arc<AtomicBool>,
     _server: Option<StoreServer>,
 }
 
-/// Why launchers did not come together.
+/// Why launchers did not meet.
 pub(super) enum RendezvousError {
     Failed(LaunchError),
-    /// By this signal.
+    /// A user's signal has interrupted the wait.
     Interrupted(i32),
 }
 
@@ -145,50 +128,55 @@ impl From<LaunchError> for RendezvousError {
 }
 
 impl NodeRendezvous {
-    /// Meets the other launchers, within `limit`.
-    pub(super) fn open(
-        nodes: &Nodes,
-        own: &Node,
+    /// Meets the other launchers within `limit`.
+    ///
+    /// # Errors
+    /// Node 0 cannot listen, a node does not join in time, nodes have different flags, or `interrupted` returns a signal.
+    pub(super) fn join(
+        parameters: &RendezvousParameters,
+        own: &NodeInfo,
         attempt: usize,
         limit: Duration,
         interrupted: &mut dyn FnMut() -> Option<i32>,
     ) -> std::result::Result<Self, RendezvousError> {
         let until = Instant::now() + limit;
-        let secret = derived(&nodes.secret, "nodes", attempt);
-        let server = match nodes.node_rank {
+        let RendezvousParameters { nnodes, node_rank, ref master_addr, master_port, .. } = *parameters;
+        let secret = derive(&parameters.secret, "nodes", attempt);
+        let server = match node_rank {
             0 => {
-                let host = listen_address(&nodes.master_addr, true);
-                Some(bind(&host, nodes.master_port, &secret, nodes.nodes, |_| {})?)
+                let host = listen_address(master_addr, true);
+                Some(bind(&host, master_port, &secret, nnodes, |_| {})?)
             }
             _ => None,
         };
-        let address = port::joined(&nodes.master_addr, nodes.master_port);
+        let address = port::joined(master_addr, master_port);
         let client = loop {
             if let Some(signal) = interrupted() {
                 return Err(RendezvousError::Interrupted(signal));
             }
-            match StoreClient::connect(address.as_str(), &secret, nodes.node_rank, nodes.nodes, TURN) {
+            match StoreClient::connect(address.as_str(), &secret, node_rank, nnodes, POLL) {
                 Ok(client) => break Arc::new(client),
-                // node 0 may still be at the attempt before, whose secret is another
+                // Node 0 may still be in the previous attempt, which has another secret
                 Err(error) if Instant::now() >= until || (attempt == 0 && error.message.contains("secret")) => {
-                    return Err(cannot_join(nodes, &error).into());
+                    return Err(cannot_join(node_rank, &error).into());
                 }
-                Err(_) => std::thread::sleep(TURN / 4),
+                Err(_) => std::thread::sleep(POLL / 4),
             }
         };
-        let mut link = Self {
-            view: View { nodes: nodes.clone(), all: Vec::new() },
+        let mut rendezvous = Self {
+            parameters: parameters.clone(),
+            nodes: Vec::new(),
             watch: None,
             client,
-            failed: Arc::default(),
+            failure: Arc::default(),
             over: Arc::default(),
             _server: server,
         };
         let text = serde_json::to_vec(own).map_err(|error| LaunchError::failed(error.to_string(), ""))?;
-        link.client.set(&format!("node/{}", nodes.node_rank), &text).map_err(|error| link.lost(&error))?;
-        for node in 0..nodes.nodes {
-            let bytes = link.value(&format!("node/{node}"), until, interrupted)?;
-            let other: Node = serde_json::from_slice(&bytes).map_err(|_| {
+        rendezvous.client.set(&format!("node/{node_rank}"), &text).map_err(|error| rendezvous.lost(&error))?;
+        for node in 0..nnodes {
+            let bytes = rendezvous.value(&format!("node/{node}"), until, interrupted)?;
+            let other: NodeInfo = serde_json::from_slice(&bytes).map_err(|_| {
                 LaunchError::failed(
                     format!("node {node} runs another version of this program"),
                     "install the same on all",
@@ -197,20 +185,21 @@ impl NodeRendezvous {
             if other.max_restarts != own.max_restarts {
                 return Err(LaunchError::usage(
                     format!(
-                        "node {node} ({}) was started with --max-restarts {}, node {} with {}",
-                        other.host, other.max_restarts, nodes.node_rank, own.max_restarts
+                        "node {node} ({}) was started with --max-restarts {}, node {node_rank} with {}",
+                        other.host, other.max_restarts, own.max_restarts
                     ),
                     "start all nodes of a job with the same flags",
                 )
                 .into());
             }
-            link.view.all.push(other);
+            rendezvous.nodes.push(other);
         }
-        link.watch()?;
-        Ok(link)
+        rendezvous.watch()?;
+        tracing::info!(nnodes, node_rank, master_addr, master_port, attempt, "all nodes have joined");
+        Ok(rendezvous)
     }
 
-    /// Waits for a key, in turns.
+    /// Waits for the value of a key; checks for signals meanwhile.
     fn value(
         &self,
         key: &str,
@@ -221,7 +210,7 @@ impl NodeRendezvous {
             if let Some(signal) = interrupted() {
                 return Err(RendezvousError::Interrupted(signal));
             }
-            match self.client.wait(key, TURN) {
+            match self.client.wait(key, POLL) {
                 Ok(value) => return Ok(value),
                 Err(error) if error.kind == ErrorKind::Timeout && Instant::now() < until => {}
                 Err(error) if error.kind == ErrorKind::Timeout => {
@@ -230,7 +219,7 @@ impl NodeRendezvous {
                     return Err(LaunchError::failed(
                         format!(
                             "{who} did not come to {}:{} in time",
-                            self.view.nodes.master_addr, self.view.nodes.master_port
+                            self.parameters.master_addr, self.parameters.master_port
                         ),
                         "is the job started on it, with the same --nnodes, --master-addr and --master-port?",
                     )
@@ -242,21 +231,28 @@ impl NodeRendezvous {
     }
 
     fn lost(&self, error: &CommError) -> LaunchError {
-        LaunchError::failed(self.view.lost(error).1, "its launcher has ended or was killed, or the network is down")
+        let (_, what) = lost(&self.parameters, &self.nodes, error);
+        LaunchError::failed(what, "its launcher has ended or was killed, or the network is down")
     }
 
-    /// Ranks of the job, and the first one of this node.
+    /// Returns the world size and the first rank of this node.
     pub(super) fn world(&self) -> (usize, usize) {
-        let workers = |nodes: &[Node]| nodes.iter().map(|node| node.workers).sum();
-        (workers(&self.view.all), workers(&self.view.all[..self.view.nodes.node_rank]))
+        let workers = |nodes: &[NodeInfo]| nodes.iter().map(|node| node.workers).sum();
+        (workers(&self.nodes), workers(&self.nodes[..self.parameters.node_rank]))
     }
 
-    /// Node 0: tells where the workers' store is.
-    pub(super) fn publish(&self, port: u16) -> Result<()> {
+    /// Node 0: publishes the port of the workers' store.
+    ///
+    /// # Errors
+    /// A node is gone.
+    pub(super) fn publish_port(&self, port: u16) -> Result<()> {
         self.client.set("workers", port.to_string().as_bytes()).map_err(|error| self.lost(&error))
     }
 
-    /// The other nodes: hears it.
+    /// The other nodes: wait for the port of the workers' store.
+    ///
+    /// # Errors
+    /// A node is gone, the port does not come within `limit`, or `interrupted` returns a signal.
     pub(super) fn workers_port(
         &self,
         limit: Duration,
@@ -269,53 +265,56 @@ impl NodeRendezvous {
         })
     }
 
-    /// Listens for failures elsewhere.
+    /// Starts the thread that waits for failures of other nodes.
     fn watch(&mut self) -> Result<()> {
-        let (client, failed, over) = (Arc::clone(&self.client), Arc::clone(&self.failed), Arc::clone(&self.over));
-        let (own, view) = (self.view.nodes.node_rank, self.view.clone());
+        let (client, failure, over) = (Arc::clone(&self.client), Arc::clone(&self.failure), Arc::clone(&self.over));
+        let (parameters, nodes) = (self.parameters.clone(), self.nodes.clone());
         let run = move || {
             let found = loop {
-                match client.wait("failed", TURN) {
+                match client.wait("failed", POLL) {
                     Ok(bytes) => {
-                        break serde_json::from_slice(&bytes).ok().filter(|failed: &Failed| failed.node != own);
+                        let found: Option<NodeFailure> = serde_json::from_slice(&bytes).ok();
+                        break found.filter(|failure| failure.node != parameters.node_rank);
                     }
                     Err(error) if error.kind == ErrorKind::Timeout && !over.load(Ordering::Relaxed) => {}
                     Err(error) if error.kind == ErrorKind::Timeout => return,
                     Err(error) => {
-                        let (node, what) = view.lost(&error);
-                        break Some(Failed { node, what, again: false });
+                        let (node, what) = lost(&parameters, &nodes, &error);
+                        break Some(NodeFailure { node, what, restartable: false });
                     }
                 }
             };
-            *failed.lock().unwrap_or_else(PoisonError::into_inner) = found;
+            *failure.lock() = found;
         };
         let thread = std::thread::Builder::new().name("nodes-watch".into()).spawn(run);
         self.watch = Some(thread.map_err(|error| LaunchError::failed(error.to_string(), "see `ulimit -a`"))?);
         Ok(())
     }
 
-    /// The failure of another node, once there is one.
-    pub(super) fn failure(&self) -> Option<Failed> {
-        self.failed.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// Returns the failure of another node, if there is one.
+    pub(super) fn failure(&self) -> Option<NodeFailure> {
+        self.failure.lock().clone()
     }
 
-    /// Tells the other nodes of a failure on this one. A store that is gone has told them.
-    pub(super) fn tell(&self, what: &str, again: bool) {
-        let failed = Failed { node: self.view.nodes.node_rank, what: what.to_owned(), again };
-        if let (None, Ok(text)) = (self.failure(), serde_json::to_vec(&failed)) {
+    /// Tells the other nodes about a failure on this node.
+    pub(super) fn publish_failure(&self, what: &str, restartable: bool) {
+        let failure = NodeFailure { node: self.parameters.node_rank, what: what.to_owned(), restartable };
+        if let (None, Ok(text)) = (self.failure(), serde_json::to_vec(&failure)) {
+            // If the store is gone, the other nodes know already
             let _ = self.client.set("failed", &text);
         }
     }
 
-    /// This node's workers are done. Node 0 stays until all nodes have said so, one has failed, or `interrupted`.
+    /// Tells the other nodes that this node's workers are done. Node 0 then waits until all nodes are done, a node has failed,
+    /// or `interrupted` returns a signal.
     pub(super) fn finish(&self, interrupted: &mut dyn FnMut() -> Option<i32>) {
-        let _ = self.client.set(&format!("ended/{}", self.view.nodes.node_rank), b"");
-        if self.view.nodes.node_rank > 0 {
+        let _ = self.client.set(&format!("ended/{}", self.parameters.node_rank), b"");
+        if self.parameters.node_rank > 0 {
             return;
         }
-        for node in 0..self.view.nodes.nodes {
+        for node in 0..self.parameters.nnodes {
             while self.failure().is_none() && interrupted().is_none() {
-                match self.client.wait(&format!("ended/{node}"), TURN) {
+                match self.client.wait(&format!("ended/{node}"), POLL) {
                     Err(error) if error.kind == ErrorKind::Timeout => {}
                     _ => break,
                 }
@@ -333,10 +332,21 @@ impl Drop for NodeRendezvous {
     }
 }
 
-fn cannot_join(nodes: &Nodes, error: &CommError) -> LaunchError {
-    let message = format!("node {} cannot join node 0: {}", nodes.node_rank, error.message);
+/// Returns the node that an error of the launchers' store names, and a description. The store's "ranks" are nodes.
+fn lost(parameters: &RendezvousParameters, nodes: &[NodeInfo], error: &CommError) -> (usize, String) {
+    match error.culprit {
+        Some(node) => {
+            let host = nodes.get(node).map_or_else(String::new, |node| format!(" on {}", node.host));
+            (node, format!("the launcher of node {node}{host} is gone"))
+        }
+        None => (0, format!("the launcher of node 0 at {} is gone ({})", parameters.master_addr, error.message)),
+    }
+}
+
+fn cannot_join(node_rank: usize, error: &CommError) -> LaunchError {
+    let message = format!("node {node_rank} cannot join node 0: {}", error.message);
     let hint = if error.message.contains("secret") {
-        "set TRAINER_SECRET (or --secret-file) to the same words on all nodes"
+        "give all nodes the same secret: --secret-file FILE, or TRAINER_SECRET"
     } else {
         "is the job started on node 0, do --master-addr and --master-port lead there, and does the firewall let it through?"
     };

@@ -1,19 +1,13 @@
-//! Who holds a port, as far as this user may know.
+//! Which process listens on a port, as far as this user may see.
 
 use std::fs;
 use std::net::IpAddr;
 
-/// A listener on a port.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Holder {
-    /// Its process.
-    pub pid: u32,
-    /// Its command line, cut.
-    pub command: String,
-}
+use super::error::LaunchError;
 
-/// The process that listens on `port`. None where nobody does, or where it is another user's.
-pub fn holder(port: u16) -> Option<Holder> {
+/// Returns process id and command line (cut) of the process that listens on `port`. `None` where no process does, or where
+/// the process is another user's.
+fn listener(port: u16) -> Option<(u32, String)> {
     let inodes: Vec<String> = ["/proc/net/tcp", "/proc/net/tcp6"]
         .iter()
         .filter_map(|path| fs::read_to_string(path).ok())
@@ -26,16 +20,16 @@ pub fn holder(port: u16) -> Option<Holder> {
         files.find(|file| {
             fs::read_link(file.path()).is_ok_and(|to| links.iter().any(|link| to.as_os_str() == &**link))
         })?;
-        Some(Holder { pid, command: command(pid) })
+        Some((pid, command(pid)))
     })
 }
 
-/// Inodes of the sockets that listen on `port`, from a table of the kernel's.
+/// Returns the inodes of the sockets that listen on `port`, from a table such as `/proc/net/tcp`.
 fn listening(table: &str, port: u16) -> Vec<String> {
     let local = format!(":{port:04X}");
     let inode = |line: &str| {
         let mut fields = line.split_whitespace();
-        // 0A is TCP_LISTEN
+        // State 0A is TCP_LISTEN
         let found = fields.nth(1)?.ends_with(&local) && fields.nth(1)? == "0A";
         found.then(|| fields.nth(5).map(str::to_owned)).flatten()
     };
@@ -48,13 +42,13 @@ fn command(pid: u32) -> String {
     words.join(" ").chars().take(80).collect()
 }
 
-/// Cause and hint for an address that cannot be listened on.
-pub(super) fn cannot_listen(host: &str, port: u16, error: &std::io::Error) -> (String, String) {
+/// Explains why this process cannot listen on an address.
+pub(super) fn cannot_listen(host: &str, port: u16, error: &std::io::Error) -> LaunchError {
     use std::io::ErrorKind;
-    match error.kind() {
+    let (cause, hint) = match error.kind() {
         ErrorKind::AddrInUse => {
-            let who = match holder(port) {
-                Some(Holder { pid, command }) => format!("process {pid} (`{command}`) listens there"),
+            let who = match listener(port) {
+                Some((pid, command)) => format!("process {pid} (`{command}`) listens there"),
                 None => "another user's process, or one that is not visible from here, listens there".to_owned(),
             };
             (
@@ -76,10 +70,11 @@ pub(super) fn cannot_listen(host: &str, port: u16, error: &std::io::Error) -> (S
             format!("cannot listen on {host}:{port}: {error}"),
             "see whether MASTER_ADDR and MASTER_PORT name this machine and a free port".to_owned(),
         ),
-    }
+    };
+    LaunchError::failed(cause, hint)
 }
 
-/// Brackets around IPv6 addresses.
+/// Joins host and port; an IPv6 address gets brackets.
 pub(super) fn joined(host: &str, port: u16) -> String {
     match host.parse() {
         Ok(IpAddr::V6(address)) => format!("[{address}]:{port}"),
@@ -94,17 +89,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_taken_port_is_told_with_its_holder() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
-        assert_eq!(holder(port).map(|holder| holder.pid), Some(std::process::id()));
+    fn a_taken_port_is_reported_with_its_listener() {
+        let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = socket.local_addr().unwrap().port();
+        assert_eq!(listener(port).map(|(pid, _)| pid), Some(std::process::id()));
         let error = TcpListener::bind(("127.0.0.1", port)).unwrap_err();
-        let (cause, hint) = cannot_listen("127.0.0.1", port, &error);
+        let LaunchError { message: cause, hint, .. } = cannot_listen("127.0.0.1", port, &error);
         assert!(cause.contains(&format!("port {port} of 127.0.0.1 (MASTER_PORT) is taken: process")), "{cause}");
         assert!(cause.contains(&std::process::id().to_string()), "{cause}");
         assert!(hint.contains("--master-port"));
-        drop(listener);
-        assert_eq!(holder(port), None);
+        drop(socket);
+        assert_eq!(listener(port), None);
     }
 
     #[test]
@@ -117,10 +112,10 @@ mod tests {
     }
 
     #[test]
-    fn an_address_of_another_machine_is_told() {
-        // TEST-NET-1: nobody's
+    fn an_address_of_another_machine_is_reported() {
+        // TEST-NET-1: no machine has it
         let error = TcpListener::bind(("192.0.2.1", 0)).unwrap_err();
-        assert!(cannot_listen("192.0.2.1", 29500, &error).0.contains("is not an address of this machine"));
+        assert!(cannot_listen("192.0.2.1", 29500, &error).message.contains("is not an address of this machine"));
         assert_eq!(joined("::1", 5), "[::1]:5");
     }
 }

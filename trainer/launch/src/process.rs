@@ -1,4 +1,4 @@
-//! One worker process, from the launcher's side: started, watched, asked, ended.
+//! One worker process, on the launcher's side: starts it, watches it, signals it, ends it.
 
 use std::ffi::OsString;
 use std::io;
@@ -13,16 +13,16 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, kill_process_group, pidfd_open, pidfd_send_signal, test_kill_process_group,
 };
 
-use super::cores::Pinned;
+use super::cores::AffinityGuard;
 use super::failure_report::{self, FailureReport};
-use super::output::{self, Output, Screen};
+use super::output::{self, Screen, WorkerOutput};
 use super::status_page::{Status, StatusPage};
 
-/// After a worker's end its streams are read at most this much longer.
-const LAST_WORDS: Duration = Duration::from_millis(500);
+/// How long the streams of a dead worker are still read.
+const DRAIN_LIMIT: Duration = Duration::from_millis(500);
 
-/// What to start.
-pub(super) struct Start<'a> {
+/// Describes a worker to start.
+pub(super) struct WorkerSpec<'a> {
     pub(super) rank: usize,
     pub(super) program: &'a Path,
     pub(super) arguments: &'a [OsString],
@@ -34,144 +34,152 @@ pub(super) struct Start<'a> {
 
 /// How a worker ended.
 #[derive(Debug)]
-pub(super) struct End {
+pub(super) struct WorkerExit {
     pub(super) status: ExitStatus,
     pub(super) at: SystemTime,
     pub(super) ran: Duration,
-    pub(super) doing: Status,
-    pub(super) account: Option<FailureReport>,
+    /// The last status on its page.
+    pub(super) last_status: Status,
+    pub(super) report: Option<FailureReport>,
 }
 
-/// A worker.
+/// A worker of this node.
 #[derive(Debug)]
-pub(super) struct Process {
+pub(super) struct WorkerProcess {
     pub(super) rank: usize,
     pub(super) pid: Pid,
     pub(super) page: StatusPage,
-    pub(super) output: Output,
+    pub(super) output: WorkerOutput,
     pub(super) folder: PathBuf,
-    /// Set once it has ended.
-    pub(super) end: Option<End>,
-    /// How long its beats have not grown, in time during which the launcher itself got to run.
+    /// Set once the worker has ended.
+    pub(super) exit: Option<WorkerExit>,
+    /// Time since the last heartbeat, counted only while the launcher itself could run.
     pub(super) silent: Duration,
-    /// The launcher has told it to end.
-    pub(super) told: bool,
-    beats: u64,
+    /// The launcher has told the worker to end.
+    pub(super) told_to_end: bool,
+    heartbeats: u64,
     child: Child,
     pidfd: OwnedFd,
     started: Instant,
 }
 
-impl Process {
-    /// Starts it: in a process group of its own, so that Ctrl-C goes to the launcher alone, which decides; kept to its
-    /// cores from the first instruction; with the page of [`StatusPage`] as its standard input.
+impl WorkerProcess {
+    /// Starts a worker in its own process group, so that Ctrl-C reaches only the launcher, which decides what to do. The worker is
+    /// limited to its cores from the first instruction on and has a [`StatusPage`] as its standard input.
     ///
-    /// The kernel kills it when the *thread* that calls this ends, so that has to be one that lives as long as the job.
-    pub(super) fn start(start: Start<'_>) -> io::Result<Self> {
-        output::prepare(&start.folder)?;
-        let folder = std::path::absolute(&start.folder)?;
+    /// The kernel kills the worker when the *thread* that calls this function ends. That thread must live as long as the job.
+    ///
+    /// # Errors
+    /// The logs cannot be written, the program cannot be run, or a limit of the system is reached.
+    pub(super) fn start(spec: WorkerSpec<'_>) -> io::Result<Self> {
+        output::prepare(&spec.folder)?;
+        let folder = std::path::absolute(&spec.folder)?;
         let page = StatusPage::create()?;
-        let (output, ends) = Output::open(&folder, start.screen)?;
-        let mut command = Command::new(start.program);
+        let (output, [stdout, stderr]) = WorkerOutput::open(&folder, spec.screen)?;
+        let mut command = Command::new(spec.program);
         command
-            .args(start.arguments)
-            .envs(start.variables)
-            .env(super::worker::FAILURE_FILE, folder.join(failure_report::NAME))
+            .args(spec.arguments)
+            .envs(spec.variables)
+            .env(super::worker::FAILURE_FILE, folder.join(failure_report::FILE_NAME))
             .stdin(Stdio::from(page.share()?))
-            .stdout(ends.stdout)
-            .stderr(ends.stderr)
+            .stdout(stdout)
+            .stderr(stderr)
             .process_group(0);
         let child = {
-            let _pinned = Pinned::to(start.cores);
+            let _pinned = AffinityGuard::new(spec.cores);
             command.spawn()?
         };
         let pid = Pid::from_child(&child);
         let pidfd = match pidfd_open(pid, PidfdFlags::empty()) {
             Ok(pidfd) => pidfd,
             Err(error) => {
-                end_unwatched(child, pid);
+                kill_unwatched(child, pid);
                 return Err(error.into());
             }
         };
         Ok(Self {
-            rank: start.rank,
+            rank: spec.rank,
             pid,
             page,
             output,
             folder,
-            end: None,
+            exit: None,
             silent: Duration::ZERO,
-            told: false,
-            beats: 0,
+            told_to_end: false,
+            heartbeats: 0,
             child,
             pidfd,
             started: Instant::now(),
         })
     }
 
-    /// Readable once it has ended.
+    /// Readable once the worker has ended.
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()
     }
 
     pub(super) fn is_alive(&self) -> bool {
-        self.end.is_none()
+        self.exit.is_none()
     }
 
-    /// Notices its end; true if that is news. What it has left behind in its group ends with it.
+    /// Reaps the worker if it has ended, and kills its process group. Returns whether it has ended since the last call.
+    ///
+    /// # Errors
+    /// The kernel refuses to wait, which it does only for wrong arguments.
     pub(super) fn reap(&mut self) -> io::Result<bool> {
         use rustix::process::{WaitId, WaitIdOptions, waitid};
-        if self.end.is_some() {
+        if self.exit.is_some() {
             return Ok(false);
         }
-        // looks without reaping: until then the number of its group is nobody else's
+        // NOWAIT: as long as the worker is not reaped, no other process group can have its number
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         if waitid(WaitId::PidFd(self.pidfd.as_fd()), options)?.is_none() {
             return Ok(false);
         }
         self.signal_group(Signal::KILL);
         let status = self.child.wait()?;
-        self.output.drain(LAST_WORDS);
-        self.end = Some(End {
+        self.output.drain(DRAIN_LIMIT);
+        tracing::debug!(rank = self.rank, %status, "worker ended");
+        self.exit = Some(WorkerExit {
             status,
             at: SystemTime::now(),
             ran: self.started.elapsed(),
-            doing: self.page.status(),
-            account: FailureReport::read(&self.folder.join(failure_report::NAME)),
+            last_status: self.page.status(),
+            report: FailureReport::read(&self.folder.join(failure_report::FILE_NAME)),
         });
         Ok(true)
     }
 
-    /// Counts the time without a sign of life. `passed` is the time since the last call.
-    pub(super) fn listen(&mut self, passed: Duration) {
-        let beats = self.page.beats();
-        if beats == self.beats {
+    /// Counts the time without a heartbeat. `passed` is the time since the last call.
+    pub(super) fn check_heartbeat(&mut self, passed: Duration) {
+        let heartbeats = self.page.heartbeats();
+        if heartbeats == self.heartbeats {
             self.silent += passed;
         } else {
-            (self.beats, self.silent) = (beats, Duration::ZERO);
+            (self.heartbeats, self.silent) = (heartbeats, Duration::ZERO);
         }
     }
 
-    /// How long it has been running.
+    /// Returns how long the worker has run.
     pub(super) fn ran(&self) -> Duration {
-        self.end.as_ref().map_or_else(|| self.started.elapsed(), |end| end.ran)
+        self.exit.as_ref().map_or_else(|| self.started.elapsed(), |exit| exit.ran)
     }
 
-    /// The kernel's letter for its state: `T` stopped, `t` held by a debugger, `D` waiting for a device.
+    /// Returns the kernel's letter for the worker's state: `T` stopped, `t` held by a debugger, `D` waiting for a device.
     pub(super) fn state(&self) -> Option<char> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid.as_raw_nonzero())).ok()?;
-        // the name before it is in brackets and may hold anything
+        // The name before the state is in brackets and may contain any character
         stat.rsplit_once(')')?.1.trim_start().chars().next()
     }
 
-    /// Sends it a signal. One that has ended gets none.
+    /// Sends a signal to the worker, unless it has ended.
     pub(super) fn signal(&self, signal: Signal) {
         if self.is_alive() {
             let _ = pidfd_send_signal(&self.pidfd, signal);
         }
     }
 
-    /// Sends a signal to it and to all that it has started.
+    /// Sends a signal to the worker and to all processes that it has started.
     pub(super) fn signal_group(&self, signal: Signal) {
         if self.is_alive() && test_kill_process_group(self.pid).is_ok() {
             let _ = kill_process_group(self.pid, signal);
@@ -179,8 +187,8 @@ impl Process {
     }
 }
 
-impl Drop for Process {
-    /// No worker outlives its launcher's interest in it.
+impl Drop for WorkerProcess {
+    /// Kills the worker: none outlives the job.
     fn drop(&mut self) {
         if self.is_alive() {
             self.signal_group(Signal::KILL);
@@ -189,13 +197,14 @@ impl Drop for Process {
     }
 }
 
-fn end_unwatched(mut child: Child, pid: Pid) {
+/// Kills a worker that has no pidfd.
+fn kill_unwatched(mut child: Child, pid: Pid) {
     let _ = kill_process_group(pid, Signal::KILL);
     let _ = child.wait();
 }
 
-/// How a status reads: `was killed by SIGKILL`, `exited with code 7`.
-pub(super) fn how(status: ExitStatus) -> String {
+/// Describes an exit status: `was killed by SIGKILL`, `exited with code 7`.
+pub(super) fn describe(status: ExitStatus) -> String {
     match (status.signal(), status.code()) {
         (Some(signal), _) => {
             let core = if status.core_dumped() { ", core dumped" } else { "" };

@@ -1,96 +1,94 @@
-//! What the launcher says about a job that failed: the root cause first, then what came of it.
+//! The launcher's report of a job that failed: the root cause first, then its consequences.
 
 use std::fmt::Write as _;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
-use super::failure_report::Kind;
-use super::process::{End, Process, how};
+use super::failure_report::{FailureKind, unix_ms};
+use super::process::{WorkerExit, WorkerProcess, describe};
 use super::signals;
 use super::status_page::Status;
 
 /// Who failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Who {
+pub(super) enum FailureOrigin {
     /// A worker of this node.
     Rank(usize),
-    /// Another node's launcher, or workers.
+    /// Another node: its launcher or one of its workers.
     Node(usize),
 }
 
 /// One failure.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct WorkerFailure {
-    pub(super) who: Who,
+    pub(super) origin: FailureOrigin,
     /// Completes `rank 1 …`.
     pub(super) what: String,
-    /// Somebody else's failure is the cause.
+    /// Another failure is the cause.
     pub(super) consequence: bool,
-    /// Milliseconds since 1970, to find the earliest.
+    /// Milliseconds since 1970, to find the earliest failure.
     pub(super) at_ms: u64,
-    /// The rank that this one complains about.
+    /// The rank that this worker blames.
     pub(super) culprit: Option<usize>,
-    /// Exit code 2: the input is wrong, and would be again.
+    /// Exit code 2: the input is wrong. A restart would fail again.
     pub(super) usage: bool,
     pub(super) hint: Option<String>,
-    pub(super) details: Option<Details>,
+    pub(super) process: Option<ProcessDetails>,
 }
 
-/// What is known of a process of this node.
+/// Details of a worker process of this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Details {
+pub(super) struct ProcessDetails {
     pub(super) pid: i32,
     pub(super) ran: Duration,
-    pub(super) doing: Status,
+    pub(super) status: Status,
     /// Name of a stream, and its last lines.
-    pub(super) last: (&'static str, Vec<String>),
+    pub(super) output: (&'static str, Vec<String>),
     pub(super) folder: PathBuf,
 }
 
 impl WorkerFailure {
-    /// A worker that has ended badly.
-    pub(super) fn ended(process: &Process, end: &End) -> Self {
-        let who = Who::Rank(process.rank);
-        let details = details(process, end.doing.clone());
-        let at_ms = millis(end.at);
+    /// A worker that has ended with a failure.
+    pub(super) fn exited(worker: &WorkerProcess, exit: &WorkerExit) -> Self {
+        let at_ms = unix_ms(exit.at);
         let base = Self {
-            who,
-            what: how(end.status),
+            origin: FailureOrigin::Rank(worker.rank),
+            what: describe(exit.status),
             consequence: false,
             at_ms,
             culprit: None,
-            usage: end.status.code() == Some(2),
-            hint: end.status.signal().and_then(signals::hint).map(str::to_owned),
-            details: Some(details),
+            usage: exit.status.code() == Some(2),
+            hint: exit.status.signal().and_then(signals::hint).map(str::to_owned),
+            process: Some(details(worker, exit.last_status.clone())),
         };
-        // killed while it wrote its account: the signal is the news
-        let Some(account) = end.account.as_ref().filter(|_| end.status.signal().is_none()) else { return base };
-        let code = end.status.code().unwrap_or_default();
-        let verb = match account.kind {
-            Kind::Panic => "panicked",
-            Kind::Error => "failed",
+        // A worker that a signal has killed may have been writing its report: the signal is the cause
+        let Some(report) = exit.report.as_ref().filter(|_| exit.status.signal().is_none()) else { return base };
+        let code = exit.status.code().unwrap_or_default();
+        let verb = match report.kind {
+            FailureKind::Panic => "panicked",
+            FailureKind::Error => "failed",
         };
-        let mut what = format!("{verb} (exit code {code}): {}", account.message);
-        if let Some(location) = &account.location {
-            let thread = account.thread.as_deref().filter(|name| *name != "main");
+        let mut what = format!("{verb} (exit code {code}): {}", report.message);
+        if let Some(location) = &report.location {
+            let thread = report.thread.as_deref().filter(|name| *name != "main");
             let thread = thread.map_or_else(String::new, |name| format!(" in thread `{name}`"));
-            // infallible: it is a String
+            // Writing to a String cannot fail
             let _ = write!(what, ", at {location}{thread}");
         }
-        let hint = Some(account.hint.clone()).filter(|hint| !hint.is_empty());
-        let at_ms = at_ms.min(account.at_ms);
-        let consequence = account.consequence && account.kind == Kind::Error;
-        Self { what, consequence, at_ms, culprit: account.culprit, hint: hint.or(base.hint.clone()), ..base }
+        let hint = Some(report.hint.clone()).filter(|hint| !hint.is_empty());
+        let at_ms = at_ms.min(report.at_ms);
+        let consequence = report.consequence && report.kind == FailureKind::Error;
+        Self { what, consequence, at_ms, culprit: report.culprit, hint: hint.or(base.hint.clone()), ..base }
     }
 
-    /// A worker that runs and gives no sign of life.
-    pub(super) fn silent(process: &Process, silent: Duration) -> Self {
+    /// A worker that runs and sends no heartbeats.
+    pub(super) fn stalled(worker: &WorkerProcess, silent: Duration) -> Self {
         let seconds = format!("{:.1} s", silent.as_secs_f64());
-        let (what, hint) = match process.state() {
+        let (what, hint) = match worker.state() {
             Some('T') => (
                 format!("has been stopped for {seconds} (SIGSTOP or SIGTSTP)"),
-                Some("somebody stopped it: `kill -CONT` in time lets it go on".to_owned()),
+                Some("a user or a program has stopped it; `kill -CONT` before the timeout continues it".to_owned()),
             ),
             Some('t') => (format!("has been held by a debugger for {seconds}"), None),
             Some('D') => (
@@ -103,84 +101,84 @@ impl WorkerFailure {
             ),
         };
         Self {
-            who: Who::Rank(process.rank),
+            origin: FailureOrigin::Rank(worker.rank),
             what,
             consequence: false,
-            at_ms: millis(SystemTime::now()).saturating_sub(silent.as_millis() as u64),
+            at_ms: unix_ms(SystemTime::now()).saturating_sub(silent.as_millis() as u64),
             culprit: None,
             usage: false,
             hint,
-            details: Some(details(process, process.page.status())),
+            process: Some(details(worker, worker.page.status())),
         }
     }
 
-    /// A worker that runs, and that `complaint` of another rank is about.
-    pub(super) fn awaited(process: &Process, complaint: &WorkerFailure) -> Self {
+    /// A worker that runs, and that another rank's failure `complaint` blames.
+    pub(super) fn awaited(worker: &WorkerProcess, complaint: &WorkerFailure) -> Self {
         Self {
             what: "kept others waiting".to_owned(),
-            hint: Some("it runs, but has not come to where the others are: its last lines may say why".to_owned()),
+            hint: Some(
+                "it runs, but has not reached the collective in which the others wait; its last lines may say why"
+                    .to_owned(),
+            ),
             at_ms: complaint.at_ms,
-            ..Self::silent(process, Duration::ZERO)
+            ..Self::stalled(worker, Duration::ZERO)
         }
     }
 
-    /// Another node's failure, in its launcher's words.
-    pub(super) fn elsewhere(node: usize, what: String) -> Self {
-        let at_ms = millis(SystemTime::now());
+    /// A failure that another node's launcher has reported as `what`.
+    pub(super) fn on_other_node(node: usize, what: String) -> Self {
+        let at_ms = unix_ms(SystemTime::now());
         Self {
-            who: Who::Node(node),
+            origin: FailureOrigin::Node(node),
             what,
             consequence: false,
             at_ms,
             culprit: None,
             usage: false,
             hint: None,
-            details: None,
+            process: None,
         }
     }
 
-    /// `rank 1 was killed by SIGKILL`.
+    /// Returns the failure as one sentence: `rank 1 was killed by SIGKILL`.
     pub(super) fn headline(&self) -> String {
-        match self.who {
-            Who::Rank(rank) => format!("rank {rank} {}", self.what),
-            Who::Node(node) => format!("node {node}: {}", self.what),
+        match self.origin {
+            FailureOrigin::Rank(rank) => format!("rank {rank} {}", self.what),
+            FailureOrigin::Node(node) => format!("node {node}: {}", self.what),
         }
     }
 }
 
-fn details(process: &Process, doing: Status) -> Details {
-    Details {
-        pid: process.pid.as_raw_nonzero().get(),
-        ran: process.ran(),
-        doing,
-        last: process.output.last_lines(),
-        folder: process.folder.clone(),
+fn details(worker: &WorkerProcess, status: Status) -> ProcessDetails {
+    ProcessDetails {
+        pid: worker.pid.as_raw_nonzero().get(),
+        ran: worker.ran(),
+        status,
+        output: worker.output.last_lines(),
+        folder: worker.folder.clone(),
     }
 }
 
-fn millis(at: SystemTime) -> u64 {
-    at.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
-}
-
-/// Puts the root cause first: causes before consequences, then the earliest.
+/// Sorts the root cause first: causes before consequences, then by time.
 pub(super) fn sort(failures: &mut [WorkerFailure]) {
     failures.sort_by_key(|failure| (failure.consequence, failure.at_ms));
 }
 
-/// The report, of failures in [`sort`]'s order and of `alive`, the ranks that the launcher is about to end. `node` is this
-/// node's index in a job of several.
+/// Writes the report of `failures` in the order of [`sort`] and of `alive`, the ranks that the launcher is about to end.
+/// `node` is the index of this node in a job of several nodes.
 pub(super) fn render(failures: &[WorkerFailure], alive: &[usize], node: Option<usize>) -> String {
     let Some(root) = failures.first() else { return String::new() };
     let mut text = String::from("error: ");
-    let on =
-        node.filter(|_| matches!(root.who, Who::Rank(_))).map_or_else(String::new, |node| format!("node {node}: "));
+    let on = node
+        .filter(|_| matches!(root.origin, FailureOrigin::Rank(_)))
+        .map_or_else(String::new, |node| format!("node {node}: "));
     text += &on;
     text += &root.headline().replace('\n', "\n  ");
     text.push('\n');
-    if let Some(details) = &root.details {
-        text += &format!("  it was doing: {}", details.doing.text);
-        if details.doing.age >= Duration::from_secs(1) {
-            text += &format!(" (for {:.0} s)", details.doing.age.as_secs_f64());
+    if let Some(details) = &root.process {
+        text += &format!("  it was doing: {}", details.status.text);
+        if details.status.age >= Duration::from_secs(1) {
+            text += &format!(" (for {:.0} s)", details.status.age.as_secs_f64());
         }
         text += &format!(
             "\n  process {}, ran {:.1} s, logs in {}\n",
@@ -188,7 +186,7 @@ pub(super) fn render(failures: &[WorkerFailure], alive: &[usize], node: Option<u
             details.ran.as_secs_f64(),
             details.folder.display()
         );
-        let (stream, lines) = &details.last;
+        let (stream, lines) = &details.output;
         match lines.as_slice() {
             [] => text += "  it has written nothing\n",
             lines => {
@@ -214,11 +212,12 @@ pub(super) fn render(failures: &[WorkerFailure], alive: &[usize], node: Option<u
     text
 }
 
-/// A line for each of the other failures, ranks with the same words together: on a mismatch all of them complain alike.
+/// Returns one line per further failure. Ranks with the same message share a line: after a mismatch all ranks report the
+/// same.
 fn consequences(failures: &[WorkerFailure]) -> Vec<(String, String)> {
     let mut lines: Vec<(String, String)> = Vec::new();
     for failure in failures {
-        let Who::Rank(rank) = failure.who else {
+        let FailureOrigin::Rank(rank) = failure.origin else {
             lines.push((format!("and: {}", failure.headline()), String::new()));
             continue;
         };
@@ -243,20 +242,20 @@ mod tests {
     use super::*;
 
     fn failure(rank: usize, what: &str, consequence: bool, at_ms: u64) -> WorkerFailure {
-        let doing =
+        let status =
             Status { stage: Stage::Joined, text: "all_reduce #17, bucket 3".into(), age: Duration::from_secs(4) };
-        let last = ("stderr", vec!["one".to_owned(), "two".to_owned()]);
+        let output = ("stderr", vec!["one".to_owned(), "two".to_owned()]);
         let folder = PathBuf::from("runs/x/logs/rank-1");
-        let details = Details { pid: 42, ran: Duration::from_millis(12_340), doing, last, folder };
+        let process = ProcessDetails { pid: 42, ran: Duration::from_millis(12_340), status, output, folder };
         WorkerFailure {
-            who: Who::Rank(rank),
+            origin: FailureOrigin::Rank(rank),
             what: what.into(),
             consequence,
             at_ms,
             culprit: None,
             usage: false,
             hint: Some("look".into()),
-            details: Some(details),
+            process: Some(process),
         }
     }
 
@@ -284,7 +283,7 @@ mod tests {
         assert_eq!(render(&failures, &[3, 4], None), expected);
         assert!(render(&failures, &[], Some(2)).starts_with("error: node 2: rank 1 was killed"));
         assert_eq!(
-            render(&[WorkerFailure::elsewhere(1, "rank 5 was killed".into())], &[0], Some(0)),
+            render(&[WorkerFailure::on_other_node(1, "rank 5 was killed".into())], &[0], Some(0)),
             "error: node 1: rank 5 was killed\n  rank 0 is being ended\n"
         );
     }

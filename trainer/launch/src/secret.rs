@@ -1,71 +1,181 @@
-//! The secret that lets nodes into a job of several.
+//! The secret that lets nodes join a job of several nodes.
 
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use super::environment::Variables;
+use rustix::fs::OFlags;
+
+use super::environment::{self, Variables};
 use super::error::{LaunchError, Result};
 use comm::Secret;
 
-/// The variable that holds the secret of a job: the user's words between nodes, 64 hexadecimal digits between a launcher
-/// and its workers.
+/// The variable that holds the secret of a job: between nodes the user's words, between a launcher and its workers 64
+/// hexadecimal digits.
 pub const VARIABLE: &str = "TRAINER_SECRET";
-/// Fewer characters than this are guessed too soon.
+/// Minimum length in characters. Shorter secrets can be guessed.
 const SHORTEST: usize = 8;
+/// Maximum size of a file in bytes. A larger file is something else, given by mistake.
+const LARGEST_FILE: u64 = 4096;
+/// How to give a secret.
+pub(super) const HINT: &str = "give all nodes the same secret: --secret-file FILE, or TRAINER_SECRET; \
+                               `(umask 077; openssl rand -hex 32 > FILE)` makes one";
 
-/// What the user gives as the job's secret: the content of `file`, or else `TRAINER_SECRET`.
+/// Reads `--secret-file` and replaces `TRAINER_SECRET` in `variables` with its content: the flag takes precedence. A worker of
+/// this program's launcher keeps the variable, which holds the secret of its attempt.
 ///
 /// # Errors
-/// The file cannot be read, or the secret is too short.
-pub fn given(variables: &Variables, file: Option<&Path>) -> Result<Option<Secret>> {
-    let (place, text) = match (file, variables.get(VARIABLE)) {
-        (Some(path), _) => {
-            let text = std::fs::read_to_string(path).map_err(|error| {
-                LaunchError::usage(
-                    format!("{}: cannot read the job's secret: {error}", path.display()),
-                    format!("the file holds a line of your choice, the same on all nodes; or set {VARIABLE}"),
-                )
-            })?;
-            (path.display().to_string(), text)
-        }
-        (None, Some(text)) => (VARIABLE.to_owned(), text.clone()),
-        (None, None) => return Ok(None),
-    };
-    let text = text.trim();
+/// `path` is not a regular file, cannot be read, is readable by other users, is too large, is not text, or the secret is too
+/// short.
+pub fn read_file(path: &Path, variables: &mut Variables) -> Result<()> {
+    if variables.contains_key(environment::WORKER) {
+        return Ok(());
+    }
+    let refused = |cause: String, hint: String| LaunchError::usage(format!("{}: {cause}", path.display()), hint);
+    let unreadable = |error: std::io::Error| refused(format!("cannot read the job's secret: {error}"), HINT.to_owned());
+    // Without NONBLOCK, opening a FIFO would wait for a writer
+    let mut file =
+        File::options().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path).map_err(unreadable)?;
+    let metadata = file.metadata().map_err(unreadable)?;
+    if !metadata.is_file() {
+        let cause = format!("{} instead of a file with the job's secret", kind(&metadata));
+        return Err(refused(cause, HINT.to_owned()));
+    }
+    if metadata.mode() & 0o077 != 0 {
+        let cause = format!("other users may read the job's secret (mode {:03o})", metadata.mode() & 0o777);
+        return Err(refused(cause, format!("chmod 600 {}", path.display())));
+    }
+    if metadata.len() > LARGEST_FILE {
+        let cause = format!("{} bytes are too many for the job's secret, at most {LARGEST_FILE}", metadata.len());
+        return Err(refused(cause, HINT.to_owned()));
+    }
+    let mut bytes = Vec::new();
+    file.by_ref().take(LARGEST_FILE).read_to_end(&mut bytes).map_err(unreadable)?;
+    let text = String::from_utf8(bytes)
+        .map_err(|_| refused("the job's secret is not text (UTF-8)".to_owned(), HINT.to_owned()))?;
+    check(&path.display().to_string(), text.trim())?;
+    variables.insert(VARIABLE.to_owned(), text.trim().to_owned());
+    Ok(())
+}
+
+/// Returns the user's secret: the value of `TRAINER_SECRET`.
+///
+/// # Errors
+/// The secret is too short.
+pub fn of_job(variables: &Variables) -> Result<Option<Secret>> {
+    let Some(text) = variables.get(VARIABLE) else { return Ok(None) };
+    let text = check(VARIABLE, text.trim())?;
+    Ok(Some(Secret::from_hex(text).unwrap_or_else(|| Secret::from_words(&["trainer", text]))))
+}
+
+/// Derives the secret of one purpose and attempt. It reveals nothing about the secrets of others.
+pub(super) fn derive(secret: &Secret, purpose: &str, attempt: usize) -> Secret {
+    Secret::from_words(&[&secret.to_hex(), purpose, &attempt.to_string()])
+}
+
+fn check<'a>(place: &str, text: &'a str) -> Result<&'a str> {
+    if text.is_empty() {
+        return Err(LaunchError::usage(format!("{place}: the secret is empty"), HINT));
+    }
     if text.len() < SHORTEST {
         return Err(LaunchError::usage(
             format!("{place}: a secret of {} characters is too short", text.len()),
             format!("at least {SHORTEST}; `openssl rand -hex 32` makes a good one"),
         ));
     }
-    Ok(Some(Secret::from_hex(text).unwrap_or_else(|| Secret::from_words(&["trainer", text]))))
+    Ok(text)
 }
 
-/// The secret of one purpose and attempt, which says nothing about that of another.
-pub(super) fn derived(secret: &Secret, purpose: &str, attempt: usize) -> Secret {
-    Secret::from_words(&[&secret.to_hex(), purpose, &attempt.to_string()])
+fn kind(metadata: &std::fs::Metadata) -> &'static str {
+    use std::os::unix::fs::FileTypeExt;
+    let kind = metadata.file_type();
+    match () {
+        () if kind.is_dir() => "a directory",
+        () if kind.is_fifo() => "a FIFO",
+        () => "a device or socket",
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::PathBuf;
+
     use super::*;
 
+    struct Folder(tempfile::TempDir);
+
+    impl Folder {
+        fn file(&self, content: impl AsRef<[u8]>, mode: u32) -> PathBuf {
+            let path = self.0.path().join("secret");
+            fs::write(&path, content).unwrap();
+            fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            path
+        }
+    }
+
+    fn variables(secret: Option<&str>) -> Variables {
+        secret.map(|secret| (VARIABLE.to_owned(), secret.to_owned())).into_iter().collect()
+    }
+
+    /// The secret of a job with this file and variable.
+    fn read(path: &Path, variable: Option<&str>) -> Result<Secret> {
+        let mut variables = variables(variable);
+        read_file(path, &mut variables)?;
+        Ok(of_job(&variables)?.expect("a secret"))
+    }
+
     #[test]
-    fn secrets_come_from_file_or_variable() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("secret");
-        std::fs::write(&path, "correct horse\n").unwrap();
-        let variables = Variables::from([(VARIABLE.to_owned(), "correct horse".to_owned())]);
-        let from_file = given(&Variables::new(), Some(&path)).unwrap().unwrap();
-        assert_eq!(given(&variables, None).unwrap(), Some(from_file.clone()), "line ends do not count");
-        assert_eq!(given(&Variables::new(), None).unwrap(), None);
-        std::fs::write(&path, "battery staple").unwrap();
-        assert_ne!(given(&variables, Some(&path)).unwrap(), Some(from_file.clone()), "the file goes first");
-        std::fs::write(&path, "12345\n").unwrap();
-        let error = given(&variables, Some(&path)).unwrap_err();
-        assert!(error.message.contains("a secret of 5 characters is too short"), "{error}");
-        let error = given(&variables, Some(&dir.path().join("none"))).unwrap_err();
-        assert!(error.message.contains("cannot read the job's secret"), "{error}");
-        assert_ne!(derived(&from_file, "workers", 0), derived(&from_file, "workers", 1));
-        assert_ne!(derived(&from_file, "workers", 0), derived(&from_file, "nodes", 0));
+    fn a_secret_comes_from_file_or_variable() {
+        let folder = Folder(tempfile::tempdir().unwrap());
+        let of_file = read(&folder.file("correct horse\n", 0o600), None).unwrap();
+        assert_eq!(of_job(&variables(Some("correct horse"))).unwrap(), Some(of_file.clone()), "line ends do not count");
+        assert_eq!(of_job(&Variables::new()).unwrap(), None);
+        let other = read(&folder.file("battery staple", 0o400), Some("correct horse")).unwrap();
+        assert_ne!(other, of_file, "the file takes precedence");
+        let hex = "0123456789abcdef".repeat(4);
+        assert_eq!(Some(read(&folder.file(format!("{hex}\n"), 0o600), None).unwrap()), Secret::from_hex(&hex));
+        assert_ne!(derive(&of_file, "workers", 0), derive(&of_file, "workers", 1));
+        assert_ne!(derive(&of_file, "workers", 0), derive(&of_file, "nodes", 0));
+    }
+
+    #[test]
+    fn a_worker_keeps_the_secret_of_its_attempt() {
+        let folder = Folder(tempfile::tempdir().unwrap());
+        let mut variables = variables(Some("of the attempt"));
+        variables.insert(environment::WORKER.to_owned(), "1".to_owned());
+        read_file(&folder.file("of the user", 0o600), &mut variables).unwrap();
+        assert_eq!(variables[VARIABLE], "of the attempt");
+    }
+
+    #[test]
+    fn a_bad_file_is_refused_with_path_cause_and_hint() {
+        let folder = Folder(tempfile::tempdir().unwrap());
+        let fifo = folder.0.path().join("fifo");
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        let refused = |path: &Path, cause: &str, hint: &str| {
+            let error = read(path, None).unwrap_err();
+            assert_eq!((error.code, error.message), (2, format!("{}: {cause}", path.display())));
+            assert!(error.hint.contains(hint), "{}", error.hint);
+        };
+        let missing = "cannot read the job's secret: No such file or directory (os error 2)";
+        refused(&folder.0.path().join("none"), missing, "--secret-file FILE");
+        refused(folder.0.path(), "a directory instead of a file with the job's secret", "--secret-file FILE");
+        refused(&fifo, "a FIFO instead of a file with the job's secret", "--secret-file FILE");
+        for (content, mode, cause, hint) in [
+            (&b"correct horse"[..], 0o640, "other users may read the job's secret (mode 640)", "chmod 600 /"),
+            (b"correct horse", 0o604, "other users may read the job's secret (mode 604)", "chmod 600 /"),
+            (b"", 0o600, "the secret is empty", "openssl rand"),
+            (b"\n", 0o600, "the secret is empty", "openssl rand"),
+            (b"12345\n", 0o600, "a secret of 5 characters is too short", "at least 8"),
+            (b"correct \xff horse", 0o600, "the job's secret is not text (UTF-8)", "openssl rand"),
+            (&[b'x'; 4097], 0o600, "4097 bytes are too many for the job's secret, at most 4096", "openssl rand"),
+        ] {
+            refused(&folder.file(content, mode), cause, hint);
+        }
+        let error = of_job(&variables(Some("12345"))).unwrap_err();
+        assert_eq!(error.message, "TRAINER_SECRET: a secret of 5 characters is too short");
     }
 }

@@ -1,4 +1,4 @@
-//! Signals: as something to poll, by name, and which of them nobody wants to hear.
+//! Signals of the launcher: as a file descriptor to poll, and by name.
 
 use std::fs;
 use std::io;
@@ -12,13 +12,16 @@ use signal_hook::iterator::exfiltrator::SignalOnly;
 /// The signals that ask the launcher to stop its job.
 pub const STOPPING: [i32; 4] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT];
 
-/// The launcher's signals while it is alive. The kernel's defaults do not come back when it is dropped: a second job in
-/// the same process installs a new one.
+/// Queue of the signals that the launcher has received. Dropping it does not restore the kernel's default actions: a second
+/// job in the same process installs a new queue.
 pub(super) struct Signals(SignalDelivery<UnixStream, SignalOnly>);
 
 impl Signals {
-    /// Catches [`STOPPING`], SIGTSTP and SIGWINCH, except what this process was told to ignore when it was started:
-    /// `nohup` means SIGHUP, and a shell's background job has no use for the terminal's Ctrl-C.
+    /// Catches [`STOPPING`], SIGTSTP and SIGWINCH, except signals that the parent process has set to be ignored: `nohup`
+    /// ignores SIGHUP, and a shell ignores SIGINT for its background jobs.
+    ///
+    /// # Errors
+    /// The kernel refuses a handler or a socket.
     pub(super) fn install() -> io::Result<Self> {
         let ignored = ignored(&fs::read_to_string("/proc/self/status").unwrap_or_default());
         let wanted = STOPPING.into_iter().chain([SIGTSTP, SIGWINCH]).filter(|signal| !ignored.contains(signal));
@@ -26,12 +29,12 @@ impl Signals {
         SignalDelivery::with_pipe(read, write, SignalOnly, wanted).map(Self)
     }
 
-    /// Readable when there is something to take.
+    /// Readable when signals have arrived.
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.0.get_read().as_fd()
     }
 
-    /// What has arrived since the last call.
+    /// Takes the signals that have arrived since the last call.
     pub(super) fn take(&mut self) -> Vec<i32> {
         self.0.pending().collect()
     }
@@ -43,14 +46,14 @@ impl Drop for Signals {
     }
 }
 
-/// Signals whose disposition is "ignore", from `/proc/self/status`.
+/// Returns the signals that a process ignores, from its `/proc/self/status`.
 fn ignored(status: &str) -> Vec<i32> {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|text| u64::from_str_radix(text.trim(), 16).ok()).unwrap_or(0);
     (1..=64).filter(|signal| mask >> (signal - 1) & 1 == 1).collect()
 }
 
-/// `SIGKILL`; `signal 40` where there is no name.
+/// Returns the name of a signal: `SIGKILL`; `signal 40` where there is none.
 pub fn name(signal: i32) -> String {
     const NAMES: [&str; 31] = [
         "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE", "ALRM",
@@ -63,7 +66,7 @@ pub fn name(signal: i32) -> String {
     }
 }
 
-/// What usually lies behind a death by this signal.
+/// Returns the usual reason for a death by this signal.
 pub(super) fn hint(signal: i32) -> Option<&'static str> {
     Some(match name(signal).as_str() {
         "SIGKILL" => {
@@ -96,7 +99,7 @@ mod tests {
 
     #[test]
     fn ignored_signals_are_read_from_the_kernels_mask() {
-        // as under nohup: SIGHUP, and SIGPIPE, which Rust's runtime ignores
+        // As under nohup: SIGHUP, and SIGPIPE, which Rust's runtime ignores
         assert_eq!(ignored("Name:\tx\nSigBlk:\t0000000000000003\nSigIgn:\t0000000000001001\n"), [1, 13]);
         assert!(ignored("").is_empty());
     }

@@ -1,17 +1,17 @@
-//! What a worker is doing, written where its death does not reach: a page of memory that launcher and worker share.
+//! The page of memory through which a worker tells its launcher what it is doing. A worker's death does not erase it.
 //!
-//! The page is an anonymous file that the worker inherits as its standard input (workers read nothing there) and exchanges
-//! for `/dev/null` at once. Both sides use plain reads and writes: a report costs the worker one system call and no
-//! network, it is still there after SIGKILL, and the page goes away with the last of the two processes.
+//! The page is an anonymous file. The worker inherits the file as its standard input (workers read nothing there) and
+//! replaces that with `/dev/null` at once. Both sides use plain reads and writes: a status costs the worker one system call
+//! and no network, is still there after SIGKILL, and the page disappears with the last of the two processes.
 //!
 //! ```text
-//! byte 0    beats   u64   grows several times a second while the worker's threads get to run
-//! byte 64   number  u64   of the report          ┐
-//!           since   u64   milliseconds, monotonic │ one write; the reader tries again
-//!           stage   u8    how far it has come     │ while the sum is wrong  
-//!           length  u16   of the text             │
-//!           text    TEXT bytes                    │
-//!           sum     u64   FNV-1a of all that        ┘
+//! byte 0    heartbeats u64   grows several times a second while the worker's threads can run
+//! byte 64   number     u64   of the status           ┐
+//!           since      u64   milliseconds, monotonic │ one write; the reader tries again
+//!           stage      u8    Stage                   │ while the checksum is wrong
+//!           length     u16   of the text             │
+//!           text       TEXT bytes                    │
+//!           checksum   u64   FNV-1a of the above     ┘
 //! ```
 
 use std::fmt::{self, Write as _};
@@ -24,155 +24,160 @@ use std::time::Duration;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::time::{ClockId, clock_gettime};
 
-const BEATS: u64 = 0;
-const REPORT: u64 = 64;
-/// Longest text of a report; what is longer is cut.
+const HEARTBEATS: u64 = 0;
+const STATUS: u64 = 64;
+/// Longest text of a status in bytes. The rest is cut off.
 const TEXT: usize = 221;
 const LENGTH: usize = 8 + 8 + 1 + 2 + TEXT + 8;
 
 /// How far a worker has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
-pub enum Stage {
-    /// Nothing was heard of it: it loads, or is stuck before its first line.
-    Started = 0,
-    /// It runs, and has not met the others.
+pub(super) enum Stage {
+    /// The process exists and has not written a status.
+    Spawned = 0,
+    /// The worker runs and has not met the other ranks.
     Starting = 1,
-    /// It has met the others.
+    /// The worker has met the other ranks.
     Joined = 2,
 }
 
-/// A worker's last report.
+/// A worker's last status.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Status {
-    /// How far it has come.
-    pub stage: Stage,
-    /// In its own words: `all_reduce #17, bucket 3`.
-    pub text: String,
-    /// How long ago it said so.
-    pub age: Duration,
+pub(super) struct Status {
+    /// How far the worker has come.
+    pub(super) stage: Stage,
+    /// The worker's text: `all_reduce #17, bucket 3`.
+    pub(super) text: String,
+    /// Time since the worker wrote the text.
+    pub(super) age: Duration,
 }
 
-/// Either side's view of the page.
+/// The page, on either side.
 #[derive(Debug)]
-pub struct StatusPage {
+pub(super) struct StatusPage {
     file: File,
-    beats: AtomicU64,
-    reports: AtomicU64,
+    heartbeats: AtomicU64,
+    statuses: AtomicU64,
 }
 
-/// FNV-1a: two reports mixed in a copy, in whatever order the kernel copies, do not have the sum of either.
-fn checksum(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, &byte| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+/// Hashes `bytes` with 64-bit FNV-1a.
+pub(super) fn fnv1a(bytes: impl IntoIterator<Item = u8>) -> u64 {
+    bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 impl StatusPage {
-    /// A fresh page.
+    /// Creates a page.
     ///
     /// # Errors
-    /// The kernel gives none.
-    pub fn create() -> std::io::Result<Self> {
+    /// The kernel has no anonymous memory file.
+    pub(super) fn create() -> std::io::Result<Self> {
         let file = File::from(memfd_create("trainer-worker", MemfdFlags::CLOEXEC)?);
-        file.set_len(REPORT + LENGTH as u64)?;
+        file.set_len(STATUS + LENGTH as u64)?;
         Ok(Self::from(file))
     }
 
-    /// The page that a worker has inherited.
+    /// Opens the page that a worker has inherited.
     ///
     /// # Errors
-    /// It is none: somebody else has started this process, or changed its standard input.
-    pub fn open(file: File) -> std::io::Result<Self> {
+    /// The file is not a page: another program has started this process, or its standard input was replaced.
+    pub(super) fn open(file: File) -> std::io::Result<Self> {
         match file.metadata()?.len() {
-            size if size == REPORT + LENGTH as u64 => Ok(Self::from(file)),
+            size if size == STATUS + LENGTH as u64 => Ok(Self::from(file)),
             _ => Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, "it is something else")),
         }
     }
 
-    /// The same page for the worker to inherit.
+    /// Returns a file descriptor of the page for the worker to inherit.
     ///
     /// # Errors
     /// No file descriptor is left.
-    pub fn share(&self) -> std::io::Result<OwnedFd> {
+    pub(super) fn share(&self) -> std::io::Result<OwnedFd> {
         self.file.try_clone().map(OwnedFd::from)
     }
 
     /// Worker: shows that it is alive.
-    pub fn beat(&self) {
-        let beats = self.beats.fetch_add(1, Ordering::Relaxed) + 1;
-        // memory that exists already: the write cannot fail
-        let _ = self.file.write_all_at(&beats.to_le_bytes(), BEATS);
+    pub(super) fn send_heartbeat(&self) {
+        let heartbeats = self.heartbeats.fetch_add(1, Ordering::Relaxed) + 1;
+        // The memory exists already: the write cannot fail
+        let _ = self.file.write_all_at(&heartbeats.to_le_bytes(), HEARTBEATS);
     }
 
-    /// Launcher: beats so far.
-    pub fn beats(&self) -> u64 {
+    /// Launcher: returns the number of heartbeats so far.
+    pub(super) fn heartbeats(&self) -> u64 {
         let mut bytes = [0; 8];
-        self.file.read_exact_at(&mut bytes, BEATS).map_or(0, |()| u64::from_le_bytes(bytes))
+        self.file.read_exact_at(&mut bytes, HEARTBEATS).map_or(0, |()| u64::from_le_bytes(bytes))
     }
 
-    /// Worker: says what it is doing from now on. Cuts what is too long, allocates nothing.
-    pub fn set_status(&self, stage: Stage, text: fmt::Arguments<'_>) {
-        let mut cut = Cut { bytes: [0; TEXT], len: 0 };
-        // what does not fit is left out
+    /// Worker: sets what it does from now on. Cuts text that is too long; allocates nothing.
+    pub(super) fn set_status(&self, stage: Stage, text: fmt::Arguments<'_>) {
+        let mut cut = TruncatedText { bytes: [0; TEXT], len: 0 };
+        // An error only says that some text was cut off
         let _ = cut.write_fmt(text);
-        let number = self.reports.fetch_add(1, Ordering::Relaxed) + 1;
+        let number = self.statuses.fetch_add(1, Ordering::Relaxed) + 1;
         let mut record = [0; LENGTH];
         record[..8].copy_from_slice(&number.to_le_bytes());
         record[8..16].copy_from_slice(&now_ms().to_le_bytes());
         record[16] = stage as u8;
         record[17..19].copy_from_slice(&(cut.len as u16).to_le_bytes());
         record[19..19 + TEXT].copy_from_slice(&cut.bytes);
-        let sum = checksum(&record[..19 + TEXT]);
+        let sum = checksum(&record);
         record[19 + TEXT..].copy_from_slice(&sum.to_le_bytes());
-        let _ = self.file.write_all_at(&record, REPORT);
+        let _ = self.file.write_all_at(&record, STATUS);
     }
 
-    /// Launcher: the last report.
-    pub fn status(&self) -> Status {
+    /// Launcher: returns the last status.
+    pub(super) fn status(&self) -> Status {
         let mut record = [0; LENGTH];
-        // a writer that is stopped in mid-write must not stop the reader
+        // The number of attempts is limited: a worker may be stopped in the middle of a write
         for _ in 0..256 {
-            if self.file.read_exact_at(&mut record, REPORT).is_ok()
-                && checksum(&record[..19 + TEXT]).to_le_bytes() == record[19 + TEXT..]
+            if self.file.read_exact_at(&mut record, STATUS).is_ok()
+                && checksum(&record).to_le_bytes() == record[19 + TEXT..]
             {
                 break;
             }
             std::thread::yield_now();
         }
         let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| record[at + i]));
+        if word(0) == 0 {
+            let text = "starting, before rendezvous".to_owned();
+            return Status { stage: Stage::Spawned, text, age: Duration::ZERO };
+        }
         let length = usize::from(u16::from_le_bytes([record[17], record[18]])).min(TEXT);
         let stage = match record[16] {
-            0 => Stage::Started,
+            0 => Stage::Spawned,
             1 => Stage::Starting,
             _ => Stage::Joined,
         };
-        let text = match word(0) {
-            0 => "starting, before rendezvous".to_owned(),
-            _ => String::from_utf8_lossy(&record[19..19 + length]).into_owned(),
-        };
-        let since = if word(0) == 0 { now_ms() } else { word(8) };
-        Status { stage, text, age: Duration::from_millis(now_ms().saturating_sub(since)) }
+        let text = String::from_utf8_lossy(&record[19..19 + length]).into_owned();
+        Status { stage, text, age: Duration::from_millis(now_ms().saturating_sub(word(8))) }
     }
 }
 
 impl From<File> for StatusPage {
     fn from(file: File) -> Self {
-        Self { file, beats: AtomicU64::new(0), reports: AtomicU64::new(0) }
+        Self { file, heartbeats: AtomicU64::new(0), statuses: AtomicU64::new(0) }
     }
 }
 
-/// One clock for all processes of a host.
+/// A mixture of two statuses, in whatever order the kernel copies bytes, has the checksum of neither.
+fn checksum(record: &[u8; LENGTH]) -> u64 {
+    fnv1a(record[..19 + TEXT].iter().copied())
+}
+
+/// Milliseconds of a clock that all processes of a host share.
 fn now_ms() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
 }
 
-/// Takes text until it is full, cutting between characters.
-struct Cut {
+/// Text that is cut off where the space ends, between characters.
+struct TruncatedText {
     bytes: [u8; TEXT],
     len: usize,
 }
 
-impl fmt::Write for Cut {
+impl fmt::Write for TruncatedText {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         let room = TEXT - self.len;
         let take = if text.len() <= room { text.len() } else { text.floor_char_boundary(room) };
@@ -187,29 +192,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_other_side_reads_the_last_report() {
+    fn the_other_side_reads_the_last_status() {
         let ours = StatusPage::create().unwrap();
         let theirs = StatusPage::from(File::from(ours.share().unwrap()));
-        assert_eq!((ours.status().stage, ours.status().text.as_str()), (Stage::Started, "starting, before rendezvous"));
+        assert_eq!((ours.status().stage, ours.status().text.as_str()), (Stage::Spawned, "starting, before rendezvous"));
         theirs.set_status(Stage::Joined, format_args!("all_reduce #{}, bucket {}", 17, 3));
         assert_eq!((ours.status().stage, ours.status().text.as_str()), (Stage::Joined, "all_reduce #17, bucket 3"));
         theirs.set_status(Stage::Joined, format_args!("x"));
-        assert_eq!(ours.status().text, "x", "nothing is left of a longer report");
-        assert_eq!(ours.beats(), 0);
-        theirs.beat();
-        theirs.beat();
-        assert_eq!((ours.beats(), ours.status().text.as_str()), (2, "x"));
+        assert_eq!(ours.status().text, "x", "nothing is left of a longer status");
+        assert_eq!(ours.heartbeats(), 0);
+        theirs.send_heartbeat();
+        theirs.send_heartbeat();
+        assert_eq!((ours.heartbeats(), ours.status().text.as_str()), (2, "x"));
     }
 
     #[test]
-    fn long_reports_are_cut_between_characters() {
+    fn long_statuses_are_cut_between_characters() {
         let page = StatusPage::create().unwrap();
         page.set_status(Stage::Starting, format_args!("{}", "ä".repeat(500)));
         assert_eq!(page.status().text, "ä".repeat(TEXT / 2));
     }
 
     #[test]
-    fn a_reader_never_sees_halves_of_two_reports() {
+    fn a_reader_never_sees_halves_of_two_statuses() {
         let ours = StatusPage::create().unwrap();
         let theirs = StatusPage::from(File::from(ours.share().unwrap()));
         theirs.set_status(Stage::Joined, format_args!("0"));

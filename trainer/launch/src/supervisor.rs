@@ -1,8 +1,8 @@
-//! The watch over a node's workers: what may happen, and what is done about it.
+//! Watches the workers of a node and decides what to do: the work of torchrun's elastic agent.
 //!
 //! ```text
 //!            a worker fails, is silent,             all have ended
-//! Running ──── or another node fails ────▶ Ending ──────────────────▶ Failed: exit code 3, or all again
+//! Running ──── or another node fails ────▶ Ending ──────────────────▶ Failed: exit code 3, or restart
 //!    │  │                                    ▲
 //!    │  └── all exit 0 ──▶ Done              │ one fails, or does not stop in time
 //!    │                                       │
@@ -10,9 +10,9 @@
 //!                                               └── a second signal: SIGKILL for all
 //! ```
 //!
-//! `Ending` tells the others through the store at once, so that they leave their collectives with an error of their own;
-//! reports after [`SETTLE`], when the first failure's neighbours have had their say; sends SIGTERM after [`POLITE`] and
-//! SIGKILL `grace` later.
+//! `Ending` tells the other ranks through the store at once, so that they leave their collectives with an error. It reports
+//! after [`REPORT_DELAY`], when the ranks that noticed the first failure have reported too. It sends SIGTERM after
+//! [`TERM_DELAY`], and SIGKILL `grace` later.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;
@@ -24,112 +24,110 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 use signal_hook::consts::{SIGTSTP, SIGWINCH};
 
+use super::launcher::Timeouts;
 use super::node_rendezvous::NodeRendezvous;
 use super::output::Screen;
-use super::process::Process;
-use super::report::{self, Who, WorkerFailure};
+use super::process::WorkerProcess;
+use super::report::{self, FailureOrigin, WorkerFailure};
 use super::signals::{self, STOPPING, Signals};
 use super::status_page::Stage;
 use comm::{StoreEvent, StoreServer};
 
-/// Between two looks at what cannot be polled.
+/// Interval between checks of things that cannot be polled.
 const TICK: Duration = Duration::from_millis(100);
-/// From the first failure to its report.
-const SETTLE: Duration = Duration::from_millis(500);
-/// The same where all workers of this node blame others, and another node's launcher may know the cause.
-const NEWS: Duration = Duration::from_millis(1500);
-/// From the first failure to SIGTERM for those that have not left by themselves.
-const POLITE: Duration = Duration::from_secs(1);
-/// A worker that has been silent this long when others complain about it is to blame.
-const SUSPICIOUS: Duration = Duration::from_secs(1);
-/// Strangers at the rendezvous that are told of; a port scan must not fill the screen.
-const TOLD_STRANGERS: usize = 5;
+/// Time from the first failure to its report.
+const REPORT_DELAY: Duration = Duration::from_millis(500);
+/// The same where all workers of this node blame others: another node's launcher may report the cause.
+const REMOTE_REPORT_DELAY: Duration = Duration::from_millis(1500);
+/// Time from the first failure to SIGTERM for workers that have not ended by themselves.
+const TERM_DELAY: Duration = Duration::from_secs(1);
+/// A worker that has been silent for this long when all failures blame others is the cause.
+const SUSPICIOUS_SILENCE: Duration = Duration::from_secs(1);
+/// Number of unauthenticated peers that are reported. A port scan must not fill the screen.
+const REPORTED_PEERS: usize = 5;
 
-/// How a job's attempt ended.
+/// How an attempt of the job ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
     /// All workers exited with 0.
     Done,
-    /// By this signal.
+    /// Stopped by this signal.
     Stopped(i32),
-    /// `again`: it may work the next time.
-    Failed { again: bool },
+    /// A worker failed.
+    Failed {
+        /// Whether a restart may succeed.
+        restartable: bool,
+    },
 }
 
-/// Limits of timeouts.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Timeouts {
-    /// Silence that counts as a stall.
-    pub(super) stall: Duration,
-    /// From SIGTERM to SIGKILL.
-    pub(super) grace: Duration,
-    /// From the signal to the end of the last worker's checkpoint.
-    pub(super) stop: Duration,
-}
-
-enum Mode {
+enum Phase {
     Running,
     Stopping { signal: i32, since: Instant },
-    Ending { since: Instant, reported: bool, polite: bool },
+    Ending { since: Instant, reported: bool, terminated: bool },
 }
 
+/// Watches the workers of one attempt.
 pub(super) struct Supervisor<'a> {
-    pub(super) workers: &'a mut [Process],
+    pub(super) workers: &'a mut [WorkerProcess],
     /// The workers' store, where this launcher hosts it.
     pub(super) store: Option<&'a StoreServer>,
     pub(super) events: Receiver<StoreEvent>,
-    pub(super) link: Option<&'a NodeRendezvous>,
-    /// This node's index in a job of several.
+    pub(super) rendezvous: Option<&'a NodeRendezvous>,
+    /// Index of this node in a job of several nodes.
     pub(super) node: Option<usize>,
     pub(super) signals: &'a mut Signals,
     pub(super) screen: &'a Arc<Screen>,
     pub(super) timeouts: Timeouts,
 }
 
-/// What goes on inside [`Supervisor::run`].
-struct Watch {
-    mode: Mode,
+/// What [`Supervisor::run`] remembers.
+struct SupervisorState {
+    phase: Phase,
     failures: Vec<WorkerFailure>,
-    /// The signal that the job is stopped by, which outlives `Stopping`.
+    /// The signal that stops the job. Still set after the phase `Stopping`.
     stopped_by: Option<i32>,
-    /// A second signal has come.
+    /// A second signal has arrived.
     killed: bool,
-    /// Another node's failure has been noted.
-    elsewhere: bool,
-    again: bool,
-    strangers: usize,
+    /// Another node's failure is in `failures`.
+    remote_failure: bool,
+    restartable: bool,
+    refused_peers: usize,
     last_tick: Instant,
 }
 
 impl Supervisor<'_> {
     /// Watches until all workers have ended.
+    ///
+    /// # Errors
+    /// The kernel refuses to poll or to wait.
     pub(super) fn run(mut self) -> io::Result<Outcome> {
-        let mut watch = Watch {
-            mode: Mode::Running,
+        let mut state = SupervisorState {
+            phase: Phase::Running,
             failures: Vec::new(),
             stopped_by: None,
             killed: false,
-            elsewhere: false,
-            again: true,
-            strangers: 0,
+            remote_failure: false,
+            restartable: true,
+            refused_peers: 0,
             last_tick: Instant::now(),
         };
         loop {
-            self.sleep()?;
+            self.wait()?;
             for signal in self.signals.take() {
-                self.hear(signal, &mut watch);
+                self.handle_signal(signal, &mut state);
             }
-            self.reap(&mut watch)?;
-            self.look_for_silence(&mut watch);
-            self.look_elsewhere(&mut watch);
-            self.act(&mut watch);
-            if let Some(outcome) = self.outcome(&watch) {
+            self.reap(&mut state)?;
+            self.check_heartbeats(&mut state);
+            self.check_events(&mut state);
+            self.check_timeouts(&mut state);
+            if let Some(outcome) = self.outcome(&state) {
                 return Ok(outcome);
             }
         }
     }
 
-    fn sleep(&self) -> io::Result<()> {
+    /// Waits for a signal, the end of a worker, or the next tick.
+    fn wait(&self) -> io::Result<()> {
         let mut fds = vec![PollFd::from_borrowed_fd(self.signals.fd(), PollFlags::IN)];
         let alive = self.workers.iter().filter(|worker| worker.is_alive());
         fds.extend(alive.map(|worker| PollFd::from_borrowed_fd(worker.fd(), PollFlags::IN)));
@@ -140,131 +138,135 @@ impl Supervisor<'_> {
         }
     }
 
-    fn hear(&mut self, signal: i32, watch: &mut Watch) {
+    fn handle_signal(&mut self, signal: i32, state: &mut SupervisorState) {
+        tracing::info!(signal = signals::name(signal), "received a signal");
         match signal {
             SIGWINCH => self.workers.iter().for_each(|worker| worker.output.resize()),
             SIGTSTP => self.suspend(),
-            signal if STOPPING.contains(&signal) => self.stop(signal, watch),
+            signal if STOPPING.contains(&signal) => self.stop(signal, state),
             _ => {}
         }
     }
 
-    /// Ctrl-Z: the workers stop with the launcher, and go on with it.
+    /// Ctrl-Z: stops and continues the workers together with the launcher.
     fn suspend(&self) {
         self.workers.iter().for_each(|worker| worker.signal_group(Signal::STOP));
-        // returns when the launcher is continued; where it cannot stop, the workers must not stay stopped either
+        // Returns when the launcher is continued. If it cannot stop, the workers must not stay stopped either
         let _ = signal_hook::low_level::emulate_default_handler(SIGTSTP);
         self.workers.iter().for_each(|worker| worker.signal_group(Signal::CONT));
     }
 
-    fn stop(&mut self, signal: i32, watch: &mut Watch) {
+    fn stop(&mut self, signal: i32, state: &mut SupervisorState) {
         let name = signals::name(signal);
-        if watch.stopped_by.is_some() || matches!(watch.mode, Mode::Ending { .. }) {
-            if !watch.killed {
+        if state.stopped_by.is_some() || matches!(state.phase, Phase::Ending { .. }) {
+            if !state.killed {
                 self.screen.say(&format!("{name}: ending all workers at once"));
             }
-            watch.stopped_by = watch.stopped_by.or(Some(signal));
-            watch.killed = true;
-            self.workers.iter_mut().for_each(|worker| worker.told = true);
+            state.stopped_by = state.stopped_by.or(Some(signal));
+            state.killed = true;
+            self.workers.iter_mut().for_each(|worker| worker.told_to_end = true);
             self.workers.iter().for_each(|worker| worker.signal_group(Signal::KILL));
             return;
         }
-        watch.stopped_by = Some(signal);
-        watch.mode = Mode::Stopping { signal, since: Instant::now() };
-        let joined = |worker: &Process| !worker.is_alive() || worker.page.status().stage == Stage::Joined;
+        state.stopped_by = Some(signal);
+        state.phase = Phase::Stopping { signal, since: Instant::now() };
+        let joined = |worker: &WorkerProcess| !worker.is_alive() || worker.page.status().stage == Stage::Joined;
         if self.workers.iter().all(joined) {
             self.screen.say(&format!("{name}: workers save a checkpoint and stop; once more ends them at once"));
             let Some(signal) = Signal::from_named_raw(signal) else { return };
             self.workers.iter().for_each(|worker| worker.signal(signal));
         } else {
-            // there is nothing to save, and who waits for the others would wait on
+            // There is nothing to save, and workers that wait for other ranks would not react
             self.screen.say(&format!("{name}: the job has not begun: ending all workers"));
             self.abort(&format!("stopped by {name} before all ranks had joined"));
-            self.end_workers(Signal::TERM);
-            if let Some(link) = self.link {
-                link.tell(&format!("stopped by {name}"), false);
+            self.signal_workers(Signal::TERM);
+            if let Some(rendezvous) = self.rendezvous {
+                rendezvous.publish_failure(&format!("stopped by {name}"), false);
             }
         }
     }
 
-    fn reap(&mut self, watch: &mut Watch) -> io::Result<()> {
+    fn reap(&mut self, state: &mut SupervisorState) -> io::Result<()> {
         for at in 0..self.workers.len() {
             if !self.workers[at].reap()? {
                 continue;
             }
             let worker = &self.workers[at];
-            let Some(end) = &worker.end else { continue };
-            let (code, signal) = (end.status.code(), end.status.signal());
+            let Some(exit) = &worker.exit else { continue };
+            let (code, signal) = (exit.status.code(), exit.status.signal());
             let asked = |by: i32| code == Some(128 + by) || signal == Some(by);
-            let stopping = match watch.mode {
-                Mode::Stopping { signal, .. } => Some(signal),
+            let stopping = match state.phase {
+                Phase::Stopping { signal, .. } => Some(signal),
                 _ => None,
             };
-            // ended well, or because it was told to
-            if code == Some(0) || watch.killed || worker.told || stopping.is_some_and(asked) {
+            // The worker succeeded, or ended because it was told to
+            if code == Some(0) || state.killed || worker.told_to_end || stopping.is_some_and(asked) {
                 continue;
             }
-            // somebody has stopped a worker rather than the launcher: ranks agree on it, so all of them stop
-            let by_itself = STOPPING.into_iter().find(|by| code == Some(128 + by) && end.account.is_none());
-            if let (Mode::Running, Some(by)) = (&watch.mode, by_itself) {
-                watch.stopped_by = Some(by);
-                watch.mode = Mode::Stopping { signal: by, since: Instant::now() };
+            // A user has signalled a worker instead of the launcher. Ranks agree on the signal, so all of them stop
+            let by_itself = STOPPING.into_iter().find(|by| code == Some(128 + by) && exit.report.is_none());
+            if let (Phase::Running, Some(by)) = (&state.phase, by_itself) {
+                state.stopped_by = Some(by);
+                state.phase = Phase::Stopping { signal: by, since: Instant::now() };
                 continue;
             }
-            let failure = WorkerFailure::ended(worker, end);
-            self.fail(failure, watch);
+            let failure = WorkerFailure::exited(worker, exit);
+            self.fail(failure, state);
         }
         Ok(())
     }
 
-    /// Counts silence in time that this launcher was awake for: after Ctrl-Z, or with a lid closed, nobody is to blame.
-    fn look_for_silence(&mut self, watch: &mut Watch) {
+    /// Finds workers without heartbeats. Counts only time in which the launcher itself ran: after Ctrl-Z, or after the machine
+    /// slept, no worker is to blame.
+    fn check_heartbeats(&mut self, state: &mut SupervisorState) {
         let now = Instant::now();
-        let passed = now.duration_since(watch.last_tick).min(5 * TICK);
-        watch.last_tick = now;
-        self.workers.iter_mut().filter(|worker| worker.is_alive()).for_each(|worker| worker.listen(passed));
-        if matches!(watch.mode, Mode::Ending { .. }) {
+        let passed = now.duration_since(state.last_tick).min(5 * TICK);
+        state.last_tick = now;
+        self.workers.iter_mut().filter(|worker| worker.is_alive()).for_each(|worker| worker.check_heartbeat(passed));
+        if matches!(state.phase, Phase::Ending { .. }) {
             return;
         }
         let limit = self.timeouts.stall;
         let silent = self.workers.iter().filter(|worker| worker.is_alive() && worker.silent >= limit);
-        let failures: Vec<WorkerFailure> = silent.map(|worker| WorkerFailure::silent(worker, worker.silent)).collect();
-        failures.into_iter().for_each(|failure| self.fail(failure, watch));
+        let failures: Vec<WorkerFailure> = silent.map(|worker| WorkerFailure::stalled(worker, worker.silent)).collect();
+        failures.into_iter().for_each(|failure| self.fail(failure, state));
     }
 
-    fn look_elsewhere(&mut self, watch: &mut Watch) {
+    fn check_events(&mut self, state: &mut SupervisorState) {
         while let Ok(event) = self.events.try_recv() {
             if let StoreEvent::Refused { from, cause } = event {
-                watch.strangers += 1;
-                if watch.strangers <= TOLD_STRANGERS {
-                    let last = if watch.strangers == TOLD_STRANGERS { " (others will not be told of)" } else { "" };
+                tracing::warn!(%from, cause, "refused an unauthenticated peer");
+                state.refused_peers += 1;
+                if state.refused_peers <= REPORTED_PEERS {
+                    let last = if state.refused_peers == REPORTED_PEERS { " (others will not be shown)" } else { "" };
                     self.screen.say(&format!("note: {from} was refused at the rendezvous: {cause}{last}"));
                 }
             }
         }
-        // also while ending: what ended the workers here may have happened there
-        if watch.elsewhere || matches!(watch.mode, Mode::Ending { reported: true, .. }) {
+        // Also while ending: the cause of the failures here may be there
+        if state.remote_failure || matches!(state.phase, Phase::Ending { reported: true, .. }) {
             return;
         }
-        if let Some(failed) = self.link.and_then(NodeRendezvous::failure) {
-            watch.elsewhere = true;
-            watch.again &= failed.again;
-            self.fail(WorkerFailure::elsewhere(failed.node, failed.what), watch);
+        if let Some(failed) = self.rendezvous.and_then(NodeRendezvous::failure) {
+            state.remote_failure = true;
+            state.restartable &= failed.restartable;
+            self.fail(WorkerFailure::on_other_node(failed.node, failed.what), state);
         }
     }
 
-    /// Notes a failure; the first one ends the job.
-    fn fail(&mut self, failure: WorkerFailure, watch: &mut Watch) {
-        if !matches!(watch.mode, Mode::Ending { .. }) {
-            watch.mode = Mode::Ending { since: Instant::now(), reported: false, polite: false };
+    /// Adds a failure. The first one ends the job.
+    fn fail(&mut self, failure: WorkerFailure, state: &mut SupervisorState) {
+        if !matches!(state.phase, Phase::Ending { .. }) {
+            state.phase = Phase::Ending { since: Instant::now(), reported: false, terminated: false };
             self.abort(&failure.headline());
         }
-        watch.again &= !failure.usage;
-        // at once, before the other nodes' workers complain of what came of it
-        if matches!(failure.who, Who::Rank(_)) && !failure.consequence {
-            self.tell(&failure, watch.again);
+        tracing::warn!(consequence = failure.consequence, "{}", failure.headline());
+        state.restartable &= !failure.usage;
+        // At once, before the other nodes' workers report the consequences
+        if matches!(failure.origin, FailureOrigin::Rank(_)) && !failure.consequence {
+            self.publish(&failure, state.restartable);
         }
-        watch.failures.push(failure);
+        state.failures.push(failure);
     }
 
     fn abort(&self, why: &str) {
@@ -273,15 +275,18 @@ impl Supervisor<'_> {
         }
     }
 
-    fn tell(&self, failure: &WorkerFailure, again: bool) {
-        if let Some(link) = self.link {
-            link.tell(failure.headline().lines().next().unwrap_or_default(), again);
+    /// Tells the other nodes.
+    fn publish(&self, failure: &WorkerFailure, restartable: bool) {
+        if let Some(rendezvous) = self.rendezvous {
+            rendezvous.publish_failure(failure.headline().lines().next().unwrap_or_default(), restartable);
         }
     }
 
-    fn end_workers(&mut self, signal: Signal) {
+    /// Tells all workers to end.
+    fn signal_workers(&mut self, signal: Signal) {
+        tracing::debug!(?signal, "ending all workers");
         for worker in self.workers.iter_mut().filter(|worker| worker.is_alive()) {
-            worker.told = true;
+            worker.told_to_end = true;
             match signal {
                 Signal::KILL => worker.signal_group(signal),
                 _ => worker.signal(signal),
@@ -289,40 +294,41 @@ impl Supervisor<'_> {
         }
     }
 
-    /// What time brings.
-    fn act(&mut self, watch: &mut Watch) {
-        let alive = self.workers.iter().any(Process::is_alive);
-        let patient = self.link.is_some() && watch.failures.iter().all(|failure| failure.consequence);
-        match watch.mode {
-            Mode::Running => {}
-            Mode::Stopping { since, .. } => {
-                let told = self.workers.iter().any(|worker| worker.is_alive() && worker.told);
+    /// Does what is due.
+    fn check_timeouts(&mut self, state: &mut SupervisorState) {
+        let alive = self.workers.iter().any(WorkerProcess::is_alive);
+        let all_blame_others = self.rendezvous.is_some() && state.failures.iter().all(|failure| failure.consequence);
+        match state.phase {
+            Phase::Running => {}
+            Phase::Stopping { since, .. } => {
+                let told = self.workers.iter().any(|worker| worker.is_alive() && worker.told_to_end);
                 if alive && told && since.elapsed() >= self.timeouts.grace {
-                    self.end_workers(Signal::KILL);
+                    self.signal_workers(Signal::KILL);
                 } else if alive && !told && since.elapsed() >= self.timeouts.stop {
-                    self.too_slow(watch);
+                    self.report_slow_stop(state);
                 }
             }
-            Mode::Ending { since, ref mut reported, ref mut polite } => {
+            Phase::Ending { since, ref mut reported, ref mut terminated } => {
                 let passed = since.elapsed();
-                let settled = if patient { passed >= NEWS } else { !alive || passed >= SETTLE };
+                let settled =
+                    if all_blame_others { passed >= REMOTE_REPORT_DELAY } else { !alive || passed >= REPORT_DELAY };
                 if !*reported && settled {
                     *reported = true;
-                    self.report(watch);
-                } else if alive && !*polite && passed >= POLITE {
-                    *polite = true;
-                    self.end_workers(Signal::TERM);
-                } else if alive && passed >= POLITE + self.timeouts.grace {
-                    self.end_workers(Signal::KILL);
+                    self.report(state);
+                } else if alive && !*terminated && passed >= TERM_DELAY {
+                    *terminated = true;
+                    self.signal_workers(Signal::TERM);
+                } else if alive && passed >= TERM_DELAY + self.timeouts.grace {
+                    self.signal_workers(Signal::KILL);
                 }
             }
         }
     }
 
-    /// Workers were asked to stop and go on.
-    fn too_slow(&mut self, watch: &mut Watch) {
+    /// Reports workers that were asked to stop and did not.
+    fn report_slow_stop(&mut self, state: &mut SupervisorState) {
         let limit = self.timeouts.stop.as_secs_f64();
-        let name = watch.stopped_by.map(signals::name).unwrap_or_default();
+        let name = state.stopped_by.map(signals::name).unwrap_or_default();
         let slow: Vec<WorkerFailure> = self
             .workers
             .iter()
@@ -330,50 +336,50 @@ impl Supervisor<'_> {
             .map(|worker| WorkerFailure {
                 what: format!("did not stop within {limit:.0} s after {name}"),
                 hint: Some("it was told to save a checkpoint and exit".to_owned()),
-                ..WorkerFailure::silent(worker, worker.silent)
+                ..WorkerFailure::stalled(worker, worker.silent)
             })
             .collect();
-        slow.into_iter().for_each(|failure| self.fail(failure, watch));
+        slow.into_iter().for_each(|failure| self.fail(failure, state));
     }
 
-    fn report(&mut self, watch: &mut Watch) {
-        // those that complain have waited for somebody: a worker that is stopped cannot speak for itself
-        if watch.failures.iter().all(|failure| failure.consequence) {
-            let silent = self.workers.iter().filter(|worker| worker.is_alive() && worker.silent >= SUSPICIOUS);
+    fn report(&mut self, state: &mut SupervisorState) {
+        // All failures blame another rank. A worker that is stopped (SIGSTOP) cannot report anything itself
+        if state.failures.iter().all(|failure| failure.consequence) {
+            let silent = self.workers.iter().filter(|worker| worker.is_alive() && worker.silent >= SUSPICIOUS_SILENCE);
             let silent: Vec<WorkerFailure> =
-                silent.map(|worker| WorkerFailure::silent(worker, worker.silent)).collect();
-            let awaited = watch.failures.iter().filter(|_| silent.is_empty()).find_map(|complaint| {
-                let is_meant = |worker: &&Process| worker.is_alive() && Some(worker.rank) == complaint.culprit;
+                silent.map(|worker| WorkerFailure::stalled(worker, worker.silent)).collect();
+            let awaited = state.failures.iter().filter(|_| silent.is_empty()).find_map(|complaint| {
+                let is_meant = |worker: &&WorkerProcess| worker.is_alive() && Some(worker.rank) == complaint.culprit;
                 self.workers.iter().find(is_meant).map(|worker| WorkerFailure::awaited(worker, complaint))
             });
-            watch.failures.extend(silent.into_iter().chain(awaited));
+            state.failures.extend(silent.into_iter().chain(awaited));
         }
-        report::sort(&mut watch.failures);
-        let is_found = |rank| watch.failures.iter().any(|failure| failure.who == Who::Rank(rank));
+        report::sort(&mut state.failures);
+        let is_found = |rank| state.failures.iter().any(|failure| failure.origin == FailureOrigin::Rank(rank));
         let alive = self.workers.iter().filter(|worker| worker.is_alive()).map(|worker| worker.rank);
         let alive: Vec<usize> = alive.filter(|rank| !is_found(*rank)).collect();
-        self.screen.say(&report::render(&watch.failures, &alive, self.node));
-        if let Some(root) = watch.failures.first().filter(|root| root.consequence && !watch.elsewhere) {
-            self.tell(root, watch.again);
+        self.screen.say(&report::render(&state.failures, &alive, self.node));
+        if let Some(root) = state.failures.first().filter(|root| root.consequence && !state.remote_failure) {
+            self.publish(root, state.restartable);
         }
     }
 
-    fn outcome(&self, watch: &Watch) -> Option<Outcome> {
-        if self.workers.iter().any(Process::is_alive) {
+    fn outcome(&self, state: &SupervisorState) -> Option<Outcome> {
+        if self.workers.iter().any(WorkerProcess::is_alive) {
             return None;
         }
-        Some(match watch.mode {
-            Mode::Running => Outcome::Done,
-            Mode::Stopping { signal, .. } => {
-                let finished = |worker: &Process| worker.end.as_ref().is_some_and(|end| end.status.success());
-                // the signal came when they were done
+        Some(match state.phase {
+            Phase::Running => Outcome::Done,
+            Phase::Stopping { signal, .. } => {
+                let finished = |worker: &WorkerProcess| worker.exit.as_ref().is_some_and(|exit| exit.status.success());
+                // The signal arrived when the workers were done
                 if self.workers.iter().all(finished) { Outcome::Done } else { Outcome::Stopped(signal) }
             }
-            Mode::Ending { reported: false, .. } => return None,
-            Mode::Ending { .. } => match watch.stopped_by {
-                // asked to stop, or not to wait: starting again is the last thing that is wanted
-                Some(_) => Outcome::Failed { again: false },
-                None => Outcome::Failed { again: watch.again },
+            Phase::Ending { reported: false, .. } => return None,
+            Phase::Ending { .. } => match state.stopped_by {
+                // A user who has sent a signal wants no restart
+                Some(_) => Outcome::Failed { restartable: false },
+                None => Outcome::Failed { restartable: state.restartable },
             },
         })
     }

@@ -1,22 +1,21 @@
-//! Text as a terminal would show it in the end: carriage returns, erasures and colours of progress bars applied, not kept.
+//! Text as a terminal finally shows it: carriage returns, erasures and colours of progress bars are applied, not kept.
 
 use std::collections::VecDeque;
-use std::time::Instant;
 
-/// Longest line that is kept; a program that writes megabytes without a newline is cut.
+/// Longest line that is kept. Cuts the output of a program that writes megabytes without a newline.
 const LONGEST: usize = 4096;
 
-/// Turns a stream of bytes into finished lines.
+/// Turns a stream of bytes into complete lines.
 #[derive(Debug, Default)]
-pub struct Lines {
+pub(super) struct TerminalLines {
     line: Vec<u8>,
-    /// The cursor went back to the start: the next character begins the line anew.
+    /// The cursor went back to the start: the next character starts the line again.
     rewind: bool,
-    escape: Escape,
+    escape: EscapeState,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq)]
-enum Escape {
+enum EscapeState {
     #[default]
     None,
     /// After ESC.
@@ -27,29 +26,29 @@ enum Escape {
     Title,
 }
 
-impl Lines {
-    /// Takes `bytes` and gives each line that they finish, without its newline, to `finished`.
-    pub fn take(&mut self, bytes: &[u8], mut finished: impl FnMut(&str)) {
+impl TerminalLines {
+    /// Takes `bytes` and passes each line that they complete, without its newline, to `finished`.
+    pub(super) fn take(&mut self, bytes: &[u8], mut finished: impl FnMut(&str)) {
         for byte in bytes {
             self.byte(*byte, &mut finished);
         }
     }
 
-    /// What stands on the last line, which has no newline.
-    pub fn rest(&self) -> String {
+    /// Returns the last line, which has no newline yet.
+    pub(super) fn rest(&self) -> String {
         String::from_utf8_lossy(&self.line).into_owned()
     }
 
     fn byte(&mut self, byte: u8, finished: &mut impl FnMut(&str)) {
         match (self.escape, byte) {
-            (Escape::None, 0x1b) => self.escape = Escape::Begun,
-            (Escape::None, b'\n') => {
+            (EscapeState::None, 0x1b) => self.escape = EscapeState::Begun,
+            (EscapeState::None, b'\n') => {
                 finished(&String::from_utf8_lossy(&self.line));
                 self.line.clear();
                 self.rewind = false;
             }
-            (Escape::None, b'\r') => self.rewind = true,
-            (Escape::None, b'\t' | b' '..=0xff) => {
+            (EscapeState::None, b'\r') => self.rewind = true,
+            (EscapeState::None, b'\t' | b' '..=0xff) => {
                 if std::mem::take(&mut self.rewind) {
                     self.line.clear();
                 }
@@ -57,45 +56,42 @@ impl Lines {
                     self.line.push(byte);
                 }
             }
-            (Escape::None, _) => {}
-            (Escape::Begun, b'[') => self.escape = Escape::Control,
-            (Escape::Begun, b']') => self.escape = Escape::Title,
-            (Escape::Begun, _) => self.escape = Escape::None,
-            (Escape::Control, b'@'..=b'~') => {
-                // K erases the line, J the screen, A goes up to a line that is drawn again
+            (EscapeState::None, _) => {}
+            (EscapeState::Begun, b'[') => self.escape = EscapeState::Control,
+            (EscapeState::Begun, b']') => self.escape = EscapeState::Title,
+            (EscapeState::Begun, _) => self.escape = EscapeState::None,
+            (EscapeState::Control, b'@'..=b'~') => {
+                // K erases the line, J the screen; A goes up to a line that is drawn again
                 if matches!(byte, b'K' | b'J' | b'A') {
                     self.line.clear();
                 }
-                self.escape = Escape::None;
+                self.escape = EscapeState::None;
             }
-            (Escape::Control, _) => {}
-            (Escape::Title, 0x07) => self.escape = Escape::None,
-            (Escape::Title, 0x1b) => self.escape = Escape::Begun,
-            (Escape::Title, _) => {}
+            (EscapeState::Control, _) => {}
+            (EscapeState::Title, 0x07) => self.escape = EscapeState::None,
+            (EscapeState::Title, 0x1b) => self.escape = EscapeState::Begun,
+            (EscapeState::Title, _) => {}
         }
     }
 }
 
 /// The last lines of a stream.
 #[derive(Debug)]
-pub struct Tail {
+pub(super) struct OutputTail {
     lines: VecDeque<String>,
     most: usize,
-    filter: Lines,
-    /// When the stream last said something.
-    pub last: Option<Instant>,
+    filter: TerminalLines,
 }
 
-impl Tail {
+impl OutputTail {
     /// Keeps the last `most` lines.
-    pub fn new(most: usize) -> Self {
-        Self { lines: VecDeque::new(), most, filter: Lines::default(), last: None }
+    pub(super) fn new(most: usize) -> Self {
+        Self { lines: VecDeque::new(), most, filter: TerminalLines::default() }
     }
 
-    /// Takes what the stream said.
-    pub fn take(&mut self, bytes: &[u8]) {
+    /// Takes bytes of the stream.
+    pub(super) fn take(&mut self, bytes: &[u8]) {
         let (lines, most) = (&mut self.lines, self.most);
-        self.last = Some(Instant::now());
         self.filter.take(bytes, |line| {
             if line.trim().is_empty() {
                 return;
@@ -107,8 +103,8 @@ impl Tail {
         });
     }
 
-    /// The lines, oldest first, with the unfinished one.
-    pub fn lines(&self) -> Vec<String> {
+    /// Returns the lines, oldest first, the incomplete one last.
+    pub(super) fn lines(&self) -> Vec<String> {
         let rest = Some(self.filter.rest()).filter(|rest| !rest.trim().is_empty());
         let all: Vec<String> = self.lines.iter().cloned().chain(rest).collect();
         all[all.len().saturating_sub(self.most)..].to_vec()
@@ -120,8 +116,8 @@ mod tests {
     use super::*;
 
     fn lines(bytes: &[u8]) -> (Vec<String>, String) {
-        let (mut filter, mut found) = (Lines::default(), Vec::new());
-        // byte by byte: a read may end anywhere
+        let (mut filter, mut found) = (TerminalLines::default(), Vec::new());
+        // Byte by byte: a read may end anywhere
         bytes.chunks(1).for_each(|byte| filter.take(byte, |line| found.push(line.to_owned())));
         (found, filter.rest())
     }
@@ -144,7 +140,7 @@ mod tests {
 
     #[test]
     fn a_tail_keeps_the_last_lines_and_the_unfinished_one() {
-        let mut tail = Tail::new(3);
+        let mut tail = OutputTail::new(3);
         tail.take(b"a\nb\n\n  \nc\nd\ne");
         assert_eq!(tail.lines(), ["c", "d", "e"]);
         tail.take(b"\nf\n");

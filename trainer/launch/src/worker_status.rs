@@ -1,137 +1,123 @@
-//! A worker's means to say what it is doing, and to leave word when it fails.
+//! Reports a worker's status to its launcher, and writes its failure report.
 
 use std::fmt;
-use std::panic::PanicHookInfo;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::SystemTime;
 
-use super::failure_report::{FailureReport, Kind};
+use super::failure_report::{FailureKind, FailureReport, unix_ms};
 use super::status_page::{Stage, StatusPage};
 use comm::{CommError, ErrorKind};
 
-/// The process's own, for the panic hook.
-static PROCESS_STATUS: OnceLock<WorkerStatus> = OnceLock::new();
+/// The status of this process, for the panic hook.
+static OF_PROCESS: OnceLock<WorkerStatus> = OnceLock::new();
+
+/// Tells the launcher what this worker is doing. Cheap to clone, and cheap to call: one system call, no allocation.
+#[derive(Debug, Clone)]
+pub struct WorkerStatus(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     rank: usize,
     page: StatusPage,
     stage: AtomicU8,
-    account: Option<PathBuf>,
-    accounted: AtomicBool,
+    /// Where `error.json` goes.
+    report: Option<PathBuf>,
+    reported: AtomicBool,
 }
 
-/// Says what this worker is doing. Cheap to clone, and to call: one system call, no allocation.
-#[derive(Debug, Clone)]
-pub struct WorkerStatus(Arc<Inner>);
-
 impl WorkerStatus {
-    /// `account` is where `error.json` goes, if anywhere.
-    pub(super) fn new(rank: usize, page: StatusPage, account: Option<PathBuf>) -> Self {
+    /// `report` is the path of `error.json`, if the worker writes one.
+    pub(super) fn new(rank: usize, page: StatusPage, report: Option<PathBuf>) -> Self {
         let stage = AtomicU8::new(Stage::Starting as u8);
-        Self(Arc::new(Inner { rank, page, stage, account, accounted: AtomicBool::new(false) }))
+        Self(Arc::new(Inner { rank, page, stage, report, reported: AtomicBool::new(false) }))
     }
 
-    /// One that nobody listens to: a rank without a launcher, as in tests.
+    /// Returns a status that no launcher reads: of a rank that was started without this program's launcher, as in tests.
     ///
     /// # Errors
-    /// No memory can be had that processes share.
+    /// The kernel has no anonymous memory file.
     pub fn detached() -> std::io::Result<Self> {
         Ok(Self::new(0, StatusPage::create()?, None))
     }
 
-    /// What the worker does from now on: `status.set_status(format_args!("all_reduce #{n}, bucket {b}"))`. It is what the
-    /// launcher shows when this process dies, however suddenly. Cut after some 220 bytes.
-    pub fn set_status(&self, what: fmt::Arguments<'_>) {
-        let stage =
-            if self.0.stage.load(Ordering::Relaxed) == Stage::Joined as u8 { Stage::Joined } else { Stage::Starting };
-        self.0.page.set_status(stage, what);
+    /// Sets what the worker does from now on: `status.set_status(format_args!("all_reduce #{n}, bucket {b}"))`. The
+    /// launcher shows the text when this process dies, even by SIGKILL. Text after about 220 bytes is cut off.
+    pub fn set_status(&self, text: fmt::Arguments<'_>) {
+        let joined = self.0.stage.load(Ordering::Relaxed) == Stage::Joined as u8;
+        self.0.page.set_status(if joined { Stage::Joined } else { Stage::Starting }, text);
+        tracing::trace!(target: "launch::status", "{text}");
     }
 
-    pub(super) fn joined(&self) {
+    pub(super) fn set_joined(&self) {
         self.0.stage.store(Stage::Joined as u8, Ordering::Relaxed);
         self.set_status(format_args!("after rendezvous"));
     }
 
-    pub(super) fn beat(&self) {
-        self.0.page.beat();
+    pub(super) fn send_heartbeat(&self) {
+        self.0.page.send_heartbeat();
     }
 
-    /// Leaves `error.json` for the launcher, which shows the message when this process exits. Only the first failure of a
-    /// process is kept. `consequence`: another rank's failure is the cause.
+    /// Writes `error.json` for the launcher, which shows the message when this process exits. Only the first failure of a
+    /// process is kept. `consequence` says that another rank's failure is the cause.
     pub fn record_error(&self, message: &str, hint: &str, consequence: bool) {
-        self.leave(Account { consequence, ..Account::error(message, hint) });
+        self.write(FailureReport { consequence, ..self.report(message, hint) });
     }
 
-    /// [`WorkerStatus::record_error`] with an error of the collectives: one that tells of another rank's end is a consequence.
+    /// Does the same as [`WorkerStatus::record_error`] for an error of a collective. An error that tells of another rank's
+    /// end is a consequence.
     pub fn record_comm_error(&self, error: &CommError) {
         let consequence = match error.kind {
             ErrorKind::PeerLost | ErrorKind::Aborted | ErrorKind::Timeout => error.culprit != Some(self.0.rank),
             ErrorKind::Mismatch | ErrorKind::Usage | ErrorKind::Setup | ErrorKind::System => false,
         };
-        self.leave(Account { consequence, culprit: error.culprit, ..Account::error(&error.message, &error.hint) });
+        self.write(FailureReport { consequence, culprit: error.culprit, ..self.report(&error.message, &error.hint) });
     }
 
-    fn leave(&self, account: Account) {
-        let Some(path) = &self.0.account else { return };
-        if self.0.accounted.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        let Account { kind, message, hint, location, consequence, culprit } = account;
-        let file = FailureReport {
-            rank: self.0.rank,
-            kind,
-            message,
-            hint,
-            location,
-            culprit,
-            thread: std::thread::current().name().map(str::to_owned),
-            doing: self.0.page.status().text,
-            consequence,
-            at_ms: FailureReport::now_ms(),
-        };
-        if let Err(error) = file.write(path) {
-            // stderr is in the logs too
-            eprintln!("{}: cannot write: {error}", path.display());
-        }
-    }
-
-    /// Has panics of any thread leave `error.json`, before what the hook did until now.
+    /// Makes a panic in any thread write `error.json` before the existing panic hook runs.
     pub(super) fn hook_panics(&self) {
-        if PROCESS_STATUS.set(self.clone()).is_err() {
+        if OF_PROCESS.set(self.clone()).is_err() {
             return;
         }
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
-            if let Some(status) = PROCESS_STATUS.get() {
+            if let Some(status) = OF_PROCESS.get() {
+                let message = info.payload_as_str().unwrap_or("a value that is no text");
                 let location = info.location().map(ToString::to_string);
-                status.leave(Account { kind: Kind::Panic, location, ..Account::error(message(info), "") });
+                status.write(FailureReport { kind: FailureKind::Panic, location, ..status.report(message, "") });
             }
             before(info);
         }));
     }
-}
 
-/// What a worker knows of its failure.
-struct Account {
-    kind: Kind,
-    message: String,
-    hint: String,
-    location: Option<String>,
-    consequence: bool,
-    culprit: Option<usize>,
-}
-
-impl Account {
-    fn error(message: &str, hint: &str) -> Self {
-        let (message, hint) = (message.to_owned(), hint.to_owned());
-        Self { kind: Kind::Error, message, hint, location: None, consequence: false, culprit: None }
+    /// A report of an error that happens now in this thread, and that no other rank has caused.
+    fn report(&self, message: &str, hint: &str) -> FailureReport {
+        FailureReport {
+            rank: self.0.rank,
+            kind: FailureKind::Error,
+            message: message.to_owned(),
+            hint: hint.to_owned(),
+            location: None,
+            thread: std::thread::current().name().map(str::to_owned),
+            doing: self.0.page.status().text,
+            consequence: false,
+            culprit: None,
+            at_ms: unix_ms(SystemTime::now()),
+        }
     }
-}
 
-fn message<'a>(info: &'a PanicHookInfo<'_>) -> &'a str {
-    info.payload_as_str().unwrap_or("a value that is no text")
+    fn write(&self, report: FailureReport) {
+        tracing::debug!(message = report.message, consequence = report.consequence, "this worker fails");
+        let Some(path) = &self.0.report else { return };
+        if self.0.reported.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        if let Err(error) = report.write(path) {
+            // Stderr is in the logs too
+            eprintln!("{}: cannot write: {error}", path.display());
+        }
+    }
 }
 
 #[cfg(test)]
@@ -143,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_failure_is_the_one_that_is_kept() {
+    fn only_the_first_failure_is_kept() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("error.json");
         let status = WorkerStatus::new(3, StatusPage::create().unwrap(), Some(path.clone()));
@@ -168,8 +154,8 @@ mod tests {
         ] {
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join("error.json");
-            WorkerStatus::new(0, StatusPage::create().unwrap(), Some(path.clone()))
-                .record_comm_error(&comm(kind, culprit));
+            let status = WorkerStatus::new(0, StatusPage::create().unwrap(), Some(path.clone()));
+            status.record_comm_error(&comm(kind, culprit));
             assert_eq!(FailureReport::read(&path).unwrap().consequence, consequence, "{kind:?} {culprit:?}");
         }
     }

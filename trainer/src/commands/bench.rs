@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use super::workers::{self, Rank};
 use crate::cli::AllreduceArgs;
-use crate::device::{Seat, Selected, Target, Wish};
+use crate::device::{DeviceRequest, DeviceSet, LocalRank, Selected};
 use crate::failure::Failure;
 use comm::{DType, TransportKind, bench, cuda};
 use launch::{
-    self, Job, Request, Role,
-    environment::{self, Source, WorkerRole},
+    self, LaunchConfig, LauncherChoice, Role,
+    environment::{self, Launcher, WorkerRole},
 };
 
 /// Longest wait in one all-reduce.
@@ -64,13 +64,13 @@ pub(super) fn run(arguments: &AllreduceArgs) -> Result<u8, Failure> {
     let carrier = Carrier::asked(arguments)?;
     let config = config(arguments)?;
     let variables = environment::variables();
-    let target = Target::of(arguments.gpus.map_or(Wish::Cpu, |count| Wish::Gpus(count.into())))?;
-    match launch::detect(&variables, &Request::default())? {
+    let target = DeviceSet::of(arguments.gpus.map_or(DeviceRequest::Cpu, |count| DeviceRequest::Gpus(count.into())))?;
+    match launch::detect(&variables, LauncherChoice::Auto, None)? {
         Role::Worker(role) => {
-            let seat = Seat {
+            let seat = LocalRank {
                 local_rank: role.local_rank,
                 local_world: role.local_world,
-                foreign: role.source != Source::Own,
+                foreign: role.launcher != Launcher::Own,
                 oversubscribe: arguments.oversubscribe,
             };
             let selected = target.select(&seat)?;
@@ -89,9 +89,13 @@ pub(super) fn run(arguments: &AllreduceArgs) -> Result<u8, Failure> {
                 return Err(workers::needs_mpirun(workers));
             }
             // too few GPUs are one process's mistake, not every worker's
-            target.all(&Seat { local_world: workers, oversubscribe: arguments.oversubscribe, ..Seat::ALONE })?;
+            target.all(&LocalRank {
+                local_world: workers,
+                oversubscribe: arguments.oversubscribe,
+                ..LocalRank::ALONE
+            })?;
             let logs = tempfile_folder()?;
-            let result = Job::of_this_program(workers, logs.clone())?.run();
+            let result = LaunchConfig::of_this_program(workers, logs.clone())?.run();
             // the logs of a bench that worked are of no use
             if result == Ok(0) {
                 let _ = std::fs::remove_dir_all(&logs);
@@ -174,7 +178,7 @@ fn measure(
     Ok(())
 }
 
-/// Between GPUs; a build without the backend never gets here, for [`Target::of`] gives it none.
+/// Between GPUs; a build without the backend never gets here, for [`DeviceSet::of`] gives it none.
 fn on_gpus(
     rank: &Rank,
     selected: &Selected,

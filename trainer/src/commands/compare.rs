@@ -17,7 +17,7 @@ use time::{OffsetDateTime, macros::format_description};
 use super::{print_json, resolve};
 use crate::cli::CompareArgs;
 use crate::config::{Keyword, Mode, Overrides, RunPlan};
-use crate::device::{Seat, Target, Wish};
+use crate::device::{DeviceRequest, DeviceSet, LocalRank};
 use crate::failure::{FAILED, Failure};
 use crate::files::{FileError, write_atomic};
 use crate::report::comparison::{Comparison, Figures, ModeResult, Round};
@@ -49,9 +49,9 @@ pub(super) fn run(arguments: &CompareArgs) -> Result<u8, Failure> {
     }
     let overrides =
         Overrides { set: arguments.set.clone(), data_dir: arguments.data_dir.clone(), ..Overrides::default() };
-    let target = Target::of(arguments.gpus.map_or(Wish::Cpu, Wish::Gpus))?;
+    let target = DeviceSet::of(arguments.gpus.map_or(DeviceRequest::Cpu, DeviceRequest::Gpus))?;
     let plan = resolve::load(&arguments.config, &overrides, target.is_gpu())?;
-    let seat = Seat { local_world: workers, oversubscribe: arguments.oversubscribe, ..Seat::ALONE };
+    let seat = LocalRank { local_world: workers, oversubscribe: arguments.oversubscribe, ..LocalRank::ALONE };
     let device = target.all(&seat)?.remove(0).description;
     let stop =
         Stop::on_signals().map_err(|error| Failure::run(format!("signal handlers: {error}"), "check ulimits"))?;

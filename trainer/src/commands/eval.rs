@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::resolve;
 use crate::cli::EvalArgs;
 use crate::config::Overrides;
-use crate::device::{self, Seat, Wish};
+use crate::device::{self, DeviceRequest, LocalRank};
 use crate::engine::{checkpoint, eval_record};
 use crate::failure::Failure;
 use crate::report::confusion::confusion_table;
@@ -20,7 +20,7 @@ use crate::report::{Confusion, RunFolder};
 use crate::signals::Stop;
 use crate::strategy::Replica;
 use crate::text::thousands;
-use crate::weights::{self, Target, WeightFile};
+use crate::weights::{self, WeightFile, WeightTarget};
 
 /// What to evaluate, and on which images.
 struct Subject {
@@ -62,10 +62,10 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
     check_channels("--std", arguments.std.as_ref(), shape.channels, f32::MIN_POSITIVE)?;
     let spec =
         Spec { num_classes: class_names.len(), in_channels: shape.channels, image_size: [shape.height, shape.width] };
-    let selected = device::Target::of(Wish::Best)?.select(&Seat::ALONE)?;
+    let selected = device::DeviceSet::of(DeviceRequest::Best)?.select(&LocalRank::ALONE)?;
     let network = models::build(&subject.model, &spec, 0, &selected.device)
         .map_err(|error| Failure::usage(format!("{}: {error}", error.key()), error.hint()))?;
-    let target = Target { model: &subject.model, spec, data: &subject.data.name };
+    let target = WeightTarget { model: &subject.model, spec, data: &subject.data.name };
     let (network, origin) = weights::load(network, &target, &subject.weights)?;
     let loader = Loader::new(
         Arc::new(test),

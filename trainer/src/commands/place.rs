@@ -3,45 +3,41 @@
 use std::sync::Arc;
 
 use burn::tensor::Device;
-use data::{Dataset, loader::Loader};
+use data::{Dataset, Splits, loader::Loader};
 
 use super::resolve;
 use crate::cli::TrainArgs;
 use crate::config::{Mode, RunPlan};
-use crate::device::{Seat, Selected, Target, Wish};
+use crate::device::{DeviceRequest, DeviceSet, LocalRank, Selected};
+use crate::engine::Loaders;
 use crate::failure::Failure;
 use crate::strategy::{DeviceDataset, DeviceDatasets, Strategy};
 
 /// What the flags ask for.
-pub(super) fn wish(arguments: &TrainArgs) -> Wish {
+pub(super) fn wish(arguments: &TrainArgs) -> DeviceRequest {
     match (arguments.gpus, arguments.cpus) {
-        (Some(count), _) => Wish::Gpus(count),
-        (None, Some(_)) => Wish::Cpu,
-        (None, None) => Wish::Best,
+        (Some(count), _) => DeviceRequest::Gpus(count),
+        (None, Some(_)) => DeviceRequest::Cpu,
+        (None, None) => DeviceRequest::Best,
     }
 }
 
 /// A build for GPUs that trains on the CPU without being told to.
-pub(super) fn say_why_not(target: &Target) {
-    if let Target::Cpu(Some(why)) = target {
+pub(super) fn say_why_not(target: &DeviceSet) {
+    if let DeviceSet::Cpu(Some(why)) = target {
         eprintln!("note: training on the CPU: {why}");
     }
 }
 
 /// Where a process trains.
-pub(super) struct Place<'a> {
-    pub target: &'a Target,
-    pub seat: Seat,
+pub(super) struct DeviceAssignment<'a> {
+    pub target: &'a DeviceSet,
+    pub seat: LocalRank,
     pub selected: Selected,
 }
 
 /// Why the loader has to do the pixels, though a GPU could; the reason on a CPU is that it is one.
-pub(super) fn pixels_on_the_host(
-    plan: &RunPlan,
-    selected: &Selected,
-    train: &Dataset,
-    test: &Dataset,
-) -> Option<String> {
+pub(super) fn pixels_on_the_host(plan: &RunPlan, selected: &Selected, splits: &Splits) -> Option<String> {
     let Some(gpu) = &selected.gpu else { return Some("there is no GPU".into()) };
     if plan.parallel.mode == Mode::Dp {
         return Some("mode dp scatters each batch from there".into());
@@ -51,28 +47,37 @@ pub(super) fn pixels_on_the_host(
     }
     // the rest is for the network
     let room = gpu.memory_bytes / 4;
-    DeviceDataset::refusal(train, room).or_else(|| DeviceDataset::refusal(test, room))
+    let eval = splits.val.as_ref().unwrap_or(&splits.test);
+    DeviceDataset::refusal(&splits.train, room).or_else(|| DeviceDataset::refusal(eval, room))
 }
 
-/// The loaders of both sets. Unless they do the pixels, the sets are copied to the device.
+/// Makes the loaders of all splits. Without `pixels`, the splits that are read in every epoch are copied to the device.
 pub(super) fn loaders(
     plan: &RunPlan,
     strategy: &mut dyn Strategy,
-    [train, test]: [Dataset; 2],
+    splits: Splits,
     pixels: bool,
     device: &Device,
-) -> Result<(Loader, Loader), Failure> {
-    let (train, test) = (Arc::new(train), Arc::new(test));
+) -> Result<Loaders, Failure> {
+    let (eval, test) = match splits.val {
+        Some(val) => (val, Some(splits.test)),
+        None => (splits.test, None),
+    };
+    let (train, eval) = (Arc::new(splits.train), Arc::new(eval));
     let train_loader = Loader::new(Arc::clone(&train), resolve::train_loader(plan, strategy, pixels)?)?;
-    let test_loader = Loader::new(Arc::clone(&test), resolve::test_loader(plan, strategy, pixels)?)?;
+    let eval_loader = Loader::new(Arc::clone(&eval), resolve::eval_loader(plan, strategy, pixels)?)?;
+    let test_loader = match test {
+        Some(test) => Some(Loader::new(Arc::new(test), resolve::eval_loader(plan, strategy, true)?)?),
+        None => None,
+    };
     if !pixels {
         let on_device = |set: &Dataset, loader: &Loader| {
             DeviceDataset::new(set, loader.pipeline().clone(), &device.clone().inner())
         };
         strategy.keep_on_device(DeviceDatasets {
             train: on_device(&train, &train_loader),
-            test: on_device(&test, &test_loader),
+            test: on_device(&eval, &eval_loader),
         })?;
     }
-    Ok((train_loader, test_loader))
+    Ok(Loaders { train: train_loader, eval: eval_loader, test: test_loader })
 }

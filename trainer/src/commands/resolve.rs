@@ -125,11 +125,11 @@ pub(super) fn train_loader(plan: &RunPlan, strategy: &dyn Strategy, pixels: bool
     })
 }
 
-/// The loader of the test set: every sample once, as it is; `pixels` unless the device has them.
+/// Configures the loader of an evaluated split: every sample once, without augmentation; `pixels` unless the device has them.
 ///
 /// # Errors
 /// The plan was not checked against its data set.
-pub(super) fn test_loader(plan: &RunPlan, strategy: &dyn Strategy, pixels: bool) -> Result<LoaderConfig, Failure> {
+pub(super) fn eval_loader(plan: &RunPlan, strategy: &dyn Strategy, pixels: bool) -> Result<LoaderConfig, Failure> {
     Ok(LoaderConfig {
         global_batch: plan.train.batch_size.max(256),
         shuffle: false,

@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use data::Dataset;
+use data::Splits;
 use models::{Network, Spec};
 
 use super::resolve;
 use crate::config::{RunPlan, Setting};
-use crate::device::{Selected, Target};
+use crate::device::{DeviceSet, Selected};
 use crate::engine::{Lengths, checkpoint};
 use crate::failure::Failure;
 use crate::report::screen::start_table;
@@ -22,12 +22,13 @@ pub(super) fn build(plan: &RunPlan, spec: &Spec, selected: &Selected) -> Result<
 }
 
 /// What all ranks of a job must have in common: the plan but for this machine's paths, the data, and what they compute on.
-pub(super) fn facts(plan: &RunPlan, train: &Dataset, test: &Dataset, target: &Target) -> Vec<String> {
+pub(super) fn facts(plan: &RunPlan, splits: &Splits, target: &DeviceSet) -> Vec<String> {
     let device = format!("device = {}", if target.is_gpu() { "GPU" } else { "CPU" });
     let shared = |setting: &Setting| setting.section != "log" && (setting.section, setting.key) != ("data", "dir");
     let settings = plan.settings().into_iter().filter(shared).map(|setting| setting.to_string());
     let mut facts: Vec<String> = std::iter::once(device).chain(settings).collect();
-    for (name, set) in [("training", train), ("test", test)] {
+    let sets = [("training", Some(&splits.train)), ("validation", splits.val.as_ref()), ("test", Some(&splits.test))];
+    for (name, set) in sets.into_iter().filter_map(|(name, set)| Some((name, set?))) {
         let labels = crc32c::crc32c(bytemuck::cast_slice(&set.labels));
         facts.push(format!(
             "{name} set = {} images {}, checksum {:08x} {labels:08x}",

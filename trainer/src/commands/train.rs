@@ -1,6 +1,6 @@
 //! `trainer [train]`: resolve → read the data → build → run → summary.
 
-use std::path::Path;
+use std::{path::Path, time::Instant};
 
 use data::{
     Splits,
@@ -11,16 +11,17 @@ use models::Spec;
 use super::{
     compare,
     ending::{finish, gather_ends},
-    place::{Place, loaders, pixels_on_the_host, say_why_not, wish},
+    place::{DeviceAssignment, loaders, pixels_on_the_host, say_why_not, wish},
     resolve::{self, dataset_facts},
     start::{build, count_parameters, dry_run, facts, overview, restore},
     workers::{self, Rank},
 };
 use crate::cli::TrainArgs;
 use crate::config::{Backend, BatchScope, Mode, RunPlan};
-use crate::device::{Seat, Target};
+use crate::device::{DeviceSet, LocalRank};
+use crate::diagnostics;
 use crate::engine::checkpoint::Store;
-use crate::engine::{Ending, Engine, Files, Lengths};
+use crate::engine::{Ending, Engine, Files, Lengths, RunEnd};
 use crate::failure::Failure;
 use crate::files::write_atomic;
 use crate::report::{Reporter, ReporterOptions, RunFolder, RunSummary};
@@ -32,8 +33,9 @@ use crate::strategy::{Strategy, ddp};
 use crate::text::thousands;
 use crate::timeline::{self, Timeline};
 use launch::{
-    self, Request, Role,
-    environment::{self, Source, Variables, WorkerRole},
+    self, Role,
+    environment::{self, Launcher, Variables, WorkerRole},
+    secret,
 };
 
 /// A run to start or to continue.
@@ -47,21 +49,23 @@ pub(super) fn run(arguments: TrainArgs) -> Result<u8, Failure> {
     if arguments.cpus == Some(0) {
         return Err(Failure::usage("--cpus 0: nobody would train", "ask for at least one: --cpus 1"));
     }
-    let variables = environment::variables();
+    let mut variables = environment::variables();
+    if let Some(path) = &arguments.job.secret_file {
+        secret::read_file(path, &mut variables)?;
+    }
     compare::follow(&variables);
     let asked = arguments.gpus.map(|count| ("--gpus", count)).or(arguments.cpus.map(|count| ("--cpus", count)));
-    let target = Target::of(wish(&arguments))?;
-    let request = Request { launcher: arguments.job.launcher.parse()?, workers: asked };
-    let role = launch::detect(&variables, &request)?;
-    let local = match &role {
+    let target = DeviceSet::of(wish(&arguments))?;
+    let role = launch::detect(&variables, arguments.job.launcher.parse()?, asked)?;
+    let node = match &role {
         Role::Worker(worker) => return work(&arguments, &role, worker, &variables, &target),
-        Role::Local(local) => local,
+        Role::Local(node) => node.as_ref(),
     };
     say_why_not(&target);
     let workers = asked.map_or(1, |(_, count)| count);
-    let several = workers > 1 || arguments.job.nnodes > 1 || local.share.is_some();
+    let several = workers > 1 || arguments.job.nnodes > 1 || node.is_some();
     let Job { mut plan, resumed } = job(&arguments, several, target.is_gpu())?;
-    let seat = Seat { local_world: workers, oversubscribe: arguments.oversubscribe, ..Seat::ALONE };
+    let seat = LocalRank { local_world: workers, oversubscribe: arguments.oversubscribe, ..LocalRank::ALONE };
     let selected = target.select(&seat)?;
     if selected.gpu.is_some() && arguments.oversubscribe {
         eprintln!("note: --oversubscribe: processes may share a GPU; timings mean nothing");
@@ -72,7 +76,7 @@ pub(super) fn run(arguments: TrainArgs) -> Result<u8, Failure> {
     let several = processes(&plan, &arguments, several)?;
     let splits = read_data(&mut plan)?;
     if !several {
-        return train(&arguments, plan, resumed, &Place { target: &target, seat, selected }, splits, None);
+        return train(&arguments, plan, resumed, &DeviceAssignment { target: &target, seat, selected }, splits, None);
     }
     if plan.parallel.backend == Backend::Mpi {
         return Err(workers::needs_mpirun(workers));
@@ -93,7 +97,8 @@ pub(super) fn run(arguments: TrainArgs) -> Result<u8, Failure> {
             folder
         }
     };
-    workers::launch(&arguments, &plan, local, &variables, workers, folder.path())
+    diagnostics::write_to(&folder.path().join("logs"))?;
+    workers::launch(&arguments, &plan, node, &variables, workers, folder.path())
 }
 
 /// Whether the plan trains in several processes; `several` are asked for.
@@ -121,15 +126,18 @@ fn work(
     role: &Role,
     worker: &WorkerRole,
     variables: &Variables,
-    target: &Target,
+    target: &DeviceSet,
 ) -> Result<u8, Failure> {
-    let own = variables.get(workers::RUN_FOLDER).filter(|_| worker.source == Source::Own);
+    let own = variables.get(workers::RUN_FOLDER).filter(|_| worker.launcher == Launcher::Own);
     if own.is_none() && worker.rank == 0 {
         eprintln!("{role}");
         say_why_not(target);
     }
+    if own.is_none() {
+        diagnostics::write_to_stderr();
+    }
     let Job { mut plan, mut resumed } = job(arguments, true, target.is_gpu())?;
-    let seat = Seat {
+    let seat = LocalRank {
         local_rank: worker.local_rank,
         local_world: worker.local_world,
         foreign: own.is_none(),
@@ -156,7 +164,7 @@ fn work(
                 resumed = Some(folder);
             }
         }
-        let place = Place { target, seat, selected: selected.clone() };
+        let place = DeviceAssignment { target, seat, selected: selected.clone() };
         train(arguments, plan.clone(), resumed.clone(), &place, splits, Some(&rank))
     };
     let result = run();
@@ -173,6 +181,7 @@ fn work(
 
 /// Reads the data set of the plan and checks the plan against it.
 fn read_data(plan: &mut RunPlan) -> Result<Splits, Failure> {
+    let start = Instant::now();
     let splits = formats::load(&LoadRequest {
         name: plan.data.name.clone(),
         dir: Some(plan.data.dir.clone().unwrap_or_else(super::cache_folder)),
@@ -180,6 +189,8 @@ fn read_data(plan: &mut RunPlan) -> Result<Splits, Failure> {
         limit_train: limit(plan.data.limit_train),
         limit_test: limit(plan.data.limit_test),
     })?;
+    let (train, test, seconds) = (splits.train.len(), splits.test.len(), start.elapsed().as_secs_f64());
+    tracing::info!(name = plan.data.name, train, test, seconds, "read the data set");
     plan.check_against(&dataset_facts(&plan.data.name, &splits))?;
     Ok(splits)
 }
@@ -225,12 +236,11 @@ fn train(
     arguments: &TrainArgs,
     plan: RunPlan,
     resumed: Option<RunFolder>,
-    place: &Place<'_>,
+    place: &DeviceAssignment<'_>,
     splits: Splits,
     rank: Option<&Rank>,
 ) -> Result<u8, Failure> {
-    let Splits { train, test, source } = splits;
-    let (shape, class_names) = (train.shape, train.classes.clone());
+    let (source, shape, class_names) = (splits.source.clone(), splits.train.shape, splits.train.classes.clone());
     let classes = plan.model.num_classes.unwrap_or(class_names.len());
     let spec = Spec { num_classes: classes, in_channels: shape.channels, image_size: [shape.height, shape.width] };
     let selected = &place.selected;
@@ -245,24 +255,24 @@ fn train(
         None => Box::new(Single::new(network, device, classes, &plan)),
         Some(rank) => {
             rank.status.set_status(format_args!("comparing the job with the other ranks'"));
-            ddp::same_job(&facts(&plan, &train, &test, place.target), &rank.comm)?;
+            ddp::same_job(&facts(&plan, &splits, place.target), &rank.comm)?;
             Box::new(Ddp::new(network, device, classes, &plan, rank.comm.clone(), rank.status.clone())?)
         }
     };
 
-    let host_pixels = pixels_on_the_host(&plan, selected, &train, &test);
+    let host_pixels = pixels_on_the_host(&plan, selected, &splits);
     if let (Some(why), true, 0) = (&host_pixels, place.target.is_gpu(), strategy.rank()) {
         eprintln!("note: images are augmented on the host: {why}");
     }
+    let images = [Some(&splits.train), splits.val.as_ref(), Some(&splits.test)].into_iter().flatten();
     let data = format!(
-        "{}, {} + {} images {shape}{}",
+        "{}, {} images {shape}{}",
         plan.data.name,
-        thousands(train.len() as u64),
-        thousands(test.len() as u64),
+        images.map(|split| thousands(split.len() as u64)).collect::<Vec<_>>().join(" + "),
         if host_pixels.is_none() { ", on the GPU as uint8" } else { "" }
     );
-    let (train, test) = loaders(&plan, &mut *strategy, [train, test], host_pixels.is_some(), &selected.device)?;
-    let lengths = Lengths::new(&plan, train.batches_per_epoch());
+    let loaders = loaders(&plan, &mut *strategy, splits, host_pixels.is_some(), &selected.device)?;
+    let lengths = Lengths::new(&plan, loaders.train.batches_per_epoch());
 
     let stop = match rank {
         Some(rank) => rank.stop.clone(),
@@ -284,10 +294,10 @@ fn train(
     timeline.synchronise(strategy.rank(), |bytes| strategy.all_gather(bytes))?;
     strategy.set_timeline(&timeline);
     if !first {
-        let engine = Engine::new(&plan, &mut *strategy, train, test, None, stop, progress);
-        let (ending, _) = engine.record(&timeline).run()?;
+        let engine = Engine::new(&plan, &mut *strategy, loaders, None, stop, progress);
+        let end = engine.record(&timeline).run()?;
         gather_ends(&*strategy, &timeline)?;
-        return Ok(match ending {
+        return Ok(match end.ending {
             Ending::Finished(_) | Ending::Exhausted { .. } | Ending::OutOfTime { .. } => 0,
             Ending::Interrupted { signal, .. } => 128 + signal as u8,
         });
@@ -301,6 +311,9 @@ fn train(
             RunFolder::create(&arguments.run_dir, &plan.model.name, &mode, strategy.devices())?
         }
     };
+    if rank.is_none() {
+        diagnostics::write_to(&folder.path().join("logs"))?;
+    }
     write_atomic(&folder.config(), plan.to_toml().as_bytes())?;
     let store = Store::open(&folder.checkpoints(), plan.checkpoint.keep_last, plan.train.seed)?;
 
@@ -321,8 +334,8 @@ fn train(
     };
     reporter.show_top5(classes > 10);
     let files = Some(Files { reporter: &mut reporter, store });
-    let engine = Engine::new(&plan, &mut *strategy, train, test, files, stop, progress);
-    let (ending, progress) = engine.record(&timeline).run()?;
+    let engine = Engine::new(&plan, &mut *strategy, loaders, files, stop, progress);
+    let RunEnd { ending, test, progress } = engine.record(&timeline).run()?;
     let ends = gather_ends(&*strategy, &timeline)?;
     if timeline.is_on() {
         let left_out = timeline::write(&folder.timeline(), &ends.timelines)?;
@@ -345,6 +358,7 @@ fn train(
         steps: progress.step,
         best: progress.best,
         last: progress.last,
+        test,
         seconds: progress.elapsed_s,
         peak_bytes: ends.peak_bytes,
         device_bytes: ends.device_bytes,

@@ -2,16 +2,14 @@
 
 use std::{path::Path, time::Duration};
 
-use rustix::thread::CpuSet;
-
 use crate::cli::TrainArgs;
 use crate::config::{Backend, RunPlan};
 use crate::failure::Failure;
 use crate::signals::Stop;
 use comm::{self, CommConfig, Communicator, TransportKind, cuda::driver::Gpu};
 use launch::{
-    Job, Nodes, WorkerStatus,
-    environment::{LocalRole, Variables, WorkerRole},
+    LaunchConfig, RendezvousParameters, Worker, WorkerStatus, cores,
+    environment::{NodeShare, Variables, WorkerRole},
     secret,
     worker::{self, ShutdownBarrier},
 };
@@ -30,24 +28,26 @@ const GOODBYE: Duration = Duration::from_secs(10);
 pub(super) fn launch(
     arguments: &TrainArgs,
     plan: &RunPlan,
-    local: &LocalRole,
+    share: Option<&NodeShare>,
     variables: &Variables,
     workers: usize,
     folder: &Path,
 ) -> Result<u8, Failure> {
     let flags = &arguments.job;
-    let mut job = Job::of_this_program(workers, folder.join("logs"))?;
-    job.timeout = Duration::from_secs(plan.parallel.timeout_s as u64);
+    let mut job = LaunchConfig::of_this_program(workers, folder.join("logs"))?;
+    job.timeouts.stall = Duration::from_secs(plan.parallel.timeout_s as u64);
     job.max_restarts = flags.max_restarts;
     job.address.1 = flags.master_port;
-    let given = secret::given(variables, None)?;
-    job.nodes = match &local.share {
+    let secret = secret::of_job(variables)?;
+    job.rendezvous = match share {
         Some(share) if share.nodes > 1 => {
             job.workers = share.workers.unwrap_or(workers);
-            Some(Nodes::new(share.nodes, share.node_rank, share.master_addr.clone(), share.master_port, given)?)
+            let address = share.master_addr.clone();
+            Some(RendezvousParameters::new(share.nodes, share.node_rank, address, share.master_port, secret)?)
         }
         _ if flags.nnodes > 1 => {
-            Some(Nodes::new(flags.nnodes, flags.node_rank, flags.master_addr.clone(), flags.master_port, given)?)
+            let address = flags.master_addr.clone();
+            Some(RendezvousParameters::new(flags.nnodes, flags.node_rank, address, flags.master_port, secret)?)
         }
         _ => None,
     };
@@ -98,16 +98,12 @@ impl Rank {
 /// # Errors
 /// A rank is gone.
 pub(super) fn share_cores(rank: &Rank) -> Result<(), Failure> {
-    const MASK: usize = 128;
     let mut own = comm::host::boot().into_bytes();
     own.resize(36, 0);
     let host = own.len();
-    let set = rustix::thread::sched_getaffinity(None).map_err(|error| {
+    own.extend(cores::affinity_mask().map_err(|error| {
         Failure::run(format!("cannot read the cores of this process: {error}"), "set RAYON_NUM_THREADS")
-    })?;
-    own.resize(host + MASK, 0);
-    let cores = (0..CpuSet::MAX_CPU.min(8 * MASK)).filter(|core| set.is_set(*core));
-    cores.for_each(|core| own[host + core / 8] |= 1 << (core % 8));
+    })?);
     let mut all = vec![0; own.len() * rank.comm.world()];
     rank.comm.all_gather(&own, &mut all)?;
     if std::env::var_os("RAYON_NUM_THREADS").is_some() {
@@ -115,8 +111,9 @@ pub(super) fn share_cores(rank: &Rank) -> Result<(), Failure> {
     }
     let masks: Vec<&[u8]> =
         all.chunks_exact(own.len()).filter(|o| o[..host] == own[..host]).map(|o| &o[host..]).collect();
-    // the pool may have been built by a test's process: then it stays as it is
-    let _ = rayon::ThreadPoolBuilder::new().num_threads(threads(&own[host..], &masks)).build_global();
+    let threads = cores::threads_of_rank(&own[host..], &masks);
+    // An error says that a test's process has built the pool already: the pool stays as it is
+    let _ = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
     Ok(())
 }
 
@@ -152,16 +149,6 @@ fn same_card(cards: &[&[u8]]) -> Option<(usize, usize)> {
     (0..cards.len()).filter(|&rank| cards[rank].iter().any(|&byte| byte != 0)).find_map(twin)
 }
 
-/// Cores in `own`, each divided by the ranks of the host that may use it; at least one, at most what a quota allows.
-fn threads(own: &[u8], all: &[&[u8]]) -> usize {
-    let has = |mask: &[u8], core: usize| mask[core / 8] & (1 << (core % 8)) != 0;
-    let share = |core: usize| 1.0 / all.iter().filter(|mask| has(mask, core)).count() as f64;
-    let cores: f64 = (0..8 * own.len()).filter(|&core| has(own, core)).map(share).sum();
-    let quota = std::thread::available_parallelism().map_or(usize::MAX, usize::from);
-    // thirds of a core add up to a little less than one
-    ((cores + 1e-6) as usize).clamp(1, quota)
-}
-
 /// Meets the other ranks of a training job.
 ///
 /// # Errors
@@ -193,14 +180,16 @@ pub(super) fn join_over(
 ) -> Result<Rank, Failure> {
     let stop =
         Stop::of_worker().map_err(|error| Failure::run(format!("signal handlers: {error}"), "check the limits"))?;
-    let joined = worker::attach(role, variables)?.join(JOIN)?;
-    let (status, secret) = (joined.status.clone(), joined.secret.clone());
+    let status = worker::attach(role, variables)?;
+    let joined = Worker::join(role, variables, status.clone(), JOIN)?;
+    let secret = joined.secret.clone();
     // the control connection is there already: the address is of no use any more
     let mut config = CommConfig::new(role.rank, role.world, "", secret, transport);
     config.timeout = timeout;
     status.set_status(format_args!("connecting over {transport}"));
     let (client, shutdown) = joined.into_parts();
     let comm = comm::join_through(client, &config).inspect_err(|error| status.record_comm_error(error))?;
+    tracing::info!(rank = role.rank, world = role.world, %transport, ?timeout, "created the process group");
     Ok(Rank { comm, status, stop, shutdown })
 }
 
@@ -214,17 +203,5 @@ mod tests {
         assert_eq!(same_card(&[a, b]), None);
         assert_eq!(same_card(&[none, none, a]), None, "the CPU is everybody's");
         assert_eq!(same_card(&[none, b, a, b]), Some((1, 3)));
-    }
-
-    #[test]
-    fn cores_are_divided_among_the_ranks_that_may_use_them() {
-        let (zero, one, both): (&[u8], &[u8], &[u8]) = (&[0b01], &[0b10], &[0b11]);
-        let quota = std::thread::available_parallelism().map_or(1, usize::from);
-        assert_eq!(threads(both, &[both]), 2.min(quota));
-        assert_eq!(threads(both, &[both, both]), 1);
-        assert_eq!(threads(both, &[both, both, both]), 1);
-        assert_eq!(threads(zero, &[zero, one]), 1);
-        let six: &[u8] = &[0b11_1111];
-        assert_eq!(threads(six, &[six, six, six]), 2.min(quota));
     }
 }

@@ -1,12 +1,12 @@
 //! Which device this process trains on: the CPU, or one of the GPUs that it may use.
 //!
 //! Everything is looked at before burn is: a driver, a GPU or a compiler that is missing is an error with the names that
-//! were tried (`gpus.rs`, `toolkit.rs`), where burn's backend would panic. Who gets which GPU is in `place.rs`.
+//! were tried (`gpus.rs`, `toolkit.rs`), where burn's backend would panic. Who gets which GPU is in `assign.rs`.
 
+mod assign;
 #[cfg(feature = "cuda")]
 mod cache;
 mod gpus;
-mod place;
 #[cfg(not(feature = "cuda"))]
 mod stream_event;
 mod toolkit;
@@ -18,8 +18,8 @@ pub use comm::cuda::StreamEvent;
 #[cfg(not(feature = "cuda"))]
 pub use self::stream_event::StreamEvent;
 pub use self::{
+    assign::{LocalRank, gpu_index},
     gpus::{Gpus, Missing, find, hidden},
-    place::{Seat, place},
     toolkit::{Headers, Library, headers, nccl, nvrtc},
 };
 use crate::failure::Failure;
@@ -31,7 +31,7 @@ pub const HAS_CUDA: bool = cfg!(feature = "cuda");
 
 /// What the command line asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wish {
+pub enum DeviceRequest {
     /// GPUs where this build and this machine have them, else the CPU.
     Best,
     /// The CPU: `--cpus`.
@@ -42,7 +42,7 @@ pub enum Wish {
 
 /// What the processes of a run compute on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Target {
+pub enum DeviceSet {
     /// The CPU. Where GPUs would have been better: why not.
     Cpu(Option<String>),
     /// GPUs.
@@ -84,25 +84,27 @@ pub fn cpu() -> Selected {
     Selected { device: Device::flex().autodiff(), threads, description, gpu: None }
 }
 
-impl Target {
+impl DeviceSet {
     /// What a wish comes to in this build and on this machine. Nothing of a GPU is taken yet.
     ///
     /// # Errors
     /// GPUs are asked for and cannot be had.
-    pub fn of(wish: Wish) -> Result<Self, Failure> {
+    pub fn of(wish: DeviceRequest) -> Result<Self, Failure> {
         match wish {
-            Wish::Cpu => Ok(Self::Cpu(None)),
-            Wish::Gpus(0) => Err(Failure::usage("--gpus 0: nobody would train", "ask for at least one: --gpus 1")),
-            Wish::Gpus(_) if !HAS_CUDA => Err(Failure::usage(
+            DeviceRequest::Cpu => Ok(Self::Cpu(None)),
+            DeviceRequest::Gpus(0) => {
+                Err(Failure::usage("--gpus 0: nobody would train", "ask for at least one: --gpus 1"))
+            }
+            DeviceRequest::Gpus(_) if !HAS_CUDA => Err(Failure::usage(
                 "--gpus: this build has no GPU backend",
                 "build one: cargo build --release --features cuda; or train on the CPU: --cpus N",
             )),
-            Wish::Gpus(count) => match find() {
+            DeviceRequest::Gpus(count) => match find() {
                 Ok(gpus) => Ok(Self::Gpus(gpus)),
                 Err(Missing { cause, hint }) => Err(Failure::usage(format!("--gpus {count}: {cause}"), hint)),
             },
-            Wish::Best if !HAS_CUDA => Ok(Self::Cpu(None)),
-            Wish::Best => Ok(match find() {
+            DeviceRequest::Best if !HAS_CUDA => Ok(Self::Cpu(None)),
+            DeviceRequest::Best => Ok(match find() {
                 Ok(gpus) => Self::Gpus(gpus),
                 Err(missing) => Self::Cpu(Some(missing.cause)),
             }),
@@ -118,24 +120,24 @@ impl Target {
     ///
     /// # Errors
     /// There are fewer GPUs than processes.
-    pub fn select(&self, seat: &Seat) -> Result<Selected, Failure> {
+    pub fn select(&self, seat: &LocalRank) -> Result<Selected, Failure> {
         match self {
             Self::Cpu(_) => Ok(cpu()),
             Self::Gpus(gpus) => {
-                let index = place(seat, gpus.all.len()).map_err(|refusal| refusal.failure(gpus))?;
+                let index = gpu_index(seat, gpus.all.len()).map_err(|refusal| refusal.failure(gpus))?;
                 Ok(gpu(gpus, index, seat.crowded(gpus.all.len())))
             }
         }
     }
 }
 
-impl Target {
+impl DeviceSet {
     /// The devices of one process that has as many as there are places in `seat`'s host.
     ///
     /// # Errors
     /// There are fewer GPUs than that.
-    pub fn all(&self, seat: &Seat) -> Result<Vec<Selected>, Failure> {
-        (0..seat.local_world).map(|local_rank| self.select(&Seat { local_rank, ..*seat })).collect()
+    pub fn all(&self, seat: &LocalRank) -> Result<Vec<Selected>, Failure> {
+        (0..seat.local_world).map(|local_rank| self.select(&LocalRank { local_rank, ..*seat })).collect()
     }
 }
 
@@ -164,7 +166,7 @@ pub fn cuda(index: usize) -> Device {
     Device::cuda(index).autodiff()
 }
 
-/// A build without the backend never gets here: [`Target::of`] gives it no GPUs.
+/// A build without the backend never gets here: [`DeviceSet::of`] gives it no GPUs.
 #[cfg(not(feature = "cuda"))]
 fn cuda(_: usize) -> Device {
     unreachable!("a build without the CUDA backend has selected a GPU")

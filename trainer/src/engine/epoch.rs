@@ -24,7 +24,7 @@ pub(super) enum EpochEnd {
 /// The step fails, or a file cannot be written; a failed step is named with its epoch and number.
 pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> {
     let epoch = engine.progress.epoch;
-    let mut batches = engine.train.epoch(epoch, engine.progress.batch);
+    let mut batches = engine.loaders.train.epoch(epoch, engine.progress.batch);
     while engine.progress.step < engine.lengths.last_step {
         let start = Instant::now();
         let fetched = batches.by_ref().take(engine.plan.train.accumulate).collect::<Vec<_>>();
@@ -69,6 +69,7 @@ pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> 
             bytes_moved: outcome.bytes_moved,
             peak_bytes: device::peak_bytes(),
         };
+        tracing::trace!(epoch, step, loss = record.loss, ms = record.step_ms, data_ms = record.data_ms, "step done");
         if let Some(files) = &mut engine.files {
             files.reporter.step(&record)?;
         }

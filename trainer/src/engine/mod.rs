@@ -78,12 +78,31 @@ impl Lengths {
     }
 }
 
+/// The loaders of a run's splits.
+pub struct Loaders {
+    /// Training images.
+    pub train: Loader,
+    /// Images of the evaluations during the run: the validation split, or the test split of a data set without one.
+    pub eval: Loader,
+    /// The test split, evaluated once after training. None if `eval` is the test split.
+    pub test: Option<Loader>,
+}
+
+/// The end of a run.
+pub struct RunEnd {
+    /// How the run ended.
+    pub ending: Ending,
+    /// The evaluation of [`Loaders::test`] and the epoch of the evaluated weights. None for an interrupted run.
+    pub test: Option<Evaluated>,
+    /// The run's progress.
+    pub progress: RunProgress,
+}
+
 /// A run in progress.
 pub struct Engine<'a> {
     plan: &'a RunPlan,
     strategy: &'a mut dyn Strategy,
-    train: Loader,
-    test: Loader,
+    loaders: Loaders,
     lengths: Lengths,
     schedule: Schedule,
     base_scale: f64,
@@ -107,18 +126,17 @@ impl<'a> Engine<'a> {
     pub fn new(
         plan: &'a RunPlan,
         strategy: &'a mut dyn Strategy,
-        train: Loader,
-        test: Loader,
+        loaders: Loaders,
         files: Option<Files<'a>>,
         stop: Stop,
         progress: RunProgress,
     ) -> Self {
-        let lengths = Lengths::new(plan, train.batches_per_epoch());
+        let lengths = Lengths::new(plan, loaders.train.batches_per_epoch());
         let schedule =
             Schedule::new(&plan.schedule, plan.optimizer.lr, lengths.schedule_steps, lengths.steps_per_epoch);
         let base_scale = lr_factor(plan, strategy.devices());
         let timeline = Timeline::off();
-        Self { plan, strategy, train, test, lengths, schedule, base_scale, files, stop, progress, timeline }
+        Self { plan, strategy, loaders, lengths, schedule, base_scale, files, stop, progress, timeline }
     }
 
     /// Records steps and waits for data on `timeline`. [`Strategy::set_timeline`] records the rest.
@@ -127,13 +145,42 @@ impl<'a> Engine<'a> {
         self
     }
 
-    /// Trains to the end or to the first signal; gives how it ended and where it stands.
+    /// Trains to the end or to the first signal. A run that reaches its end evaluates the test split once, if the evaluations
+    /// before used a validation split.
     ///
     /// # Errors
     /// A loss that is not finite, a batch that cannot be read, a file that cannot be written.
-    pub fn run(mut self) -> Result<(Ending, RunProgress), Failure> {
-        let ending = self.train_to_the_end()?;
-        Ok((ending, self.progress))
+    pub fn run(mut self) -> Result<RunEnd, Failure> {
+        let mut ending = self.train_to_the_end()?;
+        let mut test = None;
+        if let (false, Some(loader)) = (matches!(ending, Ending::Interrupted { .. }), self.loaders.test.take()) {
+            let epoch = self.load_final_weights(&ending)?;
+            self.loaders.eval = loader;
+            match self.evaluate()? {
+                Evaluation::Done(counts) => test = Some(Evaluated { epoch, eval: eval_record(&counts) }),
+                // The last checkpoint is complete: a resumed run evaluates again.
+                Evaluation::Stopped(signal) => ending = Ending::Interrupted { signal, step: self.progress.step },
+            }
+        }
+        Ok(RunEnd { ending, test, progress: self.progress })
+    }
+
+    /// Loads the best checkpoint on all ranks, if the run keeps one, and returns the epoch of the weights.
+    fn load_final_weights(&mut self, ending: &Ending) -> Result<usize, Failure> {
+        let best = match &self.files {
+            Some(files) if self.plan.checkpoint.keep_best => files.store.best()?,
+            _ => None,
+        };
+        // Only rank 0 reads checkpoints, so it tells the others whether there is one.
+        let found = self.strategy.all_gather(&[u8::from(best.is_some())])?;
+        if found[0] == [1] {
+            let saved = self.strategy.load_checkpoint(best)?;
+            return Ok(saved.last.map_or(saved.epoch, |last| last.epoch));
+        }
+        Ok(match (ending, self.progress.last) {
+            (Ending::OutOfTime { .. }, _) | (_, None) => self.progress.epoch,
+            (_, Some(last)) => last.epoch,
+        })
     }
 
     fn train_to_the_end(&mut self) -> Result<Ending, Failure> {
@@ -175,13 +222,13 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Evaluates the whole test set.
+    /// Evaluates all images of [`Loaders::eval`].
     fn evaluate(&mut self) -> Result<Evaluation, Failure> {
         let mut reporter = self.files.as_mut().map(|files| &mut *files.reporter);
         if let Some(reporter) = &mut reporter {
-            reporter.evaluating(self.test.batches_per_epoch());
+            reporter.evaluating(self.loaders.eval.batches_per_epoch());
         }
-        let mut batches = self.test.epoch(self.progress.epoch, 0).inspect(|_| {
+        let mut batches = self.loaders.eval.epoch(self.progress.epoch, 0).inspect(|_| {
             if let Some(reporter) = &mut reporter {
                 reporter.evaluated();
             }
@@ -213,6 +260,7 @@ impl<'a> Engine<'a> {
             images_per_s: partial.samples as f64 / partial.seconds,
             seconds: partial.seconds + eval_seconds,
         };
+        tracing::info!(epoch, loss = record.train_loss, seconds = record.seconds, "epoch done");
         if let Some(files) = &mut self.files {
             files.reporter.epoch(&record)?;
         }
@@ -264,7 +312,9 @@ impl<'a> Engine<'a> {
     fn save(&mut self, name: &str, is_best: bool) -> Result<(), Failure> {
         if let Some(Files { reporter, store }) = &mut self.files {
             reporter.flush()?;
+            let start = Instant::now();
             store.save(name, self.strategy.snapshot(), &self.progress, is_best)?;
+            tracing::debug!(name, is_best, seconds = start.elapsed().as_secs_f64(), "saved a checkpoint");
         }
         Ok(())
     }

@@ -1,11 +1,9 @@
 //! Progress of a download: a bar on a terminal, a line every tenth elsewhere.
 
-use std::{
-    io::Write,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::io::Write;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::report::progress::Screen;
 use crate::text;
@@ -96,8 +94,7 @@ impl DownloadBar {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // a thread that panicked while it held the lock left counters behind, nothing worse
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -40,6 +40,10 @@ pub struct RunSummary {
     pub last: Option<Evaluated>,
     /// Best evaluation by top-1, with its epoch.
     pub best: Option<Evaluated>,
+    /// The evaluation of the test split after training, with the epoch of its weights. Only of a data set with a validation
+    /// split; `last` and `best` are evaluations of that split then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub test: Option<Evaluated>,
     /// Wall-clock seconds, those before a resume included.
     pub seconds: f64,
     /// Most memory that each rank's process has held, in bytes; 0 where the system does not say.
@@ -79,13 +83,18 @@ pub fn summary_screen(summary: &RunSummary, folder: &Path) -> String {
             text::thousands(eval.total)
         )
     };
+    let [both, best_row, last_row] = match summary.test {
+        None => ["best = last", "best", "last"],
+        Some(_) => ["val best = last", "val best", "val last"],
+    };
     match (summary.best, summary.last) {
-        (Some(best), Some(last)) if best.epoch == last.epoch => rows.push(("best = last", evaluation(last))),
+        (Some(best), Some(last)) if best.epoch == last.epoch => rows.push((both, evaluation(last))),
         (best, last) => {
-            rows.extend(best.map(|best| ("best", evaluation(best))));
-            rows.extend(last.map(|last| ("last", evaluation(last))));
+            rows.extend(best.map(|best| (best_row, evaluation(best))));
+            rows.extend(last.map(|last| (last_row, evaluation(last))));
         }
     }
+    rows.extend(summary.test.map(|test| ("test", evaluation(test))));
     let matrix = summary.confusion.as_ref().map(confusion_table).unwrap_or_default();
     let names = rows.iter().map(|row| width(row.0)).max().unwrap_or(0);
     let mut screen = match (&summary.interrupted, &summary.note) {
@@ -131,6 +140,7 @@ mod tests {
             train_top1: Some(86.4),
             last: Some(evaluated(12, EvalRecord { loss: 0.4471, top1: 84.1, top5: 100.0, correct: 841, total: 1000 })),
             best: Some(evaluated(11, EvalRecord { loss: 0.4512, top1: 84.3, top5: 99.8, correct: 843, total: 1000 })),
+            test: None,
             seconds: 73.2,
             peak_bytes: vec![123_456_789],
             device_bytes: Vec::new(),
@@ -166,6 +176,20 @@ mod tests {
 
             run folder: runs/20260131-093005-lenet-singlex1
             ");
+    }
+
+    #[test]
+    fn the_test_split_has_a_row_of_its_own() {
+        let test = EvalRecord { loss: 0.5, top1: 82.5, top5: 99.0, correct: 330, total: 400 };
+        let summary = RunSummary { test: Some(evaluated(11, test)), confusion: None, ..summary() };
+        let screen = summary_screen(&summary, Path::new("runs/x"));
+        insta::assert_snapshot!(screen.lines().skip(8).take(3).collect::<Vec<_>>().join("\n"), @r"
+            val best  top-1  84.30%  top-5  99.80%  loss 0.4512  epoch 11, 843 of 1,000 right
+            val last  top-1  84.10%  top-5 100.00%  loss 0.4471  epoch 12, 841 of 1,000 right
+            test      top-1  82.50%  top-5  99.00%  loss 0.5000  epoch 11, 330 of 400 right
+            ");
+        let without = serde_json::to_value(self::summary()).unwrap();
+        assert!(without.get("test").is_none(), "absent without a validation split: {without}");
     }
 
     #[test]

@@ -22,7 +22,7 @@ use data::{
 pub struct DeviceDatasets {
     /// Training images.
     pub train: DeviceDataset,
-    /// Test images.
+    /// Images of the evaluations during the run.
     pub test: DeviceDataset,
 }
 

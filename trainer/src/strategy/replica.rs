@@ -147,9 +147,10 @@ impl Replica {
         gradients
     }
 
-    /// Returns the batch's pixels on the device, `[B, C, H, W]`: the loader's, or those of a data set on the device.
+    /// Returns the batch's pixels on the device, `[B, C, H, W]`: the loader's, or those of a data set on the device if
+    /// the loader has made none.
     fn images(&self, batch: Batch, set: fn(&DeviceDatasets) -> &DeviceDataset) -> Tensor<4> {
-        if let Some(sets) = &self.datasets {
+        if let (true, Some(sets)) = (batch.images.is_empty(), &self.datasets) {
             return set(sets).batch(&batch).autodiff();
         }
         let shape = [batch.labels.len(), batch.shape.channels, batch.shape.height, batch.shape.width];

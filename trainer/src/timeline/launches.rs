@@ -5,13 +5,14 @@
 //! take longer; the kernels in them do not.
 
 use std::cell::Cell;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::ThreadId;
 use std::time::Instant;
 
 use cubecl::config::{TypeNameFormatLevel, type_name_format};
 use cubecl::future::block_on;
 use cubecl::logging::{Duration, LaunchObservation, LaunchObserver, ProfileDuration, TimingMethod, TimingRequest};
+use parking_lot::{Mutex, MutexGuard};
 
 /// A kernel that ran.
 #[derive(Debug, Clone)]
@@ -69,8 +70,7 @@ impl std::fmt::Debug for Seen {
 
 impl Seen {
     fn pending(&self) -> MutexGuard<'_, Vec<Pending>> {
-        // only ever pushed to and taken: whole whoever panicked
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pending.lock()
     }
 }
 
@@ -108,13 +108,13 @@ impl Watch {
     /// a kernel is being launched by the same thread.
     pub fn stop_if_full(&self) {
         if self.seen.pending().len() >= self.seen.limit {
-            self.observation.lock().unwrap_or_else(PoisonError::into_inner).take();
+            self.observation.lock().take();
         }
     }
 
     /// Stops, waits for the device, and gives the launches in their order.
     pub fn finish(&self) -> Vec<Launch> {
-        self.observation.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.observation.lock().take();
         let pending = std::mem::take(&mut *self.seen.pending());
         let read = pending.into_iter().filter_map(|Pending { kernel, thread, issued, profile }| {
             let ticks = block_on(profile.resolve())?;

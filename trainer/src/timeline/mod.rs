@@ -4,15 +4,9 @@
 //! reads and a push; at the end rank 0 merges all ranks' spans on its own clock and writes the file.
 //! Format: the "Trace Event Format" document of the Chromium project, complete events (`ph: "X"`).
 
-use std::{
-    borrow::Cow,
-    collections::BTreeSet,
-    fs,
-    path::Path,
-    sync::{Arc, Mutex, PoisonError},
-    time::Instant,
-};
+use std::{borrow::Cow, collections::BTreeSet, fs, path::Path, sync::Arc, time::Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -263,8 +257,8 @@ impl Recorded {
     }
 
     #[cfg(feature = "cuda")]
-    fn kernels(&self) -> std::sync::MutexGuard<'_, Option<Watch>> {
-        self.kernels.lock().unwrap_or_else(PoisonError::into_inner)
+    fn kernels(&self) -> MutexGuard<'_, Option<Watch>> {
+        self.kernels.lock()
     }
 
     /// Waits for the kernels that were watched, and makes spans of them.
@@ -297,9 +291,8 @@ impl Recorded {
         }
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
-        // a record is only ever pushed to: it is whole whoever panicked
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
     }
 }
 

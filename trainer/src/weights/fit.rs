@@ -11,7 +11,7 @@ use crate::files::FileError;
 
 /// What the weights are wanted for.
 #[derive(Debug, Clone, Copy)]
-pub struct Target<'a> {
+pub struct WeightTarget<'a> {
     /// The registry's name of the network.
     pub model: &'a str,
     /// What the network was built for.
@@ -39,7 +39,7 @@ struct Fitting {
 /// # Errors
 /// Names what is missing, unexpected or misshapen; the hint names the model or data set that the weights fit, where one
 /// does. Damage found while reading.
-pub fn load(network: Network, target: &Target, file: &WeightFile) -> Result<(Network, String), FileError> {
+pub fn load(network: Network, target: &WeightTarget, file: &WeightFile) -> Result<(Network, String), FileError> {
     let shapes = shapes(&network);
     let paths = file.paths();
     let fitting = match fit(&shapes, file, &paths) {
@@ -134,7 +134,7 @@ fn known_sets() -> Vec<Sets> {
 }
 
 /// What the user can do about weights that do not fit: another model, another data set, another file.
-fn hint(target: &Target, file: &WeightFile, paths: &[String], shapes: &Shapes, error: &LoadError) -> String {
+fn hint(target: &WeightTarget, file: &WeightFile, paths: &[String], shapes: &Shapes, error: &LoadError) -> String {
     // `Some(false)`: maybe for other images: the names are the model's and the shapes are not, or these are too small
     let fits = |model: &str, spec: &Spec| -> Option<bool> {
         let Ok(network) = models::build(model, spec, 0, &Device::flex()) else { return Some(false) };

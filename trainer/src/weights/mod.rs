@@ -12,7 +12,7 @@ mod safetensors_file;
 mod values;
 
 pub use export::encode;
-pub use fit::{Target, load};
+pub use fit::{WeightTarget, load};
 
 use std::{
     fmt::Display,

@@ -18,7 +18,7 @@ fn network(model: &str, seed: u64) -> models::Network {
 
 /// Loads `state` as if it came from a file.
 fn load_state(model: &str, state: Vec<StateTensor>) -> Result<String, FileError> {
-    let target = Target { model, spec: SPEC, data: "cifar10" };
+    let target = WeightTarget { model, spec: SPEC, data: "cifar10" };
     let file = WeightFile::of_state(Path::new("weights.pth"), state);
     load(network(model, 2), &target, &file).map(|(_, origin)| origin)
 }
@@ -247,7 +247,7 @@ fn a_weight_that_is_no_float_is_named() {
         )
     });
     fs::write(&path, safetensors::serialize(views, None).unwrap()).unwrap();
-    let target = Target { model: "lenet", spec: SPEC, data: "cifar10" };
+    let target = WeightTarget { model: "lenet", spec: SPEC, data: "cifar10" };
     let error = load(network("lenet", 2), &target, &WeightFile::open(&path).unwrap()).unwrap_err();
     assert_eq!(error.cause, "tensor `conv1.weight` is of type int64, weights are floats");
 }
@@ -268,7 +268,7 @@ fn an_exported_state_comes_back_with_its_counters() {
     let (_, metadata) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
     assert_eq!(metadata.metadata().as_ref().unwrap()["format"], "pt");
     fs::write(&path, bytes).unwrap();
-    let target = Target { model: "resnet18", spec: SPEC, data: "cifar10" };
+    let target = WeightTarget { model: "resnet18", spec: SPEC, data: "cifar10" };
     let (loaded, _) = load(network("resnet18", 2), &target, &WeightFile::open(&path).unwrap()).unwrap();
     assert_eq!(state_dict(&loaded), state);
 }

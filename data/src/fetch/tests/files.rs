@@ -162,6 +162,12 @@ fn verify_reads_every_image_of_a_folder() {
     let report = verify("image-folder", dir.path()).unwrap();
     assert!(report.is_ok());
     assert_eq!(report.files[1].path, dir.path().join("val"));
+    let test = dir.path().join("test/a");
+    std::fs::create_dir_all(&test).unwrap();
+    image::RgbImage::new(4, 4).save(test.join("1.png")).unwrap();
+    let report = verify("image-folder", dir.path()).unwrap();
+    let checked: Vec<_> = report.files.iter().map(|file| file.path.strip_prefix(dir.path()).unwrap()).collect();
+    assert_eq!(checked, ["train", "val", "test"].map(Path::new));
     let bad = dir.path().join("val/a/2.png");
     std::fs::write(&bad, "no image").unwrap();
     let report = verify("image-folder", dir.path()).unwrap();

@@ -108,6 +108,41 @@ fn val_stands_in_for_test() {
 }
 
 #[test]
+fn val_beside_test_is_the_validation_split() {
+    let folder = Folder::new();
+    assert!(folder.load().unwrap().val.is_none());
+    for (name, value) in [("val/cat/1.png", 31), ("val/cat/2.png", 32), ("val/dog/1.png", 33)] {
+        folder.save(name, flat(value).into());
+    }
+    let splits = folder.load().unwrap();
+    let val = splits.val.unwrap();
+    assert_eq!((val.labels.as_slice(), val.shape), (&[0, 0, 1][..], splits.train.shape));
+    assert_eq!((0..3).map(|i| val.image(i)[0]).collect::<Vec<_>>(), [31, 32, 33]);
+    assert_eq!((splits.test.len(), splits.test.image(0)[0]), (2, 1));
+    // limit_test limits both splits.
+    let mut request = request("image-folder", folder.0.path());
+    request.limit_test = Some(1);
+    let splits = load(&request).unwrap();
+    assert_eq!((splits.train.len(), splits.val.unwrap().len(), splits.test.len()), (2, 1, 1));
+}
+
+#[test]
+fn a_validation_split_with_mistakes_is_an_error() {
+    let folder = Folder::new();
+    std::fs::create_dir(folder.path("val")).unwrap();
+    assert_eq!(folder.error(), "val: the split is empty: it has no class folder");
+    folder.save("val/cat/1.png", flat(1).into());
+    assert!(folder.error().starts_with("val/dog: there is no such folder, but "), "{}", folder.error());
+    std::fs::create_dir(folder.path("val/dog")).unwrap();
+    assert_eq!(folder.error(), "val/dog: the class folder holds no image");
+    folder.save("val/dog/1.png", RgbImage::from_pixel(8, 6, Rgb([1; 3])).into());
+    assert_eq!(folder.error(), "val/dog/1.png: is 8x6 pixels, the first image is 4x3");
+    folder.save("val/dog/1.png", flat(1).into());
+    folder.save("val/emu/1.png", flat(1).into());
+    assert!(folder.error().starts_with("train/emu: there is no such folder, but "), "{}", folder.error());
+}
+
+#[test]
 fn sizes_must_agree_unless_resized() {
     let folder = Folder::new();
     folder.save("train/dog/2.png", RgbImage::from_pixel(8, 6, Rgb([50, 60, 70])).into());

@@ -1,4 +1,4 @@
-//! The engine of `trainer bench allreduce --gpus N`: the host's measurements, of tensors that stay on their GPUs.
+//! The engine of `trainer bench allreduce --gpus N`: the measurements of [`crate::bench`], for tensors on GPUs.
 
 use burn::tensor::{Device, Tensor, TensorData};
 
@@ -10,10 +10,11 @@ use crate::bench::{BenchConfig, BenchRow, expected, input, timed};
 use crate::dtype::ReduceOp;
 use crate::error::{CommError, Result};
 
-/// Measures sums of all sizes; every rank calls this with the same configuration. Sizes are bytes that travel, as elements of the
-/// configuration's type; tensors are f32. First `describe` is told how data goes, then `report` of each row as it is ready.
+/// Measures sums of all sizes. Every rank calls this with the same configuration. Sizes are bytes on the wire, in elements of
+/// the configuration's type; tensors are f32. Calls `describe` with the route, then `report` with each row as it is ready.
 ///
 /// # Errors
+/// Those of [`DeviceGroup`].
 /// Those of [`DeviceGroup`].
 pub fn all_reduce(
     comm: &Communicator,
@@ -58,7 +59,7 @@ fn measure(
     comm.all_reduce(&mut wrong, ReduceOp::Sum)?;
     let seconds = timed(comm, config, &mut |host_steps| {
         for _ in 0..host_steps {
-            // as in training, the sum is a new tensor
+            // The sum is a new tensor, as in training.
             group.all_reduce(vec![own.clone()], 1.0)?;
         }
         group.synchronize()

@@ -1,7 +1,7 @@
-//! Launches through cubecl's client, on a stream of their own, and the way from burn's tensors to its buffers and back.
+//! Launches through cubecl's client, on their own stream, and the conversion between burn's tensors and cubecl's buffers.
 //!
-//! Every tensor of a collective is a binding of its launch: that is how cubecl keeps its memory until the kernel is done. The
-//! order of streams is not left to bindings alone ([`StreamEvent`] says why).
+//! Every tensor of a collective is a binding of its launch, so cubecl keeps its memory until the kernel is done. Bindings alone
+//! do not order the streams ([`StreamEvent`] explains why).
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -29,12 +29,12 @@ use crate::error::{CommError, Result};
 
 type CubeDevice = burn::backend::tensor::Device<Cube>;
 
-/// A kernel's text for cubecl, which compiles it when it is first launched.
+/// The text of a kernel. cubecl compiles it at the first launch.
 #[derive(Clone)]
 struct KernelSource {
     variant: KernelVariant,
     source: Arc<str>,
-    /// Two texts of one variant are two kernels: compiled ones are kept on disk.
+    /// Distinguishes two texts of one variant: compiled kernels are kept on disk.
     checksum: u32,
 }
 
@@ -53,7 +53,7 @@ impl KernelMetadata for KernelSource {
 }
 
 impl CubeKernel for KernelSource {
-    /// Only its number of threads is looked at.
+    /// cubecl uses only the number of threads.
     fn define(&self) -> KernelDefinition {
         let settings = KernelSettings::new(Dim3::new_1d(THREADS), ExecutionMode::Unchecked, AddressType::U64)
             .cube_dim(Dim3::new_1d(THREADS));
@@ -69,7 +69,7 @@ impl CubeKernel for KernelSource {
     }
 }
 
-/// A tensor's elements on the device, one behind the other.
+/// A tensor's elements on the device, contiguous.
 #[derive(Clone)]
 pub(super) struct Elements {
     handle: Handle,
@@ -82,13 +82,13 @@ pub(super) struct Launcher {
     burn: Device,
     device: CubeDevice,
     stream: StreamId,
-    /// Of the GPU, as this process counts them.
+    /// Index of the GPU among the GPUs that this process sees.
     pub(super) index: usize,
-    /// Kernels that have been launched: they compile.
+    /// Kernels that have been launched, and so compile.
     known: RefCell<HashMap<KernelVariant, KernelSource>>,
 }
 
-/// Whether tensors on `device` are an NVIDIA GPU's.
+/// Returns whether tensors on `device` are on an NVIDIA GPU.
 pub fn is_cuda(device: &Device) -> bool {
     matches!(device.clone().inner().as_dispatch(), DispatchDevice::Cube(cubecl::Device::Cuda(_)))
 }
@@ -97,18 +97,16 @@ pub fn is_cuda(device: &Device) -> bool {
 fn cube(tensor: Tensor<1>) -> Result<CubeTensor> {
     match tensor.into_dispatch().kind {
         DispatchTensorKind::Cube(BackendTensor::Float(tensor)) => Ok(tensor),
-        _ => Err(CommError::usage(
-            "a tensor that is not on a GPU, or is tracked, cannot go through the GPU's collectives",
-        )),
+        _ => Err(CommError::usage("the GPU's collectives need a tensor that is on a GPU and not tracked by autodiff")),
     }
 }
 
-/// Fusion runs operations later than they are called, elsewhere, and leaves out those whose results nobody uses: the order
-/// that [`StreamEvent`] makes is none there.
+/// Fusion runs operations later than they are called, on another thread, and drops those whose results are not used. A
+/// [`StreamEvent`] orders nothing then.
 #[cfg(feature = "fusion")]
 fn cube(_: Tensor<1>) -> Result<CubeTensor> {
     Err(CommError::setup("this build fuses operations, and has no collectives between GPUs")
-        .hint("build without the feature `fusion`, or go through the host: --backend shm"))
+        .hint("build without the feature `fusion`, or reduce on the CPU: --backend shm"))
 }
 
 #[cfg(not(feature = "fusion"))]
@@ -117,18 +115,18 @@ fn tensor_of(tensor: CubeTensor) -> Tensor<1> {
     Tensor::from_dispatch(DispatchTensor { kind, autodiff: Default::default() })
 }
 
-/// A build with fusion never gets here: it makes no [`Launcher`].
+/// Never called: a build with fusion cannot make a [`Launcher`].
 #[cfg(feature = "fusion")]
 fn tensor_of(_: CubeTensor) -> Tensor<1> {
     unreachable!("a build with fusion has made a sum on a GPU")
 }
 
 impl Launcher {
-    /// For the GPU that `device` is.
+    /// Makes a launcher for the GPU `device`.
     pub(super) fn new(device: &Device) -> Result<Self> {
         let tensor = cube(Tensor::zeros([1], device))?;
         let cubecl::Device::Cuda(cuda) = &tensor.device else {
-            return Err(CommError::usage(format!("{:?} is no CUDA device", tensor.device)));
+            return Err(CommError::usage(format!("{:?} is not a CUDA device", tensor.device)));
         };
         let index = cuda.index;
         Ok(Self {
@@ -141,7 +139,7 @@ impl Launcher {
         })
     }
 
-    /// The device, as burn has it.
+    /// Returns burn's device.
     pub(super) fn device(&self) -> &Device {
         &self.burn
     }
@@ -156,19 +154,19 @@ impl Launcher {
         self.stream.executes(|| StreamEvent::record(&self.burn))
     }
 
-    /// Tensors' elements as a kernel wants them. What has to be converted is, on the stream.
+    /// Returns the tensors' elements as kernels need them. Converts them on the stream if necessary.
     pub(super) fn elements(&self, tensors: Vec<Tensor<1>>) -> Result<Vec<Elements>> {
         self.stream.executes(|| grouped(tensors).into_iter().map(|tensor| self.element(tensor)).collect())
     }
 
-    /// f32, contiguous.
+    /// Returns a tensor's elements as contiguous f32.
     fn element(&self, tensor: Tensor<1>) -> Result<Elements> {
         let mut tensor = if tensor.dtype() == DType::F32 { tensor } else { tensor.cast(DType::F32) };
         let len = tensor.shape().num_elements();
         let strided = |tensor: &CubeTensor| !tensor.is_contiguous();
         let mut primitive = cube(tensor.clone())?;
         if strided(&primitive) {
-            // a concatenation copies
+            // A concatenation copies.
             tensor = Tensor::cat(vec![tensor], 0);
             primitive = cube(tensor)?;
             if strided(&primitive) {
@@ -181,23 +179,23 @@ impl Launcher {
         Ok(Elements { handle: primitive.handle, len })
     }
 
-    /// Room for `len` elements, written by kernels of this stream.
+    /// Allocates memory for `len` elements, which kernels of this stream write.
     pub(super) fn room(&self, len: usize) -> Elements {
         let handle = self.stream.executes(|| self.client.empty(len.max(1) * size_of::<f32>()));
         Elements { handle, len }
     }
 
-    /// What kernels have written, as a tensor; for threads that follow a later mark.
+    /// Returns elements that kernels have written as a tensor, for threads that wait for a later event.
     pub(super) fn tensor(&self, elements: Elements) -> Tensor<1> {
         let Elements { handle, len } = elements;
         let (client, device) = (self.client.clone(), self.device.clone());
         tensor_of(CubeTensor::new_contiguous(client, device, [len].into(), handle, DType::F32))
     }
 
-    /// Puts a launch on the stream.
+    /// Enqueues a launch on the stream.
     ///
     /// # Errors
-    /// A kernel that does not compile. That a launch fails later shows in its output, and as a rank that is missing.
+    /// The kernel does not compile. A launch that fails later shows in its output, and as a missing rank.
     pub(super) fn launch(&self, launch: &Launch, output: &Elements, sources: &[Elements]) -> Result<()> {
         let variant = launch.variant;
         let known = self.known.borrow().get(&variant).cloned();
@@ -209,13 +207,13 @@ impl Launcher {
         let bind = |elements: &Elements| elements.handle.clone().binding();
         let mut arguments = KernelArguments::new().with_buffer_io(bind(output), BufferIOAttr::ReadWrite);
         for index in 0..variant.parts {
-            // a kernel of more parameters than tensors gets the first again: its table of ends keeps it from looking there
+            // A kernel with more parameters than tensors gets the first tensor again. Its table of ends keeps it from reading it.
             let elements = sources.get(index).or(sources.first()).unwrap_or(output);
             arguments = arguments.with_buffer_io(bind(elements), BufferIOAttr::ReadOnly);
         }
         let words = launch.params.words(variant.parts);
         let len = words.len();
-        // no dynamic part: cubecl passes all of it by value, behind the buffers
+        // No dynamic part: cubecl passes all words by value, behind the buffers.
         arguments = arguments.with_info(MetadataBindingInfo::new(words, len));
         let count = CubeCount::Static(launch.blocks, 1, 1);
         self.stream.executes(|| self.client.launch(Box::new(kernel.clone()), count, arguments));
@@ -227,14 +225,14 @@ impl Launcher {
         Ok(())
     }
 
-    /// Waits until the stream's launches are done.
+    /// Waits until all launches on the stream are done.
     pub(super) fn synchronize(&self) -> Result<()> {
         let done = self.stream.executes(|| cubecl::future::block_on(self.client.sync()));
         done.map_err(|e| CommError::system(format!("GPU {}: {e}", self.index)))
     }
 }
 
-/// At most as many tensors as a launch takes: the rest is concatenated.
+/// Concatenates the last tensors if there are more than a launch takes.
 fn grouped(mut tensors: Vec<Tensor<1>>) -> Vec<Tensor<1>> {
     let most = PARTS[PARTS.len() - 1];
     if tensors.len() > most {

@@ -7,51 +7,53 @@ use burn::tensor::{Device, Tensor};
 
 use super::Topology;
 use super::device::{Elements, Launcher};
-use super::gpu::Gpu;
+use super::fault::fault_error;
+use super::gpu;
 use super::inter_host::InterHost;
 use super::layout::{PAGE, WireType, fault};
 use super::plan::{self, DeviceCall};
 use super::protocol::Kernel;
 use super::route::{self, DeviceBackend, Route};
-use super::sequence::{HostStep, Launch, LaunchContext, Sequence, host_steps};
+use super::sequence::{HostStep, Launch, LaunchConstants, Sequence, host_steps};
 use super::stream_event::StreamEvent;
 use super::topology;
 use super::window::{Windows, agree};
 use crate::Communicator;
-use crate::error::{CommError, ErrorKind, Result, ranks};
+use crate::error::{CommError, ErrorKind, Result};
 use crate::process::Process;
 use crate::transport::REASON_LIMIT;
 
-/// How a group is made.
+/// Options of a [`DeviceGroup`].
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceGroupOptions {
-    /// What carries the data.
+    /// The backend that the user asks for.
     pub backend: DeviceBackend,
-    /// Most elements that a call has: slots are made for it, and longer ones are cut.
+    /// Most elements of a call. Slots are made for it; longer calls are cut into launches.
     pub elements: usize,
-    /// What travels.
+    /// Type of the elements on the wire.
     pub wire: WireType,
-    /// Has kernels meet on the device even where ranks share it: each topology then takes until the driver switches between
-    /// processes, milliseconds. For checks of the kernels on a single GPU.
+    /// Whether kernels meet on the device even if ranks share it. Each meeting then takes milliseconds, until the driver switches
+    /// between processes. For checks of the kernels on a single GPU.
     pub meet_on_device: bool,
 }
 
-/// Largest slot; longer arrays are cut into launches.
+/// Bytes of the largest slot. Longer arrays are cut into launches.
 const MOST: usize = 64 << 20;
 
-/// GPUs, one a rank, and what connects them. A call returns when it is enqueued: the tensor that it gives is the handle, and
-/// whatever the calling thread does with it waits on the device. All ranks make the same calls in the same order, as with a [`Communicator`].
+/// One GPU per rank, and the connections between them: a `ProcessGroup` for GPUs. A call returns when it is enqueued. The
+/// returned tensor is its `Work`: later operations of the calling thread on the tensor wait on the device. All ranks make the
+/// same calls in the same order, as with a [`Communicator`].
 ///
-/// Where ranks share a GPU, or data goes through NCCL or between hosts, the host waits inside the call.
+/// If ranks share a GPU, or data goes through NCCL or between hosts, the host waits inside the call.
 pub struct DeviceGroup {
     launcher: Launcher,
     windows: Option<Windows>,
-    context: LaunchContext,
+    constants: LaunchConstants,
     sequence: Sequence,
     route: Route,
-    /// Where windows do not reach all ranks.
+    /// Set if windows do not reach all ranks.
     inter_host: Option<InterHost>,
-    /// Ranks of this host that share windows; the job's where all are on one.
+    /// The ranks of this host that share windows; the whole job if all ranks are on one host.
     local: Communicator,
     comm: Communicator,
     topology: Topology,
@@ -60,19 +62,19 @@ pub struct DeviceGroup {
 }
 
 impl DeviceGroup {
-    /// Meets the other ranks of `comm`, all of which call this; each has put its work on `device`.
+    /// Connects the GPUs of all ranks of `comm`, which call this together, each with its own `device`.
     ///
     /// # Errors
-    /// [`Setup`](ErrorKind::Setup) on every rank: what was asked for is not possible here, and why.
+    /// [`Setup`](ErrorKind::Setup) on every rank if the backend that the user asked for is not possible here.
     pub fn new(comm: &Communicator, device: &Device, options: DeviceGroupOptions) -> Result<Self> {
         Self::meet(comm, device, options).map_err(|error| comm.inner.process.fail(error))
     }
 
     fn meet(comm: &Communicator, device: &Device, options: DeviceGroupOptions) -> Result<Self> {
-        let opened = Launcher::new(device).and_then(|launcher| Ok((Gpu::open(launcher.index)?, launcher)));
+        let opened = Launcher::new(device).and_then(|launcher| Ok((gpu::open(launcher.index)?, launcher)));
         let (gpu, launcher) = agree(opened, comm)?;
         let topology = topology::gather(&gpu, comm)?;
-        // the library is large: it is loaded where it may be needed
+        // The library is large, so it is loaded only if it may be needed.
         let nccl = match Route::may_need_nccl(options.backend, options.wire, options.elements, &topology) {
             true => topology::nccl_everywhere(comm)?,
             false => Err("NCCL was not looked for".to_owned()),
@@ -99,7 +101,7 @@ impl DeviceGroup {
             Route::Nccl => agree(Windows::alone(&gpu, slot), comm)?,
             _ => Windows::shared(&gpu, slot, &local)?,
         };
-        let context = windows.context(limit);
+        let constants = windows.constants(limit);
         let abort = Arc::downgrade(&windows.abort());
         comm.inner.process.abort.on_raise(move || {
             if let Some(words) = abort.upgrade() {
@@ -109,7 +111,7 @@ impl DeviceGroup {
         let mut group = Self {
             launcher,
             windows: Some(windows),
-            context,
+            constants,
             sequence: Sequence::default(),
             inter_host: None,
             route,
@@ -124,17 +126,17 @@ impl DeviceGroup {
         Ok(group)
     }
 
-    /// How data goes, for the screen.
+    /// Describes the route, for the screen.
     pub fn description(&self) -> String {
         self.route.describe(&self.topology)
     }
 
-    /// Where the ranks are.
+    /// Returns where the ranks are.
     pub fn topology(&self) -> &Topology {
         &self.topology
     }
 
-    /// What travels unless a call says otherwise.
+    /// Returns the type of the elements on the wire.
     pub fn wire(&self) -> WireType {
         self.wire
     }
@@ -147,51 +149,38 @@ impl DeviceGroup {
         self.windows.as_ref().ok_or_else(|| CommError::system("the group is closed"))
     }
 
-    /// Fails if a kernel of this rank has given up, or the job is over. Looks only: says nothing of what is still running.
+    /// Fails if a kernel of this rank has given up, or the job has ended. Does not wait for work that still runs.
     ///
     /// # Errors
-    /// Names the rank that is missing, or that calls something else.
+    /// Names the rank that is missing or that makes another call; or the error that ended the job.
     pub fn check(&self) -> Result<()> {
         let faults = self.windows()?.faults();
-        let name = |peer: usize| self.local.ranks().get(peer).copied().unwrap_or(peer);
-        let me = self.process().rank;
-        let of = |kind: u64| -> Vec<usize> { faults.iter().filter(|f| f.kind == kind).map(|f| name(f.peer)).collect() };
-        let (missing, differing) = (of(fault::MISSING), of(fault::DIFFERS));
-        let launch = faults.first().map_or(0, |fault| fault.epoch);
-        if !differing.is_empty() {
-            let text =
-                format!("{} and rank {me} make different calls as launch #{launch} on their GPUs", ranks(&differing));
-            let error = CommError::new(ErrorKind::Mismatch, text)
-                .hint("every rank must call the same collectives in the same order, with the same lengths and types")
-                .blame(differing[0]);
-            return Err(self.process().fail(error));
-        }
-        if !missing.is_empty() {
-            let limit = self.limit;
-            let text = format!(
-                "launch #{launch} on the GPUs: {} did not come within {limit:.1?} (rank {me}'s GPU waits)",
-                ranks(&missing)
-            );
-            return Err(self.process().fail(CommError::new(ErrorKind::Timeout, text).blame(missing[0])));
-        }
         if faults.is_empty() {
             return self.process().abort.check();
         }
-        let reason = self.process().abort.wait(REASON_LIMIT);
-        Err(reason.unwrap_or_else(|| CommError::new(ErrorKind::Aborted, "the job was aborted while GPUs waited")))
+        let error = fault_error(&faults, self.local.ranks(), self.process().rank, self.limit);
+        Err(match error {
+            Some(error) => self.process().fail(error),
+            // The job was aborted while a kernel waited.
+            None => self
+                .process()
+                .abort
+                .wait(REASON_LIMIT)
+                .unwrap_or_else(|| CommError::new(ErrorKind::Aborted, "the job was aborted while GPUs waited")),
+        })
     }
 
     /// Waits until all calls so far are done on this rank's GPU.
     ///
     /// # Errors
-    /// As [`check`](Self::check), and those of the device.
+    /// As [`check`](Self::check), and errors of the device.
     pub fn synchronize(&self) -> Result<()> {
         let done = self.launcher.synchronize();
         self.check()?;
         done.map_err(|error| self.process().fail(error))
     }
 
-    /// Ends the group on all ranks, which call this together: waits for the GPU and for the others, and frees the windows.
+    /// Ends the group on all ranks, which call this together: waits for the GPU and for the other ranks, and frees the windows.
     ///
     /// # Errors
     /// As [`synchronize`](Self::synchronize).
@@ -203,7 +192,7 @@ impl DeviceGroup {
         Ok(())
     }
 
-    /// Adds `tensors`, one behind the other and each value times `scale`, up over all ranks.
+    /// Sums `tensors` over all ranks, each value times `scale`. Returns the sums in one tensor, one behind the other.
     ///
     /// # Errors
     /// As [`check`](Self::check).
@@ -211,10 +200,11 @@ impl DeviceGroup {
         self.ordered(|this, after| this.all_reduce_after(tensors, scale, after))
     }
 
-    /// [`all_reduce`](Self::all_reduce) of tensors that another thread has written: all of them `after` was made behind. Who
-    /// uses the sum has to follow the mark that comes with it, or a later one of this group's.
+    /// Like [`all_reduce`](Self::all_reduce), for tensors of another thread, which recorded `after` when it had written them. A
+    /// thread that uses the sum must wait for the returned event, or for a later event of this group.
     ///
     /// # Errors
+    /// As [`check`](Self::check).
     /// As [`check`](Self::check).
     pub fn all_reduce_after(
         &mut self,
@@ -224,17 +214,17 @@ impl DeviceGroup {
     ) -> Result<(Tensor<1>, StreamEvent)> {
         let sources = self.elements(tensors, after)?;
         let len = sources.iter().map(|source| source.len).sum::<usize>();
-        let world = self.context.world();
+        let world = self.constants.world();
         let kernel = match self.route {
             Route::Kernels { .. } => plan::all_reduce(len as u64, self.wire, world),
-            // for what NCCL adds up the slot is only the way in and out
+            // For NCCL the slot is only the way in and out.
             _ if world == 1 => Kernel::Broadcast,
             _ => Kernel::TwoShot,
         };
         self.all_reduce_by(kernel, sources, len, scale)
     }
 
-    /// Runs a call whose tensors come from this thread, and whose result is for it.
+    /// Runs a call whose tensors come from this thread, and whose result this thread uses.
     fn ordered(
         &mut self,
         call: impl FnOnce(&mut Self, &StreamEvent) -> Result<(Tensor<1>, StreamEvent)>,
@@ -245,13 +235,13 @@ impl DeviceGroup {
         Ok(tensor)
     }
 
-    /// [`all_reduce`](Self::all_reduce) by a kernel of the caller's choice; for measurements.
+    /// Like [`all_reduce`](Self::all_reduce), with a kernel that the caller chooses. For measurements.
     ///
     /// # Errors
-    /// As [`check`](Self::check).
+    /// As [`check`](Self::check), and [`Usage`](ErrorKind::Usage) if the group cannot use the kernel.
     pub fn all_reduce_with(&mut self, kernel: Kernel, tensors: Vec<Tensor<1>>, scale: f32) -> Result<Tensor<1>> {
         if !matches!((kernel, &self.route), (Kernel::OneShot | Kernel::TwoShot, Route::Kernels { .. })) {
-            return Err(CommError::usage(format!("{} is no all-reduce of this group", kernel.name())));
+            return Err(CommError::usage(format!("{} is not an all-reduce of this group", kernel.name())));
         }
         self.ordered(|this, after| {
             let sources = this.elements(tensors, after)?;
@@ -267,15 +257,15 @@ impl DeviceGroup {
         len: usize,
         scale: f32,
     ) -> Result<(Tensor<1>, StreamEvent)> {
-        let root = if kernel == Kernel::Broadcast { self.context.rank } else { 0 };
+        let root = if kernel == Kernel::Broadcast { self.constants.rank } else { 0 };
         let call = DeviceCall { kernel, wire: self.wire, elements: len as u64, root };
         self.run(call, sources, len, scale)
     }
 
-    /// This rank's part of the sum of everybody's `tensor`, which is one part for each rank. Inside a host.
+    /// Sums `tensor` over all ranks and returns this rank's part. All parts have the same length. Inside a host.
     ///
     /// # Errors
-    /// As [`check`](Self::check).
+    /// As [`check`](Self::check), and [`Usage`](ErrorKind::Usage) for wrong lengths or several hosts.
     pub fn reduce_scatter(&mut self, tensor: Tensor<1>, scale: f32) -> Result<Tensor<1>> {
         let (world, len) = (self.within_host("reduce_scatter")?, tensor.dims()[0]);
         if !len.is_multiple_of(world) {
@@ -287,20 +277,20 @@ impl DeviceGroup {
         self.one(call, tensor, each, scale)
     }
 
-    /// Everybody's `tensor`, in the order of ranks. Inside a host; bits stay as they are with [`WireType::F32`].
+    /// Returns all ranks' `tensor`s, in rank order. Inside a host. With [`WireType::F32`] bits do not change.
     ///
     /// # Errors
-    /// As [`check`](Self::check).
+    /// As [`check`](Self::check), and [`Usage`](ErrorKind::Usage) for several hosts.
     pub fn all_gather(&mut self, tensor: Tensor<1>) -> Result<Tensor<1>> {
         let (world, each) = (self.within_host("all_gather")?, tensor.dims()[0]);
         let call = DeviceCall { kernel: Kernel::AllGather, wire: self.wire, elements: each as u64, root: 0 };
         self.one(call, tensor, each * world, 1.0)
     }
 
-    /// Rank `root`'s `tensor`. Inside a host; bits stay as they are with [`WireType::F32`].
+    /// Returns rank `root`'s `tensor`. Inside a host. With [`WireType::F32`] bits do not change.
     ///
     /// # Errors
-    /// As [`check`](Self::check).
+    /// As [`check`](Self::check), and [`Usage`](ErrorKind::Usage) for a wrong root or several hosts.
     pub fn broadcast(&mut self, tensor: Tensor<1>, root: usize) -> Result<Tensor<1>> {
         let len = tensor.dims()[0];
         if root >= self.within_host("broadcast")? {
@@ -310,7 +300,7 @@ impl DeviceGroup {
         self.one(call, tensor, len, 1.0)
     }
 
-    /// A call of this thread's with one tensor.
+    /// Runs a call of this thread with one tensor.
     fn one(&mut self, call: DeviceCall, tensor: Tensor<1>, len: usize, scale: f32) -> Result<Tensor<1>> {
         self.ordered(|this, after| {
             let sources = this.elements(vec![tensor], after)?;
@@ -320,8 +310,8 @@ impl DeviceGroup {
 
     fn within_host(&self, what: &str) -> Result<usize> {
         match self.route {
-            Route::Kernels { .. } => Ok(self.context.world()),
-            _ => Err(self.process().fail(CommError::usage(format!("{what} on GPUs goes within one host only")))),
+            Route::Kernels { .. } => Ok(self.constants.world()),
+            _ => Err(self.process().fail(CommError::usage(format!("{what} on GPUs works within one host only")))),
         }
     }
 
@@ -340,7 +330,7 @@ impl DeviceGroup {
         self.check()?;
         let output = self.launcher.room(len);
         let lengths: Vec<usize> = sources.iter().map(|source| source.len).collect();
-        let launches = self.sequence.launches(&self.context, &call, &lengths, scale);
+        let launches = self.sequence.launches(&self.constants, &call, &lengths, scale);
         let launches = launches.ok_or_else(|| CommError::usage("too many tensors for a launch"))?;
         for launch in launches {
             self.chunk(&call, launch, &output, &sources).map_err(|error| self.process().fail(error))?;
@@ -374,33 +364,33 @@ impl DeviceGroup {
                 }
             }
         }
-        // where hosts meet, the wait before the next call's first meeting covers what was read here
+        // If hosts meet, the wait before the next call's first meeting covers the reads of this call.
         Ok(())
     }
 
-    /// Tries every peer's memory out: stores to it, and loads from it.
+    /// Tests access to every peer's memory: stores to it, and loads from it.
     fn probe(&mut self) -> Result<()> {
-        if self.context.world() < 2 {
+        if self.constants.world() < 2 {
             return Ok(());
         }
         let output = self.launcher.room(1);
         for write in [true, false] {
-            let launched = self.launcher.launch(&Sequence::probe(&self.context, write), &output, &[]);
+            let launched = self.launcher.launch(&Sequence::probe(&self.constants, write), &output, &[]);
             agree(launched.and_then(|()| self.launcher.synchronize()), &self.local)?;
         }
         let faults = self.windows()?.faults();
         let unreachable = faults.iter().find(|fault| fault.kind == fault::UNREACHABLE).map(|fault| {
             let (me, peer) = (self.process().rank, self.local.ranks()[fault.peer]);
             CommError::setup(format!("rank {me}'s GPU does not read what was written to the memory of rank {peer}'s"))
-                .hint("the driver promises peer access that does not work: try parallel.backend = \"nccl\"")
+                .hint("the driver reports peer access that does not work: try parallel.backend = \"nccl\"")
         });
         agree(unreachable.map_or(Ok(()), Err), &self.local)
     }
 }
 
 impl Drop for DeviceGroup {
-    /// Without [`close`](Self::close) nobody knows whether the others still read this rank's memory, and a rank that fails
-    /// alone must not wait for them: the memory stays until the process ends.
+    /// Without [`close`](Self::close) it is not known whether other ranks still read this rank's memory, and a rank that fails
+    /// alone must not wait for them. So the memory stays until the process ends.
     fn drop(&mut self) {
         std::mem::forget(self.windows.take());
     }

@@ -1,49 +1,60 @@
-//! Between windows: each rank's part of a slot is summed with the same part on other hosts, or with all ranks' whole slots.
+//! Sums between windows: each rank's part of a slot with the same part on other hosts, or all ranks' whole slots.
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::gpu::{DeviceMemory, Gpu};
+use super::driver::{Context, Memory};
 use super::layout::WireType;
 use super::nccl::Nccl;
 use super::route::Route;
-use super::supports::Topology;
+use super::topology::Topology;
 use crate::abort::Abort;
 use crate::error::{CommError, Result};
 use crate::{Communicator, ReduceOp};
 
-/// What carries it.
+/// The transport between windows.
 pub(super) enum InterHost {
     Nccl(Nccl),
-    /// Through the host's memory.
+    /// TCP, through the host's memory.
     Host(Communicator),
 }
 
 impl InterHost {
-    /// Connects the ranks that sum the same part; `None` where windows reach everybody.
-    pub(super) fn new(route: &Route, topology: &Topology, comm: &Communicator, gpu: &Arc<Gpu>) -> Result<Option<Self>> {
+    /// Connects the ranks that sum the same part. `None` if windows reach all ranks.
+    ///
+    /// # Errors
+    /// As [`Nccl::new`] and [`Communicator::group`].
+    pub(super) fn new(
+        route: &Route,
+        topology: &Topology,
+        comm: &Communicator,
+        gpu: &Arc<Context>,
+    ) -> Result<Option<Self>> {
         match route {
             Route::Kernels { .. } => Ok(None),
             Route::Nccl => Ok(Some(Self::Nccl(Nccl::new(gpu, comm)?))),
             Route::Hierarchical { nccl } => {
                 let hosts = topology.hosts();
                 let mut own = None;
-                // the ranks in the same place on every host; every rank takes part in making each group
+                // Ranks with the same index on every host. Every rank takes part in making each group.
                 for place in 0..hosts[0].len() {
                     let peers: Vec<usize> = hosts.iter().filter_map(|ranks| ranks.get(place).copied()).collect();
                     own = comm.group(&peers)?.or(own);
                 }
-                let own = own.ok_or_else(|| CommError::setup("this rank has no place among those of its host"))?;
+                let own = own.ok_or_else(|| CommError::setup("this rank is missing in the topology of its host"))?;
                 Ok(Some(if *nccl { Self::Nccl(Nccl::new(gpu, &own)?) } else { Self::Host(own) }))
             }
         }
     }
 
-    /// Sums bytes `range` of the window; returns when the sum is there.
+    /// Sums bytes `range` of the window over ranks. Returns when the sum is there.
+    ///
+    /// # Errors
+    /// As [`Nccl::all_reduce`] and [`Communicator::all_reduce`].
     pub(super) fn all_reduce(
         &self,
-        window: &DeviceMemory,
+        window: &Memory,
         range: Range<usize>,
         wire: WireType,
         abort: &Abort,
@@ -51,15 +62,16 @@ impl InterHost {
     ) -> Result<()> {
         match self {
             Self::Nccl(nccl) => {
-                nccl.all_reduce(window.address + range.start as u64, range.len() / wire.size(), wire, abort, limit)
+                nccl.all_reduce(window.address() + range.start as u64, range.len() / wire.size(), wire, abort, limit)
             }
             Self::Host(comm) => {
-                // of u64, so that it is aligned for every type
+                // Words, for the alignment of every type.
                 let mut words = vec![0u64; range.len() / 8];
-                let bytes = bytemuck::cast_slice_mut(&mut words);
-                window.read(range.start, bytes)?;
+                let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
+                let failed = |error| window.context().failed(&error);
+                window.read(range.start, bytes).map_err(failed)?;
                 comm.all_reduce_bytes(bytes, wire.dtype(), ReduceOp::Sum)?;
-                window.write(range.start, bytes)
+                window.write(range.start, bytes).map_err(failed)
             }
         }
     }

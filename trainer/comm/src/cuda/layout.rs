@@ -1,4 +1,4 @@
-//! What lies where in a rank's window of device memory, and what a launch is told.
+//! The layout of a rank's window in device memory, and the parameters of a launch.
 
 use super::protocol::FlagSet;
 use crate::DType;
@@ -7,29 +7,29 @@ use crate::DType;
 pub const MAX_WORLD: usize = 8;
 /// Threads of a block.
 pub const THREADS: u32 = 512;
-/// Most blocks of a launch: enough to fill the links, few enough to leave most of the device to the model.
+/// Most blocks of a launch: enough to saturate the links, few enough to leave most of the device to the model.
 pub const MAX_BLOCKS: u32 = 36;
-/// Allocations that are exported are multiples of this, and begin on one (CUDA IPC exports whole ones of the driver's).
+/// Alignment in bytes of exported allocations, and of their sizes (CUDA IPC exports whole allocations of the driver).
 pub const PAGE: usize = 2 << 20;
-/// Bytes of a pack, the unit in which memory is accessed.
+/// Bytes of a pack, the unit of memory accesses.
 pub const PACK: usize = 16;
 
-/// Bytes from the beginning of a window: a word for each block and sender.
+/// Position in a window, in bytes, of the flags [`FlagSet::Filled`]: a word for each block and sender.
 pub const FILLED: usize = 0;
-/// The same for the second topology.
+/// Position of the flags [`FlagSet::Reduced`].
 pub const REDUCED: usize = FILLED + FLAGS;
-/// The launch in which a wait of this rank has failed; zero until then.
+/// Position of the number of the launch in which a wait of this rank has failed; zero until then.
 pub const BROKEN: usize = REDUCED + FLAGS;
-/// A word for each writer, for the test of peer access.
+/// Position of a word per writer, for the test of peer access.
 pub const PROBE: usize = BROKEN + 128;
-/// The first slot.
+/// Position of the first slot.
 pub const SLOTS_AT: usize = 64 << 10;
 
 const FLAGS: usize = MAX_BLOCKS as usize * MAX_WORLD * 8;
 const _: () = assert!(PROBE + MAX_WORLD * 8 <= SLOTS_AT && SLOTS_AT.is_multiple_of(128));
 
-/// Bits of [`LaunchParams::phases`]: what a launch does. One launch does everything, or, where ranks share a device, each step is a
-/// launch of its own and the hosts meet between them.
+/// Bits of [`LaunchParams::phases`]: the steps of a launch. One launch runs all steps. If ranks share a device, each step is a
+/// launch of its own, and the hosts meet between them.
 pub mod phase {
     /// [`KernelStep::Pack`](super::super::protocol::KernelStep::Pack).
     pub const PACK: u32 = 1;
@@ -43,25 +43,25 @@ pub mod phase {
     pub const GATHER: u32 = 16;
 }
 
-/// Kinds of [`Fault`], as a kernel writes them.
+/// Kinds of [`Fault`], as kernels write them.
 pub mod fault {
     /// The peer did not come within the limit.
     pub const MISSING: u64 = 1;
     /// The job was aborted while the rank waited for the peer.
     pub const ABORTED: u64 = 2;
-    /// The peer calls something else.
+    /// The peer makes another call.
     pub const DIFFERS: u64 = 3;
-    /// What was written to, or read from, the peer's memory is not what arrived.
+    /// The peer's memory does not hold what was written to it.
     pub const UNREACHABLE: u64 = 4;
 }
 
-/// A number that the test of peer access writes, with writer and owner added to it.
+/// A number that the test of peer access writes, with writer and owner added.
 pub const PROBE_TOKEN: u64 = 0x5bd1_e995_0000_0100;
 
-/// Type of the elements in the slots, hence on the links. Tensors are f32; sums are in f32 and rounded once.
+/// Element type in the slots, and so on the links. Tensors are f32; sums are in f32 and rounded once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WireType {
-    /// Single precision: a copy's bits stay as they are.
+    /// Single precision. Copies keep their bits.
     F32,
     /// Half precision.
     F16,
@@ -70,20 +70,20 @@ pub enum WireType {
 }
 
 impl WireType {
-    /// All of them.
+    /// All types.
     pub const ALL: [WireType; 3] = [WireType::F32, WireType::F16, WireType::Bf16];
 
-    /// Bytes of an element.
+    /// Returns the bytes of an element.
     pub fn size(self) -> usize {
         if self == WireType::F32 { 4 } else { 2 }
     }
 
-    /// Elements of a pack.
+    /// Returns the number of elements in a pack.
     pub fn values(self) -> usize {
         PACK / self.size()
     }
 
-    /// The type of the host's collectives that is the same.
+    /// Returns the same type of the CPU's collectives.
     pub fn dtype(self) -> DType {
         match self {
             WireType::F32 => DType::F32,
@@ -92,7 +92,7 @@ impl WireType {
         }
     }
 
-    /// The name that messages use.
+    /// Returns the name that messages use.
     pub fn name(self) -> &'static str {
         match self {
             WireType::F32 => "f32",
@@ -102,12 +102,12 @@ impl WireType {
     }
 }
 
-/// Bytes of a window whose slots hold `slot` bytes each.
+/// Returns the bytes of a window whose slots hold `slot` bytes each.
 pub fn window_bytes(slot: usize) -> usize {
     (SLOTS_AT + super::protocol::SLOTS as usize * slot).next_multiple_of(PAGE)
 }
 
-/// Where the flags of `area` begin.
+/// Returns the position of a set of flags in a window, in bytes.
 pub fn area(of: FlagSet) -> usize {
     match of {
         FlagSet::Filled => FILLED,
@@ -115,7 +115,7 @@ pub fn area(of: FlagSet) -> usize {
     }
 }
 
-/// What one launch is told; `kernels/collectives.cu` says what each field means.
+/// The parameters of a launch. `kernels/collectives.cu` documents the fields.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs, reason = "the kernels' text documents them")]
 pub struct LaunchParams {
@@ -135,12 +135,12 @@ pub struct LaunchParams {
     pub root: u32,
     pub phases: u32,
     pub scale: f32,
-    /// Elements up to the end of each tensor.
+    /// Number of elements up to the end of each tensor.
     pub ends: Vec<u32>,
 }
 
 impl LaunchParams {
-    /// The bytes that the kernel reads as its last parameter, made for `parts` tensors.
+    /// Returns the bytes that the kernel reads as its last parameter, for a kernel of `parts` tensors.
     pub fn words(&self, parts: usize) -> Vec<u64> {
         let mut words = self.windows.to_vec();
         words.extend([self.faults, self.abort, self.limit_ns, self.epoch, self.first, self.each, self.slot]);
@@ -153,19 +153,19 @@ impl LaunchParams {
     }
 }
 
-/// Why a kernel gave up, as it wrote it for one peer.
+/// Why a kernel gave up, for one peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// The peer, by rank in the group.
     pub peer: usize,
-    /// One of [`fault`]'s.
+    /// One of the constants in [`fault`].
     pub kind: u64,
     /// Number of the launch.
     pub epoch: u64,
 }
 
 impl Fault {
-    /// Reads the words that the kernels of one rank have written, one for each peer.
+    /// Decodes the words that a rank's kernels have written, one per peer.
     pub fn read(words: &[u64]) -> Vec<Fault> {
         let some = words.iter().enumerate().filter(|(_, word)| **word != 0);
         some.map(|(peer, word)| Fault { peer, kind: word & 0xff, epoch: word >> 8 }).collect()
@@ -198,7 +198,7 @@ mod tests {
             ends: vec![21, 22, 23],
         };
         let words = params.words(8);
-        // 8 windows, 7 words, 8 halves, 8 ends: without padding inside, as C lays it out
+        // 8 windows, 7 words, 8 halves, 8 ends, without padding inside, as C lays the struct out.
         assert_eq!(words.len() * 8, 64 + 56 + 32 + 32);
         assert_eq!((words[7], words[14]), (107, 7));
         assert_eq!(words[15], 8 | 9 << 32);

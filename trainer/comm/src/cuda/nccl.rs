@@ -1,16 +1,13 @@
-//! NVIDIA's library, loaded where it is used. Its functions are looked up here and not through cudarc, which does not try
-//! the only name that NVIDIA's packages give it.
+//! The binding to NCCL, which is loaded when it is needed.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use cudarc::driver::{result, sys};
 use libloading::{Library as Shared, Symbol};
 
-use super::driver::NCCL_NAMES;
-use super::gpu::Gpu;
+use super::driver::{Context, NCCL_NAMES, Stream};
 use super::layout::WireType;
 use crate::Communicator;
 use crate::abort::Abort;
@@ -23,34 +20,34 @@ struct UniqueId([u8; 128]);
 type Comm = *mut c_void;
 type Code = c_int;
 
-/// The library's functions.
+/// The loaded library.
 pub(super) struct Library {
     shared: Shared,
 }
 
 impl Library {
-    /// Loads it once for the process.
+    /// Loads the library once for the process.
     ///
     /// # Errors
-    /// What was looked for, and what the system says of it.
+    /// The names that were tried, and the loader's messages.
     pub(super) fn load() -> std::result::Result<&'static Self, String> {
         static LIBRARY: OnceLock<std::result::Result<Library, String>> = OnceLock::new();
         let loaded = LIBRARY.get_or_init(|| {
             let mut tried = Vec::new();
             for name in NCCL_NAMES {
-                // SAFETY: NCCL's initialisers only set up its own state.
+                // SAFETY: NCCL's initialisers only set up NCCL's own state.
                 match unsafe { Shared::new(name) } {
                     Ok(shared) => return Ok(Library { shared }),
                     Err(error) => tried.push(format!("{name} ({error})")),
                 }
             }
-            Err(format!("NCCL is not there: tried {}", tried.join(", ")))
+            Err(format!("NCCL is missing: tried {}", tried.join(", ")))
         });
         loaded.as_ref().map_err(Clone::clone)
     }
 
     fn get<F>(&self, name: &'static str) -> Result<Symbol<'_, F>> {
-        // SAFETY: the callers give each name the type that nccl.h gives it.
+        // SAFETY: the callers give each name the type that nccl.h declares.
         unsafe { self.shared.get(name.as_bytes()) }.map_err(|e| CommError::setup(format!("NCCL has no {name}: {e}")))
     }
 
@@ -59,56 +56,57 @@ impl Library {
             return Ok(());
         }
         let text = self.get::<unsafe extern "C" fn(Code) -> *const c_char>("ncclGetErrorString")?;
-        // SAFETY: NCCL gives static strings for every code.
+        // SAFETY: NCCL returns a static string for every code.
         let text = unsafe { CStr::from_ptr(text(code)) }.to_string_lossy().into_owned();
-        Err(CommError::system(format!("{name}: {text} ({code})")).hint("NCCL_DEBUG=INFO makes NCCL say more"))
+        Err(CommError::system(format!("{name}: {text} ({code})")).hint("NCCL_DEBUG=INFO makes NCCL report more"))
     }
 }
 
-/// A communicator of NCCL's, on a stream of its own.
+/// A communicator of NCCL on its own stream.
 pub(super) struct Nccl {
     library: &'static Library,
-    gpu: Arc<Gpu>,
+    gpu: Arc<Context>,
     comm: Comm,
-    stream: sys::CUstream,
+    stream: Stream,
     failed: std::sync::atomic::AtomicBool,
 }
 
-// SAFETY: NCCL's communicators may be used from any thread, one at a time; `DeviceGroup` has one owner.
+// SAFETY: any thread may use NCCL's communicators, one thread at a time. `DeviceGroup` is their only owner.
 unsafe impl Send for Nccl {}
 
 impl Nccl {
-    /// Ranks of `comm`, each with a GPU of its own.
-    pub(super) fn new(gpu: &Arc<Gpu>, comm: &Communicator) -> Result<Self> {
+    /// Connects the ranks of `comm`, each with its own GPU.
+    ///
+    /// # Errors
+    /// [`Setup`](ErrorKind::Setup) without the library; errors of NCCL, as [`System`](ErrorKind::System).
+    pub(super) fn new(gpu: &Arc<Context>, comm: &Communicator) -> Result<Self> {
         type GetId = unsafe extern "C" fn(*mut UniqueId) -> Code;
         type Init = unsafe extern "C" fn(*mut Comm, c_int, UniqueId, c_int) -> Code;
         let library = Library::load().map_err(CommError::setup)?;
         let mut id = UniqueId([0; 128]);
         let made = if comm.rank() == 0 {
             let get = library.get::<GetId>("ncclGetUniqueId")?;
-            // SAFETY: `id` is what nccl.h calls ncclUniqueId: 128 bytes.
+            // SAFETY: `id` has the size of ncclUniqueId in nccl.h, 128 bytes.
             library.check("ncclGetUniqueId", unsafe { get(&mut id) })
         } else {
             Ok(())
         };
         super::window::agree(made, comm)?;
         comm.broadcast(&mut id.0, 0)?;
-        gpu.enter()?;
-        let stream = result::stream::create(result::stream::StreamKind::NonBlocking)
-            .map_err(|e| CommError::system(format!("GPU {}: cuStreamCreate: {e}", gpu.index)))?;
+        let stream = gpu.stream().map_err(|error| gpu.failed(&error))?;
         let mut handle: Comm = null_mut();
         let init = library.get::<Init>("ncclCommInitRank")?;
-        // SAFETY: the context is current; all ranks call this with the same id and their own ranks.
+        // SAFETY: the context is current. All ranks call this with the same id and their own ranks.
         let code = unsafe { init(&mut handle, comm.world() as c_int, id, comm.rank() as c_int) };
         let nccl = Self { library, gpu: gpu.clone(), comm: handle, stream, failed: false.into() };
         super::window::agree(library.check("ncclCommInitRank", code), comm)?;
         Ok(nccl)
     }
 
-    /// Sums `count` elements at `address` over ranks, in place; returns when that is done.
+    /// Sums `count` elements at `address` over ranks, in place. Returns when that is done.
     ///
     /// # Errors
-    /// NCCL's, the job's abort, or a timeout.
+    /// Errors of NCCL, the job's abort, or a timeout after `limit`.
     pub(super) fn all_reduce(
         &self,
         address: u64,
@@ -118,7 +116,7 @@ impl Nccl {
         limit: Duration,
     ) -> Result<()> {
         type AllReduce =
-            unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Comm, sys::CUstream) -> Code;
+            unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Comm, *mut c_void) -> Code;
         const SUM: c_int = 0;
         // ncclDataType_t
         let dtype = match wire {
@@ -126,18 +124,16 @@ impl Nccl {
             WireType::F32 => 7,
             WireType::Bf16 => 9,
         };
-        self.gpu.enter()?;
+        self.gpu.enter().map_err(|error| self.gpu.failed(&error))?;
         let call = self.library.get::<AllReduce>("ncclAllReduce")?;
         let at = address as *mut c_void;
-        // SAFETY: `count` elements of the caller's window, which no kernel uses meanwhile: it waited for its stream.
-        self.library.check("ncclAllReduce", unsafe { call(at, at, count, dtype, SUM, self.comm, self.stream) })?;
+        // SAFETY: `count` elements of the caller's window. No kernel uses them, since the caller has waited for its stream.
+        self.library
+            .check("ncclAllReduce", unsafe { call(at, at, count, dtype, SUM, self.comm, self.stream.raw()) })?;
         let start = Instant::now();
         loop {
-            // SAFETY: the stream lives as long as `self`.
-            match unsafe { sys::cuStreamQuery(self.stream) } {
-                sys::CUresult::CUDA_SUCCESS => return Ok(()),
-                sys::CUresult::CUDA_ERROR_NOT_READY => {}
-                code => return Err(CommError::system(format!("GPU {}: NCCL's stream: {code:?}", self.gpu.index))),
+            if self.stream.is_done().map_err(|error| self.gpu.failed(&error))? {
+                return Ok(());
             }
             let result = abort.check().and_then(|()| match start.elapsed() > limit {
                 true => {
@@ -161,12 +157,10 @@ impl Drop for Nccl {
         if self.comm.is_null() || self.gpu.enter().is_err() {
             return;
         }
-        // a rank that has given up must not wait for the others
+        // A rank that has given up must not wait for the others.
         if let Ok(end) = self.library.get::<End>(if failed { "ncclCommAbort" } else { "ncclCommDestroy" }) {
-            // SAFETY: made in `new`, ended once; nothing of it is under way unless it has failed.
+            // SAFETY: made in `new`, ended once. It has no work in progress unless it has failed.
             unsafe { end(self.comm) };
         }
-        // SAFETY: made in `new`, destroyed once.
-        let _ = unsafe { result::stream::destroy(self.stream) };
     }
 }

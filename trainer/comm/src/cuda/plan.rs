@@ -1,63 +1,61 @@
-//! From a collective to launches: which algorithm, which pieces, which blocks. All ranks compute the same.
+//! From a collective to launches: the algorithm, the chunks, the blocks. All ranks compute the same.
 
 use super::layout::{MAX_BLOCKS, PACK, THREADS, WireType};
 use super::protocol::{FINGERPRINT_BITS, Kernel};
+use crate::fnv;
 
 /// A collective, as all ranks call it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceCall {
-    /// Which.
+    /// The kernel.
     pub kernel: Kernel,
-    /// What travels.
+    /// Type of the elements on the wire.
     pub wire: WireType,
-    /// Elements: of the whole array, or of one rank's part for reduce-scatter and all-gather.
+    /// Elements of the whole array; for reduce-scatter and all-gather, of one rank's part.
     pub elements: u64,
     /// The root of a broadcast.
     pub root: usize,
 }
 
 impl DeviceCall {
-    /// Distinguishes calls whose ranks must not meet, in [`FINGERPRINT_BITS`] bits. FNV-1a.
+    /// Returns a hash of [`FINGERPRINT_BITS`] bits that distinguishes calls whose ranks must not meet.
     pub fn fingerprint(&self) -> u32 {
         let words = [self.kernel as u64, self.wire as u64, self.elements, self.root as u64];
-        let hash = words
-            .into_iter()
-            .flat_map(u64::to_le_bytes)
-            .fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
-        // folded: all bits count
+        let hash = fnv::hash(words.into_iter().flat_map(u64::to_le_bytes));
+        // Folded, so that all bits count.
         ((hash >> 40 ^ hash >> 20 ^ hash) & ((1 << FINGERPRINT_BITS) - 1)) as u32
     }
 }
 
-/// A launch of a call: the part of the array that fits into a slot.
+/// The part of a call that one launch handles, since it fits into a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk {
     /// First element, of the array or of each part.
     pub first: u64,
-    /// Elements.
+    /// Number of elements.
     pub count: u32,
-    /// Packs that hold them.
+    /// Number of packs that hold them.
     pub packs: u32,
-    /// Packs that one rank reduces (two-shot): the last rank takes what is left, perhaps nothing.
+    /// Packs that one rank reduces (two-shot). The last rank takes the rest, which may be empty.
     pub part: u32,
     /// Blocks of the launch.
     pub blocks: u32,
 }
 
-/// Bytes up to which one shot is faster than two: reading (n−1) times as much costs less than topology twice.
+/// Bytes up to which one-shot is faster than two-shot, by world size: reading (n−1) times as much costs less than meeting twice.
 const ONE_SHOT: [(usize, usize); 2] = [(4, 512 << 10), (8, 256 << 10)];
 
-/// The all-reduce for `elements` elements. Both give the same bits.
+/// Returns the all-reduce kernel for `elements` elements. Both kernels give the same bits.
 ///
-/// With two ranks one shot always wins: each reads the other's array once either way. The limits for more are those that
-/// vLLM and TensorRT-LLM measured on machines with eight GPUs; they were not measured here.
+/// With two ranks one-shot always wins: each rank reads the other's array once in both. vLLM and TensorRT-LLM measured the
+/// limits for more ranks on machines with eight GPUs. They were not measured here.
 pub fn all_reduce(elements: u64, wire: WireType, world: usize) -> Kernel {
     let bytes = elements as usize * wire.size();
     let limit = ONE_SHOT.iter().find(|(most, _)| world <= *most).map_or(0, |(_, limit)| *limit);
     if world <= 2 || bytes <= limit { Kernel::OneShot } else { Kernel::TwoShot }
 }
 
-/// Cuts a call into launches for slots of `slot` bytes. All pieces but the last fill their slot.
+/// Cuts a call into chunks for slots of `slot` bytes. All chunks but the last fill their slot.
 pub fn chunks(call: &DeviceCall, world: usize, slot: usize) -> Vec<Chunk> {
     let values = call.wire.values() as u64;
     let parts = if call.kernel == Kernel::ReduceScatter { world } else { 1 };

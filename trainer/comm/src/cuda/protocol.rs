@@ -1,14 +1,14 @@
-//! What the ranks do in turn, and how they tell each other: the part that the kernels, the host-synchronised variant and
-//! the loom models (`trainer/testing/loom`) share. Nothing here touches memory.
+//! The steps of the ranks and the meaning of their flags: what the kernels, the host-synchronised variant and the loom models
+//! (`trainer/testing/loom`) share. Nothing here accesses memory.
 
-/// Bits of a flag word that hold the call's fingerprint; the others hold its number.
+/// Bits of a flag word that hold the call's fingerprint. The other bits hold the launch's number.
 pub const FINGERPRINT_BITS: u32 = 20;
 
-/// Slots that consecutive launches use in turn.
+/// Number of slots, which consecutive launches use in turn.
 pub const SLOTS: u64 = 2;
 
-/// A set of flags, one word for each block and sender. Those of the start and of the end of a reduction are apart: with
-/// one set, a rank that is ahead would take a late rank's first signal for its second.
+/// A set of flags: one word per block and sender. The flags of the start and of the end of a reduction are separate: with one
+/// set, a rank that is ahead would take a late rank's first signal for its second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlagSet {
     /// The sender's slot is filled.
@@ -17,42 +17,42 @@ pub enum FlagSet {
     Reduced,
 }
 
-/// What every rank does between two meetings.
+/// A step of every rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KernelStep {
-    /// Copies its tensors into its slot: cast, scaled, one behind the other.
+    /// Copies this rank's tensors into its slot: cast, scaled, one behind the other.
     Pack,
-    /// Says that it is here, and waits for all the others.
+    /// Signals that this rank has arrived, and waits for all other ranks.
     Meet(FlagSet),
-    /// Adds up from everybody's slots, in the order of ranks.
+    /// Sums all ranks' slots, in rank order.
     Reduce,
-    /// Copies from everybody's slots into its output.
+    /// Copies from all ranks' slots to the output.
     Gather,
 }
 
-/// A collective of the device.
+/// A collective on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kernel {
-    /// All-reduce; everybody reads everything.
+    /// All-reduce in which every rank reads everything.
     OneShot,
-    /// All-reduce; each rank reduces a part.
+    /// All-reduce in which each rank reduces a part.
     TwoShot,
     /// Each rank gets its part of the sum.
     ReduceScatter,
-    /// Each rank gets everybody's elements.
+    /// Each rank gets all ranks' elements.
     AllGather,
     /// Each rank gets the root's elements.
     Broadcast,
-    /// Whether stores and loads reach every peer.
+    /// Tests whether stores and loads reach every peer.
     Probe,
 }
 
 impl Kernel {
-    /// Those that move data.
+    /// The kernels that move data.
     pub const ALL: [Kernel; 5] =
         [Kernel::OneShot, Kernel::TwoShot, Kernel::ReduceScatter, Kernel::AllGather, Kernel::Broadcast];
 
-    /// The entry point's name.
+    /// Returns the name of the entry point.
     pub fn name(self) -> &'static str {
         match self {
             Kernel::OneShot => "one_shot",
@@ -64,7 +64,7 @@ impl Kernel {
         }
     }
 
-    /// What a rank does, in this order.
+    /// Returns a rank's steps, in order.
     pub fn steps(self) -> &'static [KernelStep] {
         use KernelStep::{Gather, Meet, Pack, Reduce};
         match self {
@@ -76,23 +76,23 @@ impl Kernel {
     }
 }
 
-/// The word that a rank writes into the flags of the others.
+/// Returns the word that a rank writes into the other ranks' flags.
 pub fn flag(epoch: u64, fingerprint: u32) -> u64 {
     epoch << FINGERPRINT_BITS | u64::from(fingerprint)
 }
 
-/// What a flag word says to a rank that waits for `epoch`.
+/// The meaning of a flag word for a rank that waits for `epoch`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlagState {
-    /// The sender is not there yet.
+    /// The sender has not arrived.
     NotYet,
-    /// The sender is there, or further on, which it cannot be without having compared the calls itself.
+    /// The sender has arrived, or is one launch ahead. It cannot be ahead without having compared the calls itself.
     Arrived,
-    /// The sender is there with another call.
+    /// The sender has arrived with another call.
     Differs,
 }
 
-/// Reads a flag word.
+/// Decodes a flag word.
 pub fn flag_state(word: u64, epoch: u64, fingerprint: u32) -> FlagState {
     let there = word >> FINGERPRINT_BITS;
     match there.cmp(&epoch) {
@@ -102,7 +102,7 @@ pub fn flag_state(word: u64, epoch: u64, fingerprint: u32) -> FlagState {
     }
 }
 
-/// The slot of launch number `epoch`.
+/// Returns the slot of launch number `epoch`.
 pub fn slot(epoch: u64) -> u64 {
     epoch % SLOTS
 }

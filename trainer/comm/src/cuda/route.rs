@@ -1,52 +1,53 @@
-//! Which way data goes: decided once, from what all ranks know of each other, hence the same on all of them.
+//! The route of data between GPUs. All ranks choose it once, from what they know of each other, and so choose the same.
 
 use super::layout::{MAX_WORLD, WireType};
-use super::supports::{Refusal, Topology, supports};
+use super::supports::{Refusal, supports};
+use super::topology::Topology;
 #[cfg(feature = "cuda")]
 use super::{layout::phase, protocol::Kernel};
 
-/// What the user asks for.
+/// The backend that the user asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceBackend {
     /// The kernels inside a host, NCCL beyond.
     Auto,
     /// The kernels, or an error.
     Kernels,
-    /// NVIDIA's library, or an error.
+    /// NCCL, or an error.
     Nccl,
 }
 
-/// What is used.
+/// The route that is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Route {
-    /// The kernels; `on_host` where ranks share a GPU and hosts meet between steps.
+    /// The kernels.
     Kernels {
-        /// Whether hosts meet, not kernels.
+        /// Whether ranks share a GPU, so that hosts meet between steps and not kernels.
         on_host: bool,
     },
     /// NCCL over all ranks.
     Nccl,
-    /// The kernels inside each host, and between hosts each part of the sum on its own.
+    /// The kernels inside each host; between hosts, each part of the sum separately.
     Hierarchical {
         /// NCCL between hosts, not TCP.
         nccl: bool,
     },
 }
 
-/// Why there is no way.
+/// Why there is no route.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NoRoute {
-    /// What is asked for, and what is against it.
+    /// What the user asked for, and why it is not possible.
     pub cause: String,
-    /// What to do.
+    /// What the user can do.
     pub hint: String,
 }
 
 impl Route {
-    /// Chooses for calls of at most `elements` elements. `nccl` says why NCCL is not there on all ranks.
+    /// Chooses the route for calls of at most `elements` elements. `nccl` says why NCCL is missing, if any rank lacks it.
     ///
     /// # Errors
-    /// What was asked for is not possible, or nothing is.
+    /// The backend that the user asked for is not possible, or no route is.
     pub fn choose(
         backend: DeviceBackend,
         wire: WireType,
@@ -59,7 +60,7 @@ impl Route {
         let kernels = supports(wire.dtype(), bytes, world, topology);
         let shared = topology.shares_devices();
         let nccl = match nccl {
-            Ok(()) if shared => Err("several ranks have one GPU, which NCCL refuses".to_owned()),
+            Ok(()) if shared => Err("several ranks share a GPU, which NCCL refuses".to_owned()),
             other => other.map_err(ToOwned::to_owned),
         };
         let no = |refusal: &Refusal| NoRoute { cause: refusal.to_string(), hint: refusal.hint().into() };
@@ -70,7 +71,9 @@ impl Route {
             DeviceBackend::Nccl => nccl.map(|()| Self::Nccl).map_err(|cause| NoRoute {
                 cause: format!("parallel.backend = \"nccl\": {cause}"),
                 hint: match shared {
-                    true => "a GPU for each rank, or leave parallel.backend at \"auto\": our kernels share GPUs".into(),
+                    true => {
+                        "use a GPU per rank, or leave parallel.backend at \"auto\": the kernels can share GPUs".into()
+                    }
                     false => "install NCCL 2 (libnccl.so.2), or leave parallel.backend at \"auto\"".into(),
                 },
             }),
@@ -78,31 +81,29 @@ impl Route {
                 Ok(()) => Ok(Self::Kernels { on_host: shared }),
                 Err(_) if hierarchical(wire, bytes, topology) => Ok(Self::Hierarchical { nccl: nccl.is_ok() }),
                 Err(refusal) => nccl.map(|()| Self::Nccl).map_err(|cause| NoRoute {
-                    cause: format!("no way between the ranks' GPUs: {refusal}; {cause}"),
+                    cause: format!("no route between the ranks' GPUs: {refusal}; {cause}"),
                     hint: "install NCCL 2 (libnccl.so.2), or use parallel.backend = \"tcp\"".into(),
                 }),
             },
         }
     }
 
-    /// Whether the choice depends on NCCL.
+    /// Returns whether the choice depends on NCCL.
     pub fn may_need_nccl(backend: DeviceBackend, wire: WireType, elements: usize, topology: &Topology) -> bool {
         let choice = |nccl| Self::choose(backend, wire, elements, topology, nccl);
         choice(Ok(())) != choice(Err(""))
     }
 
-    /// For the screen: which way, and why not another.
+    /// Describes the route for the screen.
     pub fn describe(&self, topology: &Topology) -> String {
         let (world, hosts) = (topology.locations.len(), topology.hosts().len());
         match self {
             Self::Kernels { on_host: false } if topology.shares_devices() => {
-                format!(
-                    "all-reduce kernels, {world} ranks that share GPUs and meet on them all the same: timings mean nothing"
-                )
+                format!("all-reduce kernels, {world} ranks that share GPUs and yet meet on them: timings mean nothing")
             }
             Self::Kernels { on_host: false } => {
                 format!(
-                    "all-reduce kernels over {world} GPUs of one host; one shot for short arrays, two for long ones"
+                    "all-reduce kernels over {world} GPUs of one host; one-shot for short arrays, two-shot for long ones"
                 )
             }
             Self::Kernels { on_host: true } => {
@@ -119,7 +120,7 @@ impl Route {
     }
 }
 
-/// Whether all hosts have the same number of ranks, and the kernels can work inside each.
+/// Returns whether all hosts have the same number of ranks, and the kernels can work inside each host.
 fn hierarchical(wire: WireType, bytes: u64, topology: &Topology) -> bool {
     let hosts = topology.hosts();
     let each = hosts[0].len();
@@ -138,19 +139,19 @@ fn hierarchical(wire: WireType, bytes: u64, topology: &Topology) -> bool {
     hosts.len() > 1 && (2..=MAX_WORLD).contains(&each) && hosts.iter().all(inside)
 }
 
-/// What a launch does before the sum of slots goes on between hosts, and after.
+/// Returns the phases of a launch before and after the sum of slots between hosts.
 #[cfg(feature = "cuda")]
 pub(super) fn around(kernel: Kernel) -> (u32, u32) {
     match kernel {
         Kernel::TwoShot => (phase::PACK | phase::MEET | phase::REDUCE, phase::MEET_AGAIN | phase::GATHER),
-        // one rank a window: in, and out again
+        // One rank per window: into the slot, and out again.
         _ => (phase::PACK, phase::GATHER),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::supports::RankLocation;
+    use super::super::topology::RankLocation;
     use super::*;
 
     const NONE: Result<(), &str> = Err("libnccl.so.2: not found");
@@ -177,7 +178,7 @@ mod tests {
         assert_eq!(choose(DeviceBackend::Auto, &two, Ok(())), Ok(Route::Hierarchical { nccl: true }));
         assert_eq!(choose(DeviceBackend::Auto, &two, NONE), Ok(Route::Hierarchical { nccl: false }));
         assert_eq!(choose(DeviceBackend::Nccl, &two, Ok(())), Ok(Route::Nccl));
-        // one GPU a host, or not as many on each
+        // One GPU per host, or different numbers of GPUs.
         for hosts in [topology(&[("a", 0), ("b", 0)]), topology(&[("a", 0), ("a", 1), ("b", 0)])] {
             assert_eq!(choose(DeviceBackend::Auto, &hosts, Ok(())), Ok(Route::Nccl));
         }
@@ -204,8 +205,8 @@ mod tests {
         assert!(route.describe(&shared).contains("timings mean nothing"));
         assert_eq!(
             choose(DeviceBackend::Nccl, &shared, Ok(())).unwrap_err(),
-            "parallel.backend = \"nccl\": several ranks have one GPU, which NCCL refuses\nhint: a GPU for each \
-             rank, or leave parallel.backend at \"auto\": our kernels share GPUs"
+            "parallel.backend = \"nccl\": several ranks share a GPU, which NCCL refuses\nhint: use a GPU per rank, or leave \
+                         parallel.backend at \"auto\": the kernels can share GPUs"
         );
     }
 
@@ -214,8 +215,8 @@ mod tests {
         let apart = topology(&[("a", 0), ("b", 0)]);
         assert_eq!(
             choose(DeviceBackend::Kernels, &apart, Ok(())).unwrap_err(),
-            "the ranks are on 2 hosts, and GPU memory is shared within one\nhint: parallel.backend = \"nccl\", or \"auto\", goes \
-             beyond a host"
+            "the ranks are on 2 hosts, and GPU memory is shared within one\nhint: parallel.backend = \"nccl\" or \"auto\" works \
+                         across hosts"
         );
         assert_eq!(
             choose(DeviceBackend::Nccl, &apart, NONE).unwrap_err(),
@@ -224,7 +225,7 @@ mod tests {
         );
         assert_eq!(
             choose(DeviceBackend::Auto, &apart, NONE).unwrap_err(),
-            "no way between the ranks' GPUs: the ranks are on 2 hosts, and GPU memory is shared within one; libnccl.so.2: not \
+            "no route between the ranks' GPUs: the ranks are on 2 hosts, and GPU memory is shared within one; libnccl.so.2: not \
              found\nhint: install NCCL 2 (libnccl.so.2), or use parallel.backend = \"tcp\""
         );
         let mut blind = topology(&[("a", 0), ("a", 1)]);

@@ -1,29 +1,29 @@
-//! A rank's launches, numbered: the collective's pieces as the kernels are told of them.
+//! A rank's launches with their numbers and parameters.
 
 use super::layout::{LaunchParams, MAX_WORLD, PACK, SLOTS_AT, WireType, phase};
 use super::plan::{Chunk, DeviceCall, chunks};
 use super::protocol::{self, FlagSet, Kernel, KernelStep};
 use super::source::{KernelVariant, parts};
 
-/// What does not change from launch to launch.
+/// What all launches of a rank have in common.
 #[derive(Clone, Debug)]
-pub struct LaunchContext {
-    /// Address of each rank's window, as this rank's device sees it; its own among them.
+pub struct LaunchConstants {
+    /// Address of each rank's window, its own included, as this rank's device sees it.
     pub windows: Vec<u64>,
-    /// Address of a word for each peer, on the host.
+    /// Address of one fault word per peer, on the host.
     pub faults: u64,
-    /// Address of the word that ends all waiting, on the host.
+    /// Address of the word that ends all waits, on the host.
     pub abort: u64,
     /// Longest wait, in nanoseconds.
     pub limit_ns: u64,
-    /// This rank.
+    /// This rank in the group.
     pub rank: usize,
     /// Bytes of a slot.
     pub slot: usize,
 }
 
-impl LaunchContext {
-    /// Ranks.
+impl LaunchConstants {
+    /// Returns the number of ranks.
     pub fn world(&self) -> usize {
         self.windows.len()
     }
@@ -32,18 +32,18 @@ impl LaunchContext {
 /// One launch.
 #[derive(Clone, Debug)]
 pub struct Launch {
-    /// Which text.
+    /// The kernel.
     pub variant: KernelVariant,
-    /// Its last parameter; its phases are still to be filled in.
+    /// The kernel's last parameter. The caller sets its phases.
     pub params: LaunchParams,
-    /// Blocks.
+    /// Number of blocks.
     pub blocks: u32,
-    /// The piece of the call.
+    /// The part of the call.
     pub chunk: Chunk,
 }
 
 impl Launch {
-    /// Where the part of a slot that this rank reduces lies in its window, in bytes.
+    /// Returns the position in the window, in bytes, of the part of a slot that this rank reduces.
     pub fn reduced(&self) -> std::ops::Range<usize> {
         let params = &self.params;
         let (first, last) = match self.variant.kernel {
@@ -57,7 +57,7 @@ impl Launch {
     }
 }
 
-/// What the host does for a launch, in turn.
+/// A step of the host for a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostStep {
     /// Launches the kernel with these phases.
@@ -66,8 +66,8 @@ pub enum HostStep {
     Barrier,
 }
 
-/// All in one launch that meets the others' on the device; or, where ranks share a device and only one of them may be on it
-/// at a time, a launch for each step and a topology of hosts between them.
+/// Returns the host's steps for a kernel. Usually one launch, which meets the other ranks' launches on the device. If ranks share
+/// a device, only one of them may run on it at a time: each step is a launch of its own, and hosts meet in between.
 pub fn host_steps(kernel: Kernel, on_host: bool) -> Vec<HostStep> {
     let bit = |step: &KernelStep| match step {
         KernelStep::Pack => phase::PACK,
@@ -86,32 +86,32 @@ pub fn host_steps(kernel: Kernel, on_host: bool) -> Vec<HostStep> {
     vec![HostStep::Launch(steps.iter().map(bit).fold(0, |all, one| all | one))]
 }
 
-/// Numbers launches. All ranks count the same, since all call the same.
+/// Numbers launches. All ranks count the same, since all make the same calls.
 #[derive(Clone, Debug, Default)]
 pub struct Sequence {
     epoch: u64,
 }
 
 impl Sequence {
-    /// Launches so far.
+    /// Returns the number of launches so far.
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// The launches of `call`, whose source on this rank is tensors of these `lengths`, each value times `scale`. `None`
-    /// where the tensors are more than a kernel takes.
+    /// Returns the launches of `call`. This rank's source is tensors of these `lengths`, each value times `scale`. `None` if there
+    /// are more tensors than a kernel takes.
     pub fn launches(
         &mut self,
-        context: &LaunchContext,
+        constants: &LaunchConstants,
         call: &DeviceCall,
         lengths: &[usize],
         scale: f32,
     ) -> Option<Vec<Launch>> {
-        let (world, fingerprint) = (context.world(), call.fingerprint());
+        let (world, fingerprint) = (constants.world(), call.fingerprint());
         let parts = parts(lengths.len())?;
         let variant = KernelVariant { kernel: call.kernel, wire: call.wire, world, parts };
         let mut windows = [0; MAX_WORLD];
-        windows[..world].copy_from_slice(&context.windows);
+        windows[..world].copy_from_slice(&constants.windows);
         let mut end = 0;
         let ends: Vec<u32> = lengths
             .iter()
@@ -124,18 +124,18 @@ impl Sequence {
             self.epoch += 1;
             let params = LaunchParams {
                 windows,
-                faults: context.faults,
-                abort: context.abort,
-                limit_ns: context.limit_ns,
+                faults: constants.faults,
+                abort: constants.abort,
+                limit_ns: constants.limit_ns,
                 epoch: self.epoch,
                 first: chunk.first,
                 each: call.elements,
-                slot: SLOTS_AT as u64 + protocol::slot(self.epoch) * context.slot as u64,
+                slot: SLOTS_AT as u64 + protocol::slot(self.epoch) * constants.slot as u64,
                 count: chunk.count,
                 packs: chunk.packs,
                 part: chunk.part,
                 fingerprint,
-                rank: context.rank as u32,
+                rank: constants.rank as u32,
                 root: call.root as u32,
                 phases: 0,
                 scale,
@@ -143,13 +143,13 @@ impl Sequence {
             };
             Launch { variant, params, blocks: chunk.blocks, chunk }
         };
-        Some(chunks(call, world, context.slot).into_iter().map(launch).collect())
+        Some(chunks(call, world, constants.slot).into_iter().map(launch).collect())
     }
 
-    /// The launch that tests whether all peers are within reach; `write` first, on all ranks, then not.
-    pub fn probe(context: &LaunchContext, write: bool) -> Launch {
+    /// Returns the launch that tests peer access. All ranks run it with `write` first, then without.
+    pub fn probe(constants: &LaunchConstants, write: bool) -> Launch {
         let call = DeviceCall { kernel: Kernel::Probe, wire: WireType::F32, elements: 1, root: 0 };
-        let mut launches = Sequence::default().launches(context, &call, &[1], 1.0).unwrap_or_default();
+        let mut launches = Sequence::default().launches(constants, &call, &[1], 1.0).unwrap_or_default();
         let mut launch = launches.remove(0);
         launch.params.phases = if write { phase::PACK } else { phase::REDUCE };
         launch
@@ -160,22 +160,22 @@ impl Sequence {
 mod tests {
     use super::*;
 
-    fn context() -> LaunchContext {
-        LaunchContext { windows: vec![10, 20, 30], faults: 1, abort: 2, limit_ns: 3, rank: 1, slot: 4096 }
+    fn constants() -> LaunchConstants {
+        LaunchConstants { windows: vec![10, 20, 30], faults: 1, abort: 2, limit_ns: 3, rank: 1, slot: 4096 }
     }
 
     #[test]
     fn launches_are_numbered_across_calls_and_alternate_slots() {
         let mut sequence = Sequence::default();
         let call = DeviceCall { kernel: Kernel::TwoShot, wire: WireType::F32, elements: 2500, root: 0 };
-        let first = sequence.launches(&context(), &call, &[1000, 1500], 0.5).unwrap();
-        let second = sequence.launches(&context(), &call, &[1000, 1500], 0.5).unwrap();
+        let first = sequence.launches(&constants(), &call, &[1000, 1500], 0.5).unwrap();
+        let second = sequence.launches(&constants(), &call, &[1000, 1500], 0.5).unwrap();
         let jobs: Vec<&LaunchParams> = first.iter().chain(&second).map(|launch| &launch.params).collect();
         assert_eq!(jobs.iter().map(|params| params.epoch).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 6]);
         assert!(jobs.windows(2).all(|pair| pair[0].slot != pair[1].slot));
         assert!(jobs.iter().all(|params| params.ends == [1000, 2500] && params.windows[..4] == [10, 20, 30, 0]));
         assert_eq!(sequence.epoch(), 6);
-        assert!(sequence.launches(&context(), &call, &[1; 257], 1.0).is_none());
+        assert!(sequence.launches(&constants(), &call, &[1; 257], 1.0).is_none());
     }
 
     #[test]

@@ -1,44 +1,44 @@
-//! The text of a kernel: constants, platform, collectives, entry point.
+//! Makes the text of a kernel: constants, platform, collectives, entry point.
 
 use std::fmt::Write as _;
 
 use super::layout::{self, WireType, fault, phase};
 use super::protocol::{FINGERPRINT_BITS, Kernel};
 
-/// What the kernels ask of CUDA.
+/// Definitions of the machine's primitives for CUDA.
 pub const CUDA: &str = include_str!("kernels/device.cuh");
 
 const COLLECTIVES: &str = include_str!("kernels/collectives.cu");
 
-/// Numbers of source tensors for which kernels are made; a launch takes the first that suffices. The parameters of the
-/// largest, with its table of lengths, fill 3.2 of the 4 KB that a launch may have.
+/// Numbers of source tensors for which kernels exist. A launch takes the smallest that suffices. The parameters of the largest
+/// kernel, with its table of lengths, fill 3.2 of the 4 KB that a launch may have.
 pub const PARTS: [usize; 5] = [2, 8, 32, 128, 256];
 
-/// The number of tensors of the kernel that takes `tensors`; `None` if they are too many for one launch.
+/// Returns the entry of [`PARTS`] for `tensors` tensors; `None` if there are too many for one launch.
 pub fn parts(tensors: usize) -> Option<usize> {
     PARTS.into_iter().find(|parts| *parts >= tensors)
 }
 
-/// One kernel out of the family.
+/// One kernel of the family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KernelVariant {
     /// Entry point.
     pub kernel: Kernel,
-    /// What travels.
+    /// Type of the elements on the wire.
     pub wire: WireType,
-    /// Ranks.
+    /// Number of ranks.
     pub world: usize,
-    /// Source tensors, one of [`PARTS`].
+    /// Number of source tensors, one of [`PARTS`].
     pub parts: usize,
 }
 
 impl KernelVariant {
-    /// CUDA C++ for NVRTC and nvcc.
+    /// Returns CUDA C++ for NVRTC and nvcc.
     pub fn source(&self) -> String {
         self.source_for(CUDA, layout::THREADS)
     }
 
-    /// The same on another platform: its definitions of what `device.cuh` defines, and its number of threads.
+    /// Returns the text for another platform, which defines what `device.cuh` defines, with `threads` threads per block.
     pub fn source_for(&self, platform: &str, threads: u32) -> String {
         let mut text = String::from(
             "typedef unsigned int u32;\ntypedef unsigned long long u64;\nstruct alignas(16) Pack { u32 word[4]; };\n",

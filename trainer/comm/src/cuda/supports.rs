@@ -1,71 +1,34 @@
-//! Whether the kernels can do a job: a pure function, so that every refusal can be tested anywhere.
-
-use std::fmt;
+//! Whether the kernels can run a collective: a pure function, so that every refusal can be tested on any machine.
 
 use super::layout::MAX_WORLD;
+use super::topology::Topology;
 use crate::DType;
 
-/// What a rank says of its location, for all to see.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RankLocation {
-    /// The host: one kernel boot, one view of its devices.
-    pub host: String,
-    /// Identifies the GPU, whatever index processes give it.
-    pub gpu: [u8; 16],
-    /// Compute capability.
-    pub capability: (u32, u32),
-}
-
-/// Where ranks are, and which of them reach each other's memory.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Topology {
-    /// By rank.
-    pub locations: Vec<RankLocation>,
-    /// Pairs of ranks (reader, owner) between whose GPUs the driver offers no peer access. What it does offer is tried out
-    /// before it is used.
-    pub no_access: Vec<(usize, usize)>,
-}
-
-impl Topology {
-    /// Whether several ranks have one GPU: then a kernel must not wait for another rank's, which may run only after it.
-    pub fn shares_devices(&self) -> bool {
-        let mut gpus: Vec<_> = self.locations.iter().map(|location| (&location.host, location.gpu)).collect();
-        gpus.sort_unstable();
-        gpus.windows(2).any(|pair| pair[0] == pair[1])
-    }
-
-    /// Ranks of each host, in the order of their first ranks.
-    pub fn hosts(&self) -> Vec<Vec<usize>> {
-        let mut hosts: Vec<Vec<usize>> = Vec::new();
-        for (rank, location) in self.locations.iter().enumerate() {
-            match hosts.iter_mut().find(|ranks| self.locations[ranks[0]].host == location.host) {
-                Some(ranks) => ranks.push(rank),
-                None => hosts.push(vec![rank]),
-            }
-        }
-        hosts
-    }
-}
-
-/// Why the kernels cannot do it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Why the kernels cannot run a collective.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// They sum floats of at most 32 bits.
+    /// The kernels sum floats of at most 32 bits.
+    #[error("the kernels carry f32, f16 and bf16, not {0}")]
     Type(DType),
-    /// They know 2 to 8 ranks.
+    /// The kernels support 2 to 8 ranks.
+    #[error("the kernels work with 2 to {most} ranks, not {0}", most = MAX_WORLD)]
     World(usize),
-    /// Their positions are 32 bits wide.
+    /// Positions in the kernels have 32 bits.
+    #[error("{0} bytes are more than the kernels can count")]
     Bytes(u64),
-    /// Memory can be opened on one host only.
+    /// GPU memory can be opened on one host only.
+    #[error("the ranks are on {0} hosts, and GPU memory is shared within one")]
     Hosts(usize),
-    /// Acquire and release at system scope came with capability 7.0.
+    /// Acquire and release at system scope need compute capability 7.0.
+    #[error("rank {rank}'s GPU has compute capability {}.{}, and the kernels need 7.0", .capability.0, .capability.1)]
     Capability {
         /// The rank whose GPU is too old.
         rank: usize,
-        /// What it has.
+        /// Its compute capability.
         capability: (u32, u32),
     },
-    /// The driver offers no access between these ranks' GPUs.
+    /// The driver reports no access between these ranks' GPUs.
+    #[error("rank {from}'s GPU has no access to the memory of rank {to}'s (cuDeviceCanAccessPeer)")]
     NoAccess {
         /// The rank that would read.
         from: usize,
@@ -75,40 +38,23 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// What to do instead.
+    /// Returns what the user can do instead.
     pub fn hint(&self) -> &'static str {
         match self {
-            Refusal::Type(_) | Refusal::Bytes(_) => "such arrays are for the host's collectives",
-            Refusal::World(_) | Refusal::Hosts(_) => "parallel.backend = \"nccl\", or \"auto\", goes beyond a host",
+            Refusal::Type(_) | Refusal::Bytes(_) => "reduce such arrays on the CPU",
+            Refusal::World(_) | Refusal::Hosts(_) => "parallel.backend = \"nccl\" or \"auto\" works across hosts",
             Refusal::Capability { .. } => "parallel.backend = \"shm\" reduces on the CPU",
             Refusal::NoAccess { .. } => {
-                "parallel.backend = \"nccl\" goes through the host where GPUs do not see each other"
+                "parallel.backend = \"nccl\" goes through the host between GPUs without peer access"
             }
         }
     }
 }
 
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Refusal::Type(dtype) => write!(f, "the kernels carry f32, f16 and bf16, not {dtype}"),
-            Refusal::World(world) => write!(f, "the kernels work with 2 to {MAX_WORLD} ranks, not {world}"),
-            Refusal::Bytes(bytes) => write!(f, "{bytes} bytes are more than the kernels can count"),
-            Refusal::Hosts(hosts) => write!(f, "the ranks are on {hosts} hosts, and GPU memory is shared within one"),
-            Refusal::Capability { rank, capability: (major, minor) } => {
-                write!(f, "rank {rank}'s GPU has compute capability {major}.{minor}, and the kernels need 7.0")
-            }
-            Refusal::NoAccess { from, to } => {
-                write!(f, "rank {from}'s GPU has no access to the memory of rank {to}'s (cuDeviceCanAccessPeer)")
-            }
-        }
-    }
-}
-
-/// Whether the kernels can reduce `bytes` bytes of `dtype` over `world` ranks placed so.
+/// Checks whether the kernels can reduce `bytes` bytes of `dtype` over `world` ranks of this topology.
 ///
 /// # Errors
-/// The first reason against it.
+/// The first reason why not.
 pub fn supports(dtype: DType, bytes: u64, world: usize, topology: &Topology) -> Result<(), Refusal> {
     if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
         return Err(Refusal::Type(dtype));
@@ -116,7 +62,7 @@ pub fn supports(dtype: DType, bytes: u64, world: usize, topology: &Topology) -> 
     if !(2..=MAX_WORLD).contains(&world) {
         return Err(Refusal::World(world));
     }
-    // ends of tensors are u32
+    // The ends of tensors are u32.
     if bytes / dtype.size() as u64 > u64::from(u32::MAX) {
         return Err(Refusal::Bytes(bytes));
     }
@@ -136,6 +82,7 @@ pub fn supports(dtype: DType, bytes: u64, world: usize, topology: &Topology) -> 
 
 #[cfg(test)]
 mod tests {
+    use super::super::topology::RankLocation;
     use super::*;
 
     fn topology(gpus: &[(&str, u8)]) -> Topology {
@@ -157,7 +104,7 @@ mod tests {
         let shared = topology(&[("a", 0), ("a", 0)]);
         assert!(shared.shares_devices());
         assert_eq!(supports(DType::F32, 4, 2, &shared), Ok(()));
-        // the same number on another host is another GPU
+        // The same UUID on another host is another GPU.
         assert!(!topology(&[("a", 0), ("b", 0)]).shares_devices());
     }
 
@@ -176,14 +123,14 @@ mod tests {
         let mut old = two.clone();
         old.locations[1].capability = (6, 1);
         assert_eq!(refused(DType::F32, 8, 2, &old), Refusal::Capability { rank: 1, capability: (6, 1) });
-        // not only the first peer counts
+        // Every peer counts, not only the first.
         let mut blind = topology(&[("a", 0), ("a", 1), ("a", 2)]);
         blind.no_access = vec![(2, 1)];
         let refusal = refused(DType::F32, 8, 3, &blind);
         assert_eq!(
             text(refusal),
             "rank 2's GPU has no access to the memory of rank 1's (cuDeviceCanAccessPeer); parallel.backend = \"nccl\" goes \
-             through the host where GPUs do not see each other"
+                         through the host between GPUs without peer access"
         );
     }
 }

@@ -1,61 +1,114 @@
-//! What ranks tell each other before they choose a way.
+//! Which GPU each rank has, on which host, and which GPUs can access each other's memory.
 
-use std::sync::Arc;
+#[cfg(feature = "cuda")]
+pub(super) use gather::{gather, nccl_everywhere};
 
-use super::gpu::Gpu;
-use super::nccl;
-use super::supports::{RankLocation, Topology};
-use super::window::agree;
-use crate::Communicator;
-use crate::error::{CommError, Result};
-use crate::host;
+/// The host and the GPU of a rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankLocation {
+    /// The host: one boot of a kernel, and one view of process numbers.
+    pub host: String,
+    /// UUID of the GPU, which does not depend on the index that a process has for it.
+    pub gpu: [u8; 16],
+    /// Compute capability, major and minor.
+    pub capability: (u32, u32),
+}
 
-/// Where all ranks are, and whom each reaches by the driver's word.
-pub(super) fn topology(gpu: &Arc<Gpu>, comm: &Communicator) -> Result<Topology> {
-    let own = gpu.uuid().and_then(|uuid| Ok((uuid, gpu.capability()?)));
-    let (uuid, (major, minor)) = agree(own, comm)?;
-    let mut card = uuid.to_vec();
-    card.extend([major as u8, minor as u8]);
-    card.extend(host::of_shared_memory().bytes());
-    let cards = comm.all_gather_v(&card)?;
-    let mut rest = cards.data.as_slice();
-    let mut locations = Vec::with_capacity(comm.world());
-    for count in &cards.counts {
-        let card = rest.split_off(..*count).unwrap_or_default();
-        let (Some((uuid, [major, minor])), Some(host)) = (card.first_chunk::<18>().and_then(split), card.get(18..))
-        else {
-            return Err(CommError::setup("a rank describes its GPU in a way that this one does not understand")
-                .hint("all ranks must run the same version of this program"));
-        };
-        let host = String::from_utf8_lossy(host).into_owned();
-        locations.push(RankLocation { host, gpu: uuid, capability: (major.into(), minor.into()) });
+/// The locations of all ranks, and which of them can access each other's memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Topology {
+    /// By rank.
+    pub locations: Vec<RankLocation>,
+    /// Pairs of ranks (reader, owner) for whose GPUs the driver reports no peer access. Access that the driver does report is
+    /// tested before it is used.
+    pub no_access: Vec<(usize, usize)>,
+}
+
+impl Topology {
+    /// Returns whether several ranks share a GPU. A kernel must not wait for another rank's kernel then, which may run only
+    /// after it.
+    pub fn shares_devices(&self) -> bool {
+        let mut gpus: Vec<_> = self.locations.iter().map(|location| (&location.host, location.gpu)).collect();
+        gpus.sort_unstable();
+        gpus.windows(2).any(|pair| pair[0] == pair[1])
     }
-    let me = comm.rank();
-    let access = locations
-        .iter()
-        .filter(|location| location.host == locations[me].host)
-        .map(|location| gpu.can_access(location.gpu));
-    let access = agree(access.collect::<Result<Vec<_>>>(), comm)?;
-    let neighbours = (0..locations.len()).filter(|rank| locations[*rank].host == locations[me].host);
-    // a GPU that this process does not see may still be within reach: the test of access finds out
-    let blind: Vec<i64> =
-        neighbours.zip(access).filter(|(_, a)| *a == Some(false)).map(|(rank, _)| rank as i64).collect();
-    let all = comm.all_gather_v(&blind)?;
-    let readers = all.counts.iter().enumerate().flat_map(|(rank, count)| std::iter::repeat_n(rank, *count));
-    let no_access = readers.zip(all.data.iter().map(|owner| *owner as usize)).collect();
-    Ok(Topology { locations, no_access })
+
+    /// Returns the ranks of each host, in the order of the hosts' first ranks.
+    pub fn hosts(&self) -> Vec<Vec<usize>> {
+        let mut hosts: Vec<Vec<usize>> = Vec::new();
+        for (rank, location) in self.locations.iter().enumerate() {
+            match hosts.iter_mut().find(|ranks| self.locations[ranks[0]].host == location.host) {
+                Some(ranks) => ranks.push(rank),
+                None => hosts.push(vec![rank]),
+            }
+        }
+        hosts
+    }
 }
 
-fn split(card: &[u8; 18]) -> Option<([u8; 16], [u8; 2])> {
-    Some((*card.first_chunk()?, *card.last_chunk()?))
-}
+/// What ranks exchange before they choose a route.
+#[cfg(feature = "cuda")]
+mod gather {
+    use super::super::{driver::Context, nccl, window::agree};
+    use super::{RankLocation, Topology};
+    use crate::Communicator;
+    use crate::error::{CommError, Result};
+    use crate::host;
 
-/// Whether all ranks have NCCL, and which has not and why.
-pub(super) fn nccl_everywhere(comm: &Communicator) -> Result<std::result::Result<(), String>> {
-    let own = nccl::Library::load().err().unwrap_or_default();
-    let all = comm.all_gather_v(own.as_bytes())?;
-    let Some(first) = all.counts.iter().position(|count| *count > 0) else { return Ok(Ok(())) };
-    let start: usize = all.counts[..first].iter().sum();
-    let cause = String::from_utf8_lossy(&all.data[start..start + all.counts[first]]).into_owned();
-    Ok(Err(format!("rank {}: {cause}", comm.ranks()[first])))
+    /// Gathers the locations of all ranks, and the peer access that the driver reports.
+    ///
+    /// # Errors
+    /// Every rank returns the error of the lowest rank whose driver failed.
+    pub(in super::super) fn gather(gpu: &Context, comm: &Communicator) -> Result<Topology> {
+        let failed = |error| gpu.failed(&error);
+        let own = gpu.uuid().and_then(|uuid| Ok((uuid, gpu.compute_capability()?)));
+        let (uuid, [major, minor]) = agree(own.map_err(failed), comm)?;
+        let mut record = uuid.to_vec();
+        record.extend([major as u8, minor as u8]);
+        record.extend(host::of_shared_memory().bytes());
+        let records = comm.all_gather_v(&record)?;
+        let mut rest = records.data.as_slice();
+        let mut locations = Vec::with_capacity(comm.world());
+        for count in &records.counts {
+            let record = rest.split_off(..*count).unwrap_or_default();
+            let (Some((gpu, [major, minor])), Some(host)) =
+                (record.first_chunk::<18>().and_then(split), record.get(18..))
+            else {
+                return Err(CommError::setup("a rank describes its GPU in a way that this rank does not understand")
+                    .hint("all ranks must run the same version of this program"));
+            };
+            let host = String::from_utf8_lossy(host).into_owned();
+            locations.push(RankLocation { host, gpu, capability: (major.into(), minor.into()) });
+        }
+        let me = comm.rank();
+        let neighbours: Vec<usize> =
+            (0..locations.len()).filter(|rank| locations[*rank].host == locations[me].host).collect();
+        let access = neighbours.iter().map(|rank| gpu.can_access(locations[*rank].gpu).map_err(failed));
+        let access = agree(access.collect::<Result<Vec<_>>>(), comm)?;
+        // A GPU that this process does not see may still be accessible. The test of access finds out.
+        let denied: Vec<i64> = neighbours
+            .iter()
+            .zip(access)
+            .filter(|(_, access)| *access == Some(false))
+            .map(|(rank, _)| *rank as i64)
+            .collect();
+        let all = comm.all_gather_v(&denied)?;
+        let readers = all.counts.iter().enumerate().flat_map(|(rank, count)| std::iter::repeat_n(rank, *count));
+        let no_access = readers.zip(all.data.iter().map(|owner| *owner as usize)).collect();
+        Ok(Topology { locations, no_access })
+    }
+
+    fn split(record: &[u8; 18]) -> Option<([u8; 16], [u8; 2])> {
+        Some((*record.first_chunk()?, *record.last_chunk()?))
+    }
+
+    /// Returns whether all ranks have NCCL; if not, which rank has not, and why.
+    pub(in super::super) fn nccl_everywhere(comm: &Communicator) -> Result<std::result::Result<(), String>> {
+        let own = nccl::Library::load().err().unwrap_or_default();
+        let all = comm.all_gather_v(own.as_bytes())?;
+        let Some(first) = all.counts.iter().position(|count| *count > 0) else { return Ok(Ok(())) };
+        let start: usize = all.counts[..first].iter().sum();
+        let cause = String::from_utf8_lossy(&all.data[start..start + all.counts[first]]).into_owned();
+        Ok(Err(format!("rank {}: {cause}", comm.ranks()[first])))
+    }
 }

@@ -1,95 +1,110 @@
-//! The windows of a group: one's own, exported, and the others', opened; and the words on the host beside them.
+//! The windows of a group: this rank's window, which is exported, the other ranks' windows, which are opened, and the words on
+//! the host beside them.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::gpu::{DeviceMemory, Gpu, HANDLE, HostWords, PeerMemory};
+use super::driver::{Context, HostWords, IpcHandle, Memory};
 use super::layout::{Fault, MAX_WORLD, window_bytes};
-use super::sequence::LaunchContext;
+use super::sequence::LaunchConstants;
 use crate::Communicator;
 use crate::error::{CommError, Result};
 
-/// See the module. Fields are dropped in this order: the others' memory is closed before one's own is freed.
+/// Bytes of an exported window: CUDA's handle, and the position of the window in the allocation that CUDA exports.
+const EXPORT_BYTES: usize = size_of::<IpcHandle>() + size_of::<u64>();
+
+/// See the module. Fields are dropped in this order: the other ranks' memory is closed before this rank's memory is freed.
 pub(super) struct Windows {
-    opened: Vec<PeerMemory>,
-    pub(super) own: DeviceMemory,
+    opened: Vec<Memory>,
+    pub(super) own: Memory,
     faults: HostWords,
     abort: Arc<HostWords>,
-    gpu: Arc<Gpu>,
+    gpu: Arc<Context>,
     addresses: Vec<u64>,
     pub(super) slot: usize,
     rank: usize,
 }
 
 impl Windows {
-    /// One's own, not shared with anybody: for what goes through slots to NCCL.
-    pub(super) fn alone(gpu: &Arc<Gpu>, slot: usize) -> Result<Self> {
-        let own = DeviceMemory::zeroed(gpu, window_bytes(slot))?;
-        Ok(Self {
-            opened: Vec::new(),
-            addresses: vec![own.address],
-            own,
-            faults: HostWords::zeroed(gpu, MAX_WORLD)?,
-            abort: Arc::new(HostWords::zeroed(gpu, 1)?),
-            gpu: gpu.clone(),
-            slot,
-            rank: 0,
-        })
-    }
-
-    /// Exchanges handles over `comm`, whose ranks all are on one host, and opens all windows.
+    /// Makes this rank's window with slots of `slot` bytes, shared with no other rank: the way in and out of NCCL.
     ///
     /// # Errors
-    /// Every rank that fails says why, and all ranks fail.
-    pub(super) fn shared(gpu: &Arc<Gpu>, slot: usize, comm: &Communicator) -> Result<Self> {
+    /// The driver's error, as [`System`](crate::ErrorKind::System).
+    pub(super) fn alone(gpu: &Arc<Context>, slot: usize) -> Result<Self> {
+        let bytes = window_bytes(slot);
+        let allocated = gpu.allocate(bytes).and_then(|own| {
+            // Zeroed before its handle exists: no other rank may see anything else.
+            own.zero()?;
+            Ok((own, HostWords::zeroed(gpu, MAX_WORLD)?, HostWords::zeroed(gpu, 1)?))
+        });
+        let (own, faults, abort) = allocated
+            .map_err(|error| CommError::system(format!("GPU {}: a window of {bytes} bytes: {error}", gpu.index)))?;
+        let addresses = vec![own.address()];
+        Ok(Self { opened: Vec::new(), own, faults, abort: Arc::new(abort), gpu: gpu.clone(), addresses, slot, rank: 0 })
+    }
+
+    /// Exchanges handles over `comm`, whose ranks are all on one host, and opens all windows.
+    ///
+    /// # Errors
+    /// Every rank returns the error of the lowest rank that failed.
+    pub(super) fn shared(gpu: &Arc<Context>, slot: usize, comm: &Communicator) -> Result<Self> {
         let mut windows = agree(Self::alone(gpu, slot), comm)?;
-        let own = agree(windows.own.export(), comm)?;
-        let mut cards = vec![0u8; HANDLE * comm.world()];
-        comm.all_gather(&own, &mut cards)?;
+        let own = agree(windows.export(), comm)?;
+        let mut exports = vec![0u8; EXPORT_BYTES * comm.world()];
+        comm.all_gather(&own, &mut exports)?;
         windows.rank = comm.rank();
-        let opened =
-            cards.chunks_exact(HANDLE).enumerate().filter(|(rank, _)| *rank != comm.rank()).map(|(rank, card)| {
-                let mut exact = [0; HANDLE];
-                exact.copy_from_slice(card);
-                PeerMemory::open(gpu, &exact).map_err(|e| {
-                    let (peer, why) = (comm.ranks()[rank], e.message);
-                    CommError::setup(format!(
-                        "rank {} cannot open the memory of rank {peer}: {why}",
-                        comm.ranks()[comm.rank()]
-                    ))
-                    .hint("CUDA IPC needs both processes in one container, or with its IPC and PID namespaces shared")
-                })
-            });
-        windows.opened = agree(opened.collect::<Result<Vec<_>>>(), comm)?;
-        windows.addresses = windows.opened.iter().map(|opened| opened.address).collect();
-        windows.addresses.insert(comm.rank(), windows.own.address);
+        let opened = exports.chunks_exact(EXPORT_BYTES).enumerate().filter(|(rank, _)| *rank != comm.rank());
+        let opened = opened.map(|(rank, export)| windows.open(export).map_err(|why| cannot_open(comm, rank, &why)));
+        let opened = agree(opened.collect::<Result<Vec<_>>>(), comm)?;
+        windows.addresses = opened.iter().map(|(memory, offset)| memory.address() + offset).collect();
+        windows.addresses.insert(comm.rank(), windows.own.address());
+        windows.opened = opened.into_iter().map(|(memory, _)| memory).collect();
         Ok(windows)
     }
 
-    /// What the launches of this rank have in common.
-    pub(super) fn context(&self, limit: Duration) -> LaunchContext {
-        LaunchContext {
+    /// Returns the handle of this rank's window and the window's position in the exported allocation.
+    fn export(&self) -> Result<[u8; EXPORT_BYTES]> {
+        let exported = self.own.offset().and_then(|offset| Ok((self.own.handle()?, offset)));
+        let (handle, offset) = exported.map_err(|error| self.gpu.failed(&error))?;
+        let mut export = [0; EXPORT_BYTES];
+        export[..handle.len()].copy_from_slice(&handle);
+        export[handle.len()..].copy_from_slice(&offset.to_le_bytes());
+        Ok(export)
+    }
+
+    /// Opens another rank's window; returns the allocation and the window's position in it.
+    fn open(&self, export: &[u8]) -> std::result::Result<(Memory, u64), String> {
+        let (Some(handle), Some(offset)) = (export.first_chunk(), export.last_chunk()) else {
+            return Err(format!("{} bytes are not a window's handle", export.len()));
+        };
+        let memory = self.gpu.open(*handle, self.own.bytes()).map_err(|error| self.gpu.failed(&error).message)?;
+        Ok((memory, u64::from_le_bytes(*offset)))
+    }
+
+    /// Returns what all launches of this rank have in common.
+    pub(super) fn constants(&self, limit: Duration) -> LaunchConstants {
+        LaunchConstants {
             windows: self.addresses.clone(),
-            faults: self.faults.address,
-            abort: self.abort.address,
+            faults: self.faults.address(),
+            abort: self.abort.address(),
             limit_ns: limit.as_nanos().min(u128::from(u64::MAX)) as u64,
             rank: self.rank,
             slot: self.slot,
         }
     }
 
-    /// What the kernels had to report; looks only.
+    /// Returns the faults that the kernels have reported so far. Does not wait.
     pub(super) fn faults(&self) -> Vec<Fault> {
         Fault::read(&self.faults.read())
     }
 
-    /// What ends the kernels' waits, for whoever hears of an abort.
+    /// Returns the word that ends the kernels' waits.
     pub(super) fn abort(&self) -> Arc<HostWords> {
         self.abort.clone()
     }
 
-    /// Ends the use of the windows on all ranks of `comm`: nobody's memory goes while another reads it. Where the job has
-    /// failed there is nobody to wait for, and the memory is the process's to the end.
+    /// Ends the use of the windows on all ranks of `comm`: no memory is freed while another rank reads it. If the job has
+    /// failed, this rank does not wait for the others, and the memory stays until the process ends.
     pub(super) fn close(self, comm: &Communicator) {
         let done = self.gpu.synchronize().is_ok() && comm.error().is_none();
         let Self { opened, own, faults, abort, .. } = self;
@@ -104,7 +119,13 @@ impl Windows {
     }
 }
 
-/// Makes sure that all ranks succeeded; if not, every rank returns the lowest one's error.
+fn cannot_open(comm: &Communicator, rank: usize, why: &str) -> CommError {
+    let (me, peer) = (comm.ranks()[comm.rank()], comm.ranks()[rank]);
+    CommError::setup(format!("rank {me} cannot open the memory of rank {peer}: {why}"))
+        .hint("CUDA IPC needs both processes in one container, or with its IPC and PID namespaces shared")
+}
+
+/// Makes sure that all ranks succeeded. If one failed, every rank returns the error of the lowest rank that failed.
 pub(super) fn agree<T>(result: Result<T>, comm: &Communicator) -> Result<T> {
     let text = result.as_ref().err().map(ToString::to_string).unwrap_or_default();
     let all = comm.all_gather_v(text.as_bytes())?;

@@ -1,4 +1,4 @@
-//! MPI's calls on plain bytes: types and reductions matched, long arrays in pieces.
+//! MPI calls on plain bytes: they select MPI's type and reduction, and split long arrays into pieces.
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use mpi::collective::SystemOperation;
@@ -10,45 +10,20 @@ use mpi::traits::{CommunicatorCollectives as _, Root as _};
 use std::time::Duration;
 
 use super::runtime::{GroupState, UnexpectedMessages};
+use crate::aligned::AlignedBytes;
 use crate::dtype::{DType, ReduceOp};
 use crate::message::{MESSAGE_BYTES, Message};
 
-/// Elements of one call; MPI counts in 31 bits.
+/// Most elements of one call: MPI counts in 31 bits.
 const PIECE: usize = 1 << 28;
 /// MPI's tags of a message's header and of its body.
 const HEADER: i32 = 1;
 const BODY: i32 = 2;
-/// Looks at unfinished messages before sleeping in between, and for how long.
+/// Number of checks of an unfinished message before sleeping between them, and the length of a sleep.
 const LOOKS: u32 = 200;
 const NAP: Duration = Duration::from_micros(50);
 
-/// Bytes with the alignment of every element type.
-pub(super) struct AlignedBytes {
-    words: Vec<u64>,
-    len: usize,
-}
-
-impl AlignedBytes {
-    pub(super) fn zero(len: usize) -> Self {
-        Self { words: vec![0; len.div_ceil(8)], len }
-    }
-
-    pub(super) fn copy(bytes: &[u8]) -> Self {
-        let mut words = Self::zero(bytes.len());
-        words.get_mut().copy_from_slice(bytes);
-        words
-    }
-
-    pub(super) fn get(&self) -> &[u8] {
-        &cast_slice(&self.words)[..self.len]
-    }
-
-    pub(super) fn get_mut(&mut self) -> &mut [u8] {
-        &mut cast_slice_mut(&mut self.words)[..self.len]
-    }
-}
-
-/// Whether MPI reduces this type in this way; anything else is folded here.
+/// Returns whether MPI has the reduction for this type. Other reductions run here.
 pub(super) fn reduces(dtype: DType, op: ReduceOp) -> bool {
     !(dtype.is_float() && matches!(op, ReduceOp::Min | ReduceOp::Max))
 }
@@ -92,7 +67,7 @@ macro_rules! with_number {
     };
 }
 
-/// Binds `$ty` to a type of the element's size, for calls that only move.
+/// Binds `$ty` to a type of the element's size, for calls that only move data.
 macro_rules! with_size {
     ($dtype:expr, $ty:ident => $body:expr) => {
         match $dtype.size() {
@@ -118,7 +93,7 @@ macro_rules! with_size {
 
 /// `MPI_Allreduce`; `dtype` is an accumulator. A mean is still a sum.
 pub(super) fn all_reduce(comm: &SimpleCommunicator, dtype: DType, op: ReduceOp, send: &AlignedBytes) -> AlignedBytes {
-    let mut recv = AlignedBytes::zero(send.len);
+    let mut recv = AlignedBytes::zero(send.get().len());
     with_number!(dtype, T => {
         let (send, recv): (&[T], &mut [T]) = (cast_slice(send.get()), cast_slice_mut(recv.get_mut()));
         for (send, recv) in send.chunks(PIECE).zip(recv.chunks_mut(PIECE)) {
@@ -128,7 +103,7 @@ pub(super) fn all_reduce(comm: &SimpleCommunicator, dtype: DType, op: ReduceOp, 
     recv
 }
 
-/// `MPI_Reduce`; empty but on the root.
+/// `MPI_Reduce`. Empty except on the root.
 pub(super) fn reduce(
     comm: &SimpleCommunicator,
     dtype: DType,
@@ -137,7 +112,7 @@ pub(super) fn reduce(
     root: i32,
 ) -> AlignedBytes {
     let (is_root, root) = (comm.rank() == root, comm.process_at_rank(root));
-    let mut recv = AlignedBytes::zero(if is_root { send.len } else { 0 });
+    let mut recv = AlignedBytes::zero(if is_root { send.get().len() } else { 0 });
     with_number!(dtype, T => {
         let (send, recv): (&[T], &mut [T]) = (cast_slice(send.get()), cast_slice_mut(recv.get_mut()));
         for (at, send) in send.chunks(PIECE).enumerate() {
@@ -160,7 +135,7 @@ pub(super) fn broadcast(comm: &SimpleCommunicator, dtype: DType, data: &mut Alig
     });
 }
 
-/// `MPI_Allgather`, or `MPI_Allgatherv` where lengths differ; `lens` in bytes.
+/// `MPI_Allgather`, or `MPI_Allgatherv` if lengths differ. `lens` are bytes.
 pub(super) fn all_gather(comm: &SimpleCommunicator, dtype: DType, send: &AlignedBytes, lens: &[usize]) -> AlignedBytes {
     let mut recv = AlignedBytes::zero(lens.iter().sum());
     with_size!(dtype, T => {
@@ -177,10 +152,10 @@ pub(super) fn all_gather(comm: &SimpleCommunicator, dtype: DType, send: &Aligned
     recv
 }
 
-/// `MPI_Gather`; empty but on the root.
+/// `MPI_Gather`. Empty except on the root.
 pub(super) fn gather(comm: &SimpleCommunicator, dtype: DType, send: &AlignedBytes, root: i32) -> AlignedBytes {
     let (is_root, root) = (comm.rank() == root, comm.process_at_rank(root));
-    let mut recv = AlignedBytes::zero(if is_root { send.len * comm.size() as usize } else { 0 });
+    let mut recv = AlignedBytes::zero(if is_root { send.get().len() * comm.size() as usize } else { 0 });
     with_size!(dtype, T => {
         let (send, recv): (&[T], &mut [T]) = (cast_slice(send.get()), cast_slice_mut(recv.get_mut()));
         if is_root { root.gather_into_root(send, recv) } else { root.gather_into(send) }
@@ -188,7 +163,7 @@ pub(super) fn gather(comm: &SimpleCommunicator, dtype: DType, send: &AlignedByte
     recv
 }
 
-/// `MPI_Scatter`; `send` is empty but on the root. `len` is a part's, in bytes.
+/// `MPI_Scatter`. `send` is empty except on the root. `len` is the bytes of a part.
 pub(super) fn scatter(
     comm: &SimpleCommunicator,
     dtype: DType,
@@ -207,7 +182,7 @@ pub(super) fn scatter(
 
 /// `MPI_Alltoall`.
 pub(super) fn all_to_all(comm: &SimpleCommunicator, dtype: DType, send: &AlignedBytes) -> AlignedBytes {
-    let mut recv = AlignedBytes::zero(send.len);
+    let mut recv = AlignedBytes::zero(send.get().len());
     with_size!(dtype, T => {
         let (send, recv): (&[T], &mut [T]) = (cast_slice(send.get()), cast_slice_mut(recv.get_mut()));
         comm.all_to_all_into(send, recv);
@@ -215,14 +190,14 @@ pub(super) fn all_to_all(comm: &SimpleCommunicator, dtype: DType, send: &Aligned
     recv
 }
 
-/// Takes in every message whose header has come; its body is on its way then.
+/// Receives every message whose header has arrived. Its body is on its way then.
 fn take_in(comm: &SimpleCommunicator, unexpected: &mut UnexpectedMessages) {
     while let Some(status) = comm.any_process().immediate_probe_with_tag(HEADER) {
         let from = status.source_rank();
         let sender = comm.process_at_rank(from);
         let mut head = [0u8; MESSAGE_BYTES];
         sender.receive_into_with_tag(&mut head[..], HEADER);
-        // Ranks of the job alone send here, and nothing else with this tag.
+        // Only ranks of the job send here, and nothing else with this tag.
         let Some(message) = Message::decode(&head) else { continue };
         let mut body = AlignedBytes::zero(message.bytes as usize);
         for piece in body.get_mut().chunks_mut(PIECE) {
@@ -237,7 +212,7 @@ fn pause(looks: &mut u32) {
     if *looks < LOOKS { std::thread::yield_now() } else { std::thread::sleep(NAP) }
 }
 
-/// Sends header and body, taking in what comes meanwhile: two ranks may send to each other at once. Does not end before the
+/// Sends header and body. Receives other messages meanwhile, so two ranks may send to each other at once. Returns after the
 /// receiver has taken a long message.
 pub(super) fn send(state: &mut GroupState, to: i32, message: &Message, body: &AlignedBytes) {
     let head = message.encode();
@@ -258,7 +233,7 @@ pub(super) fn send(state: &mut GroupState, to: i32, message: &Message, body: &Al
     body.get().chunks(PIECE).for_each(|piece| deliver(piece, BODY));
 }
 
-/// The next message of `from` with this tag; none if the job ends first.
+/// Returns the next message of `from` with this tag; `None` if the job ends first.
 pub(super) fn recv(state: &mut GroupState, from: usize, tag: u64) -> Option<(Message, AlignedBytes)> {
     let mut looks = 0;
     loop {

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::calls::{self, AlignedBytes};
+use super::calls;
 use super::runtime::{CallError, GroupState, GroupThread, Runtime};
 use crate::abort::Abort;
+use crate::aligned::AlignedBytes;
 use crate::call::{Agreement, CALL_BYTES, CollectiveCall, OpKind};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{CommError, ErrorKind, Result};
@@ -15,7 +16,7 @@ use crate::transport::{GroupRanks, REASON_LIMIT, Transport};
 
 /// See the module.
 pub(crate) struct MpiGroup {
-    /// Before the runtime: communicators are freed before MPI ends.
+    /// Dropped before the runtime: communicators are freed before MPI ends.
     group_thread: GroupThread,
     group: GroupRanks,
     name: String,
@@ -25,7 +26,7 @@ pub(crate) struct MpiGroup {
 }
 
 impl MpiGroup {
-    /// Returns when all group have come; `limit` is for that, `timeout` for each call later.
+    /// Returns when all ranks of the group have called it, within `limit`. `timeout` limits each later call.
     pub(crate) fn new(
         group: GroupRanks,
         runtime: Arc<Runtime>,
@@ -64,7 +65,7 @@ impl MpiGroup {
         }
     }
 
-    /// Compares what all ranks call; none returns before all have come.
+    /// Compares all ranks' calls. No rank returns before all have called it.
     fn agree(&self, call: &CollectiveCall) -> Result<()> {
         let (mine, n) = (AlignedBytes::copy(&call.encode()), self.len());
         let lens = vec![CALL_BYTES; n];
@@ -72,7 +73,7 @@ impl MpiGroup {
         let mut agreement = Agreement::of(self.group.job_rank(), *call);
         for (rank, bytes) in self.group.ranks.iter().zip(all.get().chunks(CALL_BYTES)) {
             let theirs = CollectiveCall::decode(bytes)
-                .ok_or_else(|| CommError::system(format!("{call}: rank {rank} sent what no rank sends")))?;
+                .ok_or_else(|| CommError::system(format!("{call}: rank {rank} sent an invalid call")))?;
             agreement = agreement.merge(Agreement::of(*rank, theirs));
         }
         agreement.check(&self.name)
@@ -90,7 +91,7 @@ impl MpiGroup {
         call.root == Some(self.group.me as u32)
     }
 
-    /// Refuses what 31 bits do not count.
+    /// Refuses more elements than 31 bits can count.
     fn countable(call: &CollectiveCall, bytes: usize) -> Result<()> {
         if bytes / call.dtype.size() <= i32::MAX as usize {
             return Ok(());
@@ -99,7 +100,7 @@ impl MpiGroup {
             .hint("exchange the data in smaller pieces"))
     }
 
-    /// `data` as accumulators.
+    /// Returns `data` as accumulators.
     fn widened(call: &CollectiveCall, data: &[u8]) -> AlignedBytes {
         let (from, to) = (call.dtype, call.dtype.accumulator());
         if from == to {
@@ -110,7 +111,7 @@ impl MpiGroup {
         wide
     }
 
-    /// Sums to final values: the mean's division, and the one rounding of 16-bit floats.
+    /// Turns sums into results: the mean's division, and the one rounding of 16-bit floats.
     fn finish(&self, call: &CollectiveCall, op: ReduceOp, mut sums: AlignedBytes, into: &mut [u8]) {
         let wide = call.dtype.accumulator();
         if op == ReduceOp::Mean {
@@ -119,7 +120,7 @@ impl MpiGroup {
         if wide == call.dtype { into.copy_from_slice(sums.get()) } else { kernels::round(call.dtype, sums.get(), into) }
     }
 
-    /// Everybody's parts folded in rank order.
+    /// Reduces all ranks' parts in rank order.
     fn fold(call: &CollectiveCall, op: ReduceOp, all: &AlignedBytes, into: &mut [u8]) {
         if !into.is_empty() {
             let sources: Vec<&[u8]> = all.get().chunks_exact(into.len()).collect();
@@ -187,7 +188,7 @@ impl Transport for MpiGroup {
 
     fn all_gather(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8], lens: &[usize]) -> Result<()> {
         self.agree(call)?;
-        // The lengths' own exchange is part of `all_gather_v`: its elements are not the call's.
+        // `all_gather_v` also exchanges the lengths, whose type is not the type of the call.
         let dtype = if recv.len().is_multiple_of(call.dtype.size()) { call.dtype } else { DType::U8 };
         Self::countable(call, recv.len())?;
         let (send, lens) = (AlignedBytes::copy(send), lens.to_vec());

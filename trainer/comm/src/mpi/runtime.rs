@@ -1,24 +1,25 @@
-//! MPI's life in this process, and the thread on which a group's calls run.
+//! Start and end of MPI in this process, and the thread on which a group's calls run.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use mpi::Threading;
 use mpi::topology::{Communicator as _, SimpleCommunicator};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::calls::AlignedBytes;
 use crate::abort::Abort;
+use crate::aligned::AlignedBytes;
 use crate::error::{self, CommError};
 use crate::message::Message;
 
-/// Messages that have come before they were asked for, by sender.
+/// Messages that arrived before they were asked for, by sender.
 pub(super) type UnexpectedMessages = Vec<VecDeque<(Message, AlignedBytes)>>;
 
-/// What a group's thread works with.
+/// The state of a group's thread.
 pub(super) struct GroupState {
     pub comm: SimpleCommunicator,
     pub unexpected: UnexpectedMessages,
@@ -27,7 +28,7 @@ pub(super) struct GroupState {
 
 type Task = Box<dyn FnOnce(&mut GroupState) + Send>;
 
-/// Why a call did not come back.
+/// Why a call did not return.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum CallError {
     Timeout,
@@ -35,7 +36,7 @@ pub(super) enum CallError {
     Panicked,
 }
 
-/// Wakes whoever waits for a result.
+/// Wakes the thread that waits for a result.
 #[derive(Default)]
 struct Notifier {
     turn: Mutex<()>,
@@ -44,7 +45,7 @@ struct Notifier {
 
 impl Notifier {
     fn lock(&self) -> MutexGuard<'_, ()> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+        self.turn.lock()
     }
 
     fn notify(&self) {
@@ -53,7 +54,7 @@ impl Notifier {
     }
 }
 
-/// A thread that does what it is given, in order.
+/// A thread that runs tasks in order.
 struct Worker<T> {
     tasks: Option<Sender<T>>,
     thread: Option<JoinHandle<()>>,
@@ -78,7 +79,7 @@ impl<T: Send + 'static> Worker<T> {
         Ok(Self { tasks: Some(tasks), thread: Some(thread), notifier, abort })
     }
 
-    /// Gives the thread what `task` makes of the means to answer, and waits for the answer.
+    /// Sends the thread the task that `task` makes of a result sender, and waits for the result.
     fn ask<R: Send + 'static>(&self, limit: Duration, task: impl FnOnce(ResultSender<R>) -> T) -> Result<R, CallError> {
         let slot = Arc::new(Mutex::new(ResultSlot::Empty));
         let sent = self.tasks.as_ref().is_some_and(|tasks| {
@@ -90,7 +91,7 @@ impl<T: Send + 'static> Worker<T> {
         let until = Instant::now() + limit;
         let mut turn = self.notifier.lock();
         loop {
-            match std::mem::replace(&mut *slot.lock().unwrap_or_else(PoisonError::into_inner), ResultSlot::Empty) {
+            match std::mem::replace(&mut *slot.lock(), ResultSlot::Empty) {
                 ResultSlot::Full(value) => return Ok(value),
                 ResultSlot::Gone => return Err(CallError::Panicked),
                 ResultSlot::Empty if self.abort.is_raised() => return Err(CallError::Aborted),
@@ -100,11 +101,11 @@ impl<T: Send + 'static> Worker<T> {
             if left.is_zero() {
                 return Err(CallError::Timeout);
             }
-            turn = self.notifier.rung.wait_timeout(turn, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.notifier.rung.wait_for(&mut turn, left);
         }
     }
 
-    /// Lets the thread come to its end, or leaves it where it is if that may be never.
+    /// Joins the thread; after an abort or a panic leaves it running, since it may never end.
     fn close(&mut self) {
         self.tasks = None;
         if let Some(thread) = self.thread.take()
@@ -119,11 +120,11 @@ impl<T: Send + 'static> Worker<T> {
 enum ResultSlot<R> {
     Empty,
     Full(R),
-    /// Whoever should have answered is gone.
+    /// The sender was dropped without a result.
     Gone,
 }
 
-/// The means to answer once.
+/// Sends one result.
 struct ResultSender<R> {
     slot: Arc<Mutex<ResultSlot<R>>>,
     notifier: Arc<Notifier>,
@@ -131,13 +132,13 @@ struct ResultSender<R> {
 
 impl<R> ResultSender<R> {
     fn give(self, value: R) {
-        *self.slot.lock().unwrap_or_else(PoisonError::into_inner) = ResultSlot::Full(value);
+        *self.slot.lock() = ResultSlot::Full(value);
     }
 }
 
 impl<R> Drop for ResultSender<R> {
     fn drop(&mut self) {
-        let mut slot = self.slot.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = self.slot.lock();
         if matches!(*slot, ResultSlot::Empty) {
             *slot = ResultSlot::Gone;
         }
@@ -146,7 +147,7 @@ impl<R> Drop for ResultSender<R> {
     }
 }
 
-/// MPI between `MPI_Init_thread` and `MPI_Finalize`, which one thread has to call.
+/// MPI between `MPI_Init_thread` and `MPI_Finalize`. One thread must call both.
 pub(crate) struct Runtime(Worker<()>);
 
 impl Runtime {
@@ -160,10 +161,10 @@ impl Runtime {
                 return answer.give(Err("MPI was started before in this process, and starts only once".into()));
             };
             answer.give(fits(&universe.world(), threading, rank, world));
-            // The end is when nobody can ask any more; the question above is in the queue.
+            // Ends when the queue is closed.
             while queue.recv().is_ok() {}
             if ended.is_raised() {
-                // Other ranks may never come to `MPI_Finalize`, which waits for them.
+                // Other ranks may never call `MPI_Finalize`, which waits for them.
                 std::mem::forget(universe);
             }
         })?;
@@ -187,7 +188,7 @@ impl Runtime {
 
 fn fits(comm: &SimpleCommunicator, threading: Threading, rank: usize, world: usize) -> Result<(), String> {
     if threading != Threading::Multiple {
-        return Err(format!("this MPI library offers {threading:?} threads, and Multiple are needed"));
+        return Err(format!("this MPI library provides {threading:?} threads, and Multiple is needed"));
     }
     let (own, size) = (comm.rank(), comm.size());
     if (own, size) == (rank as i32, world as i32) {
@@ -206,7 +207,7 @@ impl Drop for Runtime {
 pub(super) struct GroupThread(Worker<Task>);
 
 impl GroupThread {
-    /// Makes the communicator of `ranks`, which all of them do at once, on a thread that keeps it.
+    /// Makes the communicator of `ranks`, which all of them call at once, on a thread that keeps it.
     pub(super) fn open(id: u64, ranks: &[usize], abort: &Arc<Abort>, limit: Duration) -> error::Result<Self> {
         let (list, desk_abort) = (ranks.iter().map(|rank| *rank as i32).collect::<Vec<_>>(), abort.clone());
         let thread = Self(Worker::start("comm-mpi-group", abort.clone(), move |queue: Receiver<Task>| {
@@ -248,13 +249,13 @@ impl Drop for GroupThread {
     }
 }
 
-/// The world's own communicator for the world, a new one for any other group.
+/// Returns the world's communicator for the whole job, and a new communicator for any other group.
 fn make(id: u64, ranks: &[i32]) -> Option<SimpleCommunicator> {
     use mpi::topology::Group as _;
     let world = SimpleCommunicator::world();
     if id == 0 {
         return Some(world);
     }
-    // Tags keep calls apart that are made at once; every library has at least these.
+    // Tags separate calls that run at once. Every library has at least these tags.
     world.split_by_subgroup_with_tag(&world.group().include(ranks), (id % 32_767) as i32)
 }

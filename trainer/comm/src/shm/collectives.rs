@@ -1,7 +1,7 @@
 //! The collectives over shared memory.
 //!
-//! All of them are one of two schedules (`pipeline.rs`): ranks put something into their slots, wait, and take something
-//! from other ranks' slots. What fits into the entry area travels with the entry itself: one wait in all.
+//! Each runs one of two schedules (`pipeline.rs`): ranks put data into their slots, wait, and read other ranks' slots. Data that
+//! fits into the entry area travels with the entry, which takes a single wait.
 
 use std::ops::Range;
 
@@ -18,19 +18,19 @@ use crate::error::{CommError, Result};
 use crate::kernels;
 use crate::transport::Transport;
 
-/// Bytes of a slot in `exchange`, and the slots. A slot is small against a second-level cache, all of them are as large:
-/// measured for 45 MB over two ranks, 6.1 ms; 8.5 ms with slots of 32 KB whose ring is half as long.
+/// Bytes of a slot in `exchange`, and the number of slots. One slot is small compared with a second-level cache, all slots are
+/// as large as one. Measured for 45 MB over two ranks: 6.1 ms; 8.5 ms with slots of 32 KB and half as many of them.
 const EXCHANGE_CHUNK: usize = 64 << 10;
 const EXCHANGE_RING: usize = 16;
-/// Bytes of one rank's part of a round of `two_shot`: where every rank has a core, and where a wait gives the core away.
+/// Bytes of one rank's part in a round of `two_shot`: if every rank has a core, and if ranks share cores and waits yield.
 const TWO_SHOT_PART: usize = 64 << 10;
 const TWO_SHOT_OVERSUBSCRIBED: usize = 256 << 10;
-/// Bytes that are summed up at once; whole elements of every type.
+/// Bytes that are reduced at once: whole elements of every type.
 const SUMS: usize = 16 << 10;
-/// Slots start on cache lines; also a multiple of every element's size.
+/// Slots start on cache lines. Also a multiple of every element's size.
 const LINE: usize = 64;
 
-/// This rank's slot of one round, to be filled.
+/// This rank's slot of one round, which it fills.
 struct Slot<'a> {
     area: &'a mut [u8],
     stride: usize,
@@ -38,16 +38,16 @@ struct Slot<'a> {
 }
 
 impl Slot<'_> {
-    /// Puts `source` into the part for `lane`.
+    /// Copies `source` to the part for `lane`.
     fn put(&mut self, lane: usize, source: &[u8]) {
         put(&mut self.area[lane * self.stride..][..source.len()], source, self.streaming);
     }
 }
 
-/// Everybody's slots of one round, for whoever drains them. Lane `l` of rank `r` is the window's part that `r` has for `l`.
+/// All ranks' slots of one round, which this rank drains. Lane `l` of rank `r` is the part that `r` has for `l`.
 struct Slots<'a> {
     group: &'a ShmGroup,
-    /// Slot number, or none for the entry area.
+    /// Slot number; `None` for the entry area.
     slot: Option<usize>,
     lanes: usize,
     stride: usize,
@@ -58,10 +58,10 @@ impl Slots<'_> {
         let at = lane * self.stride;
         let segment = &self.group.segment;
         match self.slot {
-            // SAFETY: drained between the wait for all ranks' publication and this rank's next one (`pipeline.rs`).
+            // SAFETY: read between the wait for all ranks' publication and this rank's next publication (`pipeline.rs`).
             Some(slot) => unsafe { segment.read(segment.data(rank, slot * self.lanes * self.stride + at, len)) },
             None => {
-                // SAFETY: every rank has entered, and none overwrites this entry before this rank's next (`enter`).
+                // SAFETY: every rank has entered, and none overwrites this entry before this rank enters again (`enter`).
                 let area = unsafe { segment.read(self.group.entry(rank)) };
                 &area[at..at + len]
             }
@@ -69,9 +69,10 @@ impl Slots<'_> {
     }
 }
 
-/// Reduces `data` of rank `me` with what `theirs(rank, range)` shows of the others', in rank order. Block by block: sums go
-/// from the first-level cache to `also` and into `data`. Not in place, as the compiler may swap an addition's operands where
-/// the target is one of them, and then two NaNs give one rank the first and the other the second.
+/// Reduces `data` of rank `me` with the other ranks' data, in rank order, block by block: `theirs(rank, range)` returns another
+/// rank's data, and the results go from the first-level cache to `also` and to `data`. The reduction is not in place: the
+/// compiler may swap the operands of an addition whose target is one of them, and then, of two NaNs, one rank would keep the
+/// first and another rank the second.
 fn reduce_with_peers<'a>(
     call: &CollectiveCall,
     op: ReduceOp,
@@ -94,8 +95,8 @@ fn reduce_with_peers<'a>(
 }
 
 impl ShmGroup {
-    /// Streams `lanes` parts of `len` bytes a rank through the slots, a window of each part at a time.
-    /// `fill(window, slot)` puts this rank's windows into its slot; `drain(window, slots)` takes.
+    /// Streams `lanes` parts of `len` bytes per rank through the slots, one range of each part at a time. `fill(range, slot)` copies
+    /// this rank's data to its slot; `drain(range, slots)` reads all ranks' slots.
     fn stream(
         &mut self,
         call: &CollectiveCall,
@@ -118,7 +119,7 @@ impl ShmGroup {
         let group = &*self;
         let put = |round: usize, slot: usize| {
             let area = group.segment.data(group.me(), slot * lanes * chunk, lanes * chunk);
-            // SAFETY: this rank's own slot, free of readers (`exchange`).
+            // SAFETY: this rank's own slot, which no rank reads (`exchange`).
             let area = unsafe { group.segment.write(area) };
             fill(window(round), Slot { area, stride: chunk, streaming: group.uses_streaming(round) });
         };
@@ -154,7 +155,7 @@ impl ShmGroup {
         let segment = &group.segment;
         let input = |slot: usize, lane: usize| (slot * n + lane) * part;
         let output = |slot: usize| (TWO_SHOT_SLOTS * n + slot) * part;
-        // Where round `k` begins and how it is cut between the ranks; parts are at most `part` bytes.
+        // Start of round `k`, and its cut between the ranks. Parts are at most `part` bytes.
         let cut = |round: usize| {
             let start = round * n * part;
             let len = (data.len() - start).min(n * part);
@@ -168,7 +169,7 @@ impl ShmGroup {
                 TwoShotStep::Scatter => {
                     for rank in (0..n).filter(|rank| *rank != me) {
                         let source = &data[range(rank)];
-                        // SAFETY: this rank's own slot, free of readers (`two_shot`).
+                        // SAFETY: this rank's own slot, which no rank reads (`two_shot`).
                         let area = unsafe { segment.write(segment.data(me, input(slot, rank), source.len())) };
                         put(area, source, group.uses_streaming(round));
                     }
@@ -176,12 +177,12 @@ impl ShmGroup {
                 TwoShotStep::Reduce => {
                     let own = range(me);
                     let streaming = group.uses_streaming(round);
-                    // SAFETY: published and waited for (`two_shot`), and stays until this rank has reduced.
+                    // SAFETY: published and waited for (`two_shot`). It does not change before this rank has reduced.
                     let theirs = |rank: usize, at: Range<usize>| unsafe {
                         segment.read(segment.data(rank, input(slot, me) + at.start, at.len()))
                     };
                     let publish = |at: Range<usize>, sums: &[u8]| {
-                        // SAFETY: this rank's own slot, free of readers (`two_shot`).
+                        // SAFETY: this rank's own slot, which no rank reads (`two_shot`).
                         let area = unsafe { segment.write(segment.data(me, output(slot) + at.start, at.len())) };
                         put(area, sums, streaming);
                     };
@@ -190,7 +191,7 @@ impl ShmGroup {
                 TwoShotStep::Gather => {
                     for rank in (1..n).map(|step| (me + step) % n) {
                         let target = &mut data[range(rank)];
-                        // SAFETY: published and waited for (`two_shot`), and stays until this rank has gathered.
+                        // SAFETY: published and waited for (`two_shot`). It does not change before this rank has gathered.
                         target.copy_from_slice(unsafe { segment.read(segment.data(rank, output(slot), target.len())) });
                     }
                     group.moved(round, cut[n] - cut[0]);
@@ -209,7 +210,7 @@ impl Transport for ShmGroup {
         if n > 2 && len > ENTRY {
             return self.reduce_in_parts(call, op, data);
         }
-        // Two ranks reading each other's whole array move no more bytes than two phases would, with half the waits.
+        // Two ranks that read each other's whole array move no more bytes than two phases would, with half the waits.
         let (me, data) = (self.me(), std::cell::RefCell::new(data));
         self.stream(
             call,
@@ -271,7 +272,7 @@ impl Transport for ShmGroup {
     fn all_gather(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8], lens: &[usize]) -> Result<()> {
         let starts: Vec<usize> = lens.iter().scan(0, |at, len| Some(std::mem::replace(at, *at + len))).collect();
         let longest = lens.iter().copied().max().unwrap_or_default();
-        // Where `window` of the longest ends in a shorter one.
+        // The part of `window`, a range of the longest array, that a shorter array has.
         let clip = |window: &Range<usize>, len: usize| window.start.min(len)..window.end.min(len);
         let n = self.len();
         self.stream(

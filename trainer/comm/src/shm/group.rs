@@ -1,4 +1,4 @@
-//! A group of ranks on one host: setting up their segment, and entering a collective together.
+//! A group of ranks on one host: setting up their segment, and entering a collective.
 
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
@@ -26,7 +26,7 @@ pub(crate) struct ShmGroup {
     pub(super) waiter: Waiter,
     /// Collectives entered, set-up included: the value of this rank's `Entered` counter.
     entered: u32,
-    /// Values of everybody's `Filled` and `Reduced` counters between collectives.
+    /// Values of all ranks' `Filled` and `Reduced` counters between collectives.
     filled: u32,
     reduced: u32,
     pub(super) mailbox: Mailbox,
@@ -34,7 +34,7 @@ pub(crate) struct ShmGroup {
 }
 
 impl ShmGroup {
-    /// Makes or opens the group's segment; returns when all group have it.
+    /// Makes or opens the group's segment. Returns when all ranks of the group have opened it.
     pub(crate) fn new(group: GroupRanks, store: &StoreClient, limit: Duration, timeout: Duration) -> Result<Self> {
         let key = format!("shm/{:x}", group.id);
         let me = group.me;
@@ -51,12 +51,12 @@ impl ShmGroup {
         let abort = store.abort_flag();
         poison_on_abort(&abort, &segment);
         let n = group.len();
-        // Ranks cannot know yet whether they are more than the cores.
+        // Ranks do not know yet whether they are more than the cores.
         let waiter = Waiter { abort, timeout: limit, spin_policy: SpinPolicy::new(n, 0) };
         let (mailbox, trials) = (Mailbox::new(n), RefCell::default());
         let mut group = Self { segment, group, waiter, entered: 0, filled: 0, reduced: 0, mailbox, trials };
-        // Set-up is entry number 1, and its payload the processors of each rank.
-        // SAFETY: own area; nobody reads it before the publication below.
+        // Set-up is entry number 1. Its payload is each rank's set of CPUs.
+        // SAFETY: this rank's own area, which no rank reads before the publication below.
         let area = unsafe { group.segment.write(group.segment.entry(me, 1)) };
         area[..CPU_BYTES].copy_from_slice(&own_cpus());
         group.segment.counter(me, CounterKind::Entered).publish();
@@ -73,8 +73,8 @@ impl ShmGroup {
         drop::<Option<OwnedFd>>(file);
         let mut cpus = [0u8; CPU_BYTES];
         for rank in 0..n {
-            // SAFETY: published by its owner (waited for above), and overwritten no sooner than in its second collective,
-            // which cannot start before this rank has entered its first (the entries alternate between two areas).
+            // SAFETY: its owner has published it (waited for above), and overwrites it in its second collective at the earliest,
+            // which cannot start before this rank has entered its first (entries alternate between two areas).
             let theirs = unsafe { group.segment.read(group.segment.entry(rank, 1)) };
             cpus.iter_mut().zip(theirs).for_each(|(a, b)| *a |= b);
         }
@@ -92,21 +92,21 @@ impl ShmGroup {
         self.group.len()
     }
 
-    /// The areas for this collective's small payload, of `rank`.
+    /// Returns the area of `rank`'s small payload in the current collective.
     pub(super) fn entry(&self, rank: usize) -> Region {
         self.segment.entry(rank, self.entered)
     }
 
-    /// Enters collective `call`: publishes its descriptor, and what `fill` puts into the entry area, and waits for all.
+    /// Enters collective `call`: publishes the call and the payload that `fill` writes to the entry area, and waits for all ranks.
     ///
-    /// CollectiveCall and entry area alternate between two places. A rank overwrites those of entry `s-2` while it enters `s`:
-    /// it has by then seen everybody enter `s-1`, and nobody enters `s-1` before it has done with `s-2`. By the same
-    /// argument all slots for long arrays are free once everybody has entered.
+    /// Call and payload alternate between two places. A rank overwrites those of entry `s-2` while it enters `s`. By then it has
+    /// seen all ranks enter `s-1`, and no rank enters `s-1` before it has finished `s-2`. By the same argument all slots for long
+    /// arrays are free once all ranks have entered.
     pub(super) fn enter(&mut self, call: &CollectiveCall, fill: impl FnOnce(&mut [u8])) -> Result<()> {
         self.waiter.abort.check()?;
         let (me, segment) = (self.me(), self.segment.clone());
         self.entered = self.entered.wrapping_add(1);
-        // SAFETY: own areas, free as argued above.
+        // SAFETY: this rank's own areas, which no rank reads, as explained above.
         unsafe {
             segment.write(segment.descriptor(me, self.entered))[..CALL_BYTES].copy_from_slice(&call.encode());
             fill(segment.write(segment.entry(me, self.entered)));
@@ -123,7 +123,7 @@ impl ShmGroup {
         if agreed { Ok(()) } else { self.disagreement(call) }
     }
 
-    /// The error for ranks that call different things; all have entered.
+    /// Returns the error for ranks that make different calls. All ranks have entered.
     #[cold]
     fn disagreement(&self, call: &CollectiveCall) -> Result<()> {
         let mut agreement = Agreement::of(self.group.job_rank(), *call);
@@ -134,39 +134,39 @@ impl ShmGroup {
         agreement.check(&self.group.name())
     }
 
-    /// What `rank` called as its entry number `entered`, once its counter says so.
+    /// Returns `rank`'s call of its entry number `entered`, which its counter has reached.
     fn entered_with(&self, rank: usize, entered: u32) -> Result<CollectiveCall> {
-        // SAFETY: published and waited for by the caller; see `enter` for why it is not overwritten.
+        // SAFETY: published, and the caller has waited for it. `enter` explains why it is not overwritten.
         let bytes = unsafe { self.segment.read(self.segment.descriptor(rank, entered)) };
         CollectiveCall::decode(&bytes[..CALL_BYTES])
             .ok_or_else(|| CommError::system(format!("the shared memory of {} is damaged", self.group.name())))
     }
 
-    /// What `rank` is calling if it has entered a collective that this rank has not.
+    /// Returns `rank`'s call if it has entered a collective that this rank has not entered.
     pub(super) fn ahead(&self, rank: usize) -> Option<CollectiveCall> {
         let next = self.entered.wrapping_add(1);
         self.segment.counter(rank, CounterKind::Entered).reached(next).ok()?;
         self.entered_with(rank, next).ok()
     }
 
-    /// The counters as a schedule sees them.
+    /// Returns the counters as a schedule sees them.
     pub(super) fn steps(&self) -> Steps<'_> {
         Steps { group: self, filled: self.filled, reduced: self.reduced }
     }
 
-    /// Slots filled by each rank before this collective.
+    /// Number of slots that each rank had filled before this collective.
     pub(super) fn filled(&self) -> u32 {
         self.filled
     }
 
-    /// Notes that all ranks have gone through this many steps.
+    /// Adds the steps that all ranks have completed in this collective.
     pub(super) fn advance(&mut self, filled: usize, reduced: usize) {
         self.trials.get_mut().interrupt();
         self.filled = self.filled.wrapping_add(filled as u32);
         self.reduced = self.reduced.wrapping_add(reduced as u32);
     }
 
-    /// Ranks (of the job) that have not entered what this rank has entered.
+    /// Returns the ranks (of the job) that have not entered the collective that this rank has entered.
     fn behind(&self) -> Vec<usize> {
         self.those(|rank| self.segment.counter(rank, CounterKind::Entered).reached(self.entered).is_err())
     }
@@ -182,7 +182,7 @@ impl ShmGroup {
             .unwrap_or_else(|| CommError::new(ErrorKind::Aborted, "the job was aborted, and the reason did not arrive"))
     }
 
-    /// The error for a wait in `call` that ended badly.
+    /// Returns the error for a wait in `call` that failed.
     pub(super) fn wait_failed(&self, call: &CollectiveCall, error: WaitError) -> CommError {
         let (me, name) = (self.group.job_rank(), self.group.name());
         let place = call.place(&name);
@@ -220,14 +220,14 @@ impl ShmGroup {
 
 impl Drop for ShmGroup {
     fn drop(&mut self) {
-        // A rank that panics dies; the rendezvous tells the others why.
+        // A rank that panics is a death. The rendezvous tells the other ranks.
         if !std::thread::panicking() {
             self.segment.owned_by(self.me()).for_each(|counter| counter.mark(LEFT));
         }
     }
 }
 
-/// Steps of a collective counted from its start.
+/// Steps of a collective, counted from its start.
 pub(super) struct Steps<'a> {
     group: &'a ShmGroup,
     filled: u32,
@@ -261,7 +261,7 @@ impl StepCounters for Steps<'_> {
     }
 }
 
-/// Has an abort that this process hears of wake the sleepers of all processes.
+/// Makes an abort wake the sleepers of all processes, as soon as this process learns of it.
 fn poison_on_abort(abort: &Abort, segment: &Arc<Segment>) {
     let weak = Arc::downgrade(segment);
     abort.on_raise(move || {
@@ -271,7 +271,7 @@ fn poison_on_abort(abort: &Abort, segment: &Arc<Segment>) {
     });
 }
 
-/// Makes memory of `len` bytes for all group, and the card by which the others find it.
+/// Makes memory of `len` bytes for all ranks of the group. Returns it with the text by which the other ranks find it.
 pub(super) fn create(group: &GroupRanks, len: usize) -> Result<(Mapping, OwnedFd, String)> {
     let cannot = |e: rustix::io::Errno| {
         CommError::setup(format!("rank {} cannot make shared memory for {}: {e}", group.job_rank(), group.name()))
@@ -283,7 +283,7 @@ pub(super) fn create(group: &GroupRanks, len: usize) -> Result<(Mapping, OwnedFd
     Ok((memory, file, format!("{host}\n{process}\n{number}\n{}\n", u128::from_le_bytes(nonce))))
 }
 
-/// Opens the memory of `len` bytes that the group' first rank has made.
+/// Opens the memory of `len` bytes that the group's first rank has made.
 pub(super) fn open(group: &GroupRanks, len: usize, locator: &[u8]) -> Result<Mapping> {
     let cannot = |cause: String| {
         CommError::setup(format!(
@@ -294,7 +294,7 @@ pub(super) fn open(group: &GroupRanks, len: usize, locator: &[u8]) -> Result<Map
         .hint("shared memory needs all ranks on one host, in one container, under one user; the tcp backend does not")
     };
     let locator = String::from_utf8_lossy(locator);
-    // in an entry area there is something behind the card
+    // In an entry area there are more bytes behind the text.
     let lines: Vec<&str> = locator.lines().take(4).collect();
     let [there, pid, fd, nonce] = lines.as_slice() else { return Err(cannot("its announcement is damaged".into())) };
     if *there != host::of_shared_memory() {

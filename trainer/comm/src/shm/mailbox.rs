@@ -1,11 +1,11 @@
-//! Messages between two ranks: a channel of two chunks for each ordered pair.
+//! Messages between two ranks: a channel of two chunks for each ordered pair of ranks.
 //!
-//! The sender owns `sent`, the receiver `taken`; chunk `i` (counted over all messages) lies in slot `i mod 2`. The sender
-//! writes it once `taken` says that chunk `i-2` was copied out; the receiver reads it once `sent` says that it is there.
-//! A message starts with a header in its first chunk. Messages whose tag is not asked for yet are kept aside, so tags may
-//! be received in any order. A sender whose channel is full takes in what comes the other way, a chunk at a time and never
-//! waiting for one: two ranks may send to each other at once, and neither may wait for the end of the other's message while
-//! its own is half sent.
+//! The sender owns the counter `sent`, the receiver `taken`. Chunk `i` (counted over all messages) is in slot `i mod 2`. The
+//! sender writes it once `taken` shows that chunk `i-2` was copied out. The receiver reads it once `sent` shows that it was
+//! written. A message starts with a header in its first chunk. Messages whose tag is not asked for yet are kept (MPI's unexpected
+//! messages), so tags may be received in any order. A sender whose channel is full receives the other direction meanwhile, one
+//! chunk at a time and without waiting: two ranks may send to each other at once, and neither may wait for the end of the
+//! other's message while its own message is half sent.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -18,17 +18,17 @@ use crate::call::CollectiveCall;
 use crate::error::{CommError, Result};
 use crate::message::{MESSAGE_BYTES, Message};
 
-/// How long a wait goes before looking whether the other rank is somewhere else altogether.
+/// How long to wait before checking whether the other rank is in a collective.
 const PEER_CHECK_INTERVAL: Duration = Duration::from_millis(20);
-/// How long a blocked sender sleeps before it looks at what comes the other way.
+/// How long a blocked sender sleeps before it checks for messages from the other rank.
 const SEND_NAP: Duration = Duration::from_micros(200);
 
-/// Counts of this rank's channels, and what has arrived early.
+/// Counters of this rank's channels, and the messages that arrived before they were asked for.
 pub(super) struct Mailbox {
     sent: Vec<u32>,
     taken: Vec<u32>,
     unexpected: Vec<VecDeque<(Message, Vec<u8>)>>,
-    /// Messages of which a blocked sender took in the first chunks.
+    /// Messages of which a blocked sender has received the first chunks.
     partial: Vec<Option<Partial>>,
 }
 
@@ -51,7 +51,7 @@ impl Mailbox {
 }
 
 impl ShmGroup {
-    /// The peer of a call, which the communicator has checked.
+    /// Returns the peer of a call, which the communicator has checked.
     fn peer(call: &CollectiveCall) -> usize {
         call.root.unwrap_or_default() as usize
     }
@@ -65,7 +65,7 @@ impl ShmGroup {
         while first || !rest.is_empty() {
             self.wait_for_room(call, to)?;
             let (me, chunk) = (self.me(), self.mailbox.sent[to]);
-            // SAFETY: this rank writes this channel, and the receiver has copied out what the slot held.
+            // SAFETY: this rank writes this channel, and the receiver has copied the slot's former content.
             let slot = unsafe { self.segment.write(self.segment.chunk(me, to, chunk)) };
             let at = if first { MESSAGE_BYTES } else { 0 };
             if first {
@@ -92,7 +92,7 @@ impl ShmGroup {
                 Err(WaitError::Timeout) => {}
                 Err(error) => return Err(self.wait_failed(call, error)),
             }
-            // While both send: make room for the other.
+            // While both ranks send, this makes room for the other rank.
             while self.arrived(to).is_ok() {
                 self.take_chunk(call, to)?;
             }
@@ -100,7 +100,7 @@ impl ShmGroup {
         }
     }
 
-    /// An error if `peer` waits in a collective that this rank has not entered: it will not answer before this rank comes.
+    /// Fails if `peer` waits in a collective that this rank has not entered: it will not answer before this rank enters.
     fn check_peer_elsewhere(&self, call: &CollectiveCall, peer: usize, until: Instant) -> Result<()> {
         let me = self.group.job_rank();
         if let Some(theirs) = self.ahead(peer)
@@ -111,7 +111,7 @@ impl ShmGroup {
         if Instant::now() < until { Ok(()) } else { Err(self.not_in_time(call, peer)) }
     }
 
-    /// Whether what `call` waits for has happened after all; asked after seeing the peer elsewhere, for what it did before.
+    /// Returns whether `call` can go on after all. Called after the peer was seen in a collective, for what it did before.
     fn moves(&self, call: &CollectiveCall, peer: usize) -> bool {
         let me = self.me();
         match call.op {
@@ -159,7 +159,7 @@ impl ShmGroup {
             .ok_or_else(|| CommError::system("a message in shared memory is damaged"))
     }
 
-    /// Whether the next chunk of `from` is there.
+    /// Returns whether the next chunk of `from` has arrived.
     fn arrived(&self, from: usize) -> std::result::Result<(), Pending> {
         self.segment.sent(from, self.me()).reached(self.mailbox.taken[from].wrapping_add(1))
     }
@@ -170,7 +170,7 @@ impl ShmGroup {
         self.segment.taken(from, self.me()).publish();
     }
 
-    /// Takes the message that begins with the next chunk of `from` straight into `into`.
+    /// Receives the message that begins with the next chunk of `from` directly into `into`.
     fn take_into(&mut self, call: &CollectiveCall, from: usize, into: &mut [u8]) -> Result<()> {
         let (mut at, mut filled) = (MESSAGE_BYTES, 0);
         loop {
@@ -186,7 +186,7 @@ impl ShmGroup {
         }
     }
 
-    /// Puts the next chunk of `from`, which must have arrived, aside.
+    /// Keeps the next chunk of `from`, which must have arrived.
     fn take_chunk(&mut self, call: &CollectiveCall, from: usize) -> Result<()> {
         let partial = self.mailbox.partial[from].take();
         let slot = self.next_chunk(call, from)?;
@@ -209,7 +209,7 @@ impl ShmGroup {
         Ok(())
     }
 
-    /// Waits for the next chunk of `from` and shows it; it stays until this rank says that it has taken it.
+    /// Waits for the next chunk of `from` and returns it. It stays until this rank has counted it as taken.
     fn next_chunk(&self, call: &CollectiveCall, from: usize) -> Result<&[u8]> {
         let (me, chunk) = (self.me(), self.mailbox.taken[from]);
         let until = Instant::now() + self.waiter.timeout;

@@ -1,9 +1,8 @@
 //! Memory of a file without a name, mapped by several processes.
 //!
-//! One process creates it with `memfd_create`, which never appears in `/dev/shm`; the others open it through
-//! `/proc/PID/fd/N` of its creator. The kernel frees it with the last process that maps it, so there is no moment at which
-//! SIGKILL could leave something behind. The file is sealed against shrinking: no process can pull pages from under another
-//! (SIGBUS).
+//! One process creates the file with `memfd_create`, so it never appears in `/dev/shm`. The others open it through
+//! `/proc/PID/fd/N` of its creator. The kernel frees it with the last process that maps it, so SIGKILL never leaves anything
+//! behind. The file is sealed against shrinking: no process can remove pages that another process uses (SIGBUS).
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -12,50 +11,50 @@ use std::ptr::NonNull;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-/// Bytes at the start that prove that the right file was opened; a page of its own.
+/// Bytes at the start, a whole page, that prove that the right file was opened.
 pub(super) const HEADER: usize = 4096;
 
-/// The proof.
+/// A random number that proves it.
 pub(super) type Nonce = [u8; 16];
 
-/// A number that no other memory has.
+/// Returns a number that no other memory has.
 pub(super) fn nonce() -> rustix::io::Result<Nonce> {
     let mut nonce = Nonce::default();
     rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())?;
     Ok(nonce)
 }
 
-/// The number by which other processes find `file`.
+/// Returns the descriptor by which other processes find `file`.
 pub(super) fn number(file: &OwnedFd) -> i32 {
     file.as_raw_fd()
 }
 
-/// The mapped memory.
+/// A mapping of the memory.
 pub(super) struct Mapping {
     base: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: the memory is shared between processes anyway; all access goes through atomics or through `slice` and `slice_mut`,
-// whose callers promise exclusion.
+// SAFETY: the memory is shared between processes in any case. All access goes through atomics, or through `slice` and
+// `slice_mut`, whose callers guarantee exclusion.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Makes fresh memory of `len` bytes, all zero, marked with `nonce`. Pages that are never touched cost nothing. The file
-    /// descriptor is for the others to open.
+    /// Makes memory of `len` bytes, all zero, marked with `nonce`. Pages that are never touched cost nothing. The other processes
+    /// open the returned file descriptor.
     pub(super) fn create(len: usize, nonce: &Nonce) -> rustix::io::Result<(Self, OwnedFd)> {
         let file = memfd_create("trainer-comm", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, len as u64)?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let mapping = Self::map(&file, len)?;
-        // SAFETY: nobody else has opened the file yet; the header is in bounds.
+        // SAFETY: no other process has opened the file yet. The header is in bounds.
         unsafe { mapping.slice_mut(0, nonce.len()) }.copy_from_slice(nonce);
         Ok((mapping, file))
     }
 
-    /// Opens the memory that process `pid` has as descriptor `fd`.
+    /// Opens the memory that process `pid` has as descriptor `fd`, and checks its size and its nonce.
     pub(super) fn open(pid: u32, fd: i32, len: usize, nonce: &Nonce) -> Result<Self, String> {
         let path =
             if pid == std::process::id() { format!("/proc/self/fd/{fd}") } else { format!("/proc/{pid}/fd/{fd}") };
@@ -65,7 +64,7 @@ impl Mapping {
             return Err(format!("{path} has {} bytes, not {len}", stat.st_size));
         }
         let mapping = Self::map(&file, len).map_err(|e| format!("{path}: {e}"))?;
-        // SAFETY: the creator wrote the header before it announced the file, and nobody writes it again.
+        // SAFETY: the creator wrote the header before it announced the file, and no process writes it again.
         if unsafe { mapping.slice(0, nonce.len()) } != nonce {
             return Err(format!("{path} is not this job's memory"));
         }
@@ -73,10 +72,10 @@ impl Mapping {
     }
 
     fn map(file: &impl AsFd, len: usize) -> rustix::io::Result<Self> {
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        // SAFETY: a new mapping at an address of the kernel's choice does not affect existing memory.
         let base =
             unsafe { mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, 0)? };
-        // Small pages would cost a fault and a TLB entry every 4 KB; where the kernel has no huge ones this does nothing.
+        // Small pages would cost a fault and a TLB entry every 4 KB. Without huge pages in the kernel, this does nothing.
         // SAFETY: the range is the mapping just made, and the advice changes no contents.
         let _ = unsafe { rustix::mm::madvise(base, len, rustix::mm::Advice::LinuxHugepage) };
         let base = NonNull::new(base.cast()).ok_or(rustix::io::Errno::NOMEM)?;
@@ -87,38 +86,38 @@ impl Mapping {
         self.len
     }
 
-    /// The `T` at `offset`.
+    /// Returns the `T` at `offset`.
     ///
     /// # Safety
-    /// It lies in bounds and aligned (the base is aligned to pages), zero bytes are a valid `T`, and `T` is an atomic of which
-    /// every process may have shared references.
+    /// It is in bounds and aligned (the base is aligned to pages), zero bytes are a valid `T`, and `T` is an atomic, so that every
+    /// process may have shared references to it.
     pub(super) unsafe fn atomic<T>(&self, offset: usize) -> &T {
         debug_assert!(offset + size_of::<T>() <= self.len);
-        // SAFETY: the caller's promise; the mapping lives as long as `self`.
+        // SAFETY: the caller's guarantee. The mapping lives as long as `self`.
         unsafe { self.base.add(offset).cast::<T>().as_ref() }
     }
 
     /// # Safety
-    /// The range is in bounds, and nobody writes to it while the slice lives.
+    /// The range is in bounds, and no process writes to it while the slice lives.
     pub(super) unsafe fn slice(&self, offset: usize, len: usize) -> &[u8] {
         debug_assert!(offset + len <= self.len);
-        // SAFETY: the caller's promise; the mapping lives as long as `self`.
+        // SAFETY: the caller's guarantee. The mapping lives as long as `self`.
         unsafe { std::slice::from_raw_parts(self.base.add(offset).as_ptr(), len) }
     }
 
     /// # Safety
-    /// The range is in bounds, and nobody else reads or writes it while the slice lives.
+    /// The range is in bounds, and no other code reads or writes it while the slice lives.
     #[allow(clippy::mut_from_ref)]
     pub(super) unsafe fn slice_mut(&self, offset: usize, len: usize) -> &mut [u8] {
         debug_assert!(offset + len <= self.len);
-        // SAFETY: the caller's promise; the mapping lives as long as `self`.
+        // SAFETY: the caller's guarantee. The mapping lives as long as `self`.
         unsafe { std::slice::from_raw_parts_mut(self.base.add(offset).as_ptr(), len) }
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: `base` and `len` are what `mmap` returned, and no reference outlives `self`.
+        // SAFETY: `mmap` returned `base` and `len`, and no reference outlives `self`.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
     }
 }

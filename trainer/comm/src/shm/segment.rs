@@ -1,11 +1,11 @@
-//! How the memory that all ranks of a group map is laid out. The group's first rank creates it (`mapping.rs`); the others
-//! learn from the rendezvous where it is.
+//! The layout of the memory that all ranks of a group map. The group's first rank creates it (`mapping.rs`); the others learn
+//! from the rendezvous where it is.
 
 use super::mapping::{HEADER, Mapping};
 use super::staging::StreamingVote;
 use super::word::Counter;
 
-/// CounterKind counter of a rank.
+/// A counter of a rank.
 #[derive(Clone, Copy)]
 pub(super) enum CounterKind {
     /// Collectives entered.
@@ -17,19 +17,19 @@ pub(super) enum CounterKind {
 }
 
 const LINE: usize = 128;
-/// A rank's control block: three counters, two descriptors and a wish.
+/// Bytes of a rank's control block: three counters, two calls and a vote.
 const CONTROL: usize = 4096;
 const DESCRIPTORS: usize = 3 * LINE;
 const VOTE: usize = 5 * LINE;
-/// A channel between two ranks: two counters, then [`CHANNEL_SLOTS`] slots.
+/// Bytes before the slots of a channel between two ranks: two counters.
 const CHANNEL_HEAD: usize = 2 * LINE;
-/// Chunks that a sender may be ahead of its receiver.
+/// Number of slots of a channel: how many chunks a sender may be ahead of its receiver.
 pub(super) const CHANNEL_SLOTS: usize = 2;
-/// Bytes of a channel's slot, its header included.
+/// Bytes of a channel's slot, including the header.
 pub(super) const CHANNEL_CHUNK: usize = 64 << 10;
-/// Bytes of a small payload, which travels together with the entry into a collective.
+/// Bytes of a small payload, which travels with the entry into a collective.
 pub(super) const ENTRY: usize = 64 << 10;
-/// Bytes of a rank's slots for long arrays, divided by each collective as it likes.
+/// Bytes of a rank's slots for long arrays. Each collective divides them in its own way.
 pub(super) const DATA: usize = 4 << 20;
 
 /// The mapped memory of a group.
@@ -39,17 +39,17 @@ pub(super) struct Segment {
 }
 
 impl Segment {
-    /// Bytes that a group of `ranks` needs. Pages that are never touched cost nothing.
+    /// Returns the bytes that a group of `ranks` needs. Pages that are never touched cost nothing.
     pub(super) fn len_for(ranks: usize) -> usize {
         HEADER + ranks * (CONTROL + 2 * ENTRY + DATA) + ranks * ranks * Self::channel_len()
     }
 
     fn channel_len() -> usize {
-        // Whole pages, so that a channel's pages are touched by its two ranks alone.
+        // Whole pages: only the channel's two ranks touch its pages.
         (CHANNEL_HEAD + CHANNEL_SLOTS * CHANNEL_CHUNK).next_multiple_of(4096)
     }
 
-    /// Lays out `memory`, which is all zero and of [`Segment::len_for`] these ranks.
+    /// Uses `memory`, which is all zero and has [`Segment::len_for`] bytes, for `ranks` ranks.
     pub(super) fn over(memory: Mapping, ranks: usize) -> Self {
         debug_assert_eq!(memory.len(), Self::len_for(ranks));
         Self { memory, ranks }
@@ -57,12 +57,11 @@ impl Segment {
 
     fn counter_at(&self, offset: usize) -> &Counter {
         debug_assert!(offset.is_multiple_of(LINE));
-        // SAFETY: in bounds (offsets come from the functions below) and aligned, zero is a valid counter, and a counter is an
-        // atomic.
+        // SAFETY: in bounds (offsets come from the functions below) and aligned. Zero is a valid counter, and a counter is an atomic.
         unsafe { self.memory.atomic(offset) }
     }
 
-    /// Ranks of the group.
+    /// Returns the number of ranks of the group.
     pub(super) fn ranks(&self) -> usize {
         self.ranks
     }
@@ -81,23 +80,23 @@ impl Segment {
         self.counter_at(self.control(rank) + which as usize * LINE)
     }
 
-    /// How `rank` wants slots to be written.
+    /// Returns how `rank` wants slots to be written.
     pub(super) fn vote(&self, rank: usize) -> &StreamingVote {
-        // SAFETY: in bounds and aligned as counters are, zero is a valid wish, and a wish is an atomic.
+        // SAFETY: in bounds and aligned, as counters are. Zero is a valid vote, and a vote is an atomic.
         unsafe { self.memory.atomic(self.control(rank) + VOTE) }
     }
 
-    /// Counts chunks that `from` has put into its channel to `to`.
+    /// Returns the counter of chunks that `from` has written to its channel to `to`.
     pub(super) fn sent(&self, from: usize, to: usize) -> &Counter {
         self.counter_at(self.channel(from, to))
     }
 
-    /// Counts chunks that `to` has taken from its channel from `from`.
+    /// Returns the counter of chunks that `to` has taken from its channel from `from`.
     pub(super) fn taken(&self, from: usize, to: usize) -> &Counter {
         self.counter_at(self.channel(from, to) + LINE)
     }
 
-    /// All counters whose owner is `rank`.
+    /// Returns all counters that `rank` owns.
     pub(super) fn owned_by(&self, rank: usize) -> impl Iterator<Item = &Counter> {
         let own =
             [CounterKind::Entered, CounterKind::Filled, CounterKind::Reduced].map(|which| self.counter(rank, which));
@@ -105,39 +104,39 @@ impl Segment {
         own.into_iter().chain(peers)
     }
 
-    /// Offset and length of the descriptor of `rank`'s collective number `sequence`.
+    /// Returns the region of the call of `rank`'s collective number `sequence`.
     pub(super) fn descriptor(&self, rank: usize, sequence: u32) -> Region {
         Region { offset: self.control(rank) + DESCRIPTORS + (sequence as usize % 2) * LINE, len: LINE }
     }
 
-    /// Small payload of `rank`'s collective number `sequence`.
+    /// Returns the region of the small payload of `rank`'s collective number `sequence`.
     pub(super) fn entry(&self, rank: usize, sequence: u32) -> Region {
         Region { offset: self.control(rank) + CONTROL + (sequence as usize % 2) * ENTRY, len: ENTRY }
     }
 
-    /// `len` bytes at `offset` of `rank`'s slots for long arrays.
+    /// Returns `len` bytes at `offset` of `rank`'s slots for long arrays.
     pub(super) fn data(&self, rank: usize, offset: usize, len: usize) -> Region {
         debug_assert!(offset + len <= DATA);
         Region { offset: self.control(rank) + CONTROL + 2 * ENTRY + offset, len }
     }
 
-    /// Slot of chunk number `chunk` on the way `from` → `to`.
+    /// Returns the slot of chunk number `chunk` of the channel `from` → `to`.
     pub(super) fn chunk(&self, from: usize, to: usize, chunk: u32) -> Region {
         let slot = chunk as usize % CHANNEL_SLOTS;
         Region { offset: self.channel(from, to) + CHANNEL_HEAD + slot * CHANNEL_CHUNK, len: CHANNEL_CHUNK }
     }
 
     /// # Safety
-    /// The writer of this area has published it, this rank has waited for that, and the writer will not touch it again
-    /// before this rank has published its next step.
+    /// The region's writer has published it, this rank has waited for that, and the writer will not write the region again before
+    /// this rank has published its next step.
     pub(super) unsafe fn read(&self, area: Region) -> &[u8] {
-        // SAFETY: areas are made by the functions above and are in bounds; the rest is the caller's promise.
+        // SAFETY: the functions above make regions, which are in bounds. The rest is the caller's guarantee.
         unsafe { self.memory.slice(area.offset, area.len) }
     }
 
     /// # Safety
-    /// The area belongs to this rank, it holds no other reference to it, and no rank reads it until this rank has
-    /// published its next step.
+    /// The region belongs to this rank, which holds no other reference to it, and no rank reads it until this rank has published
+    /// its next step.
     #[allow(clippy::mut_from_ref)]
     pub(super) unsafe fn write(&self, area: Region) -> &mut [u8] {
         // SAFETY: as above.

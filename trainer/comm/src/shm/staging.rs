@@ -1,14 +1,15 @@
-//! Getting bytes into a slot: through the caches, or past them.
+//! Copying bytes to a slot: through the caches, or past them.
 //!
-//! Where writer and readers share a cache, ordinary stores are fastest: the slot never leaves it. Where they do not (other
-//! sockets, other chiplets, or a hypervisor that moves virtual processors between them), each line that a reader takes from
-//! the writer's own cache costs a round trip between the caches. Non-temporal stores put the slot into main memory instead,
-//! which readers prefetch at full speed. Measured for 45 MB over two ranks without a
-//! shared cache: 9.5 ms against 22 through the caches; with one, 6.1 ms through the caches.
+//! If writer and readers share a cache, ordinary stores are fastest: the slot never leaves the cache. If they do not (other
+//! sockets, other chiplets, or a hypervisor that moves virtual CPUs between them), each line that a reader takes from the
+//! writer's cache costs a round trip between the caches. Non-temporal stores put the slot into main memory instead, which
+//! readers prefetch at full speed. Measured for 45 MB over two ranks: without a shared cache 9.5 ms, against 22 ms through the
+//! caches; with a shared cache 6.1 ms through the caches.
 //!
-//! CounterKind of the two holds cannot be asked, and may change: of every [`CYCLE`] rounds a few go one way, a few the other, all
-//! ranks the same, and each rank times them and says in a word of its own what it wishes for the rest. All ranks stream
-//! while any of them wishes it. It decides over speed alone: the bytes are the same.
+//! The faster path cannot be queried and may change, so it is measured again and again. Of every [`CYCLE`] rounds, a few go
+//! through the caches and a few past them, the same rounds on all ranks. Each rank times them and votes, in a word of its own,
+//! for the path of the other rounds. All ranks write past the caches while any rank votes for it. The vote affects speed only:
+//! the bytes are the same.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
@@ -17,36 +18,36 @@ use super::group::ShmGroup;
 
 /// Rounds from one trial to the next.
 const CYCLE: u32 = 1024;
-/// Rounds of a trial through the caches, then as many past them.
+/// Rounds of a trial through the caches, and as many past them.
 const TRIAL: u32 = 8;
-/// StagingTrials of which the fastest counts: others may have met an interrupt or another process.
+/// Number of trials of which the fastest counts: the others may have been interrupted.
 const TRIALS: usize = 3;
 
-/// What one rank has measured.
+/// The measurements of one rank.
 #[derive(Default)]
 pub(super) struct StagingTrials {
-    /// Beginning of the trial under way, and bytes moved since.
+    /// Start of the current trial, and the bytes moved since then.
     since: Option<(Instant, usize)>,
-    /// Nanoseconds a byte, through the caches and past them.
+    /// Nanoseconds per byte, through the caches and past them.
     cached: [f64; TRIALS],
     streamed: [f64; TRIALS],
     count: usize,
 }
 
 impl StagingTrials {
-    /// Forgets a trial that has begun: its end comes in another collective.
+    /// Discards a trial that has begun, since its end would be in another collective.
     pub(super) fn interrupt(&mut self) {
         self.since = None;
     }
 
-    /// At the end of round number `round`, which moved `bytes`; whether to wish for streaming, where a trial says.
+    /// Records the end of round number `round`, which moved `bytes`. At the end of a trial, returns whether to vote for streaming.
     fn note(&mut self, round: u32, bytes: usize, now: impl Fn() -> Instant) -> Option<bool> {
         let phase = round % CYCLE;
         if phase >= 2 * TRIAL {
             return None;
         }
         match (phase % TRIAL, &mut self.since) {
-            // The first rounds of a trial still meet what the rounds before have left.
+            // The first rounds of a trial are still affected by the rounds before.
             (2, since) => *since = Some((now(), 0)),
             (3.., Some((_, moved))) => *moved += bytes,
             _ => {}
@@ -68,7 +69,7 @@ impl StagingTrials {
     }
 }
 
-/// A word that others look at, and nobody waits for.
+/// A word that other ranks read, and for which no rank waits.
 #[repr(transparent)]
 pub(super) struct StreamingVote(AtomicU32);
 
@@ -77,7 +78,7 @@ impl ShmGroup {
         self.filled().wrapping_add(round as u32)
     }
 
-    /// Whether slots of `round` are to be written past the caches.
+    /// Returns whether slots of `round` are written past the caches.
     pub(super) fn uses_streaming(&self, round: usize) -> bool {
         match self.number(round) % CYCLE / TRIAL {
             0 => false,
@@ -86,7 +87,7 @@ impl ShmGroup {
         }
     }
 
-    /// Notes the end of `round`, in which this rank has moved `bytes`.
+    /// Records the end of `round`, in which this rank has moved `bytes`.
     pub(super) fn moved(&self, round: usize, bytes: usize) {
         let vote = self.trials.borrow_mut().note(self.number(round), bytes, Instant::now);
         if let Some(vote) = vote {
@@ -95,8 +96,8 @@ impl ShmGroup {
     }
 }
 
-/// Copies `source` to `slot` of the same length; with `streaming` past the caches, visible to others once this returns and
-/// the counter is published.
+/// Copies `source` to `slot`, which has the same length. With `streaming` the copy goes past the caches; other ranks see it once
+/// this has returned and the counter is published.
 pub(super) fn put(slot: &mut [u8], source: &[u8], streaming: bool) {
     if streaming { stream(slot, source) } else { slot.copy_from_slice(source) }
 }
@@ -107,14 +108,14 @@ fn stream(slot: &mut [u8], source: &[u8]) {
     const LINE: usize = 64;
     let len = slot.len();
     assert_eq!(len, source.len());
-    // Whole lines alone, which go out as one write each.
+    // Whole lines only: each goes out as one write.
     let head = slot.as_ptr().align_offset(LINE).min(len);
     let body = (len - head) / LINE * LINE;
     slot[..head].copy_from_slice(&source[..head]);
     for at in (head..head + body).step_by(LINE) {
         for part in (at..at + LINE).step_by(16) {
-            // SAFETY: both lie within slices of length `len >= head + body`, the target is aligned to 16 bytes as `head` ends
-            // on a line, and SSE2 is part of x86-64.
+            // SAFETY: both are within slices of length `len >= head + body`, the target is aligned to 16 bytes since `head` ends on a
+            // line, and SSE2 is part of x86-64.
             unsafe {
                 let value = _mm_loadu_si128(source.as_ptr().add(part).cast::<__m128i>());
                 _mm_stream_si128(slot.as_mut_ptr().add(part).cast::<__m128i>(), value);
@@ -122,7 +123,7 @@ fn stream(slot: &mut [u8], source: &[u8]) {
         }
     }
     slot[head + body..].copy_from_slice(&source[head + body..]);
-    // SAFETY: SSE is part of x86-64. Non-temporal stores are not ordered by the release of the publication: this orders them.
+    // SAFETY: SSE is part of x86-64. The release of the publication does not order non-temporal stores; this fence does.
     unsafe { _mm_sfence() };
 }
 

@@ -1,4 +1,4 @@
-//! Waiting for a counter: look, spin, yield, sleep.
+//! Waiting for a counter: check, spin, yield, sleep.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use rustix::thread::CpuSet;
 use super::word::{Counter, Pending};
 use crate::abort::Abort;
 
-/// Why a wait ended without the counter.
+/// Why a wait ended before the counter reached its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WaitError {
     Timeout,
@@ -16,8 +16,8 @@ pub(super) enum WaitError {
     Aborted,
 }
 
-/// How long to stay awake. A spinning rank answers in well under a microsecond, but takes its core from a rank that has
-/// work to do if there are more ranks than cores.
+/// How long to stay awake. A spinning rank answers in well under a microsecond. With more ranks than cores, it would take its
+/// core from a rank that has work to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SpinPolicy {
     spins: u32,
@@ -25,25 +25,25 @@ pub(super) struct SpinPolicy {
 }
 
 impl SpinPolicy {
-    /// Whether there are more ranks than cores.
+    /// Returns whether there are more ranks than cores.
     pub(super) fn is_oversubscribed(self) -> bool {
         self.yields > 0
     }
 
-    /// For `ranks` ranks that share `cores` cores.
+    /// Returns the policy for `ranks` ranks that share `cores` cores.
     pub(super) fn new(ranks: usize, cores: usize) -> Self {
         if ranks <= cores { Self { spins: 2000, yields: 0 } } else { Self { spins: 20, yields: 4 } }
     }
 }
 
-/// Bytes of a processor set on its way to the other ranks.
+/// Bytes of a set of CPUs that is sent to the other ranks.
 pub(super) const CPU_BYTES: usize = 128;
 
-/// The processors that this process may run on, a bit each.
+/// Returns the CPUs that this process may run on, one bit each.
 pub(super) fn own_cpus() -> [u8; CPU_BYTES] {
     let mut bits = [0; CPU_BYTES];
     if let Ok(set) = rustix::thread::sched_getaffinity(None) {
-        // A quota of a container counts as fewer processors.
+        // A container's quota counts as fewer CPUs.
         let most = std::thread::available_parallelism().map_or(usize::MAX, usize::from);
         (0..CpuSet::MAX_CPU.min(8 * CPU_BYTES))
             .filter(|cpu| set.is_set(*cpu))
@@ -53,7 +53,7 @@ pub(super) fn own_cpus() -> [u8; CPU_BYTES] {
     bits
 }
 
-/// Waits on behalf of one rank.
+/// The waits of one rank.
 pub(super) struct Waiter {
     pub(super) abort: Arc<Abort>,
     pub(super) timeout: Duration,
@@ -67,7 +67,7 @@ impl Waiter {
         if counter.reached(target).is_ok() { Ok(()) } else { self.wait_within(counter, target, self.timeout) }
     }
 
-    /// The same with a limit of its own; no spinning for a limit of zero.
+    /// Like [`wait`](Self::wait), with its own limit.
     pub(super) fn wait_within(&self, counter: &Counter, target: u32, limit: Duration) -> Result<(), WaitError> {
         let look = || match counter.reached(target) {
             Ok(()) => Ok(None),

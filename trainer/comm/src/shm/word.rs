@@ -1,16 +1,17 @@
 //! A counter in shared memory that ranks of different processes can wait for.
 //!
-//! One word, one writer of its count: the upper 29 bits count what the owner has published, modulo 2^29; the lower three
-//! are flags. All changes are read-modify-writes of this one word, so the protocol needs no ordering between locations:
+//! A counter is one word, and only its owner changes its count. The upper 29 bits count what the owner has published, modulo
+//! 2^29; the lower three bits are flags. All changes are read-modify-writes of this one word, so the protocol needs no ordering
+//! between locations:
 //!
-//! - **publish** adds one to the count with release ordering. Whoever reads the new count with acquire ordering sees
-//!   everything that the owner wrote before: that is what makes the plain data beside the counters race-free.
-//! - **sleep**: a waiter that saw count `v` too small sets `WAITING` by compare-and-swap from exactly `v` and sleeps in the
-//!   kernel only while the word still is `v | WAITING`. A publish that comes first changes the word, so the swap or the
-//!   kernel's comparison fails and the waiter looks again; a publish that comes later sees `WAITING` in what it replaced,
-//!   clears it and wakes all sleepers. There is no window in which a wake-up is lost (`trainer/testing/loom`).
-//! - **mark** sets `POISON` (the job is aborted) or `LEFT` (the owner has gone in good order) and wakes all sleepers. Marks
-//!   may come from any process and stay.
+//! - **publish** adds one to the count with release ordering. A rank that reads the new count with acquire ordering sees all that
+//!   the owner wrote before. This is what makes the plain data beside the counters free of races.
+//! - **sleep**: a waiter that saw a count `v` below its target sets `WAITING` by compare-and-swap from exactly `v`, and sleeps in
+//!   the kernel only while the word still is `v | WAITING`. An earlier publish changes the word, so the swap or the kernel's
+//!   comparison fails and the waiter checks again. A later publish sees `WAITING` in the value that it replaced, clears it and
+//!   wakes all sleepers. So no wake-up is lost (`trainer/testing/loom`).
+//! - **mark** sets `POISON` (the job is aborted) or `LEFT` (the owner has left in order) and wakes all sleepers. Any process may
+//!   set these flags, and they are never cleared.
 
 use std::time::Duration;
 
@@ -19,21 +20,22 @@ use self::shim::Word;
 const WAITING: u32 = 1;
 /// The job is aborted.
 pub(super) const POISON: u32 = 2;
-/// The owner has left and will publish nothing more.
+/// The owner has left and will publish no more.
 pub(super) const LEFT: u32 = 4;
 const FLAGS: u32 = WAITING | POISON | LEFT;
 const ONE: u32 = 8;
 
-/// Why a counter will not be reached, or not yet.
+/// Why a counter has not reached its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pending {
-    /// Not yet; the word as it was seen, for [`Counter::sleep`].
+    /// Not yet. Holds the word that was read, for [`Counter::sleep`].
     NotYet(u32),
     Poisoned,
     Left,
 }
 
-/// See the module. Alone on its two cache lines (the prefetcher fetches pairs), so that polling one does not slow another.
+/// See the module. Each counter has two cache lines of its own (the prefetcher fetches pairs), so that polling one counter does
+/// not slow another.
 #[repr(C, align(128))]
 pub(super) struct Counter(Word);
 
@@ -43,7 +45,7 @@ impl Counter {
         Self(Word::new(0))
     }
 
-    /// Adds one; everything written before is visible to whoever waits for it.
+    /// Adds one. A rank that waits for the new count sees everything written before.
     pub(super) fn publish(&self) {
         if self.0.add(ONE) & WAITING != 0 {
             self.0.clear(WAITING);
@@ -51,13 +53,13 @@ impl Counter {
         }
     }
 
-    /// Sets `POISON` or `LEFT` for good.
+    /// Sets `POISON` or `LEFT`, which are never cleared.
     pub(super) fn mark(&self, flag: u32) {
         self.0.set(flag);
         self.0.wake();
     }
 
-    /// Whether the owner has published `target` times (modulo 2^29, at most 2^28 apart).
+    /// Checks whether the owner has published `target` times (modulo 2^29, at most 2^28 apart).
     #[inline]
     pub(super) fn reached(&self, target: u32) -> Result<(), Pending> {
         let seen = self.0.load();
@@ -73,18 +75,18 @@ impl Counter {
         }
     }
 
-    /// Whether the owner has left.
+    /// Returns whether the owner has left.
     pub(super) fn has_left(&self) -> bool {
         self.0.load() & LEFT != 0
     }
 
-    /// Whether the owner has published less than `other`'s.
+    /// Returns whether the owner has published less than the owner of `other`.
     pub(super) fn is_behind(&self, other: &Counter) -> bool {
         let ahead = (self.0.load() & !FLAGS).wrapping_sub(other.0.load() & !FLAGS);
         (ahead as i32) < 0
     }
 
-    /// Sleeps until the word is no longer what it was when `seen` was read, or `limit` is over, or for no reason.
+    /// Sleeps until the word differs from `seen` or `limit` is over. May also return for no reason.
     pub(super) fn sleep(&self, seen: u32, limit: Duration) {
         if seen & WAITING != 0 || self.0.swap_if(seen, seen | WAITING) {
             self.0.sleep(seen | WAITING, limit);
@@ -99,7 +101,7 @@ mod shim {
 
     use rustix::thread::futex;
 
-    /// An atomic word that threads of any process that maps it can sleep on.
+    /// An atomic word on which threads of all processes that map it can sleep.
     #[repr(transparent)]
     pub(super) struct Word(AtomicU32);
 
@@ -127,11 +129,11 @@ mod shim {
         pub(super) fn sleep(&self, expected: u32, limit: Duration) {
             let limit =
                 futex::Timespec { tv_sec: limit.as_secs().min(1 << 30) as i64, tv_nsec: limit.subsec_nanos().into() };
-            // Woken, timed out, interrupted or changed before: the caller looks again in every case.
+            // Woken, timed out, interrupted, or changed before: in every case the caller checks again.
             let _ = futex::wait(&self.0, futex::Flags::empty(), expected, Some(&limit));
         }
         pub(super) fn wake(&self) {
-            // Fails for a bad address alone, and this one is a reference.
+            // Fails only for a bad address, and this one is a reference.
             let _ = futex::wake(&self.0, futex::Flags::empty(), i32::MAX as u32);
         }
     }
@@ -143,7 +145,7 @@ mod shim {
     use loom::sync::{Condvar, Mutex};
     use std::time::Duration;
 
-    /// The kernel's promise in loom's terms: comparison and falling asleep are one step for whoever wakes.
+    /// The kernel's guarantee in loom's terms: for a waker, comparing and falling asleep are one step.
     pub(super) struct Word {
         word: AtomicU32,
         queue: Mutex<()>,
@@ -172,7 +174,7 @@ mod shim {
         pub(super) fn sleep(&self, expected: u32, _limit: Duration) {
             let queue = self.queue.lock().unwrap();
             if self.word.load(Ordering::Acquire) == expected {
-                // May also wake without reason; the caller looks again.
+                // May also wake for no reason. The caller checks again.
                 drop(self.awake.wait(queue).unwrap());
             }
         }

@@ -1,13 +1,15 @@
-//! A rank's end of the rendezvous.
+//! A rank's end of the control connection.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream, ToSocketAddrs};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
 
 use super::message::{Push, Request};
 use crate::abort::Abort;
@@ -16,7 +18,7 @@ use crate::error::{CommError, ErrorKind, Result, ranks};
 use crate::net;
 use crate::wire::split_frame;
 
-/// The server answers a wait when its time is up; this much later the server itself is given up.
+/// The server answers a wait when its time is up. The client gives up on the server this much later.
 const SERVER_GRACE: Duration = Duration::from_secs(5);
 
 enum Reply {
@@ -27,7 +29,7 @@ enum Reply {
 #[derive(Default)]
 struct Inbox {
     replies: HashMap<u64, Reply>,
-    /// What other ranks say they are doing, by query.
+    /// The activities that other ranks reported, by query.
     doing: HashMap<u64, Vec<(usize, String)>>,
 }
 
@@ -44,8 +46,8 @@ struct ClientState {
     server: String,
 }
 
-/// A rank's control connection: keys, barriers, bad news. Listens on a thread of its own, so that a rank that computes or
-/// sleeps in a collective still hears and answers.
+/// A rank's control connection: keys, barriers, and news of failures. PyTorch: `TCPStore`. A thread of its own listens, so that
+/// a rank that computes or sleeps in a collective still receives and answers.
 pub struct StoreClient {
     shared: Arc<ClientState>,
     next: AtomicU64,
@@ -59,15 +61,11 @@ impl fmt::Debug for StoreClient {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl StoreClient {
-    /// Joins the rendezvous at `address` as `rank` of `world`, trying again until `limit` while nobody listens there yet.
+    /// Joins the rendezvous at `address` as `rank` of `world` ranks. Retries until `limit` while no server listens there yet.
     ///
     /// # Errors
-    /// [`ErrorKind::Setup`] if nobody answers in time, the secret differs, or the rank is refused.
+    /// [`ErrorKind::Setup`] if no server answers in time, the secret differs, or the server refuses the rank.
     pub fn connect(
         address: impl ToSocketAddrs + fmt::Display,
         secret: &Secret,
@@ -135,7 +133,7 @@ impl StoreClient {
         let weak = Arc::downgrade(&shared);
         shared.abort.on_raise(move || {
             if let Some(shared) = weak.upgrade() {
-                drop(lock(&shared.inbox));
+                drop(shared.inbox.lock());
                 shared.arrived.notify_all();
             }
         });
@@ -147,7 +145,10 @@ impl StoreClient {
         Ok(Self { shared, next: AtomicU64::new(1), rank, thread: Some(thread) })
     }
 
-    /// Address of this host as the server's side sees it; other hosts can reach this one there.
+    /// Returns the address of this host that the connection uses. Other hosts can reach this host there.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Setup`] if the system does not know it.
     pub fn own_address(&self) -> Result<std::net::IpAddr> {
         net::own_address(&self.shared.stream)
             .map_err(|e| CommError::setup(format!("rank {} cannot tell its own address: {e}", self.rank)))
@@ -157,25 +158,31 @@ impl StoreClient {
         self.shared.abort.clone()
     }
 
-    /// What this rank answers when others ask what it is doing.
+    /// Sets the function that describes this rank's activity when other ranks ask for it.
     pub(crate) fn set_status(&self, status: impl Fn() -> String + Send + 'static) {
-        *lock(&self.shared.status) = Some(Box::new(status));
+        *self.shared.status.lock() = Some(Box::new(status));
     }
 
-    /// Stores `value` under `key`, replacing what was there.
+    /// Stores `value` under `key`, and replaces the old value.
+    ///
+    /// # Errors
+    /// [`ErrorKind::PeerLost`] if the server is gone.
     pub fn set(&self, key: &str, value: &[u8]) -> Result<()> {
         self.shared.send(&Request::Set { key: key.into(), value: value.into() })
     }
 
-    /// The value under `key`, if there is one now.
+    /// Returns the current value of `key`, if there is one.
+    ///
+    /// # Errors
+    /// [`ErrorKind::PeerLost`] if the server is gone, [`ErrorKind::Timeout`] if it does not answer, or the error that ended the job.
     pub fn get(&self, key: &str) -> Result<Option<Vec<u8>>> {
         self.value(key, Duration::ZERO)
     }
 
-    /// The value under `key`, waiting up to `limit` for somebody to set it.
+    /// Returns the value of `key`; waits up to `limit` until a rank sets it.
     ///
     /// # Errors
-    /// [`ErrorKind::Timeout`], or whatever ends the job meanwhile.
+    /// [`ErrorKind::Timeout`] after `limit`, or the error that ended the job.
     pub fn wait(&self, key: &str, limit: Duration) -> Result<Vec<u8>> {
         self.value(key, limit)?.ok_or_else(|| {
             CommError::new(ErrorKind::Timeout, format!("rank {} waited {limit:.0?} for key {key:?}", self.rank))
@@ -191,10 +198,10 @@ impl StoreClient {
         }
     }
 
-    /// Waits until all ranks of the job have come to the barrier `name`.
+    /// Waits until all ranks of the job have entered the barrier `name`. PyTorch: `monitored_barrier`.
     ///
     /// # Errors
-    /// [`ErrorKind::Timeout`] naming the ranks that did not come within `limit`.
+    /// [`ErrorKind::Timeout`], which names the ranks that did not come within `limit`.
     pub fn barrier(&self, name: &str, limit: Duration) -> Result<()> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let limit_ms = limit.as_millis() as u64;
@@ -219,25 +226,24 @@ impl StoreClient {
         }
     }
 
-    /// Ends the job with `error` on all ranks, this one included. The first error is the one that counts.
+    /// Ends the job with `error` on all ranks, including this one. Only the first error of a job counts.
     pub(crate) fn abort(&self, error: CommError) {
         if self.shared.abort.raise(error.clone()) {
-            // If the server is gone too, everybody knows.
+            // If the server is gone too, all ranks have noticed that.
             let _ = self.shared.send(&Request::Abort { error });
         }
     }
 
-    /// Asks all other ranks what they are doing and returns what `expected` of them answer within `limit`. A process that
-    /// is stopped or gone does not answer.
+    /// Asks all other ranks for their activity. Returns up to `expected` answers that arrive within `limit`, with their ranks. A
+    /// process that is stopped or gone does not answer.
     pub(crate) fn query(&self, expected: usize, limit: Duration) -> Vec<(usize, String)> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        lock(&self.shared.inbox).doing.insert(id, Vec::new());
+        self.shared.inbox.lock().doing.insert(id, Vec::new());
         let sent = self.shared.send(&Request::Query { id });
-        let guard = lock(&self.shared.inbox);
+        let mut inbox = self.shared.inbox.lock();
         let count = |inbox: &Inbox| inbox.doing.get(&id).map_or(0, Vec::len);
         let limit = if sent.is_ok() { limit } else { Duration::ZERO };
-        let waited = self.shared.arrived.wait_timeout_while(guard, limit, |inbox| count(inbox) < expected);
-        let (mut inbox, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        self.shared.arrived.wait_while_for(&mut inbox, |inbox| count(inbox) < expected, limit);
         let mut answers = inbox.doing.remove(&id).unwrap_or_default();
         answers.sort();
         answers
@@ -247,7 +253,7 @@ impl StoreClient {
         self.shared.abort.check()?;
         self.shared.send(request)?;
         let until = Instant::now() + limit + SERVER_GRACE;
-        let mut inbox = lock(&self.shared.inbox);
+        let mut inbox = self.shared.inbox.lock();
         loop {
             if let Some(reply) = inbox.replies.remove(&id) {
                 return Ok(reply);
@@ -260,14 +266,14 @@ impl StoreClient {
                     format!("the rendezvous at {} does not answer rank {}", self.shared.server, self.rank),
                 ));
             }
-            inbox = self.shared.arrived.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.shared.arrived.wait_for(&mut inbox, left);
         }
     }
 }
 
 impl Drop for StoreClient {
     fn drop(&mut self) {
-        // A panic is a death: without a goodbye the others hear of it.
+        // A panic is a death: without a goodbye, the server reports it to the other ranks.
         if !std::thread::panicking() {
             self.shared.leaving.store(true, Ordering::Release);
             let _ = self.shared.send(&Request::Goodbye);
@@ -282,7 +288,7 @@ impl Drop for StoreClient {
 
 impl ClientState {
     fn send(&self, request: &Request) -> Result<()> {
-        let _turn = lock(&self.writing);
+        let _turn = self.writing.lock();
         (&self.stream).write_all(&request.frame()).map_err(|e| self.server_lost(&e.to_string()))
     }
 
@@ -292,7 +298,7 @@ impl ClientState {
     }
 
     fn protocol_error(&self) -> CommError {
-        CommError::setup(format!("the rendezvous at {} answers nonsense", self.server))
+        CommError::setup(format!("the rendezvous at {} sent an invalid message", self.server))
     }
 
     fn listen(&self) {
@@ -328,16 +334,16 @@ impl ClientState {
 
     fn take(&self, push: Push) {
         match push {
-            Push::Value { id, value } => drop(lock(&self.inbox).replies.insert(id, Reply::Value(value))),
-            Push::Barrier { id, missing } => drop(lock(&self.inbox).replies.insert(id, Reply::Barrier(missing))),
+            Push::Value { id, value } => drop(self.inbox.lock().replies.insert(id, Reply::Value(value))),
+            Push::Barrier { id, missing } => drop(self.inbox.lock().replies.insert(id, Reply::Barrier(missing))),
             Push::Aborted { error } => _ = self.abort.raise(error),
             Push::Ask { asker, id } => {
-                let text = lock(&self.status).as_ref().map_or_else(|| "is being set up".into(), |status| status());
-                // If this fails the reader notices next.
+                let text = self.status.lock().as_ref().map_or_else(|| "is being set up".into(), |status| status());
+                // If this fails, the reader notices next.
                 let _ = self.send(&Request::Activity { asker, id, text });
             }
             Push::Activity { id, rank, text } => {
-                if let Some(answers) = lock(&self.inbox).doing.get_mut(&id) {
+                if let Some(answers) = self.inbox.lock().doing.get_mut(&id) {
                     answers.push((rank as usize, text));
                 }
             }

@@ -1,4 +1,4 @@
-//! One non-blocking connection of the server, from handshake to farewell.
+//! One non-blocking connection of the server, from the handshake to the goodbye.
 
 use std::io::{ErrorKind as IoKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -8,29 +8,29 @@ use super::message::Request;
 use crate::auth::{Challenge, HANDSHAKE_LIMIT, HELLO_BYTES, Hello, PROOF_BYTES, Purpose, Secret, verdict};
 use crate::wire::{MAX_FRAME, split_frame};
 
-/// A member that lets this much pile up unread is not reading.
+/// A member that has this many unread bytes does not read any more.
 const MAX_OUTBOX: usize = 4 * MAX_FRAME;
 
 enum Phase {
     Hello,
     Proof(Challenge),
-    /// Authenticated; the server has to admit it.
+    /// Authenticated. The server has not admitted it yet.
     Authenticated(Hello),
     Member(u32),
-    /// Refused: only the verdict is still to be sent.
+    /// Refused. Only the refusal is still to be sent.
     Closing,
 }
 
-/// What came out of reading.
+/// Result of reading.
 pub(super) enum Incoming {
     Nothing,
-    /// A stranger has proved itself and waits for [`Connection::admit`].
+    /// A peer has authenticated and waits for [`Connection::admit`].
     Authenticated {
         rank: u32,
         world: u32,
     },
     Requests(Vec<Request>),
-    /// The connection is over, and why.
+    /// The connection has ended, and why.
     Over(String),
 }
 
@@ -64,7 +64,7 @@ impl Connection {
         if let Phase::Member(rank) = self.phase { Some(rank) } else { None }
     }
 
-    /// When a connection that is no member is given up.
+    /// Returns when a connection that is not a member is closed.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.member().is_none().then(|| self.since + HANDSHAKE_LIMIT)
     }
@@ -94,13 +94,13 @@ impl Connection {
         if self.outbox.len() > MAX_OUTBOX { Err("it no longer reads what it is sent".into()) } else { Ok(()) }
     }
 
-    /// Admits or refuses a rank that has proved itself.
+    /// Admits or refuses a rank that has authenticated.
     pub(super) fn admit(&mut self, rank: u32, refusal: Option<&str>) -> Result<(), String> {
         self.phase = if refusal.is_some() { Phase::Closing } else { Phase::Member(rank) };
         self.send(&verdict(refusal))
     }
 
-    /// Reads what is there. A stranger's bytes are bounded by the handshake's sizes, a member's by [`MAX_FRAME`].
+    /// Reads what has arrived. The handshake's sizes limit the bytes of an unauthenticated peer, [`MAX_FRAME`] those of a member.
     pub(super) fn read(&mut self, secret: &Secret) -> Incoming {
         let mut chunk = [0u8; 4096];
         let mut closed = None;
@@ -144,14 +144,14 @@ impl Connection {
         }
     }
 
-    /// A full hello or proof is in the inbox.
+    /// Handles a complete hello or proof in the inbox.
     fn advance(&mut self, secret: &Secret) -> Result<(), String> {
         match &self.phase {
             Phase::Hello => {
                 let Ok(bytes) = <&[u8; HELLO_BYTES]>::try_from(self.inbox.as_slice()) else { return Ok(()) };
                 let hello = Hello::decode(bytes)?;
                 if hello.purpose != Purpose::Store {
-                    return Err("it took the rendezvous for something else".into());
+                    return Err("it is not a rank's control connection".into());
                 }
                 let challenge = Challenge::new(hello).map_err(|e| e.message)?;
                 let reply = challenge.reply(secret);
@@ -179,12 +179,12 @@ impl Connection {
                 Ok(Some(body)) => match Request::decode(&body) {
                     Some(Request::Goodbye) => self.said_goodbye = true,
                     Some(request) => requests.push(request),
-                    None => return Incoming::Over("it sent a message that makes no sense".into()),
+                    None => return Incoming::Over("it sent an invalid message".into()),
                 },
                 Err(len) => return Incoming::Over(format!("it sent a message of {len} bytes, {MAX_FRAME} at most")),
             }
         }
-        // A rank that reports an error and exits must have its report heard first; the closure shows again at once.
+        // The report of a rank that reports an error and exits must be handled first. The end of the stream shows again at once.
         match closed {
             Some(cause) if requests.is_empty() => Incoming::Over(cause),
             _ => Incoming::Requests(requests),

@@ -3,14 +3,14 @@
 use crate::error::CommError;
 use crate::wire::{Reader, Writer};
 
-/// From a rank to the server. `id` comes back in the reply.
+/// From a rank to the server. The reply carries the same `id`.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Request {
     Set {
         key: String,
         value: Vec<u8>,
     },
-    /// Waits for the key up to `limit_ms`; 0 looks once.
+    /// Waits for the key up to `limit_ms`; 0 does not wait.
     Get {
         id: u64,
         key: String,
@@ -24,7 +24,7 @@ pub(super) enum Request {
     Abort {
         error: CommError,
     },
-    /// Asks all other ranks what they are doing.
+    /// Asks all other ranks for their activity.
     Query {
         id: u64,
     },
@@ -34,7 +34,7 @@ pub(super) enum Request {
         id: u64,
         text: String,
     },
-    /// The rank is done; its connection will close and that is no failure.
+    /// The rank is done. The end of its connection is not a failure then.
     Goodbye,
 }
 
@@ -45,7 +45,7 @@ pub(super) enum Push {
         id: u64,
         value: Option<Vec<u8>>,
     },
-    /// The barrier `id` is through, or time is up and these ranks are missing.
+    /// All ranks have entered the barrier `id`, or time is up and these ranks are missing.
     Barrier {
         id: u64,
         missing: Vec<u32>,

@@ -5,10 +5,11 @@ use std::fmt;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::MAX_UNAUTHENTICATED;
@@ -17,28 +18,28 @@ use super::state::{Outgoing, State};
 use crate::auth::Secret;
 use crate::error::{CommError, ErrorKind, Result};
 
-/// How long a server that is dropped goes on to deliver what it has to say.
+/// How long a server that is dropped still delivers its messages.
 const FLUSH_LIMIT: Duration = Duration::from_millis(500);
 
-/// What the server saw, for whoever hosts it.
+/// What the server reports to the process that hosts it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoreEvent {
-    /// A rank has proved itself and joined.
+    /// A rank has authenticated and joined.
     Joined(usize),
     /// A rank has said goodbye.
     Left(usize),
     /// A rank's connection ended without a goodbye.
     Lost {
-        /// Which.
+        /// The rank.
         rank: usize,
-        /// How it was noticed.
+        /// How the server noticed.
         cause: String,
     },
-    /// The job has ended with this error, the first one; all ranks are told.
+    /// The job has ended with this error, the first one. The server has sent it to all ranks.
     Aborted(CommError),
-    /// Somebody was turned away.
+    /// A connection was refused.
     Refused {
-        /// Where it came from.
+        /// Address of the other end.
         from: SocketAddr,
         /// Why.
         cause: String,
@@ -47,11 +48,11 @@ pub enum StoreEvent {
 
 type OnEvent = Box<dyn FnMut(StoreEvent) + Send>;
 
-/// The rendezvous of one job. Dropping it ends it; ranks that have not said goodbye by then see their job aborted.
+/// The rendezvous of one job. Dropping it ends it: the job is aborted for ranks that have not said goodbye by then.
 pub struct StoreServer {
     address: SocketAddr,
     commands: Arc<Mutex<Vec<Command>>>,
-    /// Ranks that have joined and not gone yet, and how many ever joined.
+    /// Number of ranks that are members now, and of ranks that have ever joined.
     member_count: Arc<(Mutex<(usize, usize)>, Condvar)>,
     world: usize,
     wakeup: UnixStream,
@@ -70,11 +71,11 @@ impl fmt::Debug for StoreServer {
 }
 
 impl StoreServer {
-    /// Listens on `address` (port 0: the kernel chooses one, see [`StoreServer::local_addr`]) for the `world` ranks that
-    /// know `secret`. `on_event` is called on the server's thread and must not block.
+    /// Listens on `address` for the `world` ranks that know `secret`. Port 0 lets the kernel choose a port, see
+    /// [`StoreServer::local_addr`]. `on_event` is called on the server's thread and must not block.
     ///
     /// # Errors
-    /// [`ErrorKind::Setup`] if the address cannot be had.
+    /// [`ErrorKind::Setup`] if the server cannot listen on the address.
     pub fn bind(
         address: impl ToSocketAddrs + fmt::Debug,
         secret: Secret,
@@ -86,9 +87,9 @@ impl StoreServer {
         let listener = TcpListener::bind(&address).map_err(|e| {
             let taken = e.kind() == std::io::ErrorKind::AddrInUse;
             cannot("listen on", e).hint(if taken {
-                "another job has this port: choose another one, or port 0 to have the kernel choose"
+                "another job has this port: choose another port, or port 0 to let the kernel choose"
             } else {
-                "the address must be one of this host's, and the port free"
+                "it must be an address of this host, and the port must be free"
             })
         })?;
         listener.set_nonblocking(true).map_err(|e| cannot("set up", e))?;
@@ -117,29 +118,29 @@ impl StoreServer {
         Ok(Self { address, commands, member_count, world, wakeup, thread: Some(thread) })
     }
 
-    /// Where it listens, with the port that the kernel chose.
+    /// Returns the address of the server, with the port that the kernel chose.
     pub fn local_addr(&self) -> SocketAddr {
         self.address
     }
 
-    /// Ends the job: all waits in all ranks return an error with `reason`. The first error of a job is the one that counts.
+    /// Ends the job: all waits on all ranks return an error with `reason`. Only the first error of a job counts.
     pub fn abort(&self, reason: impl Into<String>) {
         self.command(Command::Abort(CommError::new(ErrorKind::Aborted, reason)));
     }
 
-    /// Waits until all ranks of the job have joined and gone again, up to `limit`; returns whether they have. A rank that
-    /// hosts the server calls this last: dropping it earlier would look like a death to the others.
+    /// Waits up to `limit` until all ranks of the job have joined and left. Returns whether they have. A rank that hosts the server
+    /// calls this last: dropping the server earlier would look like a death to the other ranks.
     pub fn wait_until_left(&self, limit: Duration) -> bool {
         let (member_count, changed) = &*self.member_count;
-        let guard = member_count.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut count = member_count.lock();
         let here = |(present, joined): &mut (usize, usize)| *present > 0 || *joined < self.world;
-        let (guard, _) = changed.wait_timeout_while(guard, limit, here).unwrap_or_else(PoisonError::into_inner);
-        *guard == (0, self.world)
+        changed.wait_while_for(&mut count, here, limit);
+        *count == (0, self.world)
     }
 
     fn command(&self, command: Command) {
-        self.commands.lock().unwrap_or_else(PoisonError::into_inner).push(command);
-        // A full wakeup rings already.
+        self.commands.lock().push(command);
+        // A full buffer wakes the thread already.
         let _ = std::io::Write::write(&mut &self.wakeup, &[1]);
     }
 }
@@ -163,7 +164,7 @@ struct EventLoop {
     commands: Arc<Mutex<Vec<Command>>>,
     wakeup_reader: UnixStream,
     on_event: OnEvent,
-    /// Set when the server is to end: by then at the latest.
+    /// Set when the server is to end: the latest time for that.
     stop: Option<Instant>,
 }
 
@@ -187,7 +188,7 @@ impl EventLoop {
         self.stop.is_some_and(|at| Instant::now() >= at || !self.connections.values().any(Connection::wants_write))
     }
 
-    /// Sleeps until something happens; returns the connections to look at.
+    /// Sleeps until something happens. Returns the connections to read.
     fn wait(&mut self) -> Vec<u64> {
         let deadlines = self.connections.values().filter_map(Connection::deadline);
         let deadline = deadlines.chain(self.state.next_deadline()).chain(self.stop).min();
@@ -217,7 +218,7 @@ impl EventLoop {
     fn run_commands(&mut self) {
         let mut bytes = [0; 64];
         while matches!(std::io::Read::read(&mut &self.wakeup_reader, &mut bytes), Ok(n) if n > 0) {}
-        let commands = std::mem::take(&mut *self.commands.lock().unwrap_or_else(PoisonError::into_inner));
+        let commands = std::mem::take(&mut *self.commands.lock());
         for command in commands {
             match command {
                 Command::Abort(error) => {
@@ -229,7 +230,7 @@ impl EventLoop {
         }
     }
 
-    /// Tells hosts and ranks of the job's first error.
+    /// Reports the job's first error to the host and to the ranks.
     fn ended(&mut self, out: Option<Outgoing>) {
         if let (Some(out), Some(error)) = (out, self.state.error().cloned()) {
             (self.on_event)(StoreEvent::Aborted(error));
@@ -288,7 +289,7 @@ impl EventLoop {
         }
     }
 
-    /// A connection is at its end: a goodbye, a death, or a stranger turned away.
+    /// Ends a connection: a goodbye, a death, or an unauthenticated peer that is refused.
     fn disconnect(&mut self, id: u64, cause: String) {
         let Some(connection) = self.connections.remove(&id) else { return };
         if connection.member().is_some() {
@@ -310,7 +311,7 @@ impl EventLoop {
     }
 
     fn count(&self, change: impl FnOnce(&mut (usize, usize))) {
-        change(&mut self.member_count.0.lock().unwrap_or_else(PoisonError::into_inner));
+        change(&mut self.member_count.0.lock());
         self.member_count.1.notify_all();
     }
 
@@ -334,7 +335,7 @@ impl EventLoop {
                 Ok(accepted) => accepted,
                 Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return,
                 Err(_) => {
-                    // Out of file descriptors, say: the connection stays in the queue and must not make this loop spin.
+                    // For example, no file descriptors are left. The connection stays in the queue and must not make this loop spin.
                     std::thread::sleep(Duration::from_millis(10));
                     return;
                 }
@@ -343,7 +344,7 @@ impl EventLoop {
             if unauthenticated.clone().count() >= MAX_UNAUTHENTICATED
                 && let Some(id) = unauthenticated.min_by_key(|(_, c)| c.since).map(|(id, _)| *id)
             {
-                self.disconnect(id, "too many unproved connections at once".into());
+                self.disconnect(id, "too many unauthenticated connections at once".into());
             }
             match Connection::new(stream, peer) {
                 Ok(connection) => drop(self.connections.insert(self.next, connection)),
@@ -357,7 +358,7 @@ impl EventLoop {
         let late = |c: &Connection| c.deadline().is_some_and(|at| at <= now);
         let late: Vec<u64> = self.connections.iter().filter(|(_, c)| late(c)).map(|(id, _)| *id).collect();
         for id in late {
-            self.disconnect(id, "it did not prove itself in time".into());
+            self.disconnect(id, "it did not authenticate in time".into());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What the server knows, and how it answers: a state machine without sockets or clocks of its own.
+//! What the server knows and how it answers: a state machine without sockets and without a clock.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ struct Barrier {
     arrived: BTreeMap<u32, (u64, Instant)>,
 }
 
-/// Answers on their way to ranks.
+/// Messages to send, with the ranks that get them.
 pub(super) type Outgoing = Vec<(u32, Push)>;
 
 /// Keys, barriers, members and the job's first error.
@@ -51,7 +51,7 @@ impl State {
         self.error.as_ref()
     }
 
-    /// Whether a rank that has proved itself may join, and why not.
+    /// Returns whether a rank that has authenticated may join; if not, why.
     pub(super) fn admit(&self, rank: u32, world: u32) -> Result<(), String> {
         if world != self.world {
             return Err(format!("it was started for {world} ranks, this job has {}", self.world));
@@ -80,7 +80,7 @@ impl State {
         Some(self.members.iter().map(|rank| (*rank, Push::Aborted { error: error.clone() })).collect())
     }
 
-    /// A member's connection is gone and it had not said goodbye.
+    /// Ends the job, because a member's connection ended without a goodbye.
     pub(super) fn lost(&mut self, rank: u32, cause: &str) -> Option<Outgoing> {
         self.members.remove(&rank);
         self.abort(
@@ -161,7 +161,7 @@ impl State {
         out
     }
 
-    /// When [`State::tick`] has to be called next.
+    /// Returns when [`State::tick`] must be called next.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let waits = self.waiting.values().flatten().map(|w| w.until);
         let barriers = self.barriers.values().flat_map(|b| b.arrived.values().map(|(_, until)| *until));

@@ -1,25 +1,28 @@
-//! The collectives over TCP; `mod.rs` says which algorithm when.
+//! The collectives over TCP. `mod.rs` lists the algorithms.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::mesh::{Mesh, RecvOp, SendOp};
-use super::ring::{Reduction, Scratch};
+use super::ring::Reduction;
+use crate::aligned::AlignedBytes;
 use crate::call::CollectiveCall;
 use crate::dtype::{ReduceOp, split};
 use crate::error::{CommError, Result};
 use crate::kernels;
 use crate::transport::{GroupRanks, Transport};
 
-/// Up to this many bytes the number of steps decides, above it the number of bytes.
+/// Bytes up to which the number of steps decides the speed, and above which the number of bytes does.
 const SMALL: usize = 32 << 10;
-/// Bytes of a part up to which an all-reduce between ranks of one host goes round the ring at once: what a step receives, the
-/// next sends, and then it still is in a cache. Measured for 45 MB over two ranks: 12 to 19 ms, 26 to 29 in one go; over four
-/// on two cores 60 to 79, 61 to 94. Between hosts the steps' latency counts, and the memory is not what limits.
+/// Bytes of a part, up to which an all-reduce between ranks of one host goes round the ring at once: the next step sends what a
+/// step has received, while it is still in a cache. Measured for 45 MB over two ranks: 12 to 19 ms, against 26 to 29 ms in one go;
+/// over four ranks on two cores 60 to 79 ms, against 61 to 94 ms. Between hosts the latency of steps counts, not the memory.
 const LOCAL_PART: usize = 512 << 10;
-/// Pieces in which a long broadcast goes down the chain.
+/// Bytes of the pieces in which a long broadcast travels down the chain.
 const CHAIN_PIECE: usize = 256 << 10;
 
-/// The TCP transport of one group; groups of a process share its mesh.
+/// The TCP transport of one group. The groups of a stream share its mesh.
 pub(crate) struct TcpGroup {
     mesh: Arc<Mutex<Mesh>>,
     pub(super) group: GroupRanks,
@@ -44,20 +47,18 @@ impl TcpGroup {
         self.recursive_doubling(mesh, call, &mut [], None)
     }
 
-    /// `data` as accumulators, which for 16-bit floats is a copy.
-    fn widened(call: &CollectiveCall, data: &[u8]) -> (Scratch, usize) {
+    /// Returns `data` as accumulators, which is a copy.
+    fn widened(call: &CollectiveCall, data: &[u8]) -> AlignedBytes {
         let (from, to) = (call.dtype, call.dtype.accumulator());
-        let len = data.len() / from.size() * to.size();
-        let mut copy = Scratch::new(len);
         if from == to {
-            copy.get(len).copy_from_slice(data);
-        } else {
-            kernels::widen(from, data, copy.get(len));
+            return AlignedBytes::copy(data);
         }
-        (copy, len)
+        let mut wide = AlignedBytes::zero(data.len() / from.size() * to.size());
+        kernels::widen(from, data, wide.get_mut());
+        wide
     }
 
-    /// Turns accumulated values into final ones: the mean's division, and the one rounding of 16-bit floats.
+    /// Turns accumulated values into results: the mean's division, and the one rounding of 16-bit floats.
     fn finish(&self, call: &CollectiveCall, op: ReduceOp, sums: &mut [u8], into: &mut [u8]) {
         self.average(call, op, sums);
         if call.dtype == call.dtype.accumulator() {
@@ -91,8 +92,8 @@ impl TcpGroup {
             self.ring_reduce(mesh, call, data, &cut, Self::reduction(call, op))?;
             self.average(call, op, &mut data[cut[own]..cut[own + 1]]);
         } else {
-            let (mut sums, len) = Self::widened(call, data);
-            let sums = sums.get(len);
+            let mut sums = Self::widened(call, data);
+            let sums = sums.get_mut();
             let wide = call.dtype.accumulator().size() / call.dtype.size();
             let wide_cut: Vec<usize> = cut.iter().map(|at| at * wide).collect();
             self.ring_reduce(mesh, call, sums, &wide_cut, Self::reduction(call, op))?;
@@ -104,16 +105,16 @@ impl TcpGroup {
     fn reduce_long(&self, mesh: &mut Mesh, call: &CollectiveCall, op: ReduceOp, data: &mut [u8]) -> Result<()> {
         self.agree(mesh, call)?;
         let (n, me, root) = (self.group.len(), self.group.me, self.root(call));
-        let (mut sums, len) = Self::widened(call, data);
-        let sums = sums.get(len);
-        let cut = split(len, call.dtype.accumulator().size(), n);
+        let mut sums = Self::widened(call, data);
+        let sums = sums.get_mut();
+        let cut = split(sums.len(), call.dtype.accumulator().size(), n);
         self.ring_reduce(mesh, call, sums, &cut, Self::reduction(call, op))?;
         let held = |rank: usize| (rank + 1) % n;
         if me != root {
             let part = &sums[cut[held(me)]..cut[held(me) + 1]];
             return mesh.transfer(call, &self.name, &mut [self.send_to(call, root, part)], &mut []);
         }
-        // Part p lies at rank p-1; the root has its own already.
+        // Part p is at rank p-1. The root has its own already.
         let mut recvs: Vec<RecvOp<'_>> = cut_up(sums, &cut)
             .enumerate()
             .map(|(part, bytes)| ((part + n - 1) % n, bytes))
@@ -126,7 +127,7 @@ impl TcpGroup {
         Ok(())
     }
 
-    /// Small data: rank distances from the root recursive_doubling, each rank passing on what it has.
+    /// Broadcasts small data: rank distances from the root double, and each rank forwards what it has.
     fn broadcast_tree(&self, mesh: &mut Mesh, call: &CollectiveCall, data: &mut [u8]) -> Result<()> {
         let (n, root) = (self.group.len(), self.root(call));
         let place = (self.group.me + n - root) % n;
@@ -145,7 +146,7 @@ impl TcpGroup {
         mesh.transfer(call, &self.name, &mut sends, &mut [])
     }
 
-    /// Long data: pieces go down the chain root, root+1, …, each rank sending one while the next arrives.
+    /// Broadcasts long data: pieces travel down the chain root, root+1, …. Each rank sends one piece while it receives the next.
     fn broadcast_chain(&self, mesh: &mut Mesh, call: &CollectiveCall, data: &mut [u8]) -> Result<()> {
         let (n, me, root) = (self.group.len(), self.group.me, self.root(call));
         let place = (me + n - root) % n;
@@ -167,7 +168,7 @@ impl TcpGroup {
         Ok(())
     }
 
-    /// Sends part `r` of `send` to each rank `r` and takes its part for this rank into part `r` of `recv`.
+    /// Sends part `r` of `send` to each rank `r`, and receives each rank's part for this rank into part `r` of `recv`.
     fn exchange_parts(&self, mesh: &mut Mesh, call: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
         let (n, me) = (self.group.len(), self.group.me);
         let len = send.len() / n;
@@ -176,7 +177,7 @@ impl TcpGroup {
         if len == 0 {
             return Ok(());
         }
-        // Beginning with the next rank, so that not all send to rank 0 first.
+        // Starts with the next rank, so that not all ranks send to rank 0 first.
         let mut sends: Vec<SendOp<'_>> = (1..n).map(|s| (me + s) % n).map(|r| self.send_to(call, r, part(r))).collect();
         let mut recvs: Vec<RecvOp<'_>> = recv
             .chunks_exact_mut(len)
@@ -188,7 +189,7 @@ impl TcpGroup {
     }
 }
 
-/// The parts of `data` between the offsets `cut`.
+/// Returns the parts of `data` between the offsets `cut`.
 fn cut_up<'a>(data: &'a mut [u8], cut: &[usize]) -> impl Iterator<Item = &'a mut [u8]> {
     let mut rest = data;
     let lens: Vec<usize> = cut.windows(2).map(|w| w[1] - w[0]).collect();
@@ -199,43 +200,39 @@ fn cut_up<'a>(data: &'a mut [u8], cut: &[usize]) -> impl Iterator<Item = &'a mut
     })
 }
 
-fn lock(mesh: &Mutex<Mesh>) -> MutexGuard<'_, Mesh> {
-    mesh.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Transport for TcpGroup {
     fn all_reduce(&mut self, call: &CollectiveCall, data: &mut [u8]) -> Result<()> {
-        let (mesh, op) = (&mut *lock(&self.mesh), Self::op(call)?);
+        let (mesh, op) = (&mut *self.mesh.lock(), Self::op(call)?);
         if data.len() > SMALL {
             return self.all_reduce_long(mesh, call, op, data);
         }
-        let (mut sums, len) = Self::widened(call, data);
-        self.recursive_doubling(mesh, call, sums.get(len), Some(Self::reduction(call, op)))?;
-        self.finish(call, op, sums.get(len), data);
+        let mut sums = Self::widened(call, data);
+        self.recursive_doubling(mesh, call, sums.get_mut(), Some(Self::reduction(call, op)))?;
+        self.finish(call, op, sums.get_mut(), data);
         Ok(())
     }
 
     fn broadcast(&mut self, call: &CollectiveCall, data: &mut [u8]) -> Result<()> {
-        let mesh = &mut *lock(&self.mesh);
+        let mesh = &mut *self.mesh.lock();
         self.agree(mesh, call)?;
         if data.len() > SMALL { self.broadcast_chain(mesh, call, data) } else { self.broadcast_tree(mesh, call, data) }
     }
 
     fn reduce(&mut self, call: &CollectiveCall, data: &mut [u8]) -> Result<()> {
-        let (mesh, op) = (&mut *lock(&self.mesh), Self::op(call)?);
+        let (mesh, op) = (&mut *self.mesh.lock(), Self::op(call)?);
         if data.len() > SMALL {
             return self.reduce_long(mesh, call, op, data);
         }
-        let (mut sums, len) = Self::widened(call, data);
-        self.recursive_doubling(mesh, call, sums.get(len), Some(Self::reduction(call, op)))?;
+        let mut sums = Self::widened(call, data);
+        self.recursive_doubling(mesh, call, sums.get_mut(), Some(Self::reduction(call, op)))?;
         if self.group.me == self.root(call) {
-            self.finish(call, op, sums.get(len), data);
+            self.finish(call, op, sums.get_mut(), data);
         }
         Ok(())
     }
 
     fn all_gather(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8], lens: &[usize]) -> Result<()> {
-        let mesh = &mut *lock(&self.mesh);
+        let mesh = &mut *self.mesh.lock();
         self.agree(mesh, call)?;
         let (n, me) = (self.group.len(), self.group.me);
         let mut cut = vec![0];
@@ -257,7 +254,7 @@ impl Transport for TcpGroup {
     }
 
     fn gather(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
-        let mesh = &mut *lock(&self.mesh);
+        let mesh = &mut *self.mesh.lock();
         self.agree(mesh, call)?;
         let (me, root, len) = (self.group.me, self.root(call), send.len());
         if len == 0 {
@@ -277,7 +274,7 @@ impl Transport for TcpGroup {
     }
 
     fn scatter(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
-        let mesh = &mut *lock(&self.mesh);
+        let mesh = &mut *self.mesh.lock();
         self.agree(mesh, call)?;
         let (n, me, root, len) = (self.group.len(), self.group.me, self.root(call), recv.len());
         if me != root {
@@ -291,10 +288,10 @@ impl Transport for TcpGroup {
     }
 
     fn reduce_scatter(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
-        let (mesh, op) = (&mut *lock(&self.mesh), Self::op(call)?);
+        let (mesh, op) = (&mut *self.mesh.lock(), Self::op(call)?);
         self.agree(mesh, call)?;
-        let mut parts = Scratch::new(send.len());
-        let parts = parts.get(send.len());
+        let mut parts = AlignedBytes::zero(send.len());
+        let parts = parts.get_mut();
         self.exchange_parts(mesh, call, send, parts)?;
         if !recv.is_empty() {
             let sources: Vec<&[u8]> = parts.chunks_exact(recv.len()).collect();
@@ -304,22 +301,22 @@ impl Transport for TcpGroup {
     }
 
     fn all_to_all(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
-        let mesh = &mut *lock(&self.mesh);
+        let mesh = &mut *self.mesh.lock();
         self.agree(mesh, call)?;
         self.exchange_parts(mesh, call, send, recv)
     }
 
     fn barrier(&mut self, call: &CollectiveCall) -> Result<()> {
-        self.agree(&mut lock(&self.mesh), call)
+        self.agree(&mut self.mesh.lock(), call)
     }
 
     fn send(&mut self, call: &CollectiveCall, tag: u64, data: &[u8]) -> Result<()> {
         let to = self.group.ranks[self.root(call)];
-        lock(&self.mesh).send_message(call, &self.name, to, tag, data)
+        self.mesh.lock().send_message(call, &self.name, to, tag, data)
     }
 
     fn recv(&mut self, call: &CollectiveCall, tag: u64, data: &mut [u8]) -> Result<()> {
         let from = self.group.ranks[self.root(call)];
-        lock(&self.mesh).recv_message(call, &self.name, from, tag, data)
+        self.mesh.lock().recv_message(call, &self.name, from, tag, data)
     }
 }

@@ -1,4 +1,4 @@
-//! All connections of a rank, and moving bytes over several of them at once.
+//! All connections of a rank, and transfers over several of them at once.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -15,17 +15,17 @@ use crate::error::{CommError, ErrorKind, Result, ranks};
 use crate::kernels;
 use crate::message::Message;
 
-/// How long to wait for the rendezvous to say why a connection was closed: a death is announced with its cause.
+/// How long to wait for the rendezvous to report why a connection was closed: a death is announced with its cause.
 const REASON: Duration = Duration::from_secs(1);
-/// Looks at a connection before going to sleep, where every rank has a core.
+/// How often to check a connection before sleeping, if every rank has a core.
 const SPINS: u32 = 40;
 
-/// Bytes that leave for one rank: `head`, then `body`.
+/// Bytes to send to one rank: `head`, then `body`.
 pub(super) struct SendOp<'a> {
     pub peer: usize,
     pub head: Vec<u8>,
     pub body: &'a [u8],
-    /// Bytes written so far, and how many have to be before a transfer may end.
+    /// Bytes written so far, and bytes that must be written before a transfer may end.
     pub done: usize,
     pub needed: usize,
 }
@@ -84,7 +84,7 @@ pub(crate) struct Mesh {
 }
 
 impl Mesh {
-    /// Connects the ranks of `setup`, in a job of `world`; each wait in a collective is at most `timeout` long.
+    /// Connects the ranks of `setup`, in a job of `world` ranks. Each wait in a collective takes at most `timeout`.
     pub(crate) fn new(setup: &MeshSetup<'_>, world: usize, timeout: Duration) -> Result<Self> {
         let (rank, peers) = (setup.group.job_rank(), setup.connect(world)?);
         let wakeup = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
@@ -92,7 +92,7 @@ impl Mesh {
         let wakeup = Arc::new(wakeup);
         let abort = setup.store.abort_flag();
         let ring = wakeup.clone();
-        // Stays readable for good: an aborted mesh never waits again.
+        // Stays readable: an aborted mesh never waits again.
         abort.on_raise(move || _ = rustix::io::write(&*ring, &1u64.to_ne_bytes()));
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(Self { rank, peers, abort, timeout, wakeup, spins: if setup.group.len() <= cores { SPINS } else { 0 } })
@@ -106,12 +106,12 @@ impl Mesh {
             .ok_or_else(|| CommError::usage(format!("rank {me} has no connection to rank {rank}")))
     }
 
-    /// Whether none of the connections between this rank and `ranks` leaves the host. All of these ranks answer the same.
+    /// Returns whether no connection between this rank and `ranks` leaves the host. All of these ranks return the same.
     pub(super) fn is_on_one_host(&self, ranks: &[usize]) -> bool {
         ranks.iter().filter_map(|rank| self.peers.get(*rank)?.as_ref()).all(Peer::is_on_this_host)
     }
 
-    /// Sends and receives all of it, in whatever order it goes; at most one of each for a rank.
+    /// Sends and receives everything, in whatever order it arrives. At most one send and one receive per rank.
     pub(super) fn transfer(
         &mut self,
         call: &CollectiveCall,
@@ -153,7 +153,7 @@ impl Mesh {
         }
     }
 
-    /// Waits until one of these connections can go on.
+    /// Waits until one of these connections is ready.
     fn sleep(
         &mut self,
         call: &CollectiveCall,
@@ -195,7 +195,7 @@ impl Mesh {
         }
     }
 
-    /// Takes in what has come of `expected`. Messages that come before it are put aside.
+    /// Receives what has arrived of `expected`. Messages that arrive before it are kept.
     fn receive(&mut self, call: &CollectiveCall, group: &str, expected: &mut RecvOp<'_>) -> Result<bool> {
         let from = expected.peer();
         let mut moved = false;
@@ -225,7 +225,7 @@ impl Mesh {
                     }
                     return Ok(moved || progress || *done);
                 }
-                // It is already in the next collective, or still in the last one: what it sent cannot be for this call.
+                // The peer is already in the next collective, or still in the last one: its frame cannot belong to this call.
                 (NextFrame::Agreement(agreement), RecvOp::Data { .. }) => {
                     let mine = Agreement::of(self.rank, *call);
                     mine.merge(agreement).check(group)?;
@@ -238,7 +238,7 @@ impl Mesh {
 
     fn unexpected_frame(&self, call: &CollectiveCall, group: &str, from: usize) -> CommError {
         CommError::system(format!(
-            "{call}, {}: rank {from} sent rank {} something that does not belong there",
+            "{call}, {}: rank {from} sent rank {} a frame that does not belong to it",
             call.place(group),
             self.rank
         ))
@@ -254,14 +254,14 @@ impl Mesh {
             ConnectionError::Io(e) => {
                 format!("the connection of rank {me} to rank {peer} broke in {call}, {place}: {e}")
             }
-            ConnectionError::Protocol => format!("rank {peer} sent rank {me} nonsense in {call}, {place}"),
+            ConnectionError::Protocol => format!("rank {peer} sent rank {me} an invalid frame in {call}, {place}"),
         };
         CommError::new(ErrorKind::PeerLost, cause)
             .hint("every rank must call the same collectives; one has ended early")
             .blame(peer)
     }
 
-    /// Sends one message; takes in what comes the other way meanwhile, so two ranks may send to each other at once.
+    /// Sends one message. Receives the other direction meanwhile, so two ranks may send to each other at once.
     pub(super) fn send_message(
         &mut self,
         call: &CollectiveCall,
@@ -331,13 +331,13 @@ impl Mesh {
         }
     }
 
-    /// The peer is in a collective while this rank sends to it or receives from it.
+    /// Returns the error for a peer that is in a collective while this rank sends to it or receives from it.
     fn peer_in_collective(&self, call: &CollectiveCall, group: &str, peer: usize, theirs: Agreement) -> CommError {
         Message::peer_in_collective(self.rank, call, peer, theirs.first_call(), group)
     }
 }
 
-/// Reads what is there of a data frame. Returns whether anything was.
+/// Reads the bytes of a data frame that have arrived. Returns whether there were any.
 fn drain(peer: &mut Peer, sink: &mut Sink<'_>, filled: &mut usize) -> std::result::Result<bool, ConnectionError> {
     let mut moved = false;
     while peer.data_left() > 0 {

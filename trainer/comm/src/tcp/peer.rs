@@ -14,13 +14,13 @@ use crate::net;
 pub(super) enum FrameKind {
     /// An [`Agreement`], at the start of a collective.
     Agree = 1,
-    /// Data of the collective that was agreed on.
+    /// Data of the collective that the ranks agreed on.
     Data = 2,
     /// A point-to-point message: a [`Message`] header and its data.
     Message = 3,
 }
 
-/// Precedes every frame.
+/// The header of every frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FrameHeader {
     pub kind: FrameKind,
@@ -53,25 +53,25 @@ impl FrameHeader {
     }
 }
 
-/// Why a connection is of no more use.
+/// Why a connection cannot be used any more.
 #[derive(Debug)]
 pub(super) enum ConnectionError {
     /// The other end closed it.
     Closed,
     Io(std::io::Error),
-    /// It sent what no rank sends.
+    /// It sent bytes that no rank sends.
     Protocol,
 }
 
-/// The next thing in the stream.
+/// The next item in the stream.
 pub(super) enum NextFrame {
-    /// Nothing more now.
+    /// Nothing has arrived.
     Empty,
-    /// An agreement, complete and taken out.
+    /// An agreement, complete and removed from the stream.
     Agreement(Agreement),
-    /// A data frame whose `len` bytes are still in the stream; see [`Peer::read_data`].
+    /// A data frame whose `len` bytes are still in the stream. See [`Peer::read_data`].
     Data(FrameHeader),
-    /// A message was put aside.
+    /// A message was received and kept.
     Message,
 }
 
@@ -87,10 +87,10 @@ pub(super) struct Peer {
     pub(super) stream: TcpStream,
     head: [u8; HEADER_BYTES + AGREEMENT_BYTES],
     head_filled: usize,
-    /// A data frame whose header has been read, and the bytes of it that have not.
+    /// A data frame whose header has been read, and the number of its bytes that have not.
     data: Option<(FrameHeader, usize)>,
     message: Option<Incoming>,
-    /// Messages that nobody has asked for yet: group, header, data.
+    /// Messages that were not asked for yet: group, header, data. MPI calls them unexpected.
     pub(super) unexpected: VecDeque<(u64, Message, Vec<u8>)>,
 }
 
@@ -119,12 +119,12 @@ impl Peer {
         })
     }
 
-    /// Whether both ends have one address.
+    /// Returns whether both ends have the same address.
     pub(super) fn is_on_this_host(&self) -> bool {
         matches!((self.stream.local_addr(), self.stream.peer_addr()), (Ok(a), Ok(b)) if a.ip() == b.ip())
     }
 
-    /// Writes as much of `head` then `body`, from `done` on, as goes without waiting. Returns the bytes written.
+    /// Writes as much of `head` and then `body`, from byte `done` on, as is possible without waiting. Returns the bytes written.
     pub(super) fn write(&mut self, head: &[u8], body: &[u8], done: usize) -> Result<usize, ConnectionError> {
         let mut total = done;
         while total < head.len() + body.len() {
@@ -151,7 +151,7 @@ impl Peer {
         Ok(true)
     }
 
-    /// Looks at the next frame without waiting. A data frame stays the next one until it was read to its end.
+    /// Returns the next item without waiting. A data frame stays the next item until it was read to its end.
     pub(super) fn next(&mut self) -> Result<NextFrame, ConnectionError> {
         if let Some((head, _)) = self.data {
             return Ok(NextFrame::Data(head));
@@ -188,7 +188,7 @@ impl Peer {
                 if head.len != message.bytes + MESSAGE_BYTES as u64 {
                     return Err(ConnectionError::Protocol);
                 }
-                // GroupRanks of the job alone get this far, so the length is what one of our own calls sends.
+                // Only ranks of the job get this far, so the length is one that a call of this crate sends.
                 let body = vec![0; message.bytes as usize];
                 self.message = Some(Incoming { group: head.group, head: message, body, filled: 0 });
                 self.read_message()
@@ -210,12 +210,12 @@ impl Peer {
         Ok(NextFrame::Message)
     }
 
-    /// Bytes of the current data frame that are still to be read.
+    /// Returns the number of bytes of the current data frame that are still to be read.
     pub(super) fn data_left(&self) -> usize {
         self.data.map_or(0, |(_, left)| left)
     }
 
-    /// Reads some of the current data frame's bytes into the front of `into`.
+    /// Reads bytes of the current data frame into the front of `into`. Returns their number; `None` if none have arrived.
     pub(super) fn read_data(&mut self, into: &mut [u8]) -> Result<Option<usize>, ConnectionError> {
         let Some((_, left)) = &mut self.data else { return Ok(None) };
         let len = into.len().min(*left);
@@ -227,7 +227,7 @@ impl Peer {
         Ok(got)
     }
 
-    /// Forgets a data frame that has been read to its end; an empty one at once.
+    /// Ends a data frame that has been read to its end. An empty one ends at once.
     pub(super) fn end_data(&mut self) {
         if self.data.is_some_and(|(_, left)| left == 0) {
             self.data = None;

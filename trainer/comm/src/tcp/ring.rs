@@ -1,33 +1,20 @@
-//! Steps that several collectives share: the agreement with recursive doubling, and the ring.
+//! Steps that several collectives share: the agreement by recursive doubling, and the ring.
 
 use std::ops::Range;
-
-use bytemuck::cast_slice_mut;
 
 use super::collectives::TcpGroup;
 use super::mesh::{Mesh, RecvOp, SendOp, Sink};
 use super::peer::{FrameHeader, FrameKind};
+use crate::aligned::AlignedBytes;
 use crate::call::{AGREEMENT_BYTES, Agreement, CollectiveCall};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::Result;
 use crate::kernels;
 
-/// Bytes that are received before they are reduced: they stay in a second-level cache.
+/// Bytes that are received before they are reduced. They stay in a second-level cache.
 const PIECE: usize = 128 << 10;
 
-/// Bytes with the alignment of every element type.
-pub(super) struct Scratch(Vec<u64>);
-
-impl Scratch {
-    pub(super) fn new(bytes: usize) -> Self {
-        Self(vec![0; bytes.div_ceil(8)])
-    }
-    pub(super) fn get(&mut self, bytes: usize) -> &mut [u8] {
-        &mut cast_slice_mut(&mut self.0)[..bytes]
-    }
-}
-
-/// A reduction under way: its type is an accumulator's.
+/// A reduction in accumulators.
 #[derive(Clone, Copy)]
 pub(super) struct Reduction {
     pub dtype: DType,
@@ -47,9 +34,9 @@ fn agreement_head(call: &CollectiveCall, agreement: &Agreement) -> Vec<u8> {
 }
 
 impl TcpGroup {
-    /// Has all ranks agree on `call`, and reduces `data` on the way (empty for none): every rank ends with the same bits.
+    /// Makes all ranks agree on `call`, and reduces `data` (empty for none) on the way: every rank ends with the same bits.
     ///
-    /// A rank that learns of a mismatch goes on with agreements alone, so that in the end all know the same two sides.
+    /// A rank that learns of a mismatch continues with agreements only, so that in the end all ranks know the same two sides.
     pub(super) fn recursive_doubling(
         &self,
         mesh: &mut Mesh,
@@ -61,8 +48,8 @@ impl TcpGroup {
         let most = 1 << n.ilog2();
         let extra = n - most;
         let mut agreement = Agreement::of(self.group.job_rank(), *call);
-        let mut theirs = Scratch::new(data.len());
-        let theirs = theirs.get(data.len());
+        let mut theirs = AlignedBytes::zero(data.len());
+        let theirs = theirs.get_mut();
         let combine = |agreement: &Agreement, data: &mut [u8], theirs: &[u8], mine_first: bool| {
             if let Some(Reduction { dtype, op }) = reduction.filter(|_| !agreement.is_mixed()) {
                 kernels::accumulate(dtype, op, data, theirs, mine_first);
@@ -90,7 +77,7 @@ impl TcpGroup {
         agreement.check(&self.name)
     }
 
-    /// Exchanges agreements and data with one rank, in the directions for which there is data.
+    /// Exchanges agreements with one rank, and data in the directions that have data.
     fn exchange(
         &self,
         mesh: &mut Mesh,
@@ -108,7 +95,7 @@ impl TcpGroup {
             if !silent {
                 head.extend_from_slice(&data_head(call, data.len()));
             }
-            // The rest goes out while theirs comes in, or not at all if theirs says that it is of no use.
+            // The rest goes out while the peer's data arrives, or not at all if the peer's agreement makes it useless.
             sends.push(SendOp { needed: opening, ..SendOp::new(peer, head, if silent { &[] } else { data }) });
         }
         let mut recvs = Vec::new();
@@ -138,7 +125,7 @@ impl TcpGroup {
         SendOp::new(self.group.ranks[rank], data_head(call, body.len()), body)
     }
 
-    /// The parts of `data`, cut at `cut`, that a step of the ring sends and receives.
+    /// Returns the parts of `data`, cut at `cut`, that a step of the ring sends and receives.
     fn parts<'a>(data: &'a mut [u8], cut: &[usize], send: usize, recv: usize) -> (&'a [u8], &'a mut [u8]) {
         let range = |part: usize| -> Range<usize> { cut[part]..cut[part + 1] };
         let (out, into) = (range(send), range(recv));
@@ -151,8 +138,8 @@ impl TcpGroup {
         }
     }
 
-    /// Reduce-scatter round the ring: afterwards this rank's `data` holds the reduction of part `(me + 1) mod n`, and
-    /// partial sums elsewhere. Part q starts at rank q, and each rank on its way adds its own.
+    /// Ring reduce-scatter: afterwards this rank's `data` holds the reduction of part `(me + 1) mod n`, and partial sums elsewhere.
+    /// Part q starts at rank q, and each rank on its way adds its own.
     pub(super) fn ring_reduce(
         &self,
         mesh: &mut Mesh,
@@ -163,19 +150,19 @@ impl TcpGroup {
     ) -> Result<()> {
         let (n, me) = (self.group.len(), self.group.me);
         let (left, right) = ((me + n - 1) % n, (me + 1) % n);
-        let mut scratch = Scratch::new(PIECE);
+        let mut scratch = AlignedBytes::zero(PIECE);
         for step in 0..n - 1 {
             let (send, recv) = ((me + n - step) % n, (me + n - step - 1) % n);
             let (body, into) = Self::parts(data, cut, send, recv);
             let mut sends = [self.send_to(call, right, body)];
-            let sink = Sink::Reduce { into, scratch: scratch.get(PIECE), dtype: reduction.dtype, op: reduction.op };
+            let sink = Sink::Reduce { into, scratch: scratch.get_mut(), dtype: reduction.dtype, op: reduction.op };
             let mut recvs = [RecvOp::Data { peer: self.group.ranks[left], sink, filled: 0, done: false }];
             mesh.transfer(call, &self.name, &mut sends, &mut recvs)?;
         }
         Ok(())
     }
 
-    /// All-gather round the ring, when this rank has part `own`, and every other rank the part as far on as it is itself.
+    /// Ring all-gather. At first this rank has part `own`, and rank `me + i` has part `own + i`.
     pub(super) fn ring_gather(
         &self,
         mesh: &mut Mesh,

@@ -1,4 +1,4 @@
-//! Connecting every rank with every other, with the job's secret on each connection.
+//! Connects every rank with every other rank, with the job's secret on each connection.
 
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
@@ -16,25 +16,25 @@ use crate::error::{CommError, ErrorKind, Result, ranks};
 use crate::store::StoreClient;
 use crate::transport::GroupRanks;
 
-/// Strangers that may be shaking hands hands at once; more are turned away at the acceptor.
+/// Unauthenticated peers in a handshake at once. The listener closes further connections.
 const MAX_HANDSHAKES: usize = 64;
-/// How often waits look at the abort flag and the clock.
+/// How often waits check the abort flag and the clock.
 const SLICE: Duration = Duration::from_millis(50);
 
-/// What a rank needs to find the others.
+/// What a rank needs to connect to the other ranks.
 pub(crate) struct MeshSetup<'a> {
-    /// Who is to be connected.
+    /// The ranks to connect.
     pub group: &'a GroupRanks,
     pub store: &'a StoreClient,
     pub secret: &'a Secret,
-    /// Address to listen on; the one that reaches the rendezvous if none.
+    /// Address to listen on. `None`: the address that reaches the rendezvous.
     pub bind: Option<IpAddr>,
     pub limit: Duration,
 }
 
 impl MeshSetup<'_> {
-    /// A connection to every other member, by rank in the job of `world`. Ranks dial the lower ones and are dialled by the
-    /// higher ones.
+    /// Makes a connection to every other rank of the group, by rank in the job of `world` ranks. Each rank dials the lower ranks and
+    /// accepts the higher ranks.
     pub(super) fn connect(&self, world: usize) -> Result<Vec<Option<Peer>>> {
         let rank = self.group.job_rank();
         let until = Instant::now() + self.limit;
@@ -42,12 +42,12 @@ impl MeshSetup<'_> {
         let bind = self.bind.unwrap_or(own);
         let failed = |e: std::io::Error| {
             CommError::setup(format!("rank {rank} cannot listen on {bind}: {e}"))
-                .hint("the address must be one of this host's")
+                .hint("it must be an address of this host")
         };
         let listener = TcpListener::bind(SocketAddr::new(bind, 0)).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         let port = listener.local_addr().map_err(failed)?.port();
-        // Listening on all addresses, the one to announce is the one that the rendezvous sees.
+        // If this rank listens on all addresses, it announces the address that the rendezvous sees.
         let announced = SocketAddr::new(if bind.is_unspecified() { own } else { bind }, port);
         self.store.set(&self.key(rank), announced.to_string().as_bytes())?;
 
@@ -68,12 +68,12 @@ impl MeshSetup<'_> {
         Ok(peers)
     }
 
-    /// Where `rank` announces its address.
+    /// Returns the key under which `rank` announces its address.
     fn key(&self, rank: usize) -> String {
         format!("tcp/{:x}/{rank}", self.group.id)
     }
 
-    /// GroupRanks that dial this one.
+    /// Returns the ranks that dial this rank.
     fn higher(&self) -> impl Iterator<Item = usize> {
         self.group.ranks.iter().copied().filter(|rank| *rank > self.group.job_rank())
     }
@@ -86,7 +86,7 @@ impl MeshSetup<'_> {
             CommError::setup(format!("rank {rank} cannot connect to rank {to} at {address}: {cause}"))
                 .hint("can this host reach that address, through firewalls and container networks?")
         };
-        let address: SocketAddr = address.parse().map_err(|_| failed("that is no address".into()))?;
+        let address: SocketAddr = address.parse().map_err(|_| failed("the text is not an address".into()))?;
         loop {
             self.store.abort_flag().check()?;
             let attempt = || -> std::result::Result<TcpStream, HandshakeError> {
@@ -105,7 +105,7 @@ impl MeshSetup<'_> {
         }
     }
 
-    /// Takes in the higher ranks.
+    /// Receives the connections of the higher ranks.
     fn receive(
         &self,
         arrivals: &Receiver<(usize, TcpStream)>,
@@ -136,14 +136,14 @@ impl MeshSetup<'_> {
     }
 }
 
-/// Accepts connections until all higher ranks are in. Each handshake has a thread and a deadline of its own, so a stranger
-/// that says nothing delays nobody.
+/// Accepts connections until all higher ranks are connected. Each handshake has its own thread and deadline, so an
+/// unauthenticated peer that sends nothing delays no other peer.
 struct Acceptor {
     listener: TcpListener,
     secret: Secret,
     rank: usize,
     world: usize,
-    /// Who may come.
+    /// The ranks that may connect.
     higher: Vec<usize>,
     until: Instant,
     abort: Arc<Abort>,
@@ -159,7 +159,7 @@ impl Acceptor {
         {
             let mut fds = [PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN)];
             let nap = Timespec { tv_sec: 0, tv_nsec: i64::from(SLICE.subsec_nanos()) };
-            // The number of arrivals changes on other threads: short naps.
+            // Other threads change the number of arrivals, so the waits are short.
             let _ = poll(&mut fds, Some(&nap));
             while let Ok((stream, _)) = self.listener.accept() {
                 if in_handshake.load(Ordering::Acquire) >= MAX_HANDSHAKES {
@@ -173,7 +173,7 @@ impl Acceptor {
                         && let Ok(hello) = auth::listen(&stream, &secret, |hello| admit(hello, rank, world, &higher))
                     {
                         arrived.fetch_add(1, Ordering::AcqRel);
-                        // The receiver is gone only if set-up failed already.
+                        // The receiver is gone only if set-up has failed already.
                         let _ = arrivals.send((hello.rank as usize, stream));
                     }
                     in_handshake_here.fetch_sub(1, Ordering::AcqRel);

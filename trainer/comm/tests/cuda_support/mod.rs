@@ -1,4 +1,4 @@
-//! The kernels' own text, run by threads of the CPU: `platform.h` stands for `device.cuh`, and jobs are those that a GPU gets.
+//! Runs the kernels' own text with threads of the CPU: `platform.h` replaces `device.cuh`, with the parameters that a GPU gets.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
@@ -13,29 +13,29 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use comm::cuda::layout::{self, Fault, WireType};
 use comm::cuda::plan::DeviceCall;
 use comm::cuda::protocol::Kernel;
-use comm::cuda::sequence::{HostStep, Launch, LaunchContext, Sequence, host_steps};
+use comm::cuda::sequence::{HostStep, Launch, LaunchConstants, Sequence, host_steps};
 use comm::cuda::source::KernelVariant;
 use half::{bf16, f16};
 use tempfile::TempDir;
 
-/// Where ranks see the device's memory: below what ThreadSanitizer keeps for itself.
+/// Address of the device's memory in all ranks, below the range that ThreadSanitizer reserves.
 const BASE: u64 = 0x10_0000_0000;
 /// Threads of an emulated block.
 const THREADS: u32 = 8;
 /// Blocks of every launch.
 const BLOCKS: u32 = 2;
-/// Tensors of every kernel.
+/// Number of tensors of every kernel.
 pub const PARTS: usize = 8;
 
-/// A program that has the kernels for these wires and worlds.
+/// A program with the kernels for some wire types and world sizes.
 pub struct Program {
     folder: TempDir,
     exe: PathBuf,
 }
 
 impl Program {
-    /// Compiles it; with ThreadSanitizer if asked for. `None` where there is no C++ compiler, unless `TRAINER_TEST_CXX` names
-    /// one, as in CI.
+    /// Compiles it, with ThreadSanitizer if `sanitize`. `None` if there is no C++ compiler, unless `TRAINER_TEST_CXX` names one, as
+    /// in CI.
     pub fn build(wires: &[WireType], worlds: &[usize], sanitize: bool) -> Option<Self> {
         let asked = std::env::var_os("TRAINER_TEST_CXX");
         let compiler = asked.clone().unwrap_or_else(|| "c++".into());
@@ -79,7 +79,7 @@ impl Program {
     fn start(&self, memory: &Memory) -> Device {
         let mut command = Command::new(&self.exe);
         command.arg(&memory.path).args([format!("{}", memory.bytes), format!("{BASE}")]);
-        // a race is the exit code 66; memory of the file is never returned to the allocator
+        // A race is the exit code 66. Memory of the file is never returned to the allocator.
         command.env("TSAN_OPTIONS", "exitcode=66 halt_on_error=0 report_bugs=1");
         let says = tempfile::tempfile().unwrap();
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(says.try_clone().unwrap());
@@ -98,7 +98,7 @@ pub struct Device {
 }
 
 impl Drop for Device {
-    /// A test that fails leaves nothing that spins.
+    /// Kills the process, so that a test that fails leaves nothing that spins.
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -122,20 +122,20 @@ impl Device {
         self.tell("go");
     }
 
-    /// Whether the launches ended; not if the process died.
+    /// Returns whether the launches ended; false if the process died.
     fn wait(&mut self) -> bool {
         let mut line = String::new();
         self.stdout.read_line(&mut line).unwrap();
         line == "done\n"
     }
 
-    /// SIGKILL.
+    /// Sends SIGKILL.
     fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// Ends the process: its exit code, and what it said.
+    /// Ends the process. Returns its exit code and its messages.
     fn finish(mut self) -> (Option<i32>, String) {
         drop(self.stdin.take());
         let code = self.child.wait().unwrap().code();
@@ -189,37 +189,37 @@ impl Memory {
     }
 }
 
-/// An output that waits to be read: where it lies, and how long it is.
+/// An output that can be read later: its address and its number of elements.
 #[derive(Clone, Copy, Debug)]
 pub struct Output(u64, usize);
 
 /// Ranks with windows.
 pub struct Ranks {
     memory: Memory,
-    pub frames: Vec<LaunchContext>,
+    pub constants: Vec<LaunchConstants>,
     pub sequences: Vec<Sequence>,
-    /// By rank: milliseconds by which each block of a launch begins later than the one before it.
+    /// By rank: milliseconds by which each block of a launch starts later than the block before it.
     pub stagger: Vec<u32>,
     devices: Vec<Device>,
 }
 
 impl Ranks {
-    /// `world` ranks with slots of `slot` bytes; on a device (a process) each, or all on one.
+    /// Makes `world` ranks with slots of `slot` bytes: each on its own device (a process) if `apart`, otherwise all on one.
     pub fn new(program: &Program, world: usize, slot: usize, apart: bool) -> Self {
         let mut memory = Memory::new(&program.folder, 96 << 20);
         let bytes = (layout::SLOTS_AT + 2 * slot) as u64;
         let windows: Vec<u64> = (0..world).map(|_| memory.alloc(bytes)).collect();
-        let frames = (0..world).map(|rank| {
+        let constants = (0..world).map(|rank| {
             let (faults, abort) = (memory.alloc(64), memory.alloc(64));
-            LaunchContext { windows: windows.clone(), faults, abort, limit_ns: 600_000_000_000, rank, slot }
+            LaunchConstants { windows: windows.clone(), faults, abort, limit_ns: 600_000_000_000, rank, slot }
         });
-        let frames = frames.collect();
+        let constants = constants.collect();
         let devices = (0..if apart { world } else { 1 }).map(|_| program.start(&memory)).collect();
-        Self { memory, frames, sequences: vec![Sequence::default(); world], stagger: vec![0; world], devices }
+        Self { memory, constants, sequences: vec![Sequence::default(); world], stagger: vec![0; world], devices }
     }
 
     pub fn world(&self) -> usize {
-        self.frames.len()
+        self.constants.len()
     }
 
     fn device(&mut self, rank: usize) -> &mut Device {
@@ -227,7 +227,7 @@ impl Ranks {
         &mut self.devices[if apart { rank } else { 0 }]
     }
 
-    /// Launches of one rank's call, its tensors in memory, `misaligned` of them by one element.
+    /// Prepares the launches of one rank's call, with its tensors in memory.
     pub fn prepare(
         &mut self,
         rank: usize,
@@ -239,7 +239,7 @@ impl Ranks {
             .iter()
             .enumerate()
             .map(|(index, values)| {
-                // every third tensor begins off a pack, as views do
+                // Every third tensor does not start on a pack, as views may not.
                 let skip = if index % 3 == 2 { 4 } else { 0 };
                 let at = self.memory.alloc(4 * values.len() as u64 + 16) + skip;
                 let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
@@ -248,20 +248,20 @@ impl Ranks {
             })
             .collect();
         let elements = call.elements as usize * if call.kernel == Kernel::AllGather { self.world() } else { 1 };
-        // with a guard behind, which no kernel may touch
+        // Behind it is a guard that no kernel may write.
         let output = Output(self.memory.alloc(4 * elements as u64 + 16), elements);
         self.memory.write(output.0, &vec![0xEE; 4 * elements + 16]);
         let lengths: Vec<usize> = tensors.iter().map(Vec::len).collect();
-        let launches = self.sequences[rank].launches(&self.frames[rank], call, &lengths, scale).unwrap();
+        let launches = self.sequences[rank].launches(&self.constants[rank], call, &lengths, scale).unwrap();
         (launches, output, sources)
     }
 
-    /// Puts a call on the rank's stream, as where ranks have devices of their own.
+    /// Puts a call on the rank's stream, as if ranks had their own devices.
     pub fn submit(&mut self, rank: usize, call: &DeviceCall, tensors: &[Vec<f32>], scale: f32) -> Output {
         self.submit_changed(rank, call, tensors, scale, |_| {})
     }
 
-    /// The same with each launch changed before.
+    /// Like [`submit`](Self::submit), with a change of each launch.
     pub fn submit_changed(
         &mut self,
         rank: usize,
@@ -283,7 +283,7 @@ impl Ranks {
         output
     }
 
-    /// A call of all ranks as where they share a device: never two of them at once, hosts meet between the steps.
+    /// Runs a call of all ranks as if they shared a device: one rank at a time, with the hosts' meetings between the steps.
     pub fn call_in_turn(&mut self, call: &DeviceCall, tensors: &[Vec<Vec<f32>>], scale: f32) -> Vec<Output> {
         let prepared: Vec<_> = (0..self.world()).map(|rank| self.prepare(rank, call, &tensors[rank], scale)).collect();
         for chunk in 0..prepared[0].0.len() {
@@ -301,64 +301,60 @@ impl Ranks {
         prepared.into_iter().map(|(_, output, _)| output).collect()
     }
 
-    /// Tests that all peers are within reach, with this change of a rank's context for the reading half.
-    pub fn probe(&mut self, change: impl Fn(&mut LaunchContext)) {
+    /// Tests that all peers are accessible, with a change of a rank's constants for the reading half.
+    pub fn probe(&mut self, change: impl Fn(&mut LaunchConstants)) {
         for write in [true, false] {
             for rank in 0..self.world() {
-                let mut context = self.frames[rank].clone();
+                let mut constants = self.constants[rank].clone();
                 if !write {
-                    change(&mut context);
+                    change(&mut constants);
                 }
-                let launch = Sequence::probe(&context, write);
-                self.device(rank).submit(rank, &launch, 0, context.faults, &[]);
+                let launch = Sequence::probe(&constants, write);
+                self.device(rank).submit(rank, &launch, 0, constants.faults, &[]);
             }
-            self.run();
+            self.start();
+            self.wait();
         }
-    }
-
-    /// Runs what was submitted, on all devices at once; whether each device lived to the end.
-    pub fn run(&mut self) -> Vec<bool> {
-        self.start();
-        self.wait()
     }
 
     pub fn start(&mut self) {
         self.devices.iter_mut().for_each(Device::start);
     }
 
+    /// Waits for all devices. Returns whether each device lived to the end.
     pub fn wait(&mut self) -> Vec<bool> {
         self.devices.iter_mut().map(Device::wait).collect()
     }
 
-    /// Kills the process of `rank`, which has a device of its own.
+    /// Kills the process of `rank`, which has its own device.
     pub fn kill(&mut self, rank: usize) {
         self.device(rank).kill();
     }
 
-    /// Ends all waiting of a rank, as an abort of the job does.
+    /// Ends all waits of a rank, as an abort of the job does.
     pub fn abort(&self, rank: usize) {
-        self.memory.write(self.frames[rank].abort, &1u64.to_le_bytes());
+        self.memory.write(self.constants[rank].abort, &1u64.to_le_bytes());
     }
 
-    /// An output's elements; fails if the guard behind them was touched.
+    /// Returns an output's elements. Fails if the guard behind them was written.
     pub fn read(&self, output: Output) -> Vec<f32> {
         let Output(at, elements) = output;
         assert_eq!(self.memory.read(at + 4 * elements as u64, 16), [0xEE; 16], "written beyond the end");
         self.memory.floats(at, elements)
     }
 
-    /// What the kernels of `rank` had to report.
+    /// Returns the faults that the kernels of `rank` have reported.
     pub fn faults(&self, rank: usize) -> Vec<Fault> {
-        Fault::read(&self.memory.words(self.frames[rank].faults, self.world()))
+        Fault::read(&self.memory.words(self.constants[rank].faults, self.world()))
     }
 
-    /// Ends all devices: exit codes and messages.
+    /// Ends all devices. Returns their exit codes and messages.
     pub fn finish(self) -> Vec<(Option<i32>, String)> {
         self.devices.into_iter().map(Device::finish).collect()
     }
 }
 
-/// What a value is after it has travelled.
+/// Returns a value after it was sent.
 pub fn travelled(wire: WireType, value: f32) -> f32 {
     match wire {
         WireType::F32 => value,
@@ -367,7 +363,7 @@ pub fn travelled(wire: WireType, value: f32) -> f32 {
     }
 }
 
-/// What every rank has to get: `values` by rank.
+/// Returns the expected output of a rank. `values` is by rank.
 pub fn expected(call: &DeviceCall, rank: usize, values: &[Vec<f32>], scale: f32) -> Vec<f32> {
     let sent = |rank: usize, i: usize| travelled(call.wire, values[rank][i] * scale);
     let sum = |i: usize| {
@@ -384,7 +380,7 @@ pub fn expected(call: &DeviceCall, rank: usize, values: &[Vec<f32>], scale: f32)
     }
 }
 
-/// A rank's elements: sums of them depend on the order, and differ after rounding.
+/// Returns a rank's elements. Their sums depend on the order, and differ after rounding.
 pub fn values(rank: usize, count: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ ((rank as u64 + 1) << 32);
     let next = |_| {

@@ -40,6 +40,6 @@ FN void store_pack(Pack* at, Pack pack) {
         float* out = *(float**)parameters[0];                                                  \
         if (threadIdx.x == 0)                                                                  \
             for (u32 i = 0; i < PARTS; ++i) shared.source[i] = *(const float**)parameters[1 + i]; \
-        name##_body(out, *(const Job*)parameters[1 + PARTS], shared);                          \
+        name##_body(out, *(const LaunchParams*)parameters[1 + PARTS], shared);                          \
     }                                                                                          \
     static emulator::Kernel name##_kernel{name##_entry, sizeof(Shared), THREADS, PARTS};

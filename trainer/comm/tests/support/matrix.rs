@@ -1,10 +1,10 @@
-//! Every collective of one type and size on one rank, against exact values; shared by the transports' tests.
+//! Every collective of one type and size on one rank, against exact values. Shared by the transports' tests.
 
 use comm::{Communicator, ReduceOp};
 
 use super::{Number, input, mean, reduced};
 
-/// Nothing, one, odd ones; the small paths, their edges (16 K f32 are exactly an entry), several rounds.
+/// Empty, one element, odd numbers; the paths for small arrays and their limits (16 K f32 fill an entry), several rounds.
 pub const SIZES: [usize; 9] = [0, 1, 7, 64, 1000, 8192, 16_384, 16_385, 100_003];
 
 fn expected<T: Number>(op: ReduceOp, members: &[usize], i: usize) -> T {
@@ -16,20 +16,20 @@ fn ops<T: Number>() -> impl Iterator<Item = ReduceOp> {
     ReduceOp::ALL.into_iter().filter(|op| *op != ReduceOp::Mean || T::DTYPE.is_float())
 }
 
-/// `what` names the case if an element is wrong.
+/// Compares all elements. `what` names the case in the message.
 fn compare<T: Number>(got: &[T], want: impl Fn(usize) -> T, what: &str) {
     for (i, value) in got.iter().enumerate() {
         assert_eq!(*value, want(i), "{what}, element {i} of {}", got.len());
     }
 }
 
-/// All collectives of one type and size, twice.
+/// Runs all collectives of one type and size, twice.
 pub fn collectives<T: Number>(comm: &Communicator, n: usize) {
     let (me, world) = (comm.rank(), comm.world());
     let all: Vec<usize> = (0..world).collect();
     let name = |what: &str| format!("{what} {} n={n} world={world} {} rank {me}", T::DTYPE, comm.transport());
     let mine = |op, len: usize| -> Vec<T> { (0..len).map(|i| T::of(input(op, me, i))).collect() };
-    // One for both turns, longer than what is reduced in it.
+    // One array for both turns, longer than the part that is reduced.
     let mut shared = Some(comm.shared::<T>(n + 3).unwrap());
     for turn in 0..2 {
         let root = (n + turn) % world;
@@ -64,7 +64,7 @@ pub fn collectives<T: Number>(comm: &Communicator, n: usize) {
         comm.all_gather(&mine(op, n), &mut recv).unwrap();
         compare(&recv, |i| T::of(input(op, i / n, i % n)), &name("all_gather"));
 
-        // Lengths n, n+1, … and one rank with nothing.
+        // Lengths n, n+1, … and one rank without elements.
         let len = |rank: usize| if rank == 1 { 0 } else { n + rank };
         let got = comm.all_gather_v(&mine(op, len(me))).unwrap();
         assert_eq!(got.counts, (0..world).map(len).collect::<Vec<_>>());
@@ -85,7 +85,7 @@ pub fn collectives<T: Number>(comm: &Communicator, n: usize) {
         comm.all_to_all(&mine(op, n * world), &mut recv).unwrap();
         compare(&recv, |i| T::of(input(op, i / n, me * n + i % n)), &name("all_to_all"));
 
-        // Round the ring: even ranks send first; with one rank there is nobody.
+        // Round the ring: even ranks send first. One rank alone has no peer.
         if world > 1 {
             let (left, right) = ((me + world - 1) % world, (me + 1) % world);
             let mut recv = vec![T::of(99); n];

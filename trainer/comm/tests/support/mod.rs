@@ -1,9 +1,9 @@
-//! Ranks as threads of one process: each has its own control connection, mapping and sockets, as processes have.
+//! Ranks as threads of one process. Each has its own control connection, mapping and sockets, as a process has.
 #![allow(dead_code)]
 
 pub mod matrix;
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -15,12 +15,12 @@ use half::{bf16, f16};
 pub const KINDS: [TransportKind; 2] = [TransportKind::Shm, TransportKind::Tcp];
 pub const WORLDS: [usize; 6] = [1, 2, 3, 4, 7, 8];
 
-/// A rendezvous that remembers what it saw.
+/// A rendezvous that records its events.
 pub struct Job {
     pub server: StoreServer,
     pub secret: Secret,
     pub world: usize,
-    pub events: Arc<Mutex<Vec<StoreEvent>>>,
+    events: Arc<(Mutex<Vec<StoreEvent>>, Condvar)>,
 }
 
 impl Job {
@@ -30,10 +30,13 @@ impl Job {
 
     pub fn on(address: &str, world: usize) -> Self {
         let secret = Secret::random().unwrap();
-        let events = Arc::new(Mutex::new(Vec::new()));
+        let events = Arc::new((Mutex::new(Vec::new()), Condvar::new()));
         let seen = events.clone();
-        let server =
-            StoreServer::bind(address, secret.clone(), world, move |event| seen.lock().unwrap().push(event)).unwrap();
+        let record = move |event| {
+            seen.0.lock().unwrap().push(event);
+            seen.1.notify_all();
+        };
+        let server = StoreServer::bind(address, secret.clone(), world, record).unwrap();
         Self { server, secret, world, events }
     }
 
@@ -45,19 +48,17 @@ impl Job {
         config
     }
 
-    /// Waits until the server has seen something.
+    /// Waits until the server has reported an event that `what` accepts. Returns false after a time limit.
     pub fn saw(&self, what: impl Fn(&StoreEvent) -> bool) -> bool {
-        for _ in 0..1000 {
-            if self.events.lock().unwrap().iter().any(&what) {
-                return true;
-            }
-            thread::sleep(Duration::from_millis(10));
-        }
-        false
+        let (events, changed) = &*self.events;
+        let guard = events.lock().unwrap();
+        let limit = Duration::from_secs(60);
+        let (guard, _) = changed.wait_timeout_while(guard, limit, |events| !events.iter().any(&what)).unwrap();
+        guard.iter().any(what)
     }
 }
 
-/// Runs `body` as every rank of a job and returns what the ranks returned. Panics of ranks are passed on.
+/// Runs `body` as every rank of a job, and returns the ranks' results. Passes panics of ranks on.
 pub fn ranks<R: Send + 'static>(
     kind: TransportKind,
     world: usize,
@@ -96,7 +97,7 @@ number!(
     i32: |v| v as i32; i64: |v| v; u8: |v| v as u8
 );
 
-/// Rank `rank`'s element `i`, small enough for exact results in every type: at most 8 ranks.
+/// Returns element `i` of rank `rank`, small enough for exact results in every type, for at most 8 ranks.
 pub fn input(op: ReduceOp, rank: usize, i: usize) -> i64 {
     match op {
         // At most two ranks have a 2, so that bf16 and u8 hold the product.
@@ -105,7 +106,7 @@ pub fn input(op: ReduceOp, rank: usize, i: usize) -> i64 {
     }
 }
 
-/// The exact result for `ranks`; the sum for a mean.
+/// Returns the exact result for `ranks`; for a mean, the sum.
 pub fn reduced(op: ReduceOp, ranks: &[usize], i: usize) -> i64 {
     let values = ranks.iter().map(|r| input(op, *r, i));
     match op {
@@ -116,7 +117,7 @@ pub fn reduced(op: ReduceOp, ranks: &[usize], i: usize) -> i64 {
     }
 }
 
-/// `sum / world` rounded once to the type.
+/// Returns `sum / world`, rounded once to the type.
 pub fn mean<T: Number>(sum: i64, world: usize) -> T {
     let (exact, narrow) = (sum as f64 / world as f64, sum as f32 / world as f32);
     let out = match T::DTYPE {

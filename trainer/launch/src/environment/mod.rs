@@ -1,55 +1,53 @@
-//! Who started this process: a pure function from the environment's variables to a [`Role`].
+//! Decides who started this process: a pure function from environment variables to a [`Role`].
 //!
-//! | started by | recognised by | becomes |
+//! | started by | recognised by | role |
 //! |---|---|---|
 //! | this program | `TRAINER_WORKER` | worker |
-//! | torchrun and its like | `RANK`, `WORLD_SIZE`, `LOCAL_RANK` | worker |
+//! | torchrun, and others that set the same variables | `RANK`, `WORLD_SIZE`, `LOCAL_RANK` | worker |
 //! | Open MPI | `OMPI_COMM_WORLD_{RANK,SIZE,LOCAL_RANK,LOCAL_SIZE}` | worker |
 //! | Slurm's srun | `SLURM_PROCID`, `SLURM_NTASKS`, `SLURM_LOCALID` | worker |
 //! | MPICH, Intel MPI | `PMI_RANK`, `PMI_SIZE`, `MPI_LOCALRANKID`, `MPI_LOCALNRANKS` | worker |
-//! | Kubeflow | `PET_NNODES`, `PET_NODE_RANK`, `PET_NPROC_PER_NODE` | a node's launcher |
+//! | Kubeflow | `PET_NNODES`, `PET_NODE_RANK`, `PET_NPROC_PER_NODE` | launcher of one node |
 //! | a shell | none of these | launcher |
 //!
-//! Kubeflow's `RANK` is the pod's index: `RANK` and `WORLD_SIZE` count processes only where `LOCAL_RANK` is set too. What
-//! contradicts itself is refused: a job that waits for ranks that nobody starts, or in which two processes are rank 0,
-//! would fail later and worse.
+//! Kubeflow's `RANK` is the index of the pod. `RANK` and `WORLD_SIZE` therefore count processes only where `LOCAL_RANK` is set
+//! too. Contradictions are refused: a job that waits for ranks that nobody starts, or in which two processes are rank 0,
+//! would fail later, with a less useful message.
 
 mod mpi;
-mod named;
 mod slurm;
 #[cfg(test)]
 mod tests;
 mod torchrun;
+mod variables;
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
-pub use slurm::first_host;
-
 use super::error::{LaunchError, Result};
-use named::Named;
+use variables::VariableReader;
 
-/// Marks a worker of this program's own launcher; its value is the launcher's process id.
+/// Marks a worker of this program's launcher. Its value is the launcher's process id.
 pub const WORKER: &str = "TRAINER_WORKER";
 
-/// Variables by name.
+/// Environment variables by name.
 pub type Variables = BTreeMap<String, String>;
 
-/// The variables of this process. A name or value that is not UTF-8 is no launcher's.
+/// Returns the variables of this process. Skips names and values that are not UTF-8: no launcher sets such variables.
 pub fn variables() -> Variables {
     std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .collect()
 }
 
-/// `--launcher`: whose variables count.
+/// Value of `--launcher`: which launcher's variables count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Launcher {
-    /// Whoever is found; contradictions are refused.
+pub enum LauncherChoice {
+    /// Any launcher that is found. Contradictions are refused.
     #[default]
     Auto,
-    /// Nobody's: this process starts workers itself, or is the only one.
+    /// None: this process starts the workers itself, or trains alone.
     Local,
     /// `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, as torchrun sets them, and Kubeflow's `PET_*`.
     Env,
@@ -59,7 +57,7 @@ pub enum Launcher {
     Mpi,
 }
 
-impl FromStr for Launcher {
+impl FromStr for LauncherChoice {
     type Err = LaunchError;
 
     fn from_str(text: &str) -> Result<Self> {
@@ -79,22 +77,14 @@ impl FromStr for Launcher {
     }
 }
 
-/// What the command line says about it.
-#[derive(Debug, Clone, Default)]
-pub struct Request {
-    /// `--launcher`.
-    pub launcher: Launcher,
-    /// The flag that asks for a number of workers, and the number: `("--cpus", 4)`.
-    pub workers: Option<(&'static str, usize)>,
-}
-
 /// What this process is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Role {
-    /// One rank of a job that somebody has started.
+    /// One rank of a job that a launcher has started.
     Worker(WorkerRole),
-    /// Nobody's worker: it starts workers, or works alone.
-    Local(LocalRole),
+    /// Not a worker: this process starts workers, or trains alone. The share is set where another launcher starts one process
+    /// per node and leaves the workers to this one.
+    Local(Option<NodeShare>),
 }
 
 /// One rank of a job.
@@ -104,52 +94,45 @@ pub struct WorkerRole {
     pub rank: usize,
     /// 0 to `local_world` - 1, on this host.
     pub local_rank: usize,
-    /// Ranks of the job.
+    /// Number of ranks of the job.
     pub world: usize,
-    /// Ranks on this host.
+    /// Number of ranks on this host.
     pub local_world: usize,
-    /// Index of this host in the job; MPI does not tell.
+    /// Index of this host in the job. MPI does not say.
     pub node_rank: Option<usize>,
-    /// Host of rank 0 (of the store, with a launcher of this program); none where nobody said.
+    /// Host of rank 0 (with this program's launcher: host of the store). `None` where no variable says.
     pub master_addr: Option<String>,
-    /// Port of the store; none: to be derived from `job`, as nobody said or the port is in use by the launcher itself.
+    /// Port of the store. `None` where no variable says, or where the launcher itself uses the port: derive one from `job`.
     pub master_port: Option<u16>,
-    /// Words that tell this job from others: source, its id. Empty where there are none.
+    /// Words that distinguish this job from others: its launcher, its id. Empty where there are none.
     pub job: Vec<String>,
-    /// Whose worker it is.
-    pub source: Source,
+    /// Who started the rank.
+    pub launcher: Launcher,
 }
 
-/// Who starts workers on this node.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct LocalRole {
-    /// Set where somebody starts one process a node and leaves the workers to it.
-    pub share: Option<NodeShare>,
-}
-
-/// A node's place in a job, as Kubeflow gives it to pods.
+/// One node's part of a job, as Kubeflow describes it to a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeShare {
-    /// Nodes of the job.
+    /// Number of nodes of the job.
     pub nodes: usize,
     /// Index of this node.
     pub node_rank: usize,
-    /// Workers on this node; none: `auto`, the command line or the number of devices decides.
+    /// Number of workers on this node. `None` for `auto`: the command line or the number of devices decides.
     pub workers: Option<usize>,
     /// Host of node 0.
     pub master_addr: String,
-    /// Port on it.
+    /// Port on that host.
     pub master_port: u16,
 }
 
-/// Whose variables made a process a worker.
+/// Who started a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Source {
-    /// This program's launcher.
+pub enum Launcher {
+    /// This program.
     Own,
-    /// torchrun, known by `TORCHELASTIC_RUN_ID`.
+    /// torchrun, recognised by `TORCHELASTIC_RUN_ID`.
     Torchrun,
-    /// Somebody who sets the same variables as torchrun.
+    /// A launcher that sets the same variables as torchrun.
     Env,
     /// Slurm's srun.
     Slurm,
@@ -159,7 +142,7 @@ pub enum Source {
     Mpich,
 }
 
-impl fmt::Display for Source {
+impl fmt::Display for Launcher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Own => "this program's launcher",
@@ -172,35 +155,36 @@ impl fmt::Display for Source {
     }
 }
 
-/// Decides what this process is.
+/// Decides what this process is. `workers` is the flag that asks for a number of workers, and the number: `("--cpus", 4)`.
 ///
 /// # Errors
-/// Variables are half set, no numbers, out of range, or contradict each other or the command line.
-pub fn detect(variables: &Variables, request: &Request) -> Result<Role> {
-    let variables = Named(variables);
+/// A variable that belongs to a launcher is missing, not a number or out of range; or variables contradict each other or
+/// the command line.
+pub fn detect(variables: &Variables, choice: LauncherChoice, workers: Option<(&str, usize)>) -> Result<Role> {
+    let variables = VariableReader(variables);
     if variables.text(WORKER).is_some() {
         return torchrun::own(&variables).map(Role::Worker);
     }
-    let role = match request.launcher {
-        Launcher::Local => return Ok(Role::Local(LocalRole::default())),
-        Launcher::Auto => auto(&variables)?,
-        Launcher::Env => Some(match torchrun::share(&variables)? {
-            Some(share) => Role::Local(LocalRole { share: Some(share) }),
+    let role = match choice {
+        LauncherChoice::Local => return Ok(Role::Local(None)),
+        LauncherChoice::Auto => auto(&variables)?,
+        LauncherChoice::Env => Some(match torchrun::share(&variables)? {
+            Some(share) => Role::Local(Some(share)),
             None => Role::Worker(required(torchrun::detect(&variables)?, "env", "RANK, WORLD_SIZE and LOCAL_RANK")?),
         }),
-        Launcher::Slurm => Some(Role::Worker(required(
+        LauncherChoice::Slurm => Some(Role::Worker(required(
             slurm::detect(&variables)?,
             "slurm",
             "SLURM_PROCID, SLURM_NTASKS and SLURM_LOCALID",
         )?)),
-        Launcher::Mpi => {
+        LauncherChoice::Mpi => {
             let found = mpi::open_mpi(&variables)?.map_or_else(|| mpi::pmi(&variables), |found| Ok(Some(found)))?;
             let what = "neither Open MPI's OMPI_COMM_WORLD_RANK nor MPICH's PMI_RANK";
             Some(Role::Worker(required(found, "mpi", what)?))
         }
     };
-    let role = role.unwrap_or_default();
-    fits(&role, request)?;
+    let role = role.unwrap_or(Role::Local(None));
+    check_workers(&role, workers)?;
     Ok(role)
 }
 
@@ -214,18 +198,18 @@ fn required(found: Option<Candidate>, launcher: &str, what: &str) -> Result<Work
     })
 }
 
-/// A role, and how sure its local rank is.
+/// A role that one launcher's variables describe.
 struct Candidate {
     role: WorkerRole,
-    /// Whether the launcher said the local rank; otherwise it is derived.
+    /// Whether a variable has the local rank. Otherwise the local rank is derived.
     local_known: bool,
-    /// Where its rank and world come from, for messages: `RANK=1 of WORLD_SIZE=4`.
+    /// The variables of rank and world size, for messages: `RANK=1 of WORLD_SIZE=4`.
     evidence: String,
 }
 
-fn auto(variables: &Named<'_>) -> Result<Option<Role>> {
+fn auto(variables: &VariableReader<'_>) -> Result<Option<Role>> {
     if let Some(share) = torchrun::share(variables)? {
-        return Ok(Some(Role::Local(LocalRole { share: Some(share) })));
+        return Ok(Some(Role::Local(Some(share))));
     }
     let found: Vec<Candidate> =
         [torchrun::detect(variables)?, mpi::open_mpi(variables)?, slurm::detect(variables)?, mpi::pmi(variables)?]
@@ -233,19 +217,19 @@ fn auto(variables: &Named<'_>) -> Result<Option<Role>> {
             .flatten()
             .collect();
     let Some(first) = found.first() else { return Ok(None) };
-    // torchrun says who it is, and it is torchrun that srun or mpirun starts, not the other way round
-    if first.role.source != Source::Torchrun
+    // Torchrun's variables win: srun or mpirun may start torchrun, and torchrun never starts them
+    if first.role.launcher != Launcher::Torchrun
         && let Some(other) = found.iter().skip(1).find(|other| !agree(first, other))
     {
         return Err(LaunchError::usage(
             format!(
                 "{} and {} disagree about this process: {}, but {}",
-                first.role.source, other.role.source, first.evidence, other.evidence
+                first.role.launcher, other.role.launcher, first.evidence, other.evidence
             ),
             format!(
                 "say whose worker it is: --launcher {} or --launcher {}; or --launcher local to start workers from here",
-                flag(first.role.source),
-                flag(other.role.source)
+                flag(first.role.launcher),
+                flag(other.role.launcher)
             ),
         ));
     }
@@ -253,27 +237,27 @@ fn auto(variables: &Named<'_>) -> Result<Option<Role>> {
 }
 
 fn agree(a: &Candidate, b: &Candidate) -> bool {
-    let place = |c: &Candidate| (c.role.rank, c.role.world);
+    let global = |c: &Candidate| (c.role.rank, c.role.world);
     let local = |c: &Candidate| (c.role.local_rank, c.role.local_world);
-    place(a) == place(b) && (!a.local_known || !b.local_known || local(a) == local(b))
+    global(a) == global(b) && (!a.local_known || !b.local_known || local(a) == local(b))
 }
 
-fn flag(source: Source) -> &'static str {
-    match source {
-        Source::Own | Source::Torchrun | Source::Env => "env",
-        Source::Slurm => "slurm",
-        Source::OpenMpi | Source::Mpich => "mpi",
+fn flag(launcher: Launcher) -> &'static str {
+    match launcher {
+        Launcher::Own | Launcher::Torchrun | Launcher::Env => "env",
+        Launcher::Slurm => "slurm",
+        Launcher::OpenMpi | Launcher::Mpich => "mpi",
     }
 }
 
-/// Whether the number of workers that the command line asks for is the one that is there.
-fn fits(role: &Role, request: &Request) -> Result<()> {
-    let Some((flag, asked)) = request.workers else { return Ok(()) };
+/// Checks that the number of workers on the command line is the launcher's.
+fn check_workers(role: &Role, workers: Option<(&str, usize)>) -> Result<()> {
+    let Some((flag, asked)) = workers else { return Ok(()) };
     match role {
         Role::Worker(worker) if asked != worker.world && asked != worker.local_world => Err(LaunchError::usage(
             format!(
                 "{flag} {asked}, but {} has started this process as {}",
-                worker.source,
+                worker.launcher,
                 match worker.world {
                     1 => "the only task of its allocation".to_owned(),
                     world => format!("rank {} of {world}", worker.rank),
@@ -281,28 +265,20 @@ fn fits(role: &Role, request: &Request) -> Result<()> {
             ),
             format!("leave {flag} out to be that worker, or say --launcher local to start {asked} workers from here"),
         )),
-        Role::Local(LocalRole { share: Some(NodeShare { workers: Some(workers), .. }) }) if *workers != asked => {
-            Err(LaunchError::usage(
-                format!("{flag} {asked}, but PET_NPROC_PER_NODE={workers}"),
-                format!("leave {flag} out, or set nprocPerNode of the job to {asked}"),
-            ))
-        }
+        Role::Local(Some(NodeShare { workers: Some(workers), .. })) if *workers != asked => Err(LaunchError::usage(
+            format!("{flag} {asked}, but PET_NPROC_PER_NODE={workers}"),
+            format!("leave {flag} out, or set nprocPerNode of the job to {asked}"),
+        )),
         _ => Ok(()),
     }
 }
 
-impl Default for Role {
-    fn default() -> Self {
-        Self::Local(LocalRole::default())
-    }
-}
-
 impl fmt::Display for Role {
-    /// One line for the screen.
+    /// Writes one line for the screen.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Worker(w) => {
-                write!(f, "started by {}: rank {} of {}", w.source, w.rank, w.world)?;
+                write!(f, "started by {}: rank {} of {}", w.launcher, w.rank, w.world)?;
                 write!(f, ", local rank {} of {}", w.local_rank, w.local_world)?;
                 if let Some(node) = w.node_rank {
                     write!(f, ", node {node}")?;
@@ -313,14 +289,14 @@ impl fmt::Display for Role {
                     (None, _) => f.write_str(", MASTER_ADDR not set"),
                 }
             }
-            Self::Local(LocalRole { share: Some(share) }) => {
+            Self::Local(Some(share)) => {
                 write!(f, "started by Kubeflow: node {} of {}", share.node_rank, share.nodes)?;
                 if let Some(workers) = share.workers {
                     write!(f, ", {workers} workers on it")?;
                 }
                 write!(f, ", node 0 at {}:{}", share.master_addr, share.master_port)
             }
-            Self::Local(LocalRole { share: None }) => f.write_str("started by no launcher: workers start from here"),
+            Self::Local(None) => f.write_str("started by no launcher: workers start from here"),
         }
     }
 }

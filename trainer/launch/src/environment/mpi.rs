@@ -1,17 +1,18 @@
 //! Open MPI and the PMI family (MPICH, Intel MPI).
 
-use super::named::{Named, check};
-use super::{Candidate, Source, WorkerRole};
+use super::variables::{VariableReader, check};
+use super::{Candidate, Launcher, WorkerRole};
 use crate::error::Result;
 
-pub(super) fn open_mpi(variables: &Named<'_>) -> Result<Option<Candidate>> {
+/// Reads Open MPI's variables. `None` where none of them is set.
+pub(super) fn open_mpi(variables: &VariableReader<'_>) -> Result<Option<Candidate>> {
     const NAMES: [&str; 4] =
         ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"];
     let Some(because) = NAMES.into_iter().find(|name| variables.text(name).is_some()) else { return Ok(None) };
     let [rank, world, local_rank, local_world] = NAMES;
     let (rank, world) = (variables.need(rank, because)?, variables.need(world, because)?);
     let (local_rank, local_world) = (variables.need(local_rank, because)?, variables.need(local_world, because)?);
-    // Open MPI 4 and 5 name the job for PMIx; versions before, for their own runtime
+    // Open MPI 4 and 5 set the job's id for PMIx, earlier versions for their own runtime
     let id = variables.owned("PMIX_NAMESPACE").or_else(|| variables.owned("OMPI_MCA_ess_base_jobid"));
     let role = WorkerRole {
         rank,
@@ -21,15 +22,16 @@ pub(super) fn open_mpi(variables: &Named<'_>) -> Result<Option<Candidate>> {
         node_rank: (local_world == world).then_some(0),
         master_addr: master(variables, local_world == world),
         master_port: variables.port("MASTER_PORT")?,
-        job: words("openmpi", id, variables),
-        source: Source::OpenMpi,
+        job: job_words("openmpi", id, variables),
+        launcher: Launcher::OpenMpi,
     };
     check(&role, NAMES)?;
     let evidence = format!("OMPI_COMM_WORLD_RANK={rank} of OMPI_COMM_WORLD_SIZE={world}");
     Ok(Some(Candidate { role, local_known: true, evidence }))
 }
 
-pub(super) fn pmi(variables: &Named<'_>) -> Result<Option<Candidate>> {
+/// Reads PMI's variables. `None` where none of them is set.
+pub(super) fn pmi(variables: &VariableReader<'_>) -> Result<Option<Candidate>> {
     let Some(because) = ["PMI_RANK", "PMI_SIZE"].into_iter().find(|name| variables.text(name).is_some()) else {
         return Ok(None);
     };
@@ -40,7 +42,7 @@ pub(super) fn pmi(variables: &Named<'_>) -> Result<Option<Candidate>> {
         (Some(_), None) => return Err(variables.missing("MPI_LOCALNRANKS", "MPI_LOCALRANKID")),
         (None, Some(_)) => return Err(variables.missing("MPI_LOCALRANKID", "MPI_LOCALNRANKS")),
     };
-    // a PMI that does not count per host has started all ranks here, or somebody says where rank 0 is
+    // A PMI without local ranks has started all ranks on this host, or MASTER_ADDR says where rank 0 is
     let (local_rank, local_world) = local.unwrap_or((rank, world));
     let role = WorkerRole {
         rank,
@@ -50,23 +52,24 @@ pub(super) fn pmi(variables: &Named<'_>) -> Result<Option<Candidate>> {
         node_rank: (local_world == world).then_some(0),
         master_addr: master(variables, local_world == world),
         master_port: variables.port("MASTER_PORT")?,
-        job: words("pmi", variables.owned("PMI_JOBID"), variables),
-        source: Source::Mpich,
+        job: job_words("pmi", variables.owned("PMI_JOBID"), variables),
+        launcher: Launcher::Mpich,
     };
     check(&role, ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"])?;
     let evidence = format!("PMI_RANK={rank} of PMI_SIZE={world}");
     Ok(Some(Candidate { role, local_known: local.is_some(), evidence }))
 }
 
-fn master(variables: &Named<'_>, one_host: bool) -> Option<String> {
+/// Returns the address of rank 0: `MASTER_ADDR`, or the loopback where all ranks are on this host.
+fn master(variables: &VariableReader<'_>, one_host: bool) -> Option<String> {
     variables.owned("MASTER_ADDR").or(one_host.then(|| "127.0.0.1".to_owned()))
 }
 
-/// What tells the job from others; nothing if neither an id nor a port does.
-fn words(source: &str, id: Option<String>, variables: &Named<'_>) -> Vec<String> {
+/// Returns words that distinguish the job from others. Empty without an id and a port.
+fn job_words(launcher: &str, id: Option<String>, variables: &VariableReader<'_>) -> Vec<String> {
     let (address, port) = (variables.owned("MASTER_ADDR"), variables.owned("MASTER_PORT"));
     if id.is_none() && port.is_none() {
         return Vec::new();
     }
-    [Some(source.to_owned()), id, address, port].into_iter().flatten().collect()
+    [Some(launcher.to_owned()), id, address, port].into_iter().flatten().collect()
 }

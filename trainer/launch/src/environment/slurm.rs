@@ -1,18 +1,19 @@
-//! Slurm's tasks, and its way to write lists of hosts.
+//! Slurm's variables, and its notation for lists of hosts.
 
-use super::named::{Named, check};
-use super::{Candidate, Source, WorkerRole};
+use super::variables::{VariableReader, check};
+use super::{Candidate, Launcher, WorkerRole};
 use crate::error::{LaunchError, Result};
 
-pub(super) fn detect(variables: &Named<'_>) -> Result<Option<Candidate>> {
-    // an allocation alone (salloc) has no PROCID: its shell is nobody's worker
+/// Reads srun's variables. `None` where this process is not one of srun's tasks.
+pub(super) fn detect(variables: &VariableReader<'_>) -> Result<Option<Candidate>> {
+    // An allocation alone (salloc) has no PROCID: its shell is not a task
     let Some(rank) = variables.number("SLURM_PROCID")? else { return Ok(None) };
     let step = variables.owned("SLURM_STEP_ID").or_else(|| variables.owned("SLURM_STEPID"));
     let world = match variables.number("SLURM_STEP_NUM_TASKS")? {
         Some(world) => world,
         None => variables.need("SLURM_NTASKS", "SLURM_PROCID")?,
     };
-    // sbatch runs its script once, as "rank 0" of tasks that only srun would start
+    // Sbatch runs its script once, with the variables of rank 0. Only srun starts the tasks
     if variables.text("ENVIRONMENT") == Some("BATCH") && step.is_none() {
         if world <= 1 {
             return Ok(None);
@@ -44,14 +45,14 @@ pub(super) fn detect(variables: &Named<'_>) -> Result<Option<Candidate>> {
         node_rank: node_rank.or(one_host.then_some(0)),
         master_addr: variables
             .owned("MASTER_ADDR")
-            // a host's name may lead to an address that its own processes cannot use
+            // A host's name may resolve to an address that processes on the host cannot use
             .or_else(|| if one_host { Some("127.0.0.1".to_owned()) } else { first }),
         master_port: variables.port("MASTER_PORT")?,
         job: match (&id, variables.owned("MASTER_PORT")) {
             (None, None) => Vec::new(),
             (_, port) => [Some("slurm".to_owned()), id, step, port].into_iter().flatten().collect(),
         },
-        source: Source::Slurm,
+        launcher: Launcher::Slurm,
     };
     check(&role, ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "the tasks on this node"])?;
     let evidence = format!("SLURM_PROCID={rank} of SLURM_NTASKS={world}");
@@ -65,8 +66,8 @@ fn bad_list(name: &str, list: &str, cause: &str) -> LaunchError {
     )
 }
 
-/// Tasks on this node, out of what srun says about all nodes: `2(x3),1`.
-fn local_world(variables: &Named<'_>, world: usize, nodes: usize, node_rank: Option<usize>) -> Result<usize> {
+/// Returns the number of tasks on this node, from srun's counts of all nodes: `2(x3),1`.
+fn local_world(variables: &VariableReader<'_>, world: usize, nodes: usize, node_rank: Option<usize>) -> Result<usize> {
     if nodes <= 1 {
         return Ok(world);
     }
@@ -75,7 +76,7 @@ fn local_world(variables: &Named<'_>, world: usize, nodes: usize, node_rank: Opt
         let counts = tasks_per_node(text).ok_or_else(|| {
             LaunchError::usage(format!("{name}={text} is no list of counts"), "expected something like 2(x3),1")
         })?;
-        // the allocation's counts do not fit a step that uses fewer of its tasks
+        // The allocation's counts do not fit a step that uses only some of the allocation's tasks
         if counts.iter().sum::<usize>() == world
             && let Some(count) = node_rank.and_then(|node| counts.get(node)).or((counts.len() == 1).then(|| &counts[0]))
         {
@@ -91,8 +92,9 @@ fn local_world(variables: &Named<'_>, world: usize, nodes: usize, node_rank: Opt
     ))
 }
 
+/// Parses `2(x3),1` to `[2, 2, 2, 1]`.
 fn tasks_per_node(text: &str) -> Option<Vec<usize>> {
-    /// No machine has more nodes: keeps a damaged `(x…)` from asking for gigabytes.
+    /// More nodes than any cluster has. Keeps a damaged `(x…)` from allocating gigabytes.
     const MOST: usize = 1 << 20;
     let mut counts = Vec::new();
     for part in text.split(',') {
@@ -108,11 +110,8 @@ fn tasks_per_node(text: &str) -> Option<Vec<usize>> {
     Some(counts)
 }
 
-/// The first host of a list such as `node[07-09,12],login1`; with several brackets each takes its first.
-///
-/// # Errors
-/// What is wrong with the list.
-pub fn first_host(list: &str) -> std::result::Result<String, String> {
+/// Returns the first host of a list such as `node[07-09,12],login1`. The error says what is wrong with the list.
+pub(super) fn first_host(list: &str) -> std::result::Result<String, String> {
     let first = *entries(list)?.first().ok_or("it is empty")?;
     let mut host = String::new();
     let mut rest = first;
@@ -128,7 +127,7 @@ pub fn first_host(list: &str) -> std::result::Result<String, String> {
     Ok(host)
 }
 
-/// How many hosts a list names.
+/// Counts the hosts of a list.
 fn hosts_in(list: &str) -> std::result::Result<usize, String> {
     let mut total = 0usize;
     for entry in entries(list)? {
@@ -152,7 +151,7 @@ fn hosts_in(list: &str) -> std::result::Result<usize, String> {
     Ok(total)
 }
 
-/// Splits at the commas that stand outside brackets.
+/// Splits a list at the commas outside brackets.
 fn entries(list: &str) -> std::result::Result<Vec<&str>, String> {
     let (mut entries, mut start, mut inside) = (Vec::new(), 0, false);
     for (at, c) in list.char_indices() {
@@ -177,7 +176,7 @@ fn entries(list: &str) -> std::result::Result<Vec<&str>, String> {
     }
 }
 
-/// `07-09` → `07`, `09`; `12` → `12`, `12`.
+/// Splits a range: `07-09` → `07`, `09`; `12` → `12`, `12`.
 fn bounds(range: &str) -> std::result::Result<(&str, &str), String> {
     let (start, end) = range.split_once('-').unwrap_or((range, range));
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());

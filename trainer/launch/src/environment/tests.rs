@@ -1,5 +1,6 @@
-//! Tables: variables in, role or refusal out.
+//! Tables of variables and the role, or the error, that follows from them.
 
+use super::slurm::first_host;
 use super::*;
 
 fn variables(text: &str) -> Variables {
@@ -8,12 +9,11 @@ fn variables(text: &str) -> Variables {
 }
 
 fn role(text: &str) -> Result<Role> {
-    detect(&variables(text), &Request::default())
+    detect(&variables(text), LauncherChoice::Auto, None)
 }
 
 fn asked(text: &str, launcher: &str, workers: Option<usize>) -> Result<Role> {
-    let request = Request { launcher: launcher.parse().unwrap(), workers: workers.map(|n| ("--cpus", n)) };
-    detect(&variables(text), &request)
+    detect(&variables(text), launcher.parse().unwrap(), workers.map(|n| ("--cpus", n)))
 }
 
 const TORCHRUN: &str = "RANK=5 LOCAL_RANK=1 WORLD_SIZE=8 LOCAL_WORLD_SIZE=4 GROUP_RANK=1 MASTER_ADDR=10.0.0.1 \
@@ -29,7 +29,7 @@ const KUBEFLOW: &str = "PET_NNODES=3 PET_NODE_RANK=1 PET_NPROC_PER_NODE=4 MASTER
 fn everybodys_workers_are_known() {
     let table: &[(&str, &str)] = &[
         ("", "started by no launcher: workers start from here"),
-        // set for other programs, or left behind by a shell: no evidence of a launcher
+        // Set for other programs, or left behind by a shell: no evidence of a launcher
         ("MASTER_ADDR=h MASTER_PORT=1", "started by no launcher: workers start from here"),
         ("RANK= WORLD_SIZE=", "started by no launcher: workers start from here"),
         (
@@ -215,7 +215,7 @@ fn the_command_line_is_heard() {
     let error = asked(one_task, "auto", Some(4)).unwrap_err();
     assert_eq!(error.message, "--cpus 4, but Slurm has started this process as the only task of its allocation");
     assert_eq!(error.hint, "leave --cpus out to be that worker, or say --launcher local to start 4 workers from here");
-    assert_eq!(asked(one_task, "local", Some(4)), Ok(Role::default()));
+    assert_eq!(asked(one_task, "local", Some(4)), Ok(Role::Local(None)));
     assert!(asked(one_task, "auto", Some(1)).is_ok());
     // all ranks, or those of a host, are what a user may mean by --cpus
     for (workers, fine) in [(8, true), (4, true), (2, false)] {
@@ -228,7 +228,7 @@ fn the_command_line_is_heard() {
         let Ok(Role::Worker(worker)) = asked(&both, launcher, None) else { panic!("{launcher}") };
         assert_eq!(worker.world, world);
     }
-    assert!(matches!(asked(KUBEFLOW, "env", None), Ok(Role::Local(LocalRole { share: Some(_) }))));
+    assert!(matches!(asked(KUBEFLOW, "env", None), Ok(Role::Local(Some(_)))));
     // asked for, and not there
     for (launcher, cause) in [
         ("env", "--launcher env: RANK, WORLD_SIZE and LOCAL_RANK are not set"),
@@ -237,7 +237,7 @@ fn the_command_line_is_heard() {
     ] {
         assert_eq!(asked("", launcher, None).unwrap_err().message, cause);
     }
-    assert!("ssh".parse::<Launcher>().unwrap_err().message.contains("--launcher ssh"));
+    assert!("ssh".parse::<LauncherChoice>().unwrap_err().message.contains("--launcher ssh"));
 }
 
 #[test]
@@ -286,7 +286,8 @@ proptest::proptest! {
         let _ = first_host(&list);
         let _ = detect(
             &variables(&format!("SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=4 SLURM_JOB_NODELIST=x{list}")),
-            &Request::default(),
+            LauncherChoice::Auto,
+            None,
         );
     }
 }

@@ -1,14 +1,14 @@
-//! `RANK` and its like, as torchrun, this program and many others set them; and Kubeflow's `PET_*`.
+//! `RANK`, `WORLD_SIZE` and `LOCAL_RANK`, as torchrun, this program and many others set them; and Kubeflow's `PET_*`.
 
-use super::named::{Named, check, is_loopback};
-use super::{Candidate, NodeShare, Source, WorkerRole};
+use super::variables::{VariableReader, check, is_loopback};
+use super::{Candidate, Launcher, NodeShare, WorkerRole};
 use crate::error::{LaunchError, Result};
 
 const NAMES: [&str; 4] = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"];
 const PET: [&str; 3] = ["PET_NNODES", "PET_NODE_RANK", "PET_NPROC_PER_NODE"];
 
-/// A worker of this program's launcher: all of its variables are there, or somebody changed them.
-pub(super) fn own(variables: &Named<'_>) -> Result<WorkerRole> {
+/// Reads the role of a worker that this program's launcher has started. The launcher sets all of the variables.
+pub(super) fn own(variables: &VariableReader<'_>) -> Result<WorkerRole> {
     let role = WorkerRole {
         rank: variables.need("RANK", super::WORKER)?,
         local_rank: variables.need("LOCAL_RANK", super::WORKER)?,
@@ -18,7 +18,7 @@ pub(super) fn own(variables: &Named<'_>) -> Result<WorkerRole> {
         master_addr: variables.owned("MASTER_ADDR"),
         master_port: variables.port("MASTER_PORT")?,
         job: Vec::new(),
-        source: Source::Own,
+        launcher: Launcher::Own,
     };
     for (name, there) in [("MASTER_ADDR", role.master_addr.is_some()), ("MASTER_PORT", role.master_port.is_some())] {
         if !there {
@@ -29,7 +29,8 @@ pub(super) fn own(variables: &Named<'_>) -> Result<WorkerRole> {
     Ok(role)
 }
 
-pub(super) fn detect(variables: &Named<'_>) -> Result<Option<Candidate>> {
+/// Reads the variables of torchrun. `None` where none of them is set.
+pub(super) fn detect(variables: &VariableReader<'_>) -> Result<Option<Candidate>> {
     let Some(because) = NAMES.into_iter().find(|name| variables.text(name).is_some()) else { return Ok(None) };
     let (rank, world) = (variables.need("RANK", because)?, variables.need("WORLD_SIZE", because)?);
     let local_rank = variables.number("LOCAL_RANK")?.ok_or_else(|| {
@@ -46,7 +47,7 @@ pub(super) fn detect(variables: &Named<'_>) -> Result<Option<Candidate>> {
         None => return Err(variables.missing("LOCAL_WORLD_SIZE", "LOCAL_RANK")),
     };
     let run = variables.owned("TORCHELASTIC_RUN_ID");
-    // torchrun's agent keeps a store of its own at MASTER_PORT, for the workers' use in PyTorch's protocol
+    // Torchrun's agent hosts its own store at MASTER_PORT, which speaks PyTorch's protocol
     let agent = variables.text("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value.eq_ignore_ascii_case("true"));
     let words = [Some("env".to_owned()), run.clone(), master_addr.clone(), port.map(|port| port.to_string())];
     let restart = variables.owned("TORCHELASTIC_RESTART_COUNT");
@@ -58,21 +59,22 @@ pub(super) fn detect(variables: &Named<'_>) -> Result<Option<Candidate>> {
         node_rank: variables.number("GROUP_RANK")?.or((local_world == world).then_some(0)),
         master_addr: master_addr.or((local_world == world).then(|| "127.0.0.1".to_owned())),
         master_port: port.filter(|_| !agent),
-        // without a run id or a port these words are the same for all jobs: then there are none
+        // Without a run id or a port these words would be the same for all jobs
         job: if run.is_some() || port.is_some() {
             words.into_iter().chain([restart]).flatten().collect()
         } else {
             Vec::new()
         },
-        source: if run.is_some() { Source::Torchrun } else { Source::Env },
+        launcher: if run.is_some() { Launcher::Torchrun } else { Launcher::Env },
     };
     check(&role, NAMES)?;
     let evidence = format!("RANK={rank} of WORLD_SIZE={world}, LOCAL_RANK={local_rank}");
     Ok(Some(Candidate { role, local_known: true, evidence }))
 }
 
-/// A pod of Kubeflow's: one process, which starts the workers of its node. With `LOCAL_RANK` it is a worker already.
-pub(super) fn share(variables: &Named<'_>) -> Result<Option<NodeShare>> {
+/// Reads a Kubeflow pod's part of the job: one process per pod, which starts the workers of its node. A process with
+/// `LOCAL_RANK` is a worker already.
+pub(super) fn share(variables: &VariableReader<'_>) -> Result<Option<NodeShare>> {
     let Some(because) = PET.into_iter().find(|name| variables.text(name).is_some()) else { return Ok(None) };
     if variables.text("LOCAL_RANK").is_some() {
         return Ok(None);
@@ -116,13 +118,13 @@ pub(super) fn share(variables: &Named<'_>) -> Result<Option<NodeShare>> {
         _ => either(variables, "MASTER_ADDR")?.ok_or_else(|| variables.missing("MASTER_ADDR", "PET_NNODES"))?,
     };
     either(variables, "MASTER_PORT")?;
-    // torchrun's own default, which Kubeflow's services open
+    // Torchrun's default, which Kubeflow's services open
     let port = variables.port("MASTER_PORT")?.or(variables.port("PET_MASTER_PORT")?).unwrap_or(29500);
     Ok(Some(NodeShare { nodes, node_rank, workers, master_addr: address, master_port: port }))
 }
 
-/// `NAME`, or `PET_NAME`; both only if they are the same.
-fn either(variables: &Named<'_>, name: &str) -> Result<Option<String>> {
+/// Returns `NAME` or `PET_NAME`. Where both are set they must be the same.
+fn either(variables: &VariableReader<'_>, name: &str) -> Result<Option<String>> {
     let (plain, pet) = (variables.owned(name), variables.owned(&format!("PET_{name}")));
     match (&plain, &pet) {
         (Some(a), Some(b)) if a != b => Err(LaunchError::usage(

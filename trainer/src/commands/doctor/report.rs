@@ -8,7 +8,7 @@ use super::{
     machine::{self, Cpu, Mpi},
     peers::{self, Peer},
 };
-use crate::device::{self, HAS_CUDA, Headers, Library, Target, Wish};
+use crate::device::{self, DeviceRequest, DeviceSet, HAS_CUDA, Headers, Library};
 use comm::{
     DType,
     cuda::{
@@ -199,14 +199,14 @@ fn choice(peers: &[Peer], ipc: &str, nccl: &Found<Library>) -> Choice {
         why,
         gradients: "shm inside a host, tcp between hosts".into(),
     };
-    match Target::of(Wish::Best) {
-        Ok(Target::Gpus(gpus)) => Choice {
+    match DeviceSet::of(DeviceRequest::Best) {
+        Ok(DeviceSet::Gpus(gpus)) => Choice {
             device: gpus.all.iter().map(device::describe).collect::<Vec<_>>().join("; "),
             why: "driver, GPU, NVRTC and CUDA's headers are there".into(),
             gradients: between_gpus(&gpus.all, peers, ipc, matches!(nccl, Found::There(_))),
         },
-        Ok(Target::Cpu(Some(why))) => on_cpu(why),
-        Ok(Target::Cpu(None)) => on_cpu("this build has no GPU backend (feature cuda)".into()),
+        Ok(DeviceSet::Cpu(Some(why))) => on_cpu(why),
+        Ok(DeviceSet::Cpu(None)) => on_cpu("this build has no GPU backend (feature cuda)".into()),
         Err(failure) => on_cpu(failure.message),
     }
 }
@@ -275,7 +275,7 @@ mod tests {
             over.starts_with("nccl: NCCL over 2 GPUs, as rank 1's GPU has no access to the memory of rank 0's"),
             "{over}"
         );
-        assert!(says(&blind, "works", false).starts_with("none: no way between the ranks' GPUs"));
+        assert!(says(&blind, "works", false).starts_with("none: no route between the ranks' GPUs"));
         assert!(
             says(&liar, "works", true)
                 .starts_with("cuda, which would fail: the driver says that GPU 1 reaches GPU 0's")

@@ -68,6 +68,19 @@ impl Store {
         Ok(target)
     }
 
+    /// Loads the checkpoint that `best` points at; none if there is no such link.
+    ///
+    /// # Errors
+    /// A file of the checkpoint is missing, truncated or altered.
+    pub fn best(&self) -> Result<Option<(Snapshot, RunProgress)>, FileError> {
+        let path = self.folder.join("best");
+        if !path.exists() {
+            return Ok(None);
+        }
+        let loaded = read::load(&path)?;
+        Ok(Some((loaded.snapshot, loaded.progress)))
+    }
+
     fn write_files(&self, folder: &Path, snapshot: Snapshot, progress: &RunProgress) -> Result<(), FileError> {
         fs::create_dir_all(folder).map_err(|error| writing(folder, error))?;
         let state = State { progress: progress.clone(), optimizer_steps: snapshot.optimizer_steps, seed: self.seed };

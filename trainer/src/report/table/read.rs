@@ -115,6 +115,8 @@ struct Summary {
     planned_epochs: usize,
     best: Option<Evaluation>,
     last: Option<Evaluation>,
+    /// Only of a data set with a validation split.
+    test: Option<Evaluation>,
     seconds: f64,
 }
 
@@ -151,7 +153,8 @@ fn read(name: String, folder: RunFolder) -> Result<Option<RunRecord>, FileError>
         name,
         model: summary.model,
         dataset: if part { format!("{}, part", summary.dataset) } else { summary.dataset },
-        top1: best.top1,
+        // `best` is an evaluation of the validation split if there is one.
+        top1: summary.test.as_ref().unwrap_or(best).top1,
         last_top1: last.top1,
         epochs: summary.epochs.min(evaluated),
         planned_epochs: summary.planned_epochs,

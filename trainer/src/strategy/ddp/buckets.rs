@@ -157,6 +157,8 @@ impl GradientBuckets {
 
     /// Sets the buckets, once for the whole run.
     pub(super) fn assign_buckets(&self, buckets: Vec<Bucket>) {
+        let elements = || buckets.iter().map(|bucket| bucket.elements).collect::<Vec<_>>();
+        tracing::debug!(elements = ?elements(), "assigned {} buckets", buckets.len());
         let mut bucket_of = vec![0; self.lengths.len()];
         for (index, bucket) in buckets.iter().enumerate() {
             bucket.parameters.iter().for_each(|&parameter| bucket_of[parameter] = index);

@@ -109,7 +109,10 @@ impl Ddp {
         let on_device = None;
         let reducer = Reducer::new(parameters, &comm, &status, options, on_device)?;
         let statistics = match parallel.batch_norm {
-            BatchNormPolicy::Sync => Some(Arc::new(SharedStatistics::new(comm.duplicate()?))),
+            BatchNormPolicy::Sync => {
+                tracing::debug!("creating a second process group for synchronised batch norm");
+                Some(Arc::new(SharedStatistics::new(comm.duplicate()?)))
+            }
             _ => None,
         };
         Ok(Self {

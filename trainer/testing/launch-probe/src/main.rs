@@ -1,4 +1,4 @@
-//! A stand-in for the trainer in the launcher's tests: workers take steps with a barrier in each, and misbehave on command.
+//! Replaces the trainer in the launcher's tests: workers take steps with a barrier in each, and misbehave on command.
 //!
 //! `launch-probe --workers N --logs DIR [--do DEED@RANK]…`; a deed is done at step 3 unless its name says otherwise.
 
@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use comm::CommError;
-use launch::environment::{self, LocalRole, WorkerRole};
-use launch::{Job, LaunchError, Nodes, Request, Role, Worker, detect, secret, worker};
+use launch::environment::{self, NodeShare, Variables, WorkerRole};
+use launch::{LaunchConfig, LaunchError, RendezvousParameters, Role, Worker, detect, secret, worker};
 use rustix::process::{Signal, getpid, kill_process};
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -30,6 +30,7 @@ struct Arguments {
     nodes: usize,
     node_rank: usize,
     master_addr: String,
+    secret_file: Option<PathBuf>,
     deeds: Vec<(String, usize)>,
 }
 
@@ -59,6 +60,7 @@ fn arguments() -> Arguments {
             "--max-restarts" => found.restarts = number(),
             "--master-port" => found.port = number() as u16,
             "--master-addr" => found.master_addr = value,
+            "--secret-file" => found.secret_file = Some(value.into()),
             "--nnodes" => found.nodes = number(),
             "--node-rank" => found.node_rank = number(),
             "--launcher" => found.launcher = value,
@@ -75,14 +77,16 @@ fn arguments() -> Arguments {
 fn main() -> ExitCode {
     let arguments = arguments();
     let run = || {
-        let variables = environment::variables();
-        let request = Request { launcher: arguments.launcher.parse()?, workers: None };
-        let role = detect(&variables, &request)?;
+        let mut variables = environment::variables();
+        if let Some(path) = &arguments.secret_file {
+            secret::read_file(path, &mut variables)?;
+        }
+        let role = detect(&variables, arguments.launcher.parse()?, None)?;
         match role {
-            Role::Worker(ref role) => work(&arguments, role),
-            Role::Local(ref local) => {
+            Role::Worker(ref role) => work(&arguments, role, &variables),
+            Role::Local(ref share) => {
                 eprintln!("{role}");
-                launch(&arguments, local)
+                launch(&arguments, share.as_ref(), &variables)
             }
         }
     };
@@ -95,31 +99,32 @@ fn main() -> ExitCode {
     )
 }
 
-fn launch(arguments: &Arguments, local: &LocalRole) -> Result<u8, LaunchError> {
-    let mut job = Job::of_this_program(arguments.workers, arguments.logs.clone())?;
-    job.timeout = Duration::from_secs_f64(arguments.timeout);
-    job.join_timeout = Duration::from_secs_f64(arguments.join_timeout);
-    job.stop_timeout = Duration::from_secs_f64(arguments.stop_timeout);
-    job.grace = Duration::from_secs(1);
+fn launch(arguments: &Arguments, share: Option<&NodeShare>, variables: &Variables) -> Result<u8, LaunchError> {
+    let mut job = LaunchConfig::of_this_program(arguments.workers, arguments.logs.clone())?;
+    job.timeouts.stall = Duration::from_secs_f64(arguments.timeout);
+    job.timeouts.join = Duration::from_secs_f64(arguments.join_timeout);
+    job.timeouts.stop = Duration::from_secs_f64(arguments.stop_timeout);
+    job.timeouts.grace = Duration::from_secs(1);
     job.max_restarts = arguments.restarts;
     job.address.1 = arguments.port;
-    let given = secret::given(&environment::variables(), None)?;
-    job.nodes = match &local.share {
+    let secret = secret::of_job(variables)?;
+    job.rendezvous = match share {
         Some(share) if share.nodes > 1 => {
             job.workers = share.workers.unwrap_or(arguments.workers);
-            Some(Nodes::new(share.nodes, share.node_rank, share.master_addr.clone(), share.master_port, given)?)
+            let address = share.master_addr.clone();
+            Some(RendezvousParameters::new(share.nodes, share.node_rank, address, share.master_port, secret)?)
         }
         _ if arguments.nodes > 1 => {
             let address = arguments.master_addr.clone();
-            Some(Nodes::new(arguments.nodes, arguments.node_rank, address, arguments.port, given)?)
+            Some(RendezvousParameters::new(arguments.nodes, arguments.node_rank, address, arguments.port, secret)?)
         }
         _ => None,
     };
     job.run()
 }
 
-fn work(arguments: &Arguments, role: &WorkerRole) -> Result<u8, LaunchError> {
-    let attached = worker::attach(role, &environment::variables())?;
+fn work(arguments: &Arguments, role: &WorkerRole, variables: &Variables) -> Result<u8, LaunchError> {
+    let status = worker::attach(role, variables)?;
     let stop = Arc::new(AtomicUsize::new(0));
     for signal in [1, 2, 3, 15] {
         signal_hook::flag::register_usize(signal, Arc::clone(&stop), signal as usize).expect("signals can be caught");
@@ -141,7 +146,7 @@ fn work(arguments: &Arguments, role: &WorkerRole) -> Result<u8, LaunchError> {
             _ => {}
         }
     }
-    let worker = attached.join(LIMIT)?;
+    let worker = Worker::join(role, variables, status, LIMIT)?;
     println!("joined at {}:{}", role.master_addr.as_deref().unwrap_or(""), role.master_port.unwrap_or(0));
     let code = match steps(arguments, &worker, &deeds, &stop) {
         Ok(code) => code,
@@ -167,7 +172,7 @@ fn steps(arguments: &Arguments, worker: &Worker, deeds: &[&str], stop: &AtomicUs
         }
         status.set_status(format_args!("all_reduce #{step}, bucket 0"));
         client.barrier(&format!("step-{step}"), limit)?;
-        // rank 0's flag decides, as the step's reduction does in the trainer
+        // Rank 0's flag decides, as the step's reduction does in the trainer
         let key = format!("stop-{step}");
         if rank == 0 {
             client.set(&key, &[stop.load(Ordering::Relaxed) as u8])?;
@@ -187,7 +192,7 @@ fn misbehave(deed: &str, worker: &Worker) {
     match deed {
         "kill-between" => end_myself(Signal::KILL),
         "kill-first-attempt" if first => end_myself(Signal::KILL),
-        // others are late for this step's barrier, in which this rank waits when it is killed
+        // Other ranks are late for this step's barrier. This rank waits in the barrier when it is killed
         "kill-in" => drop(std::thread::spawn(|| {
             std::thread::sleep(Duration::from_millis(200));
             end_myself(Signal::KILL);
@@ -213,7 +218,7 @@ fn misbehave(deed: &str, worker: &Worker) {
             worker.status.record_error("cannot write checkpoint: disk full", "free some space", false);
             std::process::exit(1);
         }
-        // deaf to everything but SIGKILL
+        // Reacts to nothing but SIGKILL
         "deaf" => loop {
             std::thread::sleep(Duration::from_secs(1));
         },
@@ -222,14 +227,14 @@ fn misbehave(deed: &str, worker: &Worker) {
 }
 
 fn end_myself(signal: Signal) {
-    // Rust's own handler of SIGSEGV takes the first and gives way to the kernel's for the second
+    // Rust's handler takes the first SIGSEGV and restores the kernel's default action for the second
     loop {
         kill_process(getpid(), signal).expect("a process may signal itself");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
-/// What a test wants to know about this process.
+/// Prints what a test checks about this process.
 fn show_place() {
     use std::io::IsTerminal;
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

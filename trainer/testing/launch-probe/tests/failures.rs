@@ -1,4 +1,4 @@
-//! Workers that die, stall and lie: what the launcher says, its exit code, and what is left.
+//! Workers that die, stall and fail: what the launcher reports, its exit code, and what is left.
 
 mod support;
 
@@ -30,12 +30,12 @@ fn sigkill_before_rendezvous() {
             "out of memory",
         ],
     );
-    assert!(ended.stderr.contains("rank 0"), "what became of the others is told: {}", ended.stderr);
+    assert!(ended.stderr.contains("rank 0"), "the other ranks are reported too: {}", ended.stderr);
 }
 
 #[test]
 fn sigkill_in_a_collective() {
-    // rank 1 waits in the barrier of step 3 for rank 2, which is late
+    // Rank 1 waits in the barrier of step 3 for rank 2, which is late
     let ended = Run::start(&["--workers", "3", "--do", "kill-in@1", "--do", "late@2"]).end();
     ended.said(
         3,
@@ -56,7 +56,7 @@ fn sigkill_of_rank_0() {
 }
 
 #[test]
-fn a_crash_is_told_with_its_last_lines() {
+fn a_crash_is_reported_with_the_last_lines() {
     let ended = Run::start(&["--workers", "2", "--do", "segv@1"]).end();
     ended.said(
         3,
@@ -70,10 +70,10 @@ fn a_crash_is_told_with_its_last_lines() {
 }
 
 #[test]
-fn exit_codes_are_told_as_they_are() {
+fn exit_codes_are_reported() {
     let ended = Run::start(&["--workers", "2", "--do", "exit@1"]).end();
     ended.said(3, &["error: rank 1 exited with code 7", "| giving up"]);
-    // 128 + SIGUSR1: no request to stop
+    // 128 + SIGUSR1 is not a request to stop
     let ended = Run::start(&["--workers", "2", "--do", "exit-138@1"]).end();
     ended.said(3, &["error: rank 1 exited with code 138"]);
     let ended = Run::start(&["--workers", "2", "--do", "exit-before@0"]).end();
@@ -100,13 +100,13 @@ fn panics_leave_their_message_and_place() {
     ] {
         assert!(json.contains(text), "{text}: {json}");
     }
-    // the thread's panic is the cause of the main thread's
+    // The thread's panic is the cause of the main thread's
     let ended = Run::start(&["--workers", "2", "--do", "panic-thread@1"]).end();
     ended.said(3, &["error: rank 1 panicked (exit code 101): no more images, at", "in thread `loader`"]);
 }
 
 #[test]
-fn an_orderly_error_is_told_in_the_workers_words() {
+fn an_error_is_reported_with_the_workers_message() {
     let ended = Run::start(&["--workers", "2", "--do", "error@1"]).end();
     ended.said(
         3,
@@ -135,14 +135,14 @@ fn a_worker_stopped_before_rendezvous_is_noticed_too() {
 
 #[test]
 fn a_worker_that_hears_nothing_is_killed() {
-    // rank 1 sleeps for ever and catches SIGTERM; rank 0's death must end it all the same
+    // Rank 1 sleeps forever and catches SIGTERM. Rank 0's death must still end it
     let ended = Run::start(&["--workers", "2", "--do", "deaf@1", "--do", "kill-between@0"]).end();
     ended.said(3, &["error: rank 0 was killed by SIGKILL", "rank 1 is being ended"]);
 }
 
 #[test]
 fn a_worker_that_keeps_others_waiting_is_named() {
-    // it runs and beats, but never comes to the barrier: rank 0 gives up, and rank 1 is shown
+    // Rank 1 runs and sends heartbeats, but never reaches the barrier. Rank 0 times out, and rank 1 is reported
     let ended = Run::start(&["--workers", "2", "--do", "deaf@1", "--timeout", "3"]).end();
     ended.said(
         3,
@@ -201,7 +201,7 @@ fn two_jobs_do_not_disturb_each_other() {
 fn failures_start_the_job_again_as_often_as_allowed() {
     let ended = Run::start(&["--workers", "2", "--do", "kill-first-attempt@1", "--max-restarts", "2"]).end();
     ended.said(0, &["error: rank 1 was killed by SIGKILL", "starting all workers again: attempt 2 of 3"]);
-    // the logs of both attempts are there, apart from each other
+    // The logs of both attempts are kept apart
     assert!(ended.log("attempt-0/rank-1/stdout.log").contains("step 3"));
     assert!(!ended.log("attempt-0/rank-1/stdout.log").contains("step 4"));
     assert!(ended.log("rank-1/stdout.log").contains("step 5"));
@@ -211,7 +211,7 @@ fn failures_start_the_job_again_as_often_as_allowed() {
     assert_eq!(ended.stderr.matches("starting all workers again").count(), 1);
     assert!(ended.folder.path().join("attempt-0/rank-0").is_dir());
 
-    // wrong input is wrong again
+    // Wrong input would fail again
     let ended = Run::start(&["--workers", "2", "--do", "usage@1", "--max-restarts", "3"]).end();
     ended.said(3, &["error: rank 1 exited with code 2"]);
     assert!(!ended.stderr.contains("starting all workers again"), "{}", ended.stderr);

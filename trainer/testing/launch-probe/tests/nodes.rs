@@ -1,12 +1,15 @@
-//! Jobs of several nodes: over loopback, and between network namespaces with addresses of their own.
+//! Jobs of several nodes: over the loopback, and between network namespaces with different addresses.
 
 mod support;
 
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, kill_process};
-use support::{Ended, PROBE, Run, probe};
+use support::{Ended, LIMIT, PROBE, Run, probe};
 
 fn free_port() -> String {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string()
@@ -26,7 +29,7 @@ fn command(rank: &str, port: &str, workers: &str, more: &[&str]) -> Command {
 #[test]
 fn two_nodes_share_the_ranks_out() {
     let port = free_port();
-    // the second first: it waits for node 0
+    // Node 1 starts first: it waits for node 0
     let second = node("1", &port, "1", &[]);
     let first = node("0", &port, "2", &[]);
     let (first, second) = (first.end(), second.end());
@@ -73,7 +76,7 @@ fn a_signal_to_one_launcher_stops_both_nodes_at_one_step() {
         if told == 0 {
             nodes[0].signal(Signal::TERM);
         } else {
-            // rank 0's flag decides in the probe: both are told, as batch systems do
+            // In the probe rank 0's flag decides. Batch systems signal both launchers
             nodes.iter().for_each(|node| node.signal(Signal::TERM));
         }
         let ended = nodes.map(Run::end);
@@ -105,10 +108,13 @@ fn a_node_that_does_not_come_is_named() {
 
 #[test]
 fn nodes_that_wait_can_be_interrupted() {
-    let mut waiting = node("0", &free_port(), "1", &[]);
-    waiting.wait_for("stderr", "started by");
-    // from the moment that it listens
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    let port = free_port();
+    let waiting = node("0", &port, "1", &[]);
+    let until = Instant::now() + LIMIT;
+    while TcpStream::connect(format!("127.0.0.1:{port}")).is_err() {
+        assert!(Instant::now() < until, "node 0 does not listen");
+        std::thread::sleep(Duration::from_millis(20));
+    }
     waiting.signal(Signal::INT);
     waiting.end().said(130, &["stopped by SIGINT"]);
 }
@@ -122,15 +128,55 @@ fn another_secret_keeps_a_node_out() {
     first.wait_for("stderr", "started by");
     let mut second = command("1", &port, "1", &[]);
     second.env("TRAINER_SECRET", "some other words");
-    Run::of(second).end().said(3, &["error: node 1 cannot join node 0", "secret", "set TRAINER_SECRET"]);
+    Run::of(second)
+        .end()
+        .said(3, &["error: node 1 cannot join node 0", "secret", "hint: give all nodes the same secret"]);
     first.signal(Signal::TERM);
     first.end().said(143, &[]);
+}
+
+/// A file for `--secret-file` in `folder`.
+fn secret_file(folder: &Path, content: &str, mode: u32) -> PathBuf {
+    let path = folder.join("secret");
+    std::fs::write(&path, content).unwrap();
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+    path
+}
+
+#[test]
+fn a_secret_file_lets_a_node_join_and_takes_precedence() {
+    let port = free_port();
+    let folder = tempfile::tempdir().unwrap();
+    let path = secret_file(folder.path(), "the right words\n", 0o600);
+    let mut first = command("0", &port, "2", &["--secret-file", path.to_str().unwrap()]);
+    first.env("TRAINER_SECRET", "some other words");
+    let mut second = command("1", &port, "1", &[]);
+    second.env("TRAINER_SECRET", "the right words");
+    let (first, second) = (Run::of(first), Run::of(second));
+    first.end().said(0, &[]);
+    second.end().said(0, &[]);
+}
+
+#[test]
+fn a_secret_file_that_others_may_read_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = secret_file(folder.path(), "the right words\n", 0o644);
+    let path = path.to_str().unwrap();
+    let ended = node("0", &free_port(), "1", &["--secret-file", path]).end();
+    let cause = format!("error: {path}: other users may read the job's secret (mode 644)");
+    ended.said(2, &[&cause, &format!("hint: chmod 600 {path}")]);
 }
 
 #[test]
 fn no_secret_is_needed_on_loopback_only() {
     let ended = node("0", "29500", "1", &["--master-addr", "192.0.2.1"]).end();
-    ended.said(2, &["error: --nnodes 2 over 192.0.2.1 needs a secret", "hint: set TRAINER_SECRET"]);
+    ended.said(
+        2,
+        &[
+            "error: --nnodes 2 over 192.0.2.1 needs a secret",
+            "hint: give all nodes the same secret: --secret-file FILE, or TRAINER_SECRET",
+        ],
+    );
     let mut command = command("0", "29500", "1", &["--master-addr", "192.0.2.1"]);
     command.env("TRAINER_SECRET", "the right words");
     Run::of(command).end().said(3, &["error: 192.0.2.1 (MASTER_ADDR) is not an address of this machine"]);
@@ -162,7 +208,7 @@ struct Namespaces {
 const ADDRESSES: [&str; 2] = ["10.231.17.1", "10.231.17.2"];
 
 impl Namespaces {
-    /// `Err` says why there are none.
+    /// The error says why there are none.
     fn new(tag: &str) -> Result<Self, String> {
         let tag = format!("{tag}{}", std::process::id() % 100_000);
         let made = Self { names: [format!("ln{tag}a"), format!("ln{tag}b")], cable: format!("lv{tag}") };
@@ -210,7 +256,7 @@ fn namespaces(tag: &str) -> Option<Namespaces> {
     match Namespaces::new(tag) {
         Ok(made) => Some(made),
         Err(cause) => {
-            // it needs root and iproute2
+            // Root and iproute2 are needed
             println!("skipped: no network namespaces here: {cause}");
             None
         }

@@ -1,4 +1,4 @@
-//! A worker's place in the world: variables, cores, terminal, port, strangers, launchers of others.
+//! What a worker is started with: variables, cores, terminal, port; unauthenticated peers; other launchers.
 
 mod support;
 
@@ -45,10 +45,10 @@ fn each_worker_knows_its_place_and_has_its_cores() {
     let crowd = Run::start(&["--workers", &(all.len() + 1).to_string()]).end();
     assert_eq!(value(&crowd.log("rank-0/stdout.log"), "cores"), value(&crowd.log("rank-1/stdout.log"), "cores"));
 
-    // `Run` takes the variable away, so it has to come back by another program
+    // `Run` removes the variable, so another program sets it again
     let mut shell = std::process::Command::new("env");
     shell.args(["RAYON_NUM_THREADS=7", PROBE, "--workers", "1"]);
-    assert_eq!(value(&Run::of(shell).end().stdout, "RAYON_NUM_THREADS"), "7", "the user's word counts");
+    assert_eq!(value(&Run::of(shell).end().stdout, "RAYON_NUM_THREADS"), "7", "the user's value takes precedence");
 }
 
 #[test]
@@ -67,13 +67,13 @@ fn rank_0_has_a_terminal_where_the_launcher_has_one() {
     let mut screen = String::new();
     let mut bytes = [0; 4096];
     let mut master = File::from(master);
-    // EIO once the launcher is gone
+    // Returns EIO once the launcher is gone
     while let Ok(read) = master.read(&mut bytes) {
         screen += &String::from_utf8_lossy(&bytes[..read]);
     }
     assert!(child.wait().unwrap().success(), "{screen}");
     assert!(screen.contains("terminal true 123"), "{screen}");
-    // both streams in the order in which they were written
+    // Both streams are in the order in which they were written
     let at = |text: &str| screen.find(text).unwrap_or_else(|| panic!("{text}: {screen}"));
     assert!(at("GROUP_RANK=0") < at("terminal true") && at("terminal true") < at("own group"), "{screen}");
     assert!(screen.contains("step 5\r\n"), "the real terminal does the carriage returns: {screen:?}");
@@ -103,16 +103,16 @@ fn a_port_that_is_taken_is_named_with_its_holder() {
 }
 
 #[test]
-fn strangers_are_turned_away_and_the_secret_is_on_no_command_line() {
+fn unauthenticated_peers_are_refused_and_the_secret_is_on_no_command_line() {
     let mut run = Run::start(&["--workers", "2", "--steps", "100000"]);
     let stdout = run.wait_for("stdout", "step 1\n");
     let address = value(&stdout, "joined at");
-    let mut stranger = TcpStream::connect(&address).unwrap();
-    stranger.write_all(b"GET / HTTP/1.0\r\nHost: somebody\r\nAccept: everything\r\n\r\n").unwrap();
+    let mut peer = TcpStream::connect(&address).unwrap();
+    peer.write_all(b"GET / HTTP/1.0\r\nHost: somebody\r\nAccept: everything\r\n\r\n").unwrap();
     let mut answer = Vec::new();
-    stranger.set_read_timeout(Some(LIMIT)).unwrap();
-    // an answer, if any, is no more than the refusal
-    let _ = stranger.read_to_end(&mut answer);
+    peer.set_read_timeout(Some(LIMIT)).unwrap();
+    // An answer, if any, is only the refusal
+    let _ = peer.read_to_end(&mut answer);
     let wrong = Secret::random().unwrap();
     let error = StoreClient::connect(address.as_str(), &wrong, 1, 2, Duration::ZERO).unwrap_err();
     assert!(error.message.contains("secret"), "{error}");
@@ -128,7 +128,7 @@ fn strangers_are_turned_away_and_the_secret_is_on_no_command_line() {
     run.end().said(143, &["note: 127.0.0.1:"]);
 }
 
-/// Workers as somebody else's launcher starts them; their output when all have ended well.
+/// Starts workers as another launcher does. Returns their output when all have succeeded.
 fn foreign(variables: &[&[(&str, &str)]]) -> Vec<String> {
     let folder = tempfile::tempdir().unwrap();
     let start = |(at, variables): (usize, &&[(&str, &str)])| {

@@ -1,4 +1,4 @@
-//! Signals to the launcher, and to workers past it.
+//! Signals to the launcher, and to workers directly.
 
 mod support;
 
@@ -52,7 +52,7 @@ fn a_second_ctrl_c_ends_all_at_once() {
 
 #[test]
 fn ctrl_c_goes_to_the_launcher_alone() {
-    // the terminal signals the foreground group; workers that got it too would die of it before they can catch it
+    // The terminal signals the foreground group. Workers that also got the signal would die before they can catch it
     let mut command = probe(&["--workers", "3", "--steps", "100000"]);
     command.process_group(0);
     let mut run = Run::of(command);
@@ -82,7 +82,7 @@ fn workers_that_do_not_stop_in_time_are_named_and_ended() {
 }
 
 #[test]
-fn a_worker_that_fails_while_it_stops_is_told() {
+fn a_worker_that_fails_while_it_stops_is_reported() {
     let mut run = Run::start(&["--workers", "2", "--do", "late@0", "--do", "late@1"]);
     run.wait_for("stdout", "step 3");
     run.signal(Signal::INT);
@@ -93,9 +93,9 @@ fn a_worker_that_fails_while_it_stops_is_told() {
 
 #[test]
 fn a_signal_to_the_workers_stops_the_job_as_well() {
-    // a batch system may signal every process but the launcher
+    // A batch system may signal every process except the launcher
     let run = long(&[]);
-    // rank 0's flag may have stopped the others before their turn comes
+    // Rank 0's flag may have stopped the other ranks before they are signalled
     run.workers().into_iter().for_each(|pid| {
         let _ = kill_process(pid, Signal::TERM);
     });
@@ -105,7 +105,7 @@ fn a_signal_to_the_workers_stops_the_job_as_well() {
 }
 
 #[test]
-fn nohup_means_nohup() {
+fn under_nohup_sighup_is_ignored() {
     let mut command = std::process::Command::new("nohup");
     command.args([PROBE, "--workers", "2", "--steps", "100000"]);
     let mut run = Run::of(command);
@@ -134,7 +134,7 @@ fn ctrl_z_stops_the_workers_too_and_they_go_on_together() {
     };
     run.signal(Signal::TSTP);
     states(&['T']);
-    // longer than the stall timeout, which counts only time in which the launcher ran
+    // Longer than the stall timeout, which counts only time in which the launcher ran
     std::thread::sleep(Duration::from_secs(4));
     let before = read(&run.folder.path().join("stdout"));
     run.signal(Signal::CONT);
@@ -142,7 +142,7 @@ fn ctrl_z_stops_the_workers_too_and_they_go_on_together() {
     run.wait_for("stdout", &format!("step {}", before.lines().count() + 5));
     run.signal(Signal::INT);
     let ended = run.end();
-    // the barrier's own limit may have passed meanwhile, which is the collectives' affair
+    // The barrier's own timeout may have passed meanwhile
     assert!(!ended.stderr.contains("has been stopped"), "{}", ended.stderr);
     ended.said(130, &[]);
 }

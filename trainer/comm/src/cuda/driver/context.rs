@@ -1,217 +1,236 @@
-//! What is done on one GPU: memory, its handles for other processes, kernels.
+//! A GPU's primary context, and the streams and kernels in it.
 
 use std::{
     ffi::{CStr, CString, c_int, c_uint, c_void},
     ptr::null_mut,
+    sync::Arc,
 };
 
-use super::{Address, Driver, DriverResult, IpcHandle, functions::IpcHandleByValue};
+use super::{Address, DriverResult, functions::Functions};
 
+/// `CUDA_ERROR_NOT_READY`.
+#[cfg(feature = "cuda")]
+const NOT_READY: c_int = 600;
 /// `CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED`.
 const PEER_ACCESS_ALREADY_ENABLED: c_int = 704;
-/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`.
-const LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
+/// `CU_STREAM_NON_BLOCKING`: the stream does not synchronise with the null stream.
+#[cfg(feature = "cuda")]
+const NON_BLOCKING: c_uint = 1;
 
-/// A GPU's primary context, held.
+/// A GPU's primary context, which this value retains. burn uses the same context.
 #[derive(Debug)]
-pub struct Context<'a> {
-    pub(super) driver: &'a Driver,
+pub struct Context {
+    /// Index of the GPU among the GPUs that this process sees.
+    pub index: usize,
+    pub(super) functions: Functions,
     pub(super) device: c_int,
     pub(super) context: *mut c_void,
 }
 
-impl Context<'_> {
-    /// Makes it this thread's: what follows is done on its GPU.
-    fn enter(&self) -> DriverResult {
+// SAFETY: any thread may use a context that it makes current, which every method here does first.
+unsafe impl Send for Context {}
+// SAFETY: as above. The driver has its own locks.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// Makes the context current on this thread.
+    ///
+    /// # Errors
+    /// The driver's error.
+    pub fn enter(&self) -> DriverResult {
         // SAFETY: the context is retained.
-        self.driver.done("cuCtxSetCurrent", unsafe { (self.driver.functions.set_current)(self.context) })
+        self.functions.check("cuCtxSetCurrent", unsafe { (self.functions.set_current)(self.context) })
     }
 
-    /// Memory of `bytes` bytes, of `cuMemAlloc`.
+    /// Waits for all work that this process has submitted to the GPU.
     ///
     /// # Errors
-    /// The driver's.
-    pub fn allocate(&self, bytes: usize) -> DriverResult<Memory<'_>> {
+    /// The driver's error, also one of earlier work.
+    pub fn synchronize(&self) -> DriverResult {
         self.enter()?;
-        let mut address = 0;
-        // SAFETY: writes one address, which `Memory::drop` frees.
-        self.driver.done("cuMemAlloc", unsafe { (self.driver.functions.allocate)(&mut address, bytes) })?;
-        Ok(Memory { context: self, address, bytes, opened: false })
+        // SAFETY: the context is current on this thread.
+        self.functions.check("cuCtxSynchronize", unsafe { (self.functions.synchronize)() })
     }
 
-    /// Lets kernels of this GPU use the memory of `other`'s.
+    /// Returns the GPU's UUID, which is the same on every host and in every process.
     ///
     /// # Errors
-    /// The driver's.
-    pub fn enable_peer_access(&self, other: &Context<'_>) -> DriverResult {
+    /// The driver's error.
+    #[cfg(feature = "cuda")]
+    pub fn uuid(&self) -> DriverResult<[u8; 16]> {
+        self.functions.uuid(self.device)
+    }
+
+    /// Returns the compute capability, major and minor.
+    ///
+    /// # Errors
+    /// The driver's error.
+    #[cfg(feature = "cuda")]
+    pub fn compute_capability(&self) -> DriverResult<[u32; 2]> {
+        self.functions.compute_capability(self.device)
+    }
+
+    /// Returns whether the driver reports access from this GPU to the memory of the GPU with the UUID `other`; `None` if this
+    /// process does not see that GPU.
+    ///
+    /// # Errors
+    /// The driver's error.
+    #[cfg(feature = "cuda")]
+    pub fn can_access(&self, other: [u8; 16]) -> DriverResult<Option<bool>> {
+        if self.uuid()? == other {
+            return Ok(Some(true));
+        }
+        for index in 0..self.functions.count()? {
+            let device = self.functions.handle(index)?;
+            if self.functions.uuid(device)? == other {
+                return self.functions.can_access_peer(self.device, device).map(Some);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Lets kernels of this GPU access the memory of `other`'s GPU.
+    ///
+    /// # Errors
+    /// The driver's error. Access that is already enabled is not an error.
+    pub fn enable_peer_access(&self, other: &Context) -> DriverResult {
         self.enter()?;
         // SAFETY: both contexts are retained.
-        let code = unsafe { (self.driver.functions.enable_peer)(other.context, 0) };
+        let code = unsafe { (self.functions.enable_peer)(other.context, 0) };
         match code {
             PEER_ACCESS_ALREADY_ENABLED => Ok(()),
-            code => self.driver.done("cuCtxEnablePeerAccess", code),
+            code => self.functions.check("cuCtxEnablePeerAccess", code),
         }
     }
 
-    /// Takes back what [`Context::enable_peer_access`] gave.
+    /// Revokes the access that [`Context::enable_peer_access`] granted.
     ///
     /// # Errors
-    /// The driver's.
-    pub fn disable_peer_access(&self, other: &Context<'_>) -> DriverResult {
+    /// The driver's error.
+    pub fn disable_peer_access(&self, other: &Context) -> DriverResult {
         self.enter()?;
-        // SAFETY: both contexts are retained; nothing of this thread's uses the memory any more.
-        self.driver.done("cuCtxDisablePeerAccess", unsafe { (self.driver.functions.disable_peer)(other.context) })
-    }
-
-    /// Memory of another process, by its handle.
-    ///
-    /// # Errors
-    /// The driver's: the handle is of this same process, or IPC is not to be had.
-    pub fn open(&self, handle: IpcHandle, bytes: usize) -> DriverResult<Memory<'_>> {
-        self.enter()?;
-        let mut address = 0;
-        let handle = IpcHandleByValue { reserved: handle };
-        // SAFETY: writes one address, which `Memory::drop` closes; a handle that is none is refused.
-        let code = unsafe { (self.driver.functions.ipc_open)(&mut address, handle, LAZY_ENABLE_PEER_ACCESS) };
-        self.driver.done("cuIpcOpenMemHandle", code)?;
-        Ok(Memory { context: self, address, bytes, opened: true })
+        // SAFETY: both contexts are retained. No work of this thread uses the memory any more.
+        self.functions.check("cuCtxDisablePeerAccess", unsafe { (self.functions.disable_peer)(other.context) })
     }
 
     /// Compiles PTX for this GPU.
     ///
     /// # Errors
-    /// The driver's.
-    pub fn module(&self, ptx: &CStr) -> DriverResult<Module<'_>> {
+    /// The driver's error.
+    pub fn module(self: &Arc<Self>, ptx: &CStr) -> DriverResult<Module> {
         self.enter()?;
         let mut module = null_mut();
-        // SAFETY: a C string of PTX; writes one pointer, which `Module::drop` unloads.
-        let code = unsafe { (self.driver.functions.load_module)(&mut module, ptx.as_ptr().cast()) };
-        self.driver.done("cuModuleLoadData", code)?;
-        Ok(Module { context: self, module })
+        // SAFETY: a C string of PTX. The call writes one pointer, which `Module::drop` unloads.
+        let code = unsafe { (self.functions.load_module)(&mut module, ptx.as_ptr().cast()) };
+        self.functions.check("cuModuleLoadData", code)?;
+        Ok(Module { context: self.clone(), module })
+    }
+
+    /// Creates a stream that does not synchronise with the null stream.
+    ///
+    /// # Errors
+    /// The driver's error.
+    #[cfg(feature = "cuda")]
+    pub fn stream(self: &Arc<Self>) -> DriverResult<Stream> {
+        self.enter()?;
+        let mut stream = null_mut();
+        // SAFETY: writes one pointer, which `Stream::drop` destroys.
+        let code = unsafe { (self.functions.stream_create)(&mut stream, NON_BLOCKING) };
+        self.functions.check("cuStreamCreate", code)?;
+        Ok(Stream { context: self.clone(), stream })
     }
 }
 
-impl Drop for Context<'_> {
+impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: retained once by `Driver::context`; what was made in it borrows it, and is gone.
-        let _ = unsafe { (self.driver.functions.release)(self.device) };
+        // SAFETY: retained once by `Driver::context`. Everything made in the context holds an `Arc` of it and is gone.
+        let _ = unsafe { (self.functions.release)(self.device) };
     }
 }
 
-/// Memory of a GPU: this process's own, or another's.
+/// A CUDA stream.
+#[cfg(feature = "cuda")]
 #[derive(Debug)]
-pub struct Memory<'a> {
-    context: &'a Context<'a>,
-    address: Address,
-    bytes: usize,
-    opened: bool,
+pub struct Stream {
+    context: Arc<Context>,
+    stream: *mut c_void,
 }
 
-impl Memory<'_> {
-    /// Where it is.
-    pub fn address(&self) -> Address {
-        self.address
+// SAFETY: any thread may use a stream; the driver has its own locks.
+#[cfg(feature = "cuda")]
+unsafe impl Send for Stream {}
+
+#[cfg(feature = "cuda")]
+impl Stream {
+    /// Returns the `CUstream`, which is valid while this value lives.
+    pub fn raw(&self) -> *mut c_void {
+        self.stream
     }
 
-    /// What another process opens it by.
+    /// Returns whether all work on the stream is done. Does not wait.
     ///
     /// # Errors
-    /// The driver's.
-    pub fn handle(&self) -> DriverResult<IpcHandle> {
-        self.context.enter()?;
-        let mut handle = IpcHandleByValue { reserved: [0; 64] };
-        let functions = &self.context.driver.functions;
-        // SAFETY: writes 64 bytes; the address is of `cuMemAlloc`.
-        self.context.driver.done("cuIpcGetMemHandle", unsafe { (functions.ipc_get)(&mut handle, self.address) })?;
-        Ok(handle.reserved)
-    }
-
-    /// Copies its first bytes to the host.
-    ///
-    /// # Errors
-    /// The driver's.
-    ///
-    /// # Panics
-    /// When more is asked for than there is.
-    pub fn read(&self, to: &mut [u32]) -> DriverResult {
-        assert!(size_of_val(to) <= self.bytes, "no more than there is");
-        self.context.enter()?;
-        let functions = &self.context.driver.functions;
-        // SAFETY: both sides have that many bytes.
-        let code = unsafe { (functions.to_host)(to.as_mut_ptr().cast(), self.address, size_of_val(to)) };
-        self.context.driver.done("cuMemcpyDtoH", code)
-    }
-
-    /// Fills its first bytes from the host.
-    ///
-    /// # Errors
-    /// The driver's.
-    ///
-    /// # Panics
-    /// When more is given than there is room.
-    pub fn write(&self, from: &[u32]) -> DriverResult {
-        assert!(size_of_val(from) <= self.bytes, "no more than there is");
-        self.context.enter()?;
-        let functions = &self.context.driver.functions;
-        // SAFETY: both sides have that many bytes.
-        let code = unsafe { (functions.to_device)(self.address, from.as_ptr().cast(), size_of_val(from)) };
-        self.context.driver.done("cuMemcpyHtoD", code)
+    /// The driver's error, also one of the work.
+    pub fn is_done(&self) -> DriverResult<bool> {
+        // SAFETY: the stream lives as long as `self`.
+        match unsafe { (self.context.functions.stream_query)(self.stream) } {
+            NOT_READY => Ok(false),
+            code => self.context.functions.check("cuStreamQuery", code).map(|()| true),
+        }
     }
 }
 
-impl Drop for Memory<'_> {
+#[cfg(feature = "cuda")]
+impl Drop for Stream {
     fn drop(&mut self) {
-        let functions = &self.context.driver.functions;
         if self.context.enter().is_ok() {
-            let give_back = if self.opened { functions.ipc_close } else { functions.free };
-            // SAFETY: made, or opened, by this value's own constructor, and no kernel runs on it: launches are waited for.
-            let _ = unsafe { give_back(self.address) };
+            // SAFETY: created by `Context::stream`, destroyed once.
+            let _ = unsafe { (self.context.functions.stream_destroy)(self.stream) };
         }
     }
 }
 
 /// Compiled kernels.
 #[derive(Debug)]
-pub struct Module<'a> {
-    context: &'a Context<'a>,
+pub struct Module {
+    context: Arc<Context>,
     module: *mut c_void,
 }
 
-impl Module<'_> {
+impl Module {
     /// Runs `kernel(address, count, seed, result)` over `count` elements, and waits for it.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's error.
     pub fn run(&self, kernel: &str, address: Address, count: u32, seed: u32, result: Address) -> DriverResult {
         const THREADS: u32 = 256;
-        let (driver, functions) = (self.context.driver, &self.context.driver.functions);
+        let functions = &self.context.functions;
         self.context.enter()?;
         let name = CString::new(kernel).unwrap_or_default();
         let mut function = null_mut();
-        // SAFETY: the module is loaded; writes one pointer.
+        // SAFETY: the module is loaded. The call writes one pointer.
         let code = unsafe { (functions.function)(&mut function, self.module, name.as_ptr()) };
-        driver.done("cuModuleGetFunction", code)?;
+        functions.check("cuModuleGetFunction", code)?;
         let (mut address, mut count, mut seed, mut result) = (address, count, seed, result);
         let mut parameters: [*mut c_void; 4] =
             [(&raw mut address).cast(), (&raw mut count).cast(), (&raw mut seed).cast(), (&raw mut result).cast()];
-        let blocks = count.div_ceil(THREADS).max(1);
-        // SAFETY: the kernels of `probe.rs` take these four parameters, which are copied before the call returns; the
-        // callers' memory lives until the kernel has ended, which is waited for below.
+        let blocks: c_uint = count.div_ceil(THREADS).max(1);
+        // SAFETY: the kernels of `probe.rs` take these four parameters, which are copied before the call returns. The
+        // caller's memory lives until the kernel has ended, which the code below waits for.
         let code = unsafe {
             let (parameters, none) = (parameters.as_mut_ptr(), null_mut());
             (functions.launch)(function, blocks, 1, 1, THREADS, 1, 1, 0, null_mut(), parameters, none)
         };
-        driver.done("cuLaunchKernel", code)?;
-        // SAFETY: the context is this thread's.
-        driver.done("cuCtxSynchronize", unsafe { (functions.synchronize)() })
+        functions.check("cuLaunchKernel", code)?;
+        self.context.synchronize()
     }
 }
 
-impl Drop for Module<'_> {
+impl Drop for Module {
     fn drop(&mut self) {
         if self.context.enter().is_ok() {
-            // SAFETY: loaded by `Context::module`; its kernels have ended.
-            let _ = unsafe { (self.context.driver.functions.unload_module)(self.module) };
+            // SAFETY: loaded by `Context::module`. Its kernels have ended.
+            let _ = unsafe { (self.context.functions.unload_module)(self.module) };
         }
     }
 }

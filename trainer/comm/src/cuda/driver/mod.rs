@@ -1,56 +1,47 @@
-//! NVIDIA's driver as far as it is needed before, and beside, burn: which GPUs there are, and whether they can reach each
-//! other's memory. Loaded when asked for, by name, in every build: a program for the CPU can say what a machine has.
+//! The binding to libcuda: which GPUs there are, whether they can access each other's memory, and memory that processes share.
+//! Every build has it. The library is loaded at run time, by name, so a program for the CPU can report the machine's GPUs.
 //!
-//! The names looked for are those that burn's CUDA backend tries (cudarc, `get_lib_name_candidates`), so that what is found
-//! here is found there, where a missing library is a panic.
+//! The names are those that burn's CUDA backend tries (cudarc, `get_lib_name_candidates`): a library that is found here is found
+//! there too, where a missing library is a panic.
 
 mod context;
 mod functions;
+mod memory;
 pub mod probe;
 
-use std::{
-    ffi::{CStr, c_int},
-    fmt,
-    ptr::null_mut,
-};
+use std::{ffi::c_int, ptr::null_mut, sync::Arc};
 
 use libloading::Library;
 
-pub use self::context::{Context, Memory, Module};
 use self::functions::Functions;
+#[cfg(feature = "cuda")]
+pub use self::{context::Stream, memory::HostWords};
+pub use self::{
+    context::{Context, Module},
+    memory::Memory,
+};
 
-/// A device's address.
+/// A device address.
 pub type Address = u64;
-/// What another process opens memory by.
+/// Handle of an allocation, by which another process opens it (CUDA IPC).
 pub type IpcHandle = [u8; 64];
 
-/// Versions that cudarc puts behind a library's name, in its order.
+/// Suffixes that cudarc appends to a library's name, in its order.
 const SUFFIXES: [&str; 7] = ["", ".13", ".12", ".11", ".10", ".9", ".1"];
 
-/// `CUdevice_attribute` of `cuda.h`.
-mod attribute {
-    pub(super) const MULTIPROCESSORS: i32 = 16;
-    pub(super) const COMPUTE_MAJOR: i32 = 75;
-    pub(super) const COMPUTE_MINOR: i32 = 76;
-}
-
-/// A library that is not there, or not whole.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A library that is missing or incomplete.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("looked for {} on the loader's path: {cause}", .tried.join(", "))]
 pub struct NotLoaded {
     /// The names that were tried.
     pub tried: Vec<String>,
-    /// What the loader said of the last one that was more than absent, else of the last one.
+    /// The loader's message about the last library that is not merely absent; if all are, about the last one.
     pub cause: String,
 }
 
-impl fmt::Display for NotLoaded {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "looked for {} on the loader's path: {}", self.tried.join(", "), self.cause)
-    }
-}
-
-/// A call that the driver refused.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A driver call that failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{call}: {name} ({code})")]
 pub struct DriverError {
     /// The function.
     pub call: &'static str,
@@ -60,33 +51,27 @@ pub struct DriverError {
     pub name: String,
 }
 
-impl fmt::Display for DriverError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {} ({})", self.call, self.name, self.code)
-    }
-}
-
 /// A GPU that this process may use.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Gpu {
-    /// Its number among those that are visible.
+    /// Index among the GPUs that this process sees.
     pub index: usize,
-    /// The part's name.
+    /// Product name.
     pub name: String,
     /// Memory in bytes.
     pub memory_bytes: u64,
     /// Compute capability, major and minor.
     pub compute: [u32; 2],
-    /// Streaming multiprocessors.
+    /// Number of streaming multiprocessors.
     pub multiprocessors: u32,
-    /// The card's own, `GPU-…`.
+    /// UUID of the card, `GPU-…`.
     pub uuid: String,
 }
 
-/// NCCL's names: NVIDIA's packages give it the first alone, which cudarc does not try.
+/// File names of NCCL. NVIDIA's packages install only the first, which cudarc does not try.
 pub const NCCL_NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
-/// Loads the first of a library's names that there is, and tells which.
+/// Loads the first of the library's names that exists, `lib{stem}.so` with cudarc's suffixes. Returns the library and the name.
 ///
 /// # Errors
 /// None of them can be loaded.
@@ -94,14 +79,14 @@ pub fn open(stem: &str) -> Result<(Library, String), NotLoaded> {
     open_first(SUFFIXES.iter().map(|suffix| format!("lib{stem}.so{suffix}")).collect())
 }
 
-/// Loads the first of these that there is, and tells which.
+/// Loads the first of these files that exists. Returns the library and the name.
 ///
 /// # Errors
 /// None of them can be loaded.
 pub fn open_first(tried: Vec<String>) -> Result<(Library, String), NotLoaded> {
     let mut cause = String::new();
     for name in &tried {
-        // SAFETY: the constructors of NVIDIA's libraries are written to be run by dlopen, and have no requirements of ours.
+        // SAFETY: the constructors of NVIDIA's libraries are made to run in dlopen and require nothing of the caller.
         match unsafe { Library::new(name) } {
             Ok(library) => return Ok((library, name.clone())),
             Err(error) => {
@@ -115,7 +100,7 @@ pub fn open_first(tried: Vec<String>) -> Result<(Library, String), NotLoaded> {
     Err(NotLoaded { tried, cause })
 }
 
-/// What the system itself said: the loader's words stand behind a general one.
+/// Returns the system's own message, which is the innermost error.
 pub(super) fn innermost(error: &dyn std::error::Error) -> String {
     let mut last = error;
     while let Some(source) = last.source() {
@@ -124,17 +109,18 @@ pub(super) fn innermost(error: &dyn std::error::Error) -> String {
     last.to_string()
 }
 
-/// The version that a library reports through a function of one or two `int*`: NVRTC's and NCCL's.
+/// Returns the version that a library reports through a function with `numbers` parameters of type `int*`, one or two: NVRTC's
+/// and NCCL's. `None` if it has no such function.
 pub fn version(library: &Library, symbol: &str, numbers: usize) -> Option<Vec<i32>> {
     let mut found = [0 as c_int; 2];
     let [first, second] = &mut found;
     let status = match numbers {
-        // SAFETY: `nvrtcResult nvrtcVersion(int*, int*)`; both numbers outlive the call.
+        // SAFETY: `nvrtcResult nvrtcVersion(int*, int*)`. Both numbers outlive the call.
         2 => unsafe {
             let call = library.get::<unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int>(symbol.as_bytes()).ok()?;
             call(first, second)
         },
-        // SAFETY: `ncclResult_t ncclGetVersion(int*)`; the number outlives the call.
+        // SAFETY: `ncclResult_t ncclGetVersion(int*)`. The number outlives the call.
         _ => unsafe {
             let call = library.get::<unsafe extern "C" fn(*mut c_int) -> c_int>(symbol.as_bytes()).ok()?;
             call(first)
@@ -143,154 +129,107 @@ pub fn version(library: &Library, symbol: &str, numbers: usize) -> Option<Vec<i3
     (status == 0).then(|| found[..numbers.clamp(1, 2)].to_vec())
 }
 
-type DriverResult<T = ()> = Result<T, DriverError>;
+/// Result of a call to the driver.
+pub type DriverResult<T = ()> = Result<T, DriverError>;
 
 /// The driver, loaded and initialised.
 #[derive(Debug)]
 pub struct Driver {
     functions: Functions,
-    /// The name it was found under.
+    /// The file name under which it was found.
     pub library: String,
 }
 
 /// Why there is no [`Driver`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NoDriver {
-    /// No library.
+    /// The library is missing.
     NotLoaded(NotLoaded),
-    /// It is there and refuses: no GPU, or none visible, or a kernel module of another version.
+    /// The library refuses: no GPU, none visible, or a kernel module of another version.
     Refused {
-        /// The library's name.
+        /// The library's file name.
         library: String,
-        /// What it said.
+        /// Its error.
         error: DriverError,
     },
 }
 
 impl Driver {
-    /// Loads the driver and initialises it; no context is made, no memory of a GPU is taken.
+    /// Loads the driver and initialises it. Makes no context and uses no memory of a GPU.
     ///
     /// # Errors
-    /// It is not there, or refuses.
+    /// The library is missing, or refuses.
     pub fn load() -> Result<Self, NoDriver> {
         let (opened, library) = open("cuda").map_err(NoDriver::NotLoaded)?;
         let functions = Functions::of(&opened)
             .map_err(|cause| NoDriver::NotLoaded(NotLoaded { tried: vec![library.clone()], cause }))?;
-        // the functions stay for as long as the process: burn's own handle does too
+        // The functions stay loaded as long as the process: burn holds the library that long too.
         std::mem::forget(opened);
         let driver = Self { functions, library };
         // SAFETY: `cuInit(0)` may be called any number of times.
-        match driver.done("cuInit", unsafe { (functions.init)(0) }) {
+        match driver.functions.check("cuInit", unsafe { (functions.init)(0) }) {
             Ok(()) => Ok(driver),
             Err(error) => Err(NoDriver::Refused { library: driver.library, error }),
         }
     }
 
-    fn done(&self, call: &'static str, code: c_int) -> DriverResult {
-        if code == 0 {
-            return Ok(());
-        }
-        let mut name = std::ptr::null();
-        // SAFETY: the pointer is written, where the code is known, with that of a string that is never freed.
-        let known = unsafe { (self.functions.error_name)(code, &mut name) } == 0 && !name.is_null();
-        let name = match known {
-            // SAFETY: as above: a C string for good.
-            true => unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned(),
-            false => "unknown error".to_owned(),
-        };
-        Err(DriverError { call, code, name })
-    }
-
-    /// An `int` that a function writes.
-    fn number(&self, call: &'static str, write: impl FnOnce(*mut c_int) -> c_int) -> DriverResult<i32> {
-        let mut number = 0;
-        self.done(call, write(&mut number))?;
-        Ok(number)
-    }
-
-    /// The newest CUDA that the driver serves, major and minor.
+    /// Returns the newest CUDA version that the driver supports, major and minor.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's error.
     pub fn cuda_version(&self) -> DriverResult<[i32; 2]> {
-        // SAFETY: writes one int.
-        let version = self.number("cuDriverGetVersion", |to| unsafe { (self.functions.driver_version)(to) })?;
+        let version = self.functions.version()?;
         Ok([version / 1000, version % 1000 / 10])
     }
 
-    /// How many GPUs this process sees, after `CUDA_VISIBLE_DEVICES`.
+    /// Returns the number of GPUs that this process sees, which `CUDA_VISIBLE_DEVICES` limits.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's error.
     pub fn count(&self) -> DriverResult<usize> {
-        // SAFETY: writes one int.
-        let count = self.number("cuDeviceGetCount", |to| unsafe { (self.functions.device_count)(to) })?;
-        Ok(count.max(0) as usize)
+        self.functions.count()
     }
 
-    fn handle(&self, index: usize) -> DriverResult<c_int> {
-        // SAFETY: writes one int; an index that is out of range is refused.
-        self.number("cuDeviceGet", |to| unsafe { (self.functions.device)(to, index as c_int) })
-    }
-
-    /// What the driver says of the GPU `index`.
+    /// Describes the GPU `index`.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's error.
     pub fn gpu(&self, index: usize) -> DriverResult<Gpu> {
-        let device = self.handle(index)?;
-        let mut name = [0u8; 256];
-        // SAFETY: at most 255 bytes and a zero are written into the 256.
-        let code = unsafe { (self.functions.device_name)(name.as_mut_ptr().cast(), 255, device) };
-        self.done("cuDeviceGetName", code)?;
-        let mut memory = 0usize;
-        // SAFETY: writes one size_t.
-        self.done("cuDeviceTotalMem", unsafe { (self.functions.device_memory)(&mut memory, device) })?;
-        let mut uuid = [0u8; 16];
-        // SAFETY: writes 16 bytes.
-        self.done("cuDeviceGetUuid", unsafe { (self.functions.device_uuid)(&mut uuid, device) })?;
-        let attribute = |which: c_int| {
-            // SAFETY: writes one int.
-            let code = |to| unsafe { (self.functions.device_attribute)(to, which, device) };
-            self.number("cuDeviceGetAttribute", code).map(|value| value as u32)
-        };
+        let (functions, device) = (&self.functions, self.functions.handle(index)?);
         Ok(Gpu {
             index,
-            name: CStr::from_bytes_until_nul(&name).unwrap_or_default().to_string_lossy().into_owned(),
-            memory_bytes: memory as u64,
-            compute: [attribute(attribute::COMPUTE_MAJOR)?, attribute(attribute::COMPUTE_MINOR)?],
-            multiprocessors: attribute(attribute::MULTIPROCESSORS)?,
-            uuid: uuid_text(&uuid),
+            name: functions.name(device)?,
+            memory_bytes: functions.memory_bytes(device)?,
+            uuid: uuid_text(&functions.uuid(device)?),
+            compute: functions.compute_capability(device)?,
+            multiprocessors: functions.multiprocessors(device)?,
         })
     }
 
-    /// Whether the driver says that GPU `one` reaches the memory of GPU `other`.
+    /// Returns whether the driver reports access from GPU `one` to the memory of GPU `other`.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's error.
     pub fn can_access_peer(&self, one: usize, other: usize) -> DriverResult<bool> {
-        let (one, other) = (self.handle(one)?, self.handle(other)?);
-        // SAFETY: writes one int.
-        let code = |to| unsafe { (self.functions.can_access_peer)(to, one, other) };
-        Ok(self.number("cuDeviceCanAccessPeer", code)? != 0)
+        self.functions.can_access_peer(self.functions.handle(one)?, self.functions.handle(other)?)
     }
 
-    /// The primary context of a GPU, which burn uses as well.
+    /// Retains the primary context of GPU `index`, which burn uses too.
     ///
     /// # Errors
-    /// The driver's.
-    pub fn context(&self, index: usize) -> DriverResult<Context<'_>> {
-        let device = self.handle(index)?;
+    /// The driver's error.
+    pub fn context(&self, index: usize) -> DriverResult<Arc<Context>> {
+        let (functions, device) = (self.functions, self.functions.handle(index)?);
         let mut context = null_mut();
-        // SAFETY: writes one pointer; released in `Context::drop`.
-        self.done("cuDevicePrimaryCtxRetain", unsafe { (self.functions.retain)(&mut context, device) })?;
-        Ok(Context { driver: self, device, context })
+        // SAFETY: writes one pointer, which `Context::drop` releases.
+        functions.check("cuDevicePrimaryCtxRetain", unsafe { (functions.retain)(&mut context, device) })?;
+        Ok(Arc::new(Context { index, functions, device, context }))
     }
 }
 
-/// `GPU-8-4-4-4-12`, as `nvidia-smi -L` and `CUDA_VISIBLE_DEVICES` have it.
+/// Formats a UUID as `nvidia-smi -L` and `CUDA_VISIBLE_DEVICES` do: `GPU-8-4-4-4-12`.
 fn uuid_text(bytes: &[u8; 16]) -> String {
-    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    let hex = crate::hex::encode(bytes);
     format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 

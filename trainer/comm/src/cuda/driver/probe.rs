@@ -1,18 +1,19 @@
-//! Does memory hold what was written, by whoever wrote it? Kernels write and read; the driver's own word is not enough.
+//! Tests whether GPUs can access memory: kernels write a pattern and read it, since the driver's report is not reliable.
 //!
-//! `Pattern::write` makes each element a function of its place and a seed, `Pattern::wrong` counts those that are
-//! something else. Both are PTX that any driver compiles, so nothing but the driver is needed.
+//! `Pattern::write` sets each element to a function of its index and a seed. `Pattern::wrong` counts the elements with other
+//! values. Both kernels are PTX that any driver compiles, so the test needs only the driver.
 
-use std::ffi::CStr;
+use std::{ffi::CStr, sync::Arc};
 
 use super::{Address, Context, Driver, DriverResult, Module};
+use crate::hex;
 
-/// Elements that are written and read: more than a cache line, a page and a block.
+/// Number of elements: more than a cache line, a page and a block.
 const COUNT: u32 = 1 << 18;
 const BYTES: usize = COUNT as usize * size_of::<u32>();
 
-/// `write(address, count, seed, _)` and `check(address, count, seed, result)`. Volatile accesses are not served by a cache of
-/// the GPU that has the kernel.
+/// `write(address, count, seed, _)` and `check(address, count, seed, result)`. The cache of the GPU that runs the kernel does
+/// not serve volatile accesses.
 const KERNELS: &CStr = c"
 .version 6.4
 .target sm_50
@@ -69,14 +70,14 @@ DONE:
 }
 ";
 
-/// Writes and checks from one GPU.
+/// The pattern's kernels on one GPU.
 struct Pattern<'a> {
-    context: &'a Context<'a>,
-    module: Module<'a>,
+    context: &'a Arc<Context>,
+    module: Module,
 }
 
 impl<'a> Pattern<'a> {
-    fn new(context: &'a Context<'a>) -> DriverResult<Self> {
+    fn new(context: &'a Arc<Context>) -> DriverResult<Self> {
         Ok(Self { context, module: context.module(KERNELS)? })
     }
 
@@ -84,28 +85,28 @@ impl<'a> Pattern<'a> {
         self.module.run("write", address, COUNT, seed, 0)
     }
 
-    /// Elements that are not what [`Pattern::write`] makes them.
+    /// Counts the elements that differ from what [`Pattern::write`] writes.
     fn wrong(&self, address: Address, seed: u32) -> DriverResult<u32> {
         let result = self.context.allocate(size_of::<u32>())?;
-        result.write(&[0])?;
+        result.write(0, &[0u32])?;
         self.module.run("check", address, COUNT, seed, result.address())?;
-        let mut wrong = [0];
-        result.read(&mut wrong)?;
+        let mut wrong = [0u32];
+        result.read(0, &mut wrong)?;
         Ok(wrong[0])
     }
 }
 
-/// What came of a probe.
+/// Result of a test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProbeResult {
-    /// Everything written was read.
+    /// All elements were read as they were written.
     Works,
-    /// Elements that were read otherwise than written, of [`ProbeResult::OF`].
+    /// Number of elements, of [`ProbeResult::OF`], that were read otherwise than written.
     Wrong(u32),
 }
 
 impl ProbeResult {
-    /// Elements of one probe.
+    /// Elements of one test.
     pub const OF: u32 = COUNT;
 
     fn of(wrong: u32) -> Self {
@@ -113,10 +114,10 @@ impl ProbeResult {
     }
 }
 
-/// A GPU writes its own memory and reads it.
+/// Tests whether a GPU can access its own memory.
 ///
 /// # Errors
-/// The driver's.
+/// The driver's error.
 pub fn alone(driver: &Driver, gpu: usize) -> DriverResult<ProbeResult> {
     let context = driver.context(gpu)?;
     let (memory, pattern) = (context.allocate(BYTES)?, Pattern::new(&context)?);
@@ -124,10 +125,11 @@ pub fn alone(driver: &Driver, gpu: usize) -> DriverResult<ProbeResult> {
     Ok(ProbeResult::of(pattern.wrong(memory.address(), 1)?))
 }
 
-/// GPU `one` reads what `other` has written into its own memory, and `other` reads there what `one` has written.
+/// Tests access between two GPUs: `one` reads what `other` has written into its own memory, and `other` reads there what `one`
+/// has written.
 ///
 /// # Errors
-/// The driver's.
+/// The driver's error.
 pub fn across(driver: &Driver, one: usize, other: usize) -> DriverResult<ProbeResult> {
     let (near, far) = (driver.context(one)?, driver.context(other)?);
     let memory = far.allocate(BYTES)?;
@@ -146,11 +148,11 @@ fn there_and_back(here: &Pattern<'_>, there: &Pattern<'_>, address: Address) -> 
     Ok(read + there.wrong(address, 2)?)
 }
 
-/// This process's half of a probe across processes: memory with a pattern in it, whose handle goes to `peer` as text. It has
-/// to run [`ipc_peer`] with it and come back with the number of elements that were wrong there.
+/// Runs this process's half of a test between processes: makes memory with a pattern and passes its handle, as text, to `peer`.
+/// The peer process must run [`ipc_peer`] with the handle, and `peer` returns the number of wrong elements there.
 ///
 /// # Errors
-/// The driver's; the inner one is the peer's.
+/// The driver's error; the inner error is the peer's.
 pub fn ipc(
     driver: &Driver,
     gpu: usize,
@@ -159,7 +161,7 @@ pub fn ipc(
     let context = driver.context(gpu)?;
     let (memory, pattern) = (context.allocate(BYTES)?, Pattern::new(&context)?);
     pattern.write(memory.address(), 1)?;
-    let handle: String = memory.handle()?.iter().map(|byte| format!("{byte:02x}")).collect();
+    let handle = hex::encode(&memory.handle()?);
     let theirs = match peer(&handle) {
         Ok(wrong) => wrong,
         Err(cause) => return Ok(Err(cause)),
@@ -167,20 +169,13 @@ pub fn ipc(
     Ok(Ok(ProbeResult::of(theirs + pattern.wrong(memory.address(), 2)?)))
 }
 
-/// The other process's half: reads the pattern in the memory of `handle`, and writes another one. Gives how many elements
-/// were wrong.
+/// Runs the other process's half of the test: reads the pattern in the memory of `handle` and writes another one. Returns the
+/// number of wrong elements.
 ///
 /// # Errors
-/// The driver's, in words; a handle that is no hexadecimal number of 64 bytes.
+/// The driver's error as text; or `handle` is not 128 hexadecimal digits.
 pub fn ipc_peer(driver: &Driver, gpu: usize, handle: &str) -> Result<u32, String> {
-    let mut bytes = [0u8; 64];
-    if handle.len() != 128 || !handle.is_ascii() {
-        return Err(format!("`{handle}` is no handle"));
-    }
-    for (index, byte) in bytes.iter_mut().enumerate() {
-        let digits = &handle[2 * index..2 * index + 2];
-        *byte = u8::from_str_radix(digits, 16).map_err(|error| format!("`{handle}` is no handle: {error}"))?;
-    }
+    let bytes = hex::decode(handle).ok_or_else(|| format!("`{handle}` is not a handle: 128 hexadecimal digits"))?;
     let probe = || {
         let context = driver.context(gpu)?;
         let (memory, pattern) = (context.open(bytes, BYTES)?, Pattern::new(&context)?);

@@ -1,7 +1,7 @@
-// What the collectives ask of the machine. The tests put another file here, which says the same in C++ threads.
+// The machine's primitives for the collectives. The tests replace this file with one that defines them for C++ threads.
 #define FN __device__ __forceinline__
 
-// Visible to whoever acquires the word: everything that this thread, and those that it has met in __syncthreads, wrote before.
+// A thread that acquires the word sees everything that this thread, and the threads that it has met in __syncthreads, wrote before.
 FN void store_release(u64* at, u64 value) {
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
@@ -12,7 +12,7 @@ FN u64 load_acquire(const u64* at) {
     return value;
 }
 
-// For words that order nothing: asked again and again, never from a cache that nobody invalidates.
+// For words that order nothing. They are read again and again, never from a cache that is not invalidated.
 FN u64 load_relaxed(const u64* at) {
     u64 value;
     asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
@@ -23,7 +23,7 @@ FN void store_relaxed(u64* at, u64 value) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
 
-// A word of the block's own.
+// A word in the block's shared memory.
 FN void raise(volatile u32* flag) { *flag = 1; }
 FN bool is_raised(const volatile u32* flag) { return *flag != 0; }
 
@@ -48,8 +48,8 @@ FN u32 to_half(float value) {
 FN u32 bits_of(float value) { return __float_as_uint(value); }
 FN float of_bits(u32 bits) { return __uint_as_float(bits); }
 
-// 16 bytes in one access; `at` is aligned to them. In the order of the text, as the words above are, and never from the
-// non-coherent cache.
+// 16 bytes in one access; `at` is aligned to 16 bytes. In program order, like the words above, and never from the non-coherent
+// cache.
 FN Pack load_pack(const Pack* at) {
     Pack pack;
     asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -67,10 +67,10 @@ FN void store_pack(Pack* at, Pack pack) {
 
 #define ENTRY(name)                                                                                        \
     extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                \
-        name(float* out, PARAMETERS, const __grid_constant__ Job job) {                                    \
+        name(float* out, PARAMETERS, const __grid_constant__ LaunchParams params) {                                    \
         __shared__ Shared shared;                                                                          \
         if (threadIdx.x == 0) {                                                                            \
             TAKE_PARAMETERS                                                                                \
         }                                                                                                  \
-        name##_body(out, job, shared);                                                                     \
+        name##_body(out, params, shared);                                                                     \
     }

@@ -1,4 +1,4 @@
-//! Starts the probe as a user would, and sees what it leaves behind.
+//! Starts the probe as a user would, and checks what it leaves behind.
 #![allow(dead_code, reason = "each test program uses its own part")]
 
 use std::collections::BTreeSet;
@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Nothing that works takes this long, on any machine.
+/// Longer than any step of a correct run takes, on any machine.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
-/// A launcher with its workers.
+/// A running launcher with its workers.
 pub struct Run {
     pub child: Child,
     pub folder: tempfile::TempDir,
@@ -21,7 +21,7 @@ pub struct Run {
     shared_memory: BTreeSet<String>,
 }
 
-/// A finished one.
+/// A launcher that has ended.
 pub struct Ended {
     pub status: ExitStatus,
     pub stdout: String,
@@ -29,14 +29,14 @@ pub struct Ended {
     pub folder: tempfile::TempDir,
 }
 
-/// What the tests launch.
+/// The program that the tests start.
 pub const PROBE: &str = env!("CARGO_BIN_EXE_launch-probe");
 
-/// The probe's command line, up to where tests differ. Signals are as by default: shells start background jobs, and so these
-/// tests, with some ignored, which is inherited, and which the launcher rightly leaves so.
+/// Returns a command that starts the probe with default signal actions. A shell starts background jobs, and so these tests, with
+/// some signals ignored; children inherit that, and the launcher keeps signals ignored on purpose.
 pub fn probe(arguments: &[&str]) -> Command {
     let mut command = Command::new("env");
-    command.args(["--default-signal=INT,QUIT,TERM", PROBE]).args(arguments);
+    command.args(["--default-signal=HUP,INT,QUIT,TERM", PROBE]).args(arguments);
     command
 }
 
@@ -45,7 +45,7 @@ impl Run {
         Self::of(probe(arguments))
     }
 
-    /// Starts `command` with `--logs`, in an environment without launchers.
+    /// Starts `command` with `--logs`, in an environment without the variables of launchers.
     pub fn of(mut command: Command) -> Self {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let folder = tempfile::tempdir().unwrap();
@@ -68,7 +68,7 @@ impl Run {
         kill_process(self.pid(), signal).unwrap();
     }
 
-    /// Waits until `file` of the logs (or the launcher's own `stdout`, `stderr`) holds `text`; returns the content.
+    /// Waits until `file` of the logs (or the launcher's `stdout`, `stderr`) contains `text`. Returns the content.
     pub fn wait_for(&mut self, file: &str, text: &str) -> String {
         let until = Instant::now() + LIMIT;
         loop {
@@ -91,13 +91,13 @@ impl Run {
         }
     }
 
-    /// Process ids of the launcher's workers.
+    /// Returns the process ids of the launcher's workers.
     pub fn workers(&self) -> Vec<Pid> {
         let own = self.child.id() as i32;
         marked(&self.marker).into_iter().filter(|pid| *pid != own).filter_map(Pid::from_raw).collect()
     }
 
-    /// Waits for its end, and checks that nothing is left: no process, no shared memory, no socket.
+    /// Waits until the launcher has ended, and checks that nothing is left: no process, no shared memory, no socket.
     pub fn end(mut self) -> Ended {
         let until = Instant::now() + LIMIT;
         let status = loop {
@@ -112,7 +112,7 @@ impl Run {
             }
             std::thread::sleep(Duration::from_millis(20));
         };
-        // what the kernel kills with the launcher takes a moment to be gone
+        // Processes that the kernel kills with the launcher take a moment to disappear
         loop {
             let left = marked(&self.marker);
             if left.is_empty() {
@@ -128,7 +128,7 @@ impl Run {
             let open = std::net::TcpStream::connect_timeout(&address, Duration::from_secs(5));
             assert!(open.is_err(), "somebody still listens at {address}");
         }
-        // other programs' may come and go meanwhile
+        // Other programs' shared memory may come and go meanwhile
         let names = shared_memory();
         let ours: Vec<_> = names.difference(&self.shared_memory).filter(|name| name.contains("trainer")).collect();
         assert!(ours.is_empty(), "left in /dev/shm: {ours:?}");
@@ -138,7 +138,7 @@ impl Run {
 }
 
 impl Drop for Run {
-    /// A test that fails leaves nothing either.
+    /// Ends the launcher of a test that fails.
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -150,7 +150,7 @@ impl Ended {
         read(&self.folder.path().join(file))
     }
 
-    /// Asserts exit code and what the launcher said, in this order.
+    /// Asserts the exit code, and that stderr contains the texts in this order.
     pub fn said(&self, code: i32, texts: &[&str]) -> &Self {
         assert_eq!(self.status.code(), Some(code), "{:?}\n{}", self.status, self.stderr);
         let mut rest = self.stderr.as_str();
@@ -171,7 +171,7 @@ fn shared_memory() -> BTreeSet<String> {
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// Living processes with `marker` in their environment.
+/// Returns the processes with `marker` in their environment.
 fn marked(marker: &str) -> Vec<i32> {
     let wanted = format!("LAUNCH_TEST={marker}");
     let is_marked = |pid: &i32| {
@@ -182,7 +182,7 @@ fn marked(marker: &str) -> Vec<i32> {
     pids.filter(is_marked).collect()
 }
 
-/// Whether a process is still there and no zombie.
+/// Whether a process exists and is not a zombie.
 pub fn lives(pid: Pid) -> bool {
     let stat = read(&PathBuf::from(format!("/proc/{}/stat", pid.as_raw_nonzero())));
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))

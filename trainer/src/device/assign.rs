@@ -5,7 +5,7 @@ use crate::failure::Failure;
 
 /// A process among those of its host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seat {
+pub struct LocalRank {
     /// 0 to `local_world` - 1.
     pub local_rank: usize,
     /// Processes on this host.
@@ -18,12 +18,12 @@ pub struct Seat {
 
 /// There are fewer GPUs than processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TooFew {
+pub struct TooFewGpus {
     processes: usize,
     gpus: usize,
 }
 
-impl Seat {
+impl LocalRank {
     /// One process alone.
     pub const ALONE: Self = Self { local_rank: 0, local_world: 1, foreign: false, oversubscribe: false };
 
@@ -39,18 +39,18 @@ impl Seat {
 ///
 /// # Errors
 /// There are fewer GPUs than processes.
-pub fn place(seat: &Seat, gpus: usize) -> Result<usize, TooFew> {
-    let Seat { local_rank, local_world, foreign, oversubscribe } = *seat;
+pub fn gpu_index(seat: &LocalRank, gpus: usize) -> Result<usize, TooFewGpus> {
+    let LocalRank { local_rank, local_world, foreign, oversubscribe } = *seat;
     match gpus {
-        0 => Err(TooFew { processes: local_world, gpus }),
+        0 => Err(TooFewGpus { processes: local_world, gpus }),
         _ if local_world <= gpus => Ok(local_rank),
         _ if oversubscribe => Ok(local_rank % gpus),
         1 if foreign => Ok(0),
-        _ => Err(TooFew { processes: local_world, gpus }),
+        _ => Err(TooFewGpus { processes: local_world, gpus }),
     }
 }
 
-impl TooFew {
+impl TooFewGpus {
     /// For the user.
     pub fn failure(self, gpus: &Gpus) -> Failure {
         let Self { processes, gpus: count } = self;
@@ -69,46 +69,46 @@ impl TooFew {
 mod tests {
     use super::*;
 
-    fn seat(local_rank: usize, local_world: usize) -> Seat {
-        Seat { local_rank, local_world, ..Seat::ALONE }
+    fn seat(local_rank: usize, local_world: usize) -> LocalRank {
+        LocalRank { local_rank, local_world, ..LocalRank::ALONE }
     }
 
     #[test]
     fn ranks_have_the_gpu_of_their_number() {
         for gpus in [4, 8] {
-            let places: Vec<_> = (0..4).map(|rank| place(&seat(rank, 4), gpus)).collect();
+            let places: Vec<_> = (0..4).map(|rank| gpu_index(&seat(rank, 4), gpus)).collect();
             assert_eq!(places, (0..4).map(Ok).collect::<Vec<_>>(), "{gpus} GPUs");
         }
-        assert_eq!(place(&Seat::ALONE, 2), Ok(0));
+        assert_eq!(gpu_index(&LocalRank::ALONE, 2), Ok(0));
     }
 
     #[test]
     fn fewer_gpus_than_ranks_are_refused_on_every_rank() {
         for rank in 0..4 {
-            assert_eq!(place(&seat(rank, 4), 2), Err(TooFew { processes: 4, gpus: 2 }));
-            assert!(place(&seat(rank, 4), 0).is_err() && place(&seat(rank, 4), 1).is_err());
+            assert_eq!(gpu_index(&seat(rank, 4), 2), Err(TooFewGpus { processes: 4, gpus: 2 }));
+            assert!(gpu_index(&seat(rank, 4), 0).is_err() && gpu_index(&seat(rank, 4), 1).is_err());
         }
         let gpus = Gpus { visible: Some("0,1".into()), ..Gpus::default() };
-        let text = TooFew { processes: 4, gpus: 2 }.failure(&gpus).to_string();
+        let text = TooFewGpus { processes: 4, gpus: 2 }.failure(&gpus).to_string();
         assert!(text.contains("4 processes") && text.contains("there are 2 GPUs"), "{text}");
         assert!(text.contains("CUDA_VISIBLE_DEVICES is `0,1`") && text.contains("--oversubscribe"), "{text}");
     }
 
     #[test]
     fn oversubscribed_ranks_take_turns_and_say_so() {
-        let seats = (0..5).map(|rank| Seat { oversubscribe: true, ..seat(rank, 5) });
-        let places: Vec<_> = seats.clone().map(|seat| place(&seat, 2).unwrap()).collect();
+        let seats = (0..5).map(|rank| LocalRank { oversubscribe: true, ..seat(rank, 5) });
+        let places: Vec<_> = seats.clone().map(|seat| gpu_index(&seat, 2).unwrap()).collect();
         assert_eq!(places, [0, 1, 0, 1, 0]);
         assert!(seats.clone().all(|seat| seat.crowded(2)) && seats.clone().all(|seat| !seat.crowded(5)));
-        assert!(Seat { oversubscribe: true, ..Seat::ALONE }.crowded(0), "no GPU is never enough");
-        assert!(place(&Seat { oversubscribe: true, ..seat(1, 2) }, 0).is_err());
+        assert!(LocalRank { oversubscribe: true, ..LocalRank::ALONE }.crowded(0), "no GPU is never enough");
+        assert!(gpu_index(&LocalRank { oversubscribe: true, ..seat(1, 2) }, 0).is_err());
     }
 
     #[test]
     fn a_foreign_worker_takes_the_only_gpu_that_it_sees() {
-        let foreign = |rank| Seat { foreign: true, ..seat(rank, 4) };
-        assert_eq!(place(&foreign(3), 1), Ok(0));
-        assert!(place(&foreign(3), 2).is_err(), "two for four is nobody's binding");
+        let foreign = |rank| LocalRank { foreign: true, ..seat(rank, 4) };
+        assert_eq!(gpu_index(&foreign(3), 1), Ok(0));
+        assert!(gpu_index(&foreign(3), 2).is_err(), "two for four is nobody's binding");
         assert!(!foreign(3).crowded(1));
     }
 }

@@ -1,12 +1,12 @@
-//! Reading variables, with errors that name them.
+//! Reads variables, with errors that name the variable.
 
 use super::{Variables, WorkerRole};
 use crate::error::{LaunchError, Result};
 
-/// Variables; one that is empty counts as not set.
-pub(super) struct Named<'a>(pub(super) &'a Variables);
+/// Environment variables. An empty variable counts as not set.
+pub(super) struct VariableReader<'a>(pub(super) &'a Variables);
 
-impl Named<'_> {
+impl VariableReader<'_> {
     pub(super) fn text(&self, name: &str) -> Option<&str> {
         self.0.get(name).map(|value| value.trim()).filter(|value| !value.is_empty())
     }
@@ -35,7 +35,7 @@ impl Named<'_> {
         }
     }
 
-    /// A variable that the others make necessary; `because` names one of them.
+    /// Returns a number that must be set because the variable `because` is set.
     pub(super) fn need(&self, name: &str, because: &str) -> Result<usize> {
         self.number(name)?.ok_or_else(|| self.missing(name, because))
     }
@@ -51,8 +51,8 @@ impl Named<'_> {
     }
 }
 
-/// Ranks lie below worlds, and local ones within global ones. `names` are the variables of rank, world, local rank and
-/// local world.
+/// Checks that ranks are below world sizes, and that the local world is within the global one. `names` are the variables of
+/// rank, world size, local rank and local world size.
 pub(super) fn check(role: &WorkerRole, names: [&str; 4]) -> Result<()> {
     let below = |(small, value): (&str, usize), (large, limit): (&str, usize)| {
         if value < limit {
@@ -75,7 +75,7 @@ pub(super) fn check(role: &WorkerRole, names: [&str; 4]) -> Result<()> {
     Ok(())
 }
 
-/// Whether `host` can only be this one.
+/// Whether `host` can only be this host.
 pub(super) fn is_loopback(host: &str) -> bool {
     host == "localhost" || host.parse().is_ok_and(|address: std::net::IpAddr| address.is_loopback())
 }

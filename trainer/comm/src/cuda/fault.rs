@@ -1,0 +1,30 @@
+//! The error for faults that kernels have reported.
+
+use std::time::Duration;
+
+use super::layout::{Fault, fault};
+use crate::error::{CommError, ErrorKind, ranks};
+
+/// Returns the error for a rank's `faults`; `None` if an abort of the job caused them. `names` are ranks of the job by peer, `me`
+/// is this rank of the job, and `limit` the longest wait.
+pub(super) fn fault_error(faults: &[Fault], names: &[usize], me: usize, limit: Duration) -> Option<CommError> {
+    let of = |kind: u64| -> Vec<usize> {
+        let name = |fault: &Fault| names.get(fault.peer).copied().unwrap_or(fault.peer);
+        faults.iter().filter(|fault| fault.kind == kind).map(name).collect()
+    };
+    let (missing, differing) = (of(fault::MISSING), of(fault::DIFFERS));
+    let launch = faults.first().map_or(0, |fault| fault.epoch);
+    if let Some(first) = differing.first() {
+        let text =
+            format!("{} and rank {me} make different calls as launch #{launch} on their GPUs", ranks(&differing));
+        let error = CommError::new(ErrorKind::Mismatch, text)
+            .hint("every rank must call the same collectives in the same order, with the same lengths and types");
+        return Some(error.blame(*first));
+    }
+    let first = missing.first()?;
+    let text = format!(
+        "launch #{launch} on the GPUs: {} did not come within {limit:.1?} (rank {me}'s GPU waits)",
+        ranks(&missing)
+    );
+    Some(CommError::new(ErrorKind::Timeout, text).blame(*first))
+}

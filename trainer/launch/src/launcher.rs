@@ -1,0 +1,295 @@
+//! Runs one node's part of a job, from start to exit code.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use super::cores::{self, CoreAssignment};
+use super::environment;
+use super::error::{LaunchError, Result, WORKER_DIED};
+use super::node_rendezvous::{NodeInfo, NodeRendezvous, RendezvousError, RendezvousParameters};
+use super::output::Screen;
+use super::process::{WorkerProcess, WorkerSpec};
+use super::secret::{self, derive};
+use super::signals::{self, STOPPING, Signals};
+use super::supervisor::{Outcome, Supervisor};
+use super::worker::{self, bind, listen_address};
+use comm::{Secret, StoreEvent};
+
+/// How long the launcher waits.
+#[derive(Debug, Clone, Copy)]
+pub struct Timeouts {
+    /// A worker without heartbeats for this long has stalled.
+    pub stall: Duration,
+    /// How long nodes and workers wait for each other at the start.
+    pub join: Duration,
+    /// Time from SIGTERM to SIGKILL.
+    pub grace: Duration,
+    /// How long workers may take to save a checkpoint after a signal.
+    pub stop: Duration,
+}
+
+/// Describes a job to start, as torchrun's class of this name does.
+#[derive(Debug, Clone)]
+pub struct LaunchConfig {
+    /// Number of workers on this node.
+    pub workers: usize,
+    /// Executable of the workers: this program.
+    pub program: PathBuf,
+    /// Arguments of the workers: this process's arguments.
+    pub arguments: Vec<OsString>,
+    /// Further environment variables of each worker, by local rank. The list may be shorter than the number of workers.
+    pub variables: Vec<Vec<(String, String)>>,
+    /// `logs/`: gets one folder `rank-N` per worker, and `attempt-K/` with the folders of attempts that failed.
+    pub logs: PathBuf,
+    /// How long the launcher waits for workers and nodes.
+    pub timeouts: Timeouts,
+    /// How often a job that failed is started again.
+    pub max_restarts: usize,
+    /// Whether each worker is limited to its own cores, where there are enough.
+    pub pin: bool,
+    /// Set for a job on several nodes.
+    pub rendezvous: Option<RendezvousParameters>,
+    /// Host and port where the workers of a job on one node meet: the loopback, and by default a port that the kernel chooses.
+    pub address: (String, u16),
+}
+
+impl LaunchConfig {
+    /// Describes a job of `workers` processes on this machine that run this executable with this process's arguments.
+    ///
+    /// # Errors
+    /// The executable cannot be found.
+    pub fn of_this_program(workers: usize, logs: PathBuf) -> Result<Self> {
+        let program = std::env::current_exe().map_err(|error| {
+            LaunchError::failed(format!("cannot find this program's own file: {error}"), "is /proc mounted?")
+        })?;
+        Ok(Self {
+            workers,
+            program,
+            arguments: std::env::args_os().skip(1).collect(),
+            variables: Vec::new(),
+            logs,
+            timeouts: Timeouts {
+                stall: Duration::from_secs(300),
+                join: Duration::from_secs(300),
+                grace: Duration::from_secs(2),
+                stop: Duration::from_secs(120),
+            },
+            max_restarts: 0,
+            pin: true,
+            rendezvous: None,
+            address: ("127.0.0.1".to_owned(), 0),
+        })
+    }
+
+    /// Runs the job and returns the exit code: 0 done, 3 a worker died (the report is on stderr), 128 + n stopped by signal
+    /// n. Call it from the main thread: workers die with the thread that starts them.
+    ///
+    /// # Errors
+    /// The job cannot be started: the port is taken, a node does not come, a process cannot be started.
+    pub fn run(&self) -> Result<u8> {
+        if self.workers == 0 {
+            return Err(LaunchError::usage("a job of 0 workers", "ask for at least one: --cpus 1"));
+        }
+        let screen = Arc::new(Screen::default());
+        let mut signals = Signals::install().map_err(|error| system("catch signals", &error))?;
+        for attempt in 0.. {
+            let outcome = match self.attempt(attempt, &mut signals, &screen) {
+                Ok(outcome) => outcome,
+                Err(RendezvousError::Interrupted(signal)) => Outcome::Stopped(signal),
+                Err(RendezvousError::Failed(error)) => return Err(error),
+            };
+            tracing::info!(attempt, ?outcome, "attempt ended");
+            match outcome {
+                Outcome::Done => return Ok(0),
+                Outcome::Stopped(signal) => {
+                    screen.say(&format!("stopped by {}", signals::name(signal)));
+                    return Ok(128 + signal as u8);
+                }
+                Outcome::Failed { restartable: true } if attempt < self.max_restarts => {
+                    self.archive(attempt)?;
+                    screen.say(&format!(
+                        "starting all workers again: attempt {} of {}",
+                        attempt + 2,
+                        self.max_restarts + 1
+                    ));
+                }
+                Outcome::Failed { .. } => return Ok(WORKER_DIED),
+            }
+        }
+        Ok(WORKER_DIED)
+    }
+
+    fn attempt(
+        &self,
+        attempt: usize,
+        signals: &mut Signals,
+        screen: &Arc<Screen>,
+    ) -> std::result::Result<Outcome, RendezvousError> {
+        let rendezvous =
+            self.rendezvous.as_ref().map(|parameters| self.join_nodes(parameters, attempt, signals)).transpose()?;
+        let (world, first_rank) = rendezvous.as_ref().map_or((self.workers, 0), NodeRendezvous::world);
+        let (node, host, port, secret) = match &self.rendezvous {
+            Some(nodes) => (nodes.node_rank, nodes.master_addr.clone(), 0, derive(&nodes.secret, "workers", attempt)),
+            None => {
+                let secret = Secret::random().map_err(|error| LaunchError::failed(error.message, error.hint))?;
+                (0, self.address.0.clone(), self.address.1, secret)
+            }
+        };
+        let (sender, events) = channel();
+        let on_event = move |event: StoreEvent| {
+            // The receiver is gone only when the job is over
+            let _ = sender.send(event);
+        };
+        // Node 0 hosts the store of all workers
+        let store = match node {
+            0 => Some(bind(&listen_address(&host, rendezvous.is_some()), port, &secret, world, on_event)?),
+            _ => None,
+        };
+        let port = match (&store, &rendezvous) {
+            (Some(store), rendezvous) => {
+                let port = store.local_addr().port();
+                rendezvous.as_ref().map_or(Ok(()), |rendezvous| rendezvous.publish_port(port))?;
+                port
+            }
+            (None, Some(rendezvous)) => rendezvous.workers_port(self.timeouts.join, &mut || stopping(signals))?,
+            (None, None) => port,
+        };
+        tracing::info!(attempt, world, node, first_rank, host, port, "starting {} workers", self.workers);
+        let group = WorkerGroup { world, first_rank, node, attempt, host, port, secret };
+        let mut workers = self.start(&group, screen)?;
+        let supervisor = Supervisor {
+            workers: &mut workers,
+            store: store.as_ref(),
+            events,
+            rendezvous: rendezvous.as_ref(),
+            node: self.rendezvous.as_ref().map(|nodes| nodes.node_rank),
+            signals,
+            screen,
+            timeouts: self.timeouts,
+        };
+        let outcome = supervisor.run().map_err(|error| system("watch the workers", &error))?;
+        if let Some(rendezvous) = &rendezvous {
+            rendezvous.finish(&mut || stopping(signals));
+        }
+        Ok(outcome)
+    }
+
+    fn join_nodes(
+        &self,
+        parameters: &RendezvousParameters,
+        attempt: usize,
+        signals: &mut Signals,
+    ) -> std::result::Result<NodeRendezvous, RendezvousError> {
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let own = NodeInfo { workers: self.workers, host, max_restarts: self.max_restarts };
+        NodeRendezvous::join(parameters, &own, attempt, self.timeouts.join, &mut || stopping(signals))
+    }
+
+    fn start(&self, group: &WorkerGroup, screen: &Arc<Screen>) -> Result<Vec<WorkerProcess>> {
+        let CoreAssignment { threads, cores } = cores::assign(&cores::available(), cores::quota(), self.workers);
+        let cores = cores.filter(|_| self.pin);
+        let mut workers = Vec::with_capacity(self.workers);
+        for local_rank in 0..self.workers {
+            let rank = group.first_rank + local_rank;
+            let mut variables = group.variables(rank, local_rank, self.workers);
+            // The user's value takes precedence
+            if std::env::var_os("RAYON_NUM_THREADS").is_none() {
+                variables.push(("RAYON_NUM_THREADS".to_owned(), threads.to_string()));
+            }
+            variables.extend(self.variables.get(local_rank).into_iter().flatten().cloned());
+            let spec = WorkerSpec {
+                rank,
+                program: &self.program,
+                arguments: &self.arguments,
+                variables,
+                cores: cores.as_ref().map(|cores| &cores[local_rank]),
+                folder: self.folder(rank),
+                screen: (rank == 0).then_some(screen),
+            };
+            // On an error, dropping the list ends the workers that run already
+            let worker = WorkerProcess::start(spec).map_err(|error| {
+                LaunchError::failed(
+                    format!("cannot start rank {rank} ({}): {error}", self.program.display()),
+                    format!("see {} and `ulimit -u -n`", self.folder(rank).display()),
+                )
+            })?;
+            tracing::debug!(rank, pid = worker.pid.as_raw_nonzero(), "started a worker");
+            workers.push(worker);
+        }
+        Ok(workers)
+    }
+
+    fn folder(&self, rank: usize) -> PathBuf {
+        self.logs.join(format!("rank-{rank}"))
+    }
+
+    /// Moves the logs of a failed attempt away before the next attempt.
+    fn archive(&self, attempt: usize) -> Result<()> {
+        let target = self.logs.join(format!("attempt-{attempt}"));
+        let move_all = || -> io::Result<()> {
+            fs::create_dir_all(&target)?;
+            for entry in fs::read_dir(&self.logs)? {
+                let entry = entry?;
+                if entry.file_name().to_string_lossy().starts_with("rank-") {
+                    fs::rename(entry.path(), target.join(entry.file_name()))?;
+                }
+            }
+            Ok(())
+        };
+        move_all().map_err(|error| cannot_archive(&target, &error))
+    }
+}
+
+/// What the workers of a node must know of their job.
+struct WorkerGroup {
+    world: usize,
+    /// Rank of the first worker of this node.
+    first_rank: usize,
+    node: usize,
+    attempt: usize,
+    host: String,
+    port: u16,
+    secret: Secret,
+}
+
+impl WorkerGroup {
+    /// Returns the environment variables of one worker.
+    fn variables(&self, rank: usize, local_rank: usize, local_world: usize) -> Vec<(String, String)> {
+        [
+            (environment::WORKER, std::process::id().to_string()),
+            ("RANK", rank.to_string()),
+            ("LOCAL_RANK", local_rank.to_string()),
+            ("WORLD_SIZE", self.world.to_string()),
+            ("LOCAL_WORLD_SIZE", local_world.to_string()),
+            ("GROUP_RANK", self.node.to_string()),
+            ("MASTER_ADDR", self.host.clone()),
+            ("MASTER_PORT", self.port.to_string()),
+            (worker::ATTEMPT, self.attempt.to_string()),
+            // Only this user's processes can read it, unlike a command line
+            (secret::VARIABLE, self.secret.to_hex()),
+        ]
+        .map(|(name, value)| (name.to_owned(), value))
+        .to_vec()
+    }
+}
+
+/// Returns the first signal in the queue that asks the job to stop.
+fn stopping(signals: &mut Signals) -> Option<i32> {
+    signals.take().into_iter().find(|signal| STOPPING.contains(signal))
+}
+
+fn system(what: &str, error: &io::Error) -> LaunchError {
+    LaunchError::failed(format!("cannot {what}: {error}"), "see `ulimit -a` and `dmesg | tail`")
+}
+
+fn cannot_archive(path: &Path, error: &io::Error) -> LaunchError {
+    LaunchError::failed(
+        format!("{}: cannot keep the logs of the attempt that failed: {error}", path.display()),
+        "make the folder writable, or free some space",
+    )
+}

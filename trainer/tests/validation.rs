@@ -1,0 +1,235 @@
+//! A validation split selects the best epoch; the test split is evaluated once, after training, with that epoch's weights.
+
+mod common;
+
+use std::{fs, path::Path, sync::Arc};
+
+use common::{Bench, entries};
+use data::{
+    Dataset, ImageShape,
+    loader::{Batch, Loader, LoaderConfig},
+};
+use models::Spec;
+use serde_json::Value;
+use trainer::{
+    config::{self, DatasetFacts, Overrides, Registry, RunPlan, Source},
+    device,
+    engine::{
+        Ending, Engine, Files, Loaders, RunEnd,
+        checkpoint::{self, Store},
+    },
+    failure::Failure,
+    report::{Reporter, ReporterOptions, RunFolder},
+    signals::Stop,
+    strategy::{Evaluation, Learner, StepOutcome, Strategy, single::Single},
+};
+
+const CONFIG: &str = r#"
+[model]
+name = "lenet"
+[data]
+name = "image-folder"
+dir = "pictures"
+[train]
+epochs = 6
+batch_size = 4
+patience = 2
+[optimizer]
+lr = 0.01
+[checkpoint]
+keep_last = 1
+"#;
+
+/// Dark and light images. In `val` the classes are exchanged: the better the network is on `train` and `test`, the worse it is
+/// on `val`.
+fn pictures(bench: &Bench) {
+    for (split, count, classes) in
+        [("train", 12, ["dark", "light"]), ("val", 5, ["light", "dark"]), ("test", 3, ["dark", "light"])]
+    {
+        for (class, colour) in classes.into_iter().zip([10u8, 240]) {
+            let folder = bench.path(&format!("pictures/{split}/{class}"));
+            fs::create_dir_all(&folder).unwrap();
+            for i in 0..count {
+                image::RgbImage::from_fn(20, 20, |x, y| image::Rgb([colour, (x * 7 + i) as u8, (y * 5) as u8]))
+                    .save(folder.join(format!("{i}.png")))
+                    .unwrap();
+            }
+        }
+    }
+}
+
+fn result(run: &Path) -> Value {
+    serde_json::from_slice(&fs::read(run.join("summary.json")).unwrap()).unwrap()
+}
+
+#[test]
+fn the_best_epoch_is_selected_on_val_and_test_is_evaluated_with_it() {
+    let modes: [(&str, &[&str]); 3] =
+        [("single", &[]), ("dp", &["--cpus", "2", "--mode", "dp"]), ("ddp", &["--cpus", "2"])];
+    for (mode, flags) in modes {
+        let bench = Bench::new(CONFIG);
+        pictures(&bench);
+        let ended = bench.run(&[&["--config", "config.toml"], flags].concat()).expect(0);
+        assert!(ended.stdout.contains("24 + 10 + 6 images 3x20x20"), "{mode}: {}", ended.stdout);
+        assert!(ended.stdout.contains("\nval best ") && ended.stdout.contains("\ntest "), "{mode}: {}", ended.stdout);
+        let run = bench.only_run("runs");
+        let summary = result(&run);
+        let (best, last, test) = (&summary["best"], &summary["last"], &summary["test"]);
+        assert_eq!((&best["total"], &last["total"], &test["total"]), (&10.into(), &10.into(), &6.into()), "{mode}");
+        // Training makes `val` worse, so the first epoch is the best, and patience ends the run two epochs later.
+        assert_eq!((&best["epoch"], &last["epoch"], &test["epoch"]), (&1.into(), &3.into(), &1.into()), "{mode}");
+        assert_eq!((&best["correct"], &last["correct"], &test["correct"]), (&5.into(), &0.into(), &3.into()), "{mode}");
+
+        let evaluated = bench.run(&["eval", "--run", run.to_str().unwrap(), "--json"]).expect(0).stdout;
+        let evaluated: Value = serde_json::from_str(&evaluated).unwrap();
+        for key in ["top1", "top5", "correct", "total"] {
+            assert_eq!(evaluated[key], test[key], "{mode}: {key}");
+        }
+        let distance = (evaluated["loss"].as_f64().unwrap() - test["loss"].as_f64().unwrap()).abs();
+        assert!(distance < 1e-5, "{mode}: {evaluated} against {test}");
+
+        // A finished run that is resumed evaluates again.
+        let again = bench.run(&[&["--resume", run.to_str().unwrap()], flags].concat()).expect(0);
+        assert!(again.stdout.contains("\ntest "), "{mode}: {}", again.stdout);
+        assert_eq!(&result(&run)["test"], test, "{mode}");
+    }
+}
+
+#[test]
+fn without_a_best_checkpoint_test_is_evaluated_with_the_last_weights() {
+    let bench = Bench::new(&format!("{CONFIG}keep_best = false\n"));
+    pictures(&bench);
+    bench.run(&["--config", "config.toml"]).expect(0);
+    let summary = result(&bench.only_run("runs"));
+    assert_eq!((&summary["best"]["epoch"], &summary["test"]["epoch"]), (&1.into(), &3.into()));
+    assert_eq!(summary["test"]["correct"], 6, "the classes of `train` and `test` agree: {summary}");
+}
+
+#[test]
+fn without_val_there_is_no_evaluation_after_training() {
+    let bench = Bench::new(CONFIG);
+    pictures(&bench);
+    fs::remove_dir_all(bench.path("pictures/val")).unwrap();
+    let ended = bench.run(&["--config", "config.toml"]).expect(0);
+    assert!(ended.stdout.contains("24 + 6 images") && !ended.stdout.contains("\ntest "), "{}", ended.stdout);
+    let summary = result(&bench.only_run("runs"));
+    assert!(summary.get("test").is_none() && summary["best"]["total"] == 6, "{summary}");
+}
+
+#[test]
+fn data_verify_names_all_splits() {
+    let bench = Bench::new(CONFIG);
+    pictures(&bench);
+    let verify = ["data", "verify", "image-folder", "--data-dir", "pictures"];
+    let stdout = bench.run(&verify).expect(0).stdout;
+    let lines: Vec<_> = stdout.lines().collect();
+    let expected = ["pictures/train: ok (structure)", "pictures/val: ok (structure)", "pictures/test: ok (structure)"];
+    assert_eq!(lines[..3], expected);
+    fs::remove_dir_all(bench.path("pictures/val/dark")).unwrap();
+    let refused = bench.run(&["--config", "config.toml"]).expect(2).stderr;
+    assert!(refused.contains("pictures/val/dark: there is no such folder") && refused.contains("hint:"), "{refused}");
+}
+
+/// [`Single`] that receives SIGTERM in its `at`-th evaluation.
+struct Stopped {
+    inner: Single,
+    stop: Stop,
+    at: usize,
+    evaluations: usize,
+}
+
+impl Strategy for Stopped {
+    fn learner(&self) -> &Learner {
+        self.inner.learner()
+    }
+
+    fn learner_mut(&mut self) -> &mut Learner {
+        self.inner.learner_mut()
+    }
+
+    fn train_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<i32>) -> Result<StepOutcome, Failure> {
+        self.inner.train_step(batches, lr, stop)
+    }
+
+    fn evaluate(&mut self, batches: &mut dyn Iterator<Item = Batch>, stop: &Stop) -> Result<Evaluation, Failure> {
+        self.evaluations += 1;
+        if self.evaluations == self.at {
+            self.stop.request(15);
+        }
+        self.inner.evaluate(batches, stop)
+    }
+}
+
+const SHAPE: ImageShape = ImageShape { channels: 1, height: 28, width: 28 };
+
+/// `count` images of a formula, with labels that `shift` moves.
+fn loader(count: usize, shift: usize, exact: bool) -> Loader {
+    let set = Dataset {
+        name: "formula".into(),
+        images: (0..count * SHAPE.len()).map(|i| (i * 197 + i / 7 + 3) as u8).collect(),
+        labels: (0..count).map(|i| ((i + shift) % 10) as u16).collect(),
+        shape: SHAPE,
+        classes: (0..10).map(|class| class.to_string()).collect(),
+    };
+    let config = LoaderConfig { global_batch: 8, exact, ..LoaderConfig::default() };
+    Loader::new(Arc::new(set), config).unwrap()
+}
+
+fn plan() -> RunPlan {
+    let text = "[model]\nname = \"lenet\"\n[data]\nname = \"fashion-mini\"\n[train]\nepochs = 2\n";
+    let facts = DatasetFacts { channels: 1, height: 28, width: 28, classes: 10, mean: vec![0.5], std: vec![0.5] };
+    let datasets = |_: &str| Some(facts.clone());
+    let registry = Registry { models: &["lenet"], dataset_names: &["fashion-mini"], datasets: &datasets, gpu: false };
+    config::resolve(&Source::new("test.toml", text), &Overrides::default(), &registry).expect("a valid plan")
+}
+
+/// Runs the engine in `folder`, from its newest checkpoint if there is one, and stops in evaluation `at`.
+fn run(folder: &RunFolder, at: usize) -> RunEnd {
+    let plan = plan();
+    let device = device::cpu().device;
+    let network = models::build("lenet", &Spec { num_classes: 10, in_channels: 1, image_size: [28, 28] }, 7, &device);
+    let stop = Stop::never();
+    let inner = Single::new(network.unwrap(), device, 10, &plan);
+    let mut strategy = Stopped { inner, stop: stop.clone(), at, evaluations: 0 };
+    let newest =
+        checkpoint::load_newest(&folder.checkpoints()).ok().map(|(newest, _)| (newest.snapshot, newest.progress));
+    let resumed = newest.is_some();
+    let progress = strategy.load_checkpoint(newest).unwrap();
+    let (device, quiet) = ("cpu".to_owned(), true);
+    let options = ReporterOptions { epochs: 2, steps_per_epoch: 5, every: 0, tensorboard: false, quiet, device };
+    let mut reporter = match resumed {
+        false => Reporter::new(folder.clone(), options, &[]),
+        true => Reporter::resume(folder.clone(), options, &[], progress.step, progress.epoch),
+    }
+    .unwrap();
+    let store = Store::open(&folder.checkpoints(), 2, plan.train.seed).unwrap();
+    let loaders = Loaders { train: loader(40, 0, false), eval: loader(20, 1, true), test: Some(loader(30, 2, true)) };
+    let files = Some(Files { reporter: &mut reporter, store });
+    Engine::new(&plan, &mut strategy, loaders, files, stop, progress).run().unwrap()
+}
+
+#[test]
+fn a_run_stopped_in_the_evaluation_of_test_resumes_there() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = |name: &str| RunFolder::create(&root.path().join(name), "lenet", "single", 1).unwrap();
+    let undisturbed = run(&folder("undisturbed"), 0);
+    assert!(matches!(undisturbed.ending, Ending::Finished(_)), "{:?}", undisturbed.ending);
+    let expected = undisturbed.test.expect("an evaluation of the test split");
+    assert_eq!(expected.eval.total, 30);
+
+    // Evaluations 1 and 2 end the epochs, evaluation 3 is that of `test`.
+    let stopped = folder("stopped");
+    let end = run(&stopped, 3);
+    assert!(matches!(end.ending, Ending::Interrupted { signal: 15, step: 10 }), "{:?}", end.ending);
+    assert_eq!(end.test, None);
+    // The stop saves nothing: the weights are those of the best epoch, perhaps not of the last.
+    let names: Vec<_> =
+        entries(&stopped.checkpoints()).iter().map(|path| path.file_name().unwrap().to_owned()).collect();
+    assert_eq!(names, ["best", "epoch-1", "epoch-2", "last"]);
+    let newest = checkpoint::load_newest(&stopped.checkpoints()).unwrap().0.progress;
+    assert_eq!((newest.epoch, newest.step), (end.progress.epoch, end.progress.step));
+
+    let resumed = run(&stopped, 0);
+    assert!(matches!(resumed.ending, Ending::Finished(_)), "{:?}", resumed.ending);
+    assert_eq!(resumed.test, Some(expected));
+}
