@@ -1,8 +1,8 @@
-"""All-reduce against PyTorch's gloo: PYTHON benches/allreduce_ratio.py [--worlds 2,4] [--rounds 5] [--ms 300] [--markdown]
+"""All-reduce compared with PyTorch's gloo: PYTHON benches/allreduce_ratio.py [--worlds 2,4] [--rounds 5] [--ms 300] [--markdown]
 
-Runs `trainer bench allreduce` over every backend and benches/peers/allreduce_gloo.py (with the Python that runs this
-script, which needs torch) in turns, and prints medians over the turns and how many times faster than gloo each backend is.
-A backend's arrays lie where training has its gradients (`--memory shared`); `shm:ordinary` takes them from any memory.
+Runs `trainer bench allreduce` over every backend and benches/peers/allreduce_gloo.py in turns (with the Python that runs
+this script, which needs torch). Prints medians over the turns, and how many times faster than gloo each backend is.
+Arrays lie where training keeps its gradients (`--memory shared`); `shm:ordinary` uses ordinary memory.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def main():
         commands = {"gloo": [sys.executable, f"{HERE}/peers/allreduce_gloo.py", world, options.sizes, str(options.ms)]}
         for name in backends:
             backend, _, memory = name.partition(":")
-            # mpirun starts the ranks of its own backend
+            # mpirun starts the ranks of the backend mpi.
             start = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", world] if backend == "mpi" else []
             flags = ["--backend", backend, "--memory", memory or "shared", "--sizes", options.sizes]
             flags += ["--ms", str(options.ms), "--json"]

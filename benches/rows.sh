@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Trains rows of the accuracy table one after another, for so many seconds: rows.sh OUT TRAINER DATA SECONDS MODEL…
+# Trains rows of the accuracy table one after another, for SECONDS in total: rows.sh OUT TRAINER DATA SECONDS MODEL…
 #
-# Each model's configs/cifar_MODEL.toml is trained with $TRAIN (default: --gpus 1 --set train.precision=bf16) on the data in
-# DATA. A run that time ends saves a checkpoint in OUT/runs; the next call with the same OUT goes on with it, and leaves out
-# what is finished. What is finished is in OUT/results too, small, to be committed; the table of it is printed last.
+# Trains each model's configs/cifar_MODEL.toml with $TRAIN (default: --gpus 1 --set train.precision=bf16) on the data in DATA.
+# A run that reaches the time limit saves a checkpoint in OUT/runs. The next call with the same OUT resumes the run, and
+# skips finished ones. Summaries of finished runs, to be committed, are in OUT/results; their table is printed last.
 set -uo pipefail
 [ $# -ge 5 ] || { sed -n 2,6p "$0" >&2; exit 2; }
 out=$1 trainer=$2 data=$3 seconds=$4
 shift 4
 configs=$(cd "$(dirname "$0")/../configs" && pwd)
 read -ra train <<<"${TRAIN:---gpus 1 --set train.precision=bf16}"
-# of a run's summary, without what is behind the point
+# Reads a number of a run's summary, without its decimals.
 number() { sed -n "s/^  \"$1\": \([0-9]*\).*/\1/p" "$2"; }
-# saving, evaluating and what a start costs
+# Seconds for starting, evaluating and saving.
 reserve=30
 failed=0
 mkdir -p "$out/runs" "$out/results" "$out/logs"
@@ -25,7 +25,7 @@ for model in "$@"; do
     unfinished=$(ls -d "$out"/runs/*-"$model"-* 2>/dev/null | tail -1)
     if [ -n "$unfinished" ]; then
         what=(--resume "$unfinished")
-        # the limit is on the time of all of a run's parts
+        # The limit applies to the sum over all parts of a run.
         limit=$((left + $(number seconds "$unfinished/summary.json")))
     else
         what=(--config "$configs/cifar_$model.toml" --run-dir "$out/runs" "${train[@]}")

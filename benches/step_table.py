@@ -1,22 +1,22 @@
 #!/usr/bin/env python3
-"""One table of training steps: ours beside PyTorch's, for every model, batch and precision.
+"""Makes one table of training steps, ours and PyTorch's, for every model, batch and precision.
 
     python benches/step_table.py LOGS --step PROGRAM [--python PYTHON] [--device cuda|cpu] [--budget SECONDS]
                                  [--models NAME,…] [--batches 128,512] [--precisions f32,bf16] [--rounds N] [--steps N]
                                  [--fused PROGRAM] [--capture]
 
-Each measurement is a process of its own, whose result is LOGS/<what>.json and whose messages are LOGS/<what>.log: one that
-is there is not made again. A call ends before --budget is over, and the next one goes on; the table of what there is so far
-is printed every time, and is LOGS/table.md. Rounds go over all models before the next begins, ours and PyTorch's in turn,
-and the table has medians over them.
+Each measurement is a separate process, with its result in LOGS/<what>.json and its messages in LOGS/<what>.log. Existing
+results are not measured again. A call ends within --budget, and the next call continues. The table of the results so far is
+printed every time, and written to LOGS/table.md. A round covers all models, ours and PyTorch's in turn; the table has
+medians over the rounds.
 
 PROGRAM is `benches/step`, built by `cargo bench -p benches --bench step --no-run [--features cuda]`, which prints its path.
-PYTHON has torch (default: the one that runs this). Ours: data on the device, augmented there, forward, backward, SGD with
+PYTHON must have torch (default: the Python that runs this). Ours: data on the device, augmented there, forward, backward, SGD with
 Nesterov momentum. PyTorch: the same network without augmentation, images on the device, channels_last, `eager` and
-`compiled` (torch.compile); bf16 is autocast; f32 may use TF32 on a GPU, as ours does. Memory is what each allocator took.
+`compiled` (torch.compile); bf16 is autocast; f32 may use TF32 on a GPU, as ours does. Memory is the peak of each allocator.
 --fused adds a column for a PROGRAM that was built with --features fusion, --capture one for forward and backward alone, launch
 by launch and then replayed as a recorded graph (one round).
-Networks and sizes are those of models/tests/reference/networks.py.
+The networks and sizes are those of models/tests/reference/networks.py.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def arguments():
 
 
 def models(options):
-    """The names of the models, in the order of networks.py."""
+    """Returns the names of the models in the order of networks.py."""
     names = subprocess.run(
         [options.python, "-B", "-c", "from networks import NETWORKS; print(*NETWORKS)"],
         cwd=HERE.parent / "models" / "tests" / "reference",
@@ -72,7 +72,7 @@ def models(options):
 
 
 def variants(device, precision):
-    """PyTorch's variants by the table's columns."""
+    """Returns PyTorch's variants by column of the table."""
     if device == "cpu":
         return {"eager": "nchw", "channels_last": "channels_last"} if precision == "f32" else {}
     return {"eager": precision, "compiled": f"{precision}_compiled"}
@@ -82,12 +82,12 @@ OURS = "ours", "fused", "captured"
 
 
 def own_columns(options):
-    """The measurements of this project's programs."""
+    """Returns the measurements of this project's programs."""
     return [column for column, asked in zip(OURS, (True, options.fused, options.capture)) if asked]
 
 
 def jobs(options, names):
-    """Every measurement: what it is called, and its command."""
+    """Returns name and command of every measurement."""
     for round_ in range(1, options.rounds + 1):
         for batch in map(int, options.batches.split(",")):
             for precision in options.precisions.split(","):
@@ -108,7 +108,7 @@ def jobs(options, names):
 
 
 def measure(what, command, options, seconds):
-    """Runs one measurement; leaves a result, or the reason why there is none. A time that runs out with the call is no
+    """Runs one measurement; writes a result, or the reason why there is none. A measurement that the budget ends has no
     result: the next call tries again."""
     result, log = options.logs / f"{what}.json", options.logs / f"{what}.log"
     limit = min(seconds, options.one)
@@ -119,7 +119,7 @@ def measure(what, command, options, seconds):
         environment["LD_PRELOAD"] = options.preload
     with open(log, "w") as said:
         try:
-            # a session of its own: torch.compile's helpers go with it
+            # In a new session, so that helper processes of torch.compile end with it.
             process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=said, text=True, env=environment, start_new_session=True
             )
@@ -137,7 +137,7 @@ def measure(what, command, options, seconds):
     if process.returncode != 0:
         lines = [line for line in log.read_text().splitlines() if line.strip()]
         last = lines[-1].strip() if lines else f"exit code {process.returncode}"
-        # ours begins with it; the end of a traceback says most of PyTorch's
+        # The reason is at the start of our messages, and at the end of PyTorch's traceback.
         found = {"error": next((line for line in lines if line.startswith("Error")), last)[:300]}
     elif own:
         (row,) = json.loads(part.read_text())
@@ -151,7 +151,7 @@ def measure(what, command, options, seconds):
 
 
 def medians(options, case, column):
-    """The medians over the rounds of one cell, or the reason why there is none."""
+    """Returns the medians over the rounds of one cell, or the reason why there are none."""
     files = [options.logs / f"{case}-{round_}-{column}.json" for round_ in range(1, options.rounds + 1)]
     found = [json.loads(file.read_text()) for file in files if file.exists()]
     good = [one for one in found if "error" not in one]
@@ -159,7 +159,7 @@ def medians(options, case, column):
         return found[0] if found else None
     cell = {"step": statistics.median(one["step"] for one in good), "rounds": len(good)}
     cell["captured"] = good[0].get("captured")
-    # the first start is the one without a cache
+    # Only the first start has no cache.
     cell["first_step_s"] = good[0]["first_step_s"]
     peaks = [one["peak_bytes"] for one in good if one.get("peak_bytes")]
     cell["peak_bytes"] = max(peaks) if peaks else None
@@ -167,7 +167,7 @@ def medians(options, case, column):
 
 
 def replayed(cell):
-    """Forward and backward: as launched, and as a graph."""
+    """Returns forward and backward: launch by launch, and as a graph."""
     times = cell and cell["captured"]
     if not times:
         return "-"
@@ -215,7 +215,7 @@ def main():
     left = len(todo)
     for what, command in todo:
         seconds = end - time.monotonic()
-        # a measurement that this call cannot end would only warm the machine
+        # Do not start a measurement that this call cannot finish.
         if seconds < min(options.one, options.budget) / 4:
             break
         measure(what, command, options, seconds)

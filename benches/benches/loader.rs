@@ -1,8 +1,8 @@
-//! How many images a second the loader delivers: `cargo bench -p benches --bench loader [-- BATCHES]`.
+//! Measures the loader in images per second: `cargo bench -p benches --bench loader [-- BATCHES]`.
 //!
-//! CIFAR-shaped random images, batches of 128, several configurations. One round runs every configuration for
-//! BATCHES batches (default 391, an epoch of CIFAR-10); the rounds are interleaved, so that a machine that slows down
-//! slows all of them, and the table shows each configuration's median and its slowest and fastest round.
+//! CIFAR-shaped random images, batches of 128, several configurations. One round runs every configuration for BATCHES
+//! batches (default 391, an epoch of CIFAR-10). A machine that becomes slower therefore affects all configurations. The
+//! table shows each configuration's median, slowest and fastest round.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -17,7 +17,7 @@ const ROUNDS: usize = 9;
 const IMAGES: usize = 50_000;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    // `cargo bench` itself adds `--bench`.
+    // `cargo bench` adds `--bench`.
     let batches = match std::env::args().skip(1).find(|argument| argument != "--bench") {
         Some(argument) => argument.parse().map_err(|_| format!("`{argument}` is not a number of batches"))?,
         None => IMAGES.div_ceil(128),
@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             rows.push((name, workers, loader, Vec::new()));
         }
     }
-    // Round 0 warms caches and allocator up and is not counted.
+    // Round 0 warms up caches and allocator and is not counted.
     for round in 0..=ROUNDS {
         for (_, _, loader, rates) in &mut rows {
             let rate = images_per_second(loader, round, batches);
@@ -48,7 +48,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Consumes the first `batches` batches of an epoch and does nothing with them.
+/// Loads the first `batches` batches of an epoch and discards them.
 fn images_per_second(loader: &Loader, epoch: usize, batches: usize) -> f64 {
     let start = Instant::now();
     let images: usize = loader.epoch(epoch, 0).take(batches).map(|batch| black_box(batch).len()).sum();
@@ -78,7 +78,7 @@ fn configurations() -> [(&'static str, LoaderConfig); 5] {
     ]
 }
 
-/// Noise in the shape of CIFAR-10's training set.
+/// Returns noise in the shape of CIFAR-10's training set.
 fn dataset() -> Dataset {
     let shape = ImageShape { channels: 3, height: 32, width: 32 };
     let mut state = 1u64;

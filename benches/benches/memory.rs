@@ -1,11 +1,11 @@
-//! Peak memory of a training step beside PyTorch's, on the CPU of a Linux machine:
+//! Measures the peak memory of a training step and of PyTorch's, on the CPU (Linux):
 //! `cargo bench -p benches --bench memory -- [--python PYTHON] [--batch N] [--steps N] [--json FILE] [--markdown] MODEL…`.
 //!
-//! Every measurement is a process of its own that builds the network, the optimizer and one batch, forgets the peak so far,
-//! and takes N steps (forward, backward, SGD with Nesterov momentum); PyTorch's are `peers/memory.py`, one for each memory
-//! format. Shown are the process's peak (`VmHWM`), and in brackets by how much that is more than what was resident before
-//! the first step: the former has the program, its libraries and the parameters in it, the latter what steps add to them:
-//! activations, gradients, momentum, scratch space. Nothing is subtracted from either.
+//! Every measurement is a separate process. It builds the network, the optimizer and one batch, resets the recorded peak,
+//! and takes N steps (forward, backward, SGD with Nesterov momentum). PyTorch's are `peers/memory.py`, one process for each
+//! memory format. The table shows the process's peak (`VmHWM`) and in brackets its excess over the memory that was resident
+//! before the first step. The peak includes the program, its libraries and the parameters; the excess is what steps add:
+//! activations, gradients, momentum, scratch space.
 
 mod shared;
 
@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use trainer::device::{DeviceRequest, DeviceSet, LocalRank};
 use trainer::strategy::Strategy;
 
-/// The argument that makes this program one of the measured processes.
+/// The argument that turns this program into a measured process.
 const CHILD: &str = "--measured-process";
 /// PyTorch's memory formats.
 const VARIANTS: [&str; 2] = ["nchw", "channels_last"];
@@ -31,7 +31,7 @@ struct Options {
     models: Vec<String>,
 }
 
-/// Bytes of resident memory.
+/// Resident memory in bytes.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 struct Memory {
     before: u64,
@@ -132,7 +132,7 @@ fn options(arguments: Vec<String>) -> Result<Options, Box<dyn Error>> {
     Ok(options)
 }
 
-/// A process of ours and one of each of PyTorch's variants.
+/// Runs one process of ours and one for each variant of PyTorch.
 fn both(model: &str, options: &Options, threads: usize) -> Result<Row, Box<dyn Error>> {
     let numbers = [options.batch, options.steps].map(|number| number.to_string());
     let output = Command::new(std::env::current_exe()?).arg(CHILD).arg(model).args(&numbers).output()?;
@@ -149,13 +149,13 @@ fn both(model: &str, options: &Options, threads: usize) -> Result<Row, Box<dyn E
     Ok(Row { model: model.to_owned(), batch: options.batch, ours, pytorch })
 }
 
-/// The measured process.
+/// Runs as the measured process.
 fn measure(model: &str, batch: &str, steps: &str) -> Result<(), Box<dyn Error>> {
     let spec = models::find(model)?.spec;
     let selected = DeviceSet::of(DeviceRequest::Cpu)?.select(&LocalRank::ALONE)?;
     let batch = shared::batch(&spec, batch.parse()?);
     let mut strategy = shared::strategy(model, &spec, "f32", &selected.device, false)?;
-    // the most until now was building
+    // The peak so far is that of building.
     std::fs::write("/proc/self/clear_refs", "5")?;
     let before = resident("VmRSS")?;
     for _ in 0..steps.parse()? {

@@ -1,11 +1,12 @@
-//! The optimizer's step, clipping and the weight average beside burn's operations and PyTorch's:
+//! Times the optimizer's step, clipping and the weight average, with our kernels, burn's operations and PyTorch:
 //! `cargo bench -p benches --bench optimizer -- [--python PYTHON] [--steps N] [--rounds N] [--markdown] MODEL…`.
 //!
-//! What is timed is all of a step between gradients and new weights, on the CPU. Ours: `trainer::optim`, whose passes are
-//! `ops::{update, ema_update, square_sum}`. burn's: the same formulas as chains of tensor operations, a parameter after
-//! the other. PyTorch's, with `--python` (a Python that has torch): its loop over parameters, `foreach` and `fused`
-//! (`peers/optimizer.py`). Rounds of all of them take turns; medians of rounds of medians of steps. GB/s counts what one
-//! pass has to read and write: of SGD five, of AdamW seven, of the average three, of the norm one f32 a parameter.
+//! The timed part is everything between gradients and new weights, on the CPU. Ours: `trainer::optim`, whose passes are
+//! `ops::{update, ema_update, square_sum}`. burn's: the same formulas as chains of tensor operations, one parameter
+//! after the other. PyTorch's, with `--python` (a Python that has torch): its loop over parameters, `foreach` and `fused`
+//! (`peers/optimizer.py`). The sides take turns in each round; the table has medians over rounds of medians
+//! over steps. GB/s counts the f32 numbers per parameter that one pass must read and write: five for SGD, seven for AdamW,
+//! three for the average, one for the norm.
 
 mod shared;
 
@@ -34,13 +35,13 @@ struct Options {
     models: Vec<String>,
 }
 
-/// A part, whose step it is, and the step.
+/// Part, side, and the step to time.
 type Side = (&'static str, &'static str, Box<dyn FnMut()>);
 
 /// Milliseconds by part ("sgd", "adamw", "clip", "ema") and side.
 type PeerTimes = BTreeMap<String, BTreeMap<String, f64>>;
 
-/// The same of each round.
+/// The milliseconds of each round.
 type Times = BTreeMap<String, BTreeMap<String, Vec<f64>>>;
 
 fn main() -> ExitCode {
@@ -61,7 +62,7 @@ fn run() -> Result<(), Box<dyn Error>> {
 
 fn options() -> Result<Options, Box<dyn Error>> {
     let mut options = Options { python: None, steps: 20, rounds: 5, markdown: false, models: Vec::new() };
-    // `cargo bench` itself adds `--bench`
+    // `cargo bench` adds `--bench`.
     let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().ok_or_else(|| format!("{argument} needs a value"));
@@ -146,7 +147,7 @@ fn report(model: &str, part: &str, elements: usize, sides: BTreeMap<String, Vec<
         "sgd" => 5,
         "adamw" => 7,
         "ema" => 3,
-        // PyTorch reads and writes gradients once more to scale them; ours are scaled in the optimizer's pass
+        // PyTorch reads and writes gradients once more to scale them. Ours are scaled in the optimizer's pass.
         _ => 1,
     };
     let medians: BTreeMap<String, f64> = sides.into_iter().map(|(side, times)| (side, median(times))).collect();
@@ -175,7 +176,7 @@ fn flat(gradients: &[Tensor<1>]) -> FlatGradients {
     FlatGradients::from_tensors(gradients.iter().cloned().map(Some).collect())
 }
 
-/// The optimizer's step by burn's operations.
+/// The optimizer's step with burn's operations.
 fn chain(
     network: Network,
     gradients: &[Tensor<1>],
@@ -234,7 +235,7 @@ fn ema_chain(network: &Network, average: &mut [Tensor<1>]) {
     });
 }
 
-/// Of `steps` steps, behind one that is not counted.
+/// Returns the median of `steps` steps after one that is not counted.
 fn median_ms(steps: usize, step: &mut dyn FnMut()) -> f64 {
     step();
     let time = |_| {

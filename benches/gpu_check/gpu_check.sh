@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in some ten minutes: gpu_check.sh OUT [TRAINER GPU_CHECK]
-# OUT gets the logs. TRAINER and GPU_CHECK are the two programs; by default they are built here with --features cuda. One
-# GPU is enough: ranks share it, and times then mean nothing. compute-sanitizer is used where the CUDA toolkit has it.
+# Runs all checks that need a GPU, in about ten minutes: gpu_check.sh OUT [TRAINER GPU_CHECK]
+# OUT receives the logs. TRAINER and GPU_CHECK are the two programs; by default they are built here with --features cuda. One
+# GPU is enough: ranks then share it, and times mean nothing. compute-sanitizer is used if it is installed.
 set -uo pipefail
 out=${1:?usage: gpu_check.sh OUT [TRAINER GPU_CHECK]}
 mkdir -p "$out"
@@ -37,12 +37,12 @@ step compare 100 "$trainer" compare --config "$root/configs/quickstart.toml" --g
     --out "$out/compare"
 if command -v compute-sanitizer >/dev/null; then
     for tool in memcheck racecheck initcheck; do
-        # short: the sanitizer is slow. Every rank is a process of its own.
+        # Few and small cases, because the sanitizer is slow. Every rank is a separate process.
         step "sanitizer-$tool" 60 compute-sanitizer --tool "$tool" --target-processes all --error-exitcode 86 \
             "$check" --ranks 2 --sizes 1,1023,4100 --rounds 1
     done
 else
-    echo "compute-sanitizer: not found, not run" | tee "$out/sanitizer.log"
+    echo "compute-sanitizer: skipped, not found" | tee "$out/sanitizer.log"
 fi
 [ $failed = 0 ] && echo "gpu_check.sh: all passed; logs in $out" || echo "gpu_check.sh: FAILED; logs in $out"
 exit $failed

@@ -1,14 +1,15 @@
-//! What only a GPU can show of our kernels, those of `trainer/comm/src/cuda` first, in tables:
+//! Checks our kernels on GPUs (those of `trainer/comm/src/cuda` and of the crate `ops`) and prints tables:
 //!
 //! ```text
 //! gpu_check [--ops] [--networks NAME,… [--near 0.4]] [--ranks 2,4] [--sizes 1,1000,…] [--rounds 20] [--trainer PATH [--train 1,2,4]]
 //! ```
 //!
-//! Every algorithm x type on the wire x size x number of ranks, with values whose sums are exact: `#wrong` has to be 0 on
-//! every rank, and ranks have to agree to the bit. With fewer GPUs than ranks they share, hosts meet between the steps, and
-//! the times mean nothing (the table says so). With `--ops`, `ops` on the first GPU has to agree with the CPU, and so have the gradients of `--networks`. With `--trainer`, the path of the trainer's binary, training runs over so many
-//! ranks follow, whose losses have to be the CPU's. `gpu_check.sh` beside this runs it, and compute-sanitizer over it;
-//! `on_cpu.sh` runs it where there is no GPU.
+//! Collectives: every algorithm x wire type x size x number of ranks, with values whose sums are exact. `#wrong` must be 0 on
+//! every rank, and all ranks must have the same bits. With fewer GPUs than ranks, ranks share GPUs and synchronize on the
+//! host between steps; times then mean nothing, and the table says so. `--ops` compares the crate `ops` on the first GPU with
+//! the CPU, `--networks` the gradients of whole networks. `--trainer` (the path of the trainer's binary) trains with the
+//! numbers of ranks in `--train` and compares the losses with those of the CPU. `gpu_check.sh` runs this program, also under
+//! compute-sanitizer; `on_cpu.sh` runs it without a GPU.
 
 mod matrix;
 mod networks;
@@ -21,10 +22,10 @@ use std::time::Duration;
 
 use comm::{CommConfig, Secret, StoreServer, TransportKind, join};
 
-/// Tells a process that it is a rank: rank, world, store, secret.
+/// Variable of a process that is a rank: rank, world size, store address, secret.
 const RANK: &str = "GPU_CHECK_RANK";
 
-/// Arguments.
+/// Command-line arguments.
 #[derive(Clone, Debug)]
 struct Arguments {
     ranks: Vec<usize>,
@@ -41,7 +42,7 @@ impl Arguments {
     fn parse() -> Result<Self, String> {
         let mut this = Self {
             ranks: vec![2, 4],
-            // elements: tails, a pack, a slot's edge, ResNet-18's gradients
+            // Elements: tails, a pack, the boundary of a slot, the gradients of ResNet-18.
             sizes: vec![1, 3, 4, 1000, 1023, 65_537, 1 << 20, 11_173_962],
             rounds: 20,
             trainer: None,
@@ -56,20 +57,20 @@ impl Arguments {
                 this.ops = true;
                 continue;
             }
-            let value = words.next().ok_or_else(|| format!("{word} wants a value"))?;
-            let number = |v: &str| v.parse::<usize>().map_err(|_| format!("{word}: {v:?} is no number"));
+            let value = words.next().ok_or_else(|| format!("{word} needs a value"))?;
+            let number = |v: &str| v.parse::<usize>().map_err(|_| format!("{word}: {v:?} is not a number"));
             let list = |value: &str| value.split(',').map(number).collect::<Result<Vec<_>, _>>();
             match word.as_str() {
                 "--ranks" => this.ranks = list(&value)?,
                 "--sizes" => this.sizes = list(&value)?,
                 "--rounds" => this.rounds = number(&value)?,
                 "--networks" => this.networks = value.split(',').map(str::to_owned).collect(),
-                "--near" => this.near = value.parse().map_err(|_| format!("{word}: {value:?} is no number"))?,
+                "--near" => this.near = value.parse().map_err(|_| format!("{word}: {value:?} is not a number"))?,
                 "--trainer" => this.trainer = Some(value),
                 "--train" => this.train = list(&value)?,
                 _ => {
                     return Err(format!(
-                        "{word}: there are --ops, --networks, --near, --ranks, --sizes, --rounds, --trainer and --train"
+                        "unknown option {word}: the options are --ops, --networks, --near, --ranks, --sizes, --rounds, --trainer and --train"
                     ));
                 }
             }
@@ -78,7 +79,7 @@ impl Arguments {
     }
 }
 
-/// Starts `world` ranks of this program and waits for them; whether all ended well.
+/// Starts `world` ranks of this program and waits for them. Returns whether all succeeded.
 fn group(world: usize) -> Result<bool, String> {
     let text = |e: &dyn std::fmt::Display| e.to_string();
     let secret = Secret::random().map_err(|e| text(&e))?;
@@ -94,7 +95,7 @@ fn group(world: usize) -> Result<bool, String> {
     let mut well = true;
     for (rank, mut process) in ranks.into_iter().enumerate() {
         let status = process.wait().map_err(|e| text(&e))?;
-        // whoever is killed by a signal has said nothing
+        // A rank that a signal killed has printed no error.
         if status.code().is_none() {
             eprintln!("gpu_check: rank {rank} of {world}: {status}");
         }
@@ -103,11 +104,11 @@ fn group(world: usize) -> Result<bool, String> {
     Ok(well)
 }
 
-/// One rank: meets the others and goes through the matrix; whether nothing was wrong.
+/// Runs one rank: joins the others and runs the matrix. Returns whether all results were correct.
 fn rank(place: &str, arguments: &Arguments) -> Result<bool, String> {
     let words: Vec<&str> = place.split(' ').collect();
     let [rank, world, store, secret] = words.as_slice() else { return Err(format!("{RANK}: {place}")) };
-    let secret = Secret::from_hex(secret).ok_or("the secret is no secret")?;
+    let secret = Secret::from_hex(secret).ok_or("the secret is invalid")?;
     let number = |word: &str| word.parse::<usize>().map_err(|e| e.to_string());
     let mut config = CommConfig::new(number(rank)?, number(world)?, *store, secret, TransportKind::Shm);
     config.timeout = Duration::from_secs(60);
@@ -130,7 +131,7 @@ fn run() -> Result<bool, String> {
     if let Some(trainer) = &arguments.trainer {
         well &= training::run(trainer, &arguments.train)?;
     }
-    println!("{}", if well { "gpu_check: everything is right" } else { "gpu_check: SOMETHING IS WRONG" });
+    println!("{}", if well { "gpu_check: all checks passed" } else { "gpu_check: FAILED" });
     Ok(well)
 }
 

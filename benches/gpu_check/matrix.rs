@@ -1,4 +1,4 @@
-//! One rank's way through algorithms, types and sizes.
+//! Runs all algorithms, types and sizes on one rank.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use comm::cuda::protocol::Kernel;
 use comm::cuda::{DeviceBackend, DeviceGroup, DeviceGroupOptions};
 use comm::{CommError, Communicator, ReduceOp};
 
-/// Rank `rank`'s element `i`: 1, 2 or 3. Sums over 8 ranks are exact in every type.
+/// Returns element `i` of rank `rank`: 1, 2 or 3. Sums over 8 ranks are exact in every type.
 fn input(rank: usize, i: usize) -> f32 {
     (1 + (rank * 7 + i) % 3) as f32
 }
@@ -21,7 +21,7 @@ fn sum(world: usize, i: usize) -> f32 {
     (0..world).map(|rank| input(rank, i)).sum()
 }
 
-/// A tensor cut into views of uneven lengths, as the gradients of a bucket are tensors of their own.
+/// Splits a tensor into views of uneven lengths, because the gradients of a bucket are separate tensors.
 fn cut(tensor: &Tensor<1>) -> Vec<Tensor<1>> {
     let n = tensor.dims()[0];
     let cuts = [0, n / 7, n / 3, n / 2 + 1, n];
@@ -42,7 +42,7 @@ struct Row {
     seconds: f64,
 }
 
-/// Makes the call once for its result and `rounds` times for the clock.
+/// Makes the call once for its result and `rounds` times for its time.
 fn measure(
     group: &mut DeviceGroup,
     comm: &Communicator,
@@ -65,7 +65,7 @@ fn measure(
     Ok(Row { wrong: wrong[0], seconds: seconds[0] })
 }
 
-/// All of it; whether nothing was wrong on any rank.
+/// Runs the matrix. Returns whether all results were correct on all ranks.
 pub fn run(comm: &Communicator, sizes: &[usize], rounds: usize) -> Result<bool, CommError> {
     let gpus = Device::enumerate(DeviceType::Cuda).len();
     if gpus == 0 {
@@ -75,7 +75,7 @@ pub fn run(comm: &Communicator, sizes: &[usize], rounds: usize) -> Result<bool, 
     if comm.world() <= gpus {
         return all(comm, &device, sizes, rounds, false);
     }
-    // with too few GPUs: as training does it, and once as with a GPU a rank, which shows that the meetings of kernels work
+    // With too few GPUs: once as in training, and once as with one GPU per rank, which tests the kernels' barriers.
     Ok(all(comm, &device, sizes, rounds, false)? & all(comm, &device, sizes, 1, true)?)
 }
 
@@ -133,7 +133,7 @@ fn all(
                     Kernel::Probe => continue,
                 }?;
                 let bytes = size * wire.size();
-                // nccl-tests' factors
+                // The factors of nccl-tests.
                 let factor = match kernel {
                     Kernel::OneShot | Kernel::TwoShot => 2.0 * (world as f64 - 1.0) / world as f64,
                     Kernel::Broadcast => 1.0,
@@ -150,7 +150,7 @@ fn all(
                 ));
             }
         }
-        // scaling and rounding: a third is exact in no type, and all ranks must round it the same
+        // Scaling and rounding: a third is exact in no type, and all ranks must round it equally.
         let third = Tensor::from_data(TensorData::new(values(me, 1000), [1000]), device);
         let sums = read(group.all_reduce(vec![third], 1.0 / 3.0)?)?;
         let mut all = vec![0f32; 1000 * world];

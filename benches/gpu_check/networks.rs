@@ -1,4 +1,4 @@
-//! A training pass of whole networks on a GPU beside the same on the CPU: logits, and the gradients of all parameters.
+//! Compares a training pass of whole networks on a GPU with the CPU: logits and gradients of all parameters.
 
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor, TensorData};
@@ -8,7 +8,7 @@ use super::ops::{numbers, values};
 
 const BATCH: usize = 8;
 
-/// Logits, and one gradient behind the other.
+/// Returns the logits, and all gradients concatenated.
 fn pass(network: &Network, spec: &Spec, device: &Device) -> Result<[Vec<f32>; 2], String> {
     let [height, width] = spec.image_size;
     let shape = [BATCH, spec.in_channels, height, width];
@@ -22,15 +22,16 @@ fn pass(network: &Network, spec: &Spec, device: &Device) -> Result<[Vec<f32>; 2]
     Ok([values(logits.reshape([BATCH * spec.num_classes]))?, gradients])
 }
 
-/// `‖a − b‖ / ‖b‖`.
+/// Returns `‖a − b‖ / ‖b‖`.
 fn distance(a: &[f32], b: &[f32]) -> f64 {
     let norm = |squares: &mut dyn Iterator<Item = f64>| squares.sum::<f64>().sqrt();
     let apart = norm(&mut a.iter().zip(b).map(|(a, b)| f64::from(a - b).powi(2)));
     apart / norm(&mut b.iter().map(|b| f64::from(*b).powi(2)))
 }
 
-/// Prints a line a network; whether all gradients are within `near` of the CPU's. A GPU multiplies in TF32, with 11 bits, and a
-/// random network amplifies roundings; one of compute capability 7.5 has no TF32, and is as near as sums in another order.
+/// Prints one line per network. Returns whether all gradients are within `near` of the CPU's. A GPU multiplies in TF32, with
+/// 11 bits, and a random network amplifies rounding errors. A GPU of compute capability 7.5 has no TF32; only the order of
+/// sums differs there.
 pub fn run(names: &[String], near: f64) -> Result<bool, String> {
     let (gpu, cpu) = (Device::cuda(0).autodiff(), Device::flex().autodiff());
     println!("{:24} {:>12} {:>12} {:>9}", "network", "logits", "gradients", "limit");
@@ -41,10 +42,10 @@ pub fn run(names: &[String], near: f64) -> Result<bool, String> {
         let ours = pass(&network(&gpu)?, &entry.spec, &gpu)?;
         let theirs = pass(&network(&cpu)?, &entry.spec, &cpu)?;
         if ours[1].len() != theirs[1].len() {
-            return Err(format!("{name}: not as many gradients as on the CPU"));
+            return Err(format!("{name}: the number of gradients differs from the CPU"));
         }
         let [logits, gradients] = [0, 1].map(|i| distance(&ours[i], &theirs[i]));
-        // NaN is not near
+        // False for NaN.
         let right = logits <= near && gradients <= near;
         well &= right;
         println!("{name:24} {logits:12.1e} {gradients:12.1e} {near:9.0e}{}", if right { "" } else { "  WRONG" });

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# What gpu_check.sh shows on a GPU, as far as it goes without one: the CUDA build, run on the stand-in for NVIDIA's driver and
+# Runs the checks of gpu_check.sh that are possible without a GPU: the CUDA build on the stand-in for NVIDIA's driver and
 # NCCL (trainer/testing/cuda-on-cpu): on_cpu.sh PYTHON [OUT]
 #
-# PYTHON has the packages that trainer/testing/cuda-on-cpu/run.sh names. The programs are built here with --features cuda; cubecl's
-# build script downloads LLVM, which is linked and not used: where it cannot, as on a machine without internet access,
+# PYTHON must have the packages that trainer/testing/cuda-on-cpu/run.sh names. The programs are built here with --features
+# cuda. cubecl's build script downloads LLVM, which is linked but not used. Without internet access set
 #   DOCS_RS=1 RUSTFLAGS="-C link-arg=-Wl,--unresolved-symbols=ignore-all"
-# does without. The first run takes ten minutes: it compiles and tunes kernels, and keeps them. Times mean nothing.
+# The first run takes ten minutes: it compiles and tunes kernels, which are kept. Times mean nothing.
 set -uo pipefail
 python=${1:?usage: on_cpu.sh PYTHON [OUT]}
 out=${2:-$(mktemp -d)}
@@ -15,7 +15,7 @@ root=$(cd "$(dirname "$0")/../.." && pwd)
 cd "$root"
 cargo build --release --features cuda -p trainer -p benches -p cuda-on-cpu --bins --lib || exit 2
 programs=${CARGO_TARGET_DIR:-$root/target}/release
-# what the linker was told to ignore: functions that nobody calls, but that the loader wants to see
+# Define the symbols that the linker ignored: nobody calls these functions, but the loader needs them.
 missing=$(nm -D --undefined-only "$programs/trainer" "$programs/gpu_check" | awk '$1 == "U" && $2 !~ /@/ { print $2 }' | sort -u)
 if [ -n "$missing" ]; then
     while read -r name; do echo "void $name(void) { __builtin_trap(); }"; done <<<"$missing" |
@@ -40,19 +40,19 @@ step ops 1 "$programs/gpu_check" --ops --ranks 1
 step matrix 3 "$programs/gpu_check" --ranks 2,3 --sizes 1,1023,70001 --rounds 1
 step matrix-shared 1 "$programs/gpu_check" --ranks 2 --sizes 1,4100 --rounds 1
 step nccl 3 "$programs/trainer" bench allreduce --gpus 3 --backend nccl --sizes 4,70000 --ms 100
-# by one process: two would compile and try the same kernels side by side
+# In one process: two would compile and tune the same kernels at the same time.
 step tuning 1 "$programs/trainer" --config configs/quickstart.toml --gpus 1 --run-dir "$out/runs" --epochs 1 \
     --set train.batch_size=32 --set data.limit_train=64 --set data.limit_test=64
 step training 2 "$programs/gpu_check" --ranks 1 --trainer "$programs/trainer" --train 2
 step compare 2 "$programs/trainer" compare --config configs/quickstart.toml --gpus 2 --steps 10 --rounds 1 --out "$out/compare" \
     --modes dp,ddp
 if unshare --pid --fork --mount-proc true 2>/dev/null; then
-    # as many images a GPU as above: nothing is tuned anew
+    # As many images per GPU as above, so that nothing is tuned again.
     step hosts 4 benches/gpu_check/two_hosts.sh "$programs/trainer" "$out" --epochs 1 --set train.batch_size=128 \
         --set data.limit_train=512 --set data.limit_test=128
     grep -h "^gradients:" "$out/hosts.log"
 else
-    echo "hosts: not run: this user may not make a namespace of processes"
+    echo "hosts: skipped, this user may not create a PID namespace"
 fi
 [ $failed = 0 ] && echo "on_cpu.sh: all passed; logs in $out" || echo "on_cpu.sh: FAILED; logs in $out"
 exit $failed

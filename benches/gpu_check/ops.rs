@@ -1,4 +1,4 @@
-//! `ops` on a GPU beside the same on the CPU: forward, and the gradients of all that goes in.
+//! Compares the crate `ops` on a GPU with the CPU: forward, and the gradients of all inputs.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use ops::{
@@ -6,10 +6,10 @@ use ops::{
     relu, slice_channels, swish,
 };
 
-/// A case: what it is called, what it computes of an image, a second one and two vectors of the channels.
+/// A case: name, shape, type, and a function of two images and two vectors over the channels.
 type Case<'a> = (String, [usize; 4], DType, Box<dyn Fn(&Inputs) -> Vec<Tensor<1>> + 'a>);
 
-/// What a case gets, all with gradients.
+/// Inputs of a case, all with gradients.
 struct Inputs {
     image: Tensor<4>,
     other: Tensor<4>,
@@ -17,7 +17,7 @@ struct Inputs {
     bias: Tensor<1>,
 }
 
-/// Numbers without a pattern, around zero with a deviation of about 1.
+/// Returns pseudo-random numbers around zero with a deviation of about 1.
 pub fn numbers(seed: u64, count: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut next = || {
@@ -38,12 +38,12 @@ pub fn values(tensor: Tensor<1>) -> Result<Vec<f32>, String> {
     tensor.cast(FloatDType::F32).into_data().try_into_vec::<f32>().map_err(|e| format!("{e:?}"))
 }
 
-/// All results, then all gradients, of a case on a device; images are channels-last in memory where `last`, and f32 in a
-/// `reference`.
+/// Returns all results and then all gradients of a case on a device. With `last`, images are channels-last in memory; with
+/// `reference`, they are f32.
 fn results(case: &Case, device: &Device, [reference, last]: [bool; 2]) -> Result<Vec<Vec<f32>>, String> {
     let (_, [batch, planes, height, width], dtype, compute) = case;
     let image = |seed: u64| {
-        // a channel's mean is away from zero: a variance that is a difference of large numbers shows
+        // The mean of a channel is not near zero, to reveal a variance that is a difference of large numbers.
         let data: Vec<f32> = numbers(seed, batch * planes * height * width)
             .iter()
             .enumerate()
@@ -51,13 +51,13 @@ fn results(case: &Case, device: &Device, [reference, last]: [bool; 2]) -> Result
             .collect();
         let image = Tensor::<4>::from_data(TensorData::new(data, [*batch, *planes, *height, *width]), device);
         let image = if last {
-            // memory in the other order, the same shape
+            // Memory in the other order, the same shape.
             let rows = image.permute([0, 2, 3, 1]).reshape([batch * height * width, *planes]);
             rows.reshape([*batch, *height, *width, *planes]).permute([0, 3, 1, 2])
         } else {
             image
         };
-        // the CPU computes in f32, of the same numbers
+        // The CPU computes in f32 with the same numbers.
         let image = if *dtype == DType::BF16 { image.cast(FloatDType::BF16) } else { image };
         if reference { image.cast(FloatDType::F32).detach().require_grad() } else { image.require_grad() }
     };
@@ -85,11 +85,11 @@ fn results(case: &Case, device: &Device, [reference, last]: [bool; 2]) -> Result
     Ok(found)
 }
 
-/// The largest difference, in units of the largest value.
+/// Returns the largest difference divided by the largest value.
 pub fn apart(ours: &[f32], theirs: &[f32]) -> f32 {
     let largest = theirs.iter().fold(1e-30f32, |largest, x| largest.max(x.abs()));
     let differences = ours.iter().zip(theirs).map(|(a, b)| (a - b).abs());
-    // NaN is as far apart as can be
+    // NaN counts as the largest difference.
     differences.fold(0.0f32, |most, d| if d <= most { most } else { d }) / largest
 }
 
@@ -99,14 +99,14 @@ fn cases<'a>() -> Vec<Case<'a>> {
         move |x: &Inputs| {
             let after = Epilogue { residual: residual.then(|| x.other.clone()), activation };
             let (mean, variance) = (x.bias.clone().without_autodiff(), x.weight.clone().without_autodiff());
-            // one of the activations without: the batch's own statistics come back
+            // Without running statistics for one activation: the batch's statistics are returned.
             let running = (activation != Activation::Swish).then_some(RunningStats { mean, variance, momentum: 0.1 });
             let batch = batch_norm_train(x.image.clone(), x.weight.clone(), x.bias.clone(), 1e-5, after, None, running);
             vec![flat(batch.output), batch.mean, batch.variance]
         }
     };
     use Activation::{Identity, Relu, Sigmoid, Swish};
-    // rows that a vector divides and that it does not, of one tile of columns and of several, of one piece and of many
+    // Rows with and without a remainder by the vector width, one or more tiles of columns, one or more pieces.
     for (shape, dtype, residual, activation) in [
         ([4, 64, 8, 8], DType::F32, false, Relu),
         ([4, 64, 8, 8], DType::F32, true, Relu),
@@ -134,14 +134,14 @@ fn cases<'a>() -> Vec<Case<'a>> {
             let affine = [plain(&x.weight), plain(&x.bias)];
             let given = [plain(&x.bias), plain(&x.weight)];
             let output = batch_norm_eval(x.image.clone().without_autodiff(), affine, given, 1e-5, after);
-            // something that a gradient comes from
+            // An output that has a gradient.
             vec![flat(x.image.clone()), flat(output)]
         }),
     ));
     for dtype in [DType::F32, DType::BF16] {
         cases.push(("ReLU".into(), [3, 6, 5, 7], dtype, Box::new(|x: &Inputs| vec![flat(relu(x.image.clone()))])));
     }
-    // weights of a convolution are the first numbers of the other image
+    // The weights of a convolution are the first numbers of the other image.
     let conv = |outputs: usize, groups: usize, kernel: usize, stride: usize, relu: bool| {
         move |x: &Inputs| {
             let [_, planes, _, _] = x.image.dims();
@@ -162,7 +162,7 @@ fn cases<'a>() -> Vec<Case<'a>> {
         ([2, 24, 8, 8], DType::F32, [12, 4, 1, 1], false),
         ([2, 24, 8, 8], DType::BF16, [24, 24, 3, 1], false),
         ([2, 24, 8, 8], DType::BF16, [24, 3, 3, 2], false),
-        // groups that burn convolves, one by one
+        // Groups that burn convolves one by one.
         ([2, 80, 4, 4], DType::F32, [40, 2, 1, 1], true),
     ] {
         let name =
@@ -178,21 +178,21 @@ fn cases<'a>() -> Vec<Case<'a>> {
     cases
 }
 
-/// Prints a line a case; whether all are right.
+/// Prints one line per case. Returns whether all are correct.
 pub fn run() -> Result<bool, String> {
     let (gpu, cpu) = (Device::cuda(0).autodiff(), Device::flex().autodiff());
     println!("{:40} {:>18} {:>6} {:>9} {:>9}", "operation", "shape", "type", "apart", "limit");
     let mut well = true;
     for case in cases() {
         let (name, shape, dtype, _) = &case;
-        // roundings of f32 in sums of many; of bf16, with 8 bits
+        // Rounding errors of long sums in f32, and of bf16 with 8 bits.
         let limit = if *dtype == DType::BF16 { 8e-3 } else { 2e-5 };
         let theirs = results(&case, &cpu, [true, false])?;
         let mut most = 0.0f32;
         for last in [false, true] {
             let ours = results(&case, &gpu, [false, last])?;
             if ours.len() != theirs.len() || ours.iter().zip(&theirs).any(|(a, b)| a.len() != b.len()) {
-                return Err(format!("{name}: other results than on the CPU"));
+                return Err(format!("{name}: the shapes of the results differ from the CPU"));
             }
             for (ours, theirs) in ours.iter().zip(&theirs) {
                 let apart = apart(ours, theirs);

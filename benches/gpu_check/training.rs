@@ -1,9 +1,9 @@
-//! Training runs whose losses must not depend on where they are computed, nor on how many ranks share the work.
+//! Training runs whose losses must depend neither on the device nor on the number of ranks.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Steps whose losses are compared. The runs drift apart slowly: sums are in another order, and GPUs multiply in TF32.
+/// Number of steps whose losses are compared. The runs diverge slowly: the order of sums differs, and GPUs multiply in TF32.
 const STEPS: usize = 24;
 /// Largest relative difference of a loss from the CPU's.
 const NEAR: f64 = 0.03;
@@ -57,7 +57,7 @@ fn find(folder: &Path) -> Option<PathBuf> {
     entries.map(|entry| entry.path().join("metrics.jsonl")).find(|path| path.exists())
 }
 
-/// Whether the losses of so many ranks on GPUs are the CPU's.
+/// Returns whether the losses with each number of ranks on GPUs agree with those of the CPU.
 pub fn run(trainer: &str, worlds: &[usize]) -> Result<bool, String> {
     let folder = std::env::temp_dir().join(format!("gpu-check-{}", std::process::id()));
     std::fs::create_dir_all(&folder).map_err(|e| e.to_string())?;
@@ -68,11 +68,11 @@ pub fn run(trainer: &str, worlds: &[usize]) -> Result<bool, String> {
     result
 }
 
-/// What a run is called, and its flags.
+/// Name and flags of a run.
 type Run = (String, Vec<String>);
 
-/// A run of each number of ranks, and for two of them those that differ in the gradients' way. NCCL and one process with
-/// several devices want a GPU each.
+/// Returns one run for each number of ranks, and for two ranks the variants that exchange gradients differently. NCCL and
+/// one process with several devices need one GPU per rank.
 fn runs(worlds: &[usize], gpus: usize) -> Vec<Run> {
     let mut all = Vec::new();
     for &world in worlds {

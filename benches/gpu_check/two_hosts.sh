@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# A job of two hosts with two GPUs each, on one machine with four: two_hosts.sh TRAINER OUT [FLAG…]
+# Runs a job of two hosts with two GPUs each on one machine with four: two_hosts.sh TRAINER OUT [FLAG…]
 #
-# A namespace of processes makes the second host, as far as the ranks can see (Linux, root): gradients go through our kernels
-# inside each, and through NCCL between them, or TCP where there is no NCCL.
+# To the ranks, a PID namespace looks like a second host (Linux, root). Gradients go through our kernels inside a host, and
+# through NCCL between hosts, or TCP without NCCL.
 set -uo pipefail
 trainer=$(realpath "$1") out=$2
 shift 2

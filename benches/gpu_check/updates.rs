@@ -1,11 +1,11 @@
-//! The optimizer's step and the weight average on a GPU beside the same on the CPU.
+//! Compares the optimizer's step and the weight average on a GPU with the CPU.
 
 use burn::tensor::{Device, Tensor, TensorData};
 use ops::{ParameterUpdate, UpdateRule, ema_update, update};
 
 use super::ops::{apart, numbers, values};
 
-/// Lengths of parameters: more than a launch takes, some that vectors do not divide, one of many blocks.
+/// Lengths of parameters: more parameters than fit into a launch, some not divisible by the vector width, one of many blocks.
 fn lengths() -> Vec<usize> {
     (0..37).map(|i| [1, 4, 10, 64, 1023, 4096][i % 6] + i / 30 * 70_000).collect()
 }
@@ -14,7 +14,7 @@ fn vector(seed: u64, length: usize, device: &Device) -> Tensor<1> {
     Tensor::from_data(TensorData::new(numbers(seed, length), [length]), device)
 }
 
-/// Values and state behind three steps, then what an average makes of the values.
+/// Returns values and state after three steps, then the average of the values.
 fn results(rule: impl Fn(u64) -> UpdateRule, slots: usize, device: &Device) -> Result<Vec<f32>, String> {
     let mut state: Vec<_> = lengths().into_iter().map(|n| (vector(1, n, device), [None, None])).collect();
     for step in 1..=3 {
@@ -35,7 +35,7 @@ fn results(rule: impl Fn(u64) -> UpdateRule, slots: usize, device: &Device) -> R
     Ok(all.map(values).collect::<Result<Vec<_>, _>>()?.concat())
 }
 
-/// Prints a line a rule; whether all are right.
+/// Prints one line per rule. Returns whether all are correct.
 pub fn run() -> Result<bool, String> {
     let (gpu, cpu) = (Device::cuda(0), Device::flex());
     let sgd = |nesterov| move |_| UpdateRule::Sgd { lr: 0.1, momentum: 0.9, nesterov };

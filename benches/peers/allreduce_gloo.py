@@ -1,8 +1,8 @@
-"""PyTorch's gloo all-reduce of f32 sums between processes of this machine: allreduce_gloo.py [N] [SIZES] [MS] [ROUNDS]
+"""Times PyTorch's gloo all-reduce (f32, sum) between processes of this machine: allreduce_gloo.py [N] [SIZES] [MS] [ROUNDS]
 
-The measurement of `trainer bench allreduce --cpus N --sizes SIZES --ms MS --json`: the same sizes in bytes (separated by
-commas), in place on the same buffer, the slowest rank's time, the median of ROUNDS rounds that last MS milliseconds together
-after a quarter of that for warming up. Every process has one thread. Prints the same JSON.
+Measures as `trainer bench allreduce --cpus N --sizes SIZES --ms MS --json` does: the same sizes in bytes (separated by
+commas), in place on the same buffer, the slowest rank's time, the median of ROUNDS rounds that last MS milliseconds in total
+after a quarter of that time for warming up. Every process has one thread. Prints the same JSON.
 """
 
 import json
@@ -37,7 +37,7 @@ def measure(rank, world, count, ms, rounds):
     guess = turns(3)
     guess = turns(clamp(ms / 4e3 / guess, 2, 20_000))
     each = clamp(ms / 1e3 / rounds / guess, 3, 100_000)
-    # results stay in place: start from numbers that stay finite as long as possible
+    # Results stay in place: start from numbers that stay finite as long as possible.
     data.fill_(1e-30)
     return statistics.median(turns(each) for _ in range(rounds)), wrong.item()
 
@@ -65,7 +65,7 @@ def main():
     sizes = [int(size) for size in (given[1] if len(given) > 1 else SIZES).split(",")]
     ms = float(given[2]) if len(given) > 2 else 400.0
     rounds = int(given[3]) if len(given) > 3 else 3
-    # the kernel chooses the port
+    # The kernel chooses the port.
     server = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
     mp.spawn(rank_main, (world, sizes, ms, rounds, server.port), nprocs=world)
 

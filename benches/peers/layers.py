@@ -1,11 +1,11 @@
-"""PyTorch's time in each layer for benches/benches/layers.
+"""Times each layer in PyTorch for benches/benches/layers.
 
 usage: layers.py VARIANT BATCH STEPS THREADS LAYERS        VARIANT: nchw, channels_last
 
 LAYERS is JSON, a list of {"conv": [in, out, kernel, stride, side]}, {"norm": [channels, side, relu, add]},
 {"mean": [channels, side]} and {"linear": [in, out]}; side is the input's, relu and add are 0 or 1.
-Prints one line of JSON, for each layer medians in milliseconds: {"forward", "data", "weight"}. The gradients of a
-convolution and a linear layer are timed apart, data's and weight's (with the bias); those of the others all at once, as "data".
+Prints one line of JSON with medians in milliseconds for each layer: {"forward", "data", "weight"}. For convolutions and
+linear layers the gradients of data and weight (with the bias) are timed separately, for other layers together as "data".
 """
 
 import json
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 
 def tensors(layer, batch, layout):
-    """Inputs that need a gradient, and the function of them; which of them are data comes first."""
+    """Returns the inputs that need a gradient (data first), and the function of these inputs."""
     image = lambda c, side: torch.randn(batch, c, side, side).to(memory_format=layout).requires_grad_()
     vector = lambda c: torch.rand(c).requires_grad_()
     [(kind, numbers)] = layer.items()

@@ -1,8 +1,8 @@
-"""PyTorch's DataLoader beside ours: python benches/peers/loader.py [BATCHES]
+"""Times PyTorch's DataLoader: python benches/peers/loader.py [BATCHES]
 
-The work of `cargo bench -p benches --bench loader`, by a Dataset that does it sample by sample with tensor operations
-on uint8 images in memory (torchvision is not needed): batches of 128, shuffled, BATCHES of them a round (default 391,
-an epoch of CIFAR-10), configurations interleaved, medians over the rounds.
+Does the work of `cargo bench -p benches --bench loader` with a Dataset that augments sample by sample with tensor
+operations on uint8 images in memory (torchvision is not needed): shuffled batches of 128, BATCHES batches per round (default
+391, an epoch of CIFAR-10), configurations interleaved, medians over the rounds.
 """
 
 import statistics
@@ -20,7 +20,7 @@ STD = torch.tensor([0.2023, 0.1994, 0.2010]).view(3, 1, 1)
 
 
 class Noise(Dataset):
-    """CIFAR-shaped noise, augmented as the flags say."""
+    """CIFAR-shaped noise, augmented according to the flags."""
 
     def __init__(self, crop_flip, cutout):
         generator = torch.Generator().manual_seed(1)

@@ -1,9 +1,9 @@
-"""Peak memory of PyTorch's training step for benches/benches/memory.rs.
+"""Measures the peak memory of PyTorch's training step for benches/benches/memory.rs.
 
 usage: memory.py MODEL BATCH STEPS THREADS VARIANT        VARIANT: nchw, channels_last
 
-Networks: those of models/tests/reference/networks.py. Prints one line of JSON, in bytes of resident memory (Linux):
-{"before": with PyTorch, the model, the optimizer and the batch, "peak": the most during the steps}.
+The networks are those of models/tests/reference/networks.py. Prints one line of JSON, in bytes of resident memory (Linux):
+{"before": with PyTorch, the model, the optimizer and the batch, "peak": the peak during the steps}.
 """
 
 import json
@@ -33,7 +33,7 @@ def main():
     x = torch.randn(batch, *image_shape(name)).to(memory_format=layout)
     y = torch.arange(batch) % 10
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, nesterov=True, weight_decay=5e-4)
-    # the most until now was building
+    # The peak so far is that of building.
     pathlib.Path("/proc/self/clear_refs").write_text("5")
     before = resident("VmRSS")
     for _ in range(steps):

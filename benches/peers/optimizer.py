@@ -1,9 +1,9 @@
-"""PyTorch's optimizer step for benches/benches/optimizer.rs, clipping and weight average included.
+"""Times PyTorch's optimizer step, clipping and weight average for benches/benches/optimizer.rs.
 
 usage: optimizer.py MODEL STEPS THREADS
 
-Networks: those of models/tests/reference/networks.py. Gradients stay as they are; steps of all variants take turns.
-Prints one line of JSON: for each part ("sgd", "adamw", "clip", "ema") and variant the median in milliseconds,
+The networks are those of models/tests/reference/networks.py. Gradients do not change; steps of all variants take turns.
+Prints one line of JSON with the median in milliseconds for each part ("sgd", "adamw", "clip", "ema") and variant,
 {"sgd": {"for_loop": 1.0, "foreach": …, "fused": …}, …}. A variant that this version of PyTorch does not have is left out.
 """
 
@@ -20,7 +20,7 @@ from networks import NETWORKS  # noqa: E402
 
 
 def parts(name):
-    """Functions to time, by part and variant."""
+    """Returns the functions to time by part and variant."""
 
     def parameters():
         torch.manual_seed(0)
@@ -43,7 +43,7 @@ def parts(name):
                 pass
     clipped = parameters()
     for variant in "for_loop", "foreach":
-        # a limit that is never reached would be no less work: the factor is multiplied in all the same
+        # A limit that is never reached would not save work: the factor is applied all the same.
         found["clip"][variant] = lambda foreach=variant == "foreach": torch.nn.utils.clip_grad_norm_(
             clipped, 1e9, foreach=foreach
         )

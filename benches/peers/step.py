@@ -1,12 +1,12 @@
-"""PyTorch's training step for benches/benches/step: forward, backward, SGD with Nesterov momentum, cross-entropy.
+"""Times PyTorch's training step for benches/benches/step: forward, backward, SGD with Nesterov momentum, cross-entropy.
 
 usage: step.py MODEL BATCH STEPS THREADS [VARIANT]
-       THREADS: of the CPU; 0 measures on the GPU
-       VARIANT: that one alone
+       THREADS: threads of the CPU; 0 measures on the GPU
+       VARIANT: measures only this variant
 
-Networks: those of models/tests/reference/networks.py, which have the same parameters and multiply-adds as ours.
-Prints one line of JSON: for each variant medians in milliseconds, the seconds of the first step, and on a GPU the most
-memory that PyTorch's allocator took, {"nchw": {"forward", "backward", "step", "first_step_s", "peak_bytes"}, …}.
+The networks are those of models/tests/reference/networks.py, with the same parameters and multiply-adds as ours.
+Prints one line of JSON: for each variant medians in milliseconds, the seconds of the first step, and on a GPU the peak
+memory of PyTorch's allocator, {"nchw": {"forward", "backward", "step", "first_step_s", "peak_bytes"}, …}.
 Variants on the CPU: nchw, channels_last. On a GPU all are channels_last: f32 (TF32 allowed) and bf16 (autocast), and
 f32_compiled and bf16_compiled (torch.compile on top).
 """
@@ -30,7 +30,7 @@ def measure(name, batch, steps, device, layout, precision, compiled):
     x = torch.randn(batch, *image_shape(name), device=device)
     y = torch.arange(batch, device=device) % 10
     model, x = (t.to(memory_format=layout) for t in (model, x))
-    # foreach is PyTorch's own default on a GPU
+    # foreach is PyTorch's default on a GPU.
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, nesterov=True, weight_decay=5e-4)
     network = torch.compile(model) if compiled else model
 

@@ -161,13 +161,10 @@ fn models_and_data_lists_are_machine_readable() {
     bench.run(&["data", "verify", "imagenet"]).expect(2);
 }
 
-/// The event files are read by TensorBoard itself where `TRAINER_TEST_PYTHON` names a Python that has it, as in CI.
+/// TensorBoard reads the event files.
 #[test]
 fn tensorboard_reads_the_events() {
-    let Some(python) = std::env::var_os("TRAINER_TEST_PYTHON") else {
-        eprintln!("not run: TRAINER_TEST_PYTHON names no Python with the package tensorboard");
-        return;
-    };
+    let Some(python) = common::python_with(&["tensorboard"]) else { return };
     let bench = Bench::new(CONFIG);
     bench.run(&["--config", "config.toml", "--quiet"]).expect(0);
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/tensorboard_check.py");

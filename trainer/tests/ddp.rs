@@ -4,7 +4,10 @@ mod common;
 
 use std::{path::Path, process::Child};
 
-use common::{Bench, CONFIG, checkpoint_file, children, entries, losses, signal, signal_process, summary, wait_until};
+use common::{
+    Bench, CONFIG, ENDLESS, checkpoint_file, children, entries, free_port, losses, signal, signal_process, summary,
+    wait_until,
+};
 
 fn train(bench: &Bench, root: &str, workers: &str, extra: &[&str]) -> std::path::PathBuf {
     bench.run(&[&["--config", "config.toml", "--run-dir", root, "--cpus", workers], extra].concat()).expect(0);
@@ -118,9 +121,9 @@ fn a_batch_a_worker_with_a_linear_learning_rate() {
     }
 }
 
-/// Starts `--config config.toml` as two ranks, as a launcher like torchrun does. The second gets `extra`.
-fn two_strangers(bench: &Bench, extra: &[&str]) -> [common::Ended; 2] {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+/// Starts `--config config.toml` as two ranks, as a launcher like torchrun does, the second with `extra`.
+fn two_ranks_of_a_foreign_launcher(bench: &Bench, extra: &[&str]) -> [common::Ended; 2] {
+    let port = free_port().to_string();
     let start = |rank: &str, extra: &[&str]| {
         let mut command = bench.command();
         command.args(["--config", "config.toml", "--run-dir", "runs"]).args(extra);
@@ -140,7 +143,7 @@ fn ranks_that_were_started_differently_are_told_how() {
         ("data.limit_train=500", "rank 0 has data.limit_train = 520 where rank 1 has data.limit_train = 500"),
     ];
     for (set, said) in cases {
-        let ended = two_strangers(&bench, &["--set", set]);
+        let ended = two_ranks_of_a_foreign_launcher(&bench, &["--set", set]);
         assert!(ended.iter().all(|rank| rank.code.is_some_and(|code| code != 0)), "{set}");
         let all = ended.map(|rank| rank.stderr).join("\n");
         assert!(all.contains(said) && all.contains("hint:"), "{set}: {all}");
@@ -163,9 +166,11 @@ fn early_stopping_and_the_time_limit_end_all_ranks_alike() {
     assert!(ended.stdout.contains("train.max_time_s is over; continue with: trainer --resume"), "{}", ended.stdout);
     let run = bench.only_run("timed");
     let steps = losses(&run).len();
-    let longer = ["--cpus", "2", "--set", "train.max_time_s=2"];
-    bench.run(&[&["--resume", run.to_str().unwrap()], &longer[..]].concat()).expect(0);
-    assert!(losses(&run).len() > steps, "it went on for another second");
+    // A step may have taken more than a second, so the next limit counts from the time used.
+    let result: serde_json::Value = serde_json::from_slice(&std::fs::read(run.join("summary.json")).unwrap()).unwrap();
+    let longer = format!("train.max_time_s={}", result["seconds"].as_f64().unwrap().ceil() + 1.0);
+    bench.run(&["--resume", run.to_str().unwrap(), "--cpus", "2", "--set", &longer]).expect(0);
+    assert!(losses(&run).len() > steps, "the run continued for another second");
 }
 
 #[test]
@@ -201,25 +206,24 @@ fn assert_equal_ends(one: &Path, other: &Path) {
 #[test]
 fn a_signal_stops_all_ranks_at_the_same_step_and_the_run_continues_to_the_same_end() {
     let bench = Bench::new(CONFIG);
-    let undisturbed = train(&bench, "undisturbed", "2", &[]);
     for (number, code, root) in [(2, 130, "sigint"), (15, 143, "sigterm")] {
-        let child = start(&bench, root, &[]);
+        let child = start(&bench, root, &ENDLESS);
         signal(&child, number);
         let ended: common::Ended = child.wait_with_output().unwrap().into();
         let said = ended.expect(code);
         assert!(said.stdout.contains("continue with: trainer --resume"), "{}\n{}", said.stdout, said.stderr);
         let run = bench.only_run(root);
-        bench.run(&["--resume", run.to_str().unwrap(), "--cpus", "2"]).expect(0);
-        assert_equal_ends(&undisturbed, &run);
+        let end = format!("train.max_steps={}", losses(&run).len() + 15);
+        bench.run(&["--resume", run.to_str().unwrap(), "--cpus", "2", "--set", &end]).expect(0);
+        let undisturbed = [&ENDLESS[..], &["--set", &end]].concat();
+        assert_equal_ends(&train(&bench, &format!("undisturbed-{root}"), "2", &undisturbed), &run);
     }
 }
 
 #[test]
 fn a_worker_that_is_killed_is_named_and_restarts_continue_to_the_same_end() {
     let bench = Bench::new(CONFIG);
-    let undisturbed = train(&bench, "undisturbed", "2", &[]);
-
-    let child = start(&bench, "killed", &[]);
+    let child = start(&bench, "killed", &ENDLESS);
     let all = children(child.id());
     assert_eq!(all.len(), 2);
     signal_process(all[1], 9);
@@ -230,7 +234,10 @@ fn a_worker_that_is_killed_is_named_and_restarts_continue_to_the_same_end() {
         assert!(!Path::new(&format!("/proc/{worker}")).exists(), "no worker is left");
     }
 
-    let child = start(&bench, "again", &["--max-restarts", "1"]);
+    // The restarted run has to end by itself: hundreds of steps after those that `start` waits for.
+    let length = [&ENDLESS[..], &["--set", "train.max_steps=600"]].concat();
+    let undisturbed = train(&bench, "undisturbed", "2", &length);
+    let child = start(&bench, "again", &[&length[..], &["--max-restarts", "1"]].concat());
     let worker = children(child.id())[0];
     signal_process(worker, 9);
     let ended: common::Ended = child.wait_with_output().unwrap().into();

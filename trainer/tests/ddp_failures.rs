@@ -1,4 +1,4 @@
-//! Several processes in training, when things go wrong: the error names what was done when, and nothing is left behind.
+//! Failures of training with several processes: the error names step and phase, and nothing is left behind.
 
 mod common;
 
@@ -6,7 +6,6 @@ use std::{
     io::Read,
     path::{Path, PathBuf},
     process::Child,
-    time::{Duration, Instant},
 };
 
 use common::{Bench, CONFIG, Ended, children, entries, losses, signal_process, wait_until};
@@ -41,12 +40,12 @@ fn end(child: Child) -> Ended {
     child.wait_with_output().expect("the launcher ends").into()
 }
 
-/// Returns the path of a worker's status page.
+/// Returns the status page of a worker.
 fn page(worker: u32) -> PathBuf {
     let is_page = |path: &PathBuf| {
         std::fs::read_link(path).is_ok_and(|target| target.to_string_lossy().contains("trainer-worker"))
     };
-    entries(Path::new(&format!("/proc/{worker}/fd"))).into_iter().find(is_page).expect("the worker's page")
+    entries(Path::new(&format!("/proc/{worker}/fd"))).into_iter().find(is_page).expect("the worker's status page")
 }
 
 fn read(page: &Path) -> String {
@@ -55,24 +54,44 @@ fn read(page: &Path) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Kills a worker as soon as its status is `phase`, and returns the launcher's message.
-fn killed_in(bench: &Bench, phase: &str, root: &str) -> String {
-    let (child, workers) = start(bench, root, &[]);
-    let page = page(workers[1]);
-    wait_until(phase, || read(&page).contains(phase));
-    signal_process(workers[1], 9);
-    let said = end(child).expect(3).stderr;
-    assert!(said.contains("SIGKILL") && said.contains("step "), "{said}");
-    said
+const SIGKILL: i32 = 9;
+const SIGCONT: i32 = 18;
+const SIGSTOP: i32 = 19;
+
+/// Stops a worker and waits until all its threads have stopped: its status page then no longer changes.
+fn stop(worker: u32) {
+    signal_process(worker, SIGSTOP);
+    wait_until("the worker to stop", || {
+        entries(Path::new(&format!("/proc/{worker}/task"))).iter().all(|thread| {
+            let stat = std::fs::read_to_string(thread.join("stat")).unwrap_or_default();
+            stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('T'))
+        })
+    });
+}
+
+/// Stops a worker where its status page contains `status`; `retry` is called before each further attempt.
+fn stop_in(worker: u32, status: &str, mut retry: impl FnMut()) {
+    let page = page(worker);
+    wait_until(status, || {
+        stop(worker);
+        let found = read(&page).contains(status);
+        if !found {
+            signal_process(worker, SIGCONT);
+            retry();
+        }
+        found
+    });
 }
 
 #[test]
 fn a_worker_killed_in_forward_or_backward_is_named_with_step_and_phase() {
     let bench = Bench::new(SLOW);
     for phase in ["forward", "backward"] {
-        // The worker may go on between the look and the signal.
-        let found = (0..8).any(|attempt| killed_in(&bench, phase, &format!("{phase}-{attempt}")).contains(phase));
-        assert!(found, "eight workers were killed in {phase}, and no message says so");
+        let (child, workers) = start(&bench, phase, &["--set", "train.epochs=1000"]);
+        stop_in(workers[1], phase, || ());
+        signal_process(workers[1], SIGKILL);
+        let said = end(child).expect(3).stderr;
+        assert!(said.contains("SIGKILL") && said.contains("step ") && said.contains(phase), "{said}");
     }
 }
 
@@ -80,27 +99,23 @@ fn a_worker_killed_in_forward_or_backward_is_named_with_step_and_phase() {
 fn a_worker_killed_in_the_reduction_of_a_bucket_is_named_with_the_bucket() {
     let bench = Bench::new(CONFIG);
     let buckets = ["--set", "parallel.first_bucket_mb=0.001", "--set", "parallel.bucket_mb=0.01"];
-    let found = (0..20).any(|attempt| {
-        let (child, workers) = start(&bench, &format!("{attempt}"), &[&buckets[..], &["--epochs", "1000"]].concat());
-        let page = page(workers[1]);
-        // The other worker is stopped: this one waits for it, most often in a bucket.
-        signal_process(workers[0], 19);
-        let still = Instant::now();
-        let mut last = (Instant::now(), read(&page));
-        while last.0.elapsed() < Duration::from_millis(300) && still.elapsed() < Duration::from_secs(20) {
-            let now = read(&page);
-            if now != last.1 {
-                last = (Instant::now(), now);
-            }
-            std::thread::sleep(Duration::from_millis(20));
+    let (child, workers) = start(&bench, "runs", &[&buckets[..], &["--epochs", "100000"]].concat());
+    // While the other rank stands still this one waits for it, most of the time in the reduction of a bucket.
+    stop(workers[0]);
+    let mut attempts = 0;
+    stop_in(workers[1], "reducing bucket ", || {
+        attempts += 1;
+        if attempts % 10 == 0 {
+            // This rank may wait in another call: let the other rank take some steps.
+            signal_process(workers[0], SIGCONT);
+            stop(workers[0]);
         }
-        signal_process(workers[1], 9);
-        signal_process(workers[0], 18);
-        let said = end(child).expect(3).stderr;
-        assert!(said.contains("SIGKILL") && said.contains("step "), "{said}");
-        said.contains("reducing bucket ") && said.contains(" of ")
     });
-    assert!(found, "twenty workers were killed while they waited, and no message names a bucket");
+    signal_process(workers[1], SIGKILL);
+    signal_process(workers[0], SIGCONT);
+    let said = end(child).expect(3).stderr;
+    assert!(said.contains("SIGKILL") && said.contains("step "), "{said}");
+    assert!(said.contains("reducing bucket ") && said.contains(" of "), "{said}");
 }
 
 #[test]
@@ -166,7 +181,7 @@ fn the_timeline_shows_buckets_reduced_under_backward() {
             assert!(step > 0 || hidden == 0, "rank {rank}: {hidden} under the first backward");
             all += hidden;
         }
-        // A busy machine may keep the reducing thread waiting in some steps.
+        // On a busy machine the reducing thread may wait for a core in some steps.
         assert!(all >= 1, "rank {rank}: no bucket was ever reduced under backward");
     }
 }

@@ -89,7 +89,7 @@ fn every_image_is_evaluated_once_and_runs_repeat_bit_for_bit() {
 /// Settings of a run that would last for minutes, with a learning rate that does not depend on its length.
 const LONG: [&str; 4] = ["--set", "train.epochs=5000", "--set", "schedule.kind=constant"];
 
-/// Starts or continues a run of [`LONG`], stops it by a signal ten steps later, and returns the steps taken.
+/// Starts or continues a run of [`LONG`], stops it by a signal after ten steps or more; returns the steps taken.
 fn stop_after_some_steps(bench: &Bench, arguments: &[&str]) -> u64 {
     let lines = || {
         let run = entries(&bench.path("stopped")).into_iter().next();

@@ -4,7 +4,7 @@ mod common;
 
 use std::path::{Path, PathBuf};
 
-use common::{Bench, CONFIG, checkpoint_file, entries, losses, signal, summary, wait_until};
+use common::{Bench, CONFIG, ENDLESS, checkpoint_file, entries, losses, signal, summary, wait_until};
 
 /// A run with everything that has state: AdamW's moments, the weight average, mixing, accumulation, clipping.
 const STATEFUL: &str = r#"
@@ -46,9 +46,17 @@ fn assert_equal_runs(one: &Path, other: &Path) {
     }
 }
 
-/// Starts a run, waits for `lines` lines of metrics, then sends the signal.
+/// Trains without a stop up to step `end` of an endless run.
+fn train_up_to(bench: &Bench, end: &str) -> PathBuf {
+    let arguments = ["--config", "config.toml", "--run-dir", "undisturbed", "--set", end];
+    bench.run(&[&arguments[..], &ENDLESS].concat()).expect(0);
+    bench.only_run("undisturbed")
+}
+
+/// Starts an endless run, waits for `lines` lines of metrics, then sends the signal.
 fn start_and_signal(bench: &Bench, root: &str, lines: usize, number: i32) -> common::Ended {
-    let child = bench.spawn(&["--config", "config.toml", "--run-dir", root, "--set", "log.every=1"]);
+    let arguments = ["--config", "config.toml", "--run-dir", root, "--set", "log.every=1"];
+    let child = bench.spawn(&[&arguments[..], &ENDLESS].concat());
     wait_until("metrics", || {
         let Some(run) = entries(&bench.path(root)).into_iter().next() else { return false };
         std::fs::read_to_string(run.join("metrics.jsonl")).is_ok_and(|text| text.lines().count() >= lines)
@@ -69,16 +77,15 @@ fn the_same_config_and_seed_give_the_same_bits() {
 
 #[test]
 fn a_run_killed_in_mid_epoch_resumes_to_the_same_end() {
-    for config in [CONFIG, STATEFUL] {
+    for (config, steps_per_epoch) in [(CONFIG, 33), (STATEFUL, 23)] {
         let bench = Bench::new(config);
-        let undisturbed = train(&bench, "undisturbed");
-        let per_epoch = losses(&undisturbed).len() / 3;
-        let killed = start_and_signal(&bench, "killed", per_epoch + per_epoch / 2, 9);
+        let killed = start_and_signal(&bench, "killed", steps_per_epoch + steps_per_epoch / 2, 9);
         assert_eq!(killed.code, None, "ended by the signal");
         let run = bench.only_run("killed");
-        assert!(losses_so_far(&run) < 3 * per_epoch, "it was killed before its end");
-        bench.run(&["--resume", run.to_str().unwrap()]).expect(0);
-        assert_equal_runs(&undisturbed, &run);
+        // Up to the end of another epoch, and into the next one.
+        let end = format!("train.max_steps={}", losses_so_far(&run) + steps_per_epoch + 15);
+        bench.run(&["--resume", run.to_str().unwrap(), "--set", &end]).expect(0);
+        assert_equal_runs(&train_up_to(&bench, &end), &run);
     }
 }
 
@@ -91,9 +98,7 @@ fn losses_so_far(run: &Path) -> usize {
 fn an_interrupted_run_saves_a_checkpoint_and_resumes_to_the_same_end() {
     for (number, code) in [(2, 130), (15, 143)] {
         let bench = Bench::new(STATEFUL);
-        let undisturbed = train(&bench, "undisturbed");
-        let per_epoch = losses(&undisturbed).len() / 3;
-        let ended = start_and_signal(&bench, "interrupted", per_epoch / 2, number).expect(code);
+        let ended = start_and_signal(&bench, "interrupted", 11, number).expect(code);
         let run = bench.only_run("interrupted");
         let said = format!("{}{}", ended.stdout, ended.stderr);
         assert!(said.contains("--resume"), "it says how to continue:\n{said}");
@@ -102,9 +107,10 @@ fn an_interrupted_run_saves_a_checkpoint_and_resumes_to_the_same_end() {
             .map(|path| path.file_name().unwrap().to_string_lossy().into_owned())
             .collect();
         assert!(names.iter().any(|name| name.starts_with("step-")), "a checkpoint inside the epoch: {names:?}");
-        // Without a name --resume takes the newest run of the run directory.
-        bench.run(&["--resume", "--run-dir", "interrupted"]).expect(0);
-        assert_equal_runs(&undisturbed, &run);
+        let end = format!("train.max_steps={}", losses(&run).len() + 15);
+        // Without a name, the newest run of the run directory is resumed.
+        bench.run(&["--resume", "--run-dir", "interrupted", "--set", &end]).expect(0);
+        assert_equal_runs(&train_up_to(&bench, &end), &run);
     }
 }
 

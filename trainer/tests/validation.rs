@@ -15,7 +15,7 @@ use trainer::{
     config::{self, DatasetFacts, Overrides, Registry, RunPlan, Source},
     device,
     engine::{
-        Ending, Engine, Files, Loaders, RunEnd,
+        Engine, Files, Loaders, RunEnd, RunOutcome,
         checkpoint::{self, Store},
     },
     failure::Failure,
@@ -213,14 +213,14 @@ fn a_run_stopped_in_the_evaluation_of_test_resumes_there() {
     let root = tempfile::tempdir().unwrap();
     let folder = |name: &str| RunFolder::create(&root.path().join(name), "lenet", "single", 1).unwrap();
     let undisturbed = run(&folder("undisturbed"), 0);
-    assert!(matches!(undisturbed.ending, Ending::Finished(_)), "{:?}", undisturbed.ending);
+    assert!(matches!(undisturbed.outcome, RunOutcome::Finished(_)), "{:?}", undisturbed.outcome);
     let expected = undisturbed.test.expect("an evaluation of the test split");
     assert_eq!(expected.eval.total, 30);
 
     // Evaluations 1 and 2 end the epochs, evaluation 3 is that of `test`.
     let stopped = folder("stopped");
     let end = run(&stopped, 3);
-    assert!(matches!(end.ending, Ending::Interrupted { signal: 15, step: 10 }), "{:?}", end.ending);
+    assert!(matches!(end.outcome, RunOutcome::Interrupted { signal: 15, step: 10 }), "{:?}", end.outcome);
     assert_eq!(end.test, None);
     // The stop saves nothing: the weights are those of the best epoch, perhaps not of the last.
     let names: Vec<_> =
@@ -230,6 +230,6 @@ fn a_run_stopped_in_the_evaluation_of_test_resumes_there() {
     assert_eq!((newest.epoch, newest.step), (end.progress.epoch, end.progress.step));
 
     let resumed = run(&stopped, 0);
-    assert!(matches!(resumed.ending, Ending::Finished(_)), "{:?}", resumed.ending);
+    assert!(matches!(resumed.outcome, RunOutcome::Finished(_)), "{:?}", resumed.outcome);
     assert_eq!(resumed.test, Some(expected));
 }

@@ -133,20 +133,10 @@ fn an_export_that_cannot_be_is_refused_and_changes_nothing() {
     assert!(!bench.path("new.safetensors").exists());
 }
 
-/// Both ways with PyTorch itself where `TRAINER_TEST_PYTHON` names a Python that has it: weights_roundtrip.py, on the data
-/// that ships.
+/// Exchanges weights with PyTorch in both directions: weights_roundtrip.py, on the data set that the program contains.
 #[test]
 fn pytorch_and_trainer_evaluate_each_others_models() {
-    let Some(python) = std::env::var_os("TRAINER_TEST_PYTHON") else {
-        eprintln!("not run: TRAINER_TEST_PYTHON names no Python with the packages torch, numpy and safetensors");
-        return;
-    };
-    let import =
-        Command::new(&python).args(["-c", "import torch, numpy, safetensors"]).output().expect("python starts");
-    if !import.status.success() {
-        eprintln!("not run: the Python of TRAINER_TEST_PYTHON has not all of torch, numpy and safetensors");
-        return;
-    }
+    let Some(python) = common::python_with(&["torch", "numpy", "safetensors"]) else { return };
     let bench = Bench::new(CONFIG);
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/weights_roundtrip.py");
     let output = Command::new(python)

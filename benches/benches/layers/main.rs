@@ -1,16 +1,17 @@
-//! The time of each layer of ResNet-18, forward and backward, beside burn's operations and PyTorch's:
+//! Times each layer of ResNet-18, forward and backward, with our kernels, burn's operations and PyTorch:
 //! `cargo bench -p benches --bench layers -- [--python PYTHON] [--batch N] [--steps N] [--rounds N] [--markdown]`.
 //!
-//! Images of 3x32x32, f32, the CPU. Every layer that differs stands alone, with inputs as the middle of a network has them
-//! (ours and PyTorch's channels_last: channels-last). Convolutions and the linear layer are timed in three parts: forward,
-//! the data's gradient, the weight's; batch norm (with the sum and ReLU behind it), and pooling, in two. Ours are the
-//! kernels of `models/src/ops`, burn's the operations that its own layers run on this backend, neither with autodiff around
-//! it; PyTorch's (`peers/layers.py`) include its autograd. A round is a turn of each; medians of the rounds' medians. The
-//! last lines are sums over the network, each layer as often as it occurs.
+//! Images of 3x32x32, f32, on the CPU. Each distinct layer is timed alone, with inputs as in the middle of a network
+//! (channels-last for ours and PyTorch's channels_last). Convolutions and the linear layer are timed in three parts:
+//! forward, gradient of the data, gradient of the weight. Batch norm (with the following sum and ReLU) and pooling are timed
+//! in two parts. Ours are the kernels of the crate `ops`; burn's are the operations that burn's layers run on this backend.
+//! Both run without autodiff; PyTorch (`peers/layers.py`) includes its autograd. A round runs each side once; the table has
+//! medians of the rounds' medians. The last lines are sums over the network, each layer as often as it occurs.
 //!
-//! `peak` is the share of a convolution's direct operation count in what the cores can do: two floating-point operations a
-//! multiply-add, over the rate of a loop of multiply-adds in registers of the widest vector unit, on all threads, measured in
-//! every round, the best taken. A Winograd convolution does with fewer operations, and may exceed 100 %.
+//! `peak` is the rate of a convolution, counted as direct convolution with two operations per multiply-add, as a share of
+//! the cores' peak rate. The peak rate is that of a loop of multiply-adds in registers of the widest vector unit, on all
+//! threads; it is measured in every round, and the best counts. A Winograd convolution needs fewer operations and may exceed
+//! 100 %.
 
 #[path = "../shared/mod.rs"]
 mod shared;
@@ -28,7 +29,7 @@ use burn::tensor::Device;
 use resnet18::Layer;
 use shared::median;
 
-/// All sides, in the table's order.
+/// All sides in the order of the table.
 const SIDES: [&str; 4] = ["ours", "burn", "nchw", "channels_last"];
 
 struct Options {
@@ -39,7 +40,7 @@ struct Options {
     markdown: bool,
 }
 
-/// Milliseconds of each round, by layer, part and side.
+/// Milliseconds of each round by layer, part and side.
 type Times = BTreeMap<(usize, &'static str, &'static str), Vec<f64>>;
 
 fn main() -> ExitCode {
@@ -82,7 +83,7 @@ fn run() -> Result<(), Box<dyn Error>> {
 
 fn options() -> Result<Options, Box<dyn Error>> {
     let mut options = Options { python: None, batch: 128, steps: 3, rounds: 3, markdown: false };
-    // `cargo bench` itself adds `--bench`
+    // `cargo bench` adds `--bench`.
     let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().ok_or_else(|| format!("{argument} needs a value"));
@@ -92,13 +93,13 @@ fn options() -> Result<Options, Box<dyn Error>> {
             "--steps" => options.steps = value()?.parse()?,
             "--rounds" => options.rounds = value()?.parse()?,
             "--markdown" => options.markdown = true,
-            other => return Err(format!("{other}: no such option").into()),
+            other => return Err(format!("unknown option {other}").into()),
         }
     }
     Ok(options)
 }
 
-/// Milliseconds of each part, the medians of `steps` behind one that is not counted.
+/// Returns the milliseconds of each part: the median of `steps` steps after one that is not counted.
 fn turn(mut parts: Vec<sides::Part>, steps: usize) -> Vec<(&'static str, f64)> {
     let mut times: Vec<Vec<f64>> = vec![Vec::new(); parts.len()];
     for step in 0..=steps {
@@ -187,7 +188,7 @@ fn print(layers: &[Layer], times: &Times, peak: f64, options: &Options) {
     }
 }
 
-/// A line of the table: `work` is counted in floating-point operations.
+/// Prints a line of the table; `work` counts floating-point operations.
 fn line(names: [&str; 3], times: &BTreeMap<&str, f64>, work: f64, peak: f64, markdown: bool) {
     let number = |side: &str| times.get(side).map_or("-".into(), |time| format!("{time:.2}"));
     let ours = times.get("ours").copied().unwrap_or(f64::NAN);

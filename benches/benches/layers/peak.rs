@@ -1,25 +1,25 @@
-//! What the cores can do at most: multiply-adds that never leave the registers.
+//! The cores' peak rate: multiply-adds that stay in registers.
 
 use std::hint::black_box;
 use std::time::Instant;
 
 use pulp::{Arch, Simd, WithSimd};
 
-/// Independent chains of multiply-adds a core: more than two units with a latency of four cycles need.
+/// Independent chains of multiply-adds per core: more than two units with a latency of four cycles need.
 const CHAINS: usize = 12;
-/// About a millisecond's: a thread that other work interrupts now and then still has samples without.
+/// Iterations of a sample, about a millisecond, so that some samples are not interrupted by other work.
 const ROUNDS: usize = 500_000;
 const SAMPLES: usize = 40;
 
 struct Chains;
 
 impl WithSimd for Chains {
-    /// Floating-point operations, and something that depends on all of them.
+    /// Number of floating-point operations, and a value that depends on all of them.
     type Output = (f64, f32);
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) -> (f64, f32) {
-        // sums converge, so no value is ever denormal or infinite
+        // The sums converge, so no value becomes denormal or infinite.
         let (factor, term) = (simd.splat_f32s(black_box(0.5)), simd.splat_f32s(black_box(1.0)));
         let mut chains = [simd.splat_f32s(black_box(0.25)); CHAINS];
         for _ in 0..ROUNDS {
@@ -32,7 +32,7 @@ impl WithSimd for Chains {
     }
 }
 
-/// FLOP/s of all threads together with the widest vector registers there are: the best that each has done while all ran.
+/// Returns the FLOP/s of all threads with the widest vector registers: the sum of each thread's best sample while all run.
 pub fn flop_rate() -> f64 {
     let rates = rayon::broadcast(|_| {
         let sample = |_| {

@@ -1,14 +1,14 @@
-//! The layers of ResNet-18 on images of 3x32x32 that differ, and how often each occurs.
+//! The distinct layers of ResNet-18 on images of 3x32x32, and how often each occurs.
 
 use serde::Serialize;
 
-/// What a layer computes; the same numbers are `peers/layers.py`'s arguments.
+/// A layer; the same numbers are the arguments of `peers/layers.py`.
 #[derive(Debug, Clone, Copy, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// `[in, out, kernel, stride, side of the input]`, without bias, padded by half the kernel.
+    /// `[in, out, kernel, stride, side of the input]`, without bias, with a padding of half the kernel.
     Conv([usize; 5]),
-    /// `[channels, side, ReLU behind it, residual added]`: batch norm in training mode.
+    /// `[channels, side, followed by ReLU, residual added]`: batch norm in training mode.
     Norm([usize; 4]),
     /// `[channels, side]`: mean over all pixels.
     Mean([usize; 2]),
@@ -17,7 +17,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Multiply-adds of an image, forward; each gradient of a convolution or linear layer takes as many.
+    /// Returns the multiply-adds per image in forward. Each gradient of a convolution or linear layer needs as many.
     pub fn macs(self) -> usize {
         match self {
             Self::Conv([input, output, kernel, stride, side]) => {
@@ -44,22 +44,22 @@ impl Kind {
     }
 }
 
-/// A layer, and how many there are of its kind.
+/// A layer and the number of its occurrences.
 #[derive(Debug, Clone, Copy)]
 pub struct Layer {
     pub kind: Kind,
     pub count: usize,
-    /// Whether training wants the gradient of its input: not where that is the image.
+    /// Whether training needs the gradient of the input: not where the input is the image.
     pub data: bool,
 }
 
-/// In the order of the network.
+/// Returns the layers in the order of the network.
 pub fn layers() -> Vec<Layer> {
     let one = |kind, count| Layer { kind, count, data: true };
     let mut layers = vec![
         Layer { kind: Kind::Conv([3, 64, 3, 1, 32]), count: 1, data: false },
         one(Kind::Conv([64, 64, 3, 1, 32]), 4),
-        // the stem's and the first of each of the two blocks
+        // That of the stem and the first one of each of the two blocks.
         one(Kind::Norm([64, 32, 1, 0]), 3),
         one(Kind::Norm([64, 32, 1, 1]), 2),
     ];

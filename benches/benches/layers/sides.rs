@@ -1,4 +1,4 @@
-//! A layer's parts on burn's CPU backend: by our kernels, and by burn's own operations. No graph is recorded.
+//! The parts of a layer on burn's CPU backend: with our kernels and with burn's operations. No graph is recorded.
 
 use burn::backend::Flex;
 use burn::backend::ops::{ActivationOps, ConvOptions, FloatTensorOps, ModuleOps};
@@ -9,10 +9,10 @@ use ops::{self, Activation, ConvKernels, Kernels, NormKernels, NormOptions};
 use super::resnet18::Kind;
 
 type Values = FloatTensor<Flex>;
-/// A part's name and its computation, whose results are dropped when the time was taken.
+/// A part's name and its computation. The results are dropped after the time was taken.
 pub type Part = (&'static str, Box<dyn FnMut() -> Vec<Values>>);
 
-/// Numbers between -1 and 1 that look random.
+/// Returns pseudo-random numbers between -1 and 1.
 fn values<const D: usize>(dims: [usize; D], seed: usize) -> Values {
     let count = dims.iter().product();
     let values: Vec<f32> = (0..count).map(|i| ((i.wrapping_mul(7919) + seed) as f32 * 0.618).sin()).collect();
@@ -20,13 +20,13 @@ fn values<const D: usize>(dims: [usize; D], seed: usize) -> Values {
     tensor.try_into_primitive::<Flex>().expect("made on burn-flex")
 }
 
-/// The same numbers in the kernels' memory order, as the middle of a network has them.
+/// Returns the same numbers in the kernels' memory order, as in the middle of a network.
 fn image(dims: [usize; 4], seed: usize) -> Values {
     let last = Flex::float_permute(values(dims, seed), &[0, 2, 3, 1]).to_contiguous();
     Flex::float_permute(last, &[0, 3, 1, 2])
 }
 
-/// Ours: what `ops` runs, the kernels of `models/src/ops/cpu`.
+/// Our side: the CPU kernels of the crate `ops`.
 pub fn ours(kind: Kind, batch: usize) -> Vec<Part> {
     let grad = |output: &Values, seed| {
         let shape: [usize; 4] = output_dims(output);
@@ -85,7 +85,7 @@ fn output_dims(output: &Values) -> [usize; 4] {
     output.layout().shape().dims()
 }
 
-/// Gradients of data and weights apart.
+/// Computes the gradients of data and weights separately.
 fn apart(
     forward: impl Fn() -> Values + 'static,
     backward: impl Fn([bool; 3]) -> ops::ConvGrads<Flex> + Clone + 'static,
@@ -99,8 +99,8 @@ fn apart(
     ]
 }
 
-/// burn's: the operations that a layer without our kernels falls back to, on images in burn's memory order, by the
-/// functions that its backward pass calls.
+/// burn's side: the operations that a layer without our kernels runs, on images in burn's memory order, and the functions
+/// that burn's backward pass calls.
 pub fn burns(kind: Kind, batch: usize) -> Vec<Part> {
     match kind {
         Kind::Conv([input, out, kernel, stride, side]) => {

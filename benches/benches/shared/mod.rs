@@ -1,4 +1,4 @@
-//! What several benches need: a training step of one process, PyTorch's programs, medians.
+//! Parts of several benches: a training step of one process, PyTorch's programs, medians.
 
 #![allow(dead_code, reason = "each bench uses a part")]
 
@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use trainer::config::{self, DatasetFacts, Overrides, Registry, Source};
 use trainer::strategy::single::Single;
 
-/// What `main` ends with; an error is shown.
+/// Converts the result of `main` to an exit code; prints an error.
 pub fn exit_code(result: Result<(), Box<dyn Error>>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -49,7 +49,7 @@ pub fn strategy(
     Ok(Single::new(network, device.clone(), spec.num_classes, &plan))
 }
 
-/// A batch of numbers that look random.
+/// Returns a batch of pseudo-random numbers.
 pub fn batch(spec: &Spec, len: usize) -> Batch {
     let [height, width] = spec.image_size;
     let shape = ImageShape { channels: spec.in_channels, height, width };
@@ -66,7 +66,7 @@ pub fn batch(spec: &Spec, len: usize) -> Batch {
     }
 }
 
-/// The JSON that a program of `peers/` prints.
+/// Returns the JSON that a program of `peers/` prints.
 pub fn peer<T: DeserializeOwned>(python: &str, script: &str, arguments: &[String]) -> Result<T, Box<dyn Error>> {
     let path = format!("{}/peers/{script}", env!("CARGO_MANIFEST_DIR"));
     let output = Command::new(python).arg("-B").arg(path).args(arguments).output()?;
@@ -74,7 +74,7 @@ pub fn peer<T: DeserializeOwned>(python: &str, script: &str, arguments: &[String
     Ok(serde_json::from_str(&text).map_err(|_| String::from_utf8_lossy(&output.stderr).into_owned())?)
 }
 
-/// NaN of nothing.
+/// Returns the median; NaN for no values.
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)

@@ -1,5 +1,5 @@
-//! Forward and backward as they run, and as one recorded graph of launches (`burn::tensor::capture`, CUDA graphs): the
-//! difference is what a GPU waits for the host.
+//! Times forward and backward launch by launch, and replayed as one recorded graph (`burn::tensor::capture`, CUDA graphs).
+//! The difference is the time that the GPU waits for the host.
 
 #![allow(unsafe_code, reason = "a replay writes to memory that nothing tracks")]
 
@@ -15,18 +15,18 @@ use trainer::optim::FlatGradients;
 
 use crate::shared::{self, median};
 
-/// Milliseconds of one forward and backward pass of a batch that stays where it is; no optimizer.
+/// Milliseconds of one forward and backward pass of a fixed batch, without the optimizer.
 #[derive(Debug, Serialize)]
 pub struct Captured {
-    /// As in training: launch by launch.
+    /// Launch by launch, as in training.
     pub launched: f64,
-    /// Replayed.
+    /// Replayed as a graph.
     pub replayed: f64,
-    /// Whether the device recorded a graph; without one a replay is the same launches again.
+    /// Whether the device recorded a graph. Without a graph a replay repeats the launches.
     pub graph: bool,
 }
 
-/// Measures `steps` passes of each, in turn.
+/// Measures `steps` passes of each in turns.
 pub fn measure(
     model: &str,
     spec: &Spec,
@@ -43,7 +43,7 @@ pub fn measure(
     let mut targets = vec![0f32; samples * spec.num_classes];
     batch.labels.iter().enumerate().for_each(|(row, label)| targets[row * spec.num_classes + *label as usize] = 1.0);
     let shape = [samples, spec.in_channels, spec.image_size[0], spec.image_size[1]];
-    // what a graph reads has to stay: nothing of a pass may come from the host
+    // The memory that a graph reads must stay valid: a pass may read nothing from the host.
     let images = Tensor::<4>::from_data(TensorData::new(batch.images, shape), device);
     let targets = Tensor::<2>::from_data(TensorData::new(targets, [samples, spec.num_classes]), device);
     let context = Context::train().autocast_bf16(bf16);
@@ -57,14 +57,14 @@ pub fn measure(
     let (mut launched, mut replayed) = (Vec::new(), Vec::new());
     for _ in 0..steps {
         let start = Instant::now();
-        // Safety: the network, the images and the targets outlive the graph, and this thread alone uses the device; the
-        // running statistics of before the recording are freed, and read as what happens to be there: nobody looks at the
-        // gradients. Each replay is waited for.
+        // SAFETY: the network, the images and the targets outlive the graph, and only this thread uses the device. The running
+        // statistics from before the recording are freed; a replay reads whatever their memory contains, which only
+        // affects gradients that nobody reads. Each replay is waited for.
         unsafe { graph.replay() };
         wait()?;
         replayed.push(1000.0 * start.elapsed().as_secs_f64());
     }
-    // only now, for what these passes allocate may lie where the graph writes
+    // Only now, because memory that these passes allocate may be written by the graph.
     let is_graph = graph.is_hardware();
     drop(graph);
     for _ in 0..=steps {
@@ -74,6 +74,6 @@ pub fn measure(
         drop(gradients);
         launched.push(1000.0 * start.elapsed().as_secs_f64());
     }
-    // the first compiles nothing any more, but allocates
+    // The first pass compiles nothing any more, but allocates.
     Ok(Captured { launched: median(launched.split_off(1)), replayed: median(replayed), graph: is_graph })
 }

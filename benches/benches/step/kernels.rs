@@ -1,4 +1,4 @@
-//! Where a GPU's time goes in a training step: kernels by the device's own clock, in classes; the rest is gaps between them.
+//! Divides a GPU's time in a training step into classes of kernels, by the device's clock, and gaps between kernels.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -10,30 +10,30 @@ use trainer::device::Selected;
 use trainer::device::launches::{Launch, Watch};
 use trainer::strategy::{DeviceDataset, Strategy, single::Single};
 
-/// Milliseconds and kernels of a class, or of one kernel.
+/// Time and launches of a class or of one kernel.
 #[derive(Debug, Default, Clone, Serialize)]
 pub struct Share {
-    /// On the device.
+    /// Milliseconds on the device.
     pub milliseconds: f64,
-    /// Launches.
+    /// Number of launches.
     pub launches: usize,
 }
 
 /// One step's time on the device.
 #[derive(Debug, Serialize)]
 pub struct Kernels {
-    /// Milliseconds of a step that nobody watches.
+    /// Milliseconds of a step without profiling.
     pub step: f64,
-    /// Of these, those in which no kernel ran: what the device waited for the host. Kernels last as long when watched, but
-    /// the host is slower, so this is the difference of the two and not a sum of holes.
+    /// Milliseconds of the step in which no kernel ran: the device waited for the host. Profiling does not change the time
+    /// of kernels but slows the host, so this is the difference between step and kernels, not the sum of measured gaps.
     pub gaps: f64,
-    /// By class.
+    /// Kernels by class.
     pub classes: BTreeMap<String, Share>,
-    /// By part of the step and kernel, the longest first.
+    /// Kernels by part of the step and name, the longest first.
     pub kernels: Vec<(String, String, Share)>,
 }
 
-/// Measures `steps` steps without watching, then watches one.
+/// Measures `steps` steps without profiling, then profiles one.
 pub fn measure(
     strategy: &mut Single,
     resident: &DeviceDataset,
@@ -51,7 +51,7 @@ pub fn measure(
     }
     let step = crate::shared::median(times);
 
-    // what a batch costs on the device before the network sees it; the step below has it again, at its beginning
+    // The time on the device of preparing a batch; the step below contains it again at its beginning.
     let watch = Watch::start(usize::MAX);
     drop(resident.batch(&batches[0]));
     wait()?;
@@ -87,7 +87,7 @@ pub fn measure(
 }
 
 impl Kernels {
-    /// On the screen.
+    /// Prints the table.
     pub fn show(&self) {
         let line = |name: &str, ms: f64, launches: String| {
             println!("    {name:<34} {ms:>9.3} ms {:>5.1} % {launches:>6}", 100.0 * ms / self.step);
@@ -103,7 +103,7 @@ impl Kernels {
     }
 }
 
-/// Where in the step the host launched something.
+/// The part of the step in which the host launched a kernel.
 #[derive(Debug, Clone, Copy)]
 enum Part {
     Data,
@@ -112,7 +112,7 @@ enum Part {
     Optimizer,
 }
 
-/// Seconds in which at least one kernel ran.
+/// Returns the seconds in which at least one kernel ran.
 fn busy(launches: &[Launch]) -> f64 {
     let mut spans: Vec<_> = launches.iter().map(|launch| (launch.start, launch.end)).collect();
     spans.sort();
@@ -126,7 +126,7 @@ fn busy(launches: &[Launch]) -> f64 {
     total.as_secs_f64()
 }
 
-/// What a kernel is for, from the part of the step and the path of its type.
+/// Returns the class of a kernel, from the part of the step and the path of the kernel's type.
 fn class(part: Part, kernel: &str) -> &'static str {
     let has = |what: &str| kernel.contains(what);
     match part {
@@ -136,7 +136,7 @@ fn class(part: Part, kernel: &str) -> &'static str {
     }
     let forward = matches!(part, Part::Forward);
     if has("norm_kernels") {
-        // ours; burn's own batch norm is reductions and elementwise kernels
+        // Ours. burn's batch norm is reductions and elementwise kernels.
         if forward { "batch norm, forward" } else { "batch norm, backward" }
     } else if has("direct_kernels") {
         if forward { "convolution, forward" } else { "convolution, data gradient" }
@@ -145,7 +145,7 @@ fn class(part: Part, kernel: &str) -> &'static str {
     } else if has("backward_data") || has("conv_transpose") || has("ConvTranspose") {
         "convolution, data gradient"
     } else if has("conv") || has("Conv") {
-        // grouped weight gradients and some data gradients are forward convolutions of other operands
+        // Grouped weight gradients and some data gradients are forward convolutions of other operands.
         if forward { "convolution, forward" } else { "convolution, gradients by forward kernels" }
     } else if has("matmul") || has("Matmul") || has("gemm") {
         "matrix products"

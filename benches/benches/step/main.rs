@@ -1,18 +1,18 @@
-//! The training step of any model beside PyTorch's, and beside the loader that feeds it:
+//! Times the training step of any model, PyTorch's step, and the loader:
 //! `cargo bench -p benches --bench step -- [--python PYTHON] [--batch N] [--steps N] [--rounds N] [--json FILE]
 //! [--device cpu|cuda] [--precision f32|bf16] [--capture] [--kernels] all|MODEL…`.
 //!
 //! With `--device cuda` (feature `cuda`) the images are on the GPU and augmented there, as in training, and each step is
-//! waited for; the first one, in which burn compiles and tunes its kernels, is reported beside the others. `--capture` also
-//! measures forward and backward as a recorded graph of launches, `--kernels` where a GPU's time goes, kernel by kernel. A
-//! build with the feature `fusion` says so.
-//! `benches/step_table.py` runs this and PyTorch over all models, and prints one table.
+//! waited for. The first step, in which burn compiles and tunes its kernels, is reported separately. `--capture` also
+//! measures forward and backward as a recorded graph of launches; `--kernels` shows the GPU's time by kernel. A build with
+//! the feature `fusion` is marked in the output.
+//! `benches/step_table.py` runs this and PyTorch over all models and prints one table.
 //!
-//! Random images of the size that each model is made for. A model's turn is N steps of ours (forward, backward, SGD with
-//! Nesterov momentum), an epoch's beginning of the loader, and with `--python` (a Python that has torch) N steps of
-//! `peers/step.py` in each of its variants. Turns alternate for every model, one model is finished before the next begins,
-//! so that only one network is in memory. The table shows medians over the rounds, and how many times as fast as PyTorch's
-//! fastest variant ours is.
+//! Random images of the size that each model expects. A round of a model is N steps of ours (forward, backward, SGD with
+//! Nesterov momentum), the beginning of an epoch of the loader, and with `--python` (a Python that has torch) N steps of
+//! `peers/step.py` in each variant. All rounds of a model are finished before the next model begins, so that only one
+//! network is in memory. The table shows medians over the rounds, and how many times faster ours is than PyTorch's fastest
+//! variant.
 
 #[path = "../shared/mod.rs"]
 mod shared;
@@ -54,11 +54,11 @@ struct Options {
 struct Times {
     forward: f64,
     backward: f64,
-    /// Both and the optimizer.
+    /// Forward, backward and the optimizer.
     step: f64,
 }
 
-/// One line of the table.
+/// A line of the table.
 #[derive(Debug, Serialize)]
 struct Row {
     model: String,
@@ -68,18 +68,18 @@ struct Row {
     ours: Times,
     /// Seconds of the first step.
     first_step_s: f64,
-    /// Most memory so far: what burn's allocator holds of a GPU's, or the process's on the CPU.
+    /// Peak memory in bytes: what burn's allocator holds on a GPU, or the process's peak on the CPU.
     peak_bytes: Option<u64>,
-    /// PyTorch's variants by name.
+    /// Variants of PyTorch by name.
     pytorch: BTreeMap<String, Times>,
-    /// The shortest of PyTorch's steps in units of ours.
+    /// PyTorch's shortest step divided by ours.
     ratio: Option<f64>,
-    /// With `--capture`.
+    /// Results of `--capture`.
     captured: Option<capture::Captured>,
-    /// With `--kernels`.
+    /// Results of `--kernels`.
     #[cfg(feature = "cuda")]
     kernels: Option<kernels::Kernels>,
-    /// Images a second of the loader in units of the step's; on a GPU there are no pixels to load.
+    /// Images per second of the loader divided by those of the step. On a GPU there are no pixels to load.
     loader: Option<f64>,
 }
 
@@ -132,7 +132,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// All rounds of one model.
+/// Runs all rounds of one model.
 fn measure(name: &str, options: &Options, selected: &Selected, threads: usize) -> Result<Row, Box<dyn Error>> {
     let spec = models::find(name)?.spec;
     let [height, width] = spec.image_size;
@@ -146,7 +146,7 @@ fn measure(name: &str, options: &Options, selected: &Selected, threads: usize) -
         strategy.keep_on_device(DeviceDatasets { train: resident(), test: resident() })?;
     }
     let first_step_s = steps(&mut strategy, &batches, 1, selected)?.step / 1000.0;
-    // a GPU's kernels are tuned by their shapes: the second step has none left that are new
+    // Kernels of a GPU are tuned by shape: the second step has no new ones.
     steps(&mut strategy, &batches, if options.gpu { 3 } else { 0 }, selected)?;
     let (mut ours, mut loaded_rates) = (Vec::new(), Vec::new());
     let mut peers: BTreeMap<String, Vec<Times>> = BTreeMap::new();
@@ -205,7 +205,7 @@ fn options() -> Result<Options, Box<dyn Error>> {
         kernels: false,
         models: Vec::new(),
     };
-    // `cargo bench` itself adds `--bench`
+    // `cargo bench` adds `--bench`.
     let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().ok_or_else(|| format!("{argument} needs a value"));
@@ -230,7 +230,7 @@ fn options() -> Result<Options, Box<dyn Error>> {
         }
     }
     if options.kernels && !options.gpu {
-        return Err("--kernels: the device's own times are a GPU's; add --device cuda (feature `cuda`)".into());
+        return Err("--kernels needs a GPU; add --device cuda (feature `cuda`)".into());
     }
     if options.models.is_empty() {
         options.models = vec!["lenet".into(), "resnet18".into()];
@@ -272,7 +272,7 @@ fn steps(strategy: &mut Single, batches: &[Batch], count: usize, selected: &Sele
         let start = Instant::now();
         let outcome = strategy.train_step(vec![batch], 1e-3, None)?;
         if selected.gpu.is_some() {
-            // the optimizer's work is only queued
+            // The optimizer's work is only queued.
             selected.device.sync().map_err(|error| format!("the GPU failed: {error:?}"))?;
         }
         let milliseconds = |seconds: f64| 1000.0 * seconds;
@@ -285,7 +285,7 @@ fn steps(strategy: &mut Single, batches: &[Batch], count: usize, selected: &Sele
     Ok(medians(&times))
 }
 
-/// Images a second.
+/// Returns the images per second.
 fn loaded(loader: &Loader, batch: usize) -> f64 {
     let start = Instant::now();
     let batches = (12_800 / batch).max(1);

@@ -1,5 +1,9 @@
 //! NVRTC compiles every kernel, without a GPU, and the PTX has the memory accesses that the protocol needs.
 
+#[allow(dead_code, reason = "each test program uses a part")]
+#[path = "../../testing/shared.rs"]
+mod shared;
+
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -7,8 +11,8 @@ use comm::cuda::layout::WireType;
 use comm::cuda::protocol::Kernel;
 use comm::cuda::source::{KernelVariant, PARTS};
 
-/// `TRAINER_TEST_NVRTC` is the path of libnvrtc, or `wheel` for the library of the package nvidia-cuda-nvrtc in the Python of
-/// `TRAINER_TEST_PYTHON`. CI sets it. Without it, these tests do nothing.
+/// `TRAINER_TEST_NVRTC` is the path of libnvrtc, or `wheel`: that of the package nvidia-cuda-nvrtc in the Python of
+/// `TRAINER_TEST_PYTHON`.
 struct Nvrtc {
     library: String,
     python: String,
@@ -18,7 +22,7 @@ struct Nvrtc {
 impl Nvrtc {
     fn find() -> Option<Self> {
         let Ok(library) = std::env::var("TRAINER_TEST_NVRTC") else {
-            eprintln!("not run: TRAINER_TEST_NVRTC names no libnvrtc, nor `wheel`");
+            shared::skip_or_fail("NVRTC", "TRAINER_TEST_NVRTC is not set to the path of libnvrtc or to `wheel`");
             return None;
         };
         let python = std::env::var("TRAINER_TEST_PYTHON").unwrap_or_else(|_| "python3".into());

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::workers::{self, Rank};
 use crate::cli::AllreduceArgs;
 use crate::device::{DeviceRequest, DeviceSet, LocalRank, Selected};
 use crate::failure::Failure;
+use crate::run::ranks::{self, Rank};
 use comm::{DType, TransportKind, bench, cuda};
 use launch::{
     self, LaunchConfig, LauncherChoice, Role,
@@ -51,7 +51,7 @@ impl Carrier {
     fn transport(self, role: &WorkerRole) -> TransportKind {
         match self {
             Self::Host(transport) => transport,
-            Self::Gpus(_) => workers::best_transport(role),
+            Self::Gpus(_) => ranks::best_transport(role),
         }
     }
 }
@@ -74,8 +74,8 @@ pub(super) fn run(arguments: &AllreduceArgs) -> Result<u8, Failure> {
                 oversubscribe: arguments.oversubscribe,
             };
             let selected = target.select(&seat)?;
-            let rank = workers::join_over(&role, &variables, carrier.transport(&role), TIMEOUT)?;
-            let result = workers::one_gpu_each(&rank, selected.gpu.as_ref(), arguments.oversubscribe)
+            let rank = ranks::join_over(&role, &variables, carrier.transport(&role), TIMEOUT)?;
+            let result = ranks::one_gpu_each(&rank, selected.gpu.as_ref(), arguments.oversubscribe)
                 .and_then(|()| measure(arguments, carrier, &config, &role, &rank, &selected));
             if let Err(failure) = &result {
                 rank.failed(failure);
@@ -86,7 +86,7 @@ pub(super) fn run(arguments: &AllreduceArgs) -> Result<u8, Failure> {
         Role::Local(_) => {
             let workers = arguments.gpus.or(arguments.cpus).unwrap_or(WORKERS).into();
             if carrier == Carrier::Host(TransportKind::Mpi) {
-                return Err(workers::needs_mpirun(workers));
+                return Err(ranks::needs_mpirun(workers));
             }
             // too few GPUs are one process's mistake, not every worker's
             target.all(&LocalRank {

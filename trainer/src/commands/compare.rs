@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_dea
 use serde_json::Value;
 use time::{OffsetDateTime, macros::format_description};
 
-use super::{print_json, resolve};
+use super::print_json;
 use crate::cli::CompareArgs;
 use crate::config::{Choice, Mode, Overrides, RunPlan};
 use crate::device::{DeviceRequest, DeviceSet, LocalRank};
@@ -24,6 +24,7 @@ use crate::report::comparison::{Comparison, Figures, ModeResult, Round};
 use crate::report::environment::Environment;
 use crate::report::metrics::read_metrics;
 use crate::report::{RunFolder, comparison};
+use crate::run::plan;
 use crate::signals::Stop;
 use launch::environment::Variables;
 
@@ -50,7 +51,7 @@ pub(super) fn run(arguments: &CompareArgs) -> Result<u8, Failure> {
     let overrides =
         Overrides { set: arguments.set.clone(), data_dir: arguments.data_dir.clone(), ..Overrides::default() };
     let target = DeviceSet::of(arguments.gpus.map_or(DeviceRequest::Cpu, DeviceRequest::Gpus))?;
-    let plan = resolve::load(&arguments.config, &overrides, target.is_gpu())?;
+    let plan = plan::load(&arguments.config, &overrides, target.is_gpu())?;
     let seat = LocalRank { local_world: workers, oversubscribe: arguments.oversubscribe, ..LocalRank::ALONE };
     let device = target.all(&seat)?.remove(0).description;
     let stop =

@@ -10,6 +10,7 @@ use data::{
 use crate::cli::DataCommand;
 use crate::failure::{FAILED, Failure};
 use crate::report::download::DownloadBar;
+use crate::run::plan;
 use crate::text::thousands;
 
 /// Runs the subcommand; gives the exit code.
@@ -20,7 +21,7 @@ pub(super) fn run(command: DataCommand) -> Result<u8, Failure> {
     match command {
         DataCommand::List => list(),
         DataCommand::Fetch { name, data_dir, mirror } => {
-            let folder = data_dir.unwrap_or_else(super::cache_folder);
+            let folder = data_dir.unwrap_or_else(plan::cache_folder);
             let options = FetchOptions { mirror, ..FetchOptions::default() };
             let fetched = fetch::fetch(&name, &folder, &options, &Bar(DownloadBar::new(&name)))?;
             println!("{fetched}");
@@ -48,12 +49,12 @@ fn list() -> Result<u8, Failure> {
             info.license
         );
     }
-    println!("\nlooked for in --data-dir, TRAINER_DATA_DIR, data.dir of the TOML, {}", super::cache_folder().display());
+    println!("\nlooked for in --data-dir, TRAINER_DATA_DIR, data.dir of the TOML, {}", plan::cache_folder().display());
     Ok(0)
 }
 
 fn verify(name: &str, data_dir: Option<PathBuf>) -> Result<u8, Failure> {
-    let report = fetch::verify(name, &data_dir.unwrap_or_else(super::cache_folder))?;
+    let report = fetch::verify(name, &data_dir.unwrap_or_else(plan::cache_folder))?;
     for file in &report.files {
         println!("{}: {}", file.path.display(), file.status);
     }

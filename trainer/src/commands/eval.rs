@@ -9,7 +9,6 @@ use data::{
 use models::Spec;
 use serde::Serialize;
 
-use super::resolve;
 use crate::cli::EvalArgs;
 use crate::config::Overrides;
 use crate::device::{self, DeviceRequest, LocalRank};
@@ -17,6 +16,7 @@ use crate::engine::{checkpoint, eval_record};
 use crate::failure::Failure;
 use crate::report::confusion::confusion_table;
 use crate::report::{Confusion, RunFolder};
+use crate::run::plan;
 use crate::signals::Stop;
 use crate::strategy::Replica;
 use crate::text::thousands;
@@ -55,7 +55,7 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
         _ => return Err(Failure::usage("nothing to evaluate", "give --run RUN, or --model NAME and --weights FILE")),
     };
     let splits = formats::load(&subject.data)?;
-    let facts = resolve::dataset_facts(&subject.data.name, &splits);
+    let facts = plan::dataset_facts(&subject.data.name, &splits);
     let test = splits.test;
     let (shape, class_names) = (test.shape, test.classes.clone());
     check_channels("--mean", arguments.mean.as_ref(), shape.channels, f32::MIN)?;
@@ -110,7 +110,7 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
 fn of_run(run: &Path, arguments: &EvalArgs) -> Result<Subject, Failure> {
     let folder = RunFolder::open(run).map_err(|error| Failure::usage(&error, &error.hint))?;
     let overrides = Overrides { data_dir: arguments.data_dir.clone(), ..Overrides::default() };
-    let plan = resolve::load(&folder.config(), &overrides, true)?;
+    let plan = plan::load(&folder.config(), &overrides, true)?;
     let loaded = match folder.best_checkpoint().exists() {
         true => checkpoint::load(&folder.best_checkpoint())?,
         false => checkpoint::load_newest(&folder.checkpoints())?.0,
@@ -166,6 +166,6 @@ fn check_channels(flag: &str, values: Option<&Vec<f32>>, channels: usize, least:
 }
 
 fn request(name: &str, dir: Option<&Path>) -> LoadRequest {
-    let dir = dir.map_or_else(super::cache_folder, Path::to_owned);
+    let dir = dir.map_or_else(plan::cache_folder, Path::to_owned);
     LoadRequest { name: name.to_owned(), dir: Some(dir), ..LoadRequest::default() }
 }

@@ -9,10 +9,9 @@ use crate::engine::checkpoint::Loaded;
 use crate::failure::Failure;
 use crate::files::write_atomic;
 use crate::report::RunFolder;
+use crate::run::plan;
 use crate::text::thousands;
 use crate::weights;
-
-use super::resolve;
 
 /// Writes the file and says what is in it.
 ///
@@ -22,7 +21,7 @@ pub(super) fn run(arguments: &ExportArgs) -> Result<(), Failure> {
     let to = &arguments.to;
     check_target(to, arguments.force)?;
     let folder = RunFolder::open(&arguments.run).map_err(|error| Failure::usage(&error, &error.hint))?;
-    let plan = resolve::load(&folder.config(), &Overrides::default(), true)?;
+    let plan = plan::load(&folder.config(), &Overrides::default(), true)?;
     let loaded = chosen(&folder, arguments.checkpoint.as_deref())?;
     let snapshot = loaded.snapshot;
     let (state, which) = match (arguments.ema, snapshot.ema) {

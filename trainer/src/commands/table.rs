@@ -2,12 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use super::resolve;
 use crate::cli::TableArgs;
 use crate::config::Overrides;
 use crate::failure::Failure;
 use crate::report::table;
 use crate::report::table::RunRecord;
+use crate::run::plan;
 
 /// Where committed summaries are, seen from the top of a checkout.
 const RESULTS: &str = "results";
@@ -47,7 +47,7 @@ pub(super) fn run(arguments: &TableArgs) -> Result<(), Failure> {
 
 /// A run's configuration without the place of its data on this machine.
 fn portable_config(run: &RunRecord) -> Result<String, Failure> {
-    let mut plan = resolve::load(&run.folder.config(), &Overrides::default(), true)?;
+    let mut plan = plan::load(&run.folder.config(), &Overrides::default(), true)?;
     plan.data.dir = None;
     plan.to_toml().map_err(|error| Failure::run(error, "please report this"))
 }

@@ -19,7 +19,7 @@ use crate::timeline::Timeline;
 
 /// How a run ended.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Ending {
+pub enum RunOutcome {
     /// All epochs or steps are done. Holds the last evaluation.
     Finished(EvalCounts),
     /// Early stopping (`train.patience`) ended the run.
@@ -91,7 +91,7 @@ pub struct Loaders {
 /// The end of a run.
 pub struct RunEnd {
     /// How the run ended.
-    pub ending: Ending,
+    pub outcome: RunOutcome,
     /// The evaluation of [`Loaders::test`] and the epoch of the evaluated weights. None for an interrupted run.
     pub test: Option<Evaluated>,
     /// The run's progress.
@@ -151,22 +151,22 @@ impl<'a> Engine<'a> {
     /// # Errors
     /// A loss that is not finite, a batch that cannot be read, a file that cannot be written.
     pub fn run(mut self) -> Result<RunEnd, Failure> {
-        let mut ending = self.train_to_the_end()?;
+        let mut outcome = self.train_to_the_end()?;
         let mut test = None;
-        if let (false, Some(loader)) = (matches!(ending, Ending::Interrupted { .. }), self.loaders.test.take()) {
-            let epoch = self.load_final_weights(&ending)?;
+        if let (false, Some(loader)) = (matches!(outcome, RunOutcome::Interrupted { .. }), self.loaders.test.take()) {
+            let epoch = self.load_final_weights(&outcome)?;
             self.loaders.eval = loader;
             match self.evaluate()? {
                 Evaluation::Done(counts) => test = Some(Evaluated { epoch, eval: eval_record(&counts) }),
                 // The last checkpoint is complete: a resumed run evaluates again.
-                Evaluation::Stopped(signal) => ending = Ending::Interrupted { signal, step: self.progress.step },
+                Evaluation::Stopped(signal) => outcome = RunOutcome::Interrupted { signal, step: self.progress.step },
             }
         }
-        Ok(RunEnd { ending, test, progress: self.progress })
+        Ok(RunEnd { outcome, test, progress: self.progress })
     }
 
     /// Loads the best checkpoint on all ranks, if the run keeps one, and returns the epoch of the weights.
-    fn load_final_weights(&mut self, ending: &Ending) -> Result<usize, Failure> {
+    fn load_final_weights(&mut self, outcome: &RunOutcome) -> Result<usize, Failure> {
         let best = match &self.files {
             Some(files) if self.plan.checkpoint.keep_best => files.store.best()?,
             _ => None,
@@ -177,18 +177,18 @@ impl<'a> Engine<'a> {
             let saved = self.strategy.load_checkpoint(best)?;
             return Ok(saved.last.map_or(saved.epoch, |last| last.epoch));
         }
-        Ok(match (ending, self.progress.last) {
-            (Ending::OutOfTime { .. }, _) | (_, None) => self.progress.epoch,
+        Ok(match (outcome, self.progress.last) {
+            (RunOutcome::OutOfTime { .. }, _) | (_, None) => self.progress.epoch,
             (_, Some(last)) => last.epoch,
         })
     }
 
-    fn train_to_the_end(&mut self) -> Result<Ending, Failure> {
+    fn train_to_the_end(&mut self) -> Result<RunOutcome, Failure> {
         if self.progress.epoch > self.lengths.epochs {
             // Resumed after its last checkpoint: only the result is left to report.
             return Ok(match self.evaluate()? {
-                Evaluation::Done(counts) => Ending::Finished(counts),
-                Evaluation::Stopped(signal) => Ending::Interrupted { signal, step: self.progress.step },
+                Evaluation::Done(counts) => RunOutcome::Finished(counts),
+                Evaluation::Stopped(signal) => RunOutcome::Interrupted { signal, step: self.progress.step },
             });
         }
         loop {
@@ -215,8 +215,8 @@ impl<'a> Engine<'a> {
             done |= exhausted.is_some();
             self.finish_epoch(counts.as_ref(), done, start.elapsed().as_secs_f64())?;
             match (done, counts, exhausted) {
-                (true, Some(counts), None) => return Ok(Ending::Finished(counts)),
-                (true, Some(counts), Some(best)) => return Ok(Ending::Exhausted { counts, epoch, best }),
+                (true, Some(counts), None) => return Ok(RunOutcome::Finished(counts)),
+                (true, Some(counts), Some(best)) => return Ok(RunOutcome::Exhausted { counts, epoch, best }),
                 _ => {}
             }
         }
@@ -292,20 +292,20 @@ impl<'a> Engine<'a> {
     }
 
     /// Evaluates the present weights, and saves a checkpoint to continue from.
-    fn out_of_time(&mut self) -> Result<Ending, Failure> {
+    fn out_of_time(&mut self) -> Result<RunOutcome, Failure> {
         let counts = match self.evaluate()? {
             Evaluation::Done(counts) => counts,
             Evaluation::Stopped(signal) => return self.interrupted(signal),
         };
         let step = self.progress.step;
         self.save(&format!("step-{step}"), false)?;
-        Ok(Ending::OutOfTime { counts, step })
+        Ok(RunOutcome::OutOfTime { counts, step })
     }
 
-    fn interrupted(&mut self, signal: i32) -> Result<Ending, Failure> {
+    fn interrupted(&mut self, signal: i32) -> Result<RunOutcome, Failure> {
         let step = self.progress.step;
         self.save(&format!("step-{step}"), false)?;
-        Ok(Ending::Interrupted { signal, step })
+        Ok(RunOutcome::Interrupted { signal, step })
     }
 
     /// Saves a checkpoint once everything reported before it is on disk.

@@ -2,7 +2,14 @@
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
+#[path = "../../testing/shared.rs"]
+mod shared;
+
+#[allow(unused_imports, reason = "each test file uses a part")]
+pub use shared::{free_port, skip_or_fail};
+
 use std::{
+    ffi::OsString,
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     time::{Duration, Instant},
@@ -102,6 +109,25 @@ impl Bench {
     }
 }
 
+/// Settings of a run that lasts until a test stops it.
+pub const ENDLESS: [&str; 2] = ["--set", "train.epochs=5000"];
+
+/// Returns the Python of `TRAINER_TEST_PYTHON` if it has all `packages`; otherwise skips the test.
+pub fn python_with(packages: &[&str]) -> Option<OsString> {
+    let tool = format!("Python with {}", packages.join(", "));
+    let Some(python) = std::env::var_os("TRAINER_TEST_PYTHON") else {
+        skip_or_fail(&tool, "TRAINER_TEST_PYTHON is not set");
+        return None;
+    };
+    let import = format!("import {}", packages.join(", "));
+    let output = Command::new(&python).args(["-c", &import]).output().expect("python starts");
+    if !output.status.success() {
+        skip_or_fail(&tool, String::from_utf8_lossy(&output.stderr).trim());
+        return None;
+    }
+    Some(python)
+}
+
 /// Everything in a folder, sorted.
 pub fn entries(folder: &Path) -> Vec<PathBuf> {
     let mut all: Vec<_> = match std::fs::read_dir(folder) {
@@ -112,12 +138,12 @@ pub fn entries(folder: &Path) -> Vec<PathBuf> {
     all
 }
 
-/// Waits until `ready` is true, at most a minute.
+/// Waits until `ready` is true. Only a hang reaches the limit, also on a busy machine.
 #[track_caller]
 pub fn wait_until(what: &str, mut ready: impl FnMut() -> bool) {
     let start = Instant::now();
     while !ready() {
-        assert!(start.elapsed() < Duration::from_secs(60), "waited in vain for {what}");
+        assert!(start.elapsed() < Duration::from_secs(300), "waited in vain for {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

@@ -2,6 +2,9 @@
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
+#[path = "../../../testing/shared.rs"]
+mod shared;
+
 use std::fmt::Write as _;
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Seek, Write};
@@ -34,13 +37,11 @@ pub struct Program {
 }
 
 impl Program {
-    /// Compiles it, with ThreadSanitizer if `sanitize`. `None` if there is no C++ compiler, unless `TRAINER_TEST_CXX` names one, as
-    /// in CI.
+    /// Compiles the program with `TRAINER_TEST_CXX` or `c++`, and with ThreadSanitizer if asked for. `None` without a compiler.
     pub fn build(wires: &[WireType], worlds: &[usize], sanitize: bool) -> Option<Self> {
-        let asked = std::env::var_os("TRAINER_TEST_CXX");
-        let compiler = asked.clone().unwrap_or_else(|| "c++".into());
-        if asked.is_none() && Command::new(&compiler).arg("--version").output().is_err() {
-            eprintln!("not run: there is no C++ compiler c++, and TRAINER_TEST_CXX names none");
+        let compiler = std::env::var_os("TRAINER_TEST_CXX").unwrap_or_else(|| "c++".into());
+        if let Err(error) = Command::new(&compiler).arg("--version").output() {
+            shared::skip_or_fail("a C++ compiler", format!("{}: {error}", compiler.display()));
             return None;
         }
         let folder = TempDir::new().unwrap();

@@ -3,6 +3,7 @@
 
 pub mod matrix;
 
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -14,6 +15,9 @@ use half::{bf16, f16};
 
 pub const KINDS: [TransportKind; 2] = [TransportKind::Shm, TransportKind::Tcp];
 pub const WORLDS: [usize; 6] = [1, 2, 3, 4, 7, 8];
+
+/// Longest wait of a test. Only a hang lasts this long, also on a busy machine.
+pub const LIMIT: Duration = Duration::from_secs(300);
 
 /// A rendezvous that records its events.
 pub struct Job {
@@ -43,18 +47,16 @@ impl Job {
     pub fn config(&self, rank: usize, kind: TransportKind) -> CommConfig {
         let store = self.server.local_addr().to_string();
         let mut config = CommConfig::new(rank, self.world, store, self.secret.clone(), kind);
-        config.timeout = Duration::from_secs(60);
-        config.connect_timeout = Duration::from_secs(60);
+        config.timeout = LIMIT;
+        config.connect_timeout = LIMIT;
         config
     }
 
-    /// Waits until the server has reported an event that `what` accepts. Returns false after a time limit.
+    /// Waits until the server has recorded an event; returns whether it has.
     pub fn saw(&self, what: impl Fn(&StoreEvent) -> bool) -> bool {
         let (events, changed) = &*self.events;
-        let guard = events.lock().unwrap();
-        let limit = Duration::from_secs(60);
-        let (guard, _) = changed.wait_timeout_while(guard, limit, |events| !events.iter().any(&what)).unwrap();
-        guard.iter().any(what)
+        let missing = |events: &mut Vec<StoreEvent>| !events.iter().any(&what);
+        !changed.wait_timeout_while(events.lock().unwrap(), LIMIT, missing).unwrap().1.timed_out()
     }
 }
 
@@ -75,14 +77,30 @@ pub fn ranks_with<R: Send + 'static>(
 ) -> Vec<R> {
     let job = Job::new(world);
     let body = Arc::new(body);
+    let (joined, all_joined) = channel();
     let threads: Vec<_> = (0..world)
         .map(|rank| {
-            let (body, mut config) = (body.clone(), job.config(rank, kind));
+            let (body, joined, mut config) = (body.clone(), joined.clone(), job.config(rank, kind));
             change(&mut config);
-            thread::spawn(move || body(join(&config).unwrap_or_else(|e| panic!("rank {rank} cannot join: {e}"))))
+            let (go, started) = channel::<()>();
+            let thread = thread::spawn(move || {
+                let comm = join(&config).unwrap_or_else(|e| panic!("rank {rank} cannot join: {e}"));
+                joined.send(()).unwrap();
+                started.recv().expect("all ranks have joined");
+                body(comm)
+            });
+            (go, thread)
         })
         .collect();
-    threads.into_iter().map(|t| t.join().unwrap_or_else(|p| std::panic::resume_unwind(p))).collect()
+    drop(joined);
+    // The body starts when all ranks have joined, so that a test's short timeout does not include joining.
+    let complete = (0..world).all(|_| all_joined.recv().is_ok());
+    let (starts, threads): (Vec<_>, Vec<_>) = threads.into_iter().unzip();
+    if complete {
+        starts.iter().for_each(|go| go.send(()).unwrap());
+    }
+    drop(starts);
+    threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
 }
 
 /// Elements that tests can make from small numbers and compare exactly.

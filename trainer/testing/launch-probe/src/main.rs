@@ -1,6 +1,6 @@
-//! Replaces the trainer in the launcher's tests: workers take steps with a barrier in each, and misbehave on command.
+//! A stand-in for the trainer in the launcher's tests. Workers take steps with a barrier in each, and fail on command.
 //!
-//! `launch-probe --workers N --logs DIR [--do DEED@RANK]…`; a deed is done at step 3 unless its name says otherwise.
+//! `launch-probe --workers N --logs DIR [--do FAULT@RANK]…`. A fault happens in step 3 unless its name says otherwise.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -13,7 +13,8 @@ use launch::environment::{self, NodeShare, Variables, WorkerRole};
 use launch::{LaunchConfig, LaunchError, RendezvousParameters, Role, Worker, detect, secret, worker};
 use rustix::process::{Signal, getpid, kill_process};
 
-const LIMIT: Duration = Duration::from_secs(20);
+/// Longest wait for other workers. Only a hang lasts this long, also on a busy machine.
+const LIMIT: Duration = Duration::from_secs(300);
 
 #[derive(Debug, Clone, Default)]
 struct Arguments {
@@ -22,6 +23,7 @@ struct Arguments {
     steps: usize,
     step_ms: u64,
     timeout: f64,
+    barrier_timeout: f64,
     stop_timeout: f64,
     join_timeout: f64,
     restarts: usize,
@@ -31,7 +33,7 @@ struct Arguments {
     node_rank: usize,
     master_addr: String,
     secret_file: Option<PathBuf>,
-    deeds: Vec<(String, usize)>,
+    faults: Vec<(String, usize)>,
 }
 
 fn arguments() -> Arguments {
@@ -39,9 +41,10 @@ fn arguments() -> Arguments {
         workers: 1,
         steps: 6,
         step_ms: 20,
-        timeout: 60.0,
-        stop_timeout: 60.0,
-        join_timeout: 20.0,
+        timeout: LIMIT.as_secs_f64(),
+        barrier_timeout: LIMIT.as_secs_f64(),
+        stop_timeout: LIMIT.as_secs_f64(),
+        join_timeout: LIMIT.as_secs_f64(),
         launcher: "auto".into(),
         master_addr: "127.0.0.1".into(),
         ..Arguments::default()
@@ -55,6 +58,7 @@ fn arguments() -> Arguments {
             "--steps" => found.steps = number(),
             "--step-ms" => found.step_ms = number() as u64,
             "--timeout" => found.timeout = value.parse().expect("seconds"),
+            "--barrier-timeout" => found.barrier_timeout = value.parse().expect("seconds"),
             "--stop-timeout" => found.stop_timeout = value.parse().expect("seconds"),
             "--join-timeout" => found.join_timeout = value.parse().expect("seconds"),
             "--max-restarts" => found.restarts = number(),
@@ -65,8 +69,8 @@ fn arguments() -> Arguments {
             "--node-rank" => found.node_rank = number(),
             "--launcher" => found.launcher = value,
             "--do" => {
-                let (deed, rank) = value.split_once('@').expect("DEED@RANK");
-                found.deeds.push((deed.into(), rank.parse().expect("a rank")));
+                let (fault, rank) = value.split_once('@').expect("FAULT@RANK");
+                found.faults.push((fault.into(), rank.parse().expect("a rank")));
             }
             _ => panic!("{name}"),
         }
@@ -129,26 +133,26 @@ fn work(arguments: &Arguments, role: &WorkerRole, variables: &Variables) -> Resu
     for signal in [1, 2, 3, 15] {
         signal_hook::flag::register_usize(signal, Arc::clone(&stop), signal as usize).expect("signals can be caught");
     }
-    let deeds: Vec<&str> =
-        arguments.deeds.iter().filter(|(_, rank)| *rank == role.rank).map(|(deed, _)| deed.as_str()).collect();
+    let faults: Vec<&str> =
+        arguments.faults.iter().filter(|(_, rank)| *rank == role.rank).map(|(fault, _)| fault.as_str()).collect();
     println!("hello from rank {} of {}", role.rank, role.world);
     show_place();
-    for deed in &deeds {
-        match *deed {
-            "kill-before" => end_myself(Signal::KILL),
-            "stop-before" => end_myself(Signal::STOP),
+    for fault in &faults {
+        match *fault {
+            "kill-before" => signal_myself(Signal::KILL),
+            "stop-before" => signal_myself(Signal::STOP),
             "exit-before" => std::process::exit(9),
             "sleep-before" => {
                 println!("asleep");
                 std::thread::sleep(Duration::from_secs(1000));
             }
-            "child" => drop(Command::new("sleep").arg("1000").spawn().expect("sleep is there")),
+            "child" => drop(Command::new("sleep").arg("1000").spawn().expect("sleep is installed")),
             _ => {}
         }
     }
     let worker = Worker::join(role, variables, status, LIMIT)?;
     println!("joined at {}:{}", role.master_addr.as_deref().unwrap_or(""), role.master_port.unwrap_or(0));
-    let code = match steps(arguments, &worker, &deeds, &stop) {
+    let code = match steps(arguments, &worker, &faults, &stop) {
         Ok(code) => code,
         Err(error) => {
             worker.status.record_comm_error(&error);
@@ -160,25 +164,29 @@ fn work(arguments: &Arguments, role: &WorkerRole, variables: &Variables) -> Resu
     Ok(code)
 }
 
-fn steps(arguments: &Arguments, worker: &Worker, deeds: &[&str], stop: &AtomicUsize) -> Result<u8, CommError> {
+fn steps(arguments: &Arguments, worker: &Worker, faults: &[&str], stop: &AtomicUsize) -> Result<u8, CommError> {
     let (status, client, rank) = (&worker.status, &worker.client, worker.role.rank);
-    let limit = if arguments.timeout < 30.0 { Duration::from_secs_f64(arguments.timeout) } else { LIMIT };
+    let limit = Duration::from_secs_f64(arguments.barrier_timeout);
     for step in 0..arguments.steps {
         status.set_status(format_args!("step {step}, forward"));
         println!("step {step}");
         std::thread::sleep(Duration::from_millis(arguments.step_ms));
         if step == 3 {
-            deeds.iter().for_each(|deed| misbehave(deed, worker));
+            faults.iter().for_each(|fault| fail(fault, worker));
         }
         status.set_status(format_args!("all_reduce #{step}, bucket 0"));
+        if step == 3 && faults.contains(&"kill-in") {
+            // The signal comes while this rank enters the barrier or waits in it for a late rank.
+            std::thread::spawn(|| signal_myself(Signal::KILL));
+        }
         client.barrier(&format!("step-{step}"), limit)?;
-        // Rank 0's flag decides, as the step's reduction does in the trainer
+        // Rank 0's flag decides, as the step's reduction does in the trainer.
         let key = format!("stop-{step}");
         if rank == 0 {
             client.set(&key, &[stop.load(Ordering::Relaxed) as u8])?;
         }
         let signal = client.wait(&key, limit)?.first().copied().unwrap_or(0);
-        if signal > 0 && !deeds.contains(&"never-stop") {
+        if signal > 0 && !faults.contains(&"never-stop") {
             std::fs::write(arguments.logs.join(format!("saved-{rank}")), step.to_string())
                 .expect("logs can be written");
             return Ok(128 + signal);
@@ -187,22 +195,16 @@ fn steps(arguments: &Arguments, worker: &Worker, deeds: &[&str], stop: &AtomicUs
     Ok(0)
 }
 
-fn misbehave(deed: &str, worker: &Worker) {
+fn fail(fault: &str, worker: &Worker) {
     let first = worker.attempt == 0;
-    match deed {
-        "kill-between" => end_myself(Signal::KILL),
-        "kill-first-attempt" if first => end_myself(Signal::KILL),
-        // Other ranks are late for this step's barrier. This rank waits in the barrier when it is killed
-        "kill-in" => drop(std::thread::spawn(|| {
-            std::thread::sleep(Duration::from_millis(200));
-            end_myself(Signal::KILL);
-        })),
-        "late" => std::thread::sleep(Duration::from_secs(15)),
+    match fault {
+        "kill-between" => signal_myself(Signal::KILL),
+        "kill-first-attempt" if first => signal_myself(Signal::KILL),
         "segv" => {
-            eprintln!("about to touch what is not mine");
-            end_myself(Signal::SEGV);
+            eprintln!("about to access invalid memory");
+            signal_myself(Signal::SEGV);
         }
-        "stop" => end_myself(Signal::STOP),
+        "stop" => signal_myself(Signal::STOP),
         "exit" => {
             eprintln!("giving up");
             std::process::exit(7);
@@ -218,23 +220,23 @@ fn misbehave(deed: &str, worker: &Worker) {
             worker.status.record_error("cannot write checkpoint: disk full", "free some space", false);
             std::process::exit(1);
         }
-        // Reacts to nothing but SIGKILL
-        "deaf" => loop {
+        // Ends only by SIGKILL.
+        "hang" => loop {
             std::thread::sleep(Duration::from_secs(1));
         },
         _ => {}
     }
 }
 
-fn end_myself(signal: Signal) {
-    // Rust's handler takes the first SIGSEGV and restores the kernel's default action for the second
+fn signal_myself(signal: Signal) {
+    // Rust's handler of SIGSEGV catches the first signal and restores the default action for the second.
     loop {
         kill_process(getpid(), signal).expect("a process may signal itself");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
-/// Prints what a test checks about this process.
+/// Prints what tests check about this process.
 fn show_place() {
     use std::io::IsTerminal;
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

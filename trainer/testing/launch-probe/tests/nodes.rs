@@ -1,8 +1,8 @@
-//! Jobs of several nodes: over the loopback, and between network namespaces with different addresses.
+//! Jobs of several nodes: over loopback, and between network namespaces with separate addresses.
 
 mod support;
 
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,7 +12,7 @@ use rustix::process::{Signal, kill_process};
 use support::{Ended, LIMIT, PROBE, Run, probe};
 
 fn free_port() -> String {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string()
+    support::free_port().to_string()
 }
 
 /// Node `rank` of two, over loopback.
@@ -29,7 +29,7 @@ fn command(rank: &str, port: &str, workers: &str, more: &[&str]) -> Command {
 #[test]
 fn two_nodes_share_the_ranks_out() {
     let port = free_port();
-    // Node 1 starts first: it waits for node 0
+    // Start node 1 first: it waits for node 0.
     let second = node("1", &port, "1", &[]);
     let first = node("0", &port, "2", &[]);
     let (first, second) = (first.end(), second.end());
@@ -57,7 +57,7 @@ fn an_error_on_one_node_ends_all() {
 fn a_launcher_that_is_killed_ends_the_other_node() {
     for (victim, told) in [(0, "the launcher of node 0"), (1, "the launcher of node 1")] {
         let port = free_port();
-        let more = ["--steps", "100000", "--do", "late@9"];
+        let more = ["--steps", "1000000", "--step-ms", "20"];
         let mut nodes = [node("0", &port, "1", &more), node("1", &port, "1", &more)];
         nodes[0].wait_for("stdout", "step 1\n");
         nodes[victim].signal(Signal::KILL);
@@ -71,12 +71,13 @@ fn a_launcher_that_is_killed_ends_the_other_node() {
 fn a_signal_to_one_launcher_stops_both_nodes_at_one_step() {
     for told in [0, 1] {
         let port = free_port();
-        let mut nodes = [node("0", &port, "1", &["--steps", "100000"]), node("1", &port, "1", &["--steps", "100000"])];
+        let mut nodes =
+            [node("0", &port, "1", &["--steps", "1000000"]), node("1", &port, "1", &["--steps", "1000000"])];
         nodes[0].wait_for("stdout", "step 1\n");
         if told == 0 {
             nodes[0].signal(Signal::TERM);
         } else {
-            // In the probe rank 0's flag decides. Batch systems signal both launchers
+            // Rank 0's flag decides in the probe: signal both launchers, as batch systems do.
             nodes.iter().for_each(|node| node.signal(Signal::TERM));
         }
         let ended = nodes.map(Run::end);
@@ -106,15 +107,20 @@ fn a_node_that_does_not_come_is_named() {
         .said(3, &["error: node 1 cannot join node 0", "hint: "]);
 }
 
+/// Waits until node 0 listens for other nodes.
+fn wait_for_listener(port: &str) {
+    let until = Instant::now() + LIMIT;
+    while TcpStream::connect(format!("127.0.0.1:{port}")).is_err() {
+        assert!(Instant::now() < until, "nobody listens on port {port}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 #[test]
 fn nodes_that_wait_can_be_interrupted() {
     let port = free_port();
     let waiting = node("0", &port, "1", &[]);
-    let until = Instant::now() + LIMIT;
-    while TcpStream::connect(format!("127.0.0.1:{port}")).is_err() {
-        assert!(Instant::now() < until, "node 0 does not listen");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_for_listener(&port);
     waiting.signal(Signal::INT);
     waiting.end().said(130, &["stopped by SIGINT"]);
 }
@@ -124,8 +130,8 @@ fn another_secret_keeps_a_node_out() {
     let port = free_port();
     let mut first = command("0", &port, "1", &[]);
     first.env("TRAINER_SECRET", "the right words");
-    let mut first = Run::of(first);
-    first.wait_for("stderr", "started by");
+    let first = Run::of(first);
+    wait_for_listener(&port);
     let mut second = command("1", &port, "1", &[]);
     second.env("TRAINER_SECRET", "some other words");
     Run::of(second)
@@ -208,7 +214,7 @@ struct Namespaces {
 const ADDRESSES: [&str; 2] = ["10.231.17.1", "10.231.17.2"];
 
 impl Namespaces {
-    /// The error says why there are none.
+    /// Creates the namespaces; `Err` has the reason why this is not possible.
     fn new(tag: &str) -> Result<Self, String> {
         let tag = format!("{tag}{}", std::process::id() % 100_000);
         let made = Self { names: [format!("ln{tag}a"), format!("ln{tag}b")], cable: format!("lv{tag}") };
@@ -256,8 +262,8 @@ fn namespaces(tag: &str) -> Option<Namespaces> {
     match Namespaces::new(tag) {
         Ok(made) => Some(made),
         Err(cause) => {
-            // Root and iproute2 are needed
-            println!("skipped: no network namespaces here: {cause}");
+            // They need root and iproute2.
+            support::skip_or_fail("network namespaces", cause);
             None
         }
     }
@@ -274,9 +280,9 @@ fn two_machines_train_together() {
 }
 
 #[test]
-fn a_death_on_the_other_machine_is_told_here() {
+fn a_death_on_the_other_machine_is_reported() {
     let Some(net) = namespaces("d") else { return };
-    let mut nodes = net.both(&["--workers", "1", "--steps", "100000"]);
+    let mut nodes = net.both(&["--workers", "1", "--steps", "1000000"]);
     nodes[0].wait_for("stdout", "step 1\n");
     kill_process(nodes[1].workers()[0], Signal::KILL).unwrap();
     let [first, second]: [Ended; 2] = nodes.map(Run::end);
@@ -287,7 +293,7 @@ fn a_death_on_the_other_machine_is_told_here() {
 #[test]
 fn a_cable_that_is_pulled_ends_both_sides() {
     let Some(net) = namespaces("c") else { return };
-    let mut nodes = net.both(&["--workers", "1", "--steps", "100000"]);
+    let mut nodes = net.both(&["--workers", "1", "--steps", "1000000"]);
     nodes[0].wait_for("stdout", "step 1\n");
     ip(&["-n", &net.names[0], "link", "set", &net.cable, "down"]).unwrap();
     for ended in nodes.map(Run::end) {

@@ -1,4 +1,4 @@
-//! What a worker is started with: variables, cores, terminal, port; unauthenticated peers; other launchers.
+//! The environment of workers: variables, cores, terminal, port, unauthenticated peers, foreign launchers.
 
 mod support;
 
@@ -12,7 +12,7 @@ use launch::cores;
 use rustix::process::Signal;
 use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
-use support::{LIMIT, PROBE, Run, probe, read};
+use support::{LIMIT, PROBE, Run, free_port, probe, read};
 
 fn value(log: &str, name: &str) -> String {
     let line = log.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_else(|| panic!("{name}: {log}"));
@@ -20,7 +20,7 @@ fn value(log: &str, name: &str) -> String {
 }
 
 #[test]
-fn each_worker_knows_its_place_and_has_its_cores() {
+fn each_worker_has_its_variables_and_cores() {
     let all = cores::available();
     let ended = Run::start(&["--workers", "2"]).end();
     ended.said(0, &[]);
@@ -40,12 +40,12 @@ fn each_worker_knows_its_place_and_has_its_cores() {
         }
     }
     if all.len() >= 2 {
-        assert_ne!(value(&logs[0], "cores"), value(&logs[1], "cores"), "each has its own");
+        assert_ne!(value(&logs[0], "cores"), value(&logs[1], "cores"), "each has separate cores");
     }
     let crowd = Run::start(&["--workers", &(all.len() + 1).to_string()]).end();
     assert_eq!(value(&crowd.log("rank-0/stdout.log"), "cores"), value(&crowd.log("rank-1/stdout.log"), "cores"));
 
-    // `Run` removes the variable, so another program sets it again
+    // `Run` removes the variable, so `env` sets it again.
     let mut shell = std::process::Command::new("env");
     shell.args(["RAYON_NUM_THREADS=7", PROBE, "--workers", "1"]);
     assert_eq!(value(&Run::of(shell).end().stdout, "RAYON_NUM_THREADS"), "7", "the user's value takes precedence");
@@ -67,16 +67,16 @@ fn rank_0_has_a_terminal_where_the_launcher_has_one() {
     let mut screen = String::new();
     let mut bytes = [0; 4096];
     let mut master = File::from(master);
-    // Returns EIO once the launcher is gone
+    // EIO when the launcher has ended.
     while let Ok(read) = master.read(&mut bytes) {
         screen += &String::from_utf8_lossy(&bytes[..read]);
     }
     assert!(child.wait().unwrap().success(), "{screen}");
     assert!(screen.contains("terminal true 123"), "{screen}");
-    // Both streams are in the order in which they were written
+    // Both streams in the order of their writes.
     let at = |text: &str| screen.find(text).unwrap_or_else(|| panic!("{text}: {screen}"));
     assert!(at("GROUP_RANK=0") < at("terminal true") && at("terminal true") < at("own group"), "{screen}");
-    assert!(screen.contains("step 5\r\n"), "the real terminal does the carriage returns: {screen:?}");
+    assert!(screen.contains("step 5\r\n"), "the terminal adds the carriage returns: {screen:?}");
     let log = |name: &str| read(&folder.path().join(name));
     assert!(log("rank-0/stdout.log").contains("terminal true 123\n") && log("rank-0/stdout.log").contains("step 5\n"));
     assert!(log("rank-0/stderr.log").contains("see stdout.log"));
@@ -85,8 +85,8 @@ fn rank_0_has_a_terminal_where_the_launcher_has_one() {
 
 #[test]
 fn a_port_that_is_taken_is_named_with_its_holder() {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
+    let port = free_port();
+    let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
     let ended = Run::start(&["--workers", "2", "--master-port", &port.to_string()]).end();
     let own = std::process::id();
     ended.said(
@@ -104,14 +104,14 @@ fn a_port_that_is_taken_is_named_with_its_holder() {
 
 #[test]
 fn unauthenticated_peers_are_refused_and_the_secret_is_on_no_command_line() {
-    let mut run = Run::start(&["--workers", "2", "--steps", "100000"]);
+    let mut run = Run::start(&["--workers", "2", "--steps", "1000000"]);
     let stdout = run.wait_for("stdout", "step 1\n");
     let address = value(&stdout, "joined at");
     let mut peer = TcpStream::connect(&address).unwrap();
     peer.write_all(b"GET / HTTP/1.0\r\nHost: somebody\r\nAccept: everything\r\n\r\n").unwrap();
     let mut answer = Vec::new();
     peer.set_read_timeout(Some(LIMIT)).unwrap();
-    // An answer, if any, is only the refusal
+    // An answer, if any, contains no more than the refusal.
     let _ = peer.read_to_end(&mut answer);
     let wrong = Secret::random().unwrap();
     let error = StoreClient::connect(address.as_str(), &wrong, 1, 2, Duration::ZERO).unwrap_err();
@@ -128,7 +128,7 @@ fn unauthenticated_peers_are_refused_and_the_secret_is_on_no_command_line() {
     run.end().said(143, &["note: 127.0.0.1:"]);
 }
 
-/// Starts workers as another launcher does. Returns their output when all have succeeded.
+/// Starts workers as a foreign launcher does; returns their output when all have succeeded.
 fn foreign(variables: &[&[(&str, &str)]]) -> Vec<String> {
     let folder = tempfile::tempdir().unwrap();
     let start = |(at, variables): (usize, &&[(&str, &str)])| {
@@ -157,7 +157,7 @@ fn foreign(variables: &[&[(&str, &str)]]) -> Vec<String> {
 
 #[test]
 fn torchrun_like_workers_meet_at_their_port() {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let port = free_port().to_string();
     let common = [("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)];
     let worker = |rank| [&common[..], &[("RANK", rank), ("LOCAL_RANK", rank)]].concat();
     let logs = foreign(&[&worker("0"), &worker("1")]);

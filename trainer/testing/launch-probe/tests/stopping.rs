@@ -1,4 +1,4 @@
-//! Signals to the launcher, and to workers directly.
+//! Signals to the launcher, and directly to workers.
 
 mod support;
 
@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use rustix::process::{Signal, kill_process, kill_process_group};
 use support::{LIMIT, PROBE, Run, probe, read};
 
-fn long(deeds: &[&str]) -> Run {
-    let mut arguments = vec!["--workers", "3", "--steps", "100000", "--step-ms", "20"];
-    arguments.extend(deeds);
+fn long(faults: &[&str]) -> Run {
+    let mut arguments = vec!["--workers", "3", "--steps", "1000000", "--step-ms", "20"];
+    arguments.extend(faults);
     let mut run = Run::start(&arguments);
     run.wait_for("stdout", "step 1\n");
     run
@@ -52,8 +52,8 @@ fn a_second_ctrl_c_ends_all_at_once() {
 
 #[test]
 fn ctrl_c_goes_to_the_launcher_alone() {
-    // The terminal signals the foreground group. Workers that also got the signal would die before they can catch it
-    let mut command = probe(&["--workers", "3", "--steps", "100000"]);
+    // The terminal signals the foreground group. Workers in this group could die before they catch the signal.
+    let mut command = probe(&["--workers", "3", "--steps", "1000000"]);
     command.process_group(0);
     let mut run = Run::of(command);
     run.wait_for("stdout", "step 1\n");
@@ -75,7 +75,7 @@ fn a_job_that_has_not_begun_stops_at_once() {
 
 #[test]
 fn workers_that_do_not_stop_in_time_are_named_and_ended() {
-    let mut run = long(&["--do", "deaf@1", "--stop-timeout", "2"]);
+    let mut run = long(&["--do", "hang@1", "--stop-timeout", "2"]);
     run.wait_for("rank-1/stdout.log", "step 3");
     run.signal(Signal::TERM);
     run.end().said(3, &["SIGTERM: workers save", "error: rank", "did not stop within 2 s after SIGTERM"]);
@@ -83,7 +83,7 @@ fn workers_that_do_not_stop_in_time_are_named_and_ended() {
 
 #[test]
 fn a_worker_that_fails_while_it_stops_is_reported() {
-    let mut run = Run::start(&["--workers", "2", "--do", "late@0", "--do", "late@1"]);
+    let mut run = Run::start(&["--workers", "2", "--do", "hang@0", "--do", "hang@1"]);
     run.wait_for("stdout", "step 3");
     run.signal(Signal::INT);
     run.wait_for("stderr", "workers save a checkpoint");
@@ -93,9 +93,9 @@ fn a_worker_that_fails_while_it_stops_is_reported() {
 
 #[test]
 fn a_signal_to_the_workers_stops_the_job_as_well() {
-    // A batch system may signal every process except the launcher
+    // A batch system may signal every process except the launcher.
     let run = long(&[]);
-    // Rank 0's flag may have stopped the other ranks before they are signalled
+    // Rank 0's flag may stop other ranks before the loop reaches them.
     run.workers().into_iter().for_each(|pid| {
         let _ = kill_process(pid, Signal::TERM);
     });
@@ -105,9 +105,9 @@ fn a_signal_to_the_workers_stops_the_job_as_well() {
 }
 
 #[test]
-fn under_nohup_sighup_is_ignored() {
+fn nohup_is_respected() {
     let mut command = std::process::Command::new("nohup");
-    command.args([PROBE, "--workers", "2", "--steps", "100000"]);
+    command.args([PROBE, "--workers", "2", "--steps", "1000000"]);
     let mut run = Run::of(command);
     run.wait_for("stdout", "step 1\n");
     run.signal(Signal::HUP);
@@ -118,7 +118,7 @@ fn under_nohup_sighup_is_ignored() {
 }
 
 #[test]
-fn ctrl_z_stops_the_workers_too_and_they_go_on_together() {
+fn ctrl_z_stops_the_workers_and_they_continue_together() {
     let mut run = long(&["--timeout", "3"]);
     let workers = run.workers();
     let states = |wanted: &[char]| {
@@ -134,7 +134,7 @@ fn ctrl_z_stops_the_workers_too_and_they_go_on_together() {
     };
     run.signal(Signal::TSTP);
     states(&['T']);
-    // Longer than the stall timeout, which counts only time in which the launcher ran
+    // Longer than the stall timeout, which counts only time in which the launcher runs.
     std::thread::sleep(Duration::from_secs(4));
     let before = read(&run.folder.path().join("stdout"));
     run.signal(Signal::CONT);
@@ -142,7 +142,6 @@ fn ctrl_z_stops_the_workers_too_and_they_go_on_together() {
     run.wait_for("stdout", &format!("step {}", before.lines().count() + 5));
     run.signal(Signal::INT);
     let ended = run.end();
-    // The barrier's own timeout may have passed meanwhile
     assert!(!ended.stderr.contains("has been stopped"), "{}", ended.stderr);
     ended.said(130, &[]);
 }

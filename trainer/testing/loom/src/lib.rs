@@ -1,7 +1,8 @@
-//! The protocols of `trainer/comm/src/shm` and `trainer/comm/src/cuda` under loom: counter, schedules and flags are the
-//! trainer's own files, the rest of the trainer is not built for it.
+//! Runs the protocols of `trainer/comm/src/shm` and `trainer/comm/src/cuda` under loom. Counters, schedules and flags are the
+//! source files of the crate `comm`; nothing else of that crate is built.
 //!
-//! `RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --release -p shm-loom`; without `--cfg loom` this is empty.
+//! `RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --release -p shm-loom`. Without `--cfg loom` this crate is
+//! empty.
 #![cfg(loom)]
 #![allow(unsafe_code, dead_code)]
 

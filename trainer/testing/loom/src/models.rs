@@ -1,7 +1,7 @@
-//! Interleavings and all allowed reorderings of the protocol, for two or three ranks and few rounds.
+//! Checks interleavings and all allowed reorderings of the shared-memory protocol, for two or three ranks and few rounds.
 //!
-//! Slots are loom cells: an access that is not ordered after the
-//! conflicting one before it is an error, and so is a wake-up that gets lost (all threads blocked).
+//! Slots are loom cells: an access that is not ordered after an earlier conflicting access is an error. So is a lost wake-up
+//! (all threads blocked).
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use loom::thread;
 use super::pipeline::{EXCHANGE_SLOTS, StepCounters, TWO_SHOT_SLOTS, TwoShotStep, exchange, in_place, two_shot};
 use super::word::{Counter, LEFT, POISON, Pending};
 
-/// The slow path of `Waiter`, without looking and spinning before.
+/// The slow path of `Waiter`, without checking and spinning first.
 fn wait(counter: &Counter, target: u32) -> Result<(), Pending> {
     loop {
         match counter.reached(target) {
@@ -23,8 +23,8 @@ fn wait(counter: &Counter, target: u32) -> Result<(), Pending> {
     }
 }
 
-/// Runs `test` in every order with at most `bound` switches away from a thread that could go on (waits switch for free), and
-/// with every value that each load may see. Most faults need one or two such switches; three ranks with one did not end in a minute and a half.
+/// Runs `test` in every order with at most `bound` preemptions (waits are not preemptions), and with every value that each
+/// load may see. Most faults need one or two preemptions. Three ranks with one preemption did not finish in 90 seconds.
 fn model(bound: usize, test: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(bound);
@@ -117,7 +117,7 @@ fn loom_no_wake_up_is_lost() {
 }
 
 #[test]
-fn loom_marks_wake_sleepers_and_are_never_undone() {
+fn loom_flags_wake_sleepers_and_are_never_cleared() {
     for (flag, want) in [(POISON, Pending::Poisoned), (LEFT, Pending::Left)] {
         model(3, move || {
             let counter = Arc::new(Counter::new());
@@ -133,8 +133,8 @@ fn loom_marks_wake_sleepers_and_are_never_undone() {
 }
 
 #[test]
-fn loom_entries_of_consecutive_collectives_do_not_meet() {
-    // As `ShmGroup::enter`: two areas in turn, no barrier at the end.
+fn loom_entries_of_consecutive_collectives_do_not_overlap() {
+    // As `ShmGroup::enter`: two alternating areas, no barrier at the end.
     fn rank(me: usize, ranks: &[Rank]) {
         for sequence in 1..=3u32 {
             put(&ranks[me].entries[sequence as usize % 2], sequence * 10 + me as u32);
@@ -188,8 +188,8 @@ fn loom_two_shot_never_overwrites_what_is_being_read() {
 
 #[test]
 #[should_panic]
-fn loom_sees_a_slot_too_few() {
-    // The same schedule with three slots instead of four: proof that the test above can fail.
+fn loom_finds_a_missing_slot() {
+    // The same schedule with three slots instead of four shows that the test above can fail.
     fn rank(me: usize, ranks: &[Rank]) {
         let steps = Steps { me, ranks, reduced: 0 };
         let fill = |round: usize, _: usize| put(&ranks[me].slots[round % 3], (round * 10 + me) as u32);
@@ -203,8 +203,8 @@ fn loom_sees_a_slot_too_few() {
     model(2, || for_ranks(2, rank));
 }
 
-/// As `ShmGroup::all_reduce_window`, twice: a rank writes its own array, enters, reduces its part of everybody's, waits, and
-/// reads its own. `wait_for_all`: whether it does wait.
+/// As `ShmGroup::all_reduce_window`, twice: a rank writes its array, enters, reduces its part of all arrays, waits, and reads
+/// its array. Without `wait_for_all` the wait is left out.
 fn windows(me: usize, ranks: &[Rank], wait_for_all: bool) {
     let n = ranks.len();
     for call in 0..2 {
@@ -235,6 +235,6 @@ fn loom_windows_have_one_user_at_a_time() {
 
 #[test]
 #[should_panic]
-fn loom_sees_a_rank_that_does_not_wait_for_the_others() {
+fn loom_finds_a_missing_wait() {
     model(2, || for_ranks(2, |me, ranks| windows(me, ranks, false)));
 }

@@ -1,5 +1,5 @@
-//! The protocol of windows of device memory: ranks are threads, a slot's parts are loom cells. An access that the flags do not
-//! order after a conflicting one is an error.
+//! Checks the protocol of windows of device memory. Ranks are threads; the parts of a slot are loom cells. An access that the
+//! flags do not order after an earlier conflicting access is an error.
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
@@ -9,13 +9,13 @@ use loom::thread;
 use super::protocol::{FlagSet, FlagState, Kernel, KernelStep, SLOTS, flag, flag_state, slot};
 
 const FINGERPRINT: u32 = 7;
-/// Ranks at most.
-const MOST: usize = 3;
+/// Maximum number of ranks.
+const MAX_RANKS: usize = 3;
 
-/// Memory of one rank: flags by area and sender, and slots by part.
+/// Memory of one rank: flags by area and sender, slots by part.
 struct Window {
-    flags: [[AtomicU64; MOST]; 2],
-    slots: [[UnsafeCell<u64>; MOST]; SLOTS as usize],
+    flags: [[AtomicU64; MAX_RANKS]; 2],
+    slots: [[UnsafeCell<u64>; MAX_RANKS]; SLOTS as usize],
 }
 
 impl Window {
@@ -53,7 +53,7 @@ fn meet(me: usize, windows: &[Window], area: FlagSet, epoch: u64) {
     }
 }
 
-/// What `rank` puts into part `part` in launch `epoch`.
+/// Returns the value that `rank` writes to part `part` in launch `epoch`.
 fn value(rank: usize, epoch: u64, part: usize) -> u64 {
     epoch * 100 + part as u64 * 10 + rank as u64
 }
@@ -129,14 +129,14 @@ fn loom_collectives_of_all_kinds_follow_one_another() {
 
 #[test]
 #[should_panic]
-fn loom_sees_a_window_with_one_slot() {
-    // Proof that the tests above can fail.
+fn loom_finds_a_window_with_one_slot() {
+    // Shows that the tests above can fail.
     model(2, 3, &[Kernel::OneShot; 3], |_| 0);
 }
 
 #[test]
 #[should_panic]
-fn loom_sees_a_reduction_without_its_second_meeting() {
+fn loom_finds_a_reduction_without_its_second_barrier() {
     fn gather_at_once(me: usize, windows: &[Window]) {
         (0..2).for_each(|part| put(&windows[me].slots[0][part], 1));
         meet(me, windows, FlagSet::Filled, 1);

@@ -6,6 +6,10 @@ use super::syntax::{Function, Instruction, Operand, Statement, Unit, Variable, b
 type TranslateResult<T> = Result<T, String>;
 
 /// Parses a module.
+///
+/// # Errors
+///
+/// Unsupported syntax, with the text.
 pub fn parse(text: &str) -> TranslateResult<Unit> {
     let mut reader = Reader { tokens: tokens(text), at: 0 };
     let mut unit = Unit::default();

@@ -1,5 +1,11 @@
 //! Starts the probe as a user would, and checks what it leaves behind.
-#![allow(dead_code, reason = "each test program uses its own part")]
+#![allow(dead_code, reason = "each test program uses a part")]
+
+#[path = "../../../shared.rs"]
+mod shared;
+
+#[allow(unused_imports, reason = "each test file uses a part")]
+pub use shared::{free_port, skip_or_fail};
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -10,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Longer than any step of a correct run takes, on any machine.
-pub const LIMIT: Duration = Duration::from_secs(60);
+/// Longest wait of a test. Only a hang lasts this long, also on a busy machine.
+pub const LIMIT: Duration = Duration::from_secs(300);
 
 /// A running launcher with its workers.
 pub struct Run {
@@ -29,11 +35,11 @@ pub struct Ended {
     pub folder: tempfile::TempDir,
 }
 
-/// The program that the tests start.
+/// The program that the tests launch.
 pub const PROBE: &str = env!("CARGO_BIN_EXE_launch-probe");
 
-/// Returns a command that starts the probe with default signal actions. A shell starts background jobs, and so these tests, with
-/// some signals ignored; children inherit that, and the launcher keeps signals ignored on purpose.
+/// Returns the start of the probe's command line. Signals have their default actions: shells start background jobs, and so
+/// these tests, with some signals ignored, which is inherited and which the launcher respects.
 pub fn probe(arguments: &[&str]) -> Command {
     let mut command = Command::new("env");
     command.args(["--default-signal=HUP,INT,QUIT,TERM", PROBE]).args(arguments);
@@ -45,7 +51,7 @@ impl Run {
         Self::of(probe(arguments))
     }
 
-    /// Starts `command` with `--logs`, in an environment without the variables of launchers.
+    /// Starts `command` with `--logs`, without variables of launchers.
     pub fn of(mut command: Command) -> Self {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let folder = tempfile::tempdir().unwrap();
@@ -68,7 +74,7 @@ impl Run {
         kill_process(self.pid(), signal).unwrap();
     }
 
-    /// Waits until `file` of the logs (or the launcher's `stdout`, `stderr`) contains `text`. Returns the content.
+    /// Waits until `file` of the logs (or the launcher's `stdout`, `stderr`) contains `text`; returns the content.
     pub fn wait_for(&mut self, file: &str, text: &str) -> String {
         let until = Instant::now() + LIMIT;
         loop {
@@ -97,7 +103,7 @@ impl Run {
         marked(&self.marker).into_iter().filter(|pid| *pid != own).filter_map(Pid::from_raw).collect()
     }
 
-    /// Waits until the launcher has ended, and checks that nothing is left: no process, no shared memory, no socket.
+    /// Waits for the end, and checks that nothing is left: no process, no shared memory, no socket.
     pub fn end(mut self) -> Ended {
         let until = Instant::now() + LIMIT;
         let status = loop {
@@ -112,7 +118,7 @@ impl Run {
             }
             std::thread::sleep(Duration::from_millis(20));
         };
-        // Processes that the kernel kills with the launcher take a moment to disappear
+        // Processes that the kernel kills with the launcher end a moment later.
         loop {
             let left = marked(&self.marker);
             if left.is_empty() {
@@ -128,7 +134,7 @@ impl Run {
             let open = std::net::TcpStream::connect_timeout(&address, Duration::from_secs(5));
             assert!(open.is_err(), "somebody still listens at {address}");
         }
-        // Other programs' shared memory may come and go meanwhile
+        // Shared memory of other programs may come and go meanwhile.
         let names = shared_memory();
         let ours: Vec<_> = names.difference(&self.shared_memory).filter(|name| name.contains("trainer")).collect();
         assert!(ours.is_empty(), "left in /dev/shm: {ours:?}");
@@ -138,7 +144,7 @@ impl Run {
 }
 
 impl Drop for Run {
-    /// Ends the launcher of a test that fails.
+    /// A failed test leaves no process either.
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -150,7 +156,7 @@ impl Ended {
         read(&self.folder.path().join(file))
     }
 
-    /// Asserts the exit code, and that stderr contains the texts in this order.
+    /// Asserts the exit code, and that `texts` appear on stderr in this order.
     pub fn said(&self, code: i32, texts: &[&str]) -> &Self {
         assert_eq!(self.status.code(), Some(code), "{:?}\n{}", self.status, self.stderr);
         let mut rest = self.stderr.as_str();
@@ -171,7 +177,7 @@ fn shared_memory() -> BTreeSet<String> {
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// Returns the processes with `marker` in their environment.
+/// Returns the living processes with `marker` in their environment.
 fn marked(marker: &str) -> Vec<i32> {
     let wanted = format!("LAUNCH_TEST={marker}");
     let is_marked = |pid: &i32| {
@@ -182,7 +188,7 @@ fn marked(marker: &str) -> Vec<i32> {
     pids.filter(is_marked).collect()
 }
 
-/// Whether a process exists and is not a zombie.
+/// Returns whether a process exists and is not a zombie.
 pub fn lives(pid: Pid) -> bool {
     let stat = read(&PathBuf::from(format!("/proc/{}/stat", pid.as_raw_nonzero())));
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))

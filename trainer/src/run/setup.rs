@@ -1,27 +1,101 @@
-//! What a run needs before its first step: the network, what ranks compare, the checkpoint to go on from, the first screen.
+//! What a run needs before its first step: device, network, strategy, loaders, checkpoint, start table.
 
-use std::path::Path;
+use std::sync::Arc;
 
-use data::Splits;
+use burn::tensor::Device;
+use data::{Dataset, Splits, loader::Loader};
 use models::{Network, Spec};
 
-use super::resolve;
-use crate::config::{RunPlan, Setting};
-use crate::device::{DeviceSet, Selected};
-use crate::engine::{Lengths, checkpoint};
+use crate::cli::TrainArgs;
+use crate::config::{Mode, RunPlan, Setting};
+use crate::device::{DeviceRequest, DeviceSet, LocalRank, Selected};
+use crate::engine::{Loaders, checkpoint};
 use crate::failure::Failure;
 use crate::report::screen::start_table;
 use crate::report::{RunFolder, Section};
 use crate::snapshot::{RunProgress, Snapshot};
+use crate::strategy::{DeviceDataset, DeviceDatasets, Strategy};
 use crate::text::thousands;
 
-/// Builds the network that the plan and the images ask for.
+/// Returns the devices that the flags ask for.
+pub(super) fn device_request(arguments: &TrainArgs) -> DeviceRequest {
+    match (arguments.gpus, arguments.cpus) {
+        (Some(count), _) => DeviceRequest::Gpus(count),
+        (None, Some(_)) => DeviceRequest::Cpu,
+        (None, None) => DeviceRequest::Best,
+    }
+}
+
+/// Prints why a build for GPUs trains on the CPU, if no flag asked for the CPU.
+pub(super) fn note_missing_gpu(devices: &DeviceSet) {
+    if let DeviceSet::Cpu(Some(why)) = devices {
+        eprintln!("note: training on the CPU: {why}");
+    }
+}
+
+/// The device of a process, among the devices of the job.
+pub(super) struct DeviceAssignment<'a> {
+    /// The devices that the flags ask for.
+    pub devices: &'a DeviceSet,
+    /// The process among those of its host.
+    pub local_rank: LocalRank,
+    /// The device of the process.
+    pub selected: Selected,
+}
+
+/// Returns why the loader decodes and augments on the host; none if the GPU does.
+pub(super) fn pixels_on_the_host(plan: &RunPlan, selected: &Selected, splits: &Splits) -> Option<String> {
+    let Some(gpu) = &selected.gpu else { return Some("there is no GPU".into()) };
+    if plan.parallel.mode == Mode::Dp {
+        return Some("mode dp scatters each batch from there".into());
+    }
+    if plan.train.mixup > 0.0 || plan.train.cutmix > 0.0 {
+        return Some("mixup and cutmix are the loader's".into());
+    }
+    // the rest is for the network
+    let room = gpu.memory_bytes / 4;
+    let eval = splits.val.as_ref().unwrap_or(&splits.test);
+    DeviceDataset::refusal(&splits.train, room).or_else(|| DeviceDataset::refusal(eval, room))
+}
+
+/// Makes the loaders of all splits. Without `pixels`, the splits that are read in every epoch are copied to the device.
+pub(super) fn loaders(
+    plan: &RunPlan,
+    strategy: &mut dyn Strategy,
+    splits: Splits,
+    pixels: bool,
+    device: &Device,
+) -> Result<Loaders, Failure> {
+    let (eval, test) = match splits.val {
+        Some(val) => (val, Some(splits.test)),
+        None => (splits.test, None),
+    };
+    let (train, eval) = (Arc::new(splits.train), Arc::new(eval));
+    let train_loader = Loader::new(Arc::clone(&train), super::plan::train_loader(plan, strategy, pixels)?)?;
+    let eval_loader = Loader::new(Arc::clone(&eval), super::plan::eval_loader(plan, strategy, pixels)?)?;
+    let test_loader = match test {
+        Some(test) => Some(Loader::new(Arc::new(test), super::plan::eval_loader(plan, strategy, true)?)?),
+        None => None,
+    };
+    if !pixels {
+        let on_device = |set: &Dataset, loader: &Loader| {
+            DeviceDataset::new(set, loader.pipeline().clone(), &device.clone().inner())
+        };
+        strategy.keep_on_device(DeviceDatasets {
+            train: on_device(&train, &train_loader),
+            test: on_device(&eval, &eval_loader),
+        })?;
+    }
+    Ok(Loaders { train: train_loader, eval: eval_loader, test: test_loader })
+}
+
+/// Builds the network of the plan for the images.
 pub(super) fn build(plan: &RunPlan, spec: &Spec, selected: &Selected) -> Result<Network, Failure> {
     models::build(&plan.model.name, spec, plan.train.seed, &selected.device)
         .map_err(|error| plan.mistake(&[error.key(), "model.name"], error.to_string(), error.hint()).into())
 }
 
-/// What all ranks of a job must have in common: the plan but for this machine's paths, the data, and what they compute on.
+/// Returns what all ranks of a job must have in common: the plan without paths, the data, the kind of device.
 pub(super) fn facts(plan: &RunPlan, splits: &Splits, target: &DeviceSet) -> Vec<String> {
     let device = format!("device = {}", if target.is_gpu() { "GPU" } else { "CPU" });
     let shared =
@@ -41,7 +115,7 @@ pub(super) fn facts(plan: &RunPlan, splits: &Splits, target: &DeviceSet) -> Vec<
     facts
 }
 
-/// Loads the newest complete checkpoint; `None` of a run killed before its first one: it starts from the beginning.
+/// Loads the newest complete checkpoint; none for a run that was killed before its first one.
 pub(super) fn restore(plan: &RunPlan, folder: &RunFolder) -> Result<Option<(Snapshot, RunProgress)>, Failure> {
     if !checkpoint::any(&folder.checkpoints())? {
         eprintln!("{}: no checkpoint yet, starting from the beginning", folder.path().display());
@@ -63,27 +137,10 @@ pub(super) fn restore(plan: &RunPlan, folder: &RunFolder) -> Result<Option<(Snap
     Ok(Some((loaded.snapshot, loaded.progress)))
 }
 
-pub(super) fn overview(
-    plan: &RunPlan,
-    lengths: &Lengths,
-    parameters: usize,
-    data: &str,
-    source: &str,
-    device: &str,
-    folder: &Path,
-) -> Section {
-    Section::new("run")
-        .row("model", format!("{}, {} parameters", plan.model.name, thousands(parameters as u64)))
-        .row("data", format!("{data} ({source})"))
-        .row("device", device)
-        .row("length", format!("{} epochs of {} steps", lengths.epochs, thousands(lengths.steps_per_epoch)))
-        .row("folder", folder.display())
-}
-
-/// Resolves everything that needs no data, builds the network, prints the plan.
+/// Checks everything that needs no data, builds the network and prints the plan.
 pub(super) fn dry_run(plan: &RunPlan, selected: &Selected) -> Result<u8, Failure> {
     let mut section = Section::new("dry run").row("device", &selected.description);
-    if let Some(facts) = resolve::known_facts(&plan.data.name) {
+    if let Some(facts) = super::plan::known_facts(&plan.data.name) {
         let side = plan.data.image_size;
         let spec = Spec {
             num_classes: plan.model.num_classes.unwrap_or(facts.classes),
@@ -105,7 +162,7 @@ pub(super) fn dry_run(plan: &RunPlan, selected: &Selected) -> Result<u8, Failure
         section = section.row("model", format!("{}, built once the images are read", plan.model.name));
     }
     let mut sections = vec![section];
-    sections.extend(resolve::sections(plan)?);
+    sections.extend(super::plan::sections(plan)?);
     print!("{}", start_table(&sections));
     println!("dry run: the plan is valid; nothing was read, trained or written");
     Ok(0)

@@ -1,29 +1,75 @@
-//! From flags and registries to a checked plan, and from the plan to what the parts take.
+//! From flags and TOML to a checked plan, and from the plan to the data set and the loaders.
 
-use std::path::Path;
+use std::{
+    path::{Path, PathBuf},
+    time::Instant,
+};
 
 use data::{
     Splits,
     augment::{Augment, Fill},
-    formats,
+    formats::{self, LoadRequest},
     loader::LoaderConfig,
 };
 
 use crate::cli::TrainArgs;
 use crate::config::{self, Augmentation, BatchScope, DatasetFacts, Mode, Overrides, Registry, RunPlan};
 use crate::failure::Failure;
-use crate::report::Section;
+use crate::report::{RunFolder, Section};
 use crate::strategy::Strategy;
 
 /// Batches that the loader keeps ready.
 const PREFETCH: usize = 4;
 
-/// Reads and checks a TOML file as the flags change it; `gpu` where the run is on GPUs. Several workers are processes (DDP)
-/// unless flag or file say that they are devices of one process (DP).
+/// A run to start or to continue.
+pub(super) struct PlannedRun {
+    /// The checked plan.
+    pub plan: RunPlan,
+    /// The folder of the run to continue.
+    pub resumed: Option<RunFolder>,
+}
+
+/// Reads the plan from `--config`, or from the run to continue.
+///
+/// # Errors
+/// Every mistake in the plan, or a run that cannot be opened.
+pub(super) fn planned_run(arguments: &TrainArgs, several: bool, gpu: bool) -> Result<PlannedRun, Failure> {
+    let Some(run) = &arguments.resume else {
+        let path = arguments.config.as_deref().ok_or_else(|| {
+            Failure::usage("nothing says what to train", "name a TOML file: --config configs/quickstart.toml")
+        })?;
+        return Ok(PlannedRun { plan: plan(path, arguments, several, gpu)?, resumed: None });
+    };
+    let folder = match run {
+        Some(path) => RunFolder::open(path),
+        None => RunFolder::newest(&arguments.run_dir),
+    }
+    .map_err(|error| Failure::usage(&error, &error.hint))?;
+    let planned = plan(&folder.config(), arguments, several, gpu)?;
+    if let Some(path) = &arguments.config {
+        let asked = plan(path, arguments, several, gpu)?;
+        same_plan(path, &asked, &folder, &planned)?;
+    }
+    Ok(PlannedRun { plan: planned, resumed: Some(folder) })
+}
+
+/// Checks that `--config` and the resumed run have equal settings. A run's own config.toml may have more keys: those that the
+/// data set determined.
+fn same_plan(path: &Path, asked: &RunPlan, folder: &RunFolder, run: &RunPlan) -> Result<(), Failure> {
+    let Some((asked, run)) = asked.first_difference(run) else { return Ok(()) };
+    let run = run.map_or_else(|| "it has no such key".to_owned(), |setting| format!("`{setting}`"));
+    Err(Failure::usage(
+        format!("{}: `{asked}` is not what {} was started with: {run}", path.display(), folder.path().display()),
+        "leave --config out to continue the run as it is, or give --set to change a value on purpose",
+    ))
+}
+
+/// Reads and checks a TOML file with the flags' overrides. `gpu`: accept settings that only GPUs support. Several workers are
+/// processes (DDP), unless a flag or the file asks for devices of one process (DP).
 ///
 /// # Errors
 /// Every mistake in it, with its place.
-pub(super) fn plan(path: &Path, arguments: &TrainArgs, several: bool, gpu: bool) -> Result<RunPlan, Failure> {
+fn plan(path: &Path, arguments: &TrainArgs, several: bool, gpu: bool) -> Result<RunPlan, Failure> {
     let mut overrides = overrides(arguments);
     let dp = |overrides: &Overrides| read(path, overrides, gpu).is_ok_and(|plan| plan.parallel.mode == Mode::Dp);
     if several && overrides.mode.is_none() && !dp(&overrides) {
@@ -44,11 +90,11 @@ fn overrides(arguments: &TrainArgs) -> Overrides {
     }
 }
 
-/// Reads and checks a TOML file; `gpu` where what only GPUs do is no mistake.
+/// Reads and checks a TOML file, and prints its notes. `gpu`: accept settings that only GPUs support.
 ///
 /// # Errors
 /// Every mistake in it, with its place.
-pub(super) fn load(path: &Path, overrides: &Overrides, gpu: bool) -> Result<RunPlan, Failure> {
+pub(crate) fn load(path: &Path, overrides: &Overrides, gpu: bool) -> Result<RunPlan, Failure> {
     let plan = read(path, overrides, gpu)?;
     for note in plan.notes() {
         eprintln!("note: {note}");
@@ -56,7 +102,7 @@ pub(super) fn load(path: &Path, overrides: &Overrides, gpu: bool) -> Result<RunP
     Ok(plan)
 }
 
-/// [`load`] without its notes.
+/// [`load`] without the notes.
 fn read(path: &Path, overrides: &Overrides, gpu: bool) -> Result<RunPlan, Failure> {
     let models: Vec<_> = models::entries().iter().map(|entry| entry.name).collect();
     let datasets: Vec<_> = formats::dataset_names().collect();
@@ -64,7 +110,38 @@ fn read(path: &Path, overrides: &Overrides, gpu: bool) -> Result<RunPlan, Failur
     Ok(config::load(path, overrides, &registry)?)
 }
 
-/// What is known of a data set before its files are read; nothing of an image folder.
+/// Reads the data set of the plan and checks the plan against the data set.
+///
+/// # Errors
+/// A file that is missing or damaged, or a plan that does not fit the images.
+pub(super) fn read_data(plan: &mut RunPlan) -> Result<Splits, Failure> {
+    let start = Instant::now();
+    let splits = formats::load(&LoadRequest {
+        name: plan.data.name.clone(),
+        dir: Some(plan.data.dir.clone().unwrap_or_else(cache_folder)),
+        image_size: plan.data.image_size,
+        limit_train: limit(plan.data.limit_train),
+        limit_test: limit(plan.data.limit_test),
+    })?;
+    let (train, test, seconds) = (splits.train.len(), splits.test.len(), start.elapsed().as_secs_f64());
+    tracing::info!(name = plan.data.name, train, test, seconds, "read the data set");
+    plan.check_against(&dataset_facts(&plan.data.name, &splits))?;
+    Ok(splits)
+}
+
+/// The number of images to keep; 0 keeps all.
+fn limit(count: usize) -> Option<usize> {
+    (count > 0).then_some(count)
+}
+
+/// Returns the folder of data sets if nothing names one: `$XDG_CACHE_HOME/trainer` or `~/.cache/trainer`.
+pub(crate) fn cache_folder() -> PathBuf {
+    let cache = std::env::var_os("XDG_CACHE_HOME").filter(|value| !value.is_empty()).map(PathBuf::from);
+    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
+    cache.or_else(home).unwrap_or_else(std::env::temp_dir).join("trainer")
+}
+
+/// Returns what is known of a data set before its files are read; none for an image folder.
 pub(super) fn known_facts(name: &str) -> Option<DatasetFacts> {
     let info = formats::metadata(name)?;
     Some(DatasetFacts {
@@ -77,8 +154,8 @@ pub(super) fn known_facts(name: &str) -> Option<DatasetFacts> {
     })
 }
 
-/// What the files turned out to hold.
-pub(super) fn dataset_facts(name: &str, splits: &Splits) -> DatasetFacts {
+/// Returns what the data set's files hold.
+pub(crate) fn dataset_facts(name: &str, splits: &Splits) -> DatasetFacts {
     let (mean, std) =
         formats::metadata(name).map(|info| (info.default_mean.to_vec(), info.default_std.to_vec())).unwrap_or_default();
     let shape = splits.train.shape;
@@ -86,13 +163,13 @@ pub(super) fn dataset_facts(name: &str, splits: &Splits) -> DatasetFacts {
     DatasetFacts { channels, height, width, classes: splits.train.classes.len(), mean, std }
 }
 
-/// The plan's sections for the start-up screen.
+/// Returns the plan's sections of the start table.
 pub(super) fn sections(plan: &RunPlan) -> Result<Vec<Section>, Failure> {
     let table = plan.table().map_err(|error| Failure::run(error, "please report this"))?;
     Ok(table.into_iter().map(|(title, rows)| Section { title, rows }).collect())
 }
 
-/// The loader of the training set; `pixels` unless the device has them.
+/// Configures the loader of the training set. `pixels`: the loader decodes and augments; otherwise the device does.
 ///
 /// # Errors
 /// The plan was not checked against its data set.
@@ -118,7 +195,7 @@ pub(super) fn train_loader(plan: &RunPlan, strategy: &dyn Strategy, pixels: bool
     })
 }
 
-/// Configures the loader of an evaluated split: every sample once, without augmentation; `pixels` unless the device has them.
+/// Configures the loader of an evaluated split: every sample once, without augmentation. `pixels` as in [`train_loader`].
 ///
 /// # Errors
 /// The plan was not checked against its data set.

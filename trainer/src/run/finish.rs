@@ -1,9 +1,9 @@
-//! The end of a training run: what all ranks tell rank 0, the summary, the exit code.
+//! The end of a training run: what rank 0 gathers from all ranks, the summary, the exit code.
 
 use std::io::Write;
 
 use crate::device;
-use crate::engine::{Ending, eval_record};
+use crate::engine::{RunOutcome, eval_record};
 use crate::failure::Failure;
 use crate::report::{Confusion, Reporter, RunFolder, RunSummary};
 use crate::snapshot::Evaluated;
@@ -12,17 +12,21 @@ use crate::text::thousands;
 use crate::timeline::Timeline;
 use launch::signals;
 
-/// What rank 0 learns of all ranks when the run is over.
-pub(super) struct Ends {
-    /// Most memory that each rank's process has held.
+/// What rank 0 gathers from all ranks at the end of a run.
+pub(super) struct RankStats {
+    /// Peak memory of each rank's process in bytes.
     pub peak_bytes: Vec<u64>,
-    /// What each device is known to have held, rank after rank.
+    /// Memory taken by each device in bytes, rank after rank.
     pub device_bytes: Vec<u64>,
-    /// What each rank recorded, where it did.
+    /// Each rank's part of the timeline; empty if the timeline is off.
     pub timelines: Vec<Vec<u8>>,
 }
 
-pub(super) fn gather_ends(strategy: &dyn Strategy, timeline: &Timeline) -> Result<Ends, Failure> {
+/// Gathers every rank's statistics on all ranks.
+///
+/// # Errors
+/// A rank is gone.
+pub(super) fn gather_rank_stats(strategy: &dyn Strategy, timeline: &Timeline) -> Result<RankStats, Failure> {
     let peaks = strategy.all_gather(&device::peak_bytes().unwrap_or(0).to_le_bytes())?;
     let number = |bytes: &Vec<u8>| bytes.as_slice().try_into().map_or(0, u64::from_le_bytes);
     let held: Vec<u8> = strategy.device_bytes().iter().flat_map(|bytes| bytes.to_le_bytes()).collect();
@@ -30,31 +34,31 @@ pub(super) fn gather_ends(strategy: &dyn Strategy, timeline: &Timeline) -> Resul
     let device_bytes =
         held.iter().flat_map(|bytes| bytes.chunks_exact(8).map(|bytes| number(&bytes.to_vec()))).collect();
     let timelines = if timeline.is_on() { strategy.all_gather(&timeline.part(strategy.rank()))? } else { Vec::new() };
-    Ok(Ends { peak_bytes: peaks.iter().map(number).collect(), device_bytes, timelines })
+    Ok(RankStats { peak_bytes: peaks.iter().map(number).collect(), device_bytes, timelines })
 }
 
-/// The summary on the screen and in its file; the exit code.
+/// Prints and writes the summary, and returns the exit code.
 pub(super) fn finish(
     reporter: &mut Reporter,
     mut summary: RunSummary,
-    ending: Ending,
+    outcome: RunOutcome,
     classes: Vec<String>,
     folder: &RunFolder,
 ) -> Result<u8, Failure> {
-    match ending {
-        Ending::Finished(counts) => {
+    match outcome {
+        RunOutcome::Finished(counts) => {
             summary.confusion = Some(Confusion { classes, counts: counts.confusion });
             reporter.finish(&summary)?;
             Ok(0)
         }
-        Ending::Exhausted { counts, epoch, best } => {
+        RunOutcome::Exhausted { counts, epoch, best } => {
             summary.confusion = Some(Confusion { classes, counts: counts.confusion });
             summary.note =
                 Some(format!("stopped after epoch {epoch}: no better top-1 since epoch {best} (train.patience)"));
             reporter.finish(&summary)?;
             Ok(0)
         }
-        Ending::OutOfTime { counts, step } => {
+        RunOutcome::OutOfTime { counts, step } => {
             summary.last = Some(Evaluated { epoch: summary.epochs + 1, eval: eval_record(&counts) });
             summary.confusion = Some(Confusion { classes, counts: counts.confusion });
             let (step, folder) = (thousands(step), folder.path().display());
@@ -65,11 +69,11 @@ pub(super) fn finish(
             reporter.finish(&summary)?;
             Ok(0)
         }
-        Ending::Interrupted { signal, step } => {
+        RunOutcome::Interrupted { signal, step } => {
             summary.interrupted = Some(format!("{} after step {}", signals::name(signal), thousands(step)));
             reporter.finish(&summary)?;
             let mut out = std::io::stdout().lock();
-            // the checkpoint is on disk: a closed pipe must not turn this into another exit code
+            // The checkpoint is on disk: a closed pipe must not change the exit code.
             let _ = writeln!(out, "checkpoint saved; continue with: trainer --resume {}", folder.path().display());
             Ok(128 + signal as u8)
         }

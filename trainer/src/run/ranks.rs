@@ -1,4 +1,4 @@
-//! Several processes: the launcher's side, and the side of a worker.
+//! Several processes: what the launcher starts, and how a worker joins the others.
 
 use std::{path::Path, time::Duration};
 
@@ -14,18 +14,18 @@ use launch::{
     worker::{self, ShutdownBarrier},
 };
 
-/// Tells the workers of our own launcher where rank 0 writes.
-pub(super) const RUN_FOLDER: &str = "TRAINER_RUN_FOLDER";
-/// How long ranks wait for each other at the start.
+/// Names rank 0's run folder to the workers of this program's launcher.
+pub(crate) const RUN_FOLDER: &str = "TRAINER_RUN_FOLDER";
+/// How long ranks wait for each other at the start of a job.
 const JOIN: Duration = Duration::from_secs(300);
-/// How long the host of the store waits for the others' goodbyes.
-const GOODBYE: Duration = Duration::from_secs(10);
+/// How long the host of the store waits at shutdown for the other ranks.
+const SHUTDOWN: Duration = Duration::from_secs(10);
 
-/// Starts this program once a worker and watches over them; gives the exit code.
+/// Starts this program once per worker, supervises the workers and returns the exit code.
 ///
 /// # Errors
 /// The job cannot be put together.
-pub(super) fn launch(
+pub(crate) fn launch(
     arguments: &TrainArgs,
     plan: &RunPlan,
     share: Option<&NodeShare>,
@@ -56,38 +56,38 @@ pub(super) fn launch(
     Ok(job.run()?)
 }
 
-/// The mpi backend's ranks are MPI's processes, which this program's launcher does not start.
-pub(super) fn needs_mpirun(workers: usize) -> Failure {
+/// Returns the error of the mpi backend without mpirun: this program's launcher does not start MPI processes.
+pub(crate) fn needs_mpirun(workers: usize) -> Failure {
     Failure::usage(
         "the mpi backend carries data between processes that mpirun has started, and this one was started by hand",
         format!("mpirun -np {workers} trainer … --backend mpi, without --cpus"),
     )
 }
 
-/// A rank that has met the others.
-pub(super) struct Rank {
-    /// The connection to them.
+/// A rank that has joined the job.
+pub(crate) struct Rank {
+    /// The communicator of all ranks.
     pub comm: Communicator,
-    /// Says what this rank is doing.
+    /// Reports what this rank is doing.
     pub status: WorkerStatus,
-    /// Signals, seen from before the ranks met.
+    /// Signals since before the ranks joined.
     pub stop: Stop,
     shutdown: ShutdownBarrier,
 }
 
 impl Rank {
-    /// Leaves word of why this rank fails: its launcher shows it when the process ends.
-    pub(super) fn failed(&self, failure: &Failure) {
+    /// Writes the failure report, which the launcher shows when the process ends.
+    pub(crate) fn failed(&self, failure: &Failure) {
         match self.comm.error() {
             Some(error) => self.status.record_comm_error(&error),
             None => self.status.record_error(&failure.message, failure.hint.as_deref().unwrap_or_default(), false),
         }
     }
 
-    /// Ends the connection in good order.
-    pub(super) fn leave(self) {
+    /// Leaves the job: waits for the other ranks at the shutdown barrier.
+    pub(crate) fn leave(self) {
         drop(self.comm);
-        self.shutdown.wait(GOODBYE);
+        self.shutdown.wait(SHUTDOWN);
     }
 }
 
@@ -97,7 +97,7 @@ impl Rank {
 ///
 /// # Errors
 /// A rank is gone.
-pub(super) fn share_cores(rank: &Rank) -> Result<(), Failure> {
+pub(crate) fn share_cores(rank: &Rank) -> Result<(), Failure> {
     let mut own = comm::host::boot().into_bytes();
     own.resize(36, 0);
     let host = own.len();
@@ -117,12 +117,12 @@ pub(super) fn share_cores(rank: &Rank) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Makes sure that no two ranks of a host have the same GPU, unless they are meant to: a launcher may have given each what
-/// it sees, and each sees the same.
+/// Checks that no two ranks have the same GPU, unless `oversubscribe` allows it. A launcher may show the same GPU to several
+/// ranks.
 ///
 /// # Errors
-/// Names two ranks that have the same GPU; the same on every rank.
-pub(super) fn one_gpu_each(rank: &Rank, gpu: Option<&Gpu>, oversubscribe: bool) -> Result<(), Failure> {
+/// Names two ranks with the same GPU. Every rank gets the same error.
+pub(crate) fn one_gpu_each(rank: &Rank, gpu: Option<&Gpu>, oversubscribe: bool) -> Result<(), Failure> {
     const BYTES: usize = 64;
     let mut own = gpu.map(|gpu| gpu.uuid.clone()).unwrap_or_default().into_bytes();
     own.resize(BYTES, 0);
@@ -142,18 +142,18 @@ pub(super) fn one_gpu_each(rank: &Rank, gpu: Option<&Gpu>, oversubscribe: bool) 
     }
 }
 
-/// The first two ranks with the same GPU, known by its UUID; ranks without a GPU have zeros.
+/// Returns the first two ranks with the same GPU UUID. Ranks without a GPU have zeros.
 fn same_card(cards: &[&[u8]]) -> Option<(usize, usize)> {
     let twin =
         |second: usize| cards[..second].iter().position(|card| *card == cards[second]).map(|first| (first, second));
     (0..cards.len()).filter(|&rank| cards[rank].iter().any(|&byte| byte != 0)).find_map(twin)
 }
 
-/// Meets the other ranks of a training job.
+/// Joins the other ranks of a training job.
 ///
 /// # Errors
-/// They do not come, or are another job's.
-pub(super) fn join(role: &WorkerRole, variables: &Variables, plan: &RunPlan) -> Result<Rank, Failure> {
+/// The other ranks do not join in time, or belong to another job.
+pub(crate) fn join(role: &WorkerRole, variables: &Variables, plan: &RunPlan) -> Result<Rank, Failure> {
     let transport = match plan.parallel.backend {
         Backend::Tcp => TransportKind::Tcp,
         Backend::Shm => TransportKind::Shm,
@@ -163,16 +163,16 @@ pub(super) fn join(role: &WorkerRole, variables: &Variables, plan: &RunPlan) -> 
     join_over(role, variables, transport, Duration::from_secs(plan.parallel.timeout_s as u64))
 }
 
-/// What reaches all ranks of a job, where nobody says what to use.
-pub(super) fn best_transport(role: &WorkerRole) -> TransportKind {
+/// Returns the transport for `auto`: shared memory if all ranks are on one host, else TCP.
+pub(crate) fn best_transport(role: &WorkerRole) -> TransportKind {
     if role.local_world == role.world { TransportKind::Shm } else { TransportKind::Tcp }
 }
 
-/// Meets the other ranks; each wait in a collective is at most `timeout` long.
+/// Joins the other ranks. Each wait in a collective is at most `timeout` long.
 ///
 /// # Errors
-/// They do not come, or are another job's.
-pub(super) fn join_over(
+/// The other ranks do not join in time, or belong to another job.
+pub(crate) fn join_over(
     role: &WorkerRole,
     variables: &Variables,
     transport: TransportKind,
@@ -183,7 +183,7 @@ pub(super) fn join_over(
     let status = worker::attach(role, variables)?;
     let joined = Worker::join(role, variables, status.clone(), JOIN)?;
     let secret = joined.secret.clone();
-    // the control connection is there already: the address is of no use any more
+    // The control connection exists already, so the address is unused.
     let mut config = CommConfig::new(role.rank, role.world, "", secret, transport);
     config.timeout = timeout;
     status.set_status(format_args!("connecting over {transport}"));

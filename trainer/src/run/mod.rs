@@ -1,0 +1,167 @@
+//! A training run: from flags to a plan, from devices to ranks, and from the data to a trained network.
+//!
+//! [`run()`] decides whether this process is the launcher, a worker, or trains alone. `plan.rs` reads and checks the plan,
+//! `ranks.rs` starts and joins processes, `setup.rs` builds what the first step needs, `training.rs` trains, and `finish.rs`
+//! reports the result.
+
+mod finish;
+pub(crate) mod plan;
+pub(crate) mod ranks;
+mod setup;
+mod training;
+
+use std::path::Path;
+
+use self::plan::{PlannedRun, planned_run, read_data};
+use self::setup::{DeviceAssignment, device_request, dry_run, note_missing_gpu, plan_toml};
+use self::training::Training;
+use crate::cli::TrainArgs;
+use crate::config::{Backend, BatchScope, Mode, RunPlan};
+use crate::device::{DeviceSet, LocalRank};
+use crate::diagnostics;
+use crate::failure::Failure;
+use crate::files::write_atomic;
+use crate::report::RunFolder;
+use launch::{
+    self, Role,
+    environment::{Launcher, Variables, WorkerRole},
+    secret,
+};
+
+/// Trains, alone or in several processes, and returns the exit code. The same program with the same arguments is the launcher
+/// and its workers: `variables`, the environment, tells which of them this process is.
+///
+/// # Errors
+/// Bad flags, a bad plan, data that cannot be read, a run that failed.
+pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failure> {
+    if arguments.cpus == Some(0) {
+        return Err(Failure::usage("--cpus 0: nobody would train", "ask for at least one: --cpus 1"));
+    }
+    if let Some(path) = &arguments.job.secret_file {
+        secret::read_file(path, &mut variables)?;
+    }
+    let asked = arguments.gpus.map(|count| ("--gpus", count)).or(arguments.cpus.map(|count| ("--cpus", count)));
+    let devices = DeviceSet::of(device_request(arguments))?;
+    let role = launch::detect(&variables, arguments.job.launcher.parse()?, asked)?;
+    let node = match &role {
+        Role::Worker(worker) => return run_worker(arguments, &role, worker, &variables, &devices),
+        Role::Local(node) => node.as_ref(),
+    };
+    note_missing_gpu(&devices);
+    let workers = asked.map_or(1, |(_, count)| count);
+    let several = workers > 1 || arguments.job.nnodes > 1 || node.is_some();
+    let PlannedRun { mut plan, resumed } = planned_run(arguments, several, devices.is_gpu())?;
+    let local_rank = LocalRank { local_world: workers, oversubscribe: arguments.oversubscribe, ..LocalRank::ALONE };
+    let selected = devices.select(&local_rank)?;
+    if selected.gpu.is_some() && arguments.oversubscribe {
+        eprintln!("note: --oversubscribe: processes may share a GPU; timings mean nothing");
+    }
+    if arguments.dry_run {
+        return dry_run(&plan, &selected);
+    }
+    let several = processes(&plan, arguments, several)?;
+    let splits = read_data(&mut plan)?;
+    if !several {
+        let devices = DeviceAssignment { devices: &devices, local_rank, selected };
+        return Training { arguments, plan: &plan, resumed: resumed.as_ref(), devices, rank: None }.run(splits);
+    }
+    if plan.parallel.backend == Backend::Mpi {
+        return Err(ranks::needs_mpirun(workers));
+    }
+    let share = plan.train.batch_size / (workers * arguments.job.nnodes).max(1);
+    if share == 0 && plan.train.batch_scope == BatchScope::Global {
+        let cause = format!("a batch of {} cannot be shared by {workers} workers", plan.train.batch_size);
+        return Err(plan.mistake(&["train.batch_size"], cause, "use a larger batch, or fewer workers").into());
+    }
+    // The workers read the data themselves. Here the data was only checked, so that one process reports a mistake.
+    drop(splits);
+    let folder = match resumed {
+        Some(folder) => folder,
+        None => {
+            let world = workers * arguments.job.nnodes;
+            let folder = RunFolder::create(&arguments.run_dir, &plan.model.name, "ddp", world)?;
+            write_atomic(&folder.config(), plan_toml(&plan)?.as_bytes())?;
+            folder
+        }
+    };
+    diagnostics::write_to(&folder.path().join("logs"))?;
+    ranks::launch(arguments, &plan, node, &variables, workers, folder.path())
+}
+
+/// Returns whether the plan trains in several processes. `several`: the flags ask for several workers.
+fn processes(plan: &RunPlan, arguments: &TrainArgs, several: bool) -> Result<bool, Failure> {
+    let mistake = |cause: &str, hint: &str| Err(plan.mistake(&["parallel.mode"], cause, hint).into());
+    match plan.parallel.mode {
+        Mode::Ddp if !several => mistake(
+            "ddp needs several processes",
+            "say how many: --cpus N or --gpus N; or train in one process with --mode single",
+        ),
+        Mode::Single if several => {
+            mistake("single is one process on one device", "leave --cpus and --gpus out, or use --mode ddp or dp")
+        }
+        Mode::Dp if arguments.job.nnodes > 1 => mistake("dp is one process", "use --mode ddp for several machines"),
+        Mode::Dp if arguments.cpus.or(arguments.gpus).is_none() => {
+            mistake("dp needs to know its devices", "say how many: --cpus N or --gpus N")
+        }
+        mode => Ok(mode == Mode::Ddp),
+    }
+}
+
+/// Trains as one rank of a job.
+fn run_worker(
+    arguments: &TrainArgs,
+    role: &Role,
+    worker: &WorkerRole,
+    variables: &Variables,
+    devices: &DeviceSet,
+) -> Result<u8, Failure> {
+    let own = variables.get(ranks::RUN_FOLDER).filter(|_| worker.launcher == Launcher::Own);
+    if own.is_none() && worker.rank == 0 {
+        eprintln!("{role}");
+        note_missing_gpu(devices);
+    }
+    if own.is_none() {
+        diagnostics::write_to_stderr();
+    }
+    let PlannedRun { mut plan, mut resumed } = planned_run(arguments, true, devices.is_gpu())?;
+    let local_rank = LocalRank {
+        local_rank: worker.local_rank,
+        local_world: worker.local_world,
+        foreign: own.is_none(),
+        oversubscribe: arguments.oversubscribe,
+    };
+    let selected = devices.select(&local_rank)?;
+    if plan.parallel.mode == Mode::Dp {
+        let hint = "start the trainer alone, with --cpus N; or train with --mode ddp";
+        return Err(plan.mistake(&["parallel.mode"], format!("dp is one process, and {role}"), hint).into());
+    }
+    let rank = ranks::join(worker, variables, &plan)?;
+    if own.is_none() {
+        ranks::share_cores(&rank)?;
+    }
+    ranks::one_gpu_each(&rank, selected.gpu.as_ref(), arguments.oversubscribe)?;
+    let again = variables.get(launch::worker::ATTEMPT).is_some_and(|attempt| attempt != "0");
+    let mut run = || {
+        rank.status.set_status(format_args!("reading {}", plan.data.name));
+        let splits = read_data(&mut plan)?;
+        if let (Some(path), None, 0) = (own, &resumed, worker.rank) {
+            let folder = RunFolder::open(Path::new(path))?;
+            // After a restart the run continues from its newest checkpoint.
+            if again {
+                resumed = Some(folder);
+            }
+        }
+        let devices = DeviceAssignment { devices, local_rank, selected: selected.clone() };
+        Training { arguments, plan: &plan, resumed: resumed.as_ref(), devices, rank: Some(&rank) }.run(splits)
+    };
+    let result = run();
+    if let Err(failure) = &result {
+        rank.failed(failure);
+        if own.is_some() {
+            // The launcher shows the failure, the root cause first.
+            return Ok(failure.code);
+        }
+    }
+    rank.leave();
+    result
+}

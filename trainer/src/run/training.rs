@@ -1,0 +1,232 @@
+//! One process's training: strategy, loaders, engine, and on rank 0 the run folder and the screen.
+
+use std::path::Path;
+
+use data::Splits;
+use models::Spec;
+
+use super::finish::{finish, gather_rank_stats};
+use super::ranks::{self, Rank};
+use super::setup::{self, DeviceAssignment, build, count_parameters, facts, pixels_on_the_host, plan_toml, restore};
+use crate::cli::TrainArgs;
+use crate::config::{Mode, RunPlan};
+use crate::diagnostics;
+use crate::engine::checkpoint::Store;
+use crate::engine::{Engine, Files, Lengths, Loaders, RunEnd, RunOutcome};
+use crate::failure::Failure;
+use crate::files::write_atomic;
+use crate::report::{Reporter, ReporterOptions, RunFolder, RunSummary, Section};
+use crate::signals::Stop;
+use crate::snapshot::RunProgress;
+use crate::strategy::Strategy;
+use crate::strategy::ddp::{self, Ddp};
+use crate::strategy::dp::Dp;
+use crate::strategy::single::Single;
+use crate::text::thousands;
+use crate::timeline::{self, Timeline};
+
+/// What a process needs to train.
+pub(super) struct Training<'a> {
+    /// The command line.
+    pub arguments: &'a TrainArgs,
+    /// The plan, checked against the data.
+    pub plan: &'a RunPlan,
+    /// The run to continue.
+    pub resumed: Option<&'a RunFolder>,
+    /// Where this process trains.
+    pub devices: DeviceAssignment<'a>,
+    /// This process's rank; none if it trains alone.
+    pub rank: Option<&'a Rank>,
+}
+
+/// What the start table and the summary say of a run.
+struct Description {
+    parameters: usize,
+    data: String,
+    source: String,
+    device: String,
+    classes: Vec<String>,
+}
+
+impl Training<'_> {
+    /// Trains to the end of the plan or to a signal, and returns the exit code.
+    ///
+    /// # Errors
+    /// A loss that is not finite, a file that cannot be written, a rank that is gone.
+    pub(super) fn run(&self, splits: Splits) -> Result<u8, Failure> {
+        let (plan, selected) = (self.plan, &self.devices.selected);
+        let (source, classes) = (splits.source.clone(), splits.train.classes.clone());
+        let (mut strategy, parameters) = self.strategy(&splits)?;
+        let host_pixels = pixels_on_the_host(plan, selected, &splits);
+        if let (Some(why), true, 0) = (&host_pixels, self.devices.devices.is_gpu(), strategy.rank()) {
+            eprintln!("note: images are augmented on the host: {why}");
+        }
+        let data = describe_data(plan, &splits, host_pixels.is_none());
+        let loaders = setup::loaders(plan, &mut *strategy, splits, host_pixels.is_some(), &selected.device)?;
+        let stop = match self.rank {
+            Some(rank) => rank.stop.clone(),
+            None => Stop::on_signals()
+                .map_err(|error| Failure::run(format!("signal handlers: {error}"), "check ulimits"))?,
+        };
+        let progress = match self.resumed {
+            Some(folder) if strategy.rank() == 0 => restore(plan, folder)?,
+            _ => None,
+        };
+        let progress = strategy.load_checkpoint(progress)?;
+        let timeline = Timeline::new(plan.log.timeline);
+        #[cfg(feature = "cuda")]
+        if selected.gpu.is_some() {
+            timeline.watch_kernels();
+        }
+        timeline.synchronise(strategy.rank(), |bytes| strategy.all_gather(bytes))?;
+        strategy.set_timeline(&timeline);
+        if strategy.rank() > 0 {
+            let engine = Engine::new(plan, &mut *strategy, loaders, None, stop, progress);
+            let end = engine.record(&timeline).run()?;
+            gather_rank_stats(&*strategy, &timeline)?;
+            return Ok(match end.outcome {
+                RunOutcome::Interrupted { signal, .. } => 128 + signal as u8,
+                _ => 0,
+            });
+        }
+        let device = format!("{}, {} x{}", selected.description, plan.parallel.mode, strategy.devices());
+        let description = Description { parameters, data, source, device, classes };
+        self.run_and_report(&mut *strategy, loaders, stop, progress, &timeline, description)
+    }
+
+    /// Builds network and strategy, and returns the network's number of parameters.
+    fn strategy(&self, splits: &Splits) -> Result<(Box<dyn Strategy>, usize), Failure> {
+        let (plan, selected) = (self.plan, &self.devices.selected);
+        let shape = splits.train.shape;
+        let classes = plan.model.num_classes.unwrap_or(splits.train.classes.len());
+        let spec = Spec { num_classes: classes, in_channels: shape.channels, image_size: [shape.height, shape.width] };
+        let network = build(plan, &spec, selected)?;
+        let parameters = count_parameters(&network);
+        let device = selected.device.clone();
+        let strategy: Box<dyn Strategy> = match self.rank {
+            None if plan.parallel.mode == Mode::Dp => {
+                let devices = self.devices.devices.all(&self.devices.local_rank)?;
+                let devices = devices.into_iter().map(|one| one.device).collect();
+                Box::new(Dp::new(network, devices, shape, classes, plan)?)
+            }
+            None => Box::new(Single::new(network, device, classes, plan)),
+            Some(rank) => {
+                rank.status.set_status(format_args!("comparing the job with the other ranks'"));
+                ddp::same_job(&facts(plan, splits, self.devices.devices), &rank.comm)?;
+                Box::new(Ddp::new(network, device, classes, plan, rank.comm.clone(), rank.status.clone())?)
+            }
+        };
+        Ok((strategy, parameters))
+    }
+
+    /// Trains as rank 0, which writes the run folder and the screen.
+    fn run_and_report(
+        &self,
+        strategy: &mut dyn Strategy,
+        loaders: Loaders,
+        stop: Stop,
+        progress: RunProgress,
+        timeline: &Timeline,
+        description: Description,
+    ) -> Result<u8, Failure> {
+        let plan = self.plan;
+        let folder = self.run_folder(strategy.devices())?;
+        if self.rank.is_none() {
+            diagnostics::write_to(&folder.path().join("logs"))?;
+        }
+        write_atomic(&folder.config(), plan_toml(plan)?.as_bytes())?;
+        let store = Store::open(&folder.checkpoints(), plan.checkpoint.keep_last, plan.train.seed)?;
+        let lengths = Lengths::new(plan, loaders.train.batches_per_epoch());
+        let mut reporter = self.reporter(&folder, &lengths, &progress, &description)?;
+        let files = Some(Files { reporter: &mut reporter, store });
+        let engine = Engine::new(plan, strategy, loaders, files, stop, progress);
+        let RunEnd { outcome, test, progress } = engine.record(timeline).run()?;
+        let stats = gather_rank_stats(strategy, timeline)?;
+        if timeline.is_on() {
+            let left_out = timeline::write(&folder.timeline(), &stats.timelines)?;
+            if left_out > 0 {
+                reporter.say(&format!("timeline.json: {} later spans were left out", thousands(left_out)))?;
+            }
+        }
+        let epochs = match &outcome {
+            RunOutcome::Exhausted { epoch, .. } => *epoch,
+            _ => progress.epoch - 1,
+        };
+        let summary = RunSummary {
+            model: plan.model.name.clone(),
+            parameters: description.parameters as u64,
+            dataset: plan.data.name.clone(),
+            data: description.data,
+            device: description.device,
+            epochs,
+            planned_epochs: lengths.epochs,
+            steps: progress.step,
+            best: progress.best,
+            last: progress.last,
+            test,
+            seconds: progress.elapsed_s,
+            peak_bytes: stats.peak_bytes,
+            device_bytes: stats.device_bytes,
+            ..RunSummary::default()
+        };
+        finish(&mut reporter, summary, outcome, description.classes, &folder)
+    }
+
+    /// Opens the run folder of the resumed run or of this program's launcher, or creates one.
+    fn run_folder(&self, devices: usize) -> Result<RunFolder, Failure> {
+        let of_launcher = std::env::var_os(ranks::RUN_FOLDER).filter(|_| self.rank.is_some());
+        Ok(match (self.resumed, of_launcher) {
+            (Some(folder), _) => folder.clone(),
+            (None, Some(path)) => RunFolder::open(Path::new(&path))?,
+            (None, None) => {
+                let mode = self.plan.parallel.mode.to_string();
+                RunFolder::create(&self.arguments.run_dir, &self.plan.model.name, &mode, devices)?
+            }
+        })
+    }
+
+    /// Prints the start table and opens the run's files.
+    fn reporter(
+        &self,
+        folder: &RunFolder,
+        lengths: &Lengths,
+        progress: &RunProgress,
+        description: &Description,
+    ) -> Result<Reporter, Failure> {
+        let plan = self.plan;
+        let overview = Section::new("run")
+            .row("model", format!("{}, {} parameters", plan.model.name, thousands(description.parameters as u64)))
+            .row("data", format!("{} ({})", description.data, description.source))
+            .row("device", &description.device)
+            .row("length", format!("{} epochs of {} steps", lengths.epochs, thousands(lengths.steps_per_epoch)))
+            .row("folder", folder.path().display());
+        let mut sections = vec![overview];
+        sections.extend(super::plan::sections(plan)?);
+        let options = ReporterOptions {
+            epochs: lengths.epochs,
+            steps_per_epoch: lengths.steps_per_epoch as usize,
+            every: plan.log.every,
+            tensorboard: plan.log.tensorboard,
+            quiet: self.arguments.quiet,
+            device: description.device.clone(),
+        };
+        let mut reporter = match self.resumed {
+            None => Reporter::new(folder.clone(), options, &sections)?,
+            Some(_) => Reporter::resume(folder.clone(), options, &sections, progress.step, progress.epoch)?,
+        };
+        reporter.show_top5(plan.model.num_classes.unwrap_or(description.classes.len()) > 10);
+        Ok(reporter)
+    }
+}
+
+/// Describes the data set for the start table: name, images of each split, shape.
+fn describe_data(plan: &RunPlan, splits: &Splits, on_gpu: bool) -> String {
+    let images = [Some(&splits.train), splits.val.as_ref(), Some(&splits.test)].into_iter().flatten();
+    format!(
+        "{}, {} images {}{}",
+        plan.data.name,
+        images.map(|split| thousands(split.len() as u64)).collect::<Vec<_>>().join(" + "),
+        splits.train.shape,
+        if on_gpu { ", on the GPU as uint8" } else { "" }
+    )
+}
