@@ -9,7 +9,7 @@ use data::{
 };
 use models::{Spec, StateTensor};
 use trainer::{
-    config::{self, DatasetFacts, Overrides, Registry, RunPlan, Source},
+    config::{self, ConfigSource, DatasetFacts, Overrides, Registry, RunPlan},
     device,
     signals::Stop,
     snapshot::{RunProgress, Snapshot},
@@ -23,7 +23,7 @@ fn plan(extra: &str) -> RunPlan {
     let facts = DatasetFacts { channels: 1, height: 28, width: 28, classes: 10, mean: vec![0.5], std: vec![0.5] };
     let datasets = |_: &str| Some(facts.clone());
     let registry = Registry { models: &["lenet"], dataset_names: &["fashion-mini"], datasets: &datasets, gpu: false };
-    config::resolve(&Source::new("test.toml", text), &Overrides::default(), &registry).expect("a valid plan")
+    config::resolve(&ConfigSource::new("test.toml", text), &Overrides::default(), &registry).expect("a valid plan")
 }
 
 fn single(plan: &RunPlan) -> Single {
