@@ -18,11 +18,9 @@ use std::time::Instant;
 use burn::tensor::{Device, Tensor};
 use models::{Network, state};
 use shared::{median, peer};
-use trainer::config::{LrScale, Optimizer as OptimizerConfig, OptimizerKind};
+use trainer::config::{OptimizerConfig, OptimizerKind};
 use trainer::optim::{Ema, FlatGradients, Optimizer, clip_grad_norm};
 
-const SGD: OptimizerKind = OptimizerKind::Sgd { momentum: 0.9, nesterov: true };
-const ADAMW: OptimizerKind = OptimizerKind::AdamW { betas: [0.9, 0.999], eps: 1e-8 };
 const LR: f64 = 1e-3;
 const DECAY: f64 = 5e-4;
 const EMA: f64 = 0.999;
@@ -86,14 +84,9 @@ fn measure(model: &str, options: &Options) -> Result<(), Box<dyn Error>> {
     let gradients: Vec<Tensor<1>> = state::parameters(&network()?).iter().map(|info| gradient(info.len())).collect();
     let elements: usize = gradients.iter().map(|g| g.dims()[0]).sum();
     let mut sides: Vec<Side> = Vec::new();
-    for (part, kind) in [("sgd", SGD), ("adamw", ADAMW)] {
-        let config = OptimizerConfig {
-            kind: kind.clone(),
-            lr: LR,
-            weight_decay: DECAY,
-            decay_norm_and_bias: true,
-            lr_scale: LrScale::None,
-        };
+    for (part, kind) in [("sgd", OptimizerKind::Sgd), ("adamw", OptimizerKind::AdamW)] {
+        let config =
+            OptimizerConfig { kind, nesterov: true, lr: LR, weight_decay: DECAY, ..OptimizerConfig::default() };
         let (mut held, mut optimizer, own) = (Some(network()?), Optimizer::new(&config), gradients.clone());
         let ours = move || held = held.take().map(|network| optimizer.step(network, flat(&own), LR));
         sides.push((part, "ours", Box::new(ours)));
@@ -101,7 +94,7 @@ fn measure(model: &str, options: &Options) -> Result<(), Box<dyn Error>> {
             (Some(network()?), vec![[None, None]; gradients.len()], gradients.clone(), 0);
         let burn = move || {
             count += 1;
-            held = held.take().map(|network| chain(network, &own, &mut slots, &kind, count));
+            held = held.take().map(|network| chain(network, &own, &mut slots, &config, count));
         };
         sides.push((part, "burn", Box::new(burn)));
     }
@@ -181,15 +174,16 @@ fn chain(
     network: Network,
     gradients: &[Tensor<1>],
     slots: &mut [[Option<Tensor<1>>; 2]],
-    kind: &OptimizerKind,
+    config: &OptimizerConfig,
     step: i32,
 ) -> Network {
     let mut index = 0;
+    let OptimizerConfig { kind, momentum, betas: [beta1, beta2], eps, .. } = *config;
     state::map_parameters(network, |_, value| {
         let (gradient, slots) = (gradients[index].clone(), &mut slots[index]);
         index += 1;
-        match *kind {
-            OptimizerKind::Sgd { momentum, .. } => {
+        match kind {
+            OptimizerKind::Sgd => {
                 let direction = gradient + value.clone().mul_scalar(DECAY);
                 let buffer = match slots[0].take() {
                     Some(buffer) => buffer.mul_scalar(momentum) + direction.clone(),
@@ -198,7 +192,7 @@ fn chain(
                 slots[0] = Some(buffer.clone());
                 value - (direction + buffer.mul_scalar(momentum)).mul_scalar(LR)
             }
-            OptimizerKind::AdamW { betas: [beta1, beta2], eps } => {
+            OptimizerKind::AdamW => {
                 let square = (gradient.clone() * gradient.clone()).mul_scalar(1.0 - beta2);
                 let gradient = gradient.mul_scalar(1.0 - beta1);
                 let [first, second] = slots;

@@ -57,7 +57,7 @@ use data::{ImageShape, loader::Batch};
 use launch::WorkerStatus;
 use models::Spec;
 use trainer::{
-    config::{self, DatasetFacts, Overrides, Registry, RunPlan, Source},
+    config::{self, ConfigSource, DatasetFacts, Overrides, Registry, RunPlan},
     strategy::{Strategy, ddp::Ddp, single::Single},
 };
 
@@ -75,7 +75,7 @@ fn plan(mode: &str) -> RunPlan {
         "[model]\nname = \"{MODEL}\"\n[data]\nname = \"cifar10\"\n[parallel]\nmode = \"{mode}\"\n{}",
         if mode == "ddp" { "bucket_mb = 4\n" } else { "" }
     );
-    config::resolve(&Source::new("memory.toml", text), &Overrides::default(), &registry).expect("a plan")
+    config::resolve(&ConfigSource::new("memory.toml", text), &Overrides::default(), &registry).expect("a plan")
 }
 
 /// Makes one image per rank: next to nothing beside nine million parameters.

@@ -9,7 +9,7 @@ use data::{
 };
 use models::{Spec, StateTensor};
 use trainer::{
-    config::{self, DatasetFacts, Overrides, Registry, RunPlan, Source},
+    config::{self, ConfigSource, DatasetFacts, Overrides, Registry, RunPlan},
     device,
     signals::Stop,
     snapshot::{RunProgress, Snapshot},
@@ -23,7 +23,7 @@ fn plan(extra: &str) -> RunPlan {
     let facts = DatasetFacts { channels: 1, height: 28, width: 28, classes: 10, mean: vec![0.5], std: vec![0.5] };
     let datasets = |_: &str| Some(facts.clone());
     let registry = Registry { models: &["lenet"], dataset_names: &["fashion-mini"], datasets: &datasets, gpu: false };
-    config::resolve(&Source::new("test.toml", text), &Overrides::default(), &registry).expect("a valid plan")
+    config::resolve(&ConfigSource::new("test.toml", text), &Overrides::default(), &registry).expect("a valid plan")
 }
 
 fn single(plan: &RunPlan) -> Single {
@@ -197,9 +197,9 @@ fn a_data_set_on_the_device_trains_to_the_same_bits() {
         let mut strategy = single(&plan(""));
         if !pixels {
             let device = device::cpu().device.inner();
-            let [train, test] =
+            let [train, eval] =
                 [&loaders[0], &loaders[1]].map(|loader| DeviceDataset::new(&set, loader.pipeline().clone(), &device));
-            strategy.keep_on_device(DeviceDatasets { train, test }).expect("one device");
+            strategy.keep_on_device(DeviceDatasets { train, eval }).expect("one device");
         }
         let losses: Vec<u64> = (1..3)
             .flat_map(|epoch| loaders[0].epoch(epoch, 0))

@@ -12,7 +12,7 @@ use data::{
 use models::Spec;
 use serde_json::Value;
 use trainer::{
-    config::{self, DatasetFacts, Overrides, Registry, RunPlan, Source},
+    config::{self, ConfigSource, DatasetFacts, Overrides, Registry, RunPlan},
     device,
     engine::{
         Engine, Files, Loaders, RunEnd, RunOutcome,
@@ -180,7 +180,7 @@ fn plan() -> RunPlan {
     let facts = DatasetFacts { channels: 1, height: 28, width: 28, classes: 10, mean: vec![0.5], std: vec![0.5] };
     let datasets = |_: &str| Some(facts.clone());
     let registry = Registry { models: &["lenet"], dataset_names: &["fashion-mini"], datasets: &datasets, gpu: false };
-    config::resolve(&Source::new("test.toml", text), &Overrides::default(), &registry).expect("a valid plan")
+    config::resolve(&ConfigSource::new("test.toml", text), &Overrides::default(), &registry).expect("a valid plan")
 }
 
 /// Runs the engine in `folder`, from its newest checkpoint if there is one, and stops in evaluation `at`.

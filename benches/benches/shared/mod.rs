@@ -9,7 +9,7 @@ use burn::tensor::Device;
 use data::{ImageShape, loader::Batch};
 use models::Spec;
 use serde::de::DeserializeOwned;
-use trainer::config::{self, DatasetFacts, Overrides, Registry, Source};
+use trainer::config::{self, ConfigSource, DatasetFacts, Overrides, Registry};
 use trainer::strategy::single::Single;
 
 /// Converts the result of `main` to an exit code; prints an error.
@@ -44,7 +44,7 @@ pub fn strategy(
     let text = format!(
         "[model]\nname = \"{model}\"\n[data]\nname = \"cifar10\"\n[train]\nprecision = \"{precision}\"\n[optimizer]\nnesterov = true\n"
     );
-    let plan = config::resolve(&Source::new("bench.toml", text), &Overrides::default(), &registry)?;
+    let plan = config::resolve(&ConfigSource::new("bench.toml", text), &Overrides::default(), &registry)?;
     let network = models::build(model, spec, 0, device)?;
     Ok(Single::new(network, device.clone(), spec.num_classes, &plan))
 }

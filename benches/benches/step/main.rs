@@ -143,7 +143,7 @@ fn measure(name: &str, options: &Options, selected: &Selected, threads: usize) -
     let mut strategy = shared::strategy(name, &spec, &options.precision, &selected.device, options.gpu)?;
     let resident = || DeviceDataset::new(&dataset, loader.pipeline().clone(), &selected.device.clone().inner());
     if options.gpu {
-        strategy.keep_on_device(DeviceDatasets { train: resident(), test: resident() })?;
+        strategy.keep_on_device(DeviceDatasets { train: resident(), eval: resident() })?;
     }
     let first_step_s = steps(&mut strategy, &batches, 1, selected)?.step / 1000.0;
     // Kernels of a GPU are tuned by shape: the second step has no new ones.

@@ -21,6 +21,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use comm::fnv;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -59,11 +60,6 @@ pub(super) struct StatusPage {
     file: File,
     heartbeats: AtomicU64,
     statuses: AtomicU64,
-}
-
-/// Hashes `bytes` with 64-bit FNV-1a.
-pub(super) fn fnv1a(bytes: impl IntoIterator<Item = u8>) -> u64 {
-    bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 impl StatusPage {
@@ -162,7 +158,7 @@ impl From<File> for StatusPage {
 
 /// A mixture of two statuses, in whatever order the kernel copies bytes, has the checksum of neither.
 fn checksum(record: &[u8; LENGTH]) -> u64 {
-    fnv1a(record[..19 + TEXT].iter().copied())
+    fnv::hash(record[..19 + TEXT].iter().copied())
 }
 
 /// Milliseconds of a clock that all processes of a host share.

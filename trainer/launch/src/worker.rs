@@ -27,9 +27,9 @@ use super::environment::{self, Launcher, Variables, WorkerRole};
 use super::error::{LaunchError, Result};
 use super::port;
 use super::secret;
-use super::status_page::{StatusPage, fnv1a};
+use super::status_page::StatusPage;
 use super::worker_status::WorkerStatus;
-use comm::{CommError, Secret, StoreClient, StoreEvent, StoreServer};
+use comm::{CommError, Secret, StoreClient, StoreEvent, StoreServer, fnv};
 
 /// Path of the worker's `error.json`.
 pub const FAILURE_FILE: &str = "TRAINER_FAILURE_FILE";
@@ -227,7 +227,7 @@ fn job_words(role: &WorkerRole) -> Result<Vec<String>> {
 
 /// Derives ports from the job's words: the same in all of its processes, and below the ports that the kernel hands out.
 fn candidates(job: &[String]) -> Vec<u16> {
-    let hash = fnv1a(job.iter().flat_map(|word| word.bytes().chain([0])));
+    let hash = fnv::hash(job.iter().flat_map(|word| word.bytes().chain([0])));
     // Every bit of the hash counts
     let hash = hash ^ hash >> 32;
     (0..CANDIDATES).map(|i| 15_000 + (hash.wrapping_add(i * 1009) % 15_000) as u16).collect()

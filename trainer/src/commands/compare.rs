@@ -16,7 +16,7 @@ use time::{OffsetDateTime, macros::format_description};
 
 use super::print_json;
 use crate::cli::CompareArgs;
-use crate::config::{Choice, Mode, Overrides, RunPlan};
+use crate::config::{Keyword, Mode, Overrides, RunPlan};
 use crate::device::{DeviceRequest, DeviceSet, LocalRank};
 use crate::failure::{FAILED, Failure};
 use crate::files::{FileError, write_atomic};

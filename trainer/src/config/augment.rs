@@ -2,15 +2,14 @@
 
 use std::fmt;
 
-use serde::{Serialize, Serializer};
+use super::key::{KeyValue, Range};
+use super::suggest;
+use super::value::{Mistake, RawValue};
 
 /// PyTorch recipes for 32-pixel images shift by up to four.
 const DEFAULT_PADDING: usize = 4;
-/// Padding above this is a slip of the keyboard: no image here is so large.
+/// Larger padding was mistyped: no image here is so large.
 const MAX_PADDING: usize = 4096;
-
-/// The words, for hints.
-pub(super) const WORDS: &[&str] = &["crop", "reflect-crop", "flip", "alternating-flip"];
 
 /// One augmentation of training images, written `crop`, `crop:2`, `reflect-crop:4`, `flip` or `alternating-flip`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,67 +30,91 @@ pub enum Augmentation {
     AlternatingFlip,
 }
 
-/// What is wrong with a word of `data.augment`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum BadAugmentation {
-    /// No such augmentation.
-    Unknown,
-    /// The part after the colon is not a number of pixels that can be padded.
-    Padding(String),
-    /// A colon after a word that takes no parameter.
-    NoParameter(&'static str),
-}
-
 impl Augmentation {
-    /// The augmentation of that word.
-    pub(super) fn parse(text: &str) -> Result<Self, BadAugmentation> {
+    /// One of each, with the default padding.
+    const ALL: [Self; 4] = [
+        Self::Crop { padding: DEFAULT_PADDING },
+        Self::ReflectCrop { padding: DEFAULT_PADDING },
+        Self::Flip,
+        Self::AlternatingFlip,
+    ];
+
+    /// Returns the word without its parameter.
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Crop { .. } => "crop",
+            Self::ReflectCrop { .. } => "reflect-crop",
+            Self::Flip => "flip",
+            Self::AlternatingFlip => "alternating-flip",
+        }
+    }
+
+    /// Reads one word of `data.augment`.
+    fn parse(text: &str) -> Result<Self, Mistake> {
         let (word, parameter) = match text.split_once(':') {
             Some((word, parameter)) => (word, Some(parameter)),
             None => (text, None),
         };
-        let padding = || match parameter {
-            None => Ok(DEFAULT_PADDING),
-            Some(digits) => digits
-                .parse()
-                .ok()
-                .filter(|padding| (1..=MAX_PADDING).contains(padding))
-                .ok_or_else(|| BadAugmentation::Padding(digits.to_owned())),
+        let Some(mut augmentation) = Self::ALL.into_iter().find(|augmentation| augmentation.name() == word) else {
+            return Err(match word {
+                "cutout" | "mixup" | "cutmix" => {
+                    Mistake::new(format!("{word:?} is not set here")).hint(format!("set `{word}` below `[train]`"))
+                }
+                _ => Mistake::new(format!("unknown augmentation {text:?}")).hint(suggest::hint(
+                    "augmentations",
+                    word,
+                    &suggest::plain(&Self::words()),
+                )),
+            });
         };
-        let plain = |augmentation, word| match parameter {
-            None => Ok(augmentation),
-            Some(_) => Err(BadAugmentation::NoParameter(word)),
-        };
-        match word {
-            "crop" => Ok(Self::Crop { padding: padding()? }),
-            "reflect-crop" => Ok(Self::ReflectCrop { padding: padding()? }),
-            "flip" => plain(Self::Flip, "flip"),
-            "alternating-flip" => plain(Self::AlternatingFlip, "alternating-flip"),
-            _ => Err(BadAugmentation::Unknown),
+        match (&mut augmentation, parameter) {
+            (_, None) => Ok(augmentation),
+            (Self::Crop { padding } | Self::ReflectCrop { padding }, Some(digits)) => {
+                let parsed = digits.parse().ok().filter(|pixels| (1..=MAX_PADDING).contains(pixels));
+                *padding = parsed.ok_or_else(|| {
+                    Mistake::new(format!("expected a padding of 1 pixel or more, found {digits:?}"))
+                        .hint("write it like \"crop:4\"; leave the augmentation out for none")
+                })?;
+                Ok(augmentation)
+            }
+            (Self::Flip | Self::AlternatingFlip, Some(_)) => {
+                Err(Mistake::new(format!("{text:?}: {word} takes no parameter")).hint(format!("write {word:?}")))
+            }
         }
     }
 
-    /// The padding of a crop.
+    /// Returns the padding of a crop.
     pub(super) fn padding(&self) -> Option<usize> {
         match *self {
             Self::Crop { padding } | Self::ReflectCrop { padding } => Some(padding),
             Self::Flip | Self::AlternatingFlip => None,
         }
     }
+
+    fn words() -> [&'static str; 4] {
+        Self::ALL.map(|augmentation| augmentation.name())
+    }
 }
 
 impl fmt::Display for Augmentation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Crop { padding } => write!(f, "crop:{padding}"),
-            Self::ReflectCrop { padding } => write!(f, "reflect-crop:{padding}"),
-            Self::Flip => f.write_str("flip"),
-            Self::AlternatingFlip => f.write_str("alternating-flip"),
-        }
+        f.write_str(self.name())?;
+        self.padding().map_or(Ok(()), |padding| write!(f, ":{padding}"))
     }
 }
 
-impl Serialize for Augmentation {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
+impl KeyValue for Vec<Augmentation> {
+    const VALUES: &'static str = "array of ";
+
+    fn read(raw: &RawValue, _: &Range) -> Result<Self, Mistake> {
+        raw.elements("an array of strings", |element| Augmentation::parse(&element.string()?))
+    }
+
+    fn write(&self) -> Option<toml::Value> {
+        Some(self.iter().map(ToString::to_string).collect::<Vec<_>>().into())
+    }
+
+    fn words() -> Vec<&'static str> {
+        Augmentation::words().to_vec()
     }
 }

@@ -1,11 +1,165 @@
-//! What can be checked only with the data set at hand: classes, channels, image size.
+//! What one key alone cannot tell: names that do not exist, keys that contradict each other, the data set or the build.
 
-use super::DatasetFacts;
 use super::error::ConfigError;
+use super::keyword::{Backend, BatchNormPolicy, Mode, OptimizerKind, Precision, ScheduleKind};
 use super::origin::Origins;
 use super::plan::RunPlan;
+use super::reader::Reader;
+use super::suggest;
+use super::{DatasetFacts, Registry};
 
-/// Compares a plan with its data set and fills in what is the data set's to say.
+/// What to do where the mpi backend is missing.
+const MPI_HINT: &str = "build with `cargo build --release --features mpi` (it needs an MPI library's headers and libclang), \
+                        or use \"auto\", \"shm\" or \"tcp\"";
+
+/// Reports what contradicts within a plan, and what this build cannot run.
+pub(super) fn consistency(plan: &RunPlan, reader: &mut Reader, registry: &Registry) {
+    name(reader, "model", "model", &plan.model.name, registry.models);
+    name(reader, "data", "data set", &plan.data.name, registry.dataset_names);
+    data(plan, reader, registry);
+    train(plan, reader, registry);
+    if plan.optimizer.kind == OptimizerKind::Sgd && plan.optimizer.nesterov && plan.optimizer.momentum == 0.0 {
+        reader.reject(
+            "optimizer.nesterov",
+            "Nesterov momentum needs a momentum, found momentum = 0",
+            "set momentum = 0.9, or nesterov = false",
+        );
+    }
+    schedule(plan, reader);
+    parallel(plan, reader);
+}
+
+/// Looks a section's `name` up; it has no default.
+fn name(reader: &mut Reader, section: &'static str, what: &str, name: &str, names: &[&str]) {
+    if reader.is_broken(section, "name") || names.contains(&name) {
+        return;
+    }
+    if reader.is_set(section, "name") {
+        let hint = suggest::hint("names", name, &suggest::plain(names));
+        return reader.reject(&format!("{section}.name"), format!("no {what} is called {name:?}"), hint);
+    }
+    let cause = match reader.origins.headers.contains_key(section) {
+        true => format!("missing key `name` in [{section}]"),
+        false => format!("missing section [{section}]"),
+    };
+    let example = names.first().copied().unwrap_or("…");
+    let hint = format!("write `name = \"{example}\"` below `[{section}]`; names: {}", names.join(", "));
+    reader.errors.push(reader.origins.error(section, "name", cause, hint));
+}
+
+/// Checks `[data]`.
+fn data(plan: &RunPlan, reader: &mut Reader, registry: &Registry) {
+    let data = &plan.data;
+    let on_disk = registry.dataset_names.contains(&data.name.as_str()) && (registry.datasets)(&data.name).is_none();
+    if on_disk && data.dir.is_none() && !reader.is_broken("data", "dir") {
+        let cause = format!("data set \"{}\" needs `data.dir`", data.name);
+        let hint = "add `dir = \"path/to/folder\"` below `[data]`, or give --data-dir path/to/folder";
+        reader.errors.push(reader.origins.error("data", "name", cause, hint));
+    }
+    let crops = data.augment.iter().filter(|augmentation| augmentation.padding().is_some()).count();
+    let twice = match (crops, data.augment.len() - crops) {
+        (2.., _) => "crop",
+        (_, 2..) => "flip",
+        _ => return,
+    };
+    reader.reject(
+        "data.augment",
+        format!("more than one {twice}"),
+        "an image is cropped at most once and flipped by one rule",
+    );
+}
+
+/// Checks `[train]`.
+fn train(plan: &RunPlan, reader: &mut Reader, registry: &Registry) {
+    let (train, limit) = (&plan.train, plan.data.limit_train);
+    if train.epochs == 0 && train.max_steps == 0 && !reader.is_broken("train", "max_steps") {
+        reader.reject("train.epochs", "0 epochs train nothing", "give 1 or more, or limit the run by `max_steps`");
+    }
+    if train.drop_last && limit > 0 && limit < train.batch_size {
+        reader.reject(
+            "train.drop_last",
+            format!(
+                "{limit} images (`data.limit_train`) make no full batch of {}, and the incomplete one is \
+                 left out",
+                train.batch_size
+            ),
+            "use a smaller batch_size, or drop_last = false",
+        );
+    }
+    if train.precision == Precision::Bf16 && !registry.gpu {
+        reader.reject(
+            "train.precision",
+            "\"bf16\" needs a GPU, and this run is on the CPU",
+            "use precision = \"f32\", or train on GPUs: --gpus N, of a build with --features cuda",
+        );
+    }
+}
+
+/// Checks `[schedule]`: milestones, and the warm-up against the run's length.
+fn schedule(plan: &RunPlan, reader: &mut Reader) {
+    let schedule = &plan.schedule;
+    if schedule.kind == ScheduleKind::MultiStep && !reader.is_broken("schedule", "milestones") {
+        milestones(&schedule.milestones, reader);
+    }
+    // A run limited by steps has no length in epochs before the data are read.
+    if plan.train.epochs == 0 || plan.train.max_steps > 0 {
+        return;
+    }
+    let epochs = plan.train.epochs as f64;
+    if schedule.kind != ScheduleKind::OneCycle && schedule.warmup_epochs >= epochs {
+        reader.reject(
+            "schedule.warmup_epochs",
+            format!("{} epochs of warm-up in a run of {epochs}", schedule.warmup_epochs),
+            "shorten the warm-up (0 = none) or train for more epochs",
+        );
+    }
+    if schedule.kind == ScheduleKind::MultiStep {
+        for late in schedule.milestones.iter().filter(|milestone| **milestone >= epochs && **milestone > 1.0) {
+            reader.notes.push(format!("`schedule.milestones`: epoch {late} is never reached in {epochs} epochs"));
+        }
+    }
+}
+
+/// Checks that milestones rise and are of one sort.
+fn milestones(list: &[f64], reader: &mut Reader) {
+    let fractions = list.iter().filter(|milestone| **milestone < 1.0).count();
+    let falling = list.windows(2).find(|pair| pair[0] >= pair[1]);
+    let (cause, hint) = if list.is_empty() {
+        ("expected at least one milestone, found none".to_owned(), "kind = \"constant\" has none")
+    } else if list.contains(&1.0) || (fractions > 0 && fractions < list.len()) {
+        let cause = "expected all milestones below 1 (fractions of the run) or all above 1 (epochs)";
+        (cause.to_owned(), "[0.5, 0.75] is after half and three quarters of the run")
+    } else if let Some(pair) = falling {
+        let cause = format!("expected rising milestones, found {} before {}", pair[0], pair[1]);
+        (cause, "sort them; each may be there once")
+    } else {
+        return;
+    };
+    reader.reject("schedule.milestones", cause, hint);
+}
+
+/// Checks `[parallel]`.
+fn parallel(plan: &RunPlan, reader: &mut Reader) {
+    let parallel = &plan.parallel;
+    if parallel.mode == Mode::Dp && parallel.batch_norm == BatchNormPolicy::Reduce {
+        reader.reject(
+            "parallel.batch_norm",
+            "\"reduce\" has nothing to average in mode \"dp\": only device 0's statistics persist",
+            "use \"local\" (PyTorch's DataParallel), or \"sync\"",
+        );
+    }
+    let (built, hint) = match parallel.backend {
+        Backend::Auto | Backend::Shm | Backend::Tcp => (true, ""),
+        Backend::Mpi => (cfg!(feature = "mpi"), MPI_HINT),
+        Backend::Cuda | Backend::Nccl => (cfg!(feature = "cuda"), "use \"auto\", \"shm\" or \"tcp\""),
+    };
+    if parallel.mode == Mode::Ddp && !built {
+        let cause = format!("\"{}\" is not built in this version", parallel.backend);
+        reader.reject("parallel.backend", cause, hint);
+    }
+}
+
+/// Compares a plan with its data set and fills in the values that the data set determines.
 pub(super) fn against(plan: &mut RunPlan, origins: &Origins, facts: &DatasetFacts) -> Vec<ConfigError> {
     let mut errors = Vec::new();
     let name = plan.data.name.clone();
@@ -23,7 +177,7 @@ pub(super) fn against(plan: &mut RunPlan, origins: &Origins, facts: &DatasetFact
     errors
 }
 
-/// Mean and standard deviation have a number a channel.
+/// Checks that mean and standard deviation have one number per channel.
 fn check_channels(plan: &mut RunPlan, origins: &Origins, facts: &DatasetFacts, errors: &mut Vec<ConfigError>) {
     let data = &mut plan.data;
     for (key, list, default) in [("mean", &mut data.mean, &facts.mean), ("std", &mut data.std, &facts.std)] {
@@ -36,13 +190,13 @@ fn check_channels(plan: &mut RunPlan, origins: &Origins, facts: &DatasetFacts, e
                 "data",
                 key,
                 format!("`data.{key}` has {numbers}, but images of \"{}\" have {channels}", data.name),
-                format!("give {} a channel, or remove the key: the default is {default:?}", "one number"),
+                format!("give one number per channel, or remove the key: the default is {default:?}"),
             ));
         }
     }
 }
 
-/// Crops and cut-outs leave something of the image.
+/// Checks that crops and cut-outs leave a part of the image.
 fn check_size(plan: &mut RunPlan, origins: &Origins, facts: &DatasetFacts, errors: &mut Vec<ConfigError>) {
     let (height, width) = (facts.height, facts.width);
     let images = format!("images of \"{}\" are {height}x{width}", plan.data.name);

@@ -1,17 +1,17 @@
-//! What a user reads about a configuration that cannot be run.
+//! What a user reads about a configuration that cannot be run: file, line, column, cause, caret and hint.
 
 use std::borrow::Cow;
 use std::fmt;
 use std::path::PathBuf;
 
-/// So many mistakes are shown at once; the rest is counted.
+/// Largest number of mistakes that are shown at once; the rest is counted.
 const SHOWN: usize = 20;
 
 /// Where a mistake was made.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
+pub enum Location {
     /// A line of the file.
-    Line(Box<Line>),
+    Line(Box<SourceLine>),
     /// The file as a whole.
     File(PathBuf),
     /// A command-line flag and its value, such as `--set optimizer.lr=nan`.
@@ -20,7 +20,7 @@ pub enum Place {
 
 /// A part of one line of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Line {
+pub struct SourceLine {
     /// The file, as the user named it.
     pub file: PathBuf,
     /// Line, from 1.
@@ -40,19 +40,19 @@ pub struct Line {
 pub struct ConfigError {
     /// What is wrong.
     pub cause: String,
-    /// Where.
-    pub place: Place,
+    /// Where the mistake was made.
+    pub location: Location,
     /// What the user can do.
     pub hint: String,
 }
 
 impl ConfigError {
-    /// Order of reports: as written in the file, then flags.
+    /// Returns a report's place in the order: the file's own, then flags.
     pub(super) fn position(&self) -> (usize, usize, usize) {
-        match &self.place {
-            Place::File(_) => (0, 0, 0),
-            Place::Line(place) => (1, place.line, place.column),
-            Place::Flag(_) => (2, 0, 0),
+        match &self.location {
+            Location::File(_) => (0, 0, 0),
+            Location::Line(line) => (1, line.line, line.column),
+            Location::Flag(_) => (2, 0, 0),
         }
     }
 }
@@ -60,9 +60,9 @@ impl ConfigError {
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "error: {}", printable(&self.cause))?;
-        match &self.place {
-            Place::Line(place) => {
-                let Line { file, line, column, text, indent, width } = place.as_ref();
+        match &self.location {
+            Location::Line(excerpt) => {
+                let SourceLine { file, line, column, text, indent, width } = excerpt.as_ref();
                 let number = line.to_string();
                 let gutter = number.len();
                 let file = file.display().to_string();
@@ -71,8 +71,8 @@ impl fmt::Display for ConfigError {
                 writeln!(f, "{}", format!("{number} | {text}").trim_end())?;
                 writeln!(f, "{:gutter$} | {:indent$}{}", "", "", "^".repeat(*width))?;
             }
-            Place::File(file) => writeln!(f, "  --> {}", printable(&file.display().to_string()))?,
-            Place::Flag(flag) => writeln!(f, "  --> {}", printable(flag.trim_end()))?,
+            Location::File(file) => writeln!(f, "  --> {}", printable(&file.display().to_string()))?,
+            Location::Flag(flag) => writeln!(f, "  --> {}", printable(flag.trim_end()))?,
         }
         write!(f, "  hint: {}", printable(&self.hint))
     }
@@ -80,7 +80,7 @@ impl fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {}
 
-/// Text in which control characters are spelt out: what a file holds must not reach the terminal as a command.
+/// Spells control characters out: what a file holds must not reach the terminal as a command.
 fn printable(text: &str) -> Cow<'_, str> {
     if !text.contains(char::is_control) {
         return Cow::Borrowed(text);
@@ -97,7 +97,7 @@ fn printable(text: &str) -> Cow<'_, str> {
 pub struct ConfigErrors(Vec<ConfigError>);
 
 impl ConfigErrors {
-    /// The mistakes sorted, or nothing to complain about.
+    /// Sorts the mistakes; `Ok` where there are none.
     pub(super) fn check(mut errors: Vec<ConfigError>) -> Result<(), Self> {
         if errors.is_empty() {
             return Ok(());
@@ -107,7 +107,7 @@ impl ConfigErrors {
         Err(Self(errors))
     }
 
-    /// The mistakes.
+    /// Returns the mistakes.
     pub fn errors(&self) -> &[ConfigError] {
         &self.0
     }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
-use super::error::{ConfigError, Place};
-use super::source::Source;
+use super::error::{ConfigError, Location};
+use super::source::ConfigSource;
 
 /// Where one key was set.
 #[derive(Debug, Clone)]
@@ -19,19 +19,19 @@ pub(super) enum Origin {
 /// The source of a plan and the origin of each of its keys.
 #[derive(Debug, Clone)]
 pub(super) struct Origins {
-    source: Source,
+    source: ConfigSource,
     /// Bytes of each section's name where it is opened.
     pub(super) headers: BTreeMap<String, Range<usize>>,
     keys: BTreeMap<(String, String), Origin>,
 }
 
 impl Origins {
-    /// Nothing is set yet.
-    pub(super) fn new(source: Source) -> Self {
+    /// Starts with no key set.
+    pub(super) fn new(source: ConfigSource) -> Self {
         Self { source, headers: BTreeMap::new(), keys: BTreeMap::new() }
     }
 
-    /// The file's name.
+    /// Returns the file's name.
     pub(super) fn path(&self) -> &Path {
         &self.source.path
     }
@@ -46,43 +46,43 @@ impl Origins {
         self.keys.remove(&(section.to_owned(), key.to_owned()));
     }
 
-    /// Where a key was set, `None` where it has its default.
+    /// Returns where a key was set; `None` where the key has its default.
     pub(super) fn get(&self, section: &str, key: &str) -> Option<&Origin> {
         self.keys.get(&(section.to_owned(), key.to_owned()))
     }
 
-    /// Bytes of the file, as a place.
-    pub(super) fn bytes(&self, range: Range<usize>) -> Place {
-        self.source.place(range)
+    /// Returns the location of bytes of the file.
+    pub(super) fn bytes(&self, range: Range<usize>) -> Location {
+        self.source.locate(range)
     }
 
-    /// The line that opens a section; the whole file where none does.
-    pub(super) fn section(&self, section: &str) -> Place {
+    /// Returns the line that opens a section; the whole file where none does.
+    pub(super) fn section(&self, section: &str) -> Location {
         match self.headers.get(section) {
             Some(range) => self.bytes(range.clone()),
-            None => Place::File(self.source.path.clone()),
+            None => Location::File(self.source.path.clone()),
         }
     }
 
-    /// The place of a key's name; its section's where the key is not set.
-    pub(super) fn key(&self, section: &str, key: &str) -> Place {
+    /// Returns the location of a key's name; its section's where the key is not set.
+    pub(super) fn key(&self, section: &str, key: &str) -> Location {
         match self.get(section, key) {
             Some(Origin::File { key, .. }) => self.bytes(key.clone()),
-            Some(Origin::Flag(flag)) => Place::Flag(flag.clone()),
+            Some(Origin::Flag(flag)) => Location::Flag(flag.clone()),
             None => self.section(section),
         }
     }
 
-    /// The place of a key's value; its section's where the key is not set.
-    pub(super) fn value(&self, section: &str, key: &str) -> Place {
+    /// Returns the location of a key's value; its section's where the key is not set.
+    pub(super) fn value(&self, section: &str, key: &str) -> Location {
         match self.get(section, key) {
             Some(Origin::File { value, .. }) => self.bytes(value.clone()),
-            Some(Origin::Flag(flag)) => Place::Flag(flag.clone()),
+            Some(Origin::Flag(flag)) => Location::Flag(flag.clone()),
             None => self.section(section),
         }
     }
 
-    /// A mistake in a key's value.
+    /// Makes a mistake in a key's value.
     pub(super) fn error(
         &self,
         section: &str,
@@ -90,6 +90,6 @@ impl Origins {
         cause: impl Into<String>,
         hint: impl Into<String>,
     ) -> ConfigError {
-        ConfigError { cause: cause.into(), place: self.value(section, key), hint: hint.into() }
+        ConfigError { cause: cause.into(), location: self.value(section, key), hint: hint.into() }
     }
 }

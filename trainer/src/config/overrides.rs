@@ -1,11 +1,11 @@
-//! What the command line sets: `--set section.key=value` and the flags that are short for it.
+//! What the command line sets: `--set section.key=value` and its short forms, such as `--epochs`.
 
 use std::borrow::Cow;
 use std::path::PathBuf;
 
 use toml::de::DeValue;
 
-use super::error::{ConfigError, Place};
+use super::error::{ConfigError, Location};
 use super::origin::Origin;
 use super::reader::Reader;
 use super::syntax;
@@ -27,9 +27,9 @@ pub struct Overrides {
     pub backend: Option<String>,
 }
 
-/// One flag taken apart.
+/// One flag, split into path and value.
 pub(super) struct Flag {
-    /// As the user wrote it, for the error's place.
+    /// As the user wrote it, for the error's location.
     shown: String,
     /// `section.key`; for `--set` what stands before the equals sign, if there is one.
     path: Option<String>,
@@ -40,7 +40,7 @@ pub(super) struct Flag {
 }
 
 impl Overrides {
-    /// The flags in the order in which they apply.
+    /// Lists the flags in the order in which they apply.
     ///
     /// # Errors
     /// A data folder whose name is not UTF-8 could not be written into the run's configuration.
@@ -62,7 +62,7 @@ impl Overrides {
             Some(text) => Ok(text.to_owned()),
             None => Err(ConfigError {
                 cause: "the data folder's name is not UTF-8 text".into(),
-                place: Place::Flag(format!("--data-dir {}", dir.display())),
+                location: Location::Flag(format!("--data-dir {}", dir.display())),
                 hint: "rename the folder, or reach it through a link with a plain name".into(),
             }),
         });
@@ -72,7 +72,7 @@ impl Overrides {
 }
 
 impl Flag {
-    /// `--set text`
+    /// Splits the text of `--set`.
     fn set(text: &str) -> Self {
         let (path, value) = match text.split_once('=') {
             Some((path, value)) => (Some(path.trim().to_owned()), value.trim().to_owned()),
@@ -81,10 +81,10 @@ impl Flag {
         Self { shown: format!("--set {text}"), path, value, word: false }
     }
 
-    /// Gives the value to the reader.
+    /// Sets the value in the reader, over the file's.
     pub(super) fn apply<'a>(&'a self, reader: &mut Reader<'a>) {
         let mut fail = |cause: String, hint: String| {
-            reader.errors.push(ConfigError { cause, place: Place::Flag(self.shown.clone()), hint });
+            reader.errors.push(ConfigError { cause, location: Location::Flag(self.shown.clone()), hint });
         };
         let Some(path) = &self.path else {
             return fail("expected section.key=value, found no equals sign".into(), EXAMPLE.into());
@@ -103,7 +103,7 @@ impl Flag {
         }
     }
 
-    /// The value as TOML, else as a bare string.
+    /// Reads the value as TOML, else as a bare string.
     fn parse(&self) -> Result<DeValue<'_>, (String, String)> {
         if self.word {
             return Ok(DeValue::String(Cow::Borrowed(&self.value)));

@@ -1,21 +1,19 @@
-//! Values by section and key, read with their defaults; every mistake is kept with its place.
+//! The keys that a file and flags set, read into a plan; every mistake is kept with its location.
 //!
-//! A key is known because somebody reads it: there is no second list of keys to keep in step. What nobody has read
-//! in the end is an unknown key.
+//! A key is known because the plan has it: there is no second list of keys. A key that no section has read is unknown.
 
-use std::collections::BTreeMap;
-use std::fmt::{Debug, Display};
-use std::ops::{Bound, RangeBounds};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
 
 use toml::de::{DeTable, DeValue};
 
-use super::choice::Choice;
 use super::error::ConfigError;
+use super::key::{Key, KeyValue, KeyVisitor};
 use super::origin::{Origin, Origins};
-use super::source::Source;
+use super::source::ConfigSource;
 use super::suggest;
 use super::syntax;
-use super::value::{Mistake, Value};
+use super::value::RawValue;
 
 /// One key as it was set.
 struct Entry<'a> {
@@ -24,11 +22,22 @@ struct Entry<'a> {
     read: bool,
 }
 
+/// A key that the plan has.
+struct KnownKey {
+    section: &'static str,
+    name: &'static str,
+    aliases: &'static [&'static str],
+}
+
 /// The keys that were set, where they came from, and what is wrong with them.
 pub(super) struct Reader<'a> {
     entries: BTreeMap<(String, String), Entry<'a>>,
-    /// Sections and keys in the order in which they are read.
-    known: Vec<(&'static str, Vec<&'static str>)>,
+    /// The plan's keys, in the order in which they were read.
+    known: Vec<KnownKey>,
+    /// Keys that were set to something that cannot be used.
+    broken: BTreeSet<(&'static str, &'static str)>,
+    /// The last `kind`, a section's first key; `None` where its value is broken.
+    kind: Option<String>,
     pub(super) origins: Origins,
     pub(super) errors: Vec<ConfigError>,
     pub(super) notes: Vec<String>,
@@ -38,12 +47,14 @@ impl<'a> Reader<'a> {
     /// Takes the keys of a file.
     ///
     /// # Errors
-    /// The first place at which the text is not TOML.
-    pub(super) fn new(source: &'a Source) -> Result<Self, ConfigError> {
+    /// The first location at which the text is not TOML.
+    pub(super) fn new(source: &'a ConfigSource) -> Result<Self, ConfigError> {
         let table = syntax::parse(source)?;
         let mut reader = Self {
             entries: BTreeMap::new(),
             known: Vec::new(),
+            broken: BTreeSet::new(),
+            kind: None,
             origins: Origins::new(source.clone()),
             errors: Vec::new(),
             notes: Vec::new(),
@@ -62,8 +73,7 @@ impl<'a> Reader<'a> {
         }
         for (name, span, value) in loose {
             // Reported at the end, when the sections and their keys are known.
-            reader.origins.insert("", &name, Origin::File { key: span.clone(), value: span });
-            reader.entries.insert((String::new(), name), Entry { value, text: "", read: false });
+            reader.set("", &name, value, "", Origin::File { key: span.clone(), value: span });
         }
         Ok(reader)
     }
@@ -77,313 +87,165 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Sets one key; what it was set to before is forgotten.
+    /// Sets one key; an earlier value of the key is forgotten.
     pub(super) fn set(&mut self, section: &str, key: &str, value: DeValue<'a>, text: &'a str, origin: Origin) {
         self.origins.insert(section, key, origin);
         self.entries.insert((section.to_owned(), key.to_owned()), Entry { value, text, read: false });
     }
 
-    /// Starts reading a section.
-    pub(super) fn section(&mut self, name: &'static str) -> Section<'_, 'a> {
-        self.known.push((name, Vec::new()));
-        Section { reader: self, name, broken: Vec::new() }
+    /// Returns whether the key was set, rightly or wrongly.
+    pub(super) fn is_set(&self, section: &str, key: &str) -> bool {
+        self.origins.get(section, key).is_some()
     }
 
-    /// The keys of a section.
-    pub(super) fn keys_of(&self, section: &str) -> &[&'static str] {
-        self.known.iter().find(|(name, _)| *name == section).map(|(_, keys)| keys.as_slice()).unwrap_or_default()
+    /// Returns whether the key was set to something that cannot be used.
+    pub(super) fn is_broken(&self, section: &'static str, key: &'static str) -> bool {
+        self.broken.contains(&(section, key))
+    }
+
+    /// Reports a mistake in the value of `path`, `section.key`.
+    pub(super) fn reject(&mut self, path: &str, cause: impl Display, hint: impl Into<String>) {
+        let (section, key) = path.split_once('.').unwrap_or((path, ""));
+        self.errors.push(self.origins.error(section, key, format!("`{path}`: {cause}"), hint));
+    }
+
+    /// Reports a key that is set although the section's kind has no use for it.
+    ///
+    /// Where the file sets the key and a flag has changed the kind, the file is not to blame: the key is left out
+    /// and noted.
+    fn leave_out<T>(&mut self, key: &Key<T>, kind: &str) {
+        let Key { section, name, .. } = *key;
+        let from_file = matches!(self.origins.get(section, name), Some(Origin::File { .. }));
+        match self.origins.get(section, "kind") {
+            Some(Origin::Flag(flag)) if from_file => {
+                let file = self.origins.path().display();
+                self.notes.push(format!("{flag} has no use for `{section}.{name}` of {file}: left out"));
+                self.origins.remove(section, name);
+            }
+            _ => {
+                let cause = format!("`{section}.{name}` has no meaning for kind = \"{kind}\"");
+                let hint = format!("remove it, or use kind = \"{}\"", key.only.join("\" or \""));
+                self.errors.push(ConfigError { cause, location: self.origins.key(section, name), hint });
+            }
+        }
     }
 
     /// Names of all sections.
-    pub(super) fn sections(&self) -> Vec<&'static str> {
-        self.known.iter().map(|(name, _)| *name).collect()
+    fn sections(&self) -> Vec<&'static str> {
+        self.known.chunk_by(|one, next| one.section == next.section).map(|keys| keys[0].section).collect()
     }
 
-    /// The section that has a key of that or a similar name: "`lr` is a key of [optimizer]. ".
-    pub(super) fn home_of(&self, key: &str) -> Option<(&'static str, &'static str)> {
-        let exact = self.known.iter().find_map(|(section, keys)| {
-            let found = keys.iter().find(|known| **known == key)?;
-            Some((*section, *found))
-        });
-        exact.or_else(|| {
-            self.known.iter().find_map(|(section, keys)| suggest::nearest(key, keys).map(|found| (*section, found)))
-        })
+    /// Returns the section and the name of a key of that or a similar name.
+    fn home_of(&self, key: &str) -> Option<(&'static str, &'static str)> {
+        let of_section = |keys: &[KnownKey]| {
+            let names: Vec<suggest::Name> = keys.iter().map(|known| (known.name, known.aliases)).collect();
+            suggest::nearest(key, &names).map(|name| (keys[0].section, name))
+        };
+        let exact = self.known.iter().find(|known| known.name == key).map(|known| (known.section, known.name));
+        exact.or_else(|| self.known.chunk_by(|one, next| one.section == next.section).find_map(of_section))
     }
 
-    /// Complains about every key and section that nobody has read. To be called after the last section.
+    /// Reports every key and section that the plan does not have. To be called after all keys were read.
     pub(super) fn report_unknown(&mut self) {
         let sections = self.sections();
-        let mut unknown_sections: Vec<&str> = Vec::new();
         let mut reports = Vec::new();
         for ((section, key), entry) in self.entries.iter().filter(|(_, entry)| !entry.read) {
-            let place = self.origins.key(section, key);
             let (cause, hint) = if section.is_empty() {
                 self.loose(key, &entry.value)
-            } else if !sections.contains(&section.as_str()) {
-                unknown_sections.push(section);
-                if self.origins.headers.contains_key(section.as_str()) {
-                    continue;
-                }
-                self.unknown_section(section)
-            } else {
+            } else if sections.contains(&section.as_str()) {
                 self.unknown_key(section, key)
+            } else if self.origins.headers.contains_key(section.as_str()) {
+                continue;
+            } else {
+                self.unknown_section(section)
             };
-            reports.push(ConfigError { cause, place, hint });
+            reports.push(ConfigError { cause, location: self.origins.key(section, key), hint });
         }
         for section in self.origins.headers.keys().filter(|name| !sections.contains(&name.as_str())) {
             let (cause, hint) = self.unknown_section(section);
-            reports.push(ConfigError { cause, place: self.origins.section(section), hint });
+            reports.push(ConfigError { cause, location: self.origins.section(section), hint });
         }
         self.errors.append(&mut reports);
     }
 
-    /// A name at the top of the file that is no section.
+    /// Explains a name at the top of the file that is no section.
     fn loose(&self, name: &str, value: &DeValue<'_>) -> (String, String) {
-        if self.sections().contains(&name) && !matches!(self.origins.get("", name), Some(Origin::Flag(_))) {
+        let flag = matches!(self.origins.get("", name), Some(Origin::Flag(_)));
+        if self.sections().contains(&name) && !flag {
             let kind = if value.is_array() { "an array" } else { "a value" };
             return (
                 format!("`{name}`: expected a section, found {kind}"),
                 format!("write its keys on the lines below `[{name}]`"),
             );
         }
-        let flag = matches!(self.origins.get("", name), Some(Origin::Flag(_)));
         let hint = match self.home_of(name) {
             Some((section, key)) if flag => format!("write --set {section}.{key}=…"),
             Some((section, key)) => format!("put `{key}` below `[{section}]`"),
-            None => format!("every key stands in a section: {}", bracketed(&self.sections())),
+            None => format!("every key belongs to a section: [{}]", self.sections().join("], [")),
         };
         (format!("unknown key `{name}` outside of any section"), hint)
     }
 
-    /// A section that does not exist.
+    /// Explains a section that does not exist.
     fn unknown_section(&self, section: &str) -> (String, String) {
         let sections = self.sections();
-        let near = suggest::nearest(section, &sections).map(|name| format!("did you mean [{name}]? "));
-        (
-            format!("unknown section [{section}]"),
-            format!("{}sections: {}", near.unwrap_or_default(), bracketed(&sections)),
-        )
+        let near = suggest::nearest(section, &suggest::plain(&sections));
+        let near = near.map(|name| format!("did you mean [{name}]? ")).unwrap_or_default();
+        (format!("unknown section [{section}]"), format!("{near}sections: [{}]", sections.join("], [")))
     }
 
-    /// A key that its section does not have.
+    /// Explains a key that its section does not have.
     fn unknown_key(&self, section: &str, key: &str) -> (String, String) {
-        let keys = self.keys_of(section);
-        let elsewhere = || {
-            let home = self.known.iter().find(|(_, keys)| keys.contains(&key))?;
-            Some(format!("`{key}` is a key of [{}]; ", home.0))
-        };
-        let near = || Some(suggest::did_you_mean(key, keys)).filter(|hint| !hint.is_empty());
-        let start = elsewhere().or_else(near).unwrap_or_default();
-        (format!("unknown key `{key}` in [{section}]"), format!("{start}keys of [{section}]: {}", keys.join(", ")))
-    }
-}
-
-/// `[a], [b]`
-fn bracketed(sections: &[&str]) -> String {
-    sections.iter().map(|name| format!("[{name}]")).collect::<Vec<_>>().join(", ")
-}
-
-/// One section while it is read. `about` says what a key means: it is the hint where its value is wrong.
-pub(super) struct Section<'r, 'a> {
-    pub(super) reader: &'r mut Reader<'a>,
-    name: &'static str,
-    broken: Vec<&'static str>,
-}
-
-impl Section<'_, '_> {
-    /// Reads a key; a mistake is kept and read as "not set".
-    pub(super) fn get<T>(
-        &mut self,
-        key: &'static str,
-        about: &str,
-        read: impl Fn(&Value) -> Result<T, Mistake>,
-    ) -> Option<T> {
-        if let Some((_, keys)) = self.reader.known.last_mut() {
-            keys.push(key);
-        }
-        let entry = self.reader.entries.get_mut(&(self.name.to_owned(), key.to_owned()))?;
-        entry.read = true;
-        let bare = matches!(self.reader.origins.get(self.name, key), Some(Origin::Flag(_)));
-        match read(&Value { parsed: &entry.value, text: entry.text, bare }) {
-            Ok(value) => Some(value),
-            Err(mistake) => {
-                let place = match (mistake.span, bare) {
-                    (Some(span), false) => self.reader.origins.bytes(span),
-                    _ => self.reader.origins.value(self.name, key),
-                };
-                let cause = format!("`{}.{key}`: {}", self.name, mistake.cause);
-                let hint = mistake.hint.unwrap_or_else(|| about.to_owned());
-                self.reader.errors.push(ConfigError { cause, place, hint });
-                self.broken.push(key);
-                None
+        let keys = self.known.iter().filter(|known| known.section == section);
+        let keys: Vec<suggest::Name> = keys.map(|known| (known.name, known.aliases)).collect();
+        let title = format!("keys of [{section}]");
+        let hint = match self.known.iter().find(|known| known.name == key) {
+            Some(elsewhere) => {
+                let names: Vec<&str> = keys.iter().map(|(name, _)| *name).collect();
+                format!("`{key}` is a key of [{}]; {title}: {}", elsewhere.section, names.join(", "))
             }
-        }
-    }
-
-    /// A number within `range`.
-    pub(super) fn number(&mut self, key: &'static str, default: f64, range: impl RangeBounds<f64>, about: &str) -> f64 {
-        let about = with_default(about, default);
-        self.get(key, &about, |value| within(value.number()?, &range, value.text, "a number")).unwrap_or(default)
-    }
-
-    /// A whole number within `range`.
-    pub(super) fn count(
-        &mut self,
-        key: &'static str,
-        default: usize,
-        range: impl RangeBounds<i64>,
-        about: &str,
-    ) -> usize {
-        let about = with_default(about, default);
-        self.optional_count(key, range, &about).unwrap_or(default)
-    }
-
-    /// A whole number within `range` (which starts at 0 or above), without a default.
-    pub(super) fn optional_count(
-        &mut self,
-        key: &'static str,
-        range: impl RangeBounds<i64>,
-        about: &str,
-    ) -> Option<usize> {
-        let read = |value: &Value| {
-            let integer = within(value.integer()?, &range, value.text, "an integer")?;
-            usize::try_from(integer).map_err(|_| Mistake::new(format!("expected an integer from 0, found {integer}")))
+            None => suggest::hint(&title, key, &keys),
         };
-        self.get(key, about, read)
+        (format!("unknown key `{key}` in [{section}]"), hint)
     }
+}
 
-    /// A truth value.
-    pub(super) fn flag(&mut self, key: &'static str, default: bool, about: &str) -> bool {
-        self.get(key, &with_default(about, default), |value| value.boolean()).unwrap_or(default)
-    }
-
-    /// One word of a list.
-    pub(super) fn choice<T: Choice + Display>(&mut self, key: &'static str, default: T, about: &str) -> T {
-        let words: Vec<&str> = T::ALL.iter().map(|choice| choice.name()).collect();
-        let about = format!("{about}: {}", words.join(", "));
-        let read = |value: &Value| {
-            let word = value.string()?;
-            T::from_name(&word).ok_or_else(|| {
-                Mistake::new(format!("unknown value {word:?}")).hint(format!(
-                    "{}choices: {}",
-                    suggest::did_you_mean(&word, &words),
-                    suggest::nearest_first(&word, &words)
-                ))
-            })
-        };
-        self.get(key, &with_default(&about, default), read).unwrap_or(default)
-    }
-
-    /// A name out of a registry; must be set.
-    pub(super) fn name(&mut self, key: &'static str, kind: &str, names: &[&str]) -> Option<String> {
-        let about = format!("{kind}: {}", names.join(", "));
-        let read = |value: &Value| {
-            let word = value.string()?;
-            match names.contains(&word.as_str()) {
-                true => Ok(word),
-                false => Err(Mistake::new(format!("no {kind} is called {word:?}")).hint(format!(
-                    "{}names: {}",
-                    suggest::did_you_mean(&word, names),
-                    suggest::nearest_first(&word, names)
-                ))),
+impl KeyVisitor for Reader<'_> {
+    /// Reads a key; a value with a mistake counts as not set.
+    fn key<T: KeyValue>(&mut self, key: &Key<T>, value: &mut T) {
+        let Key { section, name, .. } = *key;
+        self.known.push(KnownKey { section, name, aliases: key.aliases });
+        *value = key.default_for(self.kind.as_deref());
+        let entry = self.entries.get_mut(&(section.to_owned(), name.to_owned()));
+        let entry = entry.map(|entry| {
+            entry.read = true;
+            &*entry
+        });
+        if let Some(kind) = self.kind.clone().filter(|kind| !key.is_used_by(Some(kind))) {
+            if entry.is_some() {
+                self.leave_out(key, &kind);
             }
-        };
-        let name = self.get(key, &about, read);
-        if name.is_none() && !self.is_broken(key) {
-            let place = self.reader.origins.section(self.name);
-            let cause = match self.reader.origins.headers.contains_key(self.name) {
-                true => format!("missing key `{key}` in [{}]", self.name),
-                false => format!("missing section [{}]", self.name),
-            };
-            let example = names.first().copied().unwrap_or("…");
-            let hint = format!("write `{key} = \"{example}\"` below `[{}]`; names: {}", self.name, names.join(", "));
-            self.reader.errors.push(ConfigError { cause, place, hint });
-        }
-        name
-    }
-
-    /// Whether the key was set, rightly or wrongly.
-    pub(super) fn is_set(&self, key: &str) -> bool {
-        self.reader.origins.get(self.name, key).is_some()
-    }
-
-    /// Whether the key was set to something that cannot be used.
-    pub(super) fn is_broken(&self, key: &str) -> bool {
-        self.broken.contains(&key)
-    }
-
-    /// A mistake that more than one key has a part in, shown at `key`.
-    pub(super) fn reject(&mut self, key: &str, cause: impl Into<String>, hint: impl Into<String>) {
-        let error = self.reader.origins.error(self.name, key, cause, hint);
-        self.reader.errors.push(error);
-    }
-
-    /// Complains about those of `keys` that are set although `kind` has no use for them.
-    ///
-    /// Where the file sets the key and a flag has changed the kind, the file is not to blame: the key is left out
-    /// and noted.
-    pub(super) fn only_for<T: Choice>(&mut self, kind: T, users: &[T], keys: &[&'static str]) {
-        if users.contains(&kind) || self.is_broken("kind") {
             return;
         }
-        let users: Vec<String> = users.iter().map(|user| format!("\"{}\"", user.name())).collect();
-        for key in keys.iter().filter(|key| self.is_set(key)).copied().collect::<Vec<_>>() {
-            let file = self.reader.origins.path().display().to_string();
-            let from_file = matches!(self.reader.origins.get(self.name, key), Some(Origin::File { .. }));
-            match self.reader.origins.get(self.name, "kind") {
-                Some(Origin::Flag(flag)) if from_file => {
-                    let note = format!("{flag} has no use for `{}.{key}` of {file}: left out", self.name);
-                    self.reader.notes.push(note);
-                    self.reader.origins.remove(self.name, key);
-                }
-                _ => {
-                    let cause = format!("`{}.{key}` has no meaning for kind = \"{}\"", self.name, kind.name());
-                    let hint = format!("remove it, or use kind = {}", users.join(" or "));
-                    let place = self.reader.origins.key(self.name, key);
-                    self.reader.errors.push(ConfigError { cause, place, hint });
+        if let Some(Entry { value: parsed, text, .. }) = entry {
+            let bare = matches!(self.origins.get(section, name), Some(Origin::Flag(_)));
+            match T::read(&RawValue { parsed, text, bare }, &key.range) {
+                Ok(read) => *value = read,
+                Err(mistake) => {
+                    let location = match (mistake.span, bare) {
+                        (Some(span), false) => self.origins.bytes(span),
+                        _ => self.origins.value(section, name),
+                    };
+                    let cause = format!("`{section}.{name}`: {}", mistake.cause);
+                    let hint = mistake.hint.unwrap_or_else(|| key.hint(self.kind.as_deref()));
+                    self.errors.push(ConfigError { cause, location, hint });
+                    self.broken.insert((section, name));
                 }
             }
         }
-    }
-}
-
-/// A key's meaning and its default, as a hint.
-fn with_default(about: &str, default: impl Display) -> String {
-    format!("{about}; default {default}")
-}
-
-/// The value where it is in range.
-fn within<T: PartialOrd + Display + Debug>(
-    value: T,
-    range: &impl RangeBounds<T>,
-    text: &str,
-    wanted: &str,
-) -> Result<T, Mistake> {
-    match range.contains(&value) {
-        true => Ok(value),
-        false => {
-            let found = if text.is_empty() { value.to_string() } else { text.to_owned() };
-            Err(Mistake::new(format!("expected {wanted} {}, found {found}", describe(range))))
-        }
-    }
-}
-
-/// A range in words: `above 0 and at most 1000`, `from 1 to 10`.
-pub(super) fn describe<T: PartialOrd + Display>(range: &impl RangeBounds<T>) -> String {
-    match (range.start_bound(), range.end_bound()) {
-        (Bound::Included(low), Bound::Included(high)) => format!("from {low} to {high}"),
-        (low, high) => {
-            let low = match low {
-                Bound::Included(low) => Some(format!("of at least {low}")),
-                Bound::Excluded(low) => Some(format!("above {low}")),
-                Bound::Unbounded => None,
-            };
-            let high = match high {
-                Bound::Included(high) => Some(format!("at most {high}")),
-                Bound::Excluded(high) => Some(format!("below {high}")),
-                Bound::Unbounded => None,
-            };
-            low.into_iter().chain(high).collect::<Vec<_>>().join(" and ")
+        if name == "kind" {
+            let word = value.write().and_then(|word| word.as_str().map(str::to_owned));
+            self.kind = word.filter(|_| !self.is_broken(section, name));
         }
     }
 }

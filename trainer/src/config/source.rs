@@ -1,4 +1,4 @@
-//! The text of a configuration file and the places in it.
+//! The text of a configuration file and the locations in it.
 
 use std::io::Read;
 use std::ops::Range;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use unicode_width::UnicodeWidthChar;
 
-use super::error::{ConfigError, Line, Place};
+use super::error::{ConfigError, Location, SourceLine};
 use super::suggest;
 
 /// A configuration is a page of text; anything above this was given by mistake (a checkpoint, a data file).
@@ -18,15 +18,15 @@ const LONGEST_LINE: usize = 160;
 
 /// A configuration file's text and the name that errors call it by.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Source {
+pub struct ConfigSource {
     /// The file, as the user named it.
     pub path: PathBuf,
     /// Its text, without a byte-order mark.
     pub text: String,
 }
 
-impl Source {
-    /// A source from text that is at hand already.
+impl ConfigSource {
+    /// Takes text that is at hand already.
     pub fn new(path: impl Into<PathBuf>, text: impl Into<String>) -> Self {
         let mut text: String = text.into();
         if text.starts_with('\u{feff}') {
@@ -40,7 +40,8 @@ impl Source {
     /// # Errors
     /// The file is missing, a folder, unreadable, larger than 1 MiB or not UTF-8.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        let whole = |cause: String, hint: String| ConfigError { cause, place: Place::File(path.to_owned()), hint };
+        let whole =
+            |cause: String, hint: String| ConfigError { cause, location: Location::File(path.to_owned()), hint };
         if path.is_dir() {
             return Err(whole("this is a folder, not a configuration file".into(), files_in(path)));
         }
@@ -66,13 +67,13 @@ impl Source {
             let cause = format!("not UTF-8 text: byte 0x{:02x}", bytes[start]);
             // Everything before `start` is valid, so its offset is the same in the lossy text.
             let lossy = Self { path: path.to_owned(), text: String::from_utf8_lossy(&bytes).into_owned() };
-            let place = lossy.place(start..start + char::REPLACEMENT_CHARACTER.len_utf8());
-            ConfigError { cause, place, hint: "save the file as UTF-8 text".into() }
+            let location = lossy.locate(start..start + char::REPLACEMENT_CHARACTER.len_utf8());
+            ConfigError { cause, location, hint: "save the file as UTF-8 text".into() }
         })
     }
 
-    /// The place of the bytes `range`: line, column and excerpt. Out-of-range ends are moved into the text.
-    pub fn place(&self, range: Range<usize>) -> Place {
+    /// Returns the location of the bytes `range`: line, column and excerpt. Out-of-range ends are moved into the text.
+    pub fn locate(&self, range: Range<usize>) -> Location {
         let text = self.text.as_str();
         let mut start = floor_boundary(text, range.start);
         if start == text.len() {
@@ -86,7 +87,7 @@ impl Source {
         let before = &text[line_start..start];
         let marked = &text[start..end.min(line_start + line.len()).max(start)];
         let excerpt = Excerpt::new(line, before.chars().count(), marked.chars().count());
-        Place::Line(Box::new(Line {
+        Location::Line(Box::new(SourceLine {
             file: self.path.clone(),
             line: text[..line_start].matches('\n').count() + 1,
             column: before.chars().count() + 1,
@@ -105,7 +106,7 @@ struct Excerpt {
 }
 
 impl Excerpt {
-    /// `line` with the `marked` characters after the first `before` to be underlined.
+    /// Prepares `line` for printing; the `marked` characters after the first `before` are to be underlined.
     fn new(line: &str, before: usize, marked: usize) -> Self {
         let length = line.chars().count();
         let (first, last) = match length > LONGEST_LINE {
@@ -148,7 +149,7 @@ impl Excerpt {
     }
 }
 
-/// The largest character boundary of `text` not above `index`.
+/// Returns the largest character boundary of `text` not above `index`.
 fn floor_boundary(text: &str, index: usize) -> usize {
     let mut index = index.min(text.len());
     while !text.is_char_boundary(index) {
@@ -157,7 +158,7 @@ fn floor_boundary(text: &str, index: usize) -> usize {
     index
 }
 
-/// Names of the `.toml` files in `folder`, sorted; empty where there is none or it cannot be listed.
+/// Lists the `.toml` files in `folder` by name, sorted; none where the folder cannot be read.
 fn toml_files(folder: &Path) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
     let mut names: Vec<String> = entries
@@ -168,7 +169,7 @@ fn toml_files(folder: &Path) -> Vec<String> {
     names
 }
 
-/// The hint for a folder where a file was expected.
+/// Returns the hint for a folder where a file was expected.
 fn files_in(folder: &Path) -> String {
     let names = toml_files(folder);
     if names.is_empty() {
@@ -177,7 +178,7 @@ fn files_in(folder: &Path) -> String {
     format!("give one of its files: {}", names.join(", "))
 }
 
-/// The hint for a file that is not there.
+/// Returns the hint for a file that does not exist.
 fn nearest_file(path: &Path) -> String {
     let folder = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -189,7 +190,7 @@ fn nearest_file(path: &Path) -> String {
     let names = toml_files(folder);
     let wanted = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let candidates: Vec<&str> = names.iter().map(String::as_str).collect();
-    match suggest::nearest(&wanted, &candidates) {
+    match suggest::nearest(&wanted, &suggest::plain(&candidates)) {
         Some(name) => format!("did you mean `{}`?", path.with_file_name(name).display()),
         None if names.is_empty() => format!("`{}` holds no .toml file", folder.display()),
         None => format!("`{}` holds {}", folder.display(), names.join(", ")),

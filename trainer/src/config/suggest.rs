@@ -1,66 +1,20 @@
 //! Nearest names for a word that is not in the list.
 
-/// What other trainers call our keys, after [`fold`]: edit distance cannot know that `learning_rate` is `lr`.
-const ALIASES: &[(&str, &str)] = &[
-    ("learningrate", "lr"),
-    ("baselr", "lr"),
-    ("batch", "batch_size"),
-    ("bs", "batch_size"),
-    ("wd", "weight_decay"),
-    ("l2", "weight_decay"),
-    ("numepochs", "epochs"),
-    ("maxepochs", "epochs"),
-    ("steps", "max_steps"),
-    ("optimizer", "kind"),
-    ("scheduler", "kind"),
-    ("type", "kind"),
-    ("arch", "name"),
-    ("dataset", "name"),
-    ("warmup", "warmup_epochs"),
-    ("clip", "grad_clip"),
-    ("clipgradnorm", "grad_clip"),
-    ("maxgradnorm", "grad_clip"),
-    ("accumulationsteps", "accumulate"),
-    ("gradientaccumulationsteps", "accumulate"),
-    ("accumulategradbatches", "accumulate"),
-    ("numworkers", "workers"),
-    ("path", "dir"),
-    ("root", "dir"),
-    ("datadir", "dir"),
-    ("transforms", "augment"),
-    ("augmentation", "augment"),
-    ("augmentations", "augment"),
-    ("dtype", "precision"),
-    ("amp", "precision"),
-    ("smoothing", "label_smoothing"),
-    ("divfactor", "div"),
-    ("finaldivfactor", "final_div"),
-    ("emadecay", "ema"),
-    ("classes", "num_classes"),
-    ("fp32", "f32"),
-    ("float32", "f32"),
-    ("bfloat16", "bf16"),
-    ("float16", "bf16"),
-    ("randomcrop", "crop"),
-    ("randomhorizontalflip", "flip"),
-    ("hflip", "flip"),
-    ("imagefolder", "image-folder"),
-    ("adam", "adamw"),
-    ("step", "multi-step"),
-];
+/// A name and what else people call it: edit distance cannot know that `learning_rate` is `lr`.
+pub(super) type Name<'a> = (&'a str, &'a [&'a str]);
 
-/// A word without case and separators: `OneCycle_LR` and `one-cycle lr` are the same.
+/// Returns a word without case and separators: `OneCycle_LR` and `one-cycle lr` are the same.
 fn fold(word: &str) -> String {
     word.chars().filter(|symbol| symbol.is_alphanumeric()).flat_map(char::to_lowercase).collect()
 }
 
-/// How far `candidate` is from what was written, or `None` where nobody could have meant it.
-fn distance(written: &str, candidate: &str) -> Option<usize> {
-    let (word, other) = (fold(written), fold(candidate));
+/// Returns how far a name is from what was written, or `None` where nobody could have meant it.
+fn distance(written: &str, (name, aliases): Name) -> Option<usize> {
+    let (word, other) = (fold(written), fold(name));
     if word.is_empty() || word.len() > 100 {
         return None;
     }
-    if word == other || ALIASES.iter().any(|&(alias, key)| alias == word && key == candidate) {
+    if word == other || aliases.iter().any(|alias| fold(alias) == word) {
         return Some(0);
     }
     let edits = strsim::damerau_levenshtein(&word, &other);
@@ -70,26 +24,22 @@ fn distance(written: &str, candidate: &str) -> Option<usize> {
     (part || edits <= (short.len().div_ceil(3))).then_some(edits)
 }
 
-/// The candidate that was most probably meant.
-pub(super) fn nearest<'a>(written: &str, candidates: &[&'a str]) -> Option<&'a str> {
-    candidates
-        .iter()
-        .filter_map(|candidate| Some((distance(written, candidate)?, *candidate)))
-        .min_by_key(|&(edits, _)| edits)
-        .map(|(_, candidate)| candidate)
+/// Returns the name that was most probably meant.
+pub(super) fn nearest<'a>(written: &str, names: &[Name<'a>]) -> Option<&'a str> {
+    let candidates = names.iter().filter_map(|name| Some((distance(written, *name)?, name.0)));
+    candidates.min_by_key(|&(edits, _)| edits).map(|(_, name)| name)
 }
 
-/// "did you mean `x`? " where there is a near candidate, else nothing.
-pub(super) fn did_you_mean(written: &str, candidates: &[&str]) -> String {
-    nearest(written, candidates).map(|name| format!("did you mean `{name}`? ")).unwrap_or_default()
+/// Returns "did you mean `x`? " where a name is near, then all names, the nearest first: "choices: x, y".
+pub(super) fn hint(title: &str, written: &str, names: &[Name]) -> String {
+    let near = nearest(written, names);
+    let rest = names.iter().map(|name| name.0).filter(|name| Some(*name) != near);
+    let list: Vec<&str> = near.into_iter().chain(rest).collect();
+    let start = near.map(|name| format!("did you mean `{name}`? ")).unwrap_or_default();
+    format!("{start}{title}: {}", list.join(", "))
 }
 
-/// All candidates, comma-separated, the nearest first.
-pub(super) fn nearest_first(written: &str, candidates: &[&str]) -> String {
-    let mut list: Vec<&str> = candidates.to_vec();
-    if let Some(position) = nearest(written, candidates).and_then(|best| list.iter().position(|name| *name == best)) {
-        let best = list.remove(position);
-        list.insert(0, best);
-    }
-    list.join(", ")
+/// Returns names that have no others.
+pub(super) fn plain<'a>(names: &[&'a str]) -> Vec<Name<'a>> {
+    names.iter().map(|name| (*name, [].as_slice())).collect()
 }

@@ -1,17 +1,17 @@
-//! Text to TOML, and TOML's own complaints in our words.
+//! Text to TOML, and the messages of TOML's parser in plainer words.
 
 use toml::de::DeTable;
 
 use super::error::ConfigError;
-use super::source::Source;
+use super::source::ConfigSource;
 
-/// Reads the document.
+/// Parses the document.
 ///
 /// # Errors
 /// The first place at which the text is not TOML.
-pub(super) fn parse(source: &Source) -> Result<DeTable<'_>, ConfigError> {
+pub(super) fn parse(source: &ConfigSource) -> Result<DeTable<'_>, ConfigError> {
     let (document, errors) = DeTable::parse_recoverable(&source.text);
-    // The parser goes on after a mistake and what follows is mostly its consequence: the first one counts.
+    // The parser goes on after a mistake, and most later errors are its consequence: only the first is reported.
     let first = errors.iter().min_by_key(|error| error.span().map_or(usize::MAX, |span| span.start));
     let Some(error) = first else {
         return Ok(document.into_inner());
@@ -19,10 +19,10 @@ pub(super) fn parse(source: &Source) -> Result<DeTable<'_>, ConfigError> {
     let span = error.span().unwrap_or(source.text.len()..source.text.len());
     let text = source.text.get(span.clone()).unwrap_or_default();
     let (cause, hint) = explain(error.message(), text);
-    Err(ConfigError { cause, place: source.place(span), hint })
+    Err(ConfigError { cause, location: source.locate(span), hint })
 }
 
-/// TOML's message about `text`, and what to do.
+/// Returns the cause and the hint for the parser's message about `text`.
 pub(super) fn explain(message: &str, text: &str) -> (String, String) {
     let hint = if message.starts_with("string values must be quoted") {
         return (format!("not valid TOML: {text} is neither a number nor a quoted string"), quote(text));
@@ -51,7 +51,7 @@ pub(super) fn explain(message: &str, text: &str) -> (String, String) {
     (format!("not valid TOML: {message}"), hint.into())
 }
 
-/// The hint for a value without quotes.
+/// Returns the hint for a value without quotes.
 fn quote(text: &str) -> String {
     match text {
         "yes" | "on" | "no" | "off" => "truth values are written true and false".into(),

@@ -8,7 +8,7 @@ use toml::de::DeValue;
 /// Values longer than this are not repeated in a message; the excerpt shows them anyway.
 const LONGEST_FOUND: usize = 40;
 
-/// Why a value cannot be used; the place is the value itself unless `span` names a part of it.
+/// Why a value cannot be used. Its location is the whole value unless `span` names a part of it.
 pub(super) struct Mistake {
     pub(super) cause: String,
     /// Replaces the key's own hint.
@@ -18,12 +18,12 @@ pub(super) struct Mistake {
 }
 
 impl Mistake {
-    /// A mistake in the whole value.
+    /// Makes a mistake of the whole value.
     pub(super) fn new(cause: impl Into<String>) -> Self {
         Self { cause: cause.into(), hint: None, span: None }
     }
 
-    /// What the user can do, in place of the key's own hint.
+    /// Says what the user can do, in place of the key's own hint.
     pub(super) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
@@ -31,70 +31,42 @@ impl Mistake {
 }
 
 /// A value and its text.
-pub(super) struct Value<'a> {
+pub(super) struct RawValue<'a> {
     /// What TOML made of it.
     pub(super) parsed: &'a DeValue<'a>,
     /// As it was written.
     pub(super) text: &'a str,
-    /// On the command line `--set data.name=1` means the word "1": the shell has eaten the quotes.
+    /// On the command line `--set data.name=1` means the word "1": the shell has removed the quotes.
     pub(super) bare: bool,
 }
 
-/// A value's text where it fits into a message.
-fn brief(text: &str) -> Option<&str> {
-    let fits = text.chars().count() <= LONGEST_FOUND && !text.is_empty() && !text.contains(char::is_control);
-    fits.then_some(text)
-}
-
-/// What was found instead, for "expected an integer, found …".
-fn found(parsed: &DeValue<'_>, text: &str) -> String {
-    match (parsed, brief(text)) {
-        // A table's bytes are its header, an array's may be a page.
-        (DeValue::Table(_) | DeValue::Array(_), _) | (_, None) => format!("found {}", article(parsed)),
-        (_, Some(text)) => format!("found {} {text}", parsed.type_str()),
-    }
-}
-
-/// A type with its article.
-fn article(parsed: &DeValue<'_>) -> &'static str {
-    match parsed {
-        DeValue::String(_) => "a string",
-        DeValue::Integer(_) => "an integer",
-        DeValue::Float(_) => "a float",
-        DeValue::Boolean(_) => "a boolean",
-        DeValue::Datetime(_) => "a date",
-        DeValue::Array(_) => "an array",
-        DeValue::Table(_) => "a table",
-    }
-}
-
-impl Value<'_> {
-    /// "expected …, found …", with the cure where it is plain.
-    fn expected(&self, wanted: &str) -> Mistake {
-        expected(self.parsed, self.text, wanted)
-    }
-
-    /// As an integer that TOML can hold.
+impl RawValue<'_> {
+    /// Reads an integer that TOML can hold.
     pub(super) fn integer(&self) -> Result<i64, Mistake> {
         match self.parsed {
-            DeValue::Integer(digits) => i64::from_str_radix(digits.as_str(), digits.radix()).map_err(|_| {
-                Mistake::new(format!("expected an integer up to {}, found {}", i64::MAX, shown(self.text)))
-            }),
+            DeValue::Integer(digits) => i64::from_str_radix(digits.as_str(), digits.radix())
+                .map_err(|_| Mistake::new(format!("expected an integer up to {}, found {}", i64::MAX, self.shown()))),
             _ => Err(self.expected("an integer")),
         }
     }
 
-    /// As a finite number; integers are numbers.
+    /// Reads a finite number; integers are numbers.
     pub(super) fn number(&self) -> Result<f64, Mistake> {
-        number(self.parsed, self.text)
+        let number = match self.parsed {
+            DeValue::Integer(digits) => i64::from_str_radix(digits.as_str(), digits.radix()).ok().map(|n| n as f64),
+            DeValue::Float(digits) => digits.as_str().parse().ok(),
+            _ => return Err(self.expected("a number")),
+        };
+        let refused = || Mistake::new(format!("expected a finite number, found {}", self.shown()));
+        number.filter(|number: &f64| number.is_finite()).ok_or_else(refused)
     }
 
-    /// As a truth value.
+    /// Reads a truth value.
     pub(super) fn boolean(&self) -> Result<bool, Mistake> {
         self.parsed.as_bool().ok_or_else(|| self.expected("true or false"))
     }
 
-    /// As a string.
+    /// Reads a string.
     pub(super) fn string(&self) -> Result<String, Mistake> {
         match self.parsed {
             DeValue::String(text) => Ok(text.clone().into_owned()),
@@ -104,28 +76,15 @@ impl Value<'_> {
         }
     }
 
-    /// As an array of finite numbers, each turned into a `T`.
-    pub(super) fn numbers<T>(&self, read: impl Fn(f64) -> Result<T, Mistake>) -> Result<Vec<T>, Mistake> {
-        self.elements("an array of numbers", |element, text| read(number(element, text)?))
-    }
-
-    /// As an array of strings, each turned into a `T`.
-    pub(super) fn strings<T>(&self, read: impl Fn(&str) -> Result<T, Mistake>) -> Result<Vec<T>, Mistake> {
-        self.elements("an array of strings", |element, text| match element {
-            DeValue::String(word) => read(word),
-            _ => Err(expected(element, text, "a string")),
-        })
-    }
-
-    /// Reads each element and points at the first that is wrong.
-    fn elements<T>(
+    /// Reads each element of an array. The mistake is that of the first element that is wrong.
+    pub(super) fn elements<T>(
         &self,
         wanted: &str,
-        read: impl Fn(&DeValue<'_>, &str) -> Result<T, Mistake>,
+        read: impl Fn(&RawValue) -> Result<T, Mistake>,
     ) -> Result<Vec<T>, Mistake> {
         let DeValue::Array(array) = self.parsed else {
             let mistake = self.expected(wanted);
-            return Err(match (self.parsed, brief(self.text)) {
+            return Err(match (self.parsed, self.brief()) {
                 (DeValue::String(list), Some(_)) => {
                     let words: Vec<String> = list.split(',').map(|word| format!("{:?}", word.trim())).collect();
                     mistake.hint(format!("put it in brackets: [{}]", words.join(", ")))
@@ -137,22 +96,72 @@ impl Value<'_> {
             });
         };
         let read_one = |element: &Spanned<DeValue<'_>>| {
-            let text = scalar_text(element.get_ref());
-            read(element.get_ref(), &text).map_err(|mut mistake| {
+            let (parsed, text) = (element.get_ref(), scalar_text(element.get_ref()));
+            read(&RawValue { parsed, text: &text, bare: false }).map_err(|mut mistake| {
                 mistake.span = Some(element.span());
                 mistake
             })
         };
         array.iter().map(read_one).collect()
     }
+
+    /// Returns the text where it fits into a message.
+    fn brief(&self) -> Option<&str> {
+        let text = self.text;
+        let fits = text.chars().count() <= LONGEST_FOUND && !text.is_empty() && !text.contains(char::is_control);
+        fits.then_some(text)
+    }
+
+    /// Returns the text, or a stand-in where it is too long for a message.
+    fn shown(&self) -> &str {
+        self.brief().unwrap_or("one that is too long to repeat")
+    }
+
+    /// Makes the mistake "expected …, found …", with the cure where it is plain.
+    fn expected(&self, wanted: &str) -> Mistake {
+        let found = match (self.parsed, self.brief()) {
+            // A table's bytes are its header, an array's may be a page.
+            (DeValue::Table(_) | DeValue::Array(_), _) | (_, None) => with_article(self.parsed).to_owned(),
+            (_, Some(text)) => format!("{} {text}", self.parsed.type_str()),
+        };
+        let mistake = Mistake::new(format!("expected {wanted}, found {found}"));
+        match self.parsed {
+            DeValue::String(inner)
+                if wanted.contains("number") && inner.parse::<f64>().is_ok()
+                    || wanted.contains("integer") && inner.parse::<i64>().is_ok()
+                    || wanted.contains("true") && inner.parse::<bool>().is_ok() =>
+            {
+                mistake.hint(format!("write it without quotes: {inner}"))
+            }
+            DeValue::String(inner) if wanted == "a number" && inner.replacen(',', ".", 1).parse::<f64>().is_ok() => {
+                mistake.hint(format!("write it with a decimal point: {}", inner.replacen(',', ".", 1)))
+            }
+            DeValue::Float(digits) if wanted.contains("integer") => match digits.as_str().split_once('.') {
+                Some((whole, "0")) => mistake.hint(format!("write it without the point: {whole}")),
+                _ => mistake,
+            },
+            DeValue::Boolean(_) | DeValue::Integer(_) | DeValue::Float(_) if wanted == "a string" => {
+                mistake.hint(format!("put it in quotes: \"{}\"", self.text))
+            }
+            _ => mistake,
+        }
+    }
 }
 
-/// A value's text, or a stand-in where it is too long for a message.
-fn shown(text: &str) -> &str {
-    brief(text).unwrap_or("one that is too long to repeat")
+/// Returns the name of a value's type with its article.
+fn with_article(parsed: &DeValue<'_>) -> &'static str {
+    match parsed {
+        DeValue::String(_) => "a string",
+        DeValue::Integer(_) => "an integer",
+        DeValue::Float(_) => "a float",
+        DeValue::Boolean(_) => "a boolean",
+        DeValue::Datetime(_) => "a date",
+        DeValue::Array(_) => "an array",
+        DeValue::Table(_) => "a table",
+    }
 }
 
-/// An element's text: its bytes are not at hand for a flag's value.
+/// Returns an element's text: its bytes are not at hand for a flag's value.
 fn scalar_text(parsed: &DeValue<'_>) -> String {
     match parsed {
         DeValue::String(text) => format!("{text:?}"),
@@ -161,45 +170,5 @@ fn scalar_text(parsed: &DeValue<'_>) -> String {
         DeValue::Boolean(value) => value.to_string(),
         DeValue::Datetime(date) => date.to_string(),
         DeValue::Array(_) | DeValue::Table(_) => String::new(),
-    }
-}
-
-/// "expected …, found …", with the cure where it is plain.
-fn expected(parsed: &DeValue<'_>, text: &str, wanted: &str) -> Mistake {
-    let mistake = Mistake::new(format!("expected {wanted}, {}", found(parsed, text)));
-    match parsed {
-        DeValue::String(inner)
-            if wanted.contains("number") && inner.parse::<f64>().is_ok()
-                || wanted.contains("integer") && inner.parse::<i64>().is_ok()
-                || wanted.contains("true") && inner.parse::<bool>().is_ok() =>
-        {
-            mistake.hint(format!("write it without quotes: {inner}"))
-        }
-        DeValue::String(inner) if wanted == "a number" && inner.replacen(',', ".", 1).parse::<f64>().is_ok() => {
-            mistake.hint(format!("write it with a decimal point: {}", inner.replacen(',', ".", 1)))
-        }
-        DeValue::Float(digits) if wanted.contains("integer") => match digits.as_str().split_once('.') {
-            Some((whole, "0")) => mistake.hint(format!("write it without the point: {whole}")),
-            _ => mistake,
-        },
-        DeValue::Boolean(_) | DeValue::Integer(_) | DeValue::Float(_) if wanted == "a string" => {
-            mistake.hint(format!("put it in quotes: \"{text}\""))
-        }
-        _ => mistake,
-    }
-}
-
-/// A finite number.
-fn number(parsed: &DeValue<'_>, text: &str) -> Result<f64, Mistake> {
-    let value = match parsed {
-        DeValue::Integer(digits) => {
-            i64::from_str_radix(digits.as_str(), digits.radix()).ok().map(|integer| integer as f64)
-        }
-        DeValue::Float(digits) => digits.as_str().parse().ok(),
-        _ => return Err(expected(parsed, text, "a number")),
-    };
-    match value {
-        Some(value) if f64::is_finite(value) => Ok(value),
-        _ => Err(Mistake::new(format!("expected a finite number, found {}", shown(text)))),
     }
 }

@@ -18,7 +18,7 @@ use burn::tensor::Tensor;
 use models::{Network, state::ParameterInfo};
 use ops::{self, ParameterUpdate, UpdateRule, UpdatedParameter};
 
-use crate::config::{Optimizer as OptimizerConfig, OptimizerKind};
+use crate::config::{OptimizerConfig, OptimizerKind};
 use crate::state_file::NamedTensor;
 
 /// One state tensor of one parameter: flat, on the parameter's device, without autodiff; `None` before its first step.
@@ -80,9 +80,10 @@ impl Optimizer {
     }
 
     fn rule(&self, lr: f64) -> UpdateRule {
-        match self.config.kind {
-            OptimizerKind::Sgd { momentum, nesterov } => UpdateRule::Sgd { lr, momentum, nesterov },
-            OptimizerKind::AdamW { betas, eps } => UpdateRule::AdamW { lr, betas, eps, step: self.steps },
+        let OptimizerConfig { kind, momentum, nesterov, betas, eps, .. } = self.config;
+        match kind {
+            OptimizerKind::Sgd => UpdateRule::Sgd { lr, momentum, nesterov },
+            OptimizerKind::AdamW => UpdateRule::AdamW { lr, betas, eps, step: self.steps },
         }
     }
 
@@ -141,8 +142,8 @@ impl Optimizer {
 
     fn slot_names(&self) -> [&'static str; 2] {
         match self.config.kind {
-            OptimizerKind::Sgd { .. } => ["momentum", "unused"],
-            OptimizerKind::AdamW { .. } => ["exp_avg", "exp_avg_sq"],
+            OptimizerKind::Sgd => ["momentum", "unused"],
+            OptimizerKind::AdamW => ["exp_avg", "exp_avg_sq"],
         }
     }
 }

@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use super::*;
-use crate::config::{Anneal, LrScale, MultiStep, OneCycle, Schedule as Plan, Warmup};
+use crate::config::{Anneal, ScheduleConfig, ScheduleKind};
 
 fn optimizers() -> serde_json::Value {
     serde_json::from_str(include_str!("../../tests/reference/optimizers.json")).expect("golden file")
@@ -56,12 +56,8 @@ fn follow_in(dtype: DType, tolerance: f64, key: &str, config: &OptimizerConfig) 
     }
 }
 
-fn config(kind: OptimizerKind, weight_decay: f64) -> OptimizerConfig {
-    OptimizerConfig { kind, lr: 0.1, weight_decay, decay_norm_and_bias: true, lr_scale: LrScale::None }
-}
-
 fn sgd(momentum: f64, nesterov: bool, weight_decay: f64) -> OptimizerConfig {
-    config(OptimizerKind::Sgd { momentum, nesterov }, weight_decay)
+    OptimizerConfig { kind: OptimizerKind::Sgd, momentum, nesterov, weight_decay, ..OptimizerConfig::default() }
 }
 
 #[test]
@@ -73,7 +69,10 @@ fn sgd_equals_pytorch() {
 
 #[test]
 fn adamw_equals_pytorch() {
-    follow("adamw_wd_1e-2", &config(OptimizerKind::AdamW { betas: [0.9, 0.999], eps: 1e-8 }, 1e-2));
+    let kind = OptimizerKind::AdamW;
+    let config =
+        OptimizerConfig { kind, betas: [0.9, 0.999], eps: 1e-8, weight_decay: 1e-2, ..OptimizerConfig::default() };
+    follow("adamw_wd_1e-2", &config);
 }
 
 #[test]
@@ -99,36 +98,39 @@ fn clipping_takes_the_norm_of_all_gradients_together() {
     assert!((values(0)[0] - 0.6).abs() < 1e-6 && (values(2)[1] - 0.8).abs() < 1e-6);
 }
 
-fn check_schedule(key: &str, plan: &Plan, steps_per_epoch: u64) {
+fn check_schedule(key: &str, config: &ScheduleConfig, steps_per_epoch: u64) {
     let golden = schedules();
     let base = golden["base_lr"].as_f64().expect("base_lr");
     let steps = golden["steps"].as_u64().expect("steps");
-    let schedule = Schedule::new(plan, base, steps, steps_per_epoch);
+    let schedule = Schedule::new(config, base, steps, steps_per_epoch);
     for (step, expected) in numbers(&golden[key]).into_iter().enumerate() {
         let lr = schedule.lr(step as u64);
         assert!((lr - expected).abs() < 1e-6, "{key} step {step}: {lr} against {expected}");
     }
 }
 
-const NO_WARMUP: Warmup = Warmup { epochs: 0.0, start: 0.01 };
-
-fn one_cycle() -> Plan {
-    Plan::OneCycle(OneCycle { pct_start: 0.2, div: 5.0, final_div: 1e4, anneal: Anneal::Linear })
+fn schedule(kind: ScheduleKind) -> ScheduleConfig {
+    ScheduleConfig { kind, warmup_epochs: 0.0, ..ScheduleConfig::default() }
 }
 
-fn multi_step(milestones: [f64; 2]) -> Plan {
-    Plan::MultiStep(MultiStep { milestones: milestones.to_vec(), gamma: 0.1, warmup: NO_WARMUP })
+fn one_cycle() -> ScheduleConfig {
+    let kind = ScheduleKind::OneCycle;
+    ScheduleConfig { pct_start: 0.2, div: 5.0, final_div: 1e4, anneal: Anneal::Linear, ..schedule(kind) }
+}
+
+fn multi_step(milestones: [f64; 2]) -> ScheduleConfig {
+    ScheduleConfig { milestones: milestones.to_vec(), gamma: 0.1, ..schedule(ScheduleKind::MultiStep) }
 }
 
 #[test]
 fn schedules_equal_pytorch() {
-    check_schedule("cosine_T_max=steps", &Plan::Cosine(NO_WARMUP), 20);
+    check_schedule("cosine_T_max=steps", &schedule(ScheduleKind::Cosine), 20);
     check_schedule("one_cycle_linear_pct_0.2_div_5_final_div_1e4", &one_cycle(), 20);
     let fractions = multi_step([0.5, 0.75]);
     check_schedule("multistep_milestones_half_and_three_quarters_gamma_0.1", &fractions, 20);
     let epochs = multi_step([5.0, 7.5]);
     check_schedule("multistep_milestones_half_and_three_quarters_gamma_0.1", &epochs, 2);
-    let warmup = Plan::Cosine(Warmup { epochs: 2.5, start: 0.2 });
+    let warmup = ScheduleConfig { warmup_epochs: 2.5, warmup_start: 0.2, ..schedule(ScheduleKind::Cosine) };
     check_schedule("linear_warmup_5_from_0.2_then_cosine", &warmup, 2);
 }
 
@@ -137,8 +139,8 @@ fn one_cycle_with_cosine_annealing_equals_pytorch() {
     // torch.optim.lr_scheduler.OneCycleLR(max_lr=0.1, total_steps=10, pct_start=0.3, anneal_strategy="cos"), else the defaults.
     let expected =
         [0.004, 0.052, 0.1, 0.0950484632, 0.0811745654, 0.0611262022, 0.0388741978, 0.0188258346, 0.0049519368, 4e-07];
-    let plan = Plan::OneCycle(OneCycle { pct_start: 0.3, div: 25.0, final_div: 1e4, anneal: Anneal::Cos });
-    let schedule = Schedule::new(&plan, 0.1, 10, 1);
+    let defaults = ScheduleConfig { kind: ScheduleKind::OneCycle, ..ScheduleConfig::default() };
+    let schedule = Schedule::new(&defaults, 0.1, 10, 1);
     for (step, expected) in expected.into_iter().enumerate() {
         let lr = schedule.lr(step as u64);
         assert!((lr - expected).abs() < 1e-6, "step {step}: {lr} against {expected}");
@@ -147,12 +149,13 @@ fn one_cycle_with_cosine_annealing_equals_pytorch() {
 
 #[test]
 fn schedules_stay_finite_at_their_edges() {
-    for plan in [Plan::Constant(NO_WARMUP), Plan::Cosine(NO_WARMUP), multi_step([0.5, 0.75]), one_cycle()] {
+    let [constant, cosine] = [ScheduleKind::Constant, ScheduleKind::Cosine].map(schedule);
+    for config in [constant, cosine, multi_step([0.5, 0.75]), one_cycle()] {
         for total in [0, 1, 2, 3] {
-            let schedule = Schedule::new(&plan, 0.1, total, 1);
+            let schedule = Schedule::new(&config, 0.1, total, 1);
             for step in 0..5 {
                 let lr = schedule.lr(step);
-                assert!((0.0..=0.1 + 1e-12).contains(&lr), "{plan:?} of {total} steps at {step}: {lr}");
+                assert!((0.0..=0.1 + 1e-12).contains(&lr), "{config:?} of {total} steps at {step}: {lr}");
             }
         }
     }

@@ -13,7 +13,7 @@ mod training;
 use std::path::Path;
 
 use self::plan::{PlannedRun, planned_run, read_data};
-use self::setup::{DeviceAssignment, device_request, dry_run, note_missing_gpu, plan_toml};
+use self::setup::{DeviceAssignment, device_request, dry_run, note_missing_gpu};
 use self::training::Training;
 use crate::cli::TrainArgs;
 use crate::config::{Backend, BatchScope, Mode, RunPlan};
@@ -80,7 +80,7 @@ pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failur
         None => {
             let world = workers * arguments.job.nnodes;
             let folder = RunFolder::create(&arguments.run_dir, &plan.model.name, "ddp", world)?;
-            write_atomic(&folder.config(), plan_toml(&plan)?.as_bytes())?;
+            write_atomic(&folder.config(), plan.to_toml().as_bytes())?;
             folder
         }
     };

@@ -164,9 +164,16 @@ pub(crate) fn dataset_facts(name: &str, splits: &Splits) -> DatasetFacts {
 }
 
 /// Returns the plan's sections of the start table.
-pub(super) fn sections(plan: &RunPlan) -> Result<Vec<Section>, Failure> {
-    let table = plan.table().map_err(|error| Failure::run(error, "please report this"))?;
-    Ok(table.into_iter().map(|(title, rows)| Section { title, rows }).collect())
+pub(super) fn sections(plan: &RunPlan) -> Vec<Section> {
+    let mut sections = Vec::new();
+    for (title, settings) in plan.table() {
+        let mut section = Section::new(title);
+        for (key, value) in settings {
+            section = section.row(key, value);
+        }
+        sections.push(section);
+    }
+    sections
 }
 
 /// Configures the loader of the training set. `pixels`: the loader decodes and augments; otherwise the device does.

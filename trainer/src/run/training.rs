@@ -7,7 +7,7 @@ use models::Spec;
 
 use super::finish::{finish, gather_rank_stats};
 use super::ranks::{self, Rank};
-use super::setup::{self, DeviceAssignment, build, count_parameters, facts, pixels_on_the_host, plan_toml, restore};
+use super::setup::{self, DeviceAssignment, build, count_parameters, facts, pixels_on_the_host, restore};
 use crate::cli::TrainArgs;
 use crate::config::{Mode, RunPlan};
 use crate::diagnostics;
@@ -134,7 +134,7 @@ impl Training<'_> {
         if self.rank.is_none() {
             diagnostics::write_to(&folder.path().join("logs"))?;
         }
-        write_atomic(&folder.config(), plan_toml(plan)?.as_bytes())?;
+        write_atomic(&folder.config(), plan.to_toml().as_bytes())?;
         let store = Store::open(&folder.checkpoints(), plan.checkpoint.keep_last, plan.train.seed)?;
         let lengths = Lengths::new(plan, loaders.train.batches_per_epoch());
         let mut reporter = self.reporter(&folder, &lengths, &progress, &description)?;
@@ -201,7 +201,7 @@ impl Training<'_> {
             .row("length", format!("{} epochs of {} steps", lengths.epochs, thousands(lengths.steps_per_epoch)))
             .row("folder", folder.path().display());
         let mut sections = vec![overview];
-        sections.extend(super::plan::sections(plan)?);
+        sections.extend(super::plan::sections(plan));
         let options = ReporterOptions {
             epochs: lengths.epochs,
             steps_per_epoch: lengths.steps_per_epoch as usize,

@@ -23,7 +23,7 @@ pub struct DeviceDatasets {
     /// Training images.
     pub train: DeviceDataset,
     /// Images of the evaluations during the run.
-    pub test: DeviceDataset,
+    pub eval: DeviceDataset,
 }
 
 /// One data set on one device.

@@ -191,7 +191,7 @@ impl Replica {
     /// Counts every batch with `network`, an inference copy, until `stop`.
     pub fn evaluate(&self, network: &Network, batches: &mut dyn Iterator<Item = Batch>, stop: &Stop) -> EvalCounts {
         let infer = |batch| {
-            let images = self.images(batch, |sets| &sets.test).inner();
+            let images = self.images(batch, |sets| &sets.eval).inner();
             Ok::<_, Infallible>(host_logits(network.forward(images, &Context::eval())))
         };
         let Ok(counts) = EvalCounts::of_batches(self.classes, batches, stop, infer);

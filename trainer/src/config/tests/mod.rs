@@ -1,17 +1,15 @@
 //! Every mistake a configuration can hold, as its author reads it; round trips; arbitrary input.
 
-mod data;
-mod files;
+mod facts;
 mod flags;
-mod kinds;
+mod mistakes;
 mod plan;
 mod random;
+mod readme;
+mod screens;
 mod shipped;
-mod syntax;
-mod types;
-mod values;
 
-use super::{DatasetFacts, Overrides, Registry, RunPlan, Source, resolve};
+use super::{ConfigError, ConfigErrors, ConfigSource, DatasetFacts, Location, Overrides, Registry, RunPlan, resolve};
 
 /// Sections without which no configuration is complete.
 const BASE: &str = "[model]\nname = \"resnet18\"\n[data]\nname = \"cifar10\"\n";
@@ -37,18 +35,8 @@ fn registry() -> Registry<'static> {
 }
 
 /// Resolves text as if it were the file `configs/x.toml`.
-fn read(text: &str, overrides: &Overrides) -> Result<RunPlan, String> {
-    resolve(&Source::new("configs/x.toml", text), overrides, &registry()).map_err(|errors| errors.to_string())
-}
-
-/// What the user reads about a text.
-fn mistake(text: &str) -> String {
-    read(text, &Overrides::default()).expect_err("the configuration is wrong")
-}
-
-/// What the user reads about lines that follow a complete configuration.
-fn mistake_after_base(lines: &str) -> String {
-    mistake(&format!("{BASE}{lines}"))
+fn read(text: &str, overrides: &Overrides) -> Result<RunPlan, ConfigErrors> {
+    resolve(&ConfigSource::new("configs/x.toml", text), overrides, &registry())
 }
 
 /// The plan of lines that follow a complete configuration.
@@ -59,4 +47,20 @@ fn plan_after_base(lines: &str) -> RunPlan {
 /// `--set` for each of the texts.
 fn set(values: &[&str]) -> Overrides {
     Overrides { set: values.iter().map(|value| (*value).to_owned()).collect(), ..Overrides::default() }
+}
+
+/// Mistakes in three lines each: the line or the flag, the caret with the line, column and cause, the hint.
+fn brief(errors: &ConfigErrors) -> String {
+    let one = |error: &ConfigError| {
+        let (text, caret) = match &error.location {
+            Location::Line(line) => {
+                let caret = format!("{:indent$}{}", "", "^".repeat(line.width), indent = line.indent);
+                (line.text.clone(), format!("{caret} {}:{} ", line.line, line.column))
+            }
+            Location::File(file) => (file.display().to_string(), String::new()),
+            Location::Flag(flag) => (flag.clone(), String::new()),
+        };
+        format!("{text}\n{caret}{}\n  hint: {}\n", error.cause, error.hint)
+    };
+    errors.errors().iter().map(one).collect()
 }

@@ -7,107 +7,22 @@ use crate::config::{Overrides, RunPlan};
 
 /// The plan that its own text resolves to.
 fn read_back(plan: &RunPlan) -> RunPlan {
-    let text = plan.to_toml().unwrap();
+    let text = plan.to_toml();
     read(&text, &Overrides::default()).unwrap_or_else(|errors| panic!("{errors}\n{text}"))
 }
 
 #[test]
 fn every_default_is_visible() {
-    assert_snapshot!(plan_after_base("").to_toml().unwrap(), @r#"
-    [model]
-    name = "resnet18"
-    num_classes = 10
-
-    [data]
-    name = "cifar10"
-    augment = []
-    mean = [0.4914, 0.4822, 0.4465]
-    std = [0.2023, 0.1994, 0.201]
-    image_size = 32
-    workers = 2
-    limit_train = 0
-    limit_test = 0
-
-    [train]
-    epochs = 10
-    batch_size = 128
-    batch_scope = "global"
-    precision = "f32"
-    seed = 0
-    label_smoothing = 0.0
-    mixup = 0.0
-    cutmix = 0.0
-    cutout = 0
-    ema = 0.0
-    grad_clip = 0.0
-    accumulate = 1
-    drop_last = false
-    eval_every = 1
-    max_steps = 0
-    max_time_s = 0
-    patience = 0
-
-    [optimizer]
-    kind = "sgd"
-    momentum = 0.9
-    nesterov = false
-    lr = 0.1
-    weight_decay = 0.0005
-    decay_norm_and_bias = true
-    lr_scale = "none"
-
-    [schedule]
-    kind = "cosine"
-    warmup_epochs = 0.0
-    warmup_start = 0.01
-
-    [parallel]
-    mode = "single"
-    backend = "auto"
-    bucket_mb = 25.0
-    first_bucket_mb = 1.0
-    overlap = true
-    compression = "none"
-    batch_norm = "local"
-    timeout_s = 600
-    check_sync_every = 0
-
-    [checkpoint]
-    every = 1
-    every_steps = 0
-    keep_last = 2
-    keep_best = true
-
-    [log]
-    every = 50
-    tensorboard = true
-    timeline = false
-    "#);
+    assert_snapshot!(plan_after_base("").to_toml());
 }
 
 #[test]
 fn adamw_and_multi_step_show_their_own_keys() {
     let plan = plan_after_base("[optimizer]\nkind = \"adamw\"\n[schedule]\nkind = \"multi-step\"\n");
-    let text = plan.to_toml().unwrap();
+    let text = plan.to_toml();
     let shown: Vec<&str> =
         text.lines().skip_while(|line| *line != "[optimizer]").take_while(|line| *line != "[parallel]").collect();
-    assert_snapshot!(shown.join("\n"), @r#"
-    [optimizer]
-    kind = "adamw"
-    betas = [0.9, 0.999]
-    eps = 0.00000001
-    lr = 0.001
-    weight_decay = 0.01
-    decay_norm_and_bias = true
-    lr_scale = "none"
-
-    [schedule]
-    kind = "multi-step"
-    milestones = [0.5, 0.75]
-    gamma = 0.1
-    warmup_epochs = 0.0
-    warmup_start = 0.01
-    "#);
+    assert_snapshot!(shown.join("\n"));
 }
 
 #[test]
@@ -202,11 +117,11 @@ fn milestones_that_are_never_reached_are_noted() {
 #[test]
 fn table_is_a_row_a_section() {
     let plan = plan_after_base("augment = [\"crop\", \"flip\"]\n[optimizer]\nnesterov = true\n");
-    let row = |(section, pairs): (String, Vec<(String, String)>)| {
+    let row = |(section, pairs): (&str, Vec<(&str, String)>)| {
         let pairs: Vec<String> = pairs.into_iter().map(|(key, value)| format!("{key}={value}")).collect();
         format!("{section}: {}", pairs.join(", "))
     };
-    let rows: Vec<String> = plan.table().unwrap().into_iter().map(row).collect();
+    let rows: Vec<String> = plan.table().into_iter().map(row).collect();
     assert_snapshot!(rows.join("\n"), @"
     model: name=resnet18, num_classes=10
     data: name=cifar10, augment=crop:4 flip, mean=0.4914 0.4822 0.4465, std=0.2023 0.1994 0.201, image_size=32, workers=2, off=limit_train limit_test

@@ -71,13 +71,15 @@ const PIECES: &[&str] = &[
 fn holds(text: &str, overrides: &Overrides) {
     match read(text, overrides) {
         Ok(mut plan) => {
-            let again = read(&plan.to_toml().unwrap(), &Overrides::default()).expect("a plan's own text is right");
+            let again = read(&plan.to_toml(), &Overrides::default()).expect("a plan's own text is right");
             assert_eq!(again, plan);
-            plan.table().unwrap();
+            assert_eq!(plan.first_difference(&again), None);
+            assert!(!plan.table().is_empty());
             let other = DatasetFacts { channels: 1, height: 3, width: 2, classes: 2, ..facts("mnist").unwrap() };
             assert!(plan.check_against(&other).is_err());
         }
-        Err(shown) => {
+        Err(errors) => {
+            let shown = errors.to_string();
             assert!(shown.starts_with("error: "));
             assert!(shown.contains("\n  hint: "));
             assert!(!shown.contains(|symbol: char| symbol.is_control() && symbol != '\n'), "{shown:?}");

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::{registry, set};
-use crate::config::{Overrides, Registry, RunPlan, ScheduleName, load};
+use crate::config::{Overrides, Registry, RunPlan, ScheduleKind, load};
 
 fn folder() -> PathBuf {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../configs")).to_path_buf()
@@ -54,7 +54,7 @@ fn recipe_of_the_table_applies_to_every_cifar_network() {
         assert_eq!((plan.train.epochs, plan.train.batch_size), (200, 128));
         assert_eq!((plan.train.label_smoothing, plan.train.cutout, plan.train.ema), (0.0, 0, 0.0));
         assert_eq!((plan.optimizer.lr, plan.optimizer.weight_decay), (0.1, 5e-4));
-        assert_eq!(plan.schedule.name(), ScheduleName::Cosine);
+        assert_eq!(plan.schedule.kind, ScheduleKind::Cosine);
         let augment: Vec<String> = plan.data.augment.iter().map(ToString::to_string).collect();
         assert_eq!(augment, ["crop:4", "flip"]);
     }

@@ -69,7 +69,7 @@ fn writing(path: impl AsRef<Path>, error: impl Display) -> FileError {
 /// Returns the SHA-256 in hexadecimal.
 fn sha256(bytes: &[u8]) -> String {
     use sha2::{Digest, Sha256};
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    comm::hex::encode(&Sha256::digest(bytes))
 }
 
 #[cfg(test)]

@@ -1,31 +1,61 @@
-//! Words that a key can be set to, one enum a key.
+//! Words that a key can be set to, one enum per key.
 
-use std::fmt::Debug;
+use std::fmt::{Debug, Display};
+
+use super::key::{KeyValue, Range};
+use super::suggest;
+use super::value::{Mistake, RawValue};
 
 /// One word out of a fixed list.
-pub trait Choice: Copy + PartialEq + Debug + 'static {
+pub trait Keyword: Copy + PartialEq + Debug + Display + 'static {
     /// Every choice, in the order in which users are shown them.
     const ALL: &'static [Self];
 
-    /// The word in the TOML.
+    /// Returns the word in the TOML.
     fn name(self) -> &'static str;
 
-    /// The choice of that word.
+    /// Returns what other trainers call this choice.
+    fn aliases(self) -> &'static [&'static str];
+
+    /// Returns the choice of that word.
     fn from_name(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|choice| choice.name() == name)
     }
 }
 
-/// An enum of words: the variants, their words, `Display`, `Serialize` and [`Choice`] from one list.
-macro_rules! choices {
-    ($(#[$about:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $word:literal,)+ }) => {
+impl<T: Keyword> KeyValue for T {
+    const VALUES: &'static str = "";
+
+    fn read(raw: &RawValue, _: &Range) -> Result<Self, Mistake> {
+        let word = raw.string()?;
+        Self::from_name(&word).ok_or_else(|| {
+            let names: Vec<suggest::Name> = Self::ALL.iter().map(|choice| (choice.name(), choice.aliases())).collect();
+            Mistake::new(format!("unknown value {word:?}")).hint(suggest::hint("choices", &word, &names))
+        })
+    }
+
+    fn write(&self) -> Option<toml::Value> {
+        Some(self.name().into())
+    }
+
+    fn words() -> Vec<&'static str> {
+        Self::ALL.iter().map(|choice| choice.name()).collect()
+    }
+}
+
+/// Declares enums of words: variants, words and aliases, `Display` and [`Keyword`] from one list.
+macro_rules! keywords {
+    ($(
+        $(#[$about:meta])*
+        $name:ident { $($(#[$doc:meta])* $variant:ident = $word:literal $(also $($alias:literal)+)?,)+ }
+    )+) => {$(
         $(#[$about])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum $name {
             $($(#[$doc])* $variant,)+
         }
 
-        impl Choice for $name {
+        impl Keyword for $name {
             const ALL: &'static [Self] = &[$(Self::$variant,)+];
 
             fn name(self) -> &'static str {
@@ -33,79 +63,69 @@ macro_rules! choices {
                     $(Self::$variant => $word,)+
                 }
             }
+
+            fn aliases(self) -> &'static [&'static str] {
+                match self {
+                    $(Self::$variant => &[$($($alias),+)?],)+
+                }
+            }
         }
 
-        impl std::fmt::Display for $name {
+        impl Display for $name {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.write_str(self.name())
             }
         }
-
-        impl serde::Serialize for $name {
-            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.serialize_str(self.name())
-            }
-        }
-    };
+    )+};
 }
 
-choices! {
+keywords! {
     /// What `train.batch_size` counts.
     BatchScope {
         /// Samples of one step over all workers: the same training whatever the world size.
         Global = "global",
-        /// Samples of one step on each worker: the global batch grows with the world.
+        /// Samples of one step on each worker: the global batch grows with the world size.
         PerWorker = "per_worker",
     }
-}
 
-choices! {
     /// Number format of activations and gradients.
     Precision {
         /// 32-bit floats.
-        F32 = "f32",
+        F32 = "f32" also "float32",
         /// bfloat16 with 32-bit master weights; needs a GPU.
-        Bf16 = "bf16",
+        Bf16 = "bf16" also "bfloat16" "float16",
     }
-}
 
-choices! {
-    /// The optimizer's name, without its parameters.
-    OptimizerName {
-        /// Stochastic gradient descent with momentum.
+    /// Which optimizer.
+    OptimizerKind {
+        /// PyTorch's `SGD`.
         Sgd = "sgd",
-        /// Adam with decoupled weight decay.
+        /// PyTorch's `AdamW`: Adam with decoupled weight decay.
         AdamW = "adamw",
     }
-}
 
-choices! {
     /// How the learning rate grows with the number of workers.
     LrScale {
         /// As written.
         None = "none",
         /// Times the world size (Goyal et al. 2017).
         Linear = "linear",
-        /// Times the root of the world size.
+        /// Times the square root of the world size.
         Sqrt = "sqrt",
     }
-}
 
-choices! {
-    /// The schedule's name, without its parameters.
-    ScheduleName {
-        /// Half a cosine from lr to 0.
+    /// The learning rate over the run.
+    ScheduleKind {
+        /// After the warm-up half a cosine from lr to 0.
         Cosine = "cosine",
-        /// PyTorch's `OneCycleLR`.
+        /// PyTorch's `OneCycleLR`: up from lr/div, down to lr/div/final_div.
         OneCycle = "one-cycle",
-        /// Times gamma at each milestone.
+        /// After the warm-up lr, times gamma at each milestone.
         MultiStep = "multi-step",
-        /// lr throughout.
+        /// After the warm-up lr.
         Constant = "constant",
     }
-}
 
-choices! {
     /// The shape of one-cycle's two slopes.
     Anneal {
         /// Straight lines.
@@ -113,39 +133,33 @@ choices! {
         /// Half cosines.
         Cos = "cos",
     }
-}
 
-choices! {
     /// How many devices take part in a step, and how.
     Mode {
         /// One process, one device.
         Single = "single",
         /// One process that replicates the model every step (`DataParallel`).
         Dp = "dp",
-        /// A process a device (`DistributedDataParallel`).
+        /// One process per device (`DistributedDataParallel`).
         Ddp = "ddp",
     }
-}
 
-choices! {
     /// What carries gradients between workers.
     Backend {
-        /// The best that all workers can reach each other by.
+        /// The fastest transport that connects all workers.
         Auto = "auto",
         /// Shared memory of one machine.
         Shm = "shm",
         /// TCP sockets.
         Tcp = "tcp",
-        /// Our CUDA kernels over peer access.
+        /// Custom CUDA kernels over peer access.
         Cuda = "cuda",
         /// NVIDIA's library.
         Nccl = "nccl",
         /// The system's MPI.
         Mpi = "mpi",
     }
-}
 
-choices! {
     /// Format of gradients on the wire.
     Compression {
         /// 32-bit floats.
@@ -155,18 +169,16 @@ choices! {
         /// bfloat16.
         Bf16 = "bf16",
     }
-}
 
-choices! {
     /// What batch norm does across workers.
     BatchNormPolicy {
         /// Nothing: each worker has its own statistics.
         Local = "local",
-        /// Rank 0's running statistics go to all.
+        /// Rank 0's running statistics are broadcast to all ranks.
         Broadcast = "broadcast",
         /// Running statistics are averaged before an evaluation.
         Reduce = "reduce",
-        /// Statistics of the global batch in every forward pass.
+        /// Statistics of the global batch in every forward pass (PyTorch's `SyncBatchNorm`).
         Sync = "sync",
     }
 }

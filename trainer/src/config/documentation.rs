@@ -1,0 +1,53 @@
+//! The tables of keys in `configs/README.md`.
+
+use std::fmt::Write;
+
+use super::key::{Key, KeyValue, KeyVisitor, Range, plain};
+use super::origin::Origins;
+use super::plan::RunPlan;
+use super::source::ConfigSource;
+
+/// Returns every key with its default, its values and its meaning: a Markdown table per section.
+pub fn key_tables() -> String {
+    let mut documenter = Documenter { section: "", text: String::new() };
+    RunPlan::of_defaults(Origins::new(ConfigSource::new("", ""))).visit(&mut documenter);
+    documenter.text
+}
+
+/// Writes a table per section, a row per key.
+struct Documenter {
+    section: &'static str,
+    text: String,
+}
+
+impl KeyVisitor for Documenter {
+    fn key<T: KeyValue>(&mut self, key: &Key<T>, _: &mut T) {
+        if key.section != self.section {
+            self.section = key.section;
+            let title = "| key | default | values | meaning |\n|---|---|---|---|";
+            let _ = writeln!(self.text, "\n### `[{}]`\n\n{title}", key.section);
+        }
+        let code = |value: &T| match value.write()? {
+            toml::Value::String(word) => (!word.is_empty()).then(|| format!("{word:?}")),
+            number => Some(plain(&number)),
+        };
+        let mut default = match (code(&key.default), key.unset) {
+            (Some(text), _) => format!("`{text}`"),
+            (None, Some(meaning)) => meaning.to_owned(),
+            (None, None) => "must be set".to_owned(),
+        };
+        if let Some((kind, other)) = &key.kind_default {
+            let _ = write!(default, "; {kind}: `{}`", code(other).unwrap_or_default());
+        }
+        let words: Vec<String> = T::words().iter().map(|word| format!("`{word:?}`")).collect();
+        let mut values = format!("{}{}", T::VALUES, words.join(", "));
+        if key.range != Range::ANY {
+            let _ = write!(values, " {}", key.range);
+        }
+        if let Some((zero, meaning)) = T::ZERO.zip(key.unset) {
+            let _ = write!(values, ", {zero}: {meaning}");
+        }
+        let only = if key.only.is_empty() { String::new() } else { format!("{}: ", key.only.join(", ")) };
+        let _ = writeln!(self.text, "| `{}` | {default} | {values} | {only}{} |", key.name, key.text());
+    }
+}

@@ -1,0 +1,367 @@
+//! What a key of the TOML is: its type, default, range and documentation, declared once by [`section!`].
+
+use std::fmt;
+use std::ops::{Bound, RangeBounds};
+use std::path::PathBuf;
+
+use super::value::{Mistake, RawValue};
+
+/// A key as it is declared.
+pub(super) struct Key<T> {
+    /// The section, such as `train`.
+    pub(super) section: &'static str,
+    /// The key, such as `epochs`.
+    pub(super) name: &'static str,
+    /// Its documentation. The first sentence is the hint where the value is wrong.
+    pub(super) about: &'static str,
+    pub(super) default: T,
+    /// The default for one word of the section's `kind`, where it differs.
+    pub(super) kind_default: Option<(&'static str, T)>,
+    /// Which numbers are allowed.
+    pub(super) range: Range,
+    /// What 0, false, "none", [] or no value stands for: "off", "all", "the data set's".
+    pub(super) unset: Option<&'static str>,
+    /// Words of the section's `kind` that use the key; empty: all.
+    pub(super) only: Vec<&'static str>,
+    /// What other trainers call the key.
+    pub(super) aliases: &'static [&'static str],
+}
+
+impl<T: KeyValue> Key<T> {
+    /// Returns whether the key has a meaning in a section of that `kind`; `None`: the kind is not known.
+    pub(super) fn is_used_by(&self, kind: Option<&str>) -> bool {
+        self.only.is_empty() || kind.is_none_or(|kind| self.only.contains(&kind))
+    }
+
+    /// Returns the default in a section of that `kind`.
+    pub(super) fn default_for(&self, kind: Option<&str>) -> T {
+        match &self.kind_default {
+            Some((word, default)) if kind == Some(word) => default.clone(),
+            _ => self.default.clone(),
+        }
+    }
+
+    /// Returns the documentation as one line.
+    pub(super) fn text(&self) -> &str {
+        self.about.trim()
+    }
+
+    /// Returns what a user has to know to mend a value: meaning, choices and default.
+    pub(super) fn hint(&self, kind: Option<&str>) -> String {
+        let sentence = self.text().split_once(". ").map_or(self.text(), |(first, _)| first);
+        let mut hint = uncapitalized(sentence.trim_end_matches('.'));
+        if let (Some(zero), Some(meaning)) = (T::ZERO, self.unset) {
+            hint.push_str(&format!(", {zero} = {meaning}"));
+        }
+        if !T::words().is_empty() {
+            hint.push_str(&format!(": {}", T::words().join(", ")));
+        }
+        match (self.default_for(kind).write(), self.unset) {
+            (Some(default), _) => hint + "; default " + &plain(&default),
+            (None, Some(meaning)) => hint + "; default " + meaning,
+            (None, None) => hint,
+        }
+    }
+}
+
+/// Returns a sentence as it continues another one: "Samples" becomes "samples", `TensorBoard` stays.
+fn uncapitalized(sentence: &str) -> String {
+    let mut symbols = sentence.chars();
+    match (symbols.next(), symbols.clone().next()) {
+        (Some(first), Some(second)) if second.is_lowercase() || second == ' ' => {
+            first.to_lowercase().chain(symbols).collect()
+        }
+        _ => sentence.to_owned(),
+    }
+}
+
+/// Returns a value as a message or a table shows it: words without quotes, whole numbers without a point.
+pub(super) fn plain(value: &toml::Value) -> String {
+    match value {
+        toml::Value::String(word) => word.clone(),
+        toml::Value::Float(number) => number.to_string(),
+        other => other.to_string(),
+    }
+}
+
+/// What looks at every key of a plan in turn: reads it, writes it or documents it.
+pub(super) trait KeyVisitor {
+    /// Looks at one key; `value` is the plan's.
+    fn key<T: KeyValue>(&mut self, key: &Key<T>, value: &mut T);
+}
+
+/// A type that a key can have.
+pub(super) trait KeyValue: Clone {
+    /// What the values are, in words: an integer, a string.
+    const VALUES: &'static str;
+    /// How the value that [`Key::unset`] explains is written, where that needs an explanation.
+    const ZERO: Option<&'static str> = None;
+
+    /// Reads a value as it was written.
+    ///
+    /// # Errors
+    /// The value has another type, or is out of `range`.
+    fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake>;
+
+    /// Returns the value in TOML; `None` where the key is left out.
+    fn write(&self) -> Option<toml::Value>;
+
+    /// Returns the words to choose from.
+    fn words() -> Vec<&'static str> {
+        Vec::new()
+    }
+}
+
+impl KeyValue for bool {
+    const VALUES: &'static str = "`true`, `false`";
+
+    fn read(raw: &RawValue, _: &Range) -> Result<Self, Mistake> {
+        raw.boolean()
+    }
+
+    fn write(&self) -> Option<toml::Value> {
+        Some((*self).into())
+    }
+}
+
+impl KeyValue for f64 {
+    const VALUES: &'static str = "number";
+    const ZERO: Option<&'static str> = Some("0");
+
+    fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
+        range.number(raw)
+    }
+
+    fn write(&self) -> Option<toml::Value> {
+        Some((*self).into())
+    }
+}
+
+/// Implements [`KeyValue`] for counts, which TOML holds as 64-bit integers.
+macro_rules! count {
+    ($($type:ty)+) => {
+        $(impl KeyValue for $type {
+            const VALUES: &'static str = "integer";
+            const ZERO: Option<&'static str> = Some("0");
+
+            fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
+                range.integer(raw)
+            }
+
+            fn write(&self) -> Option<toml::Value> {
+                // Larger values were never read from a TOML.
+                Some(i64::try_from(*self).unwrap_or(i64::MAX).into())
+            }
+        })+
+    };
+}
+
+count!(usize u64);
+
+impl KeyValue for Option<usize> {
+    const VALUES: &'static str = usize::VALUES;
+
+    fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
+        range.integer(raw).map(Some)
+    }
+
+    fn write(&self) -> Option<toml::Value> {
+        self.as_ref().and_then(usize::write)
+    }
+}
+
+impl KeyValue for Vec<f64> {
+    const VALUES: &'static str = "array of numbers";
+
+    fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
+        raw.elements("an array of numbers", |element| range.number(element))
+    }
+
+    fn write(&self) -> Option<toml::Value> {
+        Some(self.clone().into())
+    }
+}
+
+impl KeyValue for [f64; 2] {
+    const VALUES: &'static str = "two numbers";
+
+    fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
+        let list = Vec::read(raw, range)?;
+        Self::try_from(list).map_err(|list| Mistake::new(format!("expected two numbers, found {}", list.len())))
+    }
+
+    fn write(&self) -> Option<toml::Value> {
+        Some(self.to_vec().into())
+    }
+}
+
+/// One number per channel, of pixels in 0..1.
+impl KeyValue for Option<Vec<f32>> {
+    const VALUES: &'static str = Vec::<f64>::VALUES;
+
+    fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
+        let read = |element: &RawValue| match range.number(element) {
+            Ok(number) => Ok(number as f32),
+            Err(mistake) if element.number().is_ok_and(|number| number > 1.0) => {
+                Err(mistake.hint("pixels are scaled to 0..1 first: divide by 255"))
+            }
+            Err(mistake) => Err(mistake),
+        };
+        raw.elements("an array of numbers", read).map(Some)
+    }
+
+    fn write(&self) -> Option<toml::Value> {
+        // The shortest decimal number that reads as the same f32: 0.4914 and not 0.4914000034332275.
+        let decimal = |number: &f32| number.to_string().parse().unwrap_or(f64::from(*number));
+        self.as_ref().map(|list| list.iter().map(decimal).collect::<Vec<f64>>().into())
+    }
+}
+
+impl KeyValue for String {
+    const VALUES: &'static str = "string";
+
+    fn read(raw: &RawValue, _: &Range) -> Result<Self, Mistake> {
+        raw.string()
+    }
+
+    fn write(&self) -> Option<toml::Value> {
+        Some(self.as_str().into())
+    }
+}
+
+impl KeyValue for Option<PathBuf> {
+    const VALUES: &'static str = String::VALUES;
+
+    fn read(raw: &RawValue, _: &Range) -> Result<Self, Mistake> {
+        let text = raw.string()?;
+        match text.is_empty() || text.contains(char::is_control) {
+            true => Err(Mistake::new("expected a folder's name, found none or one with control characters")),
+            false => Ok(Some(text.into())),
+        }
+    }
+
+    fn write(&self) -> Option<toml::Value> {
+        self.as_ref().map(|path| path.to_string_lossy().into_owned().into())
+    }
+}
+
+/// The numbers that a key allows; shown as `above 0 and at most 1000` or `from 1 to 10`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Range {
+    low: Bound<f64>,
+    high: Bound<f64>,
+}
+
+impl Range {
+    /// Every finite number.
+    pub(super) const ANY: Self = Self { low: Bound::Unbounded, high: Bound::Unbounded };
+
+    /// Takes a range of integers or floats.
+    pub(super) fn new<N: Into<f64> + Copy>(range: impl RangeBounds<N>) -> Self {
+        Self { low: range.start_bound().map(|low| (*low).into()), high: range.end_bound().map(|high| (*high).into()) }
+    }
+
+    /// Reads a number that is in the range.
+    fn number(&self, raw: &RawValue) -> Result<f64, Mistake> {
+        let number = raw.number()?;
+        self.check(number, "a number", raw).map(|()| number)
+    }
+
+    /// Reads an integer that is in the range and in the type `N`.
+    fn integer<N: TryFrom<i64>>(&self, raw: &RawValue) -> Result<N, Mistake> {
+        let integer = raw.integer()?;
+        self.check(integer as f64, "an integer", raw)?;
+        N::try_from(integer).map_err(|_| Mistake::new(format!("expected another integer, found {integer}")))
+    }
+
+    fn check(&self, number: f64, wanted: &str, raw: &RawValue) -> Result<(), Mistake> {
+        match (self.low, self.high).contains(&number) {
+            true => Ok(()),
+            false => Err(Mistake::new(format!("expected {wanted} {self}, found {}", raw.text))),
+        }
+    }
+}
+
+impl fmt::Display for Range {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let (Bound::Included(low), Bound::Included(high)) = (self.low, self.high) {
+            return write!(f, "from {low} to {high}");
+        }
+        let low = match self.low {
+            Bound::Included(low) => Some(format!("of at least {low}")),
+            Bound::Excluded(low) => Some(format!("above {low}")),
+            Bound::Unbounded => None,
+        };
+        let high = match self.high {
+            Bound::Included(high) => Some(format!("at most {high}")),
+            Bound::Excluded(high) => Some(format!("below {high}")),
+            Bound::Unbounded => None,
+        };
+        f.write_str(&low.into_iter().chain(high).collect::<Vec<_>>().join(" and "))
+    }
+}
+
+/// `Some` of an optional part of [`section!`].
+macro_rules! optional {
+    () => {
+        None
+    };
+    ($value:expr) => {
+        Some($value)
+    };
+}
+
+/// Declares a section: a struct with a field per key, its defaults, and the visit of every key.
+///
+/// After a key's type and default come, each only where it is needed and in this order: `for` the default of one kind, `in`
+/// the range, `unset` what 0, false or no value means, `only` the kinds that use the key, `also` what others call it.
+macro_rules! section {
+    (
+        $(#[doc = $title:literal])+
+        $config:ident $section:literal {
+            $(
+                $(#[doc = $doc:literal])+
+                $name:ident: $type:ty = $default:expr
+                $(, for $kind:ident :: $word:ident = $other:expr)?
+                $(, in $range:expr)?
+                $(, unset $unset:literal)?
+                $(, only $kinds:ident :: [$($user:ident),+])?
+                $(, also [$($alias:literal),+])?;
+            )+
+        }
+    ) => {
+        $(#[doc = $title])+
+        #[derive(Debug, Clone, PartialEq)]
+        pub struct $config {
+            $($(#[doc = $doc])+ pub $name: $type,)+
+        }
+
+        impl Default for $config {
+            fn default() -> Self {
+                Self { $($name: $default,)+ }
+            }
+        }
+
+        impl $config {
+            /// Shows every key with its value to `visitor`, in the order of the file.
+            pub(super) fn visit(&mut self, visitor: &mut impl KeyVisitor) {
+                $(
+                    let key = Key {
+                        section: $section,
+                        name: stringify!($name),
+                        about: concat!($($doc),+),
+                        default: $default,
+                        kind_default: optional!($(($kind::$word.name(), $other))?),
+                        range: optional!($(Range::new($range))?).unwrap_or(Range::ANY),
+                        unset: optional!($($unset)?),
+                        only: vec![$($($kinds::$user.name()),+)?],
+                        aliases: &[$($($alias),+)?],
+                    };
+                    visitor.key(&key, &mut self.$name);
+                )+
+            }
+        }
+    };
+}
+
+pub(super) use {optional, section};

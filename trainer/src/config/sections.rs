@@ -1,0 +1,200 @@
+//! Every key of the TOML, declared once: field, type, default, range and documentation.
+//!
+//! The reader, the defaults, the hints, a run's `config.toml`, the start screen and the table in `configs/README.md` come from
+//! here. The order is the order of `config.toml`.
+
+use std::ops::Bound::{Excluded, Included};
+use std::path::PathBuf;
+
+use super::augment::Augmentation;
+use super::key::{Key, KeyVisitor, Range, optional, section};
+use super::keyword::{
+    Anneal, Backend, BatchNormPolicy, BatchScope, Compression, Keyword, LrScale, Mode, OptimizerKind, Precision,
+    ScheduleKind,
+};
+
+/// Largest batch, epochs, steps between two events, …: anything above was mistyped.
+const MANY: i32 = 1_000_000;
+/// Largest number of steps: no run is longer.
+const STEPS: i32 = 1_000_000_000;
+/// Longest side of an image in pixels.
+const PIXELS: i32 = 16_384;
+/// Largest bucket in MiB.
+const BUCKET: (std::ops::Bound<f64>, std::ops::Bound<f64>) = (Excluded(0.0), Included(4096.0));
+
+section! {
+    /// `[model]`: the network.
+    ModelConfig "model" {
+        /// The model, one that `trainer models` lists.
+        name: String = String::new(), also ["arch"];
+        /// Classes of the last layer.
+        num_classes: Option<usize> = None, in 2..=MANY, unset "the data set's", also ["classes"];
+    }
+}
+
+section! {
+    /// `[data]`: the data set and what is done to its images.
+    DataConfig "data" {
+        /// The data set, one that `trainer data list` shows.
+        name: String = String::new(), also ["dataset"];
+        /// The folder that holds the files, relative to the current directory.
+        dir: Option<PathBuf> = None, unset "the usual places", also ["path", "root", "data_dir"];
+        /// What is done to each training image, in this order. `crop` and `reflect-crop` shift by up to 4 pixels, `crop:2` by up
+        /// to 2, with a black or a mirrored border; `alternating-flip` mirrors each image every other epoch.
+        augment: Vec<Augmentation> = vec![], unset "none", also ["transforms", "augmentation", "augmentations"];
+        /// Mean per channel, of pixels scaled to 0..1.
+        mean: Option<Vec<f32>> = None, in 0..=1, unset "the data set's";
+        /// Standard deviation per channel, of pixels scaled to 0..1.
+        std: Option<Vec<f32>> = None, in (Excluded(0), Included(1)), unset "the data set's";
+        /// Side of the square images in pixels. Smaller images are padded.
+        image_size: Option<usize> = None, in 1..=PIXELS, unset "the data set's";
+        /// Background threads that assemble batches.
+        workers: usize = 2, in 1..=1024, also ["num_workers"];
+        /// Training images used, from the first.
+        limit_train: usize = 0, in 0..=STEPS, unset "all";
+        /// Test images used, from the first.
+        limit_test: usize = 0, in 0..=STEPS, unset "all";
+    }
+}
+
+section! {
+    /// `[train]`: the length of the run, its batches and its regularisation.
+    TrainConfig "train" {
+        /// Passes over the training set; 0 only with `max_steps`.
+        epochs: usize = 10, in 0..=MANY, also ["num_epochs", "max_epochs"];
+        /// Samples per step, see `batch_scope`.
+        batch_size: usize = 128, in 1..=MANY, also ["batch", "bs"];
+        /// What `batch_size` counts.
+        batch_scope: BatchScope = BatchScope::Global;
+        /// Number format of activations and gradients. `bf16` needs a GPU.
+        precision: Precision = Precision::F32, also ["dtype", "amp"];
+        /// Seed of weights, shuffling and augmentation.
+        seed: u64 = 0, in 0..;
+        /// Share of the target spread over all classes.
+        label_smoothing: f64 = 0.0, in 0..1, unset "off", also ["smoothing"];
+        /// Alpha of mixup's Beta distribution.
+        mixup: f64 = 0.0, in 0..=100, unset "off";
+        /// Alpha of CutMix's Beta distribution.
+        cutmix: f64 = 0.0, in 0..=100, unset "off";
+        /// Side in pixels of the square that is cut out of each training image.
+        cutout: usize = 0, in 0..=PIXELS, unset "off";
+        /// Decay of the exponential moving average of the weights (0.999 is usual).
+        ema: f64 = 0.0, in 0..1, unset "off", also ["ema_decay"];
+        /// Largest global L2 norm of the gradients.
+        grad_clip: f64 = 0.0, in 0..=1_000_000_000, unset "off", also ["clip", "clip_grad_norm", "max_grad_norm"];
+        /// Batches per optimizer step.
+        accumulate: usize = 1, in 1..=65_536,
+            also ["accumulation_steps", "gradient_accumulation_steps", "accumulate_grad_batches"];
+        /// Leaves out an epoch's last batch where it is smaller than the others.
+        drop_last: bool = false, unset "off";
+        /// Epochs between evaluations.
+        eval_every: usize = 1, in 1..=MANY;
+        /// Optimizer steps after which the run ends.
+        max_steps: usize = 0, in 0..=STEPS, unset "no limit", also ["steps"];
+        /// Seconds of training, over all sessions of the run, after which the run is evaluated, saved and ended.
+        max_time_s: usize = 0, in 0..=STEPS, unset "no limit";
+        /// Early stopping: epochs without a better test top-1 after which the run ends.
+        patience: usize = 0, in 0..=MANY, unset "off";
+    }
+}
+
+section! {
+    /// `[optimizer]`: the optimizer and its parameters, by PyTorch's names.
+    OptimizerConfig "optimizer" {
+        /// The optimizer.
+        kind: OptimizerKind = OptimizerKind::Sgd, also ["optimizer", "type"];
+        /// Share of the last update that is kept.
+        momentum: f64 = 0.9, in 0..1, only OptimizerKind::[Sgd];
+        /// Nesterov momentum.
+        nesterov: bool = false, unset "off", only OptimizerKind::[Sgd];
+        /// Decay of the first and the second moment.
+        betas: [f64; 2] = [0.9, 0.999], in 0..1, only OptimizerKind::[AdamW];
+        /// Added to the denominator.
+        eps: f64 = 1e-8, in (Excluded(0), Included(1)), only OptimizerKind::[AdamW];
+        /// The schedule's highest learning rate.
+        lr: f64 = 0.1, for OptimizerKind::AdamW = 1e-3, in (Excluded(0), Included(1000)), also ["learning_rate", "base_lr"];
+        /// Weight decay, L2 for sgd and decoupled for adamw.
+        weight_decay: f64 = 5e-4, for OptimizerKind::AdamW = 1e-2, in 0..=1000, unset "off", also ["wd", "l2"];
+        /// Whether batch norm and biases decay too.
+        decay_norm_and_bias: bool = true, unset "off";
+        /// Growth of `lr` with the number of workers.
+        lr_scale: LrScale = LrScale::None, unset "off";
+    }
+}
+
+section! {
+    /// `[schedule]`: the learning rate over the run, set before each optimizer step.
+    ScheduleConfig "schedule" {
+        /// The learning rate over the run.
+        kind: ScheduleKind = ScheduleKind::Cosine, also ["scheduler", "type"];
+        /// Where the learning rate falls, rising: fractions of the run, or epochs where above 1.
+        milestones: Vec<f64> = vec![0.5, 0.75], in (Excluded(0), Included(MANY)), only ScheduleKind::[MultiStep];
+        /// Factor at each milestone.
+        gamma: f64 = 0.1, in (Excluded(0), Included(1)), only ScheduleKind::[MultiStep];
+        /// Length of the linear rise to `lr` in epochs.
+        warmup_epochs: f64 = 0.0, in 0..=MANY, unset "none", only ScheduleKind::[Cosine, MultiStep, Constant], also ["warmup"];
+        /// First learning rate as a factor of `lr`.
+        warmup_start: f64 = 0.01, in 0..=1, only ScheduleKind::[Cosine, MultiStep, Constant];
+        /// Share of the run that rises.
+        pct_start: f64 = 0.3, in (Excluded(0), Excluded(1)), only ScheduleKind::[OneCycle];
+        /// `lr / div` is the first learning rate (PyTorch's `div_factor`).
+        div: f64 = 25.0, in FACTOR, only ScheduleKind::[OneCycle], also ["div_factor"];
+        /// `lr / div / final_div` is the last learning rate (PyTorch's `final_div_factor`).
+        final_div: f64 = 1e4, in FACTOR, only ScheduleKind::[OneCycle], also ["final_div_factor"];
+        /// Shape of the slopes.
+        anneal: Anneal = Anneal::Cos, only ScheduleKind::[OneCycle];
+    }
+}
+
+/// Factors between learning rates.
+const FACTOR: std::ops::RangeInclusive<f64> = 1.0..=1e12;
+
+section! {
+    /// `[parallel]`: how several devices train one network.
+    ParallelConfig "parallel" {
+        /// How devices take part in a step. `--cpus N` and `--gpus N` set `ddp` where nothing else is said.
+        mode: Mode = Mode::Single;
+        /// What carries gradients. `cuda` and `nccl` need a build with `--features cuda`, `mpi` one with `--features mpi`.
+        backend: Backend = Backend::Auto;
+        /// Size of a gradient bucket in MiB.
+        bucket_mb: f64 = 25.0, in BUCKET;
+        /// Size of the first bucket in MiB. A small one lets the first reduction start early.
+        first_bucket_mb: f64 = 1.0, in BUCKET;
+        /// Reduces a bucket while the rest of the backward pass runs.
+        overlap: bool = true;
+        /// Format of gradients on the wire.
+        compression: Compression = Compression::None, unset "off";
+        /// What batch norm does across workers.
+        batch_norm: BatchNormPolicy = BatchNormPolicy::Local;
+        /// Seconds after which a silent worker counts as dead.
+        timeout_s: usize = 600, in 1..=MANY;
+        /// Steps between comparisons of all ranks' parameters.
+        check_sync_every: usize = 0, in 0..=STEPS, unset "off";
+    }
+}
+
+section! {
+    /// `[checkpoint]`: when the run is saved, and how much is kept.
+    CheckpointConfig "checkpoint" {
+        /// Epochs between checkpoints; 0: only at the end.
+        every: usize = 1, in 0..=MANY;
+        /// Optimizer steps between checkpoints within an epoch.
+        every_steps: usize = 0, in 0..=STEPS, unset "off";
+        /// Newest checkpoints kept: a run can resume from one.
+        keep_last: usize = 2, in 1..=MANY;
+        /// Keeps the checkpoint with the best test accuracy as well.
+        keep_best: bool = true;
+    }
+}
+
+section! {
+    /// `[log]`: what is written about the run.
+    LogConfig "log" {
+        /// Steps between plain progress lines.
+        every: usize = 50, in 1..=STEPS;
+        /// Writes TensorBoard events.
+        tensorboard: bool = true;
+        /// Writes `timeline.json`: what each rank did when, over the run's first steps.
+        timeline: bool = false, unset "off";
+    }
+}
