@@ -6,7 +6,7 @@
 //! | launcher; `single` and `dp` | `logs/diagnostics.log` of the run folder |
 //! | worker of another launcher; commands without a run folder | stderr |
 //!
-//! Events before the run folder exists are kept in memory and written to the file as its first lines, or to stderr if the
+//! Events before the run folder exists are kept in memory. They become the first lines of the file, or go to stderr if the
 //! program ends without a run folder. A disabled event costs one load of an atomic.
 
 use std::fs::{self, File};
@@ -22,7 +22,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use crate::cli::{Cli, Command};
 use crate::failure::Failure;
 
-/// Name of the file.
+/// Name of the diagnostics file.
 pub const FILE_NAME: &str = "diagnostics.log";
 
 enum Sink {
@@ -34,7 +34,7 @@ enum Sink {
 static SINK: Mutex<Sink> = Mutex::new(Sink::Memory(Vec::new()));
 
 impl Sink {
-    /// Sends all events to `next`, those in memory too.
+    /// Sends all events to `next`, including the events in memory.
     fn switch_to(&mut self, mut next: Self) -> io::Result<()> {
         if let Self::Memory(bytes) = self {
             next.write(bytes)?;
@@ -52,7 +52,7 @@ impl Sink {
     }
 }
 
-/// Writes each event, which comes as one piece, to the sink.
+/// Writes each event to the sink. Each event arrives in one call.
 struct SinkWriter;
 
 impl Write for SinkWriter {
@@ -65,7 +65,7 @@ impl Write for SinkWriter {
     }
 }
 
-/// Turns on the events that the command line or the environment asks for.
+/// Turns on the events that the command line or the environment requests.
 ///
 /// # Errors
 /// The level is unknown, or a worker's file cannot be written.
@@ -103,7 +103,7 @@ pub fn write_to(folder: &Path) -> Result<(), Failure> {
     })
 }
 
-/// Sends events to stderr from now on. At the end of the program, shows the events that are still in memory.
+/// Sends events to stderr from now on. At the end of the program, this prints the events that are still in memory.
 pub fn write_to_stderr() {
     let mut sink = SINK.lock();
     if matches!(*sink, Sink::Memory(_)) {
@@ -112,7 +112,8 @@ pub fn write_to_stderr() {
     }
 }
 
-/// Parses `LEVEL` or `LEVEL,TARGET=LEVEL,…`. A target is a module, such as `launch` or `trainer::strategy`, with all below it.
+/// Parses `LEVEL` or `LEVEL,TARGET=LEVEL,…`. A target is a module, such as `launch` or `trainer::strategy`, with its
+/// submodules.
 fn targets(filter: &str) -> Result<Targets, Failure> {
     let level = |text: &str| {
         // `LevelFilter` also parses numbers, which mean nothing to a reader

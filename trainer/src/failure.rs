@@ -1,4 +1,4 @@
-//! How a command ends when it does not succeed: a message, a hint and an exit code.
+//! The error type of commands: a message, a hint and an exit code.
 
 use std::fmt::Display;
 
@@ -12,30 +12,30 @@ use launch::LaunchError;
 
 pub use crate::files::{FAILED, USAGE};
 
-/// An error on its way to the user. `Display` is the whole of what the screen shows after `error: `.
+/// An error for the user. `Display` is the full text that follows `error: ` on the screen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// The process's exit code: 1 failed, 2 bad usage or input, 128 + n ended by signal n after a checkpoint.
+    /// Exit code of the process: 1 failed, 2 wrong usage or input, 128 + n ended by signal n after a checkpoint.
     pub code: u8,
-    /// What happened: file, place, cause.
+    /// What happened: file, location, cause.
     pub message: String,
-    /// What to do about it.
+    /// The action that fixes the problem.
     pub hint: Option<String>,
 }
 
 impl Failure {
-    /// The run failed.
+    /// Returns the failure of a run.
     pub fn run(message: impl Display, hint: impl Display) -> Self {
         Self { code: FAILED, message: message.to_string(), hint: Some(hint.to_string()) }
     }
 
-    /// The input is wrong.
+    /// Returns the failure for wrong input.
     pub fn usage(message: impl Display, hint: impl Display) -> Self {
         Self { code: USAGE, message: message.to_string(), hint: Some(hint.to_string()) }
     }
 
-    /// A panic's text as the failure that it is: a GPU whose memory is used up, which burn tells of wherever results are read.
-    /// `None` for a defect of the program.
+    /// Converts a panic's text to a failure if the GPU is out of memory: burn panics with this error wherever it reads results.
+    /// Returns `None` for a defect of this program.
     pub fn of_panic(text: &str) -> Option<Self> {
         let (_, rest) = text.split_once("out of device memory allocating ")?;
         let bytes: String = rest.chars().take_while(char::is_ascii_digit).collect();
@@ -60,14 +60,14 @@ impl Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// An error that says what to do about it and how the process ends.
+/// An error with a hint for the user and an exit code.
 pub trait Hint: std::error::Error {
-    /// Returns file, place and cause, without the hint.
+    /// Returns file, location and cause, without the hint.
     fn message(&self) -> String {
         self.to_string()
     }
 
-    /// Returns the text after `hint:`, or nothing where the message says it all.
+    /// Returns the text after `hint:`; `None` if the message needs no hint.
     fn hint(&self) -> Option<&str>;
 
     /// Returns the process's exit code.
@@ -82,7 +82,7 @@ impl<E: Hint> From<E> for Failure {
     }
 }
 
-/// An empty hint is none.
+/// Converts an empty hint to `None`.
 fn some(hint: &str) -> Option<&str> {
     (!hint.is_empty()).then_some(hint)
 }
@@ -132,7 +132,7 @@ impl Hint for LaunchError {
 }
 
 impl From<ConfigErrors> for Failure {
-    /// The errors are rendered whole, with places and hints of their own.
+    /// Renders all errors in one message. Each error has its own location and hint.
     fn from(errors: ConfigErrors) -> Self {
         let text = errors.to_string();
         let message = text.strip_prefix("error: ").unwrap_or(&text).to_owned();

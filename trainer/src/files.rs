@@ -1,4 +1,4 @@
-//! The error of files that cannot be made, written or read, and atomic writes.
+//! The error of files that cannot be created, written or read, and atomic writes.
 
 use std::{
     fs::{self, File},
@@ -11,32 +11,32 @@ pub const FAILED: u8 = 1;
 /// Exit code of bad usage, configuration or input.
 pub const USAGE: u8 = 2;
 
-/// A file that cannot be made, written or read. `Display` gives `path: cause`; the hint is for the line below.
+/// A file that cannot be created, written or read. `Display` prints `path: cause`; the hint is for the line below.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}: {cause}", path.display())]
 pub struct FileError {
     /// File or folder.
     pub path: PathBuf,
-    /// What is wrong with it, with the place in the file where there is one.
+    /// The cause, with the location in the file if there is one.
     pub cause: String,
     /// What the user can do.
     pub hint: String,
-    /// The process's exit code.
+    /// Exit code of the process.
     pub code: u8,
 }
 
 impl FileError {
-    /// An error with a cause and a hint of its own.
+    /// Returns an error with exit code 1.
     pub fn new(path: impl AsRef<Path>, cause: impl Into<String>, hint: impl Into<String>) -> Self {
         Self { path: path.as_ref().to_owned(), cause: cause.into(), hint: hint.into(), code: FAILED }
     }
 
-    /// Returns an error about a file that the user gave: exit code 2.
+    /// Returns an error with exit code 2, about a file that the user named.
     pub fn input(path: impl AsRef<Path>, cause: impl Into<String>, hint: impl Into<String>) -> Self {
         Self { code: USAGE, ..Self::new(path, cause, hint) }
     }
 
-    /// An operating-system error; `doing` completes "cannot …": `write`, `create`, `read`.
+    /// Returns the error of a system call. `doing` completes "cannot …": `write`, `create`, `read`.
     pub fn io(path: impl AsRef<Path>, doing: &str, error: &io::Error) -> Self {
         let hint = match error.kind() {
             ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => {
@@ -53,7 +53,8 @@ impl FileError {
     }
 }
 
-/// Replaces the file in one go: written beside it, synced, renamed. A reader sees the old content or the new.
+/// Replaces the file atomically: writes a temporary file beside it, syncs it and renames it. A reader sees the old
+/// content or the new.
 ///
 /// # Errors
 /// Names `path` when the folder is missing or not writable, or the disk is full.
@@ -68,16 +69,16 @@ pub fn write_atomic(path: &Path, content: &[u8]) -> Result<(), FileError> {
         fs::rename(&temporary, path)
     };
     write().map_err(|error| {
-        // the first error is the one to tell; a left-over that cannot be removed either changes nothing about it
+        // The first error is the one to report. A failure to remove the temporary file does not change that error.
         let _ = fs::remove_file(&temporary);
         FileError::io(path, "write", &error)
     })
 }
 
-/// The file's bytes, or none at all where there is no such file.
+/// Returns the file's bytes; empty if the file does not exist.
 ///
 /// # Errors
-/// Names `path` when it is there and cannot be read.
+/// Names `path` when the file exists and cannot be read.
 pub fn read_or_empty(path: &Path) -> Result<Vec<u8>, FileError> {
     match fs::read(path) {
         Ok(bytes) => Ok(bytes),
@@ -86,10 +87,10 @@ pub fn read_or_empty(path: &Path) -> Result<Vec<u8>, FileError> {
     }
 }
 
-/// Waits until a file's content is on the disk itself.
+/// Waits until a file's content is on the disk (`fdatasync`). A pipe or `/dev/null` needs no sync and is not an error.
 ///
 /// # Errors
-/// Names `path` when the disk is full or gone. Something that is no file (a pipe, `/dev/null`) needs no syncing.
+/// Names `path` when the disk is full or gone.
 pub fn sync(file: &File, path: &Path) -> Result<(), FileError> {
     match file.sync_data() {
         Err(error) if error.kind() != ErrorKind::InvalidInput => Err(FileError::io(path, "write", &error)),

@@ -1,17 +1,7 @@
-//! The trainer's modules, in layers. A module imports only from layers below its own:
+//! The trainer: command line, configuration, engine, strategies and reports.
 //!
-//! ```text
-//! commands                                            one file per subcommand
-//! run, weights                                        what `trainer` does with a plan; weights of other programs
-//! engine                                              a run: epochs, evaluation, checkpoints
-//! strategy, report                                    a step on one or several devices; the run's files and screen
-//! optim, device, timeline, snapshot, diagnostics      optimizers; devices; spans of time; a checkpoint's contents; log messages
-//! loss, state_file, failure, signals                  cross-entropy; safetensors; errors for the user; SIGINT and SIGTERM
-//! cli, config, files, text                            flags; the plan; atomic writes; numbers and bytes as text
-//! ```
-//!
-//! `ARCHITECTURE.md` has the map of all crates. Only [`commands`] reads flags. [`engine`] counts epochs. Only rank 0 has a
-//! [`report::Reporter`].
+//! `ARCHITECTURE.md` shows the modules in layers. A module imports only from layers below its own, which `tests/layers.rs`
+//! checks. Only [`commands`] and [`run`] use flags. [`engine`] counts epochs. Only rank 0 has a [`report::Reporter`].
 
 pub mod cli;
 pub mod commands;

@@ -1,4 +1,4 @@
-//! `trainer`: parse → resolve → run → exit code.
+//! `trainer`: parses the command line, runs the command and returns the exit code.
 
 use std::{
     panic::{self, AssertUnwindSafe},
@@ -9,9 +9,9 @@ use clap::Parser;
 use trainer::{cli::Cli, commands, diagnostics, failure::Failure};
 
 fn main() -> ExitCode {
-    // a panic is a defect of this program: its place is said once, below, instead of a dump in the middle of a progress bar
+    // A panic is a defect of this program. Print its location once, below, instead of a dump inside a progress bar.
     panic::set_hook(Box::new(|info| {
-        // that one is said at the end
+        // `main` prints this failure at the end
         if info.payload_as_str().is_some_and(|text| Failure::of_panic(text).is_some()) {
             return;
         }

@@ -1,4 +1,4 @@
-//! SIGINT and SIGTERM: the first asks for a stop after a checkpoint, the second ends the process at once.
+//! SIGINT and SIGTERM: the first signal requests a stop after a checkpoint, the second ends the process at once.
 
 use std::sync::{
     Arc,
@@ -10,10 +10,10 @@ use signal_hook::{
     flag,
 };
 
-/// Reason for a stop when `train.max_time_s` is over. Ranks exchange it like a signal; no signal has this number.
+/// Stop reason when `train.max_time_s` has passed. Ranks exchange it like a signal number. No signal has this number.
 pub const TIME_IS_UP: i32 = 0x100;
 
-/// Whether a signal has asked the run to stop.
+/// Whether a signal has requested a stop of the run.
 #[derive(Debug, Clone, Default)]
 pub struct Stop(Arc<AtomicUsize>);
 
@@ -26,15 +26,15 @@ impl Stop {
     /// Installs the handlers of a process without a launcher: SIGINT and SIGTERM.
     ///
     /// # Errors
-    /// The kernel refuses a handler.
+    /// When the kernel refuses a handler.
     pub fn on_signals() -> std::io::Result<Self> {
         Self::on(&[SIGINT, SIGTERM])
     }
 
-    /// Installs the handlers of a worker: its launcher forwards the signal that it has received.
+    /// Installs the handlers of a worker. The launcher forwards the signal that it has received.
     ///
     /// # Errors
-    /// The kernel refuses a handler.
+    /// When the kernel refuses a handler.
     pub fn of_worker() -> std::io::Result<Self> {
         Self::on(&[SIGINT, SIGTERM, SIGHUP, SIGQUIT])
     }
@@ -51,7 +51,7 @@ impl Stop {
         Ok(stop)
     }
 
-    /// Returns the signal that has asked for a stop, if any.
+    /// Returns the signal that requested a stop, if any.
     pub fn signal(&self) -> Option<i32> {
         match self.0.load(Ordering::Relaxed) {
             0 => None,
@@ -59,7 +59,7 @@ impl Stop {
         }
     }
 
-    /// Asks for a stop as `signal` does.
+    /// Requests a stop, as `signal` does.
     pub fn request(&self, signal: i32) {
         self.0.store(signal as usize, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! What a checkpoint keeps of a run: the tensors ([`Snapshot`]) and the counters ([`RunProgress`]).
+//! The content of a checkpoint: the tensors ([`Snapshot`]) and the counters ([`RunProgress`]).
 
 use data::sampler::FIRST_EPOCH;
 use models::state::StateTensor;
@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::state_file::NamedTensor;
 
-/// Everything a checkpoint keeps of a strategy, on the host.
+/// Everything that a checkpoint saves of a strategy, in host memory.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Snapshot {
     /// Parameters and batch-norm statistics in PyTorch's order.
@@ -15,16 +15,16 @@ pub struct Snapshot {
     pub optimizer: Vec<NamedTensor>,
     /// Optimizer steps taken.
     pub optimizer_steps: u64,
-    /// The weight average, where it is on.
+    /// The weight average; `None` if it is off.
     pub ema: Option<Vec<StateTensor>>,
 }
 
-/// How far a run has come, with the sums of the epoch in progress: everything of a checkpoint that is not a tensor.
+/// A run's progress, with the sums of the epoch in progress: all checkpoint content that is not a tensor.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunProgress {
     /// Epoch in progress, from [`FIRST_EPOCH`]; `epochs + 1` when all epochs are done.
     pub epoch: usize,
-    /// Next batch of that epoch, from 0: the sampler's position.
+    /// Next batch of the epoch, from 0: the sampler's position.
     pub batch: usize,
     /// Optimizer steps taken.
     pub step: u64,
@@ -39,7 +39,7 @@ pub struct RunProgress {
 }
 
 impl RunProgress {
-    /// Before the first step.
+    /// Returns the progress before the first step.
     pub fn start() -> Self {
         Self {
             epoch: FIRST_EPOCH,
@@ -53,46 +53,46 @@ impl RunProgress {
     }
 }
 
-/// Sums over the steps of an epoch that is not finished.
+/// Sums over the steps of an unfinished epoch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct PartialEpoch {
     /// Sum of sample losses.
     pub loss_sum: f64,
-    /// Samples classified right.
+    /// Number of samples classified correctly.
     pub correct: u64,
-    /// Samples seen.
+    /// Number of samples seen.
     pub samples: u64,
     /// Seconds of training.
     pub seconds: f64,
 }
 
-/// One exact evaluation: every sample counted once.
+/// The result of one exact evaluation, which counts every sample once.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct EvalRecord {
     /// Mean loss over all samples.
     #[serde(deserialize_with = "null_is_nan")]
     pub loss: f64,
-    /// Samples whose best class is the right one, in percent.
+    /// Samples whose best class is correct, in percent.
     pub top1: f64,
-    /// Samples with the right class among the best five, in percent.
+    /// Samples whose correct class is among the best five, in percent.
     pub top5: f64,
-    /// Samples whose best class is the right one.
+    /// Number of samples whose best class is correct.
     pub correct: u64,
-    /// Samples.
+    /// Number of samples.
     pub total: u64,
 }
 
-/// An evaluation and the epoch after which it was made.
+/// An evaluation and its epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Evaluated {
-    /// The epoch, from 1.
+    /// The epoch after which the evaluation ran, from 1.
     pub epoch: usize,
-    /// Its result.
+    /// The result of the evaluation.
     #[serde(flatten)]
     pub eval: EvalRecord,
 }
 
-/// JSON has no NaN: what is not finite is written as `null` (by `serde_json`) and read back as NaN.
+/// Reads `null` as NaN. JSON has no NaN, so `serde_json` writes values that are not finite as `null`.
 pub(crate) fn null_is_nan<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
     Ok(Option::<f64>::deserialize(from)?.unwrap_or(f64::NAN))
 }

@@ -1,13 +1,13 @@
-//! Numbers, durations and columns as a person reads them.
+//! Numbers, durations and columns as readable text.
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-/// Columns of a terminal that `text` takes.
+/// Returns the number of terminal columns of `text`.
 pub fn width(text: &str) -> usize {
     text.width()
 }
 
-/// `text` in at most `columns`, with `…` where something is left out.
+/// Truncates `text` to at most `columns`, with `…` in place of the omitted part.
 pub fn truncated(text: &str, columns: usize) -> String {
     if width(text) <= columns {
         return text.to_owned();
@@ -28,17 +28,17 @@ pub fn truncated(text: &str, columns: usize) -> String {
     kept
 }
 
-/// `text` and blanks up to `columns`.
+/// Pads `text` with blanks on the right, up to `columns`.
 pub fn left(text: &str, columns: usize) -> String {
     format!("{text}{}", " ".repeat(columns.saturating_sub(width(text))))
 }
 
-/// Blanks up to `columns`, then `text`.
+/// Pads `text` with blanks on the left, up to `columns`.
 pub fn right(text: &str, columns: usize) -> String {
     format!("{}{text}", " ".repeat(columns.saturating_sub(width(text))))
 }
 
-/// `11,173,962`.
+/// Formats a number with thousands separators: `11,173,962`.
 pub fn thousands(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -51,7 +51,7 @@ pub fn thousands(number: u64) -> String {
     text
 }
 
-/// A loss: `1.2345`, `123.4`, `1.2e9`, `NaN`.
+/// Formats a loss: `1.2345`, `123.4`, `1.2e9`, `NaN`.
 pub fn loss(value: f64) -> String {
     match value.abs() {
         v if !v.is_finite() => value.to_string(),
@@ -61,12 +61,12 @@ pub fn loss(value: f64) -> String {
     }
 }
 
-/// `93.02%`.
+/// Formats a percentage: `93.02%`.
 pub fn percent(value: f64) -> String {
     format!("{value:.2}%")
 }
 
-/// A learning rate in three significant digits: `0.1`, `0.0981`, `1.23e-5`.
+/// Formats a learning rate with three significant digits: `0.1`, `0.0981`, `1.23e-5`.
 pub fn rate(value: f64) -> String {
     if !value.is_finite() || value == 0.0 {
         return value.to_string();
@@ -75,7 +75,7 @@ pub fn rate(value: f64) -> String {
     if rounded.abs() < 1e-4 { format!("{rounded:e}") } else { rounded.to_string() }
 }
 
-/// Images a second: `18.9`, `3,456`.
+/// Formats images per second: `18.9`, `3,456`.
 pub fn speed(value: f64) -> String {
     match value {
         v if !v.is_finite() || v < 0.0 => "–".to_owned(),
@@ -84,7 +84,7 @@ pub fn speed(value: f64) -> String {
     }
 }
 
-/// `0.4s`, `41s`, `3m05s`, `1h02m`, `2d03h`.
+/// Formats a duration: `0.4s`, `41s`, `3m05s`, `1h02m`, `2d03h`.
 pub fn duration(seconds: f64) -> String {
     if !seconds.is_finite() || seconds < 0.0 {
         return "–".to_owned();
@@ -101,7 +101,7 @@ pub fn duration(seconds: f64) -> String {
     }
 }
 
-/// `512 B`, `29.4 MB`: powers of 1000, as download pages count.
+/// Formats a byte count in powers of 1000, as download pages do: `512 B`, `29.4 MB`.
 pub fn bytes(number: u64) -> String {
     let mut value = number as f64;
     for unit in ["B", "kB", "MB", "GB"] {

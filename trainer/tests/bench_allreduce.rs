@@ -1,4 +1,4 @@
-//! `trainer bench allreduce`: a row a size, sums that are exact, mistakes that are named before any process starts.
+//! Tests `trainer bench allreduce`: one row per size, exact sums, and mistakes that are reported before any process starts.
 
 mod common;
 
@@ -43,7 +43,7 @@ fn mistakes_end_with_2() {
         (&["--gpus", "2", "--backend", "tcp"], "--backend tcp does not sum on GPUs"),
         (&["--gpus", "2", "--dtype", "i32"], "--dtype i32"),
         (&["--dtype", "int"], "--dtype int"),
-        // no GPU here, or no backend for one
+        // This machine has too few GPUs, or this build has no GPU backend
         (&["--gpus", "64"], "--gpus"),
     ];
     for (arguments, named) in cases {

@@ -1,4 +1,4 @@
-//! What the binary says and leaves behind.
+//! Tests the binary's output and the files that it writes.
 
 mod common;
 
@@ -21,7 +21,7 @@ fn a_run_leaves_everything_that_the_readme_names() {
     let header = fs::read_to_string(run.join("summary.csv")).unwrap();
     assert!(header.starts_with("epoch,train_loss,train_top1,eval_loss,eval_top1,eval_top5,lr,images_per_s,seconds\n"));
     assert_eq!(header.lines().count(), 1 + 3);
-    // a run's config.toml is a config: the same run again
+    // A run's config.toml is a valid config and repeats the run
     bench.run(&["--config", run.join("config.toml").to_str().unwrap(), "--run-dir", "again"]).expect(0);
     assert_eq!(common::losses(&run), common::losses(&bench.only_run("again")));
 }
@@ -46,7 +46,7 @@ fn eval_of_a_run_and_of_its_weights_agree_with_the_summary() {
     let text = bench.run(&arguments).expect(0).stdout;
     assert!(text.contains("of 1,000 right") && text.contains("recall"), "{text}");
 
-    // a file of another model names what is missing, unexpected or misshapen
+    // For a file of another model, the error names missing, unexpected or misshapen tensors
     let other = ["eval", "--model", "vgg11", "--weights", weights.to_str().unwrap(), "--data", "cifar10"];
     let ended = bench.run(&other).expect(2);
     assert!(ended.stderr.contains("hint:"), "{}", ended.stderr);
@@ -64,7 +64,7 @@ fn dry_run_writes_nothing() {
     assert!(!bench.path("runs").exists());
 }
 
-/// Every config that ships can be started: model, data set and values fit each other.
+/// Checks that every shipped config can start: model, data set and values fit each other.
 #[test]
 fn every_shipped_config_passes_a_dry_run() {
     let bench = Bench::new(CONFIG);
@@ -161,7 +161,7 @@ fn models_and_data_lists_are_machine_readable() {
     bench.run(&["data", "verify", "imagenet"]).expect(2);
 }
 
-/// TensorBoard reads the event files.
+/// Checks that TensorBoard reads the event files.
 #[test]
 fn tensorboard_reads_the_events() {
     let Some(python) = common::python_with(&["tensorboard"]) else { return };
@@ -213,12 +213,12 @@ fn the_table_reads_runs_and_their_committed_summaries() {
     let text = bench.run(&["table"]).expect(0).stdout;
     assert!(text.contains("no run") && text.contains("(n=2)"), "{text}");
     assert!(bench.run(&["table", "--markdown"]).expect(0).stdout.starts_with("| model | data | published | reached |"));
-    // a summary's config.toml is a config
+    // A summary's config.toml is a valid config
     let saved = &entries(&bench.path("results"))[0];
     bench.run(&["--config", saved.join("config.toml").to_str().unwrap(), "--dry-run"]).expect(0);
 }
 
-/// The summaries that are committed are read, and name no machine.
+/// Checks that the committed summaries are readable and name no machine.
 #[test]
 fn committed_results_are_whole() {
     let bench = Bench::new(CONFIG);

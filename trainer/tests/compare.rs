@@ -1,4 +1,4 @@
-//! `trainer compare`: real runs of each mode, the JSON that scripts read, a mode that fails, an interruption.
+//! Tests `trainer compare`: real runs of each mode, JSON for scripts, a failing mode, an interruption.
 
 mod common;
 
@@ -28,7 +28,7 @@ fn three_modes_on_one_page() {
         assert!(mode["loss_difference"].as_f64().unwrap() < 1e-4, "{mode}");
         let peaks = mode["peak_bytes"].as_array().unwrap();
         assert!(peaks.len() == processes && peaks.iter().all(|peak| peak.as_u64().unwrap() > 1 << 20), "{mode}");
-        // the parts are the step
+        // The times of the parts add up to the time of the step
         let parts = &mode["parts_ms"];
         let part = |name: &str| parts[name].as_f64().unwrap();
         let names = ["data", "forward", "backward", "communication", "optimizer", "other"];
@@ -41,7 +41,7 @@ fn three_modes_on_one_page() {
     let moved = |index: usize| modes[index]["bytes_moved"].as_u64().unwrap();
     let parameters = 44_426 * 4;
     assert_eq!((moved(0), moved(2)), (0, 2 * parameters));
-    // of 16 images 8 go to the other device, and their outputs and gradients of these come and go
+    // 8 of 16 images go to the other device. The outputs of these images come back, and the gradients of the outputs go there.
     assert_eq!(moved(1), 2 * parameters + 8 * (28 * 28 + 2 * 10) * 4);
     assert_eq!(modes[1]["device_bytes"].as_array().unwrap().len(), 2);
 
@@ -56,7 +56,7 @@ fn three_modes_on_one_page() {
 #[test]
 fn a_mode_that_fails_is_shown_beside_the_others() {
     let bench = Bench::new(CONFIG);
-    // torch.chunk leaves a device without work; DDP has no such thing
+    // With batch size 1, torch.chunk leaves a device of DP without work. DDP cannot leave a rank without work.
     let (json, _) = compare(&bench, 1, &["--steps", "6", "--rounds", "2", "--set", "train.batch_size=1"]);
     let modes = json["modes"].as_array().unwrap();
     for mode in &modes[..2] {
@@ -71,7 +71,7 @@ fn a_mode_that_fails_is_shown_beside_the_others() {
 fn mistakes_end_with_2() {
     let bench = Bench::new(CONFIG);
     let cases: [(&[&str], &str); 7] = [
-        // no GPU here, or no backend for one
+        // This machine has too few GPUs, or this build has no GPU backend
         (&["--gpus", "64"], "--gpus"),
         (&["--gpus", "1"], "--gpus 1"),
         (&["--cpus", "2", "--modes", "single,dpp"], "no mode `dpp`"),
@@ -90,14 +90,14 @@ fn mistakes_end_with_2() {
     assert!(entries(&bench.path("runs")).is_empty());
 }
 
-/// A plan is checked against the devices that were asked for: where there is no GPU, that is the mistake, not bf16.
+/// Checks that a plan is checked against the requested devices. Without a GPU, the error is the missing GPU, not bf16.
 #[test]
 fn bf16_is_allowed_on_gpus() {
     let bench = Bench::new(CONFIG);
     let compare = ["compare", "--config", "config.toml", "--set", "train.precision=bf16"];
     let on_cpu = bench.run(&[&compare[..], &["--cpus", "2"]].concat()).expect(2);
     assert!(on_cpu.stderr.contains("this run is on the CPU"), "{}", on_cpu.stderr);
-    // more GPUs than any machine has: the comparison ends before its first run
+    // No machine has this many GPUs, so the comparison ends before its first run
     let on_gpus = bench.run(&[&compare[..], &["--gpus", "1000"]].concat()).expect(2);
     assert!(on_gpus.stderr.contains("--gpus"), "{}", on_gpus.stderr);
     assert!(!on_gpus.stderr.contains("this run is on the CPU"), "{}", on_gpus.stderr);

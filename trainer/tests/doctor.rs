@@ -1,4 +1,4 @@
-//! `trainer doctor` on machines that have nothing, and on machines whose driver is a stand-in (`cuda-on-cpu`).
+//! Tests `trainer doctor` on machines without any equipment, and on machines with a stand-in for the driver (`cuda-on-cpu`).
 
 use std::{
     env, fs,
@@ -8,36 +8,36 @@ use std::{
 
 use serde_json::Value;
 
-/// The stand-in for the driver, which cargo has built beside this test.
+/// Returns the stand-in for the driver. cargo has built this library next to the test.
 fn driver() -> PathBuf {
     let test = env::current_exe().unwrap();
-    // of a dependency, and where it has been built for itself
+    // Cargo puts a dependency beside the test, and a package that is built by name in the folder above
     let folders: Vec<_> = test.ancestors().skip(1).take(2).collect();
     let found = folders.iter().map(|folder| folder.join("libcuda_on_cpu.so")).find(|library| library.exists());
     found.unwrap_or_else(|| panic!("no libcuda_on_cpu.so in {folders:?}: the crate cuda-on-cpu has not been built"))
 }
 
-/// A machine: a folder that is all of the loader's own path, of PATH, and of CUDA's toolkit.
+/// A simulated machine: one folder that is the loader's path, PATH and the CUDA toolkit.
 struct Machine {
     folder: tempfile::TempDir,
 }
 
 impl Machine {
-    /// Nothing but what the system has.
+    /// Creates a machine with only the system's own libraries.
     fn bare() -> Self {
         Self { folder: tempfile::tempdir().unwrap() }
     }
 
-    /// One with a driver, NVRTC, NCCL, headers and mpirun.
+    /// Creates a machine with a driver, NVRTC, NCCL, headers and mpirun.
     fn complete() -> Self {
         let machine = Self::bare();
         let folder = machine.folder.path();
         std::os::unix::fs::symlink(driver(), folder.join("libcuda.so.1")).unwrap();
-        // the stand-in compiles kernels with `cc`, which finds its own programs in PATH
+        // The stand-in compiles kernels with `cc`, which needs the real PATH to find its own programs
         machine.program("cc", "#!/bin/sh\nPATH=$PATH_OF_CC\nexec cc \"$@\"\n");
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/doctor_support/versions.c");
         let library = folder.join("libnvrtc.so.13");
-        // the linker that rustc uses
+        // rustc links with `cc`, so every machine that builds this test has it
         let built = Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(source).status();
         assert!(built.expect("cc").success());
         fs::copy(&library, folder.join("libnccl.so")).unwrap();
@@ -80,7 +80,7 @@ fn text(value: &Value) -> &str {
 fn a_machine_without_anything_is_told_where_everything_was_looked_for() {
     let machine = Machine::bare();
     let report = machine.doctor(&[]);
-    // what a machine's own driver would be found under, wherever this test runs
+    // The loader may find the system's own libraries even here, so check only the parts that are missing
     if let Some(missing) = report["driver"]["missing"].as_str() {
         assert!(missing.contains("libcuda.so.1"), "{missing}");
         assert_eq!(report["gpus"], Value::Array(Vec::new()));
@@ -148,7 +148,7 @@ fn a_driver_that_promises_peer_access_and_loses_writes_is_found_out() {
         assert_eq!(peer["driver_says"], true);
         assert!(text(&peer["check"]).contains("values were read otherwise than written"), "{peer}");
     }
-    // a GPU's own memory is all right
+    // The GPU's own memory works
     assert_eq!(report["gpus"][1]["memory_check"], "works");
 }
 
@@ -171,7 +171,7 @@ fn a_driver_that_shows_no_gpu_or_does_not_start_is_told_apart() {
     assert_eq!(broken["gpus"], Value::Array(Vec::new()));
 }
 
-/// What a GPU build says before burn's backend is touched.
+/// Checks the errors of a GPU build. They must come before burn's backend is used.
 #[cfg(feature = "cuda")]
 #[test]
 fn gpus_that_cannot_be_had_are_errors_before_anything_starts() {

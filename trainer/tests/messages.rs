@@ -1,4 +1,4 @@
-//! What a user reads, whole, for each kind of bad input.
+//! Compares the complete error message for each kind of wrong input.
 
 mod common;
 
@@ -6,7 +6,7 @@ use std::fs;
 
 use common::Bench;
 
-/// Runs `--config config.toml` with `extra` arguments; gives the screen of a run that must end with 2.
+/// Runs `--config config.toml` with `extra` arguments, and returns the screen of a run that must end with exit code 2.
 fn screen(config: &str, extra: &[&str], prepare: impl FnOnce(&Bench)) -> String {
     let bench = Bench::new(config);
     prepare(&bench);
@@ -22,7 +22,7 @@ fn of_config(from: &str, to: &str) -> String {
     screen(&MINI.replace(from, to), &[], |_| {})
 }
 
-/// A folder of two classes whose last test image has another size.
+/// Writes an image folder with two classes whose last test image has another size.
 fn pictures(bench: &Bench, last: u32) {
     for (split, class, side) in [("train", "cat", 20), ("train", "dog", 20), ("test", "cat", 20), ("test", "dog", last)]
     {
@@ -124,7 +124,7 @@ fn a_run_that_diverges_ends_with_1() {
     );
 }
 
-/// The screen of `eval` with a file of weights that must be refused; it lies at `weights.pth`.
+/// Returns the screen of `eval` for a weight file that it must refuse. `prepare` writes the file to `weights.pth`.
 fn screen_of_weights(model: &str, data: &str, prepare: impl FnOnce(&Bench)) -> String {
     let bench = Bench::new(MINI);
     prepare(&bench);
@@ -133,7 +133,7 @@ fn screen_of_weights(model: &str, data: &str, prepare: impl FnOnce(&Bench)) -> S
     ended.stderr
 }
 
-/// A LeNet for 1x28x28 that PyTorch saved.
+/// A LeNet for 1x28x28 images, saved by PyTorch.
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/weights/net_module.pth");
 
 #[test]

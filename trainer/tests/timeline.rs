@@ -1,4 +1,4 @@
-//! `timeline.json` of real runs: complete JSON, nested spans, every rank and every step.
+//! Tests `timeline.json` of real runs: complete JSON, nested spans, every rank and every step.
 
 mod common;
 
@@ -7,7 +7,7 @@ use std::path::Path;
 use common::{Bench, CONFIG};
 use serde_json::Value;
 
-/// One span. Times are in nanoseconds, so that they compare exactly.
+/// One span. Times are in nanoseconds, so that comparisons are exact.
 #[derive(Debug, Clone)]
 struct Span {
     rank: u64,
@@ -33,7 +33,7 @@ fn spans(run: &Path) -> Vec<Span> {
     events.iter().filter(|event| event["ph"] == "X").map(span).collect()
 }
 
-/// Checks that spans of one row are apart or one within the other.
+/// Checks that two spans of one row are disjoint or nested.
 #[track_caller]
 fn assert_nested(spans: &[Span]) {
     let mut rows: Vec<_> = spans.iter().collect();
@@ -60,7 +60,7 @@ fn named<'a>(spans: &'a [Span], rank: u64, name: &str) -> Vec<&'a Span> {
     spans.iter().filter(|span| span.rank == rank && span.name == name).collect()
 }
 
-/// Checks that each of six steps of each rank has its parts, in their order.
+/// Checks that each of six steps of each rank has its parts in their order.
 #[track_caller]
 fn assert_steps(spans: &[Span], ranks: u64) {
     assert_nested(spans);
@@ -89,7 +89,8 @@ fn one_process_shows_every_step_and_its_parts() {
     assert_eq!(named(&spans, 0, "forward")[0].args["samples"], 16);
 }
 
-/// Ranks share a clock: no rank takes a step before all others have begun it, because all wait for all gradients.
+/// Checks that ranks share a clock. No optimizer runs before all ranks have begun the step, because each waits for all
+/// gradients.
 #[test]
 fn rank_0_writes_all_ranks_on_one_clock() {
     let spans = train(&["--cpus", "3"]);

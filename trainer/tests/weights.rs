@@ -1,4 +1,4 @@
-//! Weights that travel: PyTorch's files into `eval`, `export` into PyTorch.
+//! Tests the exchange of weights: `eval` reads PyTorch's files, and PyTorch reads the files of `export`.
 
 mod common;
 
@@ -13,7 +13,7 @@ fn json(ended: Ended) -> serde_json::Value {
     serde_json::from_str(&ended.stdout).unwrap_or_else(|error| panic!("{error}: {}", ended.stdout))
 }
 
-/// What PyTorch gets out of a file on the 1,000 test images of fashion-mini.
+/// PyTorch's result for a file on the 1,000 test images of fashion-mini.
 #[derive(Deserialize)]
 struct Expected {
     correct: i64,
@@ -21,8 +21,8 @@ struct Expected {
     loss: f64,
 }
 
-/// Files that PyTorch wrote (tests/weights/golden.py): wrappers, prefixes, half precision, PyTorch before 1.6, views of one
-/// storage, safetensors.
+/// Evaluates files that PyTorch wrote (tests/weights/golden.py): wrappers, prefixes, half precision, PyTorch before 1.6, views
+/// of one storage, safetensors.
 #[test]
 fn files_of_pytorch_classify_as_they_do_there() {
     let bench = Bench::new(CONFIG);
@@ -33,7 +33,7 @@ fn files_of_pytorch_classify_as_they_do_there() {
         let file = format!("{FILES}/{name}");
         let arguments = ["eval", "--model", "lenet", "--weights", &file, "--data", "fashion-mini", "--json"];
         let result = json(bench.run(&arguments).expect(0));
-        // the order of a sum may turn an image that is a draw, no more
+        // The order of a sum may change the result of an image whose best two classes tie, so allow one image
         let correct = result["correct"].as_i64().unwrap();
         assert!((correct - expected.correct).abs() <= 1, "{name}: {correct}, in PyTorch {}", expected.correct);
         assert_eq!(result["total"], expected.total, "{name}");
@@ -62,7 +62,7 @@ fn normalisation_and_size_can_be_told() {
     assert_eq!(usual, json(eval(&["--mean", "0.286", "--std", "0.353", "--image-size", "28"]).expect(0)));
     let other = json(eval(&["--mean", "0.5"]).expect(0));
     assert_ne!(usual["loss"], other["loss"]);
-    // 32x32 leaves fc1 400 inputs, not 256
+    // With 32x32 images, fc1 has 400 inputs instead of 256
     let larger = eval(&["--image-size", "32"]).expect(2).stderr;
     assert!(larger.contains("fc1.weight is [120, 256], the network's is [120, 400]"), "{larger}");
     for (flags, named) in [
@@ -76,7 +76,7 @@ fn normalisation_and_size_can_be_told() {
     }
 }
 
-/// A run with averaged weights, small and short.
+/// Trains a small, short run with averaged weights.
 fn trained() -> (Bench, PathBuf) {
     let bench = Bench::new(CONFIG);
     bench.run(&["--config", "config.toml", "--quiet", "--epochs", "2", "--set", "train.ema=0.9"]).expect(0);
@@ -96,12 +96,12 @@ fn what_is_exported_evaluates_as_the_run_does() {
         bench.run(&["export", "--run", run, "--checkpoint", "last", "--ema", "--to", "ema.safetensors"]).expect(0);
     assert!(said.stdout.starts_with("ema.safetensors: averaged weights of "), "{}", said.stdout);
     bench.run(&["export", "--run", run, "--checkpoint", "last", "--to", "model.safetensors"]).expect(0);
-    // a checkpoint's folder is evaluated with its averaged weights, as its run is
+    // For a checkpoint's folder, `eval` uses the averaged weights, as for its run
     let checkpoint = format!("{run}/checkpoints/last");
     assert_eq!(eval("ema.safetensors"), eval(&checkpoint));
     assert_ne!(eval("model.safetensors")["loss"], eval("ema.safetensors")["loss"]);
     assert_eq!(eval("model.safetensors"), eval(&format!("{checkpoint}/model.safetensors")));
-    // the name of a checkpoint; without one, the best
+    // `--checkpoint` selects a checkpoint. Without it, `export` takes the best one.
     bench.run(&["export", "--run", run, "--checkpoint", "epoch-2", "--to", "two.safetensors"]).expect(0);
     assert_eq!(fs::read(bench.path("two.safetensors")).unwrap(), fs::read(bench.path("model.safetensors")).unwrap());
     bench.run(&["export", "--run", run, "--to", "best.safetensors"]).expect(0);

@@ -1,4 +1,4 @@
-//! `trainer bench allreduce`: the launcher's processes, nothing but the collective.
+//! `trainer bench allreduce`: starts the launcher's processes and runs only the collective.
 
 use std::time::Duration;
 
@@ -14,15 +14,15 @@ use launch::{
 
 /// Longest wait in one all-reduce.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Processes where nobody says how many.
+/// Number of processes if no flag sets it.
 const WORKERS: u16 = 2;
 
-/// What carries the data.
+/// The path that the data takes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Carrier {
-    /// Between processes' own memory.
+    /// Between the processes' host memory.
     Host(TransportKind),
-    /// Between GPUs' memory.
+    /// Between the GPUs' memory.
     Gpus(cuda::DeviceBackend),
 }
 
@@ -47,7 +47,7 @@ impl Carrier {
         Ok(Self::Host(transport))
     }
 
-    /// What the host's side of the ranks goes through.
+    /// Returns the transport of the ranks' host messages.
     fn transport(self, role: &WorkerRole) -> TransportKind {
         match self {
             Self::Host(transport) => transport,
@@ -56,7 +56,7 @@ impl Carrier {
     }
 }
 
-/// Measures; gives the exit code.
+/// Runs the benchmark and returns the exit code.
 ///
 /// # Errors
 /// An unknown backend, GPUs that are not there, or a job that cannot be put together.
@@ -88,7 +88,7 @@ pub(super) fn run(arguments: &AllreduceArgs) -> Result<u8, Failure> {
             if carrier == Carrier::Host(TransportKind::Mpi) {
                 return Err(ranks::needs_mpirun(workers));
             }
-            // too few GPUs are one process's mistake, not every worker's
+            // Too few GPUs are one mistake, so one process reports it instead of every worker.
             target.all(&LocalRank {
                 local_world: workers,
                 oversubscribe: arguments.oversubscribe,
@@ -96,7 +96,7 @@ pub(super) fn run(arguments: &AllreduceArgs) -> Result<u8, Failure> {
             })?;
             let logs = tempfile_folder()?;
             let result = LaunchConfig::of_this_program(workers, logs.clone())?.run();
-            // the logs of a bench that worked are of no use
+            // Nobody reads the logs of a successful bench.
             if result == Ok(0) {
                 let _ = std::fs::remove_dir_all(&logs);
             }
@@ -105,7 +105,7 @@ pub(super) fn run(arguments: &AllreduceArgs) -> Result<u8, Failure> {
     }
 }
 
-/// A folder of its own for the workers' logs.
+/// Creates a temporary folder for the workers' logs.
 fn tempfile_folder() -> Result<std::path::PathBuf, Failure> {
     let folder = std::env::temp_dir().join(format!("trainer-bench-{}", std::process::id()));
     std::fs::create_dir_all(&folder).map_err(|error| {
@@ -114,7 +114,7 @@ fn tempfile_folder() -> Result<std::path::PathBuf, Failure> {
     Ok(folder)
 }
 
-/// What the flags ask for.
+/// Builds the benchmark's configuration from the flags.
 fn config(arguments: &AllreduceArgs) -> Result<bench::BenchConfig, Failure> {
     let name = &arguments.dtype;
     let choices = match arguments.gpus {
@@ -178,7 +178,7 @@ fn measure(
     Ok(())
 }
 
-/// Between GPUs; a build without the backend never gets here, for [`DeviceSet::of`] gives it none.
+/// Measures between GPUs. A build without the backend never calls this function: its [`DeviceSet::of`] selects no GPUs.
 fn on_gpus(
     rank: &Rank,
     selected: &Selected,

@@ -1,4 +1,4 @@
-//! `trainer compare`: the same steps of the same config in each mode, by this same program, in turn.
+//! `trainer compare`: runs the same steps of the same config in each mode, one after the other, with this same program.
 
 use std::{
     fs::{self, File},
@@ -28,14 +28,14 @@ use crate::run::plan;
 use crate::signals::Stop;
 use launch::environment::Variables;
 
-/// Names the process of a comparison to the runs that it starts.
+/// Passes the comparison's process id to the runs that it starts.
 const COMPARISON: &str = "TRAINER_COMPARISON";
-/// Test images of a run: its evaluation at the end is not measured.
+/// Test images per run. The evaluation at the end of a run is not measured.
 const TEST_IMAGES: usize = 256;
-/// Lines of a failed run's messages that are shown.
+/// Number of a failed run's last message lines that are shown.
 const SHOWN: usize = 12;
 
-/// Runs all modes, shows the page; gives the exit code: 1 where a mode failed.
+/// Runs all modes, prints the page and returns the exit code: 1 if a mode failed.
 ///
 /// # Errors
 /// A mistake in config or flags, a folder that cannot be written. A mode that fails is part of the page.
@@ -64,7 +64,7 @@ pub(super) fn run(arguments: &CompareArgs) -> Result<u8, Failure> {
             if error.is_some() {
                 continue;
             }
-            // the page alone goes to stdout
+            // Print progress on stderr: stdout holds only the page.
             eprintln!("round {round} of {}: {mode}", arguments.rounds);
             match one(arguments, &plan, *mode, &out.join("runs").join(format!("{mode}-{round}")), &stop)? {
                 Ok(measured) => rounds.push(measured),
@@ -83,16 +83,16 @@ pub(super) fn run(arguments: &CompareArgs) -> Result<u8, Failure> {
     Ok(if comparison.modes.iter().any(|mode| mode.error.is_some()) { FAILED } else { 0 })
 }
 
-/// Ends this process in good order when the comparison that started it is gone.
+/// Has the kernel send SIGTERM to this process when the comparison that started it ends.
 pub(super) fn follow(variables: &Variables) {
     let parent = variables.get(COMPARISON).and_then(|text| text.parse().ok()).and_then(Pid::from_raw);
     if parent.is_some() && parent == getppid() {
-        // a kernel that refuses leaves the run to end by itself: it has few steps
+        // Ignore a refusal by the kernel: the run has few steps and ends by itself.
         let _ = set_parent_process_death_signal(Some(Signal::TERM));
     }
 }
 
-/// The flag that says how many workers there are, and their number.
+/// Returns the flag that sets the number of workers, and that number.
 fn workers(arguments: &CompareArgs) -> (&'static str, usize) {
     match (arguments.gpus, arguments.cpus) {
         (Some(count), _) => ("--gpus", count),
@@ -100,12 +100,13 @@ fn workers(arguments: &CompareArgs) -> (&'static str, usize) {
     }
 }
 
-/// Workers of a mode. The one of `single` has all cores as threads, as all workers together have them.
+/// Returns a mode's number of workers. The worker of `single` has all cores as threads, as many as all workers of another mode
+/// have together.
 fn workers_of(mode: Mode, arguments: &CompareArgs) -> usize {
     if mode == Mode::Single { 1 } else { workers(arguments).1 }
 }
 
-/// The modes to compare, each once.
+/// Parses the modes to compare. Each mode may occur once.
 fn modes(words: &[String]) -> Result<Vec<Mode>, Failure> {
     let mut modes = Vec::new();
     for word in words {
@@ -121,7 +122,7 @@ fn modes(words: &[String]) -> Result<Vec<Mode>, Failure> {
     Ok(modes)
 }
 
-/// The folder of the comparison: the one asked for, or a new one under `runs/`.
+/// Returns the folder of the comparison: the one that was asked for, or a new one under `runs/`.
 fn folder(asked: Option<&Path>) -> Result<PathBuf, Failure> {
     let create = |path: PathBuf| match fs::create_dir_all(&path) {
         Ok(()) => Ok(path),
@@ -136,7 +137,7 @@ fn folder(asked: Option<&Path>) -> Result<PathBuf, Failure> {
     create(Path::new("runs").join(format!("{stamp}-compare-{}", std::process::id())))
 }
 
-/// One run of one mode. The inner error is the mode's: what its process said.
+/// Runs one mode once. The inner error is the mode's error: the output of its process.
 fn one(
     arguments: &CompareArgs,
     plan: &RunPlan,
@@ -164,7 +165,7 @@ fn one(
         .map_err(|error| FileError::new(run.result(), error.to_string(), "please report this"))?;
     let numbers =
         |key: &str| -> Vec<u64> { result[key].as_array().into_iter().flatten().filter_map(Value::as_u64).collect() };
-    // what is not read again would fill the disk: the weights
+    // Delete the weights: nothing reads them again, and they would fill the disk.
     let _ = fs::remove_dir_all(run.checkpoints());
     let count = steps.len();
     Ok(Round::new(&steps, warmup(arguments.steps), numbers("peak_bytes"), numbers("device_bytes")).ok_or_else(|| {
@@ -172,7 +173,7 @@ fn one(
     }))
 }
 
-/// The command of one run: the user's settings, then those that make it a measurement.
+/// Builds the command of one run: the user's settings, followed by the settings of the measurement.
 fn command(arguments: &CompareArgs, plan: &RunPlan, mode: Mode, folder: &Path) -> std::io::Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("train").arg("--config").arg(&arguments.config).arg("--run-dir").arg(folder).arg("--quiet");
@@ -205,7 +206,7 @@ fn command(arguments: &CompareArgs, plan: &RunPlan, mode: Mode, folder: &Path) -
     Ok(command)
 }
 
-/// Waits for a run; a signal to this process is passed on, and ends the comparison when the run has ended.
+/// Waits for a run. Passes a signal to this process on to the run, and ends the comparison when the run has ended.
 fn wait(mut child: Child, stop: &Stop) -> Result<ExitStatus, Failure> {
     let mut passed_on = false;
     loop {
@@ -223,7 +224,7 @@ fn wait(mut child: Child, stop: &Stop) -> Result<ExitStatus, Failure> {
         if let (Some(signal), false) = (stop.signal(), passed_on) {
             let pid = Pid::from_raw(child.id() as i32);
             if let (Some(pid), Some(signal)) = (pid, Signal::from_named_raw(signal)) {
-                // one that has just ended needs no signal
+                // The run may just have ended. It needs no signal then.
                 let _ = kill_process(pid, signal);
             }
             passed_on = true;
@@ -231,7 +232,7 @@ fn wait(mut child: Child, stop: &Stop) -> Result<ExitStatus, Failure> {
     }
 }
 
-/// The end of what a failed run said.
+/// Returns the end of a failed run's output.
 fn last_lines(said: &Path, status: ExitStatus) -> String {
     let text = fs::read_to_string(said).unwrap_or_default();
     let lines: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).collect();
@@ -241,7 +242,7 @@ fn last_lines(said: &Path, status: ExitStatus) -> String {
     }
 }
 
-/// The first steps allocate, and fill the loader's queue.
+/// Returns the number of steps to skip: the first steps allocate memory and fill the loader's queue.
 fn warmup(steps: usize) -> usize {
     (steps / 3).min(5)
 }
@@ -285,7 +286,7 @@ fn comparison(
     }
 }
 
-/// `compare.json` and `compare.svg`.
+/// Writes `compare.json` and `compare.svg`.
 fn write(out: &Path, comparison: &Comparison) -> Result<(), Failure> {
     let broken =
         |error: &dyn std::fmt::Display| Failure::run(format!("{}: {error}", out.display()), "please report this");

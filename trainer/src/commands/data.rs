@@ -13,7 +13,7 @@ use crate::report::download::DownloadBar;
 use crate::run::plan;
 use crate::text::thousands;
 
-/// Runs the subcommand; gives the exit code.
+/// Runs the subcommand and returns the exit code.
 ///
 /// # Errors
 /// No network, a wrong checksum, files that are not there.
@@ -72,7 +72,7 @@ fn verify(name: &str, data_dir: Option<PathBuf>) -> Result<u8, Failure> {
     }
 }
 
-/// Shows a download.
+/// The progress bar of a download.
 struct Bar(DownloadBar);
 
 impl FetchProgress for Bar {

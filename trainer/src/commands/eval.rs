@@ -1,4 +1,4 @@
-//! `trainer eval`: the exact accuracy of a run's weights, or of a weight file.
+//! `trainer eval`: measures the exact accuracy of a run's weights or of a weight file.
 
 use std::{path::Path, sync::Arc};
 
@@ -22,7 +22,7 @@ use crate::strategy::Replica;
 use crate::text::thousands;
 use crate::weights::{self, WeightFile, WeightTarget};
 
-/// What to evaluate, and on which images.
+/// The weights to evaluate, and the images to evaluate them on.
 struct Subject {
     model: String,
     weights: WeightFile,
@@ -31,7 +31,7 @@ struct Subject {
     std: Option<Vec<f32>>,
 }
 
-/// `--json`.
+/// The output of `--json`.
 #[derive(Debug, Serialize)]
 struct Report {
     top1: f64,
@@ -41,10 +41,10 @@ struct Report {
     total: u64,
 }
 
-/// Evaluates and prints.
+/// Evaluates the weights and prints the result.
 ///
 /// # Errors
-/// A run, a weight file or a data set that cannot be read, or that do not fit each other.
+/// A run, a weight file or a data set cannot be read, or they do not fit each other.
 pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
     if arguments.batch_size == 0 {
         return Err(Failure::usage("--batch-size 0", "use at least 1"));
@@ -106,7 +106,7 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A run's best checkpoint, or its newest where it has no best; the averaged weights where it has them.
+/// Opens a run's best checkpoint, or its newest one if it has no best. Takes the averaged weights if the checkpoint has them.
 fn of_run(run: &Path, arguments: &EvalArgs) -> Result<Subject, Failure> {
     let folder = RunFolder::open(run).map_err(|error| Failure::usage(&error, &error.hint))?;
     let overrides = Overrides { data_dir: arguments.data_dir.clone(), ..Overrides::default() };
@@ -129,7 +129,7 @@ fn of_run(run: &Path, arguments: &EvalArgs) -> Result<Subject, Failure> {
     })
 }
 
-/// A file of weights under PyTorch's names, or a checkpoint's folder.
+/// Opens a file of weights under PyTorch's names, or a checkpoint's folder.
 fn of_file(model: &str, weights: &Path, arguments: &EvalArgs) -> Result<Subject, Failure> {
     let data = arguments
         .data
@@ -145,7 +145,7 @@ fn of_file(model: &str, weights: &Path, arguments: &EvalArgs) -> Result<Subject,
     })
 }
 
-/// `--mean` and `--std`: a value a channel, as in the configuration.
+/// Checks `--mean` or `--std`: one value per channel, as in the configuration.
 fn check_channels(flag: &str, values: Option<&Vec<f32>>, channels: usize, least: f32) -> Result<(), Failure> {
     let Some(values) = values else { return Ok(()) };
     let given = values.iter().map(f32::to_string).collect::<Vec<_>>().join(",");

@@ -1,4 +1,4 @@
-//! `trainer export`: a run's weights in a file that PyTorch loads.
+//! `trainer export`: writes a run's weights to a file that PyTorch loads.
 
 use std::path::{Path, PathBuf};
 
@@ -13,10 +13,10 @@ use crate::run::plan;
 use crate::text::thousands;
 use crate::weights;
 
-/// Writes the file and says what is in it.
+/// Writes the file and prints its content.
 ///
 /// # Errors
-/// A run or checkpoint that cannot be read, a file that is there already or cannot be written.
+/// A run or checkpoint cannot be read, or the file exists already or cannot be written.
 pub(super) fn run(arguments: &ExportArgs) -> Result<(), Failure> {
     let to = &arguments.to;
     check_target(to, arguments.force)?;
@@ -32,7 +32,8 @@ pub(super) fn run(arguments: &ExportArgs) -> Result<(), Failure> {
             return Err(Failure::usage(message, "leave --ema out, or train with train.ema = 0.999"));
         }
     };
-    // a step's batches; the last step of an epoch may have had fewer. Nothing that PyTorch computes depends on it.
+    // Each step has `accumulate` batches, but the last step of an epoch may have had fewer. The difference is harmless: no
+    // result of PyTorch depends on this counter.
     let batches = loaded.progress.step * plan.train.accumulate as u64;
     let failed =
         |error| Failure::run(format!("{}: cannot write the weights: {error}", to.display()), "please report this");
@@ -53,7 +54,7 @@ pub(super) fn run(arguments: &ExportArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Refuses a name that would mislead, and a file that is there already.
+/// Refuses a misleading file name, and a file that exists already.
 fn check_target(to: &Path, force: bool) -> Result<(), Failure> {
     if to.extension().is_none_or(|extension| extension != "safetensors") {
         let message = format!("--to {}: weights are written as safetensors", to.display());
@@ -72,7 +73,7 @@ fn check_target(to: &Path, force: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The checkpoint that was asked for; without a name the best, or the newest complete one where none is best.
+/// Loads the named checkpoint. Without a name, loads the best one, or the newest complete one if there is no best.
 fn chosen(folder: &RunFolder, name: Option<&str>) -> Result<Loaded, Failure> {
     let path = match name {
         None if !folder.best_checkpoint().exists() => return Ok(checkpoint::load_newest(&folder.checkpoints())?.0),
@@ -86,7 +87,7 @@ fn chosen(folder: &RunFolder, name: Option<&str>) -> Result<Loaded, Failure> {
     Ok(checkpoint::load(&path)?)
 }
 
-/// The names of a run's checkpoints, `best` and `last` among them.
+/// Returns the names of a run's checkpoints, including `best` and `last`.
 fn checkpoints(folder: &RunFolder) -> Vec<String> {
     let entries = std::fs::read_dir(folder.checkpoints()).into_iter().flatten().flatten();
     let mut names: Vec<_> = entries

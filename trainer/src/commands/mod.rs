@@ -18,7 +18,7 @@ use crate::failure::Failure;
 /// Runs the command line and returns the exit code.
 ///
 /// # Errors
-/// What ended the command, with its exit code.
+/// The error that ended the command, with its exit code.
 pub fn run(cli: Cli) -> Result<u8, Failure> {
     match cli.command {
         None => train::run(&cli.train),

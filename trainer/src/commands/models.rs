@@ -1,4 +1,4 @@
-//! `trainer models`.
+//! `trainer models`: lists the models.
 
 use burn::tensor::Device;
 use models::entries;
@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::failure::Failure;
 
-/// One line of the list; `--json` prints an array of them. Sizes are for the images that the network is made for.
+/// One line of the list. `--json` prints an array of these. Sizes are for the images that the network is made for.
 #[derive(Debug, Serialize)]
 struct Row {
     name: &'static str,
@@ -17,16 +17,16 @@ struct Row {
     params: usize,
     /// Multiply-adds of one image.
     macs: u64,
-    /// Test accuracy in percent that pytorch-cifar's README states.
+    /// Test accuracy in percent from pytorch-cifar's README.
     published_top1: Option<f64>,
-    /// Estimated memory of a training step, batch [`BATCH`], f32: see [`models::step_bytes`].
+    /// Estimated memory of a training step with batch size [`BATCH`] in f32: see [`models::step_bytes`].
     step_bytes: u64,
 }
 
-/// Images of the step whose memory is estimated.
+/// Batch size of the step whose memory is estimated.
 const BATCH: usize = 128;
 
-/// Prints the registry.
+/// Prints the list of models.
 ///
 /// # Errors
 /// A registered model that cannot be built.

@@ -1,4 +1,4 @@
-//! `trainer table`: what the models are published with, and what the runs reached.
+//! `trainer table`: compares the models' published accuracy with the accuracy of the runs.
 
 use std::path::{Path, PathBuf};
 
@@ -9,13 +9,13 @@ use crate::report::table;
 use crate::report::table::RunRecord;
 use crate::run::plan;
 
-/// Where committed summaries are, seen from the top of a checkout.
+/// Folder of the committed summaries, relative to the root of a checkout.
 const RESULTS: &str = "results";
 
-/// Prints the table of the runs named, or of `results/`.
+/// Prints the table of the named runs, or of the runs in `results/`.
 ///
 /// # Errors
-/// A path that is no run and holds none, or a damaged one.
+/// A path is neither a run nor a folder of runs, or a run is damaged.
 pub(super) fn run(arguments: &TableArgs) -> Result<(), Failure> {
     let paths = match arguments.runs.as_slice() {
         [] if Path::new(RESULTS).is_dir() => vec![PathBuf::from(RESULTS)],
@@ -45,7 +45,7 @@ pub(super) fn run(arguments: &TableArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A run's configuration without the place of its data on this machine.
+/// Returns a run's configuration without the path of its data on this machine.
 fn portable_config(run: &RunRecord) -> Result<String, Failure> {
     let mut plan = plan::load(&run.folder.config(), &Overrides::default(), true)?;
     plan.data.dir = None;

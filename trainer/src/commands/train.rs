@@ -1,4 +1,4 @@
-//! `trainer [train]`: a training run.
+//! `trainer [train]`: trains a network.
 
 use super::compare;
 use crate::cli::TrainArgs;

@@ -1,22 +1,22 @@
-//! Which process gets which GPU.
+//! Assigns GPUs to processes.
 
 use super::{Gpus, hidden};
 use crate::failure::Failure;
 
-/// A process among those of its host.
+/// The position of a process among the processes of its host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LocalRank {
     /// 0 to `local_world` - 1.
     pub local_rank: usize,
     /// Processes on this host.
     pub local_world: usize,
-    /// Another launcher's worker: it may have given each process a GPU of its own, the only one that the process sees.
+    /// Another launcher started this worker. That launcher may have made only one GPU visible to each process.
     pub foreign: bool,
-    /// `--oversubscribe`: several processes may have one GPU.
+    /// `--oversubscribe`: several processes may share a GPU.
     pub oversubscribe: bool,
 }
 
-/// There are fewer GPUs than processes.
+/// The error that there are fewer GPUs than processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TooFewGpus {
     processes: usize,
@@ -24,18 +24,19 @@ pub struct TooFewGpus {
 }
 
 impl LocalRank {
-    /// One process alone.
+    /// A single process.
     pub const ALONE: Self = Self { local_rank: 0, local_world: 1, foreign: false, oversubscribe: false };
 
-    /// Whether several processes share a GPU, of `gpus` that this one sees.
+    /// Returns whether several processes share a GPU. `gpus`: the number of GPUs that this process sees.
     pub fn crowded(&self, gpus: usize) -> bool {
         self.oversubscribe && self.local_world > gpus
     }
 }
 
-/// The GPU of a process, among the `gpus` that it sees: the one with its local rank's number. With `--oversubscribe` ranks
-/// take turns. A worker of another launcher that sees a single one has been given it (Slurm's `--gpus-per-task`); should
-/// several have been given the same, they find out when they meet.
+/// Returns the index of a process's GPU among the `gpus` that the process sees: its local rank. With `--oversubscribe`, ranks
+/// take the GPUs in turn. A worker of another launcher that sees a single GPU takes that GPU, because the launcher has assigned
+/// it (Slurm's `--gpus-per-task`). If a launcher assigned the same GPU to several workers, `ranks::one_gpu_each` detects that
+/// after the ranks have joined.
 ///
 /// # Errors
 /// There are fewer GPUs than processes.
@@ -51,7 +52,7 @@ pub fn gpu_index(seat: &LocalRank, gpus: usize) -> Result<usize, TooFewGpus> {
 }
 
 impl TooFewGpus {
-    /// For the user.
+    /// Returns the error message for the user.
     pub fn failure(self, gpus: &Gpus) -> Failure {
         let Self { processes, gpus: count } = self;
         let few = if count == 1 { "there is 1 GPU".to_owned() } else { format!("there are {count} GPUs") };

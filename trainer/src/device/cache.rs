@@ -1,16 +1,18 @@
-//! Compiled kernels and the outcome of tuning, kept between runs.
+//! Keeps compiled kernels and autotuning results between runs.
 //!
-//! burn compiles each kernel when it is first used, and tries several for a convolution or a product of matrices: minutes for
-//! a deep network, in every process of every run. cubecl can keep both in a database of the user's that processes share; by
-//! itself it keeps the outcome of tuning only, and in the folder `target` of whatever project it is started in.
+//! burn compiles each kernel at its first use, and tries several kernels for a convolution or a matrix product. For a deep
+//! network this takes minutes in every process of every run. cubecl can keep kernels and autotuning results in a database of
+//! the user that processes share. By default, cubecl keeps only the autotuning results, in the folder `target` of the project
+//! in which it is started.
 
 use std::path::Path;
 use std::sync::Once;
 
 use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig, cache::CacheConfig};
 
-/// Has cubecl keep kernels and tuning in the user's cache folder (`$XDG_CACHE_HOME` or `~/.cache`, there `cubecl`), unless a
-/// `cubecl.toml` or a `burn.toml` in the working folder or above it says what to do. Before burn's first use of a GPU.
+/// Configures cubecl to keep kernels and autotuning results in the user's cache folder (`cubecl` in `$XDG_CACHE_HOME` or
+/// `~/.cache`). A `cubecl.toml` or `burn.toml` in the working folder or above it takes precedence. Call this function before
+/// burn first uses a GPU.
 pub(super) fn keep() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -20,12 +22,12 @@ pub(super) fn keep() {
         let mut config = CubeClRuntimeConfig::default().override_from_env();
         config.compilation.cache = true;
         config.environment.path = CacheConfig::Global;
-        // whoever was first has had a reason
+        // A configuration that was set earlier takes precedence: its caller had a reason
         CubeClRuntimeConfig::try_set(config);
     });
 }
 
-/// Whether a file that configures cubecl lies in `folder` or above.
+/// Returns whether a file in `folder` or above it configures cubecl.
 fn configured(folder: &Path) -> bool {
     let sections = CubeClRuntimeConfig::section_file_names();
     folder.ancestors().any(|folder| {

@@ -1,34 +1,35 @@
-//! The GPUs of this process, and everything that training on them needs; or what is missing, and where it was looked for.
+//! Finds the GPUs of this process and everything that training on them needs, or reports the missing part and the places that
+//! were searched.
 
 use super::toolkit::{self, Headers, Library};
 use comm::cuda::driver::{Driver, Gpu, NoDriver};
 
-/// GPUs that can be trained on.
+/// GPUs that this process can train on.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Gpus {
-    /// Those that this process sees, in the driver's order.
+    /// The GPUs that this process sees, in the driver's order.
     pub all: Vec<Gpu>,
-    /// The newest CUDA that the driver serves, major and minor.
+    /// The newest CUDA version that the driver supports: major and minor.
     pub cuda: [i32; 2],
-    /// What compiles kernels.
+    /// The library that compiles kernels.
     pub nvrtc: Library,
-    /// `CUDA_VISIBLE_DEVICES`, where it is set.
+    /// The value of `CUDA_VISIBLE_DEVICES`, if it is set.
     pub visible: Option<String>,
 }
 
-/// What is missing, for the user.
+/// A missing part, described for the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Missing {
-    /// What, and where it was looked for.
+    /// The missing part, and the places that were searched.
     pub cause: String,
-    /// What to do.
+    /// The action that fixes the problem.
     pub hint: String,
 }
 
-/// Looks for all that burn's CUDA backend needs: driver, GPU, NVRTC and CUDA's headers.
+/// Finds all that burn's CUDA backend needs: driver, GPU, NVRTC and CUDA's headers.
 ///
 /// # Errors
-/// The first that is missing.
+/// The first part that is missing.
 pub fn find() -> Result<Gpus, Missing> {
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
     let driver = Driver::load().map_err(|error| no_driver(&error, visible.as_deref()))?;
@@ -46,7 +47,7 @@ pub fn find() -> Result<Gpus, Missing> {
 const REINSTALL: &str =
     "compare with nvidia-smi; a driver whose kernel module is of another version needs a restart of the machine";
 
-/// A driver that is not there, or does not start.
+/// Describes a driver that is missing or does not start.
 fn no_driver(error: &NoDriver, visible: Option<&str>) -> Missing {
     const NO_DEVICE: i32 = 100;
     match error {
@@ -65,7 +66,7 @@ fn no_driver(error: &NoDriver, visible: Option<&str>) -> Missing {
     }
 }
 
-/// A driver without a GPU.
+/// Describes a driver without a GPU.
 fn no_gpu(library: &str, said: &str, visible: Option<&str>) -> Missing {
     let (clause, hint) = match hidden(visible) {
         Some(clause) => (format!("; {clause}"), "unset CUDA_VISIBLE_DEVICES, or name GPUs that `nvidia-smi -L` lists"),
@@ -74,8 +75,8 @@ fn no_gpu(library: &str, said: &str, visible: Option<&str>) -> Missing {
     Missing { cause: format!("the NVIDIA driver ({library}) shows no GPU: {said}{clause}"), hint: hint.into() }
 }
 
-/// What `CUDA_VISIBLE_DEVICES` does, where it is set: the driver reads it, and lists the GPUs that it names, by number or by
-/// UUID, up to the first entry that names none.
+/// Describes the effect of `CUDA_VISIBLE_DEVICES`; `None` if it is not set. The driver lists the GPUs that the variable names,
+/// by number or by UUID, up to the first entry that names no GPU.
 pub fn hidden(visible: Option<&str>) -> Option<String> {
     let value = visible?;
     if value.trim().is_empty() {

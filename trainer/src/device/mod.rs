@@ -1,7 +1,7 @@
-//! Which device this process trains on: the CPU, or one of the GPUs that it may use.
+//! Selects the device that this process trains on: the CPU, or one of the GPUs that the process may use.
 //!
-//! Everything is looked at before burn is: a driver, a GPU or a compiler that is missing is an error with the names that
-//! were tried (`gpus.rs`, `toolkit.rs`), where burn's backend would panic. Who gets which GPU is in `assign.rs`.
+//! All checks run before burn is used. A missing driver, GPU or compiler is an error with the names that were tried (`gpus.rs`,
+//! `toolkit.rs`). burn's backend would panic instead. `assign.rs` assigns GPUs to processes.
 
 mod assign;
 #[cfg(feature = "cuda")]
@@ -26,43 +26,43 @@ use crate::failure::Failure;
 use crate::text;
 use comm::cuda::driver::Gpu;
 
-/// Whether this build has burn's CUDA backend.
+/// Whether this build includes burn's CUDA backend.
 pub const HAS_CUDA: bool = cfg!(feature = "cuda");
 
-/// What the command line asks for.
+/// The devices that the command line requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceRequest {
-    /// GPUs where this build and this machine have them, else the CPU.
+    /// GPUs if this build and this machine have them, otherwise the CPU.
     Best,
     /// The CPU: `--cpus`.
     Cpu,
-    /// That many GPUs: `--gpus`.
+    /// This number of GPUs: `--gpus`.
     Gpus(usize),
 }
 
-/// What the processes of a run compute on.
+/// The devices of a run's processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DeviceSet {
-    /// The CPU. Where GPUs would have been better: why not.
+    /// The CPU. If GPUs were preferred: why they are unavailable.
     Cpu(Option<String>),
     /// GPUs.
     Gpus(Gpus),
 }
 
-/// The device of a process and what to call it on the screen.
+/// The device of a process, with its description.
 #[derive(Debug, Clone)]
 pub struct Selected {
-    /// With autodiff.
+    /// The device, with autodiff.
     pub device: Device,
     /// Threads that its operations use.
     pub threads: usize,
-    /// For the start-up table, the summary and `env.json`.
+    /// Description for the start-up table, the summary and `env.json`.
     pub description: String,
-    /// The GPU, where it is one.
+    /// The GPU; `None` on the CPU.
     pub gpu: Option<Gpu>,
 }
 
-/// Most memory that this process has held so far (`VmHWM`), in bytes; `None` where the system does not say.
+/// Returns the peak memory of this process so far (`VmHWM`) in bytes; `None` if the system does not report it.
 pub fn peak_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
@@ -70,14 +70,14 @@ pub fn peak_bytes() -> Option<u64> {
     Some(kibibytes * 1024)
 }
 
-/// Bytes of a GPU's memory that burn's allocator has taken from the driver: it keeps what it once had for reuse, so late in
-/// a run this is close to the most it needed. The driver's own share (context, compiled kernels) is not in it. `None` on the
-/// CPU.
+/// Returns the bytes of GPU memory that burn's allocator has reserved from the driver; `None` on the CPU. The allocator keeps
+/// freed memory for reuse, so late in a run the value is close to the peak. The value excludes the driver's own memory
+/// (context, compiled kernels).
 pub fn held_bytes(device: &Device) -> Option<u64> {
     device.memory_pool_usage().map(|usage| usage.bytes_reserved)
 }
 
-/// The CPU through burn-flex.
+/// Returns the CPU as a device of burn-flex.
 pub fn cpu() -> Selected {
     let threads = rayon::current_num_threads();
     let description = format!("CPU, burn-flex, {threads} threads");
@@ -85,10 +85,10 @@ pub fn cpu() -> Selected {
 }
 
 impl DeviceSet {
-    /// What a wish comes to in this build and on this machine. Nothing of a GPU is taken yet.
+    /// Resolves a device request for this build and machine. Does not allocate anything on a GPU yet.
     ///
     /// # Errors
-    /// GPUs are asked for and cannot be had.
+    /// The request is for GPUs, and they are unavailable.
     pub fn of(wish: DeviceRequest) -> Result<Self, Failure> {
         match wish {
             DeviceRequest::Cpu => Ok(Self::Cpu(None)),
@@ -111,12 +111,12 @@ impl DeviceSet {
         }
     }
 
-    /// Whether it is GPUs.
+    /// Returns whether the devices are GPUs.
     pub fn is_gpu(&self) -> bool {
         matches!(self, Self::Gpus(_))
     }
 
-    /// The device of the process in `seat`.
+    /// Returns the device of the process with the local rank `seat`.
     ///
     /// # Errors
     /// There are fewer GPUs than processes.
@@ -132,16 +132,16 @@ impl DeviceSet {
 }
 
 impl DeviceSet {
-    /// The devices of one process that has as many as there are places in `seat`'s host.
+    /// Returns the devices of one process that uses as many devices as `seat`'s host has local ranks.
     ///
     /// # Errors
-    /// There are fewer GPUs than that.
+    /// There are fewer GPUs than local ranks.
     pub fn all(&self, seat: &LocalRank) -> Result<Vec<Selected>, Failure> {
         (0..seat.local_world).map(|local_rank| self.select(&LocalRank { local_rank, ..*seat })).collect()
     }
 }
 
-/// One of the GPUs. `crowded` where it has several processes.
+/// Selects one of the GPUs. `crowded`: several processes share the GPU.
 fn gpu(gpus: &Gpus, index: usize, crowded: bool) -> Selected {
     let gpu = gpus.all[index].clone();
     let [major, minor] = gpus.cuda;
@@ -152,21 +152,21 @@ fn gpu(gpus: &Gpus, index: usize, crowded: bool) -> Selected {
     Selected { device: cuda(index), threads: rayon::current_num_threads(), description, gpu: Some(gpu) }
 }
 
-/// A GPU in words.
+/// Describes a GPU.
 pub fn describe(gpu: &Gpu) -> String {
     let [major, minor] = gpu.compute;
     let memory = text::bytes(gpu.memory_bytes);
     format!("GPU {} {} ({memory}, compute capability {major}.{minor})", gpu.index, gpu.name)
 }
 
-/// burn's device for a GPU, with autodiff.
+/// Returns burn's device for a GPU, with autodiff.
 #[cfg(feature = "cuda")]
 pub fn cuda(index: usize) -> Device {
     cache::keep();
     Device::cuda(index).autodiff()
 }
 
-/// A build without the backend never gets here: [`DeviceSet::of`] gives it no GPUs.
+/// A build without the backend never calls this function: its [`DeviceSet::of`] selects no GPUs.
 #[cfg(not(feature = "cuda"))]
 fn cuda(_: usize) -> Device {
     unreachable!("a build without the CUDA backend has selected a GPU")

@@ -1,4 +1,4 @@
-//! What burn's CUDA backend compiles its kernels with: the library NVRTC, and CUDA's headers.
+//! Finds the parts that burn's CUDA backend compiles its kernels with: the library NVRTC, and CUDA's headers.
 
 use std::{
     env,
@@ -15,11 +15,11 @@ use comm::cuda::driver::{self, NotLoaded};
 /// A library that was found.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct Library {
-    /// The name that it was loaded by.
+    /// The name by which the library was loaded.
     pub name: String,
-    /// The file, where the system tells.
+    /// The file, if the system reports it.
     pub path: Option<PathBuf>,
-    /// Its version, where it tells.
+    /// The version, if the library reports it.
     pub version: Option<String>,
 }
 
@@ -30,14 +30,15 @@ pub struct Headers {
     pub path: PathBuf,
 }
 
-/// Headers that are not there.
+/// The error that headers are missing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NoHeaders {
-    /// What was looked at, and what became of it.
+    /// The folders that were tried, each with its result.
     pub tried: Vec<String>,
 }
 
-/// Those that kernels include: for f16, bf16 and tensor cores. The last one comes in a package of its own among the wheels.
+/// Headers that kernels include, for f16, bf16 and tensor cores. Among the Python wheels, the last header is in a separate
+/// package.
 const HEADERS: [&str; 4] = ["cuda_fp16.h", "cuda_bf16.h", "mma.h", "crt/mma.h"];
 
 /// Loads NVRTC.
@@ -57,7 +58,7 @@ pub fn nccl() -> Result<Library, NotLoaded> {
     Ok(library(opened, "nccl", "ncclGetVersion", 1, |numbers| nccl_version(numbers[0])))
 }
 
-/// 2.18.3 is 21803, and since 2.9 the major version has a digit more than before.
+/// Formats NCCL's version number: 21803 is 2.18.3. Since 2.9 the major version has one digit more than before.
 fn nccl_version(number: i32) -> String {
     let (major, rest) =
         if number >= 10_000 { (number / 10_000, number % 10_000) } else { (number / 1000, number % 1000) };
@@ -76,7 +77,7 @@ fn library(
     Library { name, path, version }
 }
 
-/// The file of a loaded library, from the process's memory map.
+/// Returns the file of a loaded library from the process's memory map.
 fn loaded_from(maps: &str, stem: &str) -> Option<PathBuf> {
     let named = |path: &&str| {
         let file = path.rsplit('/').next().unwrap_or_default();
@@ -85,15 +86,15 @@ fn loaded_from(maps: &str, stem: &str) -> Option<PathBuf> {
     maps.lines().filter_map(|line| line.find('/').map(|start| &line[start..])).find(named).map(PathBuf::from)
 }
 
-/// The folder whose headers burn's backend would use.
+/// Finds the folder of headers that burn's backend would use.
 ///
 /// # Errors
-/// There is none, or headers are missing in it.
+/// There is no such folder, or it lacks some headers.
 pub fn headers() -> Result<Headers, NoHeaders> {
     headers_in(env::var_os("CUDA_PATH"), |path| path.exists())
 }
 
-/// cubecl-cuda's own search (`install.rs`): `CUDA_PATH`, then the first of three usual places that exists.
+/// Repeats the search of cubecl-cuda (`install.rs`): `CUDA_PATH`, then the first of three usual folders that exists.
 fn headers_in(variable: Option<OsString>, exists: impl Fn(&Path) -> bool) -> Result<Headers, NoHeaders> {
     let usual = [("/usr/local/cuda", "/usr/local/cuda"), ("/opt/cuda", "/opt/cuda"), ("/usr/bin/nvcc", "/usr")];
     let root = match &variable {
@@ -115,7 +116,7 @@ fn headers_in(variable: Option<OsString>, exists: impl Fn(&Path) -> bool) -> Res
     Err(NoHeaders { tried: vec![format!("{}{whose} has no {}", path.display(), missing.join(", "))] })
 }
 
-/// For the user.
+/// Describes the missing NVRTC for the user.
 pub(super) fn no_nvrtc(error: &NotLoaded) -> Missing {
     let root = env::var_os("CUDA_PATH").map_or_else(|| PathBuf::from("/usr/local/cuda"), PathBuf::from);
     let place =
@@ -132,7 +133,7 @@ pub(super) fn no_nvrtc(error: &NotLoaded) -> Missing {
     Missing { cause: format!("no NVRTC, which compiles the GPU's kernels: {error}"), hint }
 }
 
-/// For the user.
+/// Describes the missing headers for the user.
 pub(super) fn no_headers(error: &NoHeaders) -> Missing {
     Missing {
         cause: format!("no CUDA headers, which the GPU's kernels include: {}", error.tried.join(", ")),
@@ -152,10 +153,10 @@ mod tests {
         };
         let found = headers_in(None, all("/usr/local/cuda")).unwrap();
         assert_eq!(found.path, Path::new("/usr/local/cuda/include"));
-        // a distribution's own: nvcc is in the user's path
+        // A Linux distribution's package puts nvcc in the user's PATH
         let distribution = |path: &Path| path == "/usr/bin/nvcc" || path.starts_with("/usr/include");
         assert_eq!(headers_in(None, distribution).unwrap().path, Path::new("/usr/include"));
-        // the variable counts even where it is wrong, as it does there
+        // As in cubecl-cuda, the variable takes precedence even if its value is wrong
         let wrong = headers_in(Some("/nowhere".into()), all("/usr/local/cuda")).unwrap_err();
         assert_eq!(wrong.tried, ["/nowhere/include (CUDA_PATH) has no cuda_fp16.h, cuda_bf16.h, mma.h, crt/mma.h"]);
         let nothing = headers_in(None, |_| false).unwrap_err();

@@ -1,4 +1,4 @@
-//! `trainer compare`: the same training in several modes, on one page, as JSON and as a picture.
+//! `trainer compare`: the same training in several modes, as a page of text, as JSON and as a chart.
 
 mod chart;
 mod table;
@@ -9,7 +9,7 @@ use crate::report::StepRecord;
 
 pub use chart::chart;
 
-/// Where a step's time goes, in milliseconds; they add up to the step, but for what is hidden.
+/// The parts of a step's time, in milliseconds. Without `communication_hidden`, the parts add up to the step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Parts {
     /// Waiting for the batch.
@@ -18,18 +18,18 @@ pub struct Parts {
     pub forward: f64,
     /// Backward.
     pub backward: f64,
-    /// Waiting for other devices, reducing, copying: what nothing else covers.
+    /// Communication that no other part covers: waiting for other devices, reducing, copying.
     pub communication: f64,
-    /// Reducing while backward ran: inside `backward`.
+    /// Reductions while backward runs. This time is already in `backward`.
     pub communication_hidden: f64,
     /// Clipping, optimizer, weight average.
     pub optimizer: f64,
-    /// The rest: what the loop does between.
+    /// The rest: the work of the loop between the other parts.
     pub other: f64,
 }
 
 impl Parts {
-    /// Means over steps.
+    /// Returns the mean of each part over `steps`.
     pub fn mean(steps: &[StepRecord]) -> Self {
         let mean = |value: fn(&StepRecord) -> f64| steps.iter().map(value).sum::<f64>() / steps.len().max(1) as f64;
         let mut parts = Self {
@@ -50,27 +50,27 @@ impl Parts {
     }
 }
 
-/// What one run of a mode measured, its first steps left out.
+/// Measurements of one run of a mode, without its warm-up steps.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Round {
-    /// Images a second over all devices: all images by all seconds.
+    /// Images per second over all devices: all images over all seconds.
     pub images_per_s: f64,
-    /// Milliseconds a step, mean.
+    /// Mean milliseconds per step.
     pub step_ms: f64,
-    /// What they were spent on.
+    /// The parts of `step_ms`.
     pub parts: Parts,
-    /// Loss of every step, those left out as well.
+    /// Loss of every step, including the warm-up steps.
     pub losses: Vec<f64>,
-    /// Bytes that devices gave to other devices in a step, mean.
+    /// Mean bytes per step that devices send to other devices.
     pub bytes_moved: u64,
-    /// Most memory that each process has held.
+    /// Peak memory of each process in bytes.
     pub peak_bytes: Vec<u64>,
-    /// Bytes that each device of one process is known to have held, where they are several.
+    /// Known memory of each device in bytes, if one process has several devices.
     pub device_bytes: Vec<u64>,
 }
 
 impl Round {
-    /// From a run's steps; `None` where fewer than two are left after the `warmup`.
+    /// Computes the measurements from a run's steps. `None` if fewer than two steps are left after the `warmup`.
     pub fn new(steps: &[StepRecord], warmup: usize, peak_bytes: Vec<u64>, device_bytes: Vec<u64>) -> Option<Self> {
         let measured = steps.get(warmup..).filter(|measured| measured.len() >= 2)?;
         let seconds = measured.iter().map(|step| step.step_ms * 1e-3).sum::<f64>();
@@ -92,52 +92,53 @@ impl Round {
 pub struct ModeResult {
     /// `single`, `dp` or `ddp`.
     pub mode: String,
-    /// Processes, or devices of one process.
+    /// Number of processes, or of devices in one process.
     pub workers: usize,
-    /// The figures; absent where the mode failed.
+    /// The figures; absent if the mode failed.
     #[serde(flatten)]
     pub figures: Option<Figures>,
-    /// Why it failed.
+    /// Why the mode failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
-/// A mode's figures: those of its median round.
+/// The figures of a mode, taken from its median round.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Figures {
-    /// Images a second over all devices.
+    /// Images per second over all devices.
     pub images_per_s: f64,
-    /// The same of each round, in their order.
+    /// Images per second of each round, in the order of the rounds.
     pub images_per_s_rounds: Vec<f64>,
-    /// Milliseconds a step.
+    /// Milliseconds per step.
     pub step_ms: f64,
-    /// What they are spent on, on rank 0.
+    /// The parts of `step_ms` on rank 0.
     pub parts_ms: Parts,
     /// Loss of the last step.
     pub loss: f64,
-    /// Largest relative difference of a step's loss to that of `single`; absent without it.
+    /// Largest relative difference between a step's loss and the loss of `single`; absent without `single`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss_difference: Option<f64>,
-    /// Steps over which it is the largest: all of a run.
+    /// Number of steps that `loss_difference` covers: all steps of a run.
     pub steps: usize,
-    /// Most memory that each process has held.
+    /// Peak memory of each process in bytes.
     pub peak_bytes: Vec<u64>,
-    /// Parameters, gradients, inputs and outputs that each device of one process has held, where they are several: the
-    /// system does not tell what a thread's peak is.
+    /// Bytes of parameters, gradients, inputs and outputs on each device, if one process has several devices. The system
+    /// does not report the peak of a thread.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub device_bytes: Vec<u64>,
-    /// The largest of them (of the processes, where each device has one) over their mean.
+    /// Largest device memory over the mean. Uses the processes' memory if each device has its own process.
     pub imbalance: f64,
-    /// Bytes that devices give to other devices in a step, all devices together.
+    /// Bytes per step that devices send to other devices, summed over all devices.
     pub bytes_moved: u64,
 }
 
 impl Figures {
-    /// The median round by images a second; `None` without rounds. `reference` are the losses of `single`.
+    /// Returns the figures of the median round by images per second. `None` without rounds. `reference` contains the
+    /// losses of `single`.
     pub fn of(rounds: &[Round], reference: Option<&[f64]>) -> Option<Self> {
         let mut order: Vec<&Round> = rounds.iter().collect();
         order.sort_by(|a, b| a.images_per_s.total_cmp(&b.images_per_s));
-        // of an even number the slower one
+        // With an even number of rounds, take the slower of the two in the middle.
         let median = *order.get(order.len().checked_sub(1)? / 2)?;
         let devices = if median.device_bytes.is_empty() { &median.peak_bytes } else { &median.device_bytes };
         Some(Self {
@@ -156,13 +157,13 @@ impl Figures {
     }
 }
 
-/// The largest of `|a - b| / |a|`; not a number where one of them is none.
+/// Returns the largest of `|a - b| / |a|`, or NaN if a difference is NaN.
 fn largest_difference(reference: &[f64], losses: &[f64]) -> f64 {
     let differences = reference.iter().zip(losses).map(|(a, b)| (a - b).abs() / a.abs());
     differences.fold(0.0, |most, difference| if difference > most || difference.is_nan() { difference } else { most })
 }
 
-/// Largest over mean; 1 of nothing.
+/// Returns the largest value over the mean; 1 for an empty slice.
 fn imbalance(bytes: &[u64]) -> f64 {
     let mean = bytes.iter().sum::<u64>() as f64 / bytes.len().max(1) as f64;
     let most = bytes.iter().copied().max().unwrap_or(0) as f64;
@@ -172,21 +173,21 @@ fn imbalance(bytes: &[u64]) -> f64 {
 /// The whole comparison.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Comparison {
-    /// The network's name.
+    /// Name of the network.
     pub model: String,
-    /// The data set's.
+    /// Name of the data set.
     pub data: String,
     /// `train.batch_size`.
     pub batch_size: usize,
     /// Steps of each run.
     pub steps: usize,
-    /// Of these, left out of all times.
+    /// Steps of each run that are left out of all times.
     pub warmup: usize,
-    /// Runs of each mode, taken in turn.
+    /// Runs of each mode. The modes take turns.
     pub rounds: usize,
-    /// Processor, in words.
+    /// Processor, as readable text.
     pub machine: String,
-    /// A row a mode.
+    /// One row per mode.
     pub modes: Vec<ModeResult>,
 }
 

@@ -1,22 +1,22 @@
-//! The confusion matrix: whole where it fits a screen, its worst corners where it does not.
+//! The confusion matrix: complete if it fits on a screen, otherwise its worst classes and pairs.
 
 use serde::Serialize;
 
 use crate::report::screen::COLUMNS;
 use crate::text::{self, left, right, truncated, width};
 
-/// Most classes of a matrix that is shown whole.
+/// Maximum number of classes for the complete matrix.
 const WHOLE: usize = 20;
-/// Classes and pairs shown of a larger one.
+/// Number of classes and pairs to show of a larger matrix.
 const WORST: usize = 5;
-/// Widest class name beside the matrix.
+/// Maximum width of a class name beside the matrix.
 const LABEL: usize = 14;
-/// Columns of the recall at the end of a line.
+/// Width of the recall at the end of a line.
 const RECALL: usize = 9;
-/// Narrowest column that can carry a class name; narrower ones carry its number.
+/// Minimum width of a column headed by a class name. A narrower column is headed by the class number.
 const NAMED: usize = 6;
 
-/// How often each class was taken for each other.
+/// How often samples of each class were predicted as each class.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Confusion {
     /// Names of the classes.
@@ -26,28 +26,30 @@ pub struct Confusion {
 }
 
 impl Confusion {
-    /// The samples of class `actual` that were taken for `predicted`.
+    /// Returns the number of samples of class `actual` that were predicted as `predicted`.
     fn count(&self, actual: usize, predicted: usize) -> u64 {
         self.counts[actual * self.classes.len() + predicted]
     }
 
-    /// Samples of a class.
+    /// Returns the number of samples of a class.
     fn total(&self, actual: usize) -> u64 {
         (0..self.classes.len()).map(|predicted| self.count(actual, predicted)).sum()
     }
 
-    /// Share of a class that was recognised, in percent; `None` of a class without samples.
+    /// Returns the recall of a class in percent; `None` for a class without samples.
     fn recall(&self, actual: usize) -> Option<f64> {
         let total = self.total(actual);
         (total > 0).then(|| 100.0 * self.count(actual, actual) as f64 / total as f64)
     }
 }
 
-/// The matrix of up to 20 classes, rows true and columns predicted; of more classes (or wider counts than a line holds) the
-/// worst five classes and the five pairs most often confused. Ends with a newline; empty without classes.
+/// Formats the matrix of up to 20 classes, with true classes as rows and predicted classes as columns.
+///
+/// With more classes, or with counts too wide for a line, lists the five worst classes and the five pairs most often
+/// confused. The text ends with a newline; it is empty without classes.
 pub fn confusion_table(confusion: &Confusion) -> String {
     let n = confusion.classes.len();
-    // the shape is the caller's invariant, but a table is no reason to end a finished run
+    // The caller guarantees the shape. A wrong shape must not end a finished run, so there is no panic.
     if n == 0 || confusion.counts.len() != n * n {
         return String::new();
     }
@@ -59,13 +61,13 @@ pub fn confusion_table(confusion: &Confusion) -> String {
     worst(confusion)
 }
 
-/// The whole matrix, if its counts fit.
+/// Formats the complete matrix, if its counts fit.
 fn whole(confusion: &Confusion) -> Option<String> {
     let n = confusion.classes.len();
     let digits = confusion.counts.iter().max().map_or(1, |most| most.to_string().len());
     let longest = confusion.classes.iter().map(|name| width(name)).max().unwrap_or(0);
     let room = COLUMNS - RECALL;
-    // with columns too narrow for names, rows carry the numbers that stand above the columns
+    // If the columns are too narrow for names, each row shows the number that heads its column.
     let named = longest.clamp(4, LABEL);
     let numbered = room.saturating_sub(named) / n < NAMED.max(digits + 1);
     let number = if numbered { n.to_string().len() } else { 0 };
@@ -96,7 +98,7 @@ fn whole(confusion: &Confusion) -> Option<String> {
         table += &left(&label_of(actual), label);
         for predicted in 0..n {
             let count = confusion.count(actual, predicted);
-            // blanks make the diagonal and the mistakes stand out
+            // A dot instead of a zero makes the diagonal and the mistakes easy to see.
             table += &right(&if count == 0 { "·".to_owned() } else { count.to_string() }, column);
         }
         table += &match confusion.recall(actual) {
@@ -107,7 +109,7 @@ fn whole(confusion: &Confusion) -> Option<String> {
     Some(table)
 }
 
-/// The worst classes and the most confused pairs.
+/// Lists the worst classes and the most confused pairs.
 fn worst(confusion: &Confusion) -> String {
     let n = confusion.classes.len();
     let name = |class: usize| truncated(&confusion.classes[class], 28);
@@ -141,7 +143,7 @@ fn worst(confusion: &Confusion) -> String {
 mod tests {
     use super::*;
 
-    /// A classifier that is right `hit` times of `each`, mistakes going to the classes after and two after.
+    /// Returns the matrix of a classifier with `each` samples per class. Mistakes go to the next class and the one after.
     fn matrix(classes: Vec<String>, each: u64) -> Confusion {
         let n = classes.len();
         let mut counts = vec![0; n * n];
@@ -166,7 +168,7 @@ mod tests {
     #[test]
     fn ten_classes_are_shown_whole() {
         let mut confusion = matrix(fashion(), 1000);
-        confusion.counts[80..90].fill(0); // no bag in the test set
+        confusion.counts[80..90].fill(0); // No bag in the test set
         let table = confusion_table(&confusion);
         fits(&table);
         insta::assert_snapshot!(table, @r"
@@ -222,7 +224,7 @@ mod tests {
                   30  kind 37 taken for kind 38
                   30  kind 47 taken for kind 48
             ");
-        // counts too wide for twenty columns
+        // Counts that are too wide for twenty columns.
         let wide = confusion_table(&matrix((0..20).map(|i| format!("kind {i}")).collect(), 1_000_000));
         assert!(wide.starts_with("lowest recall of 20 classes\n"), "{wide}");
     }

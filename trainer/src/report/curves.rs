@@ -10,12 +10,12 @@ use plotters::{
 use crate::files::{self, FileError};
 use crate::report::summary_csv::SummaryRow;
 
-/// Size of the picture in pixels.
+/// Size of the chart in pixels.
 const SIZE: (u32, u32) = (900, 400);
-/// Most points of the per-step line.
+/// Maximum number of points in the per-step line.
 const STEP_POINTS: usize = 200;
 
-// the Okabe-Ito colours: told apart with any colour vision
+// The Okabe-Ito colours, which people with any colour vision can tell apart.
 const TRAIN: RGBColor = RGBColor(0, 114, 178);
 const EVAL: RGBColor = RGBColor(213, 94, 0);
 const TOP5: RGBColor = RGBColor(0, 158, 115);
@@ -27,30 +27,30 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
 type DrawResult = Result<(), DrawingAreaErrorKind<<SVGBackend<'static> as DrawingBackend>::ErrorType>>;
 
-/// What the curves are drawn from.
+/// The data of the curves.
 #[derive(Debug, Clone, Copy)]
 pub struct Curves<'a> {
     /// Title: the run's name.
     pub title: &'a str,
     /// The epochs so far.
     pub epochs: &'a [SummaryRow],
-    /// Loss of each step, in the order of the run; `x` is counted in epochs (step / steps an epoch).
+    /// Loss of each step, in the order of the run. `x` is in epochs (step / steps per epoch).
     pub steps: &'a [(f64, f64)],
-    /// Whether top-5 accuracy has a line; with ten classes or fewer it says little and flattens the others.
+    /// Whether to draw top-5 accuracy. With ten classes or fewer, top-5 has little meaning and flattens the other lines.
     pub top5: bool,
 }
 
-/// A line: points by epoch, a colour, a name in the legend.
+/// A line of a chart: points by epoch, a colour, a name in the legend.
 struct Line {
     points: Vec<(f64, f64)>,
     style: ShapeStyle,
     label: &'static str,
-    /// Whether its points are marked where they are few.
+    /// Whether to mark the points if there are few.
     marks: bool,
 }
 
 impl Curves<'_> {
-    /// Draws and writes the file in one go.
+    /// Draws the curves and writes the file in one atomic write.
     ///
     /// # Errors
     /// When the file cannot be written.
@@ -61,10 +61,10 @@ impl Curves<'_> {
         files::write_atomic(path, svg.as_bytes())
     }
 
-    /// The picture. Values that are not finite are gaps in the lines; without any epoch it says so.
+    /// Draws the curves as SVG. A value that is not finite is a gap in its line. Without any epoch, the chart says so.
     ///
     /// # Errors
-    /// When the drawing library refuses.
+    /// When the drawing library fails.
     pub fn svg(&self) -> Result<String, impl std::error::Error + use<>> {
         let mut svg = String::new();
         let drawn = self.draw(&SVGBackend::with_string(&mut svg, SIZE).into_drawing_area());
@@ -113,7 +113,7 @@ impl Curves<'_> {
 
     fn accuracy_title(&self) -> String {
         let evaluated = self.epochs.iter().filter_map(|row| Some((row.epoch, row.eval_top1?)));
-        // of equals the first, as the checkpoint that is kept
+        // Of equal values take the first, as the kept checkpoint does.
         let best = evaluated.fold(None, |best: Option<(usize, f64)>, row| match best {
             Some(best) if best.1 >= row.1 => Some(best),
             _ => Some(row),
@@ -125,7 +125,7 @@ impl Curves<'_> {
     }
 }
 
-/// One chart with its title, axes, lines and legend; no value lies above `ceiling`.
+/// Draws one chart with its title, axes, lines and legend. `ceiling` is the upper limit of the value axis.
 fn panel(
     area: &Area<'_>,
     title: &str,
@@ -175,12 +175,12 @@ fn panel(
         .draw()
 }
 
-/// Text of `pixels`: the SVG backend divides sizes by 1.24.
+/// Returns a text style of `pixels`. The SVG backend divides sizes by 1.24.
 fn sans(pixels: u32) -> TextStyle<'static> {
     ("sans-serif", f64::from(pixels) * 1.24).into_font().color(&TEXT)
 }
 
-/// A line in pieces between the values that are not finite; what is above the axis runs along its top.
+/// Draws a line in pieces between the values that are not finite. Values above the axis are drawn along its top.
 fn draw_line(chart: &mut Chart<'_, '_>, line: &Line, top: f64) -> DrawResult {
     let style = line.style;
     let mut first = true;
@@ -197,12 +197,13 @@ fn draw_line(chart: &mut Chart<'_, '_>, line: &Line, top: f64) -> DrawResult {
     Ok(())
 }
 
-/// From the least to the greatest finite value with some air, down to zero where that is near; `None` without values.
+/// Returns the range of the finite values with a margin. The range starts at zero if zero is near. `None` without values.
 fn value_range(lines: &[Line], ceiling: f64) -> Option<Range<f64>> {
     let finite =
         |line: &Line| -> Vec<f64> { line.points.iter().map(|point| point.1).filter(|y| y.is_finite()).collect() };
     let mut values: Vec<f64> = lines.iter().filter(|line| line.marks).flat_map(finite).collect();
-    // single steps may jump: nearly all of them fit, the wildest do not squeeze everything else
+    // Single steps may have outliers. Nearly all steps must fit, but the outliers must not compress the rest of the
+    // chart.
     let mut steps: Vec<f64> = lines.iter().filter(|line| !line.marks).flat_map(finite).collect();
     steps.sort_by(f64::total_cmp);
     values.extend(steps.first());
@@ -214,7 +215,8 @@ fn value_range(lines: &[Line], ceiling: f64) -> Option<Range<f64>> {
     Some(low..(greatest + air).min(ceiling.max(low + air)))
 }
 
-/// Means of neighbouring steps, at most [`STEP_POINTS`] of them. A mean with a value that is not finite is not finite.
+/// Returns means of neighbouring steps, at most [`STEP_POINTS`] of them. A mean that includes a non-finite value is not
+/// finite.
 fn smoothed(steps: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let each = steps.len().div_ceil(STEP_POINTS).max(1);
     let mean = |part: &[(f64, f64)]| {
@@ -224,12 +226,12 @@ fn smoothed(steps: &[(f64, f64)]) -> Vec<(f64, f64)> {
     steps.chunks(each).map(mean).collect()
 }
 
-/// Labels of an axis of epochs: whole numbers where they fit.
+/// Returns the number of labels on an epoch axis: whole numbers if they fit.
 fn labels(epochs: f64) -> usize {
     (epochs as usize + 1).clamp(2, 11)
 }
 
-/// A tick's number without needless digits.
+/// Formats a tick's number without unnecessary digits.
 fn short(value: f64) -> String {
     let text = format!("{value:.3}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
@@ -262,7 +264,7 @@ mod tests {
     fn svg(epochs: &[SummaryRow], steps: &[(f64, f64)]) -> String {
         let svg = Curves { title: "a-run", epochs, steps, top5: true }.svg().unwrap();
         assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{svg}");
-        // a coordinate far away, or one that is not a number, would show here
+        // A coordinate far away, or a coordinate that is not a number, would appear here.
         assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
         let body = &svg[svg.find('>').unwrap()..].replace('#', "colour");
         for number in body.split(['"', ',', ' ']).filter_map(|n| n.parse::<f64>().ok()) {

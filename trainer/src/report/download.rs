@@ -1,4 +1,4 @@
-//! Progress of a download: a bar on a terminal, a line every tenth elsewhere.
+//! Progress of a download: a bar on a terminal, otherwise one line per tenth of the file.
 
 use std::io::Write;
 
@@ -8,10 +8,10 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::report::progress::Screen;
 use crate::text;
 
-/// Bytes between two lines where the length is not known.
+/// Bytes between two lines if the length is unknown.
 const STRIDE: u64 = 16_000_000;
 
-/// Shows one download after another. All methods take `&self`: a fetcher may report from any thread.
+/// Shows the progress of downloads, one at a time. All methods take `&self`, so a fetcher may report from any thread.
 pub struct DownloadBar {
     state: Mutex<State>,
 }
@@ -23,29 +23,29 @@ struct State {
     colour: bool,
     total: Option<u64>,
     done: u64,
-    /// Tenths, or strides, that lines have told of.
+    /// Tenths, or strides, that lines have already reported.
     told: u64,
 }
 
 impl DownloadBar {
-    /// A bar for `name`, the file as the user knows it, on what this process has ([`Screen::detect`]).
+    /// Creates a bar on this process's screen ([`Screen::detect`]). `name` is the file's name for the user.
     pub fn new(name: &str) -> Self {
         Self::on(name, Screen::detect())
     }
 
-    /// The same on a screen of the caller's.
+    /// Creates a bar on the caller's screen.
     pub fn on(name: &str, screen: Screen) -> Self {
         let bar = screen.bar.map(|target| ProgressBar::with_draw_target(None, target));
         let (lines, colour) = (screen.lines, screen.colour);
         Self { state: Mutex::new(State { name: name.to_owned(), bar, lines, colour, total: None, done: 0, told: 0 }) }
     }
 
-    /// Another file comes next.
+    /// Sets the name of the next file.
     pub fn rename(&self, name: &str) {
         self.state().name = name.to_owned();
     }
 
-    /// A file of `total` bytes begins, or one whose length the server does not tell.
+    /// Starts a file of `total` bytes. `None`: the server does not send the length.
     pub fn start(&self, total: Option<u64>) {
         let mut state = self.state();
         (state.total, state.done, state.told) = (total, 0, 0);
@@ -64,7 +64,7 @@ impl DownloadBar {
         state.say(&line);
     }
 
-    /// `bytes` more are here (those of an earlier attempt count when they are found).
+    /// Adds `bytes` to the progress. Bytes that an earlier attempt has left count when they are found.
     pub fn advance(&self, bytes: u64) {
         let mut state = self.state();
         state.done += bytes;
@@ -86,7 +86,7 @@ impl DownloadBar {
         }
     }
 
-    /// The file is complete, or given up: the bar goes.
+    /// Removes the bar: the file is complete, or the download has failed.
     pub fn finish(&self) {
         if let Some(bar) = &self.state().bar {
             bar.finish_and_clear();
@@ -99,7 +99,7 @@ impl DownloadBar {
 }
 
 impl State {
-    /// A line of progress that cannot be written is no reason to stop a download.
+    /// Writes one line. Ignores errors: a line of progress that cannot be written must not stop a download.
     fn say(&mut self, line: &str) {
         if let Some(lines) = &mut self.lines
             && writeln!(lines, "{line}").and_then(|()| lines.flush()).is_err()
@@ -130,7 +130,7 @@ mod tests {
         let screen = Screen { lines: paper.writer(), ..Screen::quiet() };
         let bar = DownloadBar::on("cifar-10-binary.tar.gz", screen);
         bar.start(Some(170_052_171));
-        bar.advance(120_000_000); // from an earlier attempt
+        bar.advance(120_000_000); // From an earlier attempt
         (0..500).for_each(|_| bar.advance(100_104));
         bar.advance(171);
         bar.finish();

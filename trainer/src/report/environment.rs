@@ -1,4 +1,4 @@
-//! `env.json`: what ran, where, and how it was called.
+//! `env.json`: the program, the machine and the command line of a run.
 
 use std::{
     fs,
@@ -12,29 +12,29 @@ use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 use crate::files::{self, FileError};
 
-/// Version of the tensor library, as the workspace pins it: a crate cannot ask for its dependencies' versions.
+/// Version of the tensor library, as pinned by the workspace. A crate cannot query the versions of its dependencies.
 const BURN: &str = "0.22.1";
 
-/// Program, machine and call of one start of a run.
+/// Program, machine and command line of one start of a run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Environment {
-    /// Start, RFC 3339, UTC.
+    /// Time of the start, RFC 3339, UTC.
     pub started: String,
-    /// The command line, program first; values that may be secret are left out.
+    /// The command line, program first. Values that may be secret are redacted.
     pub command: Vec<String>,
-    /// Folder it was called in.
+    /// Working directory of the start.
     pub folder: Option<PathBuf>,
     /// Version of this program.
     pub trainer: String,
     /// Version of the tensor library.
     pub burn: String,
-    /// Commit that the folder of the call is a checkout of, where it is one.
+    /// Commit of the checkout that contains the working directory, if any.
     pub git_commit: Option<String>,
-    /// Device, in words.
+    /// Device, as readable text.
     pub device: String,
     /// Name of the machine.
     pub host: String,
-    /// Operating system, in words.
+    /// Operating system, as readable text.
     pub os: String,
     /// Kernel and its release.
     pub kernel: String,
@@ -49,7 +49,7 @@ pub struct Environment {
 }
 
 impl Environment {
-    /// Looks around. `device` is the caller's to know; what the machine does not tell is `None`.
+    /// Detects the environment. The caller supplies `device`. A value that the machine does not report is `None`.
     pub fn detect(device: &str) -> Self {
         let folder = std::env::current_dir().ok();
         let (name, info) = (uname(), sysinfo());
@@ -87,10 +87,10 @@ impl Environment {
         write(path, &json!(self))
     }
 
-    /// Adds a resumed start to `env.json` below `resumed`: where the run began stays on record.
+    /// Appends a resumed start to the `resumed` list of `env.json`. The record of the first start stays.
     ///
     /// # Errors
-    /// When the file cannot be read or written, or is no JSON object.
+    /// When the file cannot be read or written, or is not a JSON object.
     pub fn append(&self, path: &Path) -> Result<(), FileError> {
         let bytes = files::read_or_empty(path)?;
         if bytes.is_empty() {
@@ -114,7 +114,7 @@ fn lossy(text: std::ffi::OsString) -> String {
     text.to_string_lossy().into_owned()
 }
 
-/// Whether a variable or flag of this name holds what is nobody else's business: `TRAINER_SECRET`, `--token`, ….
+/// Returns whether a variable or flag of this name holds a secret: `TRAINER_SECRET`, `--token`, ….
 fn is_secret(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     ["secret", "token", "password", "passwd", "credential", "api_key", "api-key", "apikey"]
@@ -122,11 +122,11 @@ fn is_secret(name: &str) -> bool {
         .any(|word| name.contains(word))
 }
 
-/// `command` without secrets: what stands in a variable with such a name, what follows such a name (`--token=…`, `--token …`,
-/// `NAME=…`), and user and password of an address.
+/// Returns `command` with secrets replaced: the values of secret variables, the values of secret flags and settings
+/// (`--token=…`, `--token …`, `NAME=…`), and the user and password of a URL.
 fn redacted(command: Vec<String>, variables: impl Iterator<Item = (String, String)>) -> Vec<String> {
     const HIDDEN: &str = "***";
-    // shorter values would take words of the command line with them, and are no secrets
+    // Shorter values are not secrets, and redacting them would hide ordinary words of the command line.
     let values: Vec<String> =
         variables.filter(|(name, value)| is_secret(name) && value.len() >= 8).map(|(_, value)| value).collect();
     let mut follows = false;
@@ -156,30 +156,30 @@ fn write(path: &Path, record: &Value) -> Result<(), FileError> {
     files::write_atomic(path, format!("{record:#}\n").as_bytes())
 }
 
-/// Memory of the machine.
+/// Returns the memory of the machine in bytes.
 fn memory_bytes(info: &Sysinfo) -> u64 {
     #[allow(clippy::unnecessary_cast, reason = "a C long: narrower on 32-bit machines")]
     let units = info.totalram as u64;
     units * u64::from(info.mem_unit)
 }
 
-/// `PRETTY_NAME` of `/etc/os-release`.
+/// Returns `PRETTY_NAME` of `/etc/os-release`.
 fn os_name(release: &str) -> Option<String> {
     let name = release.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="))?;
     Some(name.trim_matches('"').to_owned())
 }
 
-/// `model name` of `/proc/cpuinfo` (x86); other processors do not say.
+/// Returns `model name` of `/proc/cpuinfo`. Only x86 has this field.
 fn cpu_model(info: &str) -> Option<String> {
     let (_, model) = info.lines().find(|line| line.starts_with("model name"))?.split_once(':')?;
     Some(model.trim().to_owned())
 }
 
-/// The commit checked out around `folder`, read from `.git` itself: no git program is needed. `None` outside a checkout,
-/// before the first commit, and for layouts not known here.
+/// Returns the commit checked out around `folder`. Reads `.git` directly, so no git program is needed. `None` outside a
+/// checkout, before the first commit, and for unknown layouts.
 fn git_commit(folder: &Path) -> Option<String> {
     let dot_git = folder.ancestors().map(|above| above.join(".git")).find(|git| git.exists())?;
-    // a linked work tree or submodule has a file there that says where its own folder is
+    // In a linked work tree or submodule, `.git` is a file with the path of the actual folder.
     let git = match fs::read_to_string(&dot_git) {
         Ok(link) => dot_git.parent()?.join(link.strip_prefix("gitdir:")?.trim()),
         Err(_) => dot_git,
@@ -187,7 +187,7 @@ fn git_commit(folder: &Path) -> Option<String> {
     let read = |path: PathBuf| fs::read_to_string(path).ok();
     let head = read(git.join("HEAD"))?;
     let Some(reference) = head.trim().strip_prefix("ref:").map(str::trim) else { return hash(&head) };
-    // branches of a work tree live in the main folder
+    // The branches of a linked work tree are in the main folder.
     let common = read(git.join("commondir")).map_or_else(|| git.clone(), |common| git.join(common.trim()));
     for place in [&git, &common] {
         if let Some(commit) = read(place.join(reference)) {
@@ -201,7 +201,7 @@ fn git_commit(folder: &Path) -> Option<String> {
         .and_then(|(id, _)| hash(id))
 }
 
-/// A full commit id, SHA-1 or SHA-256.
+/// Returns `text` if it is a full commit id, SHA-1 or SHA-256.
 fn hash(text: &str) -> Option<String> {
     let id = text.trim();
     (matches!(id.len(), 40 | 64) && id.bytes().all(|byte| byte.is_ascii_hexdigit())).then(|| id.to_owned())
@@ -295,7 +295,7 @@ mod tests {
         let newer = COMMIT.replace('8', "9");
         fs::write(git.join("refs/heads/main"), format!("{newer}\n")).unwrap();
         assert_eq!(git_commit(&inner), Some(newer.clone()), "loose comes before packed");
-        // a linked work tree
+        // A linked work tree.
         let tree = dir.path().join("tree");
         fs::create_dir_all(git.join("worktrees/tree")).unwrap();
         fs::create_dir(&tree).unwrap();

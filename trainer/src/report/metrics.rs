@@ -1,4 +1,4 @@
-//! `metrics.jsonl`: a step a line, for scripts and for the curves.
+//! `metrics.jsonl`: one line per step, for scripts and for the curves.
 
 use std::{
     fs::{File, OpenOptions},
@@ -14,9 +14,9 @@ use crate::snapshot::{EvalRecord, null_is_nan};
 /// One optimizer step.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct StepRecord {
-    /// Epoch, from 1, as everywhere in files and on the screen.
+    /// Epoch, counted from 1, as everywhere in files and on the screen.
     pub epoch: usize,
-    /// Step, from 0 over the whole run.
+    /// Step, counted from 0 over the whole run.
     pub step: u64,
     /// Mean loss of this step's batch over all ranks (label smoothing and mixing included).
     #[serde(deserialize_with = "null_is_nan")]
@@ -24,40 +24,40 @@ pub struct StepRecord {
     /// Learning rate of this step.
     #[serde(deserialize_with = "null_is_nan")]
     pub lr: f64,
-    /// Images a second in this step, over all ranks.
+    /// Images per second in this step, over all ranks.
     #[serde(serialize_with = "tenths", deserialize_with = "null_is_nan")]
     pub images_per_s: f64,
     /// Top-1 accuracy of this step's batch in percent (not a running mean), over all ranks.
     #[serde(serialize_with = "thousandths", deserialize_with = "null_is_nan")]
     pub top1: f64,
-    /// Norm of all gradients before clipping, where it was computed.
+    /// Norm of all gradients before clipping, if it was computed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grad_norm: Option<f64>,
     /// Milliseconds of this step spent waiting for the batch.
     #[serde(serialize_with = "thousandths", deserialize_with = "null_is_nan")]
     pub data_ms: f64,
-    /// Milliseconds of host to device, forward and loss (of rank 0, as all times here).
+    /// Milliseconds of host to device, forward and loss. All times here are those of rank 0.
     #[serde(default, serialize_with = "thousandths", deserialize_with = "null_is_nan")]
     pub forward_ms: f64,
     /// Milliseconds of backward.
     #[serde(default, serialize_with = "thousandths", deserialize_with = "null_is_nan")]
     pub backward_ms: f64,
-    /// Milliseconds spent on other devices that nothing else covers: waiting, reducing, copying.
+    /// Milliseconds of communication that no other part covers: waiting for other devices, reducing, copying.
     #[serde(default, serialize_with = "thousandths", deserialize_with = "null_is_nan")]
     pub communication_ms: f64,
-    /// Milliseconds of reductions while backward ran: inside `backward_ms`.
+    /// Milliseconds of reductions while backward runs. This time is already in `backward_ms`.
     #[serde(default, serialize_with = "thousandths", deserialize_with = "null_is_nan")]
     pub communication_hidden_ms: f64,
     /// Milliseconds of clipping, optimizer and weight average.
     #[serde(default, serialize_with = "thousandths", deserialize_with = "null_is_nan")]
     pub optimizer_ms: f64,
-    /// Milliseconds of the whole step, the wait for the batch included.
+    /// Milliseconds of the whole step, including the wait for the batch.
     #[serde(serialize_with = "thousandths", deserialize_with = "null_is_nan")]
     pub step_ms: f64,
-    /// Bytes that devices gave to other devices, all devices together.
+    /// Bytes that devices send to other devices, summed over all devices.
     #[serde(default)]
     pub bytes_moved: u64,
-    /// Most memory that this process has held so far, in bytes; absent where the system does not say.
+    /// Peak memory of this process so far, in bytes; absent if the system does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peak_bytes: Option<u64>,
 }
@@ -65,23 +65,24 @@ pub struct StepRecord {
 /// One epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct EpochRecord {
-    /// Epoch, from 1.
+    /// Epoch, counted from 1.
     pub epoch: usize,
     /// Mean training loss over the epoch's samples.
     pub train_loss: f64,
-    /// Training accuracy over the epoch's samples in percent (of the model as it was at each step).
+    /// Training accuracy over the epoch's samples in percent. Each sample counts with the weights of its own step.
     pub train_top1: f64,
-    /// The evaluation after this epoch, where there was one.
+    /// The evaluation after this epoch, if there was one.
     pub eval: Option<EvalRecord>,
     /// Learning rate of the epoch's last step.
     pub lr: f64,
-    /// Training images a second, evaluation not counted.
+    /// Training images per second, without evaluation.
     pub images_per_s: f64,
     /// Wall-clock seconds of this epoch, training and evaluation.
     pub seconds: f64,
 }
 
-// losses and rates are compared between runs and keep all their digits; timings and percentages stay readable
+// Losses and rates are compared between runs, so they keep all digits. Timings and percentages are rounded for
+// readability.
 
 fn tenths<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_f64((value * 10.0).round() / 10.0)
@@ -91,8 +92,8 @@ fn thousandths<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_f64((value * 1000.0).round() / 1000.0)
 }
 
-/// Writes `metrics.jsonl`. Each step goes out in one `write`, whole line and at once: what a killed run has done is in
-/// the file, and the cost is a microsecond a step.
+/// Writes `metrics.jsonl`. Each step is one immediate `write` of a whole line, so the file has all finished steps of a
+/// run that was killed. The cost is a microsecond per step.
 #[derive(Debug)]
 pub struct MetricsWriter {
     path: PathBuf,
@@ -100,16 +101,16 @@ pub struct MetricsWriter {
 }
 
 impl MetricsWriter {
-    /// Starts an empty file.
+    /// Creates an empty file.
     ///
     /// # Errors
-    /// When the file cannot be made.
+    /// When the file cannot be created.
     pub fn create(path: &Path) -> Result<Self, FileError> {
         let file = File::create(path).map_err(|error| FileError::io(path, "create", &error))?;
         Ok(Self { path: path.to_owned(), file })
     }
 
-    /// Goes on after a resume from a checkpoint whose next step is `step`; see [`truncate_to`].
+    /// Continues after a resume from a checkpoint whose next step is `step`; see [`truncate_to`].
     ///
     /// # Errors
     /// When the file cannot be read or written, or a line other than the last is damaged.
@@ -129,7 +130,7 @@ impl MetricsWriter {
         self.file.write_all(line.as_bytes()).map_err(|error| FileError::io(&self.path, "write", &error))
     }
 
-    /// Waits until everything is on the disk itself (end of an epoch).
+    /// Waits until all data is on the disk (`fdatasync`), at the end of an epoch.
     ///
     /// # Errors
     /// When the disk is full or gone.
@@ -138,8 +139,9 @@ impl MetricsWriter {
     }
 }
 
-/// Drops the lines at or after `step`, which will be run again, and a half-written last line. The file is replaced in one
-/// go; a missing file is one without lines.
+/// Removes the lines at or after `step`, which the run repeats, and an incomplete last line.
+///
+/// Replaces the file atomically. A missing file has no lines.
 ///
 /// # Errors
 /// When the file cannot be read or written, or a line other than the last is damaged.
@@ -154,7 +156,7 @@ pub fn truncate_to(path: &Path, step: u64) -> Result<(), FileError> {
     if kept == bytes { Ok(()) } else { files::write_atomic(path, &kept) }
 }
 
-/// All steps of a file, a half-written last line left out. A missing file is one without lines.
+/// Returns all steps of a file, without an incomplete last line. A missing file has no lines.
 ///
 /// # Errors
 /// When the file cannot be read, or a line other than the last is damaged.
@@ -163,14 +165,14 @@ pub fn read_metrics(path: &Path) -> Result<Vec<StepRecord>, FileError> {
     Ok(parse(path, &bytes)?.into_iter().map(|(_, record)| record).collect())
 }
 
-/// The complete lines (newline included) with what they say.
+/// Returns the complete lines (newline included) with their records.
 fn parse<'a>(path: &Path, bytes: &'a [u8]) -> Result<Vec<(&'a [u8], StepRecord)>, FileError> {
     let lines: Vec<_> = bytes.split_inclusive(|&byte| byte == b'\n').collect();
     let mut records = Vec::with_capacity(lines.len());
     for (i, line) in lines.iter().enumerate() {
         match serde_json::from_slice(line) {
             Ok(record) if line.ends_with(b"\n") => records.push((*line, record)),
-            // a write that the end of the machine or the disk cut short
+            // A write that a power failure or a full disk cut short.
             _ if i + 1 == lines.len() => {}
             Ok(_) => unreachable!("only the last piece can lack its newline"),
             Err(error) => {
@@ -225,7 +227,7 @@ mod tests {
             "#);
     }
 
-    /// Runs of earlier versions are resumed.
+    /// A run of an earlier version can be resumed.
     #[test]
     fn a_line_without_the_newer_keys_is_read() {
         let dir = tempfile::tempdir().unwrap();
@@ -260,7 +262,7 @@ mod tests {
         (0..10).for_each(|i| writer.write(&step(i)).unwrap());
         let whole = fs::read(&path).unwrap();
         for cut in [1, 2, 60] {
-            // one byte short is a line without its newline: complete JSON, but not known to be
+            // One byte short is a line without its newline: the JSON is complete, but a reader cannot know that.
             fs::write(&path, &whole[..whole.len() - cut]).unwrap();
             assert_eq!(read_metrics(&path).unwrap().len(), 9);
             MetricsWriter::resume(&path, 9).unwrap().write(&step(9)).unwrap();

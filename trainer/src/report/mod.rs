@@ -1,7 +1,7 @@
-//! What a run leaves behind and what a person sees of it: run folder, metrics, curves, tables, progress.
+//! The files of a run and the screen: run folder, metrics, curves, tables, progress.
 //!
-//! Nothing here knows of tensors, models or strategies: records come in, files and text go out. Only rank 0 makes a
-//! [`Reporter`]; every other rank writes nothing but its own log.
+//! Records come in, files and text go out. The module knows no tensors, models or strategies. Only rank 0 makes a [`Reporter`].
+//! Every other rank writes nothing but its own log.
 
 pub mod comparison;
 pub mod confusion;

@@ -1,8 +1,9 @@
-//! How long the rest takes, from the times that steps and epochs report: no clock of its own, so that it can be tested.
+//! Estimates the remaining time from the times that steps and epochs report. There is no clock, so that tests control the
+//! time.
 
 use crate::report::{EpochRecord, StepRecord};
 
-/// Share of the newest step in the mean step time, once there are enough: the last hundred or so decide.
+/// Weight of the newest step in the mean step time after the first steps: about the last hundred steps count.
 const NEWEST: f64 = 0.02;
 
 /// Time per step and per epoch so far.
@@ -10,18 +11,18 @@ const NEWEST: f64 = 0.02;
 pub struct Pace {
     epochs: usize,
     steps_per_epoch: usize,
-    /// Mean seconds a step.
+    /// Mean seconds per step.
     step: f64,
     steps: u64,
-    /// Seconds of steps in the current epoch.
+    /// Seconds of the steps in the current epoch.
     in_epoch: f64,
-    /// Mean seconds an epoch takes beyond its steps: evaluation.
+    /// Mean seconds of an epoch outside its steps: evaluation.
     beyond: f64,
     epochs_seen: u64,
 }
 
 impl Pace {
-    /// Nothing seen yet of a run of `epochs` epochs.
+    /// Creates the estimate for a run of `epochs` epochs.
     pub fn new(epochs: usize, steps_per_epoch: usize) -> Self {
         Self { epochs, steps_per_epoch, step: 0.0, steps: 0, in_epoch: 0.0, beyond: 0.0, epochs_seen: 0 }
     }
@@ -34,7 +35,7 @@ impl Pace {
         }
         self.steps += 1;
         self.in_epoch += seconds;
-        // the first step allocates and tunes: it counts only until there is another
+        // The first step allocates and tunes, so it counts only until there is a second one.
         let weight = NEWEST.max(1.0 / self.steps.saturating_sub(1).max(1) as f64);
         self.step += (seconds - self.step) * weight;
     }
@@ -49,13 +50,13 @@ impl Pace {
         }
     }
 
-    /// Seconds left in an epoch's steps after `done` of them; `None` before the first step.
+    /// Returns the seconds left in an epoch's steps after `done` steps; `None` before the first step.
     pub fn left_in_epoch(&self, done: usize) -> Option<f64> {
         (self.steps > 0).then(|| self.step * self.steps_per_epoch.saturating_sub(done) as f64)
     }
 
-    /// Seconds left in the run after `done` steps of `epoch` (from 1); `None` before the first step. What an evaluation
-    /// costs is known from the second epoch on.
+    /// Returns the seconds left in the run after `done` steps of `epoch` (from 1); `None` before the first step. The time
+    /// of an evaluation is known from the second epoch on.
     pub fn left_in_run(&self, epoch: usize, done: usize) -> Option<f64> {
         let later = self.epochs.saturating_sub(epoch) as f64;
         let epoch_seconds = self.step * self.steps_per_epoch as f64 + self.beyond;

@@ -1,6 +1,6 @@
-//! Progress of a run: a bar on a terminal, plain lines elsewhere, and a line an epoch in both.
+//! Progress of a run: a bar on a terminal, plain lines elsewhere, and one line per epoch in both.
 //!
-//! The bar goes to stderr, lines to stdout, so that `trainer … > log` shows the one and keeps the other.
+//! The bar goes to stderr and lines go to stdout, so that `trainer … > log` shows the bar and keeps the lines.
 
 use std::{
     io::{self, ErrorKind, IsTerminal, Write},
@@ -14,21 +14,22 @@ use crate::report::pace::Pace;
 use crate::report::{EpochRecord, StepRecord};
 use crate::text;
 
-/// Where a run is shown.
+/// The outputs that show a run.
 pub struct Screen {
-    /// The terminal of the bar; none without a terminal.
+    /// Draw target of the bar. `None` without a terminal.
     pub bar: Option<ProgressDrawTarget>,
-    /// Where whole lines go; none where nothing is to be said.
+    /// Writer of whole lines. `None` if nothing is to be shown.
     pub lines: Option<Box<dyn Write + Send>>,
-    /// Whether steps get lines: true where lines are all there is, or where they go to a file.
+    /// Whether to write lines for steps: true if there is no bar, or if the lines go to a file.
     pub step_lines: bool,
-    /// Whether the bar may be coloured.
+    /// Whether the bar may have colours.
     pub colour: bool,
 }
 
 impl Screen {
-    /// What this process has: a bar if stderr is a terminal that can move its cursor, step lines if stdout is none or there
-    /// is no bar, colour unless `NO_COLOR` is set (<https://no-color.org>).
+    /// Detects the screen of this process. There is a bar if stderr is a terminal that can move its cursor. There are
+    /// step lines if stdout is not a terminal or there is no bar. There are colours unless `NO_COLOR` is set
+    /// (<https://no-color.org>).
     pub fn detect() -> Self {
         let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
@@ -41,20 +42,20 @@ impl Screen {
         }
     }
 
-    /// Nothing at all.
+    /// Returns a screen that shows nothing.
     pub fn quiet() -> Self {
         Self { bar: None, lines: None, step_lines: false, colour: false }
     }
 }
 
-/// The length of a run, and how often it is heard of.
+/// Length of a run, and how often to write a line.
 #[derive(Debug, Clone, Copy)]
 pub struct ProgressOptions {
     /// Epochs of the whole run.
     pub epochs: usize,
     /// Steps of each epoch.
     pub steps_per_epoch: usize,
-    /// Steps between two plain lines; 0: none but the first of the session and those of the epochs.
+    /// Steps between two plain lines. 0: only the first step of the session, and the epochs.
     pub every: usize,
 }
 
@@ -66,9 +67,9 @@ pub struct Progress {
     step_lines: bool,
     styles: (ProgressStyle, ProgressStyle),
     pace: Pace,
-    /// Epoch on the bar.
+    /// Epoch that the bar shows.
     epoch: usize,
-    /// Means over the epoch's steps so far (of this session).
+    /// Mean over the epoch's steps so far in this session.
     loss: Mean,
     top1: Mean,
     spoken: bool,
@@ -90,7 +91,7 @@ impl Mean {
 }
 
 impl Progress {
-    /// Nothing is drawn before the first step.
+    /// Creates the progress. Draws nothing before the first step.
     pub fn new(options: ProgressOptions, screen: Screen) -> Self {
         let style = |before: &str, after: &str| {
             let bar = if screen.colour { "{wide_bar:.cyan/dim}" } else { "{wide_bar}" };
@@ -103,7 +104,7 @@ impl Progress {
             bar: screen.bar.map(|target| ProgressBar::with_draw_target(Some(options.steps_per_epoch as u64), target)),
             lines: screen.lines,
             step_lines: screen.step_lines,
-            // two lines: all of it fits eighty columns, and most of it sixty
+            // Two lines: all of the text fits 80 columns, and most of it fits 60.
             styles: (style("", "{msg}"), style("evaluating ", "")),
             pace: Pace::new(options.epochs, options.steps_per_epoch),
             epoch: 0,
@@ -114,15 +115,15 @@ impl Progress {
         }
     }
 
-    /// The best evaluation accuracy (percent) that a resumed run had reached: from here on it is the one to beat.
+    /// Sets the best evaluation accuracy (percent) of a resumed run. Later epochs are compared with this value.
     pub fn set_best(&mut self, top1: f64) {
         self.best = top1;
     }
 
-    /// Shows one step; loss and accuracy are means over the epoch so far.
+    /// Shows one step. Loss and accuracy are means over the epoch so far.
     ///
     /// # Errors
-    /// When stdout cannot be written (a full disk; a reader that went away is no error).
+    /// When stdout cannot be written, for example on a full disk. A reader that has closed the pipe is not an error.
     pub fn step(&mut self, record: &StepRecord) -> Result<(), FileError> {
         let ProgressOptions { epochs, steps_per_epoch, every } = self.options;
         if self.epoch != record.epoch {
@@ -157,19 +158,19 @@ loss {loss}  top-1 {top1}  lr {lr}  {speed} images/s"
         Ok(())
     }
 
-    /// An evaluation of `batches` batches begins: the bar is its.
+    /// Resets the bar for an evaluation of `batches` batches.
     pub fn evaluating(&mut self, batches: usize) {
         self.show_phase(&self.styles.1, batches);
     }
 
-    /// One more batch was evaluated.
+    /// Counts one evaluated batch.
     pub fn evaluated(&mut self) {
         if let Some(bar) = &self.bar {
             bar.inc(1);
         }
     }
 
-    /// Writes the epoch's line; it stays above the bar.
+    /// Writes the epoch's line, which stays above the bar.
     ///
     /// # Errors
     /// When stdout cannot be written.
@@ -190,7 +191,7 @@ loss {loss}  top-1 {top1}  lr {lr}  {speed} images/s"
         self.say(&format!("{line}{}", if best { "  best" } else { "" }))
     }
 
-    /// Writes lines (a table, a warning) without disturbing the bar.
+    /// Writes lines (a table, a warning) above the bar.
     ///
     /// # Errors
     /// When stdout cannot be written.
@@ -202,7 +203,7 @@ loss {loss}  top-1 {top1}  lr {lr}  {speed} images/s"
             None => write(),
         };
         match written {
-            // whoever read our lines went away (`| head`): no reason to end a run of hours
+            // The reader of the pipe has exited (`| head`). This must not end a run of hours.
             Err(error) if error.kind() == ErrorKind::BrokenPipe => {
                 self.lines = None;
                 Ok(())
@@ -216,14 +217,14 @@ loss {loss}  top-1 {top1}  lr {lr}  {speed} images/s"
         }
     }
 
-    /// Takes the bar off the screen.
+    /// Removes the bar from the screen.
     pub fn finish(&mut self) {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
         }
     }
 
-    /// Starts the bar anew for `length` steps or batches.
+    /// Restarts the bar for `length` steps or batches.
     fn show_phase(&self, style: &ProgressStyle, length: usize) {
         if let Some(bar) = &self.bar {
             bar.reset();
@@ -237,18 +238,18 @@ loss {loss}  top-1 {top1}  lr {lr}  {speed} images/s"
 }
 
 impl Drop for Progress {
-    /// An error on its way to the screen does not share its line with a bar.
+    /// Removes the bar, so that an error message does not share a line with the bar.
     fn drop(&mut self) {
         self.finish();
     }
 }
 
-/// ` 3/30`, so that lines stand below one another.
+/// Formats `part/whole` with padding (` 3/30`), so that lines align.
 fn of(part: usize, whole: usize) -> String {
     format!("{part:>width$}/{whole}", width = whole.to_string().len())
 }
 
-/// A percentage in a column of its own width: ` 9.80%`.
+/// Formats a percentage in a column of fixed width: ` 9.80%`.
 fn percent(value: f64) -> String {
     text::right(&text::percent(value), 6)
 }

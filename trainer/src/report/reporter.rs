@@ -1,6 +1,6 @@
-//! Everything a run says, in one hand: each step and epoch goes to the files, the curves and the screen.
+//! The reporter: writes each step and epoch to the files, the curves and the screen.
 //!
-//! Only rank 0 makes a `Reporter`: the run folder's shared files have one writer.
+//! Only rank 0 makes a `Reporter`, so that the shared files of the run folder have one writer.
 
 use crate::files::{FileError, write_atomic};
 use crate::report::curves::Curves;
@@ -13,20 +13,21 @@ use crate::report::summary_csv::{SummaryRow, SummaryWriter, read_summary};
 use crate::report::tensorboard::TensorBoardWriter;
 use crate::report::{EpochRecord, RunFolder, RunSummary, Section, StepRecord};
 
-/// What a reporter has to know of a run.
+/// Settings of a [`Reporter`].
 #[derive(Debug, Clone)]
 pub struct ReporterOptions {
     /// Epochs of the whole run.
     pub epochs: usize,
     /// Steps of each epoch.
     pub steps_per_epoch: usize,
-    /// Steps between two plain lines, and between two points of TensorBoard's training curves; 0: only the epochs' ends.
+    /// Steps between two plain lines, and between two points of TensorBoard's training curves. 0: only the ends of
+    /// epochs.
     pub every: usize,
     /// Whether to write TensorBoard event files.
     pub tensorboard: bool,
-    /// Nothing on the screen at all.
+    /// Whether to show nothing on the screen.
     pub quiet: bool,
-    /// Device, in words, for `env.json`.
+    /// Device, as readable text, for `env.json`.
     pub device: String,
 }
 
@@ -39,24 +40,27 @@ pub struct Reporter {
     tensorboard: Option<TensorBoardWriter>,
     progress: Progress,
     epochs: Vec<SummaryRow>,
-    /// Loss of each step over epochs, for the curves.
+    /// Epoch position and loss of each step, for the curves.
     losses: Vec<(f64, f64)>,
-    /// The next step's number.
+    /// Number of the next step.
     next_step: u64,
     top5: bool,
 }
 
 impl Reporter {
-    /// A new run: shows the start table, writes `env.json`, starts the other files. `config.toml` is the caller's.
+    /// Starts the report of a new run: shows the start table, writes `env.json` and creates the other files. The caller
+    /// writes `config.toml`.
     ///
     /// # Errors
-    /// When a file of the folder cannot be made or written.
+    /// When a file of the folder cannot be created or written.
     pub fn new(folder: RunFolder, options: ReporterOptions, sections: &[Section]) -> Result<Self, FileError> {
         Self::start(screen(&options), folder, options, sections, None)
     }
 
-    /// A run that goes on from a checkpoint: `step` is the next step to run, `epoch` the epoch to run (from its beginning
-    /// or its middle). Lines of that step and epoch and of later ones are dropped from the files: they come again.
+    /// Continues the report of a run from a checkpoint. `step` is the next step. `epoch` is the epoch of that step, which
+    /// may start at its beginning or in its middle.
+    ///
+    /// Removes the lines of `step`, of `epoch` and of all later ones from the files, because the run repeats them.
     ///
     /// # Errors
     /// When a file of the folder cannot be read or written, or is damaged.
@@ -70,7 +74,7 @@ impl Reporter {
         Self::start(screen(&options), folder, options, sections, Some((step, epoch)))
     }
 
-    /// Starts anew, or at `from`: the next step and its epoch.
+    /// Starts the report, of a new run or at `from`: the next step and its epoch.
     fn start(
         screen: Screen,
         folder: RunFolder,
@@ -107,17 +111,18 @@ impl Reporter {
         Ok(Self { folder, options, metrics, summary, tensorboard, progress, epochs, losses, next_step, top5: false })
     }
 
-    /// The run's folder.
+    /// Returns the run's folder.
     pub fn folder(&self) -> &RunFolder {
         &self.folder
     }
 
-    /// The epochs so far, those before a resume included.
+    /// Returns the epochs so far, including those before a resume.
     pub fn epochs(&self) -> &[SummaryRow] {
         &self.epochs
     }
 
-    /// Whether the curves show top-5 accuracy too (they do not, unless told): with ten classes or fewer it says little.
+    /// Sets whether the curves show top-5 accuracy. The default is false: with ten classes or fewer, top-5 has little
+    /// meaning.
     pub fn show_top5(&mut self, show: bool) {
         self.top5 = show;
     }
@@ -131,7 +136,7 @@ impl Reporter {
         self.next_step = record.step + 1;
         self.losses.push(curve_point(&self.options, record));
         let every = self.options.every as u64;
-        // the first and the last step of an epoch always: short epochs have a curve too
+        // The first and the last step of an epoch are always written, so that short epochs have a curve too.
         let due = every > 0 && record.step.is_multiple_of(every);
         let in_epoch = record.step % self.options.steps_per_epoch.max(1) as u64;
         let ends = in_epoch == 0 || in_epoch + 1 == self.options.steps_per_epoch as u64;
@@ -141,18 +146,20 @@ impl Reporter {
         self.progress.step(record)
     }
 
-    /// An evaluation of `batches` batches begins.
+    /// Starts the progress of an evaluation of `batches` batches.
     pub fn evaluating(&mut self, batches: usize) {
         self.progress.evaluating(batches);
     }
 
-    /// One more batch was evaluated.
+    /// Counts one evaluated batch.
     pub fn evaluated(&mut self) {
         self.progress.evaluated();
     }
 
-    /// Reports one epoch, draws the curves anew, and sees that all of it is on the disk: a checkpoint that says this epoch
-    /// is over is to be saved after this call, or a kill between the two would leave the files without the epoch.
+    /// Reports one epoch, redraws the curves and waits until all files are on the disk.
+    ///
+    /// Save the checkpoint of this epoch after this call. Otherwise a SIGKILL between the two leaves the files without
+    /// the epoch.
     ///
     /// # Errors
     /// When a file or stdout cannot be written.
@@ -160,7 +167,7 @@ impl Reporter {
         self.summary.write(record)?;
         self.epochs.push(SummaryRow::from(record));
         if let Some(tensorboard) = &mut self.tensorboard {
-            // at the epoch's last step: a resume that starts after it keeps the point
+            // The point is at the epoch's last step, so that a resume from the next step keeps it.
             tensorboard.epoch(record, self.next_step.saturating_sub(1))?;
         }
         self.flush()?;
@@ -168,7 +175,7 @@ impl Reporter {
         self.progress.epoch(record)
     }
 
-    /// Shows lines (a warning, what was saved) without disturbing the bar.
+    /// Shows lines (a warning, the path of a saved file) above the bar.
     ///
     /// # Errors
     /// When stdout cannot be written.
@@ -176,7 +183,8 @@ impl Reporter {
         self.progress.say(lines)
     }
 
-    /// Sees that everything so far is on the disk itself, before a checkpoint that builds on it.
+    /// Waits until all data so far is on the disk (`fdatasync`). Call before saving a checkpoint that depends on this
+    /// data.
     ///
     /// # Errors
     /// When a file cannot be written.
@@ -188,8 +196,11 @@ impl Reporter {
         }
     }
 
-    /// Ends the report: curves and `summary.json` as they are, everything on the disk, the summary on the screen. The training figures that
-    /// `summary` leaves open (loss, accuracy, images a second) are those of the reported epochs.
+    /// Ends the report: writes the curves and `summary.json`, waits until all files are on the disk, and shows the
+    /// summary on the screen.
+    ///
+    /// Training figures that `summary` leaves empty (loss, accuracy, images per second) are taken from the reported
+    /// epochs.
     ///
     /// # Errors
     /// When a file or stdout cannot be written.
@@ -202,7 +213,7 @@ impl Reporter {
             summary.train_loss.get_or_insert(last.train_loss);
             summary.train_top1.get_or_insert(last.train_top1);
         }
-        // epochs have the same number of images: all images by all seconds is the harmonic mean of the speeds
+        // All epochs have the same number of images, so all images over all seconds is the harmonic mean of the speeds.
         let seconds_an_image: f64 = self.epochs.iter().map(|row| row.images_per_s.recip()).sum();
         summary.images_per_s.get_or_insert(self.epochs.len() as f64 / seconds_an_image);
         let result = serde_json::to_vec_pretty(&summary)
@@ -222,7 +233,7 @@ fn screen(options: &ReporterOptions) -> Screen {
     if options.quiet { Screen::quiet() } else { Screen::detect() }
 }
 
-/// A step's place on the axis of epochs, and its loss.
+/// Returns a step's position on the epoch axis, and the step's loss.
 fn curve_point(options: &ReporterOptions, record: &StepRecord) -> (f64, f64) {
     ((record.step + 1) as f64 / options.steps_per_epoch.max(1) as f64, record.loss)
 }
@@ -292,7 +303,7 @@ mod tests {
         run(&mut whole, 0..12);
         whole.finish(&RunSummary::default()).unwrap();
         let whole_name = whole_folder.name();
-        // checkpoint before step 6, killed in the middle of writing step 9
+        // A checkpoint before step 6. A SIGKILL in the middle of writing step 9.
         let mut killed = new(root.path());
         let folder = killed.folder().clone();
         run(&mut killed, 0..10);
@@ -363,7 +374,7 @@ mod tests {
         let mut reporter = Reporter::new(folder.clone(), options(), &[]).unwrap();
         run(&mut reporter, 0..3);
         fs::remove_dir_all(folder.path()).unwrap();
-        reporter.step(&step(3)).unwrap(); // the open file is still there for this process
+        reporter.step(&step(3)).unwrap(); // The open file still exists for this process
         let error = reporter.epoch(&epoch(1)).unwrap_err();
         assert_eq!(error.path, folder.curves());
         assert!(error.cause.starts_with("cannot write: No such file"), "{error}");

@@ -1,4 +1,4 @@
-//! `runs/<YYYYMMDD-HHMMSS>-<model>-<mode>x<N>/`: where everything of one run is.
+//! The run folder, `runs/<YYYYMMDD-HHMMSS>-<model>-<mode>x<N>/`: all files of one run.
 
 use std::{
     fs,
@@ -16,11 +16,13 @@ pub struct RunFolder {
 }
 
 impl RunFolder {
-    /// Makes a new folder below `root` (made too, where missing). The time in its name is UTC, so that names sort by age
-    /// on machines in different zones and when clocks change; a second run in the same second gets `-2`, a third `-3`.
+    /// Creates a new folder below `root`, and `root` itself if it is missing.
+    ///
+    /// The time in the name is UTC, so that names sort by age across time zones and clock changes. A second run in the
+    /// same second gets the suffix `-2`, a third `-3`.
     ///
     /// # Errors
-    /// When `root` or the folder cannot be made.
+    /// When `root` or the folder cannot be created.
     pub fn create(root: &Path, model: &str, mode: &str, workers: usize) -> Result<Self, FileError> {
         Self::create_at(root, model, mode, workers, OffsetDateTime::now_utc())
     }
@@ -33,7 +35,7 @@ impl RunFolder {
         let name = format!("{stamp}-{}-{}x{workers}", file_name(model), file_name(mode));
         let mut path = root.join(&name);
         for attempt in 2u32.. {
-            // create_dir refuses what exists: of two processes only one gets the name
+            // `create_dir` fails if the folder exists, so only one of two processes gets the name.
             match fs::create_dir(&path) {
                 Ok(()) => break,
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => path = root.join(format!("{name}-{attempt}")),
@@ -47,10 +49,10 @@ impl RunFolder {
         Ok(Self { path })
     }
 
-    /// An existing run's folder, to resume or evaluate it.
+    /// Opens the folder of an existing run, to resume or evaluate the run.
     ///
     /// # Errors
-    /// When there is no such folder, or it is no run folder (it has no `config.toml`).
+    /// When the folder does not exist or has no `config.toml`.
     pub fn open(path: &Path) -> Result<Self, FileError> {
         let hint = "name the run's own folder, such as runs/20260131-093000-lenet-singlex1";
         match fs::metadata(path) {
@@ -78,11 +80,12 @@ impl RunFolder {
         ))
     }
 
-    /// The newest run below `root`: latest time in the name, then highest `-2`, `-3`. Folders without `config.toml` (runs
-    /// that ended before they began) and other names do not count.
+    /// Returns the newest run below `root`: the latest time in the name, then the highest `-2`, `-3`.
+    ///
+    /// Skips folders with other names and folders without `config.toml` (runs that failed during startup).
     ///
     /// # Errors
-    /// When there is none, or `root` cannot be read.
+    /// When there is no run, or `root` cannot be read.
     pub fn newest(root: &Path) -> Result<Self, FileError> {
         match runs_below(root)?.pop() {
             Some(path) => Ok(Self { path }),
@@ -94,78 +97,78 @@ impl RunFolder {
         }
     }
 
-    /// The folder itself.
+    /// Returns the folder's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The folder's own name.
+    /// Returns the folder's name.
     pub fn name(&self) -> String {
         self.path.file_name().unwrap_or(self.path.as_os_str()).to_string_lossy().into_owned()
     }
 
-    /// `config.toml`: every setting, defaults included.
+    /// Returns the path of `config.toml`: every setting, defaults included.
     pub fn config(&self) -> PathBuf {
         self.path.join("config.toml")
     }
 
-    /// `env.json`: program, machine, command line.
+    /// Returns the path of `env.json`: program, machine, command line.
     pub fn env(&self) -> PathBuf {
         self.path.join("env.json")
     }
 
-    /// `metrics.jsonl`: a step a line.
+    /// Returns the path of `metrics.jsonl`: one line per step.
     pub fn metrics(&self) -> PathBuf {
         self.path.join("metrics.jsonl")
     }
 
-    /// `summary.csv`: an epoch a line.
+    /// Returns the path of `summary.csv`: one line per epoch.
     pub fn summary(&self) -> PathBuf {
         self.path.join("summary.csv")
     }
 
-    /// `summary.json`: the result of the run.
+    /// Returns the path of `summary.json`: the result of the run.
     pub fn result(&self) -> PathBuf {
         self.path.join("summary.json")
     }
 
-    /// `curves.svg`: loss and accuracy over epochs.
+    /// Returns the path of `curves.svg`: loss and accuracy over epochs.
     pub fn curves(&self) -> PathBuf {
         self.path.join("curves.svg")
     }
 
-    /// `timeline.json`: Chrome trace of the steps.
+    /// Returns the path of `timeline.json`: a Chrome trace of the steps.
     pub fn timeline(&self) -> PathBuf {
         self.path.join("timeline.json")
     }
 
-    /// `checkpoints/`.
+    /// Returns the path of `checkpoints/`.
     pub fn checkpoints(&self) -> PathBuf {
         self.path.join("checkpoints")
     }
 
-    /// `checkpoints/epoch-N`.
+    /// Returns the path of `checkpoints/epoch-N`.
     pub fn epoch_checkpoint(&self, epoch: usize) -> PathBuf {
         self.checkpoints().join(format!("epoch-{epoch}"))
     }
 
-    /// `checkpoints/last`.
+    /// Returns the path of `checkpoints/last`.
     pub fn last_checkpoint(&self) -> PathBuf {
         self.checkpoints().join("last")
     }
 
-    /// `checkpoints/best`.
+    /// Returns the path of `checkpoints/best`.
     pub fn best_checkpoint(&self) -> PathBuf {
         self.checkpoints().join("best")
     }
 
-    /// `logs/rank-N/`: `stdout.log`, `stderr.log`, `error.json` of a worker.
+    /// Returns the path of `logs/rank-N/`: a worker's `stdout.log`, `stderr.log` and `error.json`.
     pub fn rank_logs(&self, rank: usize) -> PathBuf {
         self.path.join("logs").join(format!("rank-{rank}"))
     }
 }
 
-/// Run folders below `root`, oldest first.
+/// Returns the run folders below `root`, oldest first.
 fn runs_below(root: &Path) -> Result<Vec<PathBuf>, FileError> {
     let entries = fs::read_dir(root).map_err(|error| match error.kind() {
         ErrorKind::NotFound => FileError::new(root, "no such folder", "name the folder of the runs with --run-dir DIR"),
@@ -185,20 +188,20 @@ fn runs_below(root: &Path) -> Result<Vec<PathBuf>, FileError> {
     Ok(runs.into_iter().map(|(.., path)| path).collect())
 }
 
-/// Time stamp and attempt of a run folder's name, in sorting order; `None` for another name.
+/// Returns a sort key from a run folder's name: time stamp and attempt. `None` for any other name.
 fn age(name: &str) -> Option<(String, u32)> {
     let stamp = name.get(..15)?;
     let fits = stamp.bytes().enumerate().all(|(i, byte)| if i == 8 { byte == b'-' } else { byte.is_ascii_digit() });
     if !fits || !name[15..].starts_with('-') {
         return None;
     }
-    // `…-singlex1` is the first of its second, `…-singlex1-2` the second: the part before ends with a digit either way,
-    // but only an attempt is digits alone
+    // `…-singlex1` is the first run of its second, `…-singlex1-2` the second run. Both names end with a digit. The last
+    // part is an attempt only if it has digits alone.
     let attempt = name.rsplit_once('-').and_then(|(_, last)| last.parse().ok()).unwrap_or(1);
     Some((stamp.to_owned(), attempt))
 }
 
-/// A model's or mode's name as a part of a file name: no separators, no blanks.
+/// Turns the name of a model or mode into a part of a file name, without separators and blanks.
 fn file_name(name: &str) -> String {
     let plain = |c: char| if c.is_alphanumeric() || matches!(c, '-' | '_' | '.') { c } else { '_' };
     name.chars().map(plain).collect()
@@ -237,7 +240,7 @@ mod tests {
         let runs: Vec<_> = (0..11).map(|_| make(7)).collect();
         make(6);
         fs::create_dir(root.path().join("99990101-old-notes")).unwrap();
-        RunFolder::create_at(root.path(), "lenet", "single", 1, NOW.replace_second(9).unwrap()).unwrap(); // no config.toml
+        RunFolder::create_at(root.path(), "lenet", "single", 1, NOW.replace_second(9).unwrap()).unwrap(); // No config.toml
         assert_eq!(RunFolder::newest(root.path()).unwrap(), runs[10]);
         assert_eq!(RunFolder::open(runs[3].path()).unwrap(), runs[3]);
     }

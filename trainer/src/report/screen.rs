@@ -1,8 +1,8 @@
-//! The table at the start of a run: everything that was resolved, in sections.
+//! The table at the start of a run: all resolved settings, in sections.
 
 use crate::text::{left, truncated, width};
 
-/// Widest line of any table, in columns.
+/// Maximum width of a line in any table, in columns.
 pub const COLUMNS: usize = 100;
 
 /// Blank columns between two cells.
@@ -13,12 +13,12 @@ const GAP: usize = 2;
 pub struct Section {
     /// `model`, `data`, `optimizer`, …
     pub title: String,
-    /// Name and value, in the order to show.
+    /// Name and value, in display order.
     pub rows: Vec<(String, String)>,
 }
 
 impl Section {
-    /// A section without rows yet.
+    /// Creates a section without rows.
     pub fn new(title: impl Into<String>) -> Self {
         Self { title: title.into(), rows: Vec::new() }
     }
@@ -31,15 +31,17 @@ impl Section {
     }
 }
 
-/// One aligned table of at most [`COLUMNS`] columns: section titles at the left, two settings a line where both are short,
-/// long values on lines of their own, folded at blanks. Ends with a newline.
+/// Formats the sections as one aligned table of at most [`COLUMNS`] columns.
+///
+/// Section titles are at the left. Two settings share a line if both are short. A long value has its own lines, folded at
+/// blanks. The text ends with a newline.
 pub fn start_table(sections: &[Section]) -> String {
     let sections: Vec<_> = sections.iter().filter(|section| !section.rows.is_empty()).collect();
     let widest = |names: &mut dyn Iterator<Item = &str>| names.map(width).max().unwrap_or(0);
     let title_width = widest(&mut sections.iter().map(|section| section.title.as_str()));
     let name_width = widest(&mut sections.iter().flat_map(|section| section.rows.iter().map(|row| row.0.as_str())));
     let indent = title_width + GAP;
-    // of the two halves, the first takes what its widest short value needs
+    // The line has two halves. The first half takes the width of its widest short value.
     let half = COLUMNS.saturating_sub(indent + GAP) / 2;
     let value_width = half.saturating_sub(name_width + GAP).max(8);
     let mut table = String::new();
@@ -73,7 +75,7 @@ pub fn start_table(sections: &[Section]) -> String {
     table
 }
 
-/// `text` in lines of at most `room` columns, broken at blanks; a word longer than that is cut.
+/// Folds `text` into lines of at most `room` columns at blanks. Splits a word that is longer than `room`.
 fn folded(text: &str, room: usize) -> Vec<String> {
     let mut lines = Vec::new();
     for paragraph in text.lines() {
@@ -85,7 +87,7 @@ fn folded(text: &str, room: usize) -> Vec<String> {
             } else if !line.is_empty() {
                 lines.push(std::mem::take(&mut line));
             }
-            // paths and lists without blanks: cut, nothing left out
+            // Paths and lists without blanks: split them, so that all characters are shown.
             while width(&word) > room {
                 let head = truncated(&word, room + 1).trim_end_matches('…').to_owned();
                 word = word.split_off(head.len());

@@ -1,4 +1,4 @@
-//! The end of a run on one screen.
+//! The screen at the end of a run.
 
 use std::path::Path;
 
@@ -9,28 +9,28 @@ use crate::report::confusion::confusion_table;
 use crate::snapshot::Evaluated;
 use crate::text::{self, left, width};
 
-/// What a finished (or interrupted) run comes to.
+/// The result of a run, finished or interrupted.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct RunSummary {
     /// Name of the network.
     pub model: String,
-    /// Its trainable parameters.
+    /// Number of trainable parameters.
     pub parameters: u64,
     /// The registry's name of the data set.
     pub dataset: String,
-    /// The data set with its size, as a person reads it: `fashion-mini, 6,000 + 1,000 images`.
+    /// The data set with its size, as readable text: `fashion-mini, 6,000 + 1,000 images`.
     pub data: String,
-    /// Device and strategy, as a person reads it: `cpu, single x1, 2 threads`.
+    /// Device and strategy, as readable text: `cpu, single x1, 2 threads`.
     pub device: String,
-    /// Epochs that are complete.
+    /// Number of complete epochs.
     pub epochs: usize,
-    /// Epochs that were asked for.
+    /// Number of planned epochs.
     pub planned_epochs: usize,
     /// Optimizer steps over the whole run.
     pub steps: u64,
-    /// Why the run ended before its time: `SIGTERM after step 1,234`.
+    /// Why the run was interrupted: `SIGTERM after step 1,234`.
     pub interrupted: Option<String>,
-    /// Why a run that is done took fewer epochs than planned.
+    /// Why a finished run has fewer epochs than planned.
     pub note: Option<String>,
     /// Training loss of the last complete epoch.
     pub train_loss: Option<f64>,
@@ -40,23 +40,24 @@ pub struct RunSummary {
     pub last: Option<Evaluated>,
     /// Best evaluation by top-1, with its epoch.
     pub best: Option<Evaluated>,
-    /// The evaluation of the test split after training, with the epoch of its weights. Only of a data set with a validation
-    /// split; `last` and `best` are evaluations of that split then.
+    /// The evaluation of the test split after training, with the epoch of its weights. Present only if the data set has a
+    /// validation split. `last` and `best` are then evaluations of the validation split.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub test: Option<Evaluated>,
-    /// Wall-clock seconds, those before a resume included.
+    /// Wall-clock seconds, including those before a resume.
     pub seconds: f64,
-    /// Most memory that each rank's process has held, in bytes; 0 where the system does not say.
+    /// Peak memory of each rank's process in bytes; 0 if the system does not report it.
     pub peak_bytes: Vec<u64>,
-    /// Bytes that each device of this process is known to have held, where one process has several.
+    /// Known memory of each device of this process in bytes, if the process has several devices.
     pub device_bytes: Vec<u64>,
-    /// Training images a second, mean of the run.
+    /// Training images per second, mean of the run.
     pub images_per_s: Option<f64>,
     /// Confusion matrix of the last evaluation.
     pub confusion: Option<Confusion>,
 }
 
-/// The summary as it stands on the screen; the run folder comes last, where it is found and copied. Ends with a newline.
+/// Formats the summary for the screen. The run folder is last, where it is easy to find and copy. The text ends with a
+/// newline.
 pub fn summary_screen(summary: &RunSummary, folder: &Path) -> String {
     let mut rows: Vec<(&str, String)> = Vec::new();
     rows.push(("model", format!("{}, {} parameters", summary.model, text::thousands(summary.parameters))));

@@ -1,4 +1,4 @@
-//! `summary.csv`: an epoch a line.
+//! `summary.csv`: one line per epoch.
 
 use std::{
     fs::{File, OpenOptions},
@@ -14,11 +14,11 @@ use crate::report::EpochRecord;
 /// First line of the file.
 pub const HEADER: &str = "epoch,train_loss,train_top1,eval_loss,eval_top1,eval_top5,lr,images_per_s,seconds";
 
-/// A line of `summary.csv`, in the header's order. Cells of an epoch without evaluation are empty; what is not finite is
-/// `NaN` or `inf`, which spreadsheet and data-frame readers know.
+/// A line of `summary.csv`, in the order of the header. The evaluation cells are empty for an epoch without evaluation.
+/// Values that are not finite are `NaN` or `inf`, which spreadsheet and data-frame readers accept.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct SummaryRow {
-    /// Epoch, from 1.
+    /// Epoch, counted from 1.
     pub epoch: usize,
     /// Mean training loss.
     pub train_loss: f64,
@@ -28,11 +28,11 @@ pub struct SummaryRow {
     pub eval_loss: Option<f64>,
     /// Evaluation accuracy in percent.
     pub eval_top1: Option<f64>,
-    /// Right class among the best five, in percent.
+    /// Top-5 evaluation accuracy in percent.
     pub eval_top5: Option<f64>,
     /// Learning rate of the epoch's last step.
     pub lr: f64,
-    /// Training images a second.
+    /// Training images per second.
     pub images_per_s: f64,
     /// Wall-clock seconds of the epoch.
     pub seconds: f64,
@@ -55,7 +55,7 @@ impl From<&EpochRecord> for SummaryRow {
     }
 }
 
-/// Writes `summary.csv`; each epoch is on the disk when [`write`](Self::write) returns.
+/// Writes `summary.csv`. Each epoch is on the disk when [`write`](Self::write) returns.
 #[derive(Debug)]
 pub struct SummaryWriter {
     path: PathBuf,
@@ -63,17 +63,18 @@ pub struct SummaryWriter {
 }
 
 impl SummaryWriter {
-    /// Starts a file with the header alone.
+    /// Creates a file with only the header.
     ///
     /// # Errors
-    /// When the file cannot be made or written.
+    /// When the file cannot be created or written.
     pub fn create(path: &Path) -> Result<Self, FileError> {
         let mut file = File::create(path).map_err(|error| FileError::io(path, "create", &error))?;
         writeln!(file, "{HEADER}").map_err(|error| FileError::io(path, "write", &error))?;
         Ok(Self { path: path.to_owned(), file })
     }
 
-    /// Goes on after a resume in `epoch`, which will be run (again); see [`truncate_to_epoch`].
+    /// Continues after a resume. `epoch` is the epoch that runs next, possibly for the second time; see
+    /// [`truncate_to_epoch`].
     ///
     /// # Errors
     /// When the file cannot be read or written, or a line other than the last is damaged.
@@ -96,7 +97,8 @@ impl SummaryWriter {
     }
 }
 
-/// Drops the lines at or after `epoch` and a half-written last line, in one go. A missing file becomes one with the header.
+/// Removes the lines at or after `epoch` and an incomplete last line, in one atomic write. Creates a missing file with
+/// the header.
 ///
 /// # Errors
 /// When the file cannot be read or written, or a line other than the last is damaged.
@@ -111,16 +113,16 @@ pub fn truncate_to_epoch(path: &Path, epoch: usize) -> Result<(), FileError> {
     if kept == bytes { Ok(()) } else { files::write_atomic(path, &kept) }
 }
 
-/// All epochs of a file, a half-written last line left out. A missing file is one without lines.
+/// Returns all epochs of a file, without an incomplete last line. A missing file has no lines.
 ///
 /// # Errors
-/// When the file cannot be read, its header is another, or a line other than the last is damaged.
+/// When the file cannot be read, its header differs, or a line other than the last is damaged.
 pub fn read_summary(path: &Path) -> Result<Vec<SummaryRow>, FileError> {
     let bytes = files::read_or_empty(path)?;
     Ok(parse(path, &bytes)?.into_iter().map(|(_, row)| row).collect())
 }
 
-/// The complete lines below the header (newline included) with what they say.
+/// Returns the complete lines below the header (newline included) with their rows.
 fn parse<'a>(path: &Path, bytes: &'a [u8]) -> Result<Vec<(&'a [u8], SummaryRow)>, FileError> {
     let damaged = |line: usize, cause: &str| {
         FileError::new(
@@ -204,7 +206,7 @@ mod tests {
         }
         SummaryWriter::resume(&path, 3).unwrap();
         assert_eq!(read_summary(&path).unwrap().iter().map(|row| row.epoch).collect::<Vec<_>>(), [1, 2]);
-        // cut within the header, and no file at all
+        // A file that ends within the header, and a missing file.
         fs::write(&path, &HEADER[..20]).unwrap();
         SummaryWriter::resume(&path, 1).unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), format!("{HEADER}\n"));

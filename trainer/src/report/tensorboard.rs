@@ -1,7 +1,8 @@
 //! TensorBoard event files: scalars over steps.
 //!
-//! A file is a row of TFRecords (length, masked CRC-32C of it, payload, masked CRC-32C of that), each payload an `Event`
-//! protocol buffer. Formats: tensorflow `core/lib/io/record_writer.cc`, tensorboard `compat/proto/{event,summary}.proto`.
+//! A file is a sequence of TFRecords. A TFRecord is: length, masked CRC-32C of the length, payload, masked CRC-32C of the
+//! payload. Each payload is an `Event` protocol buffer. Formats: tensorflow `core/lib/io/record_writer.cc`, tensorboard
+//! `compat/proto/{event,summary}.proto`.
 
 use std::{
     fs::{File, OpenOptions, read_dir},
@@ -17,7 +18,7 @@ use crate::report::{EpochRecord, StepRecord};
 
 const PREFIX: &str = "events.out.tfevents.";
 
-/// `tensorboard.Event`, the fields written here.
+/// The fields of `tensorboard.Event` that this module writes.
 #[derive(Clone, PartialEq, Message)]
 struct Event {
     /// Seconds since 1970.
@@ -53,7 +54,7 @@ struct Value {
     value: Option<Scalar>,
 }
 
-/// A oneof of one: it is written even when it is zero, which a plain proto3 field is not.
+/// A oneof with one variant. Unlike a plain proto3 field, a oneof is written even if the value is zero.
 #[derive(Clone, Copy, PartialEq, prost::Oneof)]
 enum Scalar {
     #[prost(float, tag = "2")]
@@ -77,18 +78,18 @@ pub struct TensorBoardWriter {
 }
 
 impl TensorBoardWriter {
-    /// Starts an event file in `folder` for steps from `step` on: 0 in a new run, the next step in a resumed one. TensorBoard
-    /// drops what earlier files say of that step and later ones.
+    /// Starts an event file in `folder` for steps from `step` on: 0 in a new run, the next step in a resumed run.
+    /// TensorBoard drops the points of earlier files at `step` and later.
     ///
     /// # Errors
-    /// When the file cannot be made or written.
+    /// When the file cannot be created or written.
     pub fn start(folder: &Path, step: u64) -> Result<Self, FileError> {
         Self::start_at(folder, now(), step)
     }
 
     fn start_at(folder: &Path, now: f64, step: u64) -> Result<Self, FileError> {
-        // TensorBoard reads the files in the order of their names: a run stopped and resumed within one second, or after
-        // the clock was set back, still has to come after what is there
+        // TensorBoard reads the files in the order of their names. The new file must sort after the existing ones, even
+        // if the run is stopped and resumed within one second or the clock was set back.
         let mut seconds = now as u64;
         if let Some(newest) = newest_seconds(folder)? {
             seconds = seconds.max(newest + 1);
@@ -99,7 +100,8 @@ impl TensorBoardWriter {
         let file = file.map_err(|error| FileError::io(&path, "create", &error))?;
         let mut writer = Self { path, file };
         writer.event(now, 0, What::FileVersion("brain.Event:2".to_owned()))?;
-        // TensorBoard drops old points at the second session start and later ones, so a new run has to say its first
+        // TensorBoard drops old points at the second and later session starts. A new run must therefore write the first
+        // one.
         writer.event(now, step, What::SessionLog(SessionLog { status: START }))?;
         Ok(writer)
     }
@@ -131,7 +133,7 @@ impl TensorBoardWriter {
         }
     }
 
-    /// Writes scalars of one step under tags of the caller's.
+    /// Writes scalars of one step under the caller's tags.
     ///
     /// # Errors
     /// When the disk is full or gone.
@@ -139,7 +141,7 @@ impl TensorBoardWriter {
         self.event(now(), step, summary(scalars))
     }
 
-    /// Waits until everything is on the disk itself.
+    /// Waits until all data is on the disk (`fdatasync`).
     ///
     /// # Errors
     /// When the disk is full or gone.
@@ -148,7 +150,7 @@ impl TensorBoardWriter {
     }
 
     fn event(&mut self, wall_time: f64, step: u64, what: What) -> Result<(), FileError> {
-        // one write a record: a reader, or whoever comes after a kill, meets whole records
+        // One `write` per record, so that a reader sees only whole records, also after a SIGKILL.
         let bytes = record(&Event { wall_time, step: step as i64, what: Some(what) });
         self.file.write_all(&bytes).map_err(|error| FileError::io(&self.path, "write", &error))
     }
@@ -159,7 +161,7 @@ fn summary(scalars: &[(&str, f64)]) -> What {
     What::Summary(Summary { value: scalars.iter().map(value).collect() })
 }
 
-/// Seconds in the name of the folder's newest event file.
+/// Returns the seconds in the name of the folder's newest event file.
 fn newest_seconds(folder: &Path) -> Result<Option<u64>, FileError> {
     let failed = |error: &std::io::Error| match error.kind() {
         ErrorKind::NotFound => FileError::new(folder, "no such folder", "was the run folder moved or deleted?"),
@@ -175,7 +177,7 @@ fn newest_seconds(folder: &Path) -> Result<Option<u64>, FileError> {
     Ok(newest)
 }
 
-/// One event as a TFRecord.
+/// Encodes one event as a TFRecord.
 fn record(event: &Event) -> Vec<u8> {
     let payload = event.encode_to_vec();
     let length = (payload.len() as u64).to_le_bytes();
@@ -187,12 +189,13 @@ fn record(event: &Event) -> Vec<u8> {
     bytes
 }
 
-/// CRC-32C, rotated and shifted so that a CRC of data that holds CRCs stays meaningful (tensorflow `lib/hash/crc32c.h`).
+/// Returns the CRC-32C, rotated and shifted. The mask keeps the CRC of data that contains CRCs useful (tensorflow
+/// `lib/hash/crc32c.h`).
 fn masked_crc(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
-/// Seconds since 1970.
+/// Returns the seconds since 1970.
 fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
@@ -206,7 +209,7 @@ mod tests {
         record(&event).iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// Bytes of `tensorboard.summary.writer.record_writer.RecordWriter` 2.21 for the same events.
+    /// The expected bytes are from `tensorboard.summary.writer.record_writer.RecordWriter` 2.21 for the same events.
     #[test]
     fn records_are_the_bytes_tensorboard_itself_writes() {
         let version = What::FileVersion("brain.Event:2".to_owned());
@@ -233,7 +236,7 @@ mod tests {
         );
     }
 
-    /// Payloads of a file, its CRCs checked.
+    /// Returns the events of a file after a check of the CRCs.
     fn read(path: &Path) -> Vec<Event> {
         let bytes = std::fs::read(path).unwrap();
         let mut rest = &bytes[..];
@@ -254,7 +257,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut first = TensorBoardWriter::start_at(dir.path(), 1_700_000_000.5, 0).unwrap();
         first.step(&StepRecord { step: 7, loss: 1.0, ..StepRecord::default() }).unwrap();
-        // same second, and then a clock that was set back
+        // A writer in the same second, then a writer after the clock was set back.
         let second = TensorBoardWriter::start_at(dir.path(), 1_700_000_000.9, 5).unwrap();
         let mut third = TensorBoardWriter::start_at(dir.path(), 1_600_000_000.0, 6).unwrap();
         assert!(first.path < second.path && second.path < third.path);

@@ -1,4 +1,4 @@
-//! What the tests of this module share.
+//! Helpers that the tests of this module share.
 
 use std::{
     io::{self, Write},
@@ -7,17 +7,17 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// A screen's lines that can be read afterwards.
+/// A buffer for a screen's lines, which tests read afterwards.
 #[derive(Clone, Default)]
 pub(crate) struct Paper(Arc<Mutex<Vec<u8>>>);
 
 impl Paper {
-    /// A writer to the same paper.
+    /// Returns a writer to the same buffer.
     pub(crate) fn writer(&self) -> Option<Box<dyn Write + Send>> {
         Some(Box::new(self.clone()))
     }
 
-    /// Everything written so far.
+    /// Returns all text written so far.
     pub(crate) fn text(&self) -> String {
         String::from_utf8_lossy(&self.0.lock()).into_owned()
     }

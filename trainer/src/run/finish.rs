@@ -25,7 +25,7 @@ pub(super) struct RankStats {
 /// Gathers every rank's statistics on all ranks.
 ///
 /// # Errors
-/// A rank is gone.
+/// A rank has left the job.
 pub(super) fn gather_rank_stats(strategy: &dyn Strategy, timeline: &Timeline) -> Result<RankStats, Failure> {
     let peaks = strategy.all_gather(&device::peak_bytes().unwrap_or(0).to_le_bytes())?;
     let number = |bytes: &Vec<u8>| bytes.as_slice().try_into().map_or(0, u64::from_le_bytes);
@@ -73,7 +73,7 @@ pub(super) fn finish(
             summary.interrupted = Some(format!("{} after step {}", signals::name(signal), thousands(step)));
             reporter.finish(&summary)?;
             let mut out = std::io::stdout().lock();
-            // The checkpoint is on disk: a closed pipe must not change the exit code.
+            // Ignore a closed pipe: the checkpoint is on disk, so the exit code must not change.
             let _ = writeln!(out, "checkpoint saved; continue with: trainer --resume {}", folder.path().display());
             Ok(128 + signal as u8)
         }

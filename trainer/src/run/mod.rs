@@ -1,8 +1,8 @@
-//! A training run: from flags to a plan, from devices to ranks, and from the data to a trained network.
+//! A training run: reads the plan, selects the devices, starts the ranks, reads the data and trains the network.
 //!
-//! [`run()`] decides whether this process is the launcher, a worker, or trains alone. `plan.rs` reads and checks the plan,
-//! `ranks.rs` starts and joins processes, `setup.rs` builds what the first step needs, `training.rs` trains, and `finish.rs`
-//! reports the result.
+//! [`run()`] decides whether this process is the launcher, a worker or a single process. `plan.rs` reads and checks the plan,
+//! `ranks.rs` starts and joins processes, `setup.rs` builds everything that the first step needs, `training.rs` trains, and
+//! `finish.rs` reports the result.
 
 mod finish;
 pub(crate) mod plan;
@@ -28,11 +28,11 @@ use launch::{
     secret,
 };
 
-/// Trains, alone or in several processes, and returns the exit code. The same program with the same arguments is the launcher
-/// and its workers: `variables`, the environment, tells which of them this process is.
+/// Trains in this process or in several processes, and returns the exit code. The launcher and its workers are the same program
+/// with the same arguments. The environment, `variables`, determines the role of this process.
 ///
 /// # Errors
-/// Bad flags, a bad plan, data that cannot be read, a run that failed.
+/// Flags or the plan are wrong, the data cannot be read, or the run failed.
 pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failure> {
     if arguments.cpus == Some(0) {
         return Err(Failure::usage("--cpus 0: nobody would train", "ask for at least one: --cpus 1"));
@@ -73,7 +73,7 @@ pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failur
         let cause = format!("a batch of {} cannot be shared by {workers} workers", plan.train.batch_size);
         return Err(plan.mistake(&["train.batch_size"], cause, "use a larger batch, or fewer workers").into());
     }
-    // The workers read the data themselves. Here the data was only checked, so that one process reports a mistake.
+    // Drop the data: the workers read it themselves. The launcher reads it only to report a mistake once.
     drop(splits);
     let folder = match resumed {
         Some(folder) => folder,
@@ -88,7 +88,7 @@ pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failur
     ranks::launch(arguments, &plan, node, &variables, workers, folder.path())
 }
 
-/// Returns whether the plan trains in several processes. `several`: the flags ask for several workers.
+/// Returns whether the plan trains in several processes. `several`: the flags request several workers.
 fn processes(plan: &RunPlan, arguments: &TrainArgs, several: bool) -> Result<bool, Failure> {
     let mistake = |cause: &str, hint: &str| Err(plan.mistake(&["parallel.mode"], cause, hint).into());
     match plan.parallel.mode {

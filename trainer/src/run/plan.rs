@@ -1,4 +1,4 @@
-//! From flags and TOML to a checked plan, and from the plan to the data set and the loaders.
+//! Reads flags and TOML into a checked plan, and derives the data set and the loaders from the plan.
 
 use std::{
     path::{Path, PathBuf},
@@ -18,7 +18,7 @@ use crate::failure::Failure;
 use crate::report::{RunFolder, Section};
 use crate::strategy::Strategy;
 
-/// Batches that the loader keeps ready.
+/// Number of batches that the loader prepares in advance.
 const PREFETCH: usize = 4;
 
 /// A run to start or to continue.
@@ -53,8 +53,8 @@ pub(super) fn planned_run(arguments: &TrainArgs, several: bool, gpu: bool) -> Re
     Ok(PlannedRun { plan: planned, resumed: Some(folder) })
 }
 
-/// Checks that `--config` and the resumed run have equal settings. A run's own config.toml may have more keys: those that the
-/// data set determined.
+/// Checks that `--config` and the resumed run have equal settings. The run's own config.toml may have more keys: the values
+/// that the data set determined.
 fn same_plan(path: &Path, asked: &RunPlan, folder: &RunFolder, run: &RunPlan) -> Result<(), Failure> {
     let Some((asked, run)) = asked.first_difference(run) else { return Ok(()) };
     let run = run.map_or_else(|| "it has no such key".to_owned(), |setting| format!("`{setting}`"));
@@ -64,11 +64,11 @@ fn same_plan(path: &Path, asked: &RunPlan, folder: &RunFolder, run: &RunPlan) ->
     ))
 }
 
-/// Reads and checks a TOML file with the flags' overrides. `gpu`: accept settings that only GPUs support. Several workers are
-/// processes (DDP), unless a flag or the file asks for devices of one process (DP).
+/// Reads and checks a TOML file with the flags' overrides. `gpu`: accept settings that only GPUs support. `several`: the flags
+/// request several workers. Several workers are processes (DDP), unless a flag or the file selects devices of one process (DP).
 ///
 /// # Errors
-/// Every mistake in it, with its place.
+/// Every mistake in the file, with its location.
 fn plan(path: &Path, arguments: &TrainArgs, several: bool, gpu: bool) -> Result<RunPlan, Failure> {
     let mut overrides = overrides(arguments);
     let dp = |overrides: &Overrides| read(path, overrides, gpu).is_ok_and(|plan| plan.parallel.mode == Mode::Dp);
@@ -78,7 +78,7 @@ fn plan(path: &Path, arguments: &TrainArgs, several: bool, gpu: bool) -> Result<
     load(path, &overrides, gpu)
 }
 
-/// The flags that override the TOML.
+/// Returns the settings from flags, which override the TOML file.
 fn overrides(arguments: &TrainArgs) -> Overrides {
     Overrides {
         mode: arguments.mode.clone(),
@@ -93,7 +93,7 @@ fn overrides(arguments: &TrainArgs) -> Overrides {
 /// Reads and checks a TOML file, and prints its notes. `gpu`: accept settings that only GPUs support.
 ///
 /// # Errors
-/// Every mistake in it, with its place.
+/// Every mistake in the file, with its location.
 pub(crate) fn load(path: &Path, overrides: &Overrides, gpu: bool) -> Result<RunPlan, Failure> {
     let plan = read(path, overrides, gpu)?;
     for note in plan.notes() {
@@ -102,7 +102,7 @@ pub(crate) fn load(path: &Path, overrides: &Overrides, gpu: bool) -> Result<RunP
     Ok(plan)
 }
 
-/// [`load`] without the notes.
+/// Does the work of [`load`] without printing notes.
 fn read(path: &Path, overrides: &Overrides, gpu: bool) -> Result<RunPlan, Failure> {
     let models: Vec<_> = models::entries().iter().map(|entry| entry.name).collect();
     let datasets: Vec<_> = formats::dataset_names().collect();
@@ -113,7 +113,7 @@ fn read(path: &Path, overrides: &Overrides, gpu: bool) -> Result<RunPlan, Failur
 /// Reads the data set of the plan and checks the plan against the data set.
 ///
 /// # Errors
-/// A file that is missing or damaged, or a plan that does not fit the images.
+/// A file is missing or damaged, or the plan does not fit the images.
 pub(super) fn read_data(plan: &mut RunPlan) -> Result<Splits, Failure> {
     let start = Instant::now();
     let splits = formats::load(&LoadRequest {
@@ -129,19 +129,19 @@ pub(super) fn read_data(plan: &mut RunPlan) -> Result<Splits, Failure> {
     Ok(splits)
 }
 
-/// The number of images to keep; 0 keeps all.
+/// Converts a number of images to a limit; 0 means no limit.
 fn limit(count: usize) -> Option<usize> {
     (count > 0).then_some(count)
 }
 
-/// Returns the folder of data sets if nothing names one: `$XDG_CACHE_HOME/trainer` or `~/.cache/trainer`.
+/// Returns the default folder of data sets: `$XDG_CACHE_HOME/trainer` or `~/.cache/trainer`.
 pub(crate) fn cache_folder() -> PathBuf {
     let cache = std::env::var_os("XDG_CACHE_HOME").filter(|value| !value.is_empty()).map(PathBuf::from);
     let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
     cache.or_else(home).unwrap_or_else(std::env::temp_dir).join("trainer")
 }
 
-/// Returns what is known of a data set before its files are read; none for an image folder.
+/// Returns the facts about a data set that are known before its files are read; `None` for an image folder.
 pub(super) fn known_facts(name: &str) -> Option<DatasetFacts> {
     let info = formats::metadata(name)?;
     Some(DatasetFacts {
@@ -154,7 +154,7 @@ pub(super) fn known_facts(name: &str) -> Option<DatasetFacts> {
     })
 }
 
-/// Returns what the data set's files hold.
+/// Returns the facts about a data set from its files.
 pub(crate) fn dataset_facts(name: &str, splits: &Splits) -> DatasetFacts {
     let (mean, std) =
         formats::metadata(name).map(|info| (info.default_mean.to_vec(), info.default_std.to_vec())).unwrap_or_default();
@@ -163,7 +163,7 @@ pub(crate) fn dataset_facts(name: &str, splits: &Splits) -> DatasetFacts {
     DatasetFacts { channels, height, width, classes: splits.train.classes.len(), mean, std }
 }
 
-/// Returns the plan's sections of the start table.
+/// Returns the plan's sections of the start-up table.
 pub(super) fn sections(plan: &RunPlan) -> Vec<Section> {
     let mut sections = Vec::new();
     for (title, settings) in plan.table() {
@@ -176,7 +176,7 @@ pub(super) fn sections(plan: &RunPlan) -> Vec<Section> {
     sections
 }
 
-/// Configures the loader of the training set. `pixels`: the loader decodes and augments; otherwise the device does.
+/// Configures the loader of the training set. `pixels`: the loader decodes and augments. Otherwise the device does.
 ///
 /// # Errors
 /// The plan was not checked against its data set.

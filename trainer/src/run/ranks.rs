@@ -1,4 +1,4 @@
-//! Several processes: what the launcher starts, and how a worker joins the others.
+//! Starts the worker processes, and joins a worker to the other ranks.
 
 use std::{path::Path, time::Duration};
 
@@ -14,17 +14,17 @@ use launch::{
     worker::{self, ShutdownBarrier},
 };
 
-/// Names rank 0's run folder to the workers of this program's launcher.
+/// Environment variable that names rank 0's run folder to the workers of this program's launcher.
 pub(crate) const RUN_FOLDER: &str = "TRAINER_RUN_FOLDER";
-/// How long ranks wait for each other at the start of a job.
+/// Time limit for the ranks to join at the start of a job.
 const JOIN: Duration = Duration::from_secs(300);
-/// How long the host of the store waits at shutdown for the other ranks.
+/// Time that the store's host waits for the other ranks at shutdown.
 const SHUTDOWN: Duration = Duration::from_secs(10);
 
 /// Starts this program once per worker, supervises the workers and returns the exit code.
 ///
 /// # Errors
-/// The job cannot be put together.
+/// The job cannot be set up.
 pub(crate) fn launch(
     arguments: &TrainArgs,
     plan: &RunPlan,
@@ -56,7 +56,7 @@ pub(crate) fn launch(
     Ok(job.run()?)
 }
 
-/// Returns the error of the mpi backend without mpirun: this program's launcher does not start MPI processes.
+/// Returns the error for the mpi backend without mpirun: this program's launcher does not start MPI processes.
 pub(crate) fn needs_mpirun(workers: usize) -> Failure {
     Failure::usage(
         "the mpi backend carries data between processes that mpirun has started, and this one was started by hand",
@@ -70,13 +70,13 @@ pub(crate) struct Rank {
     pub comm: Communicator,
     /// Reports what this rank is doing.
     pub status: WorkerStatus,
-    /// Signals since before the ranks joined.
+    /// Catches signals. Created before the ranks joined.
     pub stop: Stop,
     shutdown: ShutdownBarrier,
 }
 
 impl Rank {
-    /// Writes the failure report, which the launcher shows when the process ends.
+    /// Writes the failure report. The launcher shows the report when the process ends.
     pub(crate) fn failed(&self, failure: &Failure) {
         match self.comm.error() {
             Some(error) => self.status.record_comm_error(&error),
@@ -84,19 +84,20 @@ impl Rank {
         }
     }
 
-    /// Leaves the job: waits for the other ranks at the shutdown barrier.
+    /// Leaves the job after waiting for the other ranks at the shutdown barrier.
     pub(crate) fn leave(self) {
         drop(self.comm);
         self.shutdown.wait(SHUTDOWN);
     }
 }
 
-/// Gives this process its share of the host's cores, where another launcher has started it: ours has split them already.
-/// Launchers that bind ranks to cores (mpirun, srun) leave each its own; torchrun binds nothing, and each of its ranks would
-/// start a thread for every core. What `RAYON_NUM_THREADS` says counts.
+/// Limits this process's threads to its share of the host's cores. Call this function only if another launcher started the
+/// process: this program's launcher has already split the cores. Launchers that bind ranks to cores (mpirun, srun) leave each
+/// rank its own cores. torchrun binds nothing, so each of its ranks would start one thread per core. `RAYON_NUM_THREADS` takes
+/// precedence.
 ///
 /// # Errors
-/// A rank is gone.
+/// A rank has left the job.
 pub(crate) fn share_cores(rank: &Rank) -> Result<(), Failure> {
     let mut own = comm::host::boot().into_bytes();
     own.resize(36, 0);
@@ -112,16 +113,16 @@ pub(crate) fn share_cores(rank: &Rank) -> Result<(), Failure> {
     let masks: Vec<&[u8]> =
         all.chunks_exact(own.len()).filter(|o| o[..host] == own[..host]).map(|o| &o[host..]).collect();
     let threads = cores::threads_of_rank(&own[host..], &masks);
-    // An error says that a test's process has built the pool already: the pool stays as it is
+    // An error means that a test's process has already built the pool. The pool then keeps its size.
     let _ = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
     Ok(())
 }
 
-/// Checks that no two ranks have the same GPU, unless `oversubscribe` allows it. A launcher may show the same GPU to several
-/// ranks.
+/// Checks that no two ranks have the same GPU, unless `oversubscribe` allows it. Another launcher may make the same GPU visible
+/// to several ranks.
 ///
 /// # Errors
-/// Names two ranks with the same GPU. Every rank gets the same error.
+/// Two ranks have the same GPU. The error names both ranks, and every rank gets the same error. Also: a rank has left the job.
 pub(crate) fn one_gpu_each(rank: &Rank, gpu: Option<&Gpu>, oversubscribe: bool) -> Result<(), Failure> {
     const BYTES: usize = 64;
     let mut own = gpu.map(|gpu| gpu.uuid.clone()).unwrap_or_default().into_bytes();
@@ -168,7 +169,7 @@ pub(crate) fn best_transport(role: &WorkerRole) -> TransportKind {
     if role.local_world == role.world { TransportKind::Shm } else { TransportKind::Tcp }
 }
 
-/// Joins the other ranks. Each wait in a collective is at most `timeout` long.
+/// Joins the other ranks. `timeout` limits each wait in a collective.
 ///
 /// # Errors
 /// The other ranks do not join in time, or belong to another job.

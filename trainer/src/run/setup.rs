@@ -1,4 +1,4 @@
-//! What a run needs before its first step: device, network, strategy, loaders, checkpoint, start table.
+//! Builds everything that a run needs before its first step: device, network, strategy, loaders, checkpoint, start-up table.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::snapshot::{RunProgress, Snapshot};
 use crate::strategy::{DeviceDataset, DeviceDatasets, Strategy};
 use crate::text::thousands;
 
-/// Returns the devices that the flags ask for.
+/// Returns the devices that the flags request.
 pub(super) fn device_request(arguments: &TrainArgs) -> DeviceRequest {
     match (arguments.gpus, arguments.cpus) {
         (Some(count), _) => DeviceRequest::Gpus(count),
@@ -33,17 +33,17 @@ pub(super) fn note_missing_gpu(devices: &DeviceSet) {
     }
 }
 
-/// The device of a process, among the devices of the job.
+/// The device of one process, and the devices of the whole job.
 pub(super) struct DeviceAssignment<'a> {
-    /// The devices that the flags ask for.
+    /// The devices that the flags request.
     pub devices: &'a DeviceSet,
-    /// The process among those of its host.
+    /// The position of the process among the processes of its host.
     pub local_rank: LocalRank,
     /// The device of the process.
     pub selected: Selected,
 }
 
-/// Returns why the loader decodes and augments on the host; none if the GPU does.
+/// Returns the reason why the loader decodes and augments on the host; `None` if the GPU does.
 pub(super) fn pixels_on_the_host(plan: &RunPlan, selected: &Selected, splits: &Splits) -> Option<String> {
     let Some(gpu) = &selected.gpu else { return Some("there is no GPU".into()) };
     if plan.parallel.mode == Mode::Dp {
@@ -52,7 +52,7 @@ pub(super) fn pixels_on_the_host(plan: &RunPlan, selected: &Selected, splits: &S
     if plan.train.mixup > 0.0 || plan.train.cutmix > 0.0 {
         return Some("mixup and cutmix are the loader's".into());
     }
-    // the rest is for the network
+    // Leave the other three quarters of the memory to the network
     let room = gpu.memory_bytes / 4;
     let eval = splits.val.as_ref().unwrap_or(&splits.test);
     DeviceDataset::refusal(&splits.train, room).or_else(|| DeviceDataset::refusal(eval, room))
@@ -95,7 +95,7 @@ pub(super) fn build(plan: &RunPlan, spec: &Spec, selected: &Selected) -> Result<
         .map_err(|error| plan.mistake(&[error.key(), "model.name"], error.to_string(), error.hint()).into())
 }
 
-/// Returns what all ranks of a job must have in common: the plan without paths, the data, the kind of device.
+/// Returns the facts on which all ranks of a job must agree: the plan without paths, the data, the kind of device.
 pub(super) fn facts(plan: &RunPlan, splits: &Splits, target: &DeviceSet) -> Vec<String> {
     let device = format!("device = {}", if target.is_gpu() { "GPU" } else { "CPU" });
     let shared = |setting: &Setting| setting.section != "log" && (setting.section, setting.key) != ("data", "dir");
@@ -114,7 +114,7 @@ pub(super) fn facts(plan: &RunPlan, splits: &Splits, target: &DeviceSet) -> Vec<
     facts
 }
 
-/// Loads the newest complete checkpoint; none for a run that was killed before its first one.
+/// Loads the newest complete checkpoint; `None` for a run that was killed before its first checkpoint.
 pub(super) fn restore(plan: &RunPlan, folder: &RunFolder) -> Result<Option<(Snapshot, RunProgress)>, Failure> {
     if !checkpoint::any(&folder.checkpoints())? {
         eprintln!("{}: no checkpoint yet, starting from the beginning", folder.path().display());

@@ -1,4 +1,4 @@
-//! One process's training: strategy, loaders, engine, and on rank 0 the run folder and the screen.
+//! Trains in one process: creates strategy, loaders and engine, and on rank 0 also the run folder and the screen output.
 
 use std::path::Path;
 
@@ -25,7 +25,7 @@ use crate::strategy::single::Single;
 use crate::text::thousands;
 use crate::timeline::{self, Timeline};
 
-/// What a process needs to train.
+/// Everything that a process needs to train.
 pub(super) struct Training<'a> {
     /// The command line.
     pub arguments: &'a TrainArgs,
@@ -33,13 +33,13 @@ pub(super) struct Training<'a> {
     pub plan: &'a RunPlan,
     /// The run to continue.
     pub resumed: Option<&'a RunFolder>,
-    /// Where this process trains.
+    /// The device of this process.
     pub devices: DeviceAssignment<'a>,
-    /// This process's rank; none if it trains alone.
+    /// This process's rank; `None` if it trains without other processes.
     pub rank: Option<&'a Rank>,
 }
 
-/// What the start table and the summary say of a run.
+/// Facts about a run for the start-up table and the summary.
 struct Description {
     parameters: usize,
     data: String,
@@ -52,7 +52,7 @@ impl Training<'_> {
     /// Trains to the end of the plan or to a signal, and returns the exit code.
     ///
     /// # Errors
-    /// A loss that is not finite, a file that cannot be written, a rank that is gone.
+    /// A loss is not finite, a file cannot be written, or a rank has left the job.
     pub(super) fn run(&self, splits: Splits) -> Result<u8, Failure> {
         let (plan, selected) = (self.plan, &self.devices.selected);
         let (source, classes) = (splits.source.clone(), splits.train.classes.clone());
@@ -119,7 +119,7 @@ impl Training<'_> {
         Ok((strategy, parameters))
     }
 
-    /// Trains as rank 0, which writes the run folder and the screen.
+    /// Trains as rank 0, which also writes the run folder and the screen.
     fn run_and_report(
         &self,
         strategy: &mut dyn Strategy,
@@ -185,7 +185,7 @@ impl Training<'_> {
         })
     }
 
-    /// Prints the start table and opens the run's files.
+    /// Prints the start-up table and opens the run's files.
     fn reporter(
         &self,
         folder: &RunFolder,
@@ -219,7 +219,7 @@ impl Training<'_> {
     }
 }
 
-/// Describes the data set for the start table: name, images of each split, shape.
+/// Describes the data set for the start-up table: name, images of each split, shape.
 fn describe_data(plan: &RunPlan, splits: &Splits, on_gpu: bool) -> String {
     let images = [Some(&splits.train), splits.val.as_ref(), Some(&splits.test)].into_iter().flatten();
     format!(

@@ -1,8 +1,8 @@
-//! What a GPU does when: the kernels that are launched while somebody watches, each timed by the device itself.
+//! Records the kernels that are launched on a GPU while a [`Watch`] exists. The device itself times each kernel.
 //!
-//! cubecl tells of each launch on the thread that makes it, and puts two events of the device around the kernel that nobody
-//! waits for: kernels go on back to back. An event costs the host a few microseconds a launch, so steps that are watched
-//! take longer; the kernels in them do not.
+//! cubecl reports each launch on the thread that makes it, and records two device events around the kernel. Nobody waits for
+//! the events, so kernels still run back to back. The events cost the host a few microseconds per launch, so watched steps take
+//! longer. The kernels in these steps do not.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -17,33 +17,33 @@ use parking_lot::{Mutex, MutexGuard};
 /// A kernel that ran.
 #[derive(Debug, Clone)]
 pub struct Launch {
-    /// The path of its type, in cubecl's crates or ours.
+    /// Path of the kernel's type, in cubecl's crates or in this workspace's.
     pub kernel: &'static str,
-    /// Who launched it; each thread has a stream of its own.
+    /// The thread that launched the kernel. Each thread has its own stream.
     pub thread: ThreadId,
-    /// When it was launched.
+    /// Time of the launch.
     pub issued: Instant,
-    /// When the device began it, on the host's clock as the device's is translated to it.
+    /// Time when the device began the kernel, translated from the device's clock to the host's clock.
     pub start: Instant,
-    /// When it was done.
+    /// Time when the kernel was done.
     pub end: Instant,
 }
 
 impl Launch {
-    /// The kernel's name without the paths of types.
+    /// Returns the kernel's name without the paths of types.
     pub fn short_name(&self) -> String {
         type_name_format(self.kernel, TypeNameFormatLevel::Short)
     }
 }
 
-/// Watches all launches of this process until it is dropped, or has seen as many as it keeps.
+/// Records all launches of this process until the watch is dropped or has recorded its limit.
 #[derive(Debug)]
 pub struct Watch {
     seen: Arc<Seen>,
     observation: Mutex<Option<LaunchObservation>>,
 }
 
-/// A launch whose events nobody has read yet.
+/// A launch whose events have not been read yet.
 struct Pending {
     kernel: &'static str,
     thread: ThreadId,
@@ -58,7 +58,7 @@ struct Seen {
 }
 
 thread_local! {
-    /// When this thread's latest launch was made.
+    /// Time of this thread's latest launch.
     static ISSUED: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
@@ -85,34 +85,34 @@ impl LaunchObserver for Seen {
 
     fn profiled(&self, kernel: &'static str, profile: ProfileDuration) {
         let mut pending = self.pending();
-        // a time of the host's clock says nothing of the kernel
+        // A time of the host's clock does not measure the kernel
         if pending.len() < self.limit && profile.timing_method() == TimingMethod::Device {
             let issued = ISSUED.take().unwrap_or_else(Instant::now);
             pending.push(Pending { kernel, thread: std::thread::current().id(), issued, profile });
         }
     }
 
-    /// The profiling log reads the measurement itself and has its own summary: with it on, there is nothing here.
+    /// Does nothing. If cubecl's profiling log is on, the log consumes the measurement and prints its own summary.
     fn timed(&self, _kernel: &'static str, _duration: Duration, _method: TimingMethod) {}
 }
 
 impl Watch {
-    /// From now on, for the next `limit` launches.
+    /// Starts recording. Keeps the next `limit` launches.
     pub fn start(limit: usize) -> Self {
         let seen = Arc::new(Seen { began: Instant::now(), pending: Mutex::default(), limit });
         let observation = Mutex::new(Some(LaunchObservation::new(seen.clone())));
         Self { seen, observation }
     }
 
-    /// Stops watching once there are as many launches as are kept; the next ones cost nothing then. Not to be called while
-    /// a kernel is being launched by the same thread.
+    /// Stops recording once the limit is reached, so that later launches cost nothing. Do not call this function while the same
+    /// thread is launching a kernel.
     pub fn stop_if_full(&self) {
         if self.seen.pending().len() >= self.seen.limit {
             self.observation.lock().take();
         }
     }
 
-    /// Stops, waits for the device, and gives the launches in their order.
+    /// Stops recording, waits for the device and returns the launches in their order.
     pub fn finish(&self) -> Vec<Launch> {
         self.observation.lock().take();
         let pending = std::mem::take(&mut *self.seen.pending());

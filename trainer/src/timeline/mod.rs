@@ -1,7 +1,7 @@
-//! `timeline.json`: what each rank did when, as a Chrome trace (opens in <https://ui.perfetto.dev> and `chrome://tracing`).
+//! Writes `timeline.json`: a Chrome trace of each rank's activity (opens in <https://ui.perfetto.dev> and `chrome://tracing`).
 //!
-//! A process is a rank, a thread a [`Track`] of it. Spans are recorded where the work is done, at the cost of two clock
-//! reads and a push; at the end rank 0 merges all ranks' spans on its own clock and writes the file.
+//! In the trace, a process is a rank, and a thread is a [`Track`] of the rank. Spans are recorded where the work is done, at
+//! the cost of two clock reads and a push. At the end, rank 0 merges all ranks' spans on its own clock and writes the file.
 //! Format: the "Trace Event Format" document of the Chromium project, complete events (`ph: "X"`).
 
 use std::{borrow::Cow, collections::BTreeSet, fs, path::Path, sync::Arc, time::Instant};
@@ -16,24 +16,24 @@ use comm::host;
 #[cfg(feature = "cuda")]
 use launches::Watch;
 
-/// Spans kept of each rank: 15 MB of JSON, and the first thousands of steps of a run.
+/// Maximum number of spans per rank: 15 MB of JSON, enough for the first thousands of steps of a run.
 const LIMIT: usize = 100_000;
-/// Kernels kept of each rank. Each holds two events of the device until the end.
+/// Maximum number of kernels per rank. Each kernel holds two device events until the end.
 #[cfg(feature = "cuda")]
 const LAUNCHES: usize = 20_000;
-/// Exchanges that estimate the difference of two hosts' clocks.
+/// Number of exchanges for the estimate of the difference between two hosts' clocks.
 const ROUNDS: usize = 16;
 
-/// A row of a rank's spans; spans of one row follow each other or lie within each other.
+/// A row of a rank's spans. Spans of one row follow each other or are nested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Track {
-    /// What the training loop does: the step, and in it data, forward, backward, waiting, optimizer.
+    /// The training loop: the step, and within the step data, forward, backward, waiting, optimizer.
     Step,
     /// Reductions of gradient buckets.
     Communication,
-    /// What one of several devices of this process does.
+    /// The work of one of several devices of this process.
     Device(usize),
-    /// The kernels of a GPU's stream, by its own clock. Each thread that launches has a stream.
+    /// The kernels of a GPU's stream, on the device's clock. Each thread that launches kernels has a stream.
     Kernels(usize),
 }
 
@@ -62,15 +62,15 @@ impl Track {
 pub struct BucketSpan {
     /// Optimizer step.
     pub step: u64,
-    /// Place of the bucket in the order of reduction, from 0.
+    /// Position of the bucket in the order of reduction, from 0.
     pub bucket: usize,
-    /// Bytes on the wire, those of one rank.
+    /// Bytes on the wire of one rank.
     pub bytes: usize,
-    /// When its last gradient was ready.
+    /// Time when the bucket's last gradient was ready.
     pub queued: Instant,
-    /// When its reduction began.
+    /// Time when the reduction began.
     pub started: Instant,
-    /// When the sum was there.
+    /// Time when the sum was ready.
     pub finished: Instant,
 }
 
@@ -81,9 +81,9 @@ struct Span {
     name: Cow<'static, str>,
     start: i64,
     end: i64,
-    /// Numbers beside it.
+    /// Numbers to show with the span.
     args: Vec<(Cow<'static, str>, i64)>,
-    /// Moments beside it, on the same clock.
+    /// Times to show with the span, on the same clock.
     times: Vec<(Cow<'static, str>, i64)>,
 }
 
@@ -98,7 +98,7 @@ struct Part {
 
 #[derive(Debug)]
 struct Recorded {
-    /// One moment on both clocks.
+    /// The same time on both clocks.
     origin: (Instant, i64),
     state: Mutex<State>,
     #[cfg(feature = "cuda")]
@@ -109,23 +109,23 @@ struct Recorded {
 struct State {
     spans: Vec<Span>,
     dropped: u64,
-    /// Rank 0's clock minus this one.
+    /// Offset to rank 0's clock: rank 0's clock minus this rank's.
     offset: i64,
 }
 
-/// Records spans; clones share one record. [`Timeline::off`] records nothing and costs nothing.
+/// Records spans. Clones share one record. [`Timeline::off`] records nothing and costs nothing.
 #[derive(Debug, Clone, Default)]
 pub struct Timeline(Option<Arc<Recorded>>);
 
 impl Timeline {
-    /// Records nothing.
+    /// Returns a timeline that records nothing.
     pub fn off() -> Self {
         Self(None)
     }
 
-    /// Records from now on.
+    /// Starts a timeline that records from now on.
     pub fn on() -> Self {
-        // the tightest of a few pairs: the thread may have to wait between two reads
+        // Take the closest of several pairs: the scheduler may suspend the thread between two reads
         let pair = || {
             let before = Instant::now();
             let clock = monotonic();
@@ -141,7 +141,7 @@ impl Timeline {
         })))
     }
 
-    /// Records the kernels that this process launches on GPUs from now on, too: the first [`LAUNCHES`] of them.
+    /// Also records the first [`LAUNCHES`] kernels that this process launches on GPUs from now on.
     #[cfg(feature = "cuda")]
     pub fn watch_kernels(&self) {
         if let Some(recorded) = &self.0 {
@@ -149,12 +149,12 @@ impl Timeline {
         }
     }
 
-    /// On or off, as the configuration says.
+    /// Returns a timeline that is on or off.
     pub fn new(on: bool) -> Self {
         if on { Self::on() } else { Self::off() }
     }
 
-    /// Whether anything is recorded.
+    /// Returns whether spans are recorded.
     pub fn is_on(&self) -> bool {
         self.0.is_some()
     }
@@ -192,8 +192,8 @@ impl Timeline {
         });
     }
 
-    /// Learns the difference to rank 0's clock: nothing where all ranks are on one host, else an estimate from a few
-    /// exchanges. `exchange` gives all ranks' bytes for this rank's; every rank has to call this at the same time.
+    /// Determines the offset to rank 0's clock: zero if all ranks are on one host, otherwise an estimate from a few exchanges.
+    /// `exchange` sends this rank's bytes and returns all ranks' bytes. Every rank has to call this function at the same time.
     ///
     /// # Errors
     /// Those of `exchange`.
@@ -203,7 +203,7 @@ impl Timeline {
         mut exchange: impl FnMut(&[u8]) -> Result<Vec<Vec<u8>>, E>,
     ) -> Result<(), E> {
         let Some(recorded) = &self.0 else { return Ok(()) };
-        // a kernel that hides it gives every rank the estimate
+        // If the kernel hides the boot id, ranks cannot detect that they share a host, so every rank estimates
         let boot = host::boot();
         let boots = exchange(boot.as_bytes())?;
         if !boot.is_empty() && boots.iter().all(|other| *other == boots[0]) {
@@ -230,7 +230,7 @@ impl Timeline {
         Ok(())
     }
 
-    /// This rank's spans, for rank 0's [`write()`]; empty when off.
+    /// Returns this rank's spans for rank 0's [`write()`]; empty if the timeline is off.
     pub fn part(&self, rank: usize) -> Vec<u8> {
         let Some(recorded) = &self.0 else { return Vec::new() };
         #[cfg(feature = "cuda")]
@@ -249,7 +249,7 @@ impl Timeline {
 }
 
 impl Recorded {
-    /// A moment on the machine's clock, nanoseconds.
+    /// Converts an instant to nanoseconds of the machine's clock.
     fn clock(&self, at: Instant) -> i64 {
         let (origin, clock) = self.origin;
         let after = at.saturating_duration_since(origin).as_nanos() as i64;
@@ -261,7 +261,7 @@ impl Recorded {
         self.kernels.lock()
     }
 
-    /// Waits for the kernels that were watched, and makes spans of them.
+    /// Waits for the watched kernels and converts them to spans.
     #[cfg(feature = "cuda")]
     fn read_kernels(&self) {
         let Some(watch) = self.kernels().take() else { return };
@@ -296,7 +296,7 @@ impl Recorded {
     }
 }
 
-/// Between what two clocks differ by: a message is never received before it was sent.
+/// Bounds of the difference between two clocks. They follow from one rule: no message is received before it was sent.
 #[derive(Debug)]
 struct Bounds {
     least: i64,
@@ -310,32 +310,32 @@ impl Default for Bounds {
 }
 
 impl Bounds {
-    /// Rank 0 sent at its `sent`, this rank had it by its own `received`.
+    /// Adds a message from rank 0: `sent` is on rank 0's clock, `received` on this rank's.
     fn heard(&mut self, sent: i64, received: i64) {
         self.least = self.least.max(sent - received);
     }
 
-    /// This rank sent at its own `sent`, rank 0 had it by its `received`.
+    /// Adds a message to rank 0: `sent` is on this rank's clock, `received` on rank 0's.
     fn was_heard(&mut self, sent: i64, received: i64) {
         self.most = self.most.min(received - sent);
     }
 
-    /// Rank 0's clock minus this rank's.
+    /// Returns the estimate of rank 0's clock minus this rank's.
     fn middle(&self) -> i64 {
         (self.least / 2).saturating_add(self.most / 2)
     }
 }
 
-/// `CLOCK_MONOTONIC`, which all processes of a machine share, in nanoseconds.
+/// Returns `CLOCK_MONOTONIC` in nanoseconds. All processes of a machine share this clock.
 fn monotonic() -> i64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec * 1_000_000_000 + now.tv_nsec
 }
 
-/// Writes the trace of all ranks' [`Timeline::part`]s; gives how many spans did not fit.
+/// Writes the trace of all ranks' [`Timeline::part`]s. Returns the number of spans that were dropped.
 ///
 /// # Errors
-/// A part is not what [`Timeline::part`] gives, or the file cannot be written.
+/// A part was not made by [`Timeline::part`], or the file cannot be written.
 pub fn write(path: &Path, parts: &[Vec<u8>]) -> Result<u64, FileError> {
     let broken = |error: serde_json::Error| {
         FileError::new(path, format!("a rank's timeline cannot be read: {error}"), "all ranks must be one version")
@@ -348,7 +348,7 @@ pub fn write(path: &Path, parts: &[Vec<u8>]) -> Result<u64, FileError> {
     Ok(dropped)
 }
 
-/// The file's content: times in microseconds since the first span.
+/// Returns the content of the file. Times are in microseconds since the first span.
 fn trace(parts: &[Part]) -> Value {
     let zero = parts.iter().flat_map(|part| part.spans.iter().map(|span| span.start)).min().unwrap_or(0);
     let micros = |time: i64| (time - zero) as f64 / 1e3;

@@ -64,13 +64,13 @@ fn the_recorders_clock_is_the_machines() {
     let timeline = Timeline::on();
     let recorded = timeline.0.as_ref().unwrap();
     let (before, at, later) = (monotonic(), recorded.clock(Instant::now()), monotonic());
-    // both are CLOCK_MONOTONIC on Linux; the pair was taken within microseconds, or milliseconds on a loaded machine
+    // Both are CLOCK_MONOTONIC on Linux. The pair was taken within microseconds, or milliseconds on a loaded machine.
     assert!(before - 50_000_000 <= at && at <= later + 50_000_000, "{before} {at} {later}");
 }
 
 #[test]
 fn clocks_of_two_hosts_are_brought_together() {
-    // rank 1's clock is 5 s behind; messages take 1 ms there and 2 ms back
+    // Rank 1's clock is 5 s behind. Messages to it take 1 ms, and messages from it 2 ms.
     let mut bounds = Bounds::default();
     bounds.heard(10_000_000_000, 5_001_000_000);
     bounds.was_heard(5_010_000_000, 10_012_000_000);
@@ -81,7 +81,7 @@ fn clocks_of_two_hosts_are_brought_together() {
     assert!((bounds.middle() - 5_000_000_000).abs() <= 100_000);
 }
 
-/// Two threads that give each other their bytes.
+/// Runs two threads that exchange their bytes.
 #[test]
 fn ranks_of_one_host_need_no_offset() {
     let (to_b, at_b) = mpsc::channel::<Vec<u8>>();

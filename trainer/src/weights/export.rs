@@ -1,17 +1,17 @@
-//! Weights as PyTorch's `load_state_dict(strict=True)` wants them.
+//! Exports weights for PyTorch's `load_state_dict(strict=True)`.
 
 use std::collections::HashMap;
 
 use models::StateTensor;
 use safetensors::{Dtype, SafeTensorError, tensor::TensorView};
 
-/// The bytes of a safetensors file of `state`, with the counter `num_batches_tracked` that PyTorch keeps beside each
-/// batch norm's statistics: `batches` is the number of training batches that moved them.
+/// Encodes `state` as the bytes of a safetensors file. Adds the counter `num_batches_tracked`, which PyTorch keeps beside
+/// the statistics of each batch norm. `batches` is the number of training batches that updated the statistics.
 ///
-/// The metadata says `format: pt`, as PyTorch's own writer does. Equal states give equal bytes.
+/// The metadata has `format: pt`, as PyTorch's writer does. Equal states result in equal bytes.
 ///
 /// # Errors
-/// Two tensors of one name, or a shape that disagrees with its values.
+/// When two tensors have the same name, or a shape disagrees with its values.
 pub fn encode(state: &[StateTensor], batches: u64) -> Result<Vec<u8>, SafeTensorError> {
     let counter = batches.to_le_bytes();
     let mut tensors: Vec<(String, Dtype, Vec<usize>, Vec<u8>)> = Vec::new();

@@ -1,4 +1,4 @@
-//! Whether a file's tensors are a network's, and if not, whose.
+//! Fits a file's tensors to a network. If they do not fit, finds the model or data set that they do fit.
 
 use std::collections::{HashMap, HashSet};
 
@@ -9,36 +9,36 @@ use models::{LoadError, Network, Spec, StateTensor, state::ShapeMismatch};
 use super::{Element, WeightFile, bad, damaged, names};
 use crate::files::FileError;
 
-/// What the weights are wanted for.
+/// The network that the weights are for.
 #[derive(Debug, Clone, Copy)]
 pub struct WeightTarget<'a> {
     /// The registry's name of the network.
     pub model: &'a str,
-    /// What the network was built for.
+    /// The spec that the network was built for.
     pub spec: Spec,
-    /// The data set that it was built for.
+    /// The data set that the network was built for.
     pub data: &'a str,
 }
 
-/// A network's tensors by name and shape, in its order.
+/// Name and shape of each tensor of a network, in the network's order.
 type Shapes = Vec<(String, Vec<usize>)>;
 
-/// The tensors of a file that a network takes.
+/// The tensors of a file that match the network's tensors.
 struct Fitting {
-    /// Place in the file of each of the network's tensors, in the network's order.
+    /// Index in the file of each of the network's tensors, in the network's order.
     places: Vec<usize>,
-    /// What stands before their names in the file.
+    /// Prefix of the tensors' names in the file.
     prefix: String,
 }
 
-/// Loads a file's weights into `network`, every tensor or none. The text says where in the file they were found.
+/// Loads a file's weights into `network`, every tensor or none. The returned text says where in the file the weights are.
 ///
-/// Wrappers (`net`, `state_dict`, `module.`, `_orig_mod.`, …) are seen through; `num_batches_tracked` and what a file
-/// holds outside the weights (an optimizer's state) are ignored.
+/// Skips the names of wrappers (`net`, `state_dict`, `module.`, `_orig_mod.`, …). Ignores `num_batches_tracked` and
+/// everything in the file beside the weights, such as an optimizer's state.
 ///
 /// # Errors
-/// Names what is missing, unexpected or misshapen; the hint names the model or data set that the weights fit, where one
-/// does. Damage found while reading.
+/// When the file is damaged, or a tensor is missing, unexpected, of another shape or not of a float type. The error names
+/// the tensors. The hint names a model or data set that the weights fit, if there is one.
 pub fn load(network: Network, target: &WeightTarget, file: &WeightFile) -> Result<(Network, String), FileError> {
     let shapes = shapes(&network);
     let paths = file.paths();
@@ -65,7 +65,7 @@ pub fn load(network: Network, target: &WeightTarget, file: &WeightFile) -> Resul
 }
 
 impl WeightFile {
-    /// The tensors' paths without the segments that wrappers add.
+    /// Returns the tensors' paths without the segments that wrappers add.
     fn paths(&self) -> Vec<String> {
         self.tensors.iter().map(|tensor| names::unwrapped(&tensor.name)).collect()
     }
@@ -75,7 +75,7 @@ fn shapes(network: &Network) -> Shapes {
     models::state_dict(network).into_iter().map(|tensor| (tensor.name, tensor.shape)).collect()
 }
 
-/// Counters that PyTorch keeps beside weights and no network here has.
+/// Returns whether a name is a counter that PyTorch keeps beside weights. No network here has such counters.
 fn is_counter(name: &str) -> bool {
     matches!(name.rsplit('.').next(), Some("num_batches_tracked" | "n_averaged"))
 }
@@ -112,10 +112,10 @@ fn fit(shapes: &Shapes, file: &WeightFile, paths: &[String]) -> Result<Fitting, 
     }
 }
 
-/// A spec and the data sets that have it.
+/// A spec and the data sets that need it.
 type Sets = (Spec, Vec<&'static str>);
 
-/// What each known data set asks of a network, sets alike together.
+/// Returns the spec of each known data set. Data sets with the same spec share an entry.
 fn known_sets() -> Vec<Sets> {
     let mut sets: Vec<Sets> = Vec::new();
     for info in formats::dataset_names().filter_map(formats::metadata) {
@@ -133,9 +133,10 @@ fn known_sets() -> Vec<Sets> {
     sets
 }
 
-/// What the user can do about weights that do not fit: another model, another data set, another file.
+/// Returns a hint for weights that do not fit: another model, another data set, or another file.
 fn hint(target: &WeightTarget, file: &WeightFile, paths: &[String], shapes: &Shapes, error: &LoadError) -> String {
-    // `Some(false)`: maybe for other images: the names are the model's and the shapes are not, or these are too small
+    // `Some(false)`: the weights may fit another data set. Either all names match and only shapes differ, or the images
+    // are too small for the model.
     let fits = |model: &str, spec: &Spec| -> Option<bool> {
         let Ok(network) = models::build(model, spec, 0, &Device::flex()) else { return Some(false) };
         match fit(&self::shapes(&network), file, paths) {
@@ -143,7 +144,7 @@ fn hint(target: &WeightTarget, file: &WeightFile, paths: &[String], shapes: &Sha
             Err(error) => (error.missing.is_empty() && error.unexpected.is_empty()).then_some(false),
         }
     };
-    // of another model for this data set
+    // First try: the weights fit another model for this data set.
     let mut alike = Vec::new();
     for entry in models::entries() {
         match fits(entry.name, &target.spec) {
@@ -153,7 +154,7 @@ fn hint(target: &WeightTarget, file: &WeightFile, paths: &[String], shapes: &Sha
             None => {}
         }
     }
-    // of this model for another data set, or of another model for another one
+    // Second try: the weights fit this model or another one, for another data set.
     let described = |spec: &Spec, names: &[&str]| {
         let ([height, width], channels) = (spec.image_size, spec.in_channels);
         format!("{} classes and images {channels}x{height}x{width}, as in {}", spec.num_classes, names.join(", "))

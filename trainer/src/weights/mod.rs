@@ -1,7 +1,7 @@
-//! Weights from elsewhere: PyTorch's `.pth`, safetensors and our own checkpoints, and the way back to PyTorch.
+//! Weights from other programs and from checkpoints: PyTorch's `.pth`, safetensors, and the export to PyTorch.
 //!
-//! A file is opened without reading a tensor: names, shapes and types are compared with the network first, so that only
-//! what fits is read, and a hostile file costs no more memory than the network it claims to be. No code in a pickle is
+//! Opening a file reads no tensor. Names, shapes and types are compared with the network first, and only matching tensors
+//! are read. A hostile file therefore costs no more memory than the network that it claims to be. No code in a pickle is
 //! ever run.
 
 mod export;
@@ -25,10 +25,10 @@ use models::StateTensor;
 use crate::engine::checkpoint;
 use crate::files::{FileError, USAGE};
 
-/// What the formats are, for hints.
+/// The supported formats, for hints.
 const FORMATS: &str = "a PyTorch state dict (.pth, .pt), a safetensors file, or a checkpoint's folder";
 
-/// Type of a tensor's elements, as far as weights have one.
+/// Element type of a tensor, as far as weights use it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Element {
     /// IEEE double.
@@ -39,20 +39,20 @@ pub enum Element {
     F16,
     /// bfloat16.
     Bf16,
-    /// Anything else, by PyTorch's name: counters, masks, quantised values.
+    /// Any other type, by PyTorch's name: counters, masks, quantised values.
     Other(&'static str),
 }
 
-/// Reads a tensor's bytes: row-major, little-endian as the host is.
+/// Reads a tensor's bytes: row-major, and little-endian like the host.
 type Read = Box<dyn Fn() -> io::Result<Vec<u8>> + Send + Sync>;
 
-/// Where a tensor's elements are.
+/// Location of a tensor's elements.
 enum Source {
     File(Read),
     Memory(Vec<f32>),
 }
 
-/// A tensor of a file, not read yet.
+/// A tensor of a file that is not read yet.
 pub struct FileTensor {
     name: String,
     shape: Vec<usize>,
@@ -61,7 +61,7 @@ pub struct FileTensor {
 }
 
 impl FileTensor {
-    /// The elements as f32.
+    /// Returns the elements as f32.
     fn values(&self) -> Result<Vec<f32>, String> {
         match &self.source {
             Source::Memory(values) => Ok(values.clone()),
@@ -73,19 +73,20 @@ impl FileTensor {
     }
 }
 
-/// A file of weights, opened: every tensor's name, shape and type, none of its elements.
+/// An open file of weights: every tensor's name, shape and type, but no elements.
 pub struct WeightFile {
     path: PathBuf,
     tensors: Vec<FileTensor>,
 }
 
 impl WeightFile {
-    /// Opens a PyTorch file, a safetensors file or the folder of a checkpoint; the content decides which, not the name.
+    /// Opens a PyTorch file, a safetensors file or the folder of a checkpoint. The content decides the format, not the
+    /// name.
     ///
-    /// Of a checkpoint, the averaged weights where it has them, as in `trainer eval --run`.
+    /// From a checkpoint, takes the averaged weights if there are any, as `trainer eval --run` does.
     ///
     /// # Errors
-    /// Nothing there, another format, or damage; the error says which.
+    /// When there is no such file or folder, the format is another, or the content is damaged. The error says which.
     pub fn open(path: &Path) -> Result<Self, FileError> {
         let metadata = fs::metadata(path).map_err(|error| bad(path, error, format!("name {FORMATS}")))?;
         if metadata.is_dir() {
@@ -98,7 +99,7 @@ impl WeightFile {
         Ok(Self { path: path.to_owned(), tensors })
     }
 
-    /// Weights that are in memory already; `path` is where they came from.
+    /// Wraps weights that are already in memory. `path` is their origin.
     pub fn of_state(path: &Path, state: Vec<StateTensor>) -> Self {
         let tensors = state
             .into_iter()
@@ -112,7 +113,7 @@ impl WeightFile {
         Self { path: path.to_owned(), tensors }
     }
 
-    /// The file or folder.
+    /// Returns the path of the file or folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -132,7 +133,7 @@ impl WeightFile {
     }
 }
 
-/// A file's format, by its first bytes.
+/// Format of a file, detected from its first bytes.
 enum Kind {
     PyTorch,
     Safetensors,
@@ -146,9 +147,10 @@ impl Kind {
             .and_then(|file| file.take(16).read_to_end(&mut head))
             .map_err(|error| bad(path, error, format!("name {FORMATS}")))?;
         match head.as_slice() {
-            // a JSON header of less than 4 GiB behind its length; a pickle could begin with the length's first byte
+            // A JSON header of less than 4 GiB after its length. A pickle could start with the same first byte as the
+            // length.
             [_, _, _, _, 0, 0, 0, 0, b'{', ..] => Ok(Self::Safetensors),
-            // a zip archive; a pickle of protocol 2 or later, as PyTorch wrote before 1.6
+            // A zip archive, or a pickle of protocol 2 or later, which PyTorch wrote before 1.6.
             [b'P', b'K', 3, 4, ..] | [0x80, 2..=5, ..] => Ok(Self::PyTorch),
             [] => Err(bad(path, "the file is empty", "take another copy")),
             _ => Err(bad(path, "not a file of weights that this program knows", format!("give {FORMATS}"))),
@@ -156,7 +158,7 @@ impl Kind {
     }
 }
 
-/// Returns the error of weights that cannot be read or do not fit the network: bad input.
+/// Returns an exit-code-2 error for weights that cannot be read or do not fit the network.
 fn bad(path: &Path, cause: impl Display, hint: impl Into<String>) -> FileError {
     FileError::input(path, cause.to_string(), hint)
 }

@@ -1,27 +1,28 @@
-//! From the paths in a file to the names in a network.
+//! Maps the paths in a file to the names in a network.
 //!
-//! `DataParallel` and `DistributedDataParallel` put `module` in front of what they wrap, `torch.compile` `_orig_mod`; a
-//! training script puts the weights below `net`, `state_dict`, `model`, …, beside its optimizer. Rather than know all
-//! those keys, the network's own names are looked for at the end of the file's paths: what stands before most of them is
-//! the wrapper.
+//! `DataParallel` and `DistributedDataParallel` put `module` in front of the wrapped names, and `torch.compile` puts
+//! `_orig_mod`. A training script puts the weights below `net`, `state_dict`, `model`, …, beside its optimizer. This
+//! module does not list all those keys. Instead, it searches for the network's own names at the end of the file's paths.
+//! The prefix of most matches is the wrapper.
 
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, HashSet},
 };
 
-/// Segments that wrappers add anywhere in a path; no network has a module of such a name.
+/// Segments that wrappers add anywhere in a path. No network has a module with such a name.
 const WRAPPERS: [&str; 2] = ["module", "_orig_mod"];
 
-/// `path` without the segments that wrappers add.
+/// Returns `path` without the segments that wrappers add.
 pub(super) fn unwrapped(path: &str) -> String {
     path.split('.').filter(|segment| !WRAPPERS.contains(segment)).collect::<Vec<_>>().join(".")
 }
 
-/// What stands in front of the network's names in a file: empty, or the wrapper's keys with a dot behind.
+/// Returns the prefix of the network's names in a file: empty, or the wrapper's keys with a trailing dot.
 ///
-/// `paths` are [`unwrapped`]. Where several fit equally well, averaged weights come last (`model` is taken, not
-/// `model_ema`), then the shortest and the first of the alphabet; where no name is found, the prefix is empty.
+/// `paths` are [`unwrapped`]. If several prefixes fit equally well, averaged weights are last (`model` is taken before
+/// `model_ema`). After that, the shortest prefix is taken, then the first in alphabetical order. If no name is found, the
+/// prefix is empty.
 pub(super) fn prefix(expected: &HashSet<&str>, paths: &[String]) -> String {
     let mut votes: BTreeMap<&str, usize> = BTreeMap::new();
     for path in paths {
@@ -31,7 +32,7 @@ pub(super) fn prefix(expected: &HashSet<&str>, paths: &[String]) -> String {
         }
     }
     let Some(&most) = votes.values().max() else { return String::new() };
-    // of weights that do not fit, a block may have more of the names than the whole has: `layer1.0.conv1.weight`, …
+    // If the weights do not fit, a block may match more names than the whole network does: `layer1.0.conv1.weight`, ….
     let below = |prefix: &str| paths.iter().filter(|path| path.starts_with(prefix)).count();
     let rank = |prefix: &str, votes: usize| match most == expected.len() {
         true => votes,

@@ -1,6 +1,6 @@
-//! What `torch.save` writes: a zip archive around a pickle, or the streams of PyTorch before 1.6.
+//! The formats of `torch.save`: a zip archive around a pickle, or the streams of PyTorch before 1.6.
 //!
-//! `pytorch-reader` interprets the calls that rebuild tensors and no others, bounds what a pickle may grow to, checks
+//! `pytorch-reader` interprets only the calls that rebuild tensors, limits the size that a pickle may grow to, checks
 //! every offset and stride, and verifies the checksums of the archive.
 
 use std::path::Path;
@@ -10,7 +10,8 @@ use pytorch_reader::{DType, PickleError, PytorchError, PytorchReader};
 use super::{Element, FileTensor, Source, bad, damaged};
 use crate::files::FileError;
 
-/// The tensors of a file under their paths through its dictionaries, `net.module.conv1.weight`, sorted by name.
+/// Returns the tensors of a file, sorted by name. A name is the path through the file's dictionaries:
+/// `net.module.conv1.weight`.
 pub(super) fn open(path: &Path) -> Result<Vec<FileTensor>, FileError> {
     let reader = PytorchReader::new(path).map_err(|error| refused(path, &error))?;
     let mut tensors: Vec<_> = reader

@@ -1,4 +1,4 @@
-//! Safetensors files: a JSON header and the tensors behind it.
+//! Safetensors files: a JSON header, followed by the tensors.
 
 use std::{fs, path::Path, sync::Arc};
 
@@ -7,11 +7,11 @@ use safetensors::{Dtype, SafeTensors};
 use super::{Element, FileTensor, Source, bad, damaged};
 use crate::files::FileError;
 
-/// The tensors of a file.
+/// Returns the tensors of a file.
 pub(super) fn open(path: &Path) -> Result<Vec<FileTensor>, FileError> {
     let bytes = fs::read(path).map_err(|error| damaged(path, error))?;
     let damaged = |error| damaged(path, format!("not a complete safetensors file: {error}"));
-    // checks that the tensors lie within the file, back to back, each as long as its shape says
+    // Checks that the tensors are within the file, back to back, and as long as their shapes say.
     SafeTensors::deserialize(&bytes).map_err(damaged)?;
     let (header, metadata) = SafeTensors::read_metadata(&bytes).map_err(damaged)?;
     let start = 8 + header;

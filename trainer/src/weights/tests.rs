@@ -16,14 +16,14 @@ fn network(model: &str, seed: u64) -> models::Network {
     models::build(model, &SPEC, seed, &burn::tensor::Device::flex()).unwrap()
 }
 
-/// Loads `state` as if it came from a file.
+/// Loads `state` as if from a file.
 fn load_state(model: &str, state: Vec<StateTensor>) -> Result<String, FileError> {
     let target = WeightTarget { model, spec: SPEC, data: "cifar10" };
     let file = WeightFile::of_state(Path::new("weights.pth"), state);
     load(network(model, 2), &target, &file).map(|(_, origin)| origin)
 }
 
-/// [`load_state`] of what must not fit: cause and hint.
+/// Loads a `state` that must not fit. Returns the cause and the hint.
 fn refused(model: &str, state: Vec<StateTensor>) -> String {
     let error = load_state(model, state).unwrap_err();
     format!("{error}\n{}", error.hint)
@@ -35,7 +35,7 @@ struct Layout {
     values: Vec<u32>,
 }
 
-/// Types, strides, offsets, shared storages: bit for bit what PyTorch has.
+/// Types, strides, offsets and shared storages are bit for bit equal to PyTorch's.
 #[test]
 fn every_layout_of_pytorchs_files_is_read() {
     let expected: BTreeMap<String, Layout> =
@@ -58,14 +58,14 @@ fn every_layout_of_pytorchs_files_is_read() {
     }
 }
 
-/// Opens whatever `bytes` are and reads what a network could ask for; an error is fine, a panic is not.
+/// Opens arbitrary `bytes` and reads every tensor that a network could request. An error is allowed, a panic is not.
 fn survive(name: &str, bytes: &[u8]) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(name);
     fs::write(&path, bytes).unwrap();
     let Ok(file) = WeightFile::open(&path) else { return };
     for tensor in &file.tensors {
-        // a network asks for no tensor but of its own shape: what a file claims beyond that is never allocated
+        // A network requests only tensors of its own shape, so a larger claimed size is never allocated.
         if tensor.shape.iter().try_fold(1usize, |n, &side| n.checked_mul(side)).is_some_and(|n| n < 1 << 16) {
             let _ = tensor.values();
         }
@@ -90,7 +90,7 @@ fn files_cut_short_are_refused() {
         for length in (0..bytes.len()).step_by(1 + bytes.len() / 200) {
             fs::write(&path, &bytes[..length]).unwrap();
             let read = WeightFile::open(&path).map_err(|error| error.to_string()).and_then(|file| {
-                // the two others are refused in a whole file too
+                // The other two tensors are refused in a complete file too.
                 let mut floats = file.tensors.iter().filter(|tensor| !matches!(tensor.element, Element::Other(_)));
                 floats.try_for_each(|tensor| tensor.values().map(drop))
             });
@@ -134,7 +134,7 @@ proptest! {
     }
 }
 
-/// A pickle that would run a command in Python is data here.
+/// A pickle that would run a command in Python is only data here.
 #[test]
 fn no_code_in_a_pickle_is_run() {
     let folder = tempfile::tempdir().unwrap();
@@ -184,10 +184,10 @@ fn wrappers_and_counters_are_seen_through() {
     let mut ema = renamed("model_ema.module.");
     ema.push(StateTensor::new("model_ema.n_averaged", vec![], vec![3.0]));
     assert_eq!(load_state("resnet18", ema).unwrap(), "weights.pth, its `model_ema`");
-    // the segment counts anywhere: `model.layer1 = DataParallel(model.layer1)`
+    // The segment is skipped anywhere in a path: `model.layer1 = DataParallel(model.layer1)`.
     let inside = state.iter().cloned().map(|t| StateTensor { name: t.name.replace("layer1.", "layer1.module."), ..t });
     assert_eq!(load_state("resnet18", inside.collect()).unwrap(), "weights.pth");
-    // twice under one name: neither is taken
+    // Two tensors with one name: neither is taken.
     let twice: Vec<_> = [renamed(""), renamed("module.")].concat();
     let error = load_state("resnet18", twice).unwrap_err();
     assert!(error.cause.contains("unexpected") && error.cause.contains("98 more"), "{error}");

@@ -1,13 +1,13 @@
-//! Elements of every type that weights are kept in, as f32.
+//! Converts elements of every type that weights use to f32.
 
 use half::{bf16, f16};
 
 use super::Element;
 
-/// Little-endian `bytes` as f32: exact for f16 and bf16, rounded to nearest for f64.
+/// Converts little-endian `bytes` to f32: exact for f16 and bf16, rounded to nearest for f64.
 ///
 /// # Errors
-/// Another type; a number of bytes that is no multiple of its size.
+/// When the type is another, or the number of bytes is not a multiple of the element size.
 pub(super) fn to_f32(element: Element, bytes: &[u8]) -> Result<Vec<f32>, String> {
     fn each<const N: usize>(bytes: &[u8], value: impl Fn([u8; N]) -> f32) -> Result<Vec<f32>, String> {
         let (chunks, rest) = bytes.as_chunks::<N>();

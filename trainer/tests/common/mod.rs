@@ -1,4 +1,4 @@
-//! Runs the real binary on the data set that ships inside it.
+//! Runs the real binary on the data set that it contains.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
@@ -17,12 +17,12 @@ use std::{
 
 use tempfile::TempDir;
 
-/// A folder for one test: its config, its runs.
+/// A folder for one test, with its config and its runs.
 pub struct Bench {
     pub folder: TempDir,
 }
 
-/// What the binary said and how it ended.
+/// The output and exit code of the binary.
 pub struct Ended {
     pub code: Option<i32>,
     pub stdout: String,
@@ -40,7 +40,7 @@ impl From<Output> for Ended {
 }
 
 impl Ended {
-    /// Asserts the exit code, showing everything that was printed when it differs.
+    /// Asserts the exit code. A failed assertion shows the whole output.
     #[track_caller]
     pub fn expect(self, code: i32) -> Self {
         assert_eq!(self.code, Some(code), "stdout:\n{}\nstderr:\n{}", self.stdout, self.stderr);
@@ -48,7 +48,7 @@ impl Ended {
     }
 }
 
-/// LeNet on a little of fashion-mini: a step takes a few milliseconds.
+/// LeNet on a part of fashion-mini. A step takes a few milliseconds.
 pub const CONFIG: &str = r#"
 [model]
 name = "lenet"
@@ -81,8 +81,8 @@ impl Bench {
         self.folder.path().join(name)
     }
 
-    /// The binary with no setting of the user's in its environment, and with signals as they are by default: shells start
-    /// background jobs, and so these tests, with some ignored, which is inherited.
+    /// Returns the binary's command, without the user's settings in its environment and with default signal actions. Shells
+    /// start background jobs, and so these tests, with some signals ignored, and children inherit ignored signals.
     pub fn command(&self) -> Command {
         let mut command = Command::new("env");
         command.arg("--default-signal=INT,QUIT,TERM").arg(env!("CARGO_BIN_EXE_trainer"));
@@ -100,7 +100,7 @@ impl Bench {
         self.command().args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts")
     }
 
-    /// The one run folder under `root`.
+    /// Returns the only run folder under `root`.
     #[track_caller]
     pub fn only_run(&self, root: &str) -> PathBuf {
         let runs = entries(&self.path(root));
@@ -109,7 +109,7 @@ impl Bench {
     }
 }
 
-/// Settings of a run that lasts until a test stops it.
+/// Settings for a run that continues until a test stops it.
 pub const ENDLESS: [&str; 2] = ["--set", "train.epochs=5000"];
 
 /// Returns the Python of `TRAINER_TEST_PYTHON` if it has all `packages`; otherwise skips the test.
@@ -128,7 +128,7 @@ pub fn python_with(packages: &[&str]) -> Option<OsString> {
     Some(python)
 }
 
-/// Everything in a folder, sorted.
+/// Returns the sorted paths of all entries of a folder.
 pub fn entries(folder: &Path) -> Vec<PathBuf> {
     let mut all: Vec<_> = match std::fs::read_dir(folder) {
         Ok(entries) => entries.map(|entry| entry.expect("entry").path()).collect(),
@@ -138,7 +138,7 @@ pub fn entries(folder: &Path) -> Vec<PathBuf> {
     all
 }
 
-/// Waits until `ready` is true. Only a hang reaches the limit, also on a busy machine.
+/// Waits until `ready` is true. Only a hang reaches the time limit, even on a busy machine.
 #[track_caller]
 pub fn wait_until(what: &str, mut ready: impl FnMut() -> bool) {
     let start = Instant::now();
@@ -153,17 +153,17 @@ pub fn signal(child: &Child, signal: i32) {
     signal_process(child.id(), signal);
 }
 
-/// Sends a signal to any process.
+/// Sends a signal to any process by its id.
 pub fn signal_process(process: u32, signal: i32) {
     let pid = rustix::process::Pid::from_raw(process as i32).expect("a process id");
     let signal = rustix::process::Signal::from_named_raw(signal).expect("a signal");
     rustix::process::kill_process(pid, signal).expect("the process is there");
 }
 
-/// Process ids of a process's children.
+/// Returns the ids of a process's children.
 pub fn children(parent: u32) -> Vec<u32> {
     let is_child = |process: &u32| {
-        // "pid (name) state ppid …"; the name may hold anything but the last parenthesis
+        // The format is "pid (name) state ppid …". The name may hold parentheses, so search for the last one.
         let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
         let after = stat.rsplit(')').next().unwrap_or_default();
         after.split_whitespace().nth(1).and_then(|ppid| ppid.parse().ok()) == Some(parent)
@@ -177,7 +177,7 @@ pub fn children(parent: u32) -> Vec<u32> {
     all
 }
 
-/// `(step, loss)` of every line of `metrics.jsonl`, the loss by its bits.
+/// Returns `(step, loss)` of every line of `metrics.jsonl`. The loss is its bit pattern, so that comparisons are exact.
 pub fn losses(run: &Path) -> Vec<(u64, u64)> {
     let text = std::fs::read_to_string(run.join("metrics.jsonl")).expect("metrics.jsonl");
     text.lines()
@@ -188,13 +188,13 @@ pub fn losses(run: &Path) -> Vec<(u64, u64)> {
         .collect()
 }
 
-/// The columns of `summary.csv` that must not depend on time: all but images/s and seconds.
+/// Returns the columns of `summary.csv` that must not depend on time: all but images/s and seconds.
 pub fn summary(run: &Path) -> Vec<String> {
     let text = std::fs::read_to_string(run.join("summary.csv")).expect("summary.csv");
     text.lines().map(|line| line.split(',').take(7).collect::<Vec<_>>().join(",")).collect()
 }
 
-/// A checkpoint's file.
+/// Reads a file of a checkpoint.
 pub fn checkpoint_file(run: &Path, checkpoint: &str, file: &str) -> Vec<u8> {
     std::fs::read(run.join("checkpoints").join(checkpoint).join(file)).expect("checkpoint file")
 }

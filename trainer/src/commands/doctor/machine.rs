@@ -1,4 +1,4 @@
-//! The machine beside its GPUs: processor, kernel module, MPI.
+//! The parts of the machine besides its GPUs: processor, kernel module, MPI.
 
 use std::{
     env, fs,
@@ -13,11 +13,11 @@ use crate::report::environment::Environment;
 /// The processor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Cpu {
-    /// Its model, where the system tells.
+    /// Model name, if the system reports one.
     pub model: Option<String>,
     /// Cores that this process may use.
     pub cores: usize,
-    /// Widest vectors that the kernels have use for.
+    /// Widest vector instructions that the kernels can use.
     pub vectors: &'static str,
     /// Memory of the machine.
     pub memory_bytes: u64,
@@ -54,11 +54,11 @@ fn vectors() -> &'static str {
 pub(super) struct Mpi {
     /// The program.
     pub path: PathBuf,
-    /// What it says first of `--version`.
+    /// First line that it prints for `--version`.
     pub version: Option<String>,
 }
 
-/// `mpirun` or `mpiexec` on the path.
+/// Finds `mpirun` or `mpiexec` in `PATH`.
 pub(super) fn mpi() -> Result<Mpi, String> {
     const NAMES: [&str; 2] = ["mpirun", "mpiexec"];
     let path = env::var_os("PATH").unwrap_or_default();
@@ -75,7 +75,7 @@ fn first_line(program: &Path) -> Option<String> {
     Some(text.lines().next()?.trim().to_owned()).filter(|line| !line.is_empty())
 }
 
-/// Version of NVIDIA's kernel module, where it is loaded.
+/// Returns the version of NVIDIA's kernel module, if the module is loaded.
 pub(super) fn kernel_module() -> Option<String> {
     let text = fs::read_to_string("/sys/module/nvidia/version")
         .or_else(|_| fs::read_to_string("/proc/driver/nvidia/version"))
@@ -83,7 +83,7 @@ pub(super) fn kernel_module() -> Option<String> {
     module_version(&text)
 }
 
-/// The first word that is a version, e.g. of `NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.03  Release …`.
+/// Returns the first word that is a version, e.g. of `NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.03  Release …`.
 fn module_version(text: &str) -> Option<String> {
     let version = |word: &&str| word.contains('.') && word.split('.').all(|part| part.parse::<u32>().is_ok());
     text.split_whitespace().find(version).map(str::to_owned)

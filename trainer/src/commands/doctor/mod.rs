@@ -1,5 +1,5 @@
-//! `trainer doctor`: what this machine has for training, what is missing and where it was looked for, and what would be
-//! used. It works on any machine: what is not there is a line.
+//! `trainer doctor`: reports the parts of this machine that training uses, the missing parts with the places that were
+//! searched, and the devices that a run would use. The command works on any machine: a missing part is a line of the report.
 
 mod machine;
 mod peers;
@@ -11,10 +11,10 @@ use crate::cli::DoctorArgs;
 use crate::failure::Failure;
 use comm::cuda::driver::Driver;
 
-/// Looks around and prints.
+/// Examines the machine and prints the report.
 ///
 /// # Errors
-/// None but that of the other half of the IPC check, which only another `doctor` asks for.
+/// Only the other half of the IPC check can fail. Only another `doctor` process starts that half.
 pub(super) fn run(arguments: &DoctorArgs) -> Result<(), Failure> {
     if let Some(handle) = &arguments.ipc_peer {
         return answer(handle, arguments.gpu);
@@ -27,7 +27,7 @@ pub(super) fn run(arguments: &DoctorArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The other process of [`peers::ipc`].
+/// Runs the other process of [`peers::ipc`].
 fn answer(handle: &str, gpu: usize) -> Result<(), Failure> {
     let failed = |error: String| Failure::run(error, "this half of the check is started by `trainer doctor`");
     let driver = Driver::load().map_err(|error| failed(report::no_driver(&error)))?;

@@ -1,4 +1,4 @@
-//! Memory that is really written and read: of one GPU, across GPUs, across processes.
+//! Checks that write and read GPU memory: of one GPU, across GPUs, across processes.
 
 use std::{
     io::Read,
@@ -14,23 +14,23 @@ use comm::cuda::driver::{
     probe::{self, ProbeResult},
 };
 
-/// How long the other process of the IPC check may take: it starts a context of its own.
+/// Timeout for the other process of the IPC check, which has to start its own CUDA context.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// One GPU's access to another's memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Peer {
-    /// The GPU whose kernels reach out.
+    /// The GPU whose kernels access the other GPU's memory.
     pub from: usize,
-    /// The GPU whose memory it is.
+    /// The GPU that owns the memory.
     pub to: usize,
-    /// What the driver says of it.
+    /// Whether the driver reports access.
     pub driver_says: bool,
-    /// `works`, or what went wrong.
+    /// `works`, or the error.
     pub check: String,
 }
 
-/// What came of a check, in words.
+/// Describes the result of a check.
 fn words(result: Result<ProbeResult, DriverError>) -> String {
     match result {
         Ok(ProbeResult::Works) => "works".into(),
@@ -41,24 +41,24 @@ fn words(result: Result<ProbeResult, DriverError>) -> String {
     }
 }
 
-/// A GPU's own memory.
+/// Checks one GPU's own memory.
 pub(super) fn alone(driver: &Driver, gpu: usize) -> String {
     words(probe::alone(driver, gpu))
 }
 
-/// Every ordered pair of GPUs.
+/// Checks every ordered pair of GPUs.
 pub(super) fn all(driver: &Driver, gpus: usize) -> Vec<Peer> {
     let pairs = (0..gpus).flat_map(|from| (0..gpus).filter(move |to| *to != from).map(move |to| (from, to)));
     pairs
         .map(|(from, to)| {
             let driver_says = driver.can_access_peer(from, to).unwrap_or(false);
-            // whatever it says: a driver without peer access refuses the attempt
+            // Try the access whatever the driver reports: a driver without peer access refuses the attempt.
             Peer { from, to, driver_says, check: words(probe::across(driver, from, to)) }
         })
         .collect()
 }
 
-/// A GPU's memory from another process: this program once more.
+/// Checks a GPU's memory from another process, which runs this same program.
 pub(super) fn ipc(driver: &Driver, gpu: usize) -> String {
     match probe::ipc(driver, gpu, |handle| ask(handle, gpu)) {
         Ok(Ok(outcome)) => words(Ok(outcome)),
@@ -82,7 +82,7 @@ fn ask(handle: &str, gpu: usize) -> Result<u32, String> {
             Some(status) => break status,
             None if Instant::now() < deadline => thread::sleep(Duration::from_millis(10)),
             None => {
-                // it hangs in the driver: nothing more is expected of it
+                // The process hangs in the driver and will not answer any more.
                 let _ = child.kill();
                 let _ = child.wait();
                 return Err(format!("no answer for {} seconds", PATIENCE.as_secs()));
@@ -91,7 +91,7 @@ fn ask(handle: &str, gpu: usize) -> Result<u32, String> {
     };
     let (mut out, mut said) = (String::new(), String::new());
     let streams = (child.stdout.take(), child.stderr.take());
-    // a few bytes each, which the pipes hold
+    // The pipes hold the few bytes of each stream, so the process never blocks on a write.
     streams.0.map(|mut stream| stream.read_to_string(&mut out));
     streams.1.map(|mut stream| stream.read_to_string(&mut said));
     match (status.success(), out.trim().parse()) {

@@ -1,4 +1,4 @@
-//! What was found, for `--json` and for the screen.
+//! The report's content, for `--json` and for the screen.
 
 use std::path::PathBuf;
 
@@ -19,21 +19,21 @@ use comm::{
     },
 };
 
-/// Something that is there, or where it was looked for.
+/// A part of the machine that was found, or the places that were searched for it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub(super) enum Found<T> {
-    /// It is there.
+    /// The part was found.
     There(T),
-    /// It is not.
+    /// The part is missing.
     Missing {
-        /// Where it was looked for, and what was said.
+        /// The places that were searched, and the errors.
         missing: String,
     },
 }
 
 impl<T> Found<T> {
-    /// From a result, its error in words.
+    /// Converts a result. The error becomes text.
     pub(super) fn of<E: std::fmt::Display>(result: Result<T, E>) -> Self {
         match result {
             Ok(found) => Self::There(found),
@@ -45,48 +45,48 @@ impl<T> Found<T> {
 /// NVIDIA's driver.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct DriverFacts {
-    /// The name that `libcuda` was loaded by.
+    /// The name by which `libcuda` was loaded.
     pub library: String,
-    /// The newest CUDA that it serves.
+    /// The newest CUDA version that the driver supports.
     pub cuda: String,
-    /// Version of the kernel module, where the system tells.
+    /// Version of the kernel module, if the system reports one.
     pub version: Option<String>,
 }
 
-/// A GPU, and what came of writing and reading its memory.
+/// A GPU, and the result of writing and reading its memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct GpuFacts {
     #[serde(flatten)]
     pub gpu: Gpu,
-    /// `works`, or what went wrong.
+    /// `works`, or the error.
     pub memory_check: String,
 }
 
-/// A way for gradients to travel.
+/// A communication backend for gradients.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct BackendFacts {
-    /// As `--backend` has it.
+    /// The name for `--backend`.
     pub name: &'static str,
-    /// Whether this build has it.
+    /// Whether this build includes the backend.
     pub compiled: bool,
-    /// What it is for, or what it lacks.
+    /// The backend's use, or the reason why it is unavailable.
     pub note: String,
 }
 
-/// What a run without `--cpus`, `--gpus` and `--backend` uses.
+/// The devices and the backend of a run without `--cpus`, `--gpus` and `--backend`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Choice {
-    /// What it computes on.
+    /// The device that computes.
     pub device: String,
     pub why: String,
-    /// How gradients travel where there are several processes.
+    /// The backend that carries gradients between several processes.
     pub gradients: String,
 }
 
-/// Whether this build has MPI.
+/// Whether this build includes MPI.
 const HAS_MPI: bool = cfg!(feature = "mpi");
 
-/// All of it.
+/// The whole report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Report {
     /// Version of this program.
@@ -95,14 +95,14 @@ pub(super) struct Report {
     pub features: Vec<&'static str>,
     pub cpu: Cpu,
     pub driver: Found<DriverFacts>,
-    /// `CUDA_VISIBLE_DEVICES`, where it is set, in words.
+    /// The effect of `CUDA_VISIBLE_DEVICES`, if it is set.
     pub visible: Option<String>,
     pub gpus: Vec<GpuFacts>,
     pub nvrtc: Found<Library>,
     pub headers: Found<Headers>,
     /// Each ordered pair of GPUs.
     pub peers: Vec<Peer>,
-    /// GPU memory shared between processes: `works`, or what went wrong, or why it was not tried.
+    /// Check of GPU memory shared between processes: `works`, the error, or the reason why the check did not run.
     pub ipc: String,
     pub nccl: Found<Library>,
     pub mpi: Found<Mpi>,
@@ -111,7 +111,7 @@ pub(super) struct Report {
 }
 
 impl Report {
-    /// Looks for everything.
+    /// Examines the whole machine.
     pub(super) fn collect() -> Self {
         let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
         let loaded = Driver::load();
@@ -142,7 +142,7 @@ impl Report {
     }
 }
 
-/// Why there is no driver, in words.
+/// Describes why there is no driver.
 pub(super) fn no_driver(error: &NoDriver) -> String {
     match error {
         NoDriver::NotLoaded(missing) => missing.to_string(),
@@ -161,7 +161,7 @@ fn gpus(driver: &Driver) -> Vec<GpuFacts> {
     (0..driver.count().unwrap_or(0)).filter_map(facts).collect()
 }
 
-/// What `--backend` may name, and what becomes of it here.
+/// Returns the backends that `--backend` accepts, and their use on this machine.
 fn backends(nccl: &Found<Library>) -> Vec<BackendFacts> {
     let row = |name, compiled, note: &str| BackendFacts { name, compiled, note: note.to_owned() };
     let nccl = match nccl {
@@ -211,8 +211,9 @@ fn choice(peers: &[Peer], ipc: &str, nccl: &Found<Library>) -> Choice {
     }
 }
 
-/// How gradients would travel between one rank on each of this host's GPUs: what a group of ranks chooses from the driver's
-/// words, and whether the checks, which a group makes as well and ends with, bear it out.
+/// Describes how gradients would travel with one rank on each of this host's GPUs. The route is the one that a group of ranks
+/// chooses from the driver's answers. A group also runs the checks and fails if they contradict the driver, so this function
+/// reports a contradiction.
 fn between_gpus(gpus: &[Gpu], peers: &[Peer], ipc: &str, nccl: bool) -> String {
     if gpus.len() < 2 {
         return "there is one GPU: none travel, but with --oversubscribe".into();
@@ -246,7 +247,7 @@ fn between_gpus(gpus: &[Gpu], peers: &[Peer], ipc: &str, nccl: bool) -> String {
     }
 }
 
-/// The path of a file in the report.
+/// Returns the path of a file as the report shows it.
 pub(super) fn shown(path: Option<&PathBuf>) -> String {
     path.map_or_else(|| "unknown file".to_owned(), |path| path.display().to_string())
 }

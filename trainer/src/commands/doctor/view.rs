@@ -1,4 +1,4 @@
-//! The report on the screen.
+//! The report as text for the screen.
 
 use super::report::{Found, Report, shown};
 use crate::device::{self, Library};
@@ -6,7 +6,7 @@ use crate::report::Section;
 use crate::report::screen::start_table;
 use crate::text;
 
-/// All sections.
+/// Returns all sections of the screen.
 pub(super) fn screen(report: &Report) -> String {
     start_table(&[program(report), cpu(report), gpus(report), tools(report), backends(report), choice(report)])
 }

@@ -1,19 +1,19 @@
-//! `compare.svg`: each mode's step as a stack of what it is spent on, beside its images a second.
+//! `compare.svg`: the parts of each mode's step as a stacked bar, beside its images per second.
 
 use plotters::{coord::Shift, prelude::*};
 
 use super::{Comparison, Figures, ModeResult};
 use crate::text::speed;
 
-/// Size of the picture in pixels.
+/// Size of the chart in pixels.
 const SIZE: (u32, u32) = (900, 420);
-/// Where the bars stand.
+/// Vertical position of the bars.
 const TOP: i32 = 95;
 const BOTTOM: i32 = 350;
-/// Share of a mode's place that its bar takes.
+/// Share of a mode's slot that its bar fills.
 const BAR: f64 = 0.56;
 
-// the Okabe-Ito colours: told apart with any colour vision
+// The Okabe-Ito colours, which people with any colour vision can tell apart.
 const DATA: RGBColor = RGBColor(240, 228, 66);
 const FORWARD: RGBColor = RGBColor(0, 114, 178);
 const BACKWARD: RGBColor = RGBColor(86, 180, 233);
@@ -26,10 +26,10 @@ const AXIS: RGBColor = RGBColor(150, 150, 150);
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type DrawResult = Result<(), DrawingAreaErrorKind<<SVGBackend<'static> as DrawingBackend>::ErrorType>>;
 
-/// The picture. A mode that failed has its place and no bar.
+/// Draws the chart as SVG. A mode that failed has an empty slot.
 ///
 /// # Errors
-/// When the drawing library refuses.
+/// When the drawing library fails.
 pub fn chart(comparison: &Comparison) -> Result<String, impl std::error::Error + use<>> {
     let mut svg = String::new();
     let drawn = draw(comparison, &SVGBackend::with_string(&mut svg, SIZE).into_drawing_area());
@@ -53,16 +53,16 @@ fn draw(comparison: &Comparison, root: &Area<'_>) -> DrawResult {
     root.present()
 }
 
-/// The left and right edge of the bar of mode `index`.
+/// Returns the left and right edge of the bar of mode `index`.
 fn bar(place: &std::ops::Range<i32>, count: usize, index: usize) -> (i32, i32) {
     let each = f64::from(place.len() as i32) / count.max(1) as f64;
     let middle = f64::from(place.start) + each * (index as f64 + 0.5);
-    // bars of few modes do not become walls
+    // The limit keeps the bars of few modes narrow.
     let half = (each * BAR / 2.0).min(60.0);
     ((middle - half) as i32, (middle + half) as i32)
 }
 
-/// Pixels from the axis up.
+/// Returns the height in pixels above the axis.
 fn height(value: f64, most: f64) -> f64 {
     if most > 0.0 && value.is_finite() { value.max(0.0) / most * f64::from(BOTTOM - TOP) } else { 0.0 }
 }
@@ -85,7 +85,7 @@ fn stacks(root: &Area<'_>, modes: &[ModeResult], place: std::ops::Range<i32>, mo
             let top = y - height(value, most);
             root.draw(&Rectangle::new([(left, top as i32), (right, y as i32)], colour.filled()))?;
             if colour == BACKWARD && parts.communication_hidden > 0.0 {
-                // what runs under backward lies in its box
+                // Communication that overlaps with backward is drawn inside the box of backward.
                 let hidden = height(parts.communication_hidden.min(value), most);
                 let inside = [(right - (right - left) / 4, (y - hidden) as i32), (right, y as i32)];
                 root.draw(&Rectangle::new(inside, COMMUNICATION.mix(0.45).filled()))?;
@@ -109,7 +109,7 @@ fn speeds(root: &Area<'_>, modes: &[ModeResult], place: std::ops::Range<i32>, mo
     axis(root, &place)
 }
 
-/// The mode's name under its bar.
+/// Draws the mode's name under its bar.
 fn below(root: &Area<'_>, mode: &ModeResult, left: i32, right: i32) -> DrawResult {
     let name = format!("{} x{}", mode.mode, mode.workers);
     label(root, name, (left + right) / 2, BOTTOM + 8)?;
@@ -123,7 +123,7 @@ fn axis(root: &Area<'_>, place: &std::ops::Range<i32>) -> DrawResult {
     root.draw(&PathElement::new([(place.start, BOTTOM), (place.end, BOTTOM)], AXIS))
 }
 
-/// Text whose middle is at `x`.
+/// Draws text centred at `x`.
 fn label(root: &Area<'_>, text: String, x: i32, y: i32) -> DrawResult {
     use plotters::style::text_anchor::{HPos, Pos, VPos};
     root.draw(&Text::new(text, (x, y), sans(13).pos(Pos::new(HPos::Center, VPos::Top))))
@@ -147,7 +147,7 @@ fn legend(root: &Area<'_>) -> DrawResult {
     Ok(())
 }
 
-/// Text of `pixels`: the SVG backend divides sizes by 1.24.
+/// Returns a text style of `pixels`. The SVG backend divides sizes by 1.24.
 fn sans(pixels: u32) -> TextStyle<'static> {
     ("sans-serif", f64::from(pixels) * 1.24).into_font().color(&TEXT)
 }

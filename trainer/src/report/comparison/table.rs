@@ -1,10 +1,11 @@
-//! The page in characters.
+//! The comparison as a page of text.
 
 use super::{Comparison, Figures};
 use crate::text::{left, loss, right, speed, width};
 
 impl Comparison {
-    /// The page: speed and where the time goes, then memory, traffic and losses, then what failed. Ends with a newline.
+    /// Formats the page: speed and the parts of a step, then memory, traffic and losses, then errors. The text ends with
+    /// a newline.
     pub fn page(&self) -> String {
         let Self { model, data, batch_size, steps, warmup, rounds, machine, .. } = self;
         let rounds = if *rounds == 1 { "one round".to_owned() } else { format!("median of {rounds} rounds") };
@@ -76,7 +77,7 @@ fn row(cells: &[&str]) -> Vec<String> {
     cells.iter().map(|&cell| cell.to_owned()).collect()
 }
 
-/// Columns two blanks apart; the first one to the left, the others to the right.
+/// Aligns columns, two blanks apart: the first to the left, the others to the right.
 fn aligned(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns)
@@ -96,7 +97,8 @@ fn aligned(rows: &[Vec<String>]) -> String {
     text
 }
 
-/// Each process's peak; one number and how often where all have nearly the same would hide what the column is for.
+/// Lists the peak memory of each process. Equal values are not merged into one, because the column must show each
+/// process.
 fn memory(figures: &Figures) -> String {
     let list = |all: &[u64]| all.iter().map(|&one| bytes(one)).collect::<Vec<_>>().join(" + ");
     match figures.device_bytes.is_empty() {
@@ -114,7 +116,7 @@ fn milliseconds(value: f64) -> String {
     }
 }
 
-/// `0`, `368 KB`, `89.5 MB`, `1.24 GB`, in powers of ten.
+/// Formats a byte count in powers of ten: `0`, `368 KB`, `89.5 MB`, `1.24 GB`.
 pub(super) fn bytes(count: u64) -> String {
     match count as f64 {
         0.0 => "0".into(),

@@ -1,4 +1,4 @@
-//! The figures, the page and the picture.
+//! Tests of the figures, the page and the chart.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn steps(count: usize, step_ms: f64) -> Vec<StepRecord> {
         .map(|index| StepRecord {
             step: index as u64,
             loss: 2.0 - 0.1 * index as f64,
-            // the first two are slow
+            // The first two steps are slow.
             step_ms: if index < 2 { 50.0 * step_ms } else { step_ms },
             images_per_s: 128.0 / (if index < 2 { 50.0 * step_ms } else { step_ms } * 1e-3),
             data_ms: 0.01 * step_ms,
@@ -127,7 +127,7 @@ fn the_picture_has_a_bar_a_part_and_a_place_for_what_failed() {
     {
         assert!(svg.contains(word), "{word} is missing");
     }
-    // two stacks of six, each with its hidden part, two speeds, seven in the legend
+    // Two stacks of six rectangles, each with its hidden part, two speeds, seven in the legend.
     assert!(svg.matches("<rect").count() >= 2 * 7 + 2 + 7, "{svg}");
     let nothing = Comparison { modes: Vec::new(), ..comparison() };
     assert!(chart(&nothing).unwrap().contains("images a second"));

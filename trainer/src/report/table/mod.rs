@@ -1,7 +1,7 @@
-//! The accuracy table: what each model is published with, and what the runs at hand reached.
+//! The accuracy table: the published accuracy of each model, and the accuracy of the runs.
 //!
-//! A run counts by its best evaluation on the test set, as the published values do. Runs that differ in their seed alone
-//! are one row with mean and deviation; any other difference, also the device's, makes rows of their own.
+//! A run counts by its best evaluation on the test set, as the published values do. Runs that differ only in their seed
+//! share one row with mean and deviation. Any other difference, including the device, makes a separate row.
 
 mod read;
 mod render;
@@ -13,35 +13,35 @@ pub use save::save;
 
 use serde::Serialize;
 
-/// The data set that the published accuracies are for.
+/// The data set of the published accuracies.
 const PUBLISHED_FOR: &str = "cifar10";
 
-/// A line of the table; `--json` prints an array of them.
+/// A row of the table. `--json` prints an array of rows.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
     /// The registry's name of the model.
     pub model: String,
-    /// Data set; `, part` where only some of its images were used.
+    /// Data set; with `, part` if only some of its images were used.
     pub dataset: String,
     /// Published test accuracy in percent.
     pub published_top1: Option<f64>,
-    /// Mean over the runs of the best test accuracy in percent; none without a run.
+    /// Best test accuracy in percent, mean over the runs; `None` without a run.
     pub top1: Option<f64>,
-    /// Sample standard deviation of it; none below two runs.
+    /// Sample standard deviation of `top1`; `None` with fewer than two runs.
     pub deviation: Option<f64>,
-    /// Mean over the runs of the last epoch's test accuracy in percent.
+    /// Test accuracy of the last epoch in percent, mean over the runs.
     pub last_top1: Option<f64>,
     /// Number of runs.
     pub runs: usize,
-    /// Epochs that are complete, of the run with the fewest.
+    /// Number of complete epochs of the run with the fewest.
     pub epochs: Option<usize>,
-    /// Epochs that were asked for.
+    /// Number of planned epochs.
     pub planned_epochs: Option<usize>,
-    /// Device and strategy in words.
+    /// Device and strategy, as readable text.
     pub device: Option<String>,
-    /// Mean wall-clock minutes of a run.
+    /// Mean wall-clock minutes per run.
     pub minutes: Option<f64>,
-    /// Commits that the runs were started from, each once; runs outside a checkout have none.
+    /// Commits that started the runs, each once. Runs outside a checkout have no commit.
     pub commits: Vec<String>,
     /// Names of the run folders.
     pub folders: Vec<String>,
@@ -50,8 +50,8 @@ pub struct Row {
 /// A model of the table with its published accuracy in percent.
 pub type Published<'a> = (&'a str, Option<f64>);
 
-/// Puts the table together: the published models in the order given, each with its runs or without; then unpublished
-/// models and other data sets, where there are runs of them.
+/// Returns the rows of the table. The published models come first, in the given order, with or without runs. Unpublished
+/// models and other data sets follow if there are runs of them.
 pub fn rows(published: &[Published], runs: &[RunRecord]) -> Vec<Row> {
     let mut groups: Vec<Vec<&RunRecord>> = Vec::new();
     for run in runs {
@@ -94,7 +94,7 @@ impl Row {
     }
 }
 
-/// The row of runs that repeat each other; there is at least one.
+/// Returns the row of runs that repeat each other. `group` has at least one run.
 fn row(group: &[&RunRecord], published: &[Published]) -> Row {
     let first = group[0];
     let n = group.len() as f64;

@@ -1,4 +1,4 @@
-//! Run folders and committed summaries, which are run folders without checkpoints.
+//! Reads run folders and committed summaries, which are run folders without checkpoints.
 
 use std::{
     collections::HashSet,
@@ -12,57 +12,57 @@ use crate::files::FileError;
 use crate::report::RunFolder;
 use crate::report::summary_csv::read_summary;
 
-/// What the table takes of a run.
+/// The values of a run that the table uses.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunRecord {
-    /// The folder's own name.
+    /// The folder's name.
     pub name: String,
     /// The folder.
     pub folder: RunFolder,
     /// The registry's name of the model.
     pub model: String,
-    /// Data set; `, part` where only some of its images were used.
+    /// Data set; with `, part` if only some of its images were used.
     pub dataset: String,
     /// Best test accuracy in percent.
     pub top1: f64,
     /// Test accuracy of the last evaluation in percent.
     pub last_top1: f64,
-    /// Epochs that are complete.
+    /// Number of complete epochs.
     pub epochs: usize,
-    /// Epochs that were asked for.
+    /// Number of planned epochs.
     pub planned_epochs: usize,
-    /// Device and strategy in words.
+    /// Device and strategy, as readable text.
     pub device: String,
     /// Wall-clock seconds.
     pub seconds: f64,
-    /// Commit that the run was started from.
+    /// Commit of the checkout that started the run.
     pub commit: Option<String>,
-    /// The configuration without what has no influence on accuracy but by chance.
+    /// The configuration, without the settings that change accuracy only by chance.
     recipe: toml::Table,
 }
 
 impl RunRecord {
-    /// True where the two differ in chance alone: the same recipe on the same device to the same length.
+    /// Returns whether two runs differ by chance alone: the same recipe, device and number of epochs.
     pub(super) fn repeats(&self, other: &Self) -> bool {
         let key = |run: &Self| (run.model.clone(), run.dataset.clone(), run.epochs, run.device.clone());
         key(self) == key(other) && self.recipe == other.recipe
     }
 }
 
-/// Runs, and the folders that looked like runs but have no result.
+/// Runs, and the run folders that have no result.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Found {
-    /// What was read, each run once.
+    /// The runs, each once.
     pub runs: Vec<RunRecord>,
-    /// Folders of runs that are not finished or were never evaluated.
+    /// Folders of runs that are unfinished or were never evaluated.
     pub unfinished: Vec<PathBuf>,
 }
 
-/// Reads each path: a run's folder, or a folder of them (`runs`, `results`). A run that comes twice, as itself and as its
+/// Reads each path: a run folder, or a folder of run folders (`runs`, `results`). A run found twice, as run folder and as
 /// committed summary, counts once.
 ///
 /// # Errors
-/// A path that is neither; a damaged file, named.
+/// When a path is neither of the two, or a file is damaged. The error names the path.
 pub fn read_runs(paths: &[PathBuf]) -> Result<Found, FileError> {
     let mut found = Found::default();
     let mut seen = HashSet::new();
@@ -88,13 +88,13 @@ pub fn read_runs(paths: &[PathBuf]) -> Result<Found, FileError> {
     Ok(found)
 }
 
-/// The folder's own name, also where the path ends in `.`.
+/// Returns the folder's name, also if the path ends in `.`.
 fn name_of(path: &Path) -> String {
     let real = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     real.file_name().unwrap_or(real.as_os_str()).to_string_lossy().into_owned()
 }
 
-/// The folders below `path` that have a `config.toml`, by name.
+/// Returns the folders below `path` that have a `config.toml`, sorted by name.
 fn runs_in(path: &Path) -> Result<Vec<RunFolder>, FileError> {
     if !path.is_dir() {
         return Ok(Vec::new());
@@ -105,7 +105,7 @@ fn runs_in(path: &Path) -> Result<Vec<RunFolder>, FileError> {
     Ok(folders.iter().filter_map(|folder| RunFolder::open(folder).ok()).collect())
 }
 
-/// The part of `summary.json` that the table needs.
+/// The fields of `summary.json` that the table needs.
 #[derive(Debug, Deserialize)]
 struct Summary {
     model: String,
@@ -115,7 +115,7 @@ struct Summary {
     planned_epochs: usize,
     best: Option<Evaluation>,
     last: Option<Evaluation>,
-    /// Only of a data set with a validation split.
+    /// Present only if the data set has a validation split.
     test: Option<Evaluation>,
     seconds: f64,
 }
@@ -125,13 +125,13 @@ struct Evaluation {
     top1: f64,
 }
 
-/// The part of `env.json` that the table needs.
+/// The fields of `env.json` that the table needs.
 #[derive(Debug, Deserialize)]
 struct Env {
     git_commit: Option<String>,
 }
 
-/// One run; `None` where it has no result yet.
+/// Reads one run; `None` if it has no result yet.
 fn read(name: String, folder: RunFolder) -> Result<Option<RunRecord>, FileError> {
     let Some(summary) = file(&folder.result())? else { return Ok(None) };
     let summary: Summary = json(&folder.result(), &summary)?;
@@ -147,7 +147,7 @@ fn read(name: String, folder: RunFolder) -> Result<Option<RunRecord>, FileError>
         recipe.get("data").and_then(|data| data.get(key)).and_then(toml::Value::as_integer).unwrap_or(0) > 0
     });
     forget_chance(&mut recipe);
-    // summary.json counts a run that train.max_steps ended as complete
+    // `summary.json` counts a run that `train.max_steps` ended as complete.
     let evaluated = read_summary(&folder.summary())?.last().map_or(summary.epochs, |row| row.epoch);
     Ok(Some(RunRecord {
         name,
@@ -166,7 +166,8 @@ fn read(name: String, folder: RunFolder) -> Result<Option<RunRecord>, FileError>
     }))
 }
 
-/// Removes what two repetitions of a run may differ in: the seed, where the data lies, what is written down.
+/// Removes the settings that repetitions of a run may change: the seed, the data folder, the data workers, and the
+/// settings of checkpoints and logs.
 fn forget_chance(recipe: &mut toml::Table) {
     recipe.remove("checkpoint");
     recipe.remove("log");

@@ -1,13 +1,13 @@
-//! The table for a screen and for a README.
+//! Renders the table for a screen and for a README.
 
 use super::Row;
 use crate::text::{left, right, width};
 
 const TITLES: [&str; 9] = ["model", "data", "published", "reached", "epochs", "device", "minutes", "commit", "run"];
-/// Columns of numbers, set to the right.
+/// Whether each column contains numbers, which are aligned to the right.
 const NUMBERS: [bool; 9] = [false, false, true, true, true, false, true, false, false];
 
-/// What each cell says, in the order of the titles.
+/// Returns the text of each cell, in the order of the titles.
 fn cells(row: &Row) -> [String; 9] {
     let none = || "–".to_owned();
     let published = row.published_top1.map_or_else(none, |top1| format!("{top1:.2}"));
@@ -23,7 +23,7 @@ fn cells(row: &Row) -> [String; 9] {
         (Some(done), Some(planned)) if done != planned => format!("{done} of {planned}"),
         (done, _) => done.map_or_else(none, |done| done.to_string()),
     };
-    // the first stands for the others, whose number follows
+    // Show the first name and the number of the others.
     let several = |names: &[String], length: usize| match names {
         [] => none(),
         [one] => one.chars().take(length).collect(),
@@ -42,7 +42,7 @@ fn cells(row: &Row) -> [String; 9] {
     ]
 }
 
-/// Aligned columns; ends with a newline.
+/// Formats the rows as aligned columns. The text ends with a newline.
 pub fn text(rows: &[Row]) -> String {
     let lines: Vec<_> = std::iter::once(TITLES.map(str::to_owned)).chain(rows.iter().map(cells)).collect();
     let widths: Vec<_> =
@@ -56,7 +56,7 @@ pub fn text(rows: &[Row]) -> String {
     lines.iter().map(line).collect()
 }
 
-/// A GitHub table; ends with a newline.
+/// Formats the rows as a GitHub table. The text ends with a newline.
 pub fn markdown(rows: &[Row]) -> String {
     let line = |cells: &[String; 9]| {
         let escaped: Vec<_> = cells.iter().map(|cell| cell.replace('|', "\\|")).collect();

@@ -1,4 +1,4 @@
-//! A run's summary, small and free of its machine's paths, to be committed.
+//! Saves a run's summary for a commit: small, and without the paths of the run's machine.
 
 use std::{
     fs,
@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::RunRecord;
 use crate::files::{FileError, write_atomic};
 
-/// What `env.json` keeps: all but the machine's name and the folder.
+/// The fields of `env.json` to keep: all except the machine's name and the folder.
 const KEPT: [&str; 12] = [
     "started",
     "command",
@@ -26,11 +26,13 @@ const KEPT: [&str; 12] = [
     "memory_bytes",
 ];
 
-/// Writes `config.toml` (given by the caller, who knows what of it is this machine's), `summary.csv`, `summary.json`
-/// without the confusion matrix, and `env.json` without names of this machine to a folder of the run's name below `into`.
+/// Saves the run's summary in a folder of the run's name below `into`: `config.toml`, `summary.csv`, `summary.json`
+/// without the confusion matrix, and `env.json` without the names of this machine.
+///
+/// `config` is the text of `config.toml`. The caller removes the settings that belong to this machine.
 ///
 /// # Errors
-/// A file that cannot be read or written.
+/// When a file cannot be read or written.
 pub fn save(run: &RunRecord, config: &str, into: &Path) -> Result<PathBuf, FileError> {
     let folder = into.join(&run.name);
     fs::create_dir_all(&folder).map_err(|error| FileError::io(&folder, "create the folder", &error))?;
@@ -53,7 +55,7 @@ pub fn save(run: &RunRecord, config: &str, into: &Path) -> Result<PathBuf, FileE
     Ok(folder)
 }
 
-/// Keeps what tells of the result; of each path in the command line, the file's name.
+/// Keeps the fields that matter for the result. Reduces each path in the command line to its file name.
 fn forget_machine(env: &mut Value) {
     let Some(env) = env.as_object_mut() else { return };
     env.retain(|key, _| KEPT.contains(&key.as_str()) || key == "resumed");

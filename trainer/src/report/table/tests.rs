@@ -4,7 +4,7 @@ use super::*;
 
 const PUBLISHED: [Published; 4] = [("lenet", None), ("vgg16", Some(92.64)), ("resnet18", Some(93.02)), ("vgg11", None)];
 
-/// A run folder as a run leaves it; `config` is put below `[train]`.
+/// Creates a run folder as a run does. `config` is put below `[train]`.
 fn run(root: &Path, name: &str, model: &str, config: &str, best: Option<f64>) {
     let folder = root.join(name);
     fs::create_dir_all(&folder).unwrap();
