@@ -121,7 +121,7 @@ fn targets(filter: &str) -> Result<Targets, Failure> {
         text.parse::<LevelFilter>().ok().filter(|_| known).ok_or_else(|| {
             Failure::usage(
                 format!("--log-level {filter}: there is no level `{text}`"),
-                "off, error, warn, info, debug or trace; for single modules: --log-level info,launch=debug (TRAINER_LOG                  has the same form)",
+                "off, error, warn, info, debug or trace; for single modules: --log-level info,launch=debug (TRAINER_LOG has the same form)",
             )
         })
     };
