@@ -116,28 +116,28 @@ impl DeviceSet {
         matches!(self, Self::Gpus(_))
     }
 
-    /// Returns the device of the process with the local rank `seat`.
+    /// Returns the device of the process with the local rank `local_rank`.
     ///
     /// # Errors
     /// There are fewer GPUs than processes.
-    pub fn select(&self, seat: &LocalRank) -> Result<Selected, Failure> {
+    pub fn select(&self, local_rank: &LocalRank) -> Result<Selected, Failure> {
         match self {
             Self::Cpu(_) => Ok(cpu()),
             Self::Gpus(gpus) => {
-                let index = gpu_index(seat, gpus.all.len()).map_err(|refusal| refusal.failure(gpus))?;
-                Ok(gpu(gpus, index, seat.crowded(gpus.all.len())))
+                let index = gpu_index(local_rank, gpus.all.len()).map_err(|refusal| refusal.failure(gpus))?;
+                Ok(gpu(gpus, index, local_rank.crowded(gpus.all.len())))
             }
         }
     }
 }
 
 impl DeviceSet {
-    /// Returns the devices of one process that uses as many devices as `seat`'s host has local ranks.
+    /// Returns the devices of one process that uses `first.local_world` devices.
     ///
     /// # Errors
     /// There are fewer GPUs than local ranks.
-    pub fn all(&self, seat: &LocalRank) -> Result<Vec<Selected>, Failure> {
-        (0..seat.local_world).map(|local_rank| self.select(&LocalRank { local_rank, ..*seat })).collect()
+    pub fn all(&self, first: &LocalRank) -> Result<Vec<Selected>, Failure> {
+        (0..first.local_world).map(|local_rank| self.select(&LocalRank { local_rank, ..*first })).collect()
     }
 }
 
