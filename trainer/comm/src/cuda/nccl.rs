@@ -128,8 +128,8 @@ impl Nccl {
         let call = self.library.get::<AllReduce>("ncclAllReduce")?;
         let at = address as *mut c_void;
         // SAFETY: `count` elements of the caller's window. No kernel uses them, since the caller has waited for its stream.
-        self.library
-            .check("ncclAllReduce", unsafe { call(at, at, count, dtype, SUM, self.comm, self.stream.raw()) })?;
+        let code = unsafe { call(at, at, count, dtype, SUM, self.comm, self.stream.raw()) };
+        self.library.check("ncclAllReduce", code)?;
         let start = Instant::now();
         loop {
             if self.stream.is_done().map_err(|error| self.gpu.failed(&error))? {

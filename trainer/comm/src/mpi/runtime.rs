@@ -210,7 +210,7 @@ impl GroupThread {
     /// Makes the communicator of `ranks`, which all of them call at once, on a thread that keeps it.
     pub(super) fn open(id: u64, ranks: &[usize], abort: &Arc<Abort>, limit: Duration) -> error::Result<Self> {
         let (list, desk_abort) = (ranks.iter().map(|rank| *rank as i32).collect::<Vec<_>>(), abort.clone());
-        let thread = Self(Worker::start("comm-mpi-group", abort.clone(), move |queue: Receiver<Task>| {
+        let group_thread = Self(Worker::start("comm-mpi-group", abort.clone(), move |queue: Receiver<Task>| {
             let Some(comm) = make(id, &list) else { return };
             let unexpected = list.iter().map(|_| VecDeque::new()).collect();
             let mut state = GroupState { comm, unexpected, abort: desk_abort };
