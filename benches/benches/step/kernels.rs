@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use data::loader::Batch;
 use serde::Serialize;
 use trainer::device::Selected;
-use trainer::device::launches::{Launch, Watch};
+use trainer::timeline::launches::{Launch, Watch};
 use trainer::strategy::{DeviceDataset, Strategy, single::Single};
 
 /// Time and launches of a class or of one kernel.

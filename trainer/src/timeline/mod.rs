@@ -4,6 +4,9 @@
 //! the cost of two clock reads and a push. At the end, rank 0 merges all ranks' spans on its own clock and writes the file.
 //! Format: the "Trace Event Format" document of the Chromium project, complete events (`ph: "X"`).
 
+#[cfg(feature = "cuda")]
+pub mod launches;
+
 use std::{borrow::Cow, collections::BTreeSet, fs, path::Path, sync::Arc, time::Instant};
 
 use parking_lot::{Mutex, MutexGuard};
