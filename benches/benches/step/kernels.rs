@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use data::loader::Batch;
 use serde::Serialize;
 use trainer::device::Selected;
-use trainer::timeline::launches::{Launch, Watch};
 use trainer::strategy::{DeviceDataset, Strategy, single::Single};
+use trainer::timeline::launches::{Launch, Watch};
 
 /// Time and launches of a class or of one kernel.
 #[derive(Debug, Default, Clone, Serialize)]

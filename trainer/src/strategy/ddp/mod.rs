@@ -14,7 +14,7 @@
 //!   resumed run must add up in the order of the run that was not stopped. (`parallel.overlap = false` keeps reverse
 //!   registration order and launches the buckets after backward.)
 //! - **Gradients are handed out of backward.** A hook on each use of a parameter (`models/src/hook.rs`) moves the gradient
-//!   into its bucket; there is no `parameter.grad`, and [`reducer::Reducer::finalize_backward`] returns views of the reduced
+//!   into its bucket; there is no `parameter.grad`, and `Reducer::finalize_backward` returns views of the reduced
 //!   buckets (`gradient_as_bucket_view=True`).
 //! - **A parameter that this rank did not use needs no search of the graph.** Its bucket gets zeros after backward. A
 //!   parameter that no rank used has no gradient in the optimizer, and is named once (`find_unused_parameters=True`).
