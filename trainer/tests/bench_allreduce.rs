@@ -39,7 +39,7 @@ fn rows_of_every_backend_and_type_are_exact() {
 fn mistakes_end_with_2() {
     let bench = Bench::new(CONFIG);
     let cases: [(&[&str], &str); 5] = [
-        (&["--backend", "cuda"], "\"cuda\" is no transport of the CPU"),
+        (&["--backend", "cuda"], "\"cuda\" is not a transport between CPUs"),
         (&["--gpus", "2", "--backend", "tcp"], "--backend tcp does not sum on GPUs"),
         (&["--gpus", "2", "--dtype", "i32"], "--dtype i32"),
         (&["--dtype", "int"], "--dtype int"),
