@@ -130,7 +130,6 @@ fn run_worker(
         foreign: own.is_none(),
         oversubscribe: arguments.oversubscribe,
     };
-    let selected = devices.select(&local_rank)?;
     if plan.parallel.mode == Mode::Dp {
         let hint = "start the trainer alone, with --cpus N; or train with --mode ddp";
         return Err(plan.mistake(&["parallel.mode"], format!("dp is one process, and {role}"), hint).into());
@@ -139,6 +138,8 @@ fn run_worker(
     if own.is_none() {
         ranks::share_cores(&rank)?;
     }
+    // The device starts the thread pool, so the number of threads must be known before.
+    let selected = devices.select(&local_rank)?;
     ranks::one_gpu_each(&rank, selected.gpu.as_ref(), arguments.oversubscribe)?;
     let again = variables.get(launch::worker::ATTEMPT).is_some_and(|attempt| attempt != "0");
     let mut run = || {
