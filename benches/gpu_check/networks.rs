@@ -1,8 +1,7 @@
 //! Compares a training pass of whole networks on a GPU with the CPU: logits and gradients of all parameters.
 
-use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor, TensorData};
-use models::{Context, Network, Spec, build, gradient, parameters};
+use models::{Context, Network, Spec, build, take_gradients};
 
 use super::ops::{numbers, values};
 
@@ -16,8 +15,7 @@ fn pass(network: &Network, spec: &Spec, device: &Device) -> Result<[Vec<f32>; 2]
     let logits = network.forward(images, &Context::train());
     let slope = TensorData::new(numbers(2, BATCH * spec.num_classes), logits.dims());
     let loss = (logits.clone() * Tensor::<2>::from_data(slope, device)).sum();
-    let found = GradientsParams::from_grads(loss.backward(), network);
-    let gradients = parameters(network).into_iter().filter_map(|info| gradient(&found, &info)).map(values);
+    let gradients = take_gradients(&mut loss.backward(), network).into_iter().flatten().map(values);
     let gradients = gradients.collect::<Result<Vec<_>, _>>()?.concat();
     Ok([values(logits.reshape([BATCH * spec.num_classes]))?, gradients])
 }

@@ -37,6 +37,6 @@ pub use network::{Cost, Network, cost, step_bytes};
 pub use registry::{Entry, build, entries, find};
 pub use spec::Spec;
 pub use state::{
-    LoadError, ParameterInfo, StateKind, StateTensor, gradient, load_state_dict, map_parameters, map_state, parameters,
-    state_dict, take_gradient, update_parameters,
+    LoadError, ParameterInfo, StateKind, StateTensor, load_state_dict, map_parameters, map_state, parameters,
+    state_dict, take_gradients, update_parameters,
 };

@@ -5,7 +5,6 @@ mod formula;
 use std::collections::BTreeMap;
 
 use burn::module::Module;
-use burn::optim::GradientsParams;
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use models::{Context, Network, StateKind, StateTensor};
@@ -103,21 +102,21 @@ fn check(json: &str) {
 }
 
 fn check_gradients(network: &Network, loss: Tensor<1>, reference: &Reference) {
-    let mut gradients = GradientsParams::from_grads(loss.backward(), network);
+    let gradients = models::take_gradients(&mut loss.backward(), network);
     let largest = reference.grad_l2.values().copied().fold(0.0, f64::max);
     // The upper bound is for VGG: its reference deviation is that of vanishing biases, which are compared absolutely.
     let tolerance = (10.0 * reference.pytorch_f32_deviation.worst_grad_l2).clamp(2e-2, 1e-1);
     let parameters = models::parameters(network);
     let mut worst = (0.0, String::new());
     let mut unused = 0;
-    for parameter in &parameters {
+    for (parameter, gradient) in parameters.iter().zip(gradients) {
         let Some(&want) = reference.grad_l2.get(&parameter.name) else {
             // EfficientNet's first block has layers that it does not use.
-            assert!(models::gradient(&gradients, parameter).is_none(), "{} has a gradient", parameter.name);
+            assert!(gradient.is_none(), "{} has a gradient", parameter.name);
             unused += 1;
             continue;
         };
-        let gradient = models::take_gradient(&mut gradients, parameter).unwrap();
+        let gradient = gradient.unwrap();
         assert_eq!(gradient.dims(), [parameter.len()]);
         let got = l2(&gradient.into_data().try_into_vec_as::<f64>().unwrap());
         if want < 1e-6 * largest {

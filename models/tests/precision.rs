@@ -1,9 +1,8 @@
 //! bf16 autocast (`Context::autocast_bf16`): which tensors are bf16, and that results differ from f32 by rounding alone.
 //! The tests run burn's operations on the CPU. A GPU runs the same casts.
 
-use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use models::{Context, Network, Spec, StateTensor, build, gradient, parameters, state_dict};
+use models::{Context, Network, Spec, StateTensor, build, parameters, state_dict};
 
 const BATCH: usize = 16;
 
@@ -30,12 +29,13 @@ fn pass(network: &Network, spec: &Spec, bf16: bool) -> Pass {
         TensorData::new::<f32, _>((0..BATCH * spec.num_classes).map(|i| (i as f32).cos()).collect(), logits.dims()),
         &device,
     );
-    let found = GradientsParams::from_grads((logits.clone() * weights).sum().backward(), network);
+    let found = models::take_gradients(&mut (logits.clone() * weights).sum().backward(), network);
     let gradients = parameters(network)
         .iter()
-        .filter_map(|info| {
+        .zip(found)
+        .filter_map(|(info, gradient)| {
             // As in PyTorch, a network may have parameters that it does not use.
-            let gradient = gradient(&found, info)?;
+            let gradient = gradient?;
             assert_eq!(gradient.dtype(), DType::F32, "the gradient of {}", info.name);
             Some(gradient.into_data().try_into_vec::<f32>().unwrap())
         })

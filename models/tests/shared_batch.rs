@@ -3,7 +3,6 @@
 use std::sync::{Arc, Barrier, Mutex};
 
 use burn::module::ParamId;
-use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor, TensorData};
 use models::layers::BatchNorm2d;
 use models::{Context, GradientSink, Init, Spec, state};
@@ -199,16 +198,16 @@ fn hooked_gradients_equal_those_of_backward_and_come_last_layer_first() {
     let used: Vec<usize> = seen.used.lock().unwrap().iter().map(|id| index_of(*id)).collect();
     assert_eq!(used.len(), parameters.len());
     assert!(seen.ready.lock().unwrap().is_empty(), "nothing is ready before the backward pass");
-    let left = GradientsParams::from_grads(loss.backward(), &network);
-    assert_eq!(left.len(), 0, "gradients are moved out, not copied");
+    let left = models::take_gradients(&mut loss.backward(), &network);
+    assert!(left.iter().all(Option::is_none), "gradients are moved out, not copied");
 
     let loss = network.forward(images(), &Context::train()).powf_scalar(2.0).mean();
-    let gradients = GradientsParams::from_grads(loss.backward(), &network);
+    let gradients = models::take_gradients(&mut loss.backward(), &network);
     let ready = std::mem::take(&mut *seen.ready.lock().unwrap());
     assert_eq!(ready.len(), parameters.len());
     for (id, gradient) in &ready {
-        let info = &parameters[index_of(*id)];
-        assert_eq!(*gradient, values(models::gradient(&gradients, info).unwrap()), "{}", info.name);
+        let index = index_of(*id);
+        assert_eq!(*gradient, values(gradients[index].clone().unwrap()), "{}", parameters[index].name);
     }
     // The backward pass reverses the forward pass, except for branches at the same depth.
     let order: Vec<usize> = ready.iter().map(|(id, _)| index_of(*id)).collect();

@@ -1,7 +1,6 @@
 //! The state dict: loading, mapping, copies.
 
 use burn::module::Module;
-use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 use models::{Context, LoadError, Network, Spec, StateKind, StateTensor, state_dict};
 
@@ -92,18 +91,18 @@ fn mapping_parameters_is_an_optimizer_step() {
     let before = state_dict(&network);
     let infos = models::parameters(&network);
     let loss = network.forward(images(2, &device), &Context::train()).powf_scalar(2.0).mean();
-    let mut gradients = GradientsParams::from_grads(loss.backward(), &network);
-    let expected: Vec<Vec<f32>> =
-        infos.iter().map(|info| values(models::gradient(&gradients, info).unwrap())).collect();
+    let gradients = models::take_gradients(&mut loss.backward(), &network);
+    let expected: Vec<Vec<f32>> = gradients.iter().map(|gradient| values(gradient.clone().unwrap())).collect();
+    let mut gradients = gradients.into_iter().flatten();
     let statistics = state_dict(&network);
 
     let mut seen = Vec::new();
     let network = models::map_parameters(network, |info, value| {
         assert!(!value.is_autodiff());
         seen.push(info.clone());
-        value - models::take_gradient(&mut gradients, info).unwrap() * 0.5
+        value - gradients.next().unwrap() * 0.5
     });
-    assert!(gradients.is_empty());
+    assert!(gradients.next().is_none());
     assert_eq!(seen, infos);
     assert_eq!(models::parameters(&network), infos, "names, shapes and ids are kept");
 
@@ -124,7 +123,8 @@ fn mapping_parameters_is_an_optimizer_step() {
 
     // The new values are leaves with gradients.
     let loss = network.forward(images(2, &device), &Context::train()).powf_scalar(2.0).mean();
-    assert_eq!(GradientsParams::from_grads(loss.backward(), &network).len(), infos.len());
+    let gradients = models::take_gradients(&mut loss.backward(), &network);
+    assert_eq!(gradients.iter().flatten().count(), infos.len());
 }
 
 #[test]
@@ -132,7 +132,9 @@ fn frozen_parameters_stay_frozen() {
     let network = network("lenet", 1, &Device::flex().autodiff()).no_grad();
     let network = models::map_parameters(network, |_, value| value * 2.0);
     let loss = network.forward(images(1, &Device::flex().autodiff()).require_grad(), &Context::train()).sum();
-    assert!(GradientsParams::from_grads(loss.backward(), &network).is_empty());
+    let gradients = models::take_gradients(&mut loss.backward(), &network);
+    assert_eq!(gradients.len(), models::parameters(&network).len());
+    assert!(gradients.iter().all(Option::is_none));
 }
 
 #[test]

@@ -37,7 +37,6 @@ pub fn measure(
 ) -> Result<Captured, Box<dyn Error>> {
     let device = &selected.device;
     let network = models::build(model, spec, 0, device)?;
-    let parameters = models::state::parameters(&network);
     let batch = shared::batch(spec, batch);
     let samples = batch.labels.len();
     let mut targets = vec![0f32; samples * spec.num_classes];
@@ -50,7 +49,7 @@ pub fn measure(
     let pass = || {
         let logits = network.forward(images.clone(), &context);
         let loss = (log_softmax(logits, 1) * targets.clone()).sum().mul_scalar(-1.0 / samples as f64);
-        FlatGradients::from_backward(loss.backward(), &network, &parameters)
+        FlatGradients::from_backward(loss.backward(), &network)
     };
     let wait = || device.sync().map_err(|error| format!("the device failed: {error:?}"));
     let mut graph = capture(&device.clone().inner(), pass);

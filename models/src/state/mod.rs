@@ -9,8 +9,7 @@
 mod load;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
-use burn::optim::GradientsParams;
-use burn::tensor::Tensor;
+use burn::tensor::{Gradients, Tensor};
 
 use crate::layers::Buffer;
 
@@ -283,33 +282,39 @@ pub fn map_state<M: Module>(module: M, update: impl FnMut(&ParameterInfo, StateK
     module.map(&mut Mapper { path: Path::default(), buffers: true, each: update })
 }
 
-/// Returns a parameter's gradient, flattened to `[N]`; `None` where the loss does not depend on the parameter.
-///
-/// # Panics
-///
-/// For a parameter that has not one, two or four dimensions. No layer has such a parameter.
-pub fn gradient(gradients: &GradientsParams, parameter: &ParameterInfo) -> Option<Tensor<1>> {
-    let (id, count) = (parameter.id, parameter.len());
-    match parameter.shape.len() {
-        1 => gradients.get::<1>(id),
-        2 => gradients.get::<2>(id).map(|gradient| gradient.reshape([count])),
-        4 => gradients.get::<4>(id).map(|gradient| gradient.reshape([count])),
-        rank => panic!("`{}` has {rank} dimensions; layers hold parameters of 1, 2 or 4", parameter.name),
+/// See [`take_gradients`].
+struct GradientTaker<'a> {
+    path: Path,
+    gradients: &'a mut Gradients,
+    taken: Vec<Option<Tensor<1>>>,
+}
+
+impl ModuleVisitor for GradientTaker<'_> {
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        self.path.enter(name, container_type);
+    }
+
+    fn exit_module(&mut self, _name: &str, container_type: &str) {
+        self.path.exit(container_type);
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if self.path.kind() == StateKind::Buffer {
+            return;
+        }
+        // `grad_remove` panics for a tensor without autodiff.
+        let gradient = param.is_require_grad().then(|| param.val().grad_remove(self.gradients)).flatten();
+        self.taken.push(gradient.map(|gradient| {
+            let count = gradient.shape().num_elements();
+            gradient.reshape([count])
+        }));
     }
 }
 
-/// Removes a parameter's gradient from `gradients` and returns it as [`gradient`] does. Its memory can be reused once the
-/// optimizer drops the tensor.
-///
-/// # Panics
-///
-/// As [`gradient`].
-pub fn take_gradient(gradients: &mut GradientsParams, parameter: &ParameterInfo) -> Option<Tensor<1>> {
-    let (id, count) = (parameter.id, parameter.len());
-    match parameter.shape.len() {
-        1 => gradients.remove::<1>(id),
-        2 => gradients.remove::<2>(id).map(|gradient| gradient.reshape([count])),
-        4 => gradients.remove::<4>(id).map(|gradient| gradient.reshape([count])),
-        rank => panic!("`{}` has {rank} dimensions; layers hold parameters of 1, 2 or 4", parameter.name),
-    }
+/// Moves the gradients of the module's parameters out of the result of `backward`, in the order of [`parameters`]. Each is
+/// flattened to `[N]`; `None` where the loss does not depend on the parameter, or the parameter is frozen.
+pub fn take_gradients<M: Module>(gradients: &mut Gradients, module: &M) -> Vec<Option<Tensor<1>>> {
+    let mut taker = GradientTaker { path: Path::default(), gradients, taken: Vec::new() };
+    module.visit(&mut taker);
+    taker.taken
 }

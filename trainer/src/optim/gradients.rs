@@ -1,10 +1,7 @@
 //! The gradients of one step: flat, in parameter order. They are clipped, reduced and handed to the optimizer.
 
-use burn::{
-    optim::GradientsParams,
-    tensor::{Device, Gradients, Tensor},
-};
-use models::{Network, state::ParameterInfo};
+use burn::tensor::{Device, Gradients, Tensor};
+use models::Network;
 
 /// One flat gradient per learnable parameter in registration order; `None` for a parameter that the loss did not use. The
 /// default has no gradients, as after `zero_grad(set_to_none=True)`.
@@ -17,9 +14,8 @@ pub struct FlatGradients {
 
 impl FlatGradients {
     /// Takes the gradients of `network`'s parameters out of the result of `backward`.
-    pub fn from_backward(gradients: Gradients, network: &Network, parameters: &[ParameterInfo]) -> Self {
-        let mut gradients = GradientsParams::from_grads(gradients, network);
-        Self::from_tensors(parameters.iter().map(|info| models::state::take_gradient(&mut gradients, info)).collect())
+    pub fn from_backward(mut gradients: Gradients, network: &Network) -> Self {
+        Self::from_tensors(models::take_gradients(&mut gradients, network))
     }
 
     /// Takes flat tensors in parameter order.

@@ -120,7 +120,7 @@ impl Replica {
     /// Runs the backward pass of a forward pass without a gradient sink, and returns the gradients. Adds counts and its time to
     /// `outcome`, a loss that is not finite among them ([`StepOutcome`] is checked when all ranks have taken part).
     pub fn backward(&self, forward: ForwardOutput, outcome: &mut StepOutcome) -> FlatGradients {
-        let collect = |gradients| FlatGradients::from_backward(gradients, self.network(), &self.parameters);
+        let collect = |gradients| FlatGradients::from_backward(gradients, self.network());
         self.backward_with(forward, outcome, collect)
     }
 

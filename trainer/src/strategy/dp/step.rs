@@ -83,15 +83,14 @@ fn forward_backward(
     let with_loss = Instant::now();
     let upstream = gathered.grad(&loss.backward()).expect("the loss depends on the logits, which require gradients");
 
-    let parameters: Arc<[_]> = replica.parameters.as_slice().into();
     let jobs = forward.into_iter().zip(chunks.clone()).enumerate().map(|(index, ((network, logits), range))| {
-        let (parameters, timeline) = (Arc::clone(&parameters), timeline.clone());
+        let timeline = timeline.clone();
         let upstream = upstream.clone().slice(range).to_device(&devices.get(index).clone().inner());
         move || {
             let start = Instant::now();
             // The gradient of this product with respect to the logits is `upstream`, bit for bit.
             let gradients = (logits * upstream.autodiff()).sum().backward();
-            let gradients = FlatGradients::from_backward(gradients, &network, &parameters);
+            let gradients = FlatGradients::from_backward(gradients, &network);
             timeline.span(Track::Device(index), "backward", start, Instant::now(), &[]);
             (network, gradients)
         }
