@@ -9,10 +9,11 @@
 //! Events before the run folder exists are kept in memory. They become the first lines of the file, or go to stderr if the
 //! program ends without a run folder. A disabled event costs one load of an atomic.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 
+use folder::Folder;
 use parking_lot::Mutex;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
@@ -96,7 +97,7 @@ pub fn write_to(folder: &Path) -> Result<(), Failure> {
         return Ok(());
     }
     let path = folder.join(FILE_NAME);
-    let open = || fs::create_dir_all(folder).and_then(|()| File::options().append(true).create(true).open(&path));
+    let open = || Folder::of_file(folder)?.ensure_folder(folder.file_name().unwrap_or_default())?.append(FILE_NAME);
     open().and_then(|file| SINK.lock().switch_to(Sink::File(file))).map_err(|error| {
         let cause = format!("{}: cannot write diagnostics: {error}", path.display());
         Failure::run(cause, "make the folder writable, free some space, or leave --log-level and TRAINER_LOG out")
@@ -174,6 +175,6 @@ mod tests {
         sink.write(b"one\n").unwrap();
         sink.switch_to(Sink::File(File::create(&path).unwrap())).unwrap();
         sink.write(b"two\n").unwrap();
-        assert_eq!(fs::read_to_string(&path).unwrap(), "one\ntwo\n");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "one\ntwo\n");
     }
 }

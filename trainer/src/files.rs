@@ -1,10 +1,16 @@
-//! The error of files that cannot be created, written or read, and atomic writes.
+//! The error of files that cannot be created, written or read, and writes that follow no symbolic links.
+//!
+//! All files of a run folder are opened here (the crate `folder` does the work), except those of checkpoints and logs, whose
+//! writers use that crate directly.
 
 use std::{
+    ffi::OsStr,
     fs::{self, File},
-    io::{self, ErrorKind, Write},
+    io::{self, ErrorKind},
     path::{Path, PathBuf},
 };
+
+use folder::{Folder, Refused};
 
 /// Exit code of a failed run.
 pub const FAILED: u8 = 1;
@@ -39,6 +45,7 @@ impl FileError {
     /// Returns the error of a system call. `doing` completes "cannot …": `write`, `create`, `read`.
     pub fn io(path: impl AsRef<Path>, doing: &str, error: &io::Error) -> Self {
         let hint = match error.kind() {
+            _ if Refused::of(error).is_some() => "remove it, and find out who put it there; then go on with --resume",
             ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => {
                 "free some space, or let run folders be made elsewhere with --run-dir DIR; then go on with --resume"
             }
@@ -54,25 +61,44 @@ impl FileError {
 }
 
 /// Replaces the file atomically: writes a temporary file beside it, syncs it and renames it. A reader sees the old
-/// content or the new.
+/// content or the new. A symbolic link is replaced, not followed.
 ///
 /// # Errors
 /// Names `path` when the folder is missing or not writable, or the disk is full.
 pub fn write_atomic(path: &Path, content: &[u8]) -> Result<(), FileError> {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(".tmp");
-    let temporary = path.with_file_name(name);
-    let write = || {
-        let mut file = File::create(&temporary)?;
-        file.write_all(content)?;
-        file.sync_all()?;
-        fs::rename(&temporary, path)
-    };
-    write().map_err(|error| {
-        // The first error is the one to report. A failure to remove the temporary file does not change that error.
-        let _ = fs::remove_file(&temporary);
-        FileError::io(path, "write", &error)
-    })
+    let write = || Folder::of_file(path)?.replace(name(path), content);
+    write().map_err(|error| FileError::io(path, "write", &error))
+}
+
+/// Creates a file that must not exist.
+///
+/// # Errors
+/// Names `path` when it exists, or the folder is missing or not writable.
+pub fn create_new(path: &Path) -> Result<File, FileError> {
+    let create = || Folder::of_file(path)?.create_new(name(path));
+    create().map_err(|error| FileError::io(path, "create", &error))
+}
+
+/// Creates a file in the place of an earlier one, whose content other processes keep until they close it.
+///
+/// # Errors
+/// Names `path` when the folder is missing or not writable.
+pub fn create(path: &Path) -> Result<File, FileError> {
+    let create = || Folder::of_file(path)?.create(name(path));
+    create().map_err(|error| FileError::io(path, "create", &error))
+}
+
+/// Opens a file to append to it, and creates it if it is missing.
+///
+/// # Errors
+/// Names `path` when it is a symbolic link, or cannot be written.
+pub fn append(path: &Path) -> Result<File, FileError> {
+    let open = || Folder::of_file(path)?.append(name(path));
+    open().map_err(|error| FileError::io(path, "open", &error))
+}
+
+fn name(path: &Path) -> &OsStr {
+    path.file_name().unwrap_or_default()
 }
 
 /// Returns the file's bytes; empty if the file does not exist.

@@ -6,7 +6,7 @@ use std::{
 };
 
 use clap::Parser;
-use trainer::{cli::Cli, commands, diagnostics, failure::Failure};
+use trainer::{cli::Cli, commands, device, diagnostics, failure::Failure};
 
 fn main() -> ExitCode {
     // A panic is a defect of this program. Print its location once, below, instead of a dump inside a progress bar.
@@ -21,6 +21,7 @@ fn main() -> ExitCode {
     let run = || {
         let cli = Cli::parse();
         diagnostics::start(&cli)?;
+        device::configure();
         commands::run(cli)
     };
     let result = panic::catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {

@@ -5,6 +5,7 @@ use std::io;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use folder::Folder;
 use serde::{Deserialize, Serialize};
 
 /// Name of the file in `logs/rank-N/`.
@@ -55,9 +56,7 @@ impl FailureReport {
     /// # Errors
     /// The folder does not exist, or the disk is full.
     pub(super) fn write(&self, path: &Path) -> io::Result<()> {
-        let temporary = path.with_extension("json.tmp");
-        fs::write(&temporary, serde_json::to_vec_pretty(self)?)?;
-        fs::rename(&temporary, path)
+        Folder::of_file(path)?.replace(path.file_name().unwrap_or_default(), &serde_json::to_vec_pretty(self)?)
     }
 
     /// Reads the file at `path`. `None` where there is none, or where its content is something else.

@@ -19,6 +19,7 @@ use super::signals::{self, STOPPING, Signals};
 use super::supervisor::{Outcome, Supervisor};
 use super::worker::{self, bind, listen_address};
 use comm::{Secret, StoreEvent};
+use folder::Folder;
 
 /// How long the launcher waits.
 #[derive(Debug, Clone, Copy)]
@@ -33,6 +34,16 @@ pub struct Timeouts {
     pub stop: Duration,
 }
 
+/// What the workers of a job write to.
+#[derive(Debug, Clone)]
+pub struct JobFolder {
+    /// `logs/`: gets one folder `rank-N` per worker, and `attempt-K/` with the folders of attempts that failed. The folder above
+    /// it exists.
+    pub logs: PathBuf,
+    /// Further environment variables of each worker.
+    pub variables: Vec<(String, OsString)>,
+}
+
 /// Describes a job to start, as torchrun's class of this name does.
 #[derive(Debug, Clone)]
 pub struct LaunchConfig {
@@ -42,10 +53,6 @@ pub struct LaunchConfig {
     pub program: PathBuf,
     /// Arguments of the workers: this process's arguments.
     pub arguments: Vec<OsString>,
-    /// Further environment variables of each worker, by local rank. The list may be shorter than the number of workers.
-    pub variables: Vec<Vec<(String, String)>>,
-    /// `logs/`: gets one folder `rank-N` per worker, and `attempt-K/` with the folders of attempts that failed.
-    pub logs: PathBuf,
     /// How long the launcher waits for workers and nodes.
     pub timeouts: Timeouts,
     /// How often a job that failed is started again.
@@ -63,7 +70,7 @@ impl LaunchConfig {
     ///
     /// # Errors
     /// The executable cannot be found.
-    pub fn of_this_program(workers: usize, logs: PathBuf) -> Result<Self> {
+    pub fn of_this_program(workers: usize) -> Result<Self> {
         let program = std::env::current_exe().map_err(|error| {
             LaunchError::failed(format!("cannot find this program's own file: {error}"), "is /proc mounted?")
         })?;
@@ -71,8 +78,6 @@ impl LaunchConfig {
             workers,
             program,
             arguments: std::env::args_os().skip(1).collect(),
-            variables: Vec::new(),
-            logs,
             timeouts: Timeouts {
                 stall: Duration::from_secs(300),
                 join: Duration::from_secs(300),
@@ -89,16 +94,20 @@ impl LaunchConfig {
     /// Runs the job and returns the exit code: 0 done, 3 a worker died (the report is on stderr), 128 + n stopped by signal
     /// n. Call it from the main thread: workers die with the thread that starts them.
     ///
+    /// `folder` returns the job's folder, given the world size. It is called once, when the port is bound and all nodes have
+    /// joined: a job that cannot start leaves no folder, and only then is the number of its workers known.
+    ///
     /// # Errors
-    /// The job cannot be started: the port is taken, a node does not come, a process cannot be started.
-    pub fn run(&self) -> Result<u8> {
+    /// The job cannot be started: the port is taken, a node does not come, a process cannot be started, `folder` fails.
+    pub fn run(&self, mut folder: impl FnMut(usize) -> Result<JobFolder>) -> Result<u8> {
         if self.workers == 0 {
             return Err(LaunchError::usage("a job of 0 workers", "ask for at least one: --cpus 1"));
         }
         let screen = Arc::new(Screen::default());
         let mut signals = Signals::install().map_err(|error| system("catch signals", &error))?;
+        let mut found = None;
         for attempt in 0.. {
-            let outcome = match self.attempt(attempt, &mut signals, &screen) {
+            let outcome = match self.attempt(attempt, &mut signals, &screen, &mut found, &mut folder) {
                 Ok(outcome) => outcome,
                 Err(RendezvousError::Interrupted(signal)) => Outcome::Stopped(signal),
                 Err(RendezvousError::Failed(error)) => return Err(error),
@@ -111,7 +120,9 @@ impl LaunchConfig {
                     return Ok(128 + signal as u8);
                 }
                 Outcome::Failed { restartable: true } if attempt < self.max_restarts => {
-                    self.archive(attempt)?;
+                    if let Some(folder) = &found {
+                        archive(&folder.logs, attempt)?;
+                    }
                     screen.say(&format!(
                         "starting all workers again: attempt {} of {}",
                         attempt + 2,
@@ -129,6 +140,8 @@ impl LaunchConfig {
         attempt: usize,
         signals: &mut Signals,
         screen: &Arc<Screen>,
+        found: &mut Option<JobFolder>,
+        folder: &mut dyn FnMut(usize) -> Result<JobFolder>,
     ) -> std::result::Result<Outcome, RendezvousError> {
         let rendezvous =
             self.rendezvous.as_ref().map(|parameters| self.join_nodes(parameters, attempt, signals)).transpose()?;
@@ -160,8 +173,12 @@ impl LaunchConfig {
             (None, None) => port,
         };
         tracing::info!(attempt, world, node, first_rank, host, port, "starting {} workers", self.workers);
+        let folder = match found {
+            Some(folder) => folder,
+            None => found.insert(folder(world)?),
+        };
         let group = WorkerGroup { world, first_rank, node, attempt, host, port, secret };
-        let mut workers = self.start(&group, screen)?;
+        let mut workers = self.start(&group, folder, screen)?;
         let supervisor = Supervisor {
             workers: &mut workers,
             store: store.as_ref(),
@@ -190,7 +207,7 @@ impl LaunchConfig {
         NodeRendezvous::join(parameters, &own, attempt, self.timeouts.join, &mut || stopping(signals))
     }
 
-    fn start(&self, group: &WorkerGroup, screen: &Arc<Screen>) -> Result<Vec<WorkerProcess>> {
+    fn start(&self, group: &WorkerGroup, folder: &JobFolder, screen: &Arc<Screen>) -> Result<Vec<WorkerProcess>> {
         let CoreAssignment { threads, cores } = cores::assign(&cores::available(), cores::quota(), self.workers);
         let cores = cores.filter(|_| self.pin);
         let mut workers = Vec::with_capacity(self.workers);
@@ -199,50 +216,52 @@ impl LaunchConfig {
             let mut variables = group.variables(rank, local_rank, self.workers);
             // The user's value takes precedence
             if std::env::var_os("RAYON_NUM_THREADS").is_none() {
-                variables.push(("RAYON_NUM_THREADS".to_owned(), threads.to_string()));
+                variables.push(("RAYON_NUM_THREADS".to_owned(), threads.to_string().into()));
             }
-            variables.extend(self.variables.get(local_rank).into_iter().flatten().cloned());
+            variables.extend(folder.variables.iter().cloned());
             let spec = WorkerSpec {
                 rank,
                 program: &self.program,
                 arguments: &self.arguments,
                 variables,
                 cores: cores.as_ref().map(|cores| &cores[local_rank]),
-                folder: self.folder(rank),
+                logs: &folder.logs,
                 screen: (rank == 0).then_some(screen),
             };
             // On an error, dropping the list ends the workers that run already
-            let worker = WorkerProcess::start(spec).map_err(|error| {
-                LaunchError::failed(
-                    format!("cannot start rank {rank} ({}): {error}", self.program.display()),
-                    format!("see {} and `ulimit -u -n`", self.folder(rank).display()),
-                )
-            })?;
+            let worker = WorkerProcess::start(spec)?;
             tracing::debug!(rank, pid = worker.pid.as_raw_nonzero(), "started a worker");
             workers.push(worker);
         }
         Ok(workers)
     }
+}
 
-    fn folder(&self, rank: usize) -> PathBuf {
-        self.logs.join(format!("rank-{rank}"))
-    }
-
-    /// Moves the logs of a failed attempt away before the next attempt.
-    fn archive(&self, attempt: usize) -> Result<()> {
-        let target = self.logs.join(format!("attempt-{attempt}"));
-        let move_all = || -> io::Result<()> {
-            fs::create_dir_all(&target)?;
-            for entry in fs::read_dir(&self.logs)? {
-                let entry = entry?;
-                if entry.file_name().to_string_lossy().starts_with("rank-") {
-                    fs::rename(entry.path(), target.join(entry.file_name()))?;
-                }
+/// Moves the logs of a failed attempt away before the next attempt. A run that is resumed may have logs of earlier attempts.
+fn archive(logs: &Path, attempt: usize) -> Result<()> {
+    let move_all = || -> io::Result<()> {
+        let mut number = attempt;
+        while let Err(error) = Folder::open(logs)?.create_folder(format!("attempt-{number}")) {
+            if error.kind() != io::ErrorKind::AlreadyExists {
+                return Err(error);
             }
-            Ok(())
-        };
-        move_all().map_err(|error| cannot_archive(&target, &error))
-    }
+            number += 1;
+        }
+        let target = logs.join(format!("attempt-{number}"));
+        for entry in fs::read_dir(logs)? {
+            let entry = entry?;
+            if entry.file_name().to_string_lossy().starts_with("rank-") {
+                fs::rename(entry.path(), target.join(entry.file_name()))?;
+            }
+        }
+        Ok(())
+    };
+    move_all().map_err(|error| {
+        LaunchError::failed(
+            format!("{}: cannot keep the logs of the attempt that failed: {error}", logs.display()),
+            "make the folder writable, or free some space",
+        )
+    })
 }
 
 /// What the workers of a node must know of their job.
@@ -259,7 +278,7 @@ struct WorkerGroup {
 
 impl WorkerGroup {
     /// Returns the environment variables of one worker.
-    fn variables(&self, rank: usize, local_rank: usize, local_world: usize) -> Vec<(String, String)> {
+    fn variables(&self, rank: usize, local_rank: usize, local_world: usize) -> Vec<(String, OsString)> {
         [
             (environment::WORKER, std::process::id().to_string()),
             ("RANK", rank.to_string()),
@@ -273,7 +292,7 @@ impl WorkerGroup {
             // Only this user's processes can read it, unlike a command line
             (secret::VARIABLE, self.secret.to_hex()),
         ]
-        .map(|(name, value)| (name.to_owned(), value))
+        .map(|(name, value)| (name.to_owned(), value.into()))
         .to_vec()
     }
 }
@@ -285,11 +304,4 @@ fn stopping(signals: &mut Signals) -> Option<i32> {
 
 fn system(what: &str, error: &io::Error) -> LaunchError {
     LaunchError::failed(format!("cannot {what}: {error}"), "see `ulimit -a` and `dmesg | tail`")
-}
-
-fn cannot_archive(path: &Path, error: &io::Error) -> LaunchError {
-    LaunchError::failed(
-        format!("{}: cannot keep the logs of the attempt that failed: {error}", path.display()),
-        "make the folder writable, or free some space",
-    )
 }

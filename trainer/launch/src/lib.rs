@@ -60,7 +60,7 @@ mod worker_status;
 
 pub use environment::{LauncherChoice, Role, detect};
 pub use error::{LaunchError, Result, USAGE, WORKER_DIED};
-pub use launcher::{LaunchConfig, Timeouts};
+pub use launcher::{JobFolder, LaunchConfig, Timeouts};
 pub use node_rendezvous::RendezvousParameters;
 pub use worker::Worker;
 pub use worker_status::WorkerStatus;

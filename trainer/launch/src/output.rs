@@ -7,7 +7,7 @@
 //! bar drawn again would be lost. Then `stdout.log` has both streams, and `stderr.log` says so. The log of a terminal has the
 //! final lines, not each redraw.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, IsTerminal, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use folder::Folder;
 use parking_lot::Mutex;
 use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
 use rustix::termios::{OptionalActions, OutputModes, tcgetattr, tcgetwinsize, tcsetattr, tcsetwinsize};
@@ -96,9 +97,8 @@ impl WorkerOutput {
     ///
     /// # Errors
     /// A log cannot be written, or no pipe, pseudo-terminal or thread is left.
-    pub(super) fn open(folder: &Path, screen: Option<&Arc<Screen>>) -> io::Result<(Self, [Stdio; 2])> {
-        let log = |name: &str| File::options().append(true).create(true).open(folder.join(name));
-        let (mut stdout_log, mut stderr_log) = (log("stdout.log")?, log("stderr.log")?);
+    pub(super) fn open(folder: &Folder, screen: Option<&Arc<Screen>>) -> io::Result<(Self, [Stdio; 2])> {
+        let (mut stdout_log, mut stderr_log) = (folder.append("stdout.log")?, folder.append("stderr.log")?);
         let mut output = Self {
             stdout: Arc::new(Mutex::new(OutputTail::new(TAIL))),
             stderr: Arc::new(Mutex::new(OutputTail::new(TAIL))),
@@ -263,14 +263,13 @@ impl StreamPump {
     }
 }
 
-/// Creates the folder of a rank's logs and removes an old `error.json`.
+/// Creates the folder `rank-N` in the folder of all logs, and removes an old `error.json`.
 ///
 /// # Errors
-/// The folder cannot be written.
-pub(super) fn prepare(folder: &Path) -> io::Result<()> {
-    fs::create_dir_all(folder)?;
-    match fs::remove_file(folder.join(failure_report::FILE_NAME)) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
+/// The folder cannot be written, or a link has its name.
+pub(super) fn prepare(logs: &Path, rank: usize) -> io::Result<Folder> {
+    let folder = Folder::of_file(logs)?.ensure_folder(logs.file_name().unwrap_or_default())?;
+    let folder = folder.ensure_folder(format!("rank-{rank}"))?;
+    folder.remove(failure_report::FILE_NAME)?;
+    Ok(folder)
 }

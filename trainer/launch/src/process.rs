@@ -14,6 +14,7 @@ use rustix::process::{
 };
 
 use super::cores::AffinityGuard;
+use super::error::{LaunchError, Result};
 use super::failure_report::{self, FailureReport};
 use super::output::{self, Screen, WorkerOutput};
 use super::status_page::{Status, StatusPage};
@@ -26,9 +27,10 @@ pub(super) struct WorkerSpec<'a> {
     pub(super) rank: usize,
     pub(super) program: &'a Path,
     pub(super) arguments: &'a [OsString],
-    pub(super) variables: Vec<(String, String)>,
+    pub(super) variables: Vec<(String, OsString)>,
     pub(super) cores: Option<&'a Vec<usize>>,
-    pub(super) folder: PathBuf,
+    /// The folder of all logs.
+    pub(super) logs: &'a Path,
     pub(super) screen: Option<&'a Arc<Screen>>,
 }
 
@@ -71,15 +73,31 @@ impl WorkerProcess {
     ///
     /// # Errors
     /// The logs cannot be written, the program cannot be run, or a limit of the system is reached.
-    pub(super) fn start(spec: WorkerSpec<'_>) -> io::Result<Self> {
-        output::prepare(&spec.folder)?;
-        let folder = std::path::absolute(&spec.folder)?;
+    pub(super) fn start(spec: WorkerSpec<'_>) -> Result<Self> {
+        let path = spec.logs.join(format!("rank-{}", spec.rank));
+        let opened = output::prepare(spec.logs, spec.rank).and_then(|logs| WorkerOutput::open(&logs, spec.screen));
+        let (output, stdio) = opened.map_err(|error| {
+            LaunchError::failed(
+                format!("{}: cannot write the logs of rank {}: {error}", path.display(), spec.rank),
+                "make the folder writable for this user and free of links, or name another with --run-dir DIR",
+            )
+        })?;
+        Self::spawn(&spec, path, output, stdio).map_err(|error| {
+            LaunchError::failed(
+                format!("cannot start rank {} ({}): {error}", spec.rank, spec.program.display()),
+                "see `ulimit -u -n` and `free -h`",
+            )
+        })
+    }
+
+    fn spawn(spec: &WorkerSpec<'_>, path: PathBuf, output: WorkerOutput, stdio: [Stdio; 2]) -> io::Result<Self> {
+        let [stdout, stderr] = stdio;
+        let folder = std::path::absolute(path)?;
         let page = StatusPage::create()?;
-        let (output, [stdout, stderr]) = WorkerOutput::open(&folder, spec.screen)?;
         let mut command = Command::new(spec.program);
         command
             .args(spec.arguments)
-            .envs(spec.variables)
+            .envs(spec.variables.iter().map(|(name, value)| (name, value)))
             .env(super::worker::FAILURE_FILE, folder.join(failure_report::FILE_NAME))
             .stdin(Stdio::from(page.share()?))
             .stdout(stdout)

@@ -65,7 +65,8 @@ pub fn attach(role: &WorkerRole, variables: &Variables) -> Result<WorkerStatus> 
     let own = role.launcher == Launcher::Own;
     let page =
         if own { die_with_launcher(variables)? } else { StatusPage::create().map_err(|e| broken("memory", &e))? };
-    let report = variables.get(FAILURE_FILE).filter(|_| own).map(PathBuf::from);
+    // Not from `variables`, which has no paths that are not UTF-8
+    let report = std::env::var_os(FAILURE_FILE).filter(|_| own).map(PathBuf::from);
     let status = WorkerStatus::new(role.rank, page, report);
     status.hook_panics();
     if own {

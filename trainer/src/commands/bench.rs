@@ -1,6 +1,6 @@
 //! `trainer bench allreduce`: starts the launcher's processes and runs only the collective.
 
-use std::time::Duration;
+use std::{fs::DirBuilder, io::ErrorKind, os::unix::fs::DirBuilderExt, time::Duration};
 
 use crate::cli::AllreduceArgs;
 use crate::device::{DeviceRequest, DeviceSet, LocalRank, Selected};
@@ -8,7 +8,7 @@ use crate::failure::Failure;
 use crate::run::ranks::{self, Rank};
 use comm::{DType, TransportKind, bench, cuda};
 use launch::{
-    self, LaunchConfig, LauncherChoice, Role,
+    self, JobFolder, LaunchConfig, LauncherChoice, Role,
     environment::{self, Launcher, WorkerRole},
 };
 
@@ -94,24 +94,34 @@ pub(super) fn run(arguments: &AllreduceArgs) -> Result<u8, Failure> {
                 oversubscribe: arguments.oversubscribe,
                 ..LocalRank::ALONE
             })?;
-            let logs = tempfile_folder()?;
-            let result = LaunchConfig::of_this_program(workers, logs.clone())?.run();
+            let folder = temporary_folder()?;
+            let logs = folder.join("logs");
+            let result = LaunchConfig::of_this_program(workers)?
+                .run(|_| Ok(JobFolder { logs: logs.clone(), variables: Vec::new() }));
             // Nobody reads the logs of a successful bench.
             if result == Ok(0) {
-                let _ = std::fs::remove_dir_all(&logs);
+                let _ = std::fs::remove_dir_all(&folder);
             }
             Ok(result?)
         }
     }
 }
 
-/// Creates a temporary folder for the workers' logs.
-fn tempfile_folder() -> Result<std::path::PathBuf, Failure> {
-    let folder = std::env::temp_dir().join(format!("trainer-bench-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).map_err(|error| {
-        Failure::run(format!("{}: {error}", folder.display()), "set TMPDIR to a folder you can write")
-    })?;
-    Ok(folder)
+/// Creates a folder for the workers' logs that only this user may enter. A folder of this name may be another user's.
+fn temporary_folder() -> Result<std::path::PathBuf, Failure> {
+    let id = std::process::id();
+    for attempt in 0.. {
+        let folder = std::env::temp_dir().join(format!("trainer-bench-{id}-{attempt}"));
+        match DirBuilder::new().mode(0o700).create(&folder) {
+            Ok(()) => return Ok(folder),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            Err(error) => {
+                let cause = format!("{}: {error}", folder.display());
+                return Err(Failure::run(cause, "set TMPDIR to a folder you can write"));
+            }
+        }
+    }
+    unreachable!("a name is found or creating fails")
 }
 
 /// Builds the benchmark's configuration from the flags.

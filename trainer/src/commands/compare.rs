@@ -1,7 +1,7 @@
 //! `trainer compare`: runs the same steps of the same config in each mode, one after the other, with this same program.
 
 use std::{
-    fs::{self, File},
+    fs,
     io::Write,
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
@@ -19,10 +19,11 @@ use crate::cli::CompareArgs;
 use crate::config::{Keyword, Mode, Overrides, RunPlan};
 use crate::device::{DeviceRequest, DeviceSet, LocalRank};
 use crate::failure::{FAILED, Failure};
-use crate::files::{FileError, write_atomic};
+use crate::files::{self, FileError, write_atomic};
 use crate::report::comparison::{Comparison, Figures, ModeResult, Round};
 use crate::report::environment::Environment;
 use crate::report::metrics::read_metrics;
+use crate::report::run_lock::{Locked, RunLock, refusal};
 use crate::report::{RunFolder, comparison};
 use crate::run::plan;
 use crate::signals::Stop;
@@ -57,6 +58,10 @@ pub(super) fn run(arguments: &CompareArgs) -> Result<u8, Failure> {
     let stop =
         Stop::on_signals().map_err(|error| Failure::run(format!("signal handlers: {error}"), "check ulimits"))?;
     let out = folder(arguments.out.as_deref())?;
+    let _lock = match RunLock::take(&out, None)? {
+        Locked::Here(lock) => lock,
+        Locked::Elsewhere(holder) => return Err(refusal(&out, holder.as_ref()).into()),
+    };
     let mut runs: Vec<(Mode, Vec<Round>, Option<String>)> =
         modes.iter().map(|&mode| (mode, Vec::new(), None)).collect();
     for round in 1..=arguments.rounds {
@@ -148,7 +153,7 @@ fn one(
     let io = |doing: &str, error: &std::io::Error| Failure::from(FileError::io(folder, doing, error));
     fs::create_dir_all(folder).map_err(|error| io("create the folder", &error))?;
     let said = folder.join("messages.log");
-    let file = File::create(&said).map_err(|error| io("write messages.log in", &error))?;
+    let file = files::create(&said)?;
     let child = command(arguments, plan, mode, folder)
         .and_then(|mut command| {
             command.stderr(file.try_clone()?).stdout(file).stdin(Stdio::null()).process_group(0).spawn()

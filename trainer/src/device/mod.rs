@@ -4,8 +4,7 @@
 //! `toolkit.rs`). burn's backend would panic instead. `assign.rs` assigns GPUs to processes.
 
 mod assign;
-#[cfg(feature = "cuda")]
-mod cache;
+mod configure;
 mod gpus;
 #[cfg(not(feature = "cuda"))]
 mod stream_event;
@@ -19,6 +18,7 @@ pub use comm::cuda::StreamEvent;
 pub use self::stream_event::StreamEvent;
 pub use self::{
     assign::{LocalRank, gpu_index},
+    configure::configure,
     gpus::{Gpus, Missing, find, hidden},
     toolkit::{Headers, Library, headers, nccl, nvrtc},
 };
@@ -79,6 +79,7 @@ pub fn held_bytes(device: &Device) -> Option<u64> {
 
 /// Returns the CPU as a device of burn-flex.
 pub fn cpu() -> Selected {
+    configure();
     let threads = rayon::current_num_threads();
     let description = format!("CPU, burn-flex, {threads} threads");
     Selected { device: Device::flex().autodiff(), threads, description, gpu: None }
@@ -162,7 +163,7 @@ pub fn describe(gpu: &Gpu) -> String {
 /// Returns burn's device for a GPU, with autodiff.
 #[cfg(feature = "cuda")]
 pub fn cuda(index: usize) -> Device {
-    cache::keep();
+    configure();
     Device::cuda(index).autodiff()
 }
 

@@ -1,7 +1,7 @@
 //! `metrics.jsonl`: one line per step, for scripts and for the curves.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::File,
     io::Write,
     path::{Path, PathBuf},
 };
@@ -104,10 +104,9 @@ impl MetricsWriter {
     /// Creates an empty file.
     ///
     /// # Errors
-    /// When the file cannot be created.
+    /// When the file exists or cannot be created.
     pub fn create(path: &Path) -> Result<Self, FileError> {
-        let file = File::create(path).map_err(|error| FileError::io(path, "create", &error))?;
-        Ok(Self { path: path.to_owned(), file })
+        Ok(Self { path: path.to_owned(), file: files::create_new(path)? })
     }
 
     /// Continues after a resume from a checkpoint whose next step is `step`; see [`truncate_to`].
@@ -116,8 +115,7 @@ impl MetricsWriter {
     /// When the file cannot be read or written, or a line other than the last is damaged.
     pub fn resume(path: &Path, step: u64) -> Result<Self, FileError> {
         truncate_to(path, step)?;
-        let file = OpenOptions::new().append(true).create(true).open(path);
-        Ok(Self { path: path.to_owned(), file: file.map_err(|error| FileError::io(path, "open", &error))? })
+        Ok(Self { path: path.to_owned(), file: files::append(path)? })
     }
 
     /// Appends one step.
@@ -310,7 +308,8 @@ mod tests {
 
     #[test]
     fn a_full_disk_is_an_error_that_names_the_file() {
-        let mut writer = MetricsWriter::create(Path::new("/dev/full")).unwrap();
+        let path = PathBuf::from("/dev/full");
+        let mut writer = MetricsWriter { file: File::create(&path).unwrap(), path };
         let error = writer.write(&step(0)).unwrap_err();
         assert_eq!(error.to_string(), "/dev/full: cannot write: No space left on device (os error 28)");
         assert!(error.hint.contains("--run-dir") && error.hint.contains("--resume"), "{}", error.hint);

@@ -6,6 +6,7 @@ use crate::files::{FileError, write_atomic};
 use crate::report::curves::Curves;
 use crate::report::environment::Environment;
 use crate::report::metrics::{MetricsWriter, read_metrics};
+use crate::report::missing::missing_lines;
 use crate::report::progress::{Progress, ProgressOptions, Screen};
 use crate::report::screen::start_table;
 use crate::report::summary::summary_screen;
@@ -107,6 +108,9 @@ impl Reporter {
             progress.set_best(best);
         }
         let steps = read_metrics(&folder.metrics())?;
+        for error in missing_lines(&folder, &steps, &epochs, next_step, epoch) {
+            eprintln!("warning: {error}\n  hint: {}", error.hint);
+        }
         let losses = steps.iter().map(|record| curve_point(&options, record)).collect();
         Ok(Self { folder, options, metrics, summary, tensorboard, progress, epochs, losses, next_step, top5: false })
     }

@@ -6,17 +6,20 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::files::FileError;
+use super::run_lock::{Locked, RunLock, refusal};
+use crate::files::{FileError, USAGE};
 use time::{OffsetDateTime, macros::format_description};
 
 /// A run's folder and the names of the files in it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct RunFolder {
     path: PathBuf,
+    /// Held as long as a clone of this value lives.
+    lock: Option<RunLock>,
 }
 
 impl RunFolder {
-    /// Creates a new folder below `root`, and `root` itself if it is missing.
+    /// Creates a new folder below `root`, and `root` itself if it is missing, and locks it for this process.
     ///
     /// The time in the name is UTC, so that names sort by age across time zones and clock changes. A second run in the
     /// same second gets the suffix `-2`, a third `-3`.
@@ -46,7 +49,46 @@ impl RunFolder {
             let folder = path.join(folder);
             fs::create_dir(&folder).map_err(|error| FileError::io(&folder, "create the folder", &error))?;
         }
-        Ok(Self { path })
+        let mut folder = Self { path, lock: None };
+        folder.lock(None)?;
+        Ok(folder)
+    }
+
+    /// Locks the folder for this process, until the last clone of this value is dropped. `job` names a job on several machines:
+    /// where they share the folder, its other processes may write too.
+    ///
+    /// # Errors
+    /// Another program writes the run, or the folder cannot be written.
+    pub fn lock(&mut self, job: Option<&str>) -> Result<(), FileError> {
+        for name in ["checkpoints", "logs"] {
+            let path = self.path.join(name);
+            if path.is_symlink() {
+                return Err(FileError::new(
+                    path,
+                    "is a symbolic link, and a run writes in its own folder only",
+                    "move the folder back; to have a run on another disk, use --run-dir or a link to the whole run folder",
+                ));
+            }
+        }
+        match RunLock::take(&self.path, job)? {
+            Locked::Here(lock) => self.lock = lock,
+            Locked::Elsewhere(holder) if job.is_some() && holder.as_ref().is_some_and(|h| h.job.as_deref() == job) => {}
+            Locked::Elsewhere(holder) => return Err(refusal(&self.path, holder.as_ref())),
+        }
+        Ok(())
+    }
+
+    /// Checks that no other program writes the run. `job` as in [`lock`](Self::lock).
+    ///
+    /// # Errors
+    /// Another program writes the run.
+    pub fn check_free(&self, job: Option<&str>) -> Result<(), FileError> {
+        match RunLock::held(&self.path) {
+            Some(holder) if job.is_none() || holder.as_ref().is_none_or(|holder| holder.job.as_deref() != job) => {
+                Err(refusal(&self.path, holder.as_ref()))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Opens the folder of an existing run, to resume or evaluate the run.
@@ -65,7 +107,7 @@ impl RunFolder {
             }
             Ok(_) => {}
         }
-        let folder = Self { path: path.to_owned() };
+        let folder = Self { path: path.to_owned(), lock: None };
         if folder.config().is_file() {
             return Ok(folder);
         }
@@ -87,14 +129,37 @@ impl RunFolder {
     /// # Errors
     /// When there is no run, or `root` cannot be read.
     pub fn newest(root: &Path) -> Result<Self, FileError> {
-        match runs_below(root)?.pop() {
-            Some(path) => Ok(Self { path }),
-            None => Err(FileError::new(
+        Self::newest_that(root, |_| Ok(()))
+    }
+
+    /// Returns the newest run below `root` that `usable` accepts. Skips the runs that `usable` refuses as wrong input, and names
+    /// them on stderr. All else is as in [`newest`](Self::newest).
+    ///
+    /// # Errors
+    /// When there is no run, `root` cannot be read, `usable` fails for another reason, or refuses all runs.
+    pub fn newest_that(
+        root: &Path,
+        mut usable: impl FnMut(&mut Self) -> Result<(), FileError>,
+    ) -> Result<Self, FileError> {
+        let mut refused = None;
+        for path in runs_below(root)?.into_iter().rev() {
+            let mut folder = Self { path, lock: None };
+            match usable(&mut folder) {
+                Ok(()) => return Ok(folder),
+                Err(error) if error.code == USAGE => {
+                    eprintln!("note: skipped {error}");
+                    refused.get_or_insert(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(refused.unwrap_or_else(|| {
+            FileError::new(
                 root,
                 "holds no run folder",
                 "name the run to resume (--resume RUN), or the folder that holds the runs (--run-dir DIR)",
-            )),
-        }
+            )
+        }))
     }
 
     /// Returns the folder's path.
@@ -241,8 +306,8 @@ mod tests {
         make(6);
         fs::create_dir(root.path().join("99990101-old-notes")).unwrap();
         RunFolder::create_at(root.path(), "lenet", "single", 1, NOW.replace_second(9).unwrap()).unwrap(); // No config.toml
-        assert_eq!(RunFolder::newest(root.path()).unwrap(), runs[10]);
-        assert_eq!(RunFolder::open(runs[3].path()).unwrap(), runs[3]);
+        assert_eq!(RunFolder::newest(root.path()).unwrap().path(), runs[10].path());
+        assert_eq!(RunFolder::open(runs[3].path()).unwrap().path(), runs[3].path());
     }
 
     #[test]

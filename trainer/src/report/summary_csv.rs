@@ -1,7 +1,7 @@
 //! `summary.csv`: one line per epoch.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::File,
     io::Write,
     path::{Path, PathBuf},
 };
@@ -66,9 +66,9 @@ impl SummaryWriter {
     /// Creates a file with only the header.
     ///
     /// # Errors
-    /// When the file cannot be created or written.
+    /// When the file exists, or cannot be created or written.
     pub fn create(path: &Path) -> Result<Self, FileError> {
-        let mut file = File::create(path).map_err(|error| FileError::io(path, "create", &error))?;
+        let mut file = files::create_new(path)?;
         writeln!(file, "{HEADER}").map_err(|error| FileError::io(path, "write", &error))?;
         Ok(Self { path: path.to_owned(), file })
     }
@@ -80,8 +80,7 @@ impl SummaryWriter {
     /// When the file cannot be read or written, or a line other than the last is damaged.
     pub fn resume(path: &Path, epoch: usize) -> Result<Self, FileError> {
         truncate_to_epoch(path, epoch)?;
-        let file = OpenOptions::new().append(true).open(path).map_err(|error| FileError::io(path, "open", &error))?;
-        Ok(Self { path: path.to_owned(), file })
+        Ok(Self { path: path.to_owned(), file: files::append(path)? })
     }
 
     /// Appends one epoch.
@@ -228,7 +227,9 @@ mod tests {
 
     #[test]
     fn a_full_disk_is_an_error_that_names_the_file() {
-        let error = SummaryWriter::create(Path::new("/dev/full")).unwrap_err();
+        let path = PathBuf::from("/dev/full");
+        let mut writer = SummaryWriter { file: File::create(&path).unwrap(), path };
+        let error = writer.write(&epoch(1)).unwrap_err();
         assert_eq!(error.to_string(), "/dev/full: cannot write: No space left on device (os error 28)");
     }
 }

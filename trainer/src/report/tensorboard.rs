@@ -5,7 +5,7 @@
 //! `compat/proto/{event,summary}.proto`.
 
 use std::{
-    fs::{File, OpenOptions, read_dir},
+    fs::{File, read_dir},
     io::{ErrorKind, Write},
     path::{Path, PathBuf},
     time::{SystemTime, UNIX_EPOCH},
@@ -96,9 +96,7 @@ impl TensorBoardWriter {
         }
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let path = folder.join(format!("{PREFIX}{seconds:010}.{host}.{}.0", std::process::id()));
-        let file = OpenOptions::new().write(true).create_new(true).open(&path);
-        let file = file.map_err(|error| FileError::io(&path, "create", &error))?;
-        let mut writer = Self { path, file };
+        let mut writer = Self { file: files::create_new(&path)?, path };
         writer.event(now, 0, What::FileVersion("brain.Event:2".to_owned()))?;
         // TensorBoard drops old points at the second and later session starts. A new run must therefore write the first
         // one.

@@ -10,9 +10,9 @@ pub(crate) mod ranks;
 mod setup;
 mod training;
 
-use std::path::Path;
+use std::path::PathBuf;
 
-use self::plan::{PlannedRun, planned_run, read_data};
+use self::plan::{Access, PlannedRun, planned_run, read_data};
 use self::setup::{DeviceAssignment, device_request, dry_run, note_missing_gpu};
 use self::training::Training;
 use crate::cli::TrainArgs;
@@ -50,7 +50,15 @@ pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failur
     note_missing_gpu(&devices);
     let workers = asked.map_or(1, |(_, count)| count);
     let several = workers > 1 || arguments.job.nnodes > 1 || node.is_some();
-    let PlannedRun { mut plan, resumed } = planned_run(arguments, several, devices.is_gpu())?;
+    let job = ranks::job_of_nodes(arguments, node);
+    let access = match &job {
+        _ if arguments.dry_run => Access::Read,
+        // Where the nodes share the folder, node 0 locks it. The others lock theirs once node 0 has joined
+        Some((job, 1..)) => Access::Check(Some(job)),
+        Some((job, 0)) => Access::Write(Some(job)),
+        None => Access::Write(None),
+    };
+    let PlannedRun { mut plan, resumed } = planned_run(arguments, several, devices.is_gpu(), access)?;
     let local_rank = LocalRank { local_world: workers, oversubscribe: arguments.oversubscribe, ..LocalRank::ALONE };
     let selected = devices.select(&local_rank)?;
     if selected.gpu.is_some() && arguments.oversubscribe {
@@ -68,24 +76,30 @@ pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failur
     if plan.parallel.backend == Backend::Mpi {
         return Err(ranks::needs_mpirun(workers));
     }
-    let share = plan.train.batch_size / (workers * arguments.job.nnodes).max(1);
-    if share == 0 && plan.train.batch_scope == BatchScope::Global {
-        let cause = format!("a batch of {} cannot be shared by {workers} workers", plan.train.batch_size);
-        return Err(plan.mistake(&["train.batch_size"], cause, "use a larger batch, or fewer workers").into());
-    }
     // Drop the data: the workers read it themselves. The launcher reads it only to report a mistake once.
     drop(splits);
-    let folder = match resumed {
-        Some(folder) => folder,
-        None => {
-            let world = workers * arguments.job.nnodes;
-            let folder = RunFolder::create(&arguments.run_dir, &plan.model.name, "ddp", world)?;
-            write_atomic(&folder.config(), plan.to_toml().as_bytes())?;
-            folder
+    let mut folder = resumed;
+    ranks::launch(arguments, &plan, node, &variables, workers, |world| {
+        if plan.train.batch_size < world && plan.train.batch_scope == BatchScope::Global {
+            let cause = format!("a batch of {} cannot be shared by {world} workers", plan.train.batch_size);
+            return Err(plan.mistake(&["train.batch_size"], cause, "use a larger batch, or fewer workers").into());
         }
-    };
-    diagnostics::write_to(&folder.path().join("logs"))?;
-    ranks::launch(arguments, &plan, node, &variables, workers, folder.path())
+        let folder = match &mut folder {
+            Some(resumed) => {
+                if let Some((job, 1..)) = &job {
+                    resumed.lock(Some(job))?;
+                }
+                resumed
+            }
+            None => {
+                let new = RunFolder::create(&arguments.run_dir, &plan.model.name, "ddp", world)?;
+                write_atomic(&new.config(), plan.to_toml().as_bytes())?;
+                folder.insert(new)
+            }
+        };
+        diagnostics::write_to(&folder.path().join("logs"))?;
+        Ok(folder.path().to_owned())
+    })
 }
 
 /// Returns whether the plan trains in several processes. `several`: the flags request several workers.
@@ -115,7 +129,7 @@ fn run_worker(
     variables: &Variables,
     devices: &DeviceSet,
 ) -> Result<u8, Failure> {
-    let own = variables.get(ranks::RUN_FOLDER).filter(|_| worker.launcher == Launcher::Own);
+    let own = std::env::var_os(ranks::RUN_FOLDER).filter(|_| worker.launcher == Launcher::Own).map(PathBuf::from);
     if own.is_none() && worker.rank == 0 {
         eprintln!("{role}");
         note_missing_gpu(devices);
@@ -123,7 +137,8 @@ fn run_worker(
     if own.is_none() {
         diagnostics::write_to_stderr();
     }
-    let PlannedRun { mut plan, mut resumed } = planned_run(arguments, true, devices.is_gpu())?;
+    let access = own.as_deref().map_or(Access::Check(None), Access::Given);
+    let PlannedRun { mut plan, mut resumed } = planned_run(arguments, true, devices.is_gpu(), access)?;
     let local_rank = LocalRank {
         local_rank: worker.local_rank,
         local_world: worker.local_world,
@@ -145,8 +160,11 @@ fn run_worker(
     let mut run = || {
         rank.status.set_status(format_args!("reading {}", plan.data.name));
         let splits = read_data(&mut plan)?;
-        if let (Some(path), None, 0) = (own, &resumed, worker.rank) {
-            let folder = RunFolder::open(Path::new(path))?;
+        if let (None, Some(folder), 0) = (&own, &mut resumed, worker.rank) {
+            folder.lock(None)?;
+        }
+        if let (Some(path), None, 0) = (&own, &resumed, worker.rank) {
+            let folder = RunFolder::open(path)?;
             // After a restart the run continues from its newest checkpoint.
             if again {
                 resumed = Some(folder);

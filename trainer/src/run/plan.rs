@@ -15,6 +15,7 @@ use data::{
 use crate::cli::TrainArgs;
 use crate::config::{self, Augmentation, BatchScope, DatasetFacts, Mode, Overrides, Registry, RunPlan};
 use crate::failure::Failure;
+use crate::files::FileError;
 use crate::report::{RunFolder, Section};
 use crate::strategy::Strategy;
 
@@ -29,22 +30,56 @@ pub(super) struct PlannedRun {
     pub resumed: Option<RunFolder>,
 }
 
+/// What this process does with the run to continue.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Access<'a> {
+    /// Nothing but reading the plan.
+    Read,
+    /// Writes it, alone or with the other nodes of this job.
+    Write(Option<&'a str>),
+    /// Writes it later, or another process of this job does: until then no other program may write it.
+    Check(Option<&'a str>),
+    /// Writes this folder, which its launcher has locked.
+    Given(&'a Path),
+}
+
+impl Access<'_> {
+    /// Opens the run that `--resume` names, or the newest one that no other program writes.
+    fn open(self, named: Option<&Path>, run_dir: &Path) -> Result<RunFolder, FileError> {
+        let claim = |folder: &mut RunFolder| match self {
+            Self::Read | Self::Given(_) => Ok(()),
+            Self::Write(job) => folder.lock(job),
+            Self::Check(job) => folder.check_free(job),
+        };
+        match (self, named) {
+            (Self::Given(path), _) => RunFolder::open(path),
+            (_, Some(path)) => {
+                let mut folder = RunFolder::open(path)?;
+                claim(&mut folder).map(|()| folder)
+            }
+            (_, None) => RunFolder::newest_that(run_dir, claim),
+        }
+    }
+}
+
 /// Reads the plan from `--config`, or from the run to continue.
 ///
 /// # Errors
-/// Every mistake in the plan, or a run that cannot be opened.
-pub(super) fn planned_run(arguments: &TrainArgs, several: bool, gpu: bool) -> Result<PlannedRun, Failure> {
+/// Every mistake in the plan, or a run that cannot be opened or that another program writes.
+pub(super) fn planned_run(
+    arguments: &TrainArgs,
+    several: bool,
+    gpu: bool,
+    access: Access<'_>,
+) -> Result<PlannedRun, Failure> {
     let Some(run) = &arguments.resume else {
         let path = arguments.config.as_deref().ok_or_else(|| {
             Failure::usage("nothing says what to train", "name a TOML file: --config configs/quickstart.toml")
         })?;
         return Ok(PlannedRun { plan: plan(path, arguments, several, gpu)?, resumed: None });
     };
-    let folder = match run {
-        Some(path) => RunFolder::open(path),
-        None => RunFolder::newest(&arguments.run_dir),
-    }
-    .map_err(|error| Failure::usage(&error, &error.hint))?;
+    let opened = access.open(run.as_deref(), &arguments.run_dir);
+    let folder = opened.map_err(|error| Failure::usage(&error, &error.hint))?;
     let planned = plan(&folder.config(), arguments, several, gpu)?;
     if let Some(path) = &arguments.config {
         let asked = plan(path, arguments, several, gpu)?;

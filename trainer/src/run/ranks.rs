@@ -1,6 +1,6 @@
 //! Starts the worker processes, and joins a worker to the other ranks.
 
-use std::{path::Path, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
 use crate::cli::TrainArgs;
 use crate::config::{Backend, RunPlan};
@@ -8,7 +8,7 @@ use crate::failure::Failure;
 use crate::signals::Stop;
 use comm::{self, CommConfig, Communicator, TransportKind, cuda::driver::Gpu};
 use launch::{
-    LaunchConfig, RendezvousParameters, Worker, WorkerStatus, cores,
+    JobFolder, LaunchConfig, LaunchError, RendezvousParameters, Worker, WorkerStatus, cores,
     environment::{NodeShare, Variables, WorkerRole},
     secret,
     worker::{self, ShutdownBarrier},
@@ -21,7 +21,19 @@ const JOIN: Duration = Duration::from_secs(300);
 /// Time that the store's host waits for the other ranks at shutdown.
 const SHUTDOWN: Duration = Duration::from_secs(10);
 
-/// Starts this program once per worker, supervises the workers and returns the exit code.
+/// Returns the address of the job and the index of this node, for a job on several nodes.
+pub(crate) fn job_of_nodes(arguments: &TrainArgs, share: Option<&NodeShare>) -> Option<(String, usize)> {
+    let flags = &arguments.job;
+    match share {
+        Some(share) if share.nodes > 1 => {
+            Some((format!("{}:{}", share.master_addr, share.master_port), share.node_rank))
+        }
+        _ => (flags.nnodes > 1).then(|| (format!("{}:{}", flags.master_addr, flags.master_port), flags.node_rank)),
+    }
+}
+
+/// Starts this program once per worker, supervises the workers and returns the exit code. `folder` returns the run folder, given
+/// the world size; [`LaunchConfig::run`] says when.
 ///
 /// # Errors
 /// The job cannot be set up.
@@ -31,10 +43,10 @@ pub(crate) fn launch(
     share: Option<&NodeShare>,
     variables: &Variables,
     workers: usize,
-    folder: &Path,
+    mut folder: impl FnMut(usize) -> Result<PathBuf, Failure>,
 ) -> Result<u8, Failure> {
     let flags = &arguments.job;
-    let mut job = LaunchConfig::of_this_program(workers, folder.join("logs"))?;
+    let mut job = LaunchConfig::of_this_program(workers)?;
     job.timeouts.stall = Duration::from_secs(plan.parallel.timeout_s as u64);
     job.max_restarts = flags.max_restarts;
     job.address.1 = flags.master_port;
@@ -51,9 +63,14 @@ pub(crate) fn launch(
         }
         _ => None,
     };
-    let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
-    job.variables = vec![vec![(RUN_FOLDER.to_owned(), folder.display().to_string())]; job.workers];
-    Ok(job.run()?)
+    let code = job.run(|world| {
+        let failed = |Failure { code, message, hint }| LaunchError { code, message, hint: hint.unwrap_or_default() };
+        let folder = folder(world).map_err(failed)?;
+        let path = std::path::absolute(&folder).unwrap_or_else(|_| folder.clone());
+        let variables = vec![(RUN_FOLDER.to_owned(), path.into_os_string())];
+        Ok(JobFolder { logs: folder.join("logs"), variables })
+    })?;
+    Ok(code)
 }
 
 /// Returns the error for the mpi backend without mpirun: this program's launcher does not start MPI processes.

@@ -2,9 +2,12 @@
 
 use std::{
     fs,
-    io::Write,
+    io::{self, Write},
     path::{Path, PathBuf},
 };
+
+use folder::Folder;
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use super::{EMA, MANIFEST, MODEL, Manifest, ManifestFile, OPTIMIZER, STATE, State, VERSION, read, sha256, writing};
 use crate::files::FileError;
@@ -82,12 +85,13 @@ impl Store {
     }
 
     fn write_files(&self, folder: &Path, snapshot: Snapshot, progress: &RunProgress) -> Result<(), FileError> {
-        fs::create_dir_all(folder).map_err(|error| writing(folder, error))?;
+        let open = Folder::of_file(folder).and_then(|all| all.create_folder(folder.file_name().unwrap_or_default()));
+        let files = open.map_err(|error| writing(folder, error))?;
         let state = State { progress: progress.clone(), optimizer_steps: snapshot.optimizer_steps, seed: self.seed };
         let mut manifest = Manifest { version: VERSION, files: Vec::new() };
         let mut write = |name: &str, bytes: &[u8]| {
             manifest.files.push(ManifestFile { name: name.into(), bytes: bytes.len() as u64, sha256: sha256(bytes) });
-            write_synced(&folder.join(name), bytes)
+            write_synced(&files, name, bytes).map_err(|error| writing(folder.join(name), error))
         };
         let tensors = |name: &str, tensors: &[NamedTensor]| {
             state_file::encode(tensors).map_err(|error| writing(folder.join(name), error))
@@ -99,14 +103,19 @@ impl Store {
         }
         write(STATE, &json(&folder.join(STATE), &state)?)?;
         let path = folder.join(MANIFEST);
-        write_synced(&path, &json(&path, &manifest)?)?;
-        sync_folder(folder)
+        write_synced(&files, MANIFEST, &json(&path, &manifest)?).map_err(|error| writing(&path, error))?;
+        files.sync().map_err(|error| writing(folder, error))
     }
 
-    /// Replaces the relative link `link` by one to `name`, in one step.
+    /// Replaces the relative link `link` by one to `name`, in one step. Copying tools that follow links turn the link into a
+    /// folder: that folder is moved away.
     fn point(&self, link: &str, name: &str) -> Result<(), FileError> {
         let (temporary, link) = (self.folder.join(format!("{HIDDEN}{link}")), self.folder.join(link));
         remove(&temporary)?;
+        if fs::symlink_metadata(&link).is_ok_and(|found| found.is_dir()) {
+            let moved = move_away(&link).map_err(|error| writing(&link, error))?;
+            eprintln!("warning: {} was a folder, not a link; it is now {}", link.display(), moved.display());
+        }
         std::os::unix::fs::symlink(name, &temporary)
             .and_then(|()| fs::rename(&temporary, &link))
             .map_err(|error| writing(&link, error))
@@ -134,26 +143,34 @@ impl Store {
 
 /// Renames `temporary` to `target`. Where a resumed run writes a checkpoint again, the two are exchanged in one step.
 fn place(temporary: &Path, target: &Path) -> Result<(), FileError> {
-    let failed = |error: std::io::Error| writing(target, error);
+    let failed = |error: io::Error| writing(target, error);
     if !target.exists() {
         return fs::rename(temporary, target).map_err(failed);
     }
-    use rustix::fs::{CWD, RenameFlags, renameat_with};
     renameat_with(CWD, temporary, CWD, target, RenameFlags::EXCHANGE).map_err(|error| failed(error.into()))?;
     remove(temporary)
+}
+
+/// Renames a folder to the first free one of `NAME.old`, `NAME.old-2`, …, and returns its new path.
+fn move_away(folder: &Path) -> io::Result<PathBuf> {
+    let mut to = folder.with_extension("old");
+    for attempt in 2.. {
+        if to.symlink_metadata().is_err() {
+            break;
+        }
+        to = folder.with_extension(format!("old-{attempt}"));
+    }
+    fs::rename(folder, &to).map(|()| to)
 }
 
 fn json(path: &Path, value: &impl serde::Serialize) -> Result<Vec<u8>, FileError> {
     serde_json::to_vec_pretty(value).map_err(|error| writing(path, error))
 }
 
-fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
-    let write = || {
-        let mut file = fs::File::create(path)?;
-        file.write_all(bytes)?;
-        file.sync_all()
-    };
-    write().map_err(|error| writing(path, error))
+fn write_synced(folder: &Folder, name: &str, bytes: &[u8]) -> io::Result<()> {
+    let mut file = folder.create_new(name)?;
+    file.write_all(bytes)?;
+    file.sync_all()
 }
 
 fn sync_folder(folder: &Path) -> Result<(), FileError> {

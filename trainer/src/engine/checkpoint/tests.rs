@@ -130,14 +130,47 @@ fn half_written_folders_are_ignored_and_cleaned() {
 
 #[test]
 fn a_folder_that_cannot_be_written_is_an_error_that_names_it() {
-    let folder = tempfile::tempdir().unwrap();
-    let store = Store::open(folder.path(), 2, 0).unwrap();
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("checkpoints");
+    fs::create_dir(&folder).unwrap();
+    let store = Store::open(&folder, 2, 0).unwrap();
     store.save("epoch-1", snapshot(1.0), &progress(2, 10), false).unwrap();
-    // A file is where the folder must go. Unlike permissions, this works for root too.
-    fs::write(folder.path().join("epoch-2"), b"in the way").unwrap();
-    fs::remove_file(folder.path().join("last")).unwrap();
-    fs::create_dir(folder.path().join("last")).unwrap();
+    // A file is where the folder was. Unlike permissions, this works for root too.
+    fs::rename(&folder, root.path().join("moved")).unwrap();
+    fs::write(&folder, b"in the way").unwrap();
     let error = store.save("epoch-2", snapshot(2.0), &progress(3, 20), false).unwrap_err();
     assert!(error.to_string().contains("cannot write the checkpoint"), "{error}");
-    assert!(load_newest(folder.path()).is_ok());
+    assert!(load_newest(&root.path().join("moved")).is_ok());
+}
+
+/// As after `cp -rL`: the folder is kept under another name, and the link is one again.
+#[test]
+fn a_folder_in_the_place_of_a_link_does_not_end_the_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(folder.path(), 2, 0).unwrap();
+    for (epoch, moved) in [(1, "last.old"), (2, "last.old-2")] {
+        let last = folder.path().join("last");
+        let _ = fs::remove_file(&last);
+        fs::create_dir(&last).unwrap();
+        fs::write(last.join("model.safetensors"), [epoch]).unwrap();
+        let name = format!("epoch-{epoch}");
+        store.save(&name, snapshot(1.0), &progress(2, 10 * u64::from(epoch)), false).unwrap();
+        assert_eq!(fs::read_link(&last).unwrap(), Path::new(&name));
+        assert_eq!(fs::read(folder.path().join(moved).join("model.safetensors")).unwrap(), [epoch]);
+    }
+}
+
+/// A link planted under the name of a folder or file that a checkpoint is written to is not followed.
+#[test]
+fn nothing_is_written_through_links() {
+    let root = tempfile::tempdir().unwrap();
+    let [folder, victim] = ["checkpoints", "victim"].map(|name| root.path().join(name));
+    fs::create_dir(&folder).unwrap();
+    fs::create_dir(&victim).unwrap();
+    fs::write(victim.join(MODEL), "precious").unwrap();
+    let store = Store::open(&folder, 2, 0).unwrap();
+    std::os::unix::fs::symlink(&victim, folder.join(".tmp-epoch-1")).unwrap();
+    store.save("epoch-1", snapshot(1.0), &progress(2, 10), false).unwrap();
+    assert_eq!(names(&victim), [MODEL]);
+    assert_eq!(fs::read_to_string(victim.join(MODEL)).unwrap(), "precious");
 }

@@ -13,7 +13,7 @@ use crate::report::RunFolder;
 use crate::report::summary_csv::read_summary;
 
 /// The values of a run that the table uses.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct RunRecord {
     /// The folder's name.
     pub name: String,
@@ -50,7 +50,7 @@ impl RunRecord {
 }
 
 /// Runs, and the run folders that have no result.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default)]
 pub struct Found {
     /// The runs, each once.
     pub runs: Vec<RunRecord>,

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use comm::CommError;
 use launch::environment::{self, NodeShare, Variables, WorkerRole};
-use launch::{LaunchConfig, LaunchError, RendezvousParameters, Role, Worker, detect, secret, worker};
+use launch::{JobFolder, LaunchConfig, LaunchError, RendezvousParameters, Role, Worker, detect, secret, worker};
 use rustix::process::{Signal, getpid, kill_process};
 
 /// Longest wait for other workers. Only a hang lasts this long, also on a busy machine.
@@ -104,7 +104,7 @@ fn main() -> ExitCode {
 }
 
 fn launch(arguments: &Arguments, share: Option<&NodeShare>, variables: &Variables) -> Result<u8, LaunchError> {
-    let mut job = LaunchConfig::of_this_program(arguments.workers, arguments.logs.clone())?;
+    let mut job = LaunchConfig::of_this_program(arguments.workers)?;
     job.timeouts.stall = Duration::from_secs_f64(arguments.timeout);
     job.timeouts.join = Duration::from_secs_f64(arguments.join_timeout);
     job.timeouts.stop = Duration::from_secs_f64(arguments.stop_timeout);
@@ -124,7 +124,7 @@ fn launch(arguments: &Arguments, share: Option<&NodeShare>, variables: &Variable
         }
         _ => None,
     };
-    job.run()
+    job.run(|_| Ok(JobFolder { logs: arguments.logs.clone(), variables: Vec::new() }))
 }
 
 fn work(arguments: &Arguments, role: &WorkerRole, variables: &Variables) -> Result<u8, LaunchError> {

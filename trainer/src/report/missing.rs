@@ -1,0 +1,98 @@
+//! Lines that a resumed run's files should have and have not.
+//!
+//! A report is on the disk before the checkpoint that covers it, so no crash loses a line. A missing line means that the file was
+//! shortened, replaced or moved by something else.
+
+use std::collections::BTreeSet;
+
+use crate::files::FileError;
+use crate::report::{RunFolder, StepRecord, summary_csv::SummaryRow};
+use crate::text::thousands;
+
+/// Returns an error for each file that lacks lines before `step`, the next step, and before `epoch`, the next epoch. Training does
+/// not need the lines.
+pub fn missing_lines(
+    folder: &RunFolder,
+    steps: &[StepRecord],
+    rows: &[SummaryRow],
+    step: u64,
+    epoch: usize,
+) -> Vec<FileError> {
+    let mut found = Vec::new();
+    let there: BTreeSet<u64> = steps.iter().map(|record| record.step).collect();
+    if let Some(first) = (0..step).find(|number| !there.contains(number)) {
+        let lost = step - there.range(..step).count() as u64;
+        found.push(shortened(
+            folder.metrics(),
+            format!(
+                "{} of the {} steps before this checkpoint are missing, from step {first} on",
+                thousands(lost),
+                thousands(step)
+            ),
+        ));
+    }
+    // `epoch` is no guide to the number of rows: it is past the end where train.max_steps ended the run
+    let finished = steps.iter().map(|record| record.epoch).filter(|finished| *finished < epoch);
+    let last = finished.chain(rows.iter().map(|row| row.epoch)).max().unwrap_or(0);
+    let there: BTreeSet<usize> = rows.iter().map(|row| row.epoch).collect();
+    if let Some(first) = (1..=last).find(|number| !there.contains(number)) {
+        let lost = last - there.len();
+        found.push(shortened(
+            folder.summary(),
+            format!("{lost} of the {last} epochs before this checkpoint are missing, from epoch {first} on"),
+        ));
+    }
+    found
+}
+
+fn shortened(path: std::path::PathBuf, cause: String) -> FileError {
+    FileError::new(
+        path,
+        cause,
+        "the file was shortened or replaced after the run had written it; training goes on without those lines, curves and \
+         averages leave them out",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::report::EpochRecord;
+
+    fn steps(range: std::ops::Range<u64>) -> Vec<StepRecord> {
+        range.map(|step| StepRecord { step, epoch: 1 + step as usize / 4, ..StepRecord::default() }).collect()
+    }
+
+    fn rows(epochs: &[usize]) -> Vec<SummaryRow> {
+        epochs.iter().map(|&epoch| SummaryRow::from(&EpochRecord { epoch, ..EpochRecord::default() })).collect()
+    }
+
+    fn found(steps: &[StepRecord], rows: &[SummaryRow], step: u64, epoch: usize) -> Vec<String> {
+        let root = tempfile::tempdir().unwrap();
+        let folder = RunFolder::create(root.path(), "lenet", "single", 1).unwrap();
+        let name = |path: &Path| path.file_name().unwrap().to_string_lossy().into_owned();
+        let missing = missing_lines(&folder, steps, rows, step, epoch);
+        missing.iter().map(|error| format!("{}: {}", name(&error.path), error.cause)).collect()
+    }
+
+    #[test]
+    fn whole_files_are_whole() {
+        assert_eq!(found(&[], &[], 0, 1), [""; 0], "no step yet");
+        assert_eq!(found(&steps(0..8), &rows(&[1, 2]), 8, 3), [""; 0], "between epochs");
+        assert_eq!(found(&steps(0..10), &rows(&[1, 2]), 10, 3), [""; 0], "inside an epoch");
+        assert_eq!(found(&steps(0..10), &rows(&[1, 2, 3]), 10, 21), [""; 0], "ended by train.max_steps");
+    }
+
+    #[test]
+    fn what_is_missing_is_counted() {
+        let metrics = "metrics.jsonl: 3 of the 10 steps before this checkpoint are missing, from step 7 on";
+        assert_eq!(found(&steps(0..7), &rows(&[1, 2]), 10, 3), [metrics]);
+        let middle = [steps(0..2), steps(5..10)].concat();
+        assert!(found(&middle, &rows(&[1, 2]), 10, 3)[0].contains("from step 2 on"));
+        let summary = "summary.csv: 1 of the 2 epochs before this checkpoint are missing, from epoch 2 on";
+        assert_eq!(found(&steps(0..10), &rows(&[1]), 10, 3), [summary]);
+        assert_eq!(found(&[], &rows(&[]), 10, 3).len(), 1, "without any line, the number of epochs is not known");
+    }
+}

@@ -1,0 +1,140 @@
+//! `run.lock`: one program at a time writes a run folder, or the folder of a comparison.
+//!
+//! The lock is `flock`'s. The kernel drops it when the last process that has the file open ends, however it ends, so no lock is
+//! ever left over and the file is never removed. A launcher's workers inherit the open file: the run stays locked as long as one
+//! of them lives. The content of the file names the holder for the others.
+//!
+//! Linux clients send this lock to an NFS server, so it also works between machines, unless the mount keeps locks local
+//! (`nolock`, `local_lock`). Where a file system has no locks at all, a note says so.
+
+use std::fs::{File, TryLockError};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use folder::Folder;
+use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::process::getpid;
+use rustix::system::uname;
+use serde::{Deserialize, Serialize};
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+
+use crate::files::FileError;
+
+/// Name of the file in the run folder.
+pub const FILE_NAME: &str = "run.lock";
+/// Longest attempt to get the lock. A program that only looks at the lock holds it for an instant.
+const PATIENCE: Duration = Duration::from_millis(300);
+/// Interval between two attempts.
+const INTERVAL: Duration = Duration::from_millis(10);
+
+/// The program that writes a run: the content of the file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holder {
+    /// Process id, on its own host.
+    pub pid: i32,
+    /// Name of the machine.
+    pub host: String,
+    /// When the lock was taken, RFC 3339, UTC.
+    pub since: String,
+    /// The job on several machines that the program belongs to: address and port of node 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub job: Option<String>,
+}
+
+impl Holder {
+    fn of_this_process(job: Option<&str>) -> Self {
+        let now = OffsetDateTime::now_utc();
+        Self {
+            pid: getpid().as_raw_nonzero().get(),
+            host: uname().nodename().to_string_lossy().into_owned(),
+            since: now.replace_nanosecond(0).unwrap_or(now).format(&Rfc3339).unwrap_or_default(),
+            job: job.map(str::to_owned),
+        }
+    }
+}
+
+/// A lock that this process holds. The clones are one lock.
+#[derive(Debug, Clone)]
+pub struct RunLock(#[allow(dead_code, reason = "open as long as the run is written")] Arc<File>);
+
+/// The answer to a request for the lock.
+#[derive(Debug)]
+pub enum Locked {
+    /// This process holds the lock; `None` where the file system has no locks.
+    Here(Option<RunLock>),
+    /// Another program holds it, which the file names if it can be read.
+    Elsewhere(Option<Holder>),
+}
+
+impl RunLock {
+    /// Takes the lock of the run folder `run`. `job` names a job on several machines.
+    ///
+    /// # Errors
+    /// The folder cannot be written, or `run.lock` is a link.
+    pub fn take(run: &Path, job: Option<&str>) -> Result<Locked, FileError> {
+        let path = run.join(FILE_NAME);
+        let failed = |error: io::Error| FileError::io(&path, "write", &error);
+        let mut file = Folder::open(run).and_then(|folder| folder.read_write(FILE_NAME)).map_err(failed)?;
+        let until = Instant::now() + PATIENCE;
+        loop {
+            match file.try_lock() {
+                Ok(()) => break,
+                Err(TryLockError::WouldBlock) if Instant::now() < until => thread::sleep(INTERVAL),
+                Err(TryLockError::WouldBlock) => return Ok(Locked::Elsewhere(read(&mut file))),
+                Err(TryLockError::Error(error)) => {
+                    eprintln!(
+                        "note: {}: this file system has no locks ({error}): do not start two programs on one run",
+                        path.display()
+                    );
+                    return Ok(Locked::Here(None));
+                }
+            }
+        }
+        let holder = serde_json::to_string(&Holder::of_this_process(job)).unwrap_or_default();
+        let write = |file: &mut File| {
+            file.set_len(0)?;
+            file.write_all(format!("{holder}\n").as_bytes())?;
+            file.sync_data()?;
+            // Workers keep the lock until the last of them has ended
+            Ok(fcntl_setfd(&*file, FdFlags::empty())?)
+        };
+        write(&mut file).map_err(failed)?;
+        Ok(Locked::Here(Some(Self(Arc::new(file)))))
+    }
+
+    /// Returns whether another program holds the lock of the run folder `run`, and which. A folder without a readable lock file is
+    /// free.
+    pub fn held(run: &Path) -> Option<Option<Holder>> {
+        let mut file = Folder::open(run).and_then(|folder| folder.read(FILE_NAME)).ok()?;
+        // A shared lock: any number of programs may look at the same time
+        match file.try_lock_shared() {
+            Err(TryLockError::WouldBlock) => Some(read(&mut file)),
+            _ => None,
+        }
+    }
+}
+
+fn read(file: &mut File) -> Option<Holder> {
+    let mut text = String::new();
+    file.seek(SeekFrom::Start(0)).ok()?;
+    file.take(4096).read_to_string(&mut text).ok()?;
+    serde_json::from_str(&text).ok()
+}
+
+/// Returns the error for a run that another program writes.
+pub fn refusal(run: &Path, holder: Option<&Holder>) -> FileError {
+    let (cause, hint) = match holder {
+        None => (
+            "another program writes this folder".to_owned(),
+            format!("`fuser {}` finds the program; wait until it ends", run.join(FILE_NAME).display()),
+        ),
+        Some(Holder { pid, host, since, .. }) => (
+            format!("process {pid} on {host} (or a worker of it) writes this folder since {since}"),
+            format!("wait until it ends; or let it save a checkpoint and end (`kill -INT {pid}` on {host})"),
+        ),
+    };
+    FileError::input(run, cause, hint)
+}
