@@ -137,7 +137,9 @@ fn every_instruction_set_trains() {
                 assert!(said.contains(shown), "{isa}: {said}");
                 assert_close(isa, &best, &run, 0.02);
             }
-            Err(said) => assert!(isa != "portable" && said.contains("does not have these instructions"), "{isa}: {said}"),
+            Err(said) => {
+                assert!(isa != "portable" && said.contains("does not have these instructions"), "{isa}: {said}")
+            }
         }
     }
 }

@@ -50,11 +50,7 @@ pub(crate) fn mean_grad<E: Element>(dy: &[f32], batch: usize, pixels: usize, cha
 }
 
 /// Multiplies each channel of each image by a factor, `[batch, channels]`.
-pub(crate) fn scale<E: Element>(
-    x: &[E],
-    factors: &[E],
-    [batch, channels, height, width]: [usize; 4],
-) -> Buffer<E> {
+pub(crate) fn scale<E: Element>(x: &[E], factors: &[E], [batch, channels, height, width]: [usize; 4]) -> Buffer<E> {
     let mut y = Buffer::new(x.len());
     let target = SharedSlice::new(&mut y);
     let image = height * width * channels;

@@ -51,12 +51,7 @@ pub(crate) fn concat<E: Element>(parts: &[(&[E], usize)], pixels: usize, interle
 }
 
 /// Returns the gradients of the parts of [`concat`], which have `parts` channels.
-pub(crate) fn concat_grad<E: Element>(
-    dy: &[E],
-    parts: &[usize],
-    pixels: usize,
-    interleaved: bool,
-) -> Vec<Buffer<E>> {
+pub(crate) fn concat_grad<E: Element>(dy: &[E], parts: &[usize], pixels: usize, interleaved: bool) -> Vec<Buffer<E>> {
     let channels: usize = parts.iter().sum();
     let mut grads: Vec<Buffer<E>> = parts.iter().map(|channels| Buffer::new(pixels * channels)).collect();
     let targets: Vec<SharedSlice<E>> = grads.iter_mut().map(|grad| SharedSlice::new(grad)).collect();

@@ -243,14 +243,7 @@ pub(crate) fn weight_grad<E: Element>(shape: &ConvShape, x: &[E], dy: &[E]) -> B
 multiversion!(fn weight_grad_image<E: Element>(shape: &ConvShape, rows: &Taps, x: &[E], dy: &[E], n: usize, sums: &mut [f32]) = weight_grad_image_body);
 
 #[inline(always)]
-fn weight_grad_image_body<E: Element>(
-    shape: &ConvShape,
-    rows: &Taps,
-    x: &[E],
-    dy: &[E],
-    n: usize,
-    sums: &mut [f32],
-) {
+fn weight_grad_image_body<E: Element>(shape: &ConvShape, rows: &Taps, x: &[E], dy: &[E], n: usize, sums: &mut [f32]) {
     let channels = shape.channels[0];
     let [input_row, output_row] = [shape.input[1] * channels, shape.output[1] * channels];
     for oy in 0..shape.output[0] {

@@ -74,7 +74,10 @@ mod tests {
                 let value = f32::from_bits(upper << 16 | lower);
                 let (ours, expected) = (<bf16 as Element>::from_f32(value), bf16::from_f32(value));
                 assert_eq!(ours.is_nan(), value.is_nan());
-                assert!(ours.to_bits() == expected.to_bits() || value.is_nan(), "{value:e}: {ours:?}, not {expected:?}");
+                assert!(
+                    ours.to_bits() == expected.to_bits() || value.is_nan(),
+                    "{value:e}: {ours:?}, not {expected:?}"
+                );
             }
             let narrow = bf16::from_bits(upper as u16);
             assert_eq!(Element::to_f32(narrow).to_bits(), upper << 16);
