@@ -97,7 +97,8 @@ pub(super) fn run(arguments: &AllreduceArgs) -> Result<u8, Failure> {
                 ..LocalRank::ALONE
             })?;
             let logs = tempfile_folder()?;
-            let job = LaunchConfig { on_signal: OnSignal::End, ..LaunchConfig::of_this_program(workers, logs.clone())? };
+            let job =
+                LaunchConfig { on_signal: OnSignal::End, ..LaunchConfig::of_this_program(workers, logs.clone())? };
             let result = job.run();
             // Nobody reads the logs of a successful bench.
             if result == Ok(0) {

@@ -17,7 +17,7 @@ pub(super) fn check(job: &JobArgs, role: &Role) -> Result<(), Failure> {
     }
     match role {
         Role::Worker(worker) if worker.launcher == Launcher::Own => Ok(()),
-        Role::Worker(worker) => match given(job).into_iter().next() {
+        Role::Worker(_) => match given(job).into_iter().next() {
             Some((flag, value)) => Err(Failure::usage(
                 format!("{flag} {value} has no effect: {role}"),
                 format!("leave {flag} out; or say --launcher local to start workers from here"),

@@ -13,9 +13,7 @@ use data::{
 };
 
 use crate::cli::TrainArgs;
-use crate::config::{
-    self, Augmentation, BatchScope, DatasetFacts, Devices, Mode, Overrides, Registry, RunPlan, SetBy,
-};
+use crate::config::{self, Augmentation, BatchScope, DatasetFacts, Devices, Mode, Overrides, Registry, RunPlan, SetBy};
 use crate::failure::Failure;
 use crate::report::{RunFolder, Section};
 use crate::strategy::Strategy;
@@ -93,13 +91,7 @@ impl<'a> PlanSource<'a> {
 
 /// Checks that `--config` and the resumed run have equal settings. The run's own config.toml may have more keys: the values that
 /// the data set determined, the mode and the devices.
-fn same_plan(
-    path: &Path,
-    overrides: &Overrides,
-    folder: &RunFolder,
-    run: &RunPlan,
-    gpu: bool,
-) -> Result<(), Failure> {
+fn same_plan(path: &Path, overrides: &Overrides, folder: &RunFolder, run: &RunPlan, gpu: bool) -> Result<(), Failure> {
     let mut asked = read(path, overrides, gpu)?;
     if asked.set_by("parallel", "mode") == SetBy::Default {
         asked.parallel.mode = run.parallel.mode;

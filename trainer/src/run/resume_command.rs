@@ -57,7 +57,8 @@ mod tests {
 
     #[test]
     fn flags_of_the_job_are_repeated() {
-        let flags = ["--cpus", "2", "--nnodes", "2", "--node-rank", "1", "--master-addr", "10.0.0.1", "--secret-file", "s"];
+        let flags =
+            ["--cpus", "2", "--nnodes", "2", "--node-rank", "1", "--master-addr", "10.0.0.1", "--secret-file", "s"];
         let folder = r"'my runs/it'\''s'";
         let repeated = "--nnodes 2 --node-rank 1 --master-addr 10.0.0.1 --secret-file s";
         assert_eq!(command(&flags, false), format!("{folder} {repeated}"));
