@@ -169,7 +169,7 @@ pub struct TrainArgs {
     /// Check the configuration, build the model and print the plan; read no data and train nothing
     #[arg(long)]
     pub dry_run: bool,
-    /// Print only errors, warnings and notes; the run folder has everything else
+    /// Print only errors, warnings, notes and, after a signal, how to continue; the run folder has everything else
     #[arg(long, short)]
     pub quiet: bool,
     /// Train on the CPU with N worker processes, or with N devices of one process (--mode dp)

@@ -59,8 +59,9 @@ pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failur
         eprintln!("note: --oversubscribe: processes may share a GPU; timings mean nothing");
     }
     let several = processes(&plan, several, nodes)?;
-    check_shares(&plan, workers * nodes)?;
-    if !several {
+    if several {
+        check_shares(&plan, workers * nodes)?;
+    } else {
         job_flags::check_one_process(&arguments.job)?;
     }
     if arguments.dry_run {
