@@ -164,7 +164,7 @@ proptest! {
         };
         let images = [[batch, depth * groups, height, width]];
         let (seed, weight, bias) = (u64::from(seed), filters.to_vec(), vec![filters[0]]);
-        check("convolution", &images, &[weight.clone()], seed, |x, p| conv(x, p, false));
+        check("convolution", &images, std::slice::from_ref(&weight), seed, |x, p| conv(x, p, false));
         check("convolution with bias", &images, &[weight, bias], seed, |x, p| conv(x, p, false));
     }
 
