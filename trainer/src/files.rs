@@ -46,7 +46,10 @@ impl FileError {
     pub fn io(path: impl AsRef<Path>, doing: &str, error: &io::Error) -> Self {
         let hint = match error.kind() {
             _ if Refused::of(error).is_some() => "remove it, and find out who put it there; then go on with --resume",
-            ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => {
+            ErrorKind::FileTooLarge => {
+                "the limit for the size of a file is reached: raise it (`ulimit -f`); then go on with --resume"
+            }
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
                 "free some space, or let run folders be made elsewhere with --run-dir DIR; then go on with --resume"
             }
             ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {

@@ -95,6 +95,10 @@ impl WorkerProcess {
         let folder = std::path::absolute(path)?;
         let page = StatusPage::create()?;
         let mut command = Command::new(spec.program);
+        // By the name that the user has called, which a worker may print
+        if let Some(name) = std::env::args_os().next() {
+            command.arg0(name);
+        }
         command
             .args(spec.arguments)
             .envs(spec.variables.iter().map(|(name, value)| (name, value)))

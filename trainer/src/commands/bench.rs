@@ -6,9 +6,10 @@ use crate::cli::AllreduceArgs;
 use crate::device::{DeviceRequest, DeviceSet, LocalRank, Selected};
 use crate::failure::Failure;
 use crate::run::ranks::{self, Rank};
+use crate::signals::Stop;
 use comm::{DType, TransportKind, bench, cuda};
 use launch::{
-    self, JobFolder, LaunchConfig, LauncherChoice, Role,
+    self, JobFolder, LaunchConfig, LauncherChoice, OnSignal, Role,
     environment::{self, Launcher, WorkerRole},
 };
 
@@ -74,7 +75,8 @@ pub(super) fn run(arguments: &AllreduceArgs) -> Result<u8, Failure> {
                 oversubscribe: arguments.oversubscribe,
             };
             let selected = target.select(&seat)?;
-            let rank = ranks::join_over(&role, &variables, carrier.transport(&role), TIMEOUT)?;
+            // A measurement has nothing to save, so signals keep their default action: they end the process.
+            let rank = ranks::join_over(&role, &variables, carrier.transport(&role), TIMEOUT, Stop::never())?;
             let result = ranks::one_gpu_each(&rank, selected.gpu.as_ref(), arguments.oversubscribe)
                 .and_then(|()| measure(arguments, carrier, &config, &role, &rank, &selected));
             if let Err(failure) = &result {
@@ -96,8 +98,8 @@ pub(super) fn run(arguments: &AllreduceArgs) -> Result<u8, Failure> {
             })?;
             let folder = temporary_folder()?;
             let logs = folder.join("logs");
-            let result = LaunchConfig::of_this_program(workers)?
-                .run(|_| Ok(JobFolder { logs: logs.clone(), variables: Vec::new() }));
+            let job = LaunchConfig { on_signal: OnSignal::End, ..LaunchConfig::of_this_program(workers)? };
+            let result = job.run(|_| Ok(JobFolder { logs: logs.clone(), variables: Vec::new() }));
             // Nobody reads the logs of a successful bench.
             if result == Ok(0) {
                 let _ = std::fs::remove_dir_all(&folder);

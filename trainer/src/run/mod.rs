@@ -1,22 +1,22 @@
 //! A training run: reads the plan, selects the devices, starts the ranks, reads the data and trains the network.
 //!
 //! [`run()`] decides whether this process is the launcher, a worker or a single process. `plan.rs` reads and checks the plan,
-//! `ranks.rs` starts and joins processes, `setup.rs` builds everything that the first step needs, `training.rs` trains, and
-//! `finish.rs` reports the result.
+//! `job_flags.rs` the flags about machines. `ranks.rs` starts and joins processes, `setup.rs` builds everything that the first
+//! step needs, `training.rs` trains, and `finish.rs` reports the result.
 
 mod finish;
+mod job_flags;
 pub(crate) mod plan;
 pub(crate) mod ranks;
+mod resume_command;
 mod setup;
 mod training;
 
-use std::path::PathBuf;
-
-use self::plan::{Access, PlannedRun, planned_run, read_data};
+use self::plan::{Access, PlanSource, PlannedRun, read_data};
 use self::setup::{DeviceAssignment, device_request, dry_run, note_missing_gpu};
 use self::training::Training;
 use crate::cli::TrainArgs;
-use crate::config::{Backend, BatchScope, Mode, RunPlan};
+use crate::config::{Backend, BatchScope, Devices, Mode, RunPlan};
 use crate::device::{DeviceSet, LocalRank};
 use crate::diagnostics;
 use crate::failure::Failure;
@@ -24,7 +24,7 @@ use crate::files::write_atomic;
 use crate::report::RunFolder;
 use launch::{
     self, Role,
-    environment::{Launcher, Variables, WorkerRole},
+    environment::{Variables, WorkerRole},
     secret,
 };
 
@@ -34,40 +34,49 @@ use launch::{
 /// # Errors
 /// Flags or the plan are wrong, the data cannot be read, or the run failed.
 pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failure> {
-    if arguments.cpus == Some(0) {
-        return Err(Failure::usage("--cpus 0: nobody would train", "ask for at least one: --cpus 1"));
-    }
     if let Some(path) = &arguments.job.secret_file {
         secret::read_file(path, &mut variables)?;
     }
     let asked = arguments.gpus.map(|count| ("--gpus", count)).or(arguments.cpus.map(|count| ("--cpus", count)));
-    let devices = DeviceSet::of(device_request(arguments))?;
     let role = launch::detect(&variables, arguments.job.launcher.parse()?, asked)?;
+    job_flags::check(&arguments.job, &role)?;
+    let (job, launchers) = (ranks::job_of_nodes(&arguments.job, &role), ranks::folder_of_launcher(&role));
+    let access = match (&launchers, &role, &job) {
+        (Some(folder), ..) => Access::Given(folder),
+        _ if arguments.dry_run => Access::Read,
+        // Rank 0 locks the run once all ranks have found it. The ranks of another job must not lock it until then
+        (_, Role::Worker(_), _) => Access::Check(None),
+        // Where the nodes share the folder, node 0 locks it. The others lock theirs once node 0 has joined
+        (_, _, Some((job, 1..))) => Access::Check(Some(job)),
+        (_, _, Some((job, 0))) => Access::Write(Some(job)),
+        (_, _, None) => Access::Write(None),
+    };
+    let source = PlanSource::find(arguments, access)?;
+    let wanted = source.devices();
+    let devices = DeviceSet::of(device_request(wanted))?;
     let node = match &role {
-        Role::Worker(worker) => return run_worker(arguments, &role, worker, &variables, &devices),
+        Role::Worker(worker) => return run_worker(arguments, source, &role, worker, &variables, &devices),
         Role::Local(node) => node.as_ref(),
     };
     note_missing_gpu(&devices);
-    let workers = asked.map_or(1, |(_, count)| count);
-    let several = workers > 1 || arguments.job.nnodes > 1 || node.is_some();
-    let job = ranks::job_of_nodes(arguments, node);
-    let access = match &job {
-        _ if arguments.dry_run => Access::Read,
-        // Where the nodes share the folder, node 0 locks it. The others lock theirs once node 0 has joined
-        Some((job, 1..)) => Access::Check(Some(job)),
-        Some((job, 0)) => Access::Write(Some(job)),
-        None => Access::Write(None),
-    };
-    let PlannedRun { mut plan, resumed } = planned_run(arguments, several, devices.is_gpu(), access)?;
+    let (workers, nodes) = (wanted.map_or(1, Devices::count), arguments.job.nnodes.unwrap_or(1));
+    let several = workers > 1 || nodes > 1 || node.is_some();
+    let PlannedRun { mut plan, resumed } = source.read(several)?;
     let local_rank = LocalRank { local_world: workers, oversubscribe: arguments.oversubscribe, ..LocalRank::ALONE };
     let selected = devices.select(&local_rank)?;
     if selected.gpu.is_some() && arguments.oversubscribe {
         eprintln!("note: --oversubscribe: processes may share a GPU; timings mean nothing");
     }
+    let several = processes(&plan, several, nodes)?;
+    if several {
+        // There may be more workers, on other nodes
+        check_shares(&plan, workers)?;
+    } else {
+        job_flags::check_one_process(&arguments.job)?;
+    }
     if arguments.dry_run {
         return dry_run(&plan, &selected);
     }
-    let several = processes(&plan, arguments, several)?;
     let splits = read_data(&mut plan)?;
     if !several {
         let devices = DeviceAssignment { devices: &devices, local_rank, selected };
@@ -80,10 +89,7 @@ pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failur
     drop(splits);
     let mut folder = resumed;
     ranks::launch(arguments, &plan, node, &variables, workers, |world| {
-        if plan.train.batch_size < world && plan.train.batch_scope == BatchScope::Global {
-            let cause = format!("a batch of {} cannot be shared by {world} workers", plan.train.batch_size);
-            return Err(plan.mistake(&["train.batch_size"], cause, "use a larger batch, or fewer workers").into());
-        }
+        check_shares(&plan, world)?;
         let folder = match &mut folder {
             Some(resumed) => {
                 if let Some((job, 1..)) = &job {
@@ -102,8 +108,8 @@ pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failur
     })
 }
 
-/// Returns whether the plan trains in several processes. `several`: the flags request several workers.
-fn processes(plan: &RunPlan, arguments: &TrainArgs, several: bool) -> Result<bool, Failure> {
+/// Returns whether the plan trains in several processes. `several`: the run has several workers.
+fn processes(plan: &RunPlan, several: bool, nodes: usize) -> Result<bool, Failure> {
     let mistake = |cause: &str, hint: &str| Err(plan.mistake(&["parallel.mode"], cause, hint).into());
     match plan.parallel.mode {
         Mode::Ddp if !several => mistake(
@@ -113,23 +119,34 @@ fn processes(plan: &RunPlan, arguments: &TrainArgs, several: bool) -> Result<boo
         Mode::Single if several => {
             mistake("single is one process on one device", "leave --cpus and --gpus out, or use --mode ddp or dp")
         }
-        Mode::Dp if arguments.job.nnodes > 1 => mistake("dp is one process", "use --mode ddp for several machines"),
-        Mode::Dp if arguments.cpus.or(arguments.gpus).is_none() => {
+        Mode::Dp if nodes > 1 => mistake("dp is one process", "use --mode ddp for several machines"),
+        Mode::Dp if plan.parallel.devices.is_none() => {
             mistake("dp needs to know its devices", "say how many: --cpus N or --gpus N")
         }
         mode => Ok(mode == Mode::Ddp),
     }
 }
 
+/// Checks that each of `workers` gets at least one sample of a step.
+fn check_shares(plan: &RunPlan, workers: usize) -> Result<(), Failure> {
+    let batch = plan.train.batch_size;
+    if plan.train.batch_scope == BatchScope::PerWorker || batch >= workers {
+        return Ok(());
+    }
+    let cause = format!("a batch of {batch} cannot be shared by {workers} workers");
+    Err(plan.mistake(&["train.batch_size"], cause, "use a larger batch, or fewer workers").into())
+}
+
 /// Trains as one rank of a job.
 fn run_worker(
     arguments: &TrainArgs,
+    source: PlanSource,
     role: &Role,
     worker: &WorkerRole,
     variables: &Variables,
     devices: &DeviceSet,
 ) -> Result<u8, Failure> {
-    let own = std::env::var_os(ranks::RUN_FOLDER).filter(|_| worker.launcher == Launcher::Own).map(PathBuf::from);
+    let own = ranks::folder_of_launcher(role);
     if own.is_none() && worker.rank == 0 {
         eprintln!("{role}");
         note_missing_gpu(devices);
@@ -137,8 +154,12 @@ fn run_worker(
     if own.is_none() {
         diagnostics::write_to_stderr();
     }
-    let access = own.as_deref().map_or(Access::Check(None), Access::Given);
-    let PlannedRun { mut plan, mut resumed } = planned_run(arguments, true, devices.is_gpu(), access)?;
+    let PlannedRun { mut plan, mut resumed } = source.read(true)?;
+    // The launcher has decided, which need not be this program's: a run that is resumed without it has as many workers.
+    plan.parallel.devices = Some(match devices.is_gpu() {
+        true => Devices::Gpus(worker.local_world),
+        false => Devices::Cpus(worker.local_world),
+    });
     let local_rank = LocalRank {
         local_rank: worker.local_rank,
         local_world: worker.local_world,

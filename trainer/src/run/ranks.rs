@@ -2,33 +2,47 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use crate::cli::TrainArgs;
+use crate::cli::{JobArgs, TrainArgs};
 use crate::config::{Backend, RunPlan};
 use crate::failure::Failure;
 use crate::signals::Stop;
 use comm::{self, CommConfig, Communicator, TransportKind, cuda::driver::Gpu};
 use launch::{
-    JobFolder, LaunchConfig, LaunchError, RendezvousParameters, Worker, WorkerStatus, cores,
-    environment::{NodeShare, Variables, WorkerRole},
+    JobFolder, LaunchConfig, LaunchError, RendezvousParameters, Role, Worker, WorkerStatus, cores,
+    environment::{Launcher, NodeShare, Variables, WorkerRole},
     secret,
     worker::{self, ShutdownBarrier},
 };
 
 /// Environment variable that names rank 0's run folder to the workers of this program's launcher.
 pub(crate) const RUN_FOLDER: &str = "TRAINER_RUN_FOLDER";
+/// Where the nodes of a job meet unless a flag says so.
+const LOOPBACK: &str = "127.0.0.1";
 /// Time limit for the ranks to join at the start of a job.
 const JOIN: Duration = Duration::from_secs(300);
 /// Time that the store's host waits for the other ranks at shutdown.
 const SHUTDOWN: Duration = Duration::from_secs(10);
 
-/// Returns the address of the job and the index of this node, for a job on several nodes.
-pub(crate) fn job_of_nodes(arguments: &TrainArgs, share: Option<&NodeShare>) -> Option<(String, usize)> {
-    let flags = &arguments.job;
-    match share {
-        Some(share) if share.nodes > 1 => {
+/// Returns the address of a job on several nodes, and the index of this node. `None` for other jobs and for workers.
+pub(crate) fn job_of_nodes(flags: &JobArgs, role: &Role) -> Option<(String, usize)> {
+    match role {
+        Role::Worker(_) => None,
+        Role::Local(Some(share)) if share.nodes > 1 => {
             Some((format!("{}:{}", share.master_addr, share.master_port), share.node_rank))
         }
-        _ => (flags.nnodes > 1).then(|| (format!("{}:{}", flags.master_addr, flags.master_port), flags.node_rank)),
+        Role::Local(_) if flags.nnodes > Some(1) => {
+            let address = flags.master_addr.as_deref().unwrap_or(LOOPBACK);
+            Some((format!("{address}:{}", flags.master_port.unwrap_or(0)), flags.node_rank.unwrap_or(0)))
+        }
+        Role::Local(_) => None,
+    }
+}
+
+/// Returns the run folder that this program's launcher has locked for this worker.
+pub(crate) fn folder_of_launcher(role: &Role) -> Option<PathBuf> {
+    match role {
+        Role::Worker(worker) if worker.launcher == Launcher::Own => std::env::var_os(RUN_FOLDER).map(PathBuf::from),
+        _ => None,
     }
 }
 
@@ -48,8 +62,8 @@ pub(crate) fn launch(
     let flags = &arguments.job;
     let mut job = LaunchConfig::of_this_program(workers)?;
     job.timeouts.stall = Duration::from_secs(plan.parallel.timeout_s as u64);
-    job.max_restarts = flags.max_restarts;
-    job.address.1 = flags.master_port;
+    job.max_restarts = flags.max_restarts.unwrap_or(0);
+    job.address.1 = flags.master_port.unwrap_or(0);
     let secret = secret::of_job(variables)?;
     job.rendezvous = match share {
         Some(share) if share.nodes > 1 => {
@@ -57,11 +71,14 @@ pub(crate) fn launch(
             let address = share.master_addr.clone();
             Some(RendezvousParameters::new(share.nodes, share.node_rank, address, share.master_port, secret)?)
         }
-        _ if flags.nnodes > 1 => {
-            let address = flags.master_addr.clone();
-            Some(RendezvousParameters::new(flags.nnodes, flags.node_rank, address, flags.master_port, secret)?)
-        }
-        _ => None,
+        _ => match flags.nnodes {
+            Some(nodes @ 2..) => {
+                let address = flags.master_addr.clone().unwrap_or_else(|| LOOPBACK.to_owned());
+                let (rank, port) = (flags.node_rank.unwrap_or(0), flags.master_port.unwrap_or(0));
+                Some(RendezvousParameters::new(nodes, rank, address, port, secret)?)
+            }
+            _ => None,
+        },
     };
     let code = job.run(|world| {
         let failed = |Failure { code, message, hint }| LaunchError { code, message, hint: hint.unwrap_or_default() };
@@ -87,7 +104,7 @@ pub(crate) struct Rank {
     pub comm: Communicator,
     /// Reports what this rank is doing.
     pub status: WorkerStatus,
-    /// Catches signals. Created before the ranks joined.
+    /// Requests a stop of this rank.
     pub stop: Stop,
     shutdown: ShutdownBarrier,
 }
@@ -178,7 +195,8 @@ pub(crate) fn join(role: &WorkerRole, variables: &Variables, plan: &RunPlan) -> 
         Backend::Mpi => TransportKind::Mpi,
         _ => best_transport(role),
     };
-    join_over(role, variables, transport, Duration::from_secs(plan.parallel.timeout_s as u64))
+    let stop = if role.launcher == Launcher::Own { Stop::of_worker()? } else { Stop::on_signals()? };
+    join_over(role, variables, transport, Duration::from_secs(plan.parallel.timeout_s as u64), stop)
 }
 
 /// Returns the transport for `auto`: shared memory if all ranks are on one host, else TCP.
@@ -186,7 +204,8 @@ pub(crate) fn best_transport(role: &WorkerRole) -> TransportKind {
     if role.local_world == role.world { TransportKind::Shm } else { TransportKind::Tcp }
 }
 
-/// Joins the other ranks. `timeout` limits each wait in a collective.
+/// Joins the other ranks. `timeout` limits each wait in a collective. `stop` is the flag of a rank that can stop and save:
+/// signals must be caught before the ranks join.
 ///
 /// # Errors
 /// The other ranks do not join in time, or belong to another job.
@@ -195,9 +214,8 @@ pub(crate) fn join_over(
     variables: &Variables,
     transport: TransportKind,
     timeout: Duration,
+    stop: Stop,
 ) -> Result<Rank, Failure> {
-    let stop =
-        Stop::of_worker().map_err(|error| Failure::run(format!("signal handlers: {error}"), "check the limits"))?;
     let status = worker::attach(role, variables)?;
     let joined = Worker::join(role, variables, status.clone(), JOIN)?;
     let secret = joined.secret.clone();
