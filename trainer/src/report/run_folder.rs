@@ -83,12 +83,7 @@ impl RunFolder {
     /// # Errors
     /// Another program writes the run.
     pub fn check_free(&self, job: Option<&str>) -> Result<(), FileError> {
-        match RunLock::held(&self.path) {
-            Some(holder) if job.is_none() || holder.as_ref().is_none_or(|holder| holder.job.as_deref() != job) => {
-                Err(refusal(&self.path, holder.as_ref()))
-            }
-            _ => Ok(()),
-        }
+        RunLock::other_holder(&self.path, job).map_or(Ok(()), |holder| Err(refusal(&self.path, holder.as_ref())))
     }
 
     /// Opens the folder of an existing run, to resume or evaluate the run.

@@ -25,7 +25,8 @@ use crate::files::FileError;
 
 /// Name of the file in the run folder.
 pub const FILE_NAME: &str = "run.lock";
-/// Longest attempt to get the lock. A program that only looks at the lock holds it for an instant.
+/// Longest attempt to get the lock, or to see that the holder belongs to the same job. A program that only looks at the lock holds
+/// it for an instant, and a holder writes its name an instant after it has locked.
 const PATIENCE: Duration = Duration::from_millis(300);
 /// Interval between two attempts.
 const INTERVAL: Duration = Duration::from_millis(10);
@@ -105,14 +106,21 @@ impl RunLock {
         Ok(Locked::Here(Some(Self(Arc::new(file)))))
     }
 
-    /// Returns whether another program holds the lock of the run folder `run`, and which. A folder without a readable lock file is
-    /// free.
-    pub fn held(run: &Path) -> Option<Option<Holder>> {
+    /// Returns the holder of the lock of the run folder `run`, if a program holds it that does not belong to `job`. A folder without
+    /// a readable lock file is free.
+    pub fn other_holder(run: &Path, job: Option<&str>) -> Option<Option<Holder>> {
         let mut file = Folder::open(run).and_then(|folder| folder.read(FILE_NAME)).ok()?;
-        // A shared lock: any number of programs may look at the same time
-        match file.try_lock_shared() {
-            Err(TryLockError::WouldBlock) => Some(read(&mut file)),
-            _ => None,
+        let until = Instant::now() + PATIENCE;
+        loop {
+            // A shared lock: any number of programs may look at the same time
+            let Err(TryLockError::WouldBlock) = file.try_lock_shared() else { return None };
+            let holder = read(&mut file);
+            let same = job.is_some() && holder.as_ref().and_then(|holder| holder.job.as_deref()) == job;
+            match same {
+                true => return None,
+                false if job.is_some() && Instant::now() < until => thread::sleep(INTERVAL),
+                false => return Some(holder),
+            }
         }
     }
 }

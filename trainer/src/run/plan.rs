@@ -53,6 +53,8 @@ impl Access<'_> {
         };
         match (self, named) {
             (Self::Given(path), _) => RunFolder::open(path),
+            // Node 0 of this job may just take the lock. This node sees the holder once the nodes have met
+            (Self::Check(Some(_)), Some(path)) => RunFolder::open(path),
             (_, Some(path)) => {
                 let mut folder = RunFolder::open(path)?;
                 claim(&mut folder).map(|()| folder)
