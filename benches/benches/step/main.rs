@@ -152,7 +152,7 @@ fn measure(name: &str, options: &Options, selected: &Selected, threads: usize) -
     let resident = || DeviceDataset::new(&dataset, loader.pipeline().clone(), &selected.device.clone().inner());
     let mut sides = Vec::new();
     for precision in &options.precisions {
-        let mut strategy = shared::strategy(name, &spec, precision, &selected.device, options.gpu)?;
+        let mut strategy = shared::strategy(name, &spec, precision, &selected.device)?;
         if options.gpu {
             strategy.keep_on_device(DeviceDatasets { train: resident(), eval: resident() })?;
         }
