@@ -10,7 +10,7 @@ use super::vector::Simd;
 /// Defines a vector type by its instructions.
 macro_rules! simd {
     ($(#[$doc:meta])* $name:ident: $lanes:literal $v:ty, $zero:path, $splat:path, $load:path, $store:path, $fma:path, $add:path, $sub:path,
-     $max:path, $load_bf16:path, $store_bf16:path, $split:path) => {
+     $max:path, $load_bf16:path, $store_bf16:path, $split:path, $join:path) => {
         $(#[$doc])*
         pub(super) struct $name;
 
@@ -54,6 +54,11 @@ macro_rules! simd {
                 unsafe { $split(pairs) }
             }
             #[inline(always)]
+            unsafe fn join(values: [$v; 2]) -> $v {
+                // SAFETY: the instructions are enabled.
+                unsafe { $join(values) }
+            }
+            #[inline(always)]
             unsafe fn fma(a: $v, b: $v, c: $v) -> $v {
                 // SAFETY: the instructions are enabled.
                 unsafe { $fma(a, b, c) }
@@ -79,21 +84,25 @@ macro_rules! simd {
 
 simd! {
     Avx512: 16 __m512, _mm512_setzero_ps, _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_fmadd_ps, _mm512_add_ps,
-    _mm512_sub_ps, _mm512_max_ps, load_512, store_512, split_512
+    _mm512_sub_ps, _mm512_max_ps, load_512, store_512, split_512,
+    join_512
 }
 simd! {
     /// With AVX512-BF16, which converts to bf16.
     Avx512Bf16: 16 __m512, _mm512_setzero_ps, _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_fmadd_ps, _mm512_add_ps,
-    _mm512_sub_ps, _mm512_max_ps, load_512, convert_512, split_512
+    _mm512_sub_ps, _mm512_max_ps, load_512, convert_512, split_512,
+    join_512
 }
 simd! {
     Avx2: 8 __m256, _mm256_setzero_ps, _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_fmadd_ps, _mm256_add_ps,
-    _mm256_sub_ps, _mm256_max_ps, load_256, store_256, split_256
+    _mm256_sub_ps, _mm256_max_ps, load_256, store_256, split_256,
+    join_256
 }
 simd! {
     /// Half the width of [`Avx512Bf16`].
     Avx512Bf16Half: 8 __m256, _mm256_setzero_ps, _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_fmadd_ps,
-    _mm256_add_ps, _mm256_sub_ps, _mm256_max_ps, load_256, convert_256, split_256
+    _mm256_add_ps, _mm256_sub_ps, _mm256_max_ps, load_256, convert_256, split_256,
+    join_256
 }
 
 #[inline(always)]
@@ -167,5 +176,23 @@ unsafe fn split_256(pairs: __m256) -> [__m256; 2] {
         let bits = _mm256_castps_si256(pairs);
         let second = _mm256_and_si256(bits, _mm256_set1_epi32(0xffff_0000_u32 as i32));
         [_mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits)), _mm256_castsi256_ps(second)]
+    }
+}
+
+#[inline(always)]
+unsafe fn join_512([first, second]: [__m512; 2]) -> __m512 {
+    // SAFETY: the instructions are enabled.
+    unsafe {
+        let first = _mm512_srli_epi32::<16>(_mm512_castps_si512(first));
+        _mm512_castsi512_ps(_mm512_or_si512(first, _mm512_castps_si512(second)))
+    }
+}
+
+#[inline(always)]
+unsafe fn join_256([first, second]: [__m256; 2]) -> __m256 {
+    // SAFETY: the instructions are enabled.
+    unsafe {
+        let first = _mm256_srli_epi32::<16>(_mm256_castps_si256(first));
+        _mm256_castsi256_ps(_mm256_or_si256(first, _mm256_castps_si256(second)))
     }
 }
