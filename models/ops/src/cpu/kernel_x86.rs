@@ -116,8 +116,7 @@ macro_rules! single {
     };
 }
 
-pub(super) static AVX512: Isa =
-    single!("avx512", "avx512f,avx512vl", Avx512, 12 x 2, 8, &[&AVX512_16, &AVX512_8]);
+pub(super) static AVX512: Isa = single!("avx512", "avx512f,avx512vl", Avx512, 12 x 2, 8, &[&AVX512_16, &AVX512_8]);
 static AVX512_16: Isa = single!("avx512", "avx512f,avx512vl", Avx512, 12 x 1, 8, &[]);
 /// Vectors of half the width, with all of AVX-512's registers.
 static AVX512_8: Isa = single!("avx512", "avx512f,avx512vl,avx2,fma", Avx2, 12 x 1, 8, &[]);

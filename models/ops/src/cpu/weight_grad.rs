@@ -11,7 +11,7 @@ use super::allocator::Buffer;
 use super::fold_taps::fold_taps;
 use super::igemm::Image;
 use super::kernel::{Isa, Operand, Outer};
-use super::packing::{RowPanels};
+use super::packing::RowPanels;
 use super::panels::{Panel, padded, panels};
 use super::parallel::{SharedSlice, chunk, for_each, threads};
 use super::shape::ConvShape;

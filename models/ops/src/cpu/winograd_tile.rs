@@ -56,7 +56,12 @@ pub(super) unsafe fn input_tile<S: Simd, E: Lanes>(from: &[*const E; 16], channe
 /// Pointers are valid as documented in [`Transforms::output`], and `S`'s instructions are available.
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "the index is part of several addresses")]
-pub(super) unsafe fn output_tile<S: Simd, E: Lanes>(from: *const f32, stride: usize, channels: usize, to: &[*mut E; 4]) {
+pub(super) unsafe fn output_tile<S: Simd, E: Lanes>(
+    from: *const f32,
+    stride: usize,
+    channels: usize,
+    to: &[*mut E; 4],
+) {
     // SAFETY: guaranteed by the caller.
     unsafe {
         for c in (0..channels).step_by(S::LANES) {
