@@ -33,7 +33,7 @@ fn by_tap(weight: &[f32], taps: usize) -> Buffer {
 
 /// The taps of each target coordinate along one axis, with the source coordinate that each tap reads. Taps on padding are
 /// left out.
-struct Taps {
+pub(crate) struct Taps {
     starts: Vec<usize>,
     /// `[tap, source coordinate]`
     all: Vec<[usize; 2]>,
@@ -74,7 +74,7 @@ impl Taps {
 }
 
 /// A pass that computes each target pixel from source pixels: the forward pass or the data gradient.
-struct Gather<'a, E> {
+pub(crate) struct Gather<'a, E> {
     channels: usize,
     /// `[tap][channel]`
     weight: &'a [f32],
@@ -289,24 +289,22 @@ impl<E: Element> RowGrad<'_, E> {
     fn add<const LANES: usize, const TAPS: usize>(&self, tap: usize, sums: &mut [f32]) -> usize {
         let Self { shape, x, dy, first, lanes } = *self;
         let channels = shape.channels[0];
-        let mut taps = [[0.0; LANES]; TAPS];
-        for kx in 0..TAPS {
-            taps[kx] = load(&sums[(tap + kx) * channels + first..][..lanes]);
-        }
+        let mut taps: [[f32; LANES]; TAPS] =
+            std::array::from_fn(|kx| load(&sums[(tap + kx) * channels + first..][..lanes]));
         for (ox, dy) in dy.chunks_exact(channels).enumerate() {
             let dy = load::<E, LANES>(&dy[first..first + lanes]);
-            for kx in 0..TAPS {
+            for (kx, sums) in taps.iter_mut().enumerate() {
                 let ix = (ox * shape.stride[1] + (tap + kx) * shape.dilation[1]).wrapping_sub(shape.padding[1]);
                 if ix < shape.input[1] {
                     let x = load::<E, LANES>(&x[ix * channels + first..][..lanes]);
                     for lane in 0..LANES {
-                        taps[kx][lane] += x[lane] * dy[lane];
+                        sums[lane] += x[lane] * dy[lane];
                     }
                 }
             }
         }
-        for kx in 0..TAPS {
-            sums[(tap + kx) * channels + first..][..lanes].copy_from_slice(&taps[kx][..lanes]);
+        for (kx, tap_sums) in taps.iter().enumerate() {
+            sums[(tap + kx) * channels + first..][..lanes].copy_from_slice(&tap_sums[..lanes]);
         }
         lanes
     }
