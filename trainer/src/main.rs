@@ -1,12 +1,14 @@
 //! `trainer`: parses the command line, runs the command and returns the exit code.
 
+#![deny(clippy::print_stdout, clippy::print_stderr, reason = "`console` writes to the screen")]
+
 use std::{
     panic::{self, AssertUnwindSafe},
     process::ExitCode,
 };
 
 use clap::Parser;
-use trainer::{cli::Cli, commands, diagnostics, failure::Failure};
+use trainer::{cli::Cli, commands, console, diagnostics, failure::Failure};
 
 fn main() -> ExitCode {
     // A panic is a defect of this program. Print its location once, below, instead of a dump inside a progress bar.
@@ -16,10 +18,18 @@ fn main() -> ExitCode {
             return;
         }
         let place = info.location().map(|place| format!(" at {}:{}", place.file(), place.line())).unwrap_or_default();
-        eprintln!("internal error{place}: {}", info.payload_as_str().unwrap_or("no message"));
+        console::eprint(format_args!("internal error{place}: {}", info.payload_as_str().unwrap_or("no message")));
     }));
     let run = || {
-        let cli = Cli::parse();
+        let cli = match Cli::try_parse() {
+            Ok(cli) => cli,
+            // A shell's `*` may have put any file name among the arguments.
+            Err(mistake) if mistake.use_stderr() => {
+                console::eprint(mistake.render());
+                return Ok(mistake.exit_code() as u8);
+            }
+            Err(help) => help.exit(),
+        };
         diagnostics::start(&cli)?;
         commands::run(cli)
     };
@@ -30,10 +40,10 @@ fn main() -> ExitCode {
         Err(text.and_then(Failure::of_panic).unwrap_or_else(defect))
     });
     diagnostics::write_to_stderr();
-    match result {
+    match result.and_then(|code| console::check().map(|()| code).map_err(Failure::from)) {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
-            eprintln!("error: {failure}");
+            console::eprint(format_args!("error: {failure}"));
             ExitCode::from(failure.code)
         }
     }

@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use crate::cli::EvalArgs;
 use crate::config::Overrides;
+use crate::console;
 use crate::device::{self, DeviceRequest, LocalRank};
 use crate::engine::{checkpoint, eval_record};
 use crate::failure::Failure;
@@ -91,8 +92,8 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
             total: record.total,
         });
     }
-    println!(
-        "{} ({}) on {}: top-1 {:.2} %, top-5 {:.2} %, loss {:.4}, {} of {} right\n",
+    console::print(format_args!(
+        "{} ({}) on {}: top-1 {:.2} %, top-5 {:.2} %, loss {:.4}, {} of {} right\n\n",
         subject.model,
         origin,
         subject.data.name,
@@ -101,8 +102,8 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
         record.loss,
         thousands(record.correct),
         thousands(record.total)
-    );
-    print!("{}", confusion_table(&Confusion { classes: class_names, counts: counts.confusion }));
+    ));
+    console::print(confusion_table(&Confusion { classes: class_names, counts: counts.confusion }));
     Ok(())
 }
 

@@ -13,6 +13,7 @@ mod train;
 use serde::Serialize;
 
 use crate::cli::{BenchCommand, Cli, Command};
+use crate::console;
 use crate::failure::Failure;
 
 /// Runs the command line and returns the exit code.
@@ -36,6 +37,6 @@ pub fn run(cli: Cli) -> Result<u8, Failure> {
 
 fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     let text = serde_json::to_string_pretty(value).map_err(|error| Failure::run(error, "please report this"))?;
-    println!("{text}");
+    console::print(&text);
     Ok(())
 }

@@ -17,6 +17,7 @@ use self::setup::{DeviceAssignment, device_request, dry_run, note_missing_gpu};
 use self::training::Training;
 use crate::cli::TrainArgs;
 use crate::config::{Backend, BatchScope, Mode, RunPlan};
+use crate::console;
 use crate::device::{DeviceSet, LocalRank};
 use crate::diagnostics;
 use crate::failure::Failure;
@@ -54,7 +55,7 @@ pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failur
     let local_rank = LocalRank { local_world: workers, oversubscribe: arguments.oversubscribe, ..LocalRank::ALONE };
     let selected = devices.select(&local_rank)?;
     if selected.gpu.is_some() && arguments.oversubscribe {
-        eprintln!("note: --oversubscribe: processes may share a GPU; timings mean nothing");
+        console::eprint("note: --oversubscribe: processes may share a GPU; timings mean nothing");
     }
     if arguments.dry_run {
         return dry_run(&plan, &selected);
@@ -117,7 +118,7 @@ fn run_worker(
 ) -> Result<u8, Failure> {
     let own = variables.get(ranks::RUN_FOLDER).filter(|_| worker.launcher == Launcher::Own);
     if own.is_none() && worker.rank == 0 {
-        eprintln!("{role}");
+        console::eprint(&role);
         note_missing_gpu(devices);
     }
     if own.is_none() {

@@ -8,6 +8,7 @@ use models::{Network, Spec};
 
 use crate::cli::TrainArgs;
 use crate::config::{Mode, RunPlan, Setting};
+use crate::console;
 use crate::device::{DeviceRequest, DeviceSet, LocalRank, Selected};
 use crate::engine::{Loaders, checkpoint};
 use crate::failure::Failure;
@@ -29,7 +30,7 @@ pub(super) fn device_request(arguments: &TrainArgs) -> DeviceRequest {
 /// Prints why a build for GPUs trains on the CPU, if no flag asked for the CPU.
 pub(super) fn note_missing_gpu(devices: &DeviceSet) {
     if let DeviceSet::Cpu(Some(why)) = devices {
-        eprintln!("note: training on the CPU: {why}");
+        console::eprint(format_args!("note: training on the CPU: {why}"));
     }
 }
 
@@ -117,15 +118,18 @@ pub(super) fn facts(plan: &RunPlan, splits: &Splits, target: &DeviceSet) -> Vec<
 /// Loads the newest complete checkpoint; `None` for a run that was killed before its first checkpoint.
 pub(super) fn restore(plan: &RunPlan, folder: &RunFolder) -> Result<Option<(Snapshot, RunProgress)>, Failure> {
     if !checkpoint::any(&folder.checkpoints())? {
-        eprintln!("{}: no checkpoint yet, starting from the beginning", folder.path().display());
+        console::eprint(format_args!("{}: no checkpoint yet, starting from the beginning", folder.path().display()));
         return Ok(None);
     }
     let (loaded, damaged) = checkpoint::load_newest(&folder.checkpoints())?;
     for error in &damaged {
-        eprintln!("warning: {error}");
+        console::eprint(format_args!("warning: {error}"));
     }
     if !damaged.is_empty() {
-        eprintln!("warning: continuing from {}, the newest complete checkpoint", loaded.path.display());
+        console::eprint(format_args!(
+            "warning: continuing from {}, the newest complete checkpoint",
+            loaded.path.display()
+        ));
     }
     if loaded.seed != plan.train.seed {
         return Err(Failure::usage(
@@ -162,8 +166,8 @@ pub(super) fn dry_run(plan: &RunPlan, selected: &Selected) -> Result<u8, Failure
     }
     let mut sections = vec![section];
     sections.extend(super::plan::sections(plan));
-    print!("{}", start_table(&sections));
-    println!("dry run: the plan is valid; nothing was read, trained or written");
+    console::print(start_table(&sections));
+    console::print("dry run: the plan is valid; nothing was read, trained or written");
     Ok(0)
 }
 

@@ -10,6 +10,7 @@ use super::ranks::{self, Rank};
 use super::setup::{self, DeviceAssignment, build, count_parameters, facts, pixels_on_the_host, restore};
 use crate::cli::TrainArgs;
 use crate::config::{Mode, RunPlan};
+use crate::console;
 use crate::diagnostics;
 use crate::engine::checkpoint::Store;
 use crate::engine::{Engine, Files, Lengths, Loaders, RunEnd, RunOutcome};
@@ -59,7 +60,7 @@ impl Training<'_> {
         let (mut strategy, parameters) = self.strategy(&splits)?;
         let host_pixels = pixels_on_the_host(plan, selected, &splits);
         if let (Some(why), true, 0) = (&host_pixels, self.devices.devices.is_gpu(), strategy.rank()) {
-            eprintln!("note: images are augmented on the host: {why}");
+            console::eprint(format_args!("note: images are augmented on the host: {why}"));
         }
         let data = describe_data(plan, &splits, host_pixels.is_none());
         let loaders = setup::loaders(plan, &mut *strategy, splits, host_pixels.is_some(), &selected.device)?;
