@@ -17,6 +17,7 @@ use crate::engine::{checkpoint, eval_record};
 use crate::failure::Failure;
 use crate::report::confusion::confusion_table;
 use crate::report::{Confusion, RunFolder};
+use crate::run::memory::{self, MemoryUse};
 use crate::run::plan;
 use crate::signals::Stop;
 use crate::strategy::Replica;
@@ -64,6 +65,11 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
     let spec =
         Spec { num_classes: class_names.len(), in_channels: shape.channels, image_size: [shape.height, shape.width] };
     let selected = device::DeviceSet::of(DeviceRequest::Best)?.select(&LocalRank::ALONE)?;
+    if let Some(cause) =
+        memory::refusal(&subject.model, &spec, MemoryUse::Evaluation).filter(|_| selected.gpu.is_none())
+    {
+        return Err(Failure::usage(cause, memory::HINT));
+    }
     let network = models::build(&subject.model, &spec, 0, &selected.device)
         .map_err(|error| Failure::usage(format!("{}: {error}", error.key()), error.hint()))?;
     let target = WeightTarget { model: &subject.model, spec, data: &subject.data.name };

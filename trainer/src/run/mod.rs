@@ -5,6 +5,7 @@
 //! `finish.rs` reports the result.
 
 mod finish;
+pub(crate) mod memory;
 pub(crate) mod plan;
 pub(crate) mod ranks;
 mod setup;

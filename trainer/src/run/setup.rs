@@ -6,8 +6,9 @@ use burn::tensor::Device;
 use data::{Dataset, Splits, loader::Loader};
 use models::{Network, Spec};
 
+use super::memory::{self, MemoryUse};
 use crate::cli::TrainArgs;
-use crate::config::{Mode, RunPlan, Setting};
+use crate::config::{Mode, Precision, RunPlan, Setting};
 use crate::console;
 use crate::device::{DeviceRequest, DeviceSet, LocalRank, Selected};
 use crate::engine::{Loaders, checkpoint};
@@ -90,8 +91,13 @@ pub(super) fn loaders(
     Ok(Loaders { train: train_loader, eval: eval_loader, test: test_loader })
 }
 
-/// Builds the network of the plan for the images.
-pub(super) fn build(plan: &RunPlan, spec: &Spec, selected: &Selected) -> Result<Network, Failure> {
+/// Builds the network of the plan for the images. `batch`: how many of them this process trains on in a step.
+pub(super) fn build(plan: &RunPlan, spec: &Spec, selected: &Selected, batch: usize) -> Result<Network, Failure> {
+    let bytes = if plan.train.precision == Precision::Bf16 { 2 } else { 4 };
+    let refusal = memory::refusal(&plan.model.name, spec, MemoryUse::Step { batch, bytes });
+    if let Some(cause) = refusal.filter(|_| selected.gpu.is_none()) {
+        return Err(plan.mistake(&["data.image_size", "train.batch_size"], cause, memory::HINT).into());
+    }
     models::build(&plan.model.name, spec, plan.train.seed, &selected.device)
         .map_err(|error| plan.mistake(&[error.key(), "model.name"], error.to_string(), error.hint()).into())
 }
@@ -150,7 +156,7 @@ pub(super) fn dry_run(plan: &RunPlan, selected: &Selected) -> Result<u8, Failure
             in_channels: facts.channels,
             image_size: [side.unwrap_or(facts.height), side.unwrap_or(facts.width)],
         };
-        let network = build(plan, &spec, selected)?;
+        let network = build(plan, &spec, selected, 1)?;
         section = section.row(
             "model",
             format!(

@@ -9,7 +9,7 @@ use super::finish::{finish, gather_rank_stats};
 use super::ranks::{self, Rank};
 use super::setup::{self, DeviceAssignment, build, count_parameters, facts, pixels_on_the_host, restore};
 use crate::cli::TrainArgs;
-use crate::config::{Mode, RunPlan};
+use crate::config::{BatchScope, Mode, RunPlan};
 use crate::console;
 use crate::diagnostics;
 use crate::engine::checkpoint::Store;
@@ -101,7 +101,12 @@ impl Training<'_> {
         let shape = splits.train.shape;
         let classes = plan.model.num_classes.unwrap_or(splits.train.classes.len());
         let spec = Spec { num_classes: classes, in_channels: shape.channels, image_size: [shape.height, shape.width] };
-        let network = build(plan, &spec, selected)?;
+        let processes = self.rank.map_or(1, |rank| rank.comm.world());
+        let share = match plan.train.batch_scope {
+            BatchScope::Global => plan.train.batch_size.div_ceil(processes),
+            BatchScope::PerWorker => plan.train.batch_size,
+        };
+        let network = build(plan, &spec, selected, share.min(splits.train.len()))?;
         let parameters = count_parameters(&network);
         let device = selected.device.clone();
         let strategy: Box<dyn Strategy> = match self.rank {
