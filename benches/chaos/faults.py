@@ -101,28 +101,32 @@ def close_terminal(round):
     master, slave = pty.openpty()
     program = round.start(mode, terminal=slave)
     os.close(slave)
-    reader = threading.Thread(target=read_terminal, args=(master, program.screen))
+    done = threading.Event()
+    reader = threading.Thread(target=read_terminal, args=(master, program.screen, done))
     reader.start()
-    round.wait_for_step(program, step)
+    try:
+        round.wait_for_step(program, step)
+    finally:
+        done.set()
+        reader.join()
     # The program leads the terminal's session, so the kernel sends it SIGHUP when the last copy of the master closes.
     os.close(master)
     if twice:
         program.send(signal.SIGHUP)
     program.end()
-    reader.join(PATIENCE)
     round.no_survivors()
     check_saved(round)
     round.finish(mode)
 
 
-def read_terminal(master, screen):
-    """Copies a terminal to a file until the terminal closes."""
+def read_terminal(master, screen, done):
+    """Copies what a terminal shows to a file, until `done` or the end of the program."""
     with open(screen, "ab", buffering=0) as file:
-        while True:
+        while not done.is_set():
             try:
-                if select.select([master], [], [], 0.1)[0]:
+                if select.select([master], [], [], 0.01)[0]:
                     file.write(os.read(master, 65536))
-            except (OSError, ValueError):
+            except OSError:
                 return
 
 

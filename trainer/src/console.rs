@@ -5,16 +5,25 @@
 
 use std::{
     fmt::Display,
-    io::{self, ErrorKind, Write},
-    sync::OnceLock,
+    io::{self, ErrorKind, IsTerminal, Write},
+    sync::{LazyLock, OnceLock},
 };
 
 use launch::console::printable;
+use rustix::io::Errno;
 
 use crate::files::FileError;
 
 /// The first error of [`print`].
 static LOST: OnceLock<String> = OnceLock::new();
+
+/// Whether stdout is a terminal. A terminal that has closed is none to the kernel.
+static TERMINAL: LazyLock<bool> = LazyLock::new(|| io::stdout().is_terminal());
+
+/// Notes what stdout is. To be called first, while a terminal is open.
+pub fn start() {
+    LazyLock::force(&TERMINAL);
+}
 
 /// Writes text to stdout, and a newline if the text does not end in one. [`check`] reports what could not be written.
 pub fn print(text: impl Display) {
@@ -52,16 +61,27 @@ fn whole_lines(text: impl Display) -> String {
     text
 }
 
-/// Stdout for text: control characters are spelled out.
+/// Stdout for text: control characters are spelled out. A terminal that has closed is like a pipe without a reader: writes fail
+/// with [`ErrorKind::BrokenPipe`].
 pub struct Stdout;
 
 impl Write for Stdout {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        io::stdout().write_all(printable(&String::from_utf8_lossy(bytes)).as_bytes())?;
+        let text = String::from_utf8_lossy(bytes);
+        to_stdout(|mut stdout| stdout.write_all(printable(&text).as_bytes()))?;
         Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        io::stdout().flush()
+        to_stdout(|mut stdout| stdout.flush())
     }
+}
+
+fn to_stdout(write: impl FnOnce(io::Stdout) -> io::Result<()>) -> io::Result<()> {
+    let terminal = *TERMINAL;
+    write(io::stdout()).map_err(|error| match error.raw_os_error() {
+        // EIO is also the error of a damaged disk, so only a terminal's is translated.
+        Some(code) if terminal && code == Errno::IO.raw_os_error() => ErrorKind::BrokenPipe.into(),
+        _ => error,
+    })
 }

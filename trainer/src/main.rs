@@ -11,6 +11,7 @@ use clap::Parser;
 use trainer::{cli::Cli, commands, console, diagnostics, failure::Failure};
 
 fn main() -> ExitCode {
+    console::start();
     // A panic is a defect of this program. Print its location once, below, instead of a dump inside a progress bar.
     panic::set_hook(Box::new(|info| {
         // `main` prints this failure at the end
