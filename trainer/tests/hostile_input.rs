@@ -159,7 +159,10 @@ fn a_huge_first_image_costs_no_memory() {
     let pixels = vec![0; 16_000 * 16_000];
     image::ImageEncoder::write_image(encoder, &pixels, 16_000, 16_000, image::ExtendedColorType::L8).unwrap();
     let limited = ["-c", "ulimit -v 2000000; exec \"$0\" --config config.toml", env!("CARGO_BIN_EXE_trainer")];
-    let output = Command::new("sh").args(limited).current_dir(bench.folder.path()).output().unwrap();
+    let mut command = Command::new("sh");
+    // Every thread reserves addresses.
+    command.args(limited).current_dir(bench.folder.path()).env("RAYON_NUM_THREADS", "2");
+    let output = command.output().unwrap();
     let ended = Ended::from(output).expect(2);
     assert!(ended.stderr.contains("is 20x20 pixels, the first image is 16000x16000"), "{}", ended.stderr);
 }
