@@ -97,6 +97,6 @@ impl FetchProgress for Bar {
     }
 
     fn note(&self, message: &str) {
-        console::eprint(&message);
+        console::eprint(message);
     }
 }

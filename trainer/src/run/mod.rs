@@ -119,7 +119,7 @@ fn run_worker(
 ) -> Result<u8, Failure> {
     let own = variables.get(ranks::RUN_FOLDER).filter(|_| worker.launcher == Launcher::Own);
     if own.is_none() && worker.rank == 0 {
-        console::eprint(&role);
+        console::eprint(role);
         note_missing_gpu(devices);
     }
     if own.is_none() {

@@ -33,6 +33,6 @@ fn answer(handle: &str, gpu: usize) -> Result<(), Failure> {
     let failed = |error: String| Failure::run(error, "this half of the check is started by `trainer doctor`");
     let driver = Driver::load().map_err(|error| failed(report::no_driver(&error)))?;
     let wrong = comm::cuda::driver::probe::ipc_peer(&driver, gpu, handle).map_err(failed)?;
-    console::print(&wrong);
+    console::print(wrong);
     Ok(())
 }
