@@ -8,7 +8,7 @@ use std::{
 };
 
 use clap::Parser;
-use trainer::{cli::Cli, commands, console, diagnostics, failure::Failure};
+use trainer::{cli::Cli, commands, console, diagnostics, failure::Failure, signals};
 
 fn main() -> ExitCode {
     console::start();
@@ -31,6 +31,7 @@ fn main() -> ExitCode {
             }
             Err(help) => help.exit(),
         };
+        signals::install_for_every_command()?;
         diagnostics::start(&cli)?;
         commands::run(cli)
     };

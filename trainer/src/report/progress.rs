@@ -204,7 +204,7 @@ loss {loss}  top-1 {top1}  lr {lr}  {speed} images/s"
             None => write(),
         };
         match written {
-            // The reader of the pipe has exited (`| head`). This must not end a run of hours.
+            // The reader of the pipe has exited (`| head`), or the terminal has closed. This must not end a run of hours.
             Err(error) if error.kind() == ErrorKind::BrokenPipe => {
                 self.lines = None;
                 Ok(())
