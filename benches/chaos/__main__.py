@@ -11,6 +11,7 @@ import argparse
 import collections
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -81,6 +82,8 @@ def main():
     references = References(root, asked.program.resolve())
     counts = {name: collections.Counter() for name in SCENARIOS if name in asked.only}
     failures = []
+    # As Ctrl-C does, a SIGTERM ends the processes of the round first.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     end = time.monotonic() + asked.seconds
     for name, count in order(list(counts), seed):
         if time.monotonic() > end:

@@ -60,12 +60,12 @@ def stop(round):
 
 
 def interrupt(round):
-    """Ctrl-C or SIGTERM, once or several times in a run: a checkpoint, and the printed command continues."""
+    """Signals that end a run, up to three times: a checkpoint of the last step, and the printed command continues."""
     mode = round.random.choice(list(MODES))
     program = round.start(mode)
     for _ in range(round.random.randint(1, 3)):
         round.moment(program)
-        number = round.random.choice([signal.SIGINT, signal.SIGTERM])
+        number = round.random.choice([signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
         round.note(f"{mode}, {number.name}")
         program.send(number)
         code = program.end(0, 128 + number, -number)
