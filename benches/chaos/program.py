@@ -258,7 +258,8 @@ def saved_step(run):
 
 def printed_command(text):
     """Returns the arguments of the command that the program printed to continue."""
-    found = re.search(r"continue with: trainer (.*)", text)
+    found = re.search(r"continue with: (.*)", text)
     if not found:
         raise Failed("no command to continue was printed")
-    return shlex.split(found[1])
+    # The first word is the program, by the name that it was started with.
+    return shlex.split(found[1])[1:]
