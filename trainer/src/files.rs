@@ -10,6 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use data::read_regular;
 use folder::{Folder, Refused};
 
 /// Exit code of a failed run.
@@ -109,7 +110,7 @@ fn name(path: &Path) -> &OsStr {
 /// # Errors
 /// Names `path` when the file exists and cannot be read.
 pub fn read_or_empty(path: &Path) -> Result<Vec<u8>, FileError> {
-    match fs::read(path) {
+    match read_regular(path, u64::MAX) {
         Ok(bytes) => Ok(bytes),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
         Err(error) => Err(FileError::io(path, "read", &error)),

@@ -16,7 +16,6 @@ pub mod reporter;
 pub mod run_folder;
 pub mod run_lock;
 pub mod screen;
-mod standard_output;
 pub mod summary;
 pub mod summary_csv;
 pub mod table;

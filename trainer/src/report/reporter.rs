@@ -2,6 +2,7 @@
 //!
 //! Only rank 0 makes a `Reporter`, so that the shared files of the run folder have one writer.
 
+use crate::console;
 use crate::files::{FileError, write_atomic};
 use crate::report::curves::Curves;
 use crate::report::environment::Environment;
@@ -109,7 +110,7 @@ impl Reporter {
         }
         let steps = read_metrics(&folder.metrics())?;
         for error in missing_lines(&folder, &steps, &epochs, next_step, epoch) {
-            eprintln!("warning: {error}\n  hint: {}", error.hint);
+            console::eprint(format_args!("warning: {error}\n  hint: {}", error.hint));
         }
         let losses = steps.iter().map(|record| curve_point(&options, record)).collect();
         Ok(Self { folder, options, metrics, summary, tensorboard, progress, epochs, losses, next_step, top5: false })

@@ -7,6 +7,7 @@ use std::{
 };
 
 use super::run_lock::{Locked, RunLock, refusal};
+use crate::console;
 use crate::files::{FileError, USAGE};
 use time::{OffsetDateTime, macros::format_description};
 
@@ -142,7 +143,7 @@ impl RunFolder {
             match usable(&mut folder) {
                 Ok(()) => return Ok(folder),
                 Err(error) if error.code == USAGE => {
-                    eprintln!("note: skipped {error}");
+                    console::eprint(format_args!("note: skipped {error}"));
                     refused.get_or_insert(error);
                 }
                 Err(error) => return Err(error),

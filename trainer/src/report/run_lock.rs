@@ -21,6 +21,7 @@ use rustix::system::uname;
 use serde::{Deserialize, Serialize};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
+use crate::console;
 use crate::files::FileError;
 
 /// Name of the file in the run folder.
@@ -86,10 +87,10 @@ impl RunLock {
                 Err(TryLockError::WouldBlock) if Instant::now() < until => thread::sleep(INTERVAL),
                 Err(TryLockError::WouldBlock) => return Ok(Locked::Elsewhere(read(&mut file))),
                 Err(TryLockError::Error(error)) => {
-                    eprintln!(
-                        "note: {}: this file system has no locks ({error}): do not start two programs on one run",
-                        path.display()
-                    );
+                    let path = path.display();
+                    console::eprint(format_args!(
+                        "note: {path}: this file system has no locks ({error}): do not start two programs on one run"
+                    ));
                     return Ok(Locked::Here(None));
                 }
             }

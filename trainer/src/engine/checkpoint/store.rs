@@ -10,6 +10,7 @@ use folder::Folder;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use super::{EMA, MANIFEST, MODEL, Manifest, ManifestFile, OPTIMIZER, STATE, State, VERSION, read, sha256, writing};
+use crate::console;
 use crate::files::FileError;
 use crate::snapshot::RunProgress;
 use crate::snapshot::Snapshot;
@@ -114,7 +115,8 @@ impl Store {
         remove(&temporary)?;
         if fs::symlink_metadata(&link).is_ok_and(|found| found.is_dir()) {
             let moved = move_away(&link).map_err(|error| writing(&link, error))?;
-            eprintln!("warning: {} was a folder, not a link; it is now {}", link.display(), moved.display());
+            let [link, moved] = [link.display(), moved.display()];
+            console::eprint(format_args!("warning: {link} was a folder, not a link; it is now {moved}"));
         }
         std::os::unix::fs::symlink(name, &temporary)
             .and_then(|()| fs::rename(&temporary, &link))
