@@ -5,7 +5,7 @@
 
 use std::{
     ffi::OsStr,
-    fs::{self, File},
+    fs::File,
     io::{self, ErrorKind},
     path::{Path, PathBuf},
 };
@@ -130,6 +130,8 @@ pub fn sync(file: &File, path: &Path) -> Result<(), FileError> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
