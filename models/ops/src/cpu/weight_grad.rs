@@ -72,12 +72,15 @@ struct Part<'a, E: 'static> {
 impl<E: Operand> Part<'_, E> {
     /// Adds the products of `pixels` to `sums`.
     fn add(&self, sums: &mut [f32], pixels: std::ops::Range<usize>) {
-        let [_, columns] = self.shape.group_channels();
+        let (groups, [_, columns]) = (self.shape.groups, self.shape.group_channels());
         let (padded, width) = (padded(self.panels), self.taps.len() * self.depth);
         let gather = self.depth < GATHER_BELOW && self.taps.len() > 1;
-        let mut packed = Buffer::new(CHUNK * padded);
+        let (taps, depth) = if gather { (1, width) } else { (self.taps.len(), self.depth) };
+        // All groups' channels of `x` are packed together if no register tile has rows of two groups.
+        let joint = !gather && groups > 1 && depth.is_multiple_of(self.isa.outer_rows);
+        let mut packed = Buffer::new(groups * CHUNK * padded);
         let mut gathered = Buffer::new(if gather { CHUNK * width } else { 0 });
-        let mut row_panels = RowPanels::new(self.isa, CHUNK, if gather { width } else { self.depth });
+        let mut row_panels = RowPanels::new(self.isa, CHUNK, if joint { groups * depth } else { depth });
         // `[tap][pixel]`, each to a pixel's first channel.
         let mut pointers: Vec<*const E> = Vec::with_capacity(CHUNK * self.taps.len());
         let mut rows: Vec<*const E> = Vec::with_capacity(CHUNK);
@@ -91,33 +94,42 @@ impl<E: Operand> Part<'_, E> {
                 self.fill_pointers(&mut pointers, *offset, first, count);
                 pointers.resize((tap + 1) * padded_count, self.zeros.as_ptr());
             }
-            for group in 0..self.shape.groups {
-                rows.clear();
-                rows.extend(self.dy.chunks_exact(self.shape.channels[1]).skip(first).take(count).map(<[E]>::as_ptr));
-                rows.resize(padded_count, self.zeros.as_ptr());
+            rows.clear();
+            rows.extend(self.dy.chunks_exact(self.shape.channels[1]).skip(first).take(count).map(<[E]>::as_ptr));
+            rows.resize(padded_count, self.zeros.as_ptr());
+            for (group, to) in packed.chunks_exact_mut(CHUNK * padded).enumerate() {
                 for panel in self.panels {
-                    let to = &mut packed[panel.column * padded_count..];
+                    let to = &mut to[panel.column * padded_count..];
                     // SAFETY: each row has the channels of all groups.
                     unsafe { panel.isa.pack(&rows, group * columns + panel.column, panel.cols, panel.isa.cols, to) };
                 }
-                let (x, offset, depth) = if gather {
-                    self.gather(&pointers, padded_count, group * self.depth, &mut gathered);
-                    rows.clear();
-                    rows.extend(gathered.chunks_exact(width).take(padded_count).map(<[E]>::as_ptr));
-                    (&rows, 0, width)
-                } else {
-                    (&pointers, group * self.depth, self.depth)
-                };
-                let sums = &mut sums[group * width * padded..(group + 1) * width * padded];
-                for (x, sums) in x.chunks_exact(padded_count).zip(sums.chunks_exact_mut(depth * padded)) {
+            }
+            for tap in 0..taps {
+                let pixels = &pointers[tap * padded_count..][..padded_count];
+                if joint && E::STEP > 1 {
+                    // SAFETY: each pointer points to `depth` elements per group.
+                    unsafe { row_panels.pack(pixels, 0) };
+                }
+                for (group, packed) in packed.chunks_exact(CHUNK * padded).enumerate() {
+                    let (x, offset) = if gather {
+                        self.gather(&pointers, padded_count, group * self.depth, &mut gathered);
+                        rows.clear();
+                        rows.extend(gathered.chunks_exact(width).take(padded_count).map(<[E]>::as_ptr));
+                        (&*rows, 0)
+                    } else {
+                        (pixels, group * depth)
+                    };
+                    let sums = &mut sums[(group * taps + tap) * depth * padded..][..depth * padded];
+                    let steps = padded_count / E::STEP;
                     // SAFETY: each pointer points to `depth` elements per group, or to a gathered row.
                     unsafe {
                         if E::STEP == 1 {
-                            add_products(self.panels, x, |row| offset + row, depth, &packed, sums);
+                            add_products(self.panels, |row| (x.as_ptr(), offset + row), steps, depth, packed, sums);
+                        } else if joint {
+                            add_products(self.panels, |row| row_panels.at(offset + row), steps, depth, packed, sums);
                         } else {
-                            row_panels.pack(x, offset, depth);
-                            let (steps, offset) = (row_panels.steps(), |row| row_panels.offset(row));
-                            add_products(self.panels, steps, offset, depth, &packed, sums);
+                            row_panels.pack(x, offset);
+                            add_products(self.panels, |row| row_panels.at(row), steps, depth, packed, sums);
                         }
                     }
                 }
@@ -171,30 +183,31 @@ impl<E: Operand> Part<'_, E> {
     }
 }
 
-/// Adds products: `sums[row][..padded] += Σ_k a[k][offset(row)] · packed[panel][k][..]` for all rows and panels. The rows
-/// of a register tile are adjacent.
+/// Adds products: `sums[row][..padded] += Σ_step a[step][offset] · packed[panel][step][..]` for all rows and panels, where
+/// `row(row)` is `a` and the offset. The rows of a register tile are adjacent.
 ///
 /// # Safety
 ///
-/// Each pointer points to the steps of all rows.
+/// `row` returns a pointer for each step, to the step's elements of the rows.
 pub(crate) unsafe fn add_products<E: Operand>(
     panels: &[Panel<E>],
-    a: &[*const E],
-    offset: impl Fn(usize) -> usize,
+    row: impl Fn(usize) -> (*const *const E, usize),
+    steps: usize,
     rows: usize,
     packed: &[E],
     sums: &mut [f32],
 ) {
-    let (depth, padded) = (a.len(), padded(panels));
-    assert!(packed.len() >= depth * padded * E::STEP && sums.len() >= rows * padded);
+    let padded = padded(panels);
+    assert!(packed.len() >= steps * padded * E::STEP && sums.len() >= rows * padded);
     for panel in panels {
         let outer_rows = panel.isa.outer_rows;
         for first in (0..rows).step_by(outer_rows) {
+            let (a, offset) = row(first);
             let call = Outer {
-                a: a.as_ptr(),
-                offset: offset(first),
-                depth,
-                b: packed[panel.column * depth * E::STEP..].as_ptr(),
+                a,
+                offset,
+                depth: steps,
+                b: packed[panel.column * steps * E::STEP..].as_ptr(),
                 out: sums[first * padded + panel.column..].as_mut_ptr(),
                 stride: padded,
                 rows: outer_rows.min(rows - first),
