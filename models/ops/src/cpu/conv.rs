@@ -9,7 +9,7 @@ use super::igemm::{Igemm, Image};
 use super::kernel::{Isa, Operand};
 use super::packing::{Weights, pad_bias};
 use super::shape::ConvShape;
-use super::{channels, col2im, depthwise, grouped, weight_grad as direct, winograd, winograd_grad};
+use super::{col2im, depthwise, grouped, weight_grad as direct, winograd, winograd_grad};
 
 /// Computes the output `[batch, oh, ow, out]` from `x` `[batch, h, w, in]` and weights in PyTorch's layout. Bias and
 /// ReLU are optional.
@@ -29,11 +29,8 @@ pub(crate) fn forward(
         depthwise::forward(shape, x, weight, bias, relu, &mut y);
         return y;
     }
-    if winograd::fits(shape) {
-        winograd::forward(isa, shape, x, weight, &mut y);
-        if bias.is_some() || relu {
-            channels::add_bias(&mut y, shape.channels[1], bias, relu);
-        }
+    if winograd::fits::<f32>(shape) {
+        winograd::forward(isa, shape, x, weight, bias, relu, &mut y);
         return y;
     }
     direct_forward(isa, shape, x, weight, bias, relu, &mut y);
@@ -92,7 +89,7 @@ pub(crate) fn data_grad(isa: &'static Isa, shape: &ConvShape, weight: &[f32], dy
         depthwise::data_grad(shape, weight, dy, &mut dx);
         return dx;
     }
-    if winograd::fits(shape) {
+    if winograd::fits::<f32>(shape) {
         winograd::data_grad(isa, shape, weight, dy, &mut dx);
         return dx;
     }
@@ -156,7 +153,7 @@ pub(crate) fn weight_grad(isa: &'static Isa, shape: &ConvShape, x: &[f32], dy: &
     if depthwise::fits(shape) {
         return depthwise::weight_grad(shape, x, dy);
     }
-    if winograd::fits(shape) {
+    if winograd::fits::<f32>(shape) {
         return winograd_grad::weight_grad(isa, shape, x, dy);
     }
     direct::weight_grad(isa, shape, x, dy)

@@ -22,6 +22,8 @@ pub(crate) unsafe trait Simd {
     unsafe fn store_bf16(to: *mut bf16, v: Self::V);
     /// Splits lanes of two bf16 each into the first and the second of each lane.
     unsafe fn split(pairs: Self::V) -> [Self::V; 2];
+    /// Rounds to bf16, as [`Self::store_bf16`], and joins the first and the second of each lane.
+    unsafe fn join(pairs: [Self::V; 2]) -> Self::V;
     /// `a · b + c`
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
@@ -108,6 +110,11 @@ unsafe impl Simd for Portable {
     unsafe fn split(pairs: [f32; 8]) -> [[f32; 8]; 2] {
         let bits = pairs.map(f32::to_bits);
         [bits.map(|bits| f32::from_bits(bits << 16)), bits.map(|bits| f32::from_bits(bits & 0xffff_0000))]
+    }
+    #[inline(always)]
+    unsafe fn join([first, second]: [[f32; 8]; 2]) -> [f32; 8] {
+        let bits = |v: f32| u32::from(<bf16 as Element>::from_f32(v).to_bits());
+        std::array::from_fn(|i| f32::from_bits(bits(first[i]) | bits(second[i]) << 16))
     }
     #[inline(always)]
     unsafe fn fma(a: [f32; 8], b: [f32; 8], c: [f32; 8]) -> [f32; 8] {

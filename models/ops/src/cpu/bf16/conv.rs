@@ -5,7 +5,7 @@ use half::bf16;
 use crate::cpu::allocator::Buffer;
 use crate::cpu::kernel::Isa;
 use crate::cpu::shape::ConvShape;
-use crate::cpu::{col2im, conv, grouped, weight_grad as direct};
+use crate::cpu::{col2im, conv, grouped, weight_grad as direct, winograd, winograd_grad};
 
 /// Computes the output `[batch, oh, ow, out]` from `x` `[batch, h, w, in]` and weights in PyTorch's layout. Bias and
 /// ReLU are optional.
@@ -21,6 +21,10 @@ pub(crate) fn forward(
         return forward(isa, &merged.shape, x, &merged.block_diagonal(weight), bias, relu);
     }
     let mut y = Buffer::new(shape.output_len());
+    if winograd::fits::<bf16>(shape) {
+        winograd::forward(isa, shape, x, weight, bias, relu, &mut y);
+        return y;
+    }
     conv::direct_forward(isa, shape, x, weight, bias, relu, &mut y);
     y
 }
@@ -31,6 +35,10 @@ pub(crate) fn data_grad(isa: &'static Isa<bf16>, shape: &ConvShape, weight: &[f3
         return data_grad(isa, &merged.shape, &merged.block_diagonal(weight), dy);
     }
     let mut dx = Buffer::new(shape.input_len());
+    if winograd::fits::<bf16>(shape) {
+        winograd::data_grad(isa, shape, weight, dy, &mut dx);
+        return dx;
+    }
     if col2im::fits(shape) {
         col2im::data_grad(isa, shape, weight, dy, &mut dx);
         return dx;
@@ -43,6 +51,9 @@ pub(crate) fn data_grad(isa: &'static Isa<bf16>, shape: &ConvShape, weight: &[f3
 pub(crate) fn weight_grad(isa: &'static Isa<bf16>, shape: &ConvShape, x: &[bf16], dy: &[bf16]) -> Buffer {
     if let Some(merged) = grouped::merge(shape, isa) {
         return merged.diagonal_blocks(&weight_grad(isa, &merged.shape, x, dy));
+    }
+    if winograd::fits::<bf16>(shape) {
+        return winograd_grad::weight_grad(isa, shape, x, dy);
     }
     direct::weight_grad(isa, shape, x, dy)
 }
