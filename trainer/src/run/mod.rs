@@ -50,7 +50,7 @@ pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failur
     note_missing_gpu(&devices);
     let workers = asked.map_or(1, |(_, count)| count);
     let several = workers > 1 || arguments.job.nnodes > 1 || node.is_some();
-    let PlannedRun { mut plan, resumed } = planned_run(arguments, several, devices.is_gpu())?;
+    let PlannedRun { mut plan, resumed } = planned_run(arguments, several)?;
     let local_rank = LocalRank { local_world: workers, oversubscribe: arguments.oversubscribe, ..LocalRank::ALONE };
     let selected = devices.select(&local_rank)?;
     if selected.gpu.is_some() && arguments.oversubscribe {
@@ -123,7 +123,7 @@ fn run_worker(
     if own.is_none() {
         diagnostics::write_to_stderr();
     }
-    let PlannedRun { mut plan, mut resumed } = planned_run(arguments, true, devices.is_gpu())?;
+    let PlannedRun { mut plan, mut resumed } = planned_run(arguments, true)?;
     let local_rank = LocalRank {
         local_rank: worker.local_rank,
         local_world: worker.local_world,

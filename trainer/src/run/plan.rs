@@ -33,21 +33,21 @@ pub(super) struct PlannedRun {
 ///
 /// # Errors
 /// Every mistake in the plan, or a run that cannot be opened.
-pub(super) fn planned_run(arguments: &TrainArgs, several: bool, gpu: bool) -> Result<PlannedRun, Failure> {
+pub(super) fn planned_run(arguments: &TrainArgs, several: bool) -> Result<PlannedRun, Failure> {
     let Some(run) = &arguments.resume else {
         let path = arguments.config.as_deref().ok_or_else(|| {
             Failure::usage("nothing says what to train", "name a TOML file: --config configs/quickstart.toml")
         })?;
-        return Ok(PlannedRun { plan: plan(path, arguments, several, gpu)?, resumed: None });
+        return Ok(PlannedRun { plan: plan(path, arguments, several)?, resumed: None });
     };
     let folder = match run {
         Some(path) => RunFolder::open(path),
         None => RunFolder::newest(&arguments.run_dir),
     }
     .map_err(|error| Failure::usage(&error, &error.hint))?;
-    let planned = plan(&folder.config(), arguments, several, gpu)?;
+    let planned = plan(&folder.config(), arguments, several)?;
     if let Some(path) = &arguments.config {
-        let asked = plan(path, arguments, several, gpu)?;
+        let asked = plan(path, arguments, several)?;
         same_plan(path, &asked, &folder, &planned)?;
     }
     Ok(PlannedRun { plan: planned, resumed: Some(folder) })
@@ -64,18 +64,17 @@ fn same_plan(path: &Path, asked: &RunPlan, folder: &RunFolder, run: &RunPlan) ->
     ))
 }
 
-/// Reads and checks a TOML file with the flags' overrides. `gpu`: accept settings that only GPUs support. `several`: the flags
-/// request several workers. Several workers are processes (DDP), unless a flag or the file selects devices of one process (DP).
+/// Reads and checks a TOML file with the flags' overrides. `several`: the flags request several workers. Several workers are processes (DDP), unless a flag or the file selects devices of one process (DP).
 ///
 /// # Errors
 /// Every mistake in the file, with its location.
-fn plan(path: &Path, arguments: &TrainArgs, several: bool, gpu: bool) -> Result<RunPlan, Failure> {
+fn plan(path: &Path, arguments: &TrainArgs, several: bool) -> Result<RunPlan, Failure> {
     let mut overrides = overrides(arguments);
-    let dp = |overrides: &Overrides| read(path, overrides, gpu).is_ok_and(|plan| plan.parallel.mode == Mode::Dp);
+    let dp = |overrides: &Overrides| read(path, overrides).is_ok_and(|plan| plan.parallel.mode == Mode::Dp);
     if several && overrides.mode.is_none() && !dp(&overrides) {
         overrides.mode = Some(Mode::Ddp.to_string());
     }
-    load(path, &overrides, gpu)
+    load(path, &overrides)
 }
 
 /// Returns the settings from flags, which override the TOML file.
@@ -90,12 +89,12 @@ fn overrides(arguments: &TrainArgs) -> Overrides {
     }
 }
 
-/// Reads and checks a TOML file, and prints its notes. `gpu`: accept settings that only GPUs support.
+/// Reads and checks a TOML file, and prints its notes.
 ///
 /// # Errors
 /// Every mistake in the file, with its location.
-pub(crate) fn load(path: &Path, overrides: &Overrides, gpu: bool) -> Result<RunPlan, Failure> {
-    let plan = read(path, overrides, gpu)?;
+pub(crate) fn load(path: &Path, overrides: &Overrides) -> Result<RunPlan, Failure> {
+    let plan = read(path, overrides)?;
     for note in plan.notes() {
         eprintln!("note: {note}");
     }
@@ -103,10 +102,10 @@ pub(crate) fn load(path: &Path, overrides: &Overrides, gpu: bool) -> Result<RunP
 }
 
 /// Does the work of [`load`] without printing notes.
-fn read(path: &Path, overrides: &Overrides, gpu: bool) -> Result<RunPlan, Failure> {
+fn read(path: &Path, overrides: &Overrides) -> Result<RunPlan, Failure> {
     let models: Vec<_> = models::entries().iter().map(|entry| entry.name).collect();
     let datasets: Vec<_> = formats::dataset_names().collect();
-    let registry = Registry { models: &models, dataset_names: &datasets, datasets: &known_facts, gpu };
+    let registry = Registry { models: &models, dataset_names: &datasets, datasets: &known_facts };
     Ok(config::load(path, overrides, &registry)?)
 }
 

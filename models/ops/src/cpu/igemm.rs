@@ -91,7 +91,9 @@ impl<E: Operand> Igemm<'_, E> {
         let (image, step) = (self.source_image, self.source_step);
         let folded = fold_taps(self.source, self.batch, image, self.taps, depth, self.grid, step);
         let (source, image, taps, depth) = match &folded {
-            Some(folded) => (folded.padded.as_deref().unwrap_or(self.source), folded.image, &*folded.taps, folded.depth),
+            Some(folded) => {
+                (folded.padded.as_deref().unwrap_or(self.source), folded.image, &*folded.taps, folded.depth)
+            }
             None => (self.source, image, self.taps, depth),
         };
         let gather = depth < GATHER_BELOW && taps.len() > 1;

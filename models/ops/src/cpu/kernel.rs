@@ -20,8 +20,7 @@ use half::bf16;
 #[cfg(target_arch = "x86_64")]
 use super::kernel_x86;
 use super::level::{self, CpuIsa};
-use super::micro_kernel::{Pairs, Single, outer_any, tile};
-use super::packing;
+use super::micro_kernel::{Pairs, Single, outer_any, pack_rows, tile};
 use super::vector::{Lanes, Portable};
 use super::winograd_tile::{Transforms, filter_grads, filters, grad_steps, input_steps, input_tile, output_tile};
 
@@ -69,13 +68,6 @@ pub(crate) trait Operand: Lanes {
     /// Number of products that one instruction adds to a sum.
     const STEP: usize;
 
-    /// Packs rows, see [`packing::pack_steps`].
-    ///
-    /// # Safety
-    ///
-    /// As for [`packing::pack_steps`], whose assertions hold.
-    unsafe fn pack_steps(rows: &[*const Self], offset: usize, len: usize, stride: usize, to: &mut [Self]);
-
     /// Returns the micro-kernels of an instruction set.
     fn of(level: CpuIsa) -> &'static Isa<Self>;
 }
@@ -96,6 +88,7 @@ pub(crate) struct Isa<E: 'static = f32> {
     pub(super) tile: unsafe fn(&Tile<E>),
     pub(super) sums: unsafe fn(&Tile<E, f32>),
     pub(super) outer: unsafe fn(&Outer<E>),
+    pub(super) pack: unsafe fn(&[*const E], usize, usize, usize, *mut E),
     pub(super) winograd: Transforms<E>,
 }
 
@@ -143,15 +136,22 @@ impl<E: Operand> Isa<E> {
         // SAFETY: as in `tile`.
         unsafe { (self.outer)(call) }
     }
+
+    /// Packs `len` elements of each row for [`Outer`]: `[rows / STEP][stride][STEP]`, where the columns from `len` to
+    /// `stride` are zero. Fast where `len`, `stride` and [`Self::cols`] are equal.
+    ///
+    /// # Safety
+    ///
+    /// Each row points to `offset + len` elements.
+    pub(crate) unsafe fn pack(&self, rows: &[*const E], offset: usize, len: usize, stride: usize, to: &mut [E]) {
+        assert!(rows.len().is_multiple_of(E::STEP) && len <= stride && to.len() >= rows.len() * stride);
+        // SAFETY: as in `tile`; the target is long enough.
+        unsafe { (self.pack)(rows, offset, len, stride, to.as_mut_ptr()) };
+    }
 }
 
 impl Operand for f32 {
     const STEP: usize = 1;
-
-    unsafe fn pack_steps(rows: &[*const f32], offset: usize, len: usize, stride: usize, to: &mut [f32]) {
-        // SAFETY: guaranteed by the caller.
-        unsafe { packing::copy_rows(rows, offset, len, stride, to) };
-    }
 
     fn of(level: CpuIsa) -> &'static Isa {
         match level {
@@ -166,10 +166,6 @@ impl Operand for f32 {
 
 impl Operand for bf16 {
     const STEP: usize = 2;
-
-    unsafe fn pack_steps(rows: &[*const bf16], offset: usize, len: usize, stride: usize, to: &mut [bf16]) {
-        packing::interleave_pairs(rows, offset, len, stride, to);
-    }
 
     fn of(level: CpuIsa) -> &'static Isa<bf16> {
         match level {
@@ -208,6 +204,7 @@ macro_rules! portable {
             tile: tile::<$products, $element, 4, 1>,
             sums: tile::<$products, f32, 4, 1>,
             outer: outer_any::<$products, 1>,
+            pack: pack_rows::<$products>,
             winograd: Transforms {
                 input: input_tile::<Portable, $element>,
                 output: output_tile::<Portable, $element>,

@@ -6,7 +6,7 @@ use std::mem::transmute;
 use half::bf16;
 
 use super::kernel::{Isa, Outer, Tile};
-use super::micro_kernel::{Pairs, Products, Single, outer_any, tile};
+use super::micro_kernel::{Pairs, Products, Single, outer_any, pack_pairs, pack_rows, tile};
 use super::vector_x86::{Avx2, Avx512, Avx512Bf16, Avx512Bf16Half};
 use super::winograd_tile::{Filters, StepLayout, Transforms, filter_grads, filters, grad_steps, input_steps, input_tile, output_tile};
 
@@ -32,6 +32,11 @@ macro_rules! dot_products {
             unsafe fn load(from: *const bf16) -> $steps {
                 // SAFETY: as above, of two elements per lane.
                 unsafe { $load(from.cast()) }
+            }
+            #[inline(always)]
+            unsafe fn pack(rows: &[*const bf16], to: *mut bf16) {
+                // SAFETY: guaranteed by the caller.
+                unsafe { pack_pairs::<$simd>(rows, to) }
             }
             #[inline(always)]
             unsafe fn add(a: $steps, b: $steps, c: $v) -> $v {
@@ -62,6 +67,11 @@ macro_rules! isa {
         unsafe fn outer(call: &Outer<$element>) {
             // SAFETY: as above.
             unsafe { outer_any::<$products, $vecs>(call) }
+        }
+        #[target_feature(enable = $features)]
+        unsafe fn pack(rows: &[*const $element], offset: usize, len: usize, stride: usize, to: *mut $element) {
+            // SAFETY: as above.
+            unsafe { pack_rows::<$products>(rows, offset, len, stride, to) }
         }
         #[target_feature(enable = $features)]
         unsafe fn input(from: &[*const $element; 16], channels: usize, to: *mut $element, stride: usize) {
@@ -119,6 +129,7 @@ macro_rules! isa {
             tile: tile_of,
             sums,
             outer,
+            pack,
             winograd: Transforms {
                 input,
                 output,
@@ -139,8 +150,7 @@ macro_rules! single {
     };
 }
 
-pub(super) static AVX512: Isa =
-    single!("avx512", "avx512f,avx512vl", Avx512, 12 x 2, 8, &[&AVX512_16, &AVX512_8]);
+pub(super) static AVX512: Isa = single!("avx512", "avx512f,avx512vl", Avx512, 12 x 2, 8, &[&AVX512_16, &AVX512_8]);
 static AVX512_16: Isa = single!("avx512", "avx512f,avx512vl", Avx512, 12 x 1, 8, &[]);
 /// Vectors of half the width, with all of AVX-512's registers.
 static AVX512_8: Isa = single!("avx512", "avx512f,avx512vl,avx2,fma", Avx2, 12 x 1, 8, &[]);

@@ -25,6 +25,8 @@ pub(super) unsafe trait Products {
     unsafe fn splat_one(from: *const Self::E) -> Self::Steps;
     /// Loads a step per lane.
     unsafe fn load(from: *const Self::E) -> Self::Steps;
+    /// Packs `LANES` columns of a step's rows.
+    unsafe fn pack(rows: &[*const Self::E], to: *mut Self::E);
     /// `a · b + c`
     unsafe fn add(a: Self::Steps, b: Self::Steps, c: <Self::S as Simd>::V) -> <Self::S as Simd>::V;
 }
@@ -51,6 +53,11 @@ unsafe impl<S: Simd> Products for Single<S> {
     unsafe fn load(from: *const f32) -> S::V {
         // SAFETY: guaranteed by the caller.
         unsafe { S::load(from) }
+    }
+    #[inline(always)]
+    unsafe fn pack(rows: &[*const f32], to: *mut f32) {
+        // SAFETY: guaranteed by the caller.
+        unsafe { S::store(to, S::load(rows[0])) }
     }
     #[inline(always)]
     unsafe fn add(a: S::V, b: S::V, c: S::V) -> S::V {
@@ -83,10 +90,26 @@ unsafe impl<S: Simd> Products for Pairs<S> {
         unsafe { S::split(S::load(from.cast())) }
     }
     #[inline(always)]
+    unsafe fn pack(rows: &[*const bf16], to: *mut bf16) {
+        // SAFETY: guaranteed by the caller.
+        unsafe { pack_pairs::<S>(rows, to) }
+    }
+    #[inline(always)]
     unsafe fn add(a: [S::V; 2], b: [S::V; 2], c: S::V) -> S::V {
         // SAFETY: guaranteed by the caller.
         unsafe { S::fma(a[1], b[1], S::fma(a[0], b[0], c)) }
     }
+}
+
+/// Interleaves the columns of two rows.
+///
+/// # Safety
+///
+/// As for [`Products::pack`].
+#[inline(always)]
+pub(super) unsafe fn pack_pairs<S: Simd>(rows: &[*const bf16], to: *mut bf16) {
+    // SAFETY: guaranteed by the caller. A pair has the size of a float.
+    unsafe { S::store(to.cast(), S::join([S::load_bf16(rows[0]), S::load_bf16(rows[1])])) }
 }
 
 /// Adds one step's outer product of `ROWS` rows and `VECS` vectors of columns.
@@ -214,6 +237,57 @@ pub(super) unsafe fn outer_any<P: Products, const VECS: usize>(call: &Outer<P::E
             3 => outer::<P, 3, VECS>(call),
             2 => outer::<P, 2, VECS>(call),
             _ => outer::<P, 1, VECS>(call),
+        }
+    }
+}
+
+/// Packs rows as [`Isa::pack`](super::kernel::Isa::pack).
+///
+/// # Safety
+///
+/// As for [`Isa::pack`](super::kernel::Isa::pack), with `P`'s instructions available.
+#[inline(always)]
+pub(super) unsafe fn pack_rows<P: Products>(
+    rows: &[*const P::E],
+    offset: usize,
+    len: usize,
+    stride: usize,
+    to: *mut P::E,
+) {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        match stride / P::S::LANES {
+            1 if len == stride => pack_vectors::<P, 1>(rows, offset, to),
+            2 if len == stride => pack_vectors::<P, 2>(rows, offset, to),
+            _ => {
+                for (step, rows) in rows.chunks_exact(P::E::STEP).enumerate() {
+                    let to = std::slice::from_raw_parts_mut(to.add(step * stride * P::E::STEP), stride * P::E::STEP);
+                    to.fill(bytemuck::Zeroable::zeroed());
+                    for (i, row) in rows.iter().enumerate() {
+                        let row = std::slice::from_raw_parts(row.add(offset), len);
+                        for (to, from) in to.chunks_exact_mut(P::E::STEP).zip(row) {
+                            to[i] = *from;
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Packs rows of `VECS` vectors.
+///
+/// # Safety
+///
+/// As for [`pack_rows`].
+#[inline(always)]
+unsafe fn pack_vectors<P: Products, const VECS: usize>(rows: &[*const P::E], offset: usize, to: *mut P::E) {
+    let (lanes, step) = (P::S::LANES, P::E::STEP);
+    for (index, rows) in rows.chunks_exact(step).enumerate() {
+        for j in 0..VECS {
+            let rows: [*const P::E; 2] = std::array::from_fn(|i| rows[i % step].wrapping_add(offset + j * lanes));
+            // SAFETY: guaranteed by the caller.
+            unsafe { P::pack(&rows, to.add((index * VECS + j) * lanes * step)) };
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The CPU kernels, on burn-flex tensors.
+//! The CPU kernels, on burn-flex tensors of f32 and bf16.
 
 mod activation;
 mod allocator;

@@ -1,12 +1,9 @@
 //! Packing of weights, and of rows of pixels, into the panels of the micro-kernels.
 
-use half::bf16;
-
 use super::allocator::Buffer;
 use super::kernel::{Isa, Operand};
 use super::panels::{padded, panels};
 use super::parallel::{SharedSlice, for_each};
-use super::simd::multiversion;
 
 /// A weight tensor with its strides.
 pub(crate) struct Weights<'a> {
@@ -74,104 +71,49 @@ pub(crate) fn pad_bias<E: Operand>(isa: &'static Isa<E>, bias: &[f32], groups: u
     to
 }
 
-/// Packs `len` elements of each row for [`Outer`](super::kernel::Outer): `[rows / STEP][stride][STEP]`, where the columns
-/// from `len` to `stride` are zero.
-///
-/// # Safety
-///
-/// Each row points to `offset + len` elements.
-pub(crate) unsafe fn pack_steps<E: Operand>(rows: &[*const E], offset: usize, len: usize, stride: usize, to: &mut [E]) {
-    assert!(rows.len().is_multiple_of(E::STEP) && len <= stride && to.len() >= rows.len() * stride);
-    // SAFETY: guaranteed by the caller, except for the target, see the assertion.
-    unsafe { E::pack_steps(rows, offset, len, stride, to) };
-}
-
 /// Packed rows of pixels, for the rows of [`Outer`](super::kernel::Outer).
-pub(crate) struct RowPanels<E> {
-    /// `[len / panel][rows / STEP][panel][STEP]`.
-    values: Option<Buffer<E>>,
+pub(crate) struct RowPanels<E: 'static> {
+    /// Packs panels of its width.
+    isa: &'static Isa<E>,
+    /// `[channels / isa.cols][rows / STEP][isa.cols][STEP]`.
+    values: Buffer<E>,
     /// One pointer per step, to the first panel.
     pointers: Vec<*const E>,
 }
 
 impl<E: Operand> RowPanels<E> {
-    pub(crate) fn new() -> Self {
-        Self { values: None, pointers: Vec::new() }
+    /// Makes room for `rows` rows of `len` elements.
+    pub(crate) fn new(isa: &'static Isa<E>, rows: usize, len: usize) -> Self {
+        let fits = |isa: &&'static Isa<E>| len.is_multiple_of(isa.cols);
+        let narrowest = isa.narrower.last().copied().unwrap_or(isa);
+        let isa = isa.narrower.iter().copied().find(fits).unwrap_or(narrowest);
+        Self { isa, values: Buffer::new(rows * len.next_multiple_of(isa.cols)), pointers: Vec::new() }
     }
 
-    /// Packs `len` elements of each row into panels. Returns one pointer per step; row `n · panel` of `Outer` is then at
-    /// offset `n · panel · steps`.
+    /// Packs `len` elements of each row.
     ///
     /// # Safety
     ///
     /// Each row points to `offset + len` elements.
-    pub(crate) unsafe fn pack(&mut self, rows: &[*const E], offset: usize, len: usize, panel: usize) -> &[*const E] {
-        let panel_len = rows.len() * panel;
-        let needed = len.div_ceil(panel) * panel_len;
-        let values = match &mut self.values {
-            Some(values) if values.len() >= needed => values,
-            values => values.insert(Buffer::new(needed)),
-        };
-        for (index, to) in values.chunks_exact_mut(panel_len).take(len.div_ceil(panel)).enumerate() {
-            let first = index * panel;
+    pub(crate) unsafe fn pack(&mut self, rows: &[*const E], offset: usize, len: usize) {
+        let cols = self.isa.cols;
+        for (first, to) in (0..len).step_by(cols).zip(self.values.chunks_exact_mut(rows.len() * cols)) {
             // SAFETY: guaranteed by the caller.
-            unsafe { pack_steps(rows, offset + first, panel.min(len - first), panel, to) };
+            unsafe { self.isa.pack(rows, offset + first, cols.min(len - first), cols, to) };
         }
+        let steps = self.values.chunks_exact(cols * E::STEP).take(rows.len() / E::STEP);
         self.pointers.clear();
-        self.pointers.extend(values.chunks_exact(panel * E::STEP).take(rows.len() / E::STEP).map(<[E]>::as_ptr));
+        self.pointers.extend(steps.map(<[E]>::as_ptr));
+    }
+
+    /// Returns one pointer per step.
+    pub(crate) fn steps(&self) -> &[*const E] {
         &self.pointers
     }
-}
 
-/// Copies rows.
-///
-/// # Safety
-///
-/// As for [`pack_steps`], and `to` holds all rows.
-pub(super) unsafe fn copy_rows(rows: &[*const f32], offset: usize, len: usize, stride: usize, to: &mut [f32]) {
-    for (&row, to) in rows.iter().zip(to.chunks_exact_mut(stride)) {
-        // SAFETY: guaranteed by the caller.
-        let row = unsafe { std::slice::from_raw_parts(row.add(offset), len) };
-        match (len, to.len()) {
-            // The compiler knows the number of vectors.
-            (32, 32) => to[..32].copy_from_slice(&row[..32]),
-            (16, 16) => to[..16].copy_from_slice(&row[..16]),
-            (8, 8) => to[..8].copy_from_slice(&row[..8]),
-            _ => {
-                to[..len].iter_mut().zip(row).for_each(|(to, from)| *to = *from);
-                to[len..].fill(0.0);
-            }
-        }
-    }
-}
-
-multiversion!(
-    /// Interleaves pairs of rows.
-    fn interleave_pairs(rows: &[*const bf16], offset: usize, len: usize, stride: usize, to: &mut [bf16]) = interleave_body
-);
-
-#[inline(always)]
-fn interleave_body(rows: &[*const bf16], offset: usize, len: usize, stride: usize, to: &mut [bf16]) {
-    for (rows, to) in rows.chunks_exact(2).zip(to.chunks_exact_mut(2 * stride)) {
-        // SAFETY: guaranteed by the caller of `pack_steps`, the only user.
-        let [first, second] = [0, 1].map(|i| unsafe { std::slice::from_raw_parts(rows[i].add(offset), len) });
-        let (to, rest) = to.split_at_mut(2 * len);
-        match len {
-            32 => interleave::<32>(first, second, to),
-            16 => interleave::<16>(first, second, to),
-            8 => interleave::<8>(first, second, to),
-            _ => interleave::<1>(first, second, to),
-        }
-        rest.fill(bf16::ZERO);
-    }
-}
-
-/// Interleaves two rows, `N` elements at a time.
-#[inline(always)]
-fn interleave<const N: usize>(first: &[bf16], second: &[bf16], to: &mut [bf16]) {
-    for ((first, second), to) in first.chunks_exact(N).zip(second.chunks_exact(N)).zip(to.chunks_exact_mut(2 * N)) {
-        for i in 0..N {
-            [to[2 * i], to[2 * i + 1]] = [first[i], second[i]];
-        }
+    /// Returns the offset of an element of a row from the step's pointer, for [`Outer`](super::kernel::Outer).
+    pub(crate) fn offset(&self, element: usize) -> usize {
+        let (steps, cols) = (self.pointers.len(), self.isa.cols);
+        element / cols * cols * steps + element % cols
     }
 }

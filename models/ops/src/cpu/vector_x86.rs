@@ -10,7 +10,7 @@ use super::vector::Simd;
 /// Defines a vector type by its instructions.
 macro_rules! simd {
     ($(#[$doc:meta])* $name:ident: $lanes:literal $v:ty, $zero:path, $splat:path, $load:path, $store:path, $fma:path, $add:path, $sub:path,
-     $max:path, $load_bf16:path, $store_bf16:path, $split:path, $join:path) => {
+     $max:path, $load_bf16:path, $store_bf16:path, $split:path, $join:path, $join_rounded:path) => {
         $(#[$doc])*
         pub(super) struct $name;
 
@@ -54,9 +54,14 @@ macro_rules! simd {
                 unsafe { $split(pairs) }
             }
             #[inline(always)]
-            unsafe fn join(pairs: [$v; 2]) -> $v {
+            unsafe fn join(values: [$v; 2]) -> $v {
                 // SAFETY: the instructions are enabled.
-                unsafe { $join(pairs) }
+                unsafe { $join(values) }
+            }
+            #[inline(always)]
+            unsafe fn join_rounded(values: [$v; 2]) -> $v {
+                // SAFETY: the instructions are enabled.
+                unsafe { $join_rounded(values) }
             }
             #[inline(always)]
             unsafe fn fma(a: $v, b: $v, c: $v) -> $v {
@@ -84,21 +89,25 @@ macro_rules! simd {
 
 simd! {
     Avx512: 16 __m512, _mm512_setzero_ps, _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_fmadd_ps, _mm512_add_ps,
-    _mm512_sub_ps, _mm512_max_ps, load_512, store_512, split_512, join_512
+    _mm512_sub_ps, _mm512_max_ps, load_512, store_512, split_512,
+    join_512, round_pairs_512
 }
 simd! {
     /// With AVX512-BF16, which converts to bf16.
     Avx512Bf16: 16 __m512, _mm512_setzero_ps, _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_fmadd_ps, _mm512_add_ps,
-    _mm512_sub_ps, _mm512_max_ps, load_512, convert_512, split_512, convert_pairs_512
+    _mm512_sub_ps, _mm512_max_ps, load_512, convert_512, split_512,
+    join_512, convert_pairs_512
 }
 simd! {
     Avx2: 8 __m256, _mm256_setzero_ps, _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_fmadd_ps, _mm256_add_ps,
-    _mm256_sub_ps, _mm256_max_ps, load_256, store_256, split_256, join_256
+    _mm256_sub_ps, _mm256_max_ps, load_256, store_256, split_256,
+    join_256, round_pairs_256
 }
 simd! {
     /// Half the width of [`Avx512Bf16`].
     Avx512Bf16Half: 8 __m256, _mm256_setzero_ps, _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_fmadd_ps,
-    _mm256_add_ps, _mm256_sub_ps, _mm256_max_ps, load_256, convert_256, split_256, convert_pairs_256
+    _mm256_add_ps, _mm256_sub_ps, _mm256_max_ps, load_256, convert_256, split_256,
+    join_256, convert_pairs_256
 }
 
 #[inline(always)]
@@ -126,11 +135,11 @@ unsafe fn convert_256(to: *mut bf16, v: __m256) {
 }
 
 #[inline(always)]
-unsafe fn convert_pairs_512(pairs: [__m512; 2]) -> __m512 {
+unsafe fn convert_pairs_512(values: [__m512; 2]) -> __m512 {
     // SAFETY: as above.
     unsafe {
-        // The first vector's elements come first, so word `i` of the result is element `i / 2` of vector `i % 2`.
-        let words = transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(pairs[1], pairs[0]));
+        // The first vector's elements come first. Word `i` of the result is element `i / 2` of vector `i % 2`.
+        let words = transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(values[1], values[0]));
         let first = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
         let order = _mm512_or_si512(first, _mm512_slli_epi32::<16>(_mm512_add_epi32(first, _mm512_set1_epi32(16))));
         _mm512_castsi512_ps(_mm512_permutexvar_epi16(order, words))
@@ -138,15 +147,16 @@ unsafe fn convert_pairs_512(pairs: [__m512; 2]) -> __m512 {
 }
 
 #[inline(always)]
-unsafe fn convert_pairs_256([first, second]: [__m256; 2]) -> __m256 {
+unsafe fn convert_pairs_256(values: [__m256; 2]) -> __m256 {
     // SAFETY: as above.
     unsafe {
-        let words = |v| _mm256_cvtepu16_epi32(transmute::<__m128bh, __m128i>(_mm256_cvtneps_pbh(v)));
-        _mm256_castsi256_ps(_mm256_or_si256(words(first), _mm256_slli_epi32::<16>(words(second))))
+        let first = _mm256_cvtepu16_epi32(transmute::<__m128bh, __m128i>(_mm256_cvtneps_pbh(values[0])));
+        let second = _mm256_cvtepu16_epi32(transmute::<__m128bh, __m128i>(_mm256_cvtneps_pbh(values[1])));
+        _mm256_castsi256_ps(_mm256_or_si256(first, _mm256_slli_epi32::<16>(second)))
     }
 }
 
-/// Rounds as [`super::element::Element::from_f32`], in the upper half of each lane.
+/// Rounds the upper half of each lane as [`super::element::Element::from_f32`]. The lower half has no meaning.
 #[inline(always)]
 unsafe fn round_512(v: __m512) -> __m512i {
     // SAFETY: the instructions are enabled.
@@ -166,15 +176,15 @@ unsafe fn store_512(to: *mut bf16, v: __m512) {
 }
 
 #[inline(always)]
-unsafe fn join_512([first, second]: [__m512; 2]) -> __m512 {
+unsafe fn round_pairs_512(values: [__m512; 2]) -> __m512 {
     // SAFETY: the instructions are enabled.
     unsafe {
-        let upper = _mm512_and_si512(round_512(second), _mm512_set1_epi32(0xffff_0000_u32 as i32));
-        _mm512_castsi512_ps(_mm512_or_si512(upper, _mm512_srli_epi32::<16>(round_512(first))))
+        let second = _mm512_and_si512(round_512(values[1]), _mm512_set1_epi32(0xffff_0000_u32 as i32));
+        join_512([_mm512_castsi512_ps(round_512(values[0])), _mm512_castsi512_ps(second)])
     }
 }
 
-/// Rounds as [`super::element::Element::from_f32`], in the upper half of each lane.
+/// Rounds the upper half of each lane as [`super::element::Element::from_f32`]. The lower half has no meaning.
 #[inline(always)]
 unsafe fn round_256(v: __m256) -> __m256i {
     // SAFETY: the instructions are enabled.
@@ -198,11 +208,11 @@ unsafe fn store_256(to: *mut bf16, v: __m256) {
 }
 
 #[inline(always)]
-unsafe fn join_256([first, second]: [__m256; 2]) -> __m256 {
+unsafe fn round_pairs_256(values: [__m256; 2]) -> __m256 {
     // SAFETY: the instructions are enabled.
     unsafe {
-        let upper = _mm256_and_si256(round_256(second), _mm256_set1_epi32(0xffff_0000_u32 as i32));
-        _mm256_castsi256_ps(_mm256_or_si256(upper, _mm256_srli_epi32::<16>(round_256(first))))
+        let second = _mm256_and_si256(round_256(values[1]), _mm256_set1_epi32(0xffff_0000_u32 as i32));
+        join_256([_mm256_castsi256_ps(round_256(values[0])), _mm256_castsi256_ps(second)])
     }
 }
 
@@ -223,5 +233,23 @@ unsafe fn split_256(pairs: __m256) -> [__m256; 2] {
         let bits = _mm256_castps_si256(pairs);
         let second = _mm256_and_si256(bits, _mm256_set1_epi32(0xffff_0000_u32 as i32));
         [_mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits)), _mm256_castsi256_ps(second)]
+    }
+}
+
+#[inline(always)]
+unsafe fn join_512([first, second]: [__m512; 2]) -> __m512 {
+    // SAFETY: the instructions are enabled.
+    unsafe {
+        let first = _mm512_srli_epi32::<16>(_mm512_castps_si512(first));
+        _mm512_castsi512_ps(_mm512_or_si512(first, _mm512_castps_si512(second)))
+    }
+}
+
+#[inline(always)]
+unsafe fn join_256([first, second]: [__m256; 2]) -> __m256 {
+    // SAFETY: the instructions are enabled.
+    unsafe {
+        let first = _mm256_srli_epi32::<16>(_mm256_castps_si256(first));
+        _mm256_castsi256_ps(_mm256_or_si256(first, _mm256_castps_si256(second)))
     }
 }

@@ -11,7 +11,7 @@ use super::allocator::Buffer;
 use super::fold_taps::fold_taps;
 use super::igemm::Image;
 use super::kernel::{Isa, Operand, Outer};
-use super::packing::{RowPanels, pack_steps};
+use super::packing::RowPanels;
 use super::panels::{Panel, padded, panels};
 use super::parallel::{SharedSlice, chunk, for_each, threads};
 use super::shape::ConvShape;
@@ -77,7 +77,7 @@ impl<E: Operand> Part<'_, E> {
         let gather = self.depth < GATHER_BELOW && self.taps.len() > 1;
         let mut packed = Buffer::new(CHUNK * padded);
         let mut gathered = Buffer::new(if gather { CHUNK * width } else { 0 });
-        let mut row_panels = RowPanels::new();
+        let mut row_panels = RowPanels::new(self.isa, CHUNK, if gather { width } else { self.depth });
         // `[tap][pixel]`, each to a pixel's first channel.
         let mut pointers: Vec<*const E> = Vec::with_capacity(CHUNK * self.taps.len());
         let mut rows: Vec<*const E> = Vec::with_capacity(CHUNK);
@@ -98,7 +98,7 @@ impl<E: Operand> Part<'_, E> {
                 for panel in self.panels {
                     let to = &mut packed[panel.column * padded_count..];
                     // SAFETY: each row has the channels of all groups.
-                    unsafe { pack_steps(&rows, group * columns + panel.column, panel.cols, panel.isa.cols, to) };
+                    unsafe { panel.isa.pack(&rows, group * columns + panel.column, panel.cols, panel.isa.cols, to) };
                 }
                 let (x, offset, depth) = if gather {
                     self.gather(&pointers, padded_count, group * self.depth, &mut gathered);
@@ -113,10 +113,11 @@ impl<E: Operand> Part<'_, E> {
                     // SAFETY: each pointer points to `depth` elements per group, or to a gathered row.
                     unsafe {
                         if E::STEP == 1 {
-                            add_products(self.panels, x, offset, 1, depth, &packed, sums);
+                            add_products(self.panels, x, |row| offset + row, depth, &packed, sums);
                         } else {
-                            let steps = row_panels.pack(x, offset, depth, self.isa.outer_rows);
-                            add_products(self.panels, steps, 0, steps.len(), depth, &packed, sums);
+                            row_panels.pack(x, offset, depth);
+                            let (steps, offset) = (row_panels.steps(), |row| row_panels.offset(row));
+                            add_products(self.panels, steps, offset, depth, &packed, sums);
                         }
                     }
                 }
@@ -170,8 +171,8 @@ impl<E: Operand> Part<'_, E> {
     }
 }
 
-/// Adds products: `sums[row][..padded] += Σ_k a[k][offset + row · distance] · packed[panel][k][..]` for all rows and
-/// panels. The rows of a register tile are adjacent; `distance` is for tiles.
+/// Adds products: `sums[row][..padded] += Σ_k a[k][offset(row)] · packed[panel][k][..]` for all rows and panels. The rows
+/// of a register tile are adjacent.
 ///
 /// # Safety
 ///
@@ -179,8 +180,7 @@ impl<E: Operand> Part<'_, E> {
 pub(crate) unsafe fn add_products<E: Operand>(
     panels: &[Panel<E>],
     a: &[*const E],
-    offset: usize,
-    distance: usize,
+    offset: impl Fn(usize) -> usize,
     rows: usize,
     packed: &[E],
     sums: &mut [f32],
@@ -192,7 +192,7 @@ pub(crate) unsafe fn add_products<E: Operand>(
         for first in (0..rows).step_by(outer_rows) {
             let call = Outer {
                 a: a.as_ptr(),
-                offset: offset + first * distance,
+                offset: offset(first),
                 depth,
                 b: packed[panel.column * depth * E::STEP..].as_ptr(),
                 out: sums[first * padded + panel.column..].as_mut_ptr(),

@@ -145,7 +145,7 @@ macro_rules! pairs {
             #[inline(always)]
             unsafe fn store(to: *mut bf16, v: [S::V; 2]) {
                 // SAFETY: guaranteed by the caller.
-                unsafe { S::store(to.cast(), S::join(v)) }
+                unsafe { S::store(to.cast(), S::join_rounded(v)) }
             }
             #[inline(always)]
             unsafe fn zero() -> [S::V; 2] {

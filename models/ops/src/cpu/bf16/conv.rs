@@ -5,7 +5,7 @@ use half::bf16;
 use crate::cpu::allocator::Buffer;
 use crate::cpu::kernel::Isa;
 use crate::cpu::shape::ConvShape;
-use crate::cpu::{col2im, conv, grouped, weight_grad as direct, winograd, winograd_grad};
+use crate::cpu::{col2im, conv, depthwise, grouped, weight_grad as direct, winograd, winograd_grad};
 
 /// Computes the output `[batch, oh, ow, out]` from `x` `[batch, h, w, in]` and weights in PyTorch's layout. Bias and
 /// ReLU are optional.
@@ -21,6 +21,10 @@ pub(crate) fn forward(
         return forward(isa, &merged.shape, x, &merged.block_diagonal(weight), bias, relu);
     }
     let mut y = Buffer::new(shape.output_len());
+    if depthwise::fits(shape) {
+        depthwise::forward(shape, x, weight, bias, relu, &mut y);
+        return y;
+    }
     if winograd::fits::<bf16>(shape) {
         winograd::forward(isa, shape, x, weight, bias, relu, &mut y);
         return y;
@@ -35,6 +39,10 @@ pub(crate) fn data_grad(isa: &'static Isa<bf16>, shape: &ConvShape, weight: &[f3
         return data_grad(isa, &merged.shape, &merged.block_diagonal(weight), dy);
     }
     let mut dx = Buffer::new(shape.input_len());
+    if depthwise::fits(shape) {
+        depthwise::data_grad(shape, weight, dy, &mut dx);
+        return dx;
+    }
     if winograd::fits::<bf16>(shape) {
         winograd::data_grad(isa, shape, weight, dy, &mut dx);
         return dx;
@@ -51,6 +59,9 @@ pub(crate) fn data_grad(isa: &'static Isa<bf16>, shape: &ConvShape, weight: &[f3
 pub(crate) fn weight_grad(isa: &'static Isa<bf16>, shape: &ConvShape, x: &[bf16], dy: &[bf16]) -> Buffer {
     if let Some(merged) = grouped::merge(shape, isa) {
         return merged.diagonal_blocks(&weight_grad(isa, &merged.shape, x, dy));
+    }
+    if depthwise::fits(shape) {
+        return depthwise::weight_grad(shape, x, dy);
     }
     if winograd::fits::<bf16>(shape) {
         return winograd_grad::weight_grad(isa, shape, x, dy);
