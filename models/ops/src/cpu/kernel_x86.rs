@@ -8,7 +8,9 @@ use half::bf16;
 use super::kernel::{Isa, Outer, Tile};
 use super::micro_kernel::{Pairs, Products, Single, outer_any, pack_pairs, pack_rows, tile};
 use super::vector_x86::{Avx2, Avx512, Avx512Bf16, Avx512Bf16Half};
-use super::winograd_tile::{Filters, StepLayout, Transforms, filter_grads, filters, grad_steps, input_steps, input_tile, output_tile};
+use super::winograd_tile::{
+    Filters, StepLayout, Transforms, filter_grads, filters, grad_steps, input_steps, input_tile, output_tile,
+};
 
 /// Defines the products of pairs of bf16 by AVX512-BF16.
 macro_rules! dot_products {

@@ -6,6 +6,31 @@
 //! transformed weights, and the products are transformed back. The larger F(4x4, 3x3) would save more products but
 //! loses a decimal digit; F(2x2, 3x3) is as accurate as direct summation.
 //!
+//! In bf16, transformed tiles and filters are rounded once more than in a direct convolution. Root mean square errors
+//! against f64, relative to the values, of normal data (after ReLU: a tenth less), for 64 to 512 channels:
+//!
+//! | | output, data gradient | weight gradient |
+//! |---|---|---|
+//! | this algorithm | 4.3e-3 to 5.0e-3 | 3.7e-3 to 4.7e-3 |
+//! | direct sums | 2.3e-3 | 1e-7 |
+//! | PyTorch | 2.3e-3 | 1.7e-3 |
+//! | rounding the exact result to bf16 | 1.6e-3 | 1.7e-3 |
+//!
+//! That is less than one bit of bf16's eight. The errors of a weight gradient are independent for each tile. In f32 the
+//! error is 1e-6. Speed for a batch of 128, in GFLOP/s of direct sums for forward pass, data gradient and weight
+//! gradient, on two cores (Zen 4 with AVX512-BF16 at 3.7 GHz: the limit of direct sums is 236 in f32 and 472 in bf16):
+//!
+//! | channels, image | f32 | direct bf16 | bf16 |
+//! |---|---|---|---|
+//! | 64 -> 64, 32x32 | 358, 326, 339 | 412, 416, 363 | 591, 666, 601 |
+//! | 64 -> 128, 16x16 | 372, 357, 355 | 428, 422, 381 | 668, 660, 613 |
+//! | 128 -> 128, 16x16 | 420, 417, 386 | 440, 435, 404 | 773, 798, 707 |
+//! | 128 -> 256, 8x8 | 420, 417, 402 | 426, 401, 391 | 752, 754, 751 |
+//! | 256 -> 256, 8x8 | 428, 430, 367 | 424, 402, 418 | 805, 797, 815 |
+//! | 256 -> 512, 4x4 | 409, 402, 297 | 378, 314, 303 | 787, 791, 685 |
+//! | 512 -> 512, 4x4 | 409, 415, 284 | 378, 314, 280 | 818, 801, 648 |
+//! | 512 -> 512, 2x2 | 316, 338, 170 | 252, 171, 202 | 613, 620, 522 |
+//!
 //! A task computes all three steps for a block of tiles, so that the transformed tiles stay in cache. The products of
 //! one panel of columns at a time are transformed back, before they leave the cache. The data gradient is the same
 //! computation with the filters rotated by 180 degrees and their channels exchanged.
@@ -43,13 +68,7 @@ pub(crate) fn forward<E: Operand>(
 }
 
 /// Computes `dx` `[batch, h, w, in]`.
-pub(crate) fn data_grad<E: Operand>(
-    isa: &'static Isa<E>,
-    shape: &ConvShape,
-    weight: &[f32],
-    dy: &[E],
-    dx: &mut [E],
-) {
+pub(crate) fn data_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, weight: &[f32], dy: &[E], dx: &mut [E]) {
     let weights = transform_weights(isa, weight, shape.channels, true);
     let padding = shape.padding.map(|p| 2 - p);
     let grid = Grid { batch: shape.batch, source: shape.output, target: shape.input, padding };
@@ -76,18 +95,16 @@ impl Grid {
 
     /// Returns pointers to the source pixels of a tile, row by row; to `zeros` outside the image.
     pub(super) fn source<E>(&self, tile: usize, image: &[E], channels: usize, zeros: &[E]) -> [*const E; 16] {
-        let mut pointers = [zeros.as_ptr(); 16];
-        let pixels = self.pixels::<4>(tile, self.source, self.padding);
-        for (pointer, pixel) in pointers.iter_mut().zip(pixels.as_flattened()) {
-            if *pixel != OUTSIDE {
-                *pointer = image.as_ptr().wrapping_add(pixel * channels);
-            }
-        }
-        pointers
+        pointers(self.pixels::<4>(tile, self.source, self.padding).as_flattened(), image, channels, zeros)
+    }
+
+    /// Returns pointers to the target pixels of a tile in the target's gradient, row by row; to `zeros` outside the image.
+    pub(super) fn gradient<E>(&self, tile: usize, image: &[E], channels: usize, zeros: &[E]) -> [*const E; 4] {
+        pointers(&self.target(tile), image, channels, zeros)
     }
 
     /// Returns the target pixels of a tile, row by row; [`OUTSIDE`] outside the image.
-    pub(super) fn target(&self, tile: usize) -> [usize; 4] {
+    fn target(&self, tile: usize) -> [usize; 4] {
         let [top, bottom] = self.pixels::<2>(tile, self.target, [0, 0]);
         [top[0], top[1], bottom[0], bottom[1]]
     }
@@ -113,8 +130,19 @@ impl Grid {
     }
 }
 
+/// Returns pointers to an image's pixels; to `zeros` outside the image.
+fn pointers<E, const N: usize>(pixels: &[usize], image: &[E], channels: usize, zeros: &[E]) -> [*const E; N] {
+    let mut pointers = [zeros.as_ptr(); N];
+    for (pointer, &pixel) in pointers.iter_mut().zip(pixels) {
+        if pixel != OUTSIDE {
+            *pointer = image[pixel * channels..(pixel + 1) * channels].as_ptr();
+        }
+    }
+    pointers
+}
+
 /// Index of a pixel outside the image.
-pub(super) const OUTSIDE: usize = usize::MAX;
+const OUTSIDE: usize = usize::MAX;
 
 /// Returns the number of tiles per block. The transformed tiles of a block stay in L2, and with many channels a block is
 /// large enough to amortise reading the weights.

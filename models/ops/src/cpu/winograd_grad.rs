@@ -15,7 +15,7 @@ use super::kernel::{Isa, Operand, Outer};
 use super::parallel::{SharedSlice, chunk, for_each, threads};
 use super::shape::ConvShape;
 use super::weight_grad::MAX_SUMS;
-use super::winograd::{Grid, OUTSIDE, block_len};
+use super::winograd::{Grid, block_len};
 use super::winograd_tile::StepLayout;
 
 /// Limit in floats of the sums of a part: 1 MiB, the size of an L2 cache.
@@ -123,22 +123,12 @@ impl<E: Operand> Pass<'_, E> {
             StepLayout { stride: panels * panel, cols, panel }
         });
         for step in steps {
-            let tiles: [usize; 2] = std::array::from_fn(|i| step * E::STEP + i);
             // Tiles after the last are zeros.
-            let source = tiles.map(|tile| {
-                if tile < block.count {
-                    self.grid.source(block.first + tile, self.x, self.channels[0], self.zeros)
-                } else {
-                    [self.zeros.as_ptr(); 16]
-                }
-            });
-            let target = tiles.map(|tile| {
-                let pixels = if tile < block.count { self.grid.target(block.first + tile) } else { [OUTSIDE; 4] };
-                pixels.map(|pixel| match pixel {
-                    OUTSIDE => self.zeros.as_ptr(),
-                    pixel => self.dy[pixel * self.channels[1]..].as_ptr(),
-                })
-            });
+            let (mut source, mut target) = ([[self.zeros.as_ptr(); 16]; 2], [[self.zeros.as_ptr(); 4]; 2]);
+            for (i, tile) in (step * E::STEP..block.count.min((step + 1) * E::STEP)).enumerate() {
+                source[i] = self.grid.source(block.first + tile, self.x, self.channels[0], self.zeros);
+                target[i] = self.grid.gradient(block.first + tile, self.dy, self.channels[1], self.zeros);
+            }
             let at = step * cols * E::STEP;
             let transforms = &self.isa.winograd;
             // SAFETY: each pixel has as many elements as there are channels. The layouts are inside the buffers, and only
