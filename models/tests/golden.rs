@@ -229,7 +229,7 @@ impl Bf16Deviation {
         let loss = cross_entropy(logits);
         let value = f64::from(loss.clone().into_scalar::<f32>());
         let gradients = models::take_gradients(&mut loss.backward(), &network);
-        let norms = models::parameters(&network).iter().zip(gradients).filter_map(|(parameter, gradient)| {
+        let norms = models::parameters(&network).into_iter().zip(gradients).filter_map(|(parameter, gradient)| {
             let norm = l2(&gradient?.into_data().try_into_vec_as::<f64>().unwrap());
             Some((norm, reference.grad_l2[&parameter.name]))
         });

@@ -115,7 +115,7 @@ fn an_interruption_leaves_no_process() {
     assert_eq!((launcher.len(), workers.len()), (1, 2));
     signal(&child, 15);
     let ended: common::Ended = child.wait_with_output().unwrap().into();
-    assert!(ended.expect(143).stderr.contains("interrupted by signal 15"));
+    assert!(ended.expect(143).stderr.contains("stopped by SIGTERM, with the run in progress"));
     for process in launcher.into_iter().chain(workers) {
         assert!(!Path::new(&format!("/proc/{process}")).exists(), "{process} is left");
     }

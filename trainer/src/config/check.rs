@@ -2,7 +2,7 @@
 
 use super::error::ConfigError;
 use super::keyword::{Backend, BatchNormPolicy, Mode, OptimizerKind, ScheduleKind};
-use super::origin::Origins;
+use super::origin::{Origins, SetBy};
 use super::plan::RunPlan;
 use super::reader::Reader;
 use super::suggest;
@@ -133,6 +133,19 @@ fn milestones(list: &[f64], reader: &mut Reader) {
 
 /// Checks `[parallel]`.
 fn parallel(plan: &RunPlan, reader: &mut Reader) {
+    let in_file = |key| reader.origins.set_by("parallel", key) == SetBy::File;
+    if let Some(devices) = plan.parallel.devices
+        && plan.parallel.mode == Mode::Single
+        && devices.count() > 1
+        && in_file("mode")
+        && in_file("devices")
+    {
+        reader.reject(
+            "parallel.devices",
+            format!("\"{devices}\" are several devices, and mode = \"single\" has one"),
+            "use mode = \"ddp\" or \"dp\", or leave `devices` out",
+        );
+    }
     let parallel = &plan.parallel;
     if parallel.mode == Mode::Dp && parallel.batch_norm == BatchNormPolicy::Reduce {
         reader.reject(
