@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use half::bf16;
 
-use super::kernel::{Operand, Outer, Tile};
+use super::kernel::{Operand, Outer, Tile, prefetch};
 use super::vector::{Lanes, Simd};
 
 /// The sum of a step's products in each lane, for one element type and instruction set. A step is [`Operand::STEP`]
@@ -126,10 +126,10 @@ unsafe fn add_step<P: Products, const ROWS: usize, const VECS: usize>(
     // SAFETY: guaranteed by the caller.
     unsafe {
         let vb: [P::Steps; VECS] = std::array::from_fn(|j| P::load(b.add(j * P::S::LANES * P::E::STEP)));
-        for row in 0..ROWS {
+        for (row, acc) in acc.iter_mut().enumerate() {
             let va = splat(row);
-            for j in 0..VECS {
-                acc[row][j] = P::add(va, vb[j], acc[row][j]);
+            for (acc, vb) in acc.iter_mut().zip(vb) {
+                *acc = P::add(va, vb, *acc);
             }
         }
     }
@@ -203,6 +203,12 @@ pub(super) unsafe fn tile<P: Products, O: Lanes, const ROWS: usize, const VECS: 
 unsafe fn outer<P: Products, const ROWS: usize, const VECS: usize>(call: &Outer<P::E>) {
     // SAFETY: `Outer` documents every address as valid.
     unsafe {
+        // The sums of large layers do not stay in cache.
+        for row in 0..ROWS {
+            for j in 0..VECS {
+                prefetch(call.out.add(row * call.stride + j * P::S::LANES));
+            }
+        }
         let mut acc = [[P::S::zero(); VECS]; ROWS];
         let mut b = call.b;
         for k in 0..call.depth {

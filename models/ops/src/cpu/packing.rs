@@ -5,6 +5,9 @@ use super::kernel::{Isa, Operand};
 use super::panels::{padded, panels};
 use super::parallel::{SharedSlice, for_each};
 
+/// Channels that are packed together.
+const BLOCK: usize = 16;
+
 /// A weight tensor with its strides.
 pub(crate) struct Weights<'a> {
     pub(crate) data: &'a [f32],
@@ -45,13 +48,17 @@ impl Weights<'_> {
             if panel.cols < cols || depth < padded_depth {
                 to.fill(E::zeroed());
             }
-            for column in 0..panel.cols {
-                let from = group * self.group_stride + (panel.column + column) * self.column_stride;
-                for d in 0..self.depth {
-                    let from = &self.data[from + d * self.depth_stride..];
-                    for (tap, &start) in self.taps.iter().enumerate() {
+            let from = &self.data[group * self.group_stride + panel.column * self.column_stride..];
+            // The weights of a block of channels, which are not in the order of `to`, stay in L1.
+            for first in (0..self.depth).step_by(BLOCK) {
+                for (tap, &start) in self.taps.iter().enumerate() {
+                    for d in first..self.depth.min(first + BLOCK) {
                         let k = tap / merged * padded_depth + tap % merged * self.depth + d;
-                        to[(k / E::STEP * cols + column) * E::STEP + k % E::STEP] = E::from_f32(from[start]);
+                        let to = &mut to[k / E::STEP * cols * E::STEP + k % E::STEP..];
+                        let from = from[d * self.depth_stride + start..].iter().step_by(self.column_stride);
+                        for (to, from) in to.iter_mut().step_by(E::STEP).zip(from).take(panel.cols) {
+                            *to = E::from_f32(*from);
+                        }
                     }
                 }
             }

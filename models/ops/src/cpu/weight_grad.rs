@@ -215,25 +215,34 @@ fn reduce_parts(shape: &ConvShape, sums: &[f32], parts: usize, padded: usize) ->
     let target = SharedSlice::new(&mut grad);
     // Adjacent filters share cache lines of the sums.
     const FILTERS: usize = 16;
+    /// Channels whose transposed sums stay in L1.
+    const CHANNELS: usize = 16;
     for_each(shape.groups * columns.div_ceil(FILTERS), |task| {
         let (group, block) = (task / columns.div_ceil(FILTERS), task % columns.div_ceil(FILTERS));
         let filters = block * FILTERS..columns.min((block + 1) * FILTERS);
         let start = (group * columns + filters.start) * row_len;
         // SAFETY: each task has its own filters.
         let to = unsafe { target.slice(start..start + filters.len() * row_len) };
-        for ci in 0..depth {
+        let mut rows = Buffer::new(FILTERS * CHANNELS * taps);
+        for first in (0..depth).step_by(CHANNELS) {
+            let channels = CHANNELS.min(depth - first);
             for tap in 0..taps {
-                let at = ((group * taps + tap) * depth + ci) * padded + filters.start;
-                let mut sum = [0.0_f32; FILTERS];
-                for part in 0..parts {
-                    let from = &sums[part * part_len + at..][..filters.len()];
-                    for (sum, value) in sum.iter_mut().zip(from) {
-                        *sum += value;
+                for ci in 0..channels {
+                    let at = ((group * taps + tap) * depth + first + ci) * padded + filters.start;
+                    let mut sum = [0.0_f32; FILTERS];
+                    for part in 0..parts {
+                        let from = &sums[part * part_len + at..][..filters.len()];
+                        for (sum, value) in sum.iter_mut().zip(from) {
+                            *sum += value;
+                        }
+                    }
+                    for (filter, sum) in sum.iter().enumerate() {
+                        rows[(filter * CHANNELS + ci) * taps + tap] = *sum;
                     }
                 }
-                for (filter, sum) in sum.iter().enumerate().take(filters.len()) {
-                    to[filter * row_len + ci * taps + tap] = *sum;
-                }
+            }
+            for (to, row) in to.chunks_exact_mut(row_len).zip(rows.chunks_exact(CHANNELS * taps)) {
+                to[first * taps..][..channels * taps].copy_from_slice(&row[..channels * taps]);
             }
         }
     });
