@@ -189,7 +189,7 @@ impl<E: Operand> Part<'_, E> {
 /// # Safety
 ///
 /// `row` returns a pointer for each step, to the step's elements of the rows.
-pub(crate) unsafe fn add_products<E: Operand>(
+unsafe fn add_products<E: Operand>(
     panels: &[Panel<E>],
     row: impl Fn(usize) -> (*const *const E, usize),
     steps: usize,
