@@ -71,9 +71,9 @@ macro_rules! isa {
             unsafe { outer_any::<$products, $vecs>(call) }
         }
         #[target_feature(enable = $features)]
-        unsafe fn pack(rows: &[*const $element], offset: usize, len: usize, stride: usize, to: *mut $element) {
+        unsafe fn pack(rows: &[*const $element], offset: usize, available: usize, stride: usize, to: *mut $element) {
             // SAFETY: as above.
-            unsafe { pack_rows::<$products>(rows, offset, len, stride, to) }
+            unsafe { pack_rows::<$products>(rows, offset, available, stride, to) }
         }
         #[target_feature(enable = $features)]
         unsafe fn input(from: &[*const $element; 16], channels: usize, to: *mut $element, stride: usize) {

@@ -95,18 +95,18 @@ impl<E: Operand> RowPanels<E> {
         Self { values: Buffer::new(rows * padded(&panels)), panels, pointers: Vec::new() }
     }
 
-    /// Packs the elements of each row.
+    /// Packs the elements of each row. Padding has any values, also those after the row's elements.
     ///
     /// # Safety
     ///
-    /// Each row points to `offset + len` elements.
-    pub(crate) unsafe fn pack(&mut self, rows: &[*const E], offset: usize) {
+    /// Each row points to `offset + available` elements, of which at least the rows' length are available.
+    pub(crate) unsafe fn pack(&mut self, rows: &[*const E], offset: usize, available: usize) {
         self.pointers.clear();
         for panel in &self.panels {
             let cols = panel.isa.cols;
             let to = &mut self.values[panel.column * rows.len()..][..cols * rows.len()];
             // SAFETY: guaranteed by the caller.
-            unsafe { panel.isa.pack(rows, offset + panel.column, panel.cols, cols, to) };
+            unsafe { panel.isa.pack(rows, offset + panel.column, available - panel.column, cols, to) };
             self.pointers.extend(to.chunks_exact(cols * E::STEP).map(<[E]>::as_ptr));
         }
     }

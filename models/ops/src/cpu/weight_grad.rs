@@ -39,17 +39,19 @@ pub(crate) fn weight_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, x
     let offsets = shape.offsets();
     let image = Image { size: shape.input, channels: shape.channels[0] };
     let folded = fold_taps(x, shape.batch, image, &offsets, depth, shape.output, shape.stride);
-    let (x, image, taps, depth) = match &folded {
-        Some(folded) => (folded.padded.as_deref().unwrap_or(x), folded.image, &folded.taps, folded.depth),
-        None => (x, image, &offsets, depth),
+    let (x, image, taps, depth, readable) = match &folded {
+        Some(folded) => {
+            (folded.padded.as_deref().unwrap_or(x), folded.image, &folded.taps, folded.depth, folded.readable)
+        }
+        None => (x, image, &offsets, depth, shape.channels[0]),
     };
-    let zeros = Buffer::zeroed(shape.channels[0].max(shape.channels[1]).max(depth));
+    let zeros = Buffer::zeroed(readable.max(shape.channels[1]));
     for_each(parts, |index| {
         // SAFETY: each task has its own part.
         let sums = unsafe { shared.slice(index * sums_len..(index + 1) * sums_len) };
         sums.fill(0.0);
         let range = chunk(pixels, UNIT, parts, index);
-        Part { isa, shape, x, image, taps, depth, dy, zeros: &zeros, panels: &panels }.add(sums, range);
+        Part { isa, shape, x, image, taps, depth, readable, dy, zeros: &zeros, panels: &panels }.add(sums, range);
     });
     reduce_parts(shape, &sums, parts, padded)
 }
@@ -63,6 +65,8 @@ struct Part<'a, E: 'static> {
     taps: &'a [[isize; 2]],
     /// Elements per tap.
     depth: usize,
+    /// Elements after a pixel's first that can be read.
+    readable: usize,
     dy: &'a [E],
     /// Zeros for padding, one per channel of a pixel.
     zeros: &'a [E],
@@ -100,24 +104,26 @@ impl<E: Operand> Part<'_, E> {
             for (group, to) in packed.chunks_exact_mut(CHUNK * padded).enumerate() {
                 for panel in self.panels {
                     let to = &mut to[panel.column * padded_count..];
+                    let column = group * columns + panel.column;
                     // SAFETY: each row has the channels of all groups.
-                    unsafe { panel.isa.pack(&rows, group * columns + panel.column, panel.cols, panel.isa.cols, to) };
+                    unsafe { panel.isa.pack(&rows, column, self.shape.channels[1] - column, panel.isa.cols, to) };
                 }
             }
             for tap in 0..taps {
                 let pixels = &pointers[tap * padded_count..][..padded_count];
                 if joint && E::STEP > 1 {
                     // SAFETY: each pointer points to `depth` elements per group.
-                    unsafe { row_panels.pack(pixels, 0) };
+                    unsafe { row_panels.pack(pixels, 0, groups * depth) };
                 }
                 for (group, packed) in packed.chunks_exact(CHUNK * padded).enumerate() {
-                    let (x, offset) = if gather {
+                    // A register tile may also read the next groups' channels, which it does not store.
+                    let (x, offset, available) = if gather {
                         self.gather(&pointers, padded_count, group * self.depth, &mut gathered);
                         rows.clear();
                         rows.extend(gathered.chunks_exact(width).take(padded_count).map(<[E]>::as_ptr));
-                        (&*rows, 0)
+                        (&*rows, 0, width)
                     } else {
-                        (pixels, group * depth)
+                        (pixels, group * depth, self.readable - group * depth)
                     };
                     let sums = &mut sums[(group * taps + tap) * depth * padded..][..depth * padded];
                     let steps = padded_count / E::STEP;
@@ -128,7 +134,7 @@ impl<E: Operand> Part<'_, E> {
                         } else if joint {
                             add_products(self.panels, |row| row_panels.at(offset + row), steps, depth, packed, sums);
                         } else {
-                            row_panels.pack(x, offset);
+                            row_panels.pack(x, offset, available);
                             add_products(self.panels, |row| row_panels.at(row), steps, depth, packed, sums);
                         }
                     }
