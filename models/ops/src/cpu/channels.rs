@@ -1,4 +1,4 @@
-//! Means, sums, factors and biases of channels, on channels-last images.
+//! Means, sums and factors of channels, on channels-last images.
 
 use super::allocator::Buffer;
 use super::element::Element;
