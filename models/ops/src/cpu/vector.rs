@@ -38,20 +38,11 @@ pub(crate) unsafe trait Simd {
 pub(crate) trait Lanes: Element {
     /// # Safety
     ///
-    /// As for [`Simd::load`].
-    unsafe fn load<S: Simd>(from: *const Self) -> S::V;
-    /// # Safety
-    ///
     /// As for [`Simd::store`].
     unsafe fn store<S: Simd>(to: *mut Self, v: S::V);
 }
 
 impl Lanes for f32 {
-    #[inline(always)]
-    unsafe fn load<S: Simd>(from: *const Self) -> S::V {
-        // SAFETY: guaranteed by the caller.
-        unsafe { S::load(from) }
-    }
     #[inline(always)]
     unsafe fn store<S: Simd>(to: *mut Self, v: S::V) {
         // SAFETY: guaranteed by the caller.
@@ -60,11 +51,6 @@ impl Lanes for f32 {
 }
 
 impl Lanes for bf16 {
-    #[inline(always)]
-    unsafe fn load<S: Simd>(from: *const Self) -> S::V {
-        // SAFETY: guaranteed by the caller.
-        unsafe { S::load_bf16(from) }
-    }
     #[inline(always)]
     unsafe fn store<S: Simd>(to: *mut Self, v: S::V) {
         // SAFETY: guaranteed by the caller.

@@ -32,6 +32,9 @@ pub(crate) fn weight_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, x
     let grid = Grid { batch: shape.batch, source: shape.input, target: shape.output, padding: shape.padding };
     let zeros = Buffer::zeroed(channels[0].max(channels[1]));
     let pass = Pass { isa, grid, channels, panels, x, dy, zeros: &zeros };
+    if pass.grid.len() == 0 {
+        return Buffer::zeroed(shape.weight_len());
+    }
     let sums_len = 16 * panels[0] * panels[1] * isa.cols * isa.cols;
     if E::STEP == 1 || sums_len <= PART_SUMS {
         let tiles = pass.grid.len();
@@ -42,13 +45,12 @@ pub(crate) fn weight_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, x
         for_each(parts, |index| {
             // SAFETY: each task has its own part.
             let sums = unsafe { shared.slice(index * sums_len..(index + 1) * sums_len) };
-            sums.fill(0.0);
-            pass.add_part(chunk(tiles, block, parts, index), block, sums);
+            pass.sum_part(chunk(tiles, block, parts, index), block, sums);
         });
         transform_back(isa, channels, panels, &sums, parts)
     } else {
-        let mut sums = Buffer::zeroed(sums_len);
-        pass.add_shared(&mut sums);
+        let mut sums = Buffer::new(sums_len);
+        pass.sum_shared(&mut sums);
         transform_back(isa, channels, panels, &sums, 1)
     }
 }
@@ -70,21 +72,31 @@ struct Pass<'a, E: 'static> {
 struct Block {
     first: usize,
     count: usize,
+    /// True if nothing was added to the sums yet.
+    fresh: bool,
 }
 
 impl<E: Operand> Pass<'_, E> {
     /// Returns buffers for the transformed tiles of `x` and `dy`, `[16][panel][step][Isa::cols][STEP]`.
     fn buffers(&self, tiles: usize) -> [Buffer<E>; 2] {
-        // The last panel may be wider than the channels. What is multiplied there is not used, but should not be slow.
-        self.panels.map(|panels| Buffer::zeroed(16 * panels * self.isa.cols * tiles.next_multiple_of(E::STEP)))
+        std::array::from_fn(|i| {
+            let columns = self.panels[i] * self.isa.cols;
+            let mut buffer = Buffer::new(16 * columns * tiles.next_multiple_of(E::STEP));
+            if columns > self.channels[i] {
+                // What is multiplied in a panel that is wider than the channels is not used, but should not be slow.
+                buffer.fill(E::zeroed());
+            }
+            buffer
+        })
     }
 
-    /// Adds the products of `tiles` to `sums`, one block after the other.
-    fn add_part(&self, tiles: Range<usize>, block_len: usize, sums: &mut [f32]) {
+    /// Sets `sums` to the products of `tiles`, one block after the other.
+    fn sum_part(&self, tiles: Range<usize>, block_len: usize, sums: &mut [f32]) {
         let mut buffers = self.buffers(block_len);
         let sums = SharedSlice::new(sums);
         for first in tiles.clone().step_by(block_len) {
-            let block = Block { first, count: block_len.min(tiles.end - first) };
+            let fresh = first == tiles.start;
+            let block = Block { first, count: block_len.min(tiles.end - first), fresh };
             self.transform(block, 0..block.count.div_ceil(E::STEP), buffers.each_mut().map(|to| SharedSlice::new(to)));
             for task in 0..16 * self.panels[0] {
                 self.multiply(block, &buffers, task / self.panels[0], task % self.panels[0], sums);
@@ -92,8 +104,8 @@ impl<E: Operand> Pass<'_, E> {
         }
     }
 
-    /// Adds the products of all tiles to `sums`. All threads work on the same block.
-    fn add_shared(&self, sums: &mut [f32]) {
+    /// Sets `sums` to the products of all tiles. All threads work on the same block.
+    fn sum_shared(&self, sums: &mut [f32]) {
         const TASK: usize = 8;
         let tiles = self.grid.len();
         let tile_bytes = 16 * (self.panels[0] + self.panels[1]) * self.isa.cols * size_of::<E>();
@@ -103,7 +115,7 @@ impl<E: Operand> Pass<'_, E> {
         let mut buffers = self.buffers(block_len);
         let sums = SharedSlice::new(sums);
         for first in (0..tiles).step_by(block_len) {
-            let block = Block { first, count: block_len.min(tiles - first) };
+            let block = Block { first, count: block_len.min(tiles - first), fresh: first == 0 };
             let steps = block.count.div_ceil(E::STEP);
             let to = buffers.each_mut().map(|to| SharedSlice::new(to));
             for_each(steps.div_ceil(TASK), |task| {
@@ -156,13 +168,17 @@ impl<E: Operand> Pass<'_, E> {
             }
             for (column, grads) in grads.chunks_exact(panel_len).enumerate() {
                 let at = ((panel * self.panels[1] + column) * 16 + xi) * cols * cols;
+                if block.fresh && first == 0 {
+                    // SAFETY: inside the sums; only this call adds to the sums of this position and panel.
+                    unsafe { sums.slice(at..at + cols * cols) }.fill(0.0);
+                }
                 for row in (0..rows).step_by(self.isa.outer_rows) {
                     let call = Outer {
                         a: pointers.as_ptr(),
                         offset: row,
                         depth,
                         b: grads[first * cols * E::STEP..].as_ptr(),
-                        // SAFETY: inside the sums; only this call adds to the sums of this position and panel.
+                        // SAFETY: as above.
                         out: unsafe { sums.ptr().add(at + row * cols) },
                         stride: cols,
                         rows: self.isa.outer_rows.min(rows - row),

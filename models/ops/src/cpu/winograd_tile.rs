@@ -8,6 +8,8 @@
 //! Transformed tiles are rounded to the operands' type. For the weight gradient, which sums over tiles, the elements of
 //! a step's tiles are adjacent ([`Operand::STEP`]).
 
+#![expect(clippy::needless_range_loop, reason = "the index is part of several addresses")]
+
 #[cfg(doc)]
 use super::kernel::Operand;
 use super::vector::{Lanes, Simd};
@@ -168,7 +170,6 @@ pub(super) unsafe fn grad_steps<S: Simd, E: Transformed>(
 ///
 /// Pointers are valid as documented in [`Transforms::output`], and `S`'s instructions are available.
 #[inline(always)]
-#[expect(clippy::needless_range_loop, reason = "the index is part of several addresses")]
 pub(super) unsafe fn output_tile<S: Simd, E: Lanes>(
     from: *const f32,
     stride: usize,
