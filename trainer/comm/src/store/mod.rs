@@ -9,6 +9,7 @@
 //! few hundred bytes of buffer, and one of [`MAX_UNAUTHENTICATED`] places, of which the oldest is closed first. Such peers can
 //! neither delay nor crash what members do.
 //!
+//! - `config.rs`: what the server and its clients share
 //! - `message.rs`: the messages and their encoding
 //! - `state.rs`: what the server knows and answers, without sockets
 //! - `connection.rs`: one non-blocking socket with its buffers
@@ -16,12 +17,14 @@
 //! - `client.rs`: a rank's end, with a thread that listens for news
 
 mod client;
+mod config;
 mod connection;
 mod message;
 mod server;
 mod state;
 
-pub use client::StoreClient;
+pub use client::{ConnectError, StoreClient};
+pub use config::{Member, StoreConfig};
 pub use server::{StoreEvent, StoreServer};
 
 /// Most connections that have not authenticated yet.
