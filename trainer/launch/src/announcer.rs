@@ -131,7 +131,7 @@ mod tests {
     fn the_missing_are_named_until_all_are_there() {
         let limit = Duration::from_secs(300);
         let mut state = Announcements::new(3);
-        let mut say = |state: &mut Announcements, s| state.waiting(Member::Node, "h:1", Duration::from_secs(s), limit);
+        let say = |state: &mut Announcements, s| state.waiting(Member::Node, "h:1", Duration::from_secs(s), limit);
         assert_eq!(state.take(StoreEvent::Joined(0)), None);
         assert_eq!(say(&mut state, 10).unwrap(), "waiting for nodes 1, 2 at h:1 (10 s of 300 s)");
         state.take(StoreEvent::Joined(2));

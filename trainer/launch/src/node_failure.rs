@@ -47,7 +47,7 @@ impl NodeFailure {
             None => String::new(),
         };
         let what = match error.kind {
-            ErrorKind::NoAnswer => format!("no answer from node {node}{host} for {} s", limit.as_secs_f64()),
+            ErrorKind::NoAnswer => format!("no answer from node {node} for {} s{host}", limit.as_secs_f64()),
             ErrorKind::Reset => format!("node {node}{host} has reset the connection"),
             _ => format!("the launcher of node {node}{host} is gone"),
         };

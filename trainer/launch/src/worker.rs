@@ -266,8 +266,7 @@ fn no_secret(role: &WorkerRole, host: &str) -> LaunchError {
     };
     LaunchError::usage(
         format!(
-            "{} has started ranks on several hosts, and TRAINER_SECRET is not set: anybody who reaches {host} could join",
-            role.launcher
+            "ranks of several hosts need a secret, and TRAINER_SECRET is not set: anybody who reaches {host} could join"
         ),
         hint,
     )

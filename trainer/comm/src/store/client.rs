@@ -345,7 +345,7 @@ impl ClientState {
         match ending {
             Ending::Silent => CommError::new(
                 ErrorKind::NoAnswer,
-                format!("no answer for {} from the rendezvous at {server}", net::seconds(self.answer_limit)),
+                format!("no answer from the rendezvous at {server} for {}", net::seconds(self.answer_limit)),
             )
             .hint(net::OUTAGE_HINT),
             Ending::Reset => CommError::new(

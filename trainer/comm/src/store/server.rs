@@ -102,7 +102,7 @@ impl StoreServer {
         let served = EventLoop {
             member_count: member_count.clone(),
             listener,
-            state: State::new(world, config.member),
+            state: State::new(&config),
             config,
             connections: HashMap::new(),
             next: 0,

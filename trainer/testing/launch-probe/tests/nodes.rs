@@ -10,6 +10,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, kill_process};
+use support::namespaces::{ADDRESSES, Namespaces, namespaces};
 use support::{Ended, LIMIT, PROBE, Run, probe, read};
 
 fn free_port() -> String {
@@ -274,32 +275,13 @@ fn kubeflows_pods_start_their_share() {
     assert!(second.log("rank-3/stdout.log").contains("hello from rank 3 of 4"));
 }
 
-/// Two network namespaces joined by a cable.
-struct Namespaces {
-    names: [String; 2],
-    cable: String,
+/// Starts nodes of a job in the namespaces.
+trait Nodes {
+    fn node(&self, rank: usize, secret: &str, more: &[&str]) -> Run;
+    fn both(&self, more: &[&str]) -> [Run; 2];
 }
 
-const ADDRESSES: [&str; 2] = ["10.231.17.1", "10.231.17.2"];
-
-impl Namespaces {
-    /// Creates the namespaces; `Err` has the reason why this is not possible.
-    fn new(tag: &str) -> Result<Self, String> {
-        let tag = format!("{tag}{}", std::process::id() % 100_000);
-        let made = Self { names: [format!("ln{tag}a"), format!("ln{tag}b")], cable: format!("lv{tag}") };
-        let [a, b] = &made.names;
-        let cable = &made.cable;
-        ip(&["netns", "add", a])?;
-        ip(&["netns", "add", b])?;
-        ip(&["-n", a, "link", "add", cable, "type", "veth", "peer", "name", "peer0", "netns", b])?;
-        for (name, device, address) in [(a, cable.as_str(), ADDRESSES[0]), (b, "peer0", ADDRESSES[1])] {
-            ip(&["-n", name, "addr", "add", &format!("{address}/24"), "dev", device])?;
-            ip(&["-n", name, "link", "set", device, "up"])?;
-            ip(&["-n", name, "link", "set", "lo", "up"])?;
-        }
-        Ok(made)
-    }
-
+impl Nodes for Namespaces {
     fn node(&self, rank: usize, secret: &str, more: &[&str]) -> Run {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.names[rank], PROBE, "--nnodes", "2"]);
@@ -308,38 +290,8 @@ impl Namespaces {
         Run::of(command)
     }
 
-    /// Sets node 0's end of the cable `up` or `down`.
-    fn cable(&self, state: &str) {
-        ip(&["-n", &self.names[0], "link", "set", &self.cable, state]).unwrap();
-    }
-
     fn both(&self, more: &[&str]) -> [Run; 2] {
         [self.node(0, "words of this test", more), self.node(1, "words of this test", more)]
-    }
-}
-
-impl Drop for Namespaces {
-    fn drop(&mut self) {
-        for name in &self.names {
-            let _ = ip(&["netns", "del", name]);
-        }
-    }
-}
-
-fn ip(arguments: &[&str]) -> Result<(), String> {
-    let output = Command::new("ip").args(arguments).output().map_err(|error| format!("ip (iproute2): {error}"))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    if output.status.success() { Ok(()) } else { Err(format!("ip {}: {}", arguments.join(" "), said.trim())) }
-}
-
-fn namespaces(tag: &str) -> Option<Namespaces> {
-    match Namespaces::new(tag) {
-        Ok(made) => Some(made),
-        Err(cause) => {
-            // They need root and iproute2.
-            support::skip_or_fail("network namespaces", cause);
-            None
-        }
     }
 }
 
@@ -371,8 +323,8 @@ fn a_cable_that_is_pulled_ends_both_sides() {
     nodes[0].wait_for("stdout", "step 1\n");
     net.cable("down");
     let [first, second] = nodes.map(Run::end);
-    first.said(3, &["error: no answer from node 1", "for 2 s", "hint: the network"]);
-    second.said(3, &["error: no answer from node 0", "for 2 s", "hint: the network"]);
+    first.said(3, &["error: no answer from node 1 for 2 s", "hint: the network"]);
+    second.said(3, &["error: no answer from node 0 for 2 s", "hint: the network"]);
     for ended in [first, second] {
         assert!(!ended.stderr.contains("killed"), "{}", ended.stderr);
     }
@@ -414,7 +366,7 @@ fn a_longer_outage_starts_both_nodes_again() {
     }
     net.cable("up");
     let [first, second] = nodes.map(Run::end);
-    first.said(0, &["error: no answer from node 1", "for 3 s", "starting all workers again: attempt 2 of 4"]);
-    second.said(0, &["error: no answer from node 0", "for 3 s", "starting all workers again: attempt 2 of 4"]);
+    first.said(0, &["error: no answer from node 1 for 3 s", "starting all workers again: attempt 2 of 4"]);
+    second.said(0, &["error: no answer from node 0 for 3 s", "starting all workers again: attempt 2 of 4"]);
     assert!(first.stdout.contains("step 99\n"), "{}", first.stdout);
 }

@@ -219,8 +219,8 @@ fn ranks_of_several_hosts_insist_on_a_secret() {
         worker(rank, &[]).said(
             2,
             &[
-                "error: RANK, WORLD_SIZE and LOCAL_RANK has started ranks on several hosts, and TRAINER_SECRET is not set: \
-                 anybody who reaches 192.0.2.1 could join",
+                "error: ranks of several hosts need a secret, and TRAINER_SECRET is not set: anybody who reaches 192.0.2.1 \
+                 could join",
                 "hint: set TRAINER_SECRET to the same words on all hosts",
                 "openssl rand -hex 32",
             ],
