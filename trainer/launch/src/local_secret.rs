@@ -13,6 +13,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::net::sockopt::socket_peercred;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use rustix::process::{Uid, geteuid};
 
 use super::error::{LaunchError, Result};
@@ -22,6 +23,8 @@ use comm::{Secret, fnv};
 const DIGITS: usize = 64;
 /// How long either side waits for the other during an exchange, which takes microseconds.
 const EXCHANGE: Duration = Duration::from_secs(5);
+/// Time until the next attempt to accept a connection after an error.
+const RETRY: Duration = Duration::from_millis(10);
 
 /// Offers a secret until it is dropped.
 #[derive(Debug)]
@@ -61,8 +64,12 @@ impl SecretOffer {
                 if stop.load(Ordering::Acquire) {
                     return;
                 }
-                // A peer that breaks off asks again, or is no member of the job
-                let _ = stream.and_then(|stream| answer(stream, &text));
+                match stream {
+                    // A peer that breaks off asks again, or is no member of the job
+                    Ok(stream) => _ = answer(stream, &text),
+                    // No descriptor is left, for example. The peer stays in the queue
+                    Err(_) => std::thread::sleep(RETRY),
+                }
             }
         };
         let thread = std::thread::Builder::new().name("job-secret".into()).stack_size(128 << 10).spawn(run);
@@ -93,8 +100,14 @@ fn answer(mut stream: UnixStream, text: &str) -> io::Result<()> {
     stream.write_all(text.as_bytes())
 }
 
+/// Connects without waiting: a process that has taken the name may never accept.
 fn connect(name: &str) -> io::Result<UnixStream> {
-    UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
 }
 
 /// Returns the user of the process at the other end, as it was when it connected or began to listen.
