@@ -1,46 +1,114 @@
 #!/usr/bin/env bash
-# Trains rows of the accuracy table one after another, for SECONDS in total: rows.sh OUT TRAINER DATA SECONDS MODEL…
+# Trains a list of configurations one after another, at the lowest priority: "leave it running overnight".
 #
-# Trains each model's configs/cifar_MODEL.toml with $TRAIN (default: --gpus 1 --set train.precision=bf16) on the data in DATA.
-# A run that reaches the time limit saves a checkpoint in OUT/runs. The next call with the same OUT resumes the run, and
-# skips finished ones. Summaries of finished runs, to be committed, are in OUT/results; their table is printed last.
+#   rows.sh train OUT [CONFIG.toml ...]   train; without CONFIG, continue with the list of the last call
+#   rows.sh status OUT                    show epoch, accuracy and hours left of each configuration
+#   rows.sh pause OUT, rows.sh continue OUT
+#   rows.sh stop OUT                      save a checkpoint and end; `train OUT` continues there, also after a reboot
+#
+# OUT gets queue/ (the configurations), runs/, logs/ and results/ (summaries of finished runs, to be committed).
+# Variables: TRAINER, the program (default target/release/trainer); DATA, the data folder; FLAGS, more flags of the first start,
+# e.g. "--gpus 1 --set train.precision=bf16"; LIMIT, seconds after which this call saves and ends (default: none).
 set -uo pipefail
-[ $# -ge 5 ] || { sed -n 2,6p "$0" >&2; exit 2; }
-out=$1 trainer=$2 data=$3 seconds=$4
-shift 4
-configs=$(cd "$(dirname "$0")/../configs" && pwd)
-read -ra train <<<"${TRAIN:---gpus 1 --set train.precision=bf16}"
-# Reads a number of a run's summary, without its decimals.
-number() { sed -n "s/^  \"$1\": \([0-9]*\).*/\1/p" "$2"; }
-# Seconds for starting, evaluating and saving.
-reserve=30
+
+usage() { sed -n '2,/^set/{/^set/d;p}' "$0" >&2; exit 2; }
+die() { echo "rows.sh: $1" >&2; echo "hint: $2" >&2; exit 2; }
+[ $# -ge 2 ] || usage
+command=$1 out=$2
+shift 2
+case $command in train | status | pause | continue | stop) ;; *) usage ;; esac
+[ "$command" = train ] || [ -e "$out/queue/order" ] || die "$out has no queue" "start one with: rows.sh train $out CONFIG.toml"
+[ "$command" = train ] || [ $# -eq 0 ] || usage
+
+# Names of the queue's configurations, in the order of training.
+queue() { cat "$out/queue/order"; }
+# The run folder of a configuration; empty before its first start.
+run_of() { ls -d "$out/runs/$1"/*/ 2>/dev/null | tail -1; }
+# A number of a run's summary.json, without its decimals.
+number() { sed -n "s/^  \"$1\": \([0-9]*\).*/\1/p" "$2" 2>/dev/null; }
+# The process that trains now; fails if there is none. A number that another process has by now is not taken for it.
+training() { local pid; pid=$(cat "$out/pid" 2>/dev/null) && grep -qzF "$(realpath "$out")" "/proc/$pid/cmdline" 2>/dev/null && echo "$pid"; }
+state_of() {
+    if [ -e "$out/results/$1.done" ]; then echo finished
+    elif [ "$(cat "$out/current" 2>/dev/null)" = "$1" ] && pid=$(training); then
+        case $(sed 's/.*) //' "/proc/$pid/stat") in T*) echo paused ;; *) echo training ;; esac
+    elif [ -e "$out/logs/$1.failed" ]; then echo "failed, see $out/logs/$1.log"
+    elif [ -n "$(run_of "$1")" ]; then echo interrupted
+    else echo waiting; fi
+}
+# One line per configuration: the epochs of summary.csv, and the time that the others will take by the last epoch's.
+status() {
+    printf '%-28s %-10s %9s %9s %11s\n' configuration epoch 'best %' 'last %' 'hours left'
+    for name in $(queue); do
+        run=$(run_of "$name")
+        epochs=$(sed -n 's/^epochs = //p' "${run:-/nonexistent}/config.toml" 2>/dev/null)
+        awk -F, -v name="$name" -v epochs="${epochs:--}" -v state="$(state_of "$name")" '
+            NR == 1 { for (i = 1; i <= NF; i++) column[$i] = i; next }
+            $column["eval_top1"] != "" { last = $column["eval_top1"]; if (best == "" || last + 0 > best + 0) best = last }
+            { done = $column["epoch"]; seconds = $column["seconds"] }
+            END {
+                left = state == "finished" ? 0 : (seconds == "" ? "" : (epochs - done) * seconds / 3600)
+                printf "%-28s %-10s %9s %9s %11s  %s\n", name, (done == "" ? 0 : done) "/" epochs, best == "" ? "-" : best,
+                    last == "" ? "-" : last, left == "" ? "-" : sprintf("%.1f", left), state
+            }' "${run:-/nonexistent}/summary.csv" 2>/dev/null ||
+            printf '%-28s %-10s %9s %9s %11s  %s\n' "$name" "0/${epochs:--}" - - - "$(state_of "$name")"
+    done
+}
+signal() { pid=$(training) || die "nothing is being trained in $out" "rows.sh status $out shows the queue"; kill "-$1" "$pid"; }
+case $command in
+status) status; exit ;;
+pause) signal STOP; exit ;;
+continue) signal CONT; exit ;;
+stop) touch "$out/stop"; signal CONT; signal TERM; exit ;;
+esac
+
+trainer=$(realpath -e "${TRAINER:-target/release/trainer}" 2>/dev/null) ||
+    die "${TRAINER:-target/release/trainer} does not exist" "build it with cargo build --release, or set TRAINER"
+for config in "$@"; do
+    [ -f "$config" ] || die "$config is not a file" "name TOML files, e.g. configs/cifar_vgg16.toml"
+done
+mkdir -p "$out"/{queue,runs,logs,results} || exit 1
+out=$(realpath "$out")
+exec 9>"$out/lock"
+flock -n 9 || die "another rows.sh trains in $out" "rows.sh status $out shows where it is, rows.sh stop $out ends it"
+if [ $# -gt 0 ]; then
+    cp "$@" "$out/queue" && basename -s .toml -a "$@" >"$out/queue/order" || exit 1
+fi
+[ -e "$out/queue/order" ] || die "$out has no queue" "start one with: rows.sh train $out CONFIG.toml"
+rm -f "$out/stop" "$out"/logs/*.failed
+read -ra flags <<<"${FLAGS:-}"
+data=()
+[ -z "${DATA:-}" ] || data=(--data-dir "$DATA")
+
 failed=0
-mkdir -p "$out/runs" "$out/results" "$out/logs"
-for model in "$@"; do
-    left=$((seconds - SECONDS - reserve))
-    limit=$left
-    [ $left -gt 0 ] || { echo "$model: no time left"; continue; }
-    kept=$(ls -d "$out"/results/*-"$model"-* 2>/dev/null | tail -1)
-    [ -z "$kept" ] || { echo "$model: $(basename "$kept") is finished"; continue; }
-    unfinished=$(ls -d "$out"/runs/*-"$model"-* 2>/dev/null | tail -1)
-    if [ -n "$unfinished" ]; then
-        what=(--resume "$unfinished")
-        # The limit applies to the sum over all parts of a run.
-        limit=$((left + $(number seconds "$unfinished/summary.json")))
-    else
-        what=(--config "$configs/cifar_$model.toml" --run-dir "$out/runs" "${train[@]}")
+for name in $(queue); do
+    [ ! -e "$out/results/$name.done" ] || continue
+    [ ! -e "$out/stop" ] || break
+    run=$(run_of "$name")
+    if [ -n "$run" ]; then what=(--resume "$run"); else what=(--config "$out/queue/$name.toml" --run-dir "$out/runs/$name" "${flags[@]}"); fi
+    limit=()
+    if [ -n "${LIMIT:-}" ]; then
+        # Leave time for starting, evaluating and saving. The limit counts the seconds of all parts of a run.
+        left=$((LIMIT - SECONDS - 30))
+        [ $left -gt 0 ] || break
+        limit=(--set "train.max_time_s=$((left + $(number seconds "${run:-/nonexistent}/summary.json" || echo 0)))")
     fi
-    echo "== $model, $left s"
-    "$trainer" "${what[@]}" --data-dir "$data" --set train.max_time_s=$limit >>"$out/logs/$model.log" 2>&1
-    code=$?
-    run=$(ls -d "$out"/runs/*-"$model"-* 2>/dev/null | tail -1)
-    tail -n 12 "$out/logs/$model.log"
-    if [ $code -ne 0 ]; then
-        echo "$model: exit code $code, $out/logs/$model.log"
+    echo "$(date '+%F %T') $name"
+    echo "$name" >"$out/current"
+    nice -n 19 "$trainer" "${what[@]}" "${data[@]}" "${limit[@]}" >>"$out/logs/$name.log" 2>&1 9>&- &
+    echo $! >"$out/pid"
+    trap 'touch "$out/stop"; kill -TERM $(cat "$out/pid")' INT TERM HUP
+    # A signal interrupts `wait`; the program still has to save.
+    until wait "$(cat "$out/pid")"; code=$?; ! kill -0 "$(cat "$out/pid")" 2>/dev/null; do :; done
+    rm -f "$out/pid"
+    run=$(run_of "$name")
+    if [ $code -eq 0 ] && [ "$(number epochs "$run/summary.json")" = "$(number planned_epochs "$run/summary.json")" ]; then
+        "$trainer" table "$run" --save "$out/results" >>"$out/logs/$name.log" 2>&1 && touch "$out/results/$name.done" || failed=1
+    elif [ $code -ne 0 ] && [ ! -e "$out/stop" ]; then
+        echo "$name failed with exit code $code: $out/logs/$name.log"
+        touch "$out/logs/$name.failed"
         failed=1
-    elif [ "$(number epochs "$run/summary.json")" = "$(number planned_epochs "$run/summary.json")" ]; then
-        "$trainer" table "$run" --save "$out/results" >>"$out/logs/$model.log" 2>&1 || failed=1
     fi
 done
-[ -z "$(ls "$out/results")" ] || "$trainer" table "$out/results"
+status
 exit $failed

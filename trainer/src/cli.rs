@@ -4,47 +4,48 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-/// Image-classification trainer: one TOML says what to train.
+/// Trains image classifiers. A TOML file describes the run.
 #[derive(Debug, Parser)]
 #[command(name = "trainer", version, args_conflicts_with_subcommands = true, arg_required_else_help = true)]
 pub struct Cli {
-    /// Without a subcommand: train.
+    /// The subcommand. The default is `train`.
     #[command(subcommand)]
     pub command: Option<Command>,
     /// Flags of `train`.
     #[command(flatten)]
     pub train: TrainArgs,
-    /// Write diagnostics to logs/ of the run folder: off, error, warn, info, debug, trace, or LEVEL,MODULE=LEVEL
+    /// Level of the diagnostics in logs/ of the run folder: off (default), error, warn, info, debug or trace; LEVEL,MODULE=LEVEL
+    /// sets another level for a module
     #[arg(long, value_name = "LEVEL", env = "TRAINER_LOG", global = true)]
     pub log_level: Option<String>,
 }
 
-/// What to do.
+/// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Train a model as a TOML file says (the default command)
+    /// Train a model (the default command)
     Train(TrainArgs),
-    /// Evaluate a run's best weights, or a weight file, on a test set
+    /// Measure the accuracy of a run's best weights, or of a weight file, on a test set
     Eval(EvalArgs),
     /// Write a run's weights to a safetensors file with PyTorch's names
     Export(ExportArgs),
-    /// Train a few steps in each mode and show speed, time, memory, traffic and losses side by side
+    /// Train a few steps in each mode, and show speed, time, memory, traffic and losses side by side
     Compare(CompareArgs),
-    /// List the models: parameters, multiply-adds, published accuracy
+    /// List the models with parameters, multiply-adds, memory of a step and published accuracy
     Models {
         /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// The accuracy table: published and reached, of run folders or committed summaries
+    /// Print the accuracy table: the published accuracy of each model, and the accuracy of runs
     Table(TableArgs),
-    /// List, fetch and verify data sets
+    /// List, download and verify data sets
     #[command(subcommand)]
     Data(DataCommand),
     /// Measure the collectives
     #[command(subcommand)]
     Bench(BenchCommand),
-    /// What this machine has for training: GPUs, driver, libraries, and what would be used
+    /// Show what this machine offers for training (GPUs, driver, libraries) and what a run would use
     Doctor(DoctorArgs),
 }
 
@@ -54,10 +55,10 @@ pub struct DoctorArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// The other process of the IPC check: the handle of the first one's memory
+    /// Run as the second process of the IPC check. The value is the handle of the first process's memory
     #[arg(long, value_name = "HEX", hide = true)]
     pub ipc_peer: Option<String>,
-    /// The GPU of that memory
+    /// The GPU that has the memory of --ipc-peer
     #[arg(long, value_name = "INDEX", default_value_t = 0, hide = true)]
     pub gpu: usize,
 }
@@ -65,34 +66,34 @@ pub struct DoctorArgs {
 /// Flags of `trainer compare`.
 #[derive(Debug, Args)]
 pub struct CompareArgs {
-    /// The TOML file that says what to train
+    /// The TOML file that describes the run
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
-    /// Workers of dp and ddp, between which the cores are split; single has all cores in one process
+    /// Workers of dp and ddp, which divide the cores of this machine; single uses all cores in one process
     #[arg(long, value_name = "N", required_unless_present = "gpus", conflicts_with = "gpus")]
     pub cpus: Option<usize>,
-    /// GPUs of dp and ddp; single has the first alone
+    /// GPUs of dp and ddp; single uses the first one
     #[arg(long, value_name = "N")]
     pub gpus: Option<usize>,
-    /// Let workers share a GPU where there are fewer than N: for tests, the timings mean nothing
+    /// Let workers share GPUs if there are fewer than N. Only for tests: the timings mean nothing
     #[arg(long, requires = "gpus", conflicts_with = "cpus")]
     pub oversubscribe: bool,
-    /// What to compare, separated by commas
+    /// The modes to compare, separated by commas
     #[arg(long, value_delimiter = ',', default_value = "single,dp,ddp")]
     pub modes: Vec<String>,
-    /// Optimizer steps of each run; up to five of them are left out as warm-up
+    /// Optimizer steps of each run; the first steps, up to five, are warm-up and are not measured
     #[arg(long, value_name = "N", default_value_t = 30)]
     pub steps: usize,
-    /// Runs of each mode, taken in turn; the median is shown
+    /// Runs of each mode; the median is shown. The modes take turns
     #[arg(long, value_name = "R", default_value_t = 3)]
     pub rounds: usize,
-    /// Override a key of the TOML: `--set train.batch_size=64`, as often as needed
+    /// Override a key of the TOML, such as `--set train.batch_size=64`; may be repeated
     #[arg(long, value_name = "KEY.PATH=VALUE")]
     pub set: Vec<String>,
-    /// Where the data sets are
+    /// The folder of the data sets
     #[arg(long, value_name = "DIR", env = "TRAINER_DATA_DIR")]
     pub data_dir: Option<PathBuf>,
-    /// Where compare.json, compare.svg and the runs go (default: a new folder under runs/)
+    /// The folder for compare.json, compare.svg and the runs (default: a new folder in runs/)
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
     /// Print JSON
@@ -103,37 +104,37 @@ pub struct CompareArgs {
 /// `trainer bench …`.
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
-    /// All-reduce between N processes, in nccl-tests' columns
+    /// Measure all-reduce between N processes, and print the columns of nccl-tests
     Allreduce(AllreduceArgs),
 }
 
 /// Flags of `trainer bench allreduce`.
 #[derive(Debug, Args)]
 pub struct AllreduceArgs {
-    /// Processes, which sum in the host's memory (default: 2)
+    /// Number of processes, which sum in host memory (default: 2)
     #[arg(long, value_name = "N", conflicts_with = "gpus", value_parser = clap::value_parser!(u16).range(1..))]
     pub cpus: Option<u16>,
-    /// Processes with a GPU each, which sum in its memory
+    /// Number of processes with one GPU each, which sum in GPU memory
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub gpus: Option<u16>,
-    /// Let processes share a GPU where there are fewer than N: for tests, the timings mean nothing
+    /// Let processes share GPUs if there are fewer than N. Only for tests: the timings mean nothing
     #[arg(long, requires = "gpus", conflicts_with = "cpus")]
     pub oversubscribe: bool,
-    /// What carries the data: shm (default), tcp or mpi (started by mpirun, in a build with that feature); between GPUs
-    /// auto (default), cuda (kernels of our own) or nccl
+    /// What carries the data. Between CPUs: shm (default), tcp, or mpi (under mpirun, in a build with --features mpi). Between
+    /// GPUs: auto (default), cuda (custom kernels) or nccl
     #[arg(long)]
     pub backend: Option<String>,
-    /// Type of the elements; between GPUs, of those that travel, and f32, f16 or bf16
+    /// Type of the elements; between GPUs f32, f16 or bf16, the type that travels
     #[arg(long, default_value = "f32")]
     pub dtype: String,
-    /// Where the arrays lie: shared (default), which is what training uses (the ranks reach each other's with shm), or
+    /// Memory of the arrays: shared (default) as in training, where ranks read each other's arrays directly with shm; or
     /// ordinary
     #[arg(long, value_parser = ["shared", "ordinary"], conflicts_with = "gpus")]
     pub memory: Option<String>,
-    /// Sizes in bytes, separated by commas
+    /// Sizes of the array in bytes, separated by commas (default: 4 bytes to 64 MiB)
     #[arg(long, value_delimiter = ',')]
     pub sizes: Vec<usize>,
-    /// Milliseconds spent on each size
+    /// Milliseconds to measure each size
     #[arg(long, default_value_t = 400)]
     pub ms: u64,
     /// Print JSON
@@ -144,19 +145,19 @@ pub struct AllreduceArgs {
 /// Flags of `trainer [train]`.
 #[derive(Debug, Args)]
 pub struct TrainArgs {
-    /// The TOML file that says what to train
+    /// The TOML file that describes the run
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Override a key of the TOML: `--set optimizer.lr=0.05`, as often as needed
+    /// Override a key of the TOML, such as `--set optimizer.lr=0.05`; may be repeated
     #[arg(long, value_name = "KEY.PATH=VALUE")]
     pub set: Vec<String>,
-    /// Continue a run: its folder, or the newest one in the run directory
+    /// Continue the run in folder RUN, by default the newest run of --run-dir, with its mode and number of workers
     #[arg(long, value_name = "RUN", num_args = 0..=1)]
     pub resume: Option<Option<PathBuf>>,
-    /// Where run folders are made
+    /// The folder in which run folders are created
     #[arg(long, value_name = "DIR", default_value = "runs")]
     pub run_dir: PathBuf,
-    /// Where the data sets are
+    /// The folder of the data sets
     #[arg(long, value_name = "DIR", env = "TRAINER_DATA_DIR")]
     pub data_dir: Option<PathBuf>,
     /// Override train.epochs
@@ -165,25 +166,26 @@ pub struct TrainArgs {
     /// Override train.seed
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
-    /// Resolve and check everything, build the model, print the plan, train nothing
+    /// Check the configuration, build the model and print the plan; read no data and train nothing
     #[arg(long)]
     pub dry_run: bool,
-    /// No progress on the screen, only the summary
+    /// Print only errors, warnings, notes and, after a signal, how to continue; the run folder has everything else
     #[arg(long, short)]
     pub quiet: bool,
-    /// Train with N worker processes on the CPU, or with N devices of one process (--mode dp)
+    /// Train on the CPU with N worker processes, or with N devices of one process (--mode dp)
     #[arg(long, value_name = "N")]
     pub cpus: Option<usize>,
-    /// single, dp (one process, N devices) or ddp (N processes; what --cpus N does unless told otherwise)
+    /// single, dp (one process, N devices) or ddp (N processes; the default with --cpus N and --gpus N)
     #[arg(long, value_name = "MODE")]
     pub mode: Option<String>,
-    /// What carries gradients: auto, shm, tcp or mpi (started by mpirun, in a build with that feature)
+    /// What carries gradients: auto, shm, tcp, or mpi (under mpirun, in a build with --features mpi); between GPUs also cuda or
+    /// nccl
     #[arg(long, value_name = "NAME")]
     pub backend: Option<String>,
-    /// Train with N worker processes, one a GPU, or with N GPUs of one process (--mode dp); a build with --features cuda
+    /// Train with N worker processes, one per GPU, or with N GPUs of one process (--mode dp); needs a build with --features cuda
     #[arg(long, value_name = "N", conflicts_with = "cpus")]
     pub gpus: Option<usize>,
-    /// Let several processes share a GPU where there are fewer than N: for tests, slow
+    /// Let processes share GPUs if there are fewer than N. Only for tests: training is slow
     #[arg(long, requires = "gpus", conflicts_with = "cpus")]
     pub oversubscribe: bool,
     /// Flags about worker processes.
@@ -194,26 +196,26 @@ pub struct TrainArgs {
 /// Flags about worker processes.
 #[derive(Debug, Args)]
 pub struct JobArgs {
-    /// Who starts the workers: auto, local, env (torchrun, Kubernetes), slurm, mpi
+    /// What has started this process: auto (detect it), local (a user), env (torchrun, Kubeflow), slurm or mpi
     #[arg(long, value_name = "WHO", default_value = "auto")]
     pub launcher: String,
-    /// Start all workers again after a failure, at most N times
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub max_restarts: usize,
-    /// Launchers of the job, one a machine
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub nnodes: usize,
-    /// This machine's place among them
-    #[arg(long, value_name = "R", default_value_t = 0)]
-    pub node_rank: usize,
-    /// Address of machine 0
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1")]
-    pub master_addr: String,
-    /// Port on machine 0 (on one machine: chosen by the kernel unless given)
-    #[arg(long, value_name = "PORT", default_value_t = 0)]
-    pub master_port: u16,
-    /// File with the secret of a job on several machines, the same on all of them (mode 600; takes precedence over
-    /// TRAINER_SECRET)
+    /// Start all workers again after a failure, at most N times (default: 0)
+    #[arg(long, value_name = "N")]
+    pub max_restarts: Option<usize>,
+    /// Number of machines; start the same command on each of them (default: 1)
+    #[arg(long, value_name = "N")]
+    pub nnodes: Option<usize>,
+    /// Index of this machine, from 0 (default: 0)
+    #[arg(long, value_name = "R")]
+    pub node_rank: Option<usize>,
+    /// Address of machine 0 (default: 127.0.0.1)
+    #[arg(long, value_name = "ADDR")]
+    pub master_addr: Option<String>,
+    /// Port on machine 0 (on one machine the default is a free port)
+    #[arg(long, value_name = "PORT")]
+    pub master_port: Option<u16>,
+    /// File with the secret of a job on several machines, the same on all of them. Its mode must be 600. It takes precedence over
+    /// TRAINER_SECRET
     #[arg(long, value_name = "FILE")]
     pub secret_file: Option<PathBuf>,
 }
@@ -221,31 +223,31 @@ pub struct JobArgs {
 /// Flags of `trainer eval`.
 #[derive(Debug, Args)]
 pub struct EvalArgs {
-    /// A run folder: its best checkpoint is evaluated (the last one where it has no best)
+    /// The folder of the run whose best checkpoint is evaluated (its newest one if it has no best)
     #[arg(long, value_name = "RUN", conflicts_with_all = ["model", "weights"], required_unless_present = "model")]
     pub run: Option<PathBuf>,
-    /// A model's name
+    /// The name of a model; `trainer models` lists them
     #[arg(long, value_name = "NAME", requires = "weights")]
     pub model: Option<String>,
-    /// Weights under PyTorch's names: a state dict (.pth, .pt), a safetensors file, or a checkpoint's folder
+    /// Weights with PyTorch's names: a state dict (.pth, .pt), a safetensors file, or the folder of a checkpoint
     #[arg(long, value_name = "FILE", requires = "model")]
     pub weights: Option<PathBuf>,
-    /// Data set (default: the run's; required with --model)
+    /// The data set (default: that of the run; required with --model)
     #[arg(long, value_name = "NAME")]
     pub data: Option<String>,
-    /// Where the data sets are
+    /// The folder of the data sets
     #[arg(long, value_name = "DIR", env = "TRAINER_DATA_DIR")]
     pub data_dir: Option<PathBuf>,
-    /// Pad or resize the images to this side, as data.image_size does (default: the run's; else as they are)
+    /// Side of the images in pixels, as data.image_size (default: that of the run, or of the data set)
     #[arg(long, value_name = "PIXELS")]
     pub image_size: Option<usize>,
-    /// Mean of each channel that is subtracted, in [0, 1] (default: the run's, or the data set's)
+    /// Mean of each channel, from 0 to 1, separated by commas (default: that of the run, or of the data set)
     #[arg(long, value_name = "MEAN", value_delimiter = ',')]
     pub mean: Option<Vec<f32>>,
-    /// Standard deviation of each channel that is divided by (default: the run's, or the data set's)
+    /// Standard deviation of each channel, separated by commas (default: that of the run, or of the data set)
     #[arg(long, value_name = "STD", value_delimiter = ',')]
     pub std: Option<Vec<f32>>,
-    /// Images a batch
+    /// Images per batch
     #[arg(long, default_value_t = 256)]
     pub batch_size: usize,
     /// Print JSON: top1 and top5 in percent, loss, correct, total
@@ -259,16 +261,16 @@ pub struct ExportArgs {
     /// The run folder
     #[arg(long, value_name = "RUN")]
     pub run: PathBuf,
-    /// Which of its checkpoints: best, last, or a name such as epoch-3 (default: the best, or the last where it has none)
+    /// The checkpoint: best, last, or a name such as epoch-3 (default: best, or last if the run has no best)
     #[arg(long, value_name = "best|last|NAME")]
     pub checkpoint: Option<String>,
-    /// The averaged weights (train.ema) in place of the trained ones
+    /// Write the averaged weights (train.ema) instead of the trained weights
     #[arg(long)]
     pub ema: bool,
     /// The file to write
     #[arg(long, value_name = "FILE.safetensors")]
     pub to: PathBuf,
-    /// Replace the file if it is there
+    /// Replace the file if it exists
     #[arg(long)]
     pub force: bool,
 }
@@ -276,7 +278,7 @@ pub struct ExportArgs {
 /// Flags of `trainer table`.
 #[derive(Debug, Args)]
 pub struct TableArgs {
-    /// Run folders, or folders that hold some (default: results)
+    /// Run folders, or folders that contain run folders (default: results)
     #[arg(value_name = "RUN")]
     pub runs: Vec<PathBuf>,
     /// Print JSON
@@ -285,7 +287,7 @@ pub struct TableArgs {
     /// Print a Markdown table
     #[arg(long, conflicts_with = "save")]
     pub markdown: bool,
-    /// Print nothing: copy the runs' summaries, without this machine's paths, to folders below DIR
+    /// Print no table, but copy the summaries of the runs, without paths of this machine, to folders in DIR
     #[arg(long, value_name = "DIR", requires = "runs")]
     pub save: Option<PathBuf>,
 }
@@ -293,13 +295,13 @@ pub struct TableArgs {
 /// `trainer data …`.
 #[derive(Debug, Subcommand)]
 pub enum DataCommand {
-    /// The data sets and what each needs
+    /// List the data sets with their sizes and what each needs
     List,
-    /// Download a data set from its official address, checked before it is unpacked
+    /// Download a data set from its official address, verify and unpack it
     Fetch {
         /// The data set's name
         name: String,
-        /// Where to put it
+        /// The folder to unpack it in
         #[arg(long, value_name = "DIR", env = "TRAINER_DATA_DIR")]
         data_dir: Option<PathBuf>,
         /// Another server that has the same files
@@ -310,7 +312,7 @@ pub enum DataCommand {
     Verify {
         /// The data set's name
         name: String,
-        /// Where it is
+        /// The folder of the data sets
         #[arg(long, value_name = "DIR", env = "TRAINER_DATA_DIR")]
         data_dir: Option<PathBuf>,
     },

@@ -39,7 +39,10 @@ impl FileError {
     /// Returns the error of a system call. `doing` completes "cannot …": `write`, `create`, `read`.
     pub fn io(path: impl AsRef<Path>, doing: &str, error: &io::Error) -> Self {
         let hint = match error.kind() {
-            ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => {
+            ErrorKind::FileTooLarge => {
+                "the limit for the size of a file is reached: raise it (`ulimit -f`); then go on with --resume"
+            }
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
                 "free some space, or let run folders be made elsewhere with --run-dir DIR; then go on with --resume"
             }
             ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {

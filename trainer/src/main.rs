@@ -1,12 +1,13 @@
 //! `trainer`: parses the command line, runs the command and returns the exit code.
 
 use std::{
+    io::{self, Write},
     panic::{self, AssertUnwindSafe},
     process::ExitCode,
 };
 
 use clap::Parser;
-use trainer::{cli::Cli, commands, diagnostics, failure::Failure};
+use trainer::{cli::Cli, commands, diagnostics, failure::Failure, signals};
 
 fn main() -> ExitCode {
     // A panic is a defect of this program. Print its location once, below, instead of a dump inside a progress bar.
@@ -16,10 +17,11 @@ fn main() -> ExitCode {
             return;
         }
         let place = info.location().map(|place| format!(" at {}:{}", place.file(), place.line())).unwrap_or_default();
-        eprintln!("internal error{place}: {}", info.payload_as_str().unwrap_or("no message"));
+        print_error(format_args!("internal error{place}: {}", info.payload_as_str().unwrap_or("no message")));
     }));
     let run = || {
         let cli = Cli::parse();
+        signals::install_for_every_command()?;
         diagnostics::start(&cli)?;
         commands::run(cli)
     };
@@ -33,8 +35,13 @@ fn main() -> ExitCode {
     match result {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
-            eprintln!("error: {failure}");
+            print_error(format_args!("error: {failure}"));
             ExitCode::from(failure.code)
         }
     }
+}
+
+/// Prints a line on stderr. `eprintln!` would panic where the terminal has closed, and hide the exit code.
+fn print_error(line: std::fmt::Arguments) {
+    let _ = writeln!(io::stderr(), "{line}");
 }

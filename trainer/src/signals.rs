@@ -1,14 +1,18 @@
-//! SIGINT and SIGTERM: the first signal requests a stop after a checkpoint, the second ends the process at once.
+//! Signals: the first SIGINT, SIGTERM, SIGHUP or SIGQUIT requests a stop after a checkpoint, a second one ends the process at
+//! once (`launch::signals` has the rules). A file-size limit is an error of the write, not a signal that kills.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicUsize, Ordering},
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
 };
 
-use signal_hook::{
-    consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM},
-    flag,
-};
+use launch::signals;
+use signal_hook::{consts::SIGXFSZ, flag};
+
+use crate::failure::Failure;
 
 /// Stop reason when `train.max_time_s` has passed. Ranks exchange it like a signal number. No signal has this number.
 pub const TIME_IS_UP: i32 = 0x100;
@@ -23,28 +27,32 @@ impl Stop {
         Self::default()
     }
 
-    /// Installs the handlers of a process without a launcher: SIGINT and SIGTERM.
+    /// Installs the handlers. Signals that the parent process has set to be ignored stay ignored.
     ///
     /// # Errors
     /// When the kernel refuses a handler.
-    pub fn on_signals() -> std::io::Result<Self> {
-        Self::on(&[SIGINT, SIGTERM])
+    pub fn on_signals() -> Result<Self, Failure> {
+        Self::install(true).map_err(refused)
     }
 
-    /// Installs the handlers of a worker. The launcher forwards the signal that it has received.
+    /// Installs the handlers of a worker of this program's launcher. A second signal does nothing: a batch system may signal the
+    /// worker and the launcher, which forwards its signal. The launcher kills workers that have to end at once.
     ///
     /// # Errors
     /// When the kernel refuses a handler.
-    pub fn of_worker() -> std::io::Result<Self> {
-        Self::on(&[SIGINT, SIGTERM, SIGHUP, SIGQUIT])
+    pub fn of_worker() -> Result<Self, Failure> {
+        Self::install(false).map_err(refused)
     }
 
-    fn on(signals: &[i32]) -> std::io::Result<Self> {
+    fn install(second_ends: bool) -> io::Result<Self> {
         let stop = Self::default();
+        let ignored = signals::ignored();
         // The order matters: the first signal of any kind arms the conditional exit, so that only a second one takes it
         let armed = Arc::new(AtomicBool::new(false));
-        for &signal in signals {
-            flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&armed))?;
+        for signal in signals::STOPPING.into_iter().filter(|signal| !ignored.contains(signal)) {
+            if second_ends && signals::ends_at_once(signal) {
+                flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&armed))?;
+            }
             flag::register(signal, Arc::clone(&armed))?;
             flag::register_usize(signal, Arc::clone(&stop.0), signal as usize)?;
         }
@@ -63,4 +71,20 @@ impl Stop {
     pub fn request(&self, signal: i32) {
         self.0.store(signal as usize, Ordering::Relaxed);
     }
+}
+
+/// Installs the handlers that every command needs. A write beyond the file-size limit (`ulimit -f`) fails with `EFBIG`, as a
+/// write to a full disk fails: without a handler, SIGXFSZ ends the process without a message. A SIGSEGV or SIGBUS that another
+/// process sends ends this one.
+///
+/// # Errors
+/// When the kernel refuses a handler.
+pub fn install_for_every_command() -> Result<(), Failure> {
+    // Nothing reads the flag. The handler is only needed because it replaces the default action.
+    flag::register(SIGXFSZ, Arc::default()).map_err(refused)?;
+    comm::fault_signals::end_when_sent().map_err(refused)
+}
+
+fn refused(error: io::Error) -> Failure {
+    Failure::run(format!("cannot catch signals: {error}"), "see `ulimit -a`")
 }

@@ -29,9 +29,9 @@ fn a_run_leaves_everything_that_the_readme_names() {
 #[test]
 fn eval_of_a_run_and_of_its_weights_agree_with_the_summary() {
     let bench = Bench::new(CONFIG);
-    bench
-        .run(&["--config", "config.toml", "--quiet", "--set", "data.limit_test=0", "--set", "data.limit_train=2000"])
-        .expect(0);
+    let whole = ["--set", "data.limit_test=0", "--set", "data.limit_train=2000"];
+    let quiet = bench.run(&[&["--config", "config.toml", "--quiet"], &whole[..]].concat()).expect(0);
+    assert_eq!((quiet.stdout.as_str(), quiet.stderr.as_str()), ("", ""));
     let run = bench.only_run("runs");
     let summary: serde_json::Value = serde_json::from_slice(&fs::read(run.join("summary.json")).unwrap()).unwrap();
     let best = &summary["best"];

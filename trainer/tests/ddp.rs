@@ -163,7 +163,7 @@ fn early_stopping_and_the_time_limit_end_all_ranks_alike() {
 
     let limits = ["--cpus", "2", "--set", "train.epochs=100000", "--set", "train.max_time_s=1"];
     let ended = bench.run(&[&["--config", "config.toml", "--run-dir", "timed"], &limits[..]].concat()).expect(0);
-    assert!(ended.stdout.contains("train.max_time_s is over; continue with: trainer --resume"), "{}", ended.stdout);
+    assert!(ended.stdout.contains("train.max_time_s is over; continue with: "), "{}", ended.stdout);
     let run = bench.only_run("timed");
     let steps = losses(&run).len();
     // A step may have taken more than a second, so the next limit counts from the time used.
@@ -211,7 +211,7 @@ fn a_signal_stops_all_ranks_at_the_same_step_and_the_run_continues_to_the_same_e
         signal(&child, number);
         let ended: common::Ended = child.wait_with_output().unwrap().into();
         let said = ended.expect(code);
-        assert!(said.stdout.contains("continue with: trainer --resume"), "{}\n{}", said.stdout, said.stderr);
+        assert!(said.stdout.contains(" --resume "), "{}\n{}", said.stdout, said.stderr);
         let run = bench.only_run(root);
         let end = format!("train.max_steps={}", losses(&run).len() + 15);
         bench.run(&["--resume", run.to_str().unwrap(), "--cpus", "2", "--set", &end]).expect(0);
@@ -248,12 +248,37 @@ fn a_worker_that_is_killed_is_named_and_restarts_continue_to_the_same_end() {
 #[test]
 fn mistakes_of_several_processes_end_with_2() {
     let bench = Bench::new(CONFIG);
-    let cases: [(&[&str], &str); 2] = [
+    let cases: [(&[&str], &str); 7] = [
         (&["--cpus", "2", "--set", "train.batch_size=1"], "batch_size"),
+        (&["--cpus", "20000"], "from 1 to 1024"),
+        (&["--cpus", "2", "--nnodes", "0"], "--nnodes 0: nobody would train"),
+        (&["--cpus", "2", "--node-rank", "3"], "--node-rank 3 is not below --nnodes 1"),
+        (&["--max-restarts", "3"], "--max-restarts 3: this run is one process"),
+        (&["--set", "parallel.devices=two"], "from 1 to 1024"),
         (&["--set", "parallel.mode=ddp"], "--cpus N"),
     ];
     for (arguments, named) in cases {
         let ended = bench.run(&[&["--config", "config.toml"], arguments].concat()).expect(2);
         assert!(ended.stderr.contains(named) && ended.stderr.contains("hint:"), "{arguments:?}: {}", ended.stderr);
     }
+}
+
+#[test]
+fn flags_that_another_launcher_decides_are_refused() {
+    let bench = Bench::new(CONFIG);
+    for (flag, value) in [("--nnodes", "2"), ("--node-rank", "0"), ("--master-port", "4711"), ("--max-restarts", "1")] {
+        let mut command = bench.command();
+        command.args(["--config", "config.toml", flag, value]);
+        command.envs([("RANK", "1"), ("LOCAL_RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")]);
+        let ended: common::Ended = command.output().unwrap().into();
+        let said = ended.expect(2).stderr;
+        assert!(said.contains(&format!("{flag} {value} has no effect: started by RANK")), "{said}");
+        assert!(said.contains("rank 1 of 2") && said.contains("hint:"), "{said}");
+    }
+    let mut pod = bench.command();
+    pod.args(["--config", "config.toml", "--cpus", "2", "--nnodes", "3"]);
+    pod.envs([("PET_NNODES", "2"), ("PET_NODE_RANK", "0"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "4711")]);
+    let ended: common::Ended = pod.output().unwrap().into();
+    let said = ended.expect(2).stderr;
+    assert!(said.contains("--nnodes 3, but Kubeflow's variables (PET_…) say 2"), "{said}");
 }

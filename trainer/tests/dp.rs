@@ -102,7 +102,7 @@ fn stop_after_some_steps(bench: &Bench, arguments: &[&str]) -> u64 {
     signal(&child, 15);
     let ended: common::Ended = child.wait_with_output().unwrap().into();
     let said = ended.expect(143);
-    assert!(said.stdout.contains("continue with: trainer --resume"), "{}", said.stdout);
+    assert!(said.stdout.contains(" --resume "), "{}", said.stdout);
     lines() as u64
 }
 
@@ -141,7 +141,8 @@ fn a_signal_stops_it_with_a_checkpoint_from_which_it_goes_on_bit_for_bit() {
 #[test]
 fn mistakes_end_with_2() {
     let bench = Bench::new(CONFIG);
-    let cases: [(&[&str], &str); 4] = [
+    let cases: [(&[&str], &str); 5] = [
+        (&["--mode", "dp", "--cpus", "20000"], "from 1 to 1024"),
         (&["--mode", "dp"], "--cpus N"),
         (&["--mode", "dp", "--cpus", "2", "--set", "parallel.batch_norm=reduce"], "batch_norm"),
         (&["--mode", "dp", "--cpus", "2", "--nnodes", "2"], "dp is one process"),

@@ -39,7 +39,8 @@
 //! - [`cuda`]: collectives on GPUs. Ranks connect over a communicator first.
 //! - [`mod@bench`]: the measurements of `trainer bench allreduce`.
 //!
-//! `unsafe` is allowed in `shm/` and `cuda/`, and for one socket option in `net.rs`. [`cuda::driver`] lists NVIDIA GPUs in every build.
+//! `unsafe` is allowed in `shm/`, `cuda/` and `fault_signals.rs`, and for one socket option in `net.rs`. [`cuda::driver`] lists
+//! NVIDIA GPUs in every build.
 
 #![warn(clippy::missing_errors_doc)]
 
@@ -52,6 +53,8 @@ mod communicator;
 pub mod cuda;
 mod dtype;
 mod error;
+#[allow(unsafe_code)]
+pub mod fault_signals;
 pub mod fnv;
 mod groups;
 pub mod hex;

@@ -40,6 +40,15 @@ pub struct Timeouts {
     pub notice: Duration,
 }
 
+/// What the first signal to the launcher asks of the workers. A second signal ends them at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnSignal {
+    /// To save a checkpoint and exit.
+    Save,
+    /// To end at once: they have nothing to save.
+    End,
+}
+
 /// Describes a job to start, as torchrun's class of this name does.
 #[derive(Debug, Clone)]
 pub struct LaunchConfig {
@@ -55,6 +64,8 @@ pub struct LaunchConfig {
     pub logs: PathBuf,
     /// How long the launcher waits for workers and nodes.
     pub timeouts: Timeouts,
+    /// What a signal to the launcher asks of the workers.
+    pub on_signal: OnSignal,
     /// How often a job that failed is started again.
     pub max_restarts: usize,
     /// Whether each worker is limited to its own cores, where there are enough.
@@ -87,6 +98,7 @@ impl LaunchConfig {
                 stop: Duration::from_secs(120),
                 notice: NOTICE,
             },
+            on_signal: OnSignal::Save,
             max_restarts: 0,
             pin: true,
             rendezvous: None,
@@ -209,6 +221,7 @@ impl LaunchConfig {
             signals,
             screen,
             timeouts: self.timeouts,
+            on_signal: self.on_signal,
         };
         let outcome = supervisor.run().map_err(|error| system("watch the workers", &error))?;
         if let Some(rendezvous) = &rendezvous {

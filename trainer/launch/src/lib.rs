@@ -38,7 +38,7 @@
 //! node reports a failure: the store tells all ranks, which leave their collectives at once. The launcher reports the root
 //! cause with the worker's last status and last lines, ends the other workers (SIGTERM, then SIGKILL), and exits with 3 or
 //! starts all workers again. A signal asks the workers for a checkpoint; they exit with 128 + n, and so does the launcher. A
-//! second signal kills them. The launcher itself is killed: the kernel kills its workers. Shared memory has no name in any
+//! second signal kills them, but a SIGHUP is never that second signal: a terminal that closes sends several. The launcher itself is killed: the kernel kills its workers. Shared memory has no name in any
 //! file system, and sockets and processes end with the group: nothing is left to clean up.
 
 mod announcer;
@@ -71,7 +71,7 @@ mod shared;
 
 pub use environment::{LauncherChoice, Role, detect};
 pub use error::{LaunchError, Result, USAGE, WORKER_DIED};
-pub use launcher::{LaunchConfig, Timeouts};
+pub use launcher::{LaunchConfig, OnSignal, Timeouts};
 pub use rendezvous_parameters::RendezvousParameters;
 pub use worker::{JoinTimeouts, NOTICE, Worker};
 pub use worker_status::WorkerStatus;

@@ -77,6 +77,10 @@ impl WorkerProcess {
         let page = StatusPage::create()?;
         let (output, [stdout, stderr]) = WorkerOutput::open(&folder, spec.screen)?;
         let mut command = Command::new(spec.program);
+        // By the name that the user has called, which a worker may print
+        if let Some(name) = std::env::args_os().next() {
+            command.arg0(name);
+        }
         command
             .args(spec.arguments)
             .envs(spec.variables)

@@ -1,4 +1,8 @@
-//! Signals of the launcher: as a file descriptor to poll, and by name.
+//! Signals that ask a process to stop: their names, and for the launcher a file descriptor to poll.
+//!
+//! All processes follow the same rules. The first of [`STOPPING`] asks for a stop, and a second one ends the process at once. A
+//! SIGHUP is never that second signal ([`ends_at_once`]). Signals that the parent process has set to be ignored stay ignored
+//! ([`ignored`]).
 
 use std::fs;
 use std::io;
@@ -9,21 +13,33 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGWINCH};
 use signal_hook::iterator::backend::SignalDelivery;
 use signal_hook::iterator::exfiltrator::SignalOnly;
 
-/// The signals that ask the launcher to stop its job.
+/// The signals that ask a process to stop.
 pub const STOPPING: [i32; 4] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT];
+
+/// Returns whether `signal` ends a process at once that another signal has already asked to stop. A SIGHUP does not: when a
+/// terminal closes, the interactive shell sends it to its jobs, and then the kernel sends it to the foreground job again. A
+/// session manager sends it right after SIGTERM.
+pub fn ends_at_once(signal: i32) -> bool {
+    signal != SIGHUP
+}
+
+/// Returns the signals that this process ignores because its parent process has set them to be ignored: `nohup` ignores
+/// SIGHUP, and a shell ignores SIGINT for the background jobs of a script. A process must not catch them.
+pub fn ignored() -> Vec<i32> {
+    ignored_in(&fs::read_to_string("/proc/self/status").unwrap_or_default())
+}
 
 /// Queue of the signals that the launcher has received. Dropping it does not restore the kernel's default actions: a second
 /// job in the same process installs a new queue.
 pub(super) struct Signals(SignalDelivery<UnixStream, SignalOnly>);
 
 impl Signals {
-    /// Catches [`STOPPING`], SIGTSTP and SIGWINCH, except signals that the parent process has set to be ignored: `nohup`
-    /// ignores SIGHUP, and a shell ignores SIGINT for its background jobs.
+    /// Catches [`STOPPING`], SIGTSTP and SIGWINCH, except those of [`ignored`].
     ///
     /// # Errors
     /// The kernel refuses a handler or a socket.
     pub(super) fn install() -> io::Result<Self> {
-        let ignored = ignored(&fs::read_to_string("/proc/self/status").unwrap_or_default());
+        let ignored = ignored();
         let wanted = STOPPING.into_iter().chain([SIGTSTP, SIGWINCH]).filter(|signal| !ignored.contains(signal));
         let (read, write) = UnixStream::pair()?;
         SignalDelivery::with_pipe(read, write, SignalOnly, wanted).map(Self)
@@ -34,9 +50,12 @@ impl Signals {
         self.0.get_read().as_fd()
     }
 
-    /// Takes the signals that have arrived since the last call.
+    /// Takes the signals that have arrived since the last call. A SIGHUP comes last: of signals that arrive together, another
+    /// one is the first.
     pub(super) fn take(&mut self) -> Vec<i32> {
-        self.0.pending().collect()
+        let mut signals: Vec<i32> = self.0.pending().collect();
+        signals.sort_by_key(|signal| *signal == SIGHUP);
+        signals
     }
 }
 
@@ -47,7 +66,7 @@ impl Drop for Signals {
 }
 
 /// Returns the signals that a process ignores, from its `/proc/self/status`.
-fn ignored(status: &str) -> Vec<i32> {
+fn ignored_in(status: &str) -> Vec<i32> {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|text| u64::from_str_radix(text.trim(), 16).ok()).unwrap_or(0);
     (1..=64).filter(|signal| mask >> (signal - 1) & 1 == 1).collect()
@@ -100,7 +119,7 @@ mod tests {
     #[test]
     fn ignored_signals_are_read_from_the_kernels_mask() {
         // As under nohup: SIGHUP, and SIGPIPE, which Rust's runtime ignores
-        assert_eq!(ignored("Name:\tx\nSigBlk:\t0000000000000003\nSigIgn:\t0000000000001001\n"), [1, 13]);
-        assert!(ignored("").is_empty());
+        assert_eq!(ignored_in("Name:\tx\nSigBlk:\t0000000000000003\nSigIgn:\t0000000000001001\n"), [1, 13]);
+        assert!(ignored_in("").is_empty());
     }
 }

@@ -7,7 +7,7 @@
 //!    │  └── all exit 0 ──▶ Done              │ one fails, or does not stop in time
 //!    │                                       │
 //!    └── SIGINT, SIGTERM, SIGHUP, SIGQUIT ─▶ Stopping ── all have ended ──▶ Stopped: exit code 128 + n
-//!                                               └── a second signal: SIGKILL for all
+//!                                               └── a second signal (not SIGHUP): SIGKILL for all
 //! ```
 //!
 //! `Ending` tells the other ranks through the store at once, so that they leave their collectives with an error. It reports
@@ -23,7 +23,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 use signal_hook::consts::{SIGTSTP, SIGWINCH};
 
-use super::launcher::Timeouts;
+use super::launcher::{OnSignal, Timeouts};
 use super::node_rendezvous::NodeRendezvous;
 use super::output::Screen;
 use super::process::WorkerProcess;
@@ -74,6 +74,7 @@ pub(super) struct Supervisor<'a> {
     pub(super) signals: &'a mut Signals,
     pub(super) screen: &'a Arc<Screen>,
     pub(super) timeouts: Timeouts,
+    pub(super) on_signal: OnSignal,
 }
 
 /// What [`Supervisor::run`] remembers.
@@ -152,18 +153,23 @@ impl Supervisor<'_> {
 
     fn stop(&mut self, signal: i32, state: &mut SupervisorState) {
         let name = signals::name(signal);
-        if state.stopped_by.is_some() || matches!(state.phase, Phase::Ending { .. }) {
+        if state.stopped_by.is_some() && !signals::ends_at_once(signal) {
+            return;
+        }
+        let is_second = state.stopped_by.is_some() || matches!(state.phase, Phase::Ending { .. });
+        state.stopped_by = state.stopped_by.or(Some(signal));
+        if matches!(state.phase, Phase::Running) {
+            state.phase = Phase::Stopping { signal, since: Instant::now() };
+        }
+        if is_second || self.on_signal == OnSignal::End {
             if !state.killed {
                 self.screen.say(&format!("{name}: ending all workers at once"));
             }
-            state.stopped_by = state.stopped_by.or(Some(signal));
             state.killed = true;
             self.workers.iter_mut().for_each(|worker| worker.told_to_end = true);
             self.workers.iter().for_each(|worker| worker.signal_group(Signal::KILL));
             return;
         }
-        state.stopped_by = Some(signal);
-        state.phase = Phase::Stopping { signal, since: Instant::now() };
         let joined = |worker: &WorkerProcess| !worker.is_alive() || worker.page.status().stage == Stage::Joined;
         if self.workers.iter().all(joined) {
             self.screen.say(&format!("{name}: workers save a checkpoint and stop; once more ends them at once"));

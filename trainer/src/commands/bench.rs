@@ -6,9 +6,10 @@ use crate::cli::AllreduceArgs;
 use crate::device::{DeviceRequest, DeviceSet, LocalRank, Selected};
 use crate::failure::Failure;
 use crate::run::ranks::{self, Rank};
+use crate::signals::Stop;
 use comm::{DType, TransportKind, bench, cuda};
 use launch::{
-    self, LaunchConfig, LauncherChoice, Role,
+    self, LaunchConfig, LauncherChoice, OnSignal, Role,
     environment::{self, Launcher, WorkerRole},
 };
 
@@ -74,7 +75,8 @@ pub(super) fn run(arguments: &AllreduceArgs) -> Result<u8, Failure> {
                 oversubscribe: arguments.oversubscribe,
             };
             let selected = target.select(&seat)?;
-            let rank = ranks::join_over(&role, &variables, carrier.transport(&role), TIMEOUT)?;
+            // A measurement has nothing to save, so signals keep their default action: they end the process.
+            let rank = ranks::join_over(&role, &variables, carrier.transport(&role), TIMEOUT, Stop::never())?;
             let result = ranks::one_gpu_each(&rank, selected.gpu.as_ref(), arguments.oversubscribe)
                 .and_then(|()| measure(arguments, carrier, &config, &role, &rank, &selected));
             if let Err(failure) = &result {
@@ -95,7 +97,9 @@ pub(super) fn run(arguments: &AllreduceArgs) -> Result<u8, Failure> {
                 ..LocalRank::ALONE
             })?;
             let logs = tempfile_folder()?;
-            let result = LaunchConfig::of_this_program(workers, logs.clone())?.run();
+            let job =
+                LaunchConfig { on_signal: OnSignal::End, ..LaunchConfig::of_this_program(workers, logs.clone())? };
+            let result = job.run();
             // Nobody reads the logs of a successful bench.
             if result == Ok(0) {
                 let _ = std::fs::remove_dir_all(&logs);

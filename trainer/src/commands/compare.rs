@@ -26,7 +26,7 @@ use crate::report::metrics::read_metrics;
 use crate::report::{RunFolder, comparison};
 use crate::run::plan;
 use crate::signals::Stop;
-use launch::environment::Variables;
+use launch::{environment::Variables, signals};
 
 /// Passes the comparison's process id to the runs that it starts.
 const COMPARISON: &str = "TRAINER_COMPARISON";
@@ -51,11 +51,10 @@ pub(super) fn run(arguments: &CompareArgs) -> Result<u8, Failure> {
     let overrides =
         Overrides { set: arguments.set.clone(), data_dir: arguments.data_dir.clone(), ..Overrides::default() };
     let target = DeviceSet::of(arguments.gpus.map_or(DeviceRequest::Cpu, DeviceRequest::Gpus))?;
-    let plan = plan::load(&arguments.config, &overrides, target.is_gpu())?;
+    let plan = plan::load(&arguments.config, &overrides)?;
     let seat = LocalRank { local_world: workers, oversubscribe: arguments.oversubscribe, ..LocalRank::ALONE };
     let device = target.all(&seat)?.remove(0).description;
-    let stop =
-        Stop::on_signals().map_err(|error| Failure::run(format!("signal handlers: {error}"), "check ulimits"))?;
+    let stop = Stop::on_signals()?;
     let out = folder(arguments.out.as_deref())?;
     let mut runs: Vec<(Mode, Vec<Round>, Option<String>)> =
         modes.iter().map(|&mode| (mode, Vec::new(), None)).collect();
@@ -215,7 +214,7 @@ fn wait(mut child: Child, stop: &Stop) -> Result<ExitStatus, Failure> {
             Some(status) => match stop.signal() {
                 None => return Ok(status),
                 Some(signal) => {
-                    let message = format!("interrupted by signal {signal}; the run in progress was stopped");
+                    let message = format!("stopped by {}, with the run in progress", signals::name(signal));
                     return Err(Failure { code: 128 + signal as u8, message, hint: None });
                 }
             },

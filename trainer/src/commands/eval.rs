@@ -6,6 +6,7 @@ use data::{
     formats::{self, LoadRequest},
     loader::{Loader, LoaderConfig},
 };
+use launch::signals;
 use models::Spec;
 use serde::Serialize;
 
@@ -57,7 +58,7 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
     let splits = formats::load(&subject.data)?;
     let facts = plan::dataset_facts(&subject.data.name, &splits);
     let test = splits.test;
-    let (shape, class_names) = (test.shape, test.classes.clone());
+    let (shape, class_names, images) = (test.shape, test.classes.clone(), test.len());
     check_channels("--mean", arguments.mean.as_ref(), shape.channels, f32::MIN)?;
     check_channels("--std", arguments.std.as_ref(), shape.channels, f32::MIN_POSITIVE)?;
     let spec =
@@ -79,7 +80,11 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
         },
     )?;
     let replica = Replica::new(network, selected.device, spec.num_classes, 0.0, 0);
-    let counts = replica.evaluate(&replica.inference(), &mut loader.epoch(1, 0), &Stop::never());
+    let stop = Stop::on_signals()?;
+    let counts = replica.evaluate(&replica.inference(), &mut loader.epoch(1, 0), &stop);
+    if let Some(signal) = stop.signal() {
+        return Err(stopped(signal, counts.samples, images));
+    }
     let record = eval_record(&counts);
     if arguments.json {
         let (top1, top5) = (record.top1, record.top5);
@@ -106,11 +111,18 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Returns the end by a signal.
+fn stopped(signal: i32, counted: u64, images: usize) -> Failure {
+    let (name, counted, images) = (signals::name(signal), thousands(counted), thousands(images as u64));
+    let message = format!("stopped by {name} after {counted} of {images} images; an evaluation saves nothing");
+    Failure { code: 128 + signal as u8, message, hint: None }
+}
+
 /// Opens a run's best checkpoint, or its newest one if it has no best. Takes the averaged weights if the checkpoint has them.
 fn of_run(run: &Path, arguments: &EvalArgs) -> Result<Subject, Failure> {
     let folder = RunFolder::open(run).map_err(|error| Failure::usage(&error, &error.hint))?;
     let overrides = Overrides { data_dir: arguments.data_dir.clone(), ..Overrides::default() };
-    let plan = plan::load(&folder.config(), &overrides, true)?;
+    let plan = plan::load(&folder.config(), &overrides)?;
     let loaded = match folder.best_checkpoint().exists() {
         true => checkpoint::load(&folder.best_checkpoint())?,
         false => checkpoint::load_newest(&folder.checkpoints())?.0,

@@ -12,6 +12,7 @@
 
 mod augment;
 mod check;
+mod devices;
 mod documentation;
 mod error;
 mod key;
@@ -31,12 +32,14 @@ mod value;
 use std::path::Path;
 
 pub use augment::Augmentation;
+pub use devices::Devices;
 pub use documentation::key_tables;
 pub use error::{ConfigError, ConfigErrors, Location, SourceLine};
 pub use keyword::{
     Anneal, Backend, BatchNormPolicy, BatchScope, Compression, Keyword, LrScale, Mode, OptimizerKind, Precision,
     ScheduleKind,
 };
+pub use origin::SetBy;
 pub use overrides::Overrides;
 pub use plan::{RunPlan, Setting};
 pub use sections::{
@@ -73,8 +76,6 @@ pub struct Registry<'a> {
     /// Returns the facts of a data set; `None` where they are known only after its folder is read. Such a data set
     /// needs `data.dir`.
     pub datasets: &'a dyn Fn(&str) -> Option<DatasetFacts>,
-    /// Whether the run is on GPUs: settings that only GPUs support are accepted.
-    pub gpu: bool,
 }
 
 /// Reads the file at `path` and resolves it.

@@ -16,6 +16,17 @@ pub(super) enum Origin {
     Flag(String),
 }
 
+/// Who set a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SetBy {
+    /// Nobody: the key has its default.
+    Default,
+    /// The configuration file.
+    File,
+    /// A command-line flag.
+    Flag,
+}
+
 /// The source of a plan and the origin of each of its keys.
 #[derive(Debug, Clone)]
 pub(super) struct Origins {
@@ -49,6 +60,15 @@ impl Origins {
     /// Returns where a key was set; `None` where the key has its default.
     pub(super) fn get(&self, section: &str, key: &str) -> Option<&Origin> {
         self.keys.get(&(section.to_owned(), key.to_owned()))
+    }
+
+    /// Returns who set a key.
+    pub(super) fn set_by(&self, section: &str, key: &str) -> SetBy {
+        match self.get(section, key) {
+            None => SetBy::Default,
+            Some(Origin::File { .. }) => SetBy::File,
+            Some(Origin::Flag(_)) => SetBy::Flag,
+        }
     }
 
     /// Returns the location of bytes of the file.

@@ -1,19 +1,21 @@
-//! What the command line sets: `--set section.key=value` and its short forms, such as `--epochs`.
+//! Settings from the command line: `--set section.key=value`, and flags for single keys, such as `--epochs`.
 
 use std::borrow::Cow;
 use std::path::PathBuf;
 
 use toml::de::DeValue;
 
+use super::devices::Devices;
 use super::error::{ConfigError, Location};
 use super::origin::Origin;
 use super::reader::Reader;
 use super::syntax;
 
-/// Raw command-line values that change the configuration. Later wins: file, `set` in order, the others.
+/// Values from the command line that override the configuration file. A later value overrides an earlier one: the file, `set` in
+/// its order, the other flags.
 #[derive(Debug, Clone, Default)]
 pub struct Overrides {
-    /// `--set section.key=value`, each as it was given.
+    /// `--set section.key=value`, as the user wrote it.
     pub set: Vec<String>,
     /// `--epochs`
     pub epochs: Option<usize>,
@@ -21,29 +23,31 @@ pub struct Overrides {
     pub seed: Option<u64>,
     /// `--data-dir` (or `TRAINER_DATA_DIR`)
     pub data_dir: Option<PathBuf>,
-    /// `--mode`, checked here.
+    /// `--mode`. [`super::load`] checks the word.
     pub mode: Option<String>,
-    /// `--backend`, checked here.
+    /// `--backend`. [`super::load`] checks the word.
     pub backend: Option<String>,
+    /// `--cpus` or `--gpus`. [`super::load`] checks the number.
+    pub devices: Option<Devices>,
 }
 
-/// One flag, split into path and value.
+/// One flag: the path of a key and its value.
 pub(super) struct Flag {
-    /// As the user wrote it, for the error's location.
+    /// The flag as the user wrote it, for the location of an error.
     shown: String,
-    /// `section.key`; for `--set` what stands before the equals sign, if there is one.
+    /// `section.key`. `None` for a `--set` without an equals sign.
     path: Option<String>,
-    /// The value's text.
+    /// The text of the value.
     value: String,
-    /// The value is taken as a string, whatever it looks like.
+    /// Whether the value is a string, even if it looks like a number or a list.
     word: bool,
 }
 
 impl Overrides {
-    /// Lists the flags in the order in which they apply.
+    /// Returns the flags in the order in which they apply.
     ///
     /// # Errors
-    /// A data folder whose name is not UTF-8 could not be written into the run's configuration.
+    /// The name of the data folder is not UTF-8. The run's configuration could not contain the name.
     pub(super) fn flags(&self) -> Result<Vec<Flag>, ConfigError> {
         let mut flags: Vec<Flag> = self.set.iter().map(|text| Flag::set(text)).collect();
         let mut add = |name: &str, path: &str, value: Option<String>, word| {
@@ -67,6 +71,18 @@ impl Overrides {
             }),
         });
         add("data-dir", "data.dir", dir.transpose()?, true);
+        flags.extend(self.devices.map(|devices| {
+            let (name, count) = match devices {
+                Devices::Cpus(count) => ("cpus", count),
+                Devices::Gpus(count) => ("gpus", count),
+            };
+            Flag {
+                shown: format!("--{name} {count}"),
+                path: Some("parallel.devices".to_owned()),
+                value: devices.to_string(),
+                word: true,
+            }
+        }));
         Ok(flags)
     }
 }
@@ -81,7 +97,7 @@ impl Flag {
         Self { shown: format!("--set {text}"), path, value, word: false }
     }
 
-    /// Sets the value in the reader, over the file's.
+    /// Sets the value in the reader, in place of the file's value.
     pub(super) fn apply<'a>(&'a self, reader: &mut Reader<'a>) {
         let mut fail = |cause: String, hint: String| {
             reader.errors.push(ConfigError { cause, location: Location::Flag(self.shown.clone()), hint });
@@ -89,7 +105,7 @@ impl Flag {
         let Some(path) = &self.path else {
             return fail("expected section.key=value, found no equals sign".into(), EXAMPLE.into());
         };
-        // A key alone is reported with its section once all keys are known.
+        // A key without a section is reported later, when all keys are known, with its section.
         let (section, key) = path.split_once('.').unwrap_or(("", path));
         if key.is_empty() || key.contains('.') || path.starts_with('.') {
             return fail(format!("expected section.key=value, found the path `{path}`"), EXAMPLE.into());
@@ -103,14 +119,14 @@ impl Flag {
         }
     }
 
-    /// Reads the value as TOML, else as a bare string.
+    /// Parses the value as TOML. A value that is no TOML is a string.
     fn parse(&self) -> Result<DeValue<'_>, (String, String)> {
         if self.word {
             return Ok(DeValue::String(Cow::Borrowed(&self.value)));
         }
         match DeValue::parse(&self.value) {
             Ok(value) => Ok(value.into_inner()),
-            // What opens a quote or a bracket was meant as TOML.
+            // A value that starts with a quote or a bracket is meant as TOML.
             Err(error) if self.value.starts_with(['"', '\'', '[', '{']) => {
                 let text = error.span().and_then(|span| self.value.get(span)).unwrap_or_default();
                 let (cause, _) = syntax::explain(error.message(), text);
@@ -121,5 +137,5 @@ impl Flag {
     }
 }
 
-/// The hint for a flag that is not of the right form.
+/// Hint for a flag of the wrong form.
 const EXAMPLE: &str = "write it like --set optimizer.lr=0.1";

@@ -8,7 +8,7 @@ use super::check;
 use super::error::{ConfigError, ConfigErrors};
 use super::key::{Key, KeyValue, KeyVisitor, plain};
 use super::keyword::Mode;
-use super::origin::Origins;
+use super::origin::{Origins, SetBy};
 use super::sections::{
     CheckpointConfig, DataConfig, LogConfig, ModelConfig, OptimizerConfig, ParallelConfig, ScheduleConfig, TrainConfig,
 };
@@ -137,6 +137,11 @@ impl RunPlan {
         let set = paths.clone().find(|(section, key)| origins.get(section, key).is_some());
         let (section, key) = set.or_else(|| paths.next_back()).unwrap_or_default();
         origins.error(section, key, cause, hint).into()
+    }
+
+    /// Returns who set a key.
+    pub fn set_by(&self, section: &str, key: &str) -> SetBy {
+        self.provenance.0.origins.set_by(section, key)
     }
 
     /// Returns what was left out or cannot take effect, one sentence each, for the user to see at the start.

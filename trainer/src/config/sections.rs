@@ -7,6 +7,7 @@ use std::ops::Bound::{Excluded, Included};
 use std::path::PathBuf;
 
 use super::augment::Augmentation;
+use super::devices::Devices;
 use super::key::{Key, KeyVisitor, Range, optional, section};
 use super::keyword::{
     Anneal, Backend, BatchNormPolicy, BatchScope, Compression, Keyword, LrScale, Mode, OptimizerKind, Precision,
@@ -66,7 +67,7 @@ section! {
         batch_size: usize = 128, in 1..=MANY, also ["batch", "bs"];
         /// What `batch_size` counts.
         batch_scope: BatchScope = BatchScope::Global;
-        /// Number format of activations and gradients. `bf16` needs a GPU.
+        /// Number format of activations and their gradients.
         precision: Precision = Precision::F32, also ["dtype", "amp"];
         /// Seed of weights, shuffling and augmentation.
         seed: u64 = 0, in 0..;
@@ -152,8 +153,11 @@ const FACTOR: std::ops::RangeInclusive<f64> = 1.0..=1e12;
 section! {
     /// `[parallel]`: how several devices train one network.
     ParallelConfig "parallel" {
-        /// How devices take part in a step. `--cpus N` and `--gpus N` set `ddp` where nothing else is said.
+        /// How devices take part in a step. Several devices set `ddp`, unless a flag or the file selects `dp`.
         mode: Mode = Mode::Single;
+        /// The devices on this machine: processes in mode `ddp`, devices of one process in mode `dp`. `--cpus N` and `--gpus N`
+        /// set them.
+        devices: Option<Devices> = None, unset "one: a GPU if there is one, else the CPU";
         /// What carries gradients. `cuda` and `nccl` need a build with `--features cuda`, `mpi` one with `--features mpi`.
         backend: Backend = Backend::Auto;
         /// Size of a gradient bucket in MiB.

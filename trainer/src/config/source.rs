@@ -1,4 +1,4 @@
-//! The text of a configuration file and the locations in it.
+//! The text of a configuration file, and locations in the text.
 
 use std::io::Read;
 use std::ops::Range;
@@ -9,24 +9,24 @@ use unicode_width::UnicodeWidthChar;
 use super::error::{ConfigError, Location, SourceLine};
 use super::suggest;
 
-/// A configuration is a page of text; anything above this was given by mistake (a checkpoint, a data file).
+/// Largest configuration file in bytes. A larger file is another kind of file, such as a checkpoint.
 const LARGEST_FILE: u64 = 1 << 20;
-/// Columns of a tab in an error's excerpt, where tabs become spaces so that the caret stays under its text.
+/// Columns of a tab in an excerpt. Tabs become spaces there, so that the caret is under its text.
 const TAB: usize = 4;
-/// Lines longer than this are shown as a window around the caret.
+/// Longest line, in characters, that an excerpt shows whole. Of a longer line it shows the part around the caret.
 const LONGEST_LINE: usize = 160;
 
-/// A configuration file's text and the name that errors call it by.
+/// The text of a configuration file, and the file's name in errors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigSource {
-    /// The file, as the user named it.
+    /// The path, as the user wrote it.
     pub path: PathBuf,
-    /// Its text, without a byte-order mark.
+    /// The text, without a byte-order mark.
     pub text: String,
 }
 
 impl ConfigSource {
-    /// Takes text that is at hand already.
+    /// Makes a source from text that was read before.
     pub fn new(path: impl Into<PathBuf>, text: impl Into<String>) -> Self {
         let mut text: String = text.into();
         if text.starts_with('\u{feff}') {
@@ -65,19 +65,19 @@ impl ConfigSource {
             let start = error.utf8_error().valid_up_to();
             let bytes = error.into_bytes();
             let cause = format!("not UTF-8 text: byte 0x{:02x}", bytes[start]);
-            // Everything before `start` is valid, so its offset is the same in the lossy text.
+            // The text before `start` is valid, so `start` is the same offset in the lossy text.
             let lossy = Self { path: path.to_owned(), text: String::from_utf8_lossy(&bytes).into_owned() };
             let location = lossy.locate(start..start + char::REPLACEMENT_CHARACTER.len_utf8());
             ConfigError { cause, location, hint: "save the file as UTF-8 text".into() }
         })
     }
 
-    /// Returns the location of the bytes `range`: line, column and excerpt. Out-of-range ends are moved into the text.
+    /// Returns the location of the bytes `range`: line, column and excerpt. Limits a range that exceeds the text.
     pub fn locate(&self, range: Range<usize>) -> Location {
         let text = self.text.as_str();
         let mut start = floor_boundary(text, range.start);
         if start == text.len() {
-            // "Unexpected end of file" is shown at the end of the last line that holds something.
+            // Show "unexpected end of file" at the end of the last line that is not blank.
             start = text.trim_end().len();
         }
         let end = floor_boundary(text, range.end).max(start);
@@ -98,7 +98,7 @@ impl ConfigSource {
     }
 }
 
-/// One line made printable, with the marked part in display columns.
+/// One line for the screen, with the position of the marked part in display columns.
 struct Excerpt {
     text: String,
     indent: usize,
@@ -106,7 +106,7 @@ struct Excerpt {
 }
 
 impl Excerpt {
-    /// Prepares `line` for printing; the `marked` characters after the first `before` are to be underlined.
+    /// Prepares `line` for the screen. The marked part is the `marked` characters after the first `before` characters.
     fn new(line: &str, before: usize, marked: usize) -> Self {
         let length = line.chars().count();
         let (first, last) = match length > LONGEST_LINE {
@@ -128,7 +128,7 @@ impl Excerpt {
                     excerpt.text.push(symbol);
                     columns
                 }
-                // A control character would reach the terminal as a command.
+                // The terminal would execute a control character.
                 (_, None) => {
                     excerpt.text.push(char::REPLACEMENT_CHARACTER);
                     1
@@ -149,7 +149,7 @@ impl Excerpt {
     }
 }
 
-/// Returns the largest character boundary of `text` not above `index`.
+/// Returns the largest character boundary of `text` that is at most `index`.
 fn floor_boundary(text: &str, index: usize) -> usize {
     let mut index = index.min(text.len());
     while !text.is_char_boundary(index) {
@@ -158,7 +158,7 @@ fn floor_boundary(text: &str, index: usize) -> usize {
     index
 }
 
-/// Lists the `.toml` files in `folder` by name, sorted; none where the folder cannot be read.
+/// Returns the sorted names of the `.toml` files in `folder`. Returns none if the folder cannot be read.
 fn toml_files(folder: &Path) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
     let mut names: Vec<String> = entries
@@ -169,7 +169,7 @@ fn toml_files(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Returns the hint for a folder where a file was expected.
+/// Returns the hint for a path that is a folder and not a file.
 fn files_in(folder: &Path) -> String {
     let names = toml_files(folder);
     if names.is_empty() {

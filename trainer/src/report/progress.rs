@@ -11,6 +11,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::files::FileError;
 use crate::report::pace::Pace;
+use crate::report::standard_output::StandardOutput;
 use crate::report::{EpochRecord, StepRecord};
 use crate::text;
 
@@ -36,7 +37,7 @@ impl Screen {
         let bar = io::stderr().is_terminal() && !dumb;
         Self {
             bar: bar.then(ProgressDrawTarget::stderr),
-            lines: Some(Box::new(io::stdout())),
+            lines: Some(Box::new(StandardOutput::open())),
             step_lines: !bar || !io::stdout().is_terminal(),
             colour: !set("NO_COLOR"),
         }
@@ -203,7 +204,7 @@ loss {loss}  top-1 {top1}  lr {lr}  {speed} images/s"
             None => write(),
         };
         match written {
-            // The reader of the pipe has exited (`| head`). This must not end a run of hours.
+            // The reader of the pipe has exited (`| head`), or the terminal has closed. This must not end a run of hours.
             Err(error) if error.kind() == ErrorKind::BrokenPipe => {
                 self.lines = None;
                 Ok(())

@@ -5,7 +5,7 @@ use std::io::Write;
 use crate::device;
 use crate::engine::{RunOutcome, eval_record};
 use crate::failure::Failure;
-use crate::report::{Confusion, Reporter, RunFolder, RunSummary};
+use crate::report::{Confusion, Reporter, RunSummary};
 use crate::snapshot::Evaluated;
 use crate::strategy::Strategy;
 use crate::text::thousands;
@@ -37,13 +37,15 @@ pub(super) fn gather_rank_stats(strategy: &dyn Strategy, timeline: &Timeline) ->
     Ok(RankStats { peak_bytes: peaks.iter().map(number).collect(), device_bytes, timelines })
 }
 
-/// Prints and writes the summary, and returns the exit code.
+/// Prints and writes the summary, and returns the exit code. `resume` is the command that continues the run, and
+/// `max_time_s` a limit that lets the run continue after its time was over.
 pub(super) fn finish(
     reporter: &mut Reporter,
     mut summary: RunSummary,
     outcome: RunOutcome,
     classes: Vec<String>,
-    folder: &RunFolder,
+    resume: &str,
+    max_time_s: usize,
 ) -> Result<u8, Failure> {
     match outcome {
         RunOutcome::Finished(counts) => {
@@ -61,10 +63,9 @@ pub(super) fn finish(
         RunOutcome::OutOfTime { counts, step } => {
             summary.last = Some(Evaluated { epoch: summary.epochs + 1, eval: eval_record(&counts) });
             summary.confusion = Some(Confusion { classes, counts: counts.confusion });
-            let (step, folder) = (thousands(step), folder.path().display());
             summary.note = Some(format!(
-                "stopped after step {step}: train.max_time_s is over; continue with: trainer --resume {folder} --set \
-                 train.max_time_s=..."
+                "stopped after step {}: train.max_time_s is over; continue with: {resume} --set train.max_time_s={max_time_s}",
+                thousands(step)
             ));
             reporter.finish(&summary)?;
             Ok(0)
@@ -74,7 +75,7 @@ pub(super) fn finish(
             reporter.finish(&summary)?;
             let mut out = std::io::stdout().lock();
             // Ignore a closed pipe: the checkpoint is on disk, so the exit code must not change.
-            let _ = writeln!(out, "checkpoint saved; continue with: trainer --resume {}", folder.path().display());
+            let _ = writeln!(out, "checkpoint saved; continue with: {resume}");
             Ok(128 + signal as u8)
         }
     }

@@ -1,22 +1,24 @@
 //! A training run: reads the plan, selects the devices, starts the ranks, reads the data and trains the network.
 //!
 //! [`run()`] decides whether this process is the launcher, a worker or a single process. `plan.rs` reads and checks the plan,
-//! `ranks.rs` starts and joins processes, `setup.rs` builds everything that the first step needs, `training.rs` trains, and
-//! `finish.rs` reports the result.
+//! `job_flags.rs` the flags about machines. `ranks.rs` starts and joins processes, `setup.rs` builds everything that the first
+//! step needs, `training.rs` trains, and `finish.rs` reports the result.
 
 mod finish;
+mod job_flags;
 pub(crate) mod plan;
 pub(crate) mod ranks;
+mod resume_command;
 mod setup;
 mod training;
 
 use std::path::Path;
 
-use self::plan::{PlannedRun, planned_run, read_data};
+use self::plan::{PlanSource, PlannedRun, read_data};
 use self::setup::{DeviceAssignment, device_request, dry_run, note_missing_gpu};
 use self::training::Training;
 use crate::cli::TrainArgs;
-use crate::config::{Backend, BatchScope, Mode, RunPlan};
+use crate::config::{Backend, BatchScope, Devices, Mode, RunPlan};
 use crate::device::{DeviceSet, LocalRank};
 use crate::diagnostics;
 use crate::failure::Failure;
@@ -34,32 +36,37 @@ use launch::{
 /// # Errors
 /// Flags or the plan are wrong, the data cannot be read, or the run failed.
 pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failure> {
-    if arguments.cpus == Some(0) {
-        return Err(Failure::usage("--cpus 0: nobody would train", "ask for at least one: --cpus 1"));
-    }
     if let Some(path) = &arguments.job.secret_file {
         secret::read_file(path, &mut variables)?;
     }
     let asked = arguments.gpus.map(|count| ("--gpus", count)).or(arguments.cpus.map(|count| ("--cpus", count)));
-    let devices = DeviceSet::of(device_request(arguments))?;
+    let source = PlanSource::find(arguments)?;
+    let wanted = source.devices();
+    let devices = DeviceSet::of(device_request(wanted))?;
     let role = launch::detect(&variables, arguments.job.launcher.parse()?, asked)?;
+    job_flags::check(&arguments.job, &role)?;
     let node = match &role {
-        Role::Worker(worker) => return run_worker(arguments, &role, worker, &variables, &devices),
+        Role::Worker(worker) => return run_worker(arguments, source, &role, worker, &variables, &devices),
         Role::Local(node) => node.as_ref(),
     };
     note_missing_gpu(&devices);
-    let workers = asked.map_or(1, |(_, count)| count);
-    let several = workers > 1 || arguments.job.nnodes > 1 || node.is_some();
-    let PlannedRun { mut plan, resumed } = planned_run(arguments, several, devices.is_gpu())?;
+    let (workers, nodes) = (wanted.map_or(1, Devices::count), arguments.job.nnodes.unwrap_or(1));
+    let several = workers > 1 || nodes > 1 || node.is_some();
+    let PlannedRun { mut plan, resumed } = source.read(several)?;
     let local_rank = LocalRank { local_world: workers, oversubscribe: arguments.oversubscribe, ..LocalRank::ALONE };
     let selected = devices.select(&local_rank)?;
     if selected.gpu.is_some() && arguments.oversubscribe {
         eprintln!("note: --oversubscribe: processes may share a GPU; timings mean nothing");
     }
+    let several = processes(&plan, several, nodes)?;
+    if several {
+        check_shares(&plan, workers * nodes)?;
+    } else {
+        job_flags::check_one_process(&arguments.job)?;
+    }
     if arguments.dry_run {
         return dry_run(&plan, &selected);
     }
-    let several = processes(&plan, arguments, several)?;
     let splits = read_data(&mut plan)?;
     if !several {
         let devices = DeviceAssignment { devices: &devices, local_rank, selected };
@@ -68,18 +75,12 @@ pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failur
     if plan.parallel.backend == Backend::Mpi {
         return Err(ranks::needs_mpirun(workers));
     }
-    let share = plan.train.batch_size / (workers * arguments.job.nnodes).max(1);
-    if share == 0 && plan.train.batch_scope == BatchScope::Global {
-        let cause = format!("a batch of {} cannot be shared by {workers} workers", plan.train.batch_size);
-        return Err(plan.mistake(&["train.batch_size"], cause, "use a larger batch, or fewer workers").into());
-    }
     // Drop the data: the workers read it themselves. The launcher reads it only to report a mistake once.
     drop(splits);
     let folder = match resumed {
         Some(folder) => folder,
         None => {
-            let world = workers * arguments.job.nnodes;
-            let folder = RunFolder::create(&arguments.run_dir, &plan.model.name, "ddp", world)?;
+            let folder = RunFolder::create(&arguments.run_dir, &plan.model.name, "ddp", workers * nodes)?;
             write_atomic(&folder.config(), plan.to_toml().as_bytes())?;
             folder
         }
@@ -88,8 +89,8 @@ pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failur
     ranks::launch(arguments, &plan, node, &variables, workers, folder.path())
 }
 
-/// Returns whether the plan trains in several processes. `several`: the flags request several workers.
-fn processes(plan: &RunPlan, arguments: &TrainArgs, several: bool) -> Result<bool, Failure> {
+/// Returns whether the plan trains in several processes. `several`: the run has several workers.
+fn processes(plan: &RunPlan, several: bool, nodes: usize) -> Result<bool, Failure> {
     let mistake = |cause: &str, hint: &str| Err(plan.mistake(&["parallel.mode"], cause, hint).into());
     match plan.parallel.mode {
         Mode::Ddp if !several => mistake(
@@ -99,17 +100,28 @@ fn processes(plan: &RunPlan, arguments: &TrainArgs, several: bool) -> Result<boo
         Mode::Single if several => {
             mistake("single is one process on one device", "leave --cpus and --gpus out, or use --mode ddp or dp")
         }
-        Mode::Dp if arguments.job.nnodes > 1 => mistake("dp is one process", "use --mode ddp for several machines"),
-        Mode::Dp if arguments.cpus.or(arguments.gpus).is_none() => {
+        Mode::Dp if nodes > 1 => mistake("dp is one process", "use --mode ddp for several machines"),
+        Mode::Dp if plan.parallel.devices.is_none() => {
             mistake("dp needs to know its devices", "say how many: --cpus N or --gpus N")
         }
         mode => Ok(mode == Mode::Ddp),
     }
 }
 
+/// Checks that each of `workers` gets at least one sample of a step.
+fn check_shares(plan: &RunPlan, workers: usize) -> Result<(), Failure> {
+    let batch = plan.train.batch_size;
+    if plan.train.batch_scope == BatchScope::PerWorker || batch >= workers {
+        return Ok(());
+    }
+    let cause = format!("a batch of {batch} cannot be shared by {workers} workers");
+    Err(plan.mistake(&["train.batch_size"], cause, "use a larger batch, or fewer workers").into())
+}
+
 /// Trains as one rank of a job.
 fn run_worker(
     arguments: &TrainArgs,
+    source: PlanSource,
     role: &Role,
     worker: &WorkerRole,
     variables: &Variables,
@@ -123,7 +135,12 @@ fn run_worker(
     if own.is_none() {
         diagnostics::write_to_stderr();
     }
-    let PlannedRun { mut plan, mut resumed } = planned_run(arguments, true, devices.is_gpu())?;
+    let PlannedRun { mut plan, mut resumed } = source.read(true)?;
+    // The launcher has decided, which need not be this program's: a run that is resumed without it has as many workers.
+    plan.parallel.devices = Some(match devices.is_gpu() {
+        true => Devices::Gpus(worker.local_world),
+        false => Devices::Cpus(worker.local_world),
+    });
     let local_rank = LocalRank {
         local_rank: worker.local_rank,
         local_world: worker.local_world,

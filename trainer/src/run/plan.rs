@@ -13,7 +13,7 @@ use data::{
 };
 
 use crate::cli::TrainArgs;
-use crate::config::{self, Augmentation, BatchScope, DatasetFacts, Mode, Overrides, Registry, RunPlan};
+use crate::config::{self, Augmentation, BatchScope, DatasetFacts, Devices, Mode, Overrides, Registry, RunPlan, SetBy};
 use crate::failure::Failure;
 use crate::report::{RunFolder, Section};
 use crate::strategy::Strategy;
@@ -29,33 +29,76 @@ pub(super) struct PlannedRun {
     pub resumed: Option<RunFolder>,
 }
 
-/// Reads the plan from `--config`, or from the run to continue.
-///
-/// # Errors
-/// Every mistake in the plan, or a run that cannot be opened.
-pub(super) fn planned_run(arguments: &TrainArgs, several: bool, gpu: bool) -> Result<PlannedRun, Failure> {
-    let Some(run) = &arguments.resume else {
-        let path = arguments.config.as_deref().ok_or_else(|| {
-            Failure::usage("nothing says what to train", "name a TOML file: --config configs/quickstart.toml")
-        })?;
-        return Ok(PlannedRun { plan: plan(path, arguments, several, gpu)?, resumed: None });
-    };
-    let folder = match run {
-        Some(path) => RunFolder::open(path),
-        None => RunFolder::newest(&arguments.run_dir),
-    }
-    .map_err(|error| Failure::usage(&error, &error.hint))?;
-    let planned = plan(&folder.config(), arguments, several, gpu)?;
-    if let Some(path) = &arguments.config {
-        let asked = plan(path, arguments, several, gpu)?;
-        same_plan(path, &asked, &folder, &planned)?;
-    }
-    Ok(PlannedRun { plan: planned, resumed: Some(folder) })
+/// The file that describes the run: that of `--config`, or the `config.toml` of the run to continue.
+pub(super) struct PlanSource<'a> {
+    arguments: &'a TrainArgs,
+    path: PathBuf,
+    resumed: Option<RunFolder>,
 }
 
-/// Checks that `--config` and the resumed run have equal settings. The run's own config.toml may have more keys: the values
-/// that the data set determined.
-fn same_plan(path: &Path, asked: &RunPlan, folder: &RunFolder, run: &RunPlan) -> Result<(), Failure> {
+impl<'a> PlanSource<'a> {
+    /// Finds the file.
+    ///
+    /// # Errors
+    /// No flag names a file, or the run to continue cannot be opened.
+    pub(super) fn find(arguments: &'a TrainArgs) -> Result<Self, Failure> {
+        let Some(run) = &arguments.resume else {
+            let path = arguments.config.clone().ok_or_else(|| {
+                Failure::usage("nothing says what to train", "name a TOML file: --config configs/quickstart.toml")
+            })?;
+            return Ok(Self { arguments, path, resumed: None });
+        };
+        let folder = match run {
+            Some(path) => RunFolder::open(path),
+            None => RunFolder::newest(&arguments.run_dir),
+        }
+        .map_err(|error| Failure::usage(&error, &error.hint))?;
+        Ok(Self { arguments, path: folder.config(), resumed: Some(folder) })
+    }
+
+    /// Returns the devices of the run on this machine: those of the flags, else of the file. A resumed run has the devices that
+    /// it had. A mistake in the file is reported later, by [`PlanSource::read`].
+    pub(super) fn devices(&self) -> Option<Devices> {
+        let flags = devices_of_flags(self.arguments);
+        let Ok(plan) = read(&self.path, &overrides(self.arguments)) else { return flags };
+        let one = plan.parallel.mode == Mode::Single && plan.set_by("parallel", "mode") == SetBy::Flag;
+        match plan.parallel.devices {
+            // `--resume RUN --mode single` of a run that had several
+            Some(devices) if one && flags.is_none() => Some(devices.with_count(1)),
+            devices => devices,
+        }
+    }
+
+    /// Reads the plan. `several`: the run has several workers, which are processes (DDP) unless a flag or the file selects devices
+    /// of one process (DP).
+    ///
+    /// # Errors
+    /// Every mistake in the file and the flags, with its location.
+    pub(super) fn read(self, several: bool) -> Result<PlannedRun, Failure> {
+        let mut overrides = overrides(self.arguments);
+        let dp = |overrides: &Overrides| read(&self.path, overrides).is_ok_and(|p| p.parallel.mode == Mode::Dp);
+        if several && overrides.mode.is_none() && !dp(&overrides) {
+            overrides.mode = Some(Mode::Ddp.to_string());
+        }
+        let mut plan = load(&self.path, &overrides)?;
+        plan.parallel.devices = self.devices();
+        if let (Some(folder), Some(path)) = (&self.resumed, &self.arguments.config) {
+            same_plan(path, &overrides, folder, &plan)?;
+        }
+        Ok(PlannedRun { plan, resumed: self.resumed })
+    }
+}
+
+/// Checks that `--config` and the resumed run have equal settings. The run's own config.toml may have more keys: the values that
+/// the data set determined, the mode and the devices.
+fn same_plan(path: &Path, overrides: &Overrides, folder: &RunFolder, run: &RunPlan) -> Result<(), Failure> {
+    let mut asked = read(path, overrides)?;
+    if asked.set_by("parallel", "mode") == SetBy::Default {
+        asked.parallel.mode = run.parallel.mode;
+    }
+    if asked.set_by("parallel", "devices") == SetBy::Default {
+        asked.parallel.devices = run.parallel.devices;
+    }
     let Some((asked, run)) = asked.first_difference(run) else { return Ok(()) };
     let run = run.map_or_else(|| "it has no such key".to_owned(), |setting| format!("`{setting}`"));
     Err(Failure::usage(
@@ -64,18 +107,9 @@ fn same_plan(path: &Path, asked: &RunPlan, folder: &RunFolder, run: &RunPlan) ->
     ))
 }
 
-/// Reads and checks a TOML file with the flags' overrides. `gpu`: accept settings that only GPUs support. `several`: the flags
-/// request several workers. Several workers are processes (DDP), unless a flag or the file selects devices of one process (DP).
-///
-/// # Errors
-/// Every mistake in the file, with its location.
-fn plan(path: &Path, arguments: &TrainArgs, several: bool, gpu: bool) -> Result<RunPlan, Failure> {
-    let mut overrides = overrides(arguments);
-    let dp = |overrides: &Overrides| read(path, overrides, gpu).is_ok_and(|plan| plan.parallel.mode == Mode::Dp);
-    if several && overrides.mode.is_none() && !dp(&overrides) {
-        overrides.mode = Some(Mode::Ddp.to_string());
-    }
-    load(path, &overrides, gpu)
+/// Returns the devices of `--cpus` or `--gpus`.
+pub(super) fn devices_of_flags(arguments: &TrainArgs) -> Option<Devices> {
+    arguments.gpus.map(Devices::Gpus).or(arguments.cpus.map(Devices::Cpus))
 }
 
 /// Returns the settings from flags, which override the TOML file.
@@ -83,6 +117,7 @@ fn overrides(arguments: &TrainArgs) -> Overrides {
     Overrides {
         mode: arguments.mode.clone(),
         backend: arguments.backend.clone(),
+        devices: devices_of_flags(arguments),
         set: arguments.set.clone(),
         epochs: arguments.epochs,
         seed: arguments.seed,
@@ -90,12 +125,12 @@ fn overrides(arguments: &TrainArgs) -> Overrides {
     }
 }
 
-/// Reads and checks a TOML file, and prints its notes. `gpu`: accept settings that only GPUs support.
+/// Reads and checks a TOML file, and prints its notes.
 ///
 /// # Errors
 /// Every mistake in the file, with its location.
-pub(crate) fn load(path: &Path, overrides: &Overrides, gpu: bool) -> Result<RunPlan, Failure> {
-    let plan = read(path, overrides, gpu)?;
+pub(crate) fn load(path: &Path, overrides: &Overrides) -> Result<RunPlan, Failure> {
+    let plan = read(path, overrides)?;
     for note in plan.notes() {
         eprintln!("note: {note}");
     }
@@ -103,10 +138,10 @@ pub(crate) fn load(path: &Path, overrides: &Overrides, gpu: bool) -> Result<RunP
 }
 
 /// Does the work of [`load`] without printing notes.
-fn read(path: &Path, overrides: &Overrides, gpu: bool) -> Result<RunPlan, Failure> {
+fn read(path: &Path, overrides: &Overrides) -> Result<RunPlan, Failure> {
     let models: Vec<_> = models::entries().iter().map(|entry| entry.name).collect();
     let datasets: Vec<_> = formats::dataset_names().collect();
-    let registry = Registry { models: &models, dataset_names: &datasets, datasets: &known_facts, gpu };
+    let registry = Registry { models: &models, dataset_names: &datasets, datasets: &known_facts };
     Ok(config::load(path, overrides, &registry)?)
 }
 

@@ -9,7 +9,7 @@ use crate::signals::Stop;
 use comm::{self, CommConfig, Communicator, TransportKind, cuda::driver::Gpu};
 use launch::{
     JoinTimeouts, LaunchConfig, NOTICE, RendezvousParameters, Worker, WorkerStatus, cores,
-    environment::{NodeShare, Variables, WorkerRole},
+    environment::{Launcher, NodeShare, Variables, WorkerRole},
     secret,
     worker::{self, ShutdownBarrier},
 };
@@ -37,8 +37,8 @@ pub(crate) fn launch(
     let mut job = LaunchConfig::of_this_program(workers, folder.join("logs"))?;
     job.timeouts.join = JOIN;
     job.timeouts.stall = Duration::from_secs(plan.parallel.timeout_s as u64);
-    job.max_restarts = flags.max_restarts;
-    job.address.1 = flags.master_port;
+    job.max_restarts = flags.max_restarts.unwrap_or(0);
+    job.address.1 = flags.master_port.unwrap_or(0);
     let secret = secret::of_job(variables)?;
     job.rendezvous = match share {
         Some(share) if share.nodes > 1 => {
@@ -46,11 +46,14 @@ pub(crate) fn launch(
             let address = share.master_addr.clone();
             Some(RendezvousParameters::new(share.nodes, share.node_rank, address, share.master_port, secret)?)
         }
-        _ if flags.nnodes > 1 => {
-            let address = flags.master_addr.clone();
-            Some(RendezvousParameters::new(flags.nnodes, flags.node_rank, address, flags.master_port, secret)?)
-        }
-        _ => None,
+        _ => match flags.nnodes {
+            Some(nodes @ 2..) => {
+                let address = flags.master_addr.clone().unwrap_or_else(|| "127.0.0.1".to_owned());
+                let (rank, port) = (flags.node_rank.unwrap_or(0), flags.master_port.unwrap_or(0));
+                Some(RendezvousParameters::new(nodes, rank, address, port, secret)?)
+            }
+            _ => None,
+        },
     };
     let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
     job.variables = vec![vec![(RUN_FOLDER.to_owned(), folder.display().to_string())]; job.workers];
@@ -71,7 +74,7 @@ pub(crate) struct Rank {
     pub comm: Communicator,
     /// Reports what this rank is doing.
     pub status: WorkerStatus,
-    /// Catches signals. Created before the ranks joined.
+    /// Requests a stop of this rank.
     pub stop: Stop,
     shutdown: ShutdownBarrier,
 }
@@ -162,7 +165,8 @@ pub(crate) fn join(role: &WorkerRole, variables: &Variables, plan: &RunPlan) -> 
         Backend::Mpi => TransportKind::Mpi,
         _ => best_transport(role),
     };
-    join_over(role, variables, transport, Duration::from_secs(plan.parallel.timeout_s as u64))
+    let stop = if role.launcher == Launcher::Own { Stop::of_worker()? } else { Stop::on_signals()? };
+    join_over(role, variables, transport, Duration::from_secs(plan.parallel.timeout_s as u64), stop)
 }
 
 /// Returns the transport for `auto`: shared memory if all ranks are on one host, else TCP.
@@ -170,7 +174,8 @@ pub(crate) fn best_transport(role: &WorkerRole) -> TransportKind {
     if role.local_world == role.world { TransportKind::Shm } else { TransportKind::Tcp }
 }
 
-/// Joins the other ranks. `timeout` limits each wait in a collective.
+/// Joins the other ranks. `timeout` limits each wait in a collective. `stop` is the flag of a rank that can stop and save:
+/// signals must be caught before the ranks join.
 ///
 /// # Errors
 /// The other ranks do not join in time, or belong to another job.
@@ -179,9 +184,8 @@ pub(crate) fn join_over(
     variables: &Variables,
     transport: TransportKind,
     timeout: Duration,
+    stop: Stop,
 ) -> Result<Rank, Failure> {
-    let stop =
-        Stop::of_worker().map_err(|error| Failure::run(format!("signal handlers: {error}"), "check the limits"))?;
     let status = worker::attach(role, variables)?;
     let timeouts = JoinTimeouts { join: JOIN, answer: timeout, notice: NOTICE };
     let joined = Worker::join(role, variables, status.clone(), timeouts)?;

@@ -6,8 +6,7 @@ use burn::tensor::Device;
 use data::{Dataset, Splits, loader::Loader};
 use models::{Network, Spec};
 
-use crate::cli::TrainArgs;
-use crate::config::{Mode, RunPlan, Setting};
+use crate::config::{Devices, Mode, RunPlan, Setting};
 use crate::device::{DeviceRequest, DeviceSet, LocalRank, Selected};
 use crate::engine::{Loaders, checkpoint};
 use crate::failure::Failure;
@@ -17,12 +16,12 @@ use crate::snapshot::{RunProgress, Snapshot};
 use crate::strategy::{DeviceDataset, DeviceDatasets, Strategy};
 use crate::text::thousands;
 
-/// Returns the devices that the flags request.
-pub(super) fn device_request(arguments: &TrainArgs) -> DeviceRequest {
-    match (arguments.gpus, arguments.cpus) {
-        (Some(count), _) => DeviceRequest::Gpus(count),
-        (None, Some(_)) => DeviceRequest::Cpu,
-        (None, None) => DeviceRequest::Best,
+/// Returns the request for the devices of a run.
+pub(super) fn device_request(devices: Option<Devices>) -> DeviceRequest {
+    match devices {
+        Some(Devices::Gpus(count)) => DeviceRequest::Gpus(count),
+        Some(Devices::Cpus(_)) => DeviceRequest::Cpu,
+        None => DeviceRequest::Best,
     }
 }
 
@@ -95,10 +94,12 @@ pub(super) fn build(plan: &RunPlan, spec: &Spec, selected: &Selected) -> Result<
         .map_err(|error| plan.mistake(&[error.key(), "model.name"], error.to_string(), error.hint()).into())
 }
 
-/// Returns the facts on which all ranks of a job must agree: the plan without paths, the data, the kind of device.
+/// Returns the facts on which all ranks of a job must agree: the plan without paths and numbers of devices (machines may differ),
+/// the data, the kind of device.
 pub(super) fn facts(plan: &RunPlan, splits: &Splits, target: &DeviceSet) -> Vec<String> {
     let device = format!("device = {}", if target.is_gpu() { "GPU" } else { "CPU" });
-    let shared = |setting: &Setting| setting.section != "log" && (setting.section, setting.key) != ("data", "dir");
+    let own = [("data", "dir"), ("parallel", "devices")];
+    let shared = |setting: &Setting| setting.section != "log" && !own.contains(&(setting.section, setting.key));
     let settings = plan.settings().into_iter().filter(shared).map(|setting| setting.to_string());
     let mut facts: Vec<String> = std::iter::once(device).chain(settings).collect();
     let sets = [("training", Some(&splits.train)), ("validation", splits.val.as_ref()), ("test", Some(&splits.test))];

@@ -7,6 +7,7 @@ use models::Spec;
 
 use super::finish::{finish, gather_rank_stats};
 use super::ranks::{self, Rank};
+use super::resume_command::resume_command;
 use super::setup::{self, DeviceAssignment, build, count_parameters, facts, pixels_on_the_host, restore};
 use crate::cli::TrainArgs;
 use crate::config::{Mode, RunPlan};
@@ -65,8 +66,7 @@ impl Training<'_> {
         let loaders = setup::loaders(plan, &mut *strategy, splits, host_pixels.is_some(), &selected.device)?;
         let stop = match self.rank {
             Some(rank) => rank.stop.clone(),
-            None => Stop::on_signals()
-                .map_err(|error| Failure::run(format!("signal handlers: {error}"), "check ulimits"))?,
+            None => Stop::on_signals()?,
         };
         let progress = match self.resumed {
             Some(folder) if strategy.rank() == 0 => restore(plan, folder)?,
@@ -169,7 +169,11 @@ impl Training<'_> {
             device_bytes: stats.device_bytes,
             ..RunSummary::default()
         };
-        finish(&mut reporter, summary, outcome, description.classes, &folder)
+        let of_launcher = self.rank.is_some() && std::env::var_os(ranks::RUN_FOLDER).is_none();
+        let resume = resume_command(self.arguments, folder.path(), of_launcher);
+        // As much time again, after that of all sessions so far
+        let max_time_s = progress.elapsed_s.ceil() as usize + plan.train.max_time_s;
+        finish(&mut reporter, summary, outcome, description.classes, &resume, max_time_s)
     }
 
     /// Opens the run folder of the resumed run or of this program's launcher, or creates one.

@@ -87,7 +87,7 @@ impl Bench {
     /// start background jobs, and so these tests, with some signals ignored, and children inherit ignored signals.
     pub fn command(&self) -> Command {
         let mut command = Command::new("env");
-        command.arg("--default-signal=INT,QUIT,TERM").arg(env!("CARGO_BIN_EXE_trainer"));
+        command.arg("--default-signal=HUP,INT,QUIT,TERM").arg(env!("CARGO_BIN_EXE_trainer"));
         command.current_dir(self.folder.path()).env_remove("TRAINER_DATA_DIR").env_remove("TRAINER_LOG");
         command.env("NO_COLOR", "1");
         command

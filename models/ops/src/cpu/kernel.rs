@@ -12,10 +12,9 @@
 //! do not depend on the number of threads. They differ between instruction sets by rounding, because fused
 //! multiply-adds round once.
 
-use std::sync::LazyLock;
-
 #[cfg(target_arch = "x86_64")]
 use super::kernel_x86;
+use super::level::{self, CpuIsa};
 use super::winograd_tile::{Transforms, grad_tile, input_tile, output_tile};
 
 /// Arguments of the tile micro-kernel.
@@ -82,7 +81,7 @@ impl Isa {
     /// All pointers of the call are valid as documented in [`Tile`].
     #[inline]
     pub(crate) unsafe fn tile(&self, call: &Tile) {
-        // SAFETY: `supported` returns only instruction sets of this processor; the caller guarantees the pointers.
+        // SAFETY: `of` gets only instruction sets of this processor; the caller guarantees the pointers.
         unsafe { (self.tile)(call) }
     }
 
@@ -97,27 +96,26 @@ impl Isa {
         unsafe { (self.outer)(call) }
     }
 
-    /// Returns the best instruction set of this processor.
+    /// Returns the micro-kernels of the selected instruction set.
     pub(crate) fn best() -> &'static Isa {
-        static BEST: LazyLock<&Isa> = LazyLock::new(|| Isa::supported()[0]);
-        *BEST
+        Isa::of(level::selected())
     }
 
-    /// Returns all instruction sets of this processor, best first.
-    pub(crate) fn supported() -> Vec<&'static Isa> {
-        let mut sets = Vec::new();
-        #[cfg(target_arch = "x86_64")]
-        {
-            let has_avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
-            if has_avx2 && is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vl") {
-                sets.push(&kernel_x86::AVX512);
-            }
-            if has_avx2 {
-                sets.push(&kernel_x86::AVX2);
-            }
+    fn of(level: CpuIsa) -> &'static Isa {
+        match level {
+            #[cfg(target_arch = "x86_64")]
+            CpuIsa::Avx512Bf16 | CpuIsa::Avx512 => &kernel_x86::AVX512,
+            #[cfg(target_arch = "x86_64")]
+            CpuIsa::Avx2 => &kernel_x86::AVX2,
+            _ => &PORTABLE,
         }
-        sets.push(&PORTABLE);
-        sets
+    }
+
+    /// Returns the micro-kernels of all instruction sets up to the selected one.
+    #[cfg(test)]
+    pub(crate) fn supported() -> Vec<&'static Isa> {
+        let sets = [CpuIsa::Portable, CpuIsa::Avx2, CpuIsa::Avx512];
+        sets.into_iter().filter(|level| *level <= level::selected()).map(Isa::of).collect()
     }
 }
 

@@ -1,4 +1,4 @@
-//! The CPU kernels, on burn-flex tensors.
+//! The CPU kernels, on burn-flex tensors of f32 and bf16.
 
 mod activation;
 mod allocator;
@@ -8,7 +8,9 @@ mod channels;
 mod col2im;
 mod concat;
 mod conv;
+mod convolve;
 mod depthwise;
+mod element;
 mod flex;
 mod fold_taps;
 mod grouped;
@@ -16,6 +18,7 @@ mod igemm;
 mod kernel;
 #[cfg(target_arch = "x86_64")]
 mod kernel_x86;
+mod level;
 mod max_pool;
 mod panels;
 mod parallel;
@@ -31,3 +34,4 @@ mod winograd_grad;
 mod winograd_tile;
 
 pub use blob::tensor_from_blob;
+pub use level::{CpuIsa, CpuIsaError};

@@ -274,8 +274,13 @@ fn poison_on_abort(abort: &Abort, segment: &Arc<Segment>) {
 /// Makes memory of `len` bytes for all ranks of the group. Returns it with the text by which the other ranks find it.
 pub(super) fn create(group: &GroupRanks, len: usize) -> Result<(Mapping, OwnedFd, String)> {
     let cannot = |e: rustix::io::Errno| {
+        let hint = match e {
+            // The kernel applies the limit to memory without a name too
+            rustix::io::Errno::FBIG => "raise the limit for the size of a file (`ulimit -f`), or use --backend tcp",
+            _ => "use --backend tcp, which needs no shared memory",
+        };
         CommError::setup(format!("rank {} cannot make shared memory for {}: {e}", group.job_rank(), group.name()))
-            .hint("the tcp backend does without shared memory")
+            .hint(hint)
     };
     let nonce = mapping::nonce().map_err(cannot)?;
     let (memory, file) = Mapping::create(len, &nonce).map_err(cannot)?;

@@ -62,7 +62,8 @@ fn writing(path: impl AsRef<Path>, error: impl Display) -> FileError {
     FileError::new(
         path,
         format!("cannot write the checkpoint: {error}"),
-        "free some space or choose another place with --run-dir; earlier checkpoints are intact",
+        "free some space, raise the limit for the size of a file (`ulimit -f`), or choose another place with --run-dir; \
+         earlier checkpoints are intact",
     )
 }
 

@@ -50,6 +50,21 @@ fn a_second_ctrl_c_ends_all_at_once() {
     assert!(!ended.stderr.contains("error:"), "{}", ended.stderr);
 }
 
+/// A terminal that closes sends SIGHUP twice: through the shell, and from the kernel.
+#[test]
+fn a_repeated_hangup_does_not_end_the_workers_before_they_have_saved() {
+    let mut run = long(&["--do", "never-stop@0", "--do", "never-stop@1", "--do", "never-stop@2"]);
+    let steps = |run: &Run| read(&run.folder.path().join("stdout")).lines().count();
+    for text in ["SIGHUP: workers save a checkpoint", ""] {
+        run.signal(Signal::HUP);
+        run.wait_for("stderr", text);
+        let next = format!("step {}", steps(&run) + 10);
+        run.wait_for("stdout", &next);
+    }
+    run.signal(Signal::INT);
+    run.end().said(129, &["SIGHUP: workers save", "SIGINT: ending all workers at once", "stopped by SIGHUP"]);
+}
+
 #[test]
 fn ctrl_c_goes_to_the_launcher_alone() {
     // The terminal signals the foreground group. Workers in this group could die before they catch the signal.

@@ -1,0 +1,68 @@
+//! The command that continues a run, for the user to copy.
+
+use std::path::Path;
+
+use super::job_flags;
+use crate::cli::TrainArgs;
+
+/// Returns the command that continues the run in `folder`, quoted for a shell. Mode and number of workers are in the run's
+/// config.toml. The flags of a job are not, so the command repeats them. `of_launcher`: another launcher started this process.
+/// That launcher has the flags of the job.
+pub(super) fn resume_command(arguments: &TrainArgs, folder: &Path, of_launcher: bool) -> String {
+    // The name by which the user has called this program. Workers have the name of their launcher.
+    let program = std::env::args_os().next().unwrap_or_else(|| "trainer".into());
+    let mut words = vec![program.to_string_lossy().into_owned(), "--resume".to_owned(), folder.display().to_string()];
+    if !of_launcher {
+        if let (Some(count), true) = (arguments.gpus, arguments.oversubscribe) {
+            words.extend(["--gpus".to_owned(), count.to_string(), "--oversubscribe".to_owned()]);
+        }
+        words.extend(job_flags::given(&arguments.job).into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]));
+        if let Some(path) = &arguments.job.secret_file {
+            words.extend(["--secret-file".to_owned(), path.display().to_string()]);
+        }
+        if arguments.job.launcher == "local" {
+            words.extend(["--launcher".to_owned(), "local".to_owned()]);
+        }
+    }
+    words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
+}
+
+/// Returns a word as a POSIX shell reads it.
+fn quoted(word: &str) -> String {
+    let plain = |symbol: char| symbol.is_ascii_alphanumeric() || "_-./:=@%+,".contains(symbol);
+    match !word.is_empty() && word.chars().all(plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::Cli;
+
+    fn command(flags: &[&str], of_launcher: bool) -> String {
+        let cli = Cli::parse_from([&["trainer", "--config", "x.toml"], flags].concat());
+        let command = resume_command(&cli.train, Path::new("my runs/it's"), of_launcher);
+        command.split_once(" --resume ").unwrap().1.to_owned()
+    }
+
+    #[test]
+    fn a_shell_reads_the_command_as_it_was_meant() {
+        assert_eq!(command(&["--cpus", "2"], false), r"'my runs/it'\''s'");
+        assert_eq!((quoted("runs/a-1"), quoted("")), ("runs/a-1".to_owned(), "''".to_owned()));
+    }
+
+    #[test]
+    fn flags_of_the_job_are_repeated() {
+        let flags =
+            ["--cpus", "2", "--nnodes", "2", "--node-rank", "1", "--master-addr", "10.0.0.1", "--secret-file", "s"];
+        let folder = r"'my runs/it'\''s'";
+        let repeated = "--nnodes 2 --node-rank 1 --master-addr 10.0.0.1 --secret-file s";
+        assert_eq!(command(&flags, false), format!("{folder} {repeated}"));
+        assert_eq!(command(&flags, true), folder);
+        assert_eq!(command(&["--gpus", "3", "--oversubscribe"], false), format!("{folder} --gpus 3 --oversubscribe"));
+    }
+}
