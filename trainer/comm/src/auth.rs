@@ -55,8 +55,8 @@ impl Secret {
         hex::decode(text.trim()).map(Self)
     }
 
-    /// Derives a secret from words that all processes of a job know (job id, address), for launchers without a private channel. It
-    /// keeps other jobs out, but not an attacker who can guess the words.
+    /// Derives a secret from the user's words, or from another secret and a purpose. Words that others can guess make a secret that
+    /// others can guess.
     pub fn from_words(words: &[&str]) -> Self {
         let mut mac = Self([0; 32]).mac();
         for word in words {

@@ -11,7 +11,8 @@ use super::announcer::Announcer;
 use super::cores::{self, CoreAssignment};
 use super::environment;
 use super::error::{LaunchError, Result, WORKER_DIED};
-use super::local_secret::{self, SecretOffer};
+use super::job_secret::{JobSecret, random_secret};
+use super::listen::{bind, listen_address};
 use super::node_failure::{NodeInfo, RendezvousError};
 use super::node_rendezvous::NodeRendezvous;
 use super::node_wait::NodeWait;
@@ -22,7 +23,7 @@ use super::rendezvous_parameters::{MOST_MEMBERS, RendezvousParameters};
 use super::secret::{self, derive};
 use super::signals::{self, STOPPING, Signals};
 use super::supervisor::{Outcome, Supervisor};
-use super::worker::{self, NOTICE, bind, listen_address};
+use super::worker::{self, NOTICE};
 use comm::{Member, Secret, StoreConfig};
 
 /// How long the launcher waits.
@@ -308,48 +309,6 @@ impl LaunchConfig {
         };
         move_all().map_err(|error| cannot_archive(&target, &error))
     }
-}
-
-/// The secret of the launchers of a job.
-struct JobSecret {
-    secret: Secret,
-    /// Node 0 of a job on a loopback address gives the other nodes the secret.
-    _offer: Option<SecretOffer>,
-}
-
-impl JobSecret {
-    fn of(parameters: &RendezvousParameters, wait: &mut NodeWait<'_>) -> std::result::Result<Self, RendezvousError> {
-        if let Some(secret) = &parameters.secret {
-            return Ok(Self { secret: secret.clone(), _offer: None });
-        }
-        let name = local_secret::name(&["nodes".to_owned(), parameters.master_port.to_string()]);
-        if parameters.node_rank == 0 {
-            let secret = random_secret()?;
-            let offer = SecretOffer::new(&name, &secret)?;
-            return Ok(Self { secret, _offer: Some(offer) });
-        }
-        loop {
-            if let Some(secret) = local_secret::request(&name)? {
-                return Ok(Self { secret, _offer: None });
-            }
-            let missing = "its launcher does not run on this machine yet";
-            if wait.is_over() {
-                let node = parameters.node_rank;
-                return Err(LaunchError::failed(
-                    format!("node {node} cannot join node 0 at {}: {missing}", wait.place()),
-                    "is the job started on node 0, as the same user and with the same --master-port? A loopback address \
-                     leads to this machine only",
-                )
-                .into());
-            }
-            wait.go_on("node 0", Some(missing))?;
-            std::thread::sleep(Duration::from_millis(50));
-        }
-    }
-}
-
-fn random_secret() -> Result<Secret> {
-    Secret::random().map_err(|error| LaunchError::failed(error.message, error.hint))
 }
 
 /// What the workers of a node must know of their job.

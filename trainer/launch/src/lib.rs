@@ -16,8 +16,8 @@
 //!
 //! The same program with the same arguments is launcher and worker. [`detect`] decides which from the environment, and knows
 //! the workers of torchrun, Slurm, MPI and Kubeflow too (`environment/`). `node_rendezvous.rs` joins launchers of several
-//! machines. No wait is silent: `announcer.rs` says who was refused and who is missing. `local_secret.rs` shares a secret
-//! between processes of one user on one host.
+//! machines, `rank_rendezvous.rs` the ranks. No wait is silent: `announcer.rs` says who was refused and who is missing.
+//! `local_secret.rs` shares a secret between processes of one user on one host.
 //!
 //! # What a worker of this launcher has
 //!
@@ -46,7 +46,9 @@ pub mod cores;
 pub mod environment;
 mod error;
 mod failure_report;
+mod job_secret;
 mod launcher;
+mod listen;
 mod local_secret;
 mod node_failure;
 mod node_rendezvous;
@@ -54,6 +56,7 @@ mod node_wait;
 mod output;
 mod port;
 mod process;
+mod rank_rendezvous;
 mod rendezvous_parameters;
 mod report;
 pub mod secret;

@@ -25,13 +25,13 @@ use parking_lot::Mutex;
 use super::announcer::Announcer;
 use super::error::{LaunchError, Result};
 use super::launcher::Timeouts;
+use super::listen::{bind, listen_address};
 use super::node_failure::{NodeFailure, NodeInfo, RendezvousError};
 use super::node_wait::NodeWait;
 use super::output::Screen;
 use super::port;
 use super::rendezvous_parameters::RendezvousParameters;
 use super::secret::derive;
-use super::worker::{bind, listen_address};
 use comm::{CommError, ConnectError, ErrorKind, Member, Secret, StoreClient, StoreConfig, StoreServer};
 
 /// Longest request to the store, after which the launcher checks its signals again.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -14,7 +14,6 @@ use parking_lot::{Condvar, Mutex};
 use super::config::StoreConfig;
 use super::message::{Push, Request};
 use crate::abort::Abort;
-use crate::auth::{self, HandshakeError, Hello, Purpose};
 use crate::error::{CommError, ErrorKind, Result, ranks};
 use crate::net::{self, Ending};
 use crate::wire::split_frame;
@@ -48,27 +47,6 @@ struct ClientState {
     answer_limit: Duration,
 }
 
-/// Why one attempt to join a rendezvous failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ConnectError {
-    /// No server has answered there, or the connection broke. Another attempt may succeed.
-    NotThere(String),
-    /// The address is a name that leads nowhere, yet.
-    Unresolved(String),
-    /// The server, or this process, has not proved that it belongs to the job.
-    Unauthenticated(String),
-    /// The server belongs to the job and refuses this member.
-    Refused(String),
-}
-
-impl fmt::Display for ConnectError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (Self::NotThere(cause) | Self::Unresolved(cause) | Self::Unauthenticated(cause) | Self::Refused(cause)) =
-            self;
-        f.write_str(cause)
-    }
-}
-
 /// A rank's control connection: keys, barriers, and news of failures. PyTorch: `TCPStore`. A thread of its own listens, so that
 /// a rank that computes or sleeps in a collective still receives and answers.
 pub struct StoreClient {
@@ -85,83 +63,7 @@ impl fmt::Debug for StoreClient {
 }
 
 impl StoreClient {
-    /// Joins the rendezvous at `address` as `rank`. Retries until `limit` while no server listens there yet.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Setup`] if no server answers in time, the secret differs, or the server refuses the rank.
-    pub fn connect(
-        address: impl ToSocketAddrs + fmt::Display,
-        config: &StoreConfig,
-        rank: usize,
-        limit: Duration,
-    ) -> Result<Self> {
-        let until = Instant::now() + limit;
-        loop {
-            let last = match Self::try_connect(&address, config, rank)? {
-                Ok(client) => return Ok(client),
-                Err(ConnectError::NotThere(cause) | ConnectError::Unresolved(cause)) => cause,
-                Err(refused) => {
-                    return Err(CommError::setup(format!(
-                        "{} {rank} cannot join the rendezvous at {address}: {refused}",
-                        config.member
-                    ))
-                    .hint("all processes of one job, and no others, share its address, secret and world size"));
-                }
-            };
-            if Instant::now() >= until {
-                return Err(CommError::setup(format!(
-                    "{} {rank} found no rendezvous at {address} within {limit:.0?}: {last}",
-                    config.member
-                ))
-                .hint("is the launcher (or rank 0) running, and does the address lead to its host?"));
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        }
-    }
-
-    /// Tries once to join the rendezvous at `address` as `rank`. Returns within seconds, with the reason if that failed.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Setup`] if this process has no thread for the connection.
-    pub fn try_connect(
-        address: impl ToSocketAddrs + fmt::Display,
-        config: &StoreConfig,
-        rank: usize,
-    ) -> Result<std::result::Result<Self, ConnectError>> {
-        let resolved: Vec<SocketAddr> = match address.to_socket_addrs() {
-            Ok(resolved) => resolved.collect(),
-            Err(error) => return Ok(Err(ConnectError::Unresolved(format!("cannot resolve {address}: {error}")))),
-        };
-        match Self::dial(&resolved, config, rank) {
-            Ok(stream) => Self::start(stream, address.to_string(), config, rank).map(Ok),
-            Err(HandshakeError::Broken(cause)) => Ok(Err(ConnectError::NotThere(cause))),
-            Err(HandshakeError::Unauthenticated(cause)) => Ok(Err(ConnectError::Unauthenticated(cause.to_owned()))),
-            Err(HandshakeError::Refused(cause)) => Ok(Err(ConnectError::Refused(cause))),
-        }
-    }
-
-    fn dial(
-        addresses: &[SocketAddr],
-        config: &StoreConfig,
-        rank: usize,
-    ) -> std::result::Result<TcpStream, HandshakeError> {
-        let broken = |e: std::io::Error| HandshakeError::Broken(e.to_string());
-        let hello = Hello::new(Purpose::Store, rank, config.world).map_err(|e| HandshakeError::Broken(e.message))?;
-        let mut last = HandshakeError::Broken("the address names no host".into());
-        for address in addresses {
-            match TcpStream::connect_timeout(address, auth::HANDSHAKE_LIMIT) {
-                Ok(stream) => {
-                    stream.set_nodelay(true).map_err(broken)?;
-                    net::limit_silence(&stream, config.answer_limit).map_err(broken)?;
-                    return auth::dial(&stream, &config.secret, &hello).map(|()| stream);
-                }
-                Err(e) => last = broken(e),
-            }
-        }
-        Err(last)
-    }
-
-    fn start(stream: TcpStream, server: String, config: &StoreConfig, rank: usize) -> Result<Self> {
+    pub(super) fn start(stream: TcpStream, server: String, config: &StoreConfig, rank: usize) -> Result<Self> {
         let shared = Arc::new(ClientState {
             stream,
             writing: Mutex::new(()),

@@ -14,17 +14,20 @@
 //! - `state.rs`: what the server knows and answers, without sockets
 //! - `connection.rs`: one non-blocking socket with its buffers
 //! - `server.rs`: the poll loop
+//! - `connect.rs`: how a rank reaches the server
 //! - `client.rs`: a rank's end, with a thread that listens for news
 
 mod client;
 mod config;
+mod connect;
 mod connection;
 mod message;
 mod server;
 mod state;
 
-pub use client::{ConnectError, StoreClient};
+pub use client::StoreClient;
 pub use config::{Member, StoreConfig};
+pub use connect::ConnectError;
 pub use server::{StoreEvent, StoreServer};
 
 /// Most connections that have not authenticated yet.
