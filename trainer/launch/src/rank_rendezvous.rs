@@ -9,6 +9,7 @@ use super::environment::{Launcher, Variables, WorkerRole};
 use super::error::{LaunchError, Result};
 use super::listen::{bind, listen_address};
 use super::local_secret::{self, SecretOffer};
+use super::output::Screen;
 use super::port;
 use super::secret;
 use super::worker::{self, JoinTimeouts};
@@ -127,7 +128,7 @@ impl RankWait {
         let passed = self.start.elapsed();
         if !self.own && passed >= self.timeouts.notice.saturating_mul(*notices + 1) {
             *notices += 1;
-            eprintln!("{}", waiting_for("rank 0", place, passed, self.timeouts.join, Some(reason)));
+            Screen::default().say(&waiting_for("rank 0", place, passed, self.timeouts.join, Some(reason)));
         }
     }
 }
@@ -204,11 +205,11 @@ pub(super) fn host_store(
     config: &StoreConfig,
     timeouts: JoinTimeouts,
 ) -> Result<StoreServer> {
-    let address = listen_address(host, role.local_world < role.world, |note| eprintln!("{note}"));
+    let address = listen_address(host, role.local_world < role.world, |note| Screen::default().say(note));
     let mut last = None;
     for port in ports {
         let announcer = Announcer {
-            say: |text: &str| eprintln!("{text}"),
+            say: |text: &str| Screen::default().say(text),
             member: Member::Rank,
             world: role.world,
             place: port::joined(host, *port),
