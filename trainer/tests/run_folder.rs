@@ -118,7 +118,7 @@ fn a_port_that_is_taken_leaves_no_run_folder() {
     let said =
         bench.run(&["--config", "config.toml", "--cpus", "2", "--master-port", &port.to_string()]).expect(3).stderr;
     assert!(said.contains("is taken") && said.contains("hint:"), "{said}");
-    assert_eq!(entries(&bench.path("runs")), [PathBuf::new(); 0]);
+    assert!(entries(&bench.path("runs")).is_empty());
     bench.run(&["--resume", "--cpus", "2"]).expect(2);
 }
 
@@ -127,7 +127,7 @@ fn a_batch_too_small_for_the_workers_leaves_no_run_folder() {
     let bench = Bench::new(CONFIG);
     let said = bench.run(&["--config", "config.toml", "--cpus", "2", "--set", "train.batch_size=1"]).expect(2).stderr;
     assert!(said.contains("a batch of 1 cannot be shared by 2 workers") && said.contains("hint:"), "{said}");
-    assert_eq!(entries(&bench.path("runs")), [PathBuf::new(); 0]);
+    assert!(entries(&bench.path("runs")).is_empty());
 }
 
 #[test]
