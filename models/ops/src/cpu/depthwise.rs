@@ -2,9 +2,11 @@
 //! matrix product. Sums and weights are f32. Tasks are rows of pixels. The weight gradient has one sum for each of 16 parts
 //! of the batch and adds them in order, so it does not depend on the number of threads.
 
+use std::ops::Range;
+
 use super::allocator::Buffer;
 use super::channels::sum_rows;
-use super::element::Element;
+use super::element::{Element, load, store};
 use super::parallel::{SharedSlice, chunk, for_each};
 use super::shape::ConvShape;
 use super::simd::multiversion;
@@ -147,29 +149,8 @@ fn gather_channels<E: Element, const LANES: usize>(
         if pass.relu {
             sums = sums.map(|sum| if sum < 0.0 { 0.0 } else { sum });
         }
-        let to = &mut to[first..first + lanes];
-        if to.len() == LANES {
-            for lane in 0..LANES {
-                to[lane] = E::from_f32(sums[lane]);
-            }
-        } else {
-            to.iter_mut().zip(&sums).for_each(|(to, sum)| *to = E::from_f32(*sum));
-        }
+        store(&sums, &mut to[first..first + lanes]);
     }
-}
-
-/// Loads a vector, or its first lanes.
-#[inline(always)]
-fn load<E: Element, const LANES: usize>(from: &[E]) -> [f32; LANES] {
-    let mut lanes = [0.0; LANES];
-    if from.len() == LANES {
-        for lane in 0..LANES {
-            lanes[lane] = from[lane].to_f32();
-        }
-    } else {
-        lanes.iter_mut().zip(from).for_each(|(lane, value)| *lane = value.to_f32());
-    }
-    lanes
 }
 
 /// Computes `y` `[batch, oh, ow, channels]`.
@@ -219,6 +200,7 @@ pub(crate) fn weight_grad<E: Element>(shape: &ConvShape, x: &[E], dy: &[E]) -> B
     let len = channels * taps;
     let parts = PARTS.min(shape.batch).max(1);
     let rows = Taps::of_output(shape, 0);
+    let columns: Vec<Range<usize>> = (0..shape.kernel[1]).map(|kx| columns(shape, kx)).collect();
     let mut sums = Buffer::new(parts * len);
     let target = SharedSlice::new(&mut sums);
     for_each(parts, |index| {
@@ -226,7 +208,7 @@ pub(crate) fn weight_grad<E: Element>(shape: &ConvShape, x: &[E], dy: &[E]) -> B
         let sums = unsafe { target.slice(index * len..(index + 1) * len) };
         sums.fill(0.0);
         for n in chunk(shape.batch, 1, parts, index) {
-            weight_grad_image(shape, &rows, x, dy, n, sums);
+            weight_grad_image(shape, &rows, &columns, x, dy, n, sums);
         }
     });
     let mut total = Buffer::new(len);
@@ -240,72 +222,70 @@ pub(crate) fn weight_grad<E: Element>(shape: &ConvShape, x: &[E], dy: &[E]) -> B
     grad
 }
 
-multiversion!(fn weight_grad_image<E: Element>(shape: &ConvShape, rows: &Taps, x: &[E], dy: &[E], n: usize, sums: &mut [f32]) = weight_grad_image_body);
+/// Returns the output columns for which a tap reads inside the image.
+fn columns(shape: &ConvShape, kx: usize) -> Range<usize> {
+    let (stride, offset, padding) = (shape.stride[1], kx * shape.dilation[1], shape.padding[1]);
+    let first = padding.saturating_sub(offset).div_ceil(stride);
+    let end = (shape.input[1] + padding).saturating_sub(offset).div_ceil(stride).min(shape.output[1]);
+    first.min(end)..end
+}
+
+multiversion!(fn weight_grad_image<E: Element>(shape: &ConvShape, rows: &Taps, columns: &[Range<usize>], x: &[E], dy: &[E], n: usize, sums: &mut [f32]) = weight_grad_image_body);
 
 #[inline(always)]
-fn weight_grad_image_body<E: Element>(shape: &ConvShape, rows: &Taps, x: &[E], dy: &[E], n: usize, sums: &mut [f32]) {
+fn weight_grad_image_body<E: Element>(
+    shape: &ConvShape,
+    rows: &Taps,
+    columns: &[Range<usize>],
+    x: &[E],
+    dy: &[E],
+    n: usize,
+    sums: &mut [f32],
+) {
     let channels = shape.channels[0];
     let [input_row, output_row] = [shape.input[1] * channels, shape.output[1] * channels];
     for oy in 0..shape.output[0] {
         let dy = &dy[(n * shape.output[0] + oy) * output_row..][..output_row];
-        for [ky, iy] in rows.of(oy) {
-            let x = &x[(n * shape.input[0] + iy) * input_row..][..input_row];
-            let row_taps = shape.kernel[1] * channels;
-            let sums = &mut sums[ky * row_taps..][..row_taps];
-            let mut first = 0;
-            while first < channels {
-                let lanes = NARROW.min(channels - first);
-                let row = RowGrad { shape, x, dy, first, lanes };
-                first += match (shape.kernel[1], channels - first >= WIDE) {
-                    (3, true) => RowGrad { lanes: WIDE, ..row }.add::<WIDE, 3>(0, sums),
-                    (3, false) => row.add::<NARROW, 3>(0, sums),
-                    (5, true) => RowGrad { lanes: WIDE, ..row }.add::<WIDE, 5>(0, sums),
-                    (5, false) => row.add::<NARROW, 5>(0, sums),
-                    (width, _) => {
-                        (0..width).for_each(|kx| {
-                            row.add::<NARROW, 1>(kx, sums);
-                        });
-                        lanes
-                    }
-                };
-            }
-        }
-    }
-}
-
-/// Products of a row of the input and a row of the output's gradient.
-struct RowGrad<'a, E> {
-    shape: &'a ConvShape,
-    x: &'a [E],
-    dy: &'a [E],
-    /// Range of channels.
-    first: usize,
-    lanes: usize,
-}
-
-impl<E: Element> RowGrad<'_, E> {
-    /// Adds the products of `TAPS` taps from `tap` to `sums`, `[kernel column][channel]`. Returns the number of channels.
-    #[inline(always)]
-    fn add<const LANES: usize, const TAPS: usize>(&self, tap: usize, sums: &mut [f32]) -> usize {
-        let Self { shape, x, dy, first, lanes } = *self;
-        let channels = shape.channels[0];
-        let mut taps: [[f32; LANES]; TAPS] =
-            std::array::from_fn(|kx| load(&sums[(tap + kx) * channels + first..][..lanes]));
-        for (ox, dy) in dy.chunks_exact(channels).enumerate() {
-            let dy = load::<E, LANES>(&dy[first..first + lanes]);
-            for (kx, sums) in taps.iter_mut().enumerate() {
-                let ix = (ox * shape.stride[1] + (tap + kx) * shape.dilation[1]).wrapping_sub(shape.padding[1]);
-                if ix < shape.input[1] {
-                    let x = load::<E, LANES>(&x[ix * channels + first..][..lanes]);
-                    for lane in 0..LANES {
-                        sums[lane] += x[lane] * dy[lane];
+        let mut first = 0;
+        while first < channels {
+            let wide = first + WIDE <= channels;
+            let lanes = if wide { WIDE } else { NARROW.min(channels - first) };
+            for [ky, iy] in rows.of(oy) {
+                let x = &x[(n * shape.input[0] + iy) * input_row..][..input_row];
+                for (kx, columns) in columns.iter().enumerate() {
+                    let at = (ky * shape.kernel[1] + kx) * channels + first;
+                    let sums = &mut sums[at..at + lanes];
+                    if wide {
+                        add_products::<E, WIDE>(shape, kx, columns, &x[first..], &dy[first..], sums);
+                    } else {
+                        add_products::<E, NARROW>(shape, kx, columns, &x[first..], &dy[first..], sums);
                     }
                 }
             }
+            first += lanes;
         }
-        for (kx, tap_sums) in taps.iter().enumerate() {
-            sums[(tap + kx) * channels + first..][..lanes].copy_from_slice(&tap_sums[..lanes]);
-        }
-        lanes
     }
+}
+
+/// Adds the products of a tap along a row to `sums`, for as many channels as there are sums.
+#[inline(always)]
+fn add_products<E: Element, const LANES: usize>(
+    shape: &ConvShape,
+    kx: usize,
+    columns: &Range<usize>,
+    x: &[E],
+    dy: &[E],
+    sums: &mut [f32],
+) {
+    let (channels, lanes) = (shape.channels[0], sums.len());
+    let mut total = load::<f32, LANES>(sums);
+    for ox in columns.clone() {
+        let ix = ox * shape.stride[1] + kx * shape.dilation[1] - shape.padding[1];
+        let dy = load::<E, LANES>(&dy[ox * channels..][..lanes]);
+        let x = load::<E, LANES>(&x[ix * channels..][..lanes]);
+        for lane in 0..LANES {
+            total[lane] += x[lane] * dy[lane];
+        }
+    }
+    store(&total, sums);
 }
