@@ -40,6 +40,9 @@
 //! second signal kills them, but a SIGHUP is never that second signal: a terminal that closes sends several. The launcher itself is killed: the kernel kills its workers. Shared memory has no name in any
 //! file system, and sockets and processes end with the group: nothing is left to clean up.
 
+#![deny(clippy::print_stdout, clippy::print_stderr, reason = "`output::Screen` writes to the screen")]
+
+pub mod console;
 pub mod cores;
 pub mod environment;
 mod error;

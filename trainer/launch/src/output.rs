@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
 use rustix::termios::{OptionalActions, OutputModes, tcgetattr, tcgetwinsize, tcsetattr, tcsetwinsize};
 
+use super::console::printable;
 use super::failure_report;
 use super::terminal_lines::{OutputTail, TerminalLines};
 
@@ -75,7 +76,7 @@ impl Screen {
     pub(super) fn say(&self, text: &str) {
         let start = if self.in_line.swap(false, Ordering::Relaxed) { "\n" } else { "" };
         // A closed stderr cannot be reported anywhere
-        let _ = StdStream::Err.write(format!("{start}{}\n", text.trim_end()).as_bytes());
+        let _ = StdStream::Err.write(format!("{start}{}\n", printable(text.trim_end())).as_bytes());
     }
 }
 

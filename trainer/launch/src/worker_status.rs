@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use super::failure_report::{FailureKind, FailureReport, unix_ms};
+use super::output::Screen;
 use super::status_page::{Stage, StatusPage};
 use comm::{CommError, ErrorKind};
 
@@ -115,7 +116,7 @@ impl WorkerStatus {
         }
         if let Err(error) = report.write(path) {
             // Stderr is in the logs too
-            eprintln!("{}: cannot write: {error}", path.display());
+            Screen::default().say(&format!("{}: cannot write: {error}", path.display()));
         }
     }
 }

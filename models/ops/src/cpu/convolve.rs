@@ -3,10 +3,10 @@
 use half::bf16;
 
 use super::allocator::Buffer;
+use super::conv;
 use super::element::Element;
 use super::kernel::Isa;
 use super::shape::ConvShape;
-use super::{conv, depthwise};
 
 /// An element type with kernels of a convolution. Weights, biases and their gradients are f32.
 pub(crate) trait Convolve: Element {
@@ -32,36 +32,16 @@ impl Convolve for f32 {
     }
 }
 
-/// Converts the elements.
-fn cast<F: Element, E: Element>(from: &[F]) -> Buffer<E> {
-    let mut to = Buffer::new(from.len());
-    to.iter_mut().zip(from).for_each(|(to, from)| *to = E::from_f32(from.to_f32()));
-    to
-}
-
 impl Convolve for bf16 {
     fn forward(shape: &ConvShape, x: &[bf16], weight: &[f32], bias: Option<&[f32]>, relu: bool) -> Buffer<bf16> {
-        if depthwise::fits(shape) {
-            let mut y = Buffer::new(shape.output_len());
-            depthwise::forward(shape, x, weight, bias, relu, &mut y);
-            return y;
-        }
-        cast::<f32, _>(&<f32 as Convolve>::forward(shape, &cast(x), weight, bias, relu))
+        super::bf16::conv::forward(Isa::best(), shape, x, weight, bias, relu)
     }
 
     fn data_grad(shape: &ConvShape, weight: &[f32], dy: &[bf16]) -> Buffer<bf16> {
-        if depthwise::fits(shape) {
-            let mut dx = Buffer::new(shape.input_len());
-            depthwise::data_grad(shape, weight, dy, &mut dx);
-            return dx;
-        }
-        cast::<f32, _>(&<f32 as Convolve>::data_grad(shape, weight, &cast(dy)))
+        super::bf16::conv::data_grad(Isa::best(), shape, weight, dy)
     }
 
     fn weight_grad(shape: &ConvShape, x: &[bf16], dy: &[bf16]) -> Buffer {
-        if depthwise::fits(shape) {
-            return depthwise::weight_grad(shape, x, dy);
-        }
-        <f32 as Convolve>::weight_grad(shape, &cast(x), &cast(dy))
+        super::bf16::conv::weight_grad(Isa::best(), shape, x, dy)
     }
 }

@@ -3,6 +3,7 @@
 mod activation;
 mod allocator;
 mod batch_norm;
+mod bf16;
 mod blob;
 mod channels;
 mod col2im;
@@ -20,6 +21,8 @@ mod kernel;
 mod kernel_x86;
 mod level;
 mod max_pool;
+mod micro_kernel;
+mod packing;
 mod panels;
 mod parallel;
 #[cfg(test)]
@@ -28,6 +31,9 @@ mod shape;
 mod simd;
 mod tensor;
 pub(super) mod update;
+mod vector;
+#[cfg(target_arch = "x86_64")]
+mod vector_x86;
 mod weight_grad;
 mod winograd;
 mod winograd_grad;
