@@ -175,11 +175,6 @@ fn backward_piece_body<E: Element>(x: &[E], dy: &[E], activation: Activation, dx
     });
 }
 
-/// Computes [`relu_grad`] on the calling thread.
-pub(crate) fn relu_grad_piece<E: Element>(y: &[E], dy: &[E], dx: &mut [E]) {
-    backward_piece(y, dy, Activation::Relu, dx);
-}
-
 /// Computes ReLU's gradient from its output `y`: `dy` where `y` is positive, else zero.
 pub(crate) fn relu_grad<E: Element>(y: &[E], dy: &[E]) -> Buffer<E> {
     backward(y, dy, Activation::Relu)

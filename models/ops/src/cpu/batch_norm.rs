@@ -9,7 +9,7 @@
 //! therefore do not depend on the number of threads. Squares are summed around a pivot, the first pixel, so that the
 //! variance stays accurate if the mean is far from zero.
 
-use super::activation::{ElementwiseFn, relu_grad_piece, with_activation};
+use super::activation::{ElementwiseFn, relu_grad, with_activation};
 use super::allocator::Buffer;
 use super::element::Element;
 use super::parallel::{SharedSlice, chunk, chunk_count, for_each};
@@ -132,26 +132,15 @@ pub(crate) fn backward<E: Element>(
     shared: Option<&dyn StatisticsReduce>,
 ) -> Grads<E> {
     let channels = stats.mean.len();
-    // Write the gradient of ReLU's input once, because the residual needs it too: piece by piece, before the piece's sums, which
-    // then read it from the cache.
-    let (mut masked, activation) = match derivative_at {
-        DerivativeAt::Output(_) => (Some(Buffer::<E>::new(x.len())), Activation::Identity),
+    // Write the gradient of ReLU's input once, because the residual needs it too.
+    let (masked, activation) = match derivative_at {
+        DerivativeAt::Output(y) => (Some(relu_grad(y, dy)), Activation::Identity),
         DerivativeAt::Input(activation) => (None, activation),
     };
-    let target = masked.as_deref_mut().map(SharedSlice::new);
-    let [mut sum, mut product] = sums(x.len(), channels, |range, sum, product| {
-        let g = match (derivative_at, &target) {
-            (DerivativeAt::Output(y), Some(target)) => {
-                // SAFETY: each piece has its own range, and belongs to one task.
-                let g = unsafe { target.slice(range.clone()) };
-                relu_grad_piece(&y[range.clone()], &dy[range.clone()], g);
-                &*g
-            }
-            _ => &dy[range.clone()],
-        };
-        grad_sums(&x[range], g, &stats.mean, &stats.scale, &stats.shift, activation, sum, product);
-    });
     let g = masked.as_deref().unwrap_or(dy);
+    let [mut sum, mut product] = sums(x.len(), channels, |range, sum, product| {
+        grad_sums(&x[range.clone()], &g[range], &stats.mean, &stats.scale, &stats.shift, activation, sum, product);
+    });
     let count = stats.count;
     // dx = scale · (g − mean(g) − x̂ · mean(g · x̂)) = scale · g + slope · x + offset.
     let bias: Vec<f32> = sum.iter().map(|&s| s as f32).collect();

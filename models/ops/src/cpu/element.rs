@@ -45,32 +45,6 @@ impl Element for bf16 {
     }
 }
 
-/// Loads a vector, or its first lanes.
-#[inline(always)]
-pub(crate) fn load<E: Element, const LANES: usize>(from: &[E]) -> [f32; LANES] {
-    let mut lanes = [0.0; LANES];
-    if let Ok(from) = <&[E; LANES]>::try_from(from) {
-        for lane in 0..LANES {
-            lanes[lane] = from[lane].to_f32();
-        }
-    } else {
-        lanes.iter_mut().zip(from).for_each(|(lane, value)| *lane = value.to_f32());
-    }
-    lanes
-}
-
-/// Stores a vector, or its first lanes.
-#[inline(always)]
-pub(crate) fn store<E: Element, const LANES: usize>(lanes: &[f32; LANES], to: &mut [E]) {
-    if let Ok(to) = <&mut [E; LANES]>::try_from(&mut *to) {
-        for lane in 0..LANES {
-            to[lane] = E::from_f32(lanes[lane]);
-        }
-    } else {
-        to.iter_mut().zip(lanes).for_each(|(to, lane)| *to = E::from_f32(*lane));
-    }
-}
-
 /// Expands `body` once per element type, with `E` as the type of `dtype`: `with_element!(dtype, E => body)`.
 macro_rules! with_element {
     ($dtype:expr, $ty:ident => $body:expr) => {

@@ -5,8 +5,10 @@
 
 use std::ops::Range;
 
+use bytemuck::Pod;
+
 use super::allocator::Buffer;
-use super::element::{Element, load, store};
+use super::element::Element;
 use super::parallel::{SharedSlice, chunk, chunk_count, for_each};
 use super::shape::PoolShape;
 use super::simd::multiversion;
@@ -72,7 +74,7 @@ fn forward_lanes<E: Element, const LANES: usize>(
             for ky in rows_inside.clone() {
                 for kx in columns_inside.clone() {
                     let from = shape.pixel(n, oy, ox, [ky, kx]) * channels + first;
-                    let values = load::<E, LANES>(&x[from..from + lanes]);
+                    let values = load::<E, LANES>(&x[from..from + lanes]).map(E::to_f32);
                     let tap = (ky * shape.kernel[1] + kx) as u32;
                     for lane in 0..LANES {
                         let larger = (values[lane] > best[lane]) | values[lane].is_nan();
@@ -81,8 +83,8 @@ fn forward_lanes<E: Element, const LANES: usize>(
                     }
                 }
             }
-            store(&best, &mut y[at..at + lanes]);
-            store_bytes(&best_tap, &mut argmax[at..at + lanes]);
+            store(&best.map(E::from_f32), &mut y[at..at + lanes]);
+            store(&best_tap.map(|tap| tap as u8), &mut argmax[at..at + lanes]);
         }
     }
 }
@@ -161,13 +163,13 @@ fn backward_lanes<E: Element, S: Element, const LANES: usize, const DISJOINT: bo
                         let all = spills && from + LANES <= dy.len() && to + LANES <= dx.len();
                         let lanes = if all { LANES } else { LANES.min(channels - first) };
                         let (dy, dx) = (&dy[from..from + lanes], &mut dx[to..to + lanes]);
-                        let chosen = load_bytes::<LANES>(&argmax[from..from + lanes]);
-                        let grads = load::<E, LANES>(dy);
-                        let mut sums = if DISJOINT { [0.0; LANES] } else { load::<S, LANES>(dx) };
+                        let chosen: [u8; LANES] = load(&argmax[from..from + lanes]);
+                        let grads = load::<E, LANES>(dy).map(E::to_f32);
+                        let mut sums = if DISJOINT { [0.0; LANES] } else { load::<S, LANES>(dx).map(S::to_f32) };
                         for lane in 0..LANES {
                             sums[lane] += if chosen[lane] == tap { grads[lane] } else { 0.0 };
                         }
-                        store(&sums, dx);
+                        store(&sums.map(S::from_f32), dx);
                     }
                 }
             }
@@ -175,10 +177,10 @@ fn backward_lanes<E: Element, S: Element, const LANES: usize, const DISJOINT: bo
     }
 }
 
-/// Loads bytes into a vector, or its first lanes.
+/// Loads a vector, or its first lanes.
 #[inline(always)]
-fn load_bytes<const LANES: usize>(from: &[u8]) -> [u8; LANES] {
-    let mut lanes = [0; LANES];
+fn load<T: Pod, const LANES: usize>(from: &[T]) -> [T; LANES] {
+    let mut lanes = [T::zeroed(); LANES];
     if from.len() == LANES {
         lanes.copy_from_slice(from);
     } else {
@@ -187,14 +189,13 @@ fn load_bytes<const LANES: usize>(from: &[u8]) -> [u8; LANES] {
     lanes
 }
 
-/// Stores a vector as bytes, or its first lanes.
+/// Stores a vector, or its first lanes.
 #[inline(always)]
-fn store_bytes<const LANES: usize>(lanes: &[u32; LANES], to: &mut [u8]) {
-    let lanes = lanes.map(|lane| lane as u8);
+fn store<T: Copy, const LANES: usize>(lanes: &[T; LANES], to: &mut [T]) {
     if to.len() == LANES {
-        to.copy_from_slice(&lanes);
+        to.copy_from_slice(lanes);
     } else {
-        to.iter_mut().zip(lanes).for_each(|(to, lane)| *to = lane);
+        to.iter_mut().zip(lanes).for_each(|(to, lane)| *to = *lane);
     }
 }
 
