@@ -9,9 +9,10 @@ use super::parallel::{SharedSlice, chunk, for_each};
 use super::shape::ConvShape;
 use super::simd::multiversion;
 
-/// Returns true if each group has one input and one output channel.
+/// Returns true if each group has one input and one output channel. One group is accepted too: average pooling relies on
+/// weights that are not rounded to bf16.
 pub(crate) fn fits(shape: &ConvShape) -> bool {
-    shape.groups > 1 && shape.group_channels() == [1, 1]
+    shape.group_channels() == [1, 1]
 }
 
 /// Transposes `[channel][tap]` to `[tap][channel]`.
