@@ -72,6 +72,12 @@ impl Screen {
         stream.write(bytes)
     }
 
+    /// Returns a function that does [`Screen::say`] on other threads.
+    pub(super) fn sayer(self: &Arc<Self>) -> impl Fn(&str) + Send + 'static {
+        let screen = Arc::clone(self);
+        move |text| screen.say(text)
+    }
+
     /// Shows a message of the launcher on stderr, starting on a new line.
     pub(super) fn say(&self, text: &str) {
         let start = if self.in_line.swap(false, Ordering::Relaxed) { "\n" } else { "" };

@@ -70,7 +70,9 @@ impl WorkerStatus {
     /// end is a consequence.
     pub fn record_comm_error(&self, error: &CommError) {
         let consequence = match error.kind {
-            ErrorKind::PeerLost | ErrorKind::Aborted | ErrorKind::Timeout => error.culprit != Some(self.0.rank),
+            ErrorKind::PeerLost | ErrorKind::NoAnswer | ErrorKind::Reset | ErrorKind::Aborted | ErrorKind::Timeout => {
+                error.culprit != Some(self.0.rank)
+            }
             ErrorKind::Mismatch | ErrorKind::Usage | ErrorKind::Setup | ErrorKind::System => false,
         };
         self.write(FailureReport { consequence, culprit: error.culprit, ..self.report(&error.message, &error.hint) });

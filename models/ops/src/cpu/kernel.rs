@@ -22,7 +22,7 @@ use super::kernel_x86;
 use super::level::{self, CpuIsa};
 use super::micro_kernel::{Pairs, Single, outer_any, pack_rows, tile};
 use super::vector::{Lanes, Portable};
-use super::winograd_tile::{Transforms, grad_tile, input_tile, output_tile};
+use super::winograd_tile::{Transforms, filter_grads, filters, grad_steps, input_steps, input_tile, output_tile};
 
 /// Arguments of the tile micro-kernel, for operands `E` and results `O`.
 pub(crate) struct Tile<E, O = E> {
@@ -208,7 +208,11 @@ macro_rules! portable {
             winograd: Transforms {
                 input: input_tile::<Portable, $element>,
                 output: output_tile::<Portable, $element>,
-                grad: grad_tile::<Portable, $element>,
+                input_steps: input_steps::<Portable, $element>,
+                grad_steps: grad_steps::<Portable, $element>,
+                lanes: 8,
+                filters: filters::<Portable, $element>,
+                filter_grads: filter_grads::<Portable>,
             },
         }
     };

@@ -177,7 +177,7 @@ impl<E: Operand> Part<'_, E> {
 /// # Safety
 ///
 /// Each pointer points to the steps of all rows.
-pub(crate) unsafe fn add_products<E: Operand>(
+unsafe fn add_products<E: Operand>(
     panels: &[Panel<E>],
     a: &[*const E],
     offset: impl Fn(usize) -> usize,
