@@ -78,13 +78,14 @@ impl Context {
 
     /// Computes convolutions and linear layers in bf16 where `on`, as `torch.autocast(dtype=torch.bfloat16)`.
     ///
-    /// Parameters and their gradients stay f32. Activations are bf16; batch norm computes its statistics in f32.
+    /// Parameters and their gradients stay f32; the operations round them to bf16 where they use them. Activations are bf16;
+    /// batch norm computes its statistics in f32.
     pub fn autocast_bf16(mut self, on: bool) -> Self {
         self.bf16 = on;
         self
     }
 
-    /// Casts `tensor` to the element type in which convolutions and linear layers compute.
+    /// Casts an activation to the element type in which convolutions and linear layers compute.
     pub(crate) fn autocast<const D: usize>(&self, tensor: Tensor<D>) -> Tensor<D> {
         if self.bf16 { tensor.cast(FloatDType::BF16) } else { tensor }
     }

@@ -1,5 +1,5 @@
 //! bf16 autocast (`Context::autocast_bf16`): which tensors are bf16, and that results differ from f32 by rounding alone.
-//! The tests run burn's operations on the CPU. A GPU runs the same casts.
+//! The tests run the CPU's kernels. A GPU runs the same casts.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use models::{Context, Network, Spec, StateTensor, build, parameters, state_dict};
@@ -63,6 +63,9 @@ fn bf16_differs_from_f32_by_rounding_alone() {
         ("shufflenetv2_x0_5", 0.4, 1.5),
         ("efficientnet_b0", 0.4, 1.5),
         ("senet18", 0.2, 0.8),
+        ("preact_resnet18", 0.2, 0.8),
+        ("densenet121", 0.4, 1.5),
+        ("googlenet", 0.4, 1.5),
     ] {
         let entry = models::find(name).unwrap();
         let network = build(name, &entry.spec, 1, &Device::flex().autodiff()).unwrap();

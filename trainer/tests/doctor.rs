@@ -92,6 +92,7 @@ fn a_machine_without_anything_is_told_where_everything_was_looked_for() {
     assert!(text(&report["headers"]["missing"]).contains("(CUDA_PATH) has no cuda_fp16.h"), "{}", report["headers"]);
     assert!(text(&report["mpi"]["missing"]).contains("mpirun"), "{}", report["mpi"]);
     assert!(report["cpu"]["cores"].as_u64().unwrap() > 0 && report["cpu"]["memory_bytes"].as_u64().unwrap() > 1 << 20);
+    assert!(text(&report["cpu"]["kernels"]).contains("bf16"), "{}", report["cpu"]);
     assert!(text(&report["would_use"]["device"]).contains("CPU"), "without headers nothing else can be used");
     let names: Vec<_> = report["backends"].as_array().unwrap().iter().map(|row| text(&row["name"])).collect();
     assert_eq!(names, ["shm", "tcp", "cuda", "nccl", "mpi"]);

@@ -179,7 +179,7 @@ fn plan() -> RunPlan {
     let text = "[model]\nname = \"lenet\"\n[data]\nname = \"fashion-mini\"\n[train]\nepochs = 2\n";
     let facts = DatasetFacts { channels: 1, height: 28, width: 28, classes: 10, mean: vec![0.5], std: vec![0.5] };
     let datasets = |_: &str| Some(facts.clone());
-    let registry = Registry { models: &["lenet"], dataset_names: &["fashion-mini"], datasets: &datasets, gpu: false };
+    let registry = Registry { models: &["lenet"], dataset_names: &["fashion-mini"], datasets: &datasets };
     config::resolve(&ConfigSource::new("test.toml", text), &Overrides::default(), &registry).expect("a valid plan")
 }
 

@@ -3,7 +3,7 @@
 use burn::backend::Flex;
 use burn::backend::ops::{ActivationOps, ConvOptions, FloatTensorOps, ModuleOps};
 use burn::backend::tensor::FloatTensor;
-use burn::tensor::{Device, Shape, Tensor, TensorData};
+use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
 use ops::{self, Activation, ConvKernels, Kernels, NormKernels, NormOptions};
 
 use super::resnet18::Kind;
@@ -75,7 +75,7 @@ pub fn ours(kind: Kind, batch: usize) -> Vec<Part> {
             let (x, dy) = (image([batch, channels, side, side], 1), values([batch, channels], 2));
             vec![
                 ("forward", Box::new(move || vec![Flex::global_avg_pool_forward(x.clone())])),
-                ("data", Box::new(move || vec![Flex::global_avg_pool_backward([side; 2], dy.clone())])),
+                ("data", Box::new(move || vec![Flex::global_avg_pool_backward([side; 2], DType::F32, dy.clone())])),
             ]
         }
     }

@@ -24,13 +24,7 @@ pub fn exit_code(result: Result<(), Box<dyn Error>>) -> ExitCode {
 }
 
 /// A network with SGD, Nesterov momentum and weight decay, on an autodiff device.
-pub fn strategy(
-    model: &str,
-    spec: &Spec,
-    precision: &str,
-    device: &Device,
-    gpu: bool,
-) -> Result<Single, Box<dyn Error>> {
+pub fn strategy(model: &str, spec: &Spec, precision: &str, device: &Device) -> Result<Single, Box<dyn Error>> {
     let facts = DatasetFacts {
         channels: spec.in_channels,
         height: spec.image_size[0],
@@ -40,7 +34,7 @@ pub fn strategy(
         std: vec![0.25; spec.in_channels],
     };
     let datasets = |_: &str| Some(facts.clone());
-    let registry = Registry { models: &[model], dataset_names: &["cifar10"], datasets: &datasets, gpu };
+    let registry = Registry { models: &[model], dataset_names: &["cifar10"], datasets: &datasets };
     let text = format!(
         "[model]\nname = \"{model}\"\n[data]\nname = \"cifar10\"\n[train]\nprecision = \"{precision}\"\n[optimizer]\nnesterov = true\n"
     );

@@ -140,7 +140,7 @@ fn measure(name: &str, options: &Options, selected: &Selected, threads: usize) -
     let dataset = Arc::new(random(shape));
     let loader = loader(&dataset, options)?;
     let batches: Vec<Batch> = loader.epoch(1, 0).take(4).collect();
-    let mut strategy = shared::strategy(name, &spec, &options.precision, &selected.device, options.gpu)?;
+    let mut strategy = shared::strategy(name, &spec, &options.precision, &selected.device)?;
     let resident = || DeviceDataset::new(&dataset, loader.pipeline().clone(), &selected.device.clone().inner());
     if options.gpu {
         strategy.keep_on_device(DeviceDatasets { train: resident(), eval: resident() })?;

@@ -10,6 +10,7 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::autodiff::{Autodiff, NodeId};
 use burn::backend::tensor::FloatTensor;
+use burn::tensor::DType;
 
 use crate::extension::{
     Activation, ConvKernels, ConvOps, ConvOptions, Kernels, NormKernels, NormOps, NormOptions, PoolOptions, TrainingOps,
@@ -122,10 +123,12 @@ impl<B: Kernels> Backward<B, 1> for MaxPoolStep {
 struct GlobalAvgPoolStep;
 
 impl<B: Kernels> Backward<B, 1> for GlobalAvgPoolStep {
-    type State = [usize; 2];
+    /// The input's height, width and element type.
+    type State = ([usize; 2], DType);
 
-    fn backward(self, ops: Ops<[usize; 2], 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let grad = B::global_avg_pool_backward(ops.state, grads.consume::<B>(&ops.node));
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let (size, dtype) = ops.state;
+        let grad = B::global_avg_pool_backward(size, dtype, grads.consume::<B>(&ops.node));
         if let [Some(node)] = &ops.parents {
             accumulate!(B, grads, node, grad);
         }
@@ -300,9 +303,9 @@ impl<B: Kernels + TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B
     fn global_avg_pool(input: Tracked<B, C>) -> Tracked<B, C> {
         let (input, node) = input.into_parts();
         let shape = input.shape();
-        let size = [shape[2], shape[3]];
+        let saved = ([shape[2], shape[3]], input.dtype());
         let output = B::global_avg_pool_forward(input);
-        record!(GlobalAvgPoolStep, C, [node], size, output)
+        record!(GlobalAvgPoolStep, C, [node], saved, output)
     }
 
     fn scale_channels(input: Tracked<B, C>, factors: Tracked<B, C>) -> Tracked<B, C> {

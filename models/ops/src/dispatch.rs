@@ -2,9 +2,25 @@
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 
-/// Returns true if the CPU kernels accept this tensor.
+/// Returns true if the CPU kernels accept this image or this vector of features.
 pub(crate) fn has_kernels<const D: usize>(tensor: &Tensor<D>) -> bool {
+    matches!(tensor.dtype(), DType::F32 | DType::BF16) && tensor.device().inner() == Device::flex()
+}
+
+/// Returns true if the CPU kernels accept this parameter, statistic or optimizer state.
+pub(crate) fn has_parameter_kernels<const D: usize>(tensor: &Tensor<D>) -> bool {
     tensor.dtype() == DType::F32 && tensor.device().inner() == Device::flex()
+}
+
+/// Returns true if all tensors have CPU kernels and the same element type.
+pub(crate) fn have_kernels<'a, const D: usize>(mut tensors: impl Iterator<Item = &'a Tensor<D>>) -> bool {
+    let Some(first) = tensors.next() else { return false };
+    has_kernels(first) && tensors.all(|tensor| has_kernels(tensor) && tensor.dtype() == first.dtype())
+}
+
+/// Returns a parameter in the element type that the kernels for `input` take: f32 on the CPU, the input's on a GPU.
+pub(crate) fn parameter_for<const D: usize, const I: usize>(parameter: Tensor<D>, input: &Tensor<I>) -> Tensor<D> {
+    parameter.cast(if has_kernels(input) { DType::F32 } else { input.dtype() })
 }
 
 /// Returns true if the GPU kernels accept this tensor.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, backend_extension};
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
 use crate::statistics::StatisticsReduce;
 
@@ -165,8 +165,8 @@ pub trait Kernels: ConvKernels {
 
     /// See [`global_avg_pool`](crate::global_avg_pool).
     fn global_avg_pool_forward(input: FloatTensor<Self>) -> FloatTensor<Self>;
-    /// Computes the gradient of an input of `[height, width]` pixels.
-    fn global_avg_pool_backward(size: [usize; 2], grad: FloatTensor<Self>) -> FloatTensor<Self>;
+    /// Computes the gradient of an input of `[height, width]` pixels and this element type.
+    fn global_avg_pool_backward(size: [usize; 2], dtype: DType, grad: FloatTensor<Self>) -> FloatTensor<Self>;
 
     /// See [`concat`](crate::concat) and, if `interleaved`, [`interleave`](crate::interleave).
     fn concat_forward(parts: Vec<FloatTensor<Self>>, interleaved: bool) -> FloatTensor<Self>;

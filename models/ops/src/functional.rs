@@ -9,10 +9,13 @@ use burn::backend::Dispatch;
 use burn::tensor::ops::{AvgPoolOptions, MaxPoolOptions};
 use burn::tensor::{Tensor, activation, module};
 
-use crate::dispatch::{has_image_kernels, has_kernels, upcast};
+use crate::dispatch::{has_image_kernels, has_kernels, have_kernels, parameter_for, upcast};
 use crate::extension::{Activation, ConvOps, ConvOptions, NormOps, PoolOptions, TrainingOps};
 
 /// Two-dimensional cross-correlation, `torch.nn.functional.conv2d`, followed by ReLU if `relu` is true.
+///
+/// The output has the input's element type. Weight and bias are cast if the input's type has another precision: to bf16 on a
+/// GPU. The CPU kernels take f32 weights for all inputs, and round them to bf16 for a bf16 input.
 ///
 /// # Shapes
 ///
@@ -29,6 +32,7 @@ pub fn conv2d(
     options: ConvOptions,
     relu: bool,
 ) -> Tensor<4> {
+    let (weight, bias) = (parameter_for(weight, &input), bias.map(|bias| parameter_for(bias, &input)));
     if has_image_kernels(&input) {
         let (input, weight) = (input.into_dispatch(), weight.into_dispatch());
         return Tensor::from_dispatch(match bias {
@@ -42,7 +46,8 @@ pub fn conv2d(
     if relu { self::relu(output) } else { output }
 }
 
-/// Computes `input · weightᵀ + bias`, `torch.nn.functional.linear`, followed by ReLU if `relu` is true.
+/// Computes `input · weightᵀ + bias`, `torch.nn.functional.linear`, followed by ReLU if `relu` is true. Element types are
+/// those of [`conv2d`].
 ///
 /// # Shapes
 ///
@@ -53,6 +58,7 @@ pub fn conv2d(
 ///
 /// When the shapes do not match.
 pub fn linear(input: Tensor<2>, weight: Tensor<2>, bias: Tensor<1>, relu: bool) -> Tensor<2> {
+    let (weight, bias) = (parameter_for(weight, &input), parameter_for(bias, &input));
     if has_kernels(&input) {
         let (input, weight, bias) = (input.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
         return Tensor::from_dispatch(Dispatch::linear_bias(input, weight, bias, relu));
@@ -89,7 +95,7 @@ pub fn avg_pool2d(input: Tensor<4>, kernel: usize) -> Tensor<4> {
     conv2d(input, weight, None, options, false)
 }
 
-/// Mean over all pixels, computed in f32: `[B, C, H, W]` → `[B, C]`.
+/// Mean over all pixels, computed and returned in f32: `[B, C, H, W]` → `[B, C]`.
 pub fn global_avg_pool(input: Tensor<4>) -> Tensor<2> {
     if has_kernels(&input) {
         return Tensor::from_dispatch(Dispatch::global_avg_pool(input.into_dispatch()));
@@ -136,7 +142,7 @@ fn from_channels_last(rows: Tensor<4>) -> Tensor<4> {
 
 /// Adds two tensors of the same shape.
 pub fn add(left: Tensor<4>, right: Tensor<4>) -> Tensor<4> {
-    if has_kernels(&left) && has_kernels(&right) {
+    if have_kernels([&left, &right].into_iter()) {
         Tensor::from_dispatch(Dispatch::add(left.into_dispatch(), right.into_dispatch()))
     } else {
         left + right
@@ -149,7 +155,7 @@ pub fn add(left: Tensor<4>, right: Tensor<4>) -> Tensor<4> {
 ///
 /// When `parts` is empty.
 pub fn concat(parts: Vec<Tensor<4>>) -> Tensor<4> {
-    if !parts.iter().all(has_kernels) {
+    if !have_kernels(parts.iter()) {
         // Concatenate along the last axis, so that images on a GPU stay channels-last in memory.
         let parts = parts.into_iter().map(to_channels_last).collect();
         return from_channels_last(Tensor::cat(parts, 3));
@@ -168,7 +174,7 @@ pub fn concat(parts: Vec<Tensor<4>>) -> Tensor<4> {
 /// Interleaves the channels of two tensors `[B, C, H, W]`, → `[B, 2·C, H, W]`. Equals ShuffleNet's channel shuffle of
 /// `concat([left, right])` with two groups.
 pub fn interleave(left: Tensor<4>, right: Tensor<4>) -> Tensor<4> {
-    if has_kernels(&left) && has_kernels(&right) {
+    if have_kernels([&left, &right].into_iter()) {
         return Tensor::from_dispatch(Dispatch::concat_two(left.into_dispatch(), right.into_dispatch(), true));
     }
     let [batch, channels, height, width] = left.dims();

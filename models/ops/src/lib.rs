@@ -1,7 +1,7 @@
 //! Operations of image networks with custom kernels and backward passes: where training spends its time.
 //!
-//! On burn's CPU backend the functions run the f32 kernels of `cpu`, which are registered through burn's backend extension
-//! with one autodiff step each ([`Kernels`]). On an NVIDIA GPU, grouped convolutions, batch norm, activations and the
+//! On burn's CPU backend the functions run the kernels of `cpu` for f32 and bf16, which are registered through burn's backend
+//! extension with one autodiff step each ([`Kernels`]). On an NVIDIA GPU, grouped convolutions, batch norm, activations and the
 //! optimizer's step run the kernels of `gpu` ([`ConvKernels`], [`NormKernels`]). All other operations, devices and element
 //! types use burn's operations. Layers call these functions; models do not depend on the choice.
 //!
@@ -9,6 +9,11 @@
 //!
 //! The CPU kernels keep images channels-last in memory (PyTorch's `channels_last`), while the shape stays
 //! `[batch, channels, height, width]`. They convert inputs of another order, and burn's operations accept their outputs.
+//!
+//! # Element types
+//!
+//! Images and features are f32 or bf16. All sums are f32. Parameters, statistics and their gradients are f32 for both types;
+//! the GPU's convolutions take weights of the input's type.
 //!
 //! # Determinism
 //!
@@ -33,7 +38,7 @@ mod sync_batch_norm;
 mod update;
 
 pub use batch_norm::{BatchNormOutput, Epilogue, batch_norm_eval, batch_norm_train};
-pub use cpu::tensor_from_blob;
+pub use cpu::{CpuIsa, CpuIsaError, tensor_from_blob};
 pub use dispatch::upcast;
 pub use extension::{
     Activation, BatchNormGrads, ConvGrads, ConvKernels, ConvOptions, Kernels, NormKernels, NormOptions, PoolOptions,

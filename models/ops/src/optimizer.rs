@@ -2,7 +2,7 @@
 
 use burn::tensor::Tensor;
 
-use crate::dispatch::has_kernels;
+use crate::dispatch::has_parameter_kernels;
 
 /// Update rule of an optimizer.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -50,7 +50,7 @@ impl ParameterUpdate {
     /// Returns true if the CPU kernels accept all tensors.
     pub(crate) fn has_kernels(&self) -> bool {
         let tensors = [&self.value, &self.gradient].into_iter().chain(self.slots.iter().flatten());
-        tensors.into_iter().all(has_kernels)
+        tensors.into_iter().all(has_parameter_kernels)
     }
 }
 

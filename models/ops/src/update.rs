@@ -11,7 +11,7 @@
 use burn::tensor::Tensor;
 
 use crate::cpu::update as cpu;
-use crate::dispatch::has_kernels;
+use crate::dispatch::has_parameter_kernels;
 use crate::optimizer::{ParameterUpdate, UpdateRule, UpdatedParameter, bias_corrections};
 
 /// Takes one optimizer step. The gradients are multiplied by `scale`, `[1]`, if given.
@@ -90,7 +90,7 @@ fn update_one(rule: &UpdateRule, parameter: ParameterUpdate) -> UpdatedParameter
 ///
 /// When the tensors of a pair differ in length.
 pub fn ema_update(decay: f64, pairs: Vec<(Tensor<1>, Tensor<1>)>) -> Vec<Tensor<1>> {
-    if pairs.iter().all(|(average, value)| has_kernels(average) && has_kernels(value)) {
+    if pairs.iter().all(|(average, value)| has_parameter_kernels(average) && has_parameter_kernels(value)) {
         return cpu::ema_update(decay, pairs);
     }
     #[cfg(all(feature = "cuda", not(feature = "fusion")))]
@@ -104,7 +104,7 @@ pub fn ema_update(decay: f64, pairs: Vec<(Tensor<1>, Tensor<1>)>) -> Vec<Tensor<
 /// Returns the sum of the squares of all values of flat tensors, `[1]`; `None` for an empty list. The CPU kernels sum in f64.
 pub fn square_sum(tensors: &[&Tensor<1>]) -> Option<Tensor<1>> {
     let first = tensors.first()?;
-    if tensors.iter().all(|tensor| has_kernels(tensor)) {
+    if tensors.iter().all(|tensor| has_parameter_kernels(tensor)) {
         let sum = cpu::square_sum(tensors);
         return Some(Tensor::from_floats([sum as f32], &first.device()));
     }

@@ -93,8 +93,8 @@ impl Conv2d {
     fn run(&self, input: Tensor<4>, relu: bool, cx: &Context) -> Tensor<4> {
         let options =
             ConvOptions { stride: [self.stride; 2], padding: [self.padding; 2], dilation: [1, 1], groups: self.groups };
-        let weight = cx.autocast(cx.parameter(&self.weight, &input));
-        let bias = self.bias.as_ref().map(|bias| cx.autocast(cx.parameter(bias, &input)));
+        let weight = cx.parameter(&self.weight, &input);
+        let bias = self.bias.as_ref().map(|bias| cx.parameter(bias, &input));
         let output = conv2d(cx.autocast(input), weight, bias, options, relu);
         // Each output element takes one multiply-add per weight of its filter.
         let [_, group_input, kernel, _] = self.weight.dims();

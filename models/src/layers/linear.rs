@@ -42,6 +42,6 @@ impl Linear {
     fn run(&self, input: Tensor<2>, relu: bool, cx: &Context) -> Tensor<2> {
         cx.add_macs(input.dims()[0] * self.weight.dims().iter().product::<usize>());
         let (weight, bias) = (cx.parameter(&self.weight, &input), cx.parameter(&self.bias, &input));
-        cx.count_activations(linear(cx.autocast(input), cx.autocast(weight), cx.autocast(bias), relu))
+        cx.count_activations(linear(cx.autocast(input), weight, bias, relu))
     }
 }

@@ -2,6 +2,7 @@
 
 usage: make_reference.py NAME…              writes NAME.json beside this file
        make_reference.py --check NAME…      compares with the NAME.json that is there, writes nothing
+       make_reference.py --bf16 NAME…       measures autocast's deviation from NAME.json, writes bf16.json
 Networks: those of networks.py. Dropout is off.
 """
 
@@ -62,7 +63,7 @@ def macs(model, x):
     return total
 
 
-def values(name, dtype):
+def values(name, dtype, autocast=False):
     model = NETWORKS[name]().to(dtype)
     model.dropout = 0
     fill(model)
@@ -78,7 +79,11 @@ def values(name, dtype):
         "batch": BATCH,
         "state": [[k, list(v.shape)] for k, v in model.state_dict().items() if not k.endswith("num_batches_tracked")],
     }
-    logits = model.train()(x)
+    if autocast:
+        model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        logits = model.train()(x)
+    logits = logits.to(dtype)
     loss = F.cross_entropy(logits, torch.arange(BATCH) % 10)
     loss.backward()
     result["train_logits"] = logits.tolist()
@@ -105,6 +110,23 @@ def deviation(exact, single):
         "eval_logits": logits("eval_logits"),
         "loss": abs(single["loss"] - exact["loss"]),
         "worst_grad_l2": max(norms),
+    }
+
+
+def bf16_deviation(name):
+    """Returns autocast's deviation from NAME.json: of logits and gradient norms as `|a - b| / |b|`, of the loss absolutely."""
+    exact = json.loads((HERE / f"{name}.json").read_text())
+    narrow = values(name, torch.float32, autocast=True)
+    names = list(exact["grad_l2"])
+
+    def apart(got, want):
+        got, want = numpy.array(got), numpy.array(want)
+        return float(numpy.linalg.norm(got - want) / numpy.linalg.norm(want))
+
+    return {
+        "train_logits": apart(narrow["train_logits"], exact["train_logits"]),
+        "loss": abs(narrow["loss"] - exact["loss"]),
+        "grad_l2": apart([narrow["grad_l2"][k] for k in names], [exact["grad_l2"][k] for k in names]),
     }
 
 
@@ -135,7 +157,12 @@ def differences(old, new, path=""):
 
 
 def main():
-    names = [name for name in sys.argv[1:] if name != "--check"]
+    names = [name for name in sys.argv[1:] if not name.startswith("--")]
+    if "--bf16" in sys.argv:
+        found = {name: {k: float(f"{v:.2g}") for k, v in bf16_deviation(name).items()} for name in names}
+        lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(found[name])}" for name in names)
+        (HERE / "bf16.json").write_text("{\n" + lines + "\n}\n")
+        return
     for name in names:
         exact = values(name, torch.float64)
         path = HERE / f"{name}.json"

@@ -51,7 +51,7 @@ pub(super) fn run(arguments: &CompareArgs) -> Result<u8, Failure> {
     let overrides =
         Overrides { set: arguments.set.clone(), data_dir: arguments.data_dir.clone(), ..Overrides::default() };
     let target = DeviceSet::of(arguments.gpus.map_or(DeviceRequest::Cpu, DeviceRequest::Gpus))?;
-    let plan = plan::load(&arguments.config, &overrides, target.is_gpu())?;
+    let plan = plan::load(&arguments.config, &overrides)?;
     let seat = LocalRank { local_world: workers, oversubscribe: arguments.oversubscribe, ..LocalRank::ALONE };
     let device = target.all(&seat)?.remove(0).description;
     let stop = Stop::on_signals()?;

@@ -122,7 +122,7 @@ fn stopped(signal: i32, counted: u64, images: usize) -> Failure {
 fn of_run(run: &Path, arguments: &EvalArgs) -> Result<Subject, Failure> {
     let folder = RunFolder::open(run).map_err(|error| Failure::usage(&error, &error.hint))?;
     let overrides = Overrides { data_dir: arguments.data_dir.clone(), ..Overrides::default() };
-    let plan = plan::load(&folder.config(), &overrides, true)?;
+    let plan = plan::load(&folder.config(), &overrides)?;
     let loaded = match folder.best_checkpoint().exists() {
         true => checkpoint::load(&folder.best_checkpoint())?,
         false => checkpoint::load_newest(&folder.checkpoints())?.0,

@@ -21,7 +21,7 @@ pub(super) fn run(arguments: &ExportArgs) -> Result<(), Failure> {
     let to = &arguments.to;
     check_target(to, arguments.force)?;
     let folder = RunFolder::open(&arguments.run).map_err(|error| Failure::usage(&error, &error.hint))?;
-    let plan = plan::load(&folder.config(), &Overrides::default(), true)?;
+    let plan = plan::load(&folder.config(), &Overrides::default())?;
     let loaded = chosen(&folder, arguments.checkpoint.as_deref())?;
     let snapshot = loaded.snapshot;
     let (state, which) = match (arguments.ema, snapshot.ema) {

@@ -13,6 +13,7 @@ mod train;
 use serde::Serialize;
 
 use crate::cli::{BenchCommand, Cli, Command};
+use crate::device;
 use crate::failure::Failure;
 
 /// Runs the command line and returns the exit code.
@@ -20,6 +21,7 @@ use crate::failure::Failure;
 /// # Errors
 /// The error that ended the command, with its exit code.
 pub fn run(cli: Cli) -> Result<u8, Failure> {
+    device::check_cpu_kernels()?;
     match cli.command {
         None => train::run(&cli.train),
         Some(Command::Train(arguments)) => train::run(&arguments),

@@ -47,7 +47,7 @@ pub(super) fn run(arguments: &TableArgs) -> Result<(), Failure> {
 
 /// Returns a run's configuration without the path of its data and the devices on this machine.
 fn portable_config(run: &RunRecord) -> Result<String, Failure> {
-    let mut plan = plan::load(&run.folder.config(), &Overrides::default(), true)?;
+    let mut plan = plan::load(&run.folder.config(), &Overrides::default())?;
     plan.data.dir = None;
     plan.parallel.devices = None;
     Ok(plan.to_toml())

@@ -1,7 +1,7 @@
 //! What one key alone cannot tell: names that do not exist, keys that contradict each other, the data set or the build.
 
 use super::error::ConfigError;
-use super::keyword::{Backend, BatchNormPolicy, Mode, OptimizerKind, Precision, ScheduleKind};
+use super::keyword::{Backend, BatchNormPolicy, Mode, OptimizerKind, ScheduleKind};
 use super::origin::{Origins, SetBy};
 use super::plan::RunPlan;
 use super::reader::Reader;
@@ -17,7 +17,7 @@ pub(super) fn consistency(plan: &RunPlan, reader: &mut Reader, registry: &Regist
     name(reader, "model", "model", &plan.model.name, registry.models);
     name(reader, "data", "data set", &plan.data.name, registry.dataset_names);
     data(plan, reader, registry);
-    train(plan, reader, registry);
+    train(plan, reader);
     if plan.optimizer.kind == OptimizerKind::Sgd && plan.optimizer.nesterov && plan.optimizer.momentum == 0.0 {
         reader.reject(
             "optimizer.nesterov",
@@ -70,7 +70,7 @@ fn data(plan: &RunPlan, reader: &mut Reader, registry: &Registry) {
 }
 
 /// Checks `[train]`.
-fn train(plan: &RunPlan, reader: &mut Reader, registry: &Registry) {
+fn train(plan: &RunPlan, reader: &mut Reader) {
     let (train, limit) = (&plan.train, plan.data.limit_train);
     if train.epochs == 0 && train.max_steps == 0 && !reader.is_broken("train", "max_steps") {
         reader.reject("train.epochs", "0 epochs train nothing", "give 1 or more, or limit the run by `max_steps`");
@@ -84,13 +84,6 @@ fn train(plan: &RunPlan, reader: &mut Reader, registry: &Registry) {
                 train.batch_size
             ),
             "use a smaller batch_size, or drop_last = false",
-        );
-    }
-    if train.precision == Precision::Bf16 && !registry.gpu {
-        reader.reject(
-            "train.precision",
-            "\"bf16\" needs a GPU, and this run is on the CPU",
-            "use precision = \"f32\", or train on GPUs: --gpus N, of a build with --features cuda",
         );
     }
 }

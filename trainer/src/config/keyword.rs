@@ -92,7 +92,7 @@ keywords! {
     Precision {
         /// 32-bit floats.
         F32 = "f32" also "float32",
-        /// bfloat16 with 32-bit master weights; needs a GPU.
+        /// bfloat16 with 32-bit master weights.
         Bf16 = "bf16" also "bfloat16" "float16",
     }
 

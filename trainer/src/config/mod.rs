@@ -76,8 +76,6 @@ pub struct Registry<'a> {
     /// Returns the facts of a data set; `None` where they are known only after its folder is read. Such a data set
     /// needs `data.dir`.
     pub datasets: &'a dyn Fn(&str) -> Option<DatasetFacts>,
-    /// Whether the run is on GPUs: settings that only GPUs support are accepted.
-    pub gpu: bool,
 }
 
 /// Reads the file at `path` and resolves it.

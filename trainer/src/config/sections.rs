@@ -67,7 +67,7 @@ section! {
         batch_size: usize = 128, in 1..=MANY, also ["batch", "bs"];
         /// What `batch_size` counts.
         batch_scope: BatchScope = BatchScope::Global;
-        /// Number format of activations and gradients. `bf16` needs a GPU.
+        /// Number format of activations and their gradients.
         precision: Precision = Precision::F32, also ["dtype", "amp"];
         /// Seed of weights, shuffling and augmentation.
         seed: u64 = 0, in 0..;

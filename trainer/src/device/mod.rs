@@ -25,6 +25,7 @@ pub use self::{
 use crate::failure::Failure;
 use crate::text;
 use comm::cuda::driver::Gpu;
+use ops::CpuIsa;
 
 /// Whether this build includes burn's CUDA backend.
 pub const HAS_CUDA: bool = cfg!(feature = "cuda");
@@ -77,10 +78,23 @@ pub fn held_bytes(device: &Device) -> Option<u64> {
     device.memory_pool_usage().map(|usage| usage.bytes_reserved)
 }
 
+/// Checks the environment variable that limits the CPU kernels' instruction set.
+///
+/// # Errors
+/// The variable names no instruction set that this processor has.
+pub fn check_cpu_kernels() -> Result<(), Failure> {
+    CpuIsa::selected().map(|_| ()).map_err(|error| Failure::usage(&error, error.hint()))
+}
+
+/// Returns the instructions that the CPU kernels use, as text.
+pub fn cpu_kernels() -> &'static str {
+    CpuIsa::selected().map_or("unknown", CpuIsa::description)
+}
+
 /// Returns the CPU as a device of burn-flex.
 pub fn cpu() -> Selected {
     let threads = rayon::current_num_threads();
-    let description = format!("CPU, burn-flex, {threads} threads");
+    let description = format!("CPU, burn-flex, {threads} threads, {}", cpu_kernels());
     Selected { device: Device::flex().autodiff(), threads, description, gpu: None }
 }
 

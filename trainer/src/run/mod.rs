@@ -52,7 +52,7 @@ pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failur
     note_missing_gpu(&devices);
     let (workers, nodes) = (wanted.map_or(1, Devices::count), arguments.job.nnodes.unwrap_or(1));
     let several = workers > 1 || nodes > 1 || node.is_some();
-    let PlannedRun { mut plan, resumed } = source.read(several, devices.is_gpu())?;
+    let PlannedRun { mut plan, resumed } = source.read(several)?;
     let local_rank = LocalRank { local_world: workers, oversubscribe: arguments.oversubscribe, ..LocalRank::ALONE };
     let selected = devices.select(&local_rank)?;
     if selected.gpu.is_some() && arguments.oversubscribe {
@@ -135,7 +135,7 @@ fn run_worker(
     if own.is_none() {
         diagnostics::write_to_stderr();
     }
-    let PlannedRun { mut plan, mut resumed } = source.read(true, devices.is_gpu())?;
+    let PlannedRun { mut plan, mut resumed } = source.read(true)?;
     // The launcher has decided, which need not be this program's: a run that is resumed without it has as many workers.
     plan.parallel.devices = Some(match devices.is_gpu() {
         true => Devices::Gpus(worker.local_world),

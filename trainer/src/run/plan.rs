@@ -60,7 +60,7 @@ impl<'a> PlanSource<'a> {
     /// it had. A mistake in the file is reported later, by [`PlanSource::read`].
     pub(super) fn devices(&self) -> Option<Devices> {
         let flags = devices_of_flags(self.arguments);
-        let Ok(plan) = read(&self.path, &overrides(self.arguments), true) else { return flags };
+        let Ok(plan) = read(&self.path, &overrides(self.arguments)) else { return flags };
         let one = plan.parallel.mode == Mode::Single && plan.set_by("parallel", "mode") == SetBy::Flag;
         match plan.parallel.devices {
             // `--resume RUN --mode single` of a run that had several
@@ -70,20 +70,20 @@ impl<'a> PlanSource<'a> {
     }
 
     /// Reads the plan. `several`: the run has several workers, which are processes (DDP) unless a flag or the file selects devices
-    /// of one process (DP). `gpu`: accept settings that only GPUs support.
+    /// of one process (DP).
     ///
     /// # Errors
     /// Every mistake in the file and the flags, with its location.
-    pub(super) fn read(self, several: bool, gpu: bool) -> Result<PlannedRun, Failure> {
+    pub(super) fn read(self, several: bool) -> Result<PlannedRun, Failure> {
         let mut overrides = overrides(self.arguments);
-        let dp = |overrides: &Overrides| read(&self.path, overrides, gpu).is_ok_and(|p| p.parallel.mode == Mode::Dp);
+        let dp = |overrides: &Overrides| read(&self.path, overrides).is_ok_and(|p| p.parallel.mode == Mode::Dp);
         if several && overrides.mode.is_none() && !dp(&overrides) {
             overrides.mode = Some(Mode::Ddp.to_string());
         }
-        let mut plan = load(&self.path, &overrides, gpu)?;
+        let mut plan = load(&self.path, &overrides)?;
         plan.parallel.devices = self.devices();
         if let (Some(folder), Some(path)) = (&self.resumed, &self.arguments.config) {
-            same_plan(path, &overrides, folder, &plan, gpu)?;
+            same_plan(path, &overrides, folder, &plan)?;
         }
         Ok(PlannedRun { plan, resumed: self.resumed })
     }
@@ -91,8 +91,8 @@ impl<'a> PlanSource<'a> {
 
 /// Checks that `--config` and the resumed run have equal settings. The run's own config.toml may have more keys: the values that
 /// the data set determined, the mode and the devices.
-fn same_plan(path: &Path, overrides: &Overrides, folder: &RunFolder, run: &RunPlan, gpu: bool) -> Result<(), Failure> {
-    let mut asked = read(path, overrides, gpu)?;
+fn same_plan(path: &Path, overrides: &Overrides, folder: &RunFolder, run: &RunPlan) -> Result<(), Failure> {
+    let mut asked = read(path, overrides)?;
     if asked.set_by("parallel", "mode") == SetBy::Default {
         asked.parallel.mode = run.parallel.mode;
     }
@@ -125,12 +125,12 @@ fn overrides(arguments: &TrainArgs) -> Overrides {
     }
 }
 
-/// Reads and checks a TOML file, and prints its notes. `gpu`: accept settings that only GPUs support.
+/// Reads and checks a TOML file, and prints its notes.
 ///
 /// # Errors
 /// Every mistake in the file, with its location.
-pub(crate) fn load(path: &Path, overrides: &Overrides, gpu: bool) -> Result<RunPlan, Failure> {
-    let plan = read(path, overrides, gpu)?;
+pub(crate) fn load(path: &Path, overrides: &Overrides) -> Result<RunPlan, Failure> {
+    let plan = read(path, overrides)?;
     for note in plan.notes() {
         eprintln!("note: {note}");
     }
@@ -138,10 +138,10 @@ pub(crate) fn load(path: &Path, overrides: &Overrides, gpu: bool) -> Result<RunP
 }
 
 /// Does the work of [`load`] without printing notes.
-fn read(path: &Path, overrides: &Overrides, gpu: bool) -> Result<RunPlan, Failure> {
+fn read(path: &Path, overrides: &Overrides) -> Result<RunPlan, Failure> {
     let models: Vec<_> = models::entries().iter().map(|entry| entry.name).collect();
     let datasets: Vec<_> = formats::dataset_names().collect();
-    let registry = Registry { models: &models, dataset_names: &datasets, datasets: &known_facts, gpu };
+    let registry = Registry { models: &models, dataset_names: &datasets, datasets: &known_facts };
     Ok(config::load(path, overrides, &registry)?)
 }
 

@@ -4,6 +4,7 @@
 //! vectorise.
 
 use super::allocator::Buffer;
+use super::element::Element;
 use super::parallel::{SharedSlice, chunk, chunk_count, for_each};
 use super::simd::multiversion;
 use crate::extension::Activation;
@@ -131,7 +132,7 @@ macro_rules! with_activation {
 pub(crate) use with_activation;
 
 /// Applies an activation to every element.
-pub(crate) fn forward(x: &[f32], activation: Activation) -> Buffer {
+pub(crate) fn forward<E: Element>(x: &[E], activation: Activation) -> Buffer<E> {
     let mut y = Buffer::new(x.len());
     let target = SharedSlice::new(&mut y);
     let parts = chunk_count(x.len(), PIECE);
@@ -143,15 +144,15 @@ pub(crate) fn forward(x: &[f32], activation: Activation) -> Buffer {
     y
 }
 
-multiversion!(fn forward_piece(x: &[f32], activation: Activation, y: &mut [f32]) = forward_piece_body);
+multiversion!(fn forward_piece<E: Element>(x: &[E], activation: Activation, y: &mut [E]) = forward_piece_body);
 
 #[inline(always)]
-fn forward_piece_body(x: &[f32], activation: Activation, y: &mut [f32]) {
-    with_activation!(activation, K => y.iter_mut().zip(x).for_each(|(y, &x)| *y = K::value(x)));
+fn forward_piece_body<E: Element>(x: &[E], activation: Activation, y: &mut [E]) {
+    with_activation!(activation, K => y.iter_mut().zip(x).for_each(|(y, &x)| *y = E::from_f32(K::value(x.to_f32()))));
 }
 
 /// Computes `dy` times the derivative at `x`.
-pub(crate) fn backward(x: &[f32], dy: &[f32], activation: Activation) -> Buffer {
+pub(crate) fn backward<E: Element>(x: &[E], dy: &[E], activation: Activation) -> Buffer<E> {
     let mut dx = Buffer::new(x.len());
     let target = SharedSlice::new(&mut dx);
     let parts = chunk_count(x.len(), PIECE);
@@ -163,19 +164,19 @@ pub(crate) fn backward(x: &[f32], dy: &[f32], activation: Activation) -> Buffer 
     dx
 }
 
-multiversion!(fn backward_piece(x: &[f32], dy: &[f32], activation: Activation, dx: &mut [f32]) = backward_piece_body);
+multiversion!(fn backward_piece<E: Element>(x: &[E], dy: &[E], activation: Activation, dx: &mut [E]) = backward_piece_body);
 
 #[inline(always)]
-fn backward_piece_body(x: &[f32], dy: &[f32], activation: Activation, dx: &mut [f32]) {
+fn backward_piece_body<E: Element>(x: &[E], dy: &[E], activation: Activation, dx: &mut [E]) {
     with_activation!(activation, K => {
         for ((dx, &dy), &x) in dx.iter_mut().zip(dy).zip(x) {
-            *dx = K::grad(x, dy);
+            *dx = E::from_f32(K::grad(x.to_f32(), dy.to_f32()));
         }
     });
 }
 
 /// Computes ReLU's gradient from its output `y`: `dy` where `y` is positive, else zero.
-pub(crate) fn relu_grad(y: &[f32], dy: &[f32]) -> Buffer {
+pub(crate) fn relu_grad<E: Element>(y: &[E], dy: &[E]) -> Buffer<E> {
     backward(y, dy, Activation::Relu)
 }
 

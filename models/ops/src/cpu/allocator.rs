@@ -10,12 +10,14 @@
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::collections::BTreeMap;
+use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::LazyLock;
 
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty, Bytes};
+use bytemuck::Pod;
 use parking_lot::Mutex;
 
 /// Alignment in bytes: a cache line, and the widest vector register.
@@ -102,65 +104,58 @@ fn release(block: Block) {
     }
 }
 
-/// A buffer of `len` floats, aligned to a cache line. A new buffer has the contents of its last use.
+/// A buffer of `len` elements, aligned to a cache line. A new buffer has the contents of its last use.
 #[derive(Debug)]
-pub(crate) struct Buffer {
+pub(crate) struct Buffer<T = f32> {
     block: Option<Block>,
     len: usize,
+    element: PhantomData<T>,
 }
 
-impl Buffer {
+impl<T: Pod> Buffer<T> {
     pub(crate) fn new(len: usize) -> Self {
-        Self { block: Some(acquire(len * size_of::<f32>())), len }
+        Self { block: Some(acquire(len * size_of::<T>())), len, element: PhantomData }
     }
 
     pub(crate) fn zeroed(len: usize) -> Self {
         let mut buffer = Self::new(len);
-        buffer.fill(0.0);
+        buffer.fill(T::zeroed());
         buffer
-    }
-
-    fn block(&self) -> &Block {
-        self.block.as_ref().expect("only into_bytes and drop take the block")
-    }
-
-    /// Returns the same memory as bytes, four per float.
-    pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: the block is initialised, holds that many bytes and is borrowed as long as the slice.
-        unsafe { std::slice::from_raw_parts(self.block().data.as_ptr(), self.len * size_of::<f32>()) }
-    }
-
-    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and the borrow is exclusive. Any four bytes are a float.
-        unsafe { std::slice::from_raw_parts_mut(self.block().data.as_ptr(), self.len * size_of::<f32>()) }
     }
 
     /// Converts the buffer to a tensor's storage, which returns the memory to the pool when it is dropped.
     pub(crate) fn into_bytes(mut self) -> Bytes {
         let block = self.block.take().expect("only into_bytes and drop take the block");
-        let len = self.len * size_of::<f32>();
+        let len = self.len * size_of::<T>();
         // SAFETY: blocks are initialised memory of at least `len` bytes.
         unsafe { Bytes::from_controller(Box::new(Pooled(Some(block))), len) }
     }
 }
 
-impl Deref for Buffer {
-    type Target = [f32];
-
-    fn deref(&self) -> &[f32] {
-        // SAFETY: the block is initialised, aligned, holds `len` floats and is borrowed as long as the slice.
-        unsafe { std::slice::from_raw_parts(self.block().data.as_ptr().cast(), self.len) }
+impl<T> Buffer<T> {
+    fn data(&self) -> *mut T {
+        self.block.as_ref().expect("only into_bytes and drop take the block").data.as_ptr().cast()
     }
 }
 
-impl DerefMut for Buffer {
-    fn deref_mut(&mut self) -> &mut [f32] {
+impl<T: Pod> Deref for Buffer<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        // SAFETY: the block is initialised (any bytes are a `T`), aligned, holds `len` elements and is borrowed as long as the
+        // slice.
+        unsafe { std::slice::from_raw_parts(self.data(), self.len) }
+    }
+}
+
+impl<T: Pod> DerefMut for Buffer<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
         // SAFETY: as above, and the borrow is exclusive.
-        unsafe { std::slice::from_raw_parts_mut(self.block().data.as_ptr().cast(), self.len) }
+        unsafe { std::slice::from_raw_parts_mut(self.data(), self.len) }
     }
 }
 
-impl Drop for Buffer {
+impl<T> Drop for Buffer<T> {
     fn drop(&mut self) {
         if let Some(block) = self.block.take() {
             release(block);

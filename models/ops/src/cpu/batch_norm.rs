@@ -11,6 +11,7 @@
 
 use super::activation::{ElementwiseFn, relu_grad, with_activation};
 use super::allocator::Buffer;
+use super::element::Element;
 use super::parallel::{SharedSlice, chunk, chunk_count, for_each};
 use super::simd::multiversion;
 use crate::extension::Activation;
@@ -44,16 +45,16 @@ impl Stats {
     }
 
     /// Computes the statistics of the rows of `x` and, with `shared`, of the other ranks' rows of the batch.
-    pub(crate) fn from_batch(
-        x: &[f32],
+    pub(crate) fn from_batch<E: Element>(
+        x: &[E],
         weight: &[f32],
         bias: &[f32],
         epsilon: f64,
         shared: Option<&dyn StatisticsReduce>,
     ) -> Self {
         let channels = weight.len();
-        let pivot = &x[..channels];
-        let [sum, squares] = sums(x.len(), channels, |range, sum, squares| moments(&x[range], pivot, sum, squares));
+        let pivot: Vec<f32> = x[..channels].iter().map(|x| x.to_f32()).collect();
+        let [sum, squares] = sums(x.len(), channels, |range, sum, squares| moments(&x[range], &pivot, sum, squares));
         let count = (x.len() / channels) as f64;
         let Some(shared) = shared else {
             let shifted = |c: usize| sum[c] / count;
@@ -88,7 +89,7 @@ impl Stats {
     }
 
     /// Computes `activation(x · scale + shift + residual)`.
-    pub(crate) fn apply(&self, x: &[f32], residual: Option<&[f32]>, activation: Activation) -> Buffer {
+    pub(crate) fn apply<E: Element>(&self, x: &[E], residual: Option<&[E]>, activation: Activation) -> Buffer<E> {
         let mut y = Buffer::new(x.len());
         let target = SharedSlice::new(&mut y);
         let channels = self.mean.len();
@@ -104,32 +105,32 @@ impl Stats {
 }
 
 /// Gradients of input, weight, bias and residual.
-pub(crate) struct Grads {
-    pub(crate) x: Buffer,
+pub(crate) struct Grads<E> {
+    pub(crate) x: Buffer<E>,
     pub(crate) weight: Vec<f32>,
     pub(crate) bias: Vec<f32>,
     /// Gradient of ReLU's input, if ReLU follows the residual. Without ReLU, the residual's gradient is `dy`.
-    pub(crate) residual: Option<Buffer>,
+    pub(crate) residual: Option<Buffer<E>>,
 }
 
 /// How the activation's derivative is computed.
 #[derive(Clone, Copy)]
-pub(crate) enum DerivativeAt<'a> {
+pub(crate) enum DerivativeAt<'a, E> {
     /// From the activation's input, which is recomputed from the batch norm's input.
     Input(Activation),
     /// From ReLU's output.
-    Output(&'a [f32]),
+    Output(&'a [E]),
 }
 
 /// Computes the gradients. Those of weight and bias are of the local rows alone, like those of all other parameters.
 /// The input's gradient depends on all ranks' rows through the statistics.
-pub(crate) fn backward(
+pub(crate) fn backward<E: Element>(
     stats: &Stats,
-    x: &[f32],
-    dy: &[f32],
-    derivative_at: DerivativeAt<'_>,
+    x: &[E],
+    dy: &[E],
+    derivative_at: DerivativeAt<'_, E>,
     shared: Option<&dyn StatisticsReduce>,
-) -> Grads {
+) -> Grads<E> {
     let channels = stats.mean.len();
     // Write the gradient of ReLU's input once, because the residual needs it too.
     let (masked, activation) = match derivative_at {
@@ -201,31 +202,31 @@ fn sums(
     totals
 }
 
-multiversion!(fn moments(x: &[f32], pivot: &[f32], sum: &mut [f32], squares: &mut [f32]) = moments_body);
+multiversion!(fn moments<E: Element>(x: &[E], pivot: &[f32], sum: &mut [f32], squares: &mut [f32]) = moments_body);
 
 #[inline(always)]
-fn moments_body(x: &[f32], pivot: &[f32], sum: &mut [f32], squares: &mut [f32]) {
+fn moments_body<E: Element>(x: &[E], pivot: &[f32], sum: &mut [f32], squares: &mut [f32]) {
     let channels = pivot.len();
     let (sum, squares) = (&mut sum[..channels], &mut squares[..channels]);
     for x in x.chunks_exact(channels) {
         for c in 0..channels {
-            let d = x[c] - pivot[c];
+            let d = x[c].to_f32() - pivot[c];
             sum[c] += d;
             squares[c] += d * d;
         }
     }
 }
 
-multiversion!(fn normalise(x: &[f32], residual: Option<&[f32]>, scale: &[f32], shift: &[f32], activation: Activation, y: &mut [f32]) = normalise_body);
+multiversion!(fn normalise<E: Element>(x: &[E], residual: Option<&[E]>, scale: &[f32], shift: &[f32], activation: Activation, y: &mut [E]) = normalise_body);
 
 #[inline(always)]
-fn normalise_body(
-    x: &[f32],
-    residual: Option<&[f32]>,
+fn normalise_body<E: Element>(
+    x: &[E],
+    residual: Option<&[E]>,
     scale: &[f32],
     shift: &[f32],
     activation: Activation,
-    y: &mut [f32],
+    y: &mut [E],
 ) {
     let channels = scale.len();
     let shift = &shift[..channels];
@@ -233,7 +234,7 @@ fn normalise_body(
         None => {
             for (y, x) in y.chunks_exact_mut(channels).zip(x.chunks_exact(channels)) {
                 for c in 0..channels {
-                    y[c] = K::value(x[c] * scale[c] + shift[c]);
+                    y[c] = E::from_f32(K::value(x[c].to_f32() * scale[c] + shift[c]));
                 }
             }
         }
@@ -241,20 +242,20 @@ fn normalise_body(
             let rows = y.chunks_exact_mut(channels).zip(x.chunks_exact(channels));
             for ((y, x), r) in rows.zip(residual.chunks_exact(channels)) {
                 for c in 0..channels {
-                    y[c] = K::value(x[c] * scale[c] + shift[c] + r[c]);
+                    y[c] = E::from_f32(K::value(x[c].to_f32() * scale[c] + shift[c] + r[c].to_f32()));
                 }
             }
         }
     });
 }
 
-multiversion!(fn grad_sums(x: &[f32], g: &[f32], mean: &[f32], scale: &[f32], shift: &[f32], activation: Activation, sum: &mut [f32], product: &mut [f32]) = grad_sums_body);
+multiversion!(fn grad_sums<E: Element>(x: &[E], g: &[E], mean: &[f32], scale: &[f32], shift: &[f32], activation: Activation, sum: &mut [f32], product: &mut [f32]) = grad_sums_body);
 
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "one slice per tensor")]
-fn grad_sums_body(
-    x: &[f32],
-    g: &[f32],
+fn grad_sums_body<E: Element>(
+    x: &[E],
+    g: &[E],
     mean: &[f32],
     scale: &[f32],
     shift: &[f32],
@@ -268,27 +269,28 @@ fn grad_sums_body(
     with_activation!(activation, K => {
         for (x, g) in x.chunks_exact(channels).zip(g.chunks_exact(channels)) {
             for c in 0..channels {
-                let g = K::grad(x[c] * scale[c] + shift[c], g[c]);
+                let x = x[c].to_f32();
+                let g = K::grad(x * scale[c] + shift[c], g[c].to_f32());
                 sum[c] += g;
-                product[c] += g * (x[c] - mean[c]);
+                product[c] += g * (x - mean[c]);
             }
         }
     });
 }
 
-multiversion!(fn grad_input(x: &[f32], g: &[f32], scale: &[f32], shift: &[f32], slope: &[f32], offset: &[f32], activation: Activation, dx: &mut [f32]) = grad_input_body);
+multiversion!(fn grad_input<E: Element>(x: &[E], g: &[E], scale: &[f32], shift: &[f32], slope: &[f32], offset: &[f32], activation: Activation, dx: &mut [E]) = grad_input_body);
 
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "one slice per tensor")]
-fn grad_input_body(
-    x: &[f32],
-    g: &[f32],
+fn grad_input_body<E: Element>(
+    x: &[E],
+    g: &[E],
     scale: &[f32],
     shift: &[f32],
     slope: &[f32],
     offset: &[f32],
     activation: Activation,
-    dx: &mut [f32],
+    dx: &mut [E],
 ) {
     let channels = scale.len();
     let (shift, slope, offset) = (&shift[..channels], &slope[..channels], &offset[..channels]);
@@ -296,8 +298,9 @@ fn grad_input_body(
         let rows = x.chunks_exact(channels).zip(g.chunks_exact(channels));
         for (dx, (x, g)) in dx.chunks_exact_mut(channels).zip(rows) {
             for c in 0..channels {
-                let g = K::grad(x[c] * scale[c] + shift[c], g[c]);
-                dx[c] = scale[c] * g + slope[c] * x[c] + offset[c];
+                let x = x[c].to_f32();
+                let g = K::grad(x * scale[c] + shift[c], g[c].to_f32());
+                dx[c] = E::from_f32(scale[c] * g + slope[c] * x + offset[c]);
             }
         }
     });

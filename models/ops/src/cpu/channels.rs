@@ -1,6 +1,7 @@
 //! Means, sums, factors and biases of channels, on channels-last images.
 
 use super::allocator::Buffer;
+use super::element::Element;
 use super::parallel::{SharedSlice, chunk, chunk_count, for_each};
 use super::simd::multiversion;
 
@@ -8,7 +9,7 @@ use super::simd::multiversion;
 const PIECE: usize = 1 << 16;
 
 /// Computes the mean of each channel, `[batch, pixels, channels]` → `[batch, channels]`.
-pub(crate) fn mean(x: &[f32], batch: usize, pixels: usize, channels: usize) -> Buffer {
+pub(crate) fn mean<E: Element>(x: &[E], batch: usize, pixels: usize, channels: usize) -> Buffer {
     let mut y = Buffer::new(batch * channels);
     let target = SharedSlice::new(&mut y);
     for_each(batch, |n| {
@@ -19,21 +20,21 @@ pub(crate) fn mean(x: &[f32], batch: usize, pixels: usize, channels: usize) -> B
     y
 }
 
-multiversion!(fn mean_image(x: &[f32], y: &mut [f32]) = mean_image_body);
+multiversion!(fn mean_image<E: Element>(x: &[E], y: &mut [f32]) = mean_image_body);
 
 #[inline(always)]
-fn mean_image_body(x: &[f32], y: &mut [f32]) {
+fn mean_image_body<E: Element>(x: &[E], y: &mut [f32]) {
     let channels = y.len();
     let scale = 1.0 / (x.len() / channels) as f32;
     y.fill(0.0);
     for x in x.chunks_exact(channels) {
-        y.iter_mut().zip(x).for_each(|(y, x)| *y += x);
+        y.iter_mut().zip(x).for_each(|(y, x)| *y += x.to_f32());
     }
     y.iter_mut().for_each(|y| *y *= scale);
 }
 
 /// Computes the gradient of [`mean`].
-pub(crate) fn mean_grad(dy: &[f32], batch: usize, pixels: usize, channels: usize) -> Buffer {
+pub(crate) fn mean_grad<E: Element>(dy: &[f32], batch: usize, pixels: usize, channels: usize) -> Buffer<E> {
     let mut dx = Buffer::new(batch * pixels * channels);
     let target = SharedSlice::new(&mut dx);
     let scale = 1.0 / pixels as f32;
@@ -42,14 +43,14 @@ pub(crate) fn mean_grad(dy: &[f32], batch: usize, pixels: usize, channels: usize
         // SAFETY: each task has its own image.
         let dx = unsafe { target.slice(n * pixels * channels..(n + 1) * pixels * channels) };
         let (first, rest) = dx.split_at_mut(channels);
-        first.iter_mut().zip(dy).for_each(|(dx, dy)| *dx = dy * scale);
+        first.iter_mut().zip(dy).for_each(|(dx, dy)| *dx = E::from_f32(dy * scale));
         rest.chunks_exact_mut(channels).for_each(|dx| dx.copy_from_slice(first));
     });
     dx
 }
 
 /// Multiplies each channel of each image by a factor, `[batch, channels]`.
-pub(crate) fn scale(x: &[f32], factors: &[f32], [batch, channels, height, width]: [usize; 4]) -> Buffer {
+pub(crate) fn scale<E: Element>(x: &[E], factors: &[E], [batch, channels, height, width]: [usize; 4]) -> Buffer<E> {
     let mut y = Buffer::new(x.len());
     let target = SharedSlice::new(&mut y);
     let image = height * width * channels;
@@ -61,55 +62,57 @@ pub(crate) fn scale(x: &[f32], factors: &[f32], [batch, channels, height, width]
     y
 }
 
-multiversion!(fn scale_image(x: &[f32], factors: &[f32], y: &mut [f32]) = scale_image_body);
+multiversion!(fn scale_image<E: Element>(x: &[E], factors: &[E], y: &mut [E]) = scale_image_body);
 
 #[inline(always)]
-fn scale_image_body(x: &[f32], factors: &[f32], y: &mut [f32]) {
+fn scale_image_body<E: Element>(x: &[E], factors: &[E], y: &mut [E]) {
     let channels = factors.len();
     for (y, x) in y.chunks_exact_mut(channels).zip(x.chunks_exact(channels)) {
         for ((y, x), factor) in y.iter_mut().zip(x).zip(factors) {
-            *y = x * factor;
+            *y = E::from_f32(x.to_f32() * factor.to_f32());
         }
     }
 }
 
 /// Computes the gradients of both arguments of [`scale`].
-pub(crate) fn scale_grad(
-    x: &[f32],
-    factors: &[f32],
-    dy: &[f32],
+pub(crate) fn scale_grad<E: Element>(
+    x: &[E],
+    factors: &[E],
+    dy: &[E],
     [batch, channels, height, width]: [usize; 4],
-) -> [Buffer; 2] {
-    let (mut dx, mut sums) = (Buffer::new(x.len()), Buffer::new(batch * channels));
-    let targets = [SharedSlice::new(&mut dx), SharedSlice::new(&mut sums)];
+) -> [Buffer<E>; 2] {
+    let (mut dx, mut dfactors) = (Buffer::new(x.len()), Buffer::new(batch * channels));
+    let targets = [SharedSlice::new(&mut dx), SharedSlice::new(&mut dfactors)];
     let image = height * width * channels;
     for_each(batch, |n| {
         let (pixels, each) = (n * image..(n + 1) * image, n * channels..(n + 1) * channels);
-        // SAFETY: each task has its own image and its channels' sums.
-        let (dx, sums) = unsafe { (targets[0].slice(pixels.clone()), targets[1].slice(each.clone())) };
-        scale_grad_image(&x[pixels.clone()], &factors[each], &dy[pixels], dx, sums);
+        let mut sums = Buffer::zeroed(channels);
+        // SAFETY: each task has its own image and its channels' gradients.
+        let (dx, dfactors) = unsafe { (targets[0].slice(pixels.clone()), targets[1].slice(each.clone())) };
+        scale_grad_image(&x[pixels.clone()], &factors[each], &dy[pixels], dx, &mut sums);
+        dfactors.iter_mut().zip(&*sums).for_each(|(to, sum)| *to = E::from_f32(*sum));
     });
-    [dx, sums]
+    [dx, dfactors]
 }
 
-multiversion!(fn scale_grad_image(x: &[f32], factors: &[f32], dy: &[f32], dx: &mut [f32], sums: &mut [f32]) = scale_grad_image_body);
+multiversion!(fn scale_grad_image<E: Element>(x: &[E], factors: &[E], dy: &[E], dx: &mut [E], sums: &mut [f32]) = scale_grad_image_body);
 
 #[inline(always)]
-fn scale_grad_image_body(x: &[f32], factors: &[f32], dy: &[f32], dx: &mut [f32], sums: &mut [f32]) {
+fn scale_grad_image_body<E: Element>(x: &[E], factors: &[E], dy: &[E], dx: &mut [E], sums: &mut [f32]) {
     let channels = factors.len();
     let sums = &mut sums[..channels];
-    sums.fill(0.0);
     let rows = x.chunks_exact(channels).zip(dy.chunks_exact(channels));
     for (dx, (x, dy)) in dx.chunks_exact_mut(channels).zip(rows) {
         for c in 0..channels {
-            dx[c] = dy[c] * factors[c];
-            sums[c] += dy[c] * x[c];
+            let dy = dy[c].to_f32();
+            dx[c] = E::from_f32(dy * factors[c].to_f32());
+            sums[c] += dy * x[c].to_f32();
         }
     }
 }
 
 /// Computes `a + b`.
-pub(crate) fn add(a: &[f32], b: &[f32]) -> Buffer {
+pub(crate) fn add<E: Element>(a: &[E], b: &[E]) -> Buffer<E> {
     let mut y = Buffer::new(a.len());
     let target = SharedSlice::new(&mut y);
     let parts = chunk_count(a.len(), PIECE);
@@ -121,15 +124,15 @@ pub(crate) fn add(a: &[f32], b: &[f32]) -> Buffer {
     y
 }
 
-multiversion!(fn add_piece(a: &[f32], b: &[f32], y: &mut [f32]) = add_piece_body);
+multiversion!(fn add_piece<E: Element>(a: &[E], b: &[E], y: &mut [E]) = add_piece_body);
 
 #[inline(always)]
-fn add_piece_body(a: &[f32], b: &[f32], y: &mut [f32]) {
-    y.iter_mut().zip(a.iter().zip(b)).for_each(|(y, (a, b))| *y = a + b);
+fn add_piece_body<E: Element>(a: &[E], b: &[E], y: &mut [E]) {
+    y.iter_mut().zip(a.iter().zip(b)).for_each(|(y, (a, b))| *y = E::from_f32(a.to_f32() + b.to_f32()));
 }
 
 /// Adds a bias to each channel, and applies ReLU if `relu` is true.
-pub(crate) fn add_bias(y: &mut [f32], channels: usize, bias: Option<&[f32]>, relu: bool) {
+pub(crate) fn add_bias<E: Element>(y: &mut [E], channels: usize, bias: Option<&[f32]>, relu: bool) {
     let (len, parts) = (y.len(), chunk_count(y.len(), PIECE));
     let target = SharedSlice::new(y);
     for_each(parts, |index| {
@@ -138,22 +141,22 @@ pub(crate) fn add_bias(y: &mut [f32], channels: usize, bias: Option<&[f32]>, rel
     });
 }
 
-multiversion!(fn add_bias_piece(y: &mut [f32], channels: usize, bias: Option<&[f32]>, relu: bool) = add_bias_piece_body);
+multiversion!(fn add_bias_piece<E: Element>(y: &mut [E], channels: usize, bias: Option<&[f32]>, relu: bool) = add_bias_piece_body);
 
 #[inline(always)]
-fn add_bias_piece_body(y: &mut [f32], channels: usize, bias: Option<&[f32]>, relu: bool) {
+fn add_bias_piece_body<E: Element>(y: &mut [E], channels: usize, bias: Option<&[f32]>, relu: bool) {
     if let Some(bias) = bias {
         for y in y.chunks_exact_mut(channels) {
-            y.iter_mut().zip(bias).for_each(|(y, bias)| *y += bias);
+            y.iter_mut().zip(bias).for_each(|(y, bias)| *y = E::from_f32(y.to_f32() + bias));
         }
     }
     if relu {
-        y.iter_mut().for_each(|y| *y = if *y < 0.0 { 0.0 } else { *y });
+        y.iter_mut().for_each(|y| *y = if y.to_f32() < 0.0 { E::zeroed() } else { *y });
     }
 }
 
 /// Sums each channel over all pixels, in pieces of fixed size whose sums are added in order.
-pub(crate) fn channel_sums(x: &[f32], channels: usize) -> Buffer {
+pub(crate) fn channel_sums<E: Element>(x: &[E], channels: usize) -> Buffer {
     let rows_each = (PIECE / channels).max(1);
     let count = (x.len() / channels).div_ceil(rows_each);
     let mut sums = Buffer::new(count * channels);
@@ -165,14 +168,14 @@ pub(crate) fn channel_sums(x: &[f32], channels: usize) -> Buffer {
         sum_rows(&x[index * rows_each * channels..end], to);
     });
     let mut total = Buffer::zeroed(channels);
-    sum_rows(&sums, &mut total);
+    sum_rows::<f32>(&sums, &mut total);
     total
 }
 
-multiversion!(fn sum_rows(x: &[f32], sums: &mut [f32]) = sum_rows_body);
+multiversion!(fn sum_rows<E: Element>(x: &[E], sums: &mut [f32]) = sum_rows_body);
 
 #[inline(always)]
-fn sum_rows_body(x: &[f32], sums: &mut [f32]) {
+fn sum_rows_body<E: Element>(x: &[E], sums: &mut [f32]) {
     const VECTOR: usize = 16;
     const MANY: usize = 32;
     let channels = sums.len();
@@ -185,10 +188,10 @@ fn sum_rows_body(x: &[f32], sums: &mut [f32]) {
         let wide = &mut wide[..rows_at_once * channels];
         let whole = x.chunks_exact(wide.len());
         rows = whole.remainder();
-        whole.for_each(|x| wide.iter_mut().zip(x).for_each(|(sum, x)| *sum += x));
+        whole.for_each(|x| wide.iter_mut().zip(x).for_each(|(sum, x)| *sum += x.to_f32()));
         wide.chunks_exact(channels).for_each(|wide| sums.iter_mut().zip(wide).for_each(|(sum, x)| *sum += x));
     }
     for x in rows.chunks_exact(channels) {
-        sums.iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
+        sums.iter_mut().zip(x).for_each(|(sum, x)| *sum += x.to_f32());
     }
 }

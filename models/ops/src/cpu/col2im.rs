@@ -6,8 +6,8 @@
 //! sums of one kernel row are adjacent in memory.
 
 use super::allocator::Buffer;
-use super::igemm::{Weights, pack};
-use super::kernel::{Isa, Tile};
+use super::kernel::{Isa, Operand, Tile};
+use super::packing::Weights;
 use super::panels::panels;
 use super::parallel::{SharedSlice, for_each};
 use super::shape::ConvShape;
@@ -31,7 +31,7 @@ fn row_columns(shape: &ConvShape) -> usize {
 }
 
 /// Computes `dx` `[batch, h, w, in]`. Each image is one task, so the result does not depend on the number of threads.
-pub(crate) fn data_grad(isa: &'static Isa, shape: &ConvShape, weight: &[f32], dy: &[f32], dx: &mut [f32]) {
+pub(crate) fn data_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, weight: &[f32], dy: &[E], dx: &mut [E]) {
     let [input, output] = shape.channels;
     let (taps, row_columns) = (shape.taps(), row_columns(shape));
     let columns = shape.kernel[0] * row_columns;
@@ -53,15 +53,13 @@ pub(crate) fn data_grad(isa: &'static Isa, shape: &ConvShape, weight: &[f32], dy
         depth_stride: columns,
         taps: &[0],
     };
-    let packed = pack(isa, &weights);
+    let packed = weights.pack(isa, 1);
     let panels = panels(isa, columns);
     let (pixels, block) = (shape.output[0] * shape.output[1], TILES * isa.rows);
     let image = shape.input[0] * shape.input[1] * input;
     let target = SharedSlice::new(dx);
     for_each(shape.batch, |n| {
-        // SAFETY: each task has its own image.
-        let dx = unsafe { target.slice(n * image..(n + 1) * image) };
-        dx.fill(0.0);
+        let mut sums = Buffer::zeroed(image);
         let dy = &dy[n * pixels * output..(n + 1) * pixels * output];
         let mut products = Buffer::new(block * columns);
         let mut a = Vec::with_capacity(block);
@@ -78,7 +76,7 @@ pub(crate) fn data_grad(isa: &'static Isa, shape: &ConvShape, weight: &[f32], dy
                         offset: 0,
                         taps: 1,
                         depth: output,
-                        b: packed[panel.column * output..].as_ptr(),
+                        b: packed.values[panel.column * packed.width..].as_ptr(),
                         out: out[row..].as_ptr(),
                         column: panel.column,
                         rows: isa.rows.min(count - row),
@@ -86,12 +84,15 @@ pub(crate) fn data_grad(isa: &'static Isa, shape: &ConvShape, weight: &[f32], dy
                         bias: std::ptr::null(),
                         relu: false,
                     };
-                    // SAFETY: rows of `output` and `columns` floats, tables of whole register tiles.
-                    unsafe { panel.isa.tile(&call) };
+                    // SAFETY: rows of `output` elements and `columns` floats, tables of whole register tiles.
+                    unsafe { panel.isa.sums(&call) };
                 }
             }
-            add(shape, &products, first..first + count, dx);
+            add(shape, &products, first..first + count, &mut sums);
         }
+        // SAFETY: each task has its own image.
+        let dx = unsafe { target.slice(n * image..(n + 1) * image) };
+        dx.iter_mut().zip(sums.iter()).for_each(|(dx, sum)| *dx = E::from_f32(*sum));
     });
 }
 

@@ -3,12 +3,13 @@
 use std::ops::Range;
 
 use super::allocator::Buffer;
+use super::element::Element;
 use super::parallel::{SharedSlice, chunk, chunk_count, for_each};
 
 /// Elements per task.
 const PIECE: usize = 1 << 16;
 
-/// Runs `task` in parallel over ranges of pixels with `channels` floats each.
+/// Runs `task` in parallel over ranges of pixels with `channels` elements each.
 fn for_pixels(pixels: usize, channels: usize, task: impl Fn(Range<usize>) + Send + Sync) {
     let parts = chunk_count(pixels * channels, PIECE);
     for_each(parts, |index| task(chunk(pixels, 1, parts, index)));
@@ -16,7 +17,7 @@ fn for_pixels(pixels: usize, channels: usize, task: impl Fn(Range<usize>) + Send
 
 /// Concatenates the channels of `parts`, `(values, channels)`. If `interleaved`, the result alternates between the
 /// parts' channels, and all parts have the same number of channels.
-pub(crate) fn concat(parts: &[(&[f32], usize)], pixels: usize, interleaved: bool) -> Buffer {
+pub(crate) fn concat<E: Element>(parts: &[(&[E], usize)], pixels: usize, interleaved: bool) -> Buffer<E> {
     let channels: usize = parts.iter().map(|part| part.1).sum();
     let mut y = Buffer::new(pixels * channels);
     let target = SharedSlice::new(&mut y);
@@ -24,7 +25,7 @@ pub(crate) fn concat(parts: &[(&[f32], usize)], pixels: usize, interleaved: bool
         for pixel in range {
             // SAFETY: each task has its own pixels.
             let y = unsafe { target.slice(pixel * channels..(pixel + 1) * channels) };
-            let from = |part: &(&[f32], usize)| pixel * part.1..(pixel + 1) * part.1;
+            let from = |part: &(&[E], usize)| pixel * part.1..(pixel + 1) * part.1;
             match parts {
                 [left, right] if interleaved => {
                     let pairs = left.0[from(left)].iter().zip(&right.0[from(right)]);
@@ -50,10 +51,10 @@ pub(crate) fn concat(parts: &[(&[f32], usize)], pixels: usize, interleaved: bool
 }
 
 /// Returns the gradients of the parts of [`concat`], which have `parts` channels.
-pub(crate) fn concat_grad(dy: &[f32], parts: &[usize], pixels: usize, interleaved: bool) -> Vec<Buffer> {
+pub(crate) fn concat_grad<E: Element>(dy: &[E], parts: &[usize], pixels: usize, interleaved: bool) -> Vec<Buffer<E>> {
     let channels: usize = parts.iter().sum();
-    let mut grads: Vec<Buffer> = parts.iter().map(|channels| Buffer::new(pixels * channels)).collect();
-    let targets: Vec<SharedSlice<f32>> = grads.iter_mut().map(|grad| SharedSlice::new(grad)).collect();
+    let mut grads: Vec<Buffer<E>> = parts.iter().map(|channels| Buffer::new(pixels * channels)).collect();
+    let targets: Vec<SharedSlice<E>> = grads.iter_mut().map(|grad| SharedSlice::new(grad)).collect();
     for_pixels(pixels, channels, |range| {
         for pixel in range {
             let dy = &dy[pixel * channels..(pixel + 1) * channels];
@@ -74,7 +75,7 @@ pub(crate) fn concat_grad(dy: &[f32], parts: &[usize], pixels: usize, interleave
 }
 
 /// Copies the `chosen` range of `all` channels.
-pub(crate) fn slice(x: &[f32], all: usize, chosen: Range<usize>) -> Buffer {
+pub(crate) fn slice<E: Element>(x: &[E], all: usize, chosen: Range<usize>) -> Buffer<E> {
     let (pixels, few) = (x.len() / all, chosen.len());
     let mut y = Buffer::new(pixels * few);
     let target = SharedSlice::new(&mut y);
@@ -89,7 +90,7 @@ pub(crate) fn slice(x: &[f32], all: usize, chosen: Range<usize>) -> Buffer {
 }
 
 /// Returns the gradient of [`slice`].
-pub(crate) fn slice_grad(dy: &[f32], all: usize, chosen: Range<usize>) -> Buffer {
+pub(crate) fn slice_grad<E: Element>(dy: &[E], all: usize, chosen: Range<usize>) -> Buffer<E> {
     let few = chosen.len();
     let pixels = dy.len() / few;
     let mut dx = Buffer::new(pixels * all);
@@ -98,9 +99,9 @@ pub(crate) fn slice_grad(dy: &[f32], all: usize, chosen: Range<usize>) -> Buffer
         for pixel in range {
             // SAFETY: each task has its own pixels.
             let dx = unsafe { target.slice(pixel * all..(pixel + 1) * all) };
-            dx[..chosen.start].fill(0.0);
+            dx[..chosen.start].fill(E::zeroed());
             dx[chosen.clone()].copy_from_slice(&dy[pixel * few..(pixel + 1) * few]);
-            dx[chosen.end..].fill(0.0);
+            dx[chosen.end..].fill(E::zeroed());
         }
     });
     dx

@@ -5,8 +5,9 @@
 //! therefore one [`Igemm`] with its own taps, and no product is wasted on zeros between pixels.
 
 use super::allocator::Buffer;
-use super::igemm::{Igemm, Image, Weights, pack, pad_bias};
-use super::kernel::Isa;
+use super::igemm::{Igemm, Image};
+use super::kernel::{Isa, Operand};
+use super::packing::{Weights, pad_bias};
 use super::shape::ConvShape;
 use super::{channels, col2im, depthwise, grouped, weight_grad as direct, winograd, winograd_grad};
 
@@ -35,6 +36,20 @@ pub(crate) fn forward(
         }
         return y;
     }
+    direct_forward(isa, shape, x, weight, bias, relu, &mut y);
+    y
+}
+
+/// Computes the output as an indirect GEMM.
+pub(crate) fn direct_forward<E: Operand>(
+    isa: &'static Isa<E>,
+    shape: &ConvShape,
+    x: &[E],
+    weight: &[f32],
+    bias: Option<&[f32]>,
+    relu: bool,
+    y: &mut [E],
+) {
     let [depth, columns] = shape.group_channels();
     let (offsets, taps) = (shape.offsets(), shape.taps());
     let starts: Vec<usize> = (0..taps).collect();
@@ -52,23 +67,19 @@ pub(crate) fn forward(
     Igemm {
         isa,
         batch: shape.batch,
-        groups: shape.groups,
         grid: shape.output,
         source: x,
         source_image: Image { size: shape.input, channels: shape.channels[0] },
         source_step: shape.stride,
         taps: &offsets,
-        depth,
-        packed: &pack(isa, &weights),
+        weights: &weights,
         target_image: Image { size: shape.output, channels: shape.channels[1] },
         target_step: [1, 1],
         target_first: [0, 0],
-        columns,
         bias: bias.as_deref(),
         relu,
     }
-    .run(&mut y);
-    y
+    .run(y);
 }
 
 /// Computes the data gradient `[batch, h, w, in]` from `dy` `[batch, oh, ow, out]`.
@@ -89,9 +100,21 @@ pub(crate) fn data_grad(isa: &'static Isa, shape: &ConvShape, weight: &[f32], dy
         col2im::data_grad(isa, shape, weight, dy, &mut dx);
         return dx;
     }
+    direct_data_grad(isa, shape, weight, dy, &mut dx);
+    dx
+}
+
+/// Computes the data gradient as an indirect GEMM for each class of input pixels.
+pub(crate) fn direct_data_grad<E: Operand>(
+    isa: &'static Isa<E>,
+    shape: &ConvShape,
+    weight: &[f32],
+    dy: &[E],
+    dx: &mut [E],
+) {
     let classes = classes(shape);
     if classes.iter().any(|class| class.taps.is_empty()) {
-        dx.fill(0.0);
+        dx.fill(E::zeroed());
     }
     let [columns, depth] = shape.group_channels();
     let taps = shape.taps();
@@ -109,24 +132,20 @@ pub(crate) fn data_grad(isa: &'static Isa, shape: &ConvShape, weight: &[f32], dy
         Igemm {
             isa,
             batch: shape.batch,
-            groups: shape.groups,
             grid: class.grid,
             source: dy,
             source_image: Image { size: shape.output, channels: shape.channels[1] },
             source_step: [1, 1],
             taps: &class.taps,
-            depth,
-            packed: &pack(isa, &weights),
+            weights: &weights,
             target_image: Image { size: shape.input, channels: shape.channels[0] },
             target_step: shape.stride,
             target_first: class.first,
-            columns,
             bias: None,
             relu: false,
         }
-        .run(&mut dx);
+        .run(dx);
     }
-    dx
 }
 
 /// Computes the weight gradient in PyTorch's layout.

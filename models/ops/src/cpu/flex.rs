@@ -3,14 +3,16 @@
 use std::sync::Arc;
 
 use burn::backend::Flex;
+use burn::tensor::DType;
 use burn_flex::FlexTensor;
 
 use super::allocator::Buffer;
 use super::batch_norm::{self, DerivativeAt, Stats};
-use super::kernel::Isa;
+use super::convolve::Convolve;
+use super::element::{Element, with_element};
 use super::shape::{ConvShape, PoolShape};
 use super::tensor::{Dense, image, row_major};
-use super::{activation, channels, concat, conv, max_pool};
+use super::{activation, channels, concat, max_pool};
 use crate::extension::{
     Activation, BatchNormGrads, ConvGrads, ConvKernels, ConvOptions, EvalOps, Kernels, NormKernels, NormOptions,
     PoolOptions, TrainingOps, impl_without_autodiff,
@@ -42,13 +44,56 @@ pub struct SavedNorm {
 #[derive(Debug, Clone)]
 pub struct SavedMaxPool {
     shape: PoolShape,
-    argmax: Arc<Buffer>,
+    argmax: Arc<Buffer<u8>>,
 }
 
 fn vector(values: &[f32]) -> FlexTensor {
     let mut buffer = Buffer::new(values.len());
     buffer.copy_from_slice(values);
     row_major(buffer, [values.len()])
+}
+
+/// See [`NormKernels::norm_backward`].
+fn norm_backward<E: Element>(saved: &SavedNorm, grad: Dense) -> BatchNormGrads<Flex> {
+    let derivative_at = match &saved.output {
+        Some(output) => DerivativeAt::Output(output.values()),
+        None => DerivativeAt::Input(saved.options.activation),
+    };
+    let (x, dy) = (saved.input.values::<E>(), grad.values());
+    let grads = batch_norm::backward(&saved.stats, x, dy, derivative_at, saved.options.shared.as_deref());
+    let dims = saved.input.dims4();
+    BatchNormGrads {
+        input: image(grads.x, dims),
+        weight: vector(&grads.weight),
+        bias: vector(&grads.bias),
+        residual: grads.residual.map_or_else(|| grad.into_tensor(), |residual| image(residual, dims)),
+    }
+}
+
+/// See [`ConvKernels::conv_backward`].
+fn conv_backward<E: Convolve>(saved: SavedConv, grad: &Dense, required: [bool; 3]) -> ConvGrads<Flex> {
+    let SavedConv { shape, input, weight, output, linear } = saved;
+    let masked = output.map(|output| activation::relu_grad::<E>(output.values(), grad.values()));
+    let dy: &[E] = masked.as_deref().unwrap_or(grad.values());
+    let [input_channels, output_channels] = shape.channels;
+    ConvGrads {
+        // The input's gradient comes first, because the next steps of the backward pass need it.
+        input: required[0].then(|| {
+            let dx = E::data_grad(&shape, weight.values(), dy);
+            match linear {
+                true => row_major(dx, [shape.batch, input_channels]),
+                false => image(dx, [shape.batch, input_channels, shape.input[0], shape.input[1]]),
+            }
+        }),
+        weight: required[1].then(|| {
+            let dw = E::weight_grad(&shape, input.values(), dy);
+            match linear {
+                true => row_major(dw, [output_channels, input_channels]),
+                false => row_major(dw, weight.dims4()),
+            }
+        }),
+        bias: required[2].then(|| row_major(channels::channel_sums(dy, output_channels), [output_channels])),
+    }
 }
 
 impl NormKernels for Flex {
@@ -64,9 +109,12 @@ impl NormKernels for Flex {
         let (input, residual) = (Dense::channels_last(input), residual.map(Dense::channels_last));
         let (weight, bias) = (Dense::row_major(weight), Dense::row_major(bias));
         let NormOptions { epsilon, activation, ref shared, .. } = options;
-        let stats = Stats::from_batch(input.values(), weight.values(), bias.values(), epsilon, shared.as_deref());
-        let output = stats.apply(input.values(), residual.as_ref().map(Dense::values), activation);
-        let output = image(output, input.dims4());
+        let (stats, output) = with_element!(input.dtype(), E => {
+            let x = input.values::<E>();
+            let stats = Stats::from_batch(x, weight.values(), bias.values(), epsilon, shared.as_deref());
+            let output = stats.apply(x, residual.as_ref().map(Dense::values::<E>), activation);
+            (stats, image(output, input.dims4()))
+        });
         let [mean, variance] = [&stats.mean, &stats.unbiased()].map(|values| vector(values));
         let saved =
             (activation == Activation::Relu && residual.is_some()).then(|| Dense::channels_last(output.clone()));
@@ -75,39 +123,24 @@ impl NormKernels for Flex {
 
     fn norm_backward(saved: SavedNorm, grad: FlexTensor) -> BatchNormGrads<Flex> {
         let grad = Dense::channels_last(grad);
-        let derivative_at = match &saved.output {
-            Some(output) => DerivativeAt::Output(output.values()),
-            None => DerivativeAt::Input(saved.options.activation),
-        };
-        let grads = batch_norm::backward(
-            &saved.stats,
-            saved.input.values(),
-            grad.values(),
-            derivative_at,
-            saved.options.shared.as_deref(),
-        );
-        let dims = saved.input.dims4();
-        BatchNormGrads {
-            input: image(grads.x, dims),
-            weight: vector(&grads.weight),
-            bias: vector(&grads.bias),
-            residual: grads.residual.map_or_else(|| grad.into_tensor(), |residual| image(residual, dims)),
-        }
+        with_element!(grad.dtype(), E => norm_backward::<E>(&saved, grad))
     }
 
     fn activate_forward(input: FlexTensor, activation: Activation) -> FlexTensor {
         let input = Dense::natural(input);
-        input.like(activation::forward(input.values(), activation))
+        with_element!(input.dtype(), E => input.like(activation::forward::<E>(input.values(), activation)))
     }
 
     fn activate_backward(input: FlexTensor, grad: FlexTensor, activation: Activation) -> FlexTensor {
         let (input, grad) = (Dense::natural(input), Dense::natural(grad));
-        input.like(activation::backward(input.values(), grad.values(), activation))
+        with_element!(input.dtype(), E => {
+            input.like(activation::backward::<E>(input.values(), grad.values(), activation))
+        })
     }
 
     fn elementwise_add(left: FlexTensor, right: FlexTensor) -> FlexTensor {
         let (left, right) = (Dense::natural(left), Dense::natural(right));
-        left.like(channels::add(left.values(), right.values()))
+        with_element!(left.dtype(), E => left.like(channels::add::<E>(left.values(), right.values())))
     }
 }
 
@@ -123,38 +156,18 @@ impl ConvKernels for Flex {
     ) -> (FlexTensor, SavedConv) {
         let (input, weight, bias) = (Dense::channels_last(input), Dense::row_major(weight), bias.map(Dense::row_major));
         let shape = ConvShape::new(input.dims4(), weight.dims4(), &options);
-        let bias = bias.as_ref().map(Dense::values);
-        let output = conv::forward(Isa::best(), &shape, input.values(), weight.values(), bias, relu);
-        let output = image(output, [shape.batch, shape.channels[1], shape.output[0], shape.output[1]]);
+        let (weights, bias) = (weight.values(), bias.as_ref().map(Dense::values::<f32>));
+        let dims = [shape.batch, shape.channels[1], shape.output[0], shape.output[1]];
+        let output = with_element!(input.dtype(), E => {
+            image(E::forward(&shape, input.values(), weights, bias, relu), dims)
+        });
         let saved = relu.then(|| Dense::channels_last(output.clone()));
         (output, SavedConv { shape, input, weight, output: saved, linear: false })
     }
 
     fn conv_backward(saved: SavedConv, grad: FlexTensor, required: [bool; 3]) -> ConvGrads<Flex> {
-        let SavedConv { shape, input, weight, output, linear } = saved;
         let grad = Dense::natural(grad);
-        let masked = output.map(|output| activation::relu_grad(output.values(), grad.values()));
-        let dy: &[f32] = masked.as_deref().unwrap_or(grad.values());
-        let isa = Isa::best();
-        let [input_channels, output_channels] = shape.channels;
-        ConvGrads {
-            // The input's gradient comes first, because the next steps of the backward pass need it.
-            input: required[0].then(|| {
-                let dx = conv::data_grad(isa, &shape, weight.values(), dy);
-                match linear {
-                    true => row_major(dx, [shape.batch, input_channels]),
-                    false => image(dx, [shape.batch, input_channels, shape.input[0], shape.input[1]]),
-                }
-            }),
-            weight: required[1].then(|| {
-                let dw = conv::weight_grad(isa, &shape, input.values(), dy);
-                match linear {
-                    true => row_major(dw, [output_channels, input_channels]),
-                    false => row_major(dw, weight.dims4()),
-                }
-            }),
-            bias: required[2].then(|| row_major(channels::channel_sums(dy, output_channels), [output_channels])),
-        }
+        with_element!(grad.dtype(), E => conv_backward::<E>(saved, &grad, required))
     }
 }
 
@@ -166,8 +179,10 @@ impl Kernels for Flex {
         let ([batch, channels], [columns, depth]) = (input.shape().dims(), weight.shape().dims());
         let options = ConvOptions { stride: [1, 1], padding: [0, 0], dilation: [1, 1], groups: 1 };
         let shape = ConvShape::new([batch, channels, 1, 1], [columns, depth, 1, 1], &options);
-        let output = conv::forward(Isa::best(), &shape, input.values(), weight.values(), Some(bias.values()), relu);
-        let output = row_major(output, [batch, columns]);
+        let (weights, biases) = (weight.values(), Some(bias.values()));
+        let output = with_element!(input.dtype(), E => {
+            row_major(E::forward(&shape, input.values(), weights, biases, relu), [batch, columns])
+        });
         let saved = relu.then(|| Dense::row_major(output.clone()));
         (output, SavedConv { shape, input, weight, output: saved, linear: true })
     }
@@ -175,68 +190,87 @@ impl Kernels for Flex {
     fn max_pool_forward(input: FlexTensor, options: PoolOptions) -> (FlexTensor, SavedMaxPool) {
         let input = Dense::channels_last(input);
         let shape = PoolShape::new(input.dims4(), &options);
-        let (output, argmax) = max_pool::forward(&shape, input.values());
-        let output = image(output, [shape.batch, shape.channels, shape.output[0], shape.output[1]]);
+        let dims = [shape.batch, shape.channels, shape.output[0], shape.output[1]];
+        let (output, argmax) = with_element!(input.dtype(), E => {
+            let (output, argmax) = max_pool::forward::<E>(&shape, input.values());
+            (image(output, dims), argmax)
+        });
         (output, SavedMaxPool { shape, argmax: Arc::new(argmax) })
     }
 
     fn max_pool_backward(saved: SavedMaxPool, grad: FlexTensor) -> FlexTensor {
         let SavedMaxPool { shape, argmax } = saved;
         let grad = Dense::channels_last(grad);
-        let dx = max_pool::backward(&shape, argmax.bytes(), grad.values());
-        image(dx, [shape.batch, shape.channels, shape.input[0], shape.input[1]])
+        let dims = [shape.batch, shape.channels, shape.input[0], shape.input[1]];
+        with_element!(grad.dtype(), E => image(max_pool::backward::<E>(&shape, &argmax, grad.values()), dims))
     }
 
     fn global_avg_pool_forward(input: FlexTensor) -> FlexTensor {
         let input = Dense::channels_last(input);
         let [batch, channels, height, width] = input.dims4();
-        row_major(channels::mean(input.values(), batch, height * width, channels), [batch, channels])
+        let means = with_element!(input.dtype(), E => {
+            channels::mean::<E>(input.values(), batch, height * width, channels)
+        });
+        row_major(means, [batch, channels])
     }
 
-    fn global_avg_pool_backward([height, width]: [usize; 2], grad: FlexTensor) -> FlexTensor {
+    fn global_avg_pool_backward([height, width]: [usize; 2], dtype: DType, grad: FlexTensor) -> FlexTensor {
         let grad = Dense::row_major(grad);
         let [batch, channels] = grad.shape().dims();
-        image(channels::mean_grad(grad.values(), batch, height * width, channels), [batch, channels, height, width])
+        let dims = [batch, channels, height, width];
+        with_element!(dtype, E => {
+            image(channels::mean_grad::<E>(grad.values(), batch, height * width, channels), dims)
+        })
     }
 
     fn concat_forward(parts: Vec<FlexTensor>, interleaved: bool) -> FlexTensor {
         let parts: Vec<Dense> = parts.into_iter().map(Dense::channels_last).collect();
-        let each: Vec<(&[f32], usize)> = parts.iter().map(|part| (part.values(), part.dims4()[1])).collect();
         let [batch, _, height, width] = parts[0].dims4();
-        let all = each.iter().map(|part| part.1).sum();
-        image(concat::concat(&each, batch * height * width, interleaved), [batch, all, height, width])
+        let dims = [batch, parts.iter().map(|part| part.dims4()[1]).sum(), height, width];
+        with_element!(parts[0].dtype(), E => {
+            let each: Vec<(&[E], usize)> = parts.iter().map(|part| (part.values(), part.dims4()[1])).collect();
+            image(concat::concat(&each, batch * height * width, interleaved), dims)
+        })
     }
 
     fn concat_backward(channels: &[usize], grad: FlexTensor, interleaved: bool) -> Vec<FlexTensor> {
         let grad = Dense::channels_last(grad);
         let [batch, _, height, width] = grad.dims4();
-        let grads = concat::concat_grad(grad.values(), channels, batch * height * width, interleaved);
-        grads.into_iter().zip(channels).map(|(grad, &c)| image(grad, [batch, c, height, width])).collect()
+        with_element!(grad.dtype(), E => {
+            let grads = concat::concat_grad::<E>(grad.values(), channels, batch * height * width, interleaved);
+            grads.into_iter().zip(channels).map(|(grad, &c)| image(grad, [batch, c, height, width])).collect()
+        })
     }
 
     fn slice_channels_forward(input: FlexTensor, first: usize, count: usize) -> FlexTensor {
         let input = Dense::channels_last(input);
         let [batch, all, height, width] = input.dims4();
-        image(concat::slice(input.values(), all, first..first + count), [batch, count, height, width])
+        let (chosen, dims) = (first..first + count, [batch, count, height, width]);
+        with_element!(input.dtype(), E => image(concat::slice::<E>(input.values(), all, chosen), dims))
     }
 
     fn slice_channels_backward(all: usize, first: usize, grad: FlexTensor) -> FlexTensor {
         let grad = Dense::channels_last(grad);
         let [batch, count, height, width] = grad.dims4();
-        image(concat::slice_grad(grad.values(), all, first..first + count), [batch, all, height, width])
+        let (chosen, dims) = (first..first + count, [batch, all, height, width]);
+        with_element!(grad.dtype(), E => image(concat::slice_grad::<E>(grad.values(), all, chosen), dims))
     }
 
     fn scale_channels_forward(input: FlexTensor, factors: FlexTensor) -> FlexTensor {
         let (input, factors) = (Dense::channels_last(input), Dense::row_major(factors));
-        input.like(channels::scale(input.values(), factors.values(), input.dims4()))
+        with_element!(input.dtype(), E => {
+            input.like(channels::scale::<E>(input.values(), factors.values(), input.dims4()))
+        })
     }
 
     fn scale_channels_backward(input: FlexTensor, factors: FlexTensor, grad: FlexTensor) -> [FlexTensor; 2] {
         let (input, grad) = (Dense::channels_last(input), Dense::channels_last(grad));
         let factors = Dense::row_major(factors);
         let dims = input.dims4();
-        let [dx, sums] = channels::scale_grad(input.values(), factors.values(), grad.values(), dims);
-        [input.like(dx), row_major(sums, [dims[0], dims[1]])]
+        with_element!(input.dtype(), E => {
+            let [dx, dfactors] = channels::scale_grad::<E>(input.values(), factors.values(), grad.values(), dims);
+            [input.like(dx), row_major(dfactors, [dims[0], dims[1]])]
+        })
     }
 }
 
@@ -287,7 +321,9 @@ fn norm_eval(
     let (input, residual) = (Dense::channels_last(input), residual.map(Dense::channels_last));
     let ([weight, bias], [mean, variance]) = (affine.map(Dense::row_major), stats.map(Dense::row_major));
     let stats = Stats::from_running(mean.values(), variance.values(), weight.values(), bias.values(), epsilon);
-    image(stats.apply(input.values(), residual.as_ref().map(Dense::values), activation), input.dims4())
+    with_element!(input.dtype(), E => {
+        image(stats.apply(input.values(), residual.as_ref().map(Dense::values::<E>), activation), input.dims4())
+    })
 }
 
 impl EvalOps for Flex {

@@ -1,11 +1,12 @@
 //! Folds the taps of a kernel row into one tap, for images with few channels.
 //!
 //! In a channels-last image, the pixels under one kernel row are adjacent in memory. With dilation 1, a row of `kw`
-//! taps with `c` channels each is therefore one tap of `kw · c` contiguous floats, except at the image's edge. Where
+//! taps with `c` channels each is therefore one tap of `kw · c` contiguous elements, except at the image's edge. Where
 //! windows exceed the image, the image (which has few channels) is copied once with its padding. A first convolution of
 //! three channels then has inner loops of 9 or 15 products per tap instead of three.
 
 use super::allocator::Buffer;
+use super::element::Element;
 use super::igemm::Image;
 use super::parallel::{SharedSlice, for_each};
 
@@ -13,9 +14,9 @@ use super::parallel::{SharedSlice, for_each};
 const LONG_ENOUGH: usize = 32;
 
 /// The folded source and taps.
-pub(crate) struct FoldedTaps {
+pub(crate) struct FoldedTaps<E> {
     /// Padded copy of the source; `None` if no padding is needed.
-    pub(crate) padded: Option<Buffer>,
+    pub(crate) padded: Option<Buffer<E>>,
     pub(crate) image: Image,
     pub(crate) taps: Vec<[isize; 2]>,
     pub(crate) depth: usize,
@@ -23,15 +24,15 @@ pub(crate) struct FoldedTaps {
 
 /// Returns `None` where folding does not apply. `taps` are sorted; output pixel `g < grid` reads the source at `g ·
 /// step + tap`.
-pub(crate) fn fold_taps(
-    source: &[f32],
+pub(crate) fn fold_taps<E: Element>(
+    source: &[E],
     batch: usize,
     image: Image,
     taps: &[[isize; 2]],
     depth: usize,
     grid: [usize; 2],
     step: [usize; 2],
-) -> Option<FoldedTaps> {
+) -> Option<FoldedTaps<E>> {
     let width = taps.iter().take_while(|tap| tap[0] == taps[0][0]).count();
     let rows = taps.len() / width.max(1);
     let regular = taps.iter().enumerate().all(|(i, tap)| {
@@ -57,7 +58,7 @@ pub(crate) fn fold_taps(
         for_each(batch, |n| {
             // SAFETY: each task has its own image.
             let to = unsafe { target.slice(n * size[0] * to_row..(n + 1) * size[0] * to_row) };
-            to.fill(0.0);
+            to.fill(E::zeroed());
             let from = &source[n * image.size[0] * from_row..(n + 1) * image.size[0] * from_row];
             for (from, to) in from.chunks_exact(from_row).zip(to.chunks_exact_mut(to_row).skip(top)) {
                 to[left * depth..][..from_row].copy_from_slice(from);

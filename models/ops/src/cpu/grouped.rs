@@ -18,7 +18,7 @@ pub(crate) struct Merged {
 
 /// Merges groups into groups of at most as many channels as the narrowest tile has columns. Returns `None` if no groups
 /// can be merged, and for a depthwise convolution, which has separate kernels.
-pub(crate) fn merge(shape: &ConvShape, isa: &Isa) -> Option<Merged> {
+pub(crate) fn merge<E>(shape: &ConvShape, isa: &Isa<E>) -> Option<Merged> {
     let [depth, columns] = shape.group_channels();
     if super::depthwise::fits(shape) {
         return None;

@@ -11,12 +11,12 @@
 //! would change taps after a few products. Neighbouring taps are then folded into one ([`mod@super::fold_taps`]), or
 //! the rows of a block are gathered (im2col of a few hundred rows, in L1) and multiplied as one tap.
 
-use std::cell::RefCell;
 use std::ops::Range;
 
 use super::allocator::Buffer;
 use super::fold_taps::fold_taps;
-use super::kernel::{Isa, Tile, prefetch};
+use super::kernel::{Isa, Operand, Tile, prefetch};
+use super::packing::{Packed, Weights};
 use super::panels::{Panel, padded, panels};
 use super::parallel::{SharedSlice, for_each, threads};
 
@@ -35,50 +35,39 @@ pub(crate) struct Image {
 }
 
 /// A convolution as an indirect GEMM.
-pub(crate) struct Igemm<'a> {
-    pub(crate) isa: &'static Isa,
+pub(crate) struct Igemm<'a, E: 'static> {
+    pub(crate) isa: &'static Isa<E>,
     pub(crate) batch: usize,
-    /// Number of groups of channels, adjacent in source and target.
-    pub(crate) groups: usize,
     /// Pixels of the result, `[rows, columns]` per image.
     pub(crate) grid: [usize; 2],
-    pub(crate) source: &'a [f32],
+    pub(crate) source: &'a [E],
     pub(crate) source_image: Image,
     /// Grid pixel `g` reads the source at `g · source_step + tap`.
     pub(crate) source_step: [usize; 2],
     /// Sorted.
     pub(crate) taps: &'a [[isize; 2]],
-    /// Source channels per group, which are summed.
-    pub(crate) depth: usize,
-    /// Weights from [`pack`].
-    pub(crate) packed: &'a [f32],
+    /// Weights of all `taps`.
+    pub(crate) weights: &'a Weights<'a>,
     /// Grid pixel `g` is written at `g · target_step + target_first`.
     pub(crate) target_image: Image,
     pub(crate) target_step: [usize; 2],
     pub(crate) target_first: [usize; 2],
-    /// Result channels per group.
-    pub(crate) columns: usize,
-    /// Bias from [`pad_bias`].
+    /// Bias from [`super::packing::pad_bias`].
     pub(crate) bias: Option<&'a [f32]>,
     pub(crate) relu: bool,
 }
 
 /// Pointers of a block.
-#[derive(Default)]
-struct Indirection {
+struct Indirection<E> {
     /// `[tile][tap][row]`, each to the first channel of a source pixel.
-    a: Vec<*const f32>,
-    /// `[tap]`.
-    taps: Vec<TapRange>,
-    /// `[row]`, each to a gathered row.
-    gathered: Vec<*const f32>,
+    a: Vec<*const E>,
     /// `[row]`, each to the first channel of a target pixel.
-    out: Vec<*mut f32>,
+    out: Vec<*mut E>,
 }
 
 /// Source pixels of a tap.
 struct TapRange {
-    /// Offset in floats from the source pixel at `g · step` to the tap's pixel.
+    /// Offset in elements from the source pixel at `g · step` to the tap's pixel.
     distance: isize,
     /// Rows and columns of the grid whose source pixel is inside the image.
     inside: [Range<usize>; 2],
@@ -95,67 +84,77 @@ impl TapRange {
     }
 }
 
-thread_local! {
-    static INDIRECTION: RefCell<Indirection> = RefCell::default();
+impl<E: Operand> Igemm<'_, E> {
+    /// Computes the result's pixels of the grid; `target` is the whole tensor.
+    pub(crate) fn run(&self, target: &mut [E]) {
+        let depth = self.weights.depth;
+        let (image, step) = (self.source_image, self.source_step);
+        let folded = fold_taps(self.source, self.batch, image, self.taps, depth, self.grid, step);
+        let (source, image, taps, depth) = match &folded {
+            Some(folded) => {
+                (folded.padded.as_deref().unwrap_or(self.source), folded.image, &*folded.taps, folded.depth)
+            }
+            None => (self.source, image, self.taps, depth),
+        };
+        let gather = depth < GATHER_BELOW && taps.len() > 1;
+        let merged = if gather { self.taps.len() } else { self.taps.len() / taps.len().max(1) };
+        let packed = self.weights.pack(self.isa, merged.max(1));
+        let zeros = Buffer::zeroed(image.channels.max(depth).max(1));
+        let panels = panels(self.isa, self.weights.columns);
+        let blocks = Blocks { conv: self, source, image, taps, depth, gather, packed, panels: &panels, zeros: &zeros };
+        blocks.run(target);
+    }
 }
 
-impl Igemm<'_> {
-    /// Computes the result's pixels of the grid; `target` is the whole tensor.
-    pub(crate) fn run(&self, target: &mut [f32]) {
-        let (source, image, step) = (self.source, self.source_image, self.source_step);
-        match fold_taps(source, self.batch, image, self.taps, self.depth, self.grid, step) {
-            Some(folded) => Igemm {
-                source: folded.padded.as_deref().unwrap_or(source),
-                source_image: folded.image,
-                taps: &folded.taps,
-                depth: folded.depth,
-                ..*self
-            }
-            .run_blocks(target),
-            None => self.run_blocks(target),
-        }
-    }
+/// A convolution whose taps are folded and whose weights are packed.
+struct Blocks<'a, E: 'static> {
+    conv: &'a Igemm<'a, E>,
+    source: &'a [E],
+    image: Image,
+    taps: &'a [[isize; 2]],
+    /// Elements per tap.
+    depth: usize,
+    /// Whether the rows of a block are gathered.
+    gather: bool,
+    packed: Packed<E>,
+    panels: &'a [Panel<E>],
+    /// Zeros for padding, one per element of a tap.
+    zeros: &'a [E],
+}
 
-    fn run_blocks(&self, target: &mut [f32]) {
-        let rows = self.batch * self.grid[0] * self.grid[1];
+impl<E: Operand> Blocks<'_, E> {
+    fn run(&self, target: &mut [E]) {
+        let isa = self.conv.isa;
+        let rows = self.conv.batch * self.conv.grid[0] * self.conv.grid[1];
         // Rows with few products take little time, so a task has more of them.
         let tiles = (TILES * FULL_WIDTH / (self.depth * self.taps.len()).max(1)).clamp(TILES, 4 * TILES);
-        let block = (self.isa.rows * tiles).min(rows.div_ceil(threads()).next_multiple_of(self.isa.rows).max(1));
-        let zeros = Buffer::zeroed(self.source_image.channels.max(self.depth).max(1));
-        let panels = panels(self.isa, self.columns);
+        let block = (isa.rows * tiles).min(rows.div_ceil(threads()).next_multiple_of(isa.rows).max(1));
         let target = SharedSlice::new(target);
         for_each(rows.div_ceil(block.max(1)), |index| {
             let first = index * block;
-            INDIRECTION.with_borrow_mut(|pointers| {
-                self.block(pointers, &panels, first, block.min(rows - first), &zeros, target);
-            });
+            self.block(first, block.min(rows - first), target);
         });
     }
 
-    fn block(
-        &self,
-        pointers: &mut Indirection,
-        panels: &[Panel],
-        first: usize,
-        count: usize,
-        zeros: &[f32],
-        target: SharedSlice<f32>,
-    ) {
-        let gather = self.depth < GATHER_BELOW && self.taps.len() > 1;
-        self.fill_pointers(pointers, first, count, zeros, target);
-        self.prefetch_next(pointers, count);
-        let (rows, width, padded) = (self.isa.rows, self.depth * self.taps.len(), padded(panels));
-        let (taps, depth) = if gather { (1, width) } else { (self.taps.len(), self.depth) };
-        let mut gathered = Buffer::new(if gather { count.next_multiple_of(rows) * width } else { 0 });
+    fn block(&self, first: usize, count: usize, target: SharedSlice<E>) {
+        let pointers = self.pointers(first, count, target);
+        self.prefetch_next(&pointers, count);
+        let (rows, width, padded) = (self.conv.isa.rows, self.depth * self.taps.len(), padded(self.panels));
+        let (taps, depth) = if self.gather { (1, width) } else { (self.taps.len(), self.depth) };
+        let mut gathered = Buffer::new(if self.gather { count.next_multiple_of(rows) * width } else { 0 });
+        let mut gathered_rows: Vec<*const E> = Vec::new();
+        let columns = self.conv.weights.columns;
 
-        for group in 0..self.groups {
-            if gather {
-                self.gather(pointers, &mut gathered, width, group * self.depth);
+        for group in 0..self.conv.weights.groups {
+            if self.gather {
+                self.gather(&pointers, &mut gathered, width, group * self.depth);
+                gathered_rows.clear();
+                gathered_rows.extend(gathered.chunks_exact(width).map(<[E]>::as_ptr));
             }
-            let (a, offset) = if gather { (&pointers.gathered, 0) } else { (&pointers.a, group * self.depth) };
-            for panel in panels {
-                let packed = &self.packed[(group * padded + panel.column) * width..];
-                let bias = self.bias.map(|bias| &bias[group * padded + panel.column..]);
+            let (a, offset) = if self.gather { (&gathered_rows, 0) } else { (&pointers.a, group * self.depth) };
+            for panel in self.panels {
+                let packed = &self.packed.values[(group * padded + panel.column) * self.packed.width..];
+                let bias = self.conv.bias.map(|bias| &bias[group * padded + panel.column..]);
                 for tile in 0..count.div_ceil(rows) {
                     let call = Tile {
                         // The pointers of a tile are adjacent for all taps.
@@ -165,15 +164,15 @@ impl Igemm<'_> {
                         depth,
                         b: packed.as_ptr(),
                         out: pointers.out[tile * rows..].as_ptr(),
-                        column: group * self.columns + panel.column,
+                        column: group * columns + panel.column,
                         rows: rows.min(count - tile * rows),
                         cols: panel.cols,
                         bias: bias.map_or(std::ptr::null(), <[f32]>::as_ptr),
-                        relu: self.relu,
+                        relu: self.conv.relu,
                     };
-                    // SAFETY: `fill_pointers` made pointers for whole tiles. Each points to `depth` floats per group in
-                    // the source, to as many zeros or (gathered) to a row of `width` floats. Output rows have `columns`
-                    // floats per group, and only this block writes them.
+                    // SAFETY: `pointers` made pointers for whole tiles. Each points to `depth` elements per group in
+                    // the source, to as many zeros or (gathered) to a row of `width` elements. Output rows have `columns`
+                    // elements per group, and only this block writes them.
                     unsafe { panel.isa.tile(&call) };
                 }
             }
@@ -182,46 +181,37 @@ impl Igemm<'_> {
 
     /// Prefetches the source pixels of the next block's last tap, which no earlier block reads. With steps of one, the
     /// pixels follow this block's pixels; with larger steps, some are missed.
-    fn prefetch_next(&self, pointers: &Indirection, count: usize) {
-        const LINE: usize = 64 / size_of::<f32>();
-        let (rows, taps) = (self.isa.rows, self.taps.len());
-        let (channels, [sy, sx]) = (self.source_image.channels, self.source_step);
+    fn prefetch_next(&self, pointers: &Indirection<E>, count: usize) {
+        let line = 64 / size_of::<E>();
+        let (rows, taps) = (self.conv.isa.rows, self.taps.len());
+        let (channels, [sy, sx]) = (self.image.channels, self.conv.source_step);
         for row in 0..count {
             let last = pointers.a[(row / rows * taps + taps - 1) * rows + row % rows];
             let next = last.wrapping_add(count * sy * sx * channels);
-            for line in (0..channels).step_by(LINE) {
+            for line in (0..channels).step_by(line) {
                 prefetch(next.wrapping_add(line));
             }
         }
     }
 
-    /// Fills the pointers of a block to source and target, one run of adjacent pixels of a grid row at a time. Rows
-    /// after the last repeat the last row.
-    fn fill_pointers(
-        &self,
-        pointers: &mut Indirection,
-        first: usize,
-        count: usize,
-        zeros: &[f32],
-        target: SharedSlice<f32>,
-    ) {
-        let (rows, taps) = (self.isa.rows, self.taps.len());
-        let (image, target_image) = (&self.source_image, &self.target_image);
-        let Indirection { a, taps: tap_ranges, out, .. } = pointers;
-        tap_ranges.clear();
-        tap_ranges.extend(self.taps.iter().map(|tap| TapRange::new(tap, image, self.grid, self.source_step)));
-        a.clear();
-        a.resize(count.next_multiple_of(rows) * taps, zeros.as_ptr());
-        out.clear();
-        let [height, width] = self.grid;
+    /// Returns the pointers of a block to source and target, made for one run of adjacent pixels of a grid row at a time.
+    /// Rows after the last repeat the last row.
+    fn pointers(&self, first: usize, count: usize, target: SharedSlice<E>) -> Indirection<E> {
+        let (conv, image, target_image) = (self.conv, &self.image, &self.conv.target_image);
+        let (rows, taps) = (conv.isa.rows, self.taps.len());
+        let tap_ranges: Vec<TapRange> =
+            self.taps.iter().map(|tap| TapRange::new(tap, image, conv.grid, conv.source_step)).collect();
+        let mut a = vec![self.zeros.as_ptr(); count.next_multiple_of(rows) * taps];
+        let mut out = Vec::with_capacity(count.next_multiple_of(rows));
+        let [height, width] = conv.grid;
         let (mut n, mut y, mut x) = (first / (height * width), first / width % height, first % width);
-        let step = self.source_step[1] * image.channels;
+        let step = conv.source_step[1] * image.channels;
         for (tile, a) in a.chunks_exact_mut((rows * taps).max(1)).enumerate() {
             let rows_here = rows.min(count - tile * rows);
             let mut row = 0;
             while row < rows_here {
                 let run = (width - x).min(rows_here - row);
-                let start = (n * image.size[0] + y * self.source_step[0]) * image.size[1];
+                let start = (n * image.size[0] + y * conv.source_step[0]) * image.size[1];
                 let start = self.source.as_ptr().wrapping_add(start * image.channels);
                 for (range, a) in tap_ranges.iter().zip(a.chunks_exact_mut(rows)) {
                     if range.inside[0].contains(&y) {
@@ -232,11 +222,11 @@ impl Igemm<'_> {
                         }
                     }
                 }
-                let ty = y * self.target_step[0] + self.target_first[0];
+                let ty = y * conv.target_step[0] + conv.target_first[0];
                 let pixel = (n * target_image.size[0] + ty) * target_image.size[1]
-                    + x * self.target_step[1]
-                    + self.target_first[1];
-                let pixels = (0..run).map(|i| pixel + i * self.target_step[1]);
+                    + x * conv.target_step[1]
+                    + conv.target_first[1];
+                let pixels = (0..run).map(|i| pixel + i * conv.target_step[1]);
                 // SAFETY: all are pixels of the target tensor.
                 out.extend(pixels.map(|pixel| unsafe { target.ptr().add(pixel * target_image.channels) }));
                 row += run;
@@ -256,74 +246,20 @@ impl Igemm<'_> {
                 out.resize(out.len() + rows - rows_here, out[out.len() - 1]);
             }
         }
+        Indirection { a, out }
     }
 
     /// Gathers the rows of one group of a block, as one tap.
-    fn gather(&self, pointers: &mut Indirection, gathered: &mut [f32], width: usize, offset: usize) {
-        let (rows, taps) = (self.isa.rows, self.taps.len());
+    fn gather(&self, pointers: &Indirection<E>, gathered: &mut [E], width: usize, offset: usize) {
+        let (rows, taps) = (self.conv.isa.rows, self.taps.len());
         for (row, to) in gathered.chunks_exact_mut(width).enumerate() {
             for (tap, to) in to.chunks_exact_mut(self.depth).enumerate() {
                 let from = pointers.a[(row / rows * taps + tap) * rows + row % rows];
                 for (d, to) in to.iter_mut().enumerate() {
-                    // SAFETY: each pointer points to `depth` floats per group.
+                    // SAFETY: each pointer points to `depth` elements per group.
                     *to = unsafe { *from.add(offset + d) };
                 }
             }
         }
-        pointers.gathered.clear();
-        pointers.gathered.extend(gathered.chunks_exact(width).map(<[f32]>::as_ptr));
     }
-}
-
-/// A weight tensor with its strides, input of [`pack`].
-pub(crate) struct Weights<'a> {
-    pub(crate) data: &'a [f32],
-    pub(crate) groups: usize,
-    /// Columns and depth of one group.
-    pub(crate) columns: usize,
-    pub(crate) depth: usize,
-    pub(crate) group_stride: usize,
-    pub(crate) column_stride: usize,
-    pub(crate) depth_stride: usize,
-    /// Offset of each tap.
-    pub(crate) taps: &'a [usize],
-}
-
-/// Packs weights into `[group][panel][tap][depth][columns of the panel's tile]`, padded with zeros.
-pub(crate) fn pack(isa: &'static Isa, weights: &Weights<'_>) -> Buffer {
-    let (depth, width) = (weights.depth, weights.taps.len() * weights.depth);
-    let panels = panels(isa, weights.columns);
-    let padded = padded(&panels);
-    let mut packed = Buffer::new(weights.groups * padded * width);
-    let target = SharedSlice::new(&mut packed);
-    for_each(weights.groups * panels.len(), |task| {
-        let (group, panel) = (task / panels.len(), panels[task % panels.len()]);
-        let (start, cols) = ((group * padded + panel.column) * width, panel.isa.cols);
-        // SAFETY: each task has its own panel.
-        let to = unsafe { target.slice(start..start + cols * width) };
-        if panel.cols < cols {
-            to.fill(0.0);
-        }
-        for column in 0..panel.cols {
-            let from = group * weights.group_stride + (panel.column + column) * weights.column_stride;
-            for d in 0..depth {
-                let from = &weights.data[from + d * weights.depth_stride..];
-                for (tap, &start) in weights.taps.iter().enumerate() {
-                    to[(tap * depth + d) * cols + column] = from[start];
-                }
-            }
-        }
-    });
-    packed
-}
-
-/// Pads each group's bias with zeros to the columns of its panels.
-pub(crate) fn pad_bias(isa: &'static Isa, bias: &[f32], groups: usize) -> Buffer {
-    let columns = bias.len() / groups;
-    let padded = padded(&panels(isa, columns));
-    let mut to = Buffer::zeroed(groups * padded);
-    for (to, bias) in to.chunks_exact_mut(padded).zip(bias.chunks_exact(columns)) {
-        to[..columns].copy_from_slice(bias);
-    }
-    to
 }

@@ -1,4 +1,4 @@
-//! The two micro-kernels of matrix products, for each instruction set.
+//! The two micro-kernels of matrix products, for each element type and instruction set.
 //!
 //! Both keep a tile of the result in registers and add outer products to it. They differ in the side that is contiguous
 //! along the summed index:
@@ -8,28 +8,34 @@
 //! - [`Outer`]: `out[row][col] += Σ_k a[k][row] · b[k][col]`, the weight gradient, where the summed index is the pixel.
 //!   `a` has one pointer per pixel.
 //!
+//! Sums are f32. Operands are f32 or bf16. AVX512-BF16 adds two products of bf16 per lane, so bf16 operands are stored in
+//! *steps*: pairs that are adjacent along the summed index. Without these instructions, pairs are widened to f32.
+//!
 //! `b` is packed into panels of [`Isa::cols`] columns, padded with zeros. The order of summation is fixed, so results
 //! do not depend on the number of threads. They differ between instruction sets by rounding, because fused
 //! multiply-adds round once.
 
-use std::sync::LazyLock;
+use half::bf16;
 
 #[cfg(target_arch = "x86_64")]
 use super::kernel_x86;
+use super::level::{self, CpuIsa};
+use super::micro_kernel::{Pairs, Single, outer_any, pack_rows, tile};
+use super::vector::{Lanes, Portable};
 use super::winograd_tile::{Transforms, grad_tile, input_tile, output_tile};
 
-/// Arguments of the tile micro-kernel.
-pub(crate) struct Tile {
+/// Arguments of the tile micro-kernel, for operands `E` and results `O`.
+pub(crate) struct Tile<E, O = E> {
     /// `[taps][Isa::rows]` pointers.
-    pub(crate) a: *const *const f32,
-    /// Offset in floats from each pointer in `a` to the `depth` floats that are read.
+    pub(crate) a: *const *const E,
+    /// Offset in elements from each pointer in `a` to the `depth` elements that are read.
     pub(crate) offset: usize,
     pub(crate) taps: usize,
     pub(crate) depth: usize,
-    /// Packed panel `[taps · depth][Isa::cols]`.
-    pub(crate) b: *const f32,
+    /// Packed panel `[taps][depth / STEP][Isa::cols][STEP]`. The depth is rounded up, and the rest is zero.
+    pub(crate) b: *const E,
     /// One pointer per row, to column 0 of the output row.
-    pub(crate) out: *const *mut f32,
+    pub(crate) out: *const *mut O,
     /// The panel's first column in an output row.
     pub(crate) column: usize,
     /// Number of rows and columns to store.
@@ -41,14 +47,15 @@ pub(crate) struct Tile {
 }
 
 /// Arguments of the outer-product micro-kernel.
-pub(crate) struct Outer {
-    /// `depth` pointers, one per pixel.
-    pub(crate) a: *const *const f32,
-    /// Offset in floats from each pointer in `a`.
+pub(crate) struct Outer<E> {
+    /// `depth` pointers, one per step of pixels, to `[row][STEP]`.
+    pub(crate) a: *const *const E,
+    /// Offset in rows from each pointer in `a`.
     pub(crate) offset: usize,
+    /// Number of steps.
     pub(crate) depth: usize,
-    /// Packed panel `[depth][Isa::cols]`.
-    pub(crate) b: *const f32,
+    /// Packed panel `[depth][Isa::cols][STEP]`.
+    pub(crate) b: *const E,
     /// Rows of `Isa::cols` floats, `stride` floats apart, to which the products are added.
     pub(crate) out: *mut f32,
     pub(crate) stride: usize,
@@ -56,9 +63,18 @@ pub(crate) struct Outer {
     pub(crate) rows: usize,
 }
 
-/// An instruction set: the shapes of its register tiles, and its micro-kernels.
+/// An element type of matrix products.
+pub(crate) trait Operand: Lanes {
+    /// Number of products that one instruction adds to a sum.
+    const STEP: usize;
+
+    /// Returns the micro-kernels of an instruction set.
+    fn of(level: CpuIsa) -> &'static Isa<Self>;
+}
+
+/// An instruction set for operands `E`: the shapes of its register tiles, and its micro-kernels.
 #[derive(Debug)]
-pub(crate) struct Isa {
+pub(crate) struct Isa<E: 'static = f32> {
     #[cfg_attr(not(test), expect(dead_code, reason = "names the instruction set in a failing test"))]
     pub(crate) name: &'static str,
     /// Rows of a [`Tile`].
@@ -68,22 +84,46 @@ pub(crate) struct Isa {
     /// Maximum number of rows of an [`Outer`].
     pub(crate) outer_rows: usize,
     /// Variants with fewer columns and the same number of rows, for the remaining columns of a matrix; widest first.
-    pub(super) narrower: &'static [&'static Isa],
-    pub(super) tile: unsafe fn(&Tile),
-    pub(super) outer: unsafe fn(&Outer),
-    pub(super) winograd: Transforms,
+    pub(super) narrower: &'static [&'static Isa<E>],
+    pub(super) tile: unsafe fn(&Tile<E>),
+    pub(super) sums: unsafe fn(&Tile<E, f32>),
+    pub(super) outer: unsafe fn(&Outer<E>),
+    pub(super) pack: unsafe fn(&[*const E], usize, usize, usize, *mut E),
+    pub(super) winograd: Transforms<E>,
 }
 
-impl Isa {
-    /// Computes a tile.
+impl<E: Operand> Isa<E> {
+    /// Returns the micro-kernels of the selected instruction set.
+    pub(crate) fn best() -> &'static Isa<E> {
+        E::of(level::selected())
+    }
+
+    /// Returns the micro-kernels of all instruction sets up to the selected one.
+    #[cfg(test)]
+    pub(crate) fn supported() -> Vec<&'static Isa<E>> {
+        CpuIsa::ALL.into_iter().filter(|level| *level <= level::selected()).map(E::of).collect()
+    }
+
+    /// Computes a tile, rounded to `E`.
     ///
     /// # Safety
     ///
     /// All pointers of the call are valid as documented in [`Tile`].
     #[inline]
-    pub(crate) unsafe fn tile(&self, call: &Tile) {
-        // SAFETY: `supported` returns only instruction sets of this processor; the caller guarantees the pointers.
+    pub(crate) unsafe fn tile(&self, call: &Tile<E>) {
+        // SAFETY: `of` gets only instruction sets of this processor; the caller guarantees the pointers.
         unsafe { (self.tile)(call) }
+    }
+
+    /// Computes a tile in f32.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::tile`].
+    #[inline]
+    pub(crate) unsafe fn sums(&self, call: &Tile<E, f32>) {
+        // SAFETY: as in `tile`.
+        unsafe { (self.sums)(call) }
     }
 
     /// Adds outer products.
@@ -92,38 +132,57 @@ impl Isa {
     ///
     /// All pointers of the call are valid as documented in [`Outer`].
     #[inline]
-    pub(crate) unsafe fn outer(&self, call: &Outer) {
+    pub(crate) unsafe fn outer(&self, call: &Outer<E>) {
         // SAFETY: as in `tile`.
         unsafe { (self.outer)(call) }
     }
 
-    /// Returns the best instruction set of this processor.
-    pub(crate) fn best() -> &'static Isa {
-        static BEST: LazyLock<&Isa> = LazyLock::new(|| Isa::supported()[0]);
-        *BEST
+    /// Packs `len` elements of each row for [`Outer`]: `[rows / STEP][stride][STEP]`, where the columns from `len` to
+    /// `stride` are zero. Fast where `len`, `stride` and [`Self::cols`] are equal.
+    ///
+    /// # Safety
+    ///
+    /// Each row points to `offset + len` elements.
+    pub(crate) unsafe fn pack(&self, rows: &[*const E], offset: usize, len: usize, stride: usize, to: &mut [E]) {
+        assert!(rows.len().is_multiple_of(E::STEP) && len <= stride && to.len() >= rows.len() * stride);
+        // SAFETY: as in `tile`; the target is long enough.
+        unsafe { (self.pack)(rows, offset, len, stride, to.as_mut_ptr()) };
     }
+}
 
-    /// Returns all instruction sets of this processor, best first.
-    pub(crate) fn supported() -> Vec<&'static Isa> {
-        let mut sets = Vec::new();
-        #[cfg(target_arch = "x86_64")]
-        {
-            let has_avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
-            if has_avx2 && is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vl") {
-                sets.push(&kernel_x86::AVX512);
-            }
-            if has_avx2 {
-                sets.push(&kernel_x86::AVX2);
-            }
+impl Operand for f32 {
+    const STEP: usize = 1;
+
+    fn of(level: CpuIsa) -> &'static Isa {
+        match level {
+            #[cfg(target_arch = "x86_64")]
+            CpuIsa::Avx512Bf16 | CpuIsa::Avx512 => &kernel_x86::AVX512,
+            #[cfg(target_arch = "x86_64")]
+            CpuIsa::Avx2 => &kernel_x86::AVX2,
+            _ => &PORTABLE,
         }
-        sets.push(&PORTABLE);
-        sets
+    }
+}
+
+impl Operand for bf16 {
+    const STEP: usize = 2;
+
+    fn of(level: CpuIsa) -> &'static Isa<bf16> {
+        match level {
+            #[cfg(target_arch = "x86_64")]
+            CpuIsa::Avx512Bf16 => &kernel_x86::AVX512_BF16,
+            #[cfg(target_arch = "x86_64")]
+            CpuIsa::Avx512 => &kernel_x86::AVX512_PAIRS,
+            #[cfg(target_arch = "x86_64")]
+            CpuIsa::Avx2 => &kernel_x86::AVX2_PAIRS,
+            _ => &PORTABLE_PAIRS,
+        }
     }
 }
 
 /// Prefetches a cache line. The address may be invalid.
 #[inline(always)]
-pub(super) fn prefetch(address: *const f32) {
+pub(super) fn prefetch<E>(address: *const E) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch is a hint and accesses no memory; the instruction is part of the architecture's baseline.
     unsafe {
@@ -133,199 +192,27 @@ pub(super) fn prefetch(address: *const f32) {
     let _ = address;
 }
 
-/// Vector operations of the micro-kernels.
-///
-/// # Safety
-///
-/// The methods may use instructions of the type's instruction set, and read or write `LANES` floats.
-pub(super) unsafe trait Simd {
-    const LANES: usize;
-    type V: Copy;
-    unsafe fn zero() -> Self::V;
-    unsafe fn splat(from: *const f32) -> Self::V;
-    unsafe fn load(from: *const f32) -> Self::V;
-    unsafe fn store(to: *mut f32, v: Self::V);
-    /// `a · b + c`
-    unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
-    unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
-    unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
-    /// NaN stays NaN.
-    unsafe fn relu(a: Self::V) -> Self::V;
+/// The portable set for products `$products` of `$element`. Plain Rust is safe on every processor.
+macro_rules! portable {
+    ($element:ty, $products:ty) => {
+        Isa {
+            name: "portable",
+            rows: 4,
+            cols: 8,
+            outer_rows: 4,
+            narrower: &[],
+            tile: tile::<$products, $element, 4, 1>,
+            sums: tile::<$products, f32, 4, 1>,
+            outer: outer_any::<$products, 1>,
+            pack: pack_rows::<$products>,
+            winograd: Transforms {
+                input: input_tile::<Portable, $element>,
+                output: output_tile::<Portable, $element>,
+                grad: grad_tile::<Portable, $element>,
+            },
+        }
+    };
 }
 
-/// Micro-kernel of [`Tile`].
-///
-/// # Safety
-///
-/// As for [`Isa::tile`], with `S`'s instructions available, `ROWS = Isa::rows` and `VECS · LANES = Isa::cols`.
-#[inline(always)]
-#[expect(clippy::needless_range_loop, reason = "with iterators the compiler keeps the tile in memory")]
-pub(super) unsafe fn tile<S: Simd, const ROWS: usize, const VECS: usize>(call: &Tile) {
-    // SAFETY: `Tile` documents every address as valid.
-    unsafe {
-        let mut acc = [[S::zero(); VECS]; ROWS];
-        let mut b = call.b;
-        for tap in 0..call.taps {
-            let mut a = [std::ptr::null::<f32>(); ROWS];
-            for (row, pointer) in a.iter_mut().enumerate() {
-                *pointer = (*call.a.add(tap * ROWS + row)).add(call.offset);
-            }
-            for k in 0..call.depth {
-                let mut vb = [S::zero(); VECS];
-                for (j, v) in vb.iter_mut().enumerate() {
-                    *v = S::load(b.add(j * S::LANES));
-                }
-                for row in 0..ROWS {
-                    let va = S::splat(a[row].add(k));
-                    for j in 0..VECS {
-                        acc[row][j] = S::fma(va, vb[j], acc[row][j]);
-                    }
-                }
-                b = b.add(VECS * S::LANES);
-            }
-        }
-        for row in 0..ROWS {
-            if row < call.rows {
-                let mut values = acc[row];
-                if !call.bias.is_null() {
-                    for j in 0..VECS {
-                        values[j] = S::add(values[j], S::load(call.bias.add(j * S::LANES)));
-                    }
-                }
-                if call.relu {
-                    for j in 0..VECS {
-                        values[j] = S::relu(values[j]);
-                    }
-                }
-                let out = (*call.out.add(row)).add(call.column);
-                if call.cols == VECS * S::LANES {
-                    for j in 0..VECS {
-                        S::store(out.add(j * S::LANES), values[j]);
-                    }
-                } else {
-                    let mut edge = [0.0_f32; 64];
-                    for j in 0..VECS {
-                        S::store(edge.as_mut_ptr().add(j * S::LANES), values[j]);
-                    }
-                    std::ptr::copy_nonoverlapping(edge.as_ptr(), out, call.cols);
-                }
-            }
-        }
-    }
-}
-
-/// Micro-kernel of [`Outer`] for a fixed number of rows.
-///
-/// # Safety
-///
-/// As for [`Isa::outer`], with `S`'s instructions available and `call.rows = ROWS`.
-#[inline(always)]
-unsafe fn outer<S: Simd, const ROWS: usize, const VECS: usize>(call: &Outer) {
-    // SAFETY: `Outer` documents every address as valid.
-    unsafe {
-        let mut acc = [[S::zero(); VECS]; ROWS];
-        let mut b = call.b;
-        for k in 0..call.depth {
-            let a = (*call.a.add(k)).add(call.offset);
-            let mut vb = [S::zero(); VECS];
-            for (j, v) in vb.iter_mut().enumerate() {
-                *v = S::load(b.add(j * S::LANES));
-            }
-            for (row, acc) in acc.iter_mut().enumerate() {
-                let va = S::splat(a.add(row));
-                for j in 0..VECS {
-                    acc[j] = S::fma(va, vb[j], acc[j]);
-                }
-            }
-            b = b.add(VECS * S::LANES);
-        }
-        for (row, acc) in acc.iter().enumerate() {
-            for (j, v) in acc.iter().enumerate() {
-                let out = call.out.add(row * call.stride + j * S::LANES);
-                S::store(out, S::add(S::load(out), *v));
-            }
-        }
-    }
-}
-
-/// Micro-kernel of [`Outer`] for any number of rows.
-///
-/// # Safety
-///
-/// As for [`Isa::outer`], with `S`'s instructions available.
-#[inline(always)]
-pub(super) unsafe fn outer_any<S: Simd, const VECS: usize>(call: &Outer) {
-    // SAFETY: guaranteed by the caller, and `ROWS` equals `call.rows`.
-    unsafe {
-        match call.rows {
-            8 => outer::<S, 8, VECS>(call),
-            7 => outer::<S, 7, VECS>(call),
-            6 => outer::<S, 6, VECS>(call),
-            5 => outer::<S, 5, VECS>(call),
-            4 => outer::<S, 4, VECS>(call),
-            3 => outer::<S, 3, VECS>(call),
-            2 => outer::<S, 2, VECS>(call),
-            _ => outer::<S, 1, VECS>(call),
-        }
-    }
-}
-
-/// Eight floats in plain Rust, which the compiler vectorises.
-struct Portable;
-
-// SAFETY: plain Rust on every processor.
-unsafe impl Simd for Portable {
-    const LANES: usize = 8;
-    type V = [f32; 8];
-    #[inline(always)]
-    unsafe fn zero() -> [f32; 8] {
-        [0.0; 8]
-    }
-    #[inline(always)]
-    unsafe fn splat(from: *const f32) -> [f32; 8] {
-        // SAFETY: guaranteed by the caller.
-        [unsafe { *from }; 8]
-    }
-    #[inline(always)]
-    unsafe fn load(from: *const f32) -> [f32; 8] {
-        // SAFETY: guaranteed by the caller.
-        unsafe { from.cast::<[f32; 8]>().read_unaligned() }
-    }
-    #[inline(always)]
-    unsafe fn store(to: *mut f32, v: [f32; 8]) {
-        // SAFETY: guaranteed by the caller.
-        unsafe { to.cast::<[f32; 8]>().write_unaligned(v) }
-    }
-    #[inline(always)]
-    unsafe fn fma(a: [f32; 8], b: [f32; 8], c: [f32; 8]) -> [f32; 8] {
-        std::array::from_fn(|i| a[i] * b[i] + c[i])
-    }
-    #[inline(always)]
-    unsafe fn add(a: [f32; 8], b: [f32; 8]) -> [f32; 8] {
-        std::array::from_fn(|i| a[i] + b[i])
-    }
-    #[inline(always)]
-    unsafe fn sub(a: [f32; 8], b: [f32; 8]) -> [f32; 8] {
-        std::array::from_fn(|i| a[i] - b[i])
-    }
-    #[inline(always)]
-    unsafe fn relu(a: [f32; 8]) -> [f32; 8] {
-        a.map(|v| if v < 0.0 { 0.0 } else { v })
-    }
-}
-
-static PORTABLE: Isa = Isa {
-    name: "portable",
-    rows: 4,
-    cols: 8,
-    outer_rows: 4,
-    narrower: &[],
-    // SAFETY of both: plain Rust.
-    tile: tile::<Portable, 4, 1>,
-    outer: outer_any::<Portable, 1>,
-    winograd: Transforms {
-        input: input_tile::<Portable>,
-        output: output_tile::<Portable>,
-        grad: grad_tile::<Portable>,
-    },
-};
+static PORTABLE: Isa = portable!(f32, Single<Portable>);
+static PORTABLE_PAIRS: Isa<bf16> = portable!(bf16, Pairs<Portable>);

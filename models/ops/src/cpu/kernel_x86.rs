@@ -1,148 +1,150 @@
-//! The micro-kernels for AVX-512 and AVX2: the generic loops of [`super::kernel`] with these instructions.
+//! The micro-kernels for AVX-512 and AVX2: the generic loops of [`super::micro_kernel`] with these instructions.
 
 use std::arch::x86_64::*;
+use std::mem::transmute;
 
-use super::kernel::{Isa, Outer, Simd, Tile, outer_any, tile};
+use half::bf16;
+
+use super::kernel::{Isa, Outer, Tile};
+use super::micro_kernel::{Pairs, Products, Single, outer_any, pack_pairs, pack_rows, tile};
+use super::vector_x86::{Avx2, Avx512, Avx512Bf16, Avx512Bf16Half};
 use super::winograd_tile::{Transforms, grad_tile, input_tile, output_tile};
 
-/// Defines a vector type by its instructions.
-macro_rules! simd {
-    ($name:ident, $lanes:literal, $v:ty, $zero:path, $splat:path, $load:path, $store:path, $fma:path, $add:path, $sub:path, $max:path) => {
-        struct $name;
-
-        // SAFETY: used only by the functions below, which enable the instructions.
-        unsafe impl Simd for $name {
-            const LANES: usize = $lanes;
-            type V = $v;
+/// Defines the products of pairs of bf16 by AVX512-BF16.
+macro_rules! dot_products {
+    ($simd:ident, $v:ty, $steps:ty, $bf16:ty, $splat:path, $load:path, $dot:path) => {
+        // SAFETY: used only by functions that enable the instructions.
+        unsafe impl Products for $simd {
+            type E = bf16;
+            type S = $simd;
+            type Steps = $steps;
             #[inline(always)]
-            unsafe fn zero() -> $v {
-                // SAFETY: the instructions are enabled.
-                unsafe { $zero() }
+            unsafe fn splat(from: *const bf16) -> $steps {
+                // SAFETY: the instructions are enabled; the caller guarantees the address of two elements.
+                unsafe { $splat(from.cast::<i32>().read_unaligned()) }
             }
             #[inline(always)]
-            unsafe fn splat(from: *const f32) -> $v {
-                // SAFETY: the instructions are enabled; the caller guarantees the address.
-                unsafe { $splat(*from) }
+            unsafe fn splat_one(from: *const bf16) -> $steps {
+                // SAFETY: as above, of one element.
+                unsafe { $splat((*from).to_bits().into()) }
             }
             #[inline(always)]
-            unsafe fn load(from: *const f32) -> $v {
-                // SAFETY: as in `splat`.
-                unsafe { $load(from) }
+            unsafe fn load(from: *const bf16) -> $steps {
+                // SAFETY: as above, of two elements per lane.
+                unsafe { $load(from.cast()) }
             }
             #[inline(always)]
-            unsafe fn store(to: *mut f32, v: $v) {
-                // SAFETY: as in `splat`.
-                unsafe { $store(to, v) }
+            unsafe fn pack(rows: &[*const bf16], to: *mut bf16) {
+                // SAFETY: guaranteed by the caller.
+                unsafe { pack_pairs::<$simd>(rows, to) }
             }
             #[inline(always)]
-            unsafe fn fma(a: $v, b: $v, c: $v) -> $v {
-                // SAFETY: the instructions are enabled.
-                unsafe { $fma(a, b, c) }
-            }
-            #[inline(always)]
-            unsafe fn add(a: $v, b: $v) -> $v {
-                // SAFETY: the instructions are enabled.
-                unsafe { $add(a, b) }
-            }
-            #[inline(always)]
-            unsafe fn sub(a: $v, b: $v) -> $v {
-                // SAFETY: the instructions are enabled.
-                unsafe { $sub(a, b) }
-            }
-            #[inline(always)]
-            unsafe fn relu(a: $v) -> $v {
-                // SAFETY: the instructions are enabled. For NaN the result is the second operand, so NaN stays NaN.
-                unsafe { $max($zero(), a) }
+            unsafe fn add(a: $steps, b: $steps, c: $v) -> $v {
+                // SAFETY: the instructions are enabled. A vector of bf16 has the bits of one of integers.
+                unsafe { $dot(c, transmute::<$steps, $bf16>(a), transmute::<$steps, $bf16>(b)) }
             }
         }
     };
 }
 
-simd!(
-    Avx512,
-    16,
-    __m512,
-    _mm512_setzero_ps,
-    _mm512_set1_ps,
-    _mm512_loadu_ps,
-    _mm512_storeu_ps,
-    _mm512_fmadd_ps,
-    _mm512_add_ps,
-    _mm512_sub_ps,
-    _mm512_max_ps
-);
-simd!(
-    Avx2,
-    8,
-    __m256,
-    _mm256_setzero_ps,
-    _mm256_set1_ps,
-    _mm256_loadu_ps,
-    _mm256_storeu_ps,
-    _mm256_fmadd_ps,
-    _mm256_add_ps,
-    _mm256_sub_ps,
-    _mm256_max_ps
-);
+dot_products!(Avx512Bf16, __m512, __m512i, __m512bh, _mm512_set1_epi32, _mm512_loadu_si512, _mm512_dpbf16_ps);
+dot_products!(Avx512Bf16Half, __m256, __m256i, __m256bh, _mm256_set1_epi32, _mm256_loadu_si256, _mm256_dpbf16_ps);
 
-/// Micro-kernels for a register tile of `$rows` rows and `$vecs` vectors.
-macro_rules! tiles {
-    ($features:literal, $simd:ty, $rows:literal, $vecs:literal) => {{
-        #[target_feature(enable = $features)]
-        unsafe fn tile_of(call: &Tile) {
-            // SAFETY: the features are enabled; the caller guarantees the rest.
-            unsafe { tile::<$simd, $rows, $vecs>(call) }
-        }
-        #[target_feature(enable = $features)]
-        unsafe fn outer_of(call: &Outer) {
-            // SAFETY: as above.
-            unsafe { outer_any::<$simd, $vecs>(call) }
-        }
-        (tile_of as unsafe fn(&Tile), outer_of as unsafe fn(&Outer))
-    }};
-}
-
-macro_rules! transforms {
-    ($features:literal, $simd:ty) => {{
-        #[target_feature(enable = $features)]
-        unsafe fn input(from: &[*const f32; 16], channels: usize, to: *mut f32, stride: usize) {
-            // SAFETY: the features are enabled; the caller guarantees the rest.
-            unsafe { input_tile::<$simd>(from, channels, to, stride) }
-        }
-        #[target_feature(enable = $features)]
-        unsafe fn output(from: *const f32, stride: usize, channels: usize, to: &[*mut f32; 4]) {
-            // SAFETY: as above.
-            unsafe { output_tile::<$simd>(from, stride, channels, to) }
-        }
-        #[target_feature(enable = $features)]
-        unsafe fn grad(from: &[*const f32; 4], channels: usize, to: *mut f32, stride: usize, panel: [usize; 2]) {
-            // SAFETY: as above.
-            unsafe { grad_tile::<$simd>(from, channels, to, stride, panel) }
-        }
-        Transforms { input, output, grad }
-    }};
-}
-
-/// A set with `$rows` rows and `$cols` columns.
+/// A set for products `$products` of `$element`, with `$rows` rows and `$vecs` vectors of `$simd`.
 macro_rules! isa {
-    ($name:literal, $features:literal, $simd:ty, $rows:literal x $vecs:literal, $outer_rows:literal, $narrower:expr) => {{
-        const TILES: (unsafe fn(&Tile), unsafe fn(&Outer)) = tiles!($features, $simd, $rows, $vecs);
+    ($name:literal, $features:literal, $element:ty, $products:ty, $simd:ty, $rows:literal x $vecs:literal, $outer_rows:literal, $narrower:expr) => {{
+        #[target_feature(enable = $features)]
+        unsafe fn tile_of(call: &Tile<$element>) {
+            // SAFETY: the features are enabled; the caller guarantees the rest.
+            unsafe { tile::<$products, $element, $rows, $vecs>(call) }
+        }
+        #[target_feature(enable = $features)]
+        unsafe fn sums(call: &Tile<$element, f32>) {
+            // SAFETY: as above.
+            unsafe { tile::<$products, f32, $rows, $vecs>(call) }
+        }
+        #[target_feature(enable = $features)]
+        unsafe fn outer(call: &Outer<$element>) {
+            // SAFETY: as above.
+            unsafe { outer_any::<$products, $vecs>(call) }
+        }
+        #[target_feature(enable = $features)]
+        unsafe fn pack(rows: &[*const $element], offset: usize, len: usize, stride: usize, to: *mut $element) {
+            // SAFETY: as above.
+            unsafe { pack_rows::<$products>(rows, offset, len, stride, to) }
+        }
+        #[target_feature(enable = $features)]
+        unsafe fn input(from: &[*const $element; 16], channels: usize, to: *mut $element, stride: usize) {
+            // SAFETY: as above.
+            unsafe { input_tile::<$simd, $element>(from, channels, to, stride) }
+        }
+        #[target_feature(enable = $features)]
+        unsafe fn output(from: *const f32, stride: usize, channels: usize, to: &[*mut $element; 4]) {
+            // SAFETY: as above.
+            unsafe { output_tile::<$simd, $element>(from, stride, channels, to) }
+        }
+        #[target_feature(enable = $features)]
+        unsafe fn grad(
+            from: &[*const $element; 4],
+            channels: usize,
+            to: *mut $element,
+            stride: usize,
+            panel: [usize; 2],
+        ) {
+            // SAFETY: as above.
+            unsafe { grad_tile::<$simd, $element>(from, channels, to, stride, panel) }
+        }
         Isa {
             name: $name,
             rows: $rows,
-            cols: $vecs * <$simd>::LANES,
+            cols: $vecs * <$simd as super::vector::Simd>::LANES,
             outer_rows: $outer_rows,
             narrower: $narrower,
-            tile: TILES.0,
-            outer: TILES.1,
-            winograd: transforms!($features, $simd),
+            tile: tile_of,
+            sums,
+            outer,
+            pack,
+            winograd: Transforms { input, output, grad },
         }
     }};
 }
 
-pub(super) static AVX512: Isa = isa!("avx512", "avx512f,avx512vl", Avx512, 12 x 2, 8, &[&AVX512_16, &AVX512_8]);
-static AVX512_16: Isa = isa!("avx512", "avx512f,avx512vl", Avx512, 12 x 1, 8, &[]);
+/// An [`isa!`] for f32.
+macro_rules! single {
+    ($name:literal, $features:literal, $simd:ty, $($shape:tt)*) => {
+        isa!($name, $features, f32, Single<$simd>, $simd, $($shape)*)
+    };
+}
+
+pub(super) static AVX512: Isa = single!("avx512", "avx512f,avx512vl", Avx512, 12 x 2, 8, &[&AVX512_16, &AVX512_8]);
+static AVX512_16: Isa = single!("avx512", "avx512f,avx512vl", Avx512, 12 x 1, 8, &[]);
 /// Vectors of half the width, with all of AVX-512's registers.
-static AVX512_8: Isa = isa!("avx512", "avx512f,avx512vl,avx2,fma", Avx2, 12 x 1, 8, &[]);
-pub(super) static AVX2: Isa = isa!("avx2", "avx2,fma", Avx2, 6 x 2, 6, &[&AVX2_8]);
-static AVX2_8: Isa = isa!("avx2", "avx2,fma", Avx2, 6 x 1, 6, &[]);
+static AVX512_8: Isa = single!("avx512", "avx512f,avx512vl,avx2,fma", Avx2, 12 x 1, 8, &[]);
+pub(super) static AVX2: Isa = single!("avx2", "avx2,fma", Avx2, 6 x 2, 6, &[&AVX2_8]);
+static AVX2_8: Isa = single!("avx2", "avx2,fma", Avx2, 6 x 1, 6, &[]);
+
+/// An [`isa!`] for bf16 with products of AVX512-BF16.
+macro_rules! dot {
+    ($simd:ty, $($shape:tt)*) => {
+        isa!("avx512_bf16", "avx512f,avx512vl,avx512bf16,avx2,fma", bf16, $simd, $simd, $($shape)*)
+    };
+}
+
+pub(super) static AVX512_BF16: Isa<bf16> = dot!(Avx512Bf16, 12 x 2, 8, &[&AVX512_BF16_16, &AVX512_BF16_8]);
+static AVX512_BF16_16: Isa<bf16> = dot!(Avx512Bf16, 12 x 1, 8, &[]);
+static AVX512_BF16_8: Isa<bf16> = dot!(Avx512Bf16Half, 12 x 1, 8, &[]);
+
+/// An [`isa!`] for bf16 with products in f32.
+macro_rules! pairs {
+    ($name:literal, $features:literal, $simd:ty, $($shape:tt)*) => {
+        isa!($name, $features, bf16, Pairs<$simd>, $simd, $($shape)*)
+    };
+}
+
+pub(super) static AVX512_PAIRS: Isa<bf16> =
+    pairs!("avx512", "avx512f,avx512vl", Avx512, 12 x 2, 8, &[&AVX512_PAIRS_16, &AVX512_PAIRS_8]);
+static AVX512_PAIRS_16: Isa<bf16> = pairs!("avx512", "avx512f,avx512vl", Avx512, 12 x 1, 8, &[]);
+static AVX512_PAIRS_8: Isa<bf16> = pairs!("avx512", "avx512f,avx512vl,avx2,fma", Avx2, 12 x 1, 8, &[]);
+/// With two vectors of both halves of the pairs, fewer registers are left for sums than in f32.
+pub(super) static AVX2_PAIRS: Isa<bf16> = pairs!("avx2", "avx2,fma", Avx2, 4 x 2, 4, &[&AVX2_PAIRS_8]);
+static AVX2_PAIRS_8: Isa<bf16> = pairs!("avx2", "avx2,fma", Avx2, 4 x 1, 4, &[]);

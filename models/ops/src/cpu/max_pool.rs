@@ -5,7 +5,10 @@
 
 use std::ops::Range;
 
+use bytemuck::Pod;
+
 use super::allocator::Buffer;
+use super::element::Element;
 use super::parallel::{SharedSlice, chunk, chunk_count, for_each};
 use super::shape::PoolShape;
 use super::simd::multiversion;
@@ -17,12 +20,12 @@ const HALF_VECTOR: usize = 8;
 
 /// Computes the largest value of each window, and its position in the window as a byte. As in PyTorch, the first of
 /// several equal values is taken, and NaN is larger than all numbers.
-pub(crate) fn forward(shape: &PoolShape, x: &[f32]) -> (Buffer, Buffer) {
+pub(crate) fn forward<E: Element>(shape: &PoolShape, x: &[E]) -> (Buffer<E>, Buffer<u8>) {
     let row_len = shape.output[1] * shape.channels;
     let rows = shape.batch * shape.output[0];
     let mut y = Buffer::new(rows * row_len);
-    let mut argmax = Buffer::new((rows * row_len).div_ceil(size_of::<f32>()));
-    let (values, positions) = (SharedSlice::new(&mut y), SharedSlice::new(argmax.bytes_mut()));
+    let mut argmax = Buffer::new(rows * row_len);
+    let (values, positions) = (SharedSlice::new(&mut y), SharedSlice::new(&mut argmax));
     let parts = chunk_count(rows * row_len, PIECE);
     for_each(parts, |index| {
         for row in chunk(rows, 1, parts, index) {
@@ -36,19 +39,25 @@ pub(crate) fn forward(shape: &PoolShape, x: &[f32]) -> (Buffer, Buffer) {
     (y, argmax)
 }
 
-multiversion!(fn forward_row(shape: &PoolShape, x: &[f32], row: usize, y: &mut [f32], argmax: &mut [u8]) = forward_row_body);
+multiversion!(fn forward_row<E: Element>(shape: &PoolShape, x: &[E], row: usize, y: &mut [E], argmax: &mut [u8]) = forward_row_body);
 
 #[inline(always)]
-fn forward_row_body(shape: &PoolShape, x: &[f32], row: usize, y: &mut [f32], argmax: &mut [u8]) {
+fn forward_row_body<E: Element>(shape: &PoolShape, x: &[E], row: usize, y: &mut [E], argmax: &mut [u8]) {
     if shape.channels <= HALF_VECTOR {
-        forward_lanes::<8>(shape, x, row, y, argmax);
+        forward_lanes::<E, 8>(shape, x, row, y, argmax);
     } else {
-        forward_lanes::<16>(shape, x, row, y, argmax);
+        forward_lanes::<E, 16>(shape, x, row, y, argmax);
     }
 }
 
 #[inline(always)]
-fn forward_lanes<const LANES: usize>(shape: &PoolShape, x: &[f32], row: usize, y: &mut [f32], argmax: &mut [u8]) {
+fn forward_lanes<E: Element, const LANES: usize>(
+    shape: &PoolShape,
+    x: &[E],
+    row: usize,
+    y: &mut [E],
+    argmax: &mut [u8],
+) {
     let channels = shape.channels;
     let (n, oy) = (row / shape.output[0], row % shape.output[0]);
     let rows_inside = shape.inside(0, oy);
@@ -65,7 +74,7 @@ fn forward_lanes<const LANES: usize>(shape: &PoolShape, x: &[f32], row: usize, y
             for ky in rows_inside.clone() {
                 for kx in columns_inside.clone() {
                     let from = shape.pixel(n, oy, ox, [ky, kx]) * channels + first;
-                    let values: [f32; LANES] = load(&x[from..from + lanes]);
+                    let values = load::<E, LANES>(&x[from..from + lanes]).map(E::to_f32);
                     let tap = (ky * shape.kernel[1] + kx) as u32;
                     for lane in 0..LANES {
                         let larger = (values[lane] > best[lane]) | values[lane].is_nan();
@@ -74,14 +83,14 @@ fn forward_lanes<const LANES: usize>(shape: &PoolShape, x: &[f32], row: usize, y
                     }
                 }
             }
-            store(&best, &mut y[at..at + lanes]);
+            store(&best.map(E::from_f32), &mut y[at..at + lanes]);
             store(&best_tap.map(|tap| tap as u8), &mut argmax[at..at + lanes]);
         }
     }
 }
 
 /// Computes the gradient of the input: each output's gradient goes to the pixel of the largest value.
-pub(crate) fn backward(shape: &PoolShape, argmax: &[u8], dy: &[f32]) -> Buffer {
+pub(crate) fn backward<E: Element>(shape: &PoolShape, argmax: &[u8], dy: &[E]) -> Buffer<E> {
     let input_len = shape.input[0] * shape.input[1] * shape.channels;
     let mut dx = Buffer::new(shape.batch * input_len);
     let target = SharedSlice::new(&mut dx);
@@ -93,31 +102,48 @@ pub(crate) fn backward(shape: &PoolShape, argmax: &[u8], dy: &[f32]) -> Buffer {
     dx
 }
 
-multiversion!(fn backward_image(shape: &PoolShape, argmax: &[u8], dy: &[f32], n: usize, dx: &mut [f32]) = backward_image_body);
+multiversion!(fn backward_image<E: Element>(shape: &PoolShape, argmax: &[u8], dy: &[E], n: usize, dx: &mut [E]) = backward_image_body);
 
 #[inline(always)]
-fn backward_image_body(shape: &PoolShape, argmax: &[u8], dy: &[f32], n: usize, dx: &mut [f32]) {
+fn backward_image_body<E: Element>(shape: &PoolShape, argmax: &[u8], dy: &[E], n: usize, dx: &mut [E]) {
     // Without overlap, each pixel is in at most one window, and pixels are written in ascending order.
     let disjoint = shape.stride == shape.kernel;
     let covered = shape.padding == [0, 0] && (0..2).all(|i| shape.output[i] * shape.kernel[i] == shape.input[i]);
     if !(disjoint && covered) {
-        dx.fill(0.0);
+        dx.fill(E::zeroed());
     }
     match (disjoint, shape.channels <= HALF_VECTOR) {
-        (true, true) => backward_lanes::<8, true>(shape, argmax, dy, n, dx),
-        (true, false) => backward_lanes::<16, true>(shape, argmax, dy, n, dx),
-        (false, true) => backward_lanes::<8, false>(shape, argmax, dy, n, dx),
-        (false, false) => backward_lanes::<16, false>(shape, argmax, dy, n, dx),
+        (true, true) => backward_lanes::<E, E, 8, true>(shape, argmax, dy, n, dx),
+        (true, false) => backward_lanes::<E, E, 16, true>(shape, argmax, dy, n, dx),
+        (false, true) => backward_overlapping::<E, 8>(shape, argmax, dy, n, dx),
+        (false, false) => backward_overlapping::<E, 16>(shape, argmax, dy, n, dx),
     }
 }
 
+/// Adds up the gradients of overlapping windows in f32.
 #[inline(always)]
-fn backward_lanes<const LANES: usize, const DISJOINT: bool>(
+fn backward_overlapping<E: Element, const LANES: usize>(
     shape: &PoolShape,
     argmax: &[u8],
-    dy: &[f32],
+    dy: &[E],
     n: usize,
-    dx: &mut [f32],
+    dx: &mut [E],
+) {
+    if E::DTYPE == f32::DTYPE {
+        return backward_lanes::<E, E, LANES, false>(shape, argmax, dy, n, dx);
+    }
+    let mut sums = Buffer::<f32>::zeroed(dx.len());
+    backward_lanes::<E, f32, LANES, false>(shape, argmax, dy, n, &mut sums);
+    dx.iter_mut().zip(&*sums).for_each(|(dx, sum)| *dx = E::from_f32(*sum));
+}
+
+#[inline(always)]
+fn backward_lanes<E: Element, S: Element, const LANES: usize, const DISJOINT: bool>(
+    shape: &PoolShape,
+    argmax: &[u8],
+    dy: &[E],
+    n: usize,
+    dx: &mut [S],
 ) {
     let channels = shape.channels;
     let start = n * shape.input[0] * shape.input[1];
@@ -138,12 +164,12 @@ fn backward_lanes<const LANES: usize, const DISJOINT: bool>(
                         let lanes = if all { LANES } else { LANES.min(channels - first) };
                         let (dy, dx) = (&dy[from..from + lanes], &mut dx[to..to + lanes]);
                         let chosen: [u8; LANES] = load(&argmax[from..from + lanes]);
-                        let grads: [f32; LANES] = load(dy);
-                        let mut sums: [f32; LANES] = if DISJOINT { [0.0; LANES] } else { load(dx) };
+                        let grads = load::<E, LANES>(dy).map(E::to_f32);
+                        let mut sums = if DISJOINT { [0.0; LANES] } else { load::<S, LANES>(dx).map(S::to_f32) };
                         for lane in 0..LANES {
                             sums[lane] += if chosen[lane] == tap { grads[lane] } else { 0.0 };
                         }
-                        store(&sums, dx);
+                        store(&sums.map(S::from_f32), dx);
                     }
                 }
             }
@@ -153,8 +179,8 @@ fn backward_lanes<const LANES: usize, const DISJOINT: bool>(
 
 /// Loads a vector, or its first lanes.
 #[inline(always)]
-fn load<T: Copy + Default, const LANES: usize>(from: &[T]) -> [T; LANES] {
-    let mut lanes = [T::default(); LANES];
+fn load<T: Pod, const LANES: usize>(from: &[T]) -> [T; LANES] {
+    let mut lanes = [T::zeroed(); LANES];
     if from.len() == LANES {
         lanes.copy_from_slice(from);
     } else {

@@ -1,14 +1,17 @@
-//! The CPU kernels, on burn-flex tensors.
+//! The CPU kernels, on burn-flex tensors of f32 and bf16.
 
 mod activation;
 mod allocator;
 mod batch_norm;
+mod bf16;
 mod blob;
 mod channels;
 mod col2im;
 mod concat;
 mod conv;
+mod convolve;
 mod depthwise;
+mod element;
 mod flex;
 mod fold_taps;
 mod grouped;
@@ -16,7 +19,10 @@ mod igemm;
 mod kernel;
 #[cfg(target_arch = "x86_64")]
 mod kernel_x86;
+mod level;
 mod max_pool;
+mod micro_kernel;
+mod packing;
 mod panels;
 mod parallel;
 #[cfg(test)]
@@ -25,9 +31,13 @@ mod shape;
 mod simd;
 mod tensor;
 pub(super) mod update;
+mod vector;
+#[cfg(target_arch = "x86_64")]
+mod vector_x86;
 mod weight_grad;
 mod winograd;
 mod winograd_grad;
 mod winograd_tile;
 
 pub use blob::tensor_from_blob;
+pub use level::{CpuIsa, CpuIsaError};

@@ -3,13 +3,13 @@
 //! A register tile costs the same for 6 channels as for its full width. Full tiles therefore come first, and narrower
 //! tiles cover the rest: 40 channels are a tile of 32 and a tile of 8.
 
-use super::kernel::Isa;
+use super::kernel::{Isa, Operand};
 
 /// Adjacent columns that one register tile computes.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Panel {
+#[derive(Debug)]
+pub(crate) struct Panel<E: 'static = f32> {
     /// The instruction set whose tiles have this panel's width.
-    pub(crate) isa: &'static Isa,
+    pub(crate) isa: &'static Isa<E>,
     /// The first column.
     pub(crate) column: usize,
     /// Number of columns to store; the tile may be wider.
@@ -18,7 +18,7 @@ pub(crate) struct Panel {
 
 /// Divides `columns` into panels. The packed data of a panel starts after the packed data of all columns before it,
 /// which fill their tiles.
-pub(crate) fn panels(isa: &'static Isa, columns: usize) -> Vec<Panel> {
+pub(crate) fn panels<E: Operand>(isa: &'static Isa<E>, columns: usize) -> Vec<Panel<E>> {
     let narrowest = isa.narrower.last().map_or(isa.cols, |last| last.cols);
     let mut panels = Vec::new();
     let mut column = 0;
@@ -33,7 +33,7 @@ pub(crate) fn panels(isa: &'static Isa, columns: usize) -> Vec<Panel> {
 }
 
 /// Returns the number of columns of all panels' tiles, including padding.
-pub(crate) fn padded(panels: &[Panel]) -> usize {
+pub(crate) fn padded<E>(panels: &[Panel<E>]) -> usize {
     panels.last().map_or(0, |panel| panel.column + panel.isa.cols)
 }
 
@@ -41,9 +41,8 @@ pub(crate) fn padded(panels: &[Panel]) -> usize {
 mod tests {
     use super::*;
 
-    #[test]
-    fn panels_cover_all_columns_with_little_waste() {
-        for isa in Isa::supported() {
+    fn panels_cover_columns<E: Operand>() {
+        for isa in Isa::<E>::supported() {
             let narrowest = isa.narrower.last().map_or(isa.cols, |last| last.cols);
             for columns in 1..200 {
                 let panels = panels(isa, columns);
@@ -53,11 +52,17 @@ mod tests {
                     next += panel.cols;
                     assert!(panel.cols == panel.isa.cols || next == columns);
                     assert_eq!(panel.isa.rows, isa.rows, "pointer tables serve all panels");
-                    assert!(panel.isa.outer_rows <= isa.outer_rows);
+                    assert_eq!(panel.isa.outer_rows, isa.outer_rows, "packed rows serve all panels");
                 }
                 assert_eq!(next, columns);
                 assert!(padded(&panels) < columns + narrowest);
             }
         }
+    }
+
+    #[test]
+    fn panels_cover_all_columns_with_little_waste() {
+        panels_cover_columns::<f32>();
+        panels_cover_columns::<half::bf16>();
     }
 }

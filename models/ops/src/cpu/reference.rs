@@ -2,9 +2,12 @@
 
 use proptest::prelude::*;
 
-use super::conv;
+use half::bf16;
+
+use super::element::Element;
 use super::kernel::Isa;
 use super::shape::ConvShape;
+use super::{bf16 as narrow, conv};
 use crate::extension::ConvOptions;
 
 /// Pseudo-random values in [-1, 1).
@@ -46,18 +49,28 @@ fn products(s: &ConvShape, mut each: impl FnMut(usize, usize, usize)) {
     }
 }
 
-fn close(name: &str, ours: &[f32], reference: &[f64]) -> Result<(), TestCaseError> {
+/// Checks every element against the reference, with errors relative to the reference's largest element. `E` rounds
+/// results by half a unit in its last place; f32's sums and their rounding are within 4e-6.
+fn close<E: Element>(name: &str, ours: &[E], reference: &[f64]) -> Result<(), TestCaseError> {
+    let rounding = if E::DTYPE == burn::tensor::DType::BF16 { 2.0_f64.powi(-8) } else { 0.0 };
     let largest = reference.iter().fold(1.0_f64, |m, v| m.max(v.abs()));
     prop_assert_eq!(ours.len(), reference.len());
     for (i, (a, b)) in ours.iter().zip(reference).enumerate() {
-        prop_assert!((f64::from(*a) - b).abs() <= 4e-6 * largest, "{name}[{i}]: {a} is not {b} (largest {largest})");
+        let (a, tolerance) = (f64::from(a.to_f32()), 4e-6 * largest + rounding * b.abs());
+        prop_assert!((a - b).abs() <= tolerance, "{name}[{i}]: {a} is not {b} (largest {largest})");
     }
     Ok(())
 }
 
+/// Pseudo-random values that are exact in bf16.
+fn narrow_values(len: usize, seed: u64) -> Vec<f32> {
+    values(len, seed).into_iter().map(|value| bf16::from_f32(value).to_f32()).collect()
+}
+
+/// Checks all passes in f32, and in bf16 with inputs that are exact in bf16.
 fn check(shape: &ConvShape, seed: u64) -> Result<(), TestCaseError> {
-    let (x, w, dy) =
-        (values(shape.input_len(), seed), values(shape.weight_len(), seed + 1), values(shape.output_len(), seed + 2));
+    let (x, w) = (narrow_values(shape.input_len(), seed), narrow_values(shape.weight_len(), seed + 1));
+    let dy = narrow_values(shape.output_len(), seed + 2);
     let bias = values(shape.channels[1], seed + 3);
     let mut y64: Vec<f64> = (0..shape.output_len()).map(|i| f64::from(bias[i % bias.len()])).collect();
     let (mut dx64, mut dw64) = (vec![0.0; x.len()], vec![0.0; w.len()]);
@@ -68,12 +81,20 @@ fn check(shape: &ConvShape, seed: u64) -> Result<(), TestCaseError> {
     });
     let without_bias: Vec<f64> = y64.iter().enumerate().map(|(i, y)| y - f64::from(bias[i % bias.len()])).collect();
     let with_relu: Vec<f64> = y64.iter().map(|y| y.max(0.0)).collect();
-    for isa in Isa::supported() {
+    for isa in Isa::<f32>::supported() {
         close(isa.name, &conv::forward(isa, shape, &x, &w, None, false), &without_bias)?;
         close(isa.name, &conv::forward(isa, shape, &x, &w, Some(&bias), false), &y64)?;
         close(isa.name, &conv::forward(isa, shape, &x, &w, Some(&bias), true), &with_relu)?;
         close(isa.name, &conv::data_grad(isa, shape, &w, &dy), &dx64)?;
         close(isa.name, &conv::weight_grad(isa, shape, &x, &dy), &dw64)?;
+    }
+    let [x, dy] = [&x, &dy].map(|values| values.iter().map(|value| bf16::from_f32(*value)).collect::<Vec<_>>());
+    for isa in Isa::<bf16>::supported() {
+        close(isa.name, &narrow::conv::forward(isa, shape, &x, &w, None, false), &without_bias)?;
+        close(isa.name, &narrow::conv::forward(isa, shape, &x, &w, Some(&bias), false), &y64)?;
+        close(isa.name, &narrow::conv::forward(isa, shape, &x, &w, Some(&bias), true), &with_relu)?;
+        close(isa.name, &narrow::conv::data_grad(isa, shape, &w, &dy), &dx64)?;
+        close(isa.name, &narrow::conv::weight_grad(isa, shape, &x, &dy), &dw64)?;
     }
     Ok(())
 }

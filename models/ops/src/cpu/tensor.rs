@@ -8,6 +8,7 @@ use burn::tensor::{DType, Shape};
 use burn_flex::{FlexTensor, Layout};
 
 use super::allocator::Buffer;
+use super::element::{Element, with_element};
 use super::parallel::{SharedSlice, for_each};
 
 /// A tensor that is dense in memory, channels-last or row-major.
@@ -24,10 +25,13 @@ impl Dense {
             return Self { tensor };
         }
         let contiguous = tensor.to_contiguous();
-        let from: &[f32] = &contiguous.storage::<f32>()[contiguous.layout().start_offset()..];
-        let mut to = Buffer::new(b * c * h * w);
-        transpose(from, &mut to, b, c, h * w);
-        Self { tensor: image(to, [b, c, h, w]) }
+        let tensor = with_element!(contiguous.dtype(), E => {
+            let from = &storage::<E>(&contiguous)[contiguous.layout().start_offset()..];
+            let mut to = Buffer::<E>::new(b * c * h * w);
+            transpose(from, &mut to, b, c, h * w);
+            image(to, [b, c, h, w])
+        });
+        Self { tensor }
     }
 
     /// Makes a row-major view; copies memory of another order.
@@ -49,10 +53,18 @@ impl Dense {
         dims4(&self.tensor)
     }
 
+    pub(crate) fn dtype(&self) -> DType {
+        self.tensor.dtype()
+    }
+
     /// Returns all elements, in memory order.
-    pub(crate) fn values(&self) -> &[f32] {
+    ///
+    /// # Panics
+    ///
+    /// When `E` is not the tensor's element type.
+    pub(crate) fn values<E: Element>(&self) -> &[E] {
         let start = self.tensor.layout().start_offset();
-        &self.tensor.storage::<f32>()[start..start + self.tensor.layout().num_elements()]
+        &storage(&self.tensor)[start..start + self.tensor.layout().num_elements()]
     }
 
     pub(crate) fn into_tensor(self) -> FlexTensor {
@@ -60,24 +72,29 @@ impl Dense {
     }
 
     /// Makes a tensor of this tensor's shape and memory order.
-    pub(crate) fn like(&self, values: Buffer) -> FlexTensor {
+    pub(crate) fn like<E: Element>(&self, values: Buffer<E>) -> FlexTensor {
         if self.tensor.layout().shape().num_dims() == 4 {
             image(values, self.dims4())
         } else {
-            FlexTensor::new(values.into_bytes(), Layout::contiguous(self.shape()), DType::F32)
+            FlexTensor::new(values.into_bytes(), Layout::contiguous(self.shape()), E::DTYPE)
         }
     }
 }
 
 /// Makes a tensor `[B, C, H, W]` from a channels-last buffer.
-pub(crate) fn image(values: Buffer, dims: [usize; 4]) -> FlexTensor {
+pub(crate) fn image<E: Element>(values: Buffer<E>, dims: [usize; 4]) -> FlexTensor {
     let layout = Layout::new(Shape::from(dims), channels_last_strides(dims).to_vec(), 0);
-    FlexTensor::new(values.into_bytes(), layout, DType::F32)
+    FlexTensor::new(values.into_bytes(), layout, E::DTYPE)
 }
 
 /// Makes a tensor from a row-major buffer.
-pub(crate) fn row_major<const D: usize>(values: Buffer, dims: [usize; D]) -> FlexTensor {
-    FlexTensor::new(values.into_bytes(), Layout::contiguous(Shape::from(dims)), DType::F32)
+pub(crate) fn row_major<E: Element, const D: usize>(values: Buffer<E>, dims: [usize; D]) -> FlexTensor {
+    FlexTensor::new(values.into_bytes(), Layout::contiguous(Shape::from(dims)), E::DTYPE)
+}
+
+fn storage<E: Element>(tensor: &FlexTensor) -> &[E] {
+    assert_eq!(tensor.dtype(), E::DTYPE, "element type of a kernel's input");
+    bytemuck::cast_slice(tensor.bytes())
 }
 
 fn dims4(tensor: &FlexTensor) -> [usize; 4] {
@@ -96,7 +113,7 @@ fn has_strides(tensor: &FlexTensor, strides: &[isize]) -> bool {
 }
 
 /// Transposes `[batch][rows][columns]` to `[batch][columns][rows]`.
-fn transpose(from: &[f32], to: &mut [f32], batch: usize, rows: usize, columns: usize) {
+fn transpose<E: Element>(from: &[E], to: &mut [E], batch: usize, rows: usize, columns: usize) {
     const TILE: usize = 16;
     let len = rows * columns;
     let target = SharedSlice::new(to);

@@ -1,15 +1,17 @@
 //! Weight gradient of a convolution: `dw[tap][ci][co] = Σ_pixel x[pixel + tap][ci] · dy[pixel][co]`.
 //!
 //! The output pixels are divided into as many parts as there are threads, and each part into chunks. A chunk of `dy` is
-//! packed into panels once and serves all taps and channels of `x`. `x` is read in place through one pointer per pixel;
-//! with few channels, taps are folded or gathered first, as in [`super::igemm`]. Every part has its own sums, which are
+//! packed into panels once and serves all taps and channels of `x`. f32 values of `x` are read in place through one pointer
+//! per pixel. For bf16, where a step is a pair of pixels, the pixels of each tap are packed too. With few channels, taps are
+//! folded or gathered first, as in [`super::igemm`]. Every part has its own sums, which are
 //! added in the order of the parts. The parts, and therefore the last bits of the result, depend on the number of
 //! threads.
 
 use super::allocator::Buffer;
 use super::fold_taps::fold_taps;
 use super::igemm::Image;
-use super::kernel::{Isa, Outer};
+use super::kernel::{Isa, Operand, Outer};
+use super::packing::RowPanels;
 use super::panels::{Panel, padded, panels};
 use super::parallel::{SharedSlice, chunk, for_each, threads};
 use super::shape::ConvShape;
@@ -24,7 +26,7 @@ pub(super) const MAX_SUMS: usize = 64 << 20;
 const GATHER_BELOW: usize = 4;
 
 /// Computes `[out, in / groups, kh, kw]` from channels-last `x` and `dy`.
-pub(crate) fn weight_grad(isa: &'static Isa, shape: &ConvShape, x: &[f32], dy: &[f32]) -> Buffer {
+pub(crate) fn weight_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, x: &[E], dy: &[E]) -> Buffer {
     let [depth, columns] = shape.group_channels();
     let panels = panels(isa, columns);
     let padded = padded(&panels);
@@ -41,81 +43,104 @@ pub(crate) fn weight_grad(isa: &'static Isa, shape: &ConvShape, x: &[f32], dy: &
         Some(folded) => (folded.padded.as_deref().unwrap_or(x), folded.image, &folded.taps, folded.depth),
         None => (x, image, &offsets, depth),
     };
-    let zeros = Buffer::zeroed(shape.channels[0].max(depth));
+    let zeros = Buffer::zeroed(shape.channels[0].max(shape.channels[1]).max(depth));
     for_each(parts, |index| {
         // SAFETY: each task has its own part.
         let sums = unsafe { shared.slice(index * sums_len..(index + 1) * sums_len) };
         sums.fill(0.0);
         let range = chunk(pixels, UNIT, parts, index);
-        Part { shape, x, image, taps, depth, dy, zeros: &zeros, panels: &panels }.add(sums, range);
+        Part { isa, shape, x, image, taps, depth, dy, zeros: &zeros, panels: &panels }.add(sums, range);
     });
     reduce_parts(shape, &sums, parts, padded)
 }
 
 /// Inputs of one part's sums.
-struct Part<'a> {
+struct Part<'a, E: 'static> {
+    isa: &'static Isa<E>,
     shape: &'a ConvShape,
-    x: &'a [f32],
+    x: &'a [E],
     image: Image,
     taps: &'a [[isize; 2]],
-    /// Floats per tap.
+    /// Elements per tap.
     depth: usize,
-    dy: &'a [f32],
+    dy: &'a [E],
     /// Zeros for padding, one per channel of a pixel.
-    zeros: &'a [f32],
-    panels: &'a [Panel],
+    zeros: &'a [E],
+    panels: &'a [Panel<E>],
 }
 
-impl Part<'_> {
+impl<E: Operand> Part<'_, E> {
     /// Adds the products of `pixels` to `sums`.
     fn add(&self, sums: &mut [f32], pixels: std::ops::Range<usize>) {
         let [_, columns] = self.shape.group_channels();
-        let (depth, taps, padded) = (self.depth, self.taps.len(), padded(self.panels));
-        let gather = depth < GATHER_BELOW && taps > 1;
-        let width = taps * depth;
+        let (padded, width) = (padded(self.panels), self.taps.len() * self.depth);
+        let gather = self.depth < GATHER_BELOW && self.taps.len() > 1;
         let mut packed = Buffer::new(CHUNK * padded);
         let mut gathered = Buffer::new(if gather { CHUNK * width } else { 0 });
+        let mut row_panels = RowPanels::new(self.isa, CHUNK, if gather { width } else { self.depth });
         // `[tap][pixel]`, each to a pixel's first channel.
-        let mut pointers: Vec<*const f32> = Vec::with_capacity(CHUNK * taps);
-        let mut rows: Vec<*const f32> = Vec::with_capacity(if gather { CHUNK } else { 0 });
+        let mut pointers: Vec<*const E> = Vec::with_capacity(CHUNK * self.taps.len());
+        let mut rows: Vec<*const E> = Vec::with_capacity(CHUNK);
 
         for first in pixels.clone().step_by(CHUNK) {
             let count = CHUNK.min(pixels.end - first);
+            // Pixels after the last are zero.
+            let padded_count = count.next_multiple_of(E::STEP);
             pointers.clear();
-            for offset in self.taps {
+            for (tap, offset) in self.taps.iter().enumerate() {
                 self.fill_pointers(&mut pointers, *offset, first, count);
+                pointers.resize((tap + 1) * padded_count, self.zeros.as_ptr());
             }
             for group in 0..self.shape.groups {
-                let dy = &self.dy[first * self.shape.channels[1] + group * columns..];
-                pack_rows(self.panels, dy, &mut packed, count, self.shape.channels[1]);
-                let sums = &mut sums[group * width * padded..(group + 1) * width * padded];
-                let offset = group * depth;
-                if gather {
-                    for (tap, pointers) in pointers.chunks_exact(count).enumerate() {
-                        for (k, &from) in pointers.iter().enumerate() {
-                            let to = &mut gathered[k * width + tap * depth..][..depth];
-                            for (d, to) in to.iter_mut().enumerate() {
-                                // SAFETY: each pointer points to `depth` floats per group.
-                                *to = unsafe { *from.add(offset + d) };
-                            }
-                        }
-                    }
+                rows.clear();
+                rows.extend(self.dy.chunks_exact(self.shape.channels[1]).skip(first).take(count).map(<[E]>::as_ptr));
+                rows.resize(padded_count, self.zeros.as_ptr());
+                for panel in self.panels {
+                    let to = &mut packed[panel.column * padded_count..];
+                    // SAFETY: each row has the channels of all groups.
+                    unsafe { panel.isa.pack(&rows, group * columns + panel.column, panel.cols, panel.isa.cols, to) };
+                }
+                let (x, offset, depth) = if gather {
+                    self.gather(&pointers, padded_count, group * self.depth, &mut gathered);
                     rows.clear();
-                    rows.extend(gathered.chunks_exact(width).take(count).map(<[f32]>::as_ptr));
-                    // SAFETY: each pointer points to `width` floats.
-                    unsafe { add_products(self.panels, &rows, 0, width, &packed, sums) };
+                    rows.extend(gathered.chunks_exact(width).take(padded_count).map(<[E]>::as_ptr));
+                    (&rows, 0, width)
                 } else {
-                    for (pointers, sums) in pointers.chunks_exact(count).zip(sums.chunks_exact_mut(depth * padded)) {
-                        // SAFETY: each pointer points to `depth` floats per group.
-                        unsafe { add_products(self.panels, pointers, offset, depth, &packed, sums) };
+                    (&pointers, group * self.depth, self.depth)
+                };
+                let sums = &mut sums[group * width * padded..(group + 1) * width * padded];
+                for (x, sums) in x.chunks_exact(padded_count).zip(sums.chunks_exact_mut(depth * padded)) {
+                    // SAFETY: each pointer points to `depth` elements per group, or to a gathered row.
+                    unsafe {
+                        if E::STEP == 1 {
+                            add_products(self.panels, x, |row| offset + row, depth, &packed, sums);
+                        } else {
+                            row_panels.pack(x, offset, depth);
+                            let (steps, offset) = (row_panels.steps(), |row| row_panels.offset(row));
+                            add_products(self.panels, steps, offset, depth, &packed, sums);
+                        }
                     }
                 }
             }
         }
     }
 
+    /// Gathers the taps of each pixel of a chunk.
+    fn gather(&self, pointers: &[*const E], count: usize, offset: usize, gathered: &mut [E]) {
+        let width = self.taps.len() * self.depth;
+        for (tap, pointers) in pointers.chunks_exact(count).enumerate() {
+            for (k, &from) in pointers.iter().enumerate() {
+                let to = &mut gathered[k * width + tap * self.depth..][..self.depth];
+                for (d, to) in to.iter_mut().enumerate() {
+                    // SAFETY: each pointer points to `depth` elements per group.
+                    *to = unsafe { *from.add(offset + d) };
+                }
+            }
+        }
+    }
+
     /// Appends the pointers of one tap to `x`, for each pixel of a chunk, one output row at a time.
-    fn fill_pointers(&self, to: &mut Vec<*const f32>, offset: [isize; 2], first: usize, count: usize) {
+    fn fill_pointers(&self, to: &mut Vec<*const E>, offset: [isize; 2], first: usize, count: usize) {
         let image = &self.image;
         let [height, width] = self.shape.output;
         let [step_y, step_x] = self.shape.stride;
@@ -146,29 +171,30 @@ impl Part<'_> {
     }
 }
 
-/// Adds products: `sums[row][..padded] += Σ_k a[k][offset + row] · packed[panel][k][..]` for all rows and panels.
+/// Adds products: `sums[row][..padded] += Σ_k a[k][offset(row)] · packed[panel][k][..]` for all rows and panels. The rows
+/// of a register tile are adjacent.
 ///
 /// # Safety
 ///
-/// Each pointer points to `offset + rows` floats.
-pub(crate) unsafe fn add_products(
-    panels: &[Panel],
-    a: &[*const f32],
-    offset: usize,
+/// Each pointer points to the steps of all rows.
+pub(crate) unsafe fn add_products<E: Operand>(
+    panels: &[Panel<E>],
+    a: &[*const E],
+    offset: impl Fn(usize) -> usize,
     rows: usize,
-    packed: &[f32],
+    packed: &[E],
     sums: &mut [f32],
 ) {
     let (depth, padded) = (a.len(), padded(panels));
-    assert!(packed.len() >= depth * padded && sums.len() >= rows * padded);
+    assert!(packed.len() >= depth * padded * E::STEP && sums.len() >= rows * padded);
     for panel in panels {
         let outer_rows = panel.isa.outer_rows;
         for first in (0..rows).step_by(outer_rows) {
             let call = Outer {
                 a: a.as_ptr(),
-                offset: offset + first,
+                offset: offset(first),
                 depth,
-                b: packed[panel.column * depth..].as_ptr(),
+                b: packed[panel.column * depth * E::STEP..].as_ptr(),
                 out: sums[first * padded + panel.column..].as_mut_ptr(),
                 stride: padded,
                 rows: outer_rows.min(rows - first),
@@ -176,34 +202,6 @@ pub(crate) unsafe fn add_products(
             // SAFETY: the caller guarantees `a`; the other ranges are inside the slices, see the assertion.
             unsafe { panel.isa.outer(&call) };
         }
-    }
-}
-
-/// Packs the columns of `count` pixels with `channels` floats each: `[panel][pixel][columns of the panel's tile]`,
-/// padded with zeros.
-fn pack_rows(panels: &[Panel], from: &[f32], to: &mut [f32], count: usize, channels: usize) {
-    for panel in panels {
-        let to = &mut to[panel.column * count..][..panel.isa.cols * count];
-        let from = &from[panel.column..];
-        match (panel.isa.cols, panel.cols) {
-            (32, 32) => pack_full::<32>(from, to, channels),
-            (16, 16) => pack_full::<16>(from, to, channels),
-            (8, 8) => pack_full::<8>(from, to, channels),
-            (cols, stored) => {
-                for (k, to) in to.chunks_exact_mut(cols).enumerate() {
-                    let row = &from[k * channels..][..stored];
-                    to[..stored].iter_mut().zip(row).for_each(|(to, from)| *to = *from);
-                    to[stored..].fill(0.0);
-                }
-            }
-        }
-    }
-}
-
-/// Packs rows of a length that is known at compile time.
-fn pack_full<const COLS: usize>(from: &[f32], to: &mut [f32], channels: usize) {
-    for (k, to) in to.chunks_exact_mut(COLS).enumerate() {
-        to.copy_from_slice(&from[k * channels..][..COLS]);
     }
 }
 
@@ -217,25 +215,34 @@ fn reduce_parts(shape: &ConvShape, sums: &[f32], parts: usize, padded: usize) ->
     let target = SharedSlice::new(&mut grad);
     // Adjacent filters share cache lines of the sums.
     const FILTERS: usize = 16;
+    /// Channels whose transposed sums stay in L1.
+    const CHANNELS: usize = 16;
     for_each(shape.groups * columns.div_ceil(FILTERS), |task| {
         let (group, block) = (task / columns.div_ceil(FILTERS), task % columns.div_ceil(FILTERS));
         let filters = block * FILTERS..columns.min((block + 1) * FILTERS);
         let start = (group * columns + filters.start) * row_len;
         // SAFETY: each task has its own filters.
         let to = unsafe { target.slice(start..start + filters.len() * row_len) };
-        for ci in 0..depth {
+        let mut rows = Buffer::new(FILTERS * CHANNELS * taps);
+        for first in (0..depth).step_by(CHANNELS) {
+            let channels = CHANNELS.min(depth - first);
             for tap in 0..taps {
-                let at = ((group * taps + tap) * depth + ci) * padded + filters.start;
-                let mut sum = [0.0_f32; FILTERS];
-                for part in 0..parts {
-                    let from = &sums[part * part_len + at..][..filters.len()];
-                    for (sum, value) in sum.iter_mut().zip(from) {
-                        *sum += value;
+                for ci in 0..channels {
+                    let at = ((group * taps + tap) * depth + first + ci) * padded + filters.start;
+                    let mut sum = [0.0_f32; FILTERS];
+                    for part in 0..parts {
+                        let from = &sums[part * part_len + at..][..filters.len()];
+                        for (sum, value) in sum.iter_mut().zip(from) {
+                            *sum += value;
+                        }
+                    }
+                    for (filter, sum) in sum.iter().enumerate() {
+                        rows[(filter * CHANNELS + ci) * taps + tap] = *sum;
                     }
                 }
-                for (filter, sum) in sum.iter().enumerate().take(filters.len()) {
-                    to[filter * row_len + ci * taps + tap] = *sum;
-                }
+            }
+            for (to, row) in to.chunks_exact_mut(row_len).zip(rows.chunks_exact(CHANNELS * taps)) {
+                to[first * taps..][..channels * taps].copy_from_slice(&row[..channels * taps]);
             }
         }
     });

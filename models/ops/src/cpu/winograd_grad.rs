@@ -61,7 +61,7 @@ pub(crate) fn weight_grad(isa: &'static Isa, shape: &ConvShape, x: &[f32], dy: &
                 pointers.extend((0..count).map(|tile| input[(xi * count + tile) * depth..].as_ptr()));
                 let grads = &grads[xi * count * padded..(xi + 1) * count * padded];
                 // SAFETY: each pointer points to `depth` floats.
-                unsafe { add_products(&panels, &pointers, 0, depth, grads, sums) };
+                unsafe { add_products(&panels, &pointers, |row| row, depth, grads, sums) };
             }
         }
     });

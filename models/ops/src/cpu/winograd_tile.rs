@@ -4,18 +4,18 @@
 //! output `Aᵀ m A`, and a 2x2 gradient `g` of the output becomes `A g Aᵀ`. All entries of the matrices are 0, 1 or −1,
 //! so the transforms are additions. Position `ξ = 4 · row + column` of a transformed tile is at offset `ξ · stride`.
 
-use super::kernel::Simd;
+use super::vector::{Lanes, Simd};
 
 /// The transforms of one instruction set. Channel counts are multiples of 16.
 #[derive(Debug)]
-pub(crate) struct Transforms {
+pub(crate) struct Transforms<E> {
     /// From 16 pixels, row by row, to `to[ξ · stride + channel]`.
-    pub(crate) input: unsafe fn(&[*const f32; 16], usize, *mut f32, usize),
+    pub(crate) input: unsafe fn(&[*const E; 16], usize, *mut E, usize),
     /// From `from[ξ · stride + channel]` to four pixels; null pointers are outside the image.
-    pub(crate) output: unsafe fn(*const f32, usize, usize, &[*mut f32; 4]),
+    pub(crate) output: unsafe fn(*const f32, usize, usize, &[*mut E; 4]),
     /// From four pixels to panels: `to[ξ · stride + channel / cols · panel_len + channel % cols]` for
     /// `[cols, panel_len]`.
-    pub(crate) grad: unsafe fn(&[*const f32; 4], usize, *mut f32, usize, [usize; 2]),
+    pub(crate) grad: unsafe fn(&[*const E; 4], usize, *mut E, usize, [usize; 2]),
 }
 
 /// Transforms an input tile.
@@ -24,7 +24,7 @@ pub(crate) struct Transforms {
 ///
 /// Pointers are valid as documented in [`Transforms::input`], and `S`'s instructions are available.
 #[inline(always)]
-pub(super) unsafe fn input_tile<S: Simd>(from: &[*const f32; 16], channels: usize, to: *mut f32, stride: usize) {
+pub(super) unsafe fn input_tile<S: Simd, E: Lanes>(from: &[*const E; 16], channels: usize, to: *mut E, stride: usize) {
     // SAFETY: guaranteed by the caller.
     unsafe {
         for c in (0..channels).step_by(S::LANES) {
@@ -32,7 +32,7 @@ pub(super) unsafe fn input_tile<S: Simd>(from: &[*const f32; 16], channels: usiz
             let mut rows = [[zero; 4]; 4];
             for j in 0..4 {
                 let at = |i: usize| from[4 * i + j].add(c);
-                let d = [S::load(at(0)), S::load(at(1)), S::load(at(2)), S::load(at(3))];
+                let d = [E::load::<S>(at(0)), E::load::<S>(at(1)), E::load::<S>(at(2)), E::load::<S>(at(3))];
                 rows[0][j] = S::sub(d[0], d[2]);
                 rows[1][j] = S::add(d[1], d[2]);
                 rows[2][j] = S::sub(d[2], d[1]);
@@ -40,10 +40,10 @@ pub(super) unsafe fn input_tile<S: Simd>(from: &[*const f32; 16], channels: usiz
             }
             for (i, r) in rows.iter().enumerate() {
                 let to = to.add(4 * i * stride + c);
-                S::store(to, S::sub(r[0], r[2]));
-                S::store(to.add(stride), S::add(r[1], r[2]));
-                S::store(to.add(2 * stride), S::sub(r[2], r[1]));
-                S::store(to.add(3 * stride), S::sub(r[1], r[3]));
+                E::store::<S>(to, S::sub(r[0], r[2]));
+                E::store::<S>(to.add(stride), S::add(r[1], r[2]));
+                E::store::<S>(to.add(2 * stride), S::sub(r[2], r[1]));
+                E::store::<S>(to.add(3 * stride), S::sub(r[1], r[3]));
             }
         }
     }
@@ -56,7 +56,12 @@ pub(super) unsafe fn input_tile<S: Simd>(from: &[*const f32; 16], channels: usiz
 /// Pointers are valid as documented in [`Transforms::output`], and `S`'s instructions are available.
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "the index is part of several addresses")]
-pub(super) unsafe fn output_tile<S: Simd>(from: *const f32, stride: usize, channels: usize, to: &[*mut f32; 4]) {
+pub(super) unsafe fn output_tile<S: Simd, E: Lanes>(
+    from: *const f32,
+    stride: usize,
+    channels: usize,
+    to: &[*mut E; 4],
+) {
     // SAFETY: guaranteed by the caller.
     unsafe {
         for c in (0..channels).step_by(S::LANES) {
@@ -70,10 +75,10 @@ pub(super) unsafe fn output_tile<S: Simd>(from: *const f32, stride: usize, chann
             }
             for (i, r) in rows.iter().enumerate() {
                 if !to[2 * i].is_null() {
-                    S::store(to[2 * i].add(c), S::add(S::add(r[0], r[1]), r[2]));
+                    E::store::<S>(to[2 * i].add(c), S::add(S::add(r[0], r[1]), r[2]));
                 }
                 if !to[2 * i + 1].is_null() {
-                    S::store(to[2 * i + 1].add(c), S::sub(S::sub(r[1], r[2]), r[3]));
+                    E::store::<S>(to[2 * i + 1].add(c), S::sub(S::sub(r[1], r[2]), r[3]));
                 }
             }
         }
@@ -86,10 +91,10 @@ pub(super) unsafe fn output_tile<S: Simd>(from: *const f32, stride: usize, chann
 ///
 /// Pointers are valid as documented in [`Transforms::grad`], and `S`'s instructions are available.
 #[inline(always)]
-pub(super) unsafe fn grad_tile<S: Simd>(
-    from: &[*const f32; 4],
+pub(super) unsafe fn grad_tile<S: Simd, E: Lanes>(
+    from: &[*const E; 4],
     channels: usize,
-    to: *mut f32,
+    to: *mut E,
     stride: usize,
     [cols, panel_len]: [usize; 2],
 ) {
@@ -100,7 +105,7 @@ pub(super) unsafe fn grad_tile<S: Simd>(
             let zero = S::zero();
             let mut rows = [[zero; 2]; 4];
             for j in 0..2 {
-                let (top, bottom) = (S::load(from[j].add(c)), S::load(from[2 + j].add(c)));
+                let (top, bottom) = (E::load::<S>(from[j].add(c)), E::load::<S>(from[2 + j].add(c)));
                 rows[0][j] = top;
                 rows[1][j] = S::add(top, bottom);
                 rows[2][j] = S::sub(top, bottom);
@@ -108,10 +113,10 @@ pub(super) unsafe fn grad_tile<S: Simd>(
             }
             for (i, r) in rows.iter().enumerate() {
                 let to = to.add(4 * i * stride);
-                S::store(to, r[0]);
-                S::store(to.add(stride), S::add(r[0], r[1]));
-                S::store(to.add(2 * stride), S::sub(r[0], r[1]));
-                S::store(to.add(3 * stride), S::sub(zero, r[1]));
+                E::store::<S>(to, r[0]);
+                E::store::<S>(to.add(stride), S::add(r[0], r[1]));
+                E::store::<S>(to.add(2 * stride), S::sub(r[0], r[1]));
+                E::store::<S>(to.add(3 * stride), S::sub(zero, r[1]));
             }
         }
     }

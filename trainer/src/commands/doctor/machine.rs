@@ -8,6 +8,7 @@ use std::{
 
 use serde::Serialize;
 
+use crate::device;
 use crate::report::environment::Environment;
 
 /// The processor.
@@ -17,8 +18,8 @@ pub(super) struct Cpu {
     pub model: Option<String>,
     /// Cores that this process may use.
     pub cores: usize,
-    /// Widest vector instructions that the kernels can use.
-    pub vectors: &'static str,
+    /// Instructions that the kernels use.
+    pub kernels: &'static str,
     /// Memory of the machine.
     pub memory_bytes: u64,
 }
@@ -29,24 +30,10 @@ impl Cpu {
         Self {
             model: environment.cpu,
             cores: environment.cores.unwrap_or(1),
-            vectors: vectors(),
+            kernels: device::cpu_kernels(),
             memory_bytes: environment.memory_bytes,
         }
     }
-}
-
-#[cfg(target_arch = "x86_64")]
-fn vectors() -> &'static str {
-    match () {
-        () if is_x86_feature_detected!("avx512f") => "AVX-512",
-        () if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") => "AVX2",
-        () => "SSE2",
-    }
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn vectors() -> &'static str {
-    "the compiler's"
 }
 
 /// A launcher of MPI programs.

@@ -21,7 +21,7 @@ fn cpu(report: &Report) -> Section {
     Section::new("cpu")
         .row("model", cpu.model.as_deref().unwrap_or("unknown"))
         .row("cores", cpu.cores)
-        .row("vectors", cpu.vectors)
+        .row("kernels", cpu.kernels)
         .row("memory", text::bytes(cpu.memory_bytes))
 }
 

@@ -89,7 +89,6 @@ fn keys_that_contradict_each_other() {
             "[schedule]\nkind = \"multi-step\"\nmilestones = []",
             "[schedule]\nkind = \"multi-step\"\nmilestones = [0.0, 0.5]",
             "[optimizer]\nmomentum = 0\nnesterov = true",
-            "[train]\nprecision = \"bf16\"",
             "[parallel]\nmode = \"dp\"\nbatch_norm = \"reduce\"",
             "limit_train = 100\n[train]\ndrop_last = true",
         ],

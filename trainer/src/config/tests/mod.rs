@@ -31,7 +31,7 @@ fn facts(name: &str) -> Option<DatasetFacts> {
 }
 
 fn registry() -> Registry<'static> {
-    Registry { models: MODELS, dataset_names: DATASETS, datasets: &facts, gpu: false }
+    Registry { models: MODELS, dataset_names: DATASETS, datasets: &facts }
 }
 
 /// Resolves text as if it were the file `configs/x.toml`.

@@ -1,0 +1,146 @@
+//! The choice of the instruction set, at run time.
+
+use std::fmt;
+use std::sync::LazyLock;
+
+/// Environment variable that limits the choice, e.g. to test the code for older processors.
+const VARIABLE: &str = "TRAINER_CPU_ISA";
+
+/// Instruction sets of the CPU kernels. Each includes those before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum CpuIsa {
+    /// Plain Rust, vectorised by the compiler for the architecture's baseline.
+    Portable,
+    /// AVX2 and FMA.
+    Avx2,
+    /// AVX-512 F, VL, DQ and BW.
+    Avx512,
+    /// Dot products of bf16 pairs, summed in f32.
+    Avx512Bf16,
+}
+
+impl CpuIsa {
+    /// All sets, the smallest first.
+    pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16];
+
+    /// Returns the name, as `TRAINER_CPU_ISA` spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Portable => "portable",
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+            Self::Avx512Bf16 => "avx512_bf16",
+        }
+    }
+
+    /// Returns what the kernels of this set are, for people.
+    pub fn description(self) -> &'static str {
+        match self {
+            Self::Portable => "portable kernels (bf16 computes in f32)",
+            Self::Avx2 => "AVX2 (bf16 computes in f32)",
+            Self::Avx512 => "AVX-512 (bf16 computes in f32)",
+            Self::Avx512Bf16 => "AVX-512 (bf16 by AVX512-BF16)",
+        }
+    }
+
+    /// Returns the largest set that this processor has.
+    pub fn detected() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+            let avx512 = avx2
+                && is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512vl")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512bw");
+            if avx512 && is_x86_feature_detected!("avx512bf16") {
+                return Self::Avx512Bf16;
+            }
+            if avx512 {
+                return Self::Avx512;
+            }
+            if avx2 {
+                return Self::Avx2;
+            }
+        }
+        Self::Portable
+    }
+
+    /// Returns the set that the kernels use: the largest that this processor has, limited by the environment variable
+    /// `TRAINER_CPU_ISA`.
+    ///
+    /// # Errors
+    ///
+    /// When the variable names no instruction set, or one that this processor does not have.
+    pub fn selected() -> Result<Self, CpuIsaError> {
+        Self::choose(std::env::var_os(VARIABLE).map(|name| name.to_string_lossy().into_owned()), Self::detected())
+    }
+
+    fn choose(limit: Option<String>, detected: Self) -> Result<Self, CpuIsaError> {
+        let Some(name) = limit.filter(|name| !name.is_empty()) else { return Ok(detected) };
+        match Self::ALL.into_iter().find(|isa| isa.name() == name) {
+            Some(isa) if isa <= detected => Ok(isa),
+            found => Err(CpuIsaError { name, known: found.is_some(), detected }),
+        }
+    }
+}
+
+/// `TRAINER_CPU_ISA` cannot be followed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CpuIsaError {
+    name: String,
+    known: bool,
+    detected: CpuIsa,
+}
+
+impl CpuIsaError {
+    /// Returns what the user can do.
+    pub fn hint(&self) -> String {
+        let names: Vec<_> = CpuIsa::ALL.into_iter().filter(|isa| *isa <= self.detected).map(CpuIsa::name).collect();
+        format!("unset {VARIABLE}, or use one that this processor has: {}", names.join(", "))
+    }
+}
+
+impl fmt::Display for CpuIsaError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = &self.name;
+        if self.known {
+            write!(f, "{VARIABLE}={name}: this processor does not have these instructions")
+        } else {
+            write!(f, "{VARIABLE}={name:?} names no instruction set")
+        }
+    }
+}
+
+impl std::error::Error for CpuIsaError {}
+
+/// Returns [`CpuIsa::selected`], read once.
+///
+/// # Panics
+///
+/// When the environment variable cannot be followed. The program checks the variable where it starts.
+pub(crate) fn selected() -> CpuIsa {
+    static SELECTED: LazyLock<CpuIsa> =
+        LazyLock::new(|| CpuIsa::selected().unwrap_or_else(|error| panic!("{error}\nhint: {}", error.hint())));
+    *SELECTED
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_variable_limits_the_choice() {
+        let choose = |limit: &str, detected| CpuIsa::choose(Some(limit.to_owned()), detected);
+        assert_eq!(CpuIsa::choose(None, CpuIsa::Avx512), Ok(CpuIsa::Avx512));
+        assert_eq!(choose("", CpuIsa::Avx512), Ok(CpuIsa::Avx512));
+        for isa in CpuIsa::ALL {
+            assert_eq!(choose(isa.name(), CpuIsa::Avx512Bf16), Ok(isa));
+        }
+        let missing = choose("avx512_bf16", CpuIsa::Avx2).unwrap_err();
+        assert_eq!(missing.to_string(), "TRAINER_CPU_ISA=avx512_bf16: this processor does not have these instructions");
+        assert_eq!(missing.hint(), "unset TRAINER_CPU_ISA, or use one that this processor has: portable, avx2");
+        let unknown = choose("sse9", CpuIsa::Avx2).unwrap_err();
+        assert_eq!(unknown.to_string(), "TRAINER_CPU_ISA=\"sse9\" names no instruction set");
+    }
+}
