@@ -2,8 +2,9 @@
 //! `cargo bench -p benches --bench memory -- [--python PYTHON] [--batch N] [--steps N] [--json FILE] [--markdown] MODEL…`.
 //!
 //! Every measurement is a separate process. It builds the network, the optimizer and one batch, resets the recorded peak,
-//! and takes N steps (forward, backward, SGD with Nesterov momentum). PyTorch's are `peers/memory.py`, one process for each
-//! memory format. The table shows the process's peak (`VmHWM`) and in brackets its excess over the memory that was resident
+//! and takes N steps (forward, backward, SGD with Nesterov momentum), in f32 and in bf16. PyTorch's are `peers/memory.py`: f32
+//! in both memory formats, and autocast to bf16 with channels_last. The ratios compare f32 with PyTorch's smaller f32, and
+//! bf16 with our f32 and with PyTorch's bf16. The table shows the process's peak (`VmHWM`) and in brackets its excess over the memory that was resident
 //! before the first step. The peak includes the program, its libraries and the parameters; the excess is what steps add:
 //! activations, gradients, momentum, scratch space.
 
@@ -19,8 +20,9 @@ use trainer::strategy::Strategy;
 
 /// The argument that turns this program into a measured process.
 const CHILD: &str = "--measured-process";
-/// PyTorch's memory formats.
-const VARIANTS: [&str; 2] = ["nchw", "channels_last"];
+const PRECISIONS: [&str; 2] = ["f32", "bf16"];
+/// PyTorch's variants; the last one is autocast to bf16.
+const VARIANTS: [&str; 3] = ["nchw", "channels_last", "channels_last_bf16"];
 
 struct Options {
     python: Option<String>,
@@ -52,14 +54,16 @@ impl Memory {
 struct Row {
     model: String,
     batch: usize,
-    ours: Memory,
+    /// By precision.
+    ours: BTreeMap<String, Memory>,
+    /// By variant.
     pytorch: BTreeMap<String, Memory>,
 }
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
     let done = match arguments.as_slice() {
-        [child, model, batch, steps] if child == CHILD => measure(model, batch, steps),
+        [child, model, precision, batch, steps] if child == CHILD => measure(model, precision, batch, steps),
         _ => run(arguments),
     };
     shared::exit_code(done)
@@ -72,28 +76,39 @@ fn run(arguments: Vec<String>) -> Result<(), Box<dyn Error>> {
         "batch {}, {threads} threads, {} steps; MB at the peak (MB more than before the first step)",
         options.batch, options.steps
     );
-    let header = ["model", "ours", "PyTorch NCHW", "PyTorch channels_last", "ours/PyTorch peak", "growth"];
-    print_row(&options, header.map(String::from));
+    let header = [
+        "model",
+        "f32",
+        "bf16",
+        "PyTorch NCHW",
+        "channels_last",
+        "bf16",
+        "f32/PyTorch",
+        "bf16/f32",
+        "bf16/PyTorch bf16",
+    ];
+    print_row(&options, &header.map(String::from));
     if options.markdown {
-        println!("| --- | ---: | ---: | ---: | ---: | ---: |");
+        println!("| --- |{}", " ---: |".repeat(header.len() - 1));
     }
     let mut rows = Vec::new();
     for model in &options.models {
         let row = both(model, &options, threads)?;
-        let cell = |variant: &str| row.pytorch.get(variant).map_or("-".into(), |memory| memory.cell());
-        let ratio = |of: fn(Memory) -> u64| {
-            let least = row.pytorch.values().map(|memory| of(*memory)).min();
-            least.map_or("-".into(), |least| format!("{:.2}", of(row.ours) as f64 / least as f64))
+        let peaks = |of: &BTreeMap<String, Memory>, names: &[&str]| {
+            names.iter().filter_map(|name| of.get(*name)).map(|memory| memory.peak).min()
         };
-        let cells = [
-            model.clone(),
-            row.ours.cell(),
-            cell(VARIANTS[0]),
-            cell(VARIANTS[1]),
-            ratio(|memory| memory.peak),
-            ratio(Memory::growth),
-        ];
-        print_row(&options, cells);
+        let ratio = |part: Option<u64>, whole: Option<u64>| match (part, whole) {
+            (Some(part), Some(whole)) => format!("{:.2}", part as f64 / whole as f64),
+            _ => "-".to_owned(),
+        };
+        let [f32s, bf16s] = PRECISIONS.map(|precision| peaks(&row.ours, &[precision]));
+        let mut cells = vec![model.clone()];
+        cells.extend(PRECISIONS.iter().map(|precision| cell(&row.ours, precision)));
+        cells.extend(VARIANTS.iter().map(|variant| cell(&row.pytorch, variant)));
+        cells.push(ratio(f32s, peaks(&row.pytorch, &VARIANTS[..2])));
+        cells.push(ratio(bf16s, f32s));
+        cells.push(ratio(bf16s, peaks(&row.pytorch, &VARIANTS[2..])));
+        print_row(&options, &cells);
         rows.push(row);
     }
     if let Some(path) = &options.json {
@@ -102,11 +117,14 @@ fn run(arguments: Vec<String>) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn print_row(options: &Options, cells: [String; 6]) {
-    let [model, ours, nchw, last, peak, growth] = cells;
+fn cell(of: &BTreeMap<String, Memory>, name: &str) -> String {
+    of.get(name).map_or("-".into(), |memory| memory.cell())
+}
+
+fn print_row(options: &Options, cells: &[String]) {
     match options.markdown {
-        true => println!("| {model} | {ours} | {nchw} | {last} | {peak} | {growth} |"),
-        false => println!("{model:<17} {ours:>16} {nchw:>16} {last:>22} {peak:>18} {growth:>7}"),
+        true => println!("| {} |", cells.join(" | ")),
+        false => println!("{}", cells.iter().map(|cell| format!("{cell:>17}")).collect::<Vec<_>>().join(" ")),
     }
 }
 
@@ -132,12 +150,16 @@ fn options(arguments: Vec<String>) -> Result<Options, Box<dyn Error>> {
     Ok(options)
 }
 
-/// Runs one process of ours and one for each variant of PyTorch.
+/// Runs one process of ours for each precision, and one for each variant of PyTorch.
 fn both(model: &str, options: &Options, threads: usize) -> Result<Row, Box<dyn Error>> {
     let numbers = [options.batch, options.steps].map(|number| number.to_string());
-    let output = Command::new(std::env::current_exe()?).arg(CHILD).arg(model).args(&numbers).output()?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let ours = serde_json::from_str(&text).map_err(|_| String::from_utf8_lossy(&output.stderr).into_owned())?;
+    let mut ours = BTreeMap::new();
+    for precision in PRECISIONS {
+        let output = Command::new(std::env::current_exe()?).args([CHILD, model, precision]).args(&numbers).output()?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let memory = serde_json::from_str(&text).map_err(|_| String::from_utf8_lossy(&output.stderr).into_owned())?;
+        ours.insert(precision.to_owned(), memory);
+    }
     let mut pytorch = BTreeMap::new();
     if let Some(python) = &options.python {
         for variant in VARIANTS {
@@ -150,11 +172,11 @@ fn both(model: &str, options: &Options, threads: usize) -> Result<Row, Box<dyn E
 }
 
 /// Runs as the measured process.
-fn measure(model: &str, batch: &str, steps: &str) -> Result<(), Box<dyn Error>> {
+fn measure(model: &str, precision: &str, batch: &str, steps: &str) -> Result<(), Box<dyn Error>> {
     let spec = models::find(model)?.spec;
     let selected = DeviceSet::of(DeviceRequest::Cpu)?.select(&LocalRank::ALONE)?;
     let batch = shared::batch(&spec, batch.parse()?);
-    let mut strategy = shared::strategy(model, &spec, "f32", &selected.device)?;
+    let mut strategy = shared::strategy(model, &spec, precision, &selected.device)?;
     // The peak so far is that of building.
     std::fs::write("/proc/self/clear_refs", "5")?;
     let before = resident("VmRSS")?;

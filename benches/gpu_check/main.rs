@@ -20,7 +20,7 @@ mod updates;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
-use comm::{CommConfig, Secret, StoreServer, TransportKind, join};
+use comm::{CommConfig, Secret, StoreConfig, StoreServer, TransportKind, join};
 
 /// Variable of a process that is a rank: rank, world size, store address, secret.
 const RANK: &str = "GPU_CHECK_RANK";
@@ -83,7 +83,8 @@ impl Arguments {
 fn group(world: usize) -> Result<bool, String> {
     let text = |e: &dyn std::fmt::Display| e.to_string();
     let secret = Secret::random().map_err(|e| text(&e))?;
-    let store = StoreServer::bind("127.0.0.1:0", secret.clone(), world, |_| {}).map_err(|e| text(&e))?;
+    let store =
+        StoreServer::bind("127.0.0.1:0", StoreConfig::new(secret.clone(), world), |_| {}).map_err(|e| text(&e))?;
     let this = std::env::current_exe().map_err(|e| text(&e))?;
     let mut ranks = Vec::new();
     for rank in 0..world {

@@ -1,6 +1,7 @@
 """Measures the peak memory of PyTorch's training step for benches/benches/memory.rs.
 
-usage: memory.py MODEL BATCH STEPS THREADS VARIANT        VARIANT: nchw, channels_last
+usage: memory.py MODEL BATCH STEPS THREADS VARIANT        VARIANT: nchw, channels_last,
+       channels_last_bf16 (autocast)
 
 The networks are those of models/tests/reference/networks.py. Prints one line of JSON, in bytes of resident memory (Linux):
 {"before": with PyTorch, the model, the optimizer and the batch, "peak": the peak during the steps}.
@@ -28,7 +29,7 @@ def main():
     name, batch, steps, threads, variant = sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5]
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    layout = {"nchw": torch.contiguous_format, "channels_last": torch.channels_last}[variant]
+    layout = torch.contiguous_format if variant == "nchw" else torch.channels_last
     model = NETWORKS[name]().to(memory_format=layout)
     x = torch.randn(batch, *image_shape(name)).to(memory_format=layout)
     y = torch.arange(batch) % 10
@@ -38,7 +39,9 @@ def main():
     before = resident("VmRSS")
     for _ in range(steps):
         optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=variant.endswith("bf16")):
+            loss = F.cross_entropy(model(x), y)
+        loss.backward()
         optimizer.step()
     print(json.dumps({"before": before, "peak": resident("VmHWM")}))
 

@@ -7,8 +7,8 @@ usage: step.py MODEL BATCH STEPS THREADS [VARIANT]
 The networks are those of models/tests/reference/networks.py, with the same parameters and multiply-adds as ours.
 Prints one line of JSON: for each variant medians in milliseconds, the seconds of the first step, and on a GPU the peak
 memory of PyTorch's allocator, {"nchw": {"forward", "backward", "step", "first_step_s", "peak_bytes"}, …}.
-Variants on the CPU: nchw, channels_last. On a GPU all are channels_last: f32 (TF32 allowed) and bf16 (autocast), and
-f32_compiled and bf16_compiled (torch.compile on top).
+Variants on the CPU: nchw, channels_last and channels_last_bf16 (autocast). On a GPU all are channels_last: f32 (TF32 allowed)
+and bf16 (autocast), and f32_compiled and bf16_compiled (torch.compile on top).
 """
 
 import json
@@ -76,8 +76,12 @@ def main():
         )
     else:
         torch.set_num_threads(threads)
-        variants = {"nchw": (torch.contiguous_format,), "channels_last": (torch.channels_last,)}
-        run = lambda layout: measure(name, batch, steps, "cpu", layout, "f32", False)
+        variants = {
+            "nchw": (torch.contiguous_format, "f32"),
+            "channels_last": (torch.channels_last, "f32"),
+            "channels_last_bf16": (torch.channels_last, "bf16"),
+        }
+        run = lambda layout, precision: measure(name, batch, steps, "cpu", layout, precision, False)
     if len(sys.argv) > 5:
         variants = {sys.argv[5]: variants[sys.argv[5]]}
     print(json.dumps({variant: run(*arguments) for variant, arguments in variants.items()}))

@@ -9,7 +9,11 @@ pub mod error;
 pub mod fetch;
 pub mod formats;
 pub mod loader;
+mod memory;
+mod regular;
 pub mod sampler;
 
 pub use dataset::{Dataset, ImageShape, Splits};
 pub use error::DataError;
+pub use memory::total_memory;
+pub use regular::{open_regular, read_regular};

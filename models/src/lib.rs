@@ -33,7 +33,7 @@ pub use context::Context;
 pub use error::BuildError;
 pub use hook::GradientSink;
 pub use init::Init;
-pub use network::{Cost, Network, cost, step_bytes};
+pub use network::{Cost, Network, cost, estimate_elements, step_bytes};
 pub use registry::{Entry, build, entries, find};
 pub use spec::Spec;
 pub use state::{

@@ -1,7 +1,7 @@
 //! The type of all models.
 
 use burn::module::Module;
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 
 use crate::densenet::DenseNet;
 use crate::dla::{Dla, SimpleDla};
@@ -18,7 +18,7 @@ use crate::resnext::ResNeXt;
 use crate::senet::SeNet;
 use crate::shufflenet::ShuffleNetV2;
 use crate::vgg::Vgg;
-use crate::{Context, Spec};
+use crate::{BuildError, Context, Spec};
 use ops::upcast;
 
 /// A network of any family. `Network::valid` returns an independent copy for inference, without autodiff.
@@ -118,4 +118,26 @@ pub fn step_bytes(network: &Network, spec: &Spec, batch: usize) -> u64 {
     let parameters: usize = crate::parameters(network).iter().map(|parameter| parameter.len()).sum();
     let pixels = spec.in_channels * spec.image_size[0] * spec.image_size[1];
     4 * (3 * parameters as u64 + batch as u64 * (cost(network, spec).activations + pixels as u64))
+}
+
+/// Estimates the parameters of a model and its [`Cost::activations`] for images of the size `spec`, without building the network
+/// for that size: both grow linearly with the area of the images, so two networks for small images determine them. Convolutions
+/// without padding grow faster, and the estimate is up to a quarter too low.
+///
+/// # Errors
+///
+/// [`BuildError::UnknownModel`].
+pub fn estimate_elements(name: &str, spec: &Spec) -> Result<[f64; 2], BuildError> {
+    let made_for = crate::find(name)?.spec;
+    let at = |scale: usize| {
+        let image_size = made_for.image_size.map(|side| scale * side);
+        // A wide last layer is part of no question about images.
+        let small = Spec { image_size, num_classes: spec.num_classes.clamp(1, 1000), ..*spec };
+        let network = crate::build(name, &small, 0, &Device::flex())?;
+        let parameters: usize = crate::parameters(&network).iter().map(|parameter| parameter.len()).sum();
+        Ok([image_size.iter().product::<usize>() as f64, parameters as f64, cost(&network, &small).activations as f64])
+    };
+    let ([area, parameters, activations], [area_2, parameters_2, activations_2]) = (at(1)?, at(2)?);
+    let growth = (spec.image_size.iter().map(|&side| side as f64).product::<f64>() - area) / (area_2 - area);
+    Ok([parameters + growth * (parameters_2 - parameters), activations + growth * (activations_2 - activations)])
 }

@@ -55,6 +55,21 @@ fn the_table_is_the_published_one() {
 }
 
 #[test]
+fn parameters_and_activations_are_estimated_for_images_of_any_size() {
+    for name in ["lenet", "resnet18", "densenet121"] {
+        let spec = Spec { image_size: [96, 160], ..SPEC };
+        let network = build(name, spec, 1);
+        let parameters: usize = models::parameters(&network).iter().map(|parameter| parameter.len()).sum();
+        let exact = [parameters as f64, models::cost(&network, &spec).activations as f64];
+        let estimate = models::estimate_elements(name, &spec).unwrap();
+        // LeNet's convolutions cut a border off, whose share of the image falls with its size: the estimate is too low.
+        for (estimate, exact) in estimate.into_iter().zip(exact) {
+            assert!((0.75..1.02).contains(&(estimate / exact)), "{name}: {estimate} for {exact}");
+        }
+    }
+}
+
+#[test]
 fn unknown_names_get_similar_names() {
     let ask = |name| rejection(name, SPEC);
     assert_eq!(ask("ResNet-18"), "model.name: there is no model `ResNet-18`\nhint: did you mean `resnet18`?");

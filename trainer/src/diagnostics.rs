@@ -20,6 +20,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::cli::{Cli, Command};
+use crate::console;
 use crate::failure::Failure;
 
 /// Name of the diagnostics file.
@@ -47,7 +48,12 @@ impl Sink {
         match self {
             Self::Memory(memory) => memory.write_all(bytes),
             Self::File(file) => file.write_all(bytes),
-            Self::Stderr => io::stderr().write_all(bytes),
+            Self::Stderr => {
+                if !bytes.is_empty() {
+                    console::eprint(String::from_utf8_lossy(bytes));
+                }
+                Ok(())
+            }
         }
     }
 }
@@ -107,7 +113,7 @@ pub fn write_to(folder: &Path) -> Result<(), Failure> {
 pub fn write_to_stderr() {
     let mut sink = SINK.lock();
     if matches!(*sink, Sink::Memory(_)) {
-        // A closed stderr cannot be reported anywhere
+        // The switch to stderr does not fail
         let _ = sink.switch_to(Sink::Stderr);
     }
 }

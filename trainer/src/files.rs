@@ -6,6 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use data::read_regular;
+
 /// Exit code of a failed run.
 pub const FAILED: u8 = 1;
 /// Exit code of bad usage, configuration or input.
@@ -83,7 +85,7 @@ pub fn write_atomic(path: &Path, content: &[u8]) -> Result<(), FileError> {
 /// # Errors
 /// Names `path` when the file exists and cannot be read.
 pub fn read_or_empty(path: &Path) -> Result<Vec<u8>, FileError> {
-    match fs::read(path) {
+    match read_regular(path, u64::MAX) {
         Ok(bytes) => Ok(bytes),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
         Err(error) => Err(FileError::io(path, "read", &error)),

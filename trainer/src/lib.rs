@@ -3,9 +3,12 @@
 //! `ARCHITECTURE.md` shows the modules in layers. A module imports only from layers below its own, which `tests/layers.rs`
 //! checks. Only [`commands`] and [`run`] use flags. [`engine`] counts epochs. Only rank 0 has a [`report::Reporter`].
 
+#![deny(clippy::print_stdout, clippy::print_stderr, reason = "`console` writes to the screen")]
+
 pub mod cli;
 pub mod commands;
 pub mod config;
+pub mod console;
 pub mod device;
 pub mod diagnostics;
 pub mod engine;

@@ -1,15 +1,17 @@
 //! `trainer`: parses the command line, runs the command and returns the exit code.
 
+#![deny(clippy::print_stdout, clippy::print_stderr, reason = "`console` writes to the screen")]
+
 use std::{
-    io::{self, Write},
     panic::{self, AssertUnwindSafe},
     process::ExitCode,
 };
 
 use clap::Parser;
-use trainer::{cli::Cli, commands, diagnostics, failure::Failure, signals};
+use trainer::{cli::Cli, commands, console, diagnostics, failure::Failure, signals};
 
 fn main() -> ExitCode {
+    console::start();
     // A panic is a defect of this program. Print its location once, below, instead of a dump inside a progress bar.
     panic::set_hook(Box::new(|info| {
         // `main` prints this failure at the end
@@ -17,10 +19,18 @@ fn main() -> ExitCode {
             return;
         }
         let place = info.location().map(|place| format!(" at {}:{}", place.file(), place.line())).unwrap_or_default();
-        print_error(format_args!("internal error{place}: {}", info.payload_as_str().unwrap_or("no message")));
+        console::eprint(format_args!("internal error{place}: {}", info.payload_as_str().unwrap_or("no message")));
     }));
     let run = || {
-        let cli = Cli::parse();
+        let cli = match Cli::try_parse() {
+            Ok(cli) => cli,
+            // A shell's `*` may have put any file name among the arguments.
+            Err(mistake) if mistake.use_stderr() => {
+                console::eprint(mistake.render());
+                return Ok(mistake.exit_code() as u8);
+            }
+            Err(help) => help.exit(),
+        };
         signals::install_for_every_command()?;
         diagnostics::start(&cli)?;
         commands::run(cli)
@@ -32,16 +42,11 @@ fn main() -> ExitCode {
         Err(text.and_then(Failure::of_panic).unwrap_or_else(defect))
     });
     diagnostics::write_to_stderr();
-    match result {
+    match result.and_then(|code| console::check().map(|()| code).map_err(Failure::from)) {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
-            print_error(format_args!("error: {failure}"));
+            console::eprint(format_args!("error: {failure}"));
             ExitCode::from(failure.code)
         }
     }
-}
-
-/// Prints a line on stderr. `eprintln!` would panic where the terminal has closed, and hide the exit code.
-fn print_error(line: std::fmt::Arguments) {
-    let _ = writeln!(io::stderr(), "{line}");
 }

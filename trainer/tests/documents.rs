@@ -86,7 +86,7 @@ fn files_that_are_named_exist() {
     }
 }
 
-/// Returns the flags that the help of the commands names.
+/// Returns the flags that the help of the commands names, and those of the chaos script.
 fn flags() -> BTreeSet<String> {
     let commands = [
         "train",
@@ -108,6 +108,8 @@ fn flags() -> BTreeSet<String> {
         let help = String::from_utf8(output.stdout).unwrap();
         flags.extend(words(&help).filter_map(|word| word.strip_prefix("--")).map(str::to_owned));
     }
+    let chaos = read(&root().join("benches/chaos/__main__.py"));
+    flags.extend(words(&chaos).filter_map(|word| word.strip_prefix("--")).map(str::to_owned));
     flags
 }
 

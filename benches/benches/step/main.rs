@@ -1,6 +1,6 @@
 //! Times the training step of any model, PyTorch's step, and the loader:
 //! `cargo bench -p benches --bench step -- [--python PYTHON] [--batch N] [--steps N] [--rounds N] [--json FILE]
-//! [--device cpu|cuda] [--precision f32|bf16] [--capture] [--kernels] all|MODEL…`.
+//! [--device cpu|cuda] [--precision f32|bf16|both] [--capture] [--kernels] all|MODEL…`.
 //!
 //! With `--device cuda` (feature `cuda`) the images are on the GPU and augmented there, as in training, and each step is
 //! waited for. The first step, in which burn compiles and tunes its kernels, is reported separately. `--capture` also
@@ -11,8 +11,8 @@
 //! Random images of the size that each model expects. A round of a model is N steps of ours (forward, backward, SGD with
 //! Nesterov momentum), the beginning of an epoch of the loader, and with `--python` (a Python that has torch) N steps of
 //! `peers/step.py` in each variant. All rounds of a model are finished before the next model begins, so that only one
-//! network is in memory. The table shows medians over the rounds, and how many times faster ours is than PyTorch's fastest
-//! variant.
+//! network is in memory. The table shows medians over the rounds, and how many times as fast as PyTorch's fastest variant ours
+//! is: in f32 its fastest f32 variant, in bf16 its fastest of all. `--precision both` measures both in the same rounds.
 
 #[path = "../shared/mod.rs"]
 mod shared;
@@ -43,7 +43,8 @@ struct Options {
     steps: usize,
     rounds: usize,
     gpu: bool,
-    precision: String,
+    /// `f32`, `bf16` or both.
+    precisions: Vec<String>,
     capture: bool,
     kernels: bool,
     models: Vec<String>,
@@ -83,6 +84,29 @@ struct Row {
     loader: Option<f64>,
 }
 
+impl Row {
+    fn show(&self) {
+        let ratio = self.ratio.map_or("-".into(), |ratio| format!("{ratio:.2}"));
+        let peers: Vec<_> = self.pytorch.iter().map(|(name, times)| format!("{name} {:.1}", times.step)).collect();
+        let Times { forward, backward, step } = self.ours;
+        println!(
+            "{:<17} {:<9} {forward:>9.1} {backward:>9.1} {step:>9.1} {:>9.1} {ratio:>7}  {}",
+            self.model,
+            self.precision,
+            1000.0 * self.batch as f64 / step,
+            peers.join(", ")
+        );
+        if let Some(capture::Captured { launched, replayed, graph }) = self.captured {
+            let what = if graph { "replayed as a graph" } else { "again (this device records no graph)" };
+            println!("{:<17} forward and backward launched {launched:.1} ms, {what} {replayed:.1} ms", "");
+        }
+        #[cfg(feature = "cuda")]
+        if let Some(kernels) = &self.kernels {
+            kernels.show();
+        }
+    }
+}
+
 fn main() -> ExitCode {
     shared::exit_code(run())
 }
@@ -93,38 +117,23 @@ fn run() -> Result<(), Box<dyn Error>> {
     let selected = DeviceSet::of(wish)?.select(&LocalRank::ALONE)?;
     let threads = selected.threads;
     println!(
-        "batch {}, {}, {}{}, medians of {} rounds of {} steps",
+        "batch {}, {}{}, medians of {} rounds of {} steps",
         options.batch,
-        options.precision,
         selected.description,
         if cfg!(feature = "fusion") { " with fusion" } else { "" },
         options.rounds,
         options.steps
     );
     println!(
-        "{:<17} {:>9} {:>9} {:>9} {:>9} {:>7}  PyTorch's steps",
-        "model", "forward", "backward", "step ms", "images/s", "ratio"
+        "{:<17} {:<9} {:>9} {:>9} {:>9} {:>9} {:>7}  PyTorch's steps",
+        "model", "precision", "forward", "backward", "step ms", "images/s", "ratio"
     );
     let mut rows = Vec::new();
     for name in &options.models {
-        let row = measure(name, &options, &selected, threads)?;
-        let ratio = row.ratio.map_or("-".into(), |ratio| format!("{ratio:.2}"));
-        let peers: Vec<_> = row.pytorch.iter().map(|(name, times)| format!("{name} {:.1}", times.step)).collect();
-        let Times { forward, backward, step } = row.ours;
-        println!(
-            "{name:<17} {forward:>9.1} {backward:>9.1} {step:>9.1} {:>9.1} {ratio:>7}  {}",
-            1000.0 * options.batch as f64 / step,
-            peers.join(", ")
-        );
-        if let Some(capture::Captured { launched, replayed, graph }) = row.captured {
-            let what = if graph { "replayed as a graph" } else { "again (this device records no graph)" };
-            println!("{:<17} forward and backward launched {launched:.1} ms, {what} {replayed:.1} ms", "");
+        for row in measure(name, &options, &selected, threads)? {
+            row.show();
+            rows.push(row);
         }
-        #[cfg(feature = "cuda")]
-        if let Some(kernels) = &row.kernels {
-            kernels.show();
-        }
-        rows.push(row);
     }
     if let Some(path) = &options.json {
         std::fs::write(path, serde_json::to_string_pretty(&rows)?)?;
@@ -132,26 +141,32 @@ fn run() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Runs all rounds of one model.
-fn measure(name: &str, options: &Options, selected: &Selected, threads: usize) -> Result<Row, Box<dyn Error>> {
+/// Runs all rounds of one model. Returns a row for each precision.
+fn measure(name: &str, options: &Options, selected: &Selected, threads: usize) -> Result<Vec<Row>, Box<dyn Error>> {
     let spec = models::find(name)?.spec;
     let [height, width] = spec.image_size;
     let shape = ImageShape { channels: spec.in_channels, height, width };
     let dataset = Arc::new(random(shape));
     let loader = loader(&dataset, options)?;
     let batches: Vec<Batch> = loader.epoch(1, 0).take(4).collect();
-    let mut strategy = shared::strategy(name, &spec, &options.precision, &selected.device)?;
     let resident = || DeviceDataset::new(&dataset, loader.pipeline().clone(), &selected.device.clone().inner());
-    if options.gpu {
-        strategy.keep_on_device(DeviceDatasets { train: resident(), eval: resident() })?;
+    let mut sides = Vec::new();
+    for precision in &options.precisions {
+        let mut strategy = shared::strategy(name, &spec, precision, &selected.device)?;
+        if options.gpu {
+            strategy.keep_on_device(DeviceDatasets { train: resident(), eval: resident() })?;
+        }
+        let first_step_s = steps(&mut strategy, &batches, 1, selected)?.step / 1000.0;
+        // Kernels of a GPU are tuned by shape: the second step has no new ones.
+        steps(&mut strategy, &batches, if options.gpu { 3 } else { 0 }, selected)?;
+        sides.push(Side { precision, strategy, first_step_s, times: Vec::new() });
     }
-    let first_step_s = steps(&mut strategy, &batches, 1, selected)?.step / 1000.0;
-    // Kernels of a GPU are tuned by shape: the second step has no new ones.
-    steps(&mut strategy, &batches, if options.gpu { 3 } else { 0 }, selected)?;
-    let (mut ours, mut loaded_rates) = (Vec::new(), Vec::new());
+    let mut loaded_rates = Vec::new();
     let mut peers: BTreeMap<String, Vec<Times>> = BTreeMap::new();
     for _ in 0..options.rounds {
-        ours.push(steps(&mut strategy, &batches, options.steps, selected)?);
+        for side in &mut sides {
+            side.times.push(steps(&mut side.strategy, &batches, options.steps, selected)?);
+        }
         if !options.gpu {
             loaded_rates.push(loaded(&loader, options.batch));
         }
@@ -161,35 +176,51 @@ fn measure(name: &str, options: &Options, selected: &Selected, threads: usize) -
             }
         }
     }
-    let held = device::held_bytes(&selected.device.clone().inner()).or_else(device::peak_bytes);
-    #[cfg(feature = "cuda")]
-    let kernels = match options.kernels {
-        true => Some(kernels::measure(&mut strategy, &resident(), &batches, options.steps, selected)?),
-        false => None,
-    };
-    drop(strategy);
-    let bf16 = options.precision == "bf16";
-    let captured = match options.capture {
-        true => Some(capture::measure(name, &spec, options.batch, bf16, options.steps, selected)?),
-        false => None,
-    };
-    let ours = medians(&ours);
+    let loaded_rate = median(loaded_rates);
     let pytorch: BTreeMap<String, Times> = peers.iter().map(|(name, times)| (name.clone(), medians(times))).collect();
-    Ok(Row {
-        model: name.to_owned(),
-        ratio: pytorch.values().map(|times| times.step).reduce(f64::min).map(|best| best / ours.step),
-        loader: (!options.gpu).then(|| median(loaded_rates) * ours.step / (1000.0 * options.batch as f64)),
-        device: selected.description.clone(),
-        precision: options.precision.clone(),
-        batch: options.batch,
-        first_step_s,
-        peak_bytes: held,
-        captured,
+    let mut rows = Vec::new();
+    for side in sides {
         #[cfg(feature = "cuda")]
-        kernels,
-        ours,
-        pytorch,
-    })
+        let mut side = side;
+        let bf16 = side.precision == "bf16";
+        let held = device::held_bytes(&selected.device.clone().inner()).or_else(device::peak_bytes);
+        #[cfg(feature = "cuda")]
+        let kernels = match options.kernels {
+            true => Some(kernels::measure(&mut side.strategy, &resident(), &batches, options.steps, selected)?),
+            false => None,
+        };
+        drop(side.strategy);
+        let captured = match options.capture {
+            true => Some(capture::measure(name, &spec, options.batch, bf16, options.steps, selected)?),
+            false => None,
+        };
+        let ours = medians(&side.times);
+        let comparable = pytorch.iter().filter(|(variant, _)| bf16 || !variant.contains("bf16"));
+        rows.push(Row {
+            model: name.to_owned(),
+            ratio: comparable.map(|(_, times)| times.step).reduce(f64::min).map(|best| best / ours.step),
+            loader: (!options.gpu).then(|| loaded_rate * ours.step / (1000.0 * options.batch as f64)),
+            device: selected.description.clone(),
+            precision: side.precision.to_owned(),
+            batch: options.batch,
+            first_step_s: side.first_step_s,
+            peak_bytes: held,
+            captured,
+            #[cfg(feature = "cuda")]
+            kernels,
+            ours,
+            pytorch: pytorch.clone(),
+        });
+    }
+    Ok(rows)
+}
+
+/// Training in one precision.
+struct Side<'a> {
+    precision: &'a str,
+    strategy: Single,
+    first_step_s: f64,
+    times: Vec<Times>,
 }
 
 fn options() -> Result<Options, Box<dyn Error>> {
@@ -200,7 +231,7 @@ fn options() -> Result<Options, Box<dyn Error>> {
         steps: 3,
         rounds: 5,
         gpu: false,
-        precision: "f32".to_owned(),
+        precisions: vec!["f32".to_owned()],
         capture: false,
         kernels: false,
         models: Vec::new(),
@@ -222,7 +253,12 @@ fn options() -> Result<Options, Box<dyn Error>> {
                     other => return Err(format!("--device {other}: cpu or cuda").into()),
                 }
             }
-            "--precision" => options.precision = value()?,
+            "--precision" => {
+                options.precisions = match value()?.as_str() {
+                    "both" => vec!["f32".to_owned(), "bf16".to_owned()],
+                    one => vec![one.to_owned()],
+                }
+            }
             "--capture" => options.capture = true,
             "--kernels" => options.kernels = true,
             "all" => options.models.extend(models::entries().iter().map(|entry| entry.name.to_owned())),

@@ -95,12 +95,12 @@ fn class_names(info: &DatasetInfo, layout: &CifarLayout, dir: &Path) -> Result<V
 
 /// Reads a file of class names, one per line.
 pub(crate) fn read_names(path: &Path, expected: usize, name: &str) -> Result<Vec<String>, DataError> {
-    let (_, len) = open(path)?;
+    let (file, len) = open(path)?;
     if len > MAX_NAMES {
         let cause = format!("{len} bytes is too long for a list of {expected} class names");
         return Err(DataError::new(path, cause, damaged(name)));
     }
-    let text = std::fs::read_to_string(path).map_err(|e| read_error(path, &e))?;
+    let text = std::io::read_to_string(file).map_err(|e| read_error(path, &e))?;
     let names: Vec<String> = text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect();
     if names.len() != expected {
         let cause = format!("{} class names, `{name}` has {expected}", names.len());

@@ -4,12 +4,13 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-use crate::DataError;
+use crate::{DataError, open_regular};
 
 /// Converts an I/O error into one that names the file and what to do.
 pub(crate) fn read_error(path: &Path, error: &io::Error) -> DataError {
     let hint = match error.kind() {
         io::ErrorKind::NotFound => "check the path; --data-dir names the data folder",
+        io::ErrorKind::InvalidInput => "a data file is expected here",
         io::ErrorKind::PermissionDenied => "check the permissions of the file and of the folders above it",
         _ => "check the disk, or copy the file again",
     };
@@ -18,12 +19,7 @@ pub(crate) fn read_error(path: &Path, error: &io::Error) -> DataError {
 
 /// Opens a regular file and returns it with its length in bytes.
 pub(crate) fn open(path: &Path) -> Result<(File, u64), DataError> {
-    let file = File::open(path).map_err(|e| read_error(path, &e))?;
-    let meta = file.metadata().map_err(|e| read_error(path, &e))?;
-    if !meta.is_file() {
-        return Err(DataError::new(path, "is not a file", "a data file is expected here"));
-    }
-    Ok((file, meta.len()))
+    open_regular(path).map_err(|e| read_error(path, &e))
 }
 
 /// Reads a file of exactly `records` records of `record_len` bytes.

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::DatasetInfo;
+use crate::memory::available_memory;
 use crate::{DataError, ImageShape};
 
 /// Natural and padded shape of the images of a data set.
@@ -70,20 +71,42 @@ impl Fit {
         }
     }
 
-    /// Allocates memory for `count` padded images. The error says how much memory they need.
+    /// Allocates memory for `count` padded images.
     pub(super) fn allocate(&self, dir: &Path, count: usize) -> Result<Vec<u8>, DataError> {
+        self.check_memory(dir, count)?;
         let mut images = Vec::new();
-        let needed = count.checked_mul(self.padded.len());
-        if needed.is_none_or(|bytes| images.try_reserve_exact(bytes).is_err()) {
-            let gib = count as f64 * self.padded.len() as f64 / (1u64 << 30) as f64;
-            return Err(DataError::new(
-                dir,
-                format!("{count} images of {} need {gib:.1} GiB of memory, more than is available", self.padded),
-                "set a smaller image_size, or limit_train and limit_test",
-            ));
+        match images.try_reserve_exact(count * self.padded.len()) {
+            Ok(()) => Ok(images),
+            Err(_) => Err(self.too_large(dir, count, "more than this process may have")),
         }
-        Ok(images)
     }
+
+    /// Checks that `count` padded images fit into the memory that is free. The kernel would promise more than it has, and
+    /// end a process when the memory is used.
+    pub(super) fn check_memory(&self, dir: &Path, count: usize) -> Result<(), DataError> {
+        let needed = count.checked_mul(self.padded.len());
+        match (needed, available_memory()) {
+            (None, _) => Err(self.too_large(dir, count, "more than any machine has")),
+            (Some(needed), Some(available)) if needed as u64 > available => {
+                Err(self.too_large(dir, count, &format!("{} are available", gib(available as f64))))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes the error of images that do not fit into memory.
+    fn too_large(&self, dir: &Path, count: usize, bound: &str) -> DataError {
+        let needed = gib(count as f64 * self.padded.len() as f64);
+        DataError::new(
+            dir,
+            format!("{count} images of {} need {needed} of memory, {bound}", self.padded),
+            "set a smaller image_size, or limit_train and limit_test",
+        )
+    }
+}
+
+fn gib(bytes: f64) -> String {
+    format!("{:.1} GiB", bytes / (1u64 << 30) as f64)
 }
 
 /// Maximum side of an image, in pixels: larger than any use, small enough that no size overflows.
@@ -133,7 +156,11 @@ mod tests {
         assert!(Fit::padded(info, shape, Some(usize::MAX)).is_err());
         let huge = Fit::exact(ImageShape { channels: 3, height: MAX_SIDE, width: MAX_SIDE });
         let error = huge.allocate(Path::new("data"), 10_000_000).unwrap_err();
-        assert!(error.cause.contains("GiB"), "{error}");
+        assert!(
+            error.cause.contains("need 7500000.0 GiB of memory, ") && error.cause.ends_with(" are available"),
+            "{error}"
+        );
+        assert!(error.hint.contains("image_size"), "{}", error.hint);
         assert!(huge.allocate(Path::new("data"), usize::MAX).is_err());
         assert!(keep(Some(0), 10, "limit_train").is_err());
         assert_eq!(keep(Some(20), 10, "limit_train"), Ok(10));

@@ -6,9 +6,11 @@
 
 mod walk;
 
+use std::io::BufReader;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
-use image::{DynamicImage, ImageReader, Limits, imageops::FilterType};
+use image::{DynamicImage, ImageDecoder, ImageReader, Limits, imageops::FilterType};
 use rayon::prelude::*;
 
 use super::file::read_error;
@@ -19,6 +21,11 @@ use walk::{Sample, classes, samples};
 
 /// Maximum memory that the decoder of one image may allocate, in bytes. It bounds what a forged header can request.
 const MAX_DECODED: u64 = 1 << 30;
+
+/// Pixels of a large image. One at a time is decoded, whatever the number of threads.
+const LARGE: usize = 4096 * 4096;
+
+static ONE_LARGE_IMAGE: Mutex<()> = Mutex::new(());
 
 /// Reads an image folder.
 pub(super) fn load(info: &DatasetInfo, dir: &Path, request: &LoadRequest) -> Result<Splits, DataError> {
@@ -44,6 +51,11 @@ pub(super) fn load(info: &DatasetInfo, dir: &Path, request: &LoadRequest) -> Res
     };
     let fit = Fit::exact(ImageShape { channels: 3, height, width });
     let resize = request.image_size.is_some();
+    if !resize {
+        let all = [&train].into_iter().chain(&val).chain([&test]);
+        all.clone().try_for_each(|(_, samples)| check_sizes(samples, fit.shape()))?;
+        fit.check_memory(dir, all.map(|(_, samples)| samples.len()).sum())?;
+    }
     let decode = |(dir, samples): (PathBuf, Vec<Sample>)| decode_all(info, &fit, resize, &dir, &samples, &names);
     Ok(Splits {
         train: decode(train)?,
@@ -121,6 +133,22 @@ fn thin(all: Vec<Sample>, classes: usize, limit: Option<usize>, option: &str) ->
     Ok(kept.into_iter().filter_map(|index| all[index].take()).collect())
 }
 
+/// Checks in the headers that all images have the size `shape`: nothing large is decoded before a small mistake is found.
+fn check_sizes(samples: &[Sample], shape: ImageShape) -> Result<(), DataError> {
+    let mistake = samples.par_iter().find_map_first(|sample| match size_of(&sample.path) {
+        Ok(size) if size == (shape.height, shape.width) => None,
+        Ok(size) => Some(other_size(&sample.path, size, shape)),
+        Err(error) => Some(error),
+    });
+    mistake.map_or(Ok(()), Err)
+}
+
+/// Makes the error of an image whose height and width are not those of the first image.
+fn other_size(path: &Path, (height, width): (usize, usize), shape: ImageShape) -> DataError {
+    let cause = format!("is {width}x{height} pixels, the first image is {}x{}", shape.width, shape.height);
+    DataError::new(path, cause, "set image_size in [data] to resize all images to a square")
+}
+
 /// Decodes all images of a split.
 fn decode_all(
     info: &DatasetInfo,
@@ -146,8 +174,10 @@ fn decode_all(
 
 /// Decodes one image into `out`, `[3, H, W]`.
 fn decode(path: &Path, shape: ImageShape, resize: bool, out: &mut [u8]) -> Result<(), DataError> {
-    let image = open(path)?.decode().map_err(|e| image_error(path, &e))?;
-    let (height, width) = (image.height() as usize, image.width() as usize);
+    let (decoder, (height, width)) = open(path)?;
+    // Each large image takes as much memory as thousands of small ones.
+    let _turn = (height * width > LARGE).then(|| ONE_LARGE_IMAGE.lock().unwrap_or_else(PoisonError::into_inner));
+    let image = DynamicImage::from_decoder(decoder).map_err(|e| image_error(path, &e))?;
     let rgb = if (height, width) == (shape.height, shape.width) {
         image.into_rgb8()
     } else if resize {
@@ -155,8 +185,7 @@ fn decode(path: &Path, shape: ImageShape, resize: bool, out: &mut [u8]) -> Resul
         let small = DynamicImage::ImageRgb8(image.into_rgb8());
         small.resize_exact(shape.width as u32, shape.height as u32, FilterType::Triangle).into_rgb8()
     } else {
-        let cause = format!("is {width}x{height} pixels, the first image is {}x{}", shape.width, shape.height);
-        return Err(DataError::new(path, cause, "set image_size in [data] to resize all images to a square"));
+        return Err(other_size(path, (height, width), shape));
     };
     let plane = shape.height * shape.width;
     for (index, pixel) in rgb.pixels().enumerate() {
@@ -167,27 +196,32 @@ fn decode(path: &Path, shape: ImageShape, resize: bool, out: &mut [u8]) -> Resul
     Ok(())
 }
 
-/// Reads the height and width of an image from its header.
-fn size_of(path: &Path) -> Result<(usize, usize), DataError> {
-    let (width, height) = open(path)?.into_dimensions().map_err(|e| image_error(path, &e))?;
-    if width as usize > MAX_SIDE || height as usize > MAX_SIDE || width == 0 || height == 0 {
-        let cause = format!("is {width}x{height} pixels; sides from 1 to {MAX_SIDE} are read");
+/// Reads an image's header. Returns the decoder of the pixels, and height and width. The first bytes determine the format,
+/// because names are often wrong.
+fn open(path: &Path) -> Result<(impl ImageDecoder, (usize, usize)), DataError> {
+    let (file, len) = super::open(path)?;
+    if len > MAX_DECODED {
+        let cause = format!("has {len} bytes, an image has at most {MAX_DECODED}");
         return Err(DataError::new(path, cause, "replace the image if it is damaged, or scale it down"));
     }
-    Ok((height as usize, width as usize))
-}
-
-/// Opens an image. Its first bytes determine the format, because names are often wrong.
-fn open(path: &Path) -> Result<ImageReader<std::io::BufReader<std::fs::File>>, DataError> {
-    let (file, _) = super::open(path)?;
-    let mut reader =
-        ImageReader::new(std::io::BufReader::new(file)).with_guessed_format().map_err(|e| read_error(path, &e))?;
+    let mut reader = ImageReader::new(BufReader::new(file)).with_guessed_format().map_err(|e| read_error(path, &e))?;
     let mut limits = Limits::default();
     limits.max_image_width = Some(MAX_SIDE as u32);
     limits.max_image_height = Some(MAX_SIDE as u32);
     limits.max_alloc = Some(MAX_DECODED);
     reader.limits(limits);
-    Ok(reader)
+    let decoder = reader.into_decoder().map_err(|e| image_error(path, &e))?;
+    let (width, height) = decoder.dimensions();
+    if width == 0 || height == 0 || decoder.total_bytes() > MAX_DECODED {
+        let cause = format!("is {width}x{height} pixels; at most {MAX_DECODED} bytes are decoded");
+        return Err(DataError::new(path, cause, "replace the image if it is damaged, or scale it down"));
+    }
+    Ok((decoder, (height as usize, width as usize)))
+}
+
+/// Returns the height and width of an image from its header.
+fn size_of(path: &Path) -> Result<(usize, usize), DataError> {
+    open(path).map(|(_, size)| size)
 }
 
 /// Makes the error of an image that cannot be decoded.

@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! dialer   → listener   hello:  magic, purpose, rank, world, nonce          (HELLO_BYTES)
-//! listener → dialer     nonce, HMAC(secret, "listener" hello nonce)         (REPLY_BYTES)
+//! listener → dialer     magic, nonce, HMAC(secret, "listener" hello nonce)  (REPLY_BYTES)
 //! dialer   → listener   HMAC(secret, "dialer" hello nonce)                  (PROOF_BYTES)
+//!                       or zeros, if the listener's HMAC is wrong
 //! listener → dialer     0, or a length and the reason why the rank cannot join
 //! ```
 //!
@@ -22,14 +23,17 @@ use sha2::Sha256;
 use super::error::{CommError, Result};
 use super::hex;
 
-const MAGIC: &[u8; 8] = b"trncomm1";
+const MAGIC: &[u8; 8] = b"trncomm2";
 const NONCE: usize = 16;
 pub(crate) const HELLO_BYTES: usize = 8 + 1 + 4 + 4 + NONCE;
 pub(crate) const PROOF_BYTES: usize = 32;
-pub(crate) const REPLY_BYTES: usize = NONCE + PROOF_BYTES;
+pub(crate) const REPLY_BYTES: usize = MAGIC.len() + NONCE + PROOF_BYTES;
 /// Time limit of the whole handshake, on either side.
 pub(crate) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 const MAX_REFUSAL: usize = 4096;
+/// Why a peer is refused that sends something else.
+const OTHER_PROTOCOL: &str = "it does not speak this protocol: another program, or another version of this one";
+const OTHER_SECRET: &str = "it does not know this run's secret";
 
 /// The secret of a run: 32 bytes; 64 hexadecimal digits in an environment variable.
 #[derive(Clone, PartialEq, Eq)]
@@ -51,8 +55,8 @@ impl Secret {
         hex::decode(text.trim()).map(Self)
     }
 
-    /// Derives a secret from words that all processes of a job know (job id, address), for launchers without a private channel. It
-    /// keeps other jobs out, but not an attacker who can guess the words.
+    /// Derives a secret from the user's words, or from another secret and a purpose. Words that others can guess make a secret that
+    /// others can guess.
     pub fn from_words(words: &[&str]) -> Self {
         let mut mac = Self([0; 32]).mac();
         for word in words {
@@ -145,7 +149,7 @@ impl Hello {
 
     pub(crate) fn decode(bytes: &[u8; HELLO_BYTES]) -> std::result::Result<Self, &'static str> {
         if &bytes[..8] != MAGIC {
-            return Err("it does not speak this protocol");
+            return Err(OTHER_PROTOCOL);
         }
         let purpose = match bytes[8] {
             1 => Purpose::Store,
@@ -176,12 +180,15 @@ impl Challenge {
     }
     pub(crate) fn reply(&self, secret: &Secret) -> [u8; REPLY_BYTES] {
         let mut out = [0; REPLY_BYTES];
-        out[..NONCE].copy_from_slice(&self.nonce);
-        out[NONCE..].copy_from_slice(&secret.proof(b"listener", &self.hello.encode(), &self.nonce));
+        let (magic, rest) = out.split_at_mut(MAGIC.len());
+        magic.copy_from_slice(MAGIC);
+        rest[..NONCE].copy_from_slice(&self.nonce);
+        rest[NONCE..].copy_from_slice(&secret.proof(b"listener", &self.hello.encode(), &self.nonce));
         out
     }
-    pub(crate) fn accepts(&self, secret: &Secret, proof: &[u8]) -> bool {
-        secret.verify(b"dialer", &self.hello.encode(), &self.nonce, proof)
+    /// Checks the dialer's proof. The error is the reason for the refusal.
+    pub(crate) fn check(&self, secret: &Secret, proof: &[u8]) -> std::result::Result<(), &'static str> {
+        if secret.verify(b"dialer", &self.hello.encode(), &self.nonce, proof) { Ok(()) } else { Err(OTHER_SECRET) }
     }
 }
 
@@ -198,7 +205,9 @@ pub(crate) fn verdict(refusal: Option<&str>) -> Vec<u8> {
 pub(crate) enum HandshakeError {
     /// The connection broke or was slow. Another attempt may succeed.
     Broken(String),
-    /// The other side is not a peer of this job, or refused this rank.
+    /// The other side has not proved that it belongs to this job.
+    Unauthenticated(&'static str),
+    /// The other side belongs to this job and refuses this rank, or is refused.
     Refused(String),
 }
 
@@ -246,16 +255,22 @@ pub(crate) fn dial(stream: &TcpStream, secret: &Secret, hello: &Hello) -> std::r
     io.write(&said)?;
     let mut reply = [0; REPLY_BYTES];
     io.read(&mut reply)?;
+    let (magic, reply) = reply.split_at(MAGIC.len());
+    if magic != MAGIC {
+        return Err(HandshakeError::Unauthenticated(OTHER_PROTOCOL));
+    }
     let (nonce, proof) = reply.split_at(NONCE);
     if !secret.verify(b"listener", &said, nonce, proof) {
-        return Err(HandshakeError::Refused("it does not know this run's secret".into()));
+        // Tells an honest listener why the connection ends. A proof would help a dishonest one to join elsewhere.
+        let _ = io.write(&[0; PROOF_BYTES]);
+        return Err(HandshakeError::Unauthenticated(OTHER_SECRET));
     }
     io.write(&secret.proof(b"dialer", &said, nonce))?;
     let mut len = [0; 4];
     io.read(&mut len)?;
     let len = u32::from_le_bytes(len) as usize;
     if len > MAX_REFUSAL {
-        return Err(HandshakeError::Refused("it does not speak this protocol".into()));
+        return Err(HandshakeError::Unauthenticated(OTHER_PROTOCOL));
     }
     let mut text = vec![0; len];
     io.read(&mut text)?;
@@ -272,14 +287,12 @@ pub(crate) fn listen(
     let mut io = Deadline { stream, until: Instant::now() + HANDSHAKE_LIMIT };
     let mut hello = [0; HELLO_BYTES];
     io.read(&mut hello)?;
-    let hello = Hello::decode(&hello).map_err(|cause| HandshakeError::Refused(cause.into()))?;
+    let hello = Hello::decode(&hello).map_err(HandshakeError::Unauthenticated)?;
     let challenge = Challenge::new(hello).map_err(|e| HandshakeError::Broken(e.message))?;
     io.write(&challenge.reply(secret))?;
     let mut proof = [0; PROOF_BYTES];
     io.read(&mut proof)?;
-    if !challenge.accepts(secret, &proof) {
-        return Err(HandshakeError::Refused("it does not know this run's secret".into()));
-    }
+    challenge.check(secret, &proof).map_err(HandshakeError::Unauthenticated)?;
     let refusal = admit(&hello).err();
     io.write(&verdict(refusal.as_deref()))?;
     io.done()?;
@@ -307,10 +320,10 @@ mod tests {
         assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
         let challenge = Challenge::new(hello).unwrap();
         let proof = ours.proof(b"dialer", &hello.encode(), &challenge.nonce);
-        assert!(challenge.accepts(&ours, &proof));
-        assert!(!challenge.accepts(&theirs, &proof));
-        assert!(!Challenge::new(hello).unwrap().accepts(&ours, &proof), "a recorded proof was accepted again");
+        assert_eq!(challenge.check(&ours, &proof), Ok(()));
+        assert_eq!(challenge.check(&theirs, &proof), Err(OTHER_SECRET));
+        assert!(Challenge::new(hello).unwrap().check(&ours, &proof).is_err(), "a recorded proof was accepted again");
         // The listener's own proof, sent back to the listener, must not pass for the dialer's proof.
-        assert!(!challenge.accepts(&ours, &challenge.reply(&ours)[NONCE..]));
+        assert!(challenge.check(&ours, &challenge.reply(&ours)[MAGIC.len() + NONCE..]).is_err());
     }
 }

@@ -47,7 +47,8 @@ impl Inner {
 /// - [`ErrorKind::Mismatch`] if ranks call different collectives, or the same one with different lengths, types, reductions or
 ///   roots. All ranks of the job return the same error.
 /// - [`ErrorKind::Timeout`] if a rank does not arrive within [`CommConfig::timeout`](super::CommConfig::timeout).
-/// - [`ErrorKind::PeerLost`] if a rank died or left, [`ErrorKind::Aborted`] after an [`abort`](Self::abort).
+/// - [`ErrorKind::PeerLost`] if a rank died or left, [`ErrorKind::NoAnswer`] or [`ErrorKind::Reset`] if the network between hosts
+///   was down for longer than that, [`ErrorKind::Aborted`] after an [`abort`](Self::abort).
 /// - [`ErrorKind::Usage`] if the arguments cannot work on any rank, [`ErrorKind::System`] if the operating system fails.
 ///
 /// An error ends the job: every later call on any rank returns the first error.

@@ -20,6 +20,10 @@ pub enum ErrorKind {
     Setup = 6,
     /// The operating system failed during a collective.
     System = 7,
+    /// A rank, or the rendezvous, has not answered for too long: its host or the network is down.
+    NoAnswer = 8,
+    /// A rank, or the rendezvous, does not know the connection any more: it has ended, or has given up after an outage.
+    Reset = 9,
 }
 
 /// An error of a collective. The message names ranks and the collective.
@@ -80,6 +84,8 @@ impl CommError {
             5 => ErrorKind::Usage,
             6 => ErrorKind::Setup,
             7 => ErrorKind::System,
+            8 => ErrorKind::NoAnswer,
+            9 => ErrorKind::Reset,
             _ => return None,
         };
         let culprit = from.u64().map(|r| (r != u64::MAX).then_some(r as usize))?;

@@ -39,7 +39,8 @@
 //! - [`cuda`]: collectives on GPUs. Ranks connect over a communicator first.
 //! - [`mod@bench`]: the measurements of `trainer bench allreduce`.
 //!
-//! `unsafe` is allowed in `shm/`, `cuda/` and `fault_signals.rs` only. [`cuda::driver`] lists NVIDIA GPUs in every build.
+//! `unsafe` is allowed in `shm/`, `cuda/` and `fault_signals.rs`, and for one socket option in `net.rs`. [`cuda::driver`] lists
+//! NVIDIA GPUs in every build.
 
 #![warn(clippy::missing_errors_doc)]
 
@@ -83,4 +84,4 @@ pub use error::{CommError, ErrorKind, Result};
 pub use queue::Work;
 pub use rendezvous::{CommConfig, TransportKind, join, join_through, solo};
 pub use shared::Shared;
-pub use store::{StoreClient, StoreEvent, StoreServer};
+pub use store::{ConnectError, Member, StoreClient, StoreConfig, StoreEvent, StoreServer};

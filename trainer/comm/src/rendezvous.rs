@@ -9,7 +9,7 @@ use super::auth::Secret;
 use super::communicator::Communicator;
 use super::error::{CommError, Result};
 use super::process::Process;
-use super::store::StoreClient;
+use super::store::{StoreClient, StoreConfig};
 
 /// How ranks exchange data: a backend of `torch.distributed`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,7 +107,8 @@ pub fn join(config: &CommConfig) -> Result<Communicator> {
         return Err(CommError::usage(format!("there is no rank {rank} in a job of {world}"))
             .hint("ranks count from 0: RANK must be below WORLD_SIZE"));
     }
-    let store = StoreClient::connect(&config.store, &config.secret, rank, world, config.connect_timeout)?;
+    let server = StoreConfig { answer_limit: config.timeout, ..StoreConfig::new(config.secret.clone(), world) };
+    let store = StoreClient::connect(&config.store, &server, rank, config.connect_timeout)?;
     join_through(store, config)
 }
 

@@ -9,7 +9,9 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use comm::{Communicator, ErrorKind, ReduceOp, Secret, StoreClient, StoreEvent, StoreServer, TransportKind, join};
+use comm::{
+    Communicator, ErrorKind, ReduceOp, Secret, StoreClient, StoreConfig, StoreEvent, StoreServer, TransportKind, join,
+};
 use support::{Job, KINDS, LIMIT, message, ranks, ranks_with};
 
 type Call = fn(&Communicator) -> Result<(), comm::CommError>;
@@ -305,7 +307,7 @@ fn unauthenticated_peers_are_refused_and_disturb_nobody() {
     let silent: Vec<TcpStream> = (0..200).map(|_| TcpStream::connect(address).unwrap()).collect();
     let mut loud = TcpStream::connect(address).unwrap();
     let _ = loud.write_all(&[0xff; 1 << 16]);
-    let wrong = StoreClient::connect(address.to_string(), &Secret::random().unwrap(), 1, 2, LIMIT);
+    let wrong = StoreClient::connect(address.to_string(), &StoreConfig::new(Secret::random().unwrap(), 2), 1, LIMIT);
     assert!(message(wrong).contains("does not know this run's secret"));
     // Silent peers beyond the limit are refused and the loud one is closed, while the ranks of the job join.
     let threads: Vec<_> = (0..2)
@@ -342,15 +344,16 @@ fn unauthenticated_peers_are_refused_and_disturb_nobody() {
 fn wrong_members_are_told_why() {
     let job = Job::new(2);
     let address = job.server.local_addr().to_string();
-    let connect = |rank, world| StoreClient::connect(&address, &job.secret, rank, world, LIMIT);
+    let config = |world| StoreConfig::new(job.secret.clone(), world);
+    let connect = |rank, world| StoreClient::connect(&address, &config(world), rank, LIMIT);
     let first = connect(0, 2).unwrap();
     assert!(message(connect(0, 2)).contains("rank 0 has joined already"));
     assert!(message(connect(1, 3)).contains("started for 3 ranks, this job has 2"));
     let start = Instant::now();
-    let nobody = StoreClient::connect("127.0.0.1:1", &job.secret, 0, 2, Duration::from_millis(200));
+    let nobody = StoreClient::connect("127.0.0.1:1", &config(2), 0, Duration::from_millis(200));
     assert!(message(nobody).contains("found no rendezvous at 127.0.0.1:1"));
     assert!(start.elapsed() >= Duration::from_millis(200), "it was given up too early");
-    let taken = StoreServer::bind(job.server.local_addr(), job.secret.clone(), 2, |_| {}).unwrap_err();
+    let taken = StoreServer::bind(job.server.local_addr(), config(2), |_| {}).unwrap_err();
     assert!(taken.hint.contains("another job has this port"), "{taken}");
     first.set("a", b"1").unwrap();
     assert_eq!(first.get("a").unwrap(), Some(b"1".to_vec()));

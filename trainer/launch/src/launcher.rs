@@ -5,25 +5,31 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::channel;
 use std::time::Duration;
 
+use super::announcer::Announcer;
 use super::cores::{self, CoreAssignment};
 use super::environment;
 use super::error::{LaunchError, Result, WORKER_DIED};
-use super::node_rendezvous::{NodeInfo, NodeRendezvous, RendezvousError, RendezvousParameters};
+use super::job_secret::{JobSecret, random_secret};
+use super::listen::{bind, listen_address};
+use super::node_failure::{NodeInfo, RendezvousError};
+use super::node_rendezvous::NodeRendezvous;
+use super::node_wait::NodeWait;
 use super::output::Screen;
+use super::port;
 use super::process::{WorkerProcess, WorkerSpec};
+use super::rendezvous_parameters::{MOST_MEMBERS, RendezvousParameters};
 use super::secret::{self, derive};
 use super::signals::{self, STOPPING, Signals};
 use super::supervisor::{Outcome, Supervisor};
-use super::worker::{self, bind, listen_address};
-use comm::{Secret, StoreEvent};
+use super::worker::{self, NOTICE};
+use comm::{Member, Secret, StoreConfig};
 
 /// How long the launcher waits.
 #[derive(Debug, Clone, Copy)]
 pub struct Timeouts {
-    /// A worker without heartbeats for this long has stalled.
+    /// A worker without heartbeats for this long has stalled. A node without an answer for this long is given up.
     pub stall: Duration,
     /// How long nodes and workers wait for each other at the start.
     pub join: Duration,
@@ -31,6 +37,8 @@ pub struct Timeouts {
     pub grace: Duration,
     /// How long workers may take to save a checkpoint after a signal.
     pub stop: Duration,
+    /// How often the launcher says for whom it waits.
+    pub notice: Duration,
 }
 
 /// What the first signal to the launcher asks of the workers. A second signal ends them at once.
@@ -89,6 +97,7 @@ impl LaunchConfig {
                 join: Duration::from_secs(300),
                 grace: Duration::from_secs(2),
                 stop: Duration::from_secs(120),
+                notice: NOTICE,
             },
             on_signal: OnSignal::Save,
             max_restarts: 0,
@@ -107,13 +116,28 @@ impl LaunchConfig {
         if self.workers == 0 {
             return Err(LaunchError::usage("a job of 0 workers", "ask for at least one: --cpus 1"));
         }
+        if self.workers > MOST_MEMBERS {
+            let message = format!("{} workers are more than a job may have, {MOST_MEMBERS}", self.workers);
+            return Err(LaunchError::usage(message, "--cpus and --gpus count processes on this machine"));
+        }
         let screen = Arc::new(Screen::default());
         let mut signals = Signals::install().map_err(|error| system("catch signals", &error))?;
-        for attempt in 0.. {
-            let outcome = match self.attempt(attempt, &mut signals, &screen) {
+        let mut secret = None;
+        let mut attempt = 0;
+        loop {
+            let outcome = match self.attempt(&mut attempt, &mut secret, &mut signals, &screen) {
                 Ok(outcome) => outcome,
                 Err(RendezvousError::Interrupted(signal)) => Outcome::Stopped(signal),
                 Err(RendezvousError::Failed(error)) => return Err(error),
+                Err(RendezvousError::Lost(failure)) => {
+                    let restartable = failure.restartable && attempt < self.max_restarts;
+                    let error = LaunchError::failed(&failure.what, failure.hint().unwrap_or_default());
+                    if !restartable {
+                        return Err(error);
+                    }
+                    screen.say(&format!("error: {error}"));
+                    Outcome::Failed { restartable }
+                }
             };
             tracing::info!(attempt, ?outcome, "attempt ended");
             match outcome {
@@ -129,37 +153,50 @@ impl LaunchConfig {
                         attempt + 2,
                         self.max_restarts + 1
                     ));
+                    attempt += 1;
                 }
                 Outcome::Failed { .. } => return Ok(WORKER_DIED),
             }
         }
-        Ok(WORKER_DIED)
     }
 
+    /// Runs the job once. `attempt` is corrected where other nodes are further. `secret` is the job's, once it is known.
     fn attempt(
         &self,
-        attempt: usize,
+        attempt: &mut usize,
+        secret: &mut Option<JobSecret>,
         signals: &mut Signals,
         screen: &Arc<Screen>,
     ) -> std::result::Result<Outcome, RendezvousError> {
-        let rendezvous =
-            self.rendezvous.as_ref().map(|parameters| self.join_nodes(parameters, attempt, signals)).transpose()?;
-        let (world, first_rank) = rendezvous.as_ref().map_or((self.workers, 0), NodeRendezvous::world);
-        let (node, host, port, secret) = match &self.rendezvous {
-            Some(nodes) => (nodes.node_rank, nodes.master_addr.clone(), 0, derive(&nodes.secret, "workers", attempt)),
-            None => {
-                let secret = Secret::random().map_err(|error| LaunchError::failed(error.message, error.hint))?;
-                (0, self.address.0.clone(), self.address.1, secret)
-            }
+        let rendezvous = match &self.rendezvous {
+            Some(parameters) => Some(self.join_nodes(parameters, *attempt, secret, signals, screen)?),
+            None => None,
         };
-        let (sender, events) = channel();
-        let on_event = move |event: StoreEvent| {
-            // The receiver is gone only when the job is over
-            let _ = sender.send(event);
+        *attempt = rendezvous.as_ref().map_or(*attempt, |rendezvous| rendezvous.attempt);
+        let attempt = *attempt;
+        let (world, first_rank) = rendezvous.as_ref().map_or((self.workers, 0), NodeRendezvous::world);
+        let (node, host, port, secret) = match (&self.rendezvous, secret) {
+            (Some(nodes), Some(secret)) => {
+                (nodes.node_rank, nodes.master_addr.clone(), 0, derive(&secret.secret, "workers", attempt))
+            }
+            _ => (0, self.address.0.clone(), self.address.1, random_secret()?),
         };
         // Node 0 hosts the store of all workers
         let store = match node {
-            0 => Some(bind(&listen_address(&host, rendezvous.is_some()), port, &secret, world, on_event)?),
+            0 => {
+                let config =
+                    StoreConfig { answer_limit: self.timeouts.stall, ..StoreConfig::new(secret.clone(), world) };
+                let announcer = Announcer {
+                    say: screen.sayer(),
+                    member: Member::Rank,
+                    world,
+                    place: host.clone(),
+                    interval: self.timeouts.notice,
+                    limit: self.timeouts.join,
+                };
+                let address = listen_address(&host, rendezvous.is_some(), |_| {});
+                Some(bind(&address, port, config, announcer.start()?)?)
+            }
             _ => None,
         };
         let port = match (&store, &rendezvous) {
@@ -168,7 +205,10 @@ impl LaunchConfig {
                 rendezvous.as_ref().map_or(Ok(()), |rendezvous| rendezvous.publish_port(port))?;
                 port
             }
-            (None, Some(rendezvous)) => rendezvous.workers_port(self.timeouts.join, &mut || stopping(signals))?,
+            (None, Some(rendezvous)) => {
+                let mut interrupted = || stopping(signals);
+                rendezvous.workers_port(&mut self.wait(screen, &mut interrupted))?
+            }
             (None, None) => port,
         };
         tracing::info!(attempt, world, node, first_rank, host, port, "starting {} workers", self.workers);
@@ -177,7 +217,6 @@ impl LaunchConfig {
         let supervisor = Supervisor {
             workers: &mut workers,
             store: store.as_ref(),
-            events,
             rendezvous: rendezvous.as_ref(),
             node: self.rendezvous.as_ref().map(|nodes| nodes.node_rank),
             signals,
@@ -196,11 +235,25 @@ impl LaunchConfig {
         &self,
         parameters: &RendezvousParameters,
         attempt: usize,
+        secret: &mut Option<JobSecret>,
         signals: &mut Signals,
+        screen: &Arc<Screen>,
     ) -> std::result::Result<NodeRendezvous, RendezvousError> {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let own = NodeInfo { workers: self.workers, host, max_restarts: self.max_restarts };
-        NodeRendezvous::join(parameters, &own, attempt, self.timeouts.join, &mut || stopping(signals))
+        let mut interrupted = || stopping(signals);
+        let mut wait = self.wait(screen, &mut interrupted);
+        let secret = match secret {
+            Some(secret) => secret,
+            None => secret.insert(JobSecret::of(parameters, &mut wait)?),
+        };
+        NodeRendezvous::join(parameters, &secret.secret, &own, attempt, &mut wait, self.timeouts, screen)
+    }
+
+    /// Returns a new wait for the other nodes.
+    fn wait<'a>(&self, screen: &'a Screen, interrupted: &'a mut dyn FnMut() -> Option<i32>) -> NodeWait<'a> {
+        let place = self.rendezvous.as_ref().map(|nodes| port::joined(&nodes.master_addr, nodes.master_port));
+        NodeWait::new(screen, place.unwrap_or_default(), self.timeouts, interrupted)
     }
 
     fn start(&self, group: &WorkerGroup, screen: &Arc<Screen>) -> Result<Vec<WorkerProcess>> {

@@ -16,7 +16,8 @@
 //!
 //! The same program with the same arguments is launcher and worker. [`detect`] decides which from the environment, and knows
 //! the workers of torchrun, Slurm, MPI and Kubeflow too (`environment/`). `node_rendezvous.rs` joins launchers of several
-//! machines.
+//! machines, `rank_rendezvous.rs` the ranks. No wait is silent: `announcer.rs` says who was refused and who is missing.
+//! `local_secret.rs` shares a secret between processes of one user on one host.
 //!
 //! # What a worker of this launcher has
 //!
@@ -40,15 +41,26 @@
 //! second signal kills them, but a SIGHUP is never that second signal: a terminal that closes sends several. The launcher itself is killed: the kernel kills its workers. Shared memory has no name in any
 //! file system, and sockets and processes end with the group: nothing is left to clean up.
 
+#![deny(clippy::print_stdout, clippy::print_stderr, reason = "`output::Screen` writes to the screen")]
+
+mod announcer;
+pub mod console;
 pub mod cores;
 pub mod environment;
 mod error;
 mod failure_report;
+mod job_secret;
 mod launcher;
+mod listen;
+mod local_secret;
+mod node_failure;
 mod node_rendezvous;
+mod node_wait;
 mod output;
 mod port;
 mod process;
+mod rank_rendezvous;
+mod rendezvous_parameters;
 mod report;
 pub mod secret;
 pub mod signals;
@@ -58,9 +70,14 @@ mod terminal_lines;
 pub mod worker;
 mod worker_status;
 
+#[cfg(test)]
+#[path = "../../testing/shared.rs"]
+#[allow(dead_code, reason = "a part of it is used here")]
+mod shared;
+
 pub use environment::{LauncherChoice, Role, detect};
 pub use error::{LaunchError, Result, USAGE, WORKER_DIED};
 pub use launcher::{LaunchConfig, OnSignal, Timeouts};
-pub use node_rendezvous::RendezvousParameters;
-pub use worker::Worker;
+pub use rendezvous_parameters::RendezvousParameters;
+pub use worker::{JoinTimeouts, NOTICE, Worker};
 pub use worker_status::WorkerStatus;

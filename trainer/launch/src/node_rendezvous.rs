@@ -2,104 +2,40 @@
 //!
 //! ```text
 //! node 0 listens at --master-addr:--master-port for the launchers (a store with one member per node)
+//! node 0          sets  attempt = how often the job was started    the others adopt it: they may have missed an attempt
 //! node R          sets  node/R  = its workers, host name, flags    every node reads all: world size and first ranks
 //! node 0          sets  workers = the port of the workers' store   a second store, on a port that the kernel chose
 //! node R          sets  failed  = the first failure                every node ends its workers and reports the failure
 //! node R          sets  ended/R when its workers are done          node 0 waits for all: it hosts both stores
 //! ```
 //!
-//! Each attempt has its own stores, and its own secrets derived from the job's.
+//! node 0          sets  attempt = how often the job was started    the others adopt it: they may have missed an attempt
+//! ```
+//!
+//! Each attempt has its own stores. A connection that an outage of the network has broken ends the attempt on both sides, and
+//! the job may be started again: see [`NodeFailure::of`].
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 
+use super::announcer::Announcer;
 use super::error::{LaunchError, Result};
+use super::launcher::Timeouts;
+use super::listen::{bind, listen_address};
+use super::node_failure::{NodeFailure, NodeInfo, RendezvousError};
+use super::node_wait::NodeWait;
+use super::output::Screen;
 use super::port;
-use super::secret::{self, derive};
-use super::worker::{bind, listen_address};
-use comm::{CommError, ErrorKind, Secret, StoreClient, StoreServer};
+use super::rendezvous_parameters::RendezvousParameters;
+use super::secret::derive;
+use comm::{CommError, ConnectError, ErrorKind, Member, Secret, StoreClient, StoreConfig, StoreServer};
 
 /// Longest request to the store, after which the launcher checks its signals again.
 const POLL: Duration = Duration::from_millis(200);
-
-/// Where and how the launchers of several nodes meet, as in torchrun's class of this name.
-#[derive(Debug, Clone)]
-pub struct RendezvousParameters {
-    /// `--nnodes`.
-    pub nnodes: usize,
-    /// `--node-rank`.
-    pub node_rank: usize,
-    /// `--master-addr`: host of node 0.
-    pub master_addr: String,
-    /// `--master-port`: where node 0's launcher listens.
-    pub master_port: u16,
-    /// Secret that only the launchers of the job know.
-    pub secret: Secret,
-}
-
-impl RendezvousParameters {
-    /// Checks the values of the command line. A secret is required unless the address is this machine's loopback: without one,
-    /// any process that reaches the port could join.
-    ///
-    /// # Errors
-    /// A number is out of range, or there is no secret.
-    pub fn new(
-        nnodes: usize,
-        node_rank: usize,
-        master_addr: String,
-        master_port: u16,
-        secret: Option<Secret>,
-    ) -> Result<Self> {
-        if node_rank >= nnodes {
-            return Err(LaunchError::usage(
-                format!("--node-rank {node_rank} is not below --nnodes {nnodes}"),
-                "nodes count from 0: the first of two is --node-rank 0, the second --node-rank 1",
-            ));
-        }
-        if master_port == 0 {
-            return Err(LaunchError::usage(
-                "--master-port 0: the other nodes could not know the port",
-                "choose a free port of node 0, the same on all nodes",
-            ));
-        }
-        let loopback = master_addr == "localhost"
-            || master_addr.parse().is_ok_and(|address: std::net::IpAddr| address.is_loopback());
-        let secret = match secret {
-            Some(secret) => secret,
-            None if loopback => Secret::from_words(&["loopback", &master_addr, &master_port.to_string()]),
-            None => {
-                return Err(LaunchError::usage(
-                    format!("--nnodes {nnodes} over {master_addr} needs a secret: anybody could join without one"),
-                    secret::HINT,
-                ));
-            }
-        };
-        Ok(Self { nnodes, node_rank, master_addr, master_port, secret })
-    }
-}
-
-/// What a launcher tells the other launchers about its node.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct NodeInfo {
-    pub(super) workers: usize,
-    pub(super) host: String,
-    pub(super) max_restarts: usize,
-}
-
-/// The first failure of a job, as its node reports it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct NodeFailure {
-    pub(super) node: usize,
-    pub(super) what: String,
-    /// Whether the job may be started again.
-    #[serde(rename = "again")]
-    pub(super) restartable: bool,
-}
 
 /// A launcher's connection to the other launchers.
 pub(super) struct NodeRendezvous {
@@ -111,58 +47,48 @@ pub(super) struct NodeRendezvous {
     client: Arc<StoreClient>,
     failure: Arc<Mutex<Option<NodeFailure>>>,
     over: Arc<AtomicBool>,
+    /// Longest silence of another node.
+    answer_limit: Duration,
+    /// How often the job was started before.
+    pub(super) attempt: usize,
     _server: Option<StoreServer>,
 }
 
-/// Why launchers did not meet.
-pub(super) enum RendezvousError {
-    Failed(LaunchError),
-    /// A user's signal has interrupted the wait.
-    Interrupted(i32),
-}
-
-impl From<LaunchError> for RendezvousError {
-    fn from(error: LaunchError) -> Self {
-        Self::Failed(error)
-    }
-}
-
 impl NodeRendezvous {
-    /// Meets the other launchers within `limit`.
+    /// Meets the other launchers.
     ///
     /// # Errors
-    /// Node 0 cannot listen, a node does not join in time, nodes have different flags, or `interrupted` returns a signal.
+    /// Node 0 cannot listen, a node does not join in time, nodes have different flags, or a signal ends the wait.
     pub(super) fn join(
         parameters: &RendezvousParameters,
+        secret: &Secret,
         own: &NodeInfo,
         attempt: usize,
-        limit: Duration,
-        interrupted: &mut dyn FnMut() -> Option<i32>,
+        wait: &mut NodeWait<'_>,
+        timeouts: Timeouts,
+        screen: &Arc<Screen>,
     ) -> std::result::Result<Self, RendezvousError> {
-        let until = Instant::now() + limit;
         let RendezvousParameters { nnodes, node_rank, ref master_addr, master_port, .. } = *parameters;
-        let secret = derive(&parameters.secret, "nodes", attempt);
-        let server = match node_rank {
+        let config = StoreConfig {
+            secret: derive(secret, "nodes", 0),
+            world: nnodes,
+            member: Member::Node,
+            answer_limit: timeouts.stall,
+        };
+        let (server, address) = match node_rank {
             0 => {
-                let host = listen_address(master_addr, true);
-                Some(bind(&host, master_port, &secret, nnodes, |_| {})?)
+                let server = host_store(parameters, &config, timeouts, screen)?;
+                // Not by its name, which may lead here for the other nodes only
+                let port = server.local_addr().port();
+                let address = match server.local_addr().ip() {
+                    all if all.is_unspecified() => port::joined("127.0.0.1", port),
+                    own => port::joined(&own.to_string(), port),
+                };
+                (Some(server), address)
             }
-            _ => None,
+            _ => (None, port::joined(master_addr, master_port)),
         };
-        let address = port::joined(master_addr, master_port);
-        let client = loop {
-            if let Some(signal) = interrupted() {
-                return Err(RendezvousError::Interrupted(signal));
-            }
-            match StoreClient::connect(address.as_str(), &secret, node_rank, nnodes, POLL) {
-                Ok(client) => break Arc::new(client),
-                // Node 0 may still be in the previous attempt, which has another secret
-                Err(error) if Instant::now() >= until || (attempt == 0 && error.message.contains("secret")) => {
-                    return Err(cannot_join(node_rank, &error).into());
-                }
-                Err(_) => std::thread::sleep(POLL / 4),
-            }
-        };
+        let client = Arc::new(connect(&address, &config, node_rank, attempt, wait)?);
         let mut rendezvous = Self {
             parameters: parameters.clone(),
             nodes: Vec::new(),
@@ -170,18 +96,36 @@ impl NodeRendezvous {
             client,
             failure: Arc::default(),
             over: Arc::default(),
+            answer_limit: timeouts.stall,
+            attempt,
             _server: server,
         };
+        rendezvous.exchange(own, wait)?;
+        rendezvous.watch()?;
+        tracing::info!(
+            nnodes,
+            node_rank,
+            master_addr,
+            master_port,
+            attempt = rendezvous.attempt,
+            "all nodes have joined"
+        );
+        Ok(rendezvous)
+    }
+
+    /// Tells the other nodes about this one, and reads what they say about themselves.
+    fn exchange(&mut self, own: &NodeInfo, wait: &mut NodeWait<'_>) -> std::result::Result<(), RendezvousError> {
+        let node_rank = self.parameters.node_rank;
+        if node_rank == 0 {
+            self.set("attempt", self.attempt.to_string().as_bytes())?;
+        }
         let text = serde_json::to_vec(own).map_err(|error| LaunchError::failed(error.to_string(), ""))?;
-        rendezvous.client.set(&format!("node/{node_rank}"), &text).map_err(|error| rendezvous.lost(&error))?;
-        for node in 0..nnodes {
-            let bytes = rendezvous.value(&format!("node/{node}"), until, interrupted)?;
-            let other: NodeInfo = serde_json::from_slice(&bytes).map_err(|_| {
-                LaunchError::failed(
-                    format!("node {node} runs another version of this program"),
-                    "install the same on all",
-                )
-            })?;
+        self.set(&format!("node/{node_rank}"), &text)?;
+        let bytes = self.value("attempt", 0, wait)?;
+        self.attempt = number(&bytes).ok_or_else(|| other_version(0))?;
+        for node in 0..self.parameters.nnodes {
+            let bytes = self.value(&format!("node/{node}"), node, wait)?;
+            let other: NodeInfo = serde_json::from_slice(&bytes).map_err(|_| other_version(node))?;
             if other.max_restarts != own.max_restarts {
                 return Err(LaunchError::usage(
                     format!(
@@ -192,47 +136,41 @@ impl NodeRendezvous {
                 )
                 .into());
             }
-            rendezvous.nodes.push(other);
+            self.nodes.push(other);
         }
-        rendezvous.watch()?;
-        tracing::info!(nnodes, node_rank, master_addr, master_port, attempt, "all nodes have joined");
-        Ok(rendezvous)
+        Ok(())
     }
 
-    /// Waits for the value of a key; checks for signals meanwhile.
-    fn value(
-        &self,
-        key: &str,
-        until: Instant,
-        interrupted: &mut dyn FnMut() -> Option<i32>,
-    ) -> std::result::Result<Vec<u8>, RendezvousError> {
+    fn set(&self, key: &str, value: &[u8]) -> std::result::Result<(), RendezvousError> {
+        self.client.set(key, value).map_err(|error| self.lost(&error))
+    }
+
+    /// Waits for the value of a key that `node` sets.
+    fn value(&self, key: &str, node: usize, wait: &mut NodeWait<'_>) -> std::result::Result<Vec<u8>, RendezvousError> {
         loop {
-            if let Some(signal) = interrupted() {
-                return Err(RendezvousError::Interrupted(signal));
-            }
             match self.client.wait(key, POLL) {
                 Ok(value) => return Ok(value),
-                Err(error) if error.kind == ErrorKind::Timeout && Instant::now() < until => {}
-                Err(error) if error.kind == ErrorKind::Timeout => {
-                    let who =
-                        key.strip_prefix("node/").map_or_else(|| "node 0".to_owned(), |node| format!("node {node}"));
+                Err(error) if error.kind != ErrorKind::Timeout => return Err(self.lost(&error)),
+                Err(_) if wait.is_over() => {
                     return Err(LaunchError::failed(
                         format!(
-                            "{who} did not come to {}:{} in time",
-                            self.parameters.master_addr, self.parameters.master_port
+                            "node {node} did not come to {} within {:.0} s",
+                            wait.place(),
+                            wait.limit().as_secs_f64()
                         ),
                         "is the job started on it, with the same --nnodes, --master-addr and --master-port?",
                     )
                     .into());
                 }
-                Err(error) => return Err(self.lost(&error).into()),
+                // Node 0's store knows all that are missing and says so
+                Err(_) if self.parameters.node_rank == 0 => wait.check_signals()?,
+                Err(_) => wait.go_on(&format!("node {node}"), None)?,
             }
         }
     }
 
-    fn lost(&self, error: &CommError) -> LaunchError {
-        let (_, what) = lost(&self.parameters, &self.nodes, error);
-        LaunchError::failed(what, "its launcher has ended or was killed, or the network is down")
+    fn lost(&self, error: &CommError) -> RendezvousError {
+        RendezvousError::Lost(NodeFailure::of(&self.parameters, &self.nodes, self.answer_limit, error))
     }
 
     /// Returns the world size and the first rank of this node.
@@ -245,30 +183,22 @@ impl NodeRendezvous {
     ///
     /// # Errors
     /// A node is gone.
-    pub(super) fn publish_port(&self, port: u16) -> Result<()> {
-        self.client.set("workers", port.to_string().as_bytes()).map_err(|error| self.lost(&error))
+    pub(super) fn publish_port(&self, port: u16) -> std::result::Result<(), RendezvousError> {
+        self.set("workers", port.to_string().as_bytes())
     }
 
     /// The other nodes: wait for the port of the workers' store.
     ///
     /// # Errors
-    /// A node is gone, the port does not come within `limit`, or `interrupted` returns a signal.
-    pub(super) fn workers_port(
-        &self,
-        limit: Duration,
-        interrupted: &mut dyn FnMut() -> Option<i32>,
-    ) -> std::result::Result<u16, RendezvousError> {
-        let bytes = self.value("workers", Instant::now() + limit, interrupted)?;
-        let port = std::str::from_utf8(&bytes).ok().and_then(|text| text.parse().ok());
-        port.ok_or_else(|| {
-            LaunchError::failed("node 0 runs another version of this program", "install the same").into()
-        })
+    /// A node is gone, the port does not come in time, or a signal ends the wait.
+    pub(super) fn workers_port(&self, wait: &mut NodeWait<'_>) -> std::result::Result<u16, RendezvousError> {
+        number(&self.value("workers", 0, wait)?).ok_or_else(|| other_version(0).into())
     }
 
     /// Starts the thread that waits for failures of other nodes.
     fn watch(&mut self) -> Result<()> {
         let (client, failure, over) = (Arc::clone(&self.client), Arc::clone(&self.failure), Arc::clone(&self.over));
-        let (parameters, nodes) = (self.parameters.clone(), self.nodes.clone());
+        let (parameters, nodes, limit) = (self.parameters.clone(), self.nodes.clone(), self.answer_limit);
         let run = move || {
             let found = loop {
                 match client.wait("failed", POLL) {
@@ -278,10 +208,7 @@ impl NodeRendezvous {
                     }
                     Err(error) if error.kind == ErrorKind::Timeout && !over.load(Ordering::Relaxed) => {}
                     Err(error) if error.kind == ErrorKind::Timeout => return,
-                    Err(error) => {
-                        let (node, what) = lost(&parameters, &nodes, &error);
-                        break Some(NodeFailure { node, what, restartable: false });
-                    }
+                    Err(error) => break Some(NodeFailure::of(&parameters, &nodes, limit, &error)),
                 }
             };
             *failure.lock() = found;
@@ -298,7 +225,8 @@ impl NodeRendezvous {
 
     /// Tells the other nodes about a failure on this node.
     pub(super) fn publish_failure(&self, what: &str, restartable: bool) {
-        let failure = NodeFailure { node: self.parameters.node_rank, what: what.to_owned(), restartable };
+        let node = self.parameters.node_rank;
+        let failure = NodeFailure { node, what: what.to_owned(), restartable, of_connection: false };
         if let (None, Ok(text)) = (self.failure(), serde_json::to_vec(&failure)) {
             // If the store is gone, the other nodes know already
             let _ = self.client.set("failed", &text);
@@ -332,23 +260,81 @@ impl Drop for NodeRendezvous {
     }
 }
 
-/// Returns the node that an error of the launchers' store names, and a description. The store's "ranks" are nodes.
-fn lost(parameters: &RendezvousParameters, nodes: &[NodeInfo], error: &CommError) -> (usize, String) {
-    match error.culprit {
-        Some(node) => {
-            let host = nodes.get(node).map_or_else(String::new, |node| format!(" on {}", node.host));
-            (node, format!("the launcher of node {node}{host} is gone"))
+/// Starts the launchers' store on node 0.
+fn host_store(
+    parameters: &RendezvousParameters,
+    config: &StoreConfig,
+    timeouts: Timeouts,
+    screen: &Arc<Screen>,
+) -> Result<StoreServer> {
+    let RendezvousParameters { nnodes, ref master_addr, master_port, .. } = *parameters;
+    let host = listen_address(master_addr, true, |note| screen.say(note));
+    let announcer = Announcer {
+        say: screen.sayer(),
+        member: Member::Node,
+        world: nnodes,
+        place: port::joined(master_addr, master_port),
+        interval: timeouts.notice,
+        limit: timeouts.join,
+    };
+    bind(&host, master_port, config.clone(), announcer.start()?)
+}
+
+/// Joins the launchers' store. Says at once that an address cannot be resolved: a name may appear later (Kubernetes), or is
+/// mistyped.
+fn connect(
+    address: &str,
+    config: &StoreConfig,
+    node_rank: usize,
+    attempt: usize,
+    wait: &mut NodeWait<'_>,
+) -> std::result::Result<StoreClient, RendezvousError> {
+    let mut unresolved = String::new();
+    loop {
+        let tried = StoreClient::try_connect(address, config, node_rank);
+        let refused = match tried.map_err(|error| LaunchError::failed(error.message, error.hint))? {
+            Ok(client) => return Ok(client),
+            Err(refused) => refused,
+        };
+        let may_change = match &refused {
+            ConnectError::NotThere(_) => true,
+            ConnectError::Unresolved(cause) => {
+                if unresolved != *cause {
+                    wait.say(&format!("note: {cause}; trying again"));
+                    unresolved.clone_from(cause);
+                }
+                true
+            }
+            // After an outage node 0 may not have noticed yet that this node has left its last attempt
+            ConnectError::Refused(_) => attempt > 0,
+            ConnectError::Unauthenticated(_) => false,
+        };
+        if wait.is_over() || !may_change {
+            return Err(cannot_join(node_rank, wait.place(), &refused).into());
         }
-        None => (0, format!("the launcher of node 0 at {} is gone ({})", parameters.master_addr, error.message)),
+        wait.go_on("node 0", Some(&refused.to_string()))?;
+        std::thread::sleep(POLL / 4);
     }
 }
 
-fn cannot_join(node_rank: usize, error: &CommError) -> LaunchError {
-    let message = format!("node {node_rank} cannot join node 0: {}", error.message);
-    let hint = if error.message.contains("secret") {
-        "give all nodes the same secret: --secret-file FILE, or TRAINER_SECRET"
-    } else {
-        "is the job started on node 0, do --master-addr and --master-port lead there, and does the firewall let it through?"
+fn number<T: std::str::FromStr>(bytes: &[u8]) -> Option<T> {
+    std::str::from_utf8(bytes).ok()?.parse().ok()
+}
+
+fn other_version(node: usize) -> LaunchError {
+    LaunchError::failed(format!("node {node} runs another version of this program"), "install the same on all nodes")
+}
+
+fn cannot_join(node_rank: usize, place: &str, refused: &ConnectError) -> LaunchError {
+    let hint = match refused {
+        ConnectError::Unauthenticated(_) => {
+            "give all nodes the same secret: --secret-file FILE, or TRAINER_SECRET; and the same version of this program"
+        }
+        ConnectError::Refused(_) => "start each node of the job once, with the same --nnodes and its own --node-rank",
+        ConnectError::NotThere(_) | ConnectError::Unresolved(_) => {
+            "is the job started on node 0, do --master-addr and --master-port lead there, and does the firewall let it \
+             through?"
+        }
     };
-    LaunchError::failed(message, hint)
+    LaunchError::failed(format!("node {node_rank} cannot join node 0 at {place}: {refused}"), hint)
 }

@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
 use rustix::termios::{OptionalActions, OutputModes, tcgetattr, tcgetwinsize, tcsetattr, tcsetwinsize};
 
+use super::console::printable;
 use super::failure_report;
 use super::terminal_lines::{OutputTail, TerminalLines};
 
@@ -71,11 +72,17 @@ impl Screen {
         stream.write(bytes)
     }
 
+    /// Returns a function that does [`Screen::say`] on other threads.
+    pub(super) fn sayer(self: &Arc<Self>) -> impl Fn(&str) + Send + 'static {
+        let screen = Arc::clone(self);
+        move |text| screen.say(text)
+    }
+
     /// Shows a message of the launcher on stderr, starting on a new line.
     pub(super) fn say(&self, text: &str) {
         let start = if self.in_line.swap(false, Ordering::Relaxed) { "\n" } else { "" };
         // A closed stderr cannot be reported anywhere
-        let _ = StdStream::Err.write(format!("{start}{}\n", text.trim_end()).as_bytes());
+        let _ = StdStream::Err.write(format!("{start}{}\n", printable(text.trim_end())).as_bytes());
     }
 }
 

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use super::failure_report::{FailureKind, unix_ms};
+use super::node_failure::NodeFailure;
 use super::process::{WorkerExit, WorkerProcess, describe};
 use super::signals;
 use super::status_page::Status;
@@ -17,6 +18,8 @@ pub(super) enum FailureOrigin {
     Rank(usize),
     /// Another node: its launcher or one of its workers.
     Node(usize),
+    /// The connection to another node.
+    Connection,
 }
 
 /// One failure.
@@ -125,17 +128,18 @@ impl WorkerFailure {
         }
     }
 
-    /// A failure that another node's launcher has reported as `what`.
-    pub(super) fn on_other_node(node: usize, what: String) -> Self {
+    /// A failure that another node's launcher has reported, or the end of the connection to it.
+    pub(super) fn on_other_node(failure: &NodeFailure) -> Self {
         let at_ms = unix_ms(SystemTime::now());
+        let origin = if failure.of_connection { FailureOrigin::Connection } else { FailureOrigin::Node(failure.node) };
         Self {
-            origin: FailureOrigin::Node(node),
-            what,
+            origin,
+            what: failure.what.clone(),
             consequence: false,
             at_ms,
             culprit: None,
             usage: false,
-            hint: None,
+            hint: failure.hint().map(str::to_owned),
             process: None,
         }
     }
@@ -145,6 +149,7 @@ impl WorkerFailure {
         match self.origin {
             FailureOrigin::Rank(rank) => format!("rank {rank} {}", self.what),
             FailureOrigin::Node(node) => format!("node {node}: {}", self.what),
+            FailureOrigin::Connection => self.what.clone(),
         }
     }
 }
@@ -282,9 +287,15 @@ mod tests {
 ";
         assert_eq!(render(&failures, &[3, 4], None), expected);
         assert!(render(&failures, &[], Some(2)).starts_with("error: node 2: rank 1 was killed"));
+        let mut remote =
+            NodeFailure { node: 1, what: "rank 5 was killed".into(), restartable: true, of_connection: false };
         assert_eq!(
-            render(&[WorkerFailure::on_other_node(1, "rank 5 was killed".into())], &[0], Some(0)),
+            render(&[WorkerFailure::on_other_node(&remote)], &[0], Some(0)),
             "error: node 1: rank 5 was killed\n  rank 0 is being ended\n"
         );
+        remote.of_connection = true;
+        remote.what = "no answer from node 1 for 10 s".into();
+        let text = render(&[WorkerFailure::on_other_node(&remote)], &[0], Some(0));
+        assert!(text.starts_with("error: no answer from node 1 for 10 s\n  hint: the network"), "{text}");
     }
 }

@@ -17,7 +17,6 @@
 use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -31,7 +30,7 @@ use super::process::WorkerProcess;
 use super::report::{self, FailureOrigin, WorkerFailure};
 use super::signals::{self, STOPPING, Signals};
 use super::status_page::Stage;
-use comm::{StoreEvent, StoreServer};
+use comm::StoreServer;
 
 /// Interval between checks of things that cannot be polled.
 const TICK: Duration = Duration::from_millis(100);
@@ -43,8 +42,6 @@ const REMOTE_REPORT_DELAY: Duration = Duration::from_millis(1500);
 const TERM_DELAY: Duration = Duration::from_secs(1);
 /// A worker that has been silent for this long when all failures blame others is the cause.
 const SUSPICIOUS_SILENCE: Duration = Duration::from_secs(1);
-/// Number of unauthenticated peers that are reported. A port scan must not fill the screen.
-const REPORTED_PEERS: usize = 5;
 
 /// How an attempt of the job ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,7 +68,6 @@ pub(super) struct Supervisor<'a> {
     pub(super) workers: &'a mut [WorkerProcess],
     /// The workers' store, where this launcher hosts it.
     pub(super) store: Option<&'a StoreServer>,
-    pub(super) events: Receiver<StoreEvent>,
     pub(super) rendezvous: Option<&'a NodeRendezvous>,
     /// Index of this node in a job of several nodes.
     pub(super) node: Option<usize>,
@@ -92,7 +88,6 @@ struct SupervisorState {
     /// Another node's failure is in `failures`.
     remote_failure: bool,
     restartable: bool,
-    refused_peers: usize,
     last_tick: Instant,
 }
 
@@ -109,7 +104,6 @@ impl Supervisor<'_> {
             killed: false,
             remote_failure: false,
             restartable: true,
-            refused_peers: 0,
             last_tick: Instant::now(),
         };
         loop {
@@ -119,7 +113,7 @@ impl Supervisor<'_> {
             }
             self.reap(&mut state)?;
             self.check_heartbeats(&mut state);
-            self.check_events(&mut state);
+            self.check_other_nodes(&mut state);
             self.check_timeouts(&mut state);
             if let Some(outcome) = self.outcome(&state) {
                 return Ok(outcome);
@@ -238,17 +232,7 @@ impl Supervisor<'_> {
         failures.into_iter().for_each(|failure| self.fail(failure, state));
     }
 
-    fn check_events(&mut self, state: &mut SupervisorState) {
-        while let Ok(event) = self.events.try_recv() {
-            if let StoreEvent::Refused { from, cause } = event {
-                tracing::warn!(%from, cause, "refused an unauthenticated peer");
-                state.refused_peers += 1;
-                if state.refused_peers <= REPORTED_PEERS {
-                    let last = if state.refused_peers == REPORTED_PEERS { " (others will not be shown)" } else { "" };
-                    self.screen.say(&format!("note: {from} was refused at the rendezvous: {cause}{last}"));
-                }
-            }
-        }
+    fn check_other_nodes(&mut self, state: &mut SupervisorState) {
         // Also while ending: the cause of the failures here may be there
         if state.remote_failure || matches!(state.phase, Phase::Ending { reported: true, .. }) {
             return;
@@ -256,7 +240,7 @@ impl Supervisor<'_> {
         if let Some(failed) = self.rendezvous.and_then(NodeRendezvous::failure) {
             state.remote_failure = true;
             state.restartable &= failed.restartable;
-            self.fail(WorkerFailure::on_other_node(failed.node, failed.what), state);
+            self.fail(WorkerFailure::on_other_node(&failed), state);
         }
     }
 

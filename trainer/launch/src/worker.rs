@@ -3,7 +3,7 @@
 //! ```text
 //! let status = worker::attach(&role, &variables)?;     // first thing in main: from here on, the worker dies with its launcher
 //! status.set_status(format_args!("loading cifar10"));
-//! let worker = Worker::join(&role, &variables, status, limit)?;    // meets the other ranks
+//! let worker = Worker::join(&role, &variables, status, timeouts)?; // meets the other ranks
 //! … worker.client: the store, for the collectives
 //! worker.leave(limit);      // under another launcher, rank 0 hosts the store and leaves last
 //! ```
@@ -14,7 +14,6 @@
 
 use std::fs::File;
 use std::io;
-use std::net::TcpListener;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -25,11 +24,10 @@ use rustix::process::{
 
 use super::environment::{self, Launcher, Variables, WorkerRole};
 use super::error::{LaunchError, Result};
-use super::port;
-use super::secret;
+use super::rank_rendezvous::{RankWait, RendezvousAddress, connect, host_store};
 use super::status_page::StatusPage;
 use super::worker_status::WorkerStatus;
-use comm::{CommError, Secret, StoreClient, StoreEvent, StoreServer, fnv};
+use comm::{CommError, Secret, StoreClient, StoreConfig, StoreServer};
 
 /// Path of the worker's `error.json`.
 pub const FAILURE_FILE: &str = "TRAINER_FAILURE_FILE";
@@ -37,8 +35,19 @@ pub const FAILURE_FILE: &str = "TRAINER_FAILURE_FILE";
 pub const ATTEMPT: &str = "TRAINER_ATTEMPT";
 /// Interval between heartbeats.
 const HEARTBEAT: Duration = Duration::from_millis(100);
-/// Number of ports to try where the job's id determines the port. Another job may have the first.
-const CANDIDATES: u64 = 8;
+/// How often a process says for whom it waits.
+pub const NOTICE: Duration = Duration::from_secs(10);
+
+/// How long a rank waits for others.
+#[derive(Debug, Clone, Copy)]
+pub struct JoinTimeouts {
+    /// For all ranks to join.
+    pub join: Duration,
+    /// Longest silence of another host afterwards. Shorter outages of the network are survived.
+    pub answer: Duration,
+    /// How often to say for whom the rank waits. This program's launcher says it instead of its workers.
+    pub notice: Duration,
+}
 
 /// A rank that has met all others.
 #[derive(Debug)]
@@ -76,32 +85,48 @@ pub fn attach(role: &WorkerRole, variables: &Variables) -> Result<WorkerStatus> 
 }
 
 impl Worker {
-    /// Meets all other ranks within `limit`.
+    /// Meets all other ranks.
     ///
     /// # Errors
     /// No variable says where rank 0 is, its port is taken, it does not answer, or ranks do not come. The error is also
     /// recorded for the launcher.
-    pub fn join(role: &WorkerRole, variables: &Variables, status: WorkerStatus, limit: Duration) -> Result<Self> {
-        Self::rendezvous(role, variables, &status, limit)
+    pub fn join(
+        role: &WorkerRole,
+        variables: &Variables,
+        status: WorkerStatus,
+        timeouts: JoinTimeouts,
+    ) -> Result<Self> {
+        Self::rendezvous(role, variables, &status, timeouts)
             .inspect_err(|error| status.record_error(&error.message, &error.hint, false))
     }
 
-    fn rendezvous(role: &WorkerRole, variables: &Variables, status: &WorkerStatus, limit: Duration) -> Result<Self> {
+    fn rendezvous(
+        role: &WorkerRole,
+        variables: &Variables,
+        status: &WorkerStatus,
+        timeouts: JoinTimeouts,
+    ) -> Result<Self> {
         let RendezvousAddress { host, ports, secret } = RendezvousAddress::find(role, variables)?;
         let attempt = variables.get(ATTEMPT).and_then(|text| text.parse().ok()).unwrap_or(0);
         status.set_status(format_args!("rendezvous with {} ranks at {host}", role.world));
+        let wait = RankWait { own: role.launcher == Launcher::Own, start: Instant::now(), timeouts };
+        let (secret, offer) = secret.get(role, &host, &wait)?;
+        let answer_limit = timeouts.answer;
+        let config = StoreConfig { answer_limit, ..StoreConfig::new(secret.clone(), role.world) };
         let hosted = match (role.rank, role.launcher) {
             (_, Launcher::Own) | (1.., _) => None,
-            (0, _) => Some(host_store(role, &host, &ports, &secret)?),
+            (0, _) => Some(host_store(role, &host, &ports, &config, timeouts)?),
         };
         let ports = hosted.as_ref().map_or(ports, |hosted| vec![hosted.local_addr().port()]);
         let comm = |error: CommError| {
             status.record_comm_error(&error);
             LaunchError::failed(error.message, error.hint)
         };
-        let client = connect(role, &host, &ports, &secret, limit).map_err(comm)?;
+        let client = connect(role.rank, &host, &ports, &config, &wait)?;
         status.set_status(format_args!("rendezvous: waiting for all of {} ranks", role.world));
-        client.barrier("launch", limit).map_err(comm)?;
+        client.barrier("launch", timeouts.join).map_err(comm)?;
+        // All ranks have the secret
+        drop(offer);
         status.set_joined();
         tracing::info!(rank = role.rank, world = role.world, host, ?ports, attempt, "all ranks have joined");
         Ok(Self { role: role.clone(), attempt, client, status: status.clone(), secret, hosted })
@@ -135,7 +160,7 @@ impl ShutdownBarrier {
     }
 }
 
-fn missing(name: &str) -> LaunchError {
+pub(super) fn missing(name: &str) -> LaunchError {
     LaunchError::usage(
         format!("{} is set but {name} is not", environment::WORKER),
         "only this program's launcher sets these; to start a job unset both",
@@ -181,120 +206,4 @@ fn start_heartbeats(status: &WorkerStatus) -> Result<()> {
     };
     let thread = std::thread::Builder::new().name("launcher-watch".into()).stack_size(128 << 10);
     thread.spawn(run).map(drop).map_err(|e| broken("watching thread", &e))
-}
-
-/// Where the ranks of a job meet.
-struct RendezvousAddress {
-    host: String,
-    ports: Vec<u16>,
-    secret: Secret,
-}
-
-impl RendezvousAddress {
-    fn find(role: &WorkerRole, variables: &Variables) -> Result<Self> {
-        let host = role.master_addr.clone().ok_or_else(|| {
-            LaunchError::usage(
-                format!("{} has started ranks on several hosts, and nothing says where rank 0 is", role.launcher),
-                "set MASTER_ADDR to the address of rank 0's host in all of them (mpirun -x MASTER_ADDR=…)",
-            )
-        })?;
-        let job = job_words(role)?;
-        let secret = match secret::of_job(variables)? {
-            Some(secret) => secret,
-            None if role.launcher == Launcher::Own => return Err(missing(secret::VARIABLE)),
-            None => Secret::from_words(&job.iter().map(String::as_str).collect::<Vec<_>>()),
-        };
-        let ports = role.master_port.map_or_else(|| candidates(&job), |port| vec![port]);
-        Ok(Self { host, ports, secret })
-    }
-}
-
-/// Returns words that only this job's processes share.
-fn job_words(role: &WorkerRole) -> Result<Vec<String>> {
-    if !role.job.is_empty() || role.launcher == Launcher::Own {
-        return Ok(role.job.clone());
-    }
-    if role.local_world == role.world {
-        // All ranks are children of one process on this host
-        let parent = getppid().map_or(0, |parent| parent.as_raw_nonzero().get());
-        return Ok(vec![role.launcher.to_string(), format!("children of {parent}")]);
-    }
-    Err(LaunchError::usage(
-        format!("{} gives the job neither an id nor a port, and has started ranks on several hosts", role.launcher),
-        "set MASTER_PORT to a free port of rank 0's host, the same in all of them",
-    ))
-}
-
-/// Derives ports from the job's words: the same in all of its processes, and below the ports that the kernel hands out.
-fn candidates(job: &[String]) -> Vec<u16> {
-    let hash = fnv::hash(job.iter().flat_map(|word| word.bytes().chain([0])));
-    // Every bit of the hash counts
-    let hash = hash ^ hash >> 32;
-    (0..CANDIDATES).map(|i| 15_000 + (hash.wrapping_add(i * 1009) % 15_000) as u16).collect()
-}
-
-fn connect(
-    role: &WorkerRole,
-    host: &str,
-    ports: &[u16],
-    secret: &Secret,
-    limit: Duration,
-) -> std::result::Result<StoreClient, CommError> {
-    let connect =
-        |port: u16, limit| StoreClient::connect(port::joined(host, port), secret, role.rank, role.world, limit);
-    if let [port] = ports {
-        return connect(*port, limit);
-    }
-    // Other jobs may use some of the ports. They do not know this job's secret
-    let until = Instant::now() + limit;
-    loop {
-        for port in ports {
-            match connect(*port, Duration::ZERO) {
-                Err(error) if Instant::now() >= until => return Err(error),
-                Err(_) => {}
-                Ok(client) => return Ok(client),
-            }
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
-
-/// Starts the store of a job that another launcher has started, in rank 0.
-fn host_store(role: &WorkerRole, host: &str, ports: &[u16], secret: &Secret) -> Result<StoreServer> {
-    let address = listen_address(host, role.local_world < role.world);
-    let mut last = None;
-    for port in ports {
-        match bind(&address, *port, secret, role.world, |_| {}) {
-            Ok(server) => return Ok(server),
-            Err(error) => last = Some(error),
-        }
-    }
-    Err(last.unwrap_or_else(|| LaunchError::failed("no port is left to try", "set MASTER_PORT")))
-}
-
-/// Returns the address to listen on so that others reach `host`. That is a literal address itself. A name may resolve to an
-/// address that other hosts cannot use (a service's, 127.0.1.1), so jobs of several hosts listen on all addresses then.
-pub(super) fn listen_address(host: &str, several_hosts: bool) -> String {
-    let literal = host.parse::<std::net::IpAddr>().is_ok();
-    if several_hosts && !literal { "0.0.0.0".to_owned() } else { host.to_owned() }
-}
-
-/// Does the same as [`StoreServer::bind`], with errors that name the port and the process that has it.
-///
-/// # Errors
-/// This process cannot listen on the address.
-pub(super) fn bind(
-    host: &str,
-    port: u16,
-    secret: &Secret,
-    world: usize,
-    on_event: impl FnMut(StoreEvent) + Send + 'static,
-) -> Result<StoreServer> {
-    let address = port::joined(host, port);
-    // Tries first: the store's own error does not name the process that has the port
-    if port != 0 {
-        TcpListener::bind(&address).map_err(|error| port::cannot_listen(host, port, &error))?;
-    }
-    StoreServer::bind(address, secret.clone(), world, on_event)
-        .map_err(|error| LaunchError::failed(error.message, error.hint))
 }

@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use super::failure_report::{FailureKind, FailureReport, unix_ms};
+use super::output::Screen;
 use super::status_page::{Stage, StatusPage};
 use comm::{CommError, ErrorKind};
 
@@ -69,7 +70,9 @@ impl WorkerStatus {
     /// end is a consequence.
     pub fn record_comm_error(&self, error: &CommError) {
         let consequence = match error.kind {
-            ErrorKind::PeerLost | ErrorKind::Aborted | ErrorKind::Timeout => error.culprit != Some(self.0.rank),
+            ErrorKind::PeerLost | ErrorKind::NoAnswer | ErrorKind::Reset | ErrorKind::Aborted | ErrorKind::Timeout => {
+                error.culprit != Some(self.0.rank)
+            }
             ErrorKind::Mismatch | ErrorKind::Usage | ErrorKind::Setup | ErrorKind::System => false,
         };
         self.write(FailureReport { consequence, culprit: error.culprit, ..self.report(&error.message, &error.hint) });
@@ -115,7 +118,7 @@ impl WorkerStatus {
         }
         if let Err(error) = report.write(path) {
             // Stderr is in the logs too
-            eprintln!("{}: cannot write: {error}", path.display());
+            Screen::default().say(&format!("{}: cannot write: {error}", path.display()));
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::cli::AllreduceArgs;
+use crate::console;
 use crate::device::{DeviceRequest, DeviceSet, LocalRank, Selected};
 use crate::failure::Failure;
 use crate::run::ranks::{self, Rank};
@@ -148,16 +149,16 @@ fn measure(
 ) -> Result<(), Failure> {
     let shown = role.rank == 0 && !arguments.json;
     if shown && matches!(carrier, Carrier::Gpus(_)) {
-        println!("# {}", selected.description);
+        console::print(format_args!("# {}", selected.description));
     }
     let report = |row: &bench::BenchRow| {
         if shown {
-            println!("{}", row.line());
+            console::print(row.line());
         }
     };
     let head = || {
         if shown {
-            print!("{}", bench::header());
+            console::print(bench::header());
         }
     };
     let rows = match carrier {
@@ -168,7 +169,7 @@ fn measure(
         Carrier::Gpus(backend) => {
             let describe = |route: &str| {
                 if shown {
-                    println!("# {route}");
+                    console::print(format_args!("# {route}"));
                 }
                 head();
             };
@@ -177,7 +178,7 @@ fn measure(
     };
     if role.rank == 0 && arguments.json {
         let text = bench::json(&rows).map_err(|error| Failure::run(error, "please report this"))?;
-        println!("{text}");
+        console::print(&text);
     }
     Ok(())
 }

@@ -17,6 +17,7 @@ use time::{OffsetDateTime, macros::format_description};
 use super::print_json;
 use crate::cli::CompareArgs;
 use crate::config::{Keyword, Mode, Overrides, RunPlan};
+use crate::console;
 use crate::device::{DeviceRequest, DeviceSet, LocalRank};
 use crate::failure::{FAILED, Failure};
 use crate::files::{FileError, write_atomic};
@@ -64,7 +65,7 @@ pub(super) fn run(arguments: &CompareArgs) -> Result<u8, Failure> {
                 continue;
             }
             // Print progress on stderr: stdout holds only the page.
-            eprintln!("round {round} of {}: {mode}", arguments.rounds);
+            console::eprint(format_args!("round {round} of {}: {mode}", arguments.rounds));
             match one(arguments, &plan, *mode, &out.join("runs").join(format!("{mode}-{round}")), &stop)? {
                 Ok(measured) => rounds.push(measured),
                 Err(message) => *error = Some(message),
@@ -76,8 +77,8 @@ pub(super) fn run(arguments: &CompareArgs) -> Result<u8, Failure> {
     if arguments.json {
         print_json(&comparison)?;
     } else {
-        print!("{}", comparison.page());
-        println!("\nfolder: {}", out.display());
+        console::print(comparison.page());
+        console::print(format_args!("\nfolder: {}", out.display()));
     }
     Ok(if comparison.modes.iter().any(|mode| mode.error.is_some()) { FAILED } else { 0 })
 }

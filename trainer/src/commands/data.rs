@@ -8,6 +8,7 @@ use data::{
 };
 
 use crate::cli::DataCommand;
+use crate::console;
 use crate::failure::{FAILED, Failure};
 use crate::report::download::DownloadBar;
 use crate::run::plan;
@@ -24,7 +25,7 @@ pub(super) fn run(command: DataCommand) -> Result<u8, Failure> {
             let folder = data_dir.unwrap_or_else(plan::cache_folder);
             let options = FetchOptions { mirror, ..FetchOptions::default() };
             let fetched = fetch::fetch(&name, &folder, &options, &Bar(DownloadBar::new(&name)))?;
-            println!("{fetched}");
+            console::print(&fetched);
             Ok(0)
         }
         DataCommand::Verify { name, data_dir } => verify(&name, data_dir),
@@ -32,14 +33,17 @@ pub(super) fn run(command: DataCommand) -> Result<u8, Failure> {
 }
 
 fn list() -> Result<u8, Failure> {
-    println!("{:<15} {:>9} {:>8} {:>8}  {:<10} what it is", "name", "train", "test", "classes", "shape");
+    console::print(format_args!(
+        "{:<15} {:>9} {:>8} {:>8}  {:<10} what it is",
+        "name", "train", "test", "classes", "shape"
+    ));
     let number = |count: Option<usize>| count.map_or("-".to_owned(), |count| thousands(count as u64));
     for info in formats::dataset_names().filter_map(formats::metadata) {
         let shape = match (info.channels, info.height, info.width) {
             (Some(channels), Some(height), Some(width)) => format!("{channels}x{height}x{width}"),
             _ => "any".to_owned(),
         };
-        println!(
+        console::print(format_args!(
             "{:<15} {:>9} {:>8} {:>8}  {shape:<10} {} [{}]",
             info.name,
             number(info.train_len),
@@ -47,26 +51,29 @@ fn list() -> Result<u8, Failure> {
             number(info.classes),
             info.description,
             info.license
-        );
+        ));
     }
-    println!("\nlooked for in --data-dir, TRAINER_DATA_DIR, data.dir of the TOML, {}", plan::cache_folder().display());
+    console::print(format_args!(
+        "\nlooked for in --data-dir, TRAINER_DATA_DIR, data.dir of the TOML, {}",
+        plan::cache_folder().display()
+    ));
     Ok(0)
 }
 
 fn verify(name: &str, data_dir: Option<PathBuf>) -> Result<u8, Failure> {
     let report = fetch::verify(name, &data_dir.unwrap_or_else(plan::cache_folder))?;
     for file in &report.files {
-        println!("{}: {}", file.path.display(), file.status);
+        console::print(format_args!("{}: {}", file.path.display(), file.status));
     }
     match report.is_ok() {
         true => {
-            println!("{name}: verified");
+            console::print(format_args!("{name}: verified"));
             Ok(0)
         }
         false => {
-            eprintln!(
+            console::eprint(format_args!(
                 "error: {name}: files are missing or altered\n  hint: `trainer data fetch {name}` fetches them again"
-            );
+            ));
             Ok(FAILED)
         }
     }
@@ -90,6 +97,6 @@ impl FetchProgress for Bar {
     }
 
     fn note(&self, message: &str) {
-        eprintln!("{message}");
+        console::eprint(message);
     }
 }

@@ -12,11 +12,13 @@ use serde::Serialize;
 
 use crate::cli::EvalArgs;
 use crate::config::Overrides;
+use crate::console;
 use crate::device::{self, DeviceRequest, LocalRank};
 use crate::engine::{checkpoint, eval_record};
 use crate::failure::Failure;
 use crate::report::confusion::confusion_table;
 use crate::report::{Confusion, RunFolder};
+use crate::run::memory::{self, MemoryUse};
 use crate::run::plan;
 use crate::signals::Stop;
 use crate::strategy::Replica;
@@ -64,6 +66,11 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
     let spec =
         Spec { num_classes: class_names.len(), in_channels: shape.channels, image_size: [shape.height, shape.width] };
     let selected = device::DeviceSet::of(DeviceRequest::Best)?.select(&LocalRank::ALONE)?;
+    if let Some(cause) =
+        memory::refusal(&subject.model, &spec, MemoryUse::Evaluation).filter(|_| selected.gpu.is_none())
+    {
+        return Err(Failure::usage(cause, memory::HINT));
+    }
     let network = models::build(&subject.model, &spec, 0, &selected.device)
         .map_err(|error| Failure::usage(format!("{}: {error}", error.key()), error.hint()))?;
     let target = WeightTarget { model: &subject.model, spec, data: &subject.data.name };
@@ -96,8 +103,8 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
             total: record.total,
         });
     }
-    println!(
-        "{} ({}) on {}: top-1 {:.2} %, top-5 {:.2} %, loss {:.4}, {} of {} right\n",
+    console::print(format_args!(
+        "{} ({}) on {}: top-1 {:.2} %, top-5 {:.2} %, loss {:.4}, {} of {} right\n\n",
         subject.model,
         origin,
         subject.data.name,
@@ -106,8 +113,8 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
         record.loss,
         thousands(record.correct),
         thousands(record.total)
-    );
-    print!("{}", confusion_table(&Confusion { classes: class_names, counts: counts.confusion }));
+    ));
+    console::print(confusion_table(&Confusion { classes: class_names, counts: counts.confusion }));
     Ok(())
 }
 

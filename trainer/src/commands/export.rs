@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::cli::ExportArgs;
 use crate::config::Overrides;
+use crate::console;
 use crate::engine::checkpoint;
 use crate::engine::checkpoint::Loaded;
 use crate::failure::Failure;
@@ -41,7 +42,7 @@ pub(super) fn run(arguments: &ExportArgs) -> Result<(), Failure> {
     write_atomic(to, &bytes).map_err(|error| {
         Failure::run(&error, "name a file in a folder that exists, is writable and has space: --to FILE")
     })?;
-    println!(
+    console::print(format_args!(
         "{}: {which} of {} after {} steps, {} tensors, {} bytes\n\
          in PyTorch: model.load_state_dict(safetensors.torch.load_file({:?}))",
         to.display(),
@@ -50,7 +51,7 @@ pub(super) fn run(arguments: &ExportArgs) -> Result<(), Failure> {
         state.len(),
         thousands(bytes.len() as u64),
         to.display().to_string(),
-    );
+    ));
     Ok(())
 }
 

@@ -13,6 +13,7 @@ mod train;
 use serde::Serialize;
 
 use crate::cli::{BenchCommand, Cli, Command};
+use crate::console;
 use crate::device;
 use crate::failure::Failure;
 
@@ -38,6 +39,6 @@ pub fn run(cli: Cli) -> Result<u8, Failure> {
 
 fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     let text = serde_json::to_string_pretty(value).map_err(|error| Failure::run(error, "please report this"))?;
-    println!("{text}");
+    console::print(&text);
     Ok(())
 }

@@ -4,6 +4,7 @@ use burn::tensor::Device;
 use models::entries;
 use serde::Serialize;
 
+use crate::console;
 use crate::failure::Failure;
 
 /// One line of the list. `--json` prints an array of these. Sizes are for the images that the network is made for.
@@ -51,15 +52,20 @@ pub(super) fn run(json: bool) -> Result<(), Failure> {
     if json {
         return super::print_json(&rows);
     }
-    println!(
+    console::print(format_args!(
         "{:<17} {:<13} {:>11} {:>13} {:>12}  published CIFAR-10 top-1",
         "name", "family", "parameters", "multiply-adds", "step memory"
-    );
+    ));
     for row in rows {
         let published = row.published_top1.map_or("-".into(), |top1| format!("{top1:.2} %"));
         let memory = format!("{:.0} MB", row.step_bytes as f64 / 1e6);
-        println!("{:<17} {:<13} {:>11} {:>13} {memory:>12}  {published}", row.name, row.family, row.params, row.macs);
+        console::print(format_args!(
+            "{:<17} {:<13} {:>11} {:>13} {memory:>12}  {published}",
+            row.name, row.family, row.params, row.macs
+        ));
     }
-    println!("step memory: estimate for batch {BATCH} in f32 with SGD and momentum (README.md says what is in it)");
+    console::print(format_args!(
+        "step memory: estimate for batch {BATCH} in f32 with SGD and momentum (README.md says what is in it)"
+    ));
     Ok(())
 }

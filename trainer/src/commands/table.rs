@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::cli::TableArgs;
 use crate::config::Overrides;
+use crate::console;
 use crate::failure::Failure;
 use crate::report::table;
 use crate::report::table::RunRecord;
@@ -27,11 +28,11 @@ pub(super) fn run(arguments: &TableArgs) -> Result<(), Failure> {
     };
     let found = table::read_runs(&paths).map_err(|error| Failure::usage(&error, &error.hint))?;
     for path in &found.unfinished {
-        eprintln!("note: {}: no result yet, left out", path.display());
+        console::eprint(format_args!("note: {}: no result yet, left out", path.display()));
     }
     if let Some(into) = &arguments.save {
         for run in &found.runs {
-            println!("saved {}", table::save(run, &portable_config(run)?, into)?.display());
+            console::print(format_args!("saved {}", table::save(run, &portable_config(run)?, into)?.display()));
         }
         return Ok(());
     }
@@ -39,8 +40,8 @@ pub(super) fn run(arguments: &TableArgs) -> Result<(), Failure> {
     let rows = table::rows(&published, &found.runs);
     match (arguments.json, arguments.markdown) {
         (true, _) => super::print_json(&rows)?,
-        (_, true) => print!("{}", table::markdown(&rows)),
-        _ => print!("{}", table::text(&rows)),
+        (_, true) => console::print(table::markdown(&rows)),
+        _ => console::print(table::text(&rows)),
     }
     Ok(())
 }

@@ -1,8 +1,9 @@
 //! What a user reads about a configuration that cannot be run: file, line, column, cause, caret and hint.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::path::PathBuf;
+
+use launch::console::printable_line;
 
 /// Largest number of mistakes that are shown at once; the rest is counted.
 const SHOWN: usize = 20;
@@ -59,38 +60,26 @@ impl ConfigError {
 
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "error: {}", printable(&self.cause))?;
+        writeln!(f, "error: {}", printable_line(&self.cause))?;
         match &self.location {
             Location::Line(excerpt) => {
                 let SourceLine { file, line, column, text, indent, width } = excerpt.as_ref();
                 let number = line.to_string();
                 let gutter = number.len();
                 let file = file.display().to_string();
-                writeln!(f, "{:gutter$}--> {}:{line}:{column}", "", printable(&file))?;
+                writeln!(f, "{:gutter$}--> {}:{line}:{column}", "", printable_line(&file))?;
                 writeln!(f, "{:gutter$} |", "")?;
                 writeln!(f, "{}", format!("{number} | {text}").trim_end())?;
                 writeln!(f, "{:gutter$} | {:indent$}{}", "", "", "^".repeat(*width))?;
             }
-            Location::File(file) => writeln!(f, "  --> {}", printable(&file.display().to_string()))?,
-            Location::Flag(flag) => writeln!(f, "  --> {}", printable(flag.trim_end()))?,
+            Location::File(file) => writeln!(f, "  --> {}", printable_line(&file.display().to_string()))?,
+            Location::Flag(flag) => writeln!(f, "  --> {}", printable_line(flag.trim_end()))?,
         }
-        write!(f, "  hint: {}", printable(&self.hint))
+        write!(f, "  hint: {}", printable_line(&self.hint))
     }
 }
 
 impl std::error::Error for ConfigError {}
-
-/// Spells control characters out: what a file holds must not reach the terminal as a command.
-fn printable(text: &str) -> Cow<'_, str> {
-    if !text.contains(char::is_control) {
-        return Cow::Borrowed(text);
-    }
-    let spell = |symbol: char| match symbol.is_control() {
-        true => symbol.escape_debug().to_string(),
-        false => symbol.to_string(),
-    };
-    Cow::Owned(text.chars().map(spell).collect())
-}
 
 /// Every mistake found in one configuration, in the order of the file, then of the flags. Never empty.
 #[derive(Debug, Clone, PartialEq, Eq)]

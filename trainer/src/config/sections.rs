@@ -170,7 +170,7 @@ section! {
         compression: Compression = Compression::None, unset "off";
         /// What batch norm does across workers.
         batch_norm: BatchNormPolicy = BatchNormPolicy::Local;
-        /// Seconds after which a silent worker counts as dead.
+        /// Seconds after which a silent worker, or a machine that does not answer, counts as dead.
         timeout_s: usize = 600, in 1..=MANY;
         /// Steps between comparisons of all ranks' parameters.
         check_sync_every: usize = 0, in 0..=STEPS, unset "off";

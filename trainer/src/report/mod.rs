@@ -14,7 +14,6 @@ pub mod progress;
 pub mod reporter;
 pub mod run_folder;
 pub mod screen;
-mod standard_output;
 pub mod summary;
 pub mod summary_csv;
 pub mod table;

@@ -9,9 +9,9 @@ use std::{
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use crate::console;
 use crate::files::FileError;
 use crate::report::pace::Pace;
-use crate::report::standard_output::StandardOutput;
 use crate::report::{EpochRecord, StepRecord};
 use crate::text;
 
@@ -37,7 +37,7 @@ impl Screen {
         let bar = io::stderr().is_terminal() && !dumb;
         Self {
             bar: bar.then(ProgressDrawTarget::stderr),
-            lines: Some(Box::new(StandardOutput::open())),
+            lines: Some(Box::new(console::Stdout)),
             step_lines: !bar || !io::stdout().is_terminal(),
             colour: !set("NO_COLOR"),
         }
@@ -209,11 +209,7 @@ loss {loss}  top-1 {top1}  lr {lr}  {speed} images/s"
                 self.lines = None;
                 Ok(())
             }
-            Err(error) => Err(FileError::new(
-                "standard output",
-                format!("cannot write: {error}"),
-                "free some space where it goes, or send it elsewhere; then go on with --resume",
-            )),
+            Err(error) => Err(console::not_written(error)),
             Ok(()) => Ok(()),
         }
     }

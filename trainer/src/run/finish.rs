@@ -1,7 +1,6 @@
 //! The end of a training run: what rank 0 gathers from all ranks, the summary, the exit code.
 
-use std::io::Write;
-
+use crate::console;
 use crate::device;
 use crate::engine::{RunOutcome, eval_record};
 use crate::failure::Failure;
@@ -73,9 +72,7 @@ pub(super) fn finish(
         RunOutcome::Interrupted { signal, step } => {
             summary.interrupted = Some(format!("{} after step {}", signals::name(signal), thousands(step)));
             reporter.finish(&summary)?;
-            let mut out = std::io::stdout().lock();
-            // Ignore a closed pipe: the checkpoint is on disk, so the exit code must not change.
-            let _ = writeln!(out, "checkpoint saved; continue with: {resume}");
+            console::print(format_args!("checkpoint saved; continue with: {resume}"));
             Ok(128 + signal as u8)
         }
     }

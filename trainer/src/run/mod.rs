@@ -6,6 +6,7 @@
 
 mod finish;
 mod job_flags;
+pub(crate) mod memory;
 pub(crate) mod plan;
 pub(crate) mod ranks;
 mod resume_command;
@@ -19,6 +20,7 @@ use self::setup::{DeviceAssignment, device_request, dry_run, note_missing_gpu};
 use self::training::Training;
 use crate::cli::TrainArgs;
 use crate::config::{Backend, BatchScope, Devices, Mode, RunPlan};
+use crate::console;
 use crate::device::{DeviceSet, LocalRank};
 use crate::diagnostics;
 use crate::failure::Failure;
@@ -56,7 +58,7 @@ pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failur
     let local_rank = LocalRank { local_world: workers, oversubscribe: arguments.oversubscribe, ..LocalRank::ALONE };
     let selected = devices.select(&local_rank)?;
     if selected.gpu.is_some() && arguments.oversubscribe {
-        eprintln!("note: --oversubscribe: processes may share a GPU; timings mean nothing");
+        console::eprint("note: --oversubscribe: processes may share a GPU; timings mean nothing");
     }
     let several = processes(&plan, several, nodes)?;
     if several {
@@ -129,7 +131,7 @@ fn run_worker(
 ) -> Result<u8, Failure> {
     let own = variables.get(ranks::RUN_FOLDER).filter(|_| worker.launcher == Launcher::Own);
     if own.is_none() && worker.rank == 0 {
-        eprintln!("{role}");
+        console::eprint(role);
         note_missing_gpu(devices);
     }
     if own.is_none() {

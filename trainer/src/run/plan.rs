@@ -14,6 +14,7 @@ use data::{
 
 use crate::cli::TrainArgs;
 use crate::config::{self, Augmentation, BatchScope, DatasetFacts, Devices, Mode, Overrides, Registry, RunPlan, SetBy};
+use crate::console;
 use crate::failure::Failure;
 use crate::report::{RunFolder, Section};
 use crate::strategy::Strategy;
@@ -132,7 +133,7 @@ fn overrides(arguments: &TrainArgs) -> Overrides {
 pub(crate) fn load(path: &Path, overrides: &Overrides) -> Result<RunPlan, Failure> {
     let plan = read(path, overrides)?;
     for note in plan.notes() {
-        eprintln!("note: {note}");
+        console::eprint(format_args!("note: {note}"));
     }
     Ok(plan)
 }

@@ -8,7 +8,7 @@ use crate::failure::Failure;
 use crate::signals::Stop;
 use comm::{self, CommConfig, Communicator, TransportKind, cuda::driver::Gpu};
 use launch::{
-    LaunchConfig, RendezvousParameters, Worker, WorkerStatus, cores,
+    JoinTimeouts, LaunchConfig, NOTICE, RendezvousParameters, Worker, WorkerStatus, cores,
     environment::{Launcher, NodeShare, Variables, WorkerRole},
     secret,
     worker::{self, ShutdownBarrier},
@@ -35,6 +35,7 @@ pub(crate) fn launch(
 ) -> Result<u8, Failure> {
     let flags = &arguments.job;
     let mut job = LaunchConfig::of_this_program(workers, folder.join("logs"))?;
+    job.timeouts.join = JOIN;
     job.timeouts.stall = Duration::from_secs(plan.parallel.timeout_s as u64);
     job.max_restarts = flags.max_restarts.unwrap_or(0);
     job.address.1 = flags.master_port.unwrap_or(0);
@@ -186,7 +187,8 @@ pub(crate) fn join_over(
     stop: Stop,
 ) -> Result<Rank, Failure> {
     let status = worker::attach(role, variables)?;
-    let joined = Worker::join(role, variables, status.clone(), JOIN)?;
+    let timeouts = JoinTimeouts { join: JOIN, answer: timeout, notice: NOTICE };
+    let joined = Worker::join(role, variables, status.clone(), timeouts)?;
     let secret = joined.secret.clone();
     // The control connection exists already, so the address is unused.
     let mut config = CommConfig::new(role.rank, role.world, "", secret, transport);

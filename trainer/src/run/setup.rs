@@ -6,7 +6,9 @@ use burn::tensor::Device;
 use data::{Dataset, Splits, loader::Loader};
 use models::{Network, Spec};
 
-use crate::config::{Devices, Mode, RunPlan, Setting};
+use super::memory::{self, MemoryUse};
+use crate::config::{Devices, Mode, Precision, RunPlan, Setting};
+use crate::console;
 use crate::device::{DeviceRequest, DeviceSet, LocalRank, Selected};
 use crate::engine::{Loaders, checkpoint};
 use crate::failure::Failure;
@@ -28,7 +30,7 @@ pub(super) fn device_request(devices: Option<Devices>) -> DeviceRequest {
 /// Prints why a build for GPUs trains on the CPU, if no flag asked for the CPU.
 pub(super) fn note_missing_gpu(devices: &DeviceSet) {
     if let DeviceSet::Cpu(Some(why)) = devices {
-        eprintln!("note: training on the CPU: {why}");
+        console::eprint(format_args!("note: training on the CPU: {why}"));
     }
 }
 
@@ -88,8 +90,13 @@ pub(super) fn loaders(
     Ok(Loaders { train: train_loader, eval: eval_loader, test: test_loader })
 }
 
-/// Builds the network of the plan for the images.
-pub(super) fn build(plan: &RunPlan, spec: &Spec, selected: &Selected) -> Result<Network, Failure> {
+/// Builds the network of the plan for the images. `batch`: how many of them this process trains on in a step.
+pub(super) fn build(plan: &RunPlan, spec: &Spec, selected: &Selected, batch: usize) -> Result<Network, Failure> {
+    let bytes = if plan.train.precision == Precision::Bf16 { 2 } else { 4 };
+    let refusal = memory::refusal(&plan.model.name, spec, MemoryUse::Step { batch, bytes });
+    if let Some(cause) = refusal.filter(|_| selected.gpu.is_none()) {
+        return Err(plan.mistake(&["data.image_size", "train.batch_size"], cause, memory::HINT).into());
+    }
     models::build(&plan.model.name, spec, plan.train.seed, &selected.device)
         .map_err(|error| plan.mistake(&[error.key(), "model.name"], error.to_string(), error.hint()).into())
 }
@@ -118,15 +125,18 @@ pub(super) fn facts(plan: &RunPlan, splits: &Splits, target: &DeviceSet) -> Vec<
 /// Loads the newest complete checkpoint; `None` for a run that was killed before its first checkpoint.
 pub(super) fn restore(plan: &RunPlan, folder: &RunFolder) -> Result<Option<(Snapshot, RunProgress)>, Failure> {
     if !checkpoint::any(&folder.checkpoints())? {
-        eprintln!("{}: no checkpoint yet, starting from the beginning", folder.path().display());
+        console::eprint(format_args!("{}: no checkpoint yet, starting from the beginning", folder.path().display()));
         return Ok(None);
     }
     let (loaded, damaged) = checkpoint::load_newest(&folder.checkpoints())?;
     for error in &damaged {
-        eprintln!("warning: {error}");
+        console::eprint(format_args!("warning: {error}"));
     }
     if !damaged.is_empty() {
-        eprintln!("warning: continuing from {}, the newest complete checkpoint", loaded.path.display());
+        console::eprint(format_args!(
+            "warning: continuing from {}, the newest complete checkpoint",
+            loaded.path.display()
+        ));
     }
     if loaded.seed != plan.train.seed {
         return Err(Failure::usage(
@@ -147,7 +157,7 @@ pub(super) fn dry_run(plan: &RunPlan, selected: &Selected) -> Result<u8, Failure
             in_channels: facts.channels,
             image_size: [side.unwrap_or(facts.height), side.unwrap_or(facts.width)],
         };
-        let network = build(plan, &spec, selected)?;
+        let network = build(plan, &spec, selected, 1)?;
         section = section.row(
             "model",
             format!(
@@ -163,8 +173,8 @@ pub(super) fn dry_run(plan: &RunPlan, selected: &Selected) -> Result<u8, Failure
     }
     let mut sections = vec![section];
     sections.extend(super::plan::sections(plan));
-    print!("{}", start_table(&sections));
-    println!("dry run: the plan is valid; nothing was read, trained or written");
+    console::print(start_table(&sections));
+    console::print("dry run: the plan is valid; nothing was read, trained or written");
     Ok(0)
 }
 

@@ -10,7 +10,8 @@ use super::ranks::{self, Rank};
 use super::resume_command::resume_command;
 use super::setup::{self, DeviceAssignment, build, count_parameters, facts, pixels_on_the_host, restore};
 use crate::cli::TrainArgs;
-use crate::config::{Mode, RunPlan};
+use crate::config::{BatchScope, Mode, RunPlan};
+use crate::console;
 use crate::diagnostics;
 use crate::engine::checkpoint::Store;
 use crate::engine::{Engine, Files, Lengths, Loaders, RunEnd, RunOutcome};
@@ -60,7 +61,7 @@ impl Training<'_> {
         let (mut strategy, parameters) = self.strategy(&splits)?;
         let host_pixels = pixels_on_the_host(plan, selected, &splits);
         if let (Some(why), true, 0) = (&host_pixels, self.devices.devices.is_gpu(), strategy.rank()) {
-            eprintln!("note: images are augmented on the host: {why}");
+            console::eprint(format_args!("note: images are augmented on the host: {why}"));
         }
         let data = describe_data(plan, &splits, host_pixels.is_none());
         let loaders = setup::loaders(plan, &mut *strategy, splits, host_pixels.is_some(), &selected.device)?;
@@ -100,7 +101,12 @@ impl Training<'_> {
         let shape = splits.train.shape;
         let classes = plan.model.num_classes.unwrap_or(splits.train.classes.len());
         let spec = Spec { num_classes: classes, in_channels: shape.channels, image_size: [shape.height, shape.width] };
-        let network = build(plan, &spec, selected)?;
+        let processes = self.rank.map_or(1, |rank| rank.comm.world());
+        let share = match plan.train.batch_scope {
+            BatchScope::Global => plan.train.batch_size.div_ceil(processes),
+            BatchScope::PerWorker => plan.train.batch_size,
+        };
+        let network = build(plan, &spec, selected, share.min(splits.train.len()))?;
         let parameters = count_parameters(&network);
         let device = selected.device.clone();
         let strategy: Box<dyn Strategy> = match self.rank {

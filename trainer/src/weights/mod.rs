@@ -20,6 +20,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use data::open_regular;
 use models::StateTensor;
 
 use crate::engine::checkpoint;
@@ -143,8 +144,8 @@ impl Kind {
     fn of(path: &Path) -> Result<Self, FileError> {
         use io::Read;
         let mut head = Vec::with_capacity(16);
-        fs::File::open(path)
-            .and_then(|file| file.take(16).read_to_end(&mut head))
+        open_regular(path)
+            .and_then(|(file, _)| file.take(16).read_to_end(&mut head))
             .map_err(|error| bad(path, error, format!("name {FORMATS}")))?;
         match head.as_slice() {
             // A JSON header of less than 4 GiB after its length. A pickle could start with the same first byte as the

@@ -1,7 +1,8 @@
 //! Safetensors files: a JSON header, followed by the tensors.
 
-use std::{fs, path::Path, sync::Arc};
+use std::{path::Path, sync::Arc};
 
+use data::read_regular;
 use safetensors::{Dtype, SafeTensors};
 
 use super::{Element, FileTensor, Source, bad, damaged};
@@ -9,7 +10,7 @@ use crate::files::FileError;
 
 /// Returns the tensors of a file.
 pub(super) fn open(path: &Path) -> Result<Vec<FileTensor>, FileError> {
-    let bytes = fs::read(path).map_err(|error| damaged(path, error))?;
+    let bytes = read_regular(path, u64::MAX).map_err(|error| damaged(path, error))?;
     let damaged = |error| damaged(path, format!("not a complete safetensors file: {error}"));
     // Checks that the tensors are within the file, back to back, and as long as their shapes say.
     SafeTensors::deserialize(&bytes).map_err(damaged)?;

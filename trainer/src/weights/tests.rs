@@ -155,6 +155,7 @@ fn what_is_no_file_of_weights_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("weights.pth");
     let cause = |path: &Path| WeightFile::open(path).err().expect("refused").cause;
+    assert_eq!(cause(Path::new("/dev/zero")), "it is a device, not a file");
     assert!(cause(&path).starts_with("No such file"));
     fs::write(&path, "").unwrap();
     assert_eq!(cause(&path), "the file is empty");

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
+#[path = "../../testing/namespaces.rs"]
+pub mod namespaces;
 #[path = "../../testing/shared.rs"]
 mod shared;
 
@@ -136,6 +138,11 @@ pub fn entries(folder: &Path) -> Vec<PathBuf> {
     };
     all.sort();
     all
+}
+
+/// Returns the path of the first entry of a folder, if there is one.
+pub fn first_entry(folder: &Path) -> Option<PathBuf> {
+    entries(folder).into_iter().next()
 }
 
 /// Waits until `ready` is true. Only a hang reaches the time limit, even on a busy machine.

@@ -1,5 +1,7 @@
 //! Finds the classes and the images of a split.
 
+use std::collections::HashMap;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::DataError;
@@ -53,7 +55,7 @@ pub(super) fn samples(split: &Path, names: &[String]) -> Result<Vec<Sample>, Dat
     for (label, name) in (0..=u16::MAX).zip(names) {
         let class = split.join(name);
         let mut found = Vec::new();
-        collect(&class, 0, &mut found)?;
+        collect(&class, 0, &mut HashMap::new(), &mut found)?;
         if found.is_empty() {
             let hint = "put .png, .jpg or .jpeg files into it, or remove the folder from every split";
             return Err(DataError::new(class, "the class folder holds no image", hint));
@@ -68,18 +70,27 @@ pub(super) fn samples(split: &Path, names: &[String]) -> Result<Vec<Sample>, Dat
     Ok(samples)
 }
 
-/// Appends the images in `dir` and in the folders below it to `found`.
-fn collect(dir: &Path, depth: usize, found: &mut Vec<PathBuf>) -> Result<(), DataError> {
+/// Device and inode of each folder of a class that was read, with its path.
+type Seen = HashMap<(u64, u64), PathBuf>;
+
+/// Appends the images in `dir` and in the folders below it to `found`. No folder is read twice: links that lead up or to the
+/// same folder would make a small tree endless.
+fn collect(dir: &Path, depth: usize, seen: &mut Seen, found: &mut Vec<PathBuf>) -> Result<(), DataError> {
     if depth > MAX_DEPTH {
         let cause = format!("more than {MAX_DEPTH} folders inside each other");
-        return Err(DataError::new(dir, cause, "remove the symbolic link that leads back up"));
+        return Err(DataError::new(dir, cause, "move the images to folders further up"));
+    }
+    let metadata = std::fs::metadata(dir).map_err(|e| read_error(dir, &e))?;
+    if let Some(first) = seen.insert((metadata.dev(), metadata.ino()), dir.to_owned()) {
+        let cause = format!("is the same folder as {}", first.display());
+        return Err(DataError::new(dir, cause, "remove the symbolic link: a class may have each folder once"));
     }
     for path in entries(dir)? {
         if is_hidden(&path) {
             continue;
         }
         if path.is_dir() {
-            collect(&path, depth + 1, found)?;
+            collect(&path, depth + 1, seen, found)?;
             continue;
         }
         let extension = path.extension().and_then(|e| e.to_str()).unwrap_or("").to_ascii_lowercase();

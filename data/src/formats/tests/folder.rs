@@ -194,12 +194,7 @@ fn damaged_and_foreign_files_are_named() {
 #[test]
 fn a_forged_size_allocates_nothing() {
     let folder = Folder::new();
-    let mut png = std::fs::read(folder.path("train/cat/1.png")).unwrap();
-    // Width and height in the IHDR chunk, and its checksum.
-    png[16..20].copy_from_slice(&60_000u32.to_be_bytes());
-    png[20..24].copy_from_slice(&60_000u32.to_be_bytes());
-    let crc = crc32(&png[12..29]);
-    png[29..33].copy_from_slice(&crc.to_be_bytes());
+    let png = header(&folder, 60_000);
     std::fs::write(folder.path("train/dog/2.png"), &png).unwrap();
     assert!(folder.error().starts_with("train/dog/2.png: cannot be decoded: "), "{}", folder.error());
     // As the first image it would determine the size of all images.
@@ -231,5 +226,79 @@ fn a_limit_thins_every_class() {
 fn a_link_that_leads_up_is_an_error() {
     let folder = Folder::new();
     std::os::unix::fs::symlink(Path::new(".."), folder.path("train/cat/up")).unwrap();
-    assert!(folder.error().ends_with("more than 32 folders inside each other"), "{}", folder.error());
+    assert!(folder.error().starts_with("train/cat/up/cat: is the same folder as "), "{}", folder.error());
+}
+
+/// Without a limit the reader would visit 2^30 folders.
+#[test]
+fn a_tree_of_links_is_an_error_at_once() {
+    let folder = Folder::new();
+    for level in 0..30 {
+        folder.save(&format!("links/{level}/1.png"), flat(1).into());
+        for link in ["a", "b"] {
+            std::os::unix::fs::symlink(format!("../{}", level + 1), folder.path(&format!("links/{level}/{link}")))
+                .unwrap();
+        }
+    }
+    std::fs::create_dir(folder.path("links/30")).unwrap();
+    std::os::unix::fs::symlink("../../links/0", folder.path("train/cat/tree")).unwrap();
+    let error = folder.error();
+    assert!(error.starts_with("train/cat/tree/") && error.contains(": is the same folder as "), "{error}");
+    // A second class may link to the same folder.
+    std::fs::remove_file(folder.path("train/cat/tree")).unwrap();
+    std::os::unix::fs::symlink("../cat", folder.path("test/dog/link")).unwrap();
+    assert_eq!(folder.load().unwrap().test.labels, [0, 1, 1]);
+}
+
+#[test]
+fn pipes_and_devices_are_errors_at_once() {
+    for target in ["pipe", "/dev/zero"] {
+        let folder = Folder::new();
+        let path = folder.path("pipe");
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        std::os::unix::fs::symlink(path.parent().unwrap().join(target), folder.path("train/dog/2.png")).unwrap();
+        let error = folder.error();
+        assert!(error.starts_with("train/dog/2.png: cannot be read: it is a "), "{error}");
+    }
+}
+
+/// The second image is as large as the format allows. Decoding it before its size is compared would take 0.8 GB.
+#[test]
+fn sizes_are_compared_before_anything_is_decoded() {
+    let folder = Folder::new();
+    for (first, name) in [(false, "train/dog/2.png"), (true, "train/cat/0.png")] {
+        std::fs::write(folder.path(name), header(&folder, 16_000)).unwrap();
+        let error = folder.error();
+        // The pixels are missing: whatever decodes them fails with another message.
+        let expected = if first {
+            "train/cat/1.png: is 4x3 pixels, the first image is 16000x16000"
+        } else {
+            "train/dog/2.png: is 16000x16000 pixels, the first image is 4x3"
+        };
+        assert_eq!(error, expected);
+    }
+}
+
+#[test]
+fn images_that_do_not_fit_into_memory_are_counted_first() {
+    let folder = Folder::new();
+    for (class, index) in (0..400).map(|index| (["cat", "dog"][index % 2], index)) {
+        std::fs::write(folder.path(&format!("train/{class}/{index}.png")), header(&folder, 16_000)).unwrap();
+    }
+    for name in ["train/cat/1.png", "train/dog/1.png", "test/cat/1.png", "test/dog/1.png"] {
+        std::fs::write(folder.path(name), header(&folder, 16_000)).unwrap();
+    }
+    let error = folder.load().unwrap_err();
+    assert!(error.cause.starts_with("403 images of 3x16000x16000 need 288.2 GiB of memory, "), "{error}");
+}
+
+/// Returns a PNG whose header promises `side` x `side` pixels.
+fn header(folder: &Folder, side: u32) -> Vec<u8> {
+    let mut png = std::fs::read(folder.path("test/dog/1.png")).unwrap();
+    // Width and height in the IHDR chunk, and its checksum.
+    png[16..20].copy_from_slice(&side.to_be_bytes());
+    png[20..24].copy_from_slice(&side.to_be_bytes());
+    let crc = crc32(&png[12..29]);
+    png[29..33].copy_from_slice(&crc.to_be_bytes());
+    png
 }

@@ -1,4 +1,4 @@
-//! Means, sums, factors and biases of channels, on channels-last images.
+//! Means, sums and factors of channels, on channels-last images.
 
 use super::allocator::Buffer;
 use super::element::Element;
@@ -129,30 +129,6 @@ multiversion!(fn add_piece<E: Element>(a: &[E], b: &[E], y: &mut [E]) = add_piec
 #[inline(always)]
 fn add_piece_body<E: Element>(a: &[E], b: &[E], y: &mut [E]) {
     y.iter_mut().zip(a.iter().zip(b)).for_each(|(y, (a, b))| *y = E::from_f32(a.to_f32() + b.to_f32()));
-}
-
-/// Adds a bias to each channel, and applies ReLU if `relu` is true.
-pub(crate) fn add_bias<E: Element>(y: &mut [E], channels: usize, bias: Option<&[f32]>, relu: bool) {
-    let (len, parts) = (y.len(), chunk_count(y.len(), PIECE));
-    let target = SharedSlice::new(y);
-    for_each(parts, |index| {
-        // SAFETY: each task has its own range.
-        add_bias_piece(unsafe { target.slice(chunk(len, channels, parts, index)) }, channels, bias, relu);
-    });
-}
-
-multiversion!(fn add_bias_piece<E: Element>(y: &mut [E], channels: usize, bias: Option<&[f32]>, relu: bool) = add_bias_piece_body);
-
-#[inline(always)]
-fn add_bias_piece_body<E: Element>(y: &mut [E], channels: usize, bias: Option<&[f32]>, relu: bool) {
-    if let Some(bias) = bias {
-        for y in y.chunks_exact_mut(channels) {
-            y.iter_mut().zip(bias).for_each(|(y, bias)| *y = E::from_f32(y.to_f32() + bias));
-        }
-    }
-    if relu {
-        y.iter_mut().for_each(|y| *y = if y.to_f32() < 0.0 { E::zeroed() } else { *y });
-    }
 }
 
 /// Sums each channel over all pixels, in pieces of fixed size whose sums are added in order.

@@ -1,5 +1,8 @@
 //! Convolution on channels-last images: the choice of the algorithm for each pass.
 //!
+//! Images and their gradients are f32 or bf16. Weights, biases and their gradients are f32; the kernels round weights to
+//! the images' type. Sums are f32.
+//!
 //! The data gradient is a convolution too. With stride `s`, input pixels form `s · s` classes by their coordinates
 //! modulo the stride. All pixels of a class have the same taps, at offsets of whole output pixels. Each class is
 //! therefore one [`Igemm`] with its own taps, and no product is wasted on zeros between pixels.
@@ -9,18 +12,18 @@ use super::igemm::{Igemm, Image};
 use super::kernel::{Isa, Operand};
 use super::packing::{Weights, pad_bias};
 use super::shape::ConvShape;
-use super::{channels, col2im, depthwise, grouped, weight_grad as direct, winograd, winograd_grad};
+use super::{col2im, depthwise, grouped, weight_grad as direct, winograd, winograd_grad};
 
 /// Computes the output `[batch, oh, ow, out]` from `x` `[batch, h, w, in]` and weights in PyTorch's layout. Bias and
 /// ReLU are optional.
-pub(crate) fn forward(
-    isa: &'static Isa,
+pub(crate) fn forward<E: Operand>(
+    isa: &'static Isa<E>,
     shape: &ConvShape,
-    x: &[f32],
+    x: &[E],
     weight: &[f32],
     bias: Option<&[f32]>,
     relu: bool,
-) -> Buffer {
+) -> Buffer<E> {
     if let Some(merged) = grouped::merge(shape, isa) {
         return forward(isa, &merged.shape, x, &merged.block_diagonal(weight), bias, relu);
     }
@@ -29,11 +32,8 @@ pub(crate) fn forward(
         depthwise::forward(shape, x, weight, bias, relu, &mut y);
         return y;
     }
-    if winograd::fits(shape) {
-        winograd::forward(isa, shape, x, weight, &mut y);
-        if bias.is_some() || relu {
-            channels::add_bias(&mut y, shape.channels[1], bias, relu);
-        }
+    if winograd::fits::<E>(shape) {
+        winograd::forward(isa, shape, x, weight, bias, relu, &mut y);
         return y;
     }
     direct_forward(isa, shape, x, weight, bias, relu, &mut y);
@@ -83,7 +83,7 @@ pub(crate) fn direct_forward<E: Operand>(
 }
 
 /// Computes the data gradient `[batch, h, w, in]` from `dy` `[batch, oh, ow, out]`.
-pub(crate) fn data_grad(isa: &'static Isa, shape: &ConvShape, weight: &[f32], dy: &[f32]) -> Buffer {
+pub(crate) fn data_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, weight: &[f32], dy: &[E]) -> Buffer<E> {
     if let Some(merged) = grouped::merge(shape, isa) {
         return data_grad(isa, &merged.shape, &merged.block_diagonal(weight), dy);
     }
@@ -92,7 +92,7 @@ pub(crate) fn data_grad(isa: &'static Isa, shape: &ConvShape, weight: &[f32], dy
         depthwise::data_grad(shape, weight, dy, &mut dx);
         return dx;
     }
-    if winograd::fits(shape) {
+    if winograd::fits::<E>(shape) {
         winograd::data_grad(isa, shape, weight, dy, &mut dx);
         return dx;
     }
@@ -149,14 +149,14 @@ pub(crate) fn direct_data_grad<E: Operand>(
 }
 
 /// Computes the weight gradient in PyTorch's layout.
-pub(crate) fn weight_grad(isa: &'static Isa, shape: &ConvShape, x: &[f32], dy: &[f32]) -> Buffer {
+pub(crate) fn weight_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, x: &[E], dy: &[E]) -> Buffer {
     if let Some(merged) = grouped::merge(shape, isa) {
         return merged.diagonal_blocks(&weight_grad(isa, &merged.shape, x, dy));
     }
     if depthwise::fits(shape) {
         return depthwise::weight_grad(shape, x, dy);
     }
-    if winograd::fits(shape) {
+    if winograd::fits::<E>(shape) {
         return winograd_grad::weight_grad(isa, shape, x, dy);
     }
     direct::weight_grad(isa, shape, x, dy)

@@ -8,11 +8,11 @@ use burn_flex::FlexTensor;
 
 use super::allocator::Buffer;
 use super::batch_norm::{self, DerivativeAt, Stats};
-use super::convolve::Convolve;
 use super::element::{Element, with_element};
+use super::kernel::{Isa, Operand};
 use super::shape::{ConvShape, PoolShape};
 use super::tensor::{Dense, image, row_major};
-use super::{activation, channels, concat, max_pool};
+use super::{activation, channels, concat, conv, max_pool};
 use crate::extension::{
     Activation, BatchNormGrads, ConvGrads, ConvKernels, ConvOptions, EvalOps, Kernels, NormKernels, NormOptions,
     PoolOptions, TrainingOps, impl_without_autodiff,
@@ -71,7 +71,7 @@ fn norm_backward<E: Element>(saved: &SavedNorm, grad: Dense) -> BatchNormGrads<F
 }
 
 /// See [`ConvKernels::conv_backward`].
-fn conv_backward<E: Convolve>(saved: SavedConv, grad: &Dense, required: [bool; 3]) -> ConvGrads<Flex> {
+fn conv_backward<E: Operand>(saved: SavedConv, grad: &Dense, required: [bool; 3]) -> ConvGrads<Flex> {
     let SavedConv { shape, input, weight, output, linear } = saved;
     let masked = output.map(|output| activation::relu_grad::<E>(output.values(), grad.values()));
     let dy: &[E] = masked.as_deref().unwrap_or(grad.values());
@@ -79,14 +79,14 @@ fn conv_backward<E: Convolve>(saved: SavedConv, grad: &Dense, required: [bool; 3
     ConvGrads {
         // The input's gradient comes first, because the next steps of the backward pass need it.
         input: required[0].then(|| {
-            let dx = E::data_grad(&shape, weight.values(), dy);
+            let dx = conv::data_grad(Isa::<E>::best(), &shape, weight.values(), dy);
             match linear {
                 true => row_major(dx, [shape.batch, input_channels]),
                 false => image(dx, [shape.batch, input_channels, shape.input[0], shape.input[1]]),
             }
         }),
         weight: required[1].then(|| {
-            let dw = E::weight_grad(&shape, input.values(), dy);
+            let dw = conv::weight_grad(Isa::<E>::best(), &shape, input.values(), dy);
             match linear {
                 true => row_major(dw, [output_channels, input_channels]),
                 false => row_major(dw, weight.dims4()),
@@ -159,7 +159,7 @@ impl ConvKernels for Flex {
         let (weights, bias) = (weight.values(), bias.as_ref().map(Dense::values::<f32>));
         let dims = [shape.batch, shape.channels[1], shape.output[0], shape.output[1]];
         let output = with_element!(input.dtype(), E => {
-            image(E::forward(&shape, input.values(), weights, bias, relu), dims)
+            image(conv::forward(Isa::<E>::best(), &shape, input.values(), weights, bias, relu), dims)
         });
         let saved = relu.then(|| Dense::channels_last(output.clone()));
         (output, SavedConv { shape, input, weight, output: saved, linear: false })
@@ -181,7 +181,7 @@ impl Kernels for Flex {
         let shape = ConvShape::new([batch, channels, 1, 1], [columns, depth, 1, 1], &options);
         let (weights, biases) = (weight.values(), Some(bias.values()));
         let output = with_element!(input.dtype(), E => {
-            row_major(E::forward(&shape, input.values(), weights, biases, relu), [batch, columns])
+            row_major(conv::forward(Isa::<E>::best(), &shape, input.values(), weights, biases, relu), [batch, columns])
         });
         let saved = relu.then(|| Dense::row_major(output.clone()));
         (output, SavedConv { shape, input, weight, output: saved, linear: true })

@@ -22,7 +22,7 @@ use super::kernel_x86;
 use super::level::{self, CpuIsa};
 use super::micro_kernel::{Pairs, Single, outer_any, pack_rows, tile};
 use super::vector::{Lanes, Portable};
-use super::winograd_tile::{Transforms, grad_tile, input_tile, output_tile};
+use super::winograd_tile::{Transforms, filter_grads, filters, grad_steps, input_steps, input_tile, output_tile};
 
 /// Arguments of the tile micro-kernel, for operands `E` and results `O`.
 pub(crate) struct Tile<E, O = E> {
@@ -137,16 +137,16 @@ impl<E: Operand> Isa<E> {
         unsafe { (self.outer)(call) }
     }
 
-    /// Packs `len` elements of each row for [`Outer`]: `[rows / STEP][stride][STEP]`, where the columns from `len` to
-    /// `stride` are zero. Fast where `len`, `stride` and [`Self::cols`] are equal.
+    /// Packs `stride` elements of each row for [`Outer`]: `[rows / STEP][stride][STEP]`. Elements from `available` are zero.
+    /// Fast where at least `stride` are available, and `stride` is [`Self::cols`].
     ///
     /// # Safety
     ///
-    /// Each row points to `offset + len` elements.
-    pub(crate) unsafe fn pack(&self, rows: &[*const E], offset: usize, len: usize, stride: usize, to: &mut [E]) {
-        assert!(rows.len().is_multiple_of(E::STEP) && len <= stride && to.len() >= rows.len() * stride);
+    /// Each row points to `offset + available` elements.
+    pub(crate) unsafe fn pack(&self, rows: &[*const E], offset: usize, available: usize, stride: usize, to: &mut [E]) {
+        assert!(rows.len().is_multiple_of(E::STEP) && to.len() >= rows.len() * stride);
         // SAFETY: as in `tile`; the target is long enough.
-        unsafe { (self.pack)(rows, offset, len, stride, to.as_mut_ptr()) };
+        unsafe { (self.pack)(rows, offset, available, stride, to.as_mut_ptr()) };
     }
 }
 
@@ -208,7 +208,11 @@ macro_rules! portable {
             winograd: Transforms {
                 input: input_tile::<Portable, $element>,
                 output: output_tile::<Portable, $element>,
-                grad: grad_tile::<Portable, $element>,
+                input_steps: input_steps::<Portable, $element>,
+                grad_steps: grad_steps::<Portable, $element>,
+                lanes: 8,
+                filters: filters::<Portable, $element>,
+                filter_grads: filter_grads::<Portable>,
             },
         }
     };

@@ -8,7 +8,9 @@ use half::bf16;
 use super::kernel::{Isa, Outer, Tile};
 use super::micro_kernel::{Pairs, Products, Single, outer_any, pack_pairs, pack_rows, tile};
 use super::vector_x86::{Avx2, Avx512, Avx512Bf16, Avx512Bf16Half};
-use super::winograd_tile::{Transforms, grad_tile, input_tile, output_tile};
+use super::winograd_tile::{
+    Filters, StepLayout, Transforms, filter_grads, filters, grad_steps, input_steps, input_tile, output_tile,
+};
 
 /// Defines the products of pairs of bf16 by AVX512-BF16.
 macro_rules! dot_products {
@@ -69,9 +71,9 @@ macro_rules! isa {
             unsafe { outer_any::<$products, $vecs>(call) }
         }
         #[target_feature(enable = $features)]
-        unsafe fn pack(rows: &[*const $element], offset: usize, len: usize, stride: usize, to: *mut $element) {
+        unsafe fn pack(rows: &[*const $element], offset: usize, available: usize, stride: usize, to: *mut $element) {
             // SAFETY: as above.
-            unsafe { pack_rows::<$products>(rows, offset, len, stride, to) }
+            unsafe { pack_rows::<$products>(rows, offset, available, stride, to) }
         }
         #[target_feature(enable = $features)]
         unsafe fn input(from: &[*const $element; 16], channels: usize, to: *mut $element, stride: usize) {
@@ -79,20 +81,46 @@ macro_rules! isa {
             unsafe { input_tile::<$simd, $element>(from, channels, to, stride) }
         }
         #[target_feature(enable = $features)]
-        unsafe fn output(from: *const f32, stride: usize, channels: usize, to: &[*mut $element; 4]) {
-            // SAFETY: as above.
-            unsafe { output_tile::<$simd, $element>(from, stride, channels, to) }
-        }
-        #[target_feature(enable = $features)]
-        unsafe fn grad(
-            from: &[*const $element; 4],
-            channels: usize,
-            to: *mut $element,
+        unsafe fn output(
+            from: *const f32,
             stride: usize,
-            panel: [usize; 2],
+            channels: usize,
+            to: &[*mut $element; 4],
+            bias: *const f32,
+            relu: bool,
         ) {
             // SAFETY: as above.
-            unsafe { grad_tile::<$simd, $element>(from, channels, to, stride, panel) }
+            unsafe { output_tile::<$simd, $element>(from, stride, channels, to, bias, relu) }
+        }
+        #[target_feature(enable = $features)]
+        unsafe fn steps_of_input(
+            from: &[[*const $element; 16]; 2],
+            channels: usize,
+            to: *mut $element,
+            layout: &StepLayout,
+        ) {
+            // SAFETY: as above.
+            unsafe { input_steps::<$simd, $element>(from, channels, to, layout) }
+        }
+        #[target_feature(enable = $features)]
+        unsafe fn steps_of_grad(
+            from: &[[*const $element; 4]; 2],
+            channels: usize,
+            to: *mut $element,
+            layout: &StepLayout,
+        ) {
+            // SAFETY: as above.
+            unsafe { grad_steps::<$simd, $element>(from, channels, to, layout) }
+        }
+        #[target_feature(enable = $features)]
+        unsafe fn transformed_filters(from: *const f32, layout: &Filters, to: *mut $element, stride: usize) {
+            // SAFETY: as above.
+            unsafe { filters::<$simd, $element>(from, layout, to, stride) }
+        }
+        #[target_feature(enable = $features)]
+        unsafe fn grads_of_filters(from: *const f32, strides: [usize; 3], to: *mut f32, filter_len: usize) {
+            // SAFETY: as above.
+            unsafe { filter_grads::<$simd>(from, strides, to, filter_len) }
         }
         Isa {
             name: $name,
@@ -104,7 +132,15 @@ macro_rules! isa {
             sums,
             outer,
             pack,
-            winograd: Transforms { input, output, grad },
+            winograd: Transforms {
+                input,
+                output,
+                input_steps: steps_of_input,
+                grad_steps: steps_of_grad,
+                lanes: <$simd as super::vector::Simd>::LANES,
+                filters: transformed_filters,
+                filter_grads: grads_of_filters,
+            },
         }
     }};
 }
@@ -126,12 +162,12 @@ static AVX2_8: Isa = single!("avx2", "avx2,fma", Avx2, 6 x 1, 6, &[]);
 /// An [`isa!`] for bf16 with products of AVX512-BF16.
 macro_rules! dot {
     ($simd:ty, $($shape:tt)*) => {
-        isa!("avx512_bf16", "avx512f,avx512vl,avx512bf16,avx2,fma", bf16, $simd, $simd, $($shape)*)
+        isa!("avx512_bf16", "avx512f,avx512vl,avx512bw,avx512bf16,avx2,fma", bf16, $simd, $simd, $($shape)*)
     };
 }
 
 pub(super) static AVX512_BF16: Isa<bf16> = dot!(Avx512Bf16, 12 x 2, 8, &[&AVX512_BF16_16, &AVX512_BF16_8]);
-static AVX512_BF16_16: Isa<bf16> = dot!(Avx512Bf16, 12 x 1, 8, &[]);
+static AVX512_BF16_16: Isa<bf16> = dot!(Avx512Bf16, 12 x 1, 8, &[&AVX512_BF16_8]);
 static AVX512_BF16_8: Isa<bf16> = dot!(Avx512Bf16Half, 12 x 1, 8, &[]);
 
 /// An [`isa!`] for bf16 with products in f32.
@@ -143,7 +179,7 @@ macro_rules! pairs {
 
 pub(super) static AVX512_PAIRS: Isa<bf16> =
     pairs!("avx512", "avx512f,avx512vl", Avx512, 12 x 2, 8, &[&AVX512_PAIRS_16, &AVX512_PAIRS_8]);
-static AVX512_PAIRS_16: Isa<bf16> = pairs!("avx512", "avx512f,avx512vl", Avx512, 12 x 1, 8, &[]);
+static AVX512_PAIRS_16: Isa<bf16> = pairs!("avx512", "avx512f,avx512vl", Avx512, 12 x 1, 8, &[&AVX512_PAIRS_8]);
 static AVX512_PAIRS_8: Isa<bf16> = pairs!("avx512", "avx512f,avx512vl,avx2,fma", Avx2, 12 x 1, 8, &[]);
 /// With two vectors of both halves of the pairs, fewer registers are left for sums than in f32.
 pub(super) static AVX2_PAIRS: Isa<bf16> = pairs!("avx2", "avx2,fma", Avx2, 4 x 2, 4, &[&AVX2_PAIRS_8]);

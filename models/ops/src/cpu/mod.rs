@@ -3,13 +3,11 @@
 mod activation;
 mod allocator;
 mod batch_norm;
-mod bf16;
 mod blob;
 mod channels;
 mod col2im;
 mod concat;
 mod conv;
-mod convolve;
 mod depthwise;
 mod element;
 mod flex;
@@ -36,6 +34,7 @@ mod vector;
 mod vector_x86;
 mod weight_grad;
 mod winograd;
+mod winograd_channels;
 mod winograd_grad;
 mod winograd_tile;
 

@@ -24,6 +24,8 @@ pub(crate) unsafe trait Simd {
     unsafe fn split(pairs: Self::V) -> [Self::V; 2];
     /// The inverse of [`Self::split`], for values that are exact in bf16.
     unsafe fn join(values: [Self::V; 2]) -> Self::V;
+    /// [`Self::join`] of any values, rounded as by [`Self::store_bf16`].
+    unsafe fn join_rounded(values: [Self::V; 2]) -> Self::V;
     /// `a · b + c`
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
@@ -36,20 +38,11 @@ pub(crate) unsafe trait Simd {
 pub(crate) trait Lanes: Element {
     /// # Safety
     ///
-    /// As for [`Simd::load`].
-    unsafe fn load<S: Simd>(from: *const Self) -> S::V;
-    /// # Safety
-    ///
     /// As for [`Simd::store`].
     unsafe fn store<S: Simd>(to: *mut Self, v: S::V);
 }
 
 impl Lanes for f32 {
-    #[inline(always)]
-    unsafe fn load<S: Simd>(from: *const Self) -> S::V {
-        // SAFETY: guaranteed by the caller.
-        unsafe { S::load(from) }
-    }
     #[inline(always)]
     unsafe fn store<S: Simd>(to: *mut Self, v: S::V) {
         // SAFETY: guaranteed by the caller.
@@ -58,11 +51,6 @@ impl Lanes for f32 {
 }
 
 impl Lanes for bf16 {
-    #[inline(always)]
-    unsafe fn load<S: Simd>(from: *const Self) -> S::V {
-        // SAFETY: guaranteed by the caller.
-        unsafe { S::load_bf16(from) }
-    }
     #[inline(always)]
     unsafe fn store<S: Simd>(to: *mut Self, v: S::V) {
         // SAFETY: guaranteed by the caller.
@@ -114,6 +102,11 @@ unsafe impl Simd for Portable {
     #[inline(always)]
     unsafe fn join([first, second]: [[f32; 8]; 2]) -> [f32; 8] {
         std::array::from_fn(|i| f32::from_bits(first[i].to_bits() >> 16 | second[i].to_bits()))
+    }
+    #[inline(always)]
+    unsafe fn join_rounded([first, second]: [[f32; 8]; 2]) -> [f32; 8] {
+        let bits = |v: f32| u32::from(<bf16 as Element>::from_f32(v).to_bits());
+        std::array::from_fn(|i| f32::from_bits(bits(first[i]) | bits(second[i]) << 16))
     }
     #[inline(always)]
     unsafe fn fma(a: [f32; 8], b: [f32; 8], c: [f32; 8]) -> [f32; 8] {

@@ -2,103 +2,216 @@
 //! are transformed as in the forward pass, and tiles of the output's gradient by the transpose of the output transform.
 //! Each of the 16 positions sums products over all tiles, and `Gᵀ · G` transforms the sums back to 3x3.
 //!
-//! The tiles are divided into as many parts as there are threads. Each part has its own sums, which are added in order.
-//! The parts, and therefore the last bits of the result, depend on the number of threads.
+//! With few channels, the tiles are divided into as many parts as there are threads. Each part has its own sums, which
+//! are added in order. The parts, and therefore the last bits of the result, depend on the number of threads. With many
+//! channels, the sums of a part would not stay in L2, and all threads would read and write them for every block of tiles.
+//! All threads then transform a larger block together, and a task adds the block's products to some of the sums, which
+//! exist once.
+
+use std::ops::Range;
 
 use super::allocator::Buffer;
-use super::kernel::Isa;
-use super::panels::Panel;
+use super::kernel::{Isa, Operand, Outer};
 use super::parallel::{SharedSlice, chunk, for_each, threads};
 use super::shape::ConvShape;
-use super::weight_grad::{MAX_SUMS, add_products};
+use super::weight_grad::MAX_SUMS;
 use super::winograd::{Grid, block_len};
+use super::winograd_tile::StepLayout;
+
+/// Limit in floats of the sums of a part: 1 MiB, the size of an L2 cache.
+const PART_SUMS: usize = 256 << 10;
+/// Number of steps of tiles whose products are added to the sums at once.
+const STEPS: usize = 128;
+/// Bytes of transformed tiles per thread in a shared block.
+const SHARED: usize = 2 << 20;
 
 /// Computes `[out, in, 3, 3]` from channels-last `x` and `dy`.
-pub(crate) fn weight_grad(isa: &'static Isa, shape: &ConvShape, x: &[f32], dy: &[f32]) -> Buffer {
-    let [depth, columns] = shape.channels;
-    let padded = columns.next_multiple_of(isa.cols);
-    // The transform writes panels of equal width.
-    let panels: Vec<Panel> =
-        (0..padded).step_by(isa.cols).map(|column| Panel { isa, column, cols: isa.cols }).collect();
+pub(crate) fn weight_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, x: &[E], dy: &[E]) -> Buffer {
+    let channels = shape.channels;
+    let panels = channels.map(|c| c.div_ceil(isa.cols));
     let grid = Grid { batch: shape.batch, source: shape.input, target: shape.output, padding: shape.padding };
-    let (tiles, block) = (grid.len(), block_len(shape.channels));
-    let sums_len = 16 * depth * padded;
-    let parts = threads().min(tiles.div_ceil(block)).min(MAX_SUMS / sums_len).max(1);
+    let zeros = Buffer::zeroed(channels[0].max(channels[1]));
+    let pass = Pass { isa, grid, channels, panels, x, dy, zeros: &zeros };
+    if pass.grid.len() == 0 {
+        return Buffer::zeroed(shape.weight_len());
+    }
+    let sums_len = 16 * panels[0] * panels[1] * isa.cols * isa.cols;
+    if E::STEP == 1 || sums_len <= PART_SUMS {
+        let tiles = pass.grid.len();
+        let block = block_len::<E>(channels);
+        let parts = threads().min(tiles.div_ceil(block)).min(MAX_SUMS / sums_len).max(1);
+        let mut sums = Buffer::new(parts * sums_len);
+        let shared = SharedSlice::new(&mut sums);
+        for_each(parts, |index| {
+            // SAFETY: each task has its own part.
+            let sums = unsafe { shared.slice(index * sums_len..(index + 1) * sums_len) };
+            pass.sum_part(chunk(tiles, block, parts, index), block, sums);
+        });
+        transform_back(isa, channels, panels, &sums, parts)
+    } else {
+        let mut sums = Buffer::new(sums_len);
+        pass.sum_shared(&mut sums);
+        transform_back(isa, channels, panels, &sums, 1)
+    }
+}
 
-    let mut sums = Buffer::new(parts * sums_len);
-    let shared = SharedSlice::new(&mut sums);
-    let zeros = Buffer::zeroed(depth.max(columns));
-    for_each(parts, |index| {
-        // SAFETY: each task has its own part.
-        let sums = unsafe { shared.slice(index * sums_len..(index + 1) * sums_len) };
-        sums.fill(0.0);
-        let range = chunk(tiles, block, parts, index);
-        let mut input = Buffer::new(16 * block * depth);
-        let mut grads = Buffer::zeroed(16 * block * padded);
-        let mut pointers = Vec::with_capacity(block);
-        for first in range.clone().step_by(block) {
-            let count = block.min(range.end - first);
-            for tile in 0..count {
-                let pixels = grid.source(first + tile).map(|pixel| match pixel {
-                    Some(pixel) => x[pixel * depth..(pixel + 1) * depth].as_ptr(),
-                    None => zeros.as_ptr(),
-                });
-                let to = input[tile * depth..].as_mut_ptr();
-                // SAFETY: each pixel has `depth` floats, and position ξ of the tile is at offset ξ · count · depth.
-                unsafe { (isa.winograd.input)(&pixels, depth, to, count * depth) };
-                let pixels = grid.target(first + tile).map(|pixel| match pixel {
-                    Some(pixel) => dy[pixel * columns..(pixel + 1) * columns].as_ptr(),
-                    None => zeros.as_ptr(),
-                });
-                let to = grads[tile * isa.cols..].as_mut_ptr();
-                // SAFETY: each pixel has `columns` floats; the panels of a position have `count · padded` floats.
-                unsafe {
-                    (isa.winograd.grad)(&pixels, columns, to, count * padded, [isa.cols, count * isa.cols]);
-                }
+/// One weight gradient.
+struct Pass<'a, E: 'static> {
+    isa: &'static Isa<E>,
+    grid: Grid,
+    /// Channels of `x` and `dy`, and the panels of each.
+    channels: [usize; 2],
+    panels: [usize; 2],
+    x: &'a [E],
+    dy: &'a [E],
+    zeros: &'a [E],
+}
+
+/// Tiles of a block.
+#[derive(Clone, Copy)]
+struct Block {
+    first: usize,
+    count: usize,
+    /// True if nothing was added to the sums yet.
+    fresh: bool,
+}
+
+impl<E: Operand> Pass<'_, E> {
+    /// Returns buffers for the transformed tiles of `x` and `dy`, `[16][panel][step][Isa::cols][STEP]`.
+    fn buffers(&self, tiles: usize) -> [Buffer<E>; 2] {
+        std::array::from_fn(|i| {
+            let columns = self.panels[i] * self.isa.cols;
+            let mut buffer = Buffer::new(16 * columns * tiles.next_multiple_of(E::STEP));
+            if columns > self.channels[i] {
+                // What is multiplied in a panel that is wider than the channels is not used, but should not be slow.
+                buffer.fill(E::zeroed());
             }
-            for (xi, sums) in sums.chunks_exact_mut(depth * padded).enumerate() {
-                pointers.clear();
-                pointers.extend((0..count).map(|tile| input[(xi * count + tile) * depth..].as_ptr()));
-                let grads = &grads[xi * count * padded..(xi + 1) * count * padded];
-                // SAFETY: each pointer points to `depth` floats.
-                unsafe { add_products(&panels, &pointers, |row| row, depth, grads, sums) };
+            buffer
+        })
+    }
+
+    /// Sets `sums` to the products of `tiles`, one block after the other.
+    fn sum_part(&self, tiles: Range<usize>, block_len: usize, sums: &mut [f32]) {
+        let mut buffers = self.buffers(block_len);
+        let sums = SharedSlice::new(sums);
+        for first in tiles.clone().step_by(block_len) {
+            let fresh = first == tiles.start;
+            let block = Block { first, count: block_len.min(tiles.end - first), fresh };
+            self.transform(block, 0..block.count.div_ceil(E::STEP), buffers.each_mut().map(|to| SharedSlice::new(to)));
+            for task in 0..16 * self.panels[0] {
+                self.multiply(block, &buffers, task / self.panels[0], task % self.panels[0], sums);
             }
         }
-    });
-    transform_back(shape.channels, &sums, parts, padded)
+    }
+
+    /// Sets `sums` to the products of all tiles. All threads work on the same block.
+    fn sum_shared(&self, sums: &mut [f32]) {
+        const TASK: usize = 8;
+        let tiles = self.grid.len();
+        let tile_bytes = 16 * (self.panels[0] + self.panels[1]) * self.isa.cols * size_of::<E>();
+        // The length is a multiple of what is added to the sums at once, so that it does not change the order of sums.
+        let unit = STEPS * E::STEP;
+        let block_len = (threads() * SHARED / tile_bytes).max(1).next_multiple_of(unit).min(tiles);
+        let mut buffers = self.buffers(block_len);
+        let sums = SharedSlice::new(sums);
+        for first in (0..tiles).step_by(block_len) {
+            let block = Block { first, count: block_len.min(tiles - first), fresh: first == 0 };
+            let steps = block.count.div_ceil(E::STEP);
+            let to = buffers.each_mut().map(|to| SharedSlice::new(to));
+            for_each(steps.div_ceil(TASK), |task| {
+                self.transform(block, task * TASK..steps.min((task + 1) * TASK), to);
+            });
+            for_each(16 * self.panels[0], |task| {
+                self.multiply(block, &buffers, task / self.panels[0], task % self.panels[0], sums);
+            });
+        }
+    }
+
+    /// Transforms some steps of a block's tiles.
+    fn transform(&self, block: Block, steps: Range<usize>, to: [SharedSlice<E>; 2]) {
+        let cols = self.isa.cols;
+        let [input, grads] = self.panels.map(|panels| {
+            let panel = block.count.div_ceil(E::STEP) * cols * E::STEP;
+            StepLayout { stride: panels * panel, cols, panel }
+        });
+        for step in steps {
+            // Tiles after the last are zeros.
+            let (mut source, mut target) = ([[self.zeros.as_ptr(); 16]; 2], [[self.zeros.as_ptr(); 4]; 2]);
+            for (i, tile) in (step * E::STEP..block.count.min((step + 1) * E::STEP)).enumerate() {
+                source[i] = self.grid.source(block.first + tile, self.x, self.channels[0], self.zeros);
+                target[i] = self.grid.gradient(block.first + tile, self.dy, self.channels[1], self.zeros);
+            }
+            let at = step * cols * E::STEP;
+            let transforms = &self.isa.winograd;
+            // SAFETY: each pixel has as many elements as there are channels. The layouts are inside the buffers, and only
+            // this call writes this step.
+            unsafe {
+                (transforms.input_steps)(&source, self.channels[0], to[0].ptr().add(at), &input);
+                (transforms.grad_steps)(&target, self.channels[1], to[1].ptr().add(at), &grads);
+            }
+        }
+    }
+
+    /// Adds a block's products of position `xi` and one panel of input channels to
+    /// `sums[input panel][output panel][ξ][Isa::cols][Isa::cols]`.
+    fn multiply(&self, block: Block, [input, grads]: &[Buffer<E>; 2], xi: usize, panel: usize, sums: SharedSlice<f32>) {
+        let (cols, steps) = (self.isa.cols, block.count.div_ceil(E::STEP));
+        let panel_len = steps * cols * E::STEP;
+        let rows = cols.min(self.channels[0] - panel * cols);
+        let input = &input[(xi * self.panels[0] + panel) * panel_len..][..panel_len];
+        let grads = &grads[xi * self.panels[1] * panel_len..][..self.panels[1] * panel_len];
+        let mut pointers = [std::ptr::null(); STEPS];
+        for first in (0..steps).step_by(STEPS) {
+            let depth = STEPS.min(steps - first);
+            for (pointer, from) in pointers.iter_mut().zip(input.chunks_exact(cols * E::STEP).skip(first)) {
+                *pointer = from.as_ptr();
+            }
+            for (column, grads) in grads.chunks_exact(panel_len).enumerate() {
+                let at = ((panel * self.panels[1] + column) * 16 + xi) * cols * cols;
+                if block.fresh && first == 0 {
+                    // SAFETY: inside the sums; only this call adds to the sums of this position and panel.
+                    unsafe { sums.slice(at..at + cols * cols) }.fill(0.0);
+                }
+                for row in (0..rows).step_by(self.isa.outer_rows) {
+                    let call = Outer {
+                        a: pointers.as_ptr(),
+                        offset: row,
+                        depth,
+                        b: grads[first * cols * E::STEP..].as_ptr(),
+                        // SAFETY: as above.
+                        out: unsafe { sums.ptr().add(at + row * cols) },
+                        stride: cols,
+                        rows: self.isa.outer_rows.min(rows - row),
+                    };
+                    // SAFETY: `depth` pointers to `cols` rows, and as many steps of the panel.
+                    unsafe { self.isa.outer(&call) };
+                }
+            }
+        }
+    }
 }
 
 /// Adds the parts' sums in order, then computes `Gᵀ s G` of each filter.
-fn transform_back([depth, columns]: [usize; 2], sums: &[f32], parts: usize, padded: usize) -> Buffer {
-    const FILTERS: usize = 16;
-    let part_len = sums.len() / parts;
-    let mut grad = Buffer::new(columns * depth * 9);
+fn transform_back<E: Operand>(
+    isa: &Isa<E>,
+    [depth, columns]: [usize; 2],
+    panels: [usize; 2],
+    sums: &[f32],
+    parts: usize,
+) -> Buffer {
+    let (cols, lanes) = (isa.cols, isa.winograd.lanes);
+    let strides = [parts, sums.len() / parts, cols * cols];
+    let mut grad = Buffer::<f32>::new(columns * depth * 9);
     let target = SharedSlice::new(&mut grad);
-    for_each(columns / FILTERS, |block| {
-        let first = block * FILTERS;
-        // SAFETY: each task has its own filters.
-        let to = unsafe { target.slice(first * depth * 9..(first + FILTERS) * depth * 9) };
+    for_each(columns / lanes, |block| {
+        let column = block * lanes;
         for ci in 0..depth {
-            let s: [[f32; FILTERS]; 16] = std::array::from_fn(|xi| {
-                let mut sum = [0.0; FILTERS];
-                for part in 0..parts {
-                    let from = &sums[part * part_len + (xi * depth + ci) * padded + first..][..FILTERS];
-                    sum.iter_mut().zip(from).for_each(|(sum, value)| *sum += value);
-                }
-                sum
-            });
-            for filter in 0..FILTERS {
-                let mut half = [[0.0_f32; 4]; 3];
-                for j in 0..4 {
-                    let column: [f32; 4] = std::array::from_fn(|i| s[4 * i + j][filter]);
-                    let (sum, difference) = (0.5 * (column[1] + column[2]), 0.5 * (column[1] - column[2]));
-                    (half[0][j], half[1][j], half[2][j]) = (column[0] + sum, difference, sum + column[3]);
-                }
-                let to = &mut to[(filter * depth + ci) * 9..][..9];
-                for (i, h) in half.iter().enumerate() {
-                    let (sum, difference) = (0.5 * (h[1] + h[2]), 0.5 * (h[1] - h[2]));
-                    (to[3 * i], to[3 * i + 1], to[3 * i + 2]) = (h[0] + sum, difference, sum + h[3]);
-                }
+            let panel = ci / cols * panels[1] + column / cols;
+            let from = sums[panel * 16 * cols * cols + ci % cols * cols + column % cols..].as_ptr();
+            // SAFETY: `lanes` divides the columns and the panel's width, and each task has its own columns.
+            unsafe {
+                let to = target.ptr().add((column * depth + ci) * 9);
+                (isa.winograd.filter_grads)(from, strides, to, depth * 9);
             }
         }
     });

@@ -1,72 +1,187 @@
-//! Winograd's transforms of one tile, one vector of channels at a time.
+//! Winograd's transforms of one tile, one group of channels at a time.
 //!
 //! With the matrices of F(2x2, 3x3), a 4x4 input tile `d` becomes `Bᵀ d B`, a 4x4 tile `m` of products becomes the 2x2
 //! output `Aᵀ m A`, and a 2x2 gradient `g` of the output becomes `A g Aᵀ`. All entries of the matrices are 0, 1 or −1,
-//! so the transforms are additions. Position `ξ = 4 · row + column` of a transformed tile is at offset `ξ · stride`.
+//! so the transforms are additions, in f32. Position `ξ = 4 · row + column` of a transformed tile is at offset
+//! `ξ · stride`. Filters `g` become `G g Gᵀ`, and their gradients come back as `Gᵀ s G`.
+//!
+//! Transformed tiles are rounded to the operands' type. For the weight gradient, which sums over tiles, the elements of
+//! a step's tiles are adjacent ([`Operand::STEP`]).
 
+#![expect(clippy::needless_range_loop, reason = "the index is part of several addresses")]
+
+#[cfg(doc)]
+use super::kernel::Operand;
 use super::vector::{Lanes, Simd};
+use super::winograd_channels::{Channels, MAX_LANES, Transformed, half};
 
-/// The transforms of one instruction set. Channel counts are multiples of 16.
-#[derive(Debug)]
-pub(crate) struct Transforms<E> {
-    /// From 16 pixels, row by row, to `to[ξ · stride + channel]`.
-    pub(crate) input: unsafe fn(&[*const E; 16], usize, *mut E, usize),
-    /// From `from[ξ · stride + channel]` to four pixels; null pointers are outside the image.
-    pub(crate) output: unsafe fn(*const f32, usize, usize, &[*mut E; 4]),
-    /// From four pixels to panels: `to[ξ · stride + channel / cols · panel_len + channel % cols]` for
-    /// `[cols, panel_len]`.
-    pub(crate) grad: unsafe fn(&[*const E; 4], usize, *mut E, usize, [usize; 2]),
+/// Positions of transformed steps of tiles: `ξ · stride + channel / cols · panel + channel % cols · STEP`.
+pub(crate) struct StepLayout {
+    pub(crate) stride: usize,
+    pub(crate) cols: usize,
+    pub(crate) panel: usize,
 }
 
-/// Transforms an input tile.
+/// Positions of filters in the weights: column `c` and depth `d` at `c · stride[0] + d · stride[1]`.
+pub(crate) struct Filters {
+    pub(crate) stride: [usize; 2],
+    /// Rotates the filters by 180 degrees.
+    pub(crate) rotated: bool,
+}
+
+/// The transforms of one instruction set. Channel counts are multiples of [`Operand::STEP`] times 16.
+#[derive(Debug)]
+pub(crate) struct Transforms<E: 'static> {
+    /// From 16 pixels, row by row, to `to[ξ · stride + channel]`.
+    pub(crate) input: unsafe fn(&[*const E; 16], usize, *mut E, usize),
+    /// From `from[ξ · stride + channel]` to four pixels, with an optional bias and ReLU; null pointers are outside the
+    /// image.
+    pub(crate) output: unsafe fn(*const f32, usize, usize, &[*mut E; 4], *const f32, bool),
+    /// From 16 pixels of each of a step's tiles.
+    pub(crate) input_steps: unsafe fn(&[[*const E; 16]; 2], usize, *mut E, &StepLayout),
+    /// From the four pixels of the gradient of each of a step's tiles.
+    pub(crate) grad_steps: unsafe fn(&[[*const E; 4]; 2], usize, *mut E, &StepLayout),
+    /// Number of columns of `filters` and `filter_grads`, which divides 16 and [`super::kernel::Isa::cols`].
+    pub(crate) lanes: usize,
+    /// From one step of the depth to `to[ξ · stride + column · STEP + depth]`.
+    pub(crate) filters: unsafe fn(*const f32, &Filters, *mut E, usize),
+    /// From the sum of `from[part · part_len + ξ · stride + column]` over all parts, for `[parts, part_len, stride]`, to
+    /// `to[column · filter_len]` and the following 8 floats.
+    pub(crate) filter_grads: unsafe fn(*const f32, [usize; 3], *mut f32, usize),
+}
+
+/// Transforms the input tile's channels from `channel`.
 ///
 /// # Safety
 ///
-/// Pointers are valid as documented in [`Transforms::input`], and `S`'s instructions are available.
+/// Pointers are valid as documented in [`Transforms`], and `C`'s instructions are available.
 #[inline(always)]
-pub(super) unsafe fn input_tile<S: Simd, E: Lanes>(from: &[*const E; 16], channels: usize, to: *mut E, stride: usize) {
+unsafe fn input_channels<C: Channels>(tiles: &[[*const C::E; 16]; 2], channel: usize, to: *mut C::E, stride: usize) {
     // SAFETY: guaranteed by the caller.
     unsafe {
-        for c in (0..channels).step_by(S::LANES) {
-            let zero = S::zero();
-            let mut rows = [[zero; 4]; 4];
-            for j in 0..4 {
-                let at = |i: usize| from[4 * i + j].add(c);
-                let d = [E::load::<S>(at(0)), E::load::<S>(at(1)), E::load::<S>(at(2)), E::load::<S>(at(3))];
-                rows[0][j] = S::sub(d[0], d[2]);
-                rows[1][j] = S::add(d[1], d[2]);
-                rows[2][j] = S::sub(d[2], d[1]);
-                rows[3][j] = S::sub(d[1], d[3]);
-            }
-            for (i, r) in rows.iter().enumerate() {
-                let to = to.add(4 * i * stride + c);
-                E::store::<S>(to, S::sub(r[0], r[2]));
-                E::store::<S>(to.add(stride), S::add(r[1], r[2]));
-                E::store::<S>(to.add(2 * stride), S::sub(r[2], r[1]));
-                E::store::<S>(to.add(3 * stride), S::sub(r[1], r[3]));
+        let mut rows = [[C::zero(); 4]; 4];
+        for j in 0..4 {
+            // Closures around instructions would not be inlined.
+            let at = [j, 4 + j, 8 + j, 12 + j];
+            let d = [
+                C::load(tiles, at[0], channel),
+                C::load(tiles, at[1], channel),
+                C::load(tiles, at[2], channel),
+                C::load(tiles, at[3], channel),
+            ];
+            rows[0][j] = C::sub(d[0], d[2]);
+            rows[1][j] = C::add(d[1], d[2]);
+            rows[2][j] = C::sub(d[2], d[1]);
+            rows[3][j] = C::sub(d[1], d[3]);
+        }
+        for (i, r) in rows.iter().enumerate() {
+            let to = to.add(4 * i * stride);
+            C::store(to, C::sub(r[0], r[2]));
+            C::store(to.add(stride), C::add(r[1], r[2]));
+            C::store(to.add(2 * stride), C::sub(r[2], r[1]));
+            C::store(to.add(3 * stride), C::sub(r[1], r[3]));
+        }
+    }
+}
+
+/// [`Transforms::input`].
+///
+/// # Safety
+///
+/// As for [`input_channels`].
+#[inline(always)]
+pub(super) unsafe fn input_tile<S: Simd, E: Transformed>(
+    from: &[*const E; 16],
+    channels: usize,
+    to: *mut E,
+    stride: usize,
+) {
+    for channel in (0..channels).step_by(E::Tile::<S>::COUNT) {
+        // SAFETY: guaranteed by the caller. The second tile is not read.
+        unsafe { input_channels::<E::Tile<S>>(&[*from; 2], channel, to.add(channel), stride) };
+    }
+}
+
+/// [`Transforms::input_steps`].
+///
+/// # Safety
+///
+/// As for [`input_channels`].
+#[inline(always)]
+pub(super) unsafe fn input_steps<S: Simd, E: Transformed>(
+    from: &[[*const E; 16]; 2],
+    channels: usize,
+    to: *mut E,
+    layout: &StepLayout,
+) {
+    for (panel, first) in (0..channels).step_by(layout.cols).enumerate() {
+        for c in (0..layout.cols.min(channels - first)).step_by(E::Step::<S>::COUNT) {
+            // SAFETY: guaranteed by the caller.
+            unsafe {
+                let to = to.add(panel * layout.panel + c * E::STEP);
+                input_channels::<E::Step<S>>(from, first + c, to, layout.stride);
             }
         }
     }
 }
 
-/// Transforms a tile of products to an output tile.
+/// [`Transforms::grad_steps`].
+///
+/// # Safety
+///
+/// As for [`input_channels`].
+#[inline(always)]
+pub(super) unsafe fn grad_steps<S: Simd, E: Transformed>(
+    from: &[[*const E; 4]; 2],
+    channels: usize,
+    to: *mut E,
+    layout: &StepLayout,
+) {
+    for (panel, first) in (0..channels).step_by(layout.cols).enumerate() {
+        for c in (0..layout.cols.min(channels - first)).step_by(E::Step::<S>::COUNT) {
+            // SAFETY: guaranteed by the caller.
+            unsafe {
+                let (to, stride) = (to.add(panel * layout.panel + c * E::STEP), layout.stride);
+                let zero = E::Step::<S>::zero();
+                let mut rows = [[zero; 2]; 4];
+                for j in 0..2 {
+                    let (top, bottom) =
+                        (E::Step::<S>::load(from, j, first + c), E::Step::<S>::load(from, 2 + j, first + c));
+                    rows[0][j] = top;
+                    rows[1][j] = E::Step::<S>::add(top, bottom);
+                    rows[2][j] = E::Step::<S>::sub(top, bottom);
+                    rows[3][j] = E::Step::<S>::sub(zero, bottom);
+                }
+                for (i, r) in rows.iter().enumerate() {
+                    let to = to.add(4 * i * stride);
+                    E::Step::<S>::store(to, r[0]);
+                    E::Step::<S>::store(to.add(stride), E::Step::<S>::add(r[0], r[1]));
+                    E::Step::<S>::store(to.add(2 * stride), E::Step::<S>::sub(r[0], r[1]));
+                    E::Step::<S>::store(to.add(3 * stride), E::Step::<S>::sub(zero, r[1]));
+                }
+            }
+        }
+    }
+}
+
+/// [`Transforms::output`].
 ///
 /// # Safety
 ///
 /// Pointers are valid as documented in [`Transforms::output`], and `S`'s instructions are available.
 #[inline(always)]
-#[expect(clippy::needless_range_loop, reason = "the index is part of several addresses")]
 pub(super) unsafe fn output_tile<S: Simd, E: Lanes>(
     from: *const f32,
     stride: usize,
     channels: usize,
     to: &[*mut E; 4],
+    bias: *const f32,
+    relu: bool,
 ) {
     // SAFETY: guaranteed by the caller.
     unsafe {
         for c in (0..channels).step_by(S::LANES) {
-            let zero = S::zero();
-            let mut rows = [[zero; 4]; 2];
+            let mut rows = [[S::zero(); 4]; 2];
             for j in 0..4 {
                 let at = |i: usize| from.add((4 * i + j) * stride + c);
                 let m = [S::load(at(0)), S::load(at(1)), S::load(at(2)), S::load(at(3))];
@@ -74,50 +189,112 @@ pub(super) unsafe fn output_tile<S: Simd, E: Lanes>(
                 rows[1][j] = S::sub(S::sub(m[1], m[2]), m[3]);
             }
             for (i, r) in rows.iter().enumerate() {
-                if !to[2 * i].is_null() {
-                    E::store::<S>(to[2 * i].add(c), S::add(S::add(r[0], r[1]), r[2]));
-                }
-                if !to[2 * i + 1].is_null() {
-                    E::store::<S>(to[2 * i + 1].add(c), S::sub(S::sub(r[1], r[2]), r[3]));
+                let sums = [S::add(S::add(r[0], r[1]), r[2]), S::sub(S::sub(r[1], r[2]), r[3])];
+                for (mut v, to) in sums.into_iter().zip(&to[2 * i..]) {
+                    if to.is_null() {
+                        continue;
+                    }
+                    if !bias.is_null() {
+                        v = S::add(v, S::load(bias.add(c)));
+                    }
+                    if relu {
+                        v = S::relu(v);
+                    }
+                    E::store::<S>(to.add(c), v);
                 }
             }
         }
     }
 }
 
-/// Transforms a tile of the output's gradient.
+/// [`Transforms::filters`] of `S::LANES` columns.
 ///
 /// # Safety
 ///
-/// Pointers are valid as documented in [`Transforms::grad`], and `S`'s instructions are available.
+/// Pointers are valid as documented in [`Transforms::filters`], and `S`'s instructions are available.
 #[inline(always)]
-pub(super) unsafe fn grad_tile<S: Simd, E: Lanes>(
-    from: &[*const E; 4],
-    channels: usize,
-    to: *mut E,
-    stride: usize,
-    [cols, panel_len]: [usize; 2],
+pub(super) unsafe fn filters<S: Simd, E: Transformed>(from: *const f32, filters: &Filters, to: *mut E, stride: usize) {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        let mut gathered = [[[0.0_f32; MAX_LANES]; 2]; 9];
+        for d in 0..E::STEP {
+            for column in 0..S::LANES {
+                let from = from.add(column * filters.stride[0] + d * filters.stride[1]);
+                for i in 0..9 {
+                    gathered[if filters.rotated { 8 - i } else { i }][d][column] = *from.add(i);
+                }
+            }
+        }
+        let mut columns = [[E::Step::<S>::zero(); 4]; 3];
+        for j in 0..3 {
+            let g = [&gathered[j], &gathered[3 + j], &gathered[6 + j]];
+            let g = [E::Step::<S>::load_floats(g[0]), E::Step::<S>::load_floats(g[1]), E::Step::<S>::load_floats(g[2])];
+            columns[j] = filter_axis::<E::Step<S>>(g);
+        }
+        for i in 0..4 {
+            let row = filter_axis::<E::Step<S>>([columns[0][i], columns[1][i], columns[2][i]]);
+            for (j, v) in row.iter().enumerate() {
+                E::Step::<S>::store(to.add((4 * i + j) * stride), *v);
+            }
+        }
+    }
+}
+
+/// Multiplies by `G`: `g[0], (g[0] + g[2]) / 2 ± g[1] / 2, g[2]`.
+#[inline(always)]
+unsafe fn filter_axis<C: Channels>(g: [C::V; 3]) -> [C::V; 4] {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        let (sum, middle) = (C::half(C::add(g[0], g[2])), C::half(g[1]));
+        [g[0], C::add(sum, middle), C::sub(sum, middle), g[2]]
+    }
+}
+
+/// [`Transforms::filter_grads`] of `S::LANES` columns.
+///
+/// # Safety
+///
+/// Pointers are valid as documented in [`Transforms::filter_grads`], and `S`'s instructions are available.
+#[inline(always)]
+pub(super) unsafe fn filter_grads<S: Simd>(
+    from: *const f32,
+    [parts, part_len, stride]: [usize; 3],
+    to: *mut f32,
+    filter_len: usize,
 ) {
     // SAFETY: guaranteed by the caller.
     unsafe {
-        for c in (0..channels).step_by(S::LANES) {
-            let to = to.add(c / cols * panel_len + c % cols);
-            let zero = S::zero();
-            let mut rows = [[zero; 2]; 4];
-            for j in 0..2 {
-                let (top, bottom) = (E::load::<S>(from[j].add(c)), E::load::<S>(from[2 + j].add(c)));
-                rows[0][j] = top;
-                rows[1][j] = S::add(top, bottom);
-                rows[2][j] = S::sub(top, bottom);
-                rows[3][j] = S::sub(zero, bottom);
-            }
-            for (i, r) in rows.iter().enumerate() {
-                let to = to.add(4 * i * stride);
-                E::store::<S>(to, r[0]);
-                E::store::<S>(to.add(stride), S::add(r[0], r[1]));
-                E::store::<S>(to.add(2 * stride), S::sub(r[0], r[1]));
-                E::store::<S>(to.add(3 * stride), S::sub(zero, r[1]));
+        let mut s = [S::zero(); 16];
+        for (xi, s) in s.iter_mut().enumerate() {
+            for part in 0..parts {
+                *s = S::add(*s, S::load(from.add(part * part_len + xi * stride)));
             }
         }
+        let mut halves = [[S::zero(); 3]; 4];
+        for j in 0..4 {
+            halves[j] = filter_grad_axis::<S>([s[j], s[4 + j], s[8 + j], s[12 + j]]);
+        }
+        let mut grads = [[0.0_f32; MAX_LANES]; 9];
+        for i in 0..3 {
+            let row = filter_grad_axis::<S>([halves[0][i], halves[1][i], halves[2][i], halves[3][i]]);
+            for (j, v) in row.iter().enumerate() {
+                S::store(grads[3 * i + j].as_mut_ptr(), *v);
+            }
+        }
+        for column in 0..S::LANES {
+            for (i, grads) in grads.iter().enumerate() {
+                *to.add(column * filter_len + i) = grads[column];
+            }
+        }
+    }
+}
+
+/// Multiplies by `Gᵀ`: `s[0] + (s[1] + s[2]) / 2, (s[1] − s[2]) / 2, (s[1] + s[2]) / 2 + s[3]`.
+#[inline(always)]
+unsafe fn filter_grad_axis<S: Simd>(s: [S::V; 4]) -> [S::V; 3] {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        let sum = half::<S>(S::add(s[1], s[2]));
+        [S::add(s[0], sum), half::<S>(S::sub(s[1], s[2])), S::add(sum, s[3])]
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpStream, ToSocketAddrs};
+use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
+use super::config::StoreConfig;
 use super::message::{Push, Request};
 use crate::abort::Abort;
-use crate::auth::{self, HandshakeError, Hello, Purpose, Secret};
 use crate::error::{CommError, ErrorKind, Result, ranks};
-use crate::net;
+use crate::net::{self, Ending};
 use crate::wire::split_frame;
 
 /// The server answers a wait when its time is up. The client gives up on the server this much later.
@@ -44,6 +44,7 @@ struct ClientState {
     status: Mutex<Option<Status>>,
     leaving: AtomicBool,
     server: String,
+    answer_limit: Duration,
 }
 
 /// A rank's control connection: keys, barriers, and news of failures. PyTorch: `TCPStore`. A thread of its own listens, so that
@@ -62,64 +63,7 @@ impl fmt::Debug for StoreClient {
 }
 
 impl StoreClient {
-    /// Joins the rendezvous at `address` as `rank` of `world` ranks. Retries until `limit` while no server listens there yet.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Setup`] if no server answers in time, the secret differs, or the server refuses the rank.
-    pub fn connect(
-        address: impl ToSocketAddrs + fmt::Display,
-        secret: &Secret,
-        rank: usize,
-        world: usize,
-        limit: Duration,
-    ) -> Result<Self> {
-        let until = Instant::now() + limit;
-        let stream = loop {
-            let last = match Self::attempt(&address, secret, rank, world) {
-                Ok(stream) => break stream,
-                Err(HandshakeError::Refused(cause)) => {
-                    return Err(CommError::setup(format!(
-                        "rank {rank} cannot join the rendezvous at {address}: {cause}"
-                    ))
-                    .hint("all processes of one job, and no others, share its address, secret and world size"));
-                }
-                Err(HandshakeError::Broken(cause)) => cause,
-            };
-            if Instant::now() >= until {
-                return Err(CommError::setup(format!(
-                    "rank {rank} found no rendezvous at {address} within {:.0?}: {last}",
-                    limit
-                ))
-                .hint("is the launcher (or rank 0) running, and does the address lead to its host?"));
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        };
-        Self::start(stream, address.to_string(), rank)
-    }
-
-    fn attempt(
-        address: &impl ToSocketAddrs,
-        secret: &Secret,
-        rank: usize,
-        world: usize,
-    ) -> std::result::Result<TcpStream, HandshakeError> {
-        let broken = |e: std::io::Error| HandshakeError::Broken(e.to_string());
-        let hello = Hello::new(Purpose::Store, rank, world).map_err(|e| HandshakeError::Broken(e.message))?;
-        let mut last = HandshakeError::Broken("the address names no host".into());
-        for address in address.to_socket_addrs().map_err(broken)? {
-            match TcpStream::connect_timeout(&address, auth::HANDSHAKE_LIMIT) {
-                Ok(stream) => {
-                    stream.set_nodelay(true).map_err(broken)?;
-                    net::keepalive(&stream).map_err(broken)?;
-                    return auth::dial(&stream, secret, &hello).map(|()| stream);
-                }
-                Err(e) => last = broken(e),
-            }
-        }
-        Err(last)
-    }
-
-    fn start(stream: TcpStream, server: String, rank: usize) -> Result<Self> {
+    pub(super) fn start(stream: TcpStream, server: String, config: &StoreConfig, rank: usize) -> Result<Self> {
         let shared = Arc::new(ClientState {
             stream,
             writing: Mutex::new(()),
@@ -129,6 +73,7 @@ impl StoreClient {
             status: Mutex::new(None),
             leaving: AtomicBool::new(false),
             server,
+            answer_limit: config.answer_limit,
         });
         let weak = Arc::downgrade(&shared);
         shared.abort.on_raise(move || {
@@ -166,7 +111,7 @@ impl StoreClient {
     /// Stores `value` under `key`, and replaces the old value.
     ///
     /// # Errors
-    /// [`ErrorKind::PeerLost`] if the server is gone.
+    /// [`ErrorKind::PeerLost`], [`ErrorKind::NoAnswer`] or [`ErrorKind::Reset`] if the server is gone.
     pub fn set(&self, key: &str, value: &[u8]) -> Result<()> {
         self.shared.send(&Request::Set { key: key.into(), value: value.into() })
     }
@@ -174,7 +119,7 @@ impl StoreClient {
     /// Returns the current value of `key`, if there is one.
     ///
     /// # Errors
-    /// [`ErrorKind::PeerLost`] if the server is gone, [`ErrorKind::Timeout`] if it does not answer, or the error that ended the job.
+    /// As [`StoreClient::set`]; [`ErrorKind::Timeout`] if the server does not answer; or the error that ended the job.
     pub fn get(&self, key: &str) -> Result<Option<Vec<u8>>> {
         self.value(key, Duration::ZERO)
     }
@@ -289,12 +234,32 @@ impl Drop for StoreClient {
 impl ClientState {
     fn send(&self, request: &Request) -> Result<()> {
         let _turn = self.writing.lock();
-        (&self.stream).write_all(&request.frame()).map_err(|e| self.server_lost(&e.to_string()))
+        (&self.stream).write_all(&request.frame()).map_err(|e| {
+            let error = self.server_lost(Ending::of(&e), &e.to_string());
+            // The kernel reports the cause once. The listening thread would only see a closed connection.
+            self.abort.raise(error.clone());
+            error
+        })
     }
 
-    fn server_lost(&self, cause: &str) -> CommError {
-        CommError::new(ErrorKind::PeerLost, format!("the rendezvous at {} is gone: {cause}", self.server))
-            .hint("its process (the launcher, or rank 0) has ended or was killed")
+    fn server_lost(&self, ending: Ending, cause: &str) -> CommError {
+        let server = &self.server;
+        match ending {
+            Ending::Silent => CommError::new(
+                ErrorKind::NoAnswer,
+                format!("no answer from the rendezvous at {server} for {}", net::seconds(self.answer_limit)),
+            )
+            .hint(net::OUTAGE_HINT),
+            Ending::Reset => CommError::new(
+                ErrorKind::Reset,
+                format!("the rendezvous at {server} is gone: it has reset the connection"),
+            )
+            .hint("its process (the launcher, or rank 0) has ended, or the network was down for too long"),
+            Ending::Closed | Ending::Failed => {
+                CommError::new(ErrorKind::PeerLost, format!("the rendezvous at {server} is gone: {cause}"))
+                    .hint("its process (the launcher, or rank 0) has ended or was killed")
+            }
+        }
     }
 
     fn protocol_error(&self) -> CommError {
@@ -303,12 +268,12 @@ impl ClientState {
 
     fn listen(&self) {
         let (mut buffer, mut chunk) = (Vec::new(), [0u8; 4096]);
-        let cause = loop {
+        let (ending, cause) = loop {
             match (&self.stream).read(&mut chunk) {
-                Ok(0) => break "the connection was closed".to_owned(),
+                Ok(0) => break (Ending::Closed, "the connection was closed".to_owned()),
                 Ok(n) => buffer.extend_from_slice(&chunk[..n]),
                 Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
-                Err(e) => break e.to_string(),
+                Err(e) => break (Ending::of(&e), e.to_string()),
             }
             loop {
                 match split_frame(&mut buffer) {
@@ -328,7 +293,9 @@ impl ClientState {
             }
         };
         if !self.leaving.load(Ordering::Acquire) {
-            self.abort.raise(self.server_lost(&cause));
+            // A thread that is sending may have the cause.
+            drop(self.writing.lock());
+            self.abort.raise(self.server_lost(ending, &cause));
         }
     }
 

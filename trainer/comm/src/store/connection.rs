@@ -2,10 +2,11 @@
 
 use std::io::{ErrorKind as IoKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::message::Request;
 use crate::auth::{Challenge, HANDSHAKE_LIMIT, HELLO_BYTES, Hello, PROOF_BYTES, Purpose, Secret, verdict};
+use crate::net::{self, Ending};
 use crate::wire::{MAX_FRAME, split_frame};
 
 /// A member that has this many unread bytes does not read any more.
@@ -30,8 +31,22 @@ pub(super) enum Incoming {
         world: u32,
     },
     Requests(Vec<Request>),
-    /// The connection has ended, and why.
-    Over(String),
+    Over(Disconnect),
+}
+
+/// Why a connection has ended.
+#[derive(Clone, Debug)]
+pub(super) struct Disconnect {
+    pub(super) ending: Ending,
+    /// For messages: `its connection was closed`.
+    pub(super) cause: String,
+}
+
+impl Disconnect {
+    /// The server ends the connection.
+    pub(super) fn refused(cause: impl Into<String>) -> Self {
+        Self { ending: Ending::Failed, cause: cause.into() }
+    }
 }
 
 pub(super) struct Connection {
@@ -40,21 +55,24 @@ pub(super) struct Connection {
     phase: Phase,
     inbox: Vec<u8>,
     outbox: Vec<u8>,
+    /// Longest silence of the other host.
+    limit: Duration,
     pub(super) since: Instant,
     pub(super) said_goodbye: bool,
 }
 
 impl Connection {
-    pub(super) fn new(stream: TcpStream, peer: SocketAddr) -> std::io::Result<Self> {
+    pub(super) fn new(stream: TcpStream, peer: SocketAddr, limit: Duration) -> std::io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
-        crate::net::keepalive(&stream)?;
+        net::limit_silence(&stream, limit)?;
         Ok(Self {
             stream,
             peer,
             phase: Phase::Hello,
             inbox: Vec::new(),
             outbox: Vec::new(),
+            limit,
             since: Instant::now(),
             said_goodbye: false,
         })
@@ -77,25 +95,38 @@ impl Connection {
         matches!(self.phase, Phase::Closing)
     }
 
-    pub(super) fn send(&mut self, bytes: &[u8]) -> Result<(), String> {
+    fn broken(&self, error: &std::io::Error) -> Disconnect {
+        let ending = Ending::of(error);
+        let cause = match ending {
+            Ending::Silent => format!("no answer for {}", net::seconds(self.limit)),
+            Ending::Reset => "its connection was reset".to_owned(),
+            Ending::Closed | Ending::Failed => format!("its connection broke ({error})"),
+        };
+        Disconnect { ending, cause }
+    }
+
+    pub(super) fn send(&mut self, bytes: &[u8]) -> Result<(), Disconnect> {
         self.outbox.extend_from_slice(bytes);
         self.flush()
     }
 
-    pub(super) fn flush(&mut self) -> Result<(), String> {
+    pub(super) fn flush(&mut self) -> Result<(), Disconnect> {
         while !self.outbox.is_empty() {
             match self.stream.write(&self.outbox) {
                 Ok(n) => drop(self.outbox.drain(..n)),
                 Err(e) if e.kind() == IoKind::WouldBlock => break,
                 Err(e) if e.kind() == IoKind::Interrupted => {}
-                Err(e) => return Err(format!("its connection broke ({e})")),
+                Err(e) => return Err(self.broken(&e)),
             }
         }
-        if self.outbox.len() > MAX_OUTBOX { Err("it no longer reads what it is sent".into()) } else { Ok(()) }
+        if self.outbox.len() > MAX_OUTBOX {
+            return Err(Disconnect::refused("it no longer reads what it is sent"));
+        }
+        Ok(())
     }
 
     /// Admits or refuses a rank that has authenticated.
-    pub(super) fn admit(&mut self, rank: u32, refusal: Option<&str>) -> Result<(), String> {
+    pub(super) fn admit(&mut self, rank: u32, refusal: Option<&str>) -> Result<(), Disconnect> {
         self.phase = if refusal.is_some() { Phase::Closing } else { Phase::Member(rank) };
         self.send(&verdict(refusal))
     }
@@ -116,7 +147,11 @@ impl Connection {
             }
             match self.stream.read(&mut chunk[..want]) {
                 Ok(0) => {
-                    closed = Some("its connection was closed".to_owned());
+                    let cause = match self.member() {
+                        Some(_) => "its connection was closed",
+                        None => "it closed the connection before it had proved the secret",
+                    };
+                    closed = Some(Disconnect { ending: Ending::Closed, cause: cause.to_owned() });
                     break;
                 }
                 Ok(n) => {
@@ -131,7 +166,7 @@ impl Connection {
                 Err(e) if e.kind() == IoKind::WouldBlock => break,
                 Err(e) if e.kind() == IoKind::Interrupted => {}
                 Err(e) => {
-                    closed = Some(format!("its connection broke ({e})"));
+                    closed = Some(self.broken(&e));
                     break;
                 }
             }
@@ -145,24 +180,22 @@ impl Connection {
     }
 
     /// Handles a complete hello or proof in the inbox.
-    fn advance(&mut self, secret: &Secret) -> Result<(), String> {
+    fn advance(&mut self, secret: &Secret) -> Result<(), Disconnect> {
         match &self.phase {
             Phase::Hello => {
                 let Ok(bytes) = <&[u8; HELLO_BYTES]>::try_from(self.inbox.as_slice()) else { return Ok(()) };
-                let hello = Hello::decode(bytes)?;
+                let hello = Hello::decode(bytes).map_err(Disconnect::refused)?;
                 if hello.purpose != Purpose::Store {
-                    return Err("it is not a rank's control connection".into());
+                    return Err(Disconnect::refused("it is not a rank's control connection"));
                 }
-                let challenge = Challenge::new(hello).map_err(|e| e.message)?;
+                let challenge = Challenge::new(hello).map_err(|e| Disconnect::refused(e.message))?;
                 let reply = challenge.reply(secret);
                 self.phase = Phase::Proof(challenge);
                 self.inbox.clear();
                 self.send(&reply)
             }
             Phase::Proof(challenge) => {
-                if !challenge.accepts(secret, &self.inbox) {
-                    return Err("it does not know this run's secret".into());
-                }
+                challenge.check(secret, &self.inbox).map_err(Disconnect::refused)?;
                 self.phase = Phase::Authenticated(challenge.hello());
                 self.inbox.clear();
                 Ok(())
@@ -171,7 +204,7 @@ impl Connection {
         }
     }
 
-    fn requests(&mut self, closed: Option<String>) -> Incoming {
+    fn requests(&mut self, closed: Option<Disconnect>) -> Incoming {
         let mut requests = Vec::new();
         loop {
             match split_frame(&mut self.inbox) {
@@ -179,9 +212,12 @@ impl Connection {
                 Ok(Some(body)) => match Request::decode(&body) {
                     Some(Request::Goodbye) => self.said_goodbye = true,
                     Some(request) => requests.push(request),
-                    None => return Incoming::Over("it sent an invalid message".into()),
+                    None => return Incoming::Over(Disconnect::refused("it sent an invalid message")),
                 },
-                Err(len) => return Incoming::Over(format!("it sent a message of {len} bytes, {MAX_FRAME} at most")),
+                Err(len) => {
+                    let cause = format!("it sent a message of {len} bytes, {MAX_FRAME} at most");
+                    return Incoming::Over(Disconnect::refused(cause));
+                }
             }
         }
         // The report of a rank that reports an error and exits must be handled first. The end of the stream shows again at once.

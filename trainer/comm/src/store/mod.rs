@@ -9,19 +9,25 @@
 //! few hundred bytes of buffer, and one of [`MAX_UNAUTHENTICATED`] places, of which the oldest is closed first. Such peers can
 //! neither delay nor crash what members do.
 //!
+//! - `config.rs`: what the server and its clients share
 //! - `message.rs`: the messages and their encoding
 //! - `state.rs`: what the server knows and answers, without sockets
 //! - `connection.rs`: one non-blocking socket with its buffers
 //! - `server.rs`: the poll loop
+//! - `connect.rs`: how a rank reaches the server
 //! - `client.rs`: a rank's end, with a thread that listens for news
 
 mod client;
+mod config;
+mod connect;
 mod connection;
 mod message;
 mod server;
 mod state;
 
 pub use client::StoreClient;
+pub use config::{Member, StoreConfig};
+pub use connect::ConnectError;
 pub use server::{StoreEvent, StoreServer};
 
 /// Most connections that have not authenticated yet.

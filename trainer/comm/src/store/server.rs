@@ -13,9 +13,9 @@ use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::MAX_UNAUTHENTICATED;
-use super::connection::{Connection, Incoming};
+use super::config::StoreConfig;
+use super::connection::{Connection, Disconnect, Incoming};
 use super::state::{Outgoing, State};
-use crate::auth::Secret;
 use crate::error::{CommError, ErrorKind, Result};
 
 /// How long a server that is dropped still delivers its messages.
@@ -71,15 +71,14 @@ impl fmt::Debug for StoreServer {
 }
 
 impl StoreServer {
-    /// Listens on `address` for the `world` ranks that know `secret`. Port 0 lets the kernel choose a port, see
+    /// Listens on `address` for the members that know the secret. Port 0 lets the kernel choose a port, see
     /// [`StoreServer::local_addr`]. `on_event` is called on the server's thread and must not block.
     ///
     /// # Errors
     /// [`ErrorKind::Setup`] if the server cannot listen on the address.
     pub fn bind(
         address: impl ToSocketAddrs + fmt::Debug,
-        secret: Secret,
-        world: usize,
+        config: StoreConfig,
         on_event: impl FnMut(StoreEvent) + Send + 'static,
     ) -> Result<Self> {
         let cannot =
@@ -99,11 +98,12 @@ impl StoreServer {
         wakeup_reader.set_nonblocking(true).map_err(|e| cannot("set up", e))?;
         let commands = Arc::new(Mutex::new(Vec::new()));
         let member_count = Arc::new((Mutex::new((0, 0)), Condvar::new()));
+        let world = config.world;
         let served = EventLoop {
             member_count: member_count.clone(),
             listener,
-            secret,
-            state: State::new(world),
+            state: State::new(&config),
+            config,
             connections: HashMap::new(),
             next: 0,
             commands: commands.clone(),
@@ -157,7 +157,7 @@ impl Drop for StoreServer {
 struct EventLoop {
     member_count: Arc<(Mutex<(usize, usize)>, Condvar)>,
     listener: TcpListener,
-    secret: Secret,
+    config: StoreConfig,
     state: State,
     connections: HashMap<u64, Connection>,
     next: u64,
@@ -241,15 +241,15 @@ impl EventLoop {
     fn read(&mut self, id: u64) {
         loop {
             let Some(connection) = self.connections.get_mut(&id) else { return };
-            if let Err(cause) = connection.flush() {
-                return self.disconnect(id, cause);
+            if let Err(why) = connection.flush() {
+                return self.disconnect(id, why);
             }
             if connection.is_closing() && !connection.wants_write() {
-                return self.disconnect(id, String::new());
+                return self.disconnect(id, Disconnect::refused(""));
             }
-            match connection.read(&self.secret) {
+            match connection.read(&self.config.secret) {
                 Incoming::Nothing => return,
-                Incoming::Over(cause) => return self.disconnect(id, cause),
+                Incoming::Over(why) => return self.disconnect(id, why),
                 Incoming::Authenticated { rank, world } => self.admit(id, rank, world),
                 Incoming::Requests(requests) => {
                     let Some(rank) = connection.member() else { return };
@@ -276,7 +276,7 @@ impl EventLoop {
         let sent = connection.admit(rank, refusal.as_deref());
         match (refusal, sent) {
             (Some(cause), _) => (self.on_event)(StoreEvent::Refused { from, cause }),
-            (None, Err(cause)) => self.disconnect(id, cause),
+            (None, Err(why)) => self.disconnect(id, why),
             (None, Ok(())) => {
                 self.count(|(present, joined)| {
                     *present += 1;
@@ -290,11 +290,12 @@ impl EventLoop {
     }
 
     /// Ends a connection: a goodbye, a death, or an unauthenticated peer that is refused.
-    fn disconnect(&mut self, id: u64, cause: String) {
+    fn disconnect(&mut self, id: u64, why: Disconnect) {
         let Some(connection) = self.connections.remove(&id) else { return };
         if connection.member().is_some() {
             self.count(|(present, _)| *present -= 1);
         }
+        let Disconnect { ending, cause } = why;
         match connection.member() {
             None if connection.is_closing() => {}
             None => (self.on_event)(StoreEvent::Refused { from: connection.peer, cause }),
@@ -304,7 +305,7 @@ impl EventLoop {
             }
             Some(rank) => {
                 (self.on_event)(StoreEvent::Lost { rank: rank as usize, cause: cause.clone() });
-                let out = self.state.lost(rank, &cause);
+                let out = self.state.lost(rank, ending, &cause);
                 self.ended(out);
             }
         }
@@ -319,13 +320,13 @@ impl EventLoop {
         let mut broken = Vec::new();
         for (rank, push) in out {
             if let Some((id, connection)) = self.connections.iter_mut().find(|(_, c)| c.member() == Some(rank))
-                && let Err(cause) = connection.send(&push.frame())
+                && let Err(why) = connection.send(&push.frame())
             {
-                broken.push((*id, cause));
+                broken.push((*id, why));
             }
         }
-        for (id, cause) in broken {
-            self.disconnect(id, cause);
+        for (id, why) in broken {
+            self.disconnect(id, why);
         }
     }
 
@@ -344,9 +345,9 @@ impl EventLoop {
             if unauthenticated.clone().count() >= MAX_UNAUTHENTICATED
                 && let Some(id) = unauthenticated.min_by_key(|(_, c)| c.since).map(|(id, _)| *id)
             {
-                self.disconnect(id, "too many unauthenticated connections at once".into());
+                self.disconnect(id, Disconnect::refused("too many unauthenticated connections at once"));
             }
-            match Connection::new(stream, peer) {
+            match Connection::new(stream, peer, self.config.answer_limit) {
                 Ok(connection) => drop(self.connections.insert(self.next, connection)),
                 Err(e) => (self.on_event)(StoreEvent::Refused { from: peer, cause: e.to_string() }),
             }
@@ -358,7 +359,7 @@ impl EventLoop {
         let late = |c: &Connection| c.deadline().is_some_and(|at| at <= now);
         let late: Vec<u64> = self.connections.iter().filter(|(_, c)| late(c)).map(|(id, _)| *id).collect();
         for id in late {
-            self.disconnect(id, "it did not authenticate in time".into());
+            self.disconnect(id, Disconnect::refused("it did not authenticate in time"));
         }
     }
 }

@@ -3,8 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
+use super::config::{Member, StoreConfig};
 use super::message::{Push, Request};
 use crate::error::{CommError, ErrorKind};
+use crate::net::{self, Ending};
 
 /// Longest wait that a request may ask for.
 const MAX_WAIT: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -26,6 +28,8 @@ pub(super) type Outgoing = Vec<(u32, Push)>;
 /// Keys, barriers, members and the job's first error.
 pub(super) struct State {
     world: u32,
+    member: Member,
+    answer_limit: Duration,
     members: BTreeSet<u32>,
     ever: BTreeSet<u32>,
     values: HashMap<String, Vec<u8>>,
@@ -35,9 +39,11 @@ pub(super) struct State {
 }
 
 impl State {
-    pub(super) fn new(world: usize) -> Self {
+    pub(super) fn new(config: &StoreConfig) -> Self {
         Self {
-            world: world as u32,
+            world: config.world as u32,
+            member: config.member,
+            answer_limit: config.answer_limit,
             members: BTreeSet::new(),
             ever: BTreeSet::new(),
             values: HashMap::new(),
@@ -53,14 +59,16 @@ impl State {
 
     /// Returns whether a rank that has authenticated may join; if not, why.
     pub(super) fn admit(&self, rank: u32, world: u32) -> Result<(), String> {
+        let member = self.member;
         if world != self.world {
-            return Err(format!("it was started for {world} ranks, this job has {}", self.world));
+            return Err(format!("it was started for {world} {member}s, this job has {}", self.world));
         }
         if rank >= self.world {
-            return Err(format!("there is no rank {rank} in a job of {}", self.world));
+            return Err(format!("there is no {member} {rank} in a job of {}", self.world));
         }
         if self.ever.contains(&rank) {
-            return Err(format!("rank {rank} has joined already; two processes must not have the same RANK"));
+            let setting = member.setting();
+            return Err(format!("{member} {rank} has joined already; two processes must not have the same {setting}"));
         }
         Ok(())
     }
@@ -81,13 +89,23 @@ impl State {
     }
 
     /// Ends the job, because a member's connection ended without a goodbye.
-    pub(super) fn lost(&mut self, rank: u32, cause: &str) -> Option<Outgoing> {
+    pub(super) fn lost(&mut self, rank: u32, ending: Ending, cause: &str) -> Option<Outgoing> {
         self.members.remove(&rank);
-        self.abort(
-            CommError::new(ErrorKind::PeerLost, format!("rank {rank} is gone: {cause}"))
-                .hint(format!("the log of rank {rank} says more, unless it was killed"))
-                .blame(rank as usize),
-        )
+        let member = self.member;
+        let error = match ending {
+            Ending::Silent => {
+                let limit = net::seconds(self.answer_limit);
+                CommError::new(ErrorKind::NoAnswer, format!("no answer from {member} {rank} for {limit}"))
+                    .hint(net::OUTAGE_HINT)
+            }
+            Ending::Reset => CommError::new(ErrorKind::Reset, format!("{member} {rank} is gone: {cause}"))
+                .hint(format!("the log of {member} {rank} says more, unless it was killed or the network was down")),
+            Ending::Closed | Ending::Failed => {
+                CommError::new(ErrorKind::PeerLost, format!("{member} {rank} is gone: {cause}"))
+                    .hint(format!("the log of {member} {rank} says more, unless it was killed"))
+            }
+        };
+        self.abort(error.blame(rank as usize))
     }
 
     pub(super) fn goodbye(&mut self, rank: u32) {
@@ -172,6 +190,13 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::auth::Secret;
+
+    fn state(world: usize) -> State {
+        let limit = Duration::from_secs(10);
+        let config = StoreConfig::new(Secret::random().unwrap(), world);
+        State::new(&StoreConfig { answer_limit: limit, ..config })
+    }
 
     fn get(id: u64, limit_ms: u64) -> Request {
         Request::Get { id, key: "k".into(), limit_ms }
@@ -179,7 +204,7 @@ mod tests {
 
     #[test]
     fn keys_are_waited_for_and_waits_end() {
-        let (mut state, now) = (State::new(2), Instant::now());
+        let (mut state, now) = (state(2), Instant::now());
         assert_eq!(state.handle(0, get(1, 0), now), [(0, Push::Value { id: 1, value: None })]);
         assert_eq!(state.handle(0, get(2, 1000), now), []);
         assert_eq!(state.handle(1, get(3, 5000), now), []);
@@ -193,7 +218,7 @@ mod tests {
 
     #[test]
     fn a_barrier_opens_for_all_or_names_who_is_missing() {
-        let (mut state, now) = (State::new(3), Instant::now());
+        let (mut state, now) = (state(3), Instant::now());
         let barrier = |id, limit_ms| Request::Barrier { id, name: "join".into(), limit_ms };
         assert_eq!(state.handle(1, barrier(5, 1000), now), []);
         let late = now + Duration::from_secs(1);
@@ -207,21 +232,37 @@ mod tests {
 
     #[test]
     fn the_first_error_is_everybodys() {
-        let mut state = State::new(3);
+        let mut state = state(3);
         for rank in [0, 1] {
             assert_eq!(state.join(rank), []);
         }
-        let told = state.lost(1, "its connection was closed").unwrap();
+        let told = state.lost(1, Ending::Closed, "its connection was closed").unwrap();
         let [(0, Push::Aborted { error })] = told.as_slice() else { panic!("{told:?}") };
         assert_eq!((error.kind, error.culprit), (ErrorKind::PeerLost, Some(1)));
-        assert!(state.lost(0, "its connection was closed").is_none(), "consequences are not causes");
+        assert!(state.lost(0, Ending::Closed, "its connection was closed").is_none(), "consequences are not causes");
         let late = state.join(2);
         assert_eq!(late, [(2, Push::Aborted { error: error.clone() })]);
     }
 
     #[test]
+    fn an_outage_is_told_from_a_death() {
+        for (ending, kind, message) in [
+            (Ending::Silent, ErrorKind::NoAnswer, "no answer from rank 1 for 10 s"),
+            (Ending::Reset, ErrorKind::Reset, "rank 1 is gone: why"),
+            (Ending::Closed, ErrorKind::PeerLost, "rank 1 is gone: why"),
+        ] {
+            let mut state = state(2);
+            state.join(1);
+            state.lost(1, ending, "why");
+            let error = state.error().unwrap();
+            assert_eq!((error.kind, error.message.as_str(), error.culprit), (kind, message, Some(1)));
+            assert_eq!(error.hint.contains("the network"), ending != Ending::Closed, "{}", error.hint);
+        }
+    }
+
+    #[test]
     fn wrong_members_are_told_why() {
-        let mut state = State::new(2);
+        let mut state = state(2);
         state.join(0);
         assert!(state.admit(0, 2).unwrap_err().contains("joined already"));
         assert!(state.admit(2, 2).unwrap_err().contains("no rank 2"));

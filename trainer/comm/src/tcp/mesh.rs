@@ -14,9 +14,12 @@ use crate::dtype::{DType, ReduceOp};
 use crate::error::{CommError, ErrorKind, Result, ranks};
 use crate::kernels;
 use crate::message::Message;
+use crate::net;
 
 /// How long to wait for the rendezvous to report why a connection was closed: a death is announced with its cause.
 const REASON: Duration = Duration::from_secs(1);
+/// The kernel gives a connection up this much later than a collective its wait, whose message says more.
+const SILENCE_GRACE: Duration = Duration::from_secs(1);
 /// How often to check a connection before sleeping, if every rank has a core.
 const SPINS: u32 = 40;
 
@@ -86,7 +89,8 @@ pub(crate) struct Mesh {
 impl Mesh {
     /// Connects the ranks of `setup`, in a job of `world` ranks. Each wait in a collective takes at most `timeout`.
     pub(crate) fn new(setup: &MeshSetup<'_>, world: usize, timeout: Duration) -> Result<Self> {
-        let (rank, peers) = (setup.group.job_rank(), setup.connect(world)?);
+        let rank = setup.group.job_rank();
+        let peers = setup.connect(world, timeout + SILENCE_GRACE)?;
         let wakeup = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| CommError::setup(format!("rank {rank} cannot make an eventfd: {e}")))?;
         let wakeup = Arc::new(wakeup);
@@ -249,16 +253,27 @@ impl Mesh {
         if let Some(reason) = self.abort.wait(REASON) {
             return reason;
         }
-        let cause = match broken {
-            ConnectionError::Closed => format!("rank {peer} left the job while rank {me} waits in {call}, {place}"),
-            ConnectionError::Io(e) => {
-                format!("the connection of rank {me} to rank {peer} broke in {call}, {place}: {e}")
+        let (kind, cause) = match broken {
+            ConnectionError::Silent => {
+                let limit = net::seconds(self.timeout + SILENCE_GRACE);
+                let cause = format!("no answer from rank {peer} for {limit}, rank {me} waits in {call}, {place}");
+                return CommError::new(ErrorKind::NoAnswer, cause).hint(net::OUTAGE_HINT).blame(peer);
             }
-            ConnectionError::Protocol => format!("rank {peer} sent rank {me} an invalid frame in {call}, {place}"),
+            ConnectionError::Closed => {
+                (ErrorKind::PeerLost, format!("rank {peer} left the job while rank {me} waits in {call}, {place}"))
+            }
+            ConnectionError::Reset => {
+                (ErrorKind::Reset, format!("rank {peer} reset its connection to rank {me} in {call}, {place}"))
+            }
+            ConnectionError::Io(e) => (
+                ErrorKind::PeerLost,
+                format!("the connection of rank {me} to rank {peer} broke in {call}, {place}: {e}"),
+            ),
+            ConnectionError::Protocol => {
+                (ErrorKind::PeerLost, format!("rank {peer} sent rank {me} an invalid frame in {call}, {place}"))
+            }
         };
-        CommError::new(ErrorKind::PeerLost, cause)
-            .hint("every rank must call the same collectives; one has ended early")
-            .blame(peer)
+        CommError::new(kind, cause).hint("every rank must call the same collectives; one has ended early").blame(peer)
     }
 
     /// Sends one message. Receives the other direction meanwhile, so two ranks may send to each other at once.

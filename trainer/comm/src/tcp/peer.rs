@@ -3,10 +3,11 @@
 use std::collections::VecDeque;
 use std::io::{ErrorKind as IoKind, IoSlice, Read, Write};
 use std::net::TcpStream;
+use std::time::Duration;
 
 use crate::call::{AGREEMENT_BYTES, Agreement};
 use crate::message::{MESSAGE_BYTES, Message};
-use crate::net;
+use crate::net::{self, Ending};
 
 /// What a frame carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +59,10 @@ impl FrameHeader {
 pub(super) enum ConnectionError {
     /// The other end closed it.
     Closed,
+    /// The other host has not answered for too long.
+    Silent,
+    /// The other end does not know it any more.
+    Reset,
     Io(std::io::Error),
     /// It sent bytes that no rank sends.
     Protocol,
@@ -99,15 +104,20 @@ fn attempt(result: std::io::Result<usize>) -> Result<Option<usize>, ConnectionEr
         Ok(0) => Err(ConnectionError::Closed),
         Ok(n) => Ok(Some(n)),
         Err(e) if matches!(e.kind(), IoKind::WouldBlock | IoKind::Interrupted) => Ok(None),
-        Err(e) if matches!(e.kind(), IoKind::ConnectionReset | IoKind::BrokenPipe) => Err(ConnectionError::Closed),
-        Err(e) => Err(ConnectionError::Io(e)),
+        Err(e) => Err(match Ending::of(&e) {
+            Ending::Closed => ConnectionError::Closed,
+            Ending::Silent => ConnectionError::Silent,
+            Ending::Reset => ConnectionError::Reset,
+            Ending::Failed => ConnectionError::Io(e),
+        }),
     }
 }
 
 impl Peer {
-    pub(super) fn new(stream: TcpStream) -> std::io::Result<Self> {
+    /// `limit` is the longest silence of the other host.
+    pub(super) fn new(stream: TcpStream, limit: Duration) -> std::io::Result<Self> {
         stream.set_nodelay(true)?;
-        net::keepalive(&stream)?;
+        net::limit_silence(&stream, limit)?;
         stream.set_nonblocking(true)?;
         Ok(Self {
             stream,

@@ -34,8 +34,8 @@ pub(crate) struct MeshSetup<'a> {
 
 impl MeshSetup<'_> {
     /// Makes a connection to every other rank of the group, by rank in the job of `world` ranks. Each rank dials the lower ranks and
-    /// accepts the higher ranks.
-    pub(super) fn connect(&self, world: usize) -> Result<Vec<Option<Peer>>> {
+    /// accepts the higher ranks. `answer_limit` is the longest silence of another host afterwards.
+    pub(super) fn connect(&self, world: usize, answer_limit: Duration) -> Result<Vec<Option<Peer>>> {
         let rank = self.group.job_rank();
         let until = Instant::now() + self.limit;
         let own = self.store.own_address()?;
@@ -60,9 +60,9 @@ impl MeshSetup<'_> {
             .spawn(move || acceptor.run(&sender))
             .map_err(failed)?;
         for lower in self.group.ranks.iter().copied().filter(|lower| *lower < rank) {
-            peers[lower] = Some(self.dial(lower, world, until)?);
+            peers[lower] = Some(self.dial(lower, world, until, answer_limit)?);
         }
-        self.receive(&arrivals, &mut peers, until)?;
+        self.receive(&arrivals, &mut peers, until, answer_limit)?;
         drop(arrivals);
         let _ = acceptor_thread.join();
         Ok(peers)
@@ -78,7 +78,7 @@ impl MeshSetup<'_> {
         self.group.ranks.iter().copied().filter(|rank| *rank > self.group.job_rank())
     }
 
-    fn dial(&self, to: usize, world: usize, until: Instant) -> Result<Peer> {
+    fn dial(&self, to: usize, world: usize, until: Instant, answer_limit: Duration) -> Result<Peer> {
         let rank = self.group.job_rank();
         let left = || until.saturating_duration_since(Instant::now());
         let address = String::from_utf8_lossy(&self.store.wait(&self.key(to), left())?).into_owned();
@@ -97,7 +97,8 @@ impl MeshSetup<'_> {
                 Ok(stream)
             };
             match attempt() {
-                Ok(stream) => return Peer::new(stream).map_err(|e| failed(e.to_string())),
+                Ok(stream) => return Peer::new(stream, answer_limit).map_err(|e| failed(e.to_string())),
+                Err(HandshakeError::Unauthenticated(cause)) => return Err(failed(cause.into())),
                 Err(HandshakeError::Refused(cause)) => return Err(failed(cause)),
                 Err(HandshakeError::Broken(cause)) if left().is_zero() => return Err(failed(cause)),
                 Err(HandshakeError::Broken(_)) => std::thread::sleep(SLICE.min(left())),
@@ -111,6 +112,7 @@ impl MeshSetup<'_> {
         arrivals: &Receiver<(usize, TcpStream)>,
         peers: &mut [Option<Peer>],
         until: Instant,
+        answer_limit: Duration,
     ) -> Result<()> {
         let rank = self.group.job_rank();
         let missing = |peers: &[Option<Peer>]| self.higher().filter(|r| peers[*r].is_none()).collect::<Vec<_>>();
@@ -119,7 +121,7 @@ impl MeshSetup<'_> {
             match arrivals.recv_timeout(SLICE) {
                 Ok((from, stream)) => {
                     let failed = |e: std::io::Error| CommError::setup(format!("connection from rank {from}: {e}"));
-                    peers[from] = Some(Peer::new(stream).map_err(failed)?);
+                    peers[from] = Some(Peer::new(stream, answer_limit).map_err(failed)?);
                 }
                 Err(RecvTimeoutError::Timeout) if Instant::now() < until => {}
                 Err(_) => {

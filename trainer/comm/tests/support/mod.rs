@@ -9,7 +9,8 @@ use std::thread;
 use std::time::Duration;
 
 use comm::{
-    CommConfig, CommError, Communicator, DType, Element, ReduceOp, Secret, StoreEvent, StoreServer, TransportKind, join,
+    CommConfig, CommError, Communicator, DType, Element, ReduceOp, Secret, StoreConfig, StoreEvent, StoreServer,
+    TransportKind, join,
 };
 use half::{bf16, f16};
 
@@ -40,7 +41,7 @@ impl Job {
             seen.0.lock().unwrap().push(event);
             seen.1.notify_all();
         };
-        let server = StoreServer::bind(address, secret.clone(), world, record).unwrap();
+        let server = StoreServer::bind(address, StoreConfig::new(secret.clone(), world), record).unwrap();
         Self { server, secret, world, events }
     }
 

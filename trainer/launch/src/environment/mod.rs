@@ -27,6 +27,7 @@ use std::str::FromStr;
 
 use super::error::{LaunchError, Result};
 use variables::VariableReader;
+pub(super) use variables::is_loopback;
 
 /// Marks a worker of this program's launcher. Its value is the launcher's process id.
 pub const WORKER: &str = "TRAINER_WORKER";

@@ -170,6 +170,16 @@ fn contradictions_are_refused_with_cause_and_hint() {
         ("PET_NNODES=2 PET_NODE_RANK=2 MASTER_ADDR=h", "PET_NODE_RANK=2 is not below PET_NNODES=2", "count from 0"),
         ("PET_NNODES=1 PET_NPROC_PER_NODE=0", "PET_NPROC_PER_NODE=0 asks for no workers", "nprocPerNode"),
         // cannot be right
+        (
+            "RANK=0 LOCAL_RANK=0 WORLD_SIZE=1000000000 LOCAL_WORLD_SIZE=1 MASTER_ADDR=h MASTER_PORT=1",
+            "WORLD_SIZE=1000000000 is more ranks than a job may have, 65536",
+            "correct it",
+        ),
+        (
+            "SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=99999999",
+            "SLURM_NTASKS=99999999 is more ranks than a job may have",
+            "correct it",
+        ),
         ("PET_NNODES=1:3 PET_NODE_RANK=0 MASTER_ADDR=h", "PET_NNODES=1:3 asks for an elastic job", "fixed number"),
         ("PET_NNODES=3 PET_NODE_RANK=1 RANK=2 MASTER_ADDR=h", "RANK=2 and PET_NODE_RANK=1 disagree", "LOCAL_RANK"),
         (

@@ -2,6 +2,7 @@
 
 use super::{Variables, WorkerRole};
 use crate::error::{LaunchError, Result};
+use crate::rendezvous_parameters::MOST_MEMBERS;
 
 /// Environment variables. An empty variable counts as not set.
 pub(super) struct VariableReader<'a>(pub(super) &'a Variables);
@@ -64,6 +65,12 @@ pub(super) fn check(role: &WorkerRole, names: [&str; 4]) -> Result<()> {
         ))
     };
     let [rank, world, local_rank, local_world] = names;
+    if role.world > MOST_MEMBERS {
+        return Err(LaunchError::usage(
+            format!("{world}={} is more ranks than a job may have, {MOST_MEMBERS}", role.world),
+            format!("{world} comes from a launcher or the shell: correct it, or unset it and say --launcher local"),
+        ));
+    }
     below((rank, role.rank), (world, role.world))?;
     below((local_rank, role.local_rank), (local_world, role.local_world))?;
     if role.local_world > role.world {
@@ -76,6 +83,6 @@ pub(super) fn check(role: &WorkerRole, names: [&str; 4]) -> Result<()> {
 }
 
 /// Whether `host` can only be this host.
-pub(super) fn is_loopback(host: &str) -> bool {
+pub(crate) fn is_loopback(host: &str) -> bool {
     host == "localhost" || host.parse().is_ok_and(|address: std::net::IpAddr| address.is_loopback())
 }

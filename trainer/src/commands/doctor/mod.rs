@@ -8,6 +8,7 @@ mod view;
 
 use self::report::Report;
 use crate::cli::DoctorArgs;
+use crate::console;
 use crate::failure::Failure;
 use comm::cuda::driver::Driver;
 
@@ -23,7 +24,7 @@ pub(super) fn run(arguments: &DoctorArgs) -> Result<(), Failure> {
     if arguments.json {
         return super::print_json(&report);
     }
-    print!("{}", view::screen(&report));
+    console::print(view::screen(&report));
     Ok(())
 }
 
@@ -32,6 +33,6 @@ fn answer(handle: &str, gpu: usize) -> Result<(), Failure> {
     let failed = |error: String| Failure::run(error, "this half of the check is started by `trainer doctor`");
     let driver = Driver::load().map_err(|error| failed(report::no_driver(&error)))?;
     let wrong = comm::cuda::driver::probe::ipc_peer(&driver, gpu, handle).map_err(failed)?;
-    println!("{wrong}");
+    console::print(wrong);
     Ok(())
 }

@@ -2,13 +2,19 @@
 
 use std::{
     fs,
+    io::{self, Read},
     path::{Path, PathBuf},
 };
+
+use data::{open_regular, read_regular};
 
 use super::{EMA, MANIFEST, MODEL, Manifest, OPTIMIZER, STATE, State, VERSION, sha256};
 use crate::files::FileError;
 use crate::snapshot::{RunProgress, Snapshot};
 use crate::state_file;
+
+/// Bytes of the largest manifest or state file: both are less than a page of text.
+const LARGEST_JSON: u64 = 1 << 20;
 
 /// A complete checkpoint.
 #[derive(Debug)]
@@ -63,7 +69,8 @@ pub fn load(path: &Path) -> Result<Loaded, FileError> {
         FileError::new(file, cause, "use another checkpoint: this one was truncated or altered after it was written")
     };
     let manifest_path = path.join(MANIFEST);
-    let bytes = fs::read(&manifest_path).map_err(|error| damaged(&manifest_path, error.to_string()))?;
+    let bytes =
+        read_regular(&manifest_path, LARGEST_JSON).map_err(|error| damaged(&manifest_path, error.to_string()))?;
     let manifest: Manifest = serde_json::from_slice(&bytes)
         .map_err(|error| damaged(&manifest_path, format!("not a checkpoint's manifest: {error}")))?;
     if manifest.version != VERSION {
@@ -76,10 +83,13 @@ pub fn load(path: &Path) -> Result<Loaded, FileError> {
     let read = |name: &str| -> Result<Option<Vec<u8>>, FileError> {
         let Some(entry) = manifest.files.iter().find(|file| file.name == name) else { return Ok(None) };
         let file = path.join(name);
-        let bytes = fs::read(&file).map_err(|error| damaged(&file, error.to_string()))?;
-        if bytes.len() as u64 != entry.bytes {
-            return Err(damaged(&file, format!("{} bytes, {} were written", bytes.len(), entry.bytes)));
+        let unreadable = |error: io::Error| damaged(&file, error.to_string());
+        let (mut open, len) = open_regular(&file).map_err(unreadable)?;
+        if len != entry.bytes {
+            return Err(damaged(&file, format!("{len} bytes, {} were written", entry.bytes)));
         }
+        let mut bytes = Vec::new();
+        open.read_to_end(&mut bytes).map_err(unreadable)?;
         if sha256(&bytes) != entry.sha256 {
             return Err(damaged(&file, "its contents differ from what was written (SHA-256)".into()));
         }
@@ -122,7 +132,9 @@ pub(super) fn newest_first(folder: &Path) -> Result<Vec<PathBuf>, FileError> {
         let named = name.strip_prefix("epoch-").or(name.strip_prefix("step-")).and_then(|n| n.parse::<u64>().ok());
         let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
         if let (Some(number), true) = (named, is_folder) {
-            let state = fs::read(path.join(STATE)).ok().and_then(|b| serde_json::from_slice::<State>(&b).ok());
+            let state = read_regular(&path.join(STATE), LARGEST_JSON)
+                .ok()
+                .and_then(|b| serde_json::from_slice::<State>(&b).ok());
             let key = match state {
                 Some(State { progress, .. }) => (progress.step, progress.epoch, progress.batch),
                 None if name.starts_with("step-") => (number, 0, 0),

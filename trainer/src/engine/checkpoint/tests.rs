@@ -107,6 +107,29 @@ fn damage_is_named_and_the_previous_checkpoint_used() {
     }
 }
 
+/// A pipe would let the reader wait for ever, and a device would fill its memory.
+#[test]
+fn pipes_and_devices_are_damage() {
+    for name in [MODEL, OPTIMIZER, STATE, MANIFEST] {
+        for target in ["../../pipe", "/dev/zero"] {
+            let folder = tempfile::tempdir().unwrap();
+            let checkpoints = folder.path().join("checkpoints");
+            fs::create_dir(&checkpoints).unwrap();
+            let (kind, pipe) = (rustix::fs::FileType::Fifo, folder.path().join("pipe"));
+            rustix::fs::mknodat(rustix::fs::CWD, pipe, kind, 0o600.into(), 0).unwrap();
+            let store = Store::open(&checkpoints, 5, 0).unwrap();
+            store.save("epoch-1", snapshot(1.0), &progress(2, 10), false).unwrap();
+            store.save("epoch-2", snapshot(2.0), &progress(3, 20), false).unwrap();
+            let file = checkpoints.join("epoch-2").join(name);
+            fs::remove_file(&file).unwrap();
+            std::os::unix::fs::symlink(target, &file).unwrap();
+            let (loaded, damaged) = load_newest(&checkpoints).unwrap();
+            assert!(loaded.path.ends_with("epoch-1"), "{name}");
+            assert!(damaged[0].cause.starts_with("it is a "), "{name}: {}", damaged[0]);
+        }
+    }
+}
+
 #[test]
 fn nothing_complete_is_an_error_that_lists_what_was_found() {
     let folder = tempfile::tempdir().unwrap();

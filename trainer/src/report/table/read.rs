@@ -2,10 +2,11 @@
 
 use std::{
     collections::HashSet,
-    fs,
+    fs, io,
     path::{Path, PathBuf},
 };
 
+use data::open_regular;
 use serde::Deserialize;
 
 use crate::files::FileError;
@@ -179,7 +180,7 @@ fn forget_chance(recipe: &mut toml::Table) {
 }
 
 fn file(path: &Path) -> Result<Option<String>, FileError> {
-    match fs::read_to_string(path) {
+    match open_regular(path).and_then(|(file, _)| io::read_to_string(file)) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(FileError::io(path, "read", &error)),

@@ -10,6 +10,7 @@ use super::{
     buckets,
     reducer::{DeviceAllReduce, OnDevice},
 };
+use crate::console;
 use crate::{
     config::{Backend, Compression, RunPlan},
     device::StreamEvent,
@@ -61,7 +62,7 @@ pub(super) fn connect(
     };
     let group = DeviceGroup::new(comm, device, DeviceGroupOptions { backend, elements, wire, meet_on_device: false })?;
     if comm.rank() == 0 {
-        eprintln!("gradients: {}", group.description());
+        console::eprint(format_args!("gradients: {}", group.description()));
     }
     Ok(Some((device.clone(), Arc::new(Mutex::new(group)))))
 }

@@ -24,13 +24,13 @@ use crate::device::StreamEvent;
 use crate::failure::Failure;
 use crate::snapshot::Snapshot;
 use crate::state_file::NamedTensor;
-use comm::{CommConfig, CommError, Communicator, ReduceOp, Secret, StoreServer, TransportKind, join};
+use comm::{CommConfig, CommError, Communicator, ReduceOp, Secret, StoreConfig, StoreServer, TransportKind, join};
 use launch::WorkerStatus;
 
 /// Runs `body` as every rank.
 fn ranks<R: Send + 'static>(world: usize, body: impl Fn(Communicator) -> R + Send + Sync + 'static) -> Vec<R> {
     let secret = Secret::random().unwrap();
-    let server = StoreServer::bind("127.0.0.1:0", secret.clone(), world, |_| ()).unwrap();
+    let server = StoreServer::bind("127.0.0.1:0", StoreConfig::new(secret.clone(), world), |_| ()).unwrap();
     let (address, body) = (server.local_addr().to_string(), Arc::new(body));
     let threads: Vec<_> = (0..world)
         .map(|rank| {

@@ -4,6 +4,7 @@
 use models::{Network, ParameterInfo, StateKind, state};
 use sha2::{Digest, Sha256};
 
+use crate::console;
 use crate::failure::Failure;
 use crate::snapshot::Snapshot;
 use crate::state_file::NamedTensor;
@@ -109,7 +110,7 @@ impl UnusedParameters {
             return;
         }
         if prints {
-            eprintln!("warning: step {step}: {text}");
+            console::eprint(format_args!("warning: step {step}: {text}"));
         }
         self.last = Some(text);
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use comm::CommError;
 use launch::environment::{self, NodeShare, Variables, WorkerRole};
-use launch::{LaunchConfig, LaunchError, RendezvousParameters, Role, Worker, detect, secret, worker};
+use launch::{JoinTimeouts, LaunchConfig, LaunchError, RendezvousParameters, Role, Worker, detect, secret, worker};
 use rustix::process::{Signal, getpid, kill_process};
 
 /// Longest wait for other workers. Only a hang lasts this long, also on a busy machine.
@@ -26,6 +26,7 @@ struct Arguments {
     barrier_timeout: f64,
     stop_timeout: f64,
     join_timeout: f64,
+    notice: f64,
     restarts: usize,
     port: u16,
     launcher: String,
@@ -45,6 +46,7 @@ fn arguments() -> Arguments {
         barrier_timeout: LIMIT.as_secs_f64(),
         stop_timeout: LIMIT.as_secs_f64(),
         join_timeout: LIMIT.as_secs_f64(),
+        notice: LIMIT.as_secs_f64(),
         launcher: "auto".into(),
         master_addr: "127.0.0.1".into(),
         ..Arguments::default()
@@ -61,6 +63,7 @@ fn arguments() -> Arguments {
             "--barrier-timeout" => found.barrier_timeout = value.parse().expect("seconds"),
             "--stop-timeout" => found.stop_timeout = value.parse().expect("seconds"),
             "--join-timeout" => found.join_timeout = value.parse().expect("seconds"),
+            "--notice" => found.notice = value.parse().expect("seconds"),
             "--max-restarts" => found.restarts = number(),
             "--master-port" => found.port = number() as u16,
             "--master-addr" => found.master_addr = value,
@@ -108,6 +111,7 @@ fn launch(arguments: &Arguments, share: Option<&NodeShare>, variables: &Variable
     job.timeouts.stall = Duration::from_secs_f64(arguments.timeout);
     job.timeouts.join = Duration::from_secs_f64(arguments.join_timeout);
     job.timeouts.stop = Duration::from_secs_f64(arguments.stop_timeout);
+    job.timeouts.notice = Duration::from_secs_f64(arguments.notice);
     job.timeouts.grace = Duration::from_secs(1);
     job.max_restarts = arguments.restarts;
     job.address.1 = arguments.port;
@@ -150,7 +154,12 @@ fn work(arguments: &Arguments, role: &WorkerRole, variables: &Variables) -> Resu
             _ => {}
         }
     }
-    let worker = Worker::join(role, variables, status, LIMIT)?;
+    let timeouts = JoinTimeouts {
+        join: Duration::from_secs_f64(arguments.join_timeout),
+        answer: Duration::from_secs_f64(arguments.timeout),
+        notice: Duration::from_secs_f64(arguments.notice),
+    };
+    let worker = Worker::join(role, variables, status, timeouts)?;
     println!("joined at {}:{}", role.master_addr.as_deref().unwrap_or(""), role.master_port.unwrap_or(0));
     let code = match steps(arguments, &worker, &faults, &stop) {
         Ok(code) => code,

@@ -2,14 +2,16 @@
 
 mod support;
 
-use std::net::TcpStream;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, kill_process};
-use support::{Ended, LIMIT, PROBE, Run, probe};
+use support::namespaces::{ADDRESSES, Namespaces, namespaces};
+use support::{Ended, LIMIT, PROBE, Run, probe, read};
 
 fn free_port() -> String {
     support::free_port().to_string()
@@ -130,15 +132,83 @@ fn another_secret_keeps_a_node_out() {
     let port = free_port();
     let mut first = command("0", &port, "1", &[]);
     first.env("TRAINER_SECRET", "the right words");
-    let first = Run::of(first);
+    let mut first = Run::of(first);
     wait_for_listener(&port);
     let mut second = command("1", &port, "1", &[]);
     second.env("TRAINER_SECRET", "some other words");
     Run::of(second)
         .end()
         .said(3, &["error: node 1 cannot join node 0", "secret", "hint: give all nodes the same secret"]);
+    // Node 0 says it at once, although its limits are minutes long.
+    first.wait_for("stderr", "was refused at the rendezvous: it does not know this run's secret");
     first.signal(Signal::TERM);
     first.end().said(143, &[]);
+}
+
+#[test]
+fn node_0_says_whom_it_refuses_and_for_whom_it_waits() {
+    let port = free_port();
+    let mut first = node("0", &port, "1", &["--notice", "0.2", "--nnodes", "3"]);
+    wait_for_listener(&port);
+    // Another program.
+    TcpStream::connect(format!("127.0.0.1:{port}")).unwrap().write_all(&[b'x'; 64]).unwrap();
+    first.wait_for("stderr", "was refused at the rendezvous: it does not speak this protocol");
+    first.wait_for("stderr", &format!("waiting for nodes 1, 2 at 127.0.0.1:{port} ("));
+    // A node with other flags.
+    node("1", &port, "1", &[])
+        .end()
+        .said(3, &["error: node 1 cannot join node 0", "it was started for 2 nodes, this job has 3"]);
+    first.wait_for("stderr", "was refused at the rendezvous: it was started for 2 nodes, this job has 3");
+    let second = node("1", &port, "1", &["--nnodes", "3"]);
+    first.wait_for("stderr", &format!("waiting for node 2 at 127.0.0.1:{port} ("));
+    node("1", &port, "1", &["--nnodes", "3"]).end().said(3, &["node 1 has joined already", "hint: start each node"]);
+    first.signal(Signal::TERM);
+    first.end().said(143, &[]);
+    second.signal(Signal::TERM);
+    second.end();
+}
+
+#[test]
+fn a_node_says_why_it_does_not_reach_node_0() {
+    // Somebody else listens at the address: a program that answers with another protocol, and one that hangs up.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port().to_string();
+    let answer = std::thread::spawn(move || {
+        drop(listener.accept().unwrap());
+        let (mut peer, _) = listener.accept().unwrap();
+        peer.write_all(&[b'x'; 100]).unwrap();
+        let _ = peer.read_to_end(&mut Vec::new());
+    });
+    let with_secret = |rank, port: &str, more: &[&str]| {
+        let mut command = command(rank, port, "1", &[&["--notice", "0.2"], more].concat());
+        command.env("TRAINER_SECRET", "the right words");
+        Run::of(command)
+    };
+    let ended = with_secret("1", &port, &[]).end();
+    ended.said(3, &["error: node 1 cannot join node 0", "it does not speak this protocol", "hint: "]);
+    answer.join().unwrap();
+    // Nobody listens there.
+    let port = free_port();
+    let mut second = with_secret("1", &port, &[]);
+    second.wait_for("stderr", &format!("waiting for node 0 at 127.0.0.1:{port} ("));
+    second.wait_for("stderr", "s of 300 s): Connection refused");
+    second.signal(Signal::TERM);
+    second.end().said(143, &[]);
+}
+
+#[test]
+fn an_address_that_cannot_be_resolved_is_reported_at_once() {
+    let more = ["--master-addr", "no-such-host.invalid", "--notice", "0.2"];
+    for rank in ["0", "1"] {
+        let mut command = command(rank, &free_port(), "1", &more);
+        command.env("TRAINER_SECRET", "the right words");
+        let mut run = Run::of(command);
+        run.wait_for("stderr", "note: cannot resolve no-such-host.invalid");
+        let other = if rank == "0" { "1" } else { "0" };
+        run.wait_for("stderr", &format!("waiting for node {other} at no-such-host.invalid:"));
+        run.signal(Signal::TERM);
+        run.end().said(143, &[]);
+    }
 }
 
 /// A file for `--secret-file` in `folder`.
@@ -205,32 +275,13 @@ fn kubeflows_pods_start_their_share() {
     assert!(second.log("rank-3/stdout.log").contains("hello from rank 3 of 4"));
 }
 
-/// Two network namespaces joined by a cable.
-struct Namespaces {
-    names: [String; 2],
-    cable: String,
+/// Starts nodes of a job in the namespaces.
+trait Nodes {
+    fn node(&self, rank: usize, secret: &str, more: &[&str]) -> Run;
+    fn both(&self, more: &[&str]) -> [Run; 2];
 }
 
-const ADDRESSES: [&str; 2] = ["10.231.17.1", "10.231.17.2"];
-
-impl Namespaces {
-    /// Creates the namespaces; `Err` has the reason why this is not possible.
-    fn new(tag: &str) -> Result<Self, String> {
-        let tag = format!("{tag}{}", std::process::id() % 100_000);
-        let made = Self { names: [format!("ln{tag}a"), format!("ln{tag}b")], cable: format!("lv{tag}") };
-        let [a, b] = &made.names;
-        let cable = &made.cable;
-        ip(&["netns", "add", a])?;
-        ip(&["netns", "add", b])?;
-        ip(&["-n", a, "link", "add", cable, "type", "veth", "peer", "name", "peer0", "netns", b])?;
-        for (name, device, address) in [(a, cable.as_str(), ADDRESSES[0]), (b, "peer0", ADDRESSES[1])] {
-            ip(&["-n", name, "addr", "add", &format!("{address}/24"), "dev", device])?;
-            ip(&["-n", name, "link", "set", device, "up"])?;
-            ip(&["-n", name, "link", "set", "lo", "up"])?;
-        }
-        Ok(made)
-    }
-
+impl Nodes for Namespaces {
     fn node(&self, rank: usize, secret: &str, more: &[&str]) -> Run {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.names[rank], PROBE, "--nnodes", "2"]);
@@ -241,31 +292,6 @@ impl Namespaces {
 
     fn both(&self, more: &[&str]) -> [Run; 2] {
         [self.node(0, "words of this test", more), self.node(1, "words of this test", more)]
-    }
-}
-
-impl Drop for Namespaces {
-    fn drop(&mut self) {
-        for name in &self.names {
-            let _ = ip(&["netns", "del", name]);
-        }
-    }
-}
-
-fn ip(arguments: &[&str]) -> Result<(), String> {
-    let output = Command::new("ip").args(arguments).output().map_err(|error| format!("ip (iproute2): {error}"))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    if output.status.success() { Ok(()) } else { Err(format!("ip {}: {}", arguments.join(" "), said.trim())) }
-}
-
-fn namespaces(tag: &str) -> Option<Namespaces> {
-    match Namespaces::new(tag) {
-        Ok(made) => Some(made),
-        Err(cause) => {
-            // They need root and iproute2.
-            support::skip_or_fail("network namespaces", cause);
-            None
-        }
     }
 }
 
@@ -293,10 +319,54 @@ fn a_death_on_the_other_machine_is_reported() {
 #[test]
 fn a_cable_that_is_pulled_ends_both_sides() {
     let Some(net) = namespaces("c") else { return };
-    let mut nodes = net.both(&["--workers", "1", "--steps", "1000000"]);
+    let mut nodes = net.both(&["--workers", "1", "--steps", "1000000", "--timeout", "2"]);
     nodes[0].wait_for("stdout", "step 1\n");
-    ip(&["-n", &net.names[0], "link", "set", &net.cable, "down"]).unwrap();
-    for ended in nodes.map(Run::end) {
-        ended.said(3, &["error: "]);
+    net.cable("down");
+    let [first, second] = nodes.map(Run::end);
+    first.said(3, &["error: no answer from node 1 for 2 s", "hint: the network"]);
+    second.said(3, &["error: no answer from node 0 for 2 s", "hint: the network"]);
+    for ended in [first, second] {
+        assert!(!ended.stderr.contains("killed"), "{}", ended.stderr);
     }
+}
+
+/// The steps that rank 0 has begun.
+fn steps(node: &Run) -> usize {
+    read(&node.folder.path().join("stdout")).lines().filter(|line| line.starts_with("step ")).count()
+}
+
+#[test]
+fn an_outage_shorter_than_the_timeout_is_survived() {
+    let Some(net) = namespaces("s") else { return };
+    let limits = ["--timeout", "10", "--barrier-timeout", "10", "--max-restarts", "3"];
+    let mut nodes = net.both(&[&["--workers", "1", "--steps", "1000000"][..], &limits].concat());
+    nodes[0].wait_for("stdout", "step 1\n");
+    net.cable("down");
+    // The length of the outage: more than TCP's first retransmissions, less than the timeout.
+    std::thread::sleep(Duration::from_secs(5));
+    net.cable("up");
+    let next = format!("step {}\n", steps(&nodes[0]) + 5);
+    nodes[0].wait_for("stdout", &next);
+    nodes.iter().for_each(|node| node.signal(Signal::TERM));
+    for ended in nodes.map(Run::end) {
+        ended.said(143, &[]);
+        assert!(!ended.stderr.contains("error"), "{}", ended.stderr);
+    }
+}
+
+#[test]
+fn a_longer_outage_starts_both_nodes_again() {
+    let Some(net) = namespaces("l") else { return };
+    let limits = ["--timeout", "3", "--max-restarts", "3"];
+    let mut nodes = net.both(&[&["--workers", "1", "--steps", "100"][..], &limits].concat());
+    nodes[0].wait_for("stdout", "step 1\n");
+    net.cable("down");
+    for node in &mut nodes {
+        node.wait_for("stderr", "starting all workers again: attempt 2 of 4");
+    }
+    net.cable("up");
+    let [first, second] = nodes.map(Run::end);
+    first.said(0, &["error: no answer from node 1 for 3 s", "starting all workers again: attempt 2 of 4"]);
+    second.said(0, &["error: no answer from node 0 for 3 s", "starting all workers again: attempt 2 of 4"]);
+    assert!(first.stdout.contains("step 99\n"), "{}", first.stdout);
 }

@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use comm::{Secret, StoreClient};
+use comm::{Secret, StoreClient, StoreConfig};
 use launch::cores;
 use rustix::process::Signal;
 use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
@@ -113,8 +113,8 @@ fn unauthenticated_peers_are_refused_and_the_secret_is_on_no_command_line() {
     peer.set_read_timeout(Some(LIMIT)).unwrap();
     // An answer, if any, contains no more than the refusal.
     let _ = peer.read_to_end(&mut answer);
-    let wrong = Secret::random().unwrap();
-    let error = StoreClient::connect(address.as_str(), &wrong, 1, 2, Duration::ZERO).unwrap_err();
+    let wrong = StoreConfig::new(Secret::random().unwrap(), 2);
+    let error = StoreClient::connect(address.as_str(), &wrong, 1, Duration::ZERO).unwrap_err();
     assert!(error.message.contains("secret"), "{error}");
     run.wait_for("stderr", "was refused at the rendezvous");
     for pid in run.workers() {
@@ -162,6 +162,81 @@ fn torchrun_like_workers_meet_at_their_port() {
     let worker = |rank| [&common[..], &[("RANK", rank), ("LOCAL_RANK", rank)]].concat();
     let logs = foreign(&[&worker("0"), &worker("1")]);
     assert!(logs.iter().all(|log| log.contains("step 5")), "{logs:?}");
+}
+
+/// Rank `rank` of two, as torchrun starts it, alone.
+fn torchrun_worker(rank: &str, variables: &[(&str, &str)], more: &[&str]) -> Run {
+    let mut env = std::process::Command::new("env");
+    env.args(
+        [("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", "2")].map(|(name, value)| format!("{name}={value}")),
+    );
+    env.args(variables.iter().map(|(name, value)| format!("{name}={value}"))).arg(PROBE).args(more);
+    Run::of(env)
+}
+
+/// Returns the local addresses of sockets that listen on a port, as `/proc/net/tcp` writes them.
+fn listening(port: &str) -> Vec<String> {
+    let port = format!(":{:04X}", port.parse::<u16>().unwrap());
+    let table = read("/proc/net/tcp".as_ref());
+    let local = |line: &str| {
+        let fields: Vec<_> = line.split_whitespace().collect();
+        (fields.get(3) == Some(&"0A")).then(|| fields[1].to_owned())
+    };
+    table.lines().filter_map(local).filter(|address| address.ends_with(&port)).collect()
+}
+
+#[test]
+fn a_peer_that_knows_only_address_and_port_is_not_admitted() {
+    let port = free_port().to_string();
+    let place = [("MASTER_ADDR", "localhost"), ("MASTER_PORT", port.as_str()), ("LOCAL_WORLD_SIZE", "2")];
+    let mut first = torchrun_worker("0", &place, &["--notice", "0.2"]);
+    // Rank 0 listens, says so every moment, and is reached on this machine only.
+    first.wait_for("stderr", &format!("waiting for rank 1 at localhost:{port} ("));
+    assert_eq!(listening(&port), [format!("0100007F:{:04X}", port.parse::<u16>().unwrap())]);
+    // The secret of such jobs was derived from words that anybody knows.
+    for guess in [&["env", "localhost", &port][..], &["env", "127.0.0.1", &port], &["localhost", &port]] {
+        let guess = StoreConfig::new(Secret::from_words(guess), 2);
+        let address = format!("127.0.0.1:{port}");
+        let error = StoreClient::connect(address.as_str(), &guess, 1, Duration::ZERO).unwrap_err();
+        assert!(error.message.contains("secret"), "{error}");
+    }
+    first.wait_for("stderr", "was refused at the rendezvous: it does not know this run's secret");
+    // The right rank joins: it is this user's.
+    let second = torchrun_worker("1", &place, &[]);
+    for ended in [first, second].map(Run::end) {
+        ended.said(0, &[]);
+    }
+}
+
+#[test]
+fn ranks_of_several_hosts_insist_on_a_secret() {
+    let place = [("MASTER_ADDR", "192.0.2.1"), ("MASTER_PORT", "29500"), ("LOCAL_WORLD_SIZE", "1")];
+    let worker = |rank: &str, more: &[(&str, &str)]| {
+        let variables = [&place[..], &[("LOCAL_RANK", "0")], more].concat();
+        torchrun_worker(rank, &variables, &["--join-timeout", "1"]).end()
+    };
+    for rank in ["0", "1"] {
+        worker(rank, &[]).said(
+            2,
+            &[
+                "error: ranks of several hosts need a secret, and TRAINER_SECRET is not set: anybody who reaches 192.0.2.1 \
+                 could join",
+                "hint: set TRAINER_SECRET to the same words on all hosts",
+                "openssl rand -hex 32",
+            ],
+        );
+    }
+    worker("0", &[("TRAINER_SECRET", "the right words")])
+        .said(3, &["192.0.2.1 (MASTER_ADDR) is not an address of this"]);
+}
+
+#[test]
+fn a_world_size_that_no_job_has_is_refused_at_once() {
+    let place = [("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29500"), ("WORLD_SIZE", "1000000000")];
+    torchrun_worker("0", &place, &[]).end().said(
+        2,
+        &["error: WORLD_SIZE=1000000000 is more ranks than a job may have, 65536", "hint: WORLD_SIZE comes from"],
+    );
 }
 
 #[test]

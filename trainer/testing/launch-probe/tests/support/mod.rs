@@ -1,6 +1,8 @@
 //! Starts the probe as a user would, and checks what it leaves behind.
 #![allow(dead_code, reason = "each test program uses a part")]
 
+#[path = "../../../namespaces.rs"]
+pub mod namespaces;
 #[path = "../../../shared.rs"]
 mod shared;
 
@@ -130,9 +132,10 @@ impl Run {
         let stdout = read(&self.folder.path().join("stdout"));
         let stderr = read(&self.folder.path().join("stderr"));
         for line in stdout.lines().filter_map(|line| line.strip_prefix("joined at ")) {
-            let address: std::net::SocketAddr = line.parse().unwrap();
-            let open = std::net::TcpStream::connect_timeout(&address, Duration::from_secs(5));
-            assert!(open.is_err(), "somebody still listens at {address}");
+            for address in std::net::ToSocketAddrs::to_socket_addrs(line).unwrap() {
+                let open = std::net::TcpStream::connect_timeout(&address, Duration::from_secs(5));
+                assert!(open.is_err(), "somebody still listens at {address}");
+            }
         }
         // Shared memory of other programs may come and go meanwhile.
         let names = shared_memory();

@@ -1,0 +1,173 @@
+//! Says on the screen what happens at a rendezvous while it is incomplete: who was refused and why, and for whom the job waits.
+
+use std::collections::BTreeSet;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use super::error::{LaunchError, Result};
+use comm::{Member, StoreEvent};
+
+/// Number of refused connections that are shown. A port scan must not fill the screen.
+const SHOWN: usize = 5;
+/// Number of missing members that are listed.
+const LISTED: usize = 8;
+
+/// Describes a rendezvous.
+pub(super) struct Announcer<S> {
+    /// Writes one message to the screen.
+    pub(super) say: S,
+    pub(super) member: Member,
+    pub(super) world: usize,
+    /// Host and port, for messages.
+    pub(super) place: String,
+    /// How often to say who is missing.
+    pub(super) interval: Duration,
+    /// How long the job waits, for messages.
+    pub(super) limit: Duration,
+}
+
+impl<S: Fn(&str) + Send + 'static> Announcer<S> {
+    /// Starts a thread that lasts as long as the returned function, which takes the events of the rendezvous.
+    ///
+    /// # Errors
+    /// No thread is left.
+    pub(super) fn start(self) -> Result<impl FnMut(StoreEvent) + Send + 'static> {
+        let (sender, events): (Sender<StoreEvent>, _) = channel();
+        let run = move || {
+            let start = Instant::now();
+            let mut state = Announcements::new(self.world);
+            loop {
+                let next = start + self.interval.saturating_mul(state.notices + 1);
+                let text = match events.recv_timeout(next.saturating_duration_since(Instant::now())) {
+                    Ok(event) => state.take(event),
+                    Err(RecvTimeoutError::Timeout) => {
+                        state.waiting(self.member, &self.place, start.elapsed(), self.limit)
+                    }
+                    Err(RecvTimeoutError::Disconnected) => return,
+                };
+                if let Some(text) = text {
+                    (self.say)(&text);
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("announcer".into()).stack_size(128 << 10).spawn(run);
+        thread.map_err(|error| {
+            LaunchError::failed(format!("cannot start a thread for the rendezvous: {error}"), "see `ulimit -u`")
+        })?;
+        Ok(move |event| {
+            // The thread outlives this function's owner
+            let _ = sender.send(event);
+        })
+    }
+}
+
+/// What was said, and what is to be said.
+struct Announcements {
+    missing: BTreeSet<usize>,
+    refused: usize,
+    notices: u32,
+    /// Somebody has left: nobody else is waited for.
+    over: bool,
+}
+
+impl Announcements {
+    fn new(world: usize) -> Self {
+        Self { missing: (0..world).collect(), refused: 0, notices: 0, over: false }
+    }
+
+    fn take(&mut self, event: StoreEvent) -> Option<String> {
+        match event {
+            StoreEvent::Joined(member) => _ = self.missing.remove(&member),
+            StoreEvent::Left(_) | StoreEvent::Lost { .. } | StoreEvent::Aborted(_) => self.over = true,
+            StoreEvent::Refused { from, cause } => {
+                tracing::warn!(%from, cause, "refused a peer at the rendezvous");
+                self.refused += 1;
+                if self.refused <= SHOWN {
+                    let last = if self.refused == SHOWN { " (others will not be shown)" } else { "" };
+                    return Some(format!("note: {from} was refused at the rendezvous: {cause}{last}"));
+                }
+            }
+        }
+        None
+    }
+
+    fn waiting(&mut self, member: Member, place: &str, passed: Duration, limit: Duration) -> Option<String> {
+        self.notices += 1;
+        if self.over || self.missing.is_empty() {
+            return None;
+        }
+        let missing: Vec<usize> = self.missing.iter().copied().collect();
+        Some(waiting_for(&list(member, &missing), place, passed, limit, None))
+    }
+}
+
+/// Returns the line that says for whom a process waits, and the reason why it must, where that is known.
+pub(super) fn waiting_for(whom: &str, place: &str, passed: Duration, limit: Duration, reason: Option<&str>) -> String {
+    let (passed, limit) = (passed.as_secs_f64(), limit.as_secs_f64());
+    let reason = reason.map_or_else(String::new, |reason| format!(": {reason}"));
+    format!("waiting for {whom} at {place} ({passed:.0} s of {limit:.0} s){reason}")
+}
+
+/// Lists members: `nodes 1, 2`.
+fn list(member: Member, missing: &[usize]) -> String {
+    let listed: Vec<String> = missing.iter().take(LISTED).map(usize::to_string).collect();
+    let plural = if missing.len() == 1 { "" } else { "s" };
+    let others = match missing.len().saturating_sub(LISTED) {
+        0 => String::new(),
+        others => format!(" and {others} others"),
+    };
+    format!("{member}{plural} {}{others}", listed.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused() -> StoreEvent {
+        StoreEvent::Refused { from: "10.0.0.2:4711".parse().unwrap(), cause: "it is nobody".into() }
+    }
+
+    #[test]
+    fn the_missing_are_named_until_all_are_there() {
+        let limit = Duration::from_secs(300);
+        let mut state = Announcements::new(3);
+        let say = |state: &mut Announcements, s| state.waiting(Member::Node, "h:1", Duration::from_secs(s), limit);
+        assert_eq!(state.take(StoreEvent::Joined(0)), None);
+        assert_eq!(say(&mut state, 10).unwrap(), "waiting for nodes 1, 2 at h:1 (10 s of 300 s)");
+        state.take(StoreEvent::Joined(2));
+        assert_eq!(say(&mut state, 20).unwrap(), "waiting for node 1 at h:1 (20 s of 300 s)");
+        state.take(StoreEvent::Joined(1));
+        assert_eq!(say(&mut state, 30), None);
+        let all: Vec<usize> = (0..1000).collect();
+        assert_eq!(list(Member::Rank, &all), "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 992 others");
+    }
+
+    #[test]
+    fn a_port_scan_does_not_fill_the_screen() {
+        let mut state = Announcements::new(2);
+        let said: Vec<String> = (0..50).filter_map(|_| state.take(refused())).collect();
+        assert_eq!(said.len(), SHOWN);
+        assert_eq!(said[0], "note: 10.0.0.2:4711 was refused at the rendezvous: it is nobody");
+        assert!(said[4].ends_with("(others will not be shown)"));
+    }
+
+    #[test]
+    fn the_thread_says_it_at_once_and_in_intervals() {
+        let (sender, said) = channel();
+        let say = move |text: &str| _ = sender.send(text.to_owned());
+        let interval = Duration::from_millis(5);
+        let limit = Duration::from_secs(300);
+        let announcer = Announcer { say, member: Member::Node, world: 2, place: "h:1".into(), interval, limit };
+        let mut take = announcer.start().unwrap();
+        take(StoreEvent::Joined(0));
+        let next = |part: &str| (0..1000).any(|_| said.recv_timeout(limit).is_ok_and(|text| text.contains(part)));
+        assert!(next("waiting for node 1 at h:1"));
+        take(refused());
+        assert!(next("was refused"));
+        assert!(next("waiting for node 1 at h:1"));
+        drop(take);
+        // The thread ends and drops its sender
+        while said.recv_timeout(limit).is_ok() {}
+        assert_eq!(said.try_recv(), Err(std::sync::mpsc::TryRecvError::Disconnected));
+    }
+}

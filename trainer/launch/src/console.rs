@@ -1,0 +1,54 @@
+//! Text that is safe to show on a terminal.
+
+use std::borrow::Cow;
+
+/// Spells control characters out, except newlines and tabs. File names, class names and files hold what others wrote: on the
+/// screen it must not set the terminal's title, erase lines or turn text around.
+pub fn printable(text: &str) -> Cow<'_, str> {
+    spelled(text, |symbol| matches!(symbol, '\n' | '\t'))
+}
+
+/// Does what [`printable`] does, and spells newlines and tabs too: the text stays on its line.
+pub fn printable_line(text: &str) -> Cow<'_, str> {
+    spelled(text, |_| false)
+}
+
+fn spelled(text: &str, keep: impl Fn(char) -> bool) -> Cow<'_, str> {
+    let acts = |symbol: char| acts_on_terminals(symbol) && !keep(symbol);
+    if !text.contains(acts) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len() + 16);
+    for symbol in text.chars() {
+        match acts(symbol) {
+            true => shown.extend(symbol.escape_debug()),
+            false => shown.push(symbol),
+        }
+    }
+    Cow::Owned(shown)
+}
+
+/// Whether a terminal obeys the character instead of showing it: control characters, line separators, and marks that change the
+/// direction of the text after them.
+fn acts_on_terminals(symbol: char) -> bool {
+    symbol.is_control() || matches!(symbol, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_terminal_obeys_is_spelled() {
+        for (text, shown) in [
+            ("\x1b]0;owned\x07cat", r"\u{1b}]0;owned\u{7}cat"),
+            ("\u{9b}2Jcat\r\x08\x7f", r"\u{9b}2Jcat\r\u{8}\u{7f}"),
+            ("\u{202e}gpj.tac\u{2066}", r"\u{202e}gpj.tac\u{2066}"),
+            ("a\tb\nc \\ 飛行機 é ━╸", "a\tb\nc \\ 飛行機 é ━╸"),
+        ] {
+            assert_eq!(printable(text), shown);
+        }
+        assert_eq!(printable_line("a\tb\nc"), r"a\tb\nc");
+        assert!(matches!(printable("plain\n"), Cow::Borrowed(_)));
+    }
+}

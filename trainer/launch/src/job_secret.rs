@@ -1,0 +1,60 @@
+//! The secret of a job on several nodes: the user's, or on a loopback address node 0's.
+
+use std::time::Duration;
+
+use super::error::{LaunchError, Result};
+use super::local_secret::{self, SecretOffer};
+use super::node_failure::RendezvousError;
+use super::node_wait::NodeWait;
+use super::rendezvous_parameters::RendezvousParameters;
+use comm::Secret;
+
+/// The secret of the launchers of a job.
+pub(super) struct JobSecret {
+    pub(super) secret: Secret,
+    /// Node 0 of a job on a loopback address gives the other nodes the secret.
+    _offer: Option<SecretOffer>,
+}
+
+impl JobSecret {
+    /// Waits for node 0's, where the user has given none.
+    ///
+    /// # Errors
+    /// Node 0 does not come in time, another user's process offers a secret, or a signal ends the wait.
+    pub(super) fn of(
+        parameters: &RendezvousParameters,
+        wait: &mut NodeWait<'_>,
+    ) -> std::result::Result<Self, RendezvousError> {
+        if let Some(secret) = &parameters.secret {
+            return Ok(Self { secret: secret.clone(), _offer: None });
+        }
+        let name = local_secret::name(&["nodes".to_owned(), parameters.master_port.to_string()]);
+        if parameters.node_rank == 0 {
+            let secret = random_secret()?;
+            let offer = SecretOffer::new(&name, &secret)?;
+            return Ok(Self { secret, _offer: Some(offer) });
+        }
+        loop {
+            if let Some(secret) = local_secret::request(&name)? {
+                return Ok(Self { secret, _offer: None });
+            }
+            let missing = "its launcher does not run on this machine yet";
+            if wait.is_over() {
+                let node = parameters.node_rank;
+                return Err(LaunchError::failed(
+                    format!("node {node} cannot join node 0 at {}: {missing}", wait.place()),
+                    "is the job started on node 0, as the same user and with the same --master-port? A loopback address \
+                     leads to this machine only",
+                )
+                .into());
+            }
+            wait.go_on("node 0", Some(missing))?;
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+/// Makes a new secret.
+pub(super) fn random_secret() -> Result<Secret> {
+    Secret::random().map_err(|error| LaunchError::failed(error.message, error.hint))
+}

@@ -1,0 +1,84 @@
+//! What launchers tell each other, and why they part.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::error::LaunchError;
+use super::rendezvous_parameters::RendezvousParameters;
+use comm::{CommError, ErrorKind};
+
+/// What a launcher tells the other launchers about its node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct NodeInfo {
+    pub(super) workers: usize,
+    pub(super) host: String,
+    pub(super) max_restarts: usize,
+}
+
+/// The first failure of a job, as its node reports it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct NodeFailure {
+    pub(super) node: usize,
+    pub(super) what: String,
+    /// Whether the job may be started again.
+    #[serde(rename = "again")]
+    pub(super) restartable: bool,
+    /// This node has noticed that the connection to `node` is broken. `what` names the node.
+    #[serde(skip)]
+    pub(super) of_connection: bool,
+}
+
+impl NodeFailure {
+    /// Describes an error of the launchers' store. The store's members are nodes, and node 0 hosts it.
+    ///
+    /// A launcher that has ended closes its connections, and does not come back. After an outage of the network both sides are
+    /// still there: the job may be started again.
+    pub(super) fn of(
+        parameters: &RendezvousParameters,
+        nodes: &[NodeInfo],
+        limit: Duration,
+        error: &CommError,
+    ) -> Self {
+        let node = error.culprit.unwrap_or(0);
+        let host = match nodes.get(node) {
+            Some(info) => format!(" ({})", info.host),
+            None if node == 0 => format!(" ({})", parameters.master_addr),
+            None => String::new(),
+        };
+        let what = match error.kind {
+            ErrorKind::NoAnswer => format!("no answer from node {node} for {} s{host}", limit.as_secs_f64()),
+            ErrorKind::Reset => format!("node {node}{host} has reset the connection"),
+            _ => format!("the launcher of node {node}{host} is gone"),
+        };
+        let restartable = matches!(error.kind, ErrorKind::NoAnswer | ErrorKind::Reset);
+        Self { node, what, restartable, of_connection: true }
+    }
+
+    /// What the user can do about a broken connection.
+    pub(super) fn hint(&self) -> Option<&'static str> {
+        match (self.of_connection, self.restartable) {
+            (false, _) => None,
+            (true, true) => Some(
+                "the network between the nodes was down, or that machine is; a larger timeout ([parallel] timeout_s) survives \
+                 longer outages, and --max-restarts N starts the job again",
+            ),
+            (true, false) => Some("it has ended or was killed: its screen says more"),
+        }
+    }
+}
+
+/// Why launchers did not meet.
+pub(super) enum RendezvousError {
+    Failed(LaunchError),
+    /// The connection to another node has broken.
+    Lost(NodeFailure),
+    /// A user's signal has interrupted the wait.
+    Interrupted(i32),
+}
+
+impl From<LaunchError> for RendezvousError {
+    fn from(error: LaunchError) -> Self {
+        Self::Failed(error)
+    }
+}

@@ -1,0 +1,73 @@
+//! A launcher's wait for other launchers: limited, interruptible, and not silent.
+
+use std::time::{Duration, Instant};
+
+use super::announcer::waiting_for;
+use super::launcher::Timeouts;
+use super::node_failure::RendezvousError;
+use super::output::Screen;
+
+/// One wait, from now on.
+pub(super) struct NodeWait<'a> {
+    screen: &'a Screen,
+    /// Host and port of node 0, for messages.
+    place: String,
+    since: Instant,
+    timeouts: Timeouts,
+    notices: u32,
+    interrupted: &'a mut dyn FnMut() -> Option<i32>,
+}
+
+impl<'a> NodeWait<'a> {
+    /// `interrupted` returns a signal of the user, if one has arrived.
+    pub(super) fn new(
+        screen: &'a Screen,
+        place: String,
+        timeouts: Timeouts,
+        interrupted: &'a mut dyn FnMut() -> Option<i32>,
+    ) -> Self {
+        Self { screen, place, since: Instant::now(), timeouts, notices: 0, interrupted }
+    }
+
+    /// Continues the wait for `whom`, and says so when it is time to. `reason` is why the wait goes on, where that is known.
+    ///
+    /// # Errors
+    /// A signal has arrived.
+    pub(super) fn go_on(&mut self, whom: &str, reason: Option<&str>) -> std::result::Result<(), RendezvousError> {
+        self.check_signals()?;
+        let passed = self.since.elapsed();
+        if passed >= self.timeouts.notice.saturating_mul(self.notices + 1) {
+            self.notices += 1;
+            self.screen.say(&waiting_for(whom, &self.place, passed, self.timeouts.join, reason));
+        }
+        Ok(())
+    }
+
+    /// Continues the wait without a word.
+    ///
+    /// # Errors
+    /// A signal has arrived.
+    pub(super) fn check_signals(&mut self) -> std::result::Result<(), RendezvousError> {
+        (self.interrupted)().map_or(Ok(()), |signal| Err(RendezvousError::Interrupted(signal)))
+    }
+
+    /// Shows a message now.
+    pub(super) fn say(&self, text: &str) {
+        self.screen.say(text);
+    }
+
+    /// Returns whether the time is up.
+    pub(super) fn is_over(&self) -> bool {
+        self.since.elapsed() >= self.timeouts.join
+    }
+
+    /// Host and port of node 0.
+    pub(super) fn place(&self) -> &str {
+        &self.place
+    }
+
+    /// How long the whole wait may take.
+    pub(super) fn limit(&self) -> Duration {
+        self.timeouts.join
+    }
+}

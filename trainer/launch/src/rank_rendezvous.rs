@@ -1,0 +1,225 @@
+//! Where the ranks of a job meet, with which secret, and how they wait for each other.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::getppid;
+
+use super::announcer::{Announcer, waiting_for};
+use super::environment::{Launcher, Variables, WorkerRole};
+use super::error::{LaunchError, Result};
+use super::listen::{bind, listen_address};
+use super::local_secret::{self, SecretOffer};
+use super::output::Screen;
+use super::port;
+use super::secret;
+use super::worker::{self, JoinTimeouts};
+use comm::{ConnectError, Member, Secret, StoreClient, StoreConfig, StoreServer, fnv};
+
+/// Interval between attempts to reach rank 0.
+const RETRY: Duration = Duration::from_millis(50);
+/// Number of ports to try where the job's id determines the port. Another job may have the first.
+const CANDIDATES: u64 = 8;
+
+/// Where the ranks of a job meet.
+pub(super) struct RendezvousAddress {
+    pub(super) host: String,
+    pub(super) ports: Vec<u16>,
+    pub(super) secret: SecretSource,
+}
+
+/// Where the job's secret comes from. It is never derived from what others can guess: addresses, ports, ids.
+pub(super) enum SecretSource {
+    /// The user or this program's launcher has set it.
+    Given(Secret),
+    /// Rank 0 makes one, and offers it under this name to its user's processes on the host.
+    OnHost(String),
+}
+
+impl RendezvousAddress {
+    pub(super) fn find(role: &WorkerRole, variables: &Variables) -> Result<Self> {
+        let host = role.master_addr.clone().ok_or_else(|| {
+            LaunchError::usage(
+                format!("{} has started ranks on several hosts, and nothing says where rank 0 is", role.launcher),
+                "set MASTER_ADDR to the address of rank 0's host in all of them (mpirun -x MASTER_ADDR=…)",
+            )
+        })?;
+        let job = job_words(role)?;
+        let secret = match secret::of_job(variables)? {
+            Some(secret) => SecretSource::Given(secret),
+            None if role.launcher == Launcher::Own => return Err(worker::missing(secret::VARIABLE)),
+            None if role.local_world == role.world => SecretSource::OnHost(local_secret::name(&job)),
+            None => return Err(no_secret(role, &host)),
+        };
+        let ports = role.master_port.map_or_else(|| candidates(&job), |port| vec![port]);
+        Ok(Self { host, ports, secret })
+    }
+}
+
+/// Says what is missing where ranks of several hosts have no secret, and how the launcher passes one on.
+fn no_secret(role: &WorkerRole, host: &str) -> LaunchError {
+    let make = "`export TRAINER_SECRET=$(openssl rand -hex 32)`";
+    let hint = match role.launcher {
+        Launcher::Slurm => format!("{make} before srun, in the batch script: srun passes it on to all tasks"),
+        Launcher::OpenMpi => format!("{make}, then mpirun -x TRAINER_SECRET …"),
+        Launcher::Mpich => format!("{make} before mpiexec, which passes it on"),
+        Launcher::Own | Launcher::Torchrun | Launcher::Env => {
+            "set TRAINER_SECRET to the same words on all hosts before the launcher starts, or pass --secret-file FILE; \
+             `(umask 077; openssl rand -hex 32 > FILE)` makes one, for all hosts to read"
+                .to_owned()
+        }
+    };
+    LaunchError::usage(
+        format!(
+            "ranks of several hosts need a secret, and TRAINER_SECRET is not set: anybody who reaches {host} could join"
+        ),
+        hint,
+    )
+}
+
+impl SecretSource {
+    /// Returns the secret, and rank 0's offer of it to the other ranks.
+    pub(super) fn get(self, role: &WorkerRole, host: &str, wait: &RankWait) -> Result<(Secret, Option<SecretOffer>)> {
+        let name = match self {
+            Self::Given(secret) => return Ok((secret, None)),
+            Self::OnHost(name) => name,
+        };
+        if role.rank == 0 {
+            let secret = Secret::random().map_err(|error| LaunchError::failed(error.message, error.hint))?;
+            let offer = (role.world > 1).then(|| SecretOffer::new(&name, &secret)).transpose()?;
+            return Ok((secret, offer));
+        }
+        let mut notices = 0;
+        loop {
+            if let Some(secret) = local_secret::request(&name)? {
+                return Ok((secret, None));
+            }
+            if wait.is_over() {
+                return Err(LaunchError::failed(
+                    format!("rank 0 did not come within {:.0} s: it offers no secret on this host", wait.seconds()),
+                    "does it run, on this host and as this user? Its output may say why it does not; ranks of several hosts \
+                     need LOCAL_WORLD_SIZE and TRAINER_SECRET",
+                ));
+            }
+            wait.go_on(&mut notices, host, "it has not started on this host yet");
+            std::thread::sleep(RETRY);
+        }
+    }
+}
+
+/// A rank's wait for rank 0.
+pub(super) struct RankWait {
+    /// This program's launcher says on its screen who is missing.
+    pub(super) own: bool,
+    pub(super) start: Instant,
+    pub(super) timeouts: JoinTimeouts,
+}
+
+impl RankWait {
+    fn is_over(&self) -> bool {
+        self.start.elapsed() >= self.timeouts.join
+    }
+
+    fn seconds(&self) -> f64 {
+        self.timeouts.join.as_secs_f64()
+    }
+
+    /// Says that the wait goes on, if it is time to. `notices` counts the messages.
+    fn go_on(&self, notices: &mut u32, place: &str, reason: &str) {
+        let passed = self.start.elapsed();
+        if !self.own && passed >= self.timeouts.notice.saturating_mul(*notices + 1) {
+            *notices += 1;
+            Screen::default().say(&waiting_for("rank 0", place, passed, self.timeouts.join, Some(reason)));
+        }
+    }
+}
+
+/// Returns words that only this job's processes share.
+fn job_words(role: &WorkerRole) -> Result<Vec<String>> {
+    if !role.job.is_empty() || role.launcher == Launcher::Own {
+        return Ok(role.job.clone());
+    }
+    if role.local_world == role.world {
+        // All ranks are children of one process on this host
+        let parent = getppid().map_or(0, |parent| parent.as_raw_nonzero().get());
+        return Ok(vec![role.launcher.to_string(), format!("children of {parent}")]);
+    }
+    Err(LaunchError::usage(
+        format!("{} gives the job neither an id nor a port, and has started ranks on several hosts", role.launcher),
+        "set MASTER_PORT to a free port of rank 0's host, the same in all of them",
+    ))
+}
+
+/// Derives ports from the job's words: the same in all of its processes, and below the ports that the kernel hands out.
+fn candidates(job: &[String]) -> Vec<u16> {
+    let hash = fnv::hash(job.iter().flat_map(|word| word.bytes().chain([0])));
+    // Every bit of the hash counts
+    let hash = hash ^ hash >> 32;
+    (0..CANDIDATES).map(|i| 15_000 + (hash.wrapping_add(i * 1009) % 15_000) as u16).collect()
+}
+
+/// Joins rank 0's store, or that of this program's launcher.
+pub(super) fn connect(
+    rank: usize,
+    host: &str,
+    ports: &[u16],
+    config: &StoreConfig,
+    wait: &RankWait,
+) -> Result<StoreClient> {
+    let mut notices = 0;
+    loop {
+        let mut last = String::new();
+        for port in ports {
+            let address = port::joined(host, *port);
+            let tried = StoreClient::try_connect(address.as_str(), config, rank);
+            match tried.map_err(|error| LaunchError::failed(error.message, error.hint))? {
+                Ok(client) => return Ok(client),
+                Err(ConnectError::NotThere(cause) | ConnectError::Unresolved(cause)) => {
+                    last = format!("{address}: {cause}")
+                }
+                // Other jobs may use some of several ports
+                Err(refused) if ports.len() > 1 => last = format!("{address}: {refused}"),
+                Err(refused) => {
+                    return Err(LaunchError::failed(
+                        format!("rank {rank} cannot join the rendezvous at {address}: {refused}"),
+                        "all processes of one job, and no others, share its address, secret and world size",
+                    ));
+                }
+            }
+        }
+        if wait.is_over() {
+            return Err(LaunchError::failed(
+                format!("rank {rank} found no rendezvous within {:.0} s, at last at {last}", wait.seconds()),
+                "is the launcher (or rank 0) running, and does the address lead to its host, through firewalls?",
+            ));
+        }
+        wait.go_on(&mut notices, host, &last);
+        std::thread::sleep(RETRY);
+    }
+}
+
+/// Starts the store of a job that another launcher has started, in rank 0.
+pub(super) fn host_store(
+    role: &WorkerRole,
+    host: &str,
+    ports: &[u16],
+    config: &StoreConfig,
+    timeouts: JoinTimeouts,
+) -> Result<StoreServer> {
+    let address = listen_address(host, role.local_world < role.world, |note| Screen::default().say(note));
+    let mut last = None;
+    for port in ports {
+        let announcer = Announcer {
+            say: |text: &str| Screen::default().say(text),
+            member: Member::Rank,
+            world: role.world,
+            place: port::joined(host, *port),
+            interval: timeouts.notice,
+            limit: timeouts.join,
+        };
+        match bind(&address, *port, config.clone(), announcer.start()?) {
+            Ok(server) => return Ok(server),
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last.unwrap_or_else(|| LaunchError::failed("no port is left to try", "set MASTER_PORT")))
+}

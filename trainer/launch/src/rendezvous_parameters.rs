@@ -1,0 +1,65 @@
+//! Where and how the launchers of several nodes meet.
+
+use super::environment::is_loopback;
+use super::error::{LaunchError, Result};
+use super::secret;
+use comm::Secret;
+
+/// Where and how the launchers of several nodes meet, as in torchrun's class of this name.
+#[derive(Debug, Clone)]
+pub struct RendezvousParameters {
+    /// `--nnodes`.
+    pub nnodes: usize,
+    /// `--node-rank`.
+    pub node_rank: usize,
+    /// `--master-addr`: host of node 0.
+    pub master_addr: String,
+    /// `--master-port`: where node 0's launcher listens.
+    pub master_port: u16,
+    /// Secret that only the launchers of the job know. `None` on a loopback address: node 0 gives the others one.
+    pub secret: Option<Secret>,
+}
+
+/// Most nodes, and most ranks, of a job. More are a mistake, and would cost memory before anybody notices.
+pub(super) const MOST_MEMBERS: usize = 1 << 16;
+
+impl RendezvousParameters {
+    /// Checks the values of the command line. A secret is required unless the address is this machine's loopback: without one,
+    /// any process that reaches the port could join.
+    ///
+    /// # Errors
+    /// A number is out of range, or there is no secret.
+    pub fn new(
+        nnodes: usize,
+        node_rank: usize,
+        master_addr: String,
+        master_port: u16,
+        secret: Option<Secret>,
+    ) -> Result<Self> {
+        if node_rank >= nnodes {
+            return Err(LaunchError::usage(
+                format!("--node-rank {node_rank} is not below --nnodes {nnodes}"),
+                "nodes count from 0: the first of two is --node-rank 0, the second --node-rank 1",
+            ));
+        }
+        if master_port == 0 {
+            return Err(LaunchError::usage(
+                "--master-port 0: the other nodes could not know the port",
+                "choose a free port of node 0, the same on all nodes",
+            ));
+        }
+        if nnodes > MOST_MEMBERS {
+            return Err(LaunchError::usage(
+                format!("--nnodes {nnodes} is more than a job may have, {MOST_MEMBERS}"),
+                "nodes are machines: --nnodes 2 for two; --cpus or --gpus counts the workers on each",
+            ));
+        }
+        if secret.is_none() && !is_loopback(&master_addr) {
+            return Err(LaunchError::usage(
+                format!("--nnodes {nnodes} over {master_addr} needs a secret: anybody could join without one"),
+                secret::HINT,
+            ));
+        }
+        Ok(Self { nnodes, node_rank, master_addr, master_port, secret })
+    }
+}

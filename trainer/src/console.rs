@@ -1,0 +1,87 @@
+//! The screen: the one place of this crate that writes to stdout and stderr.
+//!
+//! Names of files, classes and tensors, and the texts of old summaries, were written by others. Control characters in them are
+//! spelled out ([`launch::console::printable`]), so that no terminal obeys them.
+
+use std::{
+    fmt::Display,
+    io::{self, ErrorKind, IsTerminal, Write},
+    sync::{LazyLock, OnceLock},
+};
+
+use launch::console::printable;
+use rustix::io::Errno;
+
+use crate::files::FileError;
+
+/// The first error of [`print`].
+static LOST: OnceLock<String> = OnceLock::new();
+
+/// Whether stdout is a terminal. A terminal that has closed is none to the kernel.
+static TERMINAL: LazyLock<bool> = LazyLock::new(|| io::stdout().is_terminal());
+
+/// Notes what stdout is. To be called first, while a terminal is open.
+pub fn start() {
+    LazyLock::force(&TERMINAL);
+}
+
+/// Writes text to stdout, and a newline if the text does not end in one. [`check`] reports what could not be written.
+pub fn print(text: impl Display) {
+    match Stdout.write_all(whole_lines(text).as_bytes()).and_then(|()| Stdout.flush()) {
+        // The reader of the pipe has seen enough (`| head`).
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => _ = LOST.set(error.to_string()),
+        _ => {}
+    }
+}
+
+/// Writes text to stderr, and a newline if the text does not end in one. A closed stderr cannot be reported anywhere.
+pub fn eprint(text: impl Display) {
+    let _ = io::stderr().write_all(printable(&whole_lines(text)).as_bytes());
+}
+
+/// Checks that all text of [`print`] was written.
+///
+/// # Errors
+/// Stdout could not be written, for example on a full disk.
+pub fn check() -> Result<(), FileError> {
+    LOST.get().map_or(Ok(()), |cause| Err(not_written(cause)))
+}
+
+/// Returns the error of a stdout that cannot be written.
+pub fn not_written(cause: impl Display) -> FileError {
+    let hint = "free some space where it goes, or send it elsewhere; a run goes on with --resume";
+    FileError::new("standard output", format!("cannot write: {cause}"), hint)
+}
+
+fn whole_lines(text: impl Display) -> String {
+    let mut text = text.to_string();
+    if !text.ends_with('\n') {
+        text.push('\n');
+    }
+    text
+}
+
+/// Stdout for text: control characters are spelled out. A terminal that has closed is like a pipe without a reader: writes fail
+/// with [`ErrorKind::BrokenPipe`].
+pub struct Stdout;
+
+impl Write for Stdout {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let text = String::from_utf8_lossy(bytes);
+        to_stdout(|mut stdout| stdout.write_all(printable(&text).as_bytes()))?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        to_stdout(|mut stdout| stdout.flush())
+    }
+}
+
+fn to_stdout(write: impl FnOnce(io::Stdout) -> io::Result<()>) -> io::Result<()> {
+    let terminal = *TERMINAL;
+    write(io::stdout()).map_err(|error| match error.raw_os_error() {
+        // EIO is also the error of a damaged disk, so only a terminal's is translated.
+        Some(code) if terminal && code == Errno::IO.raw_os_error() => ErrorKind::BrokenPipe.into(),
+        _ => error,
+    })
+}

@@ -1,0 +1,47 @@
+//! Compares the memory that images need on the CPU with this machine's. Without the comparison, an allocation that fails, or the
+//! kernel when all memory is used, would end the process without a hint.
+
+use models::Spec;
+
+/// What to do about a refusal.
+pub(crate) const HINT: &str = "use a smaller image_size, or a smaller batch_size with train.accumulate";
+
+/// Images with fewer pixels are not examined: the estimate takes tenths of a second.
+const MANY_PIXELS: usize = 128 * 128;
+
+/// What the memory is for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum MemoryUse {
+    /// A training step of `batch` images, whose activations have `bytes` per element.
+    Step { batch: usize, bytes: usize },
+    /// Evaluation, one image at a time or more.
+    Evaluation,
+}
+
+/// Returns why this machine's memory cannot hold what `model` needs for images of the size `spec`; `None` if it may.
+pub(crate) fn refusal(model: &str, spec: &Spec, memory_use: MemoryUse) -> Option<String> {
+    let [height, width] = spec.image_size;
+    if height * width < MANY_PIXELS {
+        return None;
+    }
+    let memory = data::total_memory()? as f64;
+    let [parameters, activations] = models::estimate_elements(model, spec).ok()?;
+    let pixels = (spec.in_channels * height * width) as f64;
+    let (needed, what) = match memory_use {
+        // As in `models::step_bytes`: weights, gradients and momentum, and what the backward pass needs.
+        MemoryUse::Step { batch, bytes } => {
+            let needed = 12.0 * parameters + bytes as f64 * batch as f64 * (activations + pixels);
+            (needed, format!("a step of {batch} images"))
+        }
+        MemoryUse::Evaluation => (4.0 * (parameters + pixels), "an evaluation".to_owned()),
+    };
+    let gib = |bytes: f64| format!("{:.1} GiB", bytes / (1u64 << 30) as f64);
+    (needed > memory).then(|| {
+        format!(
+            "{what} of {}x{height}x{width} pixels needs at least {} of memory, this machine has {}",
+            spec.in_channels,
+            gib(needed),
+            gib(memory)
+        )
+    })
+}

@@ -1,0 +1,66 @@
+//! Two machines on one: network namespaces with a cable between them that tests can pull. Included with `#[path]` by the tests of
+//! several crates, behind `shared.rs`.
+
+use std::process::Command;
+
+use super::shared::skip_or_fail;
+
+/// Two network namespaces joined by a cable.
+pub struct Namespaces {
+    pub names: [String; 2],
+    cable: String,
+}
+
+/// The nodes' addresses.
+pub const ADDRESSES: [&str; 2] = ["10.231.17.1", "10.231.17.2"];
+
+impl Namespaces {
+    /// Creates the namespaces; `Err` has the reason why this is not possible.
+    fn new(tag: &str) -> Result<Self, String> {
+        let tag = format!("{tag}{}", std::process::id() % 100_000);
+        let made = Self { names: [format!("ln{tag}a"), format!("ln{tag}b")], cable: format!("lv{tag}") };
+        let [a, b] = &made.names;
+        let cable = &made.cable;
+        ip(&["netns", "add", a])?;
+        ip(&["netns", "add", b])?;
+        ip(&["-n", a, "link", "add", cable, "type", "veth", "peer", "name", "peer0", "netns", b])?;
+        for (name, device, address) in [(a, cable.as_str(), ADDRESSES[0]), (b, "peer0", ADDRESSES[1])] {
+            ip(&["-n", name, "addr", "add", &format!("{address}/24"), "dev", device])?;
+            ip(&["-n", name, "link", "set", device, "up"])?;
+            ip(&["-n", name, "link", "set", "lo", "up"])?;
+        }
+        Ok(made)
+    }
+
+    /// Sets node 0's end of the cable `up` or `down`.
+    pub fn cable(&self, state: &str) {
+        ip(&["-n", &self.names[0], "link", "set", &self.cable, state]).unwrap();
+    }
+}
+
+impl Drop for Namespaces {
+    fn drop(&mut self) {
+        for name in &self.names {
+            let _ = ip(&["netns", "del", name]);
+        }
+    }
+}
+
+fn ip(arguments: &[&str]) -> Result<(), String> {
+    let output = Command::new("ip").args(arguments).output().map_err(|error| format!("ip (iproute2): {error}"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    if output.status.success() { Ok(()) } else { Err(format!("ip {}: {}", arguments.join(" "), said.trim())) }
+}
+
+/// Makes namespaces, or skips the test.
+#[track_caller]
+pub fn namespaces(tag: &str) -> Option<Namespaces> {
+    match Namespaces::new(tag) {
+        Ok(made) => Some(made),
+        Err(cause) => {
+            // They need root and iproute2.
+            skip_or_fail("network namespaces", cause);
+            None
+        }
+    }
+}

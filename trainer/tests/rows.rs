@@ -1,0 +1,93 @@
+//! `benches/rows.sh`, the queue of training runs: interruption, continuation, status and saved results.
+
+mod common;
+
+use std::{
+    path::Path,
+    process::{Child, Command, Stdio},
+};
+
+use common::{Bench, CONFIG, Ended, entries, wait_until};
+
+fn rows(bench: &Bench, arguments: &[&str]) -> Command {
+    let mut command = Command::new("env");
+    command.args(["--default-signal=INT,QUIT,TERM", "bash"]);
+    command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/rows.sh")).args(arguments);
+    command.current_dir(bench.folder.path()).env("TRAINER", env!("CARGO_BIN_EXE_trainer")).env("NO_COLOR", "1");
+    for variable in ["DATA", "FLAGS", "LIMIT", "TRAINER_LOG", "TRAINER_DATA_DIR"] {
+        command.env_remove(variable);
+    }
+    command
+}
+
+fn run(bench: &Bench, arguments: &[&str]) -> Ended {
+    rows(bench, arguments).output().expect("bash starts").into()
+}
+
+/// Returns the status line of a configuration.
+fn status(bench: &Bench, name: &str) -> String {
+    let text = run(bench, &["status", "out"]).expect(0).stdout;
+    text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no line of {name}: {text}")).to_owned()
+}
+
+fn start(bench: &Bench, arguments: &[&str]) -> Child {
+    rows(bench, arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("bash starts")
+}
+
+/// Waits until the run of the first configuration has ended `epochs` epochs.
+fn wait_for_epochs(bench: &Bench, epochs: usize) {
+    wait_until("epochs", || {
+        entries(&bench.path("out/runs/first")).first().is_some_and(|run| {
+            std::fs::read_to_string(run.join("summary.csv")).is_ok_and(|text| text.lines().count() > epochs)
+        })
+    });
+}
+
+#[test]
+fn a_queue_is_paused_stopped_and_continued_to_its_end() {
+    let bench = Bench::new(CONFIG);
+    std::fs::write(bench.path("first.toml"), CONFIG.replace("epochs = 3", "epochs = 60")).unwrap();
+    std::fs::write(bench.path("second.toml"), CONFIG).unwrap();
+
+    let queue = start(&bench, &["train", "out", "first.toml", "second.toml"]);
+    wait_for_epochs(&bench, 2);
+    run(&bench, &["pause", "out"]).expect(0);
+    wait_until("the pause", || status(&bench, "first").ends_with("paused"));
+    assert!(status(&bench, "second").ends_with("waiting"));
+    let refused = run(&bench, &["train", "out"]).expect(2);
+    assert!(refused.stderr.contains("another rows.sh trains in"), "{}", refused.stderr);
+    run(&bench, &["continue", "out"]).expect(0);
+    wait_until("the run", || status(&bench, "first").ends_with("training"));
+    run(&bench, &["stop", "out"]).expect(0);
+    let stopped = Ended::from(queue.wait_with_output().unwrap()).expect(0);
+    assert!(stopped.stdout.contains("interrupted"), "{}", stopped.stdout);
+    assert!(status(&bench, "second").ends_with("waiting"), "the queue ends with the run that is stopped");
+
+    let done = run(&bench, &["train", "out"]).expect(0).stdout;
+    assert_eq!(entries(&bench.path("out/runs/first")).len(), 1, "the run was continued");
+    for name in ["first", "second"] {
+        let line = status(&bench, name);
+        assert!(line.ends_with("finished") && done.contains(&line), "{line}\n{done}");
+    }
+    let summary = std::fs::read_to_string(entries(&bench.path("out/runs/first"))[0].join("summary.csv")).unwrap();
+    assert_eq!(summary.lines().count(), 61, "every epoch once");
+    let saved = entries(&bench.path("out/results")).into_iter().filter(|path| path.is_dir()).count();
+    assert_eq!(saved, 2);
+    run(&bench, &["train", "out"]).expect(0);
+    assert_eq!(entries(&bench.path("out/runs/second")).len(), 1, "a finished run is not repeated");
+}
+
+#[test]
+fn a_broken_configuration_does_not_stop_the_queue() {
+    let bench = Bench::new(CONFIG);
+    std::fs::write(bench.path("broken.toml"), CONFIG.replace("lenet", "lenot")).unwrap();
+    std::fs::write(bench.path("whole.toml"), CONFIG.replace("epochs = 3", "epochs = 1")).unwrap();
+    let ended = run(&bench, &["train", "out", "broken.toml", "whole.toml"]).expect(1);
+    assert!(ended.stdout.contains("broken failed with exit code 2"), "{}", ended.stdout);
+    assert!(status(&bench, "broken").contains("failed, see"));
+    assert!(status(&bench, "whole").ends_with("finished"));
+    let nothing = run(&bench, &["pause", "out"]).expect(2);
+    assert!(nothing.stderr.contains("hint:"), "{}", nothing.stderr);
+    let missing = run(&bench, &["train", "out", "nowhere.toml"]).expect(2);
+    assert!(missing.stderr.contains("nowhere.toml is not a file"), "{}", missing.stderr);
+}
