@@ -13,6 +13,9 @@ use super::parallel::{SharedSlice, for_each};
 /// Number of channels from which taps are long enough without folding.
 const LONG_ENOUGH: usize = 32;
 
+/// Elements after the last pixel of a padded copy, so that whole vectors can be read.
+const SLACK: usize = 32;
+
 /// The folded source and taps.
 pub(crate) struct FoldedTaps<E> {
     /// Padded copy of the source; `None` if no padding is needed.
@@ -20,6 +23,8 @@ pub(crate) struct FoldedTaps<E> {
     pub(crate) image: Image,
     pub(crate) taps: Vec<[isize; 2]>,
     pub(crate) depth: usize,
+    /// Elements after a pixel's first that can be read: at least `depth`.
+    pub(crate) readable: usize,
 }
 
 /// Returns `None` where folding does not apply. `taps` are sorted; output pixel `g < grid` reads the source at `g ·
@@ -53,7 +58,7 @@ pub(crate) fn fold_taps<E: Element>(
     let taps = taps.iter().step_by(width).map(|tap| [tap[0] + top as isize, tap[1] + left as isize]).collect();
     let padded = (size != image.size).then(|| {
         let (from_row, to_row) = (image.size[1] * depth, size[1] * depth);
-        let mut padded = Buffer::new(batch * size[0] * to_row);
+        let mut padded = Buffer::new(batch * size[0] * to_row + SLACK);
         let target = SharedSlice::new(&mut padded);
         for_each(batch, |n| {
             // SAFETY: each task has its own image.
@@ -66,5 +71,6 @@ pub(crate) fn fold_taps<E: Element>(
         });
         padded
     });
-    Some(FoldedTaps { padded, image: Image { size, ..image }, taps, depth: depth * width })
+    let readable = depth * width + if padded.is_some() { SLACK } else { 0 };
+    Some(FoldedTaps { padded, image: Image { size, ..image }, taps, depth: depth * width, readable })
 }

@@ -137,16 +137,16 @@ impl<E: Operand> Isa<E> {
         unsafe { (self.outer)(call) }
     }
 
-    /// Packs `len` elements of each row for [`Outer`]: `[rows / STEP][stride][STEP]`, where the columns from `len` to
-    /// `stride` are zero. Fast where `len`, `stride` and [`Self::cols`] are equal.
+    /// Packs `stride` elements of each row for [`Outer`]: `[rows / STEP][stride][STEP]`. Elements from `available` are zero.
+    /// Fast where at least `stride` are available, and `stride` is [`Self::cols`].
     ///
     /// # Safety
     ///
-    /// Each row points to `offset + len` elements.
-    pub(crate) unsafe fn pack(&self, rows: &[*const E], offset: usize, len: usize, stride: usize, to: &mut [E]) {
-        assert!(rows.len().is_multiple_of(E::STEP) && len <= stride && to.len() >= rows.len() * stride);
+    /// Each row points to `offset + available` elements.
+    pub(crate) unsafe fn pack(&self, rows: &[*const E], offset: usize, available: usize, stride: usize, to: &mut [E]) {
+        assert!(rows.len().is_multiple_of(E::STEP) && to.len() >= rows.len() * stride);
         // SAFETY: as in `tile`; the target is long enough.
-        unsafe { (self.pack)(rows, offset, len, stride, to.as_mut_ptr()) };
+        unsafe { (self.pack)(rows, offset, available, stride, to.as_mut_ptr()) };
     }
 }
 

@@ -71,9 +71,9 @@ macro_rules! isa {
             unsafe { outer_any::<$products, $vecs>(call) }
         }
         #[target_feature(enable = $features)]
-        unsafe fn pack(rows: &[*const $element], offset: usize, len: usize, stride: usize, to: *mut $element) {
+        unsafe fn pack(rows: &[*const $element], offset: usize, available: usize, stride: usize, to: *mut $element) {
             // SAFETY: as above.
-            unsafe { pack_rows::<$products>(rows, offset, len, stride, to) }
+            unsafe { pack_rows::<$products>(rows, offset, available, stride, to) }
         }
         #[target_feature(enable = $features)]
         unsafe fn input(from: &[*const $element; 16], channels: usize, to: *mut $element, stride: usize) {
@@ -167,7 +167,7 @@ macro_rules! dot {
 }
 
 pub(super) static AVX512_BF16: Isa<bf16> = dot!(Avx512Bf16, 12 x 2, 8, &[&AVX512_BF16_16, &AVX512_BF16_8]);
-static AVX512_BF16_16: Isa<bf16> = dot!(Avx512Bf16, 12 x 1, 8, &[]);
+static AVX512_BF16_16: Isa<bf16> = dot!(Avx512Bf16, 12 x 1, 8, &[&AVX512_BF16_8]);
 static AVX512_BF16_8: Isa<bf16> = dot!(Avx512Bf16Half, 12 x 1, 8, &[]);
 
 /// An [`isa!`] for bf16 with products in f32.
@@ -179,7 +179,7 @@ macro_rules! pairs {
 
 pub(super) static AVX512_PAIRS: Isa<bf16> =
     pairs!("avx512", "avx512f,avx512vl", Avx512, 12 x 2, 8, &[&AVX512_PAIRS_16, &AVX512_PAIRS_8]);
-static AVX512_PAIRS_16: Isa<bf16> = pairs!("avx512", "avx512f,avx512vl", Avx512, 12 x 1, 8, &[]);
+static AVX512_PAIRS_16: Isa<bf16> = pairs!("avx512", "avx512f,avx512vl", Avx512, 12 x 1, 8, &[&AVX512_PAIRS_8]);
 static AVX512_PAIRS_8: Isa<bf16> = pairs!("avx512", "avx512f,avx512vl,avx2,fma", Avx2, 12 x 1, 8, &[]);
 /// With two vectors of both halves of the pairs, fewer registers are left for sums than in f32.
 pub(super) static AVX2_PAIRS: Isa<bf16> = pairs!("avx2", "avx2,fma", Avx2, 4 x 2, 4, &[&AVX2_PAIRS_8]);

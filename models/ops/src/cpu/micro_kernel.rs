@@ -256,21 +256,21 @@ pub(super) unsafe fn outer_any<P: Products, const VECS: usize>(call: &Outer<P::E
 pub(super) unsafe fn pack_rows<P: Products>(
     rows: &[*const P::E],
     offset: usize,
-    len: usize,
+    available: usize,
     stride: usize,
     to: *mut P::E,
 ) {
     // SAFETY: guaranteed by the caller.
     unsafe {
         match stride / P::S::LANES {
-            1 if len == stride => pack_vectors::<P, 1>(rows, offset, to),
-            2 if len == stride => pack_vectors::<P, 2>(rows, offset, to),
+            1 if stride <= available => pack_vectors::<P, 1>(rows, offset, to),
+            2 if stride <= available => pack_vectors::<P, 2>(rows, offset, to),
             _ => {
                 for (step, rows) in rows.chunks_exact(P::E::STEP).enumerate() {
                     let to = std::slice::from_raw_parts_mut(to.add(step * stride * P::E::STEP), stride * P::E::STEP);
                     to.fill(bytemuck::Zeroable::zeroed());
                     for (i, row) in rows.iter().enumerate() {
-                        let row = std::slice::from_raw_parts(row.add(offset), len);
+                        let row = std::slice::from_raw_parts(row.add(offset), available.min(stride));
                         for (to, from) in to.chunks_exact_mut(P::E::STEP).zip(row) {
                             to[i] = *from;
                         }

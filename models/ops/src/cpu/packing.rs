@@ -2,7 +2,7 @@
 
 use super::allocator::Buffer;
 use super::kernel::{Isa, Operand};
-use super::panels::{padded, panels};
+use super::panels::{Panel, padded, panels};
 use super::parallel::{SharedSlice, for_each};
 
 /// Channels that are packed together.
@@ -80,47 +80,46 @@ pub(crate) fn pad_bias<E: Operand>(isa: &'static Isa<E>, bias: &[f32], groups: u
 
 /// Packed rows of pixels, for the rows of [`Outer`](super::kernel::Outer).
 pub(crate) struct RowPanels<E: 'static> {
-    /// Packs panels of its width.
-    isa: &'static Isa<E>,
-    /// `[channels / isa.cols][rows / STEP][isa.cols][STEP]`.
+    panels: Vec<Panel<E>>,
+    /// `[panel][rows / STEP][columns of the panel's tile][STEP]`.
     values: Buffer<E>,
-    /// One pointer per step, to the first panel.
+    /// `[panel][step]`.
     pointers: Vec<*const E>,
 }
 
 impl<E: Operand> RowPanels<E> {
     /// Makes room for `rows` rows of `len` elements.
     pub(crate) fn new(isa: &'static Isa<E>, rows: usize, len: usize) -> Self {
-        let fits = |isa: &&'static Isa<E>| len.is_multiple_of(isa.cols);
-        let narrowest = isa.narrower.last().copied().unwrap_or(isa);
-        let isa = isa.narrower.iter().copied().find(fits).unwrap_or(narrowest);
-        Self { isa, values: Buffer::new(rows * len.next_multiple_of(isa.cols)), pointers: Vec::new() }
+        // Narrow panels, because a register tile reads few columns of a panel.
+        let panels = panels(isa.narrower.first().unwrap_or(&isa), len);
+        Self { values: Buffer::new(rows * padded(&panels)), panels, pointers: Vec::new() }
     }
 
-    /// Packs `len` elements of each row.
+    /// Packs the elements of each row. Padding has any values, also those after the row's elements.
     ///
     /// # Safety
     ///
-    /// Each row points to `offset + len` elements.
-    pub(crate) unsafe fn pack(&mut self, rows: &[*const E], offset: usize, len: usize) {
-        let cols = self.isa.cols;
-        for (first, to) in (0..len).step_by(cols).zip(self.values.chunks_exact_mut(rows.len() * cols)) {
-            // SAFETY: guaranteed by the caller.
-            unsafe { self.isa.pack(rows, offset + first, cols.min(len - first), cols, to) };
-        }
-        let steps = self.values.chunks_exact(cols * E::STEP).take(rows.len() / E::STEP);
+    /// Each row points to `offset + available` elements, of which at least the rows' length are available.
+    pub(crate) unsafe fn pack(&mut self, rows: &[*const E], offset: usize, available: usize) {
         self.pointers.clear();
-        self.pointers.extend(steps.map(<[E]>::as_ptr));
+        for panel in &self.panels {
+            let cols = panel.isa.cols;
+            let to = &mut self.values[panel.column * rows.len()..][..cols * rows.len()];
+            // SAFETY: guaranteed by the caller.
+            unsafe { panel.isa.pack(rows, offset + panel.column, available - panel.column, cols, to) };
+            self.pointers.extend(to.chunks_exact(cols * E::STEP).map(<[E]>::as_ptr));
+        }
     }
 
-    /// Returns one pointer per step.
-    pub(crate) fn steps(&self) -> &[*const E] {
-        &self.pointers
-    }
-
-    /// Returns the offset of an element of a row from the step's pointer, for [`Outer`](super::kernel::Outer).
-    pub(crate) fn offset(&self, element: usize) -> usize {
-        let (steps, cols) = (self.pointers.len(), self.isa.cols);
-        element / cols * cols * steps + element % cols
+    /// Returns the pointers to the steps of an element's panel, and the element's offset in the panel.
+    pub(crate) fn at(&self, element: usize) -> (*const *const E, usize) {
+        let steps = self.pointers.len() / self.panels.len();
+        // All panels but the last ones have the width of the first.
+        let width = self.panels[0].isa.cols;
+        let mut index = element / width;
+        while index + 1 < self.panels.len() && self.panels[index + 1].column <= element {
+            index += 1;
+        }
+        (self.pointers[index * steps..].as_ptr(), element - self.panels[index].column)
     }
 }

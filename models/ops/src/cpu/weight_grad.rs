@@ -39,17 +39,19 @@ pub(crate) fn weight_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, x
     let offsets = shape.offsets();
     let image = Image { size: shape.input, channels: shape.channels[0] };
     let folded = fold_taps(x, shape.batch, image, &offsets, depth, shape.output, shape.stride);
-    let (x, image, taps, depth) = match &folded {
-        Some(folded) => (folded.padded.as_deref().unwrap_or(x), folded.image, &folded.taps, folded.depth),
-        None => (x, image, &offsets, depth),
+    let (x, image, taps, depth, readable) = match &folded {
+        Some(folded) => {
+            (folded.padded.as_deref().unwrap_or(x), folded.image, &folded.taps, folded.depth, folded.readable)
+        }
+        None => (x, image, &offsets, depth, shape.channels[0]),
     };
-    let zeros = Buffer::zeroed(shape.channels[0].max(shape.channels[1]).max(depth));
+    let zeros = Buffer::zeroed(readable.max(shape.channels[1]));
     for_each(parts, |index| {
         // SAFETY: each task has its own part.
         let sums = unsafe { shared.slice(index * sums_len..(index + 1) * sums_len) };
         sums.fill(0.0);
         let range = chunk(pixels, UNIT, parts, index);
-        Part { isa, shape, x, image, taps, depth, dy, zeros: &zeros, panels: &panels }.add(sums, range);
+        Part { isa, shape, x, image, taps, depth, readable, dy, zeros: &zeros, panels: &panels }.add(sums, range);
     });
     reduce_parts(shape, &sums, parts, padded)
 }
@@ -63,6 +65,8 @@ struct Part<'a, E: 'static> {
     taps: &'a [[isize; 2]],
     /// Elements per tap.
     depth: usize,
+    /// Elements after a pixel's first that can be read.
+    readable: usize,
     dy: &'a [E],
     /// Zeros for padding, one per channel of a pixel.
     zeros: &'a [E],
@@ -72,12 +76,15 @@ struct Part<'a, E: 'static> {
 impl<E: Operand> Part<'_, E> {
     /// Adds the products of `pixels` to `sums`.
     fn add(&self, sums: &mut [f32], pixels: std::ops::Range<usize>) {
-        let [_, columns] = self.shape.group_channels();
+        let (groups, [_, columns]) = (self.shape.groups, self.shape.group_channels());
         let (padded, width) = (padded(self.panels), self.taps.len() * self.depth);
         let gather = self.depth < GATHER_BELOW && self.taps.len() > 1;
-        let mut packed = Buffer::new(CHUNK * padded);
+        let (taps, depth) = if gather { (1, width) } else { (self.taps.len(), self.depth) };
+        // All groups' channels of `x` are packed together if no register tile has rows of two groups.
+        let joint = !gather && groups > 1 && depth.is_multiple_of(self.isa.outer_rows);
+        let mut packed = Buffer::new(groups * CHUNK * padded);
         let mut gathered = Buffer::new(if gather { CHUNK * width } else { 0 });
-        let mut row_panels = RowPanels::new(self.isa, CHUNK, if gather { width } else { self.depth });
+        let mut row_panels = RowPanels::new(self.isa, CHUNK, if joint { groups * depth } else { depth });
         // `[tap][pixel]`, each to a pixel's first channel.
         let mut pointers: Vec<*const E> = Vec::with_capacity(CHUNK * self.taps.len());
         let mut rows: Vec<*const E> = Vec::with_capacity(CHUNK);
@@ -91,33 +98,44 @@ impl<E: Operand> Part<'_, E> {
                 self.fill_pointers(&mut pointers, *offset, first, count);
                 pointers.resize((tap + 1) * padded_count, self.zeros.as_ptr());
             }
-            for group in 0..self.shape.groups {
-                rows.clear();
-                rows.extend(self.dy.chunks_exact(self.shape.channels[1]).skip(first).take(count).map(<[E]>::as_ptr));
-                rows.resize(padded_count, self.zeros.as_ptr());
+            rows.clear();
+            rows.extend(self.dy.chunks_exact(self.shape.channels[1]).skip(first).take(count).map(<[E]>::as_ptr));
+            rows.resize(padded_count, self.zeros.as_ptr());
+            for (group, to) in packed.chunks_exact_mut(CHUNK * padded).enumerate() {
                 for panel in self.panels {
-                    let to = &mut packed[panel.column * padded_count..];
+                    let to = &mut to[panel.column * padded_count..];
+                    let column = group * columns + panel.column;
                     // SAFETY: each row has the channels of all groups.
-                    unsafe { panel.isa.pack(&rows, group * columns + panel.column, panel.cols, panel.isa.cols, to) };
+                    unsafe { panel.isa.pack(&rows, column, self.shape.channels[1] - column, panel.isa.cols, to) };
                 }
-                let (x, offset, depth) = if gather {
-                    self.gather(&pointers, padded_count, group * self.depth, &mut gathered);
-                    rows.clear();
-                    rows.extend(gathered.chunks_exact(width).take(padded_count).map(<[E]>::as_ptr));
-                    (&rows, 0, width)
-                } else {
-                    (&pointers, group * self.depth, self.depth)
-                };
-                let sums = &mut sums[group * width * padded..(group + 1) * width * padded];
-                for (x, sums) in x.chunks_exact(padded_count).zip(sums.chunks_exact_mut(depth * padded)) {
+            }
+            for tap in 0..taps {
+                let pixels = &pointers[tap * padded_count..][..padded_count];
+                if joint && E::STEP > 1 {
+                    // SAFETY: each pointer points to `depth` elements per group.
+                    unsafe { row_panels.pack(pixels, 0, groups * depth) };
+                }
+                for (group, packed) in packed.chunks_exact(CHUNK * padded).enumerate() {
+                    // A register tile may also read the next groups' channels, which it does not store.
+                    let (x, offset, available) = if gather {
+                        self.gather(&pointers, padded_count, group * self.depth, &mut gathered);
+                        rows.clear();
+                        rows.extend(gathered.chunks_exact(width).take(padded_count).map(<[E]>::as_ptr));
+                        (&*rows, 0, width)
+                    } else {
+                        (pixels, group * depth, self.readable - group * depth)
+                    };
+                    let sums = &mut sums[(group * taps + tap) * depth * padded..][..depth * padded];
+                    let steps = padded_count / E::STEP;
                     // SAFETY: each pointer points to `depth` elements per group, or to a gathered row.
                     unsafe {
                         if E::STEP == 1 {
-                            add_products(self.panels, x, |row| offset + row, depth, &packed, sums);
+                            add_products(self.panels, |row| (x.as_ptr(), offset + row), steps, depth, packed, sums);
+                        } else if joint {
+                            add_products(self.panels, |row| row_panels.at(offset + row), steps, depth, packed, sums);
                         } else {
-                            row_panels.pack(x, offset, depth);
-                            let (steps, offset) = (row_panels.steps(), |row| row_panels.offset(row));
-                            add_products(self.panels, steps, offset, depth, &packed, sums);
+                            row_panels.pack(x, offset, available);
+                            add_products(self.panels, |row| row_panels.at(row), steps, depth, packed, sums);
                         }
                     }
                 }
@@ -171,30 +189,31 @@ impl<E: Operand> Part<'_, E> {
     }
 }
 
-/// Adds products: `sums[row][..padded] += Σ_k a[k][offset(row)] · packed[panel][k][..]` for all rows and panels. The rows
-/// of a register tile are adjacent.
+/// Adds products: `sums[row][..padded] += Σ_step a[step][offset] · packed[panel][step][..]` for all rows and panels, where
+/// `row(row)` is `a` and the offset. The rows of a register tile are adjacent.
 ///
 /// # Safety
 ///
-/// Each pointer points to the steps of all rows.
+/// `row` returns a pointer for each step, to the step's elements of the rows.
 unsafe fn add_products<E: Operand>(
     panels: &[Panel<E>],
-    a: &[*const E],
-    offset: impl Fn(usize) -> usize,
+    row: impl Fn(usize) -> (*const *const E, usize),
+    steps: usize,
     rows: usize,
     packed: &[E],
     sums: &mut [f32],
 ) {
-    let (depth, padded) = (a.len(), padded(panels));
-    assert!(packed.len() >= depth * padded * E::STEP && sums.len() >= rows * padded);
+    let padded = padded(panels);
+    assert!(packed.len() >= steps * padded * E::STEP && sums.len() >= rows * padded);
     for panel in panels {
         let outer_rows = panel.isa.outer_rows;
         for first in (0..rows).step_by(outer_rows) {
+            let (a, offset) = row(first);
             let call = Outer {
-                a: a.as_ptr(),
-                offset: offset(first),
-                depth,
-                b: packed[panel.column * depth * E::STEP..].as_ptr(),
+                a,
+                offset,
+                depth: steps,
+                b: packed[panel.column * steps * E::STEP..].as_ptr(),
                 out: sums[first * padded + panel.column..].as_mut_ptr(),
                 stride: padded,
                 rows: outer_rows.min(rows - first),
