@@ -82,7 +82,7 @@ def kill_on_a_node(round):
 
 def check(round, programs, must_finish):
     """Checks that both nodes finish the run, or, where they need not, that both end with an error."""
-    codes = [program.end(0, 3) for program in programs]
+    codes = [program.end(0, 3, patience=60) for program in programs]
     round.no_survivors()
     if len(set(codes)) > 1:
         raise Failed(f"node 0 ended with {codes[0]}, node 1 with {codes[1]}")

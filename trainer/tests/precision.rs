@@ -18,9 +18,8 @@ limit_train = 520
 limit_test = 200
 [train]
 precision = "bf16"
-epochs = 5
+epochs = 2
 batch_size = 16
-max_steps = 40
 [optimizer]
 lr = 0.02
 [schedule]
@@ -77,14 +76,11 @@ fn assert_equal(one: &Path, other: &Path) {
 fn bf16_repeats_and_resumes_to_the_bit_and_follows_f32() {
     let bench = Bench::new(LENET);
     let whole = train(&bench, "whole", &[]);
-    assert_eq!(losses(&whole).len(), 40);
+    assert_eq!(losses(&whole).len(), 66);
     assert_equal(&whole, &train(&bench, "again", &[]));
-    let parts = train(&bench, "parts", &["--set", "train.max_steps=25"]);
-    bench.run(&["--resume", parts.to_str().unwrap(), "--set", "train.max_steps=40"]).expect(0);
-    assert_eq!(losses(&whole), losses(&parts), "resumed");
-    for file in ["model.safetensors", "optimizer.safetensors"] {
-        assert_eq!(checkpoint_file(&whole, "last", file), checkpoint_file(&parts, "last", file), "{file}");
-    }
+    let parts = train(&bench, "parts", &["--epochs", "1"]);
+    bench.run(&["--resume", parts.to_str().unwrap(), "--epochs", "2"]).expect(0);
+    assert_equal(&whole, &parts);
 
     let wide = train(&bench, "wide", &["--set", "train.precision=f32"]);
     assert_ne!(losses(&whole), losses(&wide), "bf16 rounds");

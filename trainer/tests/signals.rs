@@ -16,6 +16,7 @@ const HUP: i32 = 1;
 const INT: i32 = 2;
 const QUIT: i32 = 3;
 const SEGV: i32 = 11;
+const TERM: i32 = 15;
 
 /// The flags of each mode.
 const MODES: [(&str, &[&str]); 3] =
@@ -86,6 +87,21 @@ fn a_second_hangup_does_not_end_the_run_before_its_checkpoint() {
             assert!(!ended.stderr.contains("ending all workers"), "{root}: {}", ended.stderr);
             assert_saved(&root, &bench.only_run(&root));
         }
+    }
+}
+
+/// systemd and some batch systems signal the launcher and its workers. The launcher forwards its signal too.
+#[test]
+fn a_signal_to_every_process_of_the_job_saves_a_checkpoint() {
+    let bench = Bench::new(CONFIG);
+    for number in [INT, TERM] {
+        let root = format!("ddp-{number}");
+        let child = start(&bench, &root, &["--cpus", "2"]);
+        children(child.id()).into_iter().for_each(|worker| signal_process(worker, number));
+        signal(&child, number);
+        let ended: Ended = child.wait_with_output().unwrap().into();
+        ended.expect(128 + number);
+        assert_saved(&root, &bench.only_run(&root));
     }
 }
 

@@ -1,6 +1,6 @@
 //! Depthwise convolution: one filter per channel. Each multiply-add processes a vector of channels, and there is no
-//! matrix product. Sums and weights are f32. Tasks are rows of pixels. The weight gradient has one sum for each of 16 parts
-//! of the batch and adds them in order, so it does not depend on the number of threads.
+//! matrix product. Weights and sums are f32. Tasks are rows of pixels. The weight gradient has one sum for each of 16 parts of the batch and adds
+//! them in order, so it does not depend on the number of threads.
 
 use super::allocator::Buffer;
 use super::channels::sum_rows;
@@ -9,14 +9,10 @@ use super::parallel::{SharedSlice, chunk, for_each};
 use super::shape::ConvShape;
 use super::simd::multiversion;
 
-/// Channels whose sums are in registers at the same time.
-const WIDE: usize = 32;
-/// Channels of a vector, for the rest.
-const NARROW: usize = 8;
-
-/// Returns true if each group has one input and one output channel.
+/// Returns true if each group has one input and one output channel. One group is accepted too: average pooling relies on
+/// weights that are not rounded to bf16.
 pub(crate) fn fits(shape: &ConvShape) -> bool {
-    shape.groups > 1 && shape.group_channels() == [1, 1]
+    shape.group_channels() == [1, 1]
 }
 
 /// Transposes `[channel][tap]` to `[tap][channel]`.
@@ -31,147 +27,6 @@ fn by_tap(weight: &[f32], taps: usize) -> Buffer {
     to
 }
 
-/// The taps of each target coordinate along one axis, with the source coordinate that each tap reads. Taps on padding are
-/// left out.
-pub(crate) struct Taps {
-    starts: Vec<usize>,
-    /// `[tap, source coordinate]`
-    all: Vec<[usize; 2]>,
-}
-
-impl Taps {
-    /// `source(target, tap)` returns the source coordinate; `None` for padding.
-    fn new(targets: usize, taps: usize, source: impl Fn(usize, usize) -> Option<usize>) -> Self {
-        let (mut starts, mut all) = (vec![0], Vec::with_capacity(targets * taps));
-        for target in 0..targets {
-            all.extend((0..taps).filter_map(|tap| Some([tap, source(target, tap)?])));
-            starts.push(all.len());
-        }
-        Self { starts, all }
-    }
-
-    /// Along `axis` of the output: the input coordinates that an output pixel reads.
-    fn of_output(shape: &ConvShape, axis: usize) -> Self {
-        Self::new(shape.output[axis], shape.kernel[axis], |o, k| {
-            let at = (o * shape.stride[axis] + k * shape.dilation[axis]).checked_sub(shape.padding[axis])?;
-            (at < shape.input[axis]).then_some(at)
-        })
-    }
-
-    /// Along `axis` of the input: the output coordinates to which an input pixel contributes.
-    fn of_input(shape: &ConvShape, axis: usize) -> Self {
-        Self::new(shape.input[axis], shape.kernel[axis], |i, k| {
-            let at = (i + shape.padding[axis]).checked_sub(k * shape.dilation[axis])?;
-            let o = at / shape.stride[axis];
-            (at.is_multiple_of(shape.stride[axis]) && o < shape.output[axis]).then_some(o)
-        })
-    }
-
-    #[inline(always)]
-    fn of(&self, target: usize) -> &[[usize; 2]] {
-        &self.all[self.starts[target]..self.starts[target + 1]]
-    }
-}
-
-/// A pass that computes each target pixel from source pixels: the forward pass or the data gradient.
-pub(crate) struct Gather<'a, E> {
-    channels: usize,
-    /// `[tap][channel]`
-    weight: &'a [f32],
-    kernel_width: usize,
-    bias: Option<&'a [f32]>,
-    relu: bool,
-    rows: Taps,
-    columns: Taps,
-    /// `[height, width]`
-    source_size: [usize; 2],
-    source: &'a [E],
-}
-
-impl<E: Element> Gather<'_, E> {
-    /// Computes all rows of `batch` images.
-    fn run(&self, batch: usize, target: &mut [E]) {
-        let (height, width) = (self.rows.starts.len() - 1, self.columns.starts.len() - 1);
-        let row_len = width * self.channels;
-        let target = SharedSlice::new(target);
-        for_each(batch * height, |row| {
-            let image = self.source_size[0] * self.source_size[1] * self.channels;
-            let source = &self.source[row / height * image..][..image];
-            // SAFETY: each task has its own row.
-            let to = unsafe { target.slice(row * row_len..(row + 1) * row_len) };
-            gather_row(self, source, self.rows.of(row % height), to);
-        });
-    }
-}
-
-multiversion!(fn gather_row<E: Element>(pass: &Gather<'_, E>, source: &[E], rows: &[[usize; 2]], to: &mut [E]) = gather_row_body);
-
-#[inline(always)]
-fn gather_row_body<E: Element>(pass: &Gather<'_, E>, source: &[E], rows: &[[usize; 2]], to: &mut [E]) {
-    let mut first = 0;
-    while first + WIDE <= pass.channels {
-        gather_channels::<E, WIDE>(pass, source, rows, to, first, WIDE);
-        first += WIDE;
-    }
-    while first < pass.channels {
-        gather_channels::<E, NARROW>(pass, source, rows, to, first, NARROW.min(pass.channels - first));
-        first += NARROW;
-    }
-}
-
-/// Computes `lanes` channels from `first` of a row.
-#[inline(always)]
-fn gather_channels<E: Element, const LANES: usize>(
-    pass: &Gather<'_, E>,
-    source: &[E],
-    rows: &[[usize; 2]],
-    to: &mut [E],
-    first: usize,
-    lanes: usize,
-) {
-    let (channels, width) = (pass.channels, pass.source_size[1]);
-    let start = pass.bias.map_or([0.0; LANES], |bias| load(&bias[first..first + lanes]));
-    for (x, to) in to.chunks_exact_mut(channels).enumerate() {
-        let mut sums = start;
-        for [ky, y] in rows {
-            for [kx, x] in pass.columns.of(x) {
-                let from = (y * width + x) * channels + first;
-                let values = load::<E, LANES>(&source[from..from + lanes]);
-                let from = (ky * pass.kernel_width + kx) * channels + first;
-                let weight = load::<f32, LANES>(&pass.weight[from..from + lanes]);
-                for lane in 0..LANES {
-                    sums[lane] += values[lane] * weight[lane];
-                }
-            }
-        }
-        if pass.relu {
-            sums = sums.map(|sum| if sum < 0.0 { 0.0 } else { sum });
-        }
-        let to = &mut to[first..first + lanes];
-        if to.len() == LANES {
-            for lane in 0..LANES {
-                to[lane] = E::from_f32(sums[lane]);
-            }
-        } else {
-            to.iter_mut().zip(&sums).for_each(|(to, sum)| *to = E::from_f32(*sum));
-        }
-    }
-}
-
-/// Loads a vector, or its first lanes.
-#[inline(always)]
-fn load<E: Element, const LANES: usize>(from: &[E]) -> [f32; LANES] {
-    let mut lanes = [0.0; LANES];
-    if from.len() == LANES {
-        for lane in 0..LANES {
-            lanes[lane] = from[lane].to_f32();
-        }
-    } else {
-        lanes.iter_mut().zip(from).for_each(|(lane, value)| *lane = value.to_f32());
-    }
-    lanes
-}
-
 /// Computes `y` `[batch, oh, ow, channels]`.
 pub(crate) fn forward<E: Element>(
     shape: &ConvShape,
@@ -181,34 +36,120 @@ pub(crate) fn forward<E: Element>(
     relu: bool,
     y: &mut [E],
 ) {
-    let pass = Gather {
-        channels: shape.channels[0],
-        weight: &by_tap(weight, shape.taps()),
-        kernel_width: shape.kernel[1],
-        bias,
-        relu,
-        rows: Taps::of_output(shape, 0),
-        columns: Taps::of_output(shape, 1),
-        source_size: shape.input,
-        source: x,
+    let weight = by_tap(weight, shape.taps());
+    let row_len = shape.output[1] * shape.channels[0];
+    let target = SharedSlice::new(y);
+    for_each(shape.batch * shape.output[0], |row| {
+        // SAFETY: each task has its own row.
+        let y = unsafe { target.slice(row * row_len..(row + 1) * row_len) };
+        forward_row(shape, x, &weight, bias, relu, row, y);
+    });
+}
+
+multiversion!(fn forward_row<E: Element>(shape: &ConvShape, x: &[E], weight: &[f32], bias: Option<&[f32]>, relu: bool, row: usize, y: &mut [E]) = forward_row_body);
+
+#[inline(always)]
+fn forward_row_body<E: Element>(
+    shape: &ConvShape,
+    x: &[E],
+    weight: &[f32],
+    bias: Option<&[f32]>,
+    relu: bool,
+    row: usize,
+    y: &mut [E],
+) {
+    let channels = shape.channels[0];
+    let (n, oy) = (row / shape.output[0], row % shape.output[0]);
+    let mut scratch = sums_of_a_pixel::<E>(channels);
+    for (ox, y) in y.chunks_exact_mut(channels).enumerate() {
+        let sums = sums_or(&mut scratch, y);
+        match bias {
+            Some(bias) => sums.copy_from_slice(bias),
+            None => sums.fill(0.0),
+        }
+        for tap in 0..shape.taps() {
+            let Some(pixel) = source(shape, n, oy, ox, tap) else { continue };
+            let x = &x[pixel * channels..][..channels];
+            let weight = &weight[tap * channels..][..channels];
+            for ((sum, x), w) in sums.iter_mut().zip(x).zip(weight) {
+                *sum += x.to_f32() * w;
+            }
+        }
+        if relu {
+            sums.iter_mut().for_each(|sum| *sum = if *sum < 0.0 { 0.0 } else { *sum });
+        }
+        round(&scratch, y);
+    }
+}
+
+/// Returns memory for the f32 sums of a pixel; none where the result is f32 itself.
+#[inline(always)]
+fn sums_of_a_pixel<E: Element>(channels: usize) -> Vec<f32> {
+    vec![0.0; if E::DTYPE == f32::DTYPE { 0 } else { channels }]
+}
+
+/// Returns the sums: `scratch`, or the result itself if it is f32.
+#[inline(always)]
+fn sums_or<'a, E: Element>(scratch: &'a mut [f32], result: &'a mut [E]) -> &'a mut [f32] {
+    if E::DTYPE == f32::DTYPE { bytemuck::cast_slice_mut(result) } else { scratch }
+}
+
+/// Rounds the sums to the result. An f32 result holds them already.
+#[inline(always)]
+fn round<E: Element>(scratch: &[f32], result: &mut [E]) {
+    result.iter_mut().zip(scratch).for_each(|(to, sum)| *to = E::from_f32(*sum));
+}
+
+/// Returns the input pixel of a tap of an output pixel; `None` for padding.
+#[inline(always)]
+fn source(shape: &ConvShape, n: usize, oy: usize, ox: usize, tap: usize) -> Option<usize> {
+    let along = |i: usize, o: usize, k: usize| {
+        let at = (o * shape.stride[i] + k * shape.dilation[i]).checked_sub(shape.padding[i])?;
+        (at < shape.input[i]).then_some(at)
     };
-    pass.run(shape.batch, y);
+    let (iy, ix) = (along(0, oy, tap / shape.kernel[1])?, along(1, ox, tap % shape.kernel[1])?);
+    Some((n * shape.input[0] + iy) * shape.input[1] + ix)
 }
 
 /// Computes `dx` `[batch, h, w, channels]`.
 pub(crate) fn data_grad<E: Element>(shape: &ConvShape, weight: &[f32], dy: &[E], dx: &mut [E]) {
-    let pass = Gather {
-        channels: shape.channels[0],
-        weight: &by_tap(weight, shape.taps()),
-        kernel_width: shape.kernel[1],
-        bias: None,
-        relu: false,
-        rows: Taps::of_input(shape, 0),
-        columns: Taps::of_input(shape, 1),
-        source_size: shape.output,
-        source: dy,
+    let weight = by_tap(weight, shape.taps());
+    let row_len = shape.input[1] * shape.channels[0];
+    let target = SharedSlice::new(dx);
+    for_each(shape.batch * shape.input[0], |row| {
+        // SAFETY: each task has its own row.
+        let dx = unsafe { target.slice(row * row_len..(row + 1) * row_len) };
+        data_grad_row(shape, dy, &weight, row, dx);
+    });
+}
+
+multiversion!(fn data_grad_row<E: Element>(shape: &ConvShape, dy: &[E], weight: &[f32], row: usize, dx: &mut [E]) = data_grad_row_body);
+
+#[inline(always)]
+fn data_grad_row_body<E: Element>(shape: &ConvShape, dy: &[E], weight: &[f32], row: usize, dx: &mut [E]) {
+    let channels = shape.channels[0];
+    let (n, iy) = (row / shape.input[0], row % shape.input[0]);
+    // The output pixel to which input pixel `i` contributes by tap `k`.
+    let along = |axis: usize, i: usize, k: usize| {
+        let at = (i + shape.padding[axis]).checked_sub(k * shape.dilation[axis])?;
+        let o = at / shape.stride[axis];
+        (at.is_multiple_of(shape.stride[axis]) && o < shape.output[axis]).then_some(o)
     };
-    pass.run(shape.batch, dx);
+    let mut scratch = sums_of_a_pixel::<E>(channels);
+    for (ix, dx) in dx.chunks_exact_mut(channels).enumerate() {
+        let sums = sums_or(&mut scratch, dx);
+        sums.fill(0.0);
+        for tap in 0..shape.taps() {
+            let Some(oy) = along(0, iy, tap / shape.kernel[1]) else { continue };
+            let Some(ox) = along(1, ix, tap % shape.kernel[1]) else { continue };
+            let dy = &dy[((n * shape.output[0] + oy) * shape.output[1] + ox) * channels..][..channels];
+            let weight = &weight[tap * channels..][..channels];
+            for ((sum, dy), w) in sums.iter_mut().zip(dy).zip(weight) {
+                *sum += dy.to_f32() * w;
+            }
+        }
+        round(&scratch, dx);
+    }
 }
 
 /// Computes the weight gradient in PyTorch's layout.
@@ -218,7 +159,6 @@ pub(crate) fn weight_grad<E: Element>(shape: &ConvShape, x: &[E], dy: &[E]) -> B
     let (channels, taps) = (shape.channels[0], shape.taps());
     let len = channels * taps;
     let parts = PARTS.min(shape.batch).max(1);
-    let rows = Taps::of_output(shape, 0);
     let mut sums = Buffer::new(parts * len);
     let target = SharedSlice::new(&mut sums);
     for_each(parts, |index| {
@@ -226,7 +166,7 @@ pub(crate) fn weight_grad<E: Element>(shape: &ConvShape, x: &[E], dy: &[E]) -> B
         let sums = unsafe { target.slice(index * len..(index + 1) * len) };
         sums.fill(0.0);
         for n in chunk(shape.batch, 1, parts, index) {
-            weight_grad_image(shape, &rows, x, dy, n, sums);
+            weight_grad_image(shape, x, dy, n, sums);
         }
     });
     let mut total = Buffer::new(len);
@@ -240,72 +180,22 @@ pub(crate) fn weight_grad<E: Element>(shape: &ConvShape, x: &[E], dy: &[E]) -> B
     grad
 }
 
-multiversion!(fn weight_grad_image<E: Element>(shape: &ConvShape, rows: &Taps, x: &[E], dy: &[E], n: usize, sums: &mut [f32]) = weight_grad_image_body);
+multiversion!(fn weight_grad_image<E: Element>(shape: &ConvShape, x: &[E], dy: &[E], n: usize, sums: &mut [f32]) = weight_grad_image_body);
 
 #[inline(always)]
-fn weight_grad_image_body<E: Element>(shape: &ConvShape, rows: &Taps, x: &[E], dy: &[E], n: usize, sums: &mut [f32]) {
+fn weight_grad_image_body<E: Element>(shape: &ConvShape, x: &[E], dy: &[E], n: usize, sums: &mut [f32]) {
     let channels = shape.channels[0];
-    let [input_row, output_row] = [shape.input[1] * channels, shape.output[1] * channels];
     for oy in 0..shape.output[0] {
-        let dy = &dy[(n * shape.output[0] + oy) * output_row..][..output_row];
-        for [ky, iy] in rows.of(oy) {
-            let x = &x[(n * shape.input[0] + iy) * input_row..][..input_row];
-            let row_taps = shape.kernel[1] * channels;
-            let sums = &mut sums[ky * row_taps..][..row_taps];
-            let mut first = 0;
-            while first < channels {
-                let lanes = NARROW.min(channels - first);
-                let row = RowGrad { shape, x, dy, first, lanes };
-                first += match (shape.kernel[1], channels - first >= WIDE) {
-                    (3, true) => RowGrad { lanes: WIDE, ..row }.add::<WIDE, 3>(0, sums),
-                    (3, false) => row.add::<NARROW, 3>(0, sums),
-                    (5, true) => RowGrad { lanes: WIDE, ..row }.add::<WIDE, 5>(0, sums),
-                    (5, false) => row.add::<NARROW, 5>(0, sums),
-                    (width, _) => {
-                        (0..width).for_each(|kx| {
-                            row.add::<NARROW, 1>(kx, sums);
-                        });
-                        lanes
-                    }
-                };
-            }
-        }
-    }
-}
-
-/// Products of a row of the input and a row of the output's gradient.
-struct RowGrad<'a, E> {
-    shape: &'a ConvShape,
-    x: &'a [E],
-    dy: &'a [E],
-    /// Range of channels.
-    first: usize,
-    lanes: usize,
-}
-
-impl<E: Element> RowGrad<'_, E> {
-    /// Adds the products of `TAPS` taps from `tap` to `sums`, `[kernel column][channel]`. Returns the number of channels.
-    #[inline(always)]
-    fn add<const LANES: usize, const TAPS: usize>(&self, tap: usize, sums: &mut [f32]) -> usize {
-        let Self { shape, x, dy, first, lanes } = *self;
-        let channels = shape.channels[0];
-        let mut taps: [[f32; LANES]; TAPS] =
-            std::array::from_fn(|kx| load(&sums[(tap + kx) * channels + first..][..lanes]));
-        for (ox, dy) in dy.chunks_exact(channels).enumerate() {
-            let dy = load::<E, LANES>(&dy[first..first + lanes]);
-            for (kx, sums) in taps.iter_mut().enumerate() {
-                let ix = (ox * shape.stride[1] + (tap + kx) * shape.dilation[1]).wrapping_sub(shape.padding[1]);
-                if ix < shape.input[1] {
-                    let x = load::<E, LANES>(&x[ix * channels + first..][..lanes]);
-                    for lane in 0..LANES {
-                        sums[lane] += x[lane] * dy[lane];
-                    }
+        for ox in 0..shape.output[1] {
+            let dy = &dy[((n * shape.output[0] + oy) * shape.output[1] + ox) * channels..][..channels];
+            for tap in 0..shape.taps() {
+                let Some(pixel) = source(shape, n, oy, ox, tap) else { continue };
+                let x = &x[pixel * channels..][..channels];
+                let sums = &mut sums[tap * channels..][..channels];
+                for ((sum, x), dy) in sums.iter_mut().zip(x).zip(dy) {
+                    *sum += x.to_f32() * dy.to_f32();
                 }
             }
         }
-        for (kx, tap_sums) in taps.iter().enumerate() {
-            sums[(tap + kx) * channels + first..][..lanes].copy_from_slice(&tap_sums[..lanes]);
-        }
-        lanes
     }
 }
