@@ -9,9 +9,6 @@
 //! node R          sets  ended/R when its workers are done          node 0 waits for all: it hosts both stores
 //! ```
 //!
-//! node 0          sets  attempt = how often the job was started    the others adopt it: they may have missed an attempt
-//! ```
-//!
 //! Each attempt has its own stores. A connection that an outage of the network has broken ends the attempt on both sides, and
 //! the job may be started again: see [`NodeFailure::of`].
 
