@@ -39,7 +39,7 @@ pub fn eprint(text: impl Display) {
     let _ = io::stderr().write_all(printable(&whole_lines(text)).as_bytes());
 }
 
-/// Checks that all text of [`print`] was written.
+/// Checks that all text of [`print()`] was written.
 ///
 /// # Errors
 /// Stdout could not be written, for example on a full disk.
