@@ -39,7 +39,7 @@
 //! - [`cuda`]: collectives on GPUs. Ranks connect over a communicator first.
 //! - [`mod@bench`]: the measurements of `trainer bench allreduce`.
 //!
-//! `unsafe` is allowed in `shm/`, `cuda/` and `fault_signals.rs`, and for one socket option in `net.rs`. [`cuda::driver`] lists
+//! `unsafe` is allowed in `shm/`, `cuda/` and `fault_signals.rs`, and for one socket option each in `net.rs` and `peer_user.rs`. [`cuda::driver`] lists
 //! NVIDIA GPUs in every build.
 
 #![warn(clippy::missing_errors_doc)]
@@ -64,6 +64,8 @@ mod message;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod net;
+#[allow(unsafe_code)]
+pub mod peer_user;
 mod process;
 mod queue;
 mod rendezvous;

@@ -12,7 +12,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rustix::net::sockopt::socket_peercred;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use rustix::process::{Uid, geteuid};
 
@@ -112,7 +111,7 @@ fn connect(name: &str) -> io::Result<UnixStream> {
 
 /// Returns the user of the process at the other end, as it was when it connected or began to listen.
 fn owner(stream: &UnixStream) -> io::Result<Uid> {
-    Ok(socket_peercred(stream)?.uid)
+    Ok(Uid::from_raw(comm::peer_user::peer_user(stream)?))
 }
 
 /// Asks for the secret that is offered under `name`. `None` while nobody offers one.
