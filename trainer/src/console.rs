@@ -20,7 +20,7 @@ static LOST: OnceLock<String> = OnceLock::new();
 /// Whether stdout is a terminal. A terminal that has closed is none to the kernel.
 static TERMINAL: LazyLock<bool> = LazyLock::new(|| io::stdout().is_terminal());
 
-/// Notes what stdout is. To be called first, while a terminal is open.
+/// Records what stdout is. Call this first, before a terminal can be closed.
 pub fn start() {
     LazyLock::force(&TERMINAL);
 }

@@ -5,17 +5,13 @@ mod common;
 use std::{path::Path, process::Child};
 
 use common::{
-    Bench, CONFIG, ENDLESS, checkpoint_file, children, entries, free_port, losses, signal, signal_process, summary,
-    wait_until,
+    Bench, CONFIG, ENDLESS, checkpoint_file, children, entries, free_port, loss_values, losses, signal, signal_process,
+    summary, wait_until,
 };
 
 fn train(bench: &Bench, root: &str, workers: &str, extra: &[&str]) -> std::path::PathBuf {
     bench.run(&[&["--config", "config.toml", "--run-dir", root, "--cpus", workers], extra].concat()).expect(0);
     bench.only_run(root)
-}
-
-fn loss_values(run: &Path) -> Vec<f64> {
-    losses(run).into_iter().map(|(_, bits)| f64::from_bits(bits)).collect()
 }
 
 /// LeNet has no batch norm: only the order of sums depends on the number of processes.

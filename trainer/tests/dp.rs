@@ -2,9 +2,11 @@
 
 mod common;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use common::{Bench, CONFIG, checkpoint_file, entries, losses, signal, summary, wait_until};
+use common::{
+    Bench, CONFIG, assert_same_curve, checkpoint_file, entries, loss_values, losses, signal, summary, wait_until,
+};
 
 /// Trains with `--mode dp` on `devices` devices; 0 is one process on one device.
 fn train(bench: &Bench, root: &str, devices: usize, extra: &[&str]) -> PathBuf {
@@ -13,19 +15,6 @@ fn train(bench: &Bench, root: &str, devices: usize, extra: &[&str]) -> PathBuf {
     let mode = if devices == 0 { &[] } else { &mode[..] };
     bench.run(&[&["--config", "config.toml", "--run-dir", root], mode, extra].concat()).expect(0);
     bench.only_run(root)
-}
-
-fn loss_values(run: &Path) -> Vec<f64> {
-    losses(run).into_iter().map(|(_, bits)| f64::from_bits(bits)).collect()
-}
-
-/// Checks that two runs have the same loss in every step, within a relative `tolerance`.
-#[track_caller]
-fn assert_same_curve(what: &str, one: &[f64], other: &[f64], tolerance: f64) {
-    assert_eq!(one.len(), other.len(), "{what}");
-    for (step, (a, b)) in one.iter().zip(other).enumerate() {
-        assert!((a - b).abs() <= tolerance * a.abs(), "{what}, step {step}: {a} against {b}");
-    }
 }
 
 /// 16 samples over 3 devices are 6, 6, 4; 520 samples are 32 batches and one of 8: 3, 3, 2.

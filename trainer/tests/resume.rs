@@ -4,7 +4,7 @@ mod common;
 
 use std::path::{Path, PathBuf};
 
-use common::{Bench, CONFIG, ENDLESS, checkpoint_file, entries, losses, signal, summary, wait_until};
+use common::{Bench, CONFIG, ENDLESS, assert_equal_runs, entries, losses, signal, wait_until};
 
 /// A run with everything that has state: AdamW's moments, the weight average, mixing, accumulation, clipping.
 const STATEFUL: &str = r#"
@@ -35,15 +35,6 @@ warmup_epochs = 0.5
 fn train(bench: &Bench, root: &str) -> PathBuf {
     bench.run(&["--config", "config.toml", "--run-dir", root]).expect(0);
     bench.only_run(root)
-}
-
-#[track_caller]
-fn assert_equal_runs(one: &Path, other: &Path) {
-    assert_eq!(losses(one), losses(other), "losses of every step");
-    assert_eq!(summary(one), summary(other), "summary.csv");
-    for file in ["model.safetensors", "optimizer.safetensors"] {
-        assert_eq!(checkpoint_file(one, "last", file), checkpoint_file(other, "last", file), "{file}");
-    }
 }
 
 /// Trains without a stop up to step `end` of an endless run.

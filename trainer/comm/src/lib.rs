@@ -39,8 +39,8 @@
 //! - [`cuda`]: collectives on GPUs. Ranks connect over a communicator first.
 //! - [`mod@bench`]: the measurements of `trainer bench allreduce`.
 //!
-//! `unsafe` is allowed in `shm/`, `cuda/` and `fault_signals.rs`, and for one socket option each in `net.rs` and `peer_user.rs`. [`cuda::driver`] lists
-//! NVIDIA GPUs in every build.
+//! `unsafe` is allowed in `shm/`, `cuda/` and `fault_signals.rs`, and for two socket options in `net.rs`. [`cuda::driver`]
+//! lists NVIDIA GPUs in every build.
 
 #![warn(clippy::missing_errors_doc)]
 
@@ -64,8 +64,6 @@ mod message;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod net;
-#[allow(unsafe_code)]
-pub mod peer_user;
 mod process;
 mod queue;
 mod rendezvous;
@@ -83,6 +81,7 @@ pub use call::OpKind;
 pub use communicator::{Communicator, Gathered};
 pub use dtype::{DType, Element, ReduceOp};
 pub use error::{CommError, ErrorKind, Result};
+pub use net::peer_user;
 pub use queue::Work;
 pub use rendezvous::{CommConfig, TransportKind, join, join_through, solo};
 pub use shared::Shared;

@@ -1,8 +1,9 @@
-//! Options of TCP sockets, for the store and the mesh, and what their errors mean.
+//! Options of sockets, and what the errors of TCP connections mean.
 
 use std::io::ErrorKind as IoKind;
 use std::net::{IpAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 /// A quiet connection is probed after this long, and then once per [`PROBE_INTERVAL`].
@@ -91,6 +92,23 @@ pub(crate) fn own_address(stream: &TcpStream) -> std::io::Result<IpAddr> {
     Ok(stream.local_addr()?.ip())
 }
 
+/// Returns the user id of the process at the other end, as it was when that process connected or began to listen
+/// (`SO_PEERCRED`). rustix's function fails for a process of another PID namespace, whose process id is 0 here.
+///
+/// # Errors
+/// The kernel does not know the peer.
+#[allow(unsafe_code)]
+pub fn peer_user(stream: &UnixStream) -> std::io::Result<u32> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the pointers are to a `ucred` and to its size, which outlive the call.
+    let result = unsafe {
+        let to = (&raw mut peer).cast();
+        libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, to, &mut len)
+    };
+    if result == 0 { Ok(peer.uid) } else { Err(std::io::Error::last_os_error()) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -109,5 +127,11 @@ mod tests {
             (seconds(Duration::from_secs(600)), seconds(Duration::from_millis(300))),
             ("600 s".into(), "0.3 s".into())
         );
+    }
+
+    #[test]
+    fn the_user_of_a_pair_is_this_one() {
+        let (one, _other) = UnixStream::pair().expect("a pair of sockets");
+        assert_eq!(peer_user(&one).expect("a peer"), rustix::process::getuid().as_raw());
     }
 }

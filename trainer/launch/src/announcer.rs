@@ -1,10 +1,11 @@
-//! Says on the screen what happens at a rendezvous while it is incomplete: who was refused and why, and for whom the job waits.
+//! Messages about a rendezvous that is not complete yet: which peers were refused and why, and which members are missing.
 
 use std::collections::BTreeSet;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use super::error::{LaunchError, Result};
+use super::error::Result;
+use super::thread::start_thread;
 use comm::{Member, StoreEvent};
 
 /// Number of refused connections that are shown. A port scan must not fill the screen.
@@ -12,7 +13,7 @@ const SHOWN: usize = 5;
 /// Number of missing members that are listed.
 const LISTED: usize = 8;
 
-/// Describes a rendezvous.
+/// Prints the messages about one rendezvous.
 pub(super) struct Announcer<S> {
     /// Writes one message to the screen.
     pub(super) say: S,
@@ -27,7 +28,8 @@ pub(super) struct Announcer<S> {
 }
 
 impl<S: Fn(&str) + Send + 'static> Announcer<S> {
-    /// Starts a thread that lasts as long as the returned function, which takes the events of the rendezvous.
+    /// Starts a thread that prints. The returned function takes the events of the rendezvous; the thread ends when the function
+    /// is dropped.
     ///
     /// # Errors
     /// No thread is left.
@@ -50,10 +52,7 @@ impl<S: Fn(&str) + Send + 'static> Announcer<S> {
                 }
             }
         };
-        let thread = std::thread::Builder::new().name("announcer".into()).stack_size(128 << 10).spawn(run);
-        thread.map_err(|error| {
-            LaunchError::failed(format!("cannot start a thread for the rendezvous: {error}"), "see `ulimit -u`")
-        })?;
+        start_thread("announcer", "the rendezvous", run)?;
         Ok(move |event| {
             // The thread outlives this function's owner
             let _ = sender.send(event);
@@ -61,7 +60,7 @@ impl<S: Fn(&str) + Send + 'static> Announcer<S> {
     }
 }
 
-/// What was said, and what is to be said.
+/// The state of the rendezvous, and what has been printed about it.
 struct Announcements {
     missing: BTreeSet<usize>,
     refused: usize,

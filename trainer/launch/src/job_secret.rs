@@ -1,4 +1,4 @@
-//! The secret of a job on several nodes: the user's, or on a loopback address node 0's.
+//! The secret of a job on several nodes: from the user, or from node 0 if the job's address is a loopback address.
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ use comm::Secret;
 /// The secret of the launchers of a job.
 pub(super) struct JobSecret {
     pub(super) secret: Secret,
-    /// Node 0 of a job on a loopback address gives the other nodes the secret.
+    /// On node 0, if the user has given no secret: offers the secret to the other nodes.
     _offer: Option<SecretOffer>,
 }
 
 impl JobSecret {
-    /// Waits for node 0's, where the user has given none.
+    /// Returns the user's secret. If there is none, node 0 makes one, and the other nodes wait for it.
     ///
     /// # Errors
     /// Node 0 does not come in time, another user's process offers a secret, or a signal ends the wait.

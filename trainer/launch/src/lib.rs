@@ -67,6 +67,7 @@ pub mod signals;
 mod status_page;
 mod supervisor;
 mod terminal_lines;
+mod thread;
 pub mod worker;
 mod worker_status;
 

@@ -16,6 +16,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket
 use rustix::process::{Uid, geteuid};
 
 use super::error::{LaunchError, Result};
+use super::thread::start_thread;
 use comm::{Secret, fnv};
 
 /// Length of a secret's text.
@@ -71,10 +72,7 @@ impl SecretOffer {
                 }
             }
         };
-        let thread = std::thread::Builder::new().name("job-secret".into()).stack_size(128 << 10).spawn(run);
-        let thread = thread.map_err(|error| {
-            LaunchError::failed(format!("cannot start a thread for the job's secret: {error}"), "see `ulimit -u`")
-        })?;
+        let thread = start_thread("job-secret", "the job's secret", run)?;
         Ok(Self { name: name.to_owned(), over, thread: Some(thread) })
     }
 }
@@ -111,7 +109,7 @@ fn connect(name: &str) -> io::Result<UnixStream> {
 
 /// Returns the user of the process at the other end, as it was when it connected or began to listen.
 fn owner(stream: &UnixStream) -> io::Result<Uid> {
-    Ok(Uid::from_raw(comm::peer_user::peer_user(stream)?))
+    Ok(Uid::from_raw(comm::peer_user(stream)?))
 }
 
 /// Asks for the secret that is offered under `name`. `None` while nobody offers one.
@@ -134,7 +132,7 @@ pub(super) fn request(name: &str) -> Result<Option<Secret>> {
 
 fn foreign(who: &str) -> LaunchError {
     LaunchError::failed(
-        format!("{who} offers a secret for this job: it is not from this user, and is not believed"),
+        format!("{who} offers a secret for this job, and only this user may do that"),
         format!(
             "are all processes of the job started by one user? If they have to be different users, {}",
             super::secret::HINT

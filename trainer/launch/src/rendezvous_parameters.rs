@@ -16,7 +16,8 @@ pub struct RendezvousParameters {
     pub master_addr: String,
     /// `--master-port`: where node 0's launcher listens.
     pub master_port: u16,
-    /// Secret that only the launchers of the job know. `None` on a loopback address: node 0 gives the others one.
+    /// Secret that only the launchers of the job know. `None` is allowed on a loopback address only: node 0 then makes a secret
+    /// and passes it to the other nodes.
     pub secret: Option<Secret>,
 }
 

@@ -60,8 +60,9 @@ impl WorkerStatus {
         self.0.page.send_heartbeat();
     }
 
-    /// Writes `error.json` for the launcher, which shows the message when this process exits. Only the first failure of a
-    /// process is kept. `consequence` says that another rank's failure is the cause.
+    /// Writes `error.json` for the launcher, which shows the message when this process exits. If the file cannot be written,
+    /// as on a full disk, the message goes to stderr. Only the first failure of a process is kept. `consequence` says that
+    /// another rank's failure is the cause.
     pub fn record_error(&self, message: &str, hint: &str, consequence: bool) {
         self.write(FailureReport { consequence, ..self.report(message, hint) });
     }
@@ -117,8 +118,10 @@ impl WorkerStatus {
             return;
         }
         if let Err(error) = report.write(path) {
-            // Stderr is in the logs too
-            Screen::default().say(&format!("{}: cannot write: {error}", path.display()));
+            // The launcher shows the last lines of stderr of a worker without a report
+            let FailureReport { message, hint, .. } = report;
+            let hint = if hint.is_empty() { hint } else { format!("\nhint: {hint}") };
+            Screen::default().say(&format!("{}: cannot write: {error}\nerror: {message}{hint}", path.display()));
         }
     }
 }

@@ -205,3 +205,27 @@ pub fn summary(run: &Path) -> Vec<String> {
 pub fn checkpoint_file(run: &Path, checkpoint: &str, file: &str) -> Vec<u8> {
     std::fs::read(run.join("checkpoints").join(checkpoint).join(file)).expect("checkpoint file")
 }
+
+/// The loss of every step.
+pub fn loss_values(run: &Path) -> Vec<f64> {
+    losses(run).into_iter().map(|(_, bits)| f64::from_bits(bits)).collect()
+}
+
+/// Checks that two runs have the same loss in every step, within a relative `tolerance`.
+#[track_caller]
+pub fn assert_same_curve(what: &str, one: &[f64], other: &[f64], tolerance: f64) {
+    assert_eq!(one.len(), other.len(), "{what}");
+    for (step, (a, b)) in one.iter().zip(other).enumerate() {
+        assert!((a - b).abs() <= tolerance * a.abs(), "{what}, step {step}: {a} against {b}");
+    }
+}
+
+/// Checks that two runs have the same losses, summary and last checkpoint, to the bit.
+#[track_caller]
+pub fn assert_equal_runs(one: &Path, other: &Path) {
+    assert_eq!(losses(one), losses(other), "losses of every step");
+    assert_eq!(summary(one), summary(other), "summary.csv");
+    for file in ["model.safetensors", "optimizer.safetensors"] {
+        assert_eq!(checkpoint_file(one, "last", file), checkpoint_file(other, "last", file), "{file}");
+    }
+}

@@ -125,6 +125,34 @@ pub(super) unsafe fn input_steps<S: Simd, E: Transformed>(
     }
 }
 
+/// Transforms the channels from `channel` of the four pixels of a gradient.
+///
+/// # Safety
+///
+/// As for [`input_channels`].
+#[inline(always)]
+unsafe fn grad_channels<C: Channels>(tiles: &[[*const C::E; 4]; 2], channel: usize, to: *mut C::E, stride: usize) {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        let zero = C::zero();
+        let mut rows = [[zero; 2]; 4];
+        for j in 0..2 {
+            let (top, bottom) = (C::load(tiles, j, channel), C::load(tiles, 2 + j, channel));
+            rows[0][j] = top;
+            rows[1][j] = C::add(top, bottom);
+            rows[2][j] = C::sub(top, bottom);
+            rows[3][j] = C::sub(zero, bottom);
+        }
+        for (i, r) in rows.iter().enumerate() {
+            let to = to.add(4 * i * stride);
+            C::store(to, r[0]);
+            C::store(to.add(stride), C::add(r[0], r[1]));
+            C::store(to.add(2 * stride), C::sub(r[0], r[1]));
+            C::store(to.add(3 * stride), C::sub(zero, r[1]));
+        }
+    }
+}
+
 /// [`Transforms::grad_steps`].
 ///
 /// # Safety
@@ -141,24 +169,8 @@ pub(super) unsafe fn grad_steps<S: Simd, E: Transformed>(
         for c in (0..layout.cols.min(channels - first)).step_by(E::Step::<S>::COUNT) {
             // SAFETY: guaranteed by the caller.
             unsafe {
-                let (to, stride) = (to.add(panel * layout.panel + c * E::STEP), layout.stride);
-                let zero = E::Step::<S>::zero();
-                let mut rows = [[zero; 2]; 4];
-                for j in 0..2 {
-                    let (top, bottom) =
-                        (E::Step::<S>::load(from, j, first + c), E::Step::<S>::load(from, 2 + j, first + c));
-                    rows[0][j] = top;
-                    rows[1][j] = E::Step::<S>::add(top, bottom);
-                    rows[2][j] = E::Step::<S>::sub(top, bottom);
-                    rows[3][j] = E::Step::<S>::sub(zero, bottom);
-                }
-                for (i, r) in rows.iter().enumerate() {
-                    let to = to.add(4 * i * stride);
-                    E::Step::<S>::store(to, r[0]);
-                    E::Step::<S>::store(to.add(stride), E::Step::<S>::add(r[0], r[1]));
-                    E::Step::<S>::store(to.add(2 * stride), E::Step::<S>::sub(r[0], r[1]));
-                    E::Step::<S>::store(to.add(3 * stride), E::Step::<S>::sub(zero, r[1]));
-                }
+                let to = to.add(panel * layout.panel + c * E::STEP);
+                grad_channels::<E::Step<S>>(from, first + c, to, layout.stride);
             }
         }
     }

@@ -227,7 +227,12 @@ fn fail(fault: &str, worker: &Worker) {
             let thread = std::thread::Builder::new().name("loader".into()).spawn(|| panic!("no more images"));
             thread.expect("threads start").join().expect("the loader ends well");
         }
-        "error" => {
+        "error" | "error-without-logs" => {
+            if fault == "error-without-logs" {
+                let report = std::env::var_os(worker::FAILURE_FILE).expect("the launcher names the file");
+                let logs = Path::new(&report).parent().expect("the file is in a folder");
+                std::fs::remove_dir_all(logs).expect("the logs can be removed");
+            }
             worker.status.record_error("cannot write checkpoint: disk full", "free some space", false);
             std::process::exit(1);
         }

@@ -119,6 +119,20 @@ fn an_error_is_reported_in_the_workers_words() {
 }
 
 #[test]
+fn an_error_is_reported_where_its_file_cannot_be_written() {
+    let ended = Run::start(&["--workers", "2", "--do", "error-without-logs@1"]).end();
+    ended.said(
+        3,
+        &[
+            "error: rank 1 exited with code 1",
+            "rank-1/error.json: cannot write: No such file or directory",
+            "| error: cannot write checkpoint: disk full",
+            "| hint: free some space",
+        ],
+    );
+}
+
+#[test]
 fn a_stopped_worker_is_noticed_after_the_timeout() {
     let ended = Run::start(&["--workers", "3", "--do", "stop@1", "--timeout", "2"]).end();
     ended.said(
