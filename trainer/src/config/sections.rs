@@ -40,8 +40,8 @@ section! {
         name: String = String::new(), also ["dataset"];
         /// The folder that holds the files, relative to the current directory.
         dir: Option<PathBuf> = None, unset "the usual places", also ["path", "root", "data_dir"];
-        /// What is done to each training image, in this order. `crop` and `reflect-crop` shift by up to 4 pixels, `crop:2` by up
-        /// to 2, with a black or a mirrored border; `alternating-flip` mirrors each image every other epoch.
+        /// What is done to each training image, in the list's order. `crop` and `reflect-crop` shift by up to 4 pixels,
+        /// `crop:2` by up to 2, with a black or a mirrored border; `alternating-flip` mirrors each image every other epoch.
         augment: Vec<Augmentation> = vec![], unset "none", also ["transforms", "augmentation", "augmentations"];
         /// Mean per channel, of pixels scaled to 0..1.
         mean: Option<Vec<f32>> = None, in 0..=1, unset "the data set's";

@@ -109,8 +109,7 @@ pub(super) fn facts(plan: &RunPlan, splits: &Splits, target: &DeviceSet) -> Vec<
     let shared = |setting: &Setting| setting.section != "log" && !own.contains(&(setting.section, setting.key));
     let settings = plan.settings().into_iter().filter(shared).map(|setting| setting.to_string());
     let mut facts: Vec<String> = std::iter::once(device).chain(settings).collect();
-    let sets = [("training", Some(&splits.train)), ("validation", splits.val.as_ref()), ("test", Some(&splits.test))];
-    for (name, set) in sets.into_iter().filter_map(|(name, set)| Some((name, set?))) {
+    for (name, set) in splits.named() {
         let labels = crc32c::crc32c(bytemuck::cast_slice(&set.labels));
         facts.push(format!(
             "{name} set = {} images {}, checksum {:08x} {labels:08x}",

@@ -231,11 +231,10 @@ impl Training<'_> {
 
 /// Describes the data set for the start-up table: name, images of each split, shape.
 fn describe_data(plan: &RunPlan, splits: &Splits, on_gpu: bool) -> String {
-    let images = [Some(&splits.train), splits.val.as_ref(), Some(&splits.test)].into_iter().flatten();
     format!(
         "{}, {} images {}{}",
         plan.data.name,
-        images.map(|split| thousands(split.len() as u64)).collect::<Vec<_>>().join(" + "),
+        splits.named().map(|(_, split)| thousands(split.len() as u64)).collect::<Vec<_>>().join(" + "),
         splits.train.shape,
         if on_gpu { ", on the GPU as uint8" } else { "" }
     )
