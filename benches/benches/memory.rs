@@ -4,9 +4,9 @@
 //! Every measurement is a separate process. It builds the network, the optimizer and one batch, resets the recorded peak,
 //! and takes N steps (forward, backward, SGD with Nesterov momentum), in f32 and in bf16. PyTorch's are `peers/memory.py`: f32
 //! in both memory formats, and autocast to bf16 with channels_last. The ratios compare f32 with PyTorch's smaller f32, and
-//! bf16 with our f32 and with PyTorch's bf16. The table shows the process's peak (`VmHWM`) and in brackets its excess over the memory that was resident
-//! before the first step. The peak includes the program, its libraries and the parameters; the excess is what steps add:
-//! activations, gradients, momentum, scratch space.
+//! bf16 with our f32 and with PyTorch's bf16. The table shows the process's peak (`VmHWM`) and in brackets its excess over
+//! the memory that was resident before the first step. The peak includes the program, its libraries and the parameters; the
+//! excess is what steps add: activations, gradients, momentum, scratch space.
 
 mod shared;
 
