@@ -2,8 +2,11 @@
 
 use std::fs::{File, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use rustix::fs::OFlags;
+use rustix::io::Errno;
 use ureq::http::StatusCode;
 use ureq::http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, RANGE};
 
@@ -172,10 +175,14 @@ impl Transfer<'_> {
         }
     }
 
-    /// Opens and locks the .part file.
+    /// Opens and locks the .part file. Another user may have put a link in a shared folder, so links are not followed.
     fn open(&self) -> Result<File, DownloadError> {
-        let file = File::options().read(true).write(true).create(true).truncate(false).open(self.part);
-        let file = file.map_err(|e| self.disk(&e))?;
+        let no_links = OFlags::NOFOLLOW.bits() as i32;
+        let options = File::options().read(true).write(true).create(true).truncate(false).custom_flags(no_links);
+        let file = options.open(self.part).map_err(|error| match Errno::from_io_error(&error) {
+            Some(Errno::LOOP) => DownloadError::last(format!("{} is a symbolic link: remove it", self.part.display())),
+            _ => self.disk(&error),
+        })?;
         match file.try_lock() {
             Err(TryLockError::WouldBlock) => Err(DownloadError::last("another process is downloading this file")),
             // On a file system without locks the checksum reveals two simultaneous writers.

@@ -209,6 +209,30 @@ fn a_server_without_ranges_sends_all_again() {
     }
 }
 
+/// In a folder that others can write to, a link could lead to any file of the user.
+#[test]
+fn links_are_not_followed() {
+    let dest = tempfile::tempdir().unwrap();
+    let victim = dest.path().join("victim");
+    std::fs::write(&victim, "precious").unwrap();
+    let part = dest.path().join("cifar-10-binary.tar.gz.part");
+    std::os::unix::fs::symlink(&victim, &part).unwrap();
+    let (result, ranges, _) = fetch_archive_from(dest.path(), 0, |_| Behaviour::Good);
+    let error = result.unwrap_err().to_string();
+    assert!(error.contains("cifar-10-binary.tar.gz.part is a symbolic link: remove it"), "{error}");
+    assert!(ranges.is_empty(), "{ranges:?}");
+
+    // The temporary file of a file of the archive is replaced.
+    std::fs::remove_file(&part).unwrap();
+    let folder = dest.path().join("cifar-10-batches-bin");
+    std::fs::create_dir(&folder).unwrap();
+    std::os::unix::fs::symlink(&victim, folder.join("test_batch.bin.part")).unwrap();
+    let (result, ..) = fetch_archive_from(dest.path(), 0, |_| Behaviour::Good);
+    assert!(result.is_ok(), "{result:?}");
+    assert_unpacked(dest.path());
+    assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
+}
+
 #[test]
 fn a_useless_part_is_thrown_away() {
     let packed = archive().1;

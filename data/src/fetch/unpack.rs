@@ -66,12 +66,17 @@ pub(super) fn unpack(archive: &Path, source: &DatasetSource, dir: &Path) -> Resu
     }
 }
 
-/// Writes to a temporary file beside `target` and renames it, so that no process ever sees half a file.
+/// Writes to a temporary file beside `target` and renames it, so that no process ever sees half a file. Replaces a temporary
+/// file or link that is there already.
 fn write_whole(input: &mut impl Read, size: u64, target: &Path) -> io::Result<()> {
     let mut name = target.file_name().unwrap_or_default().to_owned();
     name.push(".part");
     let part = target.with_file_name(name);
-    let result = File::create(&part).and_then(|mut file| {
+    let removed = match std::fs::remove_file(&part) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    };
+    let result = removed.and_then(|()| File::create_new(&part)).and_then(|mut file| {
         let copied = io::copy(input, &mut file)?;
         if copied != size {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, format!("{copied} bytes of {size}")));
