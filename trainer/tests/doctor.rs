@@ -42,7 +42,8 @@ impl Machine {
         assert!(built.expect("cc").success());
         fs::copy(&library, folder.join("libnccl.so")).unwrap();
         fs::create_dir_all(folder.join("include/crt")).unwrap();
-        for name in ["cuda_fp16.h", "cuda_bf16.h", "mma.h", "crt/mma.h"] {
+        fs::create_dir_all(folder.join("include/cccl/cuda")).unwrap();
+        for name in ["cuda_fp16.h", "cuda_bf16.h", "mma.h", "crt/mma.h", "cooperative_groups.h", "cccl/cuda/barrier"] {
             fs::write(folder.join("include").join(name), "").unwrap();
         }
         machine.program("mpirun", "#!/bin/sh\necho 'mpirun (Fake MPI) 4.1.4'\n");
@@ -172,6 +173,23 @@ fn a_driver_that_shows_no_gpu_or_does_not_start_is_told_apart() {
     assert_eq!(broken["gpus"], Value::Array(Vec::new()));
 }
 
+#[test]
+fn a_driver_that_is_older_than_nvrtc_or_this_program_is_told_with_what_to_install() {
+    let machine = Machine::complete();
+    assert_eq!(machine.doctor(&[])["versions"], Value::Null);
+    let newer = machine.doctor(&[("CUDA_ON_CPU_DRIVER", "13.0")]);
+    let said = text(&newer["versions"]);
+    for word in
+        ["NVRTC 13.2 (", "libnvrtc.so.13) compiles kernels that the driver refuses", "nvidia-cuda-nvrtc==13.0.*"]
+    {
+        assert!(said.contains(word), "{word}: {said}");
+    }
+    let old = machine.doctor(&[("CUDA_ON_CPU_DRIVER", "12.4")]);
+    assert!(text(&old["versions"]).contains("supports CUDA 12.4, and this program needs 12.8"), "{old}");
+    let screen = String::from_utf8(machine.run(&["doctor"], &[("CUDA_ON_CPU_DRIVER", "13.0")]).stdout).unwrap();
+    assert!(screen.contains("versions"), "{screen}");
+}
+
 /// Checks the errors of a GPU build. They must come before burn's backend is used.
 #[cfg(feature = "cuda")]
 #[test]
@@ -194,6 +212,8 @@ fn gpus_that_cannot_be_had_are_errors_before_anything_starts() {
     fails(&["--gpus", "4"], &[("CUDA_ON_CPU_GPUS", "2")], &["4 processes", "there are 2 GPUs", "--oversubscribe"]);
     fails(&["--gpus", "2"], &[("CUDA_VISIBLE_DEVICES", "")], &["CUDA_VISIBLE_DEVICES is empty"]);
     fails(&["--gpus", "1"], &[("CUDA_PATH", "/nowhere")], &["/nowhere/include (CUDA_PATH) has no cuda_fp16.h"]);
+    fails(&["--gpus", "1"], &[("CUDA_ON_CPU_DRIVER", "13.0")], &["NVRTC 13.2", "nvidia-cuda-nvrtc==13.0.*"]);
+    fails(&["--gpus", "1"], &[("CUDA_ON_CPU_DRIVER", "12.4")], &["supports CUDA 12.4", "needs 12.8"]);
     fs::remove_file(machine.folder.path().join("libnvrtc.so.13")).unwrap();
     fails(&["--gpus", "1"], &[], &["no NVRTC", "libnvrtc.so.13", "LD_LIBRARY_PATH"]);
     fs::remove_file(machine.folder.path().join("libcuda.so.1")).unwrap();

@@ -2,6 +2,7 @@
 //! were searched.
 
 use super::toolkit::{self, Headers, Library};
+use super::versions::check_versions;
 use comm::cuda::driver::{Driver, Gpu, NoDriver};
 
 /// GPUs that this process can train on.
@@ -29,7 +30,7 @@ pub struct Missing {
 /// Finds all that burn's CUDA backend needs: driver, GPU, NVRTC and CUDA's headers.
 ///
 /// # Errors
-/// The first part that is missing.
+/// The first part that is missing, or a driver that is too old for NVRTC or for this program.
 pub fn find() -> Result<Gpus, Missing> {
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
     let driver = Driver::load().map_err(|error| no_driver(&error, visible.as_deref()))?;
@@ -40,6 +41,7 @@ pub fn find() -> Result<Gpus, Missing> {
     }
     let all = (0..count).map(|index| driver.gpu(index)).collect::<Result<_, _>>().map_err(refused)?;
     let nvrtc = toolkit::nvrtc().map_err(|error| toolkit::no_nvrtc(&error))?;
+    check_versions(cuda, &nvrtc)?;
     let Headers { .. } = toolkit::headers().map_err(|error| toolkit::no_headers(&error))?;
     Ok(Gpus { all, cuda, nvrtc, visible })
 }

@@ -9,6 +9,7 @@ mod gpus;
 #[cfg(not(feature = "cuda"))]
 mod stream_event;
 mod toolkit;
+mod versions;
 
 use burn::tensor::Device;
 #[cfg(feature = "cuda")]
@@ -21,6 +22,7 @@ pub use self::{
     configure::configure,
     gpus::{Gpus, Missing, find, hidden},
     toolkit::{Headers, Library, headers, nccl, nvrtc},
+    versions::check_versions,
 };
 use crate::failure::Failure;
 use crate::text;
@@ -164,6 +166,8 @@ fn gpu(gpus: &Gpus, index: usize, crowded: bool) -> Selected {
     if crowded {
         description.push_str(", shared by several processes: timings mean nothing");
     }
+    #[cfg(feature = "cuda")]
+    configure::keep_kernels_of(gpus, crowded);
     Selected { device: cuda(index), threads: rayon::current_num_threads(), description, gpu: Some(gpu) }
 }
 

@@ -37,9 +37,11 @@ pub struct NoHeaders {
     pub tried: Vec<String>,
 }
 
-/// Headers that kernels include, for f16, bf16 and tensor cores. Among the Python wheels, the last header is in a separate
-/// package.
-const HEADERS: [&str; 4] = ["cuda_fp16.h", "cuda_bf16.h", "mma.h", "crt/mma.h"];
+/// Headers that kernels include: f16, bf16, tensor cores, groups of threads, asynchronous copies. Among the Python wheels,
+/// `crt/mma.h` and `cuda/barrier` are in packages of their own.
+const HEADERS: [&str; 6] = ["cuda_fp16.h", "cuda_bf16.h", "mma.h", "crt/mma.h", "cooperative_groups.h", "cuda/barrier"];
+/// Folder in the folder of headers that has the headers of C++ since CUDA 13. cubecl looks there too.
+const CCCL: &str = "cccl";
 
 /// Loads NVRTC.
 ///
@@ -107,8 +109,8 @@ fn headers_in(variable: Option<OsString>, exists: impl Fn(&Path) -> bool) -> Res
         return Err(NoHeaders { tried });
     };
     let path = root.join("include");
-    let missing: Vec<_> =
-        HEADERS.iter().filter(|name| !exists(&path.join(name))).map(|name| (*name).to_owned()).collect();
+    let there = |name: &str| exists(&path.join(name)) || exists(&path.join(CCCL).join(name));
+    let missing: Vec<_> = HEADERS.iter().filter(|name| !there(name)).map(|name| (*name).to_owned()).collect();
     if missing.is_empty() {
         return Ok(Headers { path });
     }
@@ -137,7 +139,9 @@ pub(super) fn no_nvrtc(error: &NotLoaded) -> Missing {
 pub(super) fn no_headers(error: &NoHeaders) -> Missing {
     Missing {
         cause: format!("no CUDA headers, which the GPU's kernels include: {}", error.tried.join(", ")),
-        hint: "install CUDA's toolkit and set CUDA_PATH to its folder, the one that holds include/cuda_fp16.h".into(),
+        hint: "install CUDA's toolkit and set CUDA_PATH to its folder, the one that holds include/cuda_fp16.h; the Python \
+               packages are nvidia-cuda-runtime, nvidia-cuda-crt and nvidia-cuda-cccl"
+            .into(),
     }
 }
 
@@ -158,7 +162,8 @@ mod tests {
         assert_eq!(headers_in(None, distribution).unwrap().path, Path::new("/usr/include"));
         // As in cubecl-cuda, the variable takes precedence even if its value is wrong
         let wrong = headers_in(Some("/nowhere".into()), all("/usr/local/cuda")).unwrap_err();
-        assert_eq!(wrong.tried, ["/nowhere/include (CUDA_PATH) has no cuda_fp16.h, cuda_bf16.h, mma.h, crt/mma.h"]);
+        let missing = "cuda_fp16.h, cuda_bf16.h, mma.h, crt/mma.h, cooperative_groups.h, cuda/barrier";
+        assert_eq!(wrong.tried, [format!("/nowhere/include (CUDA_PATH) has no {missing}")]);
         let nothing = headers_in(None, |_| false).unwrap_err();
         assert_eq!(nothing.tried.len(), 4);
         let text = no_headers(&nothing);
@@ -169,6 +174,12 @@ mod tests {
     fn a_partial_toolkit_is_told_by_what_it_lacks() {
         let partial = |path: &Path| path != Path::new("/opt/cuda/include/crt/mma.h") && path.starts_with("/opt/cuda");
         assert_eq!(headers_in(None, partial).unwrap_err().tried, ["/opt/cuda/include has no crt/mma.h"]);
+        // CUDA 12 has the headers of C++ beside the others, CUDA 13 in `cccl`
+        for place in ["/opt/cuda/include/cuda/barrier", "/opt/cuda/include/cccl/cuda/barrier"] {
+            let plain = |path: &Path| path.starts_with("/opt/cuda") && !path.ends_with("cuda/barrier");
+            assert!(headers_in(None, |path: &Path| plain(path) || path == Path::new(place)).is_ok(), "{place}");
+            assert_eq!(headers_in(None, plain).unwrap_err().tried, ["/opt/cuda/include has no cuda/barrier"]);
+        }
     }
 
     #[test]

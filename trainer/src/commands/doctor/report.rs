@@ -100,6 +100,8 @@ pub(super) struct Report {
     pub gpus: Vec<GpuFacts>,
     pub nvrtc: Found<Library>,
     pub headers: Found<Headers>,
+    /// Why the versions of driver and NVRTC do not go together, and what to do. `None` if they do.
+    pub versions: Option<String>,
     /// Each ordered pair of GPUs.
     pub peers: Vec<Peer>,
     /// Check of GPU memory shared between processes: `works`, the error, or the reason why the check did not run.
@@ -133,6 +135,7 @@ impl Report {
             ipc,
             driver: Found::of(loaded.as_ref().map(driver_facts).map_err(no_driver)),
             gpus,
+            versions: loaded.as_ref().ok().and_then(versions),
             nvrtc: Found::of(device::nvrtc()),
             headers: Found::of(device::headers().map_err(|error| error.tried.join(", "))),
             mpi: Found::of(machine::mpi()),
@@ -154,6 +157,11 @@ fn driver_facts(driver: &Driver) -> DriverFacts {
     let cuda =
         driver.cuda_version().map_or_else(|error| error.to_string(), |[major, minor]| format!("{major}.{minor}"));
     DriverFacts { library: driver.library.clone(), cuda, version: machine::kernel_module() }
+}
+
+fn versions(driver: &Driver) -> Option<String> {
+    let refused = device::check_versions(driver.cuda_version().ok()?, &device::nvrtc().ok()?).err()?;
+    Some(format!("{}; {}", refused.cause, refused.hint))
 }
 
 fn gpus(driver: &Driver) -> Vec<GpuFacts> {

@@ -74,11 +74,12 @@ fn tools(report: &Report) -> Section {
         }
         Found::Missing { missing } => format!("none: {missing}"),
     };
-    Section::new("libraries")
-        .row("nvrtc", library(&report.nvrtc))
-        .row("headers", headers)
-        .row("nccl", library(&report.nccl))
-        .row("mpi", mpi)
+    let section = Section::new("libraries").row("nvrtc", library(&report.nvrtc));
+    let section = match &report.versions {
+        Some(refused) => section.row("versions", refused),
+        None => section,
+    };
+    section.row("headers", headers).row("nccl", library(&report.nccl)).row("mpi", mpi)
 }
 
 fn backends(report: &Report) -> Section {

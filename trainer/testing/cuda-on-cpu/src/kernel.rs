@@ -8,9 +8,10 @@ use parking_lot::Mutex;
 
 use crate::code::{
     DriverResult, ILLEGAL_ADDRESS, INVALID_HANDLE, INVALID_PTX, INVALID_VALUE, NO_BINARY_FOR_GPU, NOT_FOUND,
+    UNSUPPORTED_PTX_VERSION,
 };
 use crate::handles::Table;
-use crate::machine::{Device, machine};
+use crate::machine::{Device, driver, machine};
 use crate::memory::{self, BlockKind};
 use crate::module::{self, Function};
 use crate::op::Op;
@@ -61,6 +62,9 @@ pub(crate) fn load(device: &Device, image: &[u8]) -> DriverResult<usize> {
         return Err(NO_BINARY_FOR_GPU);
     }
     let text = str::from_utf8(image).map_err(|_| INVALID_PTX)?;
+    if ptx_version(text).is_some_and(|version| version > newest_ptx(driver())) {
+        return Err(UNSUPPORTED_PTX_VERSION);
+    }
     let (major, minor) = machine()?.capability();
     if target(text).is_some_and(|target| target > major * 10 + minor) {
         eprintln!("cuda-on-cpu: PTX for a newer GPU than {major}.{minor}");
@@ -82,6 +86,25 @@ pub(crate) fn load(device: &Device, image: &[u8]) -> DriverResult<usize> {
     });
     let module = module.clone().ok_or(INVALID_PTX)?;
     Ok(MODULES.add(Arc::new(LoadedModule { module, device: device.index, handles: Mutex::default() })))
+}
+
+/// Returns the newest PTX version of a CUDA version: 8.5 for 12.5 and 12.6, 8.8 for 12.9, 9.0 for 13.0 (PTX ISA, "Release
+/// Notes").
+fn newest_ptx((major, minor): (i32, i32)) -> (i32, i32) {
+    match (major, minor) {
+        (13.., _) => (major - 4, minor),
+        (12, 6..) => (8, minor - 1),
+        (12, _) => (8, minor),
+        (11, _) => (7, minor),
+        _ => (6, 5),
+    }
+}
+
+/// Returns the version of `.version 9.0`.
+fn ptx_version(text: &str) -> Option<(i32, i32)> {
+    let line = text.lines().find_map(|line| line.trim_start().strip_prefix(".version"))?;
+    let (major, minor) = line.trim().split_once('.')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
 /// Returns the compute capability of `.target sm_80` as 80.

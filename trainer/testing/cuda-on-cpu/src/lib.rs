@@ -9,6 +9,7 @@
 //! | `CUDA_ON_CPU_GPUS` | number of GPUs in the machine; default 1 |
 //! | `CUDA_VISIBLE_DEVICES` | GPUs that a process sees, as with the real driver |
 //! | `CUDA_ON_CPU_INIT` | return code of `cuInit`; default 0 |
+//! | `CUDA_ON_CPU_DRIVER` | CUDA version of the driver, which refuses newer PTX; default 13.2 |
 //! | `CUDA_ON_CPU_PEERS` | `works` (default); `none`: no peer access; `lies`: peer access is offered, but writes of kernels to a peer are lost |
 //! | `CUDA_ON_CPU_MEMORY` | bytes of memory per GPU; default 4 GiB |
 //! | `CUDA_ON_CPU_CAPABILITY` | compute capability; default 8.0 |

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, LazyLock, OnceLock, Weak};
 
 use parking_lot::Mutex;
 
@@ -54,11 +54,30 @@ impl Settings {
                 _ => None,
             }),
             memory: setting("CUDA_ON_CPU_MEMORY", 4 << 30, |text| text.parse().ok()),
-            capability: setting("CUDA_ON_CPU_CAPABILITY", (8, 0), |text| {
-                let (major, minor) = text.split_once('.')?;
-                Some((major.parse().ok()?, minor.parse().ok()?))
-            }),
+            capability: setting("CUDA_ON_CPU_CAPABILITY", (8, 0), version),
         }
+    }
+}
+
+/// Parses `13.2`.
+fn version(text: &str) -> Option<(i32, i32)> {
+    let (major, minor) = text.split_once('.')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
+
+/// Returns the newest CUDA version that the driver supports. A program may ask before `cuInit`.
+pub(crate) fn driver() -> (i32, i32) {
+    static DRIVER: LazyLock<(i32, i32)> = LazyLock::new(|| setting("CUDA_ON_CPU_DRIVER", (13, 2), version));
+    *DRIVER
+}
+
+/// Ends the process if the driver is older than the version that a function came with. A real driver's library lacks the
+/// function, and a program that binds to it ends too.
+pub(crate) fn require_driver(since: (i32, i32), function: &str) {
+    let (major, minor) = driver();
+    if (major, minor) < since {
+        eprintln!("cuda-on-cpu: the driver of CUDA {major}.{minor} has no {function}");
+        std::process::abort()
     }
 }
 

@@ -85,6 +85,54 @@ fn peer_access_is_enabled_and_disabled() {
 }
 
 #[test]
+fn ptx_is_refused_by_older_drivers() {
+    for (driver, test) in [("12.9", "refuses_ptx_9"), ("13.0", "loads_ptx_9")] {
+        passes(test, &[("CUDA_ON_CPU_DRIVER", driver)]);
+    }
+    let out = process("misses_a_function", &[("CUDA_ON_CPU_DRIVER", "12.7")]);
+    assert!(!out.status.success());
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(said.contains("the driver of CUDA 12.7 has no cuEventElapsedTime_v2"), "{said}");
+}
+
+fn load_ptx_9(module: Option<&mut usize>) -> i32 {
+    // SAFETY: a C string.
+    unsafe { cuModuleLoadData(module, c".version 9.0\n.target sm_80\n.address_size 64\n".as_ptr()) }
+}
+
+#[test]
+#[ignore = "run by ptx_is_refused_by_older_drivers"]
+fn refuses_ptx_9() {
+    if !is_child() {
+        return;
+    }
+    let _gpu = gpu();
+    assert_eq!(get(|version| cuDriverGetVersion(version)), 12090);
+    assert_eq!(error_of(load_ptx_9), 222);
+}
+
+#[test]
+#[ignore = "run by ptx_is_refused_by_older_drivers"]
+fn loads_ptx_9() {
+    if !is_child() {
+        return;
+    }
+    let _gpu = gpu();
+    assert_eq!(get(|version| cuDriverGetVersion(version)), 13000);
+    assert_eq!(error_of(load_ptx_9), 0);
+}
+
+#[test]
+#[ignore = "run by ptx_is_refused_by_older_drivers"]
+fn misses_a_function() {
+    if !is_child() {
+        return;
+    }
+    let _gpu = gpu();
+    cuEventElapsedTime_v2(None, 0, 0);
+}
+
+#[test]
 fn calls_without_a_context_are_refused() {
     let _gpu = gpu();
     let (stream, address) = (stream(), allocate(4));

@@ -7,9 +7,6 @@ use crate::code::{Code, INVALID_DEVICE, INVALID_VALUE, describe};
 use crate::kernel::{DEFAULT_SHARED, MAX_BLOCK, MAX_GRID, MAX_THREADS};
 use crate::machine::{self, Device, Machine, Peers, machine};
 
-/// Driver version: CUDA 13.2.
-const VERSION: c_int = 13020;
-
 exports! {
     fn cuInit(flags: c_uint) {
         if flags != 0 {
@@ -19,7 +16,8 @@ exports! {
     }
 
     fn cuDriverGetVersion(version: Option<&mut c_int>) {
-        write_out(version, VERSION)
+        let (major, minor) = machine::driver();
+        write_out(version, major * 1000 + minor * 10)
     }
 
     fn cuDeviceGetCount(count: Option<&mut c_int>) {

@@ -82,6 +82,7 @@ exports! {
     }
 
     fn cuEventElapsedTime_v2(milliseconds: Option<&mut f32>, start: usize, end: usize) {
+        crate::machine::require_driver((12, 8), "cuEventElapsedTime_v2");
         elapsed(milliseconds, start, end)
     }
 }
