@@ -46,6 +46,17 @@ step tuning 1 "$programs/trainer" --config configs/quickstart.toml --gpus 1 --ru
 step training 2 "$programs/gpu_check" --ranks 1 --trainer "$programs/trainer" --train 2
 step compare 2 "$programs/trainer" compare --config configs/quickstart.toml --gpus 2 --steps 10 --rounds 1 --out "$out/compare" \
     --modes dp,ddp
+# `auto` where GPUs cannot access each other's memory. Without the stand-in's own name, kernels are kept by model and versions.
+CUBECL_ENVIRONMENT='' CUDA_ON_CPU_PEERS=lies step to-nccl 2 "$programs/trainer" bench allreduce --gpus 2 --sizes 4 --ms 10
+CUDA_ON_CPU_IPC=refused CUDA_ON_CPU_NCCL=no step to-host 2 "$programs/trainer" --config configs/quickstart.toml --gpus 2 \
+    --run-dir "$out/runs" --epochs 1 --set train.batch_size=64 --set data.limit_train=128 --set data.limit_test=64
+expect() { # NAME TEXT
+    grep -q "$2" "$out/$1.log" || { echo "$1: FAILED, $out/$1.log has no \"$2\""; failed=1; }
+}
+expect to-nccl "NCCL over 2 GPUs, as rank .'s GPU does not read what was written"
+expect to-host "gradients: through the host's memory, as rank . cannot"
+ls "$programs/../cuda-on-cpu/cache/cubecl" | grep -q "^CPU-as-GPU-A-sm80_CPU-as-GPU-B-sm80-nvrtc[0-9.]*-driver[0-9.]*" ||
+    { echo "no kernels are kept for the two GPUs"; failed=1; }
 if unshare --pid --fork --mount-proc true 2>/dev/null; then
     # As many images per GPU as above, so that nothing is tuned again.
     step hosts 4 benches/gpu_check/two_hosts.sh "$programs/trainer" "$out" --epochs 1 --set train.batch_size=128 \

@@ -163,6 +163,12 @@ fn a_driver_without_peer_access_is_an_answer() {
 }
 
 #[test]
+fn refused_ipc_is_an_answer() {
+    let report = Machine::complete().doctor(&[("CUDA_ON_CPU_GPUS", "2"), ("CUDA_ON_CPU_IPC", "refused")]);
+    assert!(text(&report["ipc"]).contains("CUDA_ERROR_NOT_SUPPORTED (801)"), "{}", report["ipc"]);
+}
+
+#[test]
 fn a_driver_that_shows_no_gpu_or_does_not_start_is_told_apart() {
     let machine = Machine::complete();
     let none = machine.doctor(&[("CUDA_VISIBLE_DEVICES", "")]);

@@ -41,7 +41,7 @@ fn keep_kernels() {
 /// The variable `CUBECL_ENVIRONMENT` takes precedence.
 #[cfg(feature = "cuda")]
 pub fn keep_kernels_of(gpus: &super::Gpus, crowded: bool) {
-    if std::env::var_os("CUBECL_ENVIRONMENT").is_none() {
+    if std::env::var_os("CUBECL_ENVIRONMENT").is_none_or(|name| name.is_empty()) {
         configure();
         cubecl::environment::activate(cache_name(gpus, crowded));
     }
@@ -61,7 +61,7 @@ fn cache_name(gpus: &super::Gpus, crowded: bool) -> String {
     let nvrtc = gpus.nvrtc.version.as_deref().unwrap_or("unknown");
     let [major, minor] = gpus.cuda;
     let shared = if crowded { "-shared" } else { "" };
-    format!("{}-nvrtc{nvrtc}-driver{major}.{minor}{shared}", models.join("+"))
+    format!("{}-nvrtc{nvrtc}-driver{major}.{minor}{shared}", models.join("_"))
 }
 
 #[cfg(test)]

@@ -1,23 +1,20 @@
 //! The collectives of a group of GPUs.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Tensor;
 
 use super::Topology;
 use super::device::{Elements, Launcher};
 use super::fault::fault_error;
-use super::gpu;
 use super::inter_host::InterHost;
-use super::layout::{PAGE, WireType, fault};
+use super::layout::WireType;
 use super::plan::{self, DeviceCall};
 use super::protocol::Kernel;
 use super::route::{self, DeviceBackend, Route};
 use super::sequence::{HostStep, Launch, LaunchConstants, Sequence, host_steps};
 use super::stream_event::StreamEvent;
-use super::topology;
-use super::window::{Windows, agree};
+use super::window::Windows;
 use crate::Communicator;
 use crate::error::{CommError, ErrorKind, Result};
 use crate::process::Process;
@@ -37,98 +34,37 @@ pub struct DeviceGroupOptions {
     pub meet_on_device: bool,
 }
 
-/// Bytes of the largest slot. Longer arrays are cut into launches.
-const MOST: usize = 64 << 20;
-
 /// One GPU per rank, and the connections between them: a `ProcessGroup` for GPUs. A call returns when it is enqueued. The
 /// returned tensor is its `Work`: later operations of the calling thread on the tensor wait on the device. All ranks make the
 /// same calls in the same order, as with a [`Communicator`].
 ///
 /// If ranks share a GPU, or data goes through NCCL or between hosts, the host waits inside the call.
 pub struct DeviceGroup {
-    launcher: Launcher,
-    windows: Option<Windows>,
-    constants: LaunchConstants,
-    sequence: Sequence,
-    route: Route,
+    pub(super) launcher: Launcher,
+    pub(super) windows: Option<Windows>,
+    pub(super) constants: LaunchConstants,
+    pub(super) sequence: Sequence,
+    pub(super) route: Route,
+    /// Why a better route could not be used.
+    pub(super) detour: Option<String>,
     /// Set if windows do not reach all ranks.
-    inter_host: Option<InterHost>,
+    pub(super) inter_host: Option<InterHost>,
     /// The ranks of this host that share windows; the whole job if all ranks are on one host.
-    local: Communicator,
-    comm: Communicator,
-    topology: Topology,
-    wire: WireType,
-    limit: Duration,
+    pub(super) local: Communicator,
+    pub(super) comm: Communicator,
+    pub(super) topology: Topology,
+    pub(super) wire: WireType,
+    pub(super) limit: Duration,
 }
 
 impl DeviceGroup {
-    /// Connects the GPUs of all ranks of `comm`, which call this together, each with its own `device`.
-    ///
-    /// # Errors
-    /// [`Setup`](ErrorKind::Setup) on every rank if the backend that the user asked for is not possible here.
-    pub fn new(comm: &Communicator, device: &Device, options: DeviceGroupOptions) -> Result<Self> {
-        Self::meet(comm, device, options).map_err(|error| comm.inner.process.fail(error))
-    }
-
-    fn meet(comm: &Communicator, device: &Device, options: DeviceGroupOptions) -> Result<Self> {
-        let opened = Launcher::new(device).and_then(|launcher| Ok((gpu::open(launcher.index)?, launcher)));
-        let (gpu, launcher) = agree(opened, comm)?;
-        let topology = topology::gather(&gpu, comm)?;
-        // The library is large, so it is loaded only if it may be needed.
-        let nccl = match Route::may_need_nccl(options.backend, options.wire, options.elements, &topology) {
-            true => topology::nccl_everywhere(comm)?,
-            false => Err("NCCL was not looked for".to_owned()),
-        };
-        let nccl = nccl.as_ref().copied().map_err(String::as_str);
-        let mut route = Route::choose(options.backend, options.wire, options.elements, &topology, nccl)
-            .map_err(|no| CommError::setup(no.cause).hint(no.hint))?;
-        if let Route::Kernels { on_host } = &mut route {
-            *on_host &= !options.meet_on_device;
-        }
-        let slot = (options.elements * options.wire.size()).clamp(PAGE, MOST).next_multiple_of(PAGE);
-        let limit = comm.inner.process.timeout;
-        let local = match &route {
-            Route::Hierarchical { .. } => {
-                let mut own = None;
-                for host in topology.hosts() {
-                    own = comm.group(&host)?.or(own);
-                }
-                own.ok_or_else(|| CommError::setup("this rank is on no host"))?
-            }
-            _ => comm.clone(),
-        };
-        let windows = match &route {
-            Route::Nccl => agree(Windows::alone(&gpu, slot), comm)?,
-            _ => Windows::shared(&gpu, slot, &local)?,
-        };
-        let constants = windows.constants(limit);
-        let abort = Arc::downgrade(&windows.abort());
-        comm.inner.process.abort.on_raise(move || {
-            if let Some(words) = abort.upgrade() {
-                words.set(0, 1);
-            }
-        });
-        let mut group = Self {
-            launcher,
-            windows: Some(windows),
-            constants,
-            sequence: Sequence::default(),
-            inter_host: None,
-            route,
-            local,
-            comm: comm.clone(),
-            topology,
-            wire: options.wire,
-            limit,
-        };
-        group.probe()?;
-        group.inter_host = InterHost::new(&group.route, &group.topology, comm, &gpu)?;
-        Ok(group)
-    }
-
-    /// Describes the route, for the screen.
+    /// Describes the route, for the screen, and why better ones could not be used.
     pub fn description(&self) -> String {
-        self.route.describe(&self.topology)
+        let mut text = self.route.describe(&self.topology);
+        if let Some(cause) = &self.detour {
+            text += &format!(", as {cause}");
+        }
+        text
     }
 
     /// Returns where the ranks are.
@@ -141,11 +77,11 @@ impl DeviceGroup {
         self.wire
     }
 
-    fn process(&self) -> &Process {
+    pub(super) fn process(&self) -> &Process {
         &self.comm.inner.process
     }
 
-    fn windows(&self) -> Result<&Windows> {
+    pub(super) fn windows(&self) -> Result<&Windows> {
         self.windows.as_ref().ok_or_else(|| CommError::system("the group is closed"))
     }
 
@@ -204,7 +140,6 @@ impl DeviceGroup {
     /// thread that uses the sum must wait for the returned event, or for a later event of this group.
     ///
     /// # Errors
-    /// As [`check`](Self::check).
     /// As [`check`](Self::check).
     pub fn all_reduce_after(
         &mut self,
@@ -366,25 +301,6 @@ impl DeviceGroup {
         }
         // If hosts meet, the wait before the next call's first meeting covers the reads of this call.
         Ok(())
-    }
-
-    /// Tests access to every peer's memory: stores to it, and loads from it.
-    fn probe(&mut self) -> Result<()> {
-        if self.constants.world() < 2 {
-            return Ok(());
-        }
-        let output = self.launcher.room(1);
-        for write in [true, false] {
-            let launched = self.launcher.launch(&Sequence::probe(&self.constants, write), &output, &[]);
-            agree(launched.and_then(|()| self.launcher.synchronize()), &self.local)?;
-        }
-        let faults = self.windows()?.faults();
-        let unreachable = faults.iter().find(|fault| fault.kind == fault::UNREACHABLE).map(|fault| {
-            let (me, peer) = (self.process().rank, self.local.ranks()[fault.peer]);
-            CommError::setup(format!("rank {me}'s GPU does not read what was written to the memory of rank {peer}'s"))
-                .hint("the driver reports peer access that does not work: try parallel.backend = \"nccl\"")
-        });
-        agree(unreachable.map_or(Ok(()), Err), &self.local)
     }
 }
 

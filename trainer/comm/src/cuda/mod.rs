@@ -7,8 +7,8 @@
 //! - `topology.rs`, `route.rs`: where the ranks are, and the route that follows: kernels, NCCL, or kernels inside hosts and
 //!   another transport between them.
 //! - `driver/`: the binding to libcuda.
-//! - With the feature `cuda`: `window.rs` (memory over IPC), `device.rs` (launches through cubecl), `DeviceGroup` (`group.rs`,
-//!   the collectives), `nccl.rs`, `inter_host.rs`, `stream_event.rs`.
+//! - With the feature `cuda`: `window.rs` (memory over IPC), `device.rs` (launches through cubecl), `DeviceGroup` (`connect.rs`
+//!   finds a route that works, `group.rs` has the collectives), `nccl.rs`, `inter_host.rs`, `stream_event.rs`.
 //!
 //! # Why CUDA C++ and not `#[cube]`
 //!
@@ -87,6 +87,8 @@
 #[cfg(feature = "cuda")]
 pub mod bench;
 #[cfg(feature = "cuda")]
+mod connect;
+#[cfg(feature = "cuda")]
 mod device;
 #[allow(unsafe_code)]
 pub mod driver;
@@ -114,6 +116,8 @@ mod topology;
 #[cfg(feature = "cuda")]
 mod window;
 
+#[cfg(feature = "cuda")]
+pub use connect::Connected;
 #[cfg(feature = "cuda")]
 pub use device::is_cuda;
 #[cfg(feature = "cuda")]

@@ -9,7 +9,7 @@ use super::{layout::phase, protocol::Kernel};
 /// The backend that the user asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceBackend {
-    /// The kernels inside a host, NCCL beyond.
+    /// The kernels inside a host, NCCL beyond, and the host's memory where neither works.
     Auto,
     /// The kernels, or an error.
     Kernels,
@@ -59,16 +59,13 @@ impl Route {
         let bytes = elements as u64 * wire.size() as u64;
         let kernels = supports(wire.dtype(), bytes, world, topology);
         let shared = topology.shares_devices();
-        let nccl = match nccl {
-            Ok(()) if shared => Err("several ranks share a GPU, which NCCL refuses".to_owned()),
-            other => other.map_err(ToOwned::to_owned),
-        };
+        let nccl = Self::nccl(topology, nccl);
         let no = |refusal: &Refusal| NoRoute { cause: refusal.to_string(), hint: refusal.hint().into() };
         match backend {
             DeviceBackend::Kernels => {
                 kernels.map(|()| Self::Kernels { on_host: shared }).map_err(|refusal| no(&refusal))
             }
-            DeviceBackend::Nccl => nccl.map(|()| Self::Nccl).map_err(|cause| NoRoute {
+            DeviceBackend::Nccl => nccl.map_err(|cause| NoRoute {
                 cause: format!("parallel.backend = \"nccl\": {cause}"),
                 hint: match shared {
                     true => {
@@ -80,11 +77,23 @@ impl Route {
             DeviceBackend::Auto => match kernels {
                 Ok(()) => Ok(Self::Kernels { on_host: shared }),
                 Err(_) if hierarchical(wire, bytes, topology) => Ok(Self::Hierarchical { nccl: nccl.is_ok() }),
-                Err(refusal) => nccl.map(|()| Self::Nccl).map_err(|cause| NoRoute {
-                    cause: format!("no route between the ranks' GPUs: {refusal}; {cause}"),
-                    hint: "install NCCL 2 (libnccl.so.2), or use parallel.backend = \"tcp\"".into(),
+                Err(refusal) => nccl.map_err(|cause| NoRoute {
+                    cause: format!("{refusal}; {cause}"),
+                    hint: "install NCCL 2 (libnccl.so.2), or use parallel.backend = \"shm\" or \"tcp\"".into(),
                 }),
             },
+        }
+    }
+
+    /// Returns the route over NCCL. `nccl` says why NCCL is missing, if any rank lacks it.
+    ///
+    /// # Errors
+    /// NCCL is missing, or refuses these ranks.
+    pub fn nccl(topology: &Topology, nccl: Result<(), &str>) -> Result<Self, String> {
+        match nccl {
+            Ok(()) if topology.shares_devices() => Err("several ranks share a GPU, which NCCL refuses".to_owned()),
+            Ok(()) => Ok(Self::Nccl),
+            Err(cause) => Err(cause.to_owned()),
         }
     }
 
@@ -225,8 +234,8 @@ mod tests {
         );
         assert_eq!(
             choose(DeviceBackend::Auto, &apart, NONE).unwrap_err(),
-            "no route between the ranks' GPUs: the ranks are on 2 hosts, and GPU memory is shared within one; libnccl.so.2: not \
-             found\nhint: install NCCL 2 (libnccl.so.2), or use parallel.backend = \"tcp\""
+            "the ranks are on 2 hosts, and GPU memory is shared within one; libnccl.so.2: not found\nhint: install NCCL 2 \
+             (libnccl.so.2), or use parallel.backend = \"shm\" or \"tcp\""
         );
         let mut blind = topology(&[("a", 0), ("a", 1)]);
         blind.no_access = vec![(1, 0)];

@@ -220,8 +220,7 @@ fn choice(peers: &[Peer], ipc: &str, nccl: &Found<Library>) -> Choice {
 }
 
 /// Describes how gradients would travel with one rank on each of this host's GPUs. The route is the one that a group of ranks
-/// chooses from the driver's answers. A group also runs the checks and fails if they contradict the driver, so this function
-/// reports a contradiction.
+/// chooses from the driver's answers. A group also runs the checks, and takes the next route if they contradict the driver.
 fn between_gpus(gpus: &[Gpu], peers: &[Peer], ipc: &str, nccl: bool) -> String {
     if gpus.len() < 2 {
         return "there is one GPU: none travel, but with --oversubscribe".into();
@@ -237,20 +236,22 @@ fn between_gpus(gpus: &[Gpu], peers: &[Peer], ipc: &str, nccl: bool) -> String {
     let nccl = if nccl { Ok(()) } else { Err("there is no NCCL here") };
     let route = match Route::choose(DeviceBackend::Auto, WireType::F32, 1, &topology, nccl) {
         Ok(route) => route,
-        Err(NoRoute { cause, hint }) => return format!("none: {cause}; {hint}"),
+        Err(NoRoute { cause, .. }) => return format!("shm: through the host's memory, as {cause}"),
     };
     let (broken, says) = (peers.iter().find(|peer| peer.check != "works"), route.describe(&topology));
+    let instead = |cause: &str| match Route::nccl(&topology, nccl) {
+        Ok(route) => format!("nccl: {}, as {cause}", route.describe(&topology)),
+        Err(missing) => format!("shm: through the host's memory, as {cause}; {missing}"),
+    };
     match (&route, broken) {
         (Route::Nccl, _) => match supports(DType::F32, 4, gpus.len(), &topology) {
             Ok(()) => format!("nccl: {says}"),
             Err(refusal) => format!("nccl: {says}, as {refusal}"),
         },
-        (_, Some(Peer { from, to, .. })) => format!(
-            "cuda, which would fail: the driver says that GPU {from} reaches GPU {to}'s memory, and it does not; --backend nccl"
-        ),
-        (_, None) if ipc != "works" => {
-            "cuda, which would fail: processes cannot share a GPU's memory; --backend nccl".into()
+        (_, Some(Peer { from, to, .. })) => {
+            instead(&format!("the driver says that GPU {from} reaches GPU {to}'s memory, and it does not"))
         }
+        (_, None) if ipc != "works" => instead("processes cannot share a GPU's memory"),
         (_, None) => format!("cuda: {says}"),
     }
 }
@@ -284,12 +285,16 @@ mod tests {
             over.starts_with("nccl: NCCL over 2 GPUs, as rank 1's GPU has no access to the memory of rank 0's"),
             "{over}"
         );
-        assert!(says(&blind, "works", false).starts_with("none: no route between the ranks' GPUs"));
         assert!(
-            says(&liar, "works", true)
-                .starts_with("cuda, which would fail: the driver says that GPU 1 reaches GPU 0's")
+            says(&blind, "works", false).starts_with("shm: through the host's memory, as rank 1's GPU has no access")
         );
-        assert!(says(&good, "cuIpcGetMemHandle: …", true).starts_with("cuda, which would fail: processes"));
+        let lied = "the driver says that GPU 1 reaches GPU 0's memory, and it does not";
+        assert_eq!(says(&liar, "works", true), format!("nccl: NCCL over 2 GPUs, as {lied}"));
+        let (here, none) = ("shm: through the host's memory, as", "there is no NCCL here");
+        assert_eq!(says(&liar, "works", false), format!("{here} {lied}; {none}"));
+        let shared = "processes cannot share a GPU's memory";
+        assert_eq!(says(&good, "cuIpcGetMemHandle: …", true), format!("nccl: NCCL over 2 GPUs, as {shared}"));
+        assert_eq!(says(&good, "cuIpcGetMemHandle: …", false), format!("{here} {shared}; {none}"));
         let old = between_gpus(&gpus(2, [6, 1]), &good, "works", true);
         assert!(old.ends_with("rank 0's GPU has compute capability 6.1, and the kernels need 7.0"), "{old}");
         assert!(

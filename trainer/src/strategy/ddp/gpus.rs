@@ -18,11 +18,11 @@ use crate::{
 };
 use comm::{
     CommError, Communicator,
-    cuda::{self, DeviceGroup, DeviceGroupOptions, layout::WireType},
+    cuda::{self, Connected, DeviceGroup, DeviceGroupOptions, layout::WireType},
 };
 
-/// Connects the ranks' GPUs. Returns `None` where gradients go through the host: this run is on the CPU, or
-/// `parallel.backend` asks for the host.
+/// Connects the ranks' GPUs. Returns `None` where gradients go through the host: this run is on the CPU, `parallel.backend`
+/// asks for the host, or it is `auto` and no route between the GPUs works.
 ///
 /// # Errors
 /// The requested backend is not possible here.
@@ -60,11 +60,16 @@ pub(super) fn connect(
         Compression::Fp16 => WireType::F16,
         Compression::Bf16 => WireType::Bf16,
     };
-    let group = DeviceGroup::new(comm, device, DeviceGroupOptions { backend, elements, wire, meet_on_device: false })?;
+    let options = DeviceGroupOptions { backend, elements, wire, meet_on_device: false };
+    let (group, description) = match DeviceGroup::connect(comm, device, options)? {
+        Connected::Group(group) => (Some(*group), String::new()),
+        Connected::ThroughHost { cause } => (None, format!("through the host's memory, as {cause}")),
+    };
     if comm.rank() == 0 {
-        console::eprint(format_args!("gradients: {}", group.description()));
+        let description = group.as_ref().map_or(description, DeviceGroup::description);
+        console::eprint(format_args!("gradients: {description}"));
     }
-    Ok(Some((device.clone(), Arc::new(Mutex::new(group)))))
+    Ok(group.map(|group| (device.clone(), Arc::new(Mutex::new(group)) as Arc<Mutex<dyn DeviceAllReduce>>)))
 }
 
 impl DeviceAllReduce for DeviceGroup {

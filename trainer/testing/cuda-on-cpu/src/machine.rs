@@ -29,6 +29,7 @@ struct Settings {
     peers: Peers,
     memory: usize,
     capability: (i32, i32),
+    ipc: bool,
 }
 
 /// Reads an environment variable. A value that cannot be parsed ends the process: a test on a different machine than the
@@ -55,6 +56,11 @@ impl Settings {
             }),
             memory: setting("CUDA_ON_CPU_MEMORY", 4 << 30, |text| text.parse().ok()),
             capability: setting("CUDA_ON_CPU_CAPABILITY", (8, 0), version),
+            ipc: setting("CUDA_ON_CPU_IPC", true, |text| match text {
+                "works" => Some(true),
+                "refused" => Some(false),
+                _ => None,
+            }),
         }
     }
 }
@@ -234,6 +240,11 @@ impl Machine {
 
     pub(crate) fn peers(&self) -> Peers {
         self.settings.peers
+    }
+
+    /// Returns whether processes may share a GPU's memory.
+    pub(crate) fn ipc(&self) -> bool {
+        self.settings.ipc
     }
 
     /// Returns the bytes of memory per GPU.

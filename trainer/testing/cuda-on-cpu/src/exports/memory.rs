@@ -4,7 +4,7 @@ use std::ffi::c_uint;
 
 use super::{exports, write_out};
 use crate::capture;
-use crate::code::INVALID_VALUE;
+use crate::code::{DriverResult, INVALID_VALUE, NOT_SUPPORTED};
 use crate::context::current;
 use crate::ipc::{self, IpcHandle};
 use crate::machine::machine;
@@ -14,6 +14,10 @@ use crate::stream::StreamRef;
 
 /// `CU_MEMHOSTALLOC_PORTABLE`, `_DEVICEMAP` and `_WRITECOMBINED`.
 const HOST_FLAGS: c_uint = 7;
+
+fn require_ipc() -> DriverResult {
+    if machine()?.ipc() { Ok(()) } else { Err(NOT_SUPPORTED) }
+}
 
 exports! {
     fn cuMemAlloc_v2(address: Option<&mut usize>, bytes: usize) {
@@ -111,6 +115,7 @@ exports! {
     fn cuIpcGetMemHandle(handle: Option<&mut IpcHandle>, address: usize) {
         current()?;
         let to = handle.ok_or(INVALID_VALUE)?;
+        require_ipc()?;
         *to = ipc::export(address)?;
         Ok(())
     }
@@ -119,6 +124,7 @@ exports! {
         let device = current()?;
         capture::refuse_unsafe()?;
         let address = address.ok_or(INVALID_VALUE)?;
+        require_ipc()?;
         write_out(Some(address), ipc::open(device, &handle, flags)?)
     }
 
