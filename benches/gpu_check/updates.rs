@@ -1,7 +1,7 @@
 //! Compares the optimizer's step and the weight average on a GPU with the CPU.
 
 use burn::tensor::{Device, Tensor, TensorData};
-use ops::{ParameterUpdate, UpdateRule, ema_update, update};
+use ops::{ParameterUpdate, UpdateRule, ema_update, square_sum, update};
 
 use super::ops::{apart, numbers, values};
 
@@ -35,6 +35,13 @@ fn results(rule: impl Fn(u64) -> UpdateRule, slots: usize, device: &Device) -> R
     Ok(all.map(values).collect::<Result<Vec<_>, _>>()?.concat())
 }
 
+/// Returns the sum of squares of many tensors, several times.
+fn square_sums(device: &Device) -> Result<Vec<f32>, String> {
+    let tensors: Vec<_> = lengths().into_iter().map(|length| vector(3, length, device)).collect();
+    let sum = || values(square_sum(&tensors.iter().collect::<Vec<_>>()).ok_or("no tensors")?);
+    Ok((0..4).map(|_| sum()).collect::<Result<Vec<_>, _>>()?.concat())
+}
+
 /// Prints one line per rule. Returns whether all are correct.
 pub fn run() -> Result<bool, String> {
     let (gpu, cpu) = (Device::cuda(0), Device::flex());
@@ -44,8 +51,13 @@ pub fn run() -> Result<bool, String> {
         ("SGD, momentum", results(sgd(false), 1, &gpu)?, results(sgd(false), 1, &cpu)?),
         ("SGD, Nesterov", results(sgd(true), 1, &gpu)?, results(sgd(true), 1, &cpu)?),
         ("AdamW", results(adamw, 2, &gpu)?, results(adamw, 2, &cpu)?),
+        ("sum of squares", square_sums(&gpu)?, square_sums(&cpu)?),
     ];
-    let mut well = true;
+    // Ranks scale equal gradients by equal factors.
+    let mut well = all[3].1.iter().all(|sum| sum.to_bits() == all[3].1[0].to_bits());
+    if !well {
+        println!("the sum of squares depends on the order of blocks: {:?}  WRONG", all[3].1);
+    }
     for (name, ours, theirs) in all {
         let apart = apart(&ours, &theirs);
         let right = ours.len() == theirs.len() && apart <= 1e-6;

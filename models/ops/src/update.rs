@@ -101,12 +101,17 @@ pub fn ema_update(decay: f64, pairs: Vec<(Tensor<1>, Tensor<1>)>) -> Vec<Tensor<
     pairs.into_iter().map(one).collect()
 }
 
-/// Returns the sum of the squares of all values of flat tensors, `[1]`; `None` for an empty list. The CPU kernels sum in f64.
+/// Returns the sum of the squares of all values of flat tensors, `[1]`; `None` for an empty list. The CPU kernels sum in f64,
+/// the GPU kernels in f32. In both, the order of sums is fixed.
 pub fn square_sum(tensors: &[&Tensor<1>]) -> Option<Tensor<1>> {
     let first = tensors.first()?;
     if tensors.iter().all(|tensor| has_parameter_kernels(tensor)) {
         let sum = cpu::square_sum(tensors);
         return Some(Tensor::from_floats([sum as f32], &first.device()));
+    }
+    #[cfg(all(feature = "cuda", not(feature = "fusion")))]
+    if let Some(sum) = crate::gpu::square_sum(tensors) {
+        return Some(sum);
     }
     let sums: Vec<_> = tensors.iter().map(|&g| (g.clone() * g.clone()).sum()).collect();
     Some(Tensor::cat(sums, 0).sum())

@@ -16,7 +16,9 @@ mod direct_kernels;
 mod norm;
 mod norm_kernels;
 mod rows;
+mod squares;
 mod update;
 mod weight_kernels;
 
+pub(crate) use squares::square_sum;
 pub(crate) use update::{ema_update, update};

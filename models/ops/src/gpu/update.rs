@@ -27,7 +27,8 @@ pub(super) fn cube(tensor: &Tensor<1>) -> Option<CubeTensor> {
     }
 }
 
-fn tensor_of(tensor: CubeTensor) -> Tensor<1> {
+/// Returns a tensor of burn.
+pub(super) fn tensor_of(tensor: CubeTensor) -> Tensor<1> {
     let kind = DispatchTensorKind::Cube(BackendTensor::Float(tensor));
     Tensor::from_dispatch(DispatchTensor { kind, autodiff: Default::default() })
 }
@@ -36,11 +37,12 @@ fn tensor_of(tensor: CubeTensor) -> Tensor<1> {
 /// launches have half as many parameters, repeatedly, so six kernels suffice for any number of parameters.
 const MAX_PARAMETERS: usize = 32;
 
-type Tensors<N> = Sequence<Box<[Vector<f32, N>]>>;
+/// Tensors of a launch, in vectors of `N`.
+pub(super) type Tensors<N> = Sequence<Box<[Vector<f32, N>]>>;
 
 /// Arguments of one parameter in a launch.
 #[derive(CubeType, CubeLaunch)]
-struct ParameterBlocks {
+pub(super) struct ParameterBlocks {
     /// Number of vectors.
     length: usize,
     /// The parameter's first block, and the next parameter's first block.
@@ -50,15 +52,15 @@ struct ParameterBlocks {
 }
 
 /// Parameters of one launch, each with `N` input tensors.
-struct Batch<const N: usize> {
+pub(super) struct Batch<const N: usize> {
     tensors: Vec<[CubeTensor; N]>,
     weight_decay: Vec<f64>,
-    vector: usize,
+    pub(super) vector: usize,
 }
 
 impl<const N: usize> Batch<N> {
     /// Divides the parameters, in order, into as few launches as possible.
-    fn all(mut parameters: Vec<([CubeTensor; N], f64)>) -> impl Iterator<Item = Self> {
+    pub(super) fn all(mut parameters: Vec<([CubeTensor; N], f64)>) -> impl Iterator<Item = Self> {
         std::iter::from_fn(move || {
             let vector = vector(&parameters.first()?.0);
             let alike =
@@ -69,12 +71,17 @@ impl<const N: usize> Batch<N> {
         })
     }
 
+    /// Returns the first parameter's first tensor.
+    pub(super) fn tensor(&self) -> &CubeTensor {
+        &self.tensors[0][0]
+    }
+
     fn client(&self) -> Client {
-        self.tensors[0][0].client.clone()
+        self.tensor().client.clone()
     }
 
     /// Returns the tensors with an index, of all parameters.
-    fn args<T: LaunchArg<RuntimeArg = BufferArg>>(&self, index: usize) -> SequenceArg<T> {
+    pub(super) fn args<T: LaunchArg<RuntimeArg = BufferArg>>(&self, index: usize) -> SequenceArg<T> {
         self.tensors.iter().map(|tensors| all(&tensors[index])).collect()
     }
 
@@ -87,11 +94,21 @@ impl<const N: usize> Batch<N> {
         self.tensors.iter().map(new).collect()
     }
 
+    /// Returns the number of vectors of a parameter.
+    fn length(&self, tensors: &[CubeTensor; N]) -> usize {
+        tensors[0].meta.num_elements() / self.vector
+    }
+
+    /// Returns the number of blocks of a launch.
+    pub(super) fn blocks(&self) -> usize {
+        self.tensors.iter().map(|tensors| self.length(tensors).div_ceil(UNITS)).sum()
+    }
+
     /// Returns each parameter's blocks, and the grid.
-    fn shares(&self) -> (SequenceArg<ParameterBlocks>, CubeCount) {
+    pub(super) fn shares(&self) -> (SequenceArg<ParameterBlocks>, CubeCount) {
         let mut first = 0;
         let share = |(tensors, weight_decay): (&[CubeTensor; N], &f64)| {
-            let length = tensors[0].meta.num_elements() / self.vector;
+            let length = self.length(tensors);
             let next = first + length.div_ceil(UNITS);
             let share = ParameterBlocksLaunch::new(length, first, next, *weight_decay as f32);
             first = next;
@@ -114,7 +131,7 @@ fn args_of<T: LaunchArg<RuntimeArg = BufferArg>>(tensors: &[CubeTensor]) -> Sequ
 
 /// Returns whether the thread belongs to the parameter, and its vector.
 #[cube]
-fn thread_vector(share: &ParameterBlocks) -> (bool, usize) {
+pub(super) fn thread_vector(share: &ParameterBlocks) -> (bool, usize) {
     let block = CUBE_POS_X as usize;
     let at = (block - min(share.first, block)) * UNITS + UNIT_POS as usize;
     (block >= share.first && block < share.next && at < share.length, at)
@@ -208,8 +225,8 @@ fn read<const N: usize>(parameters: &[ParameterUpdate], slots: usize) -> Option<
     parameters.iter().map(one).collect()
 }
 
-/// Returns the tensors of one parameter.
-fn tensors<'a, const N: usize>(of: impl Iterator<Item = &'a Tensor<1>>) -> Option<[CubeTensor; N]> {
+/// Returns the tensors of one parameter; `None` if one of them is no f32 tensor on a GPU, or is empty.
+pub(super) fn tensors<'a, const N: usize>(of: impl Iterator<Item = &'a Tensor<1>>) -> Option<[CubeTensor; N]> {
     let of: Vec<_> = of.collect();
     let length = of[0].dims()[0];
     assert!(of.iter().all(|tensor| tensor.dims()[0] == length), "the tensors of a parameter differ in length");

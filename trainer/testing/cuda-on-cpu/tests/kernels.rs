@@ -44,6 +44,59 @@ fn a_sum_over_blocks_warps_and_lanes() {
     assert!((f64::from(y) / expected - 1.0).abs() < 1e-5, "{y} {expected}");
 }
 
+/// Writes its blocks' numbers in the order in which they run.
+const ORDER: &str = "
+.version 6.4
+.target sm_50
+.address_size 64
+.visible .entry order(.param .u64 counter, .param .u64 list)
+{
+    .reg .b32 %r<4>;
+    .reg .b64 %d<5>;
+    ld.param.u64 %d1, [counter];
+    ld.param.u64 %d2, [list];
+    atom.global.add.u32 %r1, [%d1], 1;
+    mov.u32 %r2, %ctaid.x;
+    mul.wide.u32 %d3, %r1, 4;
+    add.u64 %d4, %d2, %d3;
+    st.global.u32 [%d4], %r2;
+    ret;
+}
+";
+
+fn order() -> Vec<u32> {
+    let module = load(ORDER).unwrap();
+    let (mut counter, mut list) = (0_u32, vec![u32::MAX; 100]);
+    let parameters = pack(&[&raw mut counter as u64, list.as_mut_ptr() as u64]);
+    // SAFETY: pointers to a counter, and to one number for each block.
+    unsafe { function(&module, "order").run(&parameters, [100, 1, 1], [1, 1, 1], 0) };
+    list
+}
+
+#[test]
+fn blocks_run_in_order_or_shuffled() {
+    let ascending: Vec<u32> = (0..100).collect();
+    assert_eq!(order(), ascending);
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "shuffled", "--ignored"]).env("CUDA_ON_CPU_SHUFFLE", "7");
+    assert!(command.status().unwrap().success());
+}
+
+#[test]
+#[ignore = "run by blocks_run_in_order_or_shuffled"]
+fn shuffled() {
+    if std::env::var_os("CUDA_ON_CPU_SHUFFLE").is_none() {
+        return;
+    }
+    let orders = [order(), order(), order()];
+    for order in &orders {
+        let mut sorted = order.clone();
+        sorted.sort_unstable();
+        assert_eq!(sorted, (0..100).collect::<Vec<_>>(), "every block runs once");
+    }
+    assert!(orders[0] != orders[1] || orders[1] != orders[2], "{orders:?}");
+}
+
 #[test]
 fn products_of_tensor_cores() {
     let module = module();

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 typedef uint8_t u8; typedef uint16_t u16; typedef uint32_t u32; typedef uint64_t u64; typedef unsigned __int128 u128;
 typedef int8_t s8; typedef int16_t s16; typedef int32_t s32; typedef int64_t s64; typedef __int128 s128;
@@ -233,9 +234,27 @@ OP u32 reduce_lanes(Thread *t, char how, int is_signed, u32 v, u32 mask) {
     return out;
 }
 
-/* Runs a grid's blocks one after another. `stacks` has STACK bytes for each of 1024 threads. */
-static __attribute__((unused)) void run_grid(Body body, u32 fibers, const u8 *params, const u32 *grid, const u32 *ntid, u32 static_bytes,
-                                             u32 dynamic, u8 *stacks) {
+/* The order of a grid's blocks: `first`, `first + stride`, … modulo their number. With CUDA_ON_CPU_SHUFFLE=SEED it is another one for
+   each launch and each process. */
+static void order_of(u64 blocks, u64 *first, u64 *stride) {
+    static u64 launches;
+    const char *seed = getenv("CUDA_ON_CPU_SHUFFLE");
+    *first = 0, *stride = 1;
+    if (!seed || !*seed || blocks < 2) return;
+    u64 r = strtoull(seed, 0, 10) + ((u64)getpid() << 32) + __atomic_add_fetch(&launches, 1, __ATOMIC_RELAXED);
+    r = (r ^ r >> 30) * 0xbf58476d1ce4e5b9ull, r = (r ^ r >> 27) * 0x94d049bb133111ebull, r ^= r >> 31; /* splitmix64 */
+    *first = r % blocks;
+    for (u64 s = r >> 32;; s++) {
+        u64 a = *stride = 1 + s % (blocks - 1), b = blocks;
+        while (b) { u64 rest = a % b; a = b, b = rest; }
+        if (a == 1) return;
+    }
+}
+
+/* Runs a grid's blocks one after another. `stacks` has STACK bytes for each of 1024 threads. Kernels that other processes wait for
+   run them `in_order`, as GPUs start them: such kernels may wait for the same block of another process. */
+static __attribute__((unused)) void run_grid(Body body, u32 fibers, u32 in_order, const u8 *params, const u32 *grid, const u32 *ntid,
+                                             u32 static_bytes, u32 dynamic, u8 *stacks) {
     u32 threads = ntid[0] * ntid[1] * ntid[2], warps = (threads + LANES - 1) / LANES;
     Block b = {.threads = threads, .static_bytes = static_bytes, .dynamic_bytes = dynamic, .params = params, .body = body, .fibers = fibers};
     size_t bytes = (static_bytes + dynamic + 1023) / 1024 * 1024 + 1024;
@@ -248,8 +267,10 @@ static __attribute__((unused)) void run_grid(Body body, u32 fibers, const u8 *pa
         u32 x = i % ntid[0], y = i / ntid[0] % ntid[1], z = i / ntid[0] / ntid[1];
         b.all[i] = (Thread){.block = &b, .warp = &all_warps[i / LANES], .tid = {x, y, z}, .linear = i, .lane = i % LANES};
     }
-    for (u32 z = 0; z < grid[2]; z++) for (u32 y = 0; y < grid[1]; y++) for (u32 x = 0; x < grid[0]; x++) {
-        b.ctaid[0] = x, b.ctaid[1] = y, b.ctaid[2] = z;
+    u64 blocks = (u64)grid[0] * grid[1] * grid[2], at = 0, stride = 1;
+    if (!in_order) order_of(blocks, &at, &stride);
+    for (u64 n = 0; n < blocks; n++, at = (at + stride) % blocks) {
+        b.ctaid[0] = at % grid[0], b.ctaid[1] = at / grid[0] % grid[1], b.ctaid[2] = at / grid[0] / grid[1];
         memset(b.shared, 0xff, bytes); /* As on a GPU, shared memory is not zero. */
         if (!fibers) {
             for (u32 i = 0; i < threads; i++) body(&b.all[i]);

@@ -42,14 +42,16 @@ pub fn translate(unit: &Unit) -> Result<(String, Vec<Kernel>), String> {
     }
     // A device function may wait too, so all kernels of the module use fibers if any function waits.
     let waits = unit.functions.iter().any(|f| f.body.iter().any(waits));
+    let meets = unit.functions.iter().any(|f| f.body.iter().any(meets));
     for function in unit.functions.iter().filter(|f| f.entry) {
         let (parameters, parameter_bytes) = layout(&function.parameters);
         let (name, bytes) = (symbol(&function.name), shared.bytes);
         let _ = writeln!(
             text,
             "void run_{name}(const u8 *params, const u32 *grid, const u32 *ntid, u32 dynamic, u8 *stacks) {{ \
-             run_grid({name}, {}, params, grid, ntid, {bytes}, dynamic, stacks); }}",
-            u32::from(waits)
+             run_grid({name}, {}, {}, params, grid, ntid, {bytes}, dynamic, stacks); }}",
+            u32::from(waits),
+            u32::from(meets)
         );
         kernels.push(Kernel { name: function.name.clone(), parameters, parameter_bytes, shared: bytes });
     }
@@ -68,6 +70,11 @@ fn waits(statement: &Statement) -> bool {
         || has("relaxed")
         || i.op[0] == "elect"
         || i.op[0] == "mbarrier"
+}
+
+/// Returns whether an instruction meets other processes: its scope is the system.
+fn meets(statement: &Statement) -> bool {
+    matches!(statement, Statement::Instruction(i) if i.op.iter().any(|part| part == "sys"))
 }
 
 /// Converts a PTX name to a C identifier.
