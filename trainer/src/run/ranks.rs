@@ -17,6 +17,8 @@ use launch::{
 
 /// Environment variable that names rank 0's run folder to the workers of this program's launcher.
 pub(crate) const RUN_FOLDER: &str = "TRAINER_RUN_FOLDER";
+/// NVIDIA's variable: whether the driver loads kernels with their module (`EAGER`) or at their first launch.
+const MODULE_LOADING: &str = "CUDA_MODULE_LOADING";
 /// Where the nodes of a job meet unless a flag says so.
 const LOOPBACK: &str = "127.0.0.1";
 /// Time limit for the ranks to join at the start of a job.
@@ -86,7 +88,11 @@ pub(crate) fn launch(
         let failed = |Failure { code, message, hint }| LaunchError { code, message, hint: hint.unwrap_or_default() };
         let folder = folder(world).map_err(failed)?;
         let path = std::path::absolute(&folder).unwrap_or_else(|_| folder.clone());
-        let variables = vec![(RUN_FOLDER.to_owned(), path.into_os_string())];
+        let mut variables = vec![(RUN_FOLDER.to_owned(), path.into_os_string())];
+        // Loading a module waits for the GPU. A rank that loads one late would wait for a kernel that waits for this rank.
+        if std::env::var_os(MODULE_LOADING).is_none() {
+            variables.push((MODULE_LOADING.to_owned(), "EAGER".into()));
+        }
         Ok(JobFolder { logs: folder.join("logs"), variables })
     })?;
     Ok(code)

@@ -84,7 +84,7 @@ pub(super) struct Launcher {
     stream: StreamId,
     /// Index of the GPU among the GPUs that this process sees.
     pub(super) index: usize,
-    /// Kernels that have been launched, and so compile.
+    /// Kernels that have been launched.
     known: RefCell<HashMap<KernelVariant, KernelSource>>,
 }
 
@@ -192,18 +192,23 @@ impl Launcher {
         tensor_of(CubeTensor::new_contiguous(client, device, [len].into(), handle, DType::F32))
     }
 
-    /// Enqueues a launch on the stream.
+    /// Enqueues a launch on the stream, and returns when the driver has it: another rank's kernel may wait for this one, while
+    /// cubecl keeps launches in a queue until there are many or somebody asks for a result.
     ///
     /// # Errors
-    /// The kernel does not compile. A launch that fails later shows in its output, and as a missing rank.
+    /// The kernel does not compile, or the driver refuses the launch. A launch that fails later shows in its output, and as a
+    /// missing rank.
     pub(super) fn launch(&self, launch: &Launch, output: &Elements, sources: &[Elements]) -> Result<()> {
         let variant = launch.variant;
-        let known = self.known.borrow().get(&variant).cloned();
-        let is_new = known.is_none();
-        let kernel = known.unwrap_or_else(|| {
-            let source = variant.source();
-            KernelSource { variant, checksum: crc32c::crc32c(source.as_bytes()), source: source.into() }
-        });
+        let kernel = self
+            .known
+            .borrow_mut()
+            .entry(variant)
+            .or_insert_with(|| {
+                let source = variant.source();
+                KernelSource { variant, checksum: crc32c::crc32c(source.as_bytes()), source: source.into() }
+            })
+            .clone();
         let bind = |elements: &Elements| elements.handle.clone().binding();
         let mut arguments = KernelArguments::new().with_buffer_io(bind(output), BufferIOAttr::ReadWrite);
         for index in 0..variant.parts {
@@ -216,13 +221,10 @@ impl Launcher {
         // No dynamic part: cubecl passes all words by value, behind the buffers.
         arguments = arguments.with_info(MetadataBindingInfo::new(words, len));
         let count = CubeCount::Static(launch.blocks, 1, 1);
-        self.stream.executes(|| self.client.launch(Box::new(kernel.clone()), count, arguments));
-        if is_new {
-            let checked = self.client.check([&output.handle]);
-            checked.map_err(|e| CommError::system(format!("GPU {}: {}: {e}", self.index, variant.kernel.name())))?;
-            self.known.borrow_mut().insert(variant, kernel);
-        }
-        Ok(())
+        self.stream.executes(|| self.client.launch(Box::new(kernel), count, arguments));
+        // The check comes behind the launch in the queue.
+        let checked = self.client.check([&output.handle]);
+        checked.map_err(|e| CommError::system(format!("GPU {}: {}: {e}", self.index, variant.kernel.name())))
     }
 
     /// Waits until all launches on the stream are done.
