@@ -23,6 +23,17 @@ pub struct Failure {
     pub hint: Option<String>,
 }
 
+/// Errors of kernels after which a process cannot use the GPU any more (`CUresult` of `cuda.h`).
+const STICKY_ERRORS: [(u32, &str); 7] = [
+    (214, "an uncorrectable error of its memory"),
+    (700, "an access to memory that is not the process's"),
+    (702, "its time limit, which the driver sets for GPUs with a display"),
+    (710, "a failed assertion"),
+    (715, "an illegal instruction"),
+    (716, "a misaligned access to memory"),
+    (719, "an unspecified failure"),
+];
+
 impl Failure {
     /// Returns the failure of a run.
     pub fn run(message: impl Display, hint: impl Display) -> Self {
@@ -34,9 +45,28 @@ impl Failure {
         Self { code: USAGE, message: message.to_string(), hint: Some(hint.to_string()) }
     }
 
-    /// Converts a panic's text to a failure if the GPU is out of memory: burn panics with this error wherever it reads results.
-    /// Returns `None` for a defect of this program.
+    /// Converts a panic's text to a failure if the GPU is out of memory or has stopped: burn panics with these errors wherever it
+    /// reads results. Returns `None` for a defect of this program.
     pub fn of_panic(text: &str) -> Option<Self> {
+        Self::of_full_memory(text).or_else(|| Self::of_poisoned_gpu(text))
+    }
+
+    /// After the error of a kernel, every call of the driver returns that error.
+    fn of_poisoned_gpu(text: &str) -> Option<Self> {
+        let (_, rest) = text.split_once("poisoned")?;
+        let call =
+            rest.lines().map(str::trim).find(|line| line.starts_with("cu")).unwrap_or("a call of the driver failed");
+        let status = call.rsplit_once("status ").and_then(|(_, number)| number.trim().parse::<u32>().ok());
+        let cause =
+            STICKY_ERRORS.into_iter().find(|(code, _)| status == Some(*code)).map_or("an error", |(_, text)| text);
+        Some(Self::run(
+            format!("the GPU has stopped after {cause} in a kernel: {call}"),
+            "the kernel ran before the call that is named: with CUDA_LAUNCH_BLOCKING=1 it is named itself, and \
+             compute-sanitizer finds the access; `dmesg` shows errors of the hardware (Xid); checkpoints saved before are intact",
+        ))
+    }
+
+    fn of_full_memory(text: &str) -> Option<Self> {
         let (_, rest) = text.split_once("out of device memory allocating ")?;
         let bytes: String = rest.chars().take_while(char::is_ascii_digit).collect();
         let bytes = bytes.parse().map_or_else(|_| "more".to_owned(), |bytes| format!("{} more", text::bytes(bytes)));
@@ -152,5 +182,24 @@ mod tests {
         assert_eq!(failure.message, "the GPU's memory is used up: 8.4 MB more was wanted");
         assert_eq!(failure.code, FAILED);
         assert_eq!(Failure::of_panic("index out of bounds"), None);
+    }
+
+    #[test]
+    fn a_gpu_that_has_stopped_is_told_from_a_defect() {
+        let burns =
+            "Execution(The device is poisoned\nCaused by:\n  cuEventSynchronize failed with status 700\nBacktrace)";
+        let failure = Failure::of_panic(burns).unwrap();
+        assert_eq!(
+            failure.message,
+            "the GPU has stopped after an access to memory that is not the process's in a kernel: cuEventSynchronize failed \
+             with status 700"
+        );
+        assert!(failure.hint.unwrap().contains("CUDA_LAUNCH_BLOCKING=1"));
+        let unknown = Failure::of_panic("The device was poisoned during launch\nCaused by:\n  unreadable").unwrap();
+        assert!(
+            unknown.message.ends_with("after an error in a kernel: a call of the driver failed"),
+            "{}",
+            unknown.message
+        );
     }
 }

@@ -167,6 +167,11 @@ pub(crate) struct Launch {
 }
 
 impl Launch {
+    /// Returns the kernel's name.
+    pub(crate) fn name(&self) -> &str {
+        &self.kernel.function.name
+    }
+
     fn parameters(&self) -> &[u8] {
         // SAFETY: integers are plain bytes, and the allocation has at least this many.
         unsafe { std::slice::from_raw_parts(self.parameters.as_ptr().cast(), self.kernel.function.parameter_bytes) }

@@ -15,6 +15,7 @@
 //! | `CUDA_ON_CPU_MEMORY` | bytes of memory per GPU; default 4 GiB |
 //! | `CUDA_ON_CPU_CAPABILITY` | compute capability; default 8.0 |
 //! | `CUDA_ON_CPU_RUN` | `no`: kernels are loaded and launched but not executed, for counting the launches of large networks |
+//! | `CUDA_ON_CPU_FAULT` | `NAME:CODE`: a kernel whose name contains NAME leaves the sticky error CODE, e.g. `conv:700` |
 //! | `CUDA_ON_CPU_SHUFFLE` | a seed: the blocks of a launch start in another order each time, and in other orders in other processes |
 //! | `CUDA_ON_CPU_LOG` | a file that receives one line per call |
 #![allow(unsafe_code, reason = "a C library")]

@@ -30,6 +30,7 @@ struct Settings {
     memory: usize,
     capability: (i32, i32),
     ipc: bool,
+    fault: Option<(String, Code)>,
 }
 
 /// Reads an environment variable. A value that cannot be parsed ends the process: a test on a different machine than the
@@ -60,6 +61,10 @@ impl Settings {
                 "works" => Some(true),
                 "refused" => Some(false),
                 _ => None,
+            }),
+            fault: setting("CUDA_ON_CPU_FAULT", None, |text| {
+                let (kernel, code) = text.rsplit_once(':')?;
+                Some(Some((kernel.to_owned(), code.parse().ok()?)))
             }),
         }
     }
@@ -245,6 +250,11 @@ impl Machine {
     /// Returns whether processes may share a GPU's memory.
     pub(crate) fn ipc(&self) -> bool {
         self.settings.ipc
+    }
+
+    /// Returns the error that running a kernel leaves behind, if any.
+    pub(crate) fn fault_of(&self, kernel: &str) -> Option<Code> {
+        self.settings.fault.as_ref().filter(|(name, _)| kernel.contains(name)).map(|(_, code)| *code)
     }
 
     /// Returns the bytes of memory per GPU.

@@ -178,6 +178,9 @@ fn run_kernel(launch: &Launch, device: &Device) {
     // SAFETY: the driver's user is responsible for the memory that the parameters point to.
     unsafe { launch.run() };
     peers.restore();
+    if let Some(code) = machine().ok().and_then(|machine| machine.fault_of(launch.name())) {
+        device.set_fault(code);
+    }
 }
 
 /// Contents of peers' memory before a launch, restored afterwards so that the launch's writes are lost.
