@@ -79,6 +79,7 @@ mod tests {
             compute: [major, 0],
             multiprocessors: 4,
             uuid: String::new(),
+            exclusive: false,
         };
         let of = |models: &[(&str, u32)], cuda, nvrtc: &str| Gpus {
             all: models.iter().copied().enumerate().map(gpu).collect(),

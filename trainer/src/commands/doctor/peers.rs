@@ -2,6 +2,7 @@
 
 use std::{
     io::Read,
+    path::Path,
     process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
@@ -10,7 +11,7 @@ use std::{
 use serde::Serialize;
 
 use comm::cuda::driver::{
-    Driver, DriverError,
+    Driver, DriverError, Gpu,
     probe::{self, ProbeResult},
 };
 
@@ -58,9 +59,23 @@ pub(super) fn all(driver: &Driver, gpus: usize) -> Vec<Peer> {
         .collect()
 }
 
-/// Checks a GPU's memory from another process, which runs this same program.
-pub(super) fn ipc(driver: &Driver, gpu: usize) -> String {
-    match probe::ipc(driver, gpu, |handle| ask(handle, gpu)) {
+/// Compiles a kernel for a GPU with NVRTC, loads and runs it.
+pub(super) fn compiled(driver: &Driver, gpu: &Gpu, include: &Path) -> String {
+    match probe::compiled(driver, gpu.index, gpu.compute, include) {
+        Ok(outcome) => words(Ok(outcome)),
+        Err(cause) => cause,
+    }
+}
+
+/// Checks GPU 0's memory from another process, which runs this same program: from GPU 1 if there is one that reaches GPU 0, as
+/// ranks do, else from GPU 0 itself.
+pub(super) fn ipc(driver: &Driver, gpus: &[Gpu]) -> String {
+    let Some(owner) = gpus.first() else { return "not tried: there is no GPU".into() };
+    let reader = gpus.get(1).filter(|gpu| driver.can_access_peer(gpu.index, owner.index).unwrap_or(false));
+    if owner.exclusive && reader.is_none() {
+        return "not tried: GPU 0 is for one process only (nvidia-smi -c DEFAULT)".into();
+    }
+    match probe::ipc(driver, owner.index, |handle| ask(handle, reader.unwrap_or(owner).index)) {
         Ok(Ok(outcome)) => words(Ok(outcome)),
         Ok(Err(cause)) => format!("the other process: {cause}"),
         Err(error) => error.to_string(),

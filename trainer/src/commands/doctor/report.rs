@@ -104,6 +104,8 @@ pub(super) struct Report {
     pub versions: Option<String>,
     /// Each ordered pair of GPUs.
     pub peers: Vec<Peer>,
+    /// Check of a kernel that NVRTC compiles for GPU 0: `works`, the error, or the reason why the check did not run.
+    pub compiler: String,
     /// Check of GPU memory shared between processes: `works`, the error, or the reason why the check did not run.
     pub ipc: String,
     pub nccl: Found<Library>,
@@ -120,9 +122,17 @@ impl Report {
         let gpus = loaded.as_ref().map(gpus).unwrap_or_default();
         let nccl = Found::of(device::nccl());
         let peers = loaded.as_ref().map(|driver| peers::all(driver, gpus.len())).unwrap_or_default();
-        let ipc = match &loaded {
-            Ok(driver) if !gpus.is_empty() => peers::ipc(driver, 0),
-            _ => "not tried: there is no GPU".into(),
+        let all: Vec<Gpu> = gpus.iter().map(|facts| facts.gpu.clone()).collect();
+        let headers = device::headers();
+        let (ipc, compiler) = match (&loaded, all.first()) {
+            (Ok(driver), Some(gpu)) => (
+                peers::ipc(driver, &all),
+                match &headers {
+                    Ok(headers) => peers::compiled(driver, gpu, &headers.path),
+                    Err(_) => "not tried: there are no headers".into(),
+                },
+            ),
+            _ => ["not tried: there is no GPU"; 2].map(str::to_owned).into(),
         };
         let features = [("cuda", HAS_CUDA), ("mpi", HAS_MPI)];
         Self {
@@ -137,7 +147,8 @@ impl Report {
             gpus,
             versions: loaded.as_ref().ok().and_then(versions),
             nvrtc: Found::of(device::nvrtc()),
-            headers: Found::of(device::headers().map_err(|error| error.tried.join(", "))),
+            headers: Found::of(headers.map_err(|error| error.tried.join(", "))),
+            compiler,
             mpi: Found::of(machine::mpi()),
             backends: backends(&nccl),
             nccl,
@@ -274,7 +285,7 @@ mod tests {
         let gpus = |count: usize, compute| {
             let gpu = |index| {
                 let (name, uuid) = (String::from("GPU"), format!("GPU-{index}"));
-                Gpu { index, name, memory_bytes: 1 << 30, compute, multiprocessors: 4, uuid }
+                Gpu { index, name, memory_bytes: 1 << 30, compute, multiprocessors: 4, uuid, exclusive: false }
             };
             (0..count).map(gpu).collect::<Vec<_>>()
         };

@@ -84,6 +84,7 @@ pub(super) struct IpcHandleByValue {
 /// Entries of `CUdevice_attribute`.
 mod attribute {
     pub(super) const MULTIPROCESSORS: i32 = 16;
+    pub(super) const COMPUTE_MODE: i32 = 20;
     pub(super) const COMPUTE_MAJOR: i32 = 75;
     pub(super) const COMPUTE_MINOR: i32 = 76;
 }
@@ -172,6 +173,12 @@ impl Functions {
     /// Returns the number of streaming multiprocessors.
     pub(super) fn multiprocessors(&self, device: c_int) -> DriverResult<u32> {
         self.attribute(attribute::MULTIPROCESSORS, device)
+    }
+
+    /// Returns whether the GPU's compute mode is `CU_COMPUTEMODE_EXCLUSIVE_PROCESS`.
+    pub(super) fn is_exclusive(&self, device: c_int) -> DriverResult<bool> {
+        const EXCLUSIVE_PROCESS: u32 = 3;
+        Ok(self.attribute(attribute::COMPUTE_MODE, device)? == EXCLUSIVE_PROCESS)
     }
 
     /// Returns whether the driver reports access from `device` to the memory of `peer`.

@@ -4,6 +4,7 @@
 //! The names are those that burn's CUDA backend tries (cudarc, `get_lib_name_candidates`): a library that is found here is found
 //! there too, where a missing library is a panic.
 
+mod compiler;
 mod context;
 mod functions;
 mod memory;
@@ -14,12 +15,13 @@ use std::{ffi::c_int, ptr::null_mut, sync::Arc};
 use libloading::Library;
 
 use self::functions::Functions;
-#[cfg(feature = "cuda")]
-pub use self::{context::Stream, memory::HostWords};
 pub use self::{
+    compiler::Compiler,
     context::{Context, Module},
     memory::Memory,
 };
+#[cfg(feature = "cuda")]
+pub use self::{context::Stream, memory::HostWords};
 
 /// A device address.
 pub type Address = u64;
@@ -66,6 +68,8 @@ pub struct Gpu {
     pub multiprocessors: u32,
     /// UUID of the card, `GPU-…`.
     pub uuid: String,
+    /// Whether only one process may use the GPU (`nvidia-smi -c EXCLUSIVE_PROCESS`).
+    pub exclusive: bool,
 }
 
 /// File names of NCCL. NVIDIA's packages install only the first, which cudarc does not try.
@@ -203,6 +207,7 @@ impl Driver {
             uuid: uuid_text(&functions.uuid(device)?),
             compute: functions.compute_capability(device)?,
             multiprocessors: functions.multiprocessors(device)?,
+            exclusive: functions.is_exclusive(device)?,
         })
     }
 

@@ -5,7 +5,9 @@
 
 use std::{ffi::CStr, sync::Arc};
 
-use super::{Address, Context, Driver, DriverResult, Module};
+use std::path::Path;
+
+use super::{Address, Compiler, Context, Driver, DriverResult, Module};
 use crate::hex;
 
 /// Number of elements: more than a cache line, a page and a block.
@@ -70,6 +72,15 @@ DONE:
 }
 ";
 
+/// `write` of [`KERNELS`] as CUDA C++, with a header that most of burn's kernels include.
+const SOURCE: &CStr = c"
+#include <cuda_fp16.h>
+extern \"C\" __global__ void write(unsigned *address, unsigned count, unsigned seed, unsigned long long result) {
+    unsigned index = blockIdx.x * blockDim.x + threadIdx.x;
+    if (index < count) address[index] = (index * 2654435761u) ^ seed;
+}
+";
+
 /// The pattern's kernels on one GPU.
 struct Pattern<'a> {
     context: &'a Arc<Context>,
@@ -123,6 +134,22 @@ pub fn alone(driver: &Driver, gpu: usize) -> DriverResult<ProbeResult> {
     let (memory, pattern) = (context.allocate(BYTES)?, Pattern::new(&context)?);
     pattern.write(memory.address(), 1)?;
     Ok(ProbeResult::of(pattern.wrong(memory.address(), 1)?))
+}
+
+/// Tests whether NVRTC compiles a kernel that the driver loads and the GPU runs. `compute` is the GPU's compute capability, and
+/// `include` the folder of CUDA's headers.
+///
+/// # Errors
+/// The compiler's or the driver's error, as text.
+pub fn compiled(driver: &Driver, gpu: usize, compute: [u32; 2], include: &Path) -> Result<ProbeResult, String> {
+    let ptx = Compiler::load().map_err(|error| error.to_string())?.compile(SOURCE, compute, include)?;
+    let run = || {
+        let context = driver.context(gpu)?;
+        let (memory, pattern) = (context.allocate(BYTES)?, Pattern::new(&context)?);
+        context.module(&ptx)?.run("write", memory.address(), COUNT, 3, 0)?;
+        Ok(ProbeResult::of(pattern.wrong(memory.address(), 3)?))
+    };
+    run().map_err(|error: super::DriverError| error.to_string())
 }
 
 /// Tests access between two GPUs: `one` reads what `other` has written into its own memory, and `other` reads there what `one`
