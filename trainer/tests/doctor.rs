@@ -128,6 +128,7 @@ fn a_machine_with_everything_is_read_and_tried() {
         assert_eq!((&peer["driver_says"], &peer["check"]), (&Value::Bool(true), &Value::from("works")), "{peer}");
     }
     assert_eq!(report["ipc"], "works");
+    assert_eq!(report["compiler"], "works");
     assert_eq!(report["nvrtc"]["version"], "13.2");
     assert_eq!(report["nvrtc"]["name"], "libnvrtc.so.13");
     assert!(text(&report["nvrtc"]["path"]).ends_with("libnvrtc.so.13"), "{}", report["nvrtc"]);
@@ -160,6 +161,24 @@ fn a_driver_without_peer_access_is_an_answer() {
     let peer = &report["peers"][0];
     assert_eq!(peer["driver_says"], false);
     assert!(text(&peer["check"]).contains("CUDA_ERROR_PEER_ACCESS_UNSUPPORTED (217)"), "{peer}");
+}
+
+#[test]
+fn a_compiler_that_fails_is_quoted() {
+    let machine = Machine::complete();
+    let log = "doctor.cu(2): catastrophic error: cannot open source file \"cuda_fp16.h\"";
+    let report = machine.doctor(&[("FAKE_NVRTC_LOG", log)]);
+    assert_eq!(report["compiler"], format!("nvrtcCompileProgram: {log} (6)"));
+    // PTX that the driver refuses.
+    assert!(text(&machine.doctor(&[("CUDA_ON_CPU_DRIVER", "10.0")])["compiler"]).contains("PTX_VERSION (222)"));
+}
+
+#[test]
+fn a_gpu_for_one_process_is_not_shared_with_another() {
+    let machine = Machine::complete();
+    let alone = machine.doctor(&[("CUDA_ON_CPU_MODE", "exclusive")]);
+    assert!(text(&alone["ipc"]).contains("for one process only"), "{}", alone["ipc"]);
+    assert_eq!(machine.doctor(&[("CUDA_ON_CPU_MODE", "exclusive"), ("CUDA_ON_CPU_GPUS", "2")])["ipc"], "works");
 }
 
 #[test]

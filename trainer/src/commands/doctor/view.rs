@@ -79,7 +79,7 @@ fn tools(report: &Report) -> Section {
         Some(refused) => section.row("versions", refused),
         None => section,
     };
-    section.row("headers", headers).row("nccl", library(&report.nccl)).row("mpi", mpi)
+    section.row("headers", headers).row("compiler", &report.compiler).row("nccl", library(&report.nccl)).row("mpi", mpi)
 }
 
 fn backends(report: &Report) -> Section {

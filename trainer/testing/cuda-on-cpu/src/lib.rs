@@ -12,6 +12,7 @@
 //! | `CUDA_ON_CPU_DRIVER` | CUDA version of the driver, which refuses newer PTX; default 13.2 |
 //! | `CUDA_ON_CPU_PEERS` | `works` (default); `none`: no peer access; `lies`: peer access is offered, but writes of kernels to a peer are lost |
 //! | `CUDA_ON_CPU_IPC` | `works` (default); `refused`: handles of memory cannot be made or opened, as in many containers and virtual machines |
+//! | `CUDA_ON_CPU_MODE` | compute mode that GPUs report: `default` or `exclusive`; a second process is not refused |
 //! | `CUDA_ON_CPU_MEMORY` | bytes of memory per GPU; default 4 GiB |
 //! | `CUDA_ON_CPU_CAPABILITY` | compute capability; default 8.0 |
 //! | `CUDA_ON_CPU_RUN` | `no`: kernels are loaded and launched but not executed, for counting the launches of large networks |

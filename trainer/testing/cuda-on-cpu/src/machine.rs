@@ -30,6 +30,7 @@ struct Settings {
     memory: usize,
     capability: (i32, i32),
     ipc: bool,
+    exclusive: bool,
     fault: Option<(String, Code)>,
 }
 
@@ -60,6 +61,11 @@ impl Settings {
             ipc: setting("CUDA_ON_CPU_IPC", true, |text| match text {
                 "works" => Some(true),
                 "refused" => Some(false),
+                _ => None,
+            }),
+            exclusive: setting("CUDA_ON_CPU_MODE", false, |text| match text {
+                "default" => Some(false),
+                "exclusive" => Some(true),
                 _ => None,
             }),
             fault: setting("CUDA_ON_CPU_FAULT", None, |text| {
@@ -250,6 +256,11 @@ impl Machine {
     /// Returns whether processes may share a GPU's memory.
     pub(crate) fn ipc(&self) -> bool {
         self.settings.ipc
+    }
+
+    /// Returns whether a GPU is for one process only.
+    pub(crate) fn is_exclusive(&self) -> bool {
+        self.settings.exclusive
     }
 
     /// Returns the error that running a kernel leaves behind, if any.
