@@ -178,7 +178,8 @@ impl Transfer<'_> {
     /// Opens and locks the .part file. Another user may have put a link in a shared folder, so links are not followed.
     fn open(&self) -> Result<File, DownloadError> {
         let no_links = OFlags::NOFOLLOW.bits() as i32;
-        let options = File::options().read(true).write(true).create(true).truncate(false).custom_flags(no_links);
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(false).custom_flags(no_links);
         let file = options.open(self.part).map_err(|error| match Errno::from_io_error(&error) {
             Some(Errno::LOOP) => DownloadError::last(format!("{} is a symbolic link: remove it", self.part.display())),
             _ => self.disk(&error),
