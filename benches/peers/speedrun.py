@@ -1,7 +1,7 @@
 """Trains configs/speedrun_cifar10.toml's recipe with PyTorch on a CPU.
 
     pip install torch numpy
-    python benches/peers/speedrun.py --data-dir DATA [--precision bf16] [--epochs 16] [--max-steps 10]
+    python benches/peers/speedrun.py --data-dir DATA [--precision bf16] [--epochs 18] [--max-steps 10]
 
 The network is that of models/tests/reference/networks.py: the same parameters, initial distributions and whitening. Augmentation,
 label smoothing, optimizer, learning rate and weight average are the file's. Images are channels_last; bf16 is autocast.
@@ -67,7 +67,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", required=True, type=pathlib.Path)
     parser.add_argument("--precision", choices=["f32", "bf16"], default="bf16")
-    parser.add_argument("--epochs", type=int, default=16)
+    parser.add_argument("--epochs", type=int, default=18)
     parser.add_argument("--max-steps", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
