@@ -105,13 +105,14 @@ fn cases<'a>() -> Vec<Case<'a>> {
             vec![flat(batch.output), batch.mean, batch.variance]
         }
     };
-    use Activation::{Identity, Relu, Sigmoid, Swish};
+    use Activation::{Gelu, Identity, Relu, Sigmoid, Swish};
     // Rows with and without a remainder by the vector width, one or more tiles of columns, one or more pieces.
     for (shape, dtype, residual, activation) in [
         ([4, 64, 8, 8], DType::F32, false, Relu),
         ([4, 64, 8, 8], DType::F32, true, Relu),
         ([4, 64, 8, 8], DType::F32, true, Identity),
         ([4, 64, 8, 8], DType::F32, false, Swish),
+        ([4, 64, 8, 8], DType::F32, false, Gelu),
         ([4, 64, 8, 8], DType::BF16, false, Relu),
         ([4, 64, 8, 8], DType::BF16, true, Relu),
         ([3, 6, 5, 7], DType::F32, false, Identity),

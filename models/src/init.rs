@@ -75,6 +75,21 @@ impl Init {
         Param::from_tensor(Tensor::from_data(TensorData::new(values, shape), &self.device))
     }
 
+    /// Makes a convolution's weight, `[out, in, kernel, kernel]`, whose first filters pass on one input channel each
+    /// (`torch.nn.init.dirac_(weight[:in])`). The other filters are those of [`Init::fan_in_uniform`].
+    pub fn identity(&self, name: &str, shape: [usize; 4], fan_in: usize) -> Param<Tensor<4>> {
+        let [output, input, height, width] = shape;
+        let mut values =
+            uniform(self.seed, &self.full_name(name), shape.iter().product(), 1.0 / (fan_in as f32).sqrt());
+        let filter = input * height * width;
+        for channel in 0..input.min(output) {
+            let weights = &mut values[channel * filter..][..filter];
+            weights.fill(0.0);
+            weights[(channel * height + height / 2) * width + width / 2] = 1.0;
+        }
+        Param::from_tensor(Tensor::from_data(TensorData::new(values, shape), &self.device))
+    }
+
     /// Makes a parameter `[count]` with the same value everywhere, e.g. batch norm's scale.
     pub fn constant(&self, count: usize, value: f32) -> Param<Tensor<1>> {
         Param::from_tensor(Tensor::from_data(TensorData::new(vec![value; count], [count]), &self.device))

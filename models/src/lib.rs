@@ -3,6 +3,7 @@
 //! The crate knows no ranks, files or data sets. Each file has one model family, and [`registry`] lists all models.
 //! [`state`] accesses a [`Network`] by PyTorch's names, for optimizers, checkpoints and weight files.
 
+pub mod airbench;
 mod blocks;
 pub mod context;
 pub mod densenet;
@@ -28,6 +29,7 @@ pub mod shufflenet;
 pub mod spec;
 pub mod state;
 pub mod vgg;
+pub mod whitening;
 
 pub use context::Context;
 pub use error::BuildError;

@@ -3,6 +3,7 @@
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
+use crate::airbench::Airbench;
 use crate::densenet::DenseNet;
 use crate::dla::{Dla, SimpleDla};
 use crate::dpn::Dpn;
@@ -18,7 +19,7 @@ use crate::resnext::ResNeXt;
 use crate::senet::SeNet;
 use crate::shufflenet::ShuffleNetV2;
 use crate::vgg::Vgg;
-use crate::{BuildError, Context, Spec};
+use crate::{BuildError, Context, Spec, whitening};
 use ops::upcast;
 
 /// A network of any family. `Network::valid` returns an independent copy for inference, without autodiff.
@@ -59,9 +60,33 @@ pub enum Network {
     EfficientNet(EfficientNet),
     /// GoogLeNet.
     GoogLeNet(GoogLeNet),
+    /// airbench94.
+    Airbench(Airbench),
 }
 
 impl Network {
+    /// Returns how many training images [`Network::initialised_from`] needs; 0 for a network whose initial weights depend on the
+    /// seed alone.
+    pub fn initial_images(&self) -> usize {
+        match self {
+            Self::Airbench(_) => whitening::IMAGES,
+            _ => 0,
+        }
+    }
+
+    /// Sets those initial weights that depend on the training images, `[N, C, H, W]` in row-major order, normalised as for
+    /// training. The same images yield the same bits on every machine. Most networks have no such weights and stay as they are.
+    ///
+    /// # Panics
+    ///
+    /// When `images` is not of this shape, or the network was built for other channels.
+    pub fn initialised_from(self, images: &[f32], shape: [usize; 4]) -> Self {
+        match self {
+            Self::Airbench(network) => Self::Airbench(network.whitened(images, shape)),
+            other => other,
+        }
+    }
+
     /// Maps normalised images `[B, C, H, W]` to logits `[B, classes]`. Logits are f32 in every precision.
     ///
     /// The images must have the size that the network was built for. A training [`Context`] updates batch norm's running
@@ -85,6 +110,7 @@ impl Network {
             Self::ShuffleNetV2(network) => network.forward(images, cx),
             Self::EfficientNet(network) => network.forward(images, cx),
             Self::GoogLeNet(network) => network.forward(images, cx),
+            Self::Airbench(network) => network.forward(images, cx),
         })
     }
 }

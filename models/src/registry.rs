@@ -2,6 +2,7 @@
 
 use burn::tensor::Device;
 
+use crate::airbench::Airbench;
 use crate::densenet::DenseNet;
 use crate::dla::{Dla, SimpleDla};
 use crate::dpn::{Dpn, DpnDepth};
@@ -91,6 +92,7 @@ static ENTRIES: &[Entry] = &[
     entry!("ShuffleNetV2", ShuffleNetV2, ShuffleNetV2, depth ShuffleNetSize::X2, None),
     entry!("EfficientNet", EfficientNet, EfficientNet, "efficientnet_b0", None),
     entry!("GoogLeNet", GoogLeNet, GoogLeNet, "googlenet", None),
+    entry!("airbench", Airbench, Airbench, "airbench94", None),
 ];
 
 /// Returns all models, in the order of the accuracy table.

@@ -61,7 +61,9 @@ fn network_and_images(reference: &Reference) -> (Network, Tensor<4>) {
     let weights: Vec<StateTensor> = models::state_dict(&network)
         .into_iter()
         .map(|t| match t.kind {
-            StateKind::Parameter => StateTensor { values: formula::weights(&t.name, &t.shape), ..t },
+            StateKind::Parameter | StateKind::Frozen => {
+                StateTensor { values: formula::weights(&t.name, &t.shape), ..t }
+            }
             StateKind::Buffer => t,
         })
         .collect();
@@ -206,6 +208,7 @@ references!(
     efficientnet_b0,
     googlenet,
     dpn26,
+    airbench94,
 );
 
 /// Deviation of bf16 autocast from the float64 values: `|a - b| / |b|` of the logits and of the parameters' gradient norms, and

@@ -86,8 +86,13 @@ fn hints_distinguish_common_mistakes() {
 
 #[test]
 fn mapping_parameters_is_an_optimizer_step() {
+    step_of("vgg11");
+    step_of("airbench94");
+}
+
+fn step_of(name: &str) {
     let device = Device::flex().autodiff();
-    let network = network("vgg11", 1, &device);
+    let network = network(name, 1, &device);
     let before = state_dict(&network);
     let infos = models::parameters(&network);
     let loss = network.forward(images(2, &device), &Context::train()).powf_scalar(2.0).mean();
@@ -111,7 +116,9 @@ fn mapping_parameters_is_an_optimizer_step() {
     for ((before, after), statistics) in before.iter().zip(&after).zip(&statistics) {
         assert_eq!(before.name, after.name);
         match after.kind {
-            StateKind::Buffer => assert_eq!(after, statistics, "a step does not change the statistics"),
+            StateKind::Buffer | StateKind::Frozen => {
+                assert_eq!(after, statistics, "a step changes neither the statistics nor frozen weights");
+            }
             StateKind::Parameter => {
                 for ((b, a), g) in before.values.iter().zip(&after.values).zip(&expected[parameter]) {
                     assert_eq!(*a, b - g * 0.5);

@@ -250,7 +250,10 @@ pub struct EvalArgs {
     /// Images per batch
     #[arg(long, default_value_t = 256)]
     pub batch_size: usize,
-    /// Print JSON: top1 and top5 in percent, loss, correct, total
+    /// Evaluate the mean of the logits of each image and its mirror image too (as train.tta = "flip")
+    #[arg(long)]
+    pub tta: bool,
+    /// Print JSON: top1 and top5 in percent, loss, correct, total, and tta_top1 with --tta
     #[arg(long)]
     pub json: bool,
 }

@@ -80,6 +80,9 @@ pub struct EvalRecord {
     pub correct: u64,
     /// Number of samples.
     pub total: u64,
+    /// `top1` with test-time augmentation (`train.tta`), in percent. Nothing else depends on this number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tta_top1: Option<f64>,
 }
 
 /// An evaluation and its epoch.

@@ -46,6 +46,9 @@ pub enum Activation {
     Sigmoid,
     /// `x / (1 + e^-x)`, `torch.nn.functional.silu` (<https://arxiv.org/abs/1710.05941>).
     Swish,
+    /// `x · Φ(x)` with the normal distribution's Φ, `torch.nn.functional.gelu` (<https://arxiv.org/abs/1606.08415>). The exact
+    /// form with erf, PyTorch's default, not the approximation with tanh.
+    Gelu,
 }
 
 /// Options of a batch norm in training mode.

@@ -119,6 +119,11 @@ pub fn swish<const D: usize>(input: Tensor<D>) -> Tensor<D> {
     activate(input, Activation::Swish)
 }
 
+/// Computes `x · Φ(x)`, `torch.nn.functional.gelu` (<https://arxiv.org/abs/1606.08415>).
+pub fn gelu<const D: usize>(input: Tensor<D>) -> Tensor<D> {
+    activate(input, Activation::Gelu)
+}
+
 /// Applies `activation` to every element.
 pub(crate) fn activate<const D: usize>(input: Tensor<D>, activation: Activation) -> Tensor<D> {
     if activation != Activation::Identity && has_image_kernels(&input) {
@@ -129,6 +134,7 @@ pub(crate) fn activate<const D: usize>(input: Tensor<D>, activation: Activation)
         Activation::Relu => activation::relu(input),
         Activation::Sigmoid => activation::sigmoid(input),
         Activation::Swish => activation::silu(input),
+        Activation::Gelu => activation::gelu(input),
     }
 }
 

@@ -45,8 +45,8 @@ pub use extension::{
     RunningStats,
 };
 pub use functional::{
-    add, avg_pool2d, concat, conv2d, global_avg_pool, interleave, linear, max_pool2d, relu, scale_channels, sigmoid,
-    slice_channels, swish,
+    add, avg_pool2d, concat, conv2d, gelu, global_avg_pool, interleave, linear, max_pool2d, relu, scale_channels,
+    sigmoid, slice_channels, swish,
 };
 pub use optimizer::{ParameterUpdate, UpdateRule, UpdatedParameter};
 pub use statistics::StatisticsReduce;

@@ -4,11 +4,11 @@
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use ops::Activation::{Identity, Relu, Swish};
+use ops::Activation::{Gelu, Identity, Relu, Swish};
 use ops::{
     Activation, ConvOptions, Epilogue, PoolOptions, StatisticsReduce, add, avg_pool2d, batch_norm_eval,
-    batch_norm_train, concat, conv2d, global_avg_pool, interleave, linear, max_pool2d, relu, scale_channels, sigmoid,
-    slice_channels, swish,
+    batch_norm_train, concat, conv2d, gelu, global_avg_pool, interleave, linear, max_pool2d, relu, scale_channels,
+    sigmoid, slice_channels, swish,
 };
 use proptest::prelude::*;
 
@@ -172,12 +172,12 @@ proptest! {
     }
 
     #[test]
-    fn batch_norms(dims in dims(), seed in any::<u32>(), which in 0..5_usize) {
+    fn batch_norms(dims in dims(), seed in any::<u32>(), which in 0..6_usize) {
         prop_assume!(dims[0] * dims[2] * dims[3] > 3);
         let c = vec![dims[1]];
         // A residual and another activation are two operations, which round twice.
         let (residual, activation) =
-            [(false, Identity), (false, Relu), (false, Swish), (true, Identity), (true, Relu)][which];
+            [(false, Identity), (false, Relu), (false, Swish), (true, Identity), (true, Relu), (false, Gelu)][which];
         let images = if residual { vec![dims, dims] } else { vec![dims] };
         for shared in [None, Some(Arc::new(Twice) as Arc<dyn StatisticsReduce>)] {
             check("batch norm", &images, &[c.clone(), c.clone()], u64::from(seed), |x, p| {
@@ -216,6 +216,7 @@ proptest! {
         check("relu", &[dims], &[], seed, |x, _| relu(x[0].clone()));
         check("sigmoid", &[dims], &[], seed, |x, _| sigmoid(x[0].clone()));
         check("swish", &[dims], &[], seed, |x, _| swish(x[0].clone()));
+        check("gelu", &[dims], &[], seed, |x, _| gelu(x[0].clone()));
         check("sum", &[dims, dims], &[], seed, |x, _| add(x[0].clone(), x[1].clone()));
         check("interleaved", &[dims, dims], &[], seed, |x, _| interleave(x[0].clone(), x[1].clone()));
         let other = [batch, channels + 3, height, width];

@@ -2,9 +2,9 @@
 
 use burn::tensor::ops::{ConvOptions as BurnConv, MaxPoolOptions};
 use burn::tensor::{Device, Distribution, Tensor, activation, module};
-use ops::Activation::{Identity, Relu, Swish};
+use ops::Activation::{Gelu, Identity, Relu, Swish};
 use ops::{
-    ConvOptions, Epilogue, PoolOptions, add, avg_pool2d, batch_norm_eval, batch_norm_train, concat, conv2d,
+    ConvOptions, Epilogue, PoolOptions, add, avg_pool2d, batch_norm_eval, batch_norm_train, concat, conv2d, gelu,
     global_avg_pool, interleave, linear, max_pool2d, relu, scale_channels, sigmoid, slice_channels, swish,
 };
 
@@ -121,6 +121,7 @@ fn batch_norm() {
             activation::relu(plain(&x2()).output + r.clone())
         );
         same!("batch norm, swish", [x, w, b], custom(None, Swish).output, activation::silu(plain(&x2()).output));
+        same!("batch norm, gelu", [x, w, b], custom(None, Gelu).output, activation::gelu(plain(&x2()).output));
         same!(
             "batch norm, add, swish",
             [x, w, b, r],
@@ -252,6 +253,7 @@ fn composed_operations() {
     same!("concat", [x, y], concat(vec![last(&x), y.clone()]), Tensor::cat(vec![x.clone(), y.clone()], 1));
     same!("channels", [x], slice_channels(last(&x), 1..4), x.clone().slice([0..2, 1..4, 0..4, 0..8]));
     same!("swish", [x], swish(last(&x)), x.clone() * activation::sigmoid(x.clone()));
+    same!("gelu", [x], gelu(last(&x)), activation::gelu(x.clone()));
     same!("sigmoid", [x], sigmoid(last(&x)), activation::sigmoid(x.clone()));
     let burn = burn::tensor::ops::AvgPoolOptions::new([2, 2]).with_stride([2, 2]);
     same!("mean of windows", [x], avg_pool2d(last(&x), 2), module::avg_pool2d(x.clone(), burn));

@@ -75,14 +75,71 @@ impl BatchNorm2d {
 
     fn run(&self, input: Tensor<4>, epilogue: Epilogue, cx: &Context) -> Tensor<4> {
         let affine = [cx.parameter(&self.weight, &input), cx.parameter(&self.bias, &input)];
+        let statistics =
+            Statistics { running: [&self.running_mean, &self.running_var], epsilon: EPSILON, momentum: MOMENTUM };
+        statistics.normalise(input, affine, epilogue, cx)
+    }
+}
+
+/// A [`BatchNorm2d`] whose scale is not trained: `torch.nn.BatchNorm2d` with `weight.requires_grad = False`. The convolution
+/// in front of it learns the scale of its filters, and the shift may then have a learning rate of its own.
+#[derive(Module, Debug)]
+pub struct FixedScaleNorm2d {
+    /// Scale, `[C]`, frozen.
+    pub weight: Buffer,
+    /// Shift, `[C]`.
+    pub bias: Param<Tensor<1>>,
+    /// Exponential moving average of the batches' means, `[C]`.
+    pub running_mean: Buffer,
+    /// Exponential moving average of the batches' unbiased variances, `[C]`.
+    pub running_var: Buffer,
+    epsilon: f64,
+    momentum: f64,
+}
+
+impl FixedScaleNorm2d {
+    /// Builds a layer with scale 1, shift 0, running mean 0 and running variance 1. `epsilon` and `momentum` are PyTorch's `eps`
+    /// and `momentum`.
+    pub fn new(channels: usize, epsilon: f64, momentum: f64, init: &Init) -> Self {
+        let ones = || Tensor::ones([channels], init.device());
+        Self {
+            weight: Buffer::frozen(ones()),
+            bias: init.constant(channels, 0.0),
+            running_mean: Buffer::new(Tensor::zeros([channels], init.device())),
+            running_var: Buffer::new(ones()),
+            epsilon,
+            momentum,
+        }
+    }
+
+    /// Applies the layer and GELU in one pass over the output. `[B, C, H, W]` → `[B, C, H, W]`.
+    ///
+    /// # Panics
+    ///
+    /// As [`BatchNorm2d::forward`].
+    pub fn forward_gelu(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
+        let affine = [self.weight.value(), cx.parameter(&self.bias, &input)];
+        let running = [&self.running_mean, &self.running_var];
+        let statistics = Statistics { running, epsilon: self.epsilon, momentum: self.momentum };
+        statistics.normalise(input, affine, Epilogue { residual: None, activation: Activation::Gelu }, cx)
+    }
+}
+
+/// The part of a batch norm that does not depend on how its scale and shift are trained.
+struct Statistics<'a> {
+    /// Running mean and variance.
+    running: [&'a Buffer; 2],
+    epsilon: f64,
+    momentum: f64,
+}
+
+impl Statistics<'_> {
+    /// Normalises `input` `[B, C, H, W]`, applies scale and shift (`affine`) and the epilogue.
+    fn normalise(&self, input: Tensor<4>, affine: [Tensor<1>; 2], epilogue: Epilogue, cx: &Context) -> Tensor<4> {
+        let [running_mean, running_var] = self.running;
         if !cx.training() {
-            let output = batch_norm_eval(
-                input,
-                affine,
-                [self.running_mean.value(), self.running_var.value()],
-                EPSILON,
-                epilogue,
-            );
+            let running = [running_mean.value(), running_var.value()];
+            let output = batch_norm_eval(input, affine, running, self.epsilon, epilogue);
             return cx.count_activations(cx.autocast(output));
         }
         let [batch, _, height, width] = input.dims();
@@ -95,10 +152,10 @@ impl BatchNorm2d {
 
         let [weight, bias] = affine;
         let running =
-            RunningStats { mean: self.running_mean.value(), variance: self.running_var.value(), momentum: MOMENTUM };
-        let batch = batch_norm_train(input, weight, bias, EPSILON, epilogue, shared, Some(running));
-        self.running_mean.set(batch.mean);
-        self.running_var.set(batch.variance);
+            RunningStats { mean: running_mean.value(), variance: running_var.value(), momentum: self.momentum };
+        let batch = batch_norm_train(input, weight, bias, self.epsilon, epilogue, shared, Some(running));
+        running_mean.set(batch.mean);
+        running_var.set(batch.variance);
         cx.autocast(batch.output)
     }
 }

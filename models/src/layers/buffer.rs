@@ -1,4 +1,4 @@
-//! Buffers: tensors of a module's state that have no gradient, `torch.nn.Module.register_buffer`.
+//! Buffers: tensors of a module's state that have no gradient, `torch.nn.Module.register_buffer`, and frozen weights.
 
 use burn::module::{
     Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor, Param, ParamId,
@@ -6,65 +6,74 @@ use burn::module::{
 use burn::tensor::{Device, Tensor};
 use parking_lot::Mutex;
 
-/// A one-dimensional tensor that a forward pass may replace, e.g. batch norm's running mean.
+/// A tensor that a forward pass may replace, e.g. batch norm's running mean, or a weight that is never trained
+/// ([`Buffer::frozen`]).
 ///
 /// A clone is an independent copy, because inference copies and the replicas of data parallelism must not see each other's
 /// updates. (Clones of burn's `RunningState` share one value.) The tensor is kept without autodiff on every device, so that
 /// statistics never keep a graph alive.
 #[derive(Debug)]
-pub struct Buffer {
+pub struct Buffer<const D: usize = 1> {
     id: ParamId,
-    value: Mutex<Tensor<1>>,
+    container: &'static str,
+    value: Mutex<Tensor<D>>,
 }
 
-impl Buffer {
-    /// Container name of a buffer in a module traversal. It distinguishes buffers from parameters and is no part of the
-    /// tensor's name.
-    pub const CONTAINER: &'static str = "Buffer";
+/// Container name of a buffer in a module traversal. It distinguishes buffers from parameters and is no part of the tensor's
+/// name.
+pub(crate) const BUFFER: &str = "Buffer";
+/// Container name of a frozen weight in a module traversal, as [`BUFFER`].
+pub(crate) const FROZEN: &str = "Frozen";
 
-    /// Makes a buffer that holds `value`, `[N]`.
-    pub fn new(value: Tensor<1>) -> Self {
-        Self::with_id(ParamId::new(), value)
+impl<const D: usize> Buffer<D> {
+    /// Makes a buffer that holds `value`.
+    pub fn new(value: Tensor<D>) -> Self {
+        Self::from_parts(ParamId::new(), BUFFER, value)
     }
 
-    fn with_id(id: ParamId, value: Tensor<1>) -> Self {
-        Self { id, value: Mutex::new(value.without_autodiff()) }
+    /// Makes a weight that no forward pass replaces and no optimizer updates, as a parameter with `requires_grad = False`.
+    pub fn frozen(value: Tensor<D>) -> Self {
+        Self::from_parts(ParamId::new(), FROZEN, value)
+    }
+
+    fn from_parts(id: ParamId, container: &'static str, value: Tensor<D>) -> Self {
+        Self { id, container, value: Mutex::new(value.without_autodiff()) }
     }
 
     /// Returns the current value, without autodiff.
-    pub fn value(&self) -> Tensor<1> {
+    pub fn value(&self) -> Tensor<D> {
         self.value.lock().clone()
     }
 
     /// Replaces the value.
-    pub fn set(&self, value: Tensor<1>) {
+    pub fn set(&self, value: Tensor<D>) {
         *self.value.lock() = value.without_autodiff();
     }
 }
 
-impl Clone for Buffer {
+impl<const D: usize> Clone for Buffer<D> {
     fn clone(&self) -> Self {
-        Self::with_id(self.id, self.value())
+        Self::from_parts(self.id, self.container, self.value())
     }
 }
 
-impl Module for Buffer {
+impl<const D: usize> Module for Buffer<D> {
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
-        visitor.enter_module("", Self::CONTAINER);
+        visitor.enter_module("", self.container);
         visitor.visit_float(&Param::initialized(self.id, self.value()));
-        visitor.exit_module("", Self::CONTAINER);
+        visitor.exit_module("", self.container);
     }
 
     fn map<M: ModuleMapper>(self, mapper: &mut M) -> Self {
-        mapper.enter_module("", Self::CONTAINER);
+        mapper.enter_module("", self.container);
         let (id, value, _) = mapper.map_float(Param::initialized(self.id, self.value())).consume();
-        mapper.exit_module("", Self::CONTAINER);
-        Self::with_id(id, value)
+        mapper.exit_module("", self.container);
+        Self::from_parts(id, self.container, value)
     }
 
     fn to_device(self, device: &Device) -> Self {
         let value = self.value().to_device(device);
-        Self::with_id(self.id, value)
+        Self::from_parts(self.id, self.container, value)
     }
 
     fn fork(self, device: &Device) -> Self {
@@ -92,13 +101,13 @@ impl Module for Buffer {
     }
 }
 
-impl ModuleDisplayDefault for Buffer {
+impl<const D: usize> ModuleDisplayDefault for Buffer<D> {
     fn content(&self, content: Content) -> Option<Content> {
-        content.add_formatted(&format!("Buffer {{shape: {:?}}}", self.value().dims())).optional()
+        content.add_formatted(&format!("{} {{shape: {:?}}}", self.container, self.value().dims())).optional()
     }
 }
 
-impl ModuleDisplay for Buffer {}
+impl<const D: usize> ModuleDisplay for Buffer<D> {}
 
 #[cfg(test)]
 mod tests {

@@ -1,8 +1,9 @@
 //! Two-dimensional convolution, `torch.nn.Conv2d`.
 
 use burn::module::{Module, Param};
-use burn::tensor::Tensor;
+use burn::tensor::{Tensor, TensorData};
 
+use super::Buffer;
 use crate::{Context, Init};
 use ops::{ConvOptions, conv2d};
 
@@ -15,12 +16,13 @@ pub struct Conv2dConfig {
     padding: usize,
     groups: usize,
     bias: bool,
+    identity: bool,
 }
 
 impl Conv2dConfig {
     /// Options for `[input, output]` channels and a square kernel: stride 1, no padding, one group, with a bias.
     pub fn new(channels: [usize; 2], kernel: usize) -> Self {
-        Self { channels, kernel, stride: 1, padding: 0, groups: 1, bias: true }
+        Self { channels, kernel, stride: 1, padding: 0, groups: 1, bias: true, identity: false }
     }
 
     /// Sets the stride in pixels, both ways.
@@ -47,13 +49,24 @@ impl Conv2dConfig {
         self
     }
 
+    /// Makes the first filters pass on the input channels, each filter one channel, `torch.nn.init.dirac_(weight[:input])`. The
+    /// other filters keep their default weights. For one group.
+    pub fn with_identity(mut self) -> Self {
+        self.identity = true;
+        self
+    }
+
     /// Builds the layer with PyTorch's default weights.
     pub fn init(self, init: &Init) -> Conv2d {
         let [input, output] = self.channels;
         let group_input = input / self.groups;
         let fan_in = group_input * self.kernel * self.kernel;
+        let shape = [output, group_input, self.kernel, self.kernel];
         Conv2d {
-            weight: init.fan_in_uniform("weight", [output, group_input, self.kernel, self.kernel], fan_in),
+            weight: match self.identity {
+                true => init.identity("weight", shape, fan_in),
+                false => init.fan_in_uniform("weight", shape, fan_in),
+            },
             bias: self.bias.then(|| init.fan_in_uniform("bias", [output], fan_in)),
             stride: self.stride,
             padding: self.padding,
@@ -95,10 +108,58 @@ impl Conv2d {
             ConvOptions { stride: [self.stride; 2], padding: [self.padding; 2], dilation: [1, 1], groups: self.groups };
         let weight = cx.parameter(&self.weight, &input);
         let bias = self.bias.as_ref().map(|bias| cx.parameter(bias, &input));
-        let output = conv2d(cx.autocast(input), weight, bias, options, relu);
-        // Each output element takes one multiply-add per weight of its filter.
-        let [_, group_input, kernel, _] = self.weight.dims();
-        cx.add_macs(output.dims().iter().product::<usize>() * group_input * kernel * kernel);
-        cx.count_activations(output)
+        convolve(input, weight, bias, options, relu, cx)
+    }
+}
+
+/// Applies a convolution in the context's precision and counts its cost.
+fn convolve(
+    input: Tensor<4>,
+    weight: Tensor<4>,
+    bias: Option<Tensor<1>>,
+    options: ConvOptions,
+    relu: bool,
+    cx: &Context,
+) -> Tensor<4> {
+    // Each output element takes one multiply-add per weight of its filter.
+    let filter: usize = weight.dims()[1..].iter().product();
+    let output = conv2d(cx.autocast(input), weight, bias, options, relu);
+    cx.add_macs(output.dims().iter().product::<usize>() * filter);
+    cx.count_activations(output)
+}
+
+/// A convolution of stride 1 without padding whose weight is not trained: `torch.nn.Conv2d` with `weight.requires_grad =
+/// False`. Its bias is trained.
+#[derive(Module, Debug)]
+pub struct FrozenConv2d {
+    /// `[out, in, kernel, kernel]`, frozen.
+    pub weight: Buffer<4>,
+    /// `[out]`.
+    pub bias: Param<Tensor<1>>,
+}
+
+impl FrozenConv2d {
+    /// Builds the layer with PyTorch's default weight and a bias of 0. `channels` are `[input, output]`.
+    pub fn new([input, output]: [usize; 2], kernel: usize, init: &Init) -> Self {
+        let weight = init.fan_in_uniform("weight", [output, input, kernel, kernel], input * kernel * kernel);
+        Self { weight: Buffer::frozen(weight.val()), bias: init.constant(output, 0.0) }
+    }
+
+    /// Replaces the weight by `values`, in row-major order.
+    ///
+    /// # Panics
+    ///
+    /// When there are more or fewer values than the weight has.
+    pub fn with_weight(self, values: Vec<f32>) -> Self {
+        let old = self.weight.value();
+        self.weight.set(Tensor::from_data(TensorData::new(values, old.dims()), &old.device()));
+        self
+    }
+
+    /// Applies the layer. `[B, in, H, W]` → `[B, out, H − kernel + 1, W − kernel + 1]`.
+    pub fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
+        let options = ConvOptions { stride: [1, 1], padding: [0, 0], dilation: [1, 1], groups: 1 };
+        let bias = cx.parameter(&self.bias, &input);
+        convolve(input, self.weight.value(), Some(bias), options, false, cx)
     }
 }

@@ -11,8 +11,8 @@ use ops::linear;
 pub struct Linear {
     /// `[out, in]`, PyTorch's layout (burn's layer has `[in, out]`).
     pub weight: Param<Tensor<2>>,
-    /// `[out]`.
-    pub bias: Param<Tensor<1>>,
+    /// `[out]`; `None` without a bias.
+    pub bias: Option<Param<Tensor<1>>>,
 }
 
 impl Linear {
@@ -20,8 +20,13 @@ impl Linear {
     pub fn new([input, output]: [usize; 2], init: &Init) -> Self {
         Self {
             weight: init.fan_in_uniform("weight", [output, input], input),
-            bias: init.fan_in_uniform("bias", [output], input),
+            bias: Some(init.fan_in_uniform("bias", [output], input)),
         }
+    }
+
+    /// Removes the bias.
+    pub fn without_bias(self) -> Self {
+        Self { bias: None, ..self }
     }
 
     /// Applies the layer.
@@ -41,7 +46,12 @@ impl Linear {
 
     fn run(&self, input: Tensor<2>, relu: bool, cx: &Context) -> Tensor<2> {
         cx.add_macs(input.dims()[0] * self.weight.dims().iter().product::<usize>());
-        let (weight, bias) = (cx.parameter(&self.weight, &input), cx.parameter(&self.bias, &input));
+        let weight = cx.parameter(&self.weight, &input);
+        let bias = match &self.bias {
+            Some(bias) => cx.parameter(bias, &input),
+            // The kernels add a bias in any case. A few zeros cost nothing.
+            None => Tensor::zeros([self.weight.dims()[0]], &input.device().inner()),
+        };
         cx.count_activations(linear(cx.autocast(input), weight, bias, relu))
     }
 }

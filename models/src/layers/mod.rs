@@ -11,9 +11,10 @@ mod linear;
 mod pool;
 mod sequential;
 
-pub use batch_norm::BatchNorm2d;
+pub use batch_norm::{BatchNorm2d, FixedScaleNorm2d};
 pub use buffer::Buffer;
-pub use conv::{Conv2d, Conv2dConfig};
+pub(crate) use buffer::{BUFFER, FROZEN};
+pub use conv::{Conv2d, Conv2dConfig, FrozenConv2d};
 pub use dropout::Dropout;
 pub use linear::Linear;
 pub use pool::{MaxPool2d, Relu, global_avg_pool, relu};

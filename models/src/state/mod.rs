@@ -11,7 +11,7 @@ mod load;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Gradients, Tensor};
 
-use crate::layers::Buffer;
+use crate::layers::{BUFFER, FROZEN};
 
 pub use load::{LoadError, ShapeMismatch, load_state_dict};
 
@@ -24,6 +24,8 @@ pub struct ParameterInfo {
     pub shape: Vec<usize>,
     /// burn's key of the gradient. It survives [`map_parameters`] but not the process.
     pub id: ParamId,
+    /// Whether it is the scale or the shift of a batch norm.
+    pub of_norm: bool,
 }
 
 impl ParameterInfo {
@@ -43,6 +45,8 @@ impl ParameterInfo {
 pub enum StateKind {
     /// A learnable parameter.
     Parameter,
+    /// A weight that is never trained. It has no gradient, and a training step does not change it.
+    Frozen,
     /// A buffer: running statistics.
     Buffer,
 }
@@ -70,25 +74,39 @@ impl StateTensor {
     }
 }
 
+/// Containers of batch norms in a module traversal: burn's names of the layers' types.
+const NORMS: [&str; 2] = ["Struct:BatchNorm2d", "Struct:FixedScaleNorm2d"];
+
 /// Current position of a module traversal.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Path {
     segments: Vec<String>,
-    in_buffer: bool,
+    kind: StateKind,
+    in_norm: bool,
+}
+
+impl Default for Path {
+    fn default() -> Self {
+        Self { segments: Vec::new(), kind: StateKind::Parameter, in_norm: false }
+    }
 }
 
 impl Path {
     fn enter(&mut self, name: &str, container: &str) {
         match container {
-            Buffer::CONTAINER => self.in_buffer = true,
+            BUFFER => self.kind = StateKind::Buffer,
+            FROZEN => self.kind = StateKind::Frozen,
             _ if container.starts_with("Enum:") => {}
-            _ => self.segments.push(name.to_owned()),
+            _ => {
+                self.segments.push(name.to_owned());
+                self.in_norm = NORMS.contains(&container);
+            }
         }
     }
 
     fn exit(&mut self, container: &str) {
         match container {
-            Buffer::CONTAINER => self.in_buffer = false,
+            BUFFER | FROZEN => self.kind = StateKind::Parameter,
             _ if container.starts_with("Enum:") => {}
             _ => {
                 self.segments.pop();
@@ -97,11 +115,12 @@ impl Path {
     }
 
     fn kind(&self) -> StateKind {
-        if self.in_buffer { StateKind::Buffer } else { StateKind::Parameter }
+        self.kind
     }
 
     fn info<const D: usize>(&self, id: ParamId, tensor: &Tensor<D>) -> ParameterInfo {
-        ParameterInfo { name: self.segments.join("."), shape: tensor.dims().to_vec(), id }
+        let (name, shape) = (self.segments.join("."), tensor.dims().to_vec());
+        ParameterInfo { name, shape, id, of_norm: self.in_norm }
     }
 }
 
@@ -158,8 +177,8 @@ pub fn state_dict<M: Module>(module: &M) -> Vec<StateTensor> {
 /// Replaces each tensor by the result of `each`.
 struct Mapper<F> {
     path: Path,
-    /// Whether buffers are replaced too.
-    buffers: bool,
+    /// Whether frozen weights and buffers are replaced too.
+    all: bool,
     each: F,
 }
 
@@ -173,7 +192,7 @@ impl<F: FnMut(&ParameterInfo, StateKind, Tensor<1>) -> Tensor<1>> ModuleMapper f
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        if self.path.in_buffer && !self.buffers {
+        if self.path.kind() != StateKind::Parameter && !self.all {
             return param;
         }
         replace_value(param, |id, tensor| {
@@ -211,7 +230,7 @@ fn replace_value<const D: usize>(
 /// When `update` returns a tensor of another length.
 pub fn map_parameters<M: Module>(module: M, mut update: impl FnMut(&ParameterInfo, Tensor<1>) -> Tensor<1>) -> M {
     let each = |info: &ParameterInfo, _, tensor| update(info, tensor);
-    module.map(&mut Mapper { path: Path::default(), buffers: false, each })
+    module.map(&mut Mapper { path: Path::default(), all: false, each })
 }
 
 /// Moves all parameters out of a module in a first traversal, and new values in in a second.
@@ -232,7 +251,7 @@ impl ModuleMapper for ParameterSwap {
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        if self.path.in_buffer {
+        if self.path.kind() != StateKind::Parameter {
             return param;
         }
         replace_value(param, |id, tensor| match &mut self.returned {
@@ -273,13 +292,13 @@ pub fn update_parameters<M: Module>(
     module.map(&mut ParameterSwap { path: Path::default(), taken: Vec::new(), returned: Some(returned.into_iter()) })
 }
 
-/// Replaces each parameter and each buffer by the result of `update`, as [`map_parameters`], in the order of [`state_dict`].
+/// Replaces each parameter, frozen weight and buffer by the result of `update`, as [`map_parameters`], in the order of [`state_dict`].
 ///
 /// # Panics
 ///
 /// When `update` returns a tensor of another length.
 pub fn map_state<M: Module>(module: M, update: impl FnMut(&ParameterInfo, StateKind, Tensor<1>) -> Tensor<1>) -> M {
-    module.map(&mut Mapper { path: Path::default(), buffers: true, each: update })
+    module.map(&mut Mapper { path: Path::default(), all: true, each: update })
 }
 
 /// See [`take_gradients`].
@@ -299,7 +318,7 @@ impl ModuleVisitor for GradientTaker<'_> {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if self.path.kind() == StateKind::Buffer {
+        if self.path.kind() != StateKind::Parameter {
             return;
         }
         // `grad_remove` panics for a tensor without autodiff.

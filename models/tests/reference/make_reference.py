@@ -73,7 +73,7 @@ def values(name, dtype, autocast=False):
     x = torch.from_numpy(x).reshape(BATCH, *shape).to(dtype)
     result = {
         "model": name,
-        "params": sum(p.numel() for p in model.parameters()),
+        "params": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "macs": macs(model, x[:1]),
         "input": "input",
         "batch": BATCH,

@@ -518,6 +518,39 @@ class ShuffleNetV2(nn.Module):
         return self.linear(pooled(F.relu(self.bn2(self.conv2(x)))))
 
 
+class FixedScaleNorm(nn.BatchNorm2d):
+    def __init__(self, width):
+        super().__init__(width, eps=1e-12, momentum=0.4)
+        self.weight.requires_grad = False
+
+
+class AirbenchGroup(nn.Module):
+    def __init__(self, i, o):
+        super().__init__()
+        self.conv1, self.norm1 = conv(i, o, 3), FixedScaleNorm(o)
+        self.conv2, self.norm2 = conv(o, o, 3), FixedScaleNorm(o)
+        for layer in [self.conv1, self.conv2]:
+            nn.init.dirac_(layer.weight.data[: layer.weight.shape[1]])
+
+    def forward(self, x):
+        x = F.gelu(self.norm1(F.max_pool2d(self.conv1(x), 2)))
+        return F.gelu(self.norm2(self.conv2(x)))
+
+
+class Airbench(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.whiten = nn.Conv2d(3, 24, 2)
+        self.whiten.weight.requires_grad = False
+        nn.init.zeros_(self.whiten.bias)
+        self.layer1, self.layer2, self.layer3 = AirbenchGroup(24, 64), AirbenchGroup(64, 256), AirbenchGroup(256, 256)
+        self.linear = nn.Linear(256, 10, bias=False)
+
+    def forward(self, x):
+        x = self.layer3(self.layer2(self.layer1(F.gelu(self.whiten(x)))))
+        return self.linear(F.max_pool2d(x, 3).flatten(1)) / 9
+
+
 NETWORKS = {
     "lenet": LeNet,
     "mnist_net": MnistNet,
@@ -549,6 +582,7 @@ NETWORKS = {
     "shufflenetv2_x2": lambda: ShuffleNetV2(224, 488, 976, 2048),
     "efficientnet_b0": EfficientNet,
     "googlenet": GoogLeNet,
+    "airbench94": Airbench,
 }
 
 

@@ -11,7 +11,7 @@ use models::Spec;
 use serde::Serialize;
 
 use crate::cli::EvalArgs;
-use crate::config::Overrides;
+use crate::config::{Overrides, Tta};
 use crate::console;
 use crate::device::{self, DeviceRequest, LocalRank};
 use crate::engine::{checkpoint, eval_record};
@@ -42,6 +42,8 @@ struct Report {
     loss: f64,
     correct: u64,
     total: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tta_top1: Option<f64>,
 }
 
 /// Evaluates the weights and prints the result.
@@ -86,7 +88,8 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
             ..LoaderConfig::default()
         },
     )?;
-    let replica = Replica::new(network, selected.device, spec.num_classes, 0.0, 0);
+    let tta = if arguments.tta { Tta::Flip } else { Tta::None };
+    let replica = Replica::new(network, selected.device, spec.num_classes, 0.0, 0).with_tta(tta);
     let stop = Stop::on_signals()?;
     let counts = replica.evaluate(&replica.inference(), &mut loader.epoch(1, 0), &stop);
     if let Some(signal) = stop.signal() {
@@ -101,10 +104,12 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
             loss: record.loss,
             correct: record.correct,
             total: record.total,
+            tta_top1: record.tta_top1,
         });
     }
+    let tta = record.tta_top1.map_or_else(String::new, |top1| format!("; with mirror images top-1 {top1:.2} %"));
     console::print(format_args!(
-        "{} ({}) on {}: top-1 {:.2} %, top-5 {:.2} %, loss {:.4}, {} of {} right\n\n",
+        "{} ({}) on {}: top-1 {:.2} %, top-5 {:.2} %, loss {:.4}, {} of {} right{tta}\n\n",
         subject.model,
         origin,
         subject.data.name,

@@ -96,6 +96,14 @@ keywords! {
         Bf16 = "bf16" also "bfloat16" "float16",
     }
 
+    /// Test-time augmentation of evaluations.
+    Tta {
+        /// None.
+        None = "none",
+        /// The mean of the logits of an image and its mirror image.
+        Flip = "flip" also "mirror" "hflip",
+    }
+
     /// Which optimizer.
     OptimizerKind {
         /// PyTorch's `SGD`.

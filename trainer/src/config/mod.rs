@@ -37,7 +37,7 @@ pub use documentation::key_tables;
 pub use error::{ConfigError, ConfigErrors, Location, SourceLine};
 pub use keyword::{
     Anneal, Backend, BatchNormPolicy, BatchScope, Compression, Keyword, LrScale, Mode, OptimizerKind, Precision,
-    ScheduleKind,
+    ScheduleKind, Tta,
 };
 pub use origin::SetBy;
 pub use overrides::Overrides;

@@ -11,7 +11,7 @@ use super::devices::Devices;
 use super::key::{Key, KeyVisitor, Range, optional, section};
 use super::keyword::{
     Anneal, Backend, BatchNormPolicy, BatchScope, Compression, Keyword, LrScale, Mode, OptimizerKind, Precision,
-    ScheduleKind,
+    ScheduleKind, Tta,
 };
 
 /// Largest batch, epochs, steps between two events, …: anything above was mistyped.
@@ -90,6 +90,9 @@ section! {
         drop_last: bool = false, unset "off";
         /// Epochs between evaluations.
         eval_every: usize = 1, in 1..=MANY;
+        /// Test-time augmentation: `flip` also evaluates the mean of the logits of each image and its mirror image. Its accuracy is
+        /// reported beside the plain one.
+        tta: Tta = Tta::None, unset "off";
         /// Optimizer steps after which the run ends.
         max_steps: usize = 0, in 0..=STEPS, unset "no limit", also ["steps"];
         /// Seconds of training, over all sessions of the run, after which the run is evaluated, saved and ended.
@@ -118,6 +121,8 @@ section! {
         weight_decay: f64 = 5e-4, for OptimizerKind::AdamW = 1e-2, in 0..=1000, unset "off", also ["wd", "l2"];
         /// Whether batch norm and biases decay too.
         decay_norm_and_bias: bool = true, unset "off";
+        /// Factor of `lr` for the biases of batch norms. What decays from a bias in a step stays the same.
+        norm_bias_lr_factor: f64 = 1.0, in (Excluded(0), Included(1000));
         /// Growth of `lr` with the number of workers.
         lr_scale: LrScale = LrScale::None, unset "off";
     }

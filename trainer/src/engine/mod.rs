@@ -347,6 +347,7 @@ pub fn eval_record(counts: &EvalCounts) -> EvalRecord {
         top5: counts.top5_percent(),
         correct: counts.top1,
         total: counts.samples,
+        tta_top1: counts.tta_top1_percent(),
     }
 }
 

@@ -3,7 +3,7 @@
 
 use burn::tensor::{Device, Tensor};
 use models::{
-    Network,
+    Network, StateKind,
     state::{self, StateTensor},
 };
 
@@ -24,10 +24,19 @@ impl Ema {
 
     /// Updates the average after an optimizer step: `shadow = decay * shadow + (1 - decay) * value`.
     pub fn update(&mut self, network: &Network) {
-        let mut pairs = Vec::with_capacity(self.shadow.len());
-        let mut shadow = std::mem::take(&mut self.shadow).into_iter();
-        state::visit(network, |_, _, value| pairs.extend(shadow.next().map(|average| (average, value))));
-        self.shadow = ops::ema_update(self.decay, pairs);
+        let (mut places, mut pairs) = (Vec::new(), Vec::new());
+        let mut index = 0;
+        state::visit(network, |_, kind, value| {
+            // A frozen weight stays as it is, to the bit.
+            if kind != StateKind::Frozen {
+                places.push(index);
+                pairs.push((std::mem::replace(&mut self.shadow[index], value.clone()), value));
+            }
+            index += 1;
+        });
+        for (index, average) in places.into_iter().zip(ops::ema_update(self.decay, pairs)) {
+            self.shadow[index] = average;
+        }
     }
 
     /// Returns `network` with the averaged state.

@@ -59,24 +59,33 @@ impl Optimizer {
     ) -> Vec<Tensor<1>> {
         self.steps += 1;
         self.slots.resize(parameters.len().max(self.slots.len()), [None, None]);
-        let (mut kept, mut updates) = (Vec::with_capacity(parameters.len()), Vec::new());
+        let mut values = Vec::with_capacity(parameters.len());
+        // The biases of batch norms may have a learning rate of their own: a second list.
+        let mut lists = [(1.0, Vec::new(), Vec::new()), (self.config.norm_bias_lr_factor, Vec::new(), Vec::new())];
         for (index, ((info, value), gradient)) in parameters.into_iter().enumerate() {
             let Some(gradient) = gradient else {
-                kept.push(Some(value));
+                values.push(Some(value));
                 continue;
             };
+            let (factor, places, updates) = &mut lists[usize::from(self.has_own_lr(&info))];
             let slots = std::mem::take(&mut self.slots[index]);
-            updates.push(ParameterUpdate { value, gradient, weight_decay: self.weight_decay(&info), slots });
-            kept.push(None);
+            let weight_decay = self.weight_decay(&info) / *factor;
+            places.push(index);
+            updates.push(ParameterUpdate { value, gradient, weight_decay, slots });
+            values.push(None);
         }
-        let mut updated = ops::update(&self.rule(lr), scale.as_ref(), updates).into_iter();
-        let mut next = |slots: &mut [Slot; 2]| {
-            let UpdatedParameter { value, slots: state } =
-                updated.next().expect("an update returns one result per parameter");
-            *slots = state;
-            value
-        };
-        kept.into_iter().zip(&mut self.slots).map(|(kept, slots)| kept.unwrap_or_else(|| next(slots))).collect()
+        for (factor, places, updates) in lists.into_iter().filter(|(_, places, _)| !places.is_empty()) {
+            let updated = ops::update(&self.rule(lr * factor), scale.as_ref(), updates);
+            for (index, UpdatedParameter { value, slots }) in places.into_iter().zip(updated) {
+                (values[index], self.slots[index]) = (Some(value), slots);
+            }
+        }
+        values.into_iter().map(|value| value.expect("an update returns one result per parameter")).collect()
+    }
+
+    /// Whether the parameter's learning rate is `norm_bias_lr_factor` times that of the others.
+    fn has_own_lr(&self, info: &ParameterInfo) -> bool {
+        self.config.norm_bias_lr_factor != 1.0 && info.of_norm && info.name.ends_with("bias")
     }
 
     fn rule(&self, lr: f64) -> UpdateRule {

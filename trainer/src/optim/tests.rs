@@ -30,7 +30,7 @@ fn update(optimizer: &mut Optimizer, shape: &[usize], value: Tensor<1>, gradient
 }
 
 fn parameter(shape: &[usize]) -> ParameterInfo {
-    ParameterInfo { name: "weight".into(), shape: shape.to_vec(), id: burn::module::ParamId::new() }
+    ParameterInfo { name: "weight".into(), shape: shape.to_vec(), id: burn::module::ParamId::new(), of_norm: false }
 }
 
 /// Takes six steps with the golden file's gradients and compares each with PyTorch's.
@@ -84,6 +84,34 @@ fn norm_and_bias_can_be_exempt_from_weight_decay() {
     let weight = update(&mut optimizer, &[2, 1], one(), zero(), 0.1).try_to_vec_as::<f64>().expect("f64");
     assert_eq!(bias, [1.0, 1.0]);
     assert_eq!(weight, [0.95, 0.95]);
+}
+
+/// The reference: PyTorch's parameter groups, the biases with `lr = 64 * lr` and `weight_decay = wd / 64`.
+#[test]
+fn biases_of_batch_norms_may_have_a_learning_rate_of_their_own() {
+    let plain = sgd(0.9, true, 0.064);
+    let config = OptimizerConfig { norm_bias_lr_factor: 64.0, ..plain.clone() };
+    let group = OptimizerConfig { weight_decay: 0.001, ..plain.clone() };
+    let parameters = ["conv.weight", "norm.weight", "norm.bias", "linear.bias"];
+    let info = |name: &str| ParameterInfo { name: name.into(), of_norm: name.starts_with("norm"), ..parameter(&[2]) };
+    let (mut optimizer, mut plain, mut group) =
+        (Optimizer::new(&config), Optimizer::new(&plain), Optimizer::new(&group));
+    let start = || tensor(vec![1.0, -2.0], DType::F32);
+    let (mut values, mut expected, mut biases) = ([(); 4].map(|()| start()), start(), start());
+    for step in 0..3 {
+        let gradient = || tensor(vec![0.5 - step as f64, 0.25], DType::F32);
+        let all =
+            values.into_iter().zip(parameters).map(|(value, name)| ((info(name), value), Some(gradient()))).collect();
+        values = optimizer.update(all, None, 0.01).try_into().unwrap();
+        expected = update(&mut plain, &[2], expected, gradient(), 0.01);
+        biases = update(&mut group, &[2], biases, gradient(), 0.64);
+        let host = |value: &Tensor<1>| value.clone().try_into_vec_as::<f32>().unwrap();
+        for (value, name) in values.iter().zip(parameters) {
+            let expected = if name == "norm.bias" { &biases } else { &expected };
+            assert_eq!(host(value), host(expected), "{name}, step {step}");
+        }
+    }
+    assert_eq!(optimizer.steps, 3);
 }
 
 #[test]

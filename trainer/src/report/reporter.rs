@@ -272,7 +272,14 @@ mod tests {
     }
 
     fn epoch(epoch: usize) -> EpochRecord {
-        let eval = EvalRecord { loss: 1.0, top1: 10.0 * epoch as f64, top5: 60.0, correct: epoch as u64, total: 10 };
+        let eval = EvalRecord {
+            loss: 1.0,
+            top1: 10.0 * epoch as f64,
+            top5: 60.0,
+            correct: epoch as u64,
+            total: 10,
+            tta_top1: None,
+        };
         EpochRecord {
             epoch,
             train_loss: 1.0,

@@ -75,8 +75,10 @@ pub fn summary_screen(summary: &RunSummary, folder: &Path) -> String {
         rows.push(("training", format!("top-1 {}               loss {}", percent(top1), text::loss(loss))));
     }
     let evaluation = |Evaluated { epoch, eval }| {
+        let tta =
+            eval.tta_top1.map_or_else(String::new, |top1| format!("; with mirror images {}", text::percent(top1)));
         format!(
-            "top-1 {}  top-5 {}  loss {}  epoch {epoch}, {} of {} right",
+            "top-1 {}  top-5 {}  loss {}  epoch {epoch}, {} of {} right{tta}",
             percent(eval.top1),
             percent(eval.top5),
             text::loss(eval.loss),
@@ -139,8 +141,14 @@ mod tests {
             note: None,
             train_loss: Some(0.3712),
             train_top1: Some(86.4),
-            last: Some(evaluated(12, EvalRecord { loss: 0.4471, top1: 84.1, top5: 100.0, correct: 841, total: 1000 })),
-            best: Some(evaluated(11, EvalRecord { loss: 0.4512, top1: 84.3, top5: 99.8, correct: 843, total: 1000 })),
+            last: Some(evaluated(
+                12,
+                EvalRecord { loss: 0.4471, top1: 84.1, top5: 100.0, correct: 841, total: 1000, tta_top1: None },
+            )),
+            best: Some(evaluated(
+                11,
+                EvalRecord { loss: 0.4512, top1: 84.3, top5: 99.8, correct: 843, total: 1000, tta_top1: None },
+            )),
             test: None,
             seconds: 73.2,
             peak_bytes: vec![123_456_789],
@@ -181,7 +189,7 @@ mod tests {
 
     #[test]
     fn the_test_split_has_a_row_of_its_own() {
-        let test = EvalRecord { loss: 0.5, top1: 82.5, top5: 99.0, correct: 330, total: 400 };
+        let test = EvalRecord { loss: 0.5, top1: 82.5, top5: 99.0, correct: 330, total: 400, tta_top1: None };
         let summary = RunSummary { test: Some(evaluated(11, test)), confusion: None, ..summary() };
         let screen = summary_screen(&summary, Path::new("runs/x"));
         let evaluations = screen.lines().filter(|line| line.starts_with("val ") || line.starts_with("test "));

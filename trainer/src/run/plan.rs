@@ -283,14 +283,23 @@ pub(super) fn eval_loader(plan: &RunPlan, strategy: &dyn Strategy, pixels: bool)
     })
 }
 
-fn common(plan: &RunPlan, strategy: &dyn Strategy, pixels: bool) -> Result<LoaderConfig, Failure> {
+/// Returns mean and standard deviation of each channel.
+///
+/// # Errors
+/// The plan was not checked against its data set.
+pub(super) fn normalisation(plan: &RunPlan) -> Result<(Vec<f32>, Vec<f32>), Failure> {
     let unchecked = || Failure::run("the data set's mean and deviation are not known", "please report this");
+    Ok((plan.data.mean.clone().ok_or_else(unchecked)?, plan.data.std.clone().ok_or_else(unchecked)?))
+}
+
+fn common(plan: &RunPlan, strategy: &dyn Strategy, pixels: bool) -> Result<LoaderConfig, Failure> {
+    let (mean, std) = normalisation(plan)?;
     Ok(LoaderConfig {
         rank: strategy.rank(),
         world: strategy.world(),
         seed: plan.train.seed,
-        mean: plan.data.mean.clone().ok_or_else(unchecked)?,
-        std: plan.data.std.clone().ok_or_else(unchecked)?,
+        mean,
+        std,
         workers: plan.data.workers,
         prefetch: PREFETCH,
         pixels,

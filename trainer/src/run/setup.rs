@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use burn::tensor::Device;
+use data::augment::{AugmentParams, Pipeline};
 use data::{Dataset, Splits, loader::Loader};
 use models::{Network, Spec};
 
@@ -99,6 +100,23 @@ pub(super) fn build(plan: &RunPlan, spec: &Spec, selected: &Selected, batch: usi
     }
     models::build(&plan.model.name, spec, plan.train.seed, &selected.device)
         .map_err(|error| plan.mistake(&[error.key(), "model.name"], error.to_string(), error.hint()).into())
+}
+
+/// Sets the initial weights that depend on the training images, for a network that has any: from the first images of the
+/// training set, normalised and not augmented. All ranks of a job have the same images, so they compute the same weights.
+pub(super) fn initialise(network: Network, plan: &RunPlan, train: &Dataset) -> Result<Network, Failure> {
+    let count = network.initial_images().min(train.len());
+    if count == 0 {
+        return Ok(network);
+    }
+    let shape = train.shape;
+    let (mean, std) = super::plan::normalisation(plan)?;
+    let pipeline = Pipeline::new(&[], &mean, &std, shape)?;
+    let mut images = vec![0.0; count * shape.len()];
+    for (image, out) in train.images.chunks_exact(shape.len()).zip(images.chunks_exact_mut(shape.len())) {
+        pipeline.apply(image, &AugmentParams::default(), out);
+    }
+    Ok(network.initialised_from(&images, [count, shape.channels, shape.height, shape.width]))
 }
 
 /// Returns the facts on which all ranks of a job must agree: the plan without paths and numbers of devices (machines may differ),

@@ -107,6 +107,7 @@ impl Training<'_> {
             BatchScope::PerWorker => plan.train.batch_size,
         };
         let network = build(plan, &spec, selected, share.min(splits.train.len()))?;
+        let network = setup::initialise(network, plan, &splits.train)?;
         let parameters = count_parameters(&network);
         let device = selected.device.clone();
         let strategy: Box<dyn Strategy> = match self.rank {

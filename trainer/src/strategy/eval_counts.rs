@@ -1,8 +1,44 @@
 //! Exact counts of an evaluation. They are added up, never averaged, so that the result does not depend on batches or ranks.
 
+use burn::tensor::Tensor;
 use data::loader::Batch;
+use models::{Context, Network};
 
-use crate::{loss, signals::Stop};
+use super::replica::host_logits;
+use crate::{config::Tta, loss, signals::Stop};
+
+/// The logits of one batch on the host, row-major `[B, classes]`.
+#[derive(Debug, Default)]
+pub(super) struct Logits {
+    /// Of the images.
+    pub plain: Vec<f32>,
+    /// With test-time augmentation; `None` without.
+    pub tta: Option<Vec<f32>>,
+}
+
+impl Logits {
+    /// Computes the logits of `images`, `[B, C, H, W]`, with an inference copy of a network.
+    pub fn of(network: &Network, images: Tensor<4>, tta: Tta) -> Self {
+        let plain = network.forward(images.clone(), &Context::eval());
+        let tta = match tta {
+            Tta::None => None,
+            Tta::Flip => {
+                let mirrored = network.forward(images.flip([3]), &Context::eval());
+                Some(host_logits((plain.clone() + mirrored).div_scalar(2.0)))
+            }
+        };
+        Self { plain: host_logits(plain), tta }
+    }
+
+    /// Appends the logits of the batch's next images.
+    pub fn append(&mut self, next: Self) {
+        self.plain.extend(next.plain);
+        match (&mut self.tta, next.tta) {
+            (Some(tta), Some(next)) => tta.extend(next),
+            (tta, next) => *tta = next,
+        }
+    }
+}
 
 /// Counts of an evaluation.
 #[derive(Debug, Clone, PartialEq)]
@@ -13,6 +49,8 @@ pub struct EvalCounts {
     pub top1: u64,
     /// Samples whose label is among the five largest logits (all samples where there are fewer than five classes).
     pub top5: u64,
+    /// As `top1`, with test-time augmentation; `None` without.
+    pub tta_top1: Option<u64>,
     /// Sum of the samples' cross-entropies, without smoothing.
     pub loss_sum: f64,
     /// `confusion[true * classes + predicted]`.
@@ -23,27 +61,33 @@ pub struct EvalCounts {
 impl EvalCounts {
     /// Starts at zero.
     pub fn new(classes: usize) -> Self {
-        Self { samples: 0, top1: 0, top5: 0, loss_sum: 0.0, confusion: vec![0; classes * classes], classes }
+        let confusion = vec![0; classes * classes];
+        Self { samples: 0, top1: 0, top5: 0, tta_top1: None, loss_sum: 0.0, confusion, classes }
     }
 
-    /// Counts `batches` until `stop`. `infer` returns a batch's logits, row-major `[B, classes]`.
+    /// Counts `batches` until `stop`. `infer` returns a batch's logits.
     ///
     /// # Errors
     /// Those of `infer`.
-    pub fn of_batches<E>(
+    pub(super) fn of_batches<E>(
         classes: usize,
         batches: &mut dyn Iterator<Item = Batch>,
         stop: &Stop,
-        mut infer: impl FnMut(Batch) -> Result<Vec<f32>, E>,
+        mut infer: impl FnMut(Batch) -> Result<Logits, E>,
     ) -> Result<Self, E> {
         let mut counts = Self::new(classes);
         while stop.signal().is_none()
             && let Some(batch) = batches.next()
         {
             let labels = batch.labels.clone();
-            let logits = infer(batch)?;
-            for (row, &label) in logits.chunks_exact(classes).zip(&labels) {
+            let Logits { plain, tta } = infer(batch)?;
+            for (row, &label) in plain.chunks_exact(classes).zip(&labels) {
                 counts.add(row, label as usize);
+            }
+            if let Some(tta) = tta {
+                let rows = tta.chunks_exact(classes).zip(&labels);
+                let right = rows.filter(|(row, label)| loss::argmax(row) == **label as usize).count();
+                *counts.tta_top1.get_or_insert(0) += right as u64;
             }
         }
         Ok(counts)
@@ -65,6 +109,11 @@ impl EvalCounts {
     /// Returns the top-1 accuracy in percent.
     pub fn top1_percent(&self) -> f64 {
         percent(self.top1, self.samples)
+    }
+
+    /// Returns the top-1 accuracy with test-time augmentation in percent; `None` without.
+    pub fn tta_top1_percent(&self) -> Option<f64> {
+        self.tta_top1.map(|right| percent(right, self.samples))
     }
 
     /// Returns the top-5 accuracy in percent.
@@ -100,6 +149,24 @@ mod tests {
         assert_eq!(counts.confusion[4 * 7], 2);
         assert_eq!(counts.confusion.iter().sum::<u64>(), 5);
         assert!((counts.top1_percent() - 20.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn logits_with_mirror_images_are_the_mean_of_both() {
+        let device = burn::tensor::Device::flex();
+        let spec = models::find("lenet").unwrap().spec;
+        let network = models::build("lenet", &spec, 1, &device).unwrap();
+        let pixels: Vec<f32> = (0..2 * 3072).map(|i| (i as f32 * 0.7).sin()).collect();
+        // Rows of 32 pixels, read backwards.
+        let mirrored: Vec<f32> = pixels.chunks_exact(32).flat_map(|row| row.iter().rev().copied()).collect();
+        let tensor = |values: &[f32]| Tensor::<1>::from_floats(values, &device).reshape([2, 3, 32, 32]);
+        let of = |values: &[f32], tta| Logits::of(&network, tensor(values), tta);
+        let (both, image, mirror) = (of(&pixels, Tta::Flip), of(&pixels, Tta::None), of(&mirrored, Tta::None));
+        assert!(image.tta.is_none());
+        assert_eq!(both.plain, image.plain);
+        let mean: Vec<f32> = image.plain.iter().zip(&mirror.plain).map(|(a, b)| (a + b) / 2.0).collect();
+        assert_eq!(both.tta.unwrap(), mean);
+        assert_ne!(image.plain, mirror.plain);
     }
 
     #[test]

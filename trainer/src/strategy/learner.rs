@@ -30,7 +30,8 @@ impl Learner {
         Self {
             ema: (plan.train.ema > 0.0).then(|| Ema::new(&network, plan.train.ema)),
             replica: Replica::new(network, device, classes, plan.train.label_smoothing, plan.train.seed)
-                .in_precision(plan.train.precision),
+                .in_precision(plan.train.precision)
+                .with_tta(plan.train.tta),
             optimizer: Optimizer::new(&plan.optimizer),
             grad_clip: plan.train.grad_clip,
         }

@@ -9,9 +9,9 @@ use burn::{
 use data::loader::Batch;
 use models::{Context, Network, state::ParameterInfo};
 
-use super::{DeviceDataset, DeviceDatasets, EvalCounts, StepOutcome};
+use super::{DeviceDataset, DeviceDatasets, EvalCounts, StepOutcome, eval_counts::Logits};
 use crate::{
-    config::Precision,
+    config::{Precision, Tta},
     device, loss,
     optim::FlatGradients,
     signals::Stop,
@@ -47,6 +47,7 @@ pub struct Replica {
     label_smoothing: f64,
     seed: u64,
     precision: Precision,
+    tta: Tta,
 }
 
 impl Replica {
@@ -63,7 +64,14 @@ impl Replica {
             label_smoothing,
             seed,
             precision: Precision::F32,
+            tta: Tta::None,
         }
+    }
+
+    /// Sets the test-time augmentation of evaluations.
+    pub fn with_tta(mut self, tta: Tta) -> Self {
+        self.tta = tta;
+        self
     }
 
     /// Sets the precision in which training's forward and backward passes compute. Evaluation is in f32.
@@ -192,7 +200,7 @@ impl Replica {
     pub fn evaluate(&self, network: &Network, batches: &mut dyn Iterator<Item = Batch>, stop: &Stop) -> EvalCounts {
         let infer = |batch| {
             let images = self.images(batch, |sets| &sets.eval).inner();
-            Ok::<_, Infallible>(host_logits(network.forward(images, &Context::eval())))
+            Ok::<_, Infallible>(Logits::of(network, images, self.tta))
         };
         let Ok(counts) = EvalCounts::of_batches(self.classes, batches, stop, infer);
         counts

@@ -13,6 +13,12 @@ fn logistic<N: Size>(z: Vector<f32, N>) -> Vector<f32, N> {
     Vector::new(1.0) / (Vector::new(1.0) + (-z).exp())
 }
 
+/// Computes the normal distribution's Φ.
+#[cube]
+fn normal<N: Size>(z: Vector<f32, N>) -> Vector<f32, N> {
+    Vector::new(0.5) * (Vector::new(1.0) + (z * Vector::new(std::f32::consts::FRAC_1_SQRT_2)).erf())
+}
+
 /// Applies an activation.
 #[cube]
 pub(super) fn activation_value<N: Size>(z: Vector<f32, N>, #[comptime] activation: Activation) -> Vector<f32, N> {
@@ -22,6 +28,7 @@ pub(super) fn activation_value<N: Size>(z: Vector<f32, N>, #[comptime] activatio
         Activation::Relu => select_many(z.less_than(&Vector::new(0.0)), Vector::new(0.0), z),
         Activation::Sigmoid => logistic::<N>(z),
         Activation::Swish => z * logistic::<N>(z),
+        Activation::Gelu => z * normal::<N>(z),
     }
 }
 
@@ -42,6 +49,11 @@ pub(super) fn activation_grad<N: Size>(
         Activation::Swish => {
             let s = logistic::<N>(z);
             dy * s * (Vector::new(1.0) + z * (Vector::new(1.0) - s))
+        }
+        Activation::Gelu => {
+            // 1 / √(2π)
+            let density = Vector::new(0.398_942_3) * (Vector::new(-0.5) * z * z).exp();
+            dy * (normal::<N>(z) + z * density)
         }
     }
 }

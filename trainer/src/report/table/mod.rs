@@ -31,6 +31,9 @@ pub struct Row {
     pub deviation: Option<f64>,
     /// Test accuracy of the last epoch in percent, mean over the runs.
     pub last_top1: Option<f64>,
+    /// Test accuracy with test-time augmentation in percent, of the evaluations of `top1`, mean over the runs; `None` if a run has
+    /// none.
+    pub tta_top1: Option<f64>,
     /// Number of runs.
     pub runs: usize,
     /// Number of complete epochs of the run with the fewest.
@@ -83,6 +86,7 @@ impl Row {
             top1: None,
             deviation: None,
             last_top1: None,
+            tta_top1: None,
             runs: 0,
             epochs: None,
             planned_epochs: None,
@@ -119,6 +123,7 @@ fn row(group: &[&RunRecord], published: &[Published]) -> Row {
         top1: Some(top1),
         deviation,
         last_top1: Some(mean(|run| run.last_top1)),
+        tta_top1: group.iter().map(|run| run.tta_top1).sum::<Option<f64>>().map(|sum| sum / n),
         runs: group.len(),
         epochs: group.iter().map(|run| run.epochs).min(),
         planned_epochs: Some(first.planned_epochs),

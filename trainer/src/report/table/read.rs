@@ -28,6 +28,8 @@ pub struct RunRecord {
     pub top1: f64,
     /// Test accuracy of the last evaluation in percent.
     pub last_top1: f64,
+    /// Test accuracy with test-time augmentation in percent, of the evaluation of `top1`.
+    pub tta_top1: Option<f64>,
     /// Number of complete epochs.
     pub epochs: usize,
     /// Number of planned epochs.
@@ -124,6 +126,7 @@ struct Summary {
 #[derive(Debug, Deserialize)]
 struct Evaluation {
     top1: f64,
+    tta_top1: Option<f64>,
 }
 
 /// The fields of `env.json` that the table needs.
@@ -156,6 +159,7 @@ fn read(name: String, folder: RunFolder) -> Result<Option<RunRecord>, FileError>
         dataset: if part { format!("{}, part", summary.dataset) } else { summary.dataset },
         // `best` is an evaluation of the validation split if there is one.
         top1: summary.test.as_ref().unwrap_or(best).top1,
+        tta_top1: summary.test.as_ref().unwrap_or(best).tta_top1,
         last_top1: last.top1,
         epochs: summary.epochs.min(evaluated),
         planned_epochs: summary.planned_epochs,

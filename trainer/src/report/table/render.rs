@@ -3,17 +3,27 @@
 use super::Row;
 use crate::text::{left, right, width};
 
-const TITLES: [&str; 9] = ["model", "data", "published", "reached", "epochs", "device", "minutes", "commit", "run"];
+const COLUMNS: usize = 10;
+const TITLES: [&str; COLUMNS] =
+    ["model", "data", "published", "reached", "with tta", "epochs", "device", "minutes", "commit", "run"];
 /// Whether each column contains numbers, which are aligned to the right.
-const NUMBERS: [bool; 9] = [false, false, true, true, true, false, true, false, false];
+const NUMBERS: [bool; COLUMNS] = [false, false, true, true, true, true, false, true, false, false];
+/// The column of test-time augmentation, which is left out where no run has any.
+const TTA: usize = 4;
+
+/// Returns the indices of the columns to show.
+fn shown(rows: &[Row]) -> Vec<usize> {
+    let tta = rows.iter().any(|row| row.tta_top1.is_some());
+    (0..COLUMNS).filter(|&column| tta || column != TTA).collect()
+}
 
 /// Returns the text of each cell, in the order of the titles.
-fn cells(row: &Row) -> [String; 9] {
+fn cells(row: &Row) -> [String; COLUMNS] {
     let none = || "–".to_owned();
     let published = row.published_top1.map_or_else(none, |top1| format!("{top1:.2}"));
     let Some(top1) = row.top1 else {
         let [model, data] = [row.model.clone(), row.dataset.clone()];
-        return [model, data, published, "no run".to_owned(), none(), none(), none(), none(), none()];
+        return [model, data, published, "no run".to_owned(), none(), none(), none(), none(), none(), none()];
     };
     let reached = match row.deviation {
         Some(deviation) => format!("{top1:.2} ± {deviation:.2} (n={})", row.runs),
@@ -34,6 +44,7 @@ fn cells(row: &Row) -> [String; 9] {
         row.dataset.clone(),
         published,
         reached,
+        row.tta_top1.map_or_else(none, |top1| format!("{top1:.2}")),
         epochs,
         row.device.clone().unwrap_or_else(none),
         row.minutes.map_or_else(none, |minutes| format!("{minutes:.1}")),
@@ -45,11 +56,12 @@ fn cells(row: &Row) -> [String; 9] {
 /// Formats the rows as aligned columns. The text ends with a newline.
 pub fn text(rows: &[Row]) -> String {
     let lines: Vec<_> = std::iter::once(TITLES.map(str::to_owned)).chain(rows.iter().map(cells)).collect();
-    let widths: Vec<_> =
-        (0..TITLES.len()).map(|i| lines.iter().map(|line| width(&line[i])).max().unwrap_or(0)).collect();
-    let line = |cells: &[String; 9]| {
-        let padded: Vec<_> = (0..cells.len())
-            .map(|i| if NUMBERS[i] { right(&cells[i], widths[i]) } else { left(&cells[i], widths[i]) })
+    let shown = shown(rows);
+    let widths: Vec<_> = (0..COLUMNS).map(|i| lines.iter().map(|line| width(&line[i])).max().unwrap_or(0)).collect();
+    let line = |cells: &[String; COLUMNS]| {
+        let padded: Vec<_> = shown
+            .iter()
+            .map(|&i| if NUMBERS[i] { right(&cells[i], widths[i]) } else { left(&cells[i], widths[i]) })
             .collect();
         format!("{}\n", padded.join("  ").trim_end())
     };
@@ -58,8 +70,9 @@ pub fn text(rows: &[Row]) -> String {
 
 /// Formats the rows as a GitHub table. The text ends with a newline.
 pub fn markdown(rows: &[Row]) -> String {
-    let line = |cells: &[String; 9]| {
-        let escaped: Vec<_> = cells.iter().map(|cell| cell.replace('|', "\\|")).collect();
+    let shown = shown(rows);
+    let line = |cells: &[String; COLUMNS]| {
+        let escaped: Vec<_> = shown.iter().map(|&i| cells[i].replace('|', "\\|")).collect();
         format!("| {} |\n", escaped.join(" | "))
     };
     let rule = NUMBERS.map(|number| if number { "---:" } else { "---" }.to_owned());

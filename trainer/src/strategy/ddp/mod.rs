@@ -53,7 +53,7 @@ use self::{
 };
 use super::{EvalCounts, Evaluation, Learner, StepOutcome, Strategy};
 use crate::{
-    config::{BatchNormPolicy, RunPlan},
+    config::{BatchNormPolicy, RunPlan, Tta},
     failure::Failure,
     signals::Stop,
     snapshot::{RunProgress, Snapshot},
@@ -67,6 +67,7 @@ const MIB: f64 = 1024.0 * 1024.0;
 pub struct Ddp {
     learner: Learner,
     batch_norm: BatchNormPolicy,
+    tta: Tta,
     statistics: Option<Arc<SharedStatistics>>,
     /// In front of `comm`, so that its thread ends first.
     reducer: Reducer,
@@ -118,6 +119,7 @@ impl Ddp {
         Ok(Self {
             learner,
             batch_norm: parallel.batch_norm,
+            tta: plan.train.tta,
             statistics,
             reducer,
             unused: UnusedParameters::default(),
@@ -146,6 +148,8 @@ impl Ddp {
         let mut signal = [i64::from(stop.signal().unwrap_or(0))];
         self.comm.all_reduce(&mut signal, ReduceOp::Max)?;
         let mut sums: Vec<i64> = [counts.samples, counts.top1, counts.top5].map(|count| count as i64).to_vec();
+        // All ranks have the same `train.tta`; a rank without samples has counted nothing.
+        sums.push(counts.tta_top1.unwrap_or(0) as i64);
         sums.extend(counts.confusion.iter().map(|&count| count as i64));
         self.comm.all_reduce(&mut sums, ReduceOp::Sum)?;
         let mut loss = [counts.loss_sum];
@@ -155,7 +159,8 @@ impl Ddp {
         }
         let sum = |index: usize| sums[index] as u64;
         (counts.samples, counts.top1, counts.top5, counts.loss_sum) = (sum(0), sum(1), sum(2), loss[0]);
-        counts.confusion = sums[3..].iter().map(|&count| count as u64).collect();
+        counts.tta_top1 = (self.tta != Tta::None).then(|| sum(3));
+        counts.confusion = sums[4..].iter().map(|&count| count as u64).collect();
         Ok(Evaluation::Done(counts))
     }
 }

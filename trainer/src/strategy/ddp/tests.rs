@@ -50,6 +50,7 @@ fn parameters() -> Vec<ParameterInfo> {
         name: format!("p{place}"),
         shape: vec![length],
         id: ParamId::new(),
+        of_norm: false,
     };
     LENGTHS.iter().enumerate().map(info).collect()
 }

@@ -74,7 +74,7 @@ pub(super) fn same_model(network: &Network, comm: &Communicator) -> Result<(), F
 pub(super) fn in_sync(snapshot: &Snapshot, statistics: bool, comm: &Communicator) -> Result<(), Failure> {
     let mut lines = vec![format!("optimizer step {}", snapshot.optimizer_steps)];
     let mut state = |prefix: &str, tensors: &[models::StateTensor]| {
-        let kept = tensors.iter().filter(|tensor| statistics || tensor.kind == StateKind::Parameter);
+        let kept = tensors.iter().filter(|tensor| statistics || tensor.kind != StateKind::Buffer);
         lines.extend(kept.map(|tensor| format!("{prefix}{} {:08x}", tensor.name, checksum(&tensor.values))));
     };
     state("", &snapshot.model);
@@ -158,8 +158,9 @@ mod tests {
 
     #[test]
     fn unused_parameters_are_named_by_rank() {
-        let parameters: Vec<_> =
-            ["a", "b", "c"].map(|name| ParameterInfo { name: name.into(), shape: vec![1], id: ParamId::new() }).into();
+        let parameters: Vec<_> = ["a", "b", "c"]
+            .map(|name| ParameterInfo { name: name.into(), shape: vec![1], id: ParamId::new(), of_norm: false })
+            .into();
         let text = describe_unused(&[&[1, 0, 0], &[1, 0, 1]], &parameters);
         assert_eq!(
             text,

@@ -21,12 +21,12 @@ use std::sync::Arc;
 
 use burn::tensor::Device;
 use data::{ImageShape, loader::Batch};
-use models::{Context, Network};
+use models::Network;
 
 use self::{devices::Devices, scatter::Sizes};
-use super::{DeviceDatasets, EvalCounts, Evaluation, Learner, StepOutcome, Strategy, replica::host_logits};
+use super::{DeviceDatasets, EvalCounts, Evaluation, Learner, StepOutcome, Strategy, eval_counts::Logits};
 use crate::{
-    config::{BatchNormPolicy, RunPlan},
+    config::{BatchNormPolicy, RunPlan, Tta},
     device,
     failure::Failure,
     signals::Stop,
@@ -38,6 +38,7 @@ pub struct Dp {
     devices: Devices,
     classes: usize,
     batch_norm: BatchNormPolicy,
+    tta: Tta,
     sizes: Sizes,
     /// Per device: the largest number of bytes that it is known to have held at once.
     held: Vec<u64>,
@@ -61,19 +62,22 @@ impl Dp {
         let held = vec![0; devices.len()];
         let batch_norm = plan.parallel.batch_norm;
         let sizes = replicate::sizes(learner.replica.network(), image.len(), classes);
-        Ok(Self { learner, devices, classes, batch_norm, sizes, held })
+        Ok(Self { learner, devices, classes, batch_norm, tta: plan.train.tta, sizes, held })
     }
 
-    /// Returns the logits of a batch in its order, row-major `[B, classes]`. Each device computes its chunk.
-    fn infer(&self, network: &Network, batch: Batch) -> Result<Vec<f32>, Failure> {
+    /// Returns the logits of a batch in its order. Each device computes its chunk.
+    fn infer(&self, network: &Network, batch: Batch) -> Result<Logits, Failure> {
         let batch = Arc::new(batch);
         let jobs = scatter::chunks(batch.len(), self.devices.len()).into_iter().enumerate().map(|(index, range)| {
             let (batch, network) = (Arc::clone(&batch), replicate::moved(network.clone(), &self.devices, index));
             let device = self.devices.get(index).clone().inner();
-            move || host_logits(network.forward(scatter::images(&batch, range, &device), &Context::eval()))
+            let tta = self.tta;
+            move || Logits::of(&network, scatter::images(&batch, range, &device), tta)
         });
         let parts = self.devices.parallel_apply("evaluation", None, jobs.collect())?;
-        Ok(parts.concat())
+        let mut all = Logits::default();
+        parts.into_iter().for_each(|part| all.append(part));
+        Ok(all)
     }
 }
 

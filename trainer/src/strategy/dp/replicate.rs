@@ -27,7 +27,7 @@ pub(super) fn sizes(network: &Network, image: usize, classes: usize) -> Sizes {
     let mut sizes = Sizes { parameters: 0, buffers: 0, image: bytes(image), outputs: bytes(classes) };
     state::map_state(network.clone(), |info, kind, value| {
         match kind {
-            StateKind::Parameter => sizes.parameters += bytes(info.len()),
+            StateKind::Parameter | StateKind::Frozen => sizes.parameters += bytes(info.len()),
             StateKind::Buffer => sizes.buffers += bytes(info.len()),
         }
         value
