@@ -11,6 +11,8 @@ pub(crate) trait Element: Pod + Send + Sync {
     fn to_f32(self) -> f32;
     /// Rounds to the nearest value, ties to even. NaN stays NaN.
     fn from_f32(value: f32) -> Self;
+    /// Inverse of [`Self::to_f32`], for values that need no rounding.
+    fn from_exact(value: f32) -> Self;
 }
 
 impl Element for f32 {
@@ -23,6 +25,11 @@ impl Element for f32 {
 
     #[inline(always)]
     fn from_f32(value: f32) -> f32 {
+        value
+    }
+
+    #[inline(always)]
+    fn from_exact(value: f32) -> f32 {
         value
     }
 }
@@ -42,6 +49,11 @@ impl Element for bf16 {
         // Rounding up could make an infinity or zero of a NaN. A quiet NaN is exact in the upper half.
         let bits = if value.is_nan() { bits | 0x40_0000 } else { rounded };
         bf16::from_bits((bits >> 16) as u16)
+    }
+
+    #[inline(always)]
+    fn from_exact(value: f32) -> bf16 {
+        bf16::from_bits((value.to_bits() >> 16) as u16)
     }
 }
 
@@ -81,6 +93,7 @@ mod tests {
             }
             let narrow = bf16::from_bits(upper as u16);
             assert_eq!(Element::to_f32(narrow).to_bits(), upper << 16);
+            assert_eq!(<bf16 as Element>::from_exact(Element::to_f32(narrow)).to_bits(), narrow.to_bits());
         }
     }
 }

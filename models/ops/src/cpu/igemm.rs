@@ -15,6 +15,7 @@ use std::ops::Range;
 
 use super::allocator::Buffer;
 use super::fold_taps::fold_taps;
+use super::group_conv;
 use super::kernel::{Isa, Operand, Tile, prefetch};
 use super::packing::{Packed, Weights};
 use super::panels::{Panel, padded, panels};
@@ -88,6 +89,9 @@ impl<E: Operand> Igemm<'_, E> {
     /// Computes the result's pixels of the grid; `target` is the whole tensor.
     pub(crate) fn run(&self, target: &mut [E]) {
         let depth = self.weights.depth;
+        if let Some(isa) = self.narrow_groups() {
+            return self.run_groups(isa, target);
+        }
         let (image, step) = (self.source_image, self.source_step);
         let folded = fold_taps(self.source, self.batch, image, self.taps, depth, self.grid, step);
         let (source, image, taps, depth) = match &folded {
@@ -103,6 +107,17 @@ impl<E: Operand> Igemm<'_, E> {
         let panels = panels(self.isa, self.weights.columns);
         let blocks = Blocks { conv: self, source, image, taps, depth, gather, packed, panels: &panels, zeros: &zeros };
         blocks.run(target);
+    }
+}
+
+impl<E: Operand> Igemm<'_, E> {
+    /// Returns the instruction set of [`super::group_conv`] for groups that it computes faster. A tile of 16 columns reads its
+    /// pointers beside the products.
+    fn narrow_groups(&self) -> Option<&'static Isa<E>> {
+        let rows = self.batch * self.grid[0] * self.grid[1];
+        let several = self.weights.groups > 1 && self.taps.len() > 1 && rows > 0;
+        let isa = several.then(|| group_conv::fits(self.isa, self.weights.depth, self.weights.columns)).flatten()?;
+        (isa.cols <= 8).then_some(isa)
     }
 }
 

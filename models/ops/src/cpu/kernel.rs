@@ -17,6 +17,7 @@
 
 use half::bf16;
 
+use super::group_kernel::{GroupKernels, TileOf, group_outer, group_tile};
 #[cfg(target_arch = "x86_64")]
 use super::kernel_x86;
 use super::level::{self, CpuIsa};
@@ -90,6 +91,7 @@ pub(crate) struct Isa<E: 'static = f32> {
     pub(super) outer: unsafe fn(&Outer<E>),
     pub(super) pack: unsafe fn(&[*const E], usize, usize, usize, *mut E),
     pub(super) winograd: Transforms<E>,
+    pub(super) groups: GroupKernels<E>,
 }
 
 impl<E: Operand> Isa<E> {
@@ -213,6 +215,15 @@ macro_rules! portable {
                 lanes: 8,
                 filters: filters::<Portable, $element>,
                 filter_grads: filter_grads::<Portable>,
+            },
+            groups: GroupKernels {
+                lanes: 8,
+                tiles: [
+                    TileOf { size: [1, 4], run: group_tile::<$products, 1, 4> },
+                    TileOf { size: [2, 2], run: group_tile::<$products, 2, 2> },
+                    TileOf { size: [4, 1], run: group_tile::<$products, 4, 1> },
+                ],
+                outer: group_outer::<$products, 4, 4>,
             },
         }
     };

@@ -5,6 +5,7 @@ use std::mem::transmute;
 
 use half::bf16;
 
+use super::group_kernel::{GroupKernels, GroupOuter, GroupTile, TileOf, group_outer, group_tile};
 use super::kernel::{Isa, Outer, Tile};
 use super::micro_kernel::{Pairs, Products, Single, outer_any, pack_pairs, pack_rows, tile};
 use super::vector_x86::{Avx2, Avx512, Avx512Bf16, Avx512Bf16Half};
@@ -52,9 +53,40 @@ macro_rules! dot_products {
 dot_products!(Avx512Bf16, __m512, __m512i, __m512bh, _mm512_set1_epi32, _mm512_loadu_si512, _mm512_dpbf16_ps);
 dot_products!(Avx512Bf16Half, __m256, __m256i, __m256bh, _mm256_set1_epi32, _mm256_loadu_si256, _mm256_dpbf16_ps);
 
-/// A set for products `$products` of `$element`, with `$rows` rows and `$vecs` vectors of `$simd`.
+/// The kernels for narrow groups: tiles of `$wide`, `$narrow` and `$least` pixels, and outer products of `$many` or `$few` rows.
+macro_rules! groups {
+    // 32 registers.
+    (32, $features:literal, $element:ty, $products:ty, $simd:ty) => {
+        groups!($features, $element, $products, $simd, [1 x 16, 2 x 8, 4 x 4], 24 | 8)
+    };
+    (16, $features:literal, $element:ty, $products:ty, $simd:ty) => {
+        groups!($features, $element, $products, $simd, [1 x 8, 2 x 4, 4 x 2], 12 | 4)
+    };
+    ($features:literal, $element:ty, $products:ty, $simd:ty, [$($rows:literal x $cols:literal),*], $many:literal | $few:literal) => {{
+        #[target_feature(enable = $features)]
+        unsafe fn outer(call: &GroupOuter<$element>) {
+            // SAFETY: the features are enabled; the caller guarantees the rest.
+            unsafe { group_outer::<$products, $many, $few>(call) }
+        }
+        GroupKernels {
+            lanes: <$simd as super::vector::Simd>::LANES,
+            tiles: [$({
+                #[target_feature(enable = $features)]
+                unsafe fn tile(call: &GroupTile<$element>) {
+                    // SAFETY: as above.
+                    unsafe { group_tile::<$products, $rows, $cols>(call) }
+                }
+                TileOf { size: [$rows, $cols], run: tile }
+            }),*],
+            outer,
+        }
+    }};
+}
+
+/// A set for products `$products` of `$element`, with `$rows` rows and `$vecs` vectors of `$simd`, of which there are
+/// `$registers` registers.
 macro_rules! isa {
-    ($name:literal, $features:literal, $element:ty, $products:ty, $simd:ty, $rows:literal x $vecs:literal, $outer_rows:literal, $narrower:expr) => {{
+    ($name:literal, $features:literal, $element:ty, $products:ty, $simd:ty, $registers:tt, $rows:literal x $vecs:literal, $outer_rows:literal, $narrower:expr) => {{
         #[target_feature(enable = $features)]
         unsafe fn tile_of(call: &Tile<$element>) {
             // SAFETY: the features are enabled; the caller guarantees the rest.
@@ -141,6 +173,7 @@ macro_rules! isa {
                 filters: transformed_filters,
                 filter_grads: grads_of_filters,
             },
+            groups: groups!($registers, $features, $element, $products, $simd),
         }
     }};
 }
@@ -152,12 +185,12 @@ macro_rules! single {
     };
 }
 
-pub(super) static AVX512: Isa = single!("avx512", "avx512f,avx512vl", Avx512, 12 x 2, 8, &[&AVX512_16, &AVX512_8]);
-static AVX512_16: Isa = single!("avx512", "avx512f,avx512vl", Avx512, 12 x 1, 8, &[]);
+pub(super) static AVX512: Isa = single!("avx512", "avx512f,avx512vl", Avx512, 32, 12 x 2, 8, &[&AVX512_16, &AVX512_8]);
+static AVX512_16: Isa = single!("avx512", "avx512f,avx512vl", Avx512, 32, 12 x 1, 8, &[]);
 /// Vectors of half the width, with all of AVX-512's registers.
-static AVX512_8: Isa = single!("avx512", "avx512f,avx512vl,avx2,fma", Avx2, 12 x 1, 8, &[]);
-pub(super) static AVX2: Isa = single!("avx2", "avx2,fma", Avx2, 6 x 2, 6, &[&AVX2_8]);
-static AVX2_8: Isa = single!("avx2", "avx2,fma", Avx2, 6 x 1, 6, &[]);
+static AVX512_8: Isa = single!("avx512", "avx512f,avx512vl,avx2,fma", Avx2, 32, 12 x 1, 8, &[]);
+pub(super) static AVX2: Isa = single!("avx2", "avx2,fma", Avx2, 16, 6 x 2, 6, &[&AVX2_8]);
+static AVX2_8: Isa = single!("avx2", "avx2,fma", Avx2, 16, 6 x 1, 6, &[]);
 
 /// An [`isa!`] for bf16 with products of AVX512-BF16.
 macro_rules! dot {
@@ -166,9 +199,9 @@ macro_rules! dot {
     };
 }
 
-pub(super) static AVX512_BF16: Isa<bf16> = dot!(Avx512Bf16, 12 x 2, 8, &[&AVX512_BF16_16, &AVX512_BF16_8]);
-static AVX512_BF16_16: Isa<bf16> = dot!(Avx512Bf16, 12 x 1, 8, &[&AVX512_BF16_8]);
-static AVX512_BF16_8: Isa<bf16> = dot!(Avx512Bf16Half, 12 x 1, 8, &[]);
+pub(super) static AVX512_BF16: Isa<bf16> = dot!(Avx512Bf16, 32, 12 x 2, 8, &[&AVX512_BF16_16, &AVX512_BF16_8]);
+static AVX512_BF16_16: Isa<bf16> = dot!(Avx512Bf16, 32, 12 x 1, 8, &[&AVX512_BF16_8]);
+static AVX512_BF16_8: Isa<bf16> = dot!(Avx512Bf16Half, 32, 12 x 1, 8, &[]);
 
 /// An [`isa!`] for bf16 with products in f32.
 macro_rules! pairs {
@@ -178,9 +211,9 @@ macro_rules! pairs {
 }
 
 pub(super) static AVX512_PAIRS: Isa<bf16> =
-    pairs!("avx512", "avx512f,avx512vl", Avx512, 12 x 2, 8, &[&AVX512_PAIRS_16, &AVX512_PAIRS_8]);
-static AVX512_PAIRS_16: Isa<bf16> = pairs!("avx512", "avx512f,avx512vl", Avx512, 12 x 1, 8, &[&AVX512_PAIRS_8]);
-static AVX512_PAIRS_8: Isa<bf16> = pairs!("avx512", "avx512f,avx512vl,avx2,fma", Avx2, 12 x 1, 8, &[]);
+    pairs!("avx512", "avx512f,avx512vl", Avx512, 32, 12 x 2, 8, &[&AVX512_PAIRS_16, &AVX512_PAIRS_8]);
+static AVX512_PAIRS_16: Isa<bf16> = pairs!("avx512", "avx512f,avx512vl", Avx512, 32, 12 x 1, 8, &[&AVX512_PAIRS_8]);
+static AVX512_PAIRS_8: Isa<bf16> = pairs!("avx512", "avx512f,avx512vl,avx2,fma", Avx2, 32, 12 x 1, 8, &[]);
 /// With two vectors of both halves of the pairs, fewer registers are left for sums than in f32.
-pub(super) static AVX2_PAIRS: Isa<bf16> = pairs!("avx2", "avx2,fma", Avx2, 4 x 2, 4, &[&AVX2_PAIRS_8]);
-static AVX2_PAIRS_8: Isa<bf16> = pairs!("avx2", "avx2,fma", Avx2, 4 x 1, 4, &[]);
+pub(super) static AVX2_PAIRS: Isa<bf16> = pairs!("avx2", "avx2,fma", Avx2, 16, 4 x 2, 4, &[&AVX2_PAIRS_8]);
+static AVX2_PAIRS_8: Isa<bf16> = pairs!("avx2", "avx2,fma", Avx2, 16, 4 x 1, 4, &[]);

@@ -74,17 +74,24 @@ fn forward_lanes<E: Element, const LANES: usize>(
             for ky in rows_inside.clone() {
                 for kx in columns_inside.clone() {
                     let from = shape.pixel(n, oy, ox, [ky, kx]) * channels + first;
-                    let values = load::<E, LANES>(&x[from..from + lanes]).map(E::to_f32);
+                    let values = load::<E, LANES>(&x[from..from + lanes]);
                     let tap = (ky * shape.kernel[1] + kx) as u32;
                     for lane in 0..LANES {
-                        let larger = (values[lane] > best[lane]) | values[lane].is_nan();
-                        best[lane] = if larger { values[lane] } else { best[lane] };
+                        let value = values[lane].to_f32();
+                        let larger = (value > best[lane]) | value.is_nan();
+                        best[lane] = if larger { value } else { best[lane] };
                         best_tap[lane] = if larger { tap } else { best_tap[lane] };
                     }
                 }
             }
-            store(&best.map(E::from_f32), &mut y[at..at + lanes]);
-            store(&best_tap.map(|tap| tap as u8), &mut argmax[at..at + lanes]);
+            // Loops instead of `array::map`, whose closures the compiler does not inline into a copy for an instruction set.
+            let (mut values, mut taps) = ([E::zeroed(); LANES], [0; LANES]);
+            for lane in 0..LANES {
+                values[lane] = E::from_exact(best[lane]);
+                taps[lane] = best_tap[lane] as u8;
+            }
+            store(&values, &mut y[at..at + lanes]);
+            store(&taps, &mut argmax[at..at + lanes]);
         }
     }
 }
@@ -164,12 +171,14 @@ fn backward_lanes<E: Element, S: Element, const LANES: usize, const DISJOINT: bo
                         let lanes = if all { LANES } else { LANES.min(channels - first) };
                         let (dy, dx) = (&dy[from..from + lanes], &mut dx[to..to + lanes]);
                         let chosen: [u8; LANES] = load(&argmax[from..from + lanes]);
-                        let grads = load::<E, LANES>(dy).map(E::to_f32);
-                        let mut sums = if DISJOINT { [0.0; LANES] } else { load::<S, LANES>(dx).map(S::to_f32) };
+                        let grads = load::<E, LANES>(dy);
+                        let mut sums = if DISJOINT { [S::zeroed(); LANES] } else { load::<S, LANES>(dx) };
                         for lane in 0..LANES {
-                            sums[lane] += if chosen[lane] == tap { grads[lane] } else { 0.0 };
+                            let grad = if chosen[lane] == tap { grads[lane].to_f32() } else { 0.0 };
+                            // A gradient or an f32 sum: neither needs rounding.
+                            sums[lane] = S::from_exact(if DISJOINT { grad } else { sums[lane].to_f32() + grad });
                         }
-                        store(&sums.map(S::from_f32), dx);
+                        store(&sums, dx);
                     }
                 }
             }

@@ -12,6 +12,8 @@ mod depthwise;
 mod element;
 mod flex;
 mod fold_taps;
+mod group_conv;
+mod group_kernel;
 mod grouped;
 mod igemm;
 mod kernel;

@@ -219,6 +219,29 @@ fn square(batch: usize, channels: [usize; 2], side: usize) -> ConvShape {
     ConvShape::new([batch, channels[0], side, side], [channels[1], channels[0], 3, 3], &options)
 }
 
+/// Images with more rows than fit into a plane are computed in bands. No pass of narrow groups depends on the number of threads.
+#[test]
+fn bands_of_narrow_groups_equal_sums_in_f64() {
+    for (groups, stride, side) in [(3, 1, [41, 37]), (5, 2, [70, 33]), (2, 1, [30, 9])] {
+        let options = ConvOptions { stride: [stride; 2], padding: [1, 1], dilation: [1, 1], groups };
+        let shape = ConvShape::new([2, 8 * groups, side[0], side[1]], [8 * groups, 8, 3, 3], &options);
+        check(&shape, 1).unwrap();
+        let (x, w) = (narrow_values(shape.input_len(), 1), values(shape.weight_len(), 2));
+        let dy = narrow_values(shape.output_len(), 3);
+        for isa in Isa::<f32>::supported() {
+            let run = |threads| {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                pool.install(|| {
+                    let (y, dx) =
+                        (conv::forward(isa, &shape, &x, &w, None, false), conv::data_grad(isa, &shape, &w, &dy));
+                    [y, dx, conv::weight_grad(isa, &shape, &x, &dy)].map(|values| values.to_vec())
+                })
+            };
+            assert_eq!(run(1), run(3));
+        }
+    }
+}
+
 /// With many channels, all threads add to the same sums: of several blocks here, the last of which has half a step.
 #[test]
 fn shared_sums_of_the_weight_gradient_do_not_depend_on_threads() {

@@ -1,0 +1,198 @@
+//! The micro-kernels of grouped convolutions whose groups are at most a vector wide.
+//!
+//! The tile of [`super::micro_kernel`] reads each row through a pointer. In a tile of one vector, that would be a loaded address
+//! per product. Here the pixels of a group are adjacent in memory ([`super::group_conv`] copies them), so that the
+//! addresses of a step are a register and a constant.
+
+use super::kernel::Operand;
+use super::micro_kernel::Products;
+use super::vector::{Lanes, Simd};
+
+/// Arguments of the tile micro-kernel: `out[row][col][..] = Σ_tap Σ_k x[tap][row][col][k] · w[tap][k][..]`.
+///
+/// Source pixels have `LANES` elements each.
+pub(crate) struct GroupTile<E> {
+    /// The pixel that the tile's first pixel reads at offset 0.
+    pub(crate) x: *const E,
+    /// Elements between the source pixels of adjacent rows of the tile. Those of adjacent columns are adjacent.
+    pub(crate) x_row: usize,
+    /// Offset in elements of each tap.
+    pub(crate) offsets: *const usize,
+    pub(crate) taps: usize,
+    /// Steps per tap: channels over [`Operand::STEP`], rounded up.
+    pub(crate) steps: usize,
+    /// Weights `[taps][steps][LANES][STEP]`.
+    pub(crate) w: *const E,
+    /// The first channel of the tile's first pixel.
+    pub(crate) out: *mut E,
+    /// Elements between the results of adjacent rows and columns.
+    pub(crate) out_step: [usize; 2],
+    /// Rows and columns to store.
+    pub(crate) size: [usize; 2],
+    /// Channels to store.
+    pub(crate) channels: usize,
+    /// Null, or `LANES` floats to add.
+    pub(crate) bias: *const f32,
+    pub(crate) relu: bool,
+}
+
+/// Arguments of the outer-product micro-kernel: `sums[row][..] += Σ_line Σ_step x[line][step][row] · dy[line][step][..]`.
+pub(crate) struct GroupOuter<E> {
+    /// `[line][step][rows][STEP]`, overlapping.
+    pub(crate) x: *const E,
+    /// Elements between lines, and between steps.
+    pub(crate) x_step: [usize; 2],
+    /// `[line][step][LANES][STEP]`.
+    pub(crate) dy: *const E,
+    pub(crate) lines: usize,
+    pub(crate) steps: usize,
+    /// `[rows][LANES]`.
+    pub(crate) sums: *mut f32,
+    /// A multiple of the lanes.
+    pub(crate) rows: usize,
+}
+
+/// A tile micro-kernel.
+#[derive(Debug)]
+pub(crate) struct TileOf<E> {
+    /// Rows and columns of pixels.
+    pub(crate) size: [usize; 2],
+    pub(super) run: unsafe fn(&GroupTile<E>),
+}
+
+/// The micro-kernels of an instruction set.
+#[derive(Debug)]
+pub(crate) struct GroupKernels<E> {
+    /// Lanes of a vector, the maximum number of a group's channels.
+    pub(crate) lanes: usize,
+    /// Tiles for wide, narrow and very narrow images.
+    pub(crate) tiles: [TileOf<E>; 3],
+    pub(super) outer: unsafe fn(&GroupOuter<E>),
+}
+
+impl<E> TileOf<E> {
+    /// Computes a tile.
+    ///
+    /// # Safety
+    ///
+    /// The processor has the kernel's instructions. `x` and every offset are inside the source for `size` of the kernel, and `w` is
+    /// as documented. `out` is valid for the pixels and channels to store.
+    #[inline]
+    pub(crate) unsafe fn run(&self, call: &GroupTile<E>) {
+        // SAFETY: guaranteed by the caller.
+        unsafe { (self.run)(call) }
+    }
+}
+
+impl<E> GroupKernels<E> {
+    /// Adds outer products.
+    ///
+    /// # Safety
+    ///
+    /// The processor has the kernel's instructions, and all addresses of [`GroupOuter`] are valid.
+    #[inline]
+    pub(crate) unsafe fn outer(&self, call: &GroupOuter<E>) {
+        // SAFETY: guaranteed by the caller.
+        unsafe { (self.outer)(call) }
+    }
+}
+
+/// Micro-kernel of [`GroupTile`].
+///
+/// # Safety
+///
+/// As for [`TileOf::run`], with `ROWS` and `COLS` as its size.
+#[inline(always)]
+#[expect(clippy::needless_range_loop, reason = "with iterators the compiler keeps the tile in memory")]
+pub(super) unsafe fn group_tile<P: Products, const ROWS: usize, const COLS: usize>(call: &GroupTile<P::E>) {
+    // SAFETY: `GroupTile` documents every address as valid.
+    unsafe {
+        let (lanes, step) = (P::S::LANES, P::E::STEP);
+        let mut acc = [[P::S::zero(); COLS]; ROWS];
+        let mut w = call.w;
+        for tap in 0..call.taps {
+            let mut from = call.x.add(*call.offsets.add(tap));
+            for _ in 0..call.steps {
+                let vw = P::load(w);
+                for row in 0..ROWS {
+                    let from = from.add(row * call.x_row);
+                    for col in 0..COLS {
+                        acc[row][col] = P::add(P::splat(from.add(col * lanes)), vw, acc[row][col]);
+                    }
+                }
+                from = from.add(step);
+                w = w.add(lanes * step);
+            }
+        }
+        for row in 0..ROWS {
+            for col in 0..COLS {
+                if row < call.size[0] && col < call.size[1] {
+                    let mut value = acc[row][col];
+                    if !call.bias.is_null() {
+                        value = P::S::add(value, P::S::load(call.bias));
+                    }
+                    if call.relu {
+                        value = P::S::relu(value);
+                    }
+                    let out = call.out.add(row * call.out_step[0] + col * call.out_step[1]);
+                    if call.channels == lanes {
+                        P::E::store::<P::S>(out, value);
+                    } else {
+                        let mut edge = [<P::E as bytemuck::Zeroable>::zeroed(); 16];
+                        P::E::store::<P::S>(edge.as_mut_ptr(), value);
+                        std::ptr::copy_nonoverlapping(edge.as_ptr(), out, call.channels);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Micro-kernel of [`GroupOuter`]: `MANY` rows at once, then `FEW`, which divides the lanes.
+///
+/// # Safety
+///
+/// As for [`GroupKernels::outer`].
+#[inline(always)]
+pub(super) unsafe fn group_outer<P: Products, const MANY: usize, const FEW: usize>(call: &GroupOuter<P::E>) {
+    let mut first = 0;
+    while first + MANY <= call.rows {
+        // SAFETY: guaranteed by the caller.
+        unsafe { outer_rows::<P, MANY>(call, first) };
+        first += MANY;
+    }
+    while first < call.rows {
+        // SAFETY: guaranteed by the caller. `FEW` divides the remaining rows, since it divides the lanes and `MANY`.
+        unsafe { outer_rows::<P, FEW>(call, first) };
+        first += FEW;
+    }
+}
+
+/// # Safety
+///
+/// As for [`group_outer`], with `ROWS` rows from `first`.
+#[inline(always)]
+#[expect(clippy::needless_range_loop, reason = "with iterators the compiler keeps the sums in memory")]
+unsafe fn outer_rows<P: Products, const ROWS: usize>(call: &GroupOuter<P::E>, first: usize) {
+    // SAFETY: `GroupOuter` documents every address as valid.
+    unsafe {
+        let (lanes, step) = (P::S::LANES, P::E::STEP);
+        let mut acc = [P::S::zero(); ROWS];
+        let mut dy = call.dy;
+        for line in 0..call.lines {
+            let mut x = call.x.add(line * call.x_step[0] + first * step);
+            for _ in 0..call.steps {
+                let vdy = P::load(dy);
+                for row in 0..ROWS {
+                    acc[row] = P::add(P::splat(x.add(row * step)), vdy, acc[row]);
+                }
+                x = x.wrapping_add(call.x_step[1]);
+                dy = dy.wrapping_add(lanes * step);
+            }
+        }
+        for row in 0..ROWS {
+            let sums = call.sums.add((first + row) * lanes);
+            P::S::store(sums, P::S::add(P::S::load(sums), acc[row]));
+        }
+    }
+}
