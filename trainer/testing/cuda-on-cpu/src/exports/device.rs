@@ -110,14 +110,8 @@ fn attribute(machine: &Machine, device: &Device, attribute: c_int) -> c_int {
         15 | 19 | 31 | 41 | 78 | 79 | 80 | 90 | 115 => 1,
         // Multiprocessors.
         16 => 2,
-        // Compute mode: for one process, or for all.
-        20 => {
-            if machine.is_exclusive() {
-                3
-            } else {
-                0
-            }
-        }
+        // Compute mode: for one process.
+        20 if machine.is_exclusive() => 3,
         33 => pci_bus(device) as c_int,
         // Memory bus width in bits.
         37 => 5120,
