@@ -212,8 +212,8 @@ fn a_server_without_ranges_sends_all_again() {
 /// In a folder that others can write to, a link could lead to any file of the user.
 #[test]
 fn links_are_not_followed() {
-    let dest = tempfile::tempdir().unwrap();
-    let victim = dest.path().join("victim");
+    let (dest, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let victim = other.path().join("victim");
     std::fs::write(&victim, "precious").unwrap();
     let part = dest.path().join("cifar-10-binary.tar.gz.part");
     std::os::unix::fs::symlink(&victim, &part).unwrap();
