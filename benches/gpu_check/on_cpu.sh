@@ -50,11 +50,19 @@ step compare 2 "$programs/trainer" compare --config configs/quickstart.toml --gp
 CUBECL_ENVIRONMENT='' CUDA_ON_CPU_PEERS=lies step to-nccl 2 "$programs/trainer" bench allreduce --gpus 2 --sizes 4 --ms 10
 CUDA_ON_CPU_IPC=refused CUDA_ON_CPU_NCCL=no step to-host 2 "$programs/trainer" --config configs/quickstart.toml --gpus 2 \
     --run-dir "$out/runs" --epochs 1 --set train.batch_size=64 --set data.limit_train=128 --set data.limit_test=64
+# Blocks in another order on each rank: the ranks clip by the same norm.
+CUDA_ON_CPU_SHUFFLE=7 step shuffled 2 "$programs/trainer" --config configs/quickstart.toml --gpus 2 --run-dir "$out/runs" --epochs 1 \
+    --set train.batch_size=64 --set data.limit_train=256 --set data.limit_test=64 --set train.grad_clip=0.01 \
+    --set parallel.check_sync_every=1
+# A kernel's error, after which the GPU does not answer any more.
+CUDA_ON_CPU_FAULT=sgd:700 step fault 1 bash -c '! "$@"' fails "$programs/trainer" --config configs/quickstart.toml --gpus 1 \
+    --run-dir "$out/runs" --epochs 1 --set train.batch_size=32 --set data.limit_train=64 --set data.limit_test=64
 expect() { # NAME TEXT
     grep -q "$2" "$out/$1.log" || { echo "$1: FAILED, $out/$1.log has no \"$2\""; failed=1; }
 }
 expect to-nccl "NCCL over 2 GPUs, as rank .'s GPU does not read what was written"
-expect to-host "gradients: through the host's memory, as rank . cannot"
+expect to-host "gradients: through the host's memory, as GPU .: cuIpcGetMemHandle: CUDA_ERROR_NOT_SUPPORTED"
+expect fault "error: the GPU has stopped after an access to memory"
 ls "$programs/../cuda-on-cpu/cache/cubecl" | grep -q "^CPU-as-GPU-A-sm80_CPU-as-GPU-B-sm80-nvrtc[0-9.]*-driver[0-9.]*" ||
     { echo "no kernels are kept for the two GPUs"; failed=1; }
 if unshare --pid --fork --mount-proc true 2>/dev/null; then
