@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use common::{Bench, assert_equal_runs, assert_same_curve, loss_values, losses};
 
@@ -45,11 +45,6 @@ lr = 0.00001
 batch_norm = "sync"
 "#;
 
-fn train(bench: &Bench, root: &str, extra: &[&str]) -> PathBuf {
-    bench.run(&[&["--config", "config.toml", "--run-dir", root], extra].concat()).expect(0);
-    bench.only_run(root)
-}
-
 #[track_caller]
 fn assert_close(what: &str, one: &Path, other: &Path, tolerance: f64) {
     assert_same_curve(what, &loss_values(one), &loss_values(other), tolerance);
@@ -58,14 +53,14 @@ fn assert_close(what: &str, one: &Path, other: &Path, tolerance: f64) {
 #[test]
 fn bf16_repeats_and_resumes_to_the_bit_and_follows_f32() {
     let bench = Bench::new(LENET);
-    let whole = train(&bench, "whole", &[]);
+    let whole = bench.train("whole", &[]);
     assert_eq!(losses(&whole).len(), 66);
-    assert_equal_runs(&whole, &train(&bench, "again", &[]));
-    let parts = train(&bench, "parts", &["--epochs", "1"]);
+    assert_equal_runs(&whole, &bench.train("again", &[]));
+    let parts = bench.train("parts", &["--epochs", "1"]);
     bench.run(&["--resume", parts.to_str().unwrap(), "--epochs", "2"]).expect(0);
     assert_equal_runs(&whole, &parts);
 
-    let wide = train(&bench, "wide", &["--set", "train.precision=f32"]);
+    let wide = bench.train("wide", &["--set", "train.precision=f32"]);
     assert_ne!(losses(&whole), losses(&wide), "bf16 rounds");
     assert_close("bf16 against f32", &wide, &whole, 0.05);
 }
@@ -74,7 +69,7 @@ fn bf16_repeats_and_resumes_to_the_bit_and_follows_f32() {
 fn workers_and_modes_agree_within_rounding() {
     let bench = Bench::new(LENET);
     let limit = ["--set", "train.max_steps=15"];
-    let run = |root: &str, extra: &[&str]| train(&bench, root, &[&limit[..], extra].concat());
+    let run = |root: &str, extra: &[&str]| bench.train(root, &[&limit[..], extra].concat());
     let one = run("one", &[]);
     for (root, extra) in [
         ("ddp", &["--cpus", "2"][..]),
@@ -86,8 +81,8 @@ fn workers_and_modes_agree_within_rounding() {
     assert_equal_runs(&run("ddp-1", &["--cpus", "2"]), &run("ddp-2", &["--cpus", "2"]));
 
     let bench = Bench::new(VGG);
-    let one = train(&bench, "one", &[]);
-    assert_close("synchronised batch norm", &one, &train(&bench, "two", &["--cpus", "2"]), 0.02);
+    let one = bench.train("one", &[]);
+    assert_close("synchronised batch norm", &one, &bench.train("two", &["--cpus", "2"]), 0.02);
 }
 
 /// The results of all instruction sets that this processor has are equal within rounding, and a run says which one it uses.

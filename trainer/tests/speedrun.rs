@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use common::{
     Bench, ENDLESS, assert_equal_runs, assert_same_curve, checkpoint_file, entries, loss_values, losses, signal,
@@ -36,11 +36,6 @@ kind = "one-cycle"
 every = 1
 "#;
 
-fn train(bench: &Bench, root: &str, extra: &[&str]) -> PathBuf {
-    bench.run(&[&["--config", "config.toml", "--run-dir", root], extra].concat()).expect(0);
-    bench.only_run(root)
-}
-
 /// Returns the bytes of a tensor of a checkpoint's file.
 fn tensor(run: &Path, checkpoint: &str, file: &str, name: &str) -> Vec<u8> {
     let bytes = checkpoint_file(run, checkpoint, file);
@@ -54,14 +49,14 @@ fn tensor(run: &Path, checkpoint: &str, file: &str, name: &str) -> Vec<u8> {
 #[test]
 fn frozen_weights_do_not_move_and_the_others_do() {
     let bench = Bench::new(CONFIG);
-    let run = train(&bench, "one", &[]);
+    let run = bench.train("one", &[]);
     for file in ["model.safetensors", "ema.safetensors"] {
         let moved = |name: &str| tensor(&run, "epoch-1", file, name) != tensor(&run, "epoch-2", file, name);
         assert!(!moved("whiten.weight") && !moved("layer1.norm1.weight"), "{file}");
         assert!(moved("whiten.bias") && moved("layer1.norm1.bias") && moved("layer1.conv1.weight"), "{file}");
     }
     let of_images =
-        |root: &str, extra: &[&str]| tensor(&train(&bench, root, extra), "last", "model.safetensors", "whiten.weight");
+        |root: &str, extra: &[&str]| tensor(&bench.train(root, extra), "last", "model.safetensors", "whiten.weight");
     let steps = ["--set", "train.max_steps=1"];
     let first = tensor(&run, "last", "model.safetensors", "whiten.weight");
     assert_eq!(of_images("seed", &[&steps[..], &["--seed", "1"]].concat()), first, "the seed does not matter");
@@ -72,7 +67,7 @@ fn frozen_weights_do_not_move_and_the_others_do() {
 #[test]
 fn the_accuracy_with_mirror_images_is_a_number_of_its_own() {
     let bench = Bench::new(CONFIG);
-    let (with, without) = (train(&bench, "with", &[]), train(&bench, "without", &["--set", "train.tta=none"]));
+    let (with, without) = (bench.train("with", &[]), bench.train("without", &["--set", "train.tta=none"]));
     let summary = |run: &Path| -> serde_json::Value {
         serde_json::from_slice(&std::fs::read(run.join("summary.json")).unwrap()).unwrap()
     };
@@ -116,7 +111,7 @@ fn an_interrupted_run_resumes_to_the_same_end() {
 fn the_losses_do_not_depend_on_the_number_of_processes() {
     let bench = Bench::new(CONFIG);
     let settings = ["--set", "optimizer.lr=0.00001", "--set", "parallel.batch_norm=sync", "--set", "train.epochs=1"];
-    let run = |workers: &str| train(&bench, workers, &[&settings[..], &["--cpus", workers]].concat());
+    let run = |workers: &str| bench.train(workers, &[&settings[..], &["--cpus", workers]].concat());
     let one = run("1");
     for workers in ["2", "3"] {
         let several = run(workers);

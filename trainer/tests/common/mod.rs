@@ -102,6 +102,12 @@ impl Bench {
         self.command().args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts")
     }
 
+    /// Trains `config.toml` with more arguments, and returns the run's folder in `root`.
+    pub fn train(&self, root: &str, extra: &[&str]) -> PathBuf {
+        self.run(&[&["--config", "config.toml", "--run-dir", root], extra].concat()).expect(0);
+        self.only_run(root)
+    }
+
     /// Returns the only run folder under `root`.
     #[track_caller]
     pub fn only_run(&self, root: &str) -> PathBuf {

@@ -67,13 +67,12 @@ pub(super) fn compiled(driver: &Driver, gpu: &Gpu, include: &Path) -> String {
     }
 }
 
-/// Checks GPU 0's memory from another process, which runs this same program: from GPU 1 if there is one that reaches GPU 0, as
-/// ranks do, else from GPU 0 itself.
-pub(super) fn ipc(driver: &Driver, gpus: &[Gpu]) -> String {
-    let Some(owner) = gpus.first() else { return "not tried: there is no GPU".into() };
-    let reader = gpus.get(1).filter(|gpu| driver.can_access_peer(gpu.index, owner.index).unwrap_or(false));
+/// Checks a GPU's memory from another process, which runs this same program: from `other` if that GPU reaches `owner`, as ranks
+/// do, else from `owner` itself.
+pub(super) fn ipc(driver: &Driver, owner: &Gpu, other: Option<&Gpu>) -> String {
+    let reader = other.filter(|gpu| driver.can_access_peer(gpu.index, owner.index).unwrap_or(false));
     if owner.exclusive && reader.is_none() {
-        return "not tried: GPU 0 is for one process only (nvidia-smi -c DEFAULT)".into();
+        return format!("not tried: GPU {} is for one process only (nvidia-smi -c DEFAULT)", owner.index);
     }
     match probe::ipc(driver, owner.index, |handle| ask(handle, reader.unwrap_or(owner).index)) {
         Ok(Ok(outcome)) => words(Ok(outcome)),

@@ -124,9 +124,10 @@ impl Report {
         let peers = loaded.as_ref().map(|driver| peers::all(driver, gpus.len())).unwrap_or_default();
         let all: Vec<Gpu> = gpus.iter().map(|facts| facts.gpu.clone()).collect();
         let headers = device::headers();
+        let nvrtc = device::nvrtc();
         let (ipc, compiler) = match (&loaded, all.first()) {
             (Ok(driver), Some(gpu)) => (
-                peers::ipc(driver, &all),
+                peers::ipc(driver, gpu, all.get(1)),
                 match &headers {
                     Ok(headers) => peers::compiled(driver, gpu, &headers.path),
                     Err(_) => "not tried: there are no headers".into(),
@@ -145,8 +146,8 @@ impl Report {
             ipc,
             driver: Found::of(loaded.as_ref().map(driver_facts).map_err(no_driver)),
             gpus,
-            versions: loaded.as_ref().ok().and_then(versions),
-            nvrtc: Found::of(device::nvrtc()),
+            versions: loaded.as_ref().ok().zip(nvrtc.as_ref().ok()).and_then(versions),
+            nvrtc: Found::of(nvrtc),
             headers: Found::of(headers.map_err(|error| error.tried.join(", "))),
             compiler,
             mpi: Found::of(machine::mpi()),
@@ -170,8 +171,9 @@ fn driver_facts(driver: &Driver) -> DriverFacts {
     DriverFacts { library: driver.library.clone(), cuda, version: machine::kernel_module() }
 }
 
-fn versions(driver: &Driver) -> Option<String> {
-    let refused = device::check_versions(driver.cuda_version().ok()?, &device::nvrtc().ok()?).err()?;
+/// Returns why driver and NVRTC do not go together, and what to do.
+fn versions((driver, nvrtc): (&Driver, &Library)) -> Option<String> {
+    let refused = device::check_versions(driver.cuda_version().ok()?, nvrtc).err()?;
     Some(format!("{}; {}", refused.cause, refused.hint))
 }
 
