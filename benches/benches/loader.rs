@@ -75,6 +75,16 @@ fn configurations() -> [(&'static str, LoaderConfig); 5] {
             with(&[crop(Fill::Reflect), Augment::Flip, Augment::Cutout { size: 8 }]),
         ),
         ("crop, flip, cutout, normalise, mixup", LoaderConfig { mixup: Some(0.2), ..full }),
+        ("crop, flip, trivial-augment, normalise", with(&[crop(Fill::Zero), Augment::Flip, Augment::TrivialAugment])),
+        (
+            "crop, flip, rand-augment, random-erasing, normalise",
+            with(&[
+                crop(Fill::Zero),
+                Augment::Flip,
+                Augment::RandAugment { magnitude: 9 },
+                Augment::RandomErasing { probability: 0.5 },
+            ]),
+        ),
     ]
 }
 

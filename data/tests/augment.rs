@@ -218,31 +218,10 @@ fn parameters_do_not_change_between_versions() {
     assert_eq!(
         drawn,
         [
-            AugmentParams { dy: 1, dx: 3, flip: true, cut: cut(8, 16, 0, 6) },
-            AugmentParams { dy: 1, dx: 4, flip: false, cut: cut(15, 23, 11, 19) },
+            AugmentParams { dy: 1, dx: 3, flip: true, cut: cut(8, 16, 0, 6), ..AugmentParams::default() },
+            AugmentParams { dy: 1, dx: 4, flip: false, cut: cut(15, 23, 11, 19), ..AugmentParams::default() },
         ]
     );
-}
-
-#[test]
-fn augmentations_are_read_and_written() {
-    for text in ["crop:4", "crop:2", "reflect-crop:3", "flip", "alternating-flip", "cutout:12"] {
-        assert_eq!(text.parse::<Augment>().unwrap().to_string(), text);
-    }
-    assert_eq!("crop".parse(), Ok(Augment::Crop { padding: 4, fill: Fill::Zero }));
-    assert_eq!("reflect-crop".parse(), Ok(Augment::Crop { padding: 4, fill: Fill::Reflect }));
-    for (text, cause) in [
-        ("crop:x", "augment: `x` in `crop:x` is not a number of pixels"),
-        ("crop:-1", "augment: `-1` in `crop:-1` is not a number of pixels"),
-        ("cutout", "augment: `cutout` needs a number of pixels"),
-        ("flip:2", "augment: `flip` takes no number"),
-        ("rotate", "augment: `rotate` is not an augmentation"),
-        ("", "augment: `` is not an augmentation"),
-    ] {
-        let error = text.parse::<Augment>().unwrap_err();
-        assert_eq!(error.to_string(), cause);
-        assert!(!error.hint.is_empty());
-    }
 }
 
 #[test]

@@ -21,7 +21,12 @@ fn config() -> LoaderConfig {
     LoaderConfig {
         global_batch: 16,
         seed: 11,
-        augment: vec![Augment::Crop { padding: 2, fill: Fill::Reflect }, Augment::Flip, Augment::Cutout { size: 3 }],
+        augment: vec![
+            Augment::Crop { padding: 2, fill: Fill::Reflect },
+            Augment::Flip,
+            Augment::TrivialAugment,
+            Augment::Cutout { size: 3 },
+        ],
         mean: vec![0.4914, 0.4822, 0.4465],
         std: vec![0.2023, 0.1994, 0.2010],
         ..LoaderConfig::default()
@@ -192,7 +197,7 @@ fn a_half_consumed_epoch_can_be_dropped_and_another_begun() {
 
 #[test]
 fn impossible_configurations_are_errors_with_a_hint() {
-    let cases: [(&str, LoaderConfig); 11] = [
+    let cases: [(&str, LoaderConfig); 12] = [
         ("global_batch: 0 is too few", LoaderConfig { global_batch: 0, ..config() }),
         ("workers: 0 is too few", LoaderConfig { workers: 0, ..config() }),
         (
@@ -209,10 +214,14 @@ fn impossible_configurations_are_errors_with_a_hint() {
         ("std: 0 values for images of 3 channels (3x8x6)", LoaderConfig { std: Vec::new(), ..config() }),
         (
             "augment: `crop:6` pads images of 3x8x6 by 6 pixels",
-            LoaderConfig { augment: vec!["crop:6".parse().unwrap()], ..config() },
+            LoaderConfig { augment: vec![Augment::Crop { padding: 6, fill: Fill::Zero }], ..config() },
         ),
         ("mixup: alpha = 0 is not a positive number", LoaderConfig { mixup: Some(0.0), ..config() }),
         ("cutmix: alpha = -2 is not a positive number", LoaderConfig { cutmix: Some(-2.0), ..config() }),
+        (
+            "pixels: `trivial-augment` computes pixels, and a device only gathers them",
+            LoaderConfig { pixels: false, ..config() },
+        ),
     ];
     for (message, config) in cases {
         let error = Loader::new(dataset(40), config).err().expect(message);

@@ -11,6 +11,17 @@ pub(super) fn table(mean: f32, std: f32) -> Table {
     std::array::from_fn(|x| (x as f32 / 255.0 - mean) / std)
 }
 
+/// Maps each pixel to its own value.
+const UNCHANGED: [u8; 256] = {
+    let mut table = [0; 256];
+    let mut x = 0;
+    while x < 256 {
+        table[x] = x as u8;
+        x += 1;
+    }
+    table
+};
+
 impl Pipeline {
     /// Writes the augmented, normalised `image` into `out`, both `[C, H, W]`.
     ///
@@ -24,24 +35,47 @@ impl Pipeline {
         let (height, width) = (self.shape.height, self.shape.width);
         assert_eq!(image.len(), self.shape.len(), "image of another shape");
         assert_eq!(out.len(), self.shape.len(), "output of another shape");
-        let planes = image.chunks_exact(height * width).zip(out.chunks_exact_mut(height * width));
-        for ((plane, out), table) in planes.zip(&self.tables) {
-            for (y, out) in out.chunks_exact_mut(width).enumerate() {
-                match source(y, params.dy, height, self.fill) {
-                    Some(row) => self.row(&plane[row * width..][..width], table, params, out),
-                    None => out.fill(table[0]),
-                }
-            }
-            if let Some(cut) = params.cut {
-                for row in out.chunks_exact_mut(width).take(cut.bottom).skip(cut.top) {
+        if params.operations.is_empty() {
+            self.crop_and_flip(image, params, |channel| &self.tables[channel], out);
+        } else {
+            let mut pixels = vec![0; image.len()];
+            self.crop_and_flip(image, params, |_| &UNCHANGED, &mut pixels);
+            params.operations.iter().for_each(|operation| operation.apply(&mut pixels, self.shape));
+            let planes = pixels.chunks_exact(height * width).zip(out.chunks_exact_mut(height * width));
+            planes.zip(&self.tables).for_each(|((plane, out), table)| translate(plane, table, false, out));
+        }
+        if let Some(cut) = params.cut {
+            for plane in out.chunks_exact_mut(height * width) {
+                for row in plane.chunks_exact_mut(width).take(cut.bottom).skip(cut.top) {
                     row[cut.left..cut.right].fill(0.0);
                 }
             }
         }
     }
 
+    /// Writes the window of `image` that `params` choose, mirrored if they say so. `table` maps the pixels of a channel.
+    fn crop_and_flip<'a, T: Copy + 'a>(
+        &self,
+        image: &[u8],
+        params: &AugmentParams,
+        table: impl Fn(usize) -> &'a [T; 256],
+        out: &mut [T],
+    ) {
+        let (height, width) = (self.shape.height, self.shape.width);
+        let planes = image.chunks_exact(height * width).zip(out.chunks_exact_mut(height * width));
+        for (channel, (plane, out)) in planes.enumerate() {
+            let table = table(channel);
+            for (y, out) in out.chunks_exact_mut(width).enumerate() {
+                match source(y, params.dy, height, self.fill) {
+                    Some(row) => self.row(&plane[row * width..][..width], table, params, out),
+                    None => out.fill(table[0]),
+                }
+            }
+        }
+    }
+
     /// Writes one row: the visible part of the image in the middle, and the fill outside the image on one side.
-    fn row(&self, source: &[u8], table: &Table, params: &AugmentParams, out: &mut [f32]) {
+    fn row<T: Copy>(&self, source: &[u8], table: &[T; 256], params: &AugmentParams, out: &mut [T]) {
         let width = source.len();
         let flip = params.flip;
         // Columns of the window that are left and right of the image. At least one of the two is 0.
@@ -67,7 +101,7 @@ impl Pipeline {
 }
 
 /// Looks up every pixel of `source` in `table`, in order or reversed.
-fn translate(source: &[u8], table: &Table, reversed: bool, out: &mut [f32]) {
+fn translate<T: Copy>(source: &[u8], table: &[T; 256], reversed: bool, out: &mut [T]) {
     if reversed {
         out.iter_mut().zip(source.iter().rev()).for_each(|(out, &x)| *out = table[usize::from(x)]);
     } else {

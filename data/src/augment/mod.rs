@@ -3,16 +3,19 @@
 //! A sample's parameters depend on (seed, epoch, sample id) alone ([`Pipeline::params`]) and are then applied
 //! ([`Pipeline::apply`]). Threads, ranks and the order of work change no pixel.
 
+mod affine;
 mod apply;
 mod mix;
+mod operations;
 mod params;
+mod policy;
 mod random;
 mod source_lines;
 
 use std::fmt;
-use std::str::FromStr;
 
 pub use mix::{BatchMix, Mixing};
+pub use operations::Operation;
 pub use params::{AugmentParams, Rect};
 pub use source_lines::SourceLine;
 
@@ -28,8 +31,9 @@ pub enum Fill {
     Reflect,
 }
 
-/// One random change to an image. A list of changes is applied in the order crop, flip, cutout, in whatever order it is given.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// One random change to an image. A list of changes is applied in the order crop, flip, operations, normalisation, cutout or
+/// erasing, in whatever order it is given.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Augment {
     /// Pads the image on all sides and takes a window of the image's size at a uniform position (`RandomCrop`).
     Crop {
@@ -43,61 +47,48 @@ pub enum Augment {
     /// Exchanges left and right in every second epoch. A random half of the samples starts flipped
     /// (Jordan: "94% on CIFAR-10 in 3.29 seconds on a single GPU", 2024).
     AlternatingFlip,
+    /// Applies one of 14 operations at a random strength (torchvision: `TrivialAugmentWide`).
+    TrivialAugment,
+    /// Applies two of 14 operations at one strength (torchvision: `RandAugment(num_ops=2)`).
+    RandAugment {
+        /// Strength, from 0 to [`MAX_MAGNITUDE`].
+        magnitude: usize,
+    },
+    /// Changes brightness, contrast and saturation by a factor of `1 - strength` to `1 + strength` each, in random order
+    /// (torchvision: `ColorJitter`; timm: `--color-jitter`).
+    ColorJitter {
+        /// Largest distance of a factor from 1, above 0.
+        strength: f64,
+    },
     /// Sets a square to the mean. Its centre is uniform; it is clipped at the borders (DeVries, Taylor: "Improved regularization
     /// of convolutional neural networks with cutout", 2017).
     Cutout {
         /// Side of the square, in pixels.
         size: usize,
     },
+    /// Sets a rectangle of 2 % to 33 % of the image to the mean (torchvision: `RandomErasing`; timm: `--reprob`).
+    RandomErasing {
+        /// Probability that an image is changed, above 0 and at most 1.
+        probability: f64,
+    },
 }
 
-/// Default padding of a crop, in pixels: that of the usual CIFAR recipes.
-const DEFAULT_PADDING: usize = 4;
+/// Largest strength of [`Augment::RandAugment`] (torchvision: `num_magnitude_bins - 1`).
+pub const MAX_MAGNITUDE: usize = policy::MAGNITUDE_BINS - 1;
 
 impl fmt::Display for Augment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())?;
         match self {
-            Self::Crop { padding, fill: Fill::Zero } => write!(f, "crop:{padding}"),
-            Self::Crop { padding, fill: Fill::Reflect } => write!(f, "reflect-crop:{padding}"),
-            Self::Flip => f.write_str("flip"),
-            Self::AlternatingFlip => f.write_str("alternating-flip"),
-            Self::Cutout { size } => write!(f, "cutout:{size}"),
-        }
-    }
-}
-
-impl FromStr for Augment {
-    type Err = DataError;
-
-    /// Parses `crop`, `crop:2`, `reflect-crop`, `reflect-crop:2`, `flip`, `alternating-flip` or `cutout:12`.
-    fn from_str(text: &str) -> Result<Self, DataError> {
-        let (name, argument) = match text.split_once(':') {
-            Some((name, argument)) => (name, Some(argument)),
-            None => (text, None),
-        };
-        let pixels = |default: Option<usize>| match argument {
-            Some(argument) => argument.parse().map_err(|_| {
-                let cause = format!("`{argument}` in `{text}` is not a number of pixels");
-                error(cause, format!("write a whole number after the colon, as in `{name}:{DEFAULT_PADDING}`"))
-            }),
-            None => default.ok_or_else(|| {
-                error(format!("`{name}` needs a number of pixels"), format!("write for instance `{name}:12`"))
-            }),
-        };
-        let plain = |augment| match argument {
-            Some(_) => Err(error(format!("`{name}` takes no number"), format!("write `{name}` alone"))),
-            None => Ok(augment),
-        };
-        match name {
-            "crop" => Ok(Self::Crop { padding: pixels(Some(DEFAULT_PADDING))?, fill: Fill::Zero }),
-            "reflect-crop" => Ok(Self::Crop { padding: pixels(Some(DEFAULT_PADDING))?, fill: Fill::Reflect }),
-            "flip" => plain(Self::Flip),
-            "alternating-flip" => plain(Self::AlternatingFlip),
-            "cutout" => Ok(Self::Cutout { size: pixels(None)? }),
-            _ => Err(error(
-                format!("`{text}` is not an augmentation"),
-                "one of crop, crop:PIXELS, reflect-crop, reflect-crop:PIXELS, flip, alternating-flip, cutout:PIXELS",
-            )),
+            Self::Crop { padding: number, .. }
+            | Self::RandAugment { magnitude: number }
+            | Self::Cutout { size: number } => {
+                write!(f, ":{number}")
+            }
+            Self::ColorJitter { strength: number } | Self::RandomErasing { probability: number } => {
+                write!(f, ":{number}")
+            }
+            Self::Flip | Self::AlternatingFlip | Self::TrivialAugment => Ok(()),
         }
     }
 }
@@ -121,8 +112,9 @@ impl Pipeline {
     ///
     /// # Errors
     /// A `mean` or `std` that does not have one value per channel, a mean that is not finite, a deviation that is not
-    /// positive, two crops, two flips or two cutouts, a padding of 0 or not below the image's sides, a cutout of 0 or larger
-    /// than the image.
+    /// positive, two augmentations of one [kind](Augment::kind), a padding of 0 or not below the image's sides, a cutout of 0
+    /// or larger than the image, a strength or probability outside its range, operations on images of 2 or more than 3
+    /// channels.
     pub fn new(augment: &[Augment], mean: &[f32], std: &[f32], shape: ImageShape) -> Result<Self, DataError> {
         if shape.is_empty() {
             return Err(error(format!("images of {shape} have no pixels"), "check the data set"));
@@ -133,7 +125,7 @@ impl Pipeline {
             check_step(step, shape)?;
             if let Some(other) = augment[..i].iter().find(|other| other.kind() == step.kind()) {
                 let cause = format!("`{other}` and `{step}` exclude each other");
-                return Err(error(cause, "an image is cropped, flipped and cut once: keep one of the two"));
+                return Err(error(cause, "an image is changed once in each of these ways: keep one of the two"));
             }
             if let Augment::Crop { fill: chosen, .. } = step {
                 fill = *chosen;
@@ -150,13 +142,34 @@ impl Pipeline {
 }
 
 impl Augment {
+    /// Returns the augmentation's name in a configuration, without its number.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Crop { fill: Fill::Zero, .. } => "crop",
+            Self::Crop { fill: Fill::Reflect, .. } => "reflect-crop",
+            Self::Flip => "flip",
+            Self::AlternatingFlip => "alternating-flip",
+            Self::TrivialAugment => "trivial-augment",
+            Self::RandAugment { .. } => "rand-augment",
+            Self::ColorJitter { .. } => "color-jitter",
+            Self::Cutout { .. } => "cutout",
+            Self::RandomErasing { .. } => "random-erasing",
+        }
+    }
+
     /// Returns the augmentation's kind. Augmentations of the same kind exclude each other.
-    fn kind(&self) -> &'static str {
+    pub fn kind(&self) -> &'static str {
         match self {
             Self::Crop { .. } => "crop",
             Self::Flip | Self::AlternatingFlip => "flip",
-            Self::Cutout { .. } => "cutout",
+            Self::TrivialAugment | Self::RandAugment { .. } | Self::ColorJitter { .. } => "colour policy",
+            Self::Cutout { .. } | Self::RandomErasing { .. } => "cutout",
         }
+    }
+
+    /// Returns whether the loader must make the pixels: a device only gathers them.
+    pub fn computes_pixels(&self) -> bool {
+        matches!(self, Self::TrivialAugment | Self::RandAugment { .. } | Self::ColorJitter { .. })
     }
 }
 
@@ -191,6 +204,18 @@ fn check_step(step: &Augment, shape: ImageShape) -> Result<(), DataError> {
             format!("`{step}` cuts {size} pixels out of images of {shape}"),
             format!("the cutout must fit into the image: at most {side}"),
         )),
+        Augment::RandAugment { magnitude } if magnitude > MAX_MAGNITUDE => {
+            Err(error(format!("`{step}` is too strong"), format!("use a strength of 0 to {MAX_MAGNITUDE}; 9 is usual")))
+        }
+        Augment::ColorJitter { strength } if !(strength.is_finite() && strength > 0.0) => {
+            Err(error(format!("`{step}` has no positive strength"), "use for instance 0.4, or leave it out"))
+        }
+        Augment::RandomErasing { probability } if !(probability > 0.0 && probability <= 1.0) => {
+            Err(error(format!("`{step}` has no probability"), "use a number above 0 and at most 1, or leave it out"))
+        }
+        _ if step.computes_pixels() && ![1, 3].contains(&shape.channels) => {
+            Err(error(format!("`{step}` cannot change images of {shape}"), "images of 1 or 3 channels have colours"))
+        }
         _ => Ok(()),
     }
 }

@@ -2,11 +2,11 @@
 //! thread, another rank and a GPU all apply the same ones.
 
 use super::random::{Purpose, Stream};
-use super::{Augment, Pipeline};
+use super::{Augment, Operation, Pipeline, policy};
 
-/// Augmentation parameters of one sample in one epoch. The window is moved first, then mirrored, then cut. The default
-/// changes nothing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+/// Augmentation parameters of one sample in one epoch. The window is moved first, then mirrored, then the operations are
+/// applied, then the image is cut. The default changes nothing.
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct AugmentParams {
     /// Rows by which the crop's window moves down, from `-padding` to `padding`.
     pub dy: i32,
@@ -14,6 +14,8 @@ pub struct AugmentParams {
     pub dx: i32,
     /// Left and right are exchanged.
     pub flip: bool,
+    /// Operations on the cropped and flipped image, in this order. A device that only gathers cannot apply them.
+    pub operations: Vec<Operation>,
     /// The rectangle that is cut out of the cropped and flipped image.
     pub cut: Option<Rect>,
 }
@@ -62,7 +64,8 @@ mod draw {
 impl Pipeline {
     /// Draws the augmentation parameters of sample `id` in `epoch` (torchvision: `get_params`).
     pub fn params(&self, seed: u64, epoch: usize, id: u32) -> AugmentParams {
-        let stream = Stream::new(seed, Purpose::Sample, epoch as u64, u64::from(id));
+        let stream_of = |purpose| Stream::new(seed, purpose, epoch as u64, u64::from(id));
+        let (stream, operations) = (stream_of(Purpose::Sample), stream_of(Purpose::Operations));
         let mut params = AugmentParams::default();
         for augment in &self.augment {
             match *augment {
@@ -74,6 +77,14 @@ impl Pipeline {
                 Augment::AlternatingFlip => {
                     let first = Stream::new(seed, Purpose::Orientation, 0, u64::from(id)).below(draw::FLIP, 2) == 1;
                     params.flip = first ^ (epoch % 2 == 1);
+                }
+                Augment::TrivialAugment => params.operations.extend(policy::trivial_augment(&operations)),
+                Augment::RandAugment { magnitude } => {
+                    params.operations.extend(policy::rand_augment(&operations, magnitude, self.shape));
+                }
+                Augment::ColorJitter { strength } => params.operations = policy::color_jitter(&operations, strength),
+                Augment::RandomErasing { probability } => {
+                    params.cut = policy::random_erasing(&stream_of(Purpose::Erasing), probability, self.shape);
                 }
                 Augment::Cutout { size } => {
                     let (height, width) = (self.shape.height, self.shape.width);

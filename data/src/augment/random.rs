@@ -20,6 +20,10 @@ pub(crate) enum Purpose {
     Orientation = 2,
     /// The mixing of one batch.
     Batch = 3,
+    /// The operations on one sample in one epoch.
+    Operations = 4,
+    /// The erased rectangle of one sample in one epoch.
+    Erasing = 5,
 }
 
 /// A random stream named by numbers. Draw `k` is `mix64(key + (k + 1) * GOLDEN)`.
@@ -49,10 +53,14 @@ impl Stream {
         (((self.at(counter) >> 32) * u64::from(bound)) >> 32) as u32
     }
 
+    /// Returns draw `counter` as a number in (0, 1), 53 bits.
+    pub(crate) fn unit(&self, counter: u64) -> f64 {
+        ((self.at(counter) >> 11) as f64 + 0.5) / (1u64 << 53) as f64
+    }
+
     /// Returns the next draw as a number in (0, 1), 53 bits.
     pub(crate) fn next_unit(&mut self) -> f64 {
-        let bits = self.at(self.next) >> 11;
         self.next += 1;
-        (bits as f64 + 0.5) / (1u64 << 53) as f64
+        self.unit(self.next - 1)
     }
 }

@@ -35,7 +35,7 @@ impl Pipeline {
 
     /// Returns the sources of an augmented image's columns, from the left, `[W]`.
     pub fn columns(&self, params: &AugmentParams) -> impl Iterator<Item = SourceLine> {
-        let (width, fill, AugmentParams { dx, flip, .. }) = (self.shape.width, self.fill, *params);
+        let (width, fill, &AugmentParams { dx, flip, .. }) = (self.shape.width, self.fill, params);
         let cut = params.cut.map_or(0..0, |cut| cut.left..cut.right);
         (0..width).map(move |x| {
             // The window is moved first, then mirrored.

@@ -45,7 +45,7 @@ pub struct LoaderConfig {
     /// `mixup` and `cutmix` are ignored.
     pub exact: bool,
     /// Augments and normalises the images. Otherwise batches hold only each image's augmentation parameters, for a device
-    /// that holds the data set and augments there; such a loader cannot mix images.
+    /// that holds the data set and augments there; such a loader cannot mix images or change their colours.
     pub pixels: bool,
 }
 
@@ -204,6 +204,10 @@ fn check_config(config: &LoaderConfig) -> Result<(), DataError> {
         let cause = "images are mixed on the host, by the loader";
         return Err(DataError::new("", cause, "let the loader augment the images, or use neither mixup nor cutmix")
             .at("pixels"));
+    }
+    if let Some(step) = config.augment.iter().find(|step| !config.pixels && step.computes_pixels()) {
+        let cause = format!("`{step}` computes pixels, and a device only gathers them");
+        return Err(DataError::new("", cause, "let the loader augment the images").at("pixels"));
     }
     if global_batch < world {
         let cause = format!("{global_batch} samples per step cannot be shared by {world} workers");

@@ -1,5 +1,7 @@
 //! What one key alone cannot tell: names that do not exist, keys that contradict each other, the data set or the build.
 
+use data::augment::Augment;
+
 use super::error::ConfigError;
 use super::keyword::{Backend, BatchNormPolicy, Mode, OptimizerKind, ScheduleKind};
 use super::origin::{Origins, SetBy};
@@ -56,17 +58,18 @@ fn data(plan: &RunPlan, reader: &mut Reader, registry: &Registry) {
         let hint = "add `dir = \"path/to/folder\"` below `[data]`, or give --data-dir path/to/folder";
         reader.errors.push(reader.origins.error("data", "name", cause, hint));
     }
-    let crops = data.augment.iter().filter(|augmentation| augmentation.padding().is_some()).count();
-    let twice = match (crops, data.augment.len() - crops) {
-        (2.., _) => "crop",
-        (_, 2..) => "flip",
-        _ => return,
-    };
-    reader.reject(
-        "data.augment",
-        format!("more than one {twice}"),
-        "an image is cropped at most once and flipped by one rule",
-    );
+    let cutout = (plan.train.cutout > 0).then_some(Augment::Cutout { size: plan.train.cutout });
+    let steps: Vec<_> = data.augment.iter().chain(&cutout).collect();
+    for (i, step) in steps.iter().enumerate() {
+        if let Some(other) = steps[..i].iter().find(|other| other.kind() == step.kind()) {
+            reader.reject(
+                "data.augment",
+                format!("\"{other}\" and \"{step}\" exclude each other"),
+                "an image is cropped, flipped, recoloured and cut by one rule each: keep one of the two",
+            );
+            return;
+        }
+    }
 }
 
 /// Checks `[train]`.
@@ -225,7 +228,7 @@ fn check_size(plan: &mut RunPlan, origins: &Origins, facts: &DatasetFacts, error
         None => (height.min(width), images),
     };
     for augmentation in &plan.data.augment {
-        if let Some(padding) = augmentation.padding()
+        if let Augment::Crop { padding, .. } = *augmentation
             && padding >= side
         {
             errors.push(origins.error(

@@ -31,7 +31,6 @@ mod value;
 
 use std::path::Path;
 
-pub use augment::Augmentation;
 pub use devices::Devices;
 pub use documentation::key_tables;
 pub use error::{ConfigError, ConfigErrors, Location, SourceLine};

@@ -6,7 +6,8 @@
 use std::ops::Bound::{Excluded, Included};
 use std::path::PathBuf;
 
-use super::augment::Augmentation;
+use data::augment::Augment;
+
 use super::devices::Devices;
 use super::key::{Key, KeyVisitor, Range, optional, section};
 use super::keyword::{
@@ -40,9 +41,11 @@ section! {
         name: String = String::new(), also ["dataset"];
         /// The folder that holds the files, relative to the current directory.
         dir: Option<PathBuf> = None, unset "the usual places", also ["path", "root", "data_dir"];
-        /// What is done to each training image, in the list's order. `crop` and `reflect-crop` shift by up to 4 pixels,
-        /// `crop:2` by up to 2, with a black or a mirrored border; `alternating-flip` mirrors each image every other epoch.
-        augment: Vec<Augmentation> = vec![], unset "none", also ["transforms", "augmentation", "augmentations"];
+        /// What is done to each training image. `crop` and `reflect-crop` shift by up to 4 pixels, `crop:2` by up to 2, with a
+        /// black or a mirrored border; `alternating-flip` mirrors each image every other epoch. `rand-augment:9`,
+        /// `color-jitter:0.4` and `random-erasing:0.5` have a strength or probability; [the order](../docs/data.md#augmentation)
+        /// is always the same.
+        augment: Vec<Augment> = vec![], unset "none", also ["transforms", "augmentation", "augmentations"];
         /// Mean per channel, of pixels scaled to 0..1.
         mean: Option<Vec<f32>> = None, in 0..=1, unset "the data set's";
         /// Standard deviation per channel, of pixels scaled to 0..1.

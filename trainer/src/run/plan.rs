@@ -7,13 +7,13 @@ use std::{
 
 use data::{
     Splits,
-    augment::{Augment, Fill},
+    augment::Augment,
     formats::{self, LoadRequest},
     loader::LoaderConfig,
 };
 
 use crate::cli::TrainArgs;
-use crate::config::{self, Augmentation, BatchScope, DatasetFacts, Devices, Mode, Overrides, Registry, RunPlan, SetBy};
+use crate::config::{self, BatchScope, DatasetFacts, Devices, Mode, Overrides, Registry, RunPlan, SetBy};
 use crate::console;
 use crate::failure::Failure;
 use crate::files::FileError;
@@ -250,7 +250,7 @@ pub(super) fn sections(plan: &RunPlan) -> Vec<Section> {
 /// The plan was not checked against its data set.
 pub(super) fn train_loader(plan: &RunPlan, strategy: &dyn Strategy, pixels: bool) -> Result<LoaderConfig, Failure> {
     let train = &plan.train;
-    let mut augment: Vec<_> = plan.data.augment.iter().map(augmentation).collect();
+    let mut augment = plan.data.augment.clone();
     if train.cutout > 0 {
         augment.push(Augment::Cutout { size: train.cutout });
     }
@@ -305,13 +305,4 @@ fn common(plan: &RunPlan, strategy: &dyn Strategy, pixels: bool) -> Result<Loade
         pixels,
         ..LoaderConfig::default()
     })
-}
-
-fn augmentation(augmentation: &Augmentation) -> Augment {
-    match *augmentation {
-        Augmentation::Crop { padding } => Augment::Crop { padding, fill: Fill::Zero },
-        Augmentation::ReflectCrop { padding } => Augment::Crop { padding, fill: Fill::Reflect },
-        Augmentation::Flip => Augment::Flip,
-        Augmentation::AlternatingFlip => Augment::AlternatingFlip,
-    }
 }

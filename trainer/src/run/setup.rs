@@ -54,6 +54,9 @@ pub(super) fn pixels_on_the_host(plan: &RunPlan, selected: &Selected, splits: &S
     if plan.train.mixup > 0.0 || plan.train.cutmix > 0.0 {
         return Some("mixup and cutmix are the loader's".into());
     }
+    if let Some(step) = plan.data.augment.iter().find(|step| step.computes_pixels()) {
+        return Some(format!("`{step}` is the loader's"));
+    }
     // Leave the other three quarters of the memory to the network
     let room = gpu.memory_bytes / 4;
     let eval = splits.val.as_ref().unwrap_or(&splits.test);

@@ -3,7 +3,9 @@
 use insta::assert_snapshot;
 
 use super::{BASE, read, set};
-use crate::config::{Augmentation, Overrides, ScheduleKind};
+use data::augment::{Augment, Fill};
+
+use crate::config::{Overrides, ScheduleKind};
 
 #[test]
 fn mode_flag_wins() {
@@ -33,7 +35,7 @@ fn values_are_toml_or_bare_words() {
     let values =
         [r#"data.augment=["crop:2","flip"]"#, "schedule.kind=constant", "data.dir=2024", "train.drop_last=true"];
     let plan = read(BASE, &set(&values)).unwrap();
-    assert_eq!(plan.data.augment, [Augmentation::Crop { padding: 2 }, Augmentation::Flip]);
+    assert_eq!(plan.data.augment, [Augment::Crop { padding: 2, fill: Fill::Zero }, Augment::Flip]);
     assert_eq!(plan.schedule.kind, ScheduleKind::Constant);
     assert_eq!(plan.data.dir.as_deref(), Some("2024".as_ref()), "a number is a word where a word is wanted");
     assert!(plan.train.drop_last);

@@ -123,6 +123,13 @@ fn augmentations() {
             "augment = [\"reflect-crop:32\"]",
             "augment = [\"crop\", \"reflect-crop\"]",
             "augment = [\"flip\", \"alternating-flip\"]",
+            "augment = [\"RandAugment\"]",
+            "augment = [\"rand-augment:31\"]",
+            "augment = [\"color-jitter:much\"]",
+            "augment = [\"random-erasing:0\"]",
+            "augment = [\"trivial-augment:9\"]",
+            "augment = [\"trivial-augment\", \"color-jitter\"]",
+            "augment = [\"random-erasing:0.25\"]\n[train]\ncutout = 8",
         ],
     );
 }

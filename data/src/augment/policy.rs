@@ -1,0 +1,170 @@
+//! Random operations: the draws of `TrivialAugmentWide`, `RandAugment`, `ColorJitter` and `RandomErasing`, in torchvision's spaces.
+
+use super::operations::Operation;
+use super::params::Rect;
+use super::random::Stream;
+use crate::ImageShape;
+
+/// Number of strengths of an operation (torchvision: `num_magnitude_bins`).
+pub(super) const MAGNITUDE_BINS: usize = 31;
+/// Operations on one image of `RandAugment` (torchvision: `num_ops`).
+const RAND_AUGMENT_OPERATIONS: u64 = 2;
+/// Operations that `TrivialAugmentWide` and `RandAugment` choose from; the first is the identity.
+const OPERATIONS: u32 = 14;
+
+/// Largest strengths of the operations with a range.
+struct Ranges {
+    shear: f64,
+    /// Pixels to the right, and down.
+    translate: (f64, f64),
+    degrees: f64,
+    /// Distance of a factor of brightness, saturation, contrast and sharpness from 1.
+    factor: f64,
+    /// Bits that posterizing drops.
+    bits: f32,
+}
+
+/// The ranges of `TrivialAugmentWide`.
+const TRIVIAL: Ranges = Ranges { shear: 0.99, translate: (32.0, 32.0), degrees: 135.0, factor: 0.99, bits: 6.0 };
+
+/// Draws the operation of `TrivialAugmentWide` (Müller, Hutter: "TrivialAugment: tuning-free yet state-of-the-art data
+/// augmentation", 2021); none if it is the identity.
+pub(super) fn trivial_augment(stream: &Stream) -> Option<Operation> {
+    let bin = stream.below(1, MAGNITUDE_BINS as u32) as usize;
+    operation(stream.below(0, OPERATIONS), bin, stream.below(2, 2) == 1, &TRIVIAL)
+}
+
+/// Returns the ranges of `RandAugment` for images of `shape`: the translations follow its sides.
+fn rand_ranges(shape: ImageShape) -> Ranges {
+    let moved = |side: usize| 150.0 / 331.0 * side as f64;
+    Ranges { shear: 0.3, translate: (moved(shape.width), moved(shape.height)), degrees: 30.0, factor: 0.9, bits: 4.0 }
+}
+
+/// Draws the operations of `RandAugment` (Cubuk et al., 2020) at strength `magnitude`, without identities.
+pub(super) fn rand_augment(stream: &Stream, magnitude: usize, shape: ImageShape) -> impl Iterator<Item = Operation> {
+    let ranges = rand_ranges(shape);
+    (0..RAND_AUGMENT_OPERATIONS).filter_map(move |k| {
+        operation(stream.below(2 * k, OPERATIONS), magnitude, stream.below(2 * k + 1, 2) == 1, &ranges)
+    })
+}
+
+/// Draws brightness, contrast and saturation, each with a factor of `1 - strength` to `1 + strength`, in random order (`ColorJitter`).
+pub(super) fn color_jitter(stream: &Stream, strength: f64) -> Vec<Operation> {
+    let low = (1.0 - strength).max(0.0);
+    let factor = |counter| low + (1.0 + strength - low) * stream.unit(counter);
+    let mut left =
+        vec![Operation::Brightness(factor(0)), Operation::Contrast(factor(1)), Operation::Saturation(factor(2))];
+    let mut drawn = Vec::with_capacity(left.len());
+    while !left.is_empty() {
+        drawn.push(left.remove(stream.below(2 + left.len() as u64, left.len() as u32) as usize));
+    }
+    drawn
+}
+
+/// Draws the rectangle of `RandomErasing` (Zhong et al., 2020): 2 % to 33 % of the image with an aspect ratio of 0.3 to 3.3,
+/// with that probability. None also if ten draws do not fit.
+pub(super) fn random_erasing(stream: &Stream, probability: f64, shape: ImageShape) -> Option<Rect> {
+    if stream.unit(0) >= probability {
+        return None;
+    }
+    let area = (shape.height * shape.width) as f64;
+    let between = |counter, low: f64, high: f64| low + (high - low) * stream.unit(counter);
+    (0..10).find_map(|attempt| {
+        let counter = 1 + 4 * attempt;
+        let erased = area * between(counter, 0.02, 0.33);
+        let aspect = between(counter + 1, 0.3_f64.ln(), 3.3_f64.ln()).exp();
+        let height = (erased * aspect).sqrt().round_ties_even() as usize;
+        let width = (erased / aspect).sqrt().round_ties_even() as usize;
+        if height >= shape.height || width >= shape.width {
+            return None;
+        }
+        let top = stream.below(counter + 2, (shape.height - height + 1) as u32) as usize;
+        let left = stream.below(counter + 3, (shape.width - width + 1) as u32) as usize;
+        Some(Rect { top, bottom: top + height, left, right: left + width })
+    })
+}
+
+/// Returns entry `index` of `torch.linspace(0, end, 31)`, whose last digit depends on the machine.
+fn linspace(end: f64, index: usize) -> f64 {
+    end * index as f64 / (MAGNITUDE_BINS - 1) as f64
+}
+
+/// Makes operation `number` of torchvision's list at strength `bin`, 0 to 30; none for the identity.
+fn operation(number: u32, bin: usize, negative: bool, ranges: &Ranges) -> Option<Operation> {
+    let signed = |end: f64| if negative { -linspace(end, bin) } else { linspace(end, bin) };
+    Some(match number {
+        1 => Operation::ShearX(signed(ranges.shear)),
+        2 => Operation::ShearY(signed(ranges.shear)),
+        3 => Operation::TranslateX(signed(ranges.translate.0) as i32),
+        4 => Operation::TranslateY(signed(ranges.translate.1) as i32),
+        5 => Operation::Rotate(signed(ranges.degrees)),
+        6 => Operation::Brightness(1.0 + signed(ranges.factor)),
+        7 => Operation::Saturation(1.0 + signed(ranges.factor)),
+        8 => Operation::Contrast(1.0 + signed(ranges.factor)),
+        9 => Operation::Sharpness(1.0 + signed(ranges.factor)),
+        10 => {
+            let dropped = bin as f32 / ((MAGNITUDE_BINS - 1) as f32 / ranges.bits);
+            Operation::Posterize(8 - dropped.round_ties_even() as u32)
+        }
+        11 => Operation::Solarize(255.0 - linspace(255.0, bin) as f32),
+        12 => Operation::AutoContrast,
+        13 => Operation::Equalize,
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the strength that torchvision's list would have for an operation.
+    fn strength(operation: Option<Operation>) -> f64 {
+        match operation {
+            Some(Operation::ShearX(level) | Operation::ShearY(level) | Operation::Rotate(level)) => level,
+            Some(Operation::TranslateX(pixels) | Operation::TranslateY(pixels)) => f64::from(pixels),
+            Some(
+                Operation::Brightness(factor)
+                | Operation::Saturation(factor)
+                | Operation::Contrast(factor)
+                | Operation::Sharpness(factor),
+            ) => factor - 1.0,
+            Some(Operation::Posterize(bits)) => f64::from(bits),
+            Some(Operation::Solarize(threshold)) => f64::from(threshold),
+            None | Some(Operation::AutoContrast | Operation::Equalize) => 0.0,
+        }
+    }
+
+    #[test]
+    fn the_spaces_are_torchvisions() {
+        let lines = include_str!("../../tests/reference/operations.jsonl").lines().take(2);
+        let shape = ImageShape { channels: 3, height: 10, width: 12 };
+        let mut compared = 0;
+        for line in lines {
+            let line: serde_json::Value = serde_json::from_str(line).unwrap();
+            let ranges = if line["space"] == "trivial" { TRIVIAL } else { rand_ranges(shape) };
+            for (number, name) in line["operations"].as_array().unwrap().iter().enumerate() {
+                let name = name.as_str().unwrap();
+                let expected: Vec<f64> =
+                    line["strengths"][name].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect();
+                let drawn = |bin, negative| strength(operation(number as u32, bin, negative, &ranges));
+                for (bin, &expected) in expected.iter().take(MAGNITUDE_BINS).enumerate() {
+                    for negative in [false, true] {
+                        // Posterizing and solarizing have no sign.
+                        let signed = !["Posterize", "Solarize"].contains(&name) && negative;
+                        let expected = if signed { -expected } else { expected };
+                        let drawn = drawn(bin, negative);
+                        // Translations are whole pixels.
+                        let tolerance = if name.starts_with("Translate") { 1.0 } else { 1e-6 };
+                        assert!(
+                            (drawn - expected).abs() < tolerance,
+                            "{} {name} {bin}: {drawn}, not {expected}",
+                            line["space"]
+                        );
+                        compared += 1;
+                    }
+                }
+            }
+        }
+        assert_eq!(compared, 2 * 2 * (11 * MAGNITUDE_BINS + 3));
+    }
+}
