@@ -27,6 +27,8 @@ pub enum Command {
     Train(TrainArgs),
     /// Measure the accuracy of a run's best weights, or of a weight file, on a test set
     Eval(EvalArgs),
+    /// Classify images: files, folders or a list of files, to CSV or JSON lines
+    Predict(PredictArgs),
     /// Write a run's weights to a safetensors file with PyTorch's names
     Export(ExportArgs),
     /// Train a few steps in each mode, and show speed, time, memory, traffic and losses side by side
@@ -256,6 +258,48 @@ pub struct EvalArgs {
     /// Print JSON: top1 and top5 in percent, loss, correct, total, and tta_top1 with --tta
     #[arg(long)]
     pub json: bool,
+}
+
+/// Flags of `trainer predict`.
+#[derive(Debug, Args)]
+pub struct PredictArgs {
+    /// Images (.png, .jpg, .jpeg), and folders, which are searched for images
+    #[arg(value_name = "PATH", required_unless_present = "list")]
+    pub paths: Vec<PathBuf>,
+    /// A file with one path per line, after those of the command line
+    #[arg(long, value_name = "FILE")]
+    pub list: Option<PathBuf>,
+    /// The run folder
+    #[arg(long, value_name = "RUN")]
+    pub run: PathBuf,
+    /// The checkpoint: best, last, or a name such as epoch-3 (default: best, or last if the run has no best). Averaged weights are
+    /// used if there are any
+    #[arg(long, value_name = "best|last|NAME")]
+    pub checkpoint: Option<String>,
+    /// Classes per image, the most probable first
+    #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    pub top_k: u16,
+    /// csv (with a header) or jsonl (one JSON object per line)
+    #[arg(long, default_value = "csv", value_parser = ["csv", "jsonl"])]
+    pub format: String,
+    /// Write to a file instead of standard output
+    #[arg(long, value_name = "FILE")]
+    pub to: Option<PathBuf>,
+    /// Replace the file if it exists
+    #[arg(long, requires = "to")]
+    pub force: bool,
+    /// Add the prediction of the mean of the logits of each image and its mirror image
+    #[arg(long)]
+    pub tta: bool,
+    /// Leave out images that cannot be read, with a warning for each and their number at the end
+    #[arg(long)]
+    pub skip_errors: bool,
+    /// Images per batch
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    pub batch_size: u32,
+    /// Threads (default: all cores)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub threads: Option<u16>,
 }
 
 /// Flags of `trainer export`.

@@ -19,6 +19,15 @@ pub struct Snapshot {
     pub ema: Option<Vec<StateTensor>>,
 }
 
+/// What a checkpoint knows of its data set, so that `trainer predict` needs only the checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DatasetRecord {
+    /// Colour planes, rows and columns of the network's images, `[C, H, W]`.
+    pub shape: [usize; 3],
+    /// Names of the classes in label order.
+    pub classes: Vec<String>,
+}
+
 /// A run's progress, with the sums of the epoch in progress: all checkpoint content that is not a tensor.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunProgress {

@@ -91,6 +91,7 @@ fn flags() -> BTreeSet<String> {
     let commands = [
         "train",
         "eval",
+        "predict",
         "export",
         "compare",
         "models",

@@ -38,6 +38,11 @@ impl Fit {
         Ok(Self { natural, padded })
     }
 
+    /// Pads images of shape `natural` to `padded`, which is not smaller.
+    pub(super) fn between(natural: ImageShape, padded: ImageShape) -> Self {
+        Self { natural, padded }
+    }
+
     /// Pads nothing: the reader resizes the images or keeps their size.
     pub(super) fn exact(shape: ImageShape) -> Self {
         Self { natural: shape, padded: shape }

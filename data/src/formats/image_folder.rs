@@ -17,6 +17,7 @@ use super::file::read_error;
 use super::fit::{Fit, MAX_SIDE, check_side, keep};
 use super::{DatasetInfo, LoadRequest, dataset};
 use crate::{DataError, Dataset, ImageShape, Splits};
+pub(super) use walk::images_below;
 use walk::{Sample, classes, samples};
 
 /// Maximum memory that the decoder of one image may allocate, in bytes. It bounds what a forged header can request.
@@ -173,7 +174,7 @@ fn decode_all(
 }
 
 /// Decodes one image into `out`, `[3, H, W]`.
-fn decode(path: &Path, shape: ImageShape, resize: bool, out: &mut [u8]) -> Result<(), DataError> {
+pub(super) fn decode(path: &Path, shape: ImageShape, resize: bool, out: &mut [u8]) -> Result<(), DataError> {
     let (decoder, (height, width)) = open(path)?;
     // Each large image takes as much memory as thousands of small ones.
     let _turn = (height * width > LARGE).then(|| ONE_LARGE_IMAGE.lock().unwrap_or_else(PoisonError::into_inner));

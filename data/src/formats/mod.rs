@@ -8,6 +8,7 @@ mod fashion_mini;
 mod file;
 mod fit;
 mod idx;
+pub mod image_files;
 mod image_folder;
 mod locate;
 mod registry;

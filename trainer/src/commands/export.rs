@@ -55,13 +55,18 @@ pub(super) fn run(arguments: &ExportArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Refuses a misleading file name, and a file that exists already.
+/// Refuses a misleading file name, and a file that may not be written.
 fn check_target(to: &Path, force: bool) -> Result<(), Failure> {
     if to.extension().is_none_or(|extension| extension != "safetensors") {
         let message = format!("--to {}: weights are written as safetensors", to.display());
         let hint = format!("name the file {}", to.with_extension("safetensors").display());
         return Err(Failure::usage(message, hint));
     }
+    check_free(to, force)
+}
+
+/// Refuses a folder, and without `force` a file that exists already.
+pub(super) fn check_free(to: &Path, force: bool) -> Result<(), Failure> {
     if to.is_dir() {
         return Err(Failure::usage(format!("--to {}: is a folder", to.display()), "name a file"));
     }
@@ -75,7 +80,7 @@ fn check_target(to: &Path, force: bool) -> Result<(), Failure> {
 }
 
 /// Loads the named checkpoint. Without a name, loads the best one, or the newest complete one if there is no best.
-fn chosen(folder: &RunFolder, name: Option<&str>) -> Result<Loaded, Failure> {
+pub(super) fn chosen(folder: &RunFolder, name: Option<&str>) -> Result<Loaded, Failure> {
     let path = match name {
         None if !folder.best_checkpoint().exists() => return Ok(checkpoint::load_newest(&folder.checkpoints())?.0),
         None => folder.best_checkpoint(),

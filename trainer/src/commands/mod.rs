@@ -7,6 +7,7 @@ mod doctor;
 mod eval;
 mod export;
 mod models;
+mod predict;
 mod table;
 mod train;
 
@@ -28,6 +29,7 @@ pub fn run(cli: Cli) -> Result<u8, Failure> {
         Some(Command::Train(arguments)) => train::run(&arguments),
         Some(Command::Compare(arguments)) => compare::run(&arguments),
         Some(Command::Eval(arguments)) => eval::run(&arguments).map(|()| 0),
+        Some(Command::Predict(arguments)) => predict::run(&arguments).map(|()| 0),
         Some(Command::Export(arguments)) => export::run(&arguments).map(|()| 0),
         Some(Command::Models { json }) => models::run(json).map(|()| 0),
         Some(Command::Table(arguments)) => table::run(&arguments).map(|()| 0),

@@ -287,7 +287,7 @@ pub(super) fn eval_loader(plan: &RunPlan, strategy: &dyn Strategy, pixels: bool)
 ///
 /// # Errors
 /// The plan was not checked against its data set.
-pub(super) fn normalisation(plan: &RunPlan) -> Result<(Vec<f32>, Vec<f32>), Failure> {
+pub(crate) fn normalisation(plan: &RunPlan) -> Result<(Vec<f32>, Vec<f32>), Failure> {
     let unchecked = || Failure::run("the data set's mean and deviation are not known", "please report this");
     Ok((plan.data.mean.clone().ok_or_else(unchecked)?, plan.data.std.clone().ok_or_else(unchecked)?))
 }

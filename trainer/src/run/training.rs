@@ -19,7 +19,7 @@ use crate::failure::Failure;
 use crate::files::write_atomic;
 use crate::report::{Reporter, ReporterOptions, RunFolder, RunSummary, Section};
 use crate::signals::Stop;
-use crate::snapshot::RunProgress;
+use crate::snapshot::{DatasetRecord, RunProgress};
 use crate::strategy::Strategy;
 use crate::strategy::ddp::{self, Ddp};
 use crate::strategy::dp::Dp;
@@ -47,7 +47,7 @@ struct Description {
     data: String,
     source: String,
     device: String,
-    classes: Vec<String>,
+    dataset: DatasetRecord,
 }
 
 impl Training<'_> {
@@ -57,7 +57,9 @@ impl Training<'_> {
     /// A loss is not finite, a file cannot be written, or a rank has left the job.
     pub(super) fn run(&self, splits: Splits) -> Result<u8, Failure> {
         let (plan, selected) = (self.plan, &self.devices.selected);
-        let (source, classes) = (splits.source.clone(), splits.train.classes.clone());
+        let (source, shape) = (splits.source.clone(), splits.train.shape);
+        let dataset =
+            DatasetRecord { shape: [shape.channels, shape.height, shape.width], classes: splits.train.classes.clone() };
         let (mut strategy, parameters) = self.strategy(&splits)?;
         let host_pixels = pixels_on_the_host(plan, selected, &splits);
         if let (Some(why), true, 0) = (&host_pixels, self.devices.devices.is_gpu(), strategy.rank()) {
@@ -91,7 +93,7 @@ impl Training<'_> {
             });
         }
         let device = format!("{}, {} x{}", selected.description, plan.parallel.mode, strategy.devices());
-        let description = Description { parameters, data, source, device, classes };
+        let description = Description { parameters, data, source, device, dataset };
         self.run_and_report(&mut *strategy, loaders, stop, progress, &timeline, description)
     }
 
@@ -142,7 +144,8 @@ impl Training<'_> {
             diagnostics::write_to(&folder.path().join("logs"))?;
         }
         write_atomic(&folder.config(), plan.to_toml().as_bytes())?;
-        let store = Store::open(&folder.checkpoints(), plan.checkpoint.keep_last, plan.train.seed)?;
+        let store = Store::open(&folder.checkpoints(), plan.checkpoint.keep_last, plan.train.seed)?
+            .with_dataset(description.dataset.clone());
         let lengths = Lengths::new(plan, loaders.train.batches_per_epoch());
         let mut reporter = self.reporter(&folder, &lengths, &progress, &description)?;
         let files = Some(Files { reporter: &mut reporter, store });
@@ -180,7 +183,7 @@ impl Training<'_> {
         let resume = resume_command(self.arguments, folder.path(), of_launcher);
         // As much time again, after that of all sessions so far
         let max_time_s = progress.elapsed_s.ceil() as usize + plan.train.max_time_s;
-        finish(&mut reporter, summary, outcome, description.classes, &resume, max_time_s)
+        finish(&mut reporter, summary, outcome, description.dataset.classes, &resume, max_time_s)
     }
 
     /// Opens the run folder of the resumed run or of this program's launcher, or creates one.
@@ -225,7 +228,7 @@ impl Training<'_> {
             None => Reporter::new(folder.clone(), options, &sections)?,
             Some(_) => Reporter::resume(folder.clone(), options, &sections, progress.step, progress.epoch)?,
         };
-        reporter.show_top5(plan.model.num_classes.unwrap_or(description.classes.len()) > 10);
+        reporter.show_top5(plan.model.num_classes.unwrap_or(description.dataset.classes.len()) > 10);
         Ok(reporter)
     }
 }

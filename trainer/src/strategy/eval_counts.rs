@@ -9,7 +9,7 @@ use crate::{config::Tta, loss, signals::Stop};
 
 /// The logits of one batch on the host, row-major `[B, classes]`.
 #[derive(Debug, Default)]
-pub(super) struct Logits {
+pub struct Logits {
     /// Of the images.
     pub plain: Vec<f32>,
     /// With test-time augmentation; `None` without.

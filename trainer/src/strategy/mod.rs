@@ -18,7 +18,7 @@ mod replica;
 pub mod single;
 
 pub use device_dataset::{DeviceDataset, DeviceDatasets};
-pub use eval_counts::{EvalCounts, percent};
+pub use eval_counts::{EvalCounts, Logits, percent};
 pub use learner::Learner;
 pub use replica::{ForwardOutput, Replica};
 

@@ -60,17 +60,33 @@ pub(super) fn samples(split: &Path, names: &[String]) -> Result<Vec<Sample>, Dat
             let hint = "put .png, .jpg or .jpeg files into it, or remove the folder from every split";
             return Err(DataError::new(class, "the class folder holds no image", hint));
         }
-        // Folders compare as whole strings, not part by part, as in Python's sorted(os.walk()): "a-b" comes before "a/b".
-        found.sort_unstable_by_key(|path| {
-            let folder = path.parent().map(|p| p.as_os_str().to_owned());
-            (folder, path.file_name().map(ToOwned::to_owned))
-        });
+        sort(&mut found);
         samples.extend(found.into_iter().map(|path| Sample { path, label }));
     }
     Ok(samples)
 }
 
-/// Device and inode of each folder of a class that was read, with its path.
+/// Returns all images in a folder and below it, in the order of a class.
+pub(in crate::formats) fn images_below(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
+    let mut found = Vec::new();
+    collect(folder, 0, &mut HashMap::new(), &mut found)?;
+    if found.is_empty() {
+        return Err(DataError::new(folder, "the folder holds no image", "images are .png, .jpg or .jpeg files"));
+    }
+    sort(&mut found);
+    Ok(found)
+}
+
+/// Sorts by folder and then by name. Folders compare as whole strings, not part by part, as in Python's `sorted(os.walk())`:
+/// "a-b" comes before "a/b".
+fn sort(paths: &mut [PathBuf]) {
+    paths.sort_unstable_by_key(|path| {
+        let folder = path.parent().map(|p| p.as_os_str().to_owned());
+        (folder, path.file_name().map(ToOwned::to_owned))
+    });
+}
+
+/// Device and inode of each folder that was read, with its path.
 type Seen = HashMap<(u64, u64), PathBuf>;
 
 /// Appends the images in `dir` and in the folders below it to `found`. No folder is read twice: links that lead up or to the

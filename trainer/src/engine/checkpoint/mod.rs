@@ -22,7 +22,7 @@ use std::{fmt::Display, path::Path};
 use serde::{Deserialize, Serialize};
 
 use crate::files::FileError;
-use crate::snapshot::RunProgress;
+use crate::snapshot::{DatasetRecord, RunProgress};
 
 const MODEL: &str = "model.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
@@ -40,6 +40,9 @@ struct State {
     optimizer_steps: u64,
     /// The seed of permutation, augmentation and mixing; no other random state exists.
     seed: u64,
+    /// Older checkpoints have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    dataset: Option<DatasetRecord>,
 }
 
 /// `manifest.json`.

@@ -10,11 +10,11 @@ use data::{open_regular, read_regular};
 
 use super::{EMA, MANIFEST, MODEL, Manifest, OPTIMIZER, STATE, State, VERSION, sha256};
 use crate::files::FileError;
-use crate::snapshot::{RunProgress, Snapshot};
+use crate::snapshot::{DatasetRecord, RunProgress, Snapshot};
 use crate::state_file;
 
-/// Bytes of the largest manifest or state file: both are less than a page of text.
-const LARGEST_JSON: u64 = 1 << 20;
+/// Bytes of the largest manifest or state file: 65,536 names of classes of 255 bytes each, and little else.
+const LARGEST_JSON: u64 = 1 << 25;
 
 /// A complete checkpoint.
 #[derive(Debug)]
@@ -27,6 +27,8 @@ pub struct Loaded {
     pub progress: RunProgress,
     /// The seed of the run that wrote the checkpoint.
     pub seed: u64,
+    /// The data set of the run; older checkpoints have none.
+    pub dataset: Option<DatasetRecord>,
 }
 
 /// Loads the newest complete checkpoint of a `checkpoints` folder. The second item names the newer checkpoints that were
@@ -113,6 +115,7 @@ pub fn load(path: &Path) -> Result<Loaded, FileError> {
         snapshot: Snapshot { model, optimizer, optimizer_steps: state.optimizer_steps, ema },
         progress: state.progress,
         seed: state.seed,
+        dataset: state.dataset,
     })
 }
 

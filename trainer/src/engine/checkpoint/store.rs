@@ -12,8 +12,7 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 use super::{EMA, MANIFEST, MODEL, Manifest, ManifestFile, OPTIMIZER, STATE, State, VERSION, read, sha256, writing};
 use crate::console;
 use crate::files::FileError;
-use crate::snapshot::RunProgress;
-use crate::snapshot::Snapshot;
+use crate::snapshot::{DatasetRecord, RunProgress, Snapshot};
 use crate::state_file::{self, NamedTensor};
 
 /// The prefix of folders that are being written or deleted.
@@ -25,6 +24,7 @@ pub struct Store {
     folder: PathBuf,
     keep_last: usize,
     seed: u64,
+    dataset: Option<DatasetRecord>,
 }
 
 impl Store {
@@ -39,7 +39,12 @@ impl Store {
                 remove(&entry.path())?;
             }
         }
-        Ok(Self { folder: folder.to_owned(), keep_last, seed })
+        Ok(Self { folder: folder.to_owned(), keep_last, seed, dataset: None })
+    }
+
+    /// Sets the data set that later checkpoints name.
+    pub fn with_dataset(self, dataset: DatasetRecord) -> Self {
+        Self { dataset: Some(dataset), ..self }
     }
 
     /// Writes checkpoint `name`, points `last` (and `best`, when `is_best`) at it and deletes the oldest beyond
@@ -88,7 +93,12 @@ impl Store {
     fn write_files(&self, folder: &Path, snapshot: Snapshot, progress: &RunProgress) -> Result<(), FileError> {
         let open = Folder::of_file(folder).and_then(|all| all.create_folder(folder.file_name().unwrap_or_default()));
         let files = open.map_err(|error| writing(folder, error))?;
-        let state = State { progress: progress.clone(), optimizer_steps: snapshot.optimizer_steps, seed: self.seed };
+        let state = State {
+            progress: progress.clone(),
+            optimizer_steps: snapshot.optimizer_steps,
+            seed: self.seed,
+            dataset: self.dataset.clone(),
+        };
         let mut manifest = Manifest { version: VERSION, files: Vec::new() };
         let mut write = |name: &str, bytes: &[u8]| {
             manifest.files.push(ManifestFile { name: name.into(), bytes: bytes.len() as u64, sha256: sha256(bytes) });

@@ -1,0 +1,110 @@
+//! Single images outside a data set, for prediction.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+
+use super::fit::Fit;
+use super::{image_folder, metadata};
+use crate::{DataError, ImageShape};
+
+/// Returns the images that `paths` name: files as they are, and folders with all images in them and below, sorted by path.
+/// An image that is named twice is returned once.
+///
+/// # Errors
+/// A path that does not exist, a folder without an image, an image of a format that cannot be read.
+pub fn list(paths: &[PathBuf]) -> Result<Vec<PathBuf>, DataError> {
+    let (mut files, mut seen) = (Vec::new(), HashSet::new());
+    for path in paths {
+        let found = if path.is_dir() { image_folder::images_below(path)? } else { vec![path.clone()] };
+        files.extend(found.into_iter().filter(|file| seen.insert(file.clone())));
+    }
+    Ok(files)
+}
+
+/// Decodes one image for a network that was trained on data set `name` with images of `shape`. Returns `[C, H, W]`.
+///
+/// The image is resized to the data set's own size (bilinear with antialiasing, as torchvision's `Resize`), made grey where the
+/// data set is grey (PIL's `convert("L")`), and padded to `shape` as the data set is ([`super::LoadRequest::image_size`]).
+///
+/// # Errors
+/// A file that cannot be read, or that is no PNG or JPEG.
+pub fn decode(path: &Path, name: &str, shape: ImageShape) -> Result<Vec<u8>, DataError> {
+    let info = metadata(name);
+    let side = |own: Option<usize>, side: usize| own.unwrap_or(side).min(side);
+    let height = side(info.and_then(|info| info.height), shape.height);
+    let width = side(info.and_then(|info| info.width), shape.width);
+    let colour = ImageShape { channels: 3, height, width };
+    let mut pixels = vec![0; colour.len()];
+    image_folder::decode(path, colour, true, &mut pixels)?;
+    if shape.channels == 1 {
+        pixels = grey(&pixels);
+    }
+    let mut out = Vec::with_capacity(shape.len());
+    Fit::between(ImageShape { channels: shape.channels, ..colour }, shape).append(&pixels, &mut out);
+    Ok(out)
+}
+
+/// Returns the luminance of RGB planes in PIL's fixed-point arithmetic.
+fn grey(planes: &[u8]) -> Vec<u8> {
+    let plane = planes.len() / 3;
+    let value = |at: usize| u32::from(planes[at]);
+    (0..plane)
+        .map(|at| {
+            ((value(at) * 19_595 + value(plane + at) * 38_470 + value(2 * plane + at) * 7_471 + 0x8000) >> 16) as u8
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use image::{GrayImage, Luma, Rgb, RgbImage};
+
+    use super::*;
+
+    #[test]
+    fn images_are_made_grey_and_padded_as_their_data_set_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.png");
+        GrayImage::from_fn(28, 28, |x, y| Luma([(x * 7 + y) as u8])).save(&path).unwrap();
+        let pixels = decode(&path, "mnist", ImageShape { channels: 1, height: 32, width: 32 }).unwrap();
+        // Two black rows and columns on each side.
+        assert!(pixels[..2 * 32 + 2].iter().all(|&x| x == 0));
+        assert_eq!(pixels[5 * 32 + 4], 2 * 7 + 3);
+        // PIL: Image.new("RGB", (1, 1), (10, 200, 60)).convert("L").getpixel((0, 0)) is 127.
+        RgbImage::from_pixel(28, 28, Rgb([10, 200, 60])).save(&path).unwrap();
+        let pixels = decode(&path, "mnist", ImageShape { channels: 1, height: 28, width: 28 }).unwrap();
+        assert_eq!(pixels, [127; 28 * 28]);
+    }
+
+    #[test]
+    fn images_of_another_size_are_resized() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.png");
+        RgbImage::from_fn(64, 48, |x, _| Rgb([if x < 32 { 0 } else { 200 }, 7, 9])).save(&path).unwrap();
+        let shape = ImageShape { channels: 3, height: 32, width: 32 };
+        let pixels = decode(&path, "cifar10", shape).unwrap();
+        assert_eq!((pixels[3], pixels[28], pixels[32 * 32], pixels[2 * 32 * 32]), (0, 200, 7, 9));
+        let shape = ImageShape { channels: 3, height: 10, width: 20 };
+        assert_eq!(decode(&path, "image-folder", shape).unwrap().len(), shape.len());
+    }
+
+    #[test]
+    fn folders_are_listed_in_order_and_files_once() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["b/2.png", "b/1.PNG", "a.jpg", ".hidden.png", "notes.txt"] {
+            let path = folder.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, "").unwrap();
+        }
+        let first = folder.path().join("b/2.png");
+        let names: Vec<String> = list(&[first, folder.path().to_owned()])
+            .unwrap()
+            .iter()
+            .map(|path| path.strip_prefix(folder.path()).unwrap().display().to_string())
+            .collect();
+        assert_eq!(names, ["b/2.png", "a.jpg", "b/1.PNG"]);
+        let empty = tempfile::tempdir().unwrap();
+        let error = list(&[empty.path().to_owned()]).unwrap_err();
+        assert_eq!((error.cause.as_str(), error.hint.is_empty()), ("the folder holds no image", false));
+    }
+}
