@@ -94,8 +94,11 @@ fn ranks_get_the_samples_of_the_distributed_sampler() {
     }
 }
 
-/// Returns each step's samples of all ranks in the order of the epoch: id, draw, label, pixels.
-fn interleaved(len: usize, config: &LoaderConfig, world: usize, first: usize) -> Vec<Vec<(u32, u32, i32, Vec<u32>)>> {
+/// Id, draw, label and the pixels' bits of a sample.
+type Drawn = (u32, u32, i32, Vec<u32>);
+
+/// Returns each step's samples of all ranks in the order of the epoch.
+fn interleaved(len: usize, config: &LoaderConfig, world: usize, first: usize) -> Vec<Vec<Drawn>> {
     let ranks: Vec<Vec<Batch>> =
         (0..world).map(|rank| load(len, LoaderConfig { rank, world, ..config.clone() }, 2, first)).collect();
     let step = |index: usize| {
