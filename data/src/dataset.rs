@@ -1,5 +1,7 @@
 //! A decoded data set: all images as uint8 in one allocation. Each image is decoded once.
 
+use crate::split::SplitRecord;
+
 /// Channels, height and width of every image of a data set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ImageShape {
@@ -64,6 +66,39 @@ impl Dataset {
         &self.images[index * len..(index + 1) * len]
     }
 
+    /// Returns the number of images of each class, `[classes]`.
+    pub fn class_sizes(&self) -> Vec<usize> {
+        let mut sizes = vec![0; self.classes.len()];
+        self.labels.iter().for_each(|&label| sizes[usize::from(label)] += 1);
+        sizes
+    }
+
+    /// Returns a copy of the images `ids`, in their order.
+    pub(crate) fn select(&self, ids: &[u32]) -> Self {
+        let mut images = Vec::with_capacity(ids.len() * self.shape.len());
+        ids.iter().for_each(|&id| images.extend_from_slice(self.image(id as usize)));
+        Self {
+            name: self.name.clone(),
+            images,
+            labels: ids.iter().map(|&id| self.labels[id as usize]).collect(),
+            shape: self.shape,
+            classes: self.classes.clone(),
+        }
+    }
+
+    /// Keeps the images `ids`, which rise, and frees the memory of the others.
+    pub(crate) fn keep(&mut self, ids: &[u32]) {
+        let len = self.shape.len();
+        // Each image moves to the front or stays, so no image is overwritten before it has moved.
+        for (to, &from) in ids.iter().enumerate() {
+            let from = from as usize;
+            self.images.copy_within(from * len..(from + 1) * len, to * len);
+            self.labels[to] = self.labels[from];
+        }
+        self.truncate(ids.len());
+        self.images.shrink_to_fit();
+    }
+
     /// Keeps the first `count` images, or all images if there are fewer.
     pub fn truncate(&mut self, count: usize) {
         self.labels.truncate(count);
@@ -82,6 +117,8 @@ pub struct Splits {
     pub test: Dataset,
     /// The folder of the files, or `built in`.
     pub source: String,
+    /// The training images that were held out or left out ([`crate::split`]). None if all of them are in `train`.
+    pub record: Option<SplitRecord>,
 }
 
 impl Splits {

@@ -12,8 +12,10 @@ pub mod loader;
 mod memory;
 mod regular;
 pub mod sampler;
+pub mod split;
 
 pub use dataset::{Dataset, ImageShape, Splits};
 pub use error::DataError;
 pub use memory::total_memory;
 pub use regular::{open_regular, read_regular};
+pub use split::{SplitOptions, SplitRecord};

@@ -128,6 +128,46 @@ pub(crate) fn epoch_order(len: u32, shuffle: bool, seed: u64, epoch: usize) -> V
     if shuffle { permutation(len, seed.wrapping_add(epoch as u64)) } else { (0..len).collect() }
 }
 
+/// Returns `count` samples drawn with replacement, `[count]`: sample `i` with probability `weights[i] / sum(weights)`. Equal to
+/// `torch.multinomial(weights, count, replacement=True, generator=torch.Generator().manual_seed(seed))` on the CPU with `weights`
+/// in float64, element for element (`multinomial_with_replacement_apply`, ATen `MultinomialKernel.cpp`), and so to
+/// `WeightedRandomSampler(weights, count, generator=…)`. Only for `count` 1 PyTorch has another algorithm.
+///
+/// The weights are finite and not negative, and at least one is above 0.
+pub fn weighted_draws(weights: &[f64], count: usize, seed: u64) -> Vec<u32> {
+    let mut random = Mt::new(seed as u32);
+    let mut sum = 0.0;
+    let mut cumulative: Vec<f64> = weights
+        .iter()
+        .map(|weight| {
+            sum += weight;
+            sum
+        })
+        .collect();
+    cumulative.iter_mut().for_each(|bound| *bound /= sum);
+    if let Some(last) = cumulative.last_mut() {
+        *last = 1.0;
+    }
+    let mut draw = || {
+        // PyTorch draws the high half first, and keeps 53 bits.
+        let bits = (u64::from(random.next_u32()) << 32) | u64::from(random.next_u32());
+        let uniform = (bits & ((1 << 53) - 1)) as f64 / (1u64 << 53) as f64;
+        cumulative.partition_point(|&bound| bound < uniform) as u32
+    };
+    (0..count).map(|_| draw()).collect()
+}
+
+/// Returns how often each element of `order` stands in front of it. Sample numbers are below `len`.
+pub(crate) fn repetitions(order: &[u32], len: usize) -> Vec<u32> {
+    let mut seen = vec![0; len];
+    let count = |&id: &u32| {
+        let before = seen[id as usize];
+        seen[id as usize] += 1;
+        before
+    };
+    order.iter().map(count).collect()
+}
+
 /// Truncates `order` to `total` elements, or repeats it from the front, several times if needed, up to `total` elements.
 pub(crate) fn resize_repeating(order: &mut Vec<u32>, total: usize) {
     let len = order.len();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use data::augment::{Augment, Fill};
 use data::loader::{Batch, Loader, LoaderConfig};
-use data::sampler::{DistributedSampler, FIRST_EPOCH};
+use data::sampler::{DistributedSampler, FIRST_EPOCH, weighted_draws};
 use data::{Dataset, ImageShape};
 
 const SHAPE: ImageShape = ImageShape { channels: 3, height: 8, width: 6 };
@@ -97,6 +97,93 @@ fn ranks_get_the_samples_of_the_distributed_sampler() {
             assert_eq!(total, sampler.total_size());
         }
     }
+}
+
+/// Id, draw, label and the pixels' bits of a sample.
+type Drawn = (u32, u32, i32, Vec<u32>);
+
+/// Returns each step's samples of all ranks in the order of the epoch.
+fn interleaved(len: usize, config: &LoaderConfig, world: usize, first: usize) -> Vec<Vec<Drawn>> {
+    let ranks: Vec<Vec<Batch>> =
+        (0..world).map(|rank| load(len, LoaderConfig { rank, world, ..config.clone() }, 2, first)).collect();
+    let step = |index: usize| {
+        let batch = |position: usize| (&ranks[position % world][index], position / world);
+        let sample = |position| {
+            let (batch, i) = batch(position);
+            let pixels = bits(&batch.images[i * SHAPE.len()..(i + 1) * SHAPE.len()]);
+            (batch.ids[i], batch.draws[i], batch.labels[i], pixels)
+        };
+        (0..ranks[0][index].global_len).map(sample).collect()
+    };
+    (0..ranks[0].len()).map(step).collect()
+}
+
+fn weighted() -> LoaderConfig {
+    let weights = vec![1.0, 0.0, 1.0, 30.0, 1.0, 1.0, 1.0, 0.5, 1.0, 1.0];
+    LoaderConfig { sampler_weights: weights, drop_last: true, ..config() }
+}
+
+#[test]
+fn every_world_draws_the_same_weighted_samples_in_every_step() {
+    let one = interleaved(100, &weighted(), 1, 0);
+    // The order is that of PyTorch's sampler with the seed 11 + 2.
+    let weights: Vec<f64> = (0..100).map(|id| weighted().sampler_weights[id % 10]).collect();
+    let ids: Vec<u32> = one.iter().flatten().map(|sample| sample.0).collect();
+    assert_eq!(ids, weighted_draws(&weights, 100, 13)[..96]);
+    for world in [2, 3, 4] {
+        assert!(one == interleaved(100, &weighted(), world, 0), "world {world}");
+        assert!(one[4..] == interleaved(100, &weighted(), world, 4), "world {world}, from the fifth step on");
+    }
+    let mixed = LoaderConfig { mixup: Some(0.4), ..weighted() };
+    assert!(interleaved(100, &mixed, 1, 0) == interleaved(100, &mixed, 3, 0), "mixed");
+    // Most of the draws are of the ten images of class 3. Each draw has its own augmentation.
+    let of_one: Vec<_> = one.iter().flatten().filter(|sample| sample.0 == 3).collect();
+    assert!(of_one.len() > 3, "{}", of_one.len());
+    for (draw, sample) in of_one.iter().enumerate() {
+        assert_eq!((sample.1, sample.2), (draw as u32, 3));
+        assert!(of_one[..draw].iter().all(|other| other.3 != sample.3), "draw {draw}");
+    }
+    // The device augments as the host does.
+    let left = load(100, LoaderConfig { pixels: false, ..weighted() }, 2, 0);
+    let pipeline = Loader::new(dataset(100), weighted()).unwrap().pipeline().clone();
+    let set = dataset(100);
+    for (batch, host) in left.iter().zip(&one) {
+        for (i, params) in batch.params.iter().enumerate() {
+            let mut pixels = vec![0.0; SHAPE.len()];
+            pipeline.apply(set.image(batch.ids[i] as usize), params, &mut pixels);
+            assert_eq!(bits(&pixels), host[i].3);
+        }
+    }
+}
+
+#[test]
+fn a_weighted_epoch_is_filled_up_and_an_evaluation_is_exact() {
+    // 100 draws are six batches of 16 and one of 4, filled up for 3 ranks with the epoch's first draws.
+    let config = LoaderConfig { drop_last: false, ..weighted() };
+    let steps = interleaved(100, &config, 3, 0);
+    assert_eq!(steps.iter().map(Vec::len).collect::<Vec<_>>(), [16, 16, 16, 16, 16, 16, 6]);
+    assert_eq!(steps[6][4..], steps[0][..2]);
+    let exact = load(30, LoaderConfig { exact: true, ..weighted() }, 2, 0);
+    assert!(exact.iter().flat_map(|batch| batch.ids.clone()).eq(0..30));
+    assert!(exact.iter().all(|batch| batch.draws.is_empty()));
+}
+
+#[test]
+fn all_ranks_know_the_weight_of_the_global_batch() {
+    let weights: Vec<f64> = (0..10).map(|class| 0.1 + 0.3 * f64::from(class)).collect();
+    let weighted = LoaderConfig { class_weights: weights.clone(), ..config() };
+    let whole = load(100, weighted.clone(), 1, 0);
+    for rank in 0..4 {
+        let share = load(100, LoaderConfig { rank, world: 4, ..weighted.clone() }, 1, 0);
+        for (whole, share) in whole.iter().zip(&share) {
+            assert_eq!(whole.global_weight.to_bits(), share.global_weight.to_bits(), "rank {rank}");
+        }
+    }
+    let expected: f64 = whole[0].labels.iter().map(|&label| weights[label as usize]).sum();
+    assert_eq!(whole[0].global_weight, expected);
+    // Mixed images have probabilities as targets, whose mean is over the samples.
+    let mixed = load(100, LoaderConfig { mixup: Some(0.4), ..weighted }, 1, 0);
+    assert_eq!((mixed[0].global_weight, load(100, config(), 1, 0)[6].global_weight), (16.0, 4.0));
 }
 
 /// The program counts epochs from 1, and PyTorch's `set_epoch(1)` is the order of the first.
@@ -197,7 +284,7 @@ fn a_half_consumed_epoch_can_be_dropped_and_another_begun() {
 
 #[test]
 fn impossible_configurations_are_errors_with_a_hint() {
-    let cases: [(&str, LoaderConfig); 12] = [
+    let cases: [(&str, LoaderConfig); 16] = [
         ("global_batch: 0 is too few", LoaderConfig { global_batch: 0, ..config() }),
         ("workers: 0 is too few", LoaderConfig { workers: 0, ..config() }),
         (
@@ -216,6 +303,10 @@ fn impossible_configurations_are_errors_with_a_hint() {
             "augment: `crop:6` pads images of 3x8x6 by 6 pixels",
             LoaderConfig { augment: vec![Augment::Crop { padding: 6, fill: Fill::Zero }], ..config() },
         ),
+        ("class_weights: 2 weights for 10 classes", LoaderConfig { class_weights: vec![1.0; 2], ..config() }),
+        ("class_weights: -1 is not a weight", LoaderConfig { class_weights: vec![-1.0; 10], ..config() }),
+        ("sampler_weights: NaN is not a weight", LoaderConfig { sampler_weights: vec![f64::NAN; 10], ..config() }),
+        ("sampler_weights: no image has a weight above 0", LoaderConfig { sampler_weights: vec![0.0; 10], ..config() }),
         ("mixup: alpha = 0 is not a positive number", LoaderConfig { mixup: Some(0.0), ..config() }),
         ("cutmix: alpha = -2 is not a positive number", LoaderConfig { cutmix: Some(-2.0), ..config() }),
         (

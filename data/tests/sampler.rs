@@ -1,6 +1,6 @@
 //! The sampler compared with values computed by PyTorch (`reference/`).
 
-use data::sampler::{DistributedSampler, SamplerError, permutation};
+use data::sampler::{DistributedSampler, SamplerError, permutation, weighted_draws};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -75,6 +75,23 @@ fn check_long(order: &[u32], case: &Value) {
     }
     let digest: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
     assert_eq!(Some(digest.as_str()), case["sha256"].as_str(), "{case}");
+}
+
+#[test]
+fn weighted_draws_equal_pytorchs_weighted_random_sampler() {
+    let golden = golden(include_str!("reference/weighted_sampler.json"));
+    let cases = golden["cases"].as_array().expect("a list of cases");
+    assert_eq!(cases.len(), 36);
+    for case in cases {
+        let n = number(&case["n"]);
+        let weights: Vec<f64> = (0..n).map(|i| ((i * 7919 + 5) % 13) as f64 / 7.0).collect();
+        let order = weighted_draws(&weights, number(&case["count"]) as usize, number(&case["seed"]));
+        assert!(order.iter().all(|&id| weights[id as usize] > 0.0));
+        match case.get("order") {
+            Some(expected) => assert_eq!(order, numbers(expected), "{case}"),
+            None => check_long(&order, case),
+        }
+    }
 }
 
 /// PyTorch shuffles 214,748,364 samples and more with another algorithm (`make_sampler_golden.py --wide`).

@@ -1,8 +1,10 @@
 //! Cross-entropy over soft targets.
 //!
-//! Label smoothing, mixup and cutmix only change the target distribution, so one loss serves them all:
-//! `-(target * log_softmax(logits)).sum() / samples` with targets built on the host.
-//! Source: `torch.nn.functional.cross_entropy(…, label_smoothing)`; mixup arXiv:1710.09412.
+//! Label smoothing, mixup, cutmix and class weights only change the targets, so one loss serves them all:
+//! `-(target * log_softmax(logits)).sum() / weight` with targets built on the host. `weight` is the number of samples, or with
+//! class weights the sum of the weights of the samples' labels, of all batches and ranks of the optimizer step. Mixed batches
+//! divide by the number of samples, as PyTorch does for targets that are probabilities.
+//! Source: `torch.nn.functional.cross_entropy(…, weight, label_smoothing)`; mixup arXiv:1710.09412.
 
 use burn::tensor::{Device, Tensor, TensorData, activation::log_softmax};
 use data::loader::Mix;
@@ -27,18 +29,30 @@ pub fn soft_targets(labels: &[i32], mix: Option<&Mix>, classes: usize, smoothing
     targets
 }
 
-/// Returns the differentiable loss `[1]`: the sum over the batch divided by `samples` (the batch's length for a mean; the
-/// samples of the whole optimizer step where the batch is one of several that are accumulated).
+/// Multiplies targets, row-major `[B, classes]`, by the weight of each class, `[classes]`. Without weights nothing changes.
+pub fn weigh(targets: &mut [f32], weights: &[f64]) {
+    if weights.is_empty() {
+        return;
+    }
+    for row in targets.chunks_exact_mut(weights.len()) {
+        row.iter_mut().zip(weights).for_each(|(target, &weight)| *target = (f64::from(*target) * weight) as f32);
+    }
+}
+
+/// Returns the differentiable loss `[1]`: the sum over the batch divided by `weight` (that of the batch for a mean; that of the
+/// whole optimizer step where the batch is one of several that are accumulated). The loss is 0 where `weight` is 0: no sample
+/// counts.
 ///
-/// `torch.nn.functional.cross_entropy` with class probabilities as targets and `reduction="sum"`, divided by `samples`.
+/// `torch.nn.functional.cross_entropy` with class probabilities as targets and `reduction="sum"`, divided by `weight`.
 ///
 /// # Shapes
 /// `logits` `[B, classes]`, `targets` row-major of the same length.
-pub fn cross_entropy(logits: Tensor<2>, targets: Vec<f32>, samples: usize) -> Tensor<1> {
+pub fn cross_entropy(logits: Tensor<2>, targets: Vec<f32>, weight: f64) -> Tensor<1> {
     let [batch, classes] = logits.dims();
     let device: Device = logits.device();
     let targets = Tensor::<2>::from_data(TensorData::new(targets, [batch, classes]), &device);
-    (log_softmax(logits, 1) * targets).sum().mul_scalar(-1.0 / samples as f64)
+    let scale = if weight > 0.0 { -1.0 / weight } else { 0.0 };
+    (log_softmax(logits, 1) * targets).sum().mul_scalar(scale)
 }
 
 /// Returns the same loss of one sample, on the host in f64. `logits` and `target` have one entry per class.
@@ -85,7 +99,7 @@ mod tests {
         let targets = soft_targets(&[0, 3, 7, 9], mix.as_ref(), 10, smoothing);
         let device = Device::flex();
         let tensor = Tensor::<2>::from_data(TensorData::new(logits(), [4, 10]), &device);
-        let loss = f64::from(cross_entropy(tensor, targets.clone(), 4).into_scalar::<f32>());
+        let loss = f64::from(cross_entropy(tensor, targets.clone(), 4.0).into_scalar::<f32>());
         assert!((loss - expected).abs() < 1e-6, "{key}: {loss} against {expected}");
         let host = logits()
             .chunks(10)
@@ -103,6 +117,55 @@ mod tests {
         check("label_smoothing_0.1", None, 0.1);
         check("mixup_0.3_with_reversed_batch", mix(), 0.0);
         check("mixup_and_smoothing_0.1", mix(), 0.1);
+    }
+
+    /// Compares loss and gradient with `class_weights.json`, for the same logits and labels.
+    fn check_weighted(key: &str, mix: Option<Mix>, smoothing: f64) {
+        let golden: serde_json::Value =
+            serde_json::from_str(include_str!("../tests/reference/class_weights.json")).expect("golden file");
+        let list = |value: &serde_json::Value| -> Vec<f64> {
+            value.as_array().expect("a list").iter().map(|number| number.as_f64().expect("a number")).collect()
+        };
+        let weights = list(&golden["weights"]);
+        let labels = [0, 3, 7, 9];
+        let weight = if mix.is_some() { 4.0 } else { labels.iter().map(|&label| weights[label as usize]).sum() };
+        let mut targets = soft_targets(&labels, mix.as_ref(), 10, smoothing);
+        weigh(&mut targets, &weights);
+        let device = Device::flex().autodiff();
+        let tensor = Tensor::<2>::from_data(TensorData::new(logits(), [4, 10]), &device).require_grad();
+        let loss = cross_entropy(tensor.clone(), targets.clone(), weight);
+        let gradients = loss.backward();
+        let expected = golden[key]["loss"].as_f64().expect(key);
+        let found = f64::from(loss.into_scalar::<f32>());
+        assert!((found - expected).abs() < 1e-6, "{key}: {found} against {expected}");
+        let rows =
+            logits().chunks(10).zip(targets.chunks(10)).map(|(row, t)| row_loss(row, t.iter().copied())).sum::<f64>();
+        assert!((rows / weight - expected).abs() < 1e-6, "{key} on the host: {} against {expected}", rows / weight);
+        let found = tensor.grad(&gradients).expect("a gradient").into_data().try_into_vec::<f32>().expect("f32");
+        for (index, (found, expected)) in found.iter().zip(list(&golden[key]["gradient"])).enumerate() {
+            assert!((f64::from(*found) - expected).abs() < 1e-6, "{key}, gradient {index}: {found} against {expected}");
+        }
+    }
+
+    #[test]
+    fn weighted_losses_and_gradients_equal_pytorch() {
+        let mix = || Some(Mix { labels: vec![9, 7, 3, 0], lambda: 0.3 });
+        check_weighted("weighted", None, 0.0);
+        check_weighted("weighted_and_smoothing_0.1", None, 0.1);
+        check_weighted("mixup_0.3_with_reversed_batch", mix(), 0.0);
+        check_weighted("mixup_and_smoothing_0.1", mix(), 0.1);
+    }
+
+    #[test]
+    fn samples_that_do_not_count_have_no_gradient() {
+        let mut targets = soft_targets(&[1], None, 3, 0.0);
+        weigh(&mut targets, &[1.0, 0.0, 1.0]);
+        let device = Device::flex().autodiff();
+        let tensor = Tensor::<2>::from_floats([[1.0, 2.0, 3.0]], &device).require_grad();
+        let loss = cross_entropy(tensor.clone(), targets, 0.0);
+        let gradient = tensor.grad(&loss.backward()).expect("a gradient").into_data().try_into_vec::<f32>();
+        assert_eq!(gradient.expect("f32"), [0.0; 3]);
+        assert_eq!(loss.into_scalar::<f32>(), 0.0);
     }
 
     #[test]

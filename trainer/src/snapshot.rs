@@ -67,6 +67,9 @@ impl RunProgress {
 pub struct PartialEpoch {
     /// Sum of sample losses.
     pub loss_sum: f64,
+    /// Sum of the samples' weights (`train.class_weights`). `None` as long as every sample has counted 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight: Option<f64>,
     /// Number of samples classified correctly.
     pub correct: u64,
     /// Number of samples seen.
@@ -89,9 +92,21 @@ pub struct EvalRecord {
     pub correct: u64,
     /// Number of samples.
     pub total: u64,
+    /// Mean of the classes' recalls in percent, over the classes that have samples (`balanced_accuracy_score` of
+    /// scikit-learn). Absent in records of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub balanced_accuracy: Option<f64>,
     /// `top1` with test-time augmentation (`train.tta`), in percent. Nothing else depends on this number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tta_top1: Option<f64>,
+}
+
+impl EvalRecord {
+    /// Returns the balanced accuracy where it is not the top-1 accuracy, which it is for classes of equal size.
+    pub fn imbalance(&self) -> Option<f64> {
+        // Percentages are shown with two decimals.
+        self.balanced_accuracy.filter(|balanced| (balanced - self.top1).abs() >= 0.005)
+    }
 }
 
 /// An evaluation and its epoch.

@@ -154,7 +154,7 @@ fn models_and_data_lists_are_machine_readable() {
     assert_eq!((&resnet["params"], &resnet["macs"]), (&11_173_962.into(), &555_422_720u64.into()));
     assert_eq!(resnet["published_top1"], 93.02);
     let list = bench.run(&["data", "list"]).expect(0).stdout;
-    for name in ["cifar10", "cifar100", "mnist", "fashion-mnist", "image-folder", "fashion-mini"] {
+    for name in ["cifar10", "cifar100", "mnist", "fashion-mnist", "image-folder", "manifest", "fashion-mini"] {
         assert!(list.contains(name), "{name}: {list}");
     }
     assert!(bench.run(&["data", "verify", "fashion-mini"]).expect(0).stdout.contains("verified"));

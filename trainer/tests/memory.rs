@@ -87,7 +87,9 @@ fn batch(ranks: usize) -> Batch {
         ids: vec![0],
         epoch: 0,
         index: 0,
+        draws: Vec::new(),
         global_len: ranks,
+        global_weight: ranks as f64,
         params: Vec::new(),
         shape: SHAPE,
     }

@@ -44,7 +44,9 @@ fn batch(first: usize, count: usize) -> Batch {
         ids: (first as u32..(first + count) as u32).collect(),
         epoch: 1,
         index: 0,
+        draws: Vec::new(),
         global_len: count,
+        global_weight: count as f64,
         shape: SHAPE,
     }
 }
@@ -71,6 +73,37 @@ fn accumulated_batches_of_any_sizes_equal_one_batch() {
     assert!((one.loss() - three.loss()).abs() < 1e-6);
     assert_close(&whole.snapshot().model, &parts.snapshot().model, 1e-6);
     assert_ne!(start.model, whole.snapshot().model, "the step moved the weights");
+}
+
+/// The weighted mean divides by the weights of all batches of the step, not of each.
+#[test]
+fn accumulated_batches_share_one_weighted_mean() {
+    let weights: Vec<f64> = (0..10).map(|class| [0.0, 3.0, 0.5][class % 3]).collect();
+    let plan = plan("[train]\nlabel_smoothing = 0.1\n");
+    let weighted = |first: usize, count: usize| {
+        let mut batch = batch(first, count);
+        batch.global_weight = batch.labels.iter().map(|&label| weights[label as usize]).sum();
+        batch
+    };
+    let strategy = || {
+        let mut strategy = single(&plan);
+        strategy.learner_mut().replica.class_weights = weights.clone();
+        strategy
+    };
+    let (mut whole, mut parts) = (strategy(), strategy());
+    let start = whole.snapshot();
+    let one = whole.train_step(vec![weighted(0, 24)], 0.1, None).expect("step");
+    let three = parts.train_step(vec![weighted(0, 12), weighted(12, 8), weighted(20, 4)], 0.1, None).expect("step");
+    assert!((one.loss() - three.loss()).abs() < 1e-6 && (one.weight - three.weight).abs() < 1e-9);
+    assert_close(&whole.snapshot().model, &parts.snapshot().model, 1e-6);
+    // A batch in which no sample counts moves nothing: its gradients are 0, not 0 / 0.
+    let plan = self::plan("[optimizer]\nmomentum = 0\nweight_decay = 0\n");
+    let mut still = single(&plan);
+    still.learner_mut().replica.class_weights = weights.clone();
+    let mut nothing = batch(0, 1);
+    nothing.global_weight = 0.0;
+    assert_eq!(still.train_step(vec![nothing], 0.1, None).expect("step").loss(), 0.0);
+    assert_eq!(still.snapshot().model, start.model);
 }
 
 #[test]

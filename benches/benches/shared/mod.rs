@@ -54,7 +54,9 @@ pub fn batch(spec: &Spec, len: usize) -> Batch {
         ids: (0..len as u32).collect(),
         epoch: 0,
         index: 0,
+        draws: Vec::new(),
         global_len: len,
+        global_weight: len as f64,
         params: Vec::new(),
         shape,
     }

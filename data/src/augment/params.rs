@@ -1,7 +1,7 @@
 //! The random parameters of a sample's augmentation. They are a pure function of (seed, epoch, sample id), so a loader
 //! thread, another rank and a GPU all apply the same ones.
 
-use super::random::{Purpose, Stream};
+use super::random::{Purpose, Stream, mix64};
 use super::{Augment, Operation, Pipeline, policy};
 
 /// Augmentation parameters of one sample in one epoch. The window is moved first, then mirrored, then the operations are
@@ -62,6 +62,13 @@ mod draw {
 }
 
 impl Pipeline {
+    /// Draws the augmentation parameters of sample `id` in `epoch` (torchvision: `get_params`) for its `draw`-th repetition in
+    /// the epoch, from 0. Samples that a weighted sampler draws again have other parameters.
+    pub fn params_of_draw(&self, seed: u64, epoch: usize, id: u32, draw: u32) -> AugmentParams {
+        let seed = if draw == 0 { seed } else { mix64(seed ^ mix64(u64::from(draw))) };
+        self.params(seed, epoch, id)
+    }
+
     /// Draws the augmentation parameters of sample `id` in `epoch` (torchvision: `get_params`).
     pub fn params(&self, seed: u64, epoch: usize, id: u32) -> AugmentParams {
         let stream_of = |purpose| Stream::new(seed, purpose, epoch as u64, u64::from(id));

@@ -98,6 +98,11 @@ pub fn fetch(
         Some(source) => fetch_source(source, dest, options, progress),
         None => Ok(Fetched::Nothing(match info(name)?.format {
             Format::BuiltIn => format!("`{name}` is part of the program: there is nothing to fetch"),
+            Format::Manifest => {
+                format!(
+                    "`{name}` reads your own images, there is nothing to fetch: list them in a CSV file (docs/data.md)"
+                )
+            }
             _ => format!(
                 "`{name}` reads your own images, there is nothing to fetch: put them into \
                  DIR/train/CLASS and DIR/test/CLASS and name DIR with `dir` in [data] or --data-dir"

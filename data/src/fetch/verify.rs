@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 
 use super::sources::{Contents, DatasetSource, KnownFile, source};
 use crate::DataError;
-use crate::formats::{Format, LoadRequest, decompressed, find_idx, info, load, locate, read_names};
+use crate::formats::{Format, LoadRequest, decompressed, find_idx, info, locate, read, read_names};
 
 /// The result of verifying all files of a data set.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -172,11 +172,13 @@ fn verify_structure(name: &str, dir: &Path) -> Result<VerifyReport, DataError> {
     let ok = |path: PathBuf| FileReport { path, status: FileStatus::Ok(Check::Structure) };
     let (dir, parts): (_, Vec<PathBuf>) = if built_in {
         (PathBuf::from("built in"), ["train", "test"].map(PathBuf::from).into())
+    } else if info.format == Format::Manifest {
+        (dir.to_owned(), vec![dir.to_owned()])
     } else {
         let splits = ["train", "val", "test"].map(|split| dir.join(split));
         (dir.to_owned(), splits.into_iter().filter(|split| split.is_dir()).collect())
     };
-    let files = match load(&request) {
+    let files = match read(&request, false) {
         Ok(_) => parts.into_iter().map(ok).collect(),
         // A missing folder means a wrong `dir`. Anything else is a damaged data set.
         Err(error) if built_in || error.file.exists() => {

@@ -37,6 +37,7 @@ pub(super) fn load(
         val: None,
         test: read(&[dir.join(layout.test)], layout.test_records, request.limit_test, "limit_test")?,
         source: dir.display().to_string(),
+        record: None,
     })
 }
 

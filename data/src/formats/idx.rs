@@ -53,6 +53,7 @@ pub(super) fn load(info: &DatasetInfo, dir: &Path, request: &LoadRequest) -> Res
         val: None,
         test: split(test_images, test_labels, request.limit_test, "limit_test")?,
         source: dir.display().to_string(),
+        record: None,
     })
 }
 

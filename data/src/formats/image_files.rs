@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use super::fit::Fit;
-use super::{image_folder, metadata};
+use super::{image_folder, images, metadata};
 use crate::{DataError, ImageShape};
 
 /// Returns the images that `paths` name: files as they are, and folders with all images in them and below, sorted by path.
@@ -35,7 +35,7 @@ pub fn decode(path: &Path, name: &str, shape: ImageShape) -> Result<Vec<u8>, Dat
     let width = side(info.and_then(|info| info.width), shape.width);
     let colour = ImageShape { channels: 3, height, width };
     let mut pixels = vec![0; colour.len()];
-    image_folder::decode(path, colour, true, &mut pixels)?;
+    images::decode(path, colour, true, &mut pixels)?;
     if shape.channels == 1 {
         pixels = grey(&pixels);
     }

@@ -10,7 +10,9 @@ mod fit;
 mod idx;
 pub mod image_files;
 mod image_folder;
+mod images;
 mod locate;
+mod manifest;
 mod registry;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -25,14 +27,15 @@ pub(crate) use idx::{decompressed, find as find_idx};
 pub(crate) use locate::locate;
 pub(crate) use registry::Format;
 
+use crate::split::{SplitOptions, split};
 use crate::{DataError, Dataset, Splits};
 
 /// The data set to read, its folder, and the number of images.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct LoadRequest {
     /// One of [`dataset_names`].
     pub name: String,
-    /// The folder of the data set's files, or a folder above it. Not needed for `fashion-mini`.
+    /// The folder of the data set's files, or a folder above it; for `manifest` the CSV file. Not needed for `fashion-mini`.
     pub dir: Option<PathBuf>,
     /// Side of the square images, in pixels. Images of a fixed size are padded with zeros on all sides (MNIST 28 → 32); images of
     /// a folder are resized. `None` keeps the size.
@@ -42,21 +45,29 @@ pub struct LoadRequest {
     pub limit_train: Option<usize>,
     /// Number of test images to keep, in the same way. Also limits the validation images.
     pub limit_test: Option<usize>,
+    /// The parts of the training set, after `limit_train`.
+    pub split: SplitOptions,
 }
 
 /// Reads, checks and decodes the splits of a data set.
 ///
 /// # Errors
 /// An unknown name, files that are not found (the error lists all folders searched), damaged or truncated files, labels out of
-/// range, images of different sizes, an `image_size` below the images' own size, a limit of zero, or more pixels than fit into
-/// memory.
+/// range, images of different sizes, an `image_size` below the images' own size, a limit of zero, more pixels than fit into
+/// memory, or those of [`split`].
 pub fn load(request: &LoadRequest) -> Result<Splits, DataError> {
+    split(read(request, request.split.validation.is_none())?, &request.split)
+}
+
+/// Does the work of [`load`] without splitting the training set. `needs_test`: a manifest without test images is an error.
+pub(crate) fn read(request: &LoadRequest, needs_test: bool) -> Result<Splits, DataError> {
     let info = info(&request.name)?;
     match info.format {
         Format::BuiltIn => fashion_mini::load(info, request),
         Format::Cifar(layout) => cifar::load(info, layout, folder(info, request)?, request),
         Format::Idx => idx::load(info, folder(info, request)?, request),
         Format::ImageFolder => image_folder::load(info, folder(info, request)?, request),
+        Format::Manifest => manifest::load(info, folder(info, request)?, request, needs_test),
     }
 }
 
@@ -73,6 +84,7 @@ fn folder<'a>(info: &DatasetInfo, request: &'a LoadRequest) -> Result<&'a Path, 
     request.dir.as_deref().ok_or_else(|| {
         let hint = match info.format {
             Format::ImageFolder => "name the folder that holds train/ and test/ with `dir` in [data] or --data-dir".to_owned(),
+            Format::Manifest => manifest::NAME_IT.to_owned(),
             _ => format!(
                 "`trainer data fetch {}` downloads the files; if you have them, name their folder with `dir` in [data] or --data-dir",
                 info.name

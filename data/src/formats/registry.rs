@@ -9,6 +9,8 @@ pub(crate) enum Format {
     Idx,
     /// One folder per class.
     ImageFolder,
+    /// A CSV file that lists images with labels.
+    Manifest,
     /// Compiled into the program.
     BuiltIn,
 }
@@ -114,7 +116,7 @@ const CIFAR100: CifarLayout = CifarLayout {
 const CIFAR_LICENSE: &str =
     "no licence stated; cite Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009";
 
-static DATASETS: [DatasetInfo; 6] = [
+static DATASETS: [DatasetInfo; 7] = [
     DatasetInfo {
         name: "cifar10",
         description: "CIFAR-10: 60,000 colour photographs in 10 classes (official binary files)",
@@ -206,6 +208,25 @@ static DATASETS: [DatasetInfo; 6] = [
         needs_dir: true,
         folders: &[],
         format: Format::ImageFolder,
+    },
+    DatasetInfo {
+        name: "manifest",
+        description: "your own images, listed in a CSV file: path,label[,split]",
+        license: "that of your images",
+        homepage: "",
+        channels: Some(3),
+        height: None,
+        width: None,
+        classes: None,
+        class_names: &[],
+        // ImageNet's, as in torchvision's models.
+        default_mean: &[0.485, 0.456, 0.406],
+        default_std: &[0.229, 0.224, 0.225],
+        train_len: None,
+        test_len: None,
+        needs_dir: true,
+        folders: &[],
+        format: Format::Manifest,
     },
     DatasetInfo {
         name: "fashion-mini",

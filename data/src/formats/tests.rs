@@ -3,6 +3,7 @@
 
 mod folder;
 mod fuzz;
+mod manifest;
 
 use std::io::Write;
 use std::path::Path;
@@ -170,7 +171,7 @@ fn what_is_not_found_is_listed() {
     assert_eq!(error.cause, "there is no such folder");
     let error = load(&request("imagenet", dir.path())).unwrap_err();
     assert_eq!(error.to_string(), "there is no data set `imagenet`");
-    assert!(error.hint.ends_with("cifar10, cifar100, mnist, fashion-mnist, image-folder, fashion-mini"));
+    assert!(error.hint.ends_with("cifar10, cifar100, mnist, fashion-mnist, image-folder, manifest, fashion-mini"));
     let error = load(&LoadRequest { name: "cifar100".to_owned(), ..LoadRequest::default() }).unwrap_err();
     assert_eq!(error.cause, "no folder is given for the data set `cifar100`");
 }

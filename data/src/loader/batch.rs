@@ -1,5 +1,6 @@
 //! One batch: its contents and its assembly.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use rayon::prelude::*;
@@ -21,12 +22,17 @@ pub struct Batch {
     pub mix: Option<Mix>,
     /// Position of each image in the data set, `[B]`.
     pub ids: Vec<u32>,
+    /// How often the epoch has drawn each image before, `[B]`. Empty unless the sampler has weights.
+    pub draws: Vec<u32>,
     /// Epoch, from [`FIRST_EPOCH`](crate::sampler::FIRST_EPOCH) = 1.
     pub epoch: usize,
     /// Index of the batch in the epoch, from 0.
     pub index: usize,
     /// Number of samples of this step on all ranks.
     pub global_len: usize,
+    /// Sum of the class weights of these samples' labels, the same bits on all ranks. The number of samples without class
+    /// weights, and for mixed images, whose targets are probabilities.
+    pub global_weight: f64,
     /// Shape of each image.
     pub shape: ImageShape,
 }
@@ -69,6 +75,8 @@ pub(super) struct Epoch {
     pub(super) epoch: usize,
     /// Samples of all ranks, in the epoch's order.
     pub(super) order: Vec<u32>,
+    /// How often each element of `order` stands in front of it; empty if the sampler has no weights.
+    pub(super) draws: Vec<u32>,
 }
 
 impl Epoch {
@@ -76,60 +84,76 @@ impl Epoch {
     pub(super) fn batch(&self, index: usize) -> Batch {
         let Shared { config, shape, .. } = &*self.shared;
         let start = index * config.global_batch;
-        let global = &self.order[start..self.order.len().min(start + config.global_batch)];
-        let mine = || global.iter().copied().skip(config.rank).step_by(config.world);
-        // The partner has the same position in the reversed global batch. It may belong to another rank.
-        let partners = || global.iter().rev().copied().skip(config.rank).step_by(config.world);
-        let ids: Vec<u32> = mine().collect();
+        let global = start..self.order.len().min(start + config.global_batch);
+        // Positions in the epoch's order.
+        let mine: Vec<usize> = global.clone().skip(config.rank).step_by(config.world).collect();
         if !config.pixels {
-            let params = ids.iter().map(|&id| self.params(id)).collect();
-            return self.assemble(index, global.len(), ids, Pixels::OnDevice(params), None);
+            let params = mine.iter().map(|&position| self.params(position)).collect();
+            return self.assemble(index, global, &mine, Pixels::OnDevice(params), None);
         }
-        let mut images = vec![0.0; ids.len() * shape.len()];
+        let mut images = vec![0.0; mine.len() * shape.len()];
         let chunks = images.par_chunks_mut(shape.len()).with_min_len(MIN_IMAGES);
         let mixing =
             if config.exact { None } else { self.shared.mixing.params(config.seed, self.epoch, index, *shape) };
         let mix = match mixing {
             None => {
-                chunks.zip(&ids).for_each(|(out, &id)| self.image(id, out));
+                chunks.zip(&mine).for_each(|(out, &position)| self.image(position, out));
                 None
             }
             Some(mixing) => {
-                let partners: Vec<u32> = partners().collect();
+                // The partner has the same position in the reversed global batch. It may belong to another rank.
+                let partners: Vec<usize> = global.clone().rev().skip(config.rank).step_by(config.world).collect();
                 let scratch = || vec![0.0; shape.len()];
-                chunks.zip(&ids).zip(&partners).for_each_init(scratch, |scratch, ((out, &id), &partner)| {
-                    self.image(id, out);
+                chunks.zip(&mine).zip(&partners).for_each_init(scratch, |scratch, ((out, &position), &partner)| {
+                    self.image(position, out);
                     self.image(partner, scratch);
                     mixing.apply(out, scratch, *shape);
                 });
                 Some(Mix { labels: self.labels(&partners), lambda: mixing.lambda() })
             }
         };
-        self.assemble(index, global.len(), ids, Pixels::Done(images), mix)
+        self.assemble(index, global, &mine, Pixels::Done(images), mix)
     }
 
-    fn assemble(&self, index: usize, global_len: usize, ids: Vec<u32>, pixels: Pixels, mix: Option<Mix>) -> Batch {
+    fn assemble(&self, index: usize, global: Range<usize>, mine: &[usize], pixels: Pixels, mix: Option<Mix>) -> Batch {
         let (images, params) = match pixels {
             Pixels::Done(images) => (images, Vec::new()),
             Pixels::OnDevice(params) => (Vec::new(), params),
         };
-        let (labels, shape) = (self.labels(&ids), self.shared.shape);
-        Batch { images, params, labels, mix, ids, epoch: self.epoch, index, global_len, shape }
+        let weights = &self.shared.config.class_weights;
+        let global_len = global.len();
+        let global_weight = match weights.is_empty() || mix.is_some() {
+            true => global_len as f64,
+            false => global.map(|position| weights[usize::from(self.label(position))]).sum(),
+        };
+        let ids = mine.iter().map(|&position| self.order[position]).collect();
+        let draws = if self.draws.is_empty() { Vec::new() } else { mine.iter().map(|&at| self.draws[at]).collect() };
+        let (labels, shape, epoch) = (self.labels(mine), self.shared.shape, self.epoch);
+        Batch { images, params, labels, mix, ids, draws, epoch, index, global_len, global_weight, shape }
     }
 
-    fn labels(&self, ids: &[u32]) -> Vec<i32> {
-        ids.iter().map(|&id| i32::from(self.shared.dataset.labels[id as usize])).collect()
+    /// Returns the class of the image at a position of the order.
+    fn label(&self, position: usize) -> u16 {
+        self.shared.dataset.labels[self.order[position] as usize]
     }
 
-    /// Returns the augmentation parameters of sample `id` in this epoch.
-    fn params(&self, id: u32) -> AugmentParams {
+    fn labels(&self, positions: &[usize]) -> Vec<i32> {
+        positions.iter().map(|&position| i32::from(self.label(position))).collect()
+    }
+
+    /// Returns the augmentation parameters of the sample at a position of the order.
+    fn params(&self, position: usize) -> AugmentParams {
         let Shared { config, pipeline, .. } = &*self.shared;
-        if config.exact { AugmentParams::default() } else { pipeline.params(config.seed, self.epoch, id) }
+        if config.exact {
+            return AugmentParams::default();
+        }
+        let draw = self.draws.get(position).copied().unwrap_or(0);
+        pipeline.params_of_draw(config.seed, self.epoch, self.order[position], draw)
     }
 
-    /// Writes sample `id` with this epoch's augmentation to `out`, `[C, H, W]`.
-    fn image(&self, id: u32, out: &mut [f32]) {
+    /// Writes the sample at a position of the order with this epoch's augmentation to `out`, `[C, H, W]`.
+    fn image(&self, position: usize, out: &mut [f32]) {
         let Shared { dataset, pipeline, .. } = &*self.shared;
-        pipeline.apply(dataset.image(id as usize), &self.params(id), out);
+        pipeline.apply(dataset.image(self.order[position] as usize), &self.params(position), out);
     }
 }

@@ -9,7 +9,7 @@ pub use batch::{Batch, Mix};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::augment::{Augment, Mixing, Pipeline};
-use crate::sampler::{check_shard, epoch_order, resize_repeating};
+use crate::sampler::{check_shard, epoch_order, repetitions, resize_repeating, weighted_draws};
 use crate::{DataError, Dataset, ImageShape};
 
 /// The batches that a loader yields, the rank that gets them, and the resources that assemble them.
@@ -42,8 +42,13 @@ pub struct LoaderConfig {
     /// Batches kept ready ahead of the consumer. With 0, a batch is assembled when the consumer asks for it.
     pub prefetch: usize,
     /// For evaluation: each sample once, in the data set's order, only normalised. `shuffle`, `drop_last`, `augment`,
-    /// `mixup` and `cutmix` are ignored.
+    /// `mixup`, `cutmix` and `sampler_weights` are ignored.
     pub exact: bool,
+    /// Weight with which an image of each class is drawn, `[classes]`: an epoch draws as many images as there are, with
+    /// replacement (PyTorch's `WeightedRandomSampler`). Empty: each image once.
+    pub sampler_weights: Vec<f64>,
+    /// Weight of each class in [`Batch::global_weight`], `[classes]`. Empty: every image counts 1.
+    pub class_weights: Vec<f64>,
     /// Augments and normalises the images. Otherwise batches hold only each image's augmentation parameters, for a device
     /// that holds the data set and augments there; such a loader cannot mix images or change their colours.
     pub pixels: bool,
@@ -67,6 +72,8 @@ impl Default for LoaderConfig {
             workers: 1,
             prefetch: 2,
             exact: false,
+            sampler_weights: Vec::new(),
+            class_weights: Vec::new(),
             pixels: true,
         }
     }
@@ -79,8 +86,8 @@ impl Default for LoaderConfig {
 /// `DistributedSampler`. A smaller last batch is padded with samples from the epoch's front until all ranks have equally
 /// many; `drop_last` leaves it out instead. `exact` pads nothing, so ranks may differ in their number of samples and batches.
 ///
-/// Pixels depend on the seed, the epoch and the sample alone (mixing also on the batch), not on threads, prefetching or the
-/// world size.
+/// Pixels depend on the seed, the epoch and the sample alone (mixing also on the batch, and weighted sampling on how often the
+/// epoch has drawn the sample before), not on threads, prefetching or the world size.
 pub struct Loader {
     shared: Arc<Shared>,
     pool: Arc<ThreadPool>,
@@ -108,6 +115,7 @@ impl Loader {
         check_dataset(&dataset)?;
         check_shard(dataset.len(), config.rank, config.world)?;
         check_config(&config)?;
+        check_weights(&config, &dataset)?;
         let pipeline = Pipeline::new(&config.augment, &config.mean, &config.std, shape)?;
         let mixing = Mixing::new(config.mixup, config.cutmix)?;
         let total = epoch_total(&config, dataset.len());
@@ -154,10 +162,20 @@ impl Loader {
     /// The iterator panics if a loader thread panicked, with the same message.
     pub fn epoch(&self, epoch: usize, first_batch: usize) -> impl ExactSizeIterator<Item = Batch> + Send + use<> {
         let Shared { dataset, config, .. } = &*self.shared;
-        // Loader::new has checked that a u32 can number the samples.
-        let mut order = epoch_order(dataset.len() as u32, config.shuffle && !config.exact, config.seed, epoch);
+        let len = dataset.len();
+        let weighted = !config.sampler_weights.is_empty() && !config.exact;
+        let mut order = if weighted {
+            let weight = |&label: &u16| config.sampler_weights[usize::from(label)];
+            let weights: Vec<f64> = dataset.labels.iter().map(weight).collect();
+            weighted_draws(&weights, len, config.seed.wrapping_add(epoch as u64))
+        } else {
+            // Loader::new has checked that a u32 can number the samples.
+            epoch_order(len as u32, config.shuffle && !config.exact, config.seed, epoch)
+        };
+        let mut draws = if weighted { repetitions(&order, len) } else { Vec::new() };
         resize_repeating(&mut order, self.total);
-        let epoch = batch::Epoch { shared: Arc::clone(&self.shared), epoch, order };
+        resize_repeating(&mut draws, if weighted { self.total } else { 0 });
+        let epoch = batch::Epoch { shared: Arc::clone(&self.shared), epoch, order, draws };
         let first = first_batch.min(self.batches);
         let work = move |index| epoch.batch(index);
         prefetch::Prefetch::new(Arc::clone(&self.pool), first, self.batches, config.prefetch, work)
@@ -187,6 +205,27 @@ fn check_dataset(dataset: &Dataset) -> Result<(), DataError> {
     if images.checked_mul(shape.len()) != Some(pixels) {
         let cause = format!("{pixels} bytes of pixels for {images} images of {shape}");
         return Err(DataError::new("", cause, "all images must have the same shape").at(dataset.name.as_str()));
+    }
+    Ok(())
+}
+
+/// Checks that weights of classes can be used for `dataset`.
+fn check_weights(config: &LoaderConfig, dataset: &Dataset) -> Result<(), DataError> {
+    let classes = dataset.classes.len();
+    for (name, weights) in [("sampler_weights", &config.sampler_weights), ("class_weights", &config.class_weights)] {
+        let mistake = |cause: String, hint: &str| Err(DataError::new("", cause, hint).at(name));
+        if weights.is_empty() {
+            continue;
+        }
+        if weights.len() != classes {
+            return mistake(format!("{} weights for {classes} classes", weights.len()), "give one weight per class");
+        }
+        if let Some(weight) = weights.iter().find(|weight| !weight.is_finite() || **weight < 0.0) {
+            return mistake(format!("{weight} is not a weight"), "use numbers of at least 0");
+        }
+        if !weights.iter().zip(dataset.class_sizes()).any(|(weight, size)| *weight > 0.0 && size > 0) {
+            return mistake("no image has a weight above 0".into(), "give a class with images a weight above 0");
+        }
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 use std::{path::Path, sync::Arc};
 
 use data::{
+    SplitOptions,
     formats::{self, LoadRequest},
     loader::{Loader, LoaderConfig},
 };
@@ -42,6 +43,7 @@ struct Report {
     loss: f64,
     correct: u64,
     total: u64,
+    balanced_accuracy: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tta_top1: Option<f64>,
 }
@@ -104,12 +106,15 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
             loss: record.loss,
             correct: record.correct,
             total: record.total,
+            balanced_accuracy: record.balanced_accuracy,
             tta_top1: record.tta_top1,
         });
     }
+    let balanced =
+        record.imbalance().map_or_else(String::new, |balanced| format!("; balanced accuracy {balanced:.2} %"));
     let tta = record.tta_top1.map_or_else(String::new, |top1| format!("; with mirror images top-1 {top1:.2} %"));
     console::print(format_args!(
-        "{} ({}) on {}: top-1 {:.2} %, top-5 {:.2} %, loss {:.4}, {} of {} right{tta}\n\n",
+        "{} ({}) on {}: top-1 {:.2} %, top-5 {:.2} %, loss {:.4}, {} of {} right{balanced}{tta}\n\n",
         subject.model,
         origin,
         subject.data.name,
@@ -142,10 +147,13 @@ fn of_run(run: &Path, arguments: &EvalArgs) -> Result<Subject, Failure> {
     let own_data = arguments.data.as_ref().is_none_or(|name| *name == plan.data.name);
     let snapshot = loaded.snapshot;
     Ok(Subject {
-        model: plan.model.name,
+        model: plan.model.name.clone(),
         weights: WeightFile::of_state(&loaded.path, snapshot.ema.unwrap_or(snapshot.model)),
         data: LoadRequest {
             image_size: arguments.image_size.or(plan.data.image_size),
+            // A manifest without test images is tested on what the run held out.
+            limit_train: Some(plan.data.limit_train).filter(|limit| own_data && *limit > 0),
+            split: if own_data { plan::held_out(&plan) } else { SplitOptions::default() },
             ..request(arguments.data.as_ref().unwrap_or(&plan.data.name), plan.data.dir.as_deref())
         },
         mean: arguments.mean.clone().or(plan.data.mean.filter(|_| own_data)),

@@ -2,6 +2,7 @@
 
 use data::augment::Augment;
 
+use super::class_weights::ClassWeights;
 use super::error::ConfigError;
 use super::keyword::{Backend, BatchNormPolicy, Mode, OptimizerKind, ScheduleKind};
 use super::origin::{Origins, SetBy};
@@ -75,6 +76,10 @@ fn data(plan: &RunPlan, reader: &mut Reader, registry: &Registry) {
 /// Checks `[train]`.
 fn train(plan: &RunPlan, reader: &mut Reader) {
     let (train, limit) = (&plan.train, plan.data.limit_train);
+    if train.class_weights == ClassWeights::Balanced && plan.data.sampler_weights == ClassWeights::Balanced {
+        let note = "`train.class_weights` and `data.sampler_weights` are both \"balanced\": one of them is sufficient";
+        reader.notes.push(note.into());
+    }
     if train.epochs == 0 && train.max_steps == 0 && !reader.is_broken("train", "max_steps") {
         reader.reject("train.epochs", "0 epochs train nothing", "give 1 or more, or limit the run by `max_steps`");
     }
@@ -183,7 +188,28 @@ pub(super) fn against(plan: &mut RunPlan, origins: &Origins, facts: &DatasetFact
     }
     check_channels(plan, origins, facts, &mut errors);
     check_size(plan, origins, facts, &mut errors);
+    check_class_weights(plan, origins, facts, &mut errors);
     errors
+}
+
+/// Checks that lists of weights have one number per class.
+fn check_class_weights(plan: &RunPlan, origins: &Origins, facts: &DatasetFacts, errors: &mut Vec<ConfigError>) {
+    let lists = [
+        ("data", "sampler_weights", &plan.data.sampler_weights),
+        ("train", "class_weights", &plan.train.class_weights),
+    ];
+    for (section, key, weights) in lists {
+        let ClassWeights::Given(list) = weights else { continue };
+        if list.len() != facts.classes {
+            let (found, classes, name) = (list.len(), facts.classes, &plan.data.name);
+            errors.push(origins.error(
+                section,
+                key,
+                format!("`{section}.{key}` has {found} weights, but data set \"{name}\" has {classes} classes"),
+                "give one number per class, in the order of the classes; or use \"balanced\"",
+            ));
+        }
+    }
 }
 
 /// Checks that mean and standard deviation have one number per channel.

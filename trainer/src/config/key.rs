@@ -170,6 +170,18 @@ impl KeyValue for Option<usize> {
     }
 }
 
+impl KeyValue for Option<f64> {
+    const VALUES: &'static str = f64::VALUES;
+
+    fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
+        range.number(raw).map(Some)
+    }
+
+    fn write(&self) -> Option<toml::Value> {
+        self.as_ref().and_then(f64::write)
+    }
+}
+
 impl KeyValue for Vec<f64> {
     const VALUES: &'static str = "array of numbers";
 
@@ -262,7 +274,7 @@ impl Range {
     }
 
     /// Reads a number that is in the range.
-    fn number(&self, raw: &RawValue) -> Result<f64, Mistake> {
+    pub(super) fn number(&self, raw: &RawValue) -> Result<f64, Mistake> {
         let number = raw.number()?;
         self.check(number, "a number", raw).map(|()| number)
     }

@@ -12,6 +12,7 @@
 
 mod augment;
 mod check;
+mod class_weights;
 mod devices;
 mod documentation;
 mod error;
@@ -31,6 +32,7 @@ mod value;
 
 use std::path::Path;
 
+pub use class_weights::ClassWeights;
 pub use devices::Devices;
 pub use documentation::key_tables;
 pub use error::{ConfigError, ConfigErrors, Location, SourceLine};

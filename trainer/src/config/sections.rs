@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use data::augment::Augment;
 
+use super::class_weights::ClassWeights;
 use super::devices::Devices;
 use super::key::{Key, KeyVisitor, Range, optional, section};
 use super::keyword::{
@@ -39,7 +40,7 @@ section! {
     DataConfig "data" {
         /// The data set, one that `trainer data list` shows.
         name: String = String::new(), also ["dataset"];
-        /// The folder that holds the files, relative to the current directory.
+        /// The folder that holds the files, relative to the current directory; for `manifest` the CSV file.
         dir: Option<PathBuf> = None, unset "the usual places", also ["path", "root", "data_dir"];
         /// What is done to each training image. `crop` and `reflect-crop` shift by up to 4 pixels, `crop:2` by up to 2, with a
         /// black or a mirrored border; `alternating-flip` mirrors each image every other epoch. `rand-augment:9`,
@@ -58,6 +59,14 @@ section! {
         limit_train: usize = 0, in 0..=STEPS, unset "all";
         /// Test images used, from the first.
         limit_test: usize = 0, in 0..=STEPS, unset "all";
+        /// Part of each class's training images that is held out for validation. The best checkpoint and early stopping go by
+        /// it, and the test set is evaluated once, at the end.
+        validation: Option<f64> = None, in (Excluded(0), Excluded(1)), unset "none", also ["val", "val_split"];
+        /// Part of each class's other training images that is trained on.
+        fraction: Option<f64> = None, in (Excluded(0), Included(1)), unset "all", also ["train_fraction", "subset"];
+        /// Draws training images with replacement, an image of each class with this weight (`WeightedRandomSampler`).
+        /// `balanced` draws all classes equally often.
+        sampler_weights: ClassWeights = ClassWeights::None, unset "off", also ["sampler", "weighted_sampler"];
     }
 }
 
@@ -76,6 +85,9 @@ section! {
         seed: u64 = 0, in 0..;
         /// Share of the target spread over all classes.
         label_smoothing: f64 = 0.0, in 0..1, unset "off", also ["smoothing"];
+        /// Weights of the classes in the training loss (PyTorch's `CrossEntropyLoss(weight)`). `balanced` weights a class by
+        /// `images / (classes * its images)` of the training set.
+        class_weights: ClassWeights = ClassWeights::None, unset "off", also ["weight", "loss_weights"];
         /// Alpha of mixup's Beta distribution.
         mixup: f64 = 0.0, in 0..=100, unset "off";
         /// Alpha of CutMix's Beta distribution.
@@ -100,7 +112,7 @@ section! {
         max_steps: usize = 0, in 0..=STEPS, unset "no limit", also ["steps"];
         /// Seconds of training, over all sessions of the run, after which the run is evaluated, saved and ended.
         max_time_s: usize = 0, in 0..=STEPS, unset "no limit";
-        /// Early stopping: epochs without a better test top-1 after which the run ends.
+        /// Early stopping: epochs without a better top-1 in the evaluation after which the run ends.
         patience: usize = 0, in 0..=MANY, unset "off";
     }
 }
@@ -194,7 +206,7 @@ section! {
         every_steps: usize = 0, in 0..=STEPS, unset "off";
         /// Newest checkpoints kept: a run can resume from one.
         keep_last: usize = 2, in 1..=MANY;
-        /// Keeps the checkpoint with the best test accuracy as well.
+        /// Keeps the checkpoint with the best accuracy in the evaluation as well.
         keep_best: bool = true;
     }
 }

@@ -118,7 +118,7 @@ impl RawValue<'_> {
     }
 
     /// Makes the mistake "expected …, found …", with the cure where it is plain.
-    fn expected(&self, wanted: &str) -> Mistake {
+    pub(super) fn expected(&self, wanted: &str) -> Mistake {
         let found = match (self.parsed, self.brief()) {
             // A table's bytes are its header, an array's may be a page.
             (DeValue::Table(_) | DeValue::Array(_), _) | (_, None) => with_article(self.parsed).to_owned(),

@@ -94,6 +94,8 @@ pub struct RunEnd {
     pub outcome: RunOutcome,
     /// The evaluation of [`Loaders::test`] and the epoch of the evaluated weights. None for an interrupted run.
     pub test: Option<Evaluated>,
+    /// The counts of that evaluation.
+    pub test_counts: Option<EvalCounts>,
     /// The run's progress.
     pub progress: RunProgress,
 }
@@ -152,17 +154,20 @@ impl<'a> Engine<'a> {
     /// A loss that is not finite, a batch that cannot be read, a file that cannot be written.
     pub fn run(mut self) -> Result<RunEnd, Failure> {
         let mut outcome = self.train_to_the_end()?;
-        let mut test = None;
+        let (mut test, mut test_counts) = (None, None);
         if let (false, Some(loader)) = (matches!(outcome, RunOutcome::Interrupted { .. }), self.loaders.test.take()) {
             let epoch = self.load_final_weights(&outcome)?;
             self.loaders.eval = loader;
             match self.evaluate()? {
-                Evaluation::Done(counts) => test = Some(Evaluated { epoch, eval: eval_record(&counts) }),
+                Evaluation::Done(counts) => {
+                    test = Some(Evaluated { epoch, eval: eval_record(&counts) });
+                    test_counts = Some(counts);
+                }
                 // The last checkpoint is complete: a resumed run evaluates again.
                 Evaluation::Stopped(signal) => outcome = RunOutcome::Interrupted { signal, step: self.progress.step },
             }
         }
-        Ok(RunEnd { outcome, test, progress: self.progress })
+        Ok(RunEnd { outcome, test, test_counts, progress: self.progress })
     }
 
     /// Loads the best checkpoint on all ranks, if the run keeps one, and returns the epoch of the weights.
@@ -253,7 +258,7 @@ impl<'a> Engine<'a> {
         // line again.
         let record = EpochRecord {
             epoch,
-            train_loss: partial.loss_sum / partial.samples as f64,
+            train_loss: partial.loss(),
             train_top1: percent(partial.correct, partial.samples),
             eval: counts.map(eval_record),
             lr: self.lr(self.progress.step.saturating_sub(1)),
@@ -347,13 +352,22 @@ pub fn eval_record(counts: &EvalCounts) -> EvalRecord {
         top5: counts.top5_percent(),
         correct: counts.top1,
         total: counts.samples,
+        balanced_accuracy: Some(counts.balanced_percent()),
         tta_top1: counts.tta_top1_percent(),
     }
 }
 
 impl PartialEpoch {
+    /// Returns the mean loss, weighted as the samples were.
+    fn loss(&self) -> f64 {
+        self.loss_sum / self.weight.unwrap_or(self.samples as f64)
+    }
+
     /// Adds one step.
     fn add(&mut self, outcome: &crate::strategy::StepOutcome, seconds: f64) {
+        if self.weight.is_some() || outcome.weight != outcome.samples as f64 {
+            self.weight = Some(self.weight.unwrap_or(self.samples as f64) + outcome.weight);
+        }
         self.loss_sum += outcome.loss_sum;
         self.correct += outcome.correct;
         self.samples += outcome.samples;

@@ -1,6 +1,6 @@
 //! The confusion matrix: complete if it fits on a screen, otherwise its worst classes and pairs.
 
-use serde::Serialize;
+use serde::{Serialize, Serializer, ser::SerializeStruct};
 
 use crate::report::screen::COLUMNS;
 use crate::text::{self, left, right, truncated, width};
@@ -16,8 +16,12 @@ const RECALL: usize = 9;
 /// Minimum width of a column headed by a class name. A narrower column is headed by the class number.
 const NAMED: usize = 6;
 
-/// How often samples of each class were predicted as each class.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+/// Label of the row of precisions.
+const PRECISION: &str = "precision";
+
+/// How often samples of each class were predicted as each class. The JSON also has each class's precision and recall in percent,
+/// `null` for a class that was never predicted or has no samples.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Confusion {
     /// Names of the classes.
     pub classes: Vec<String>,
@@ -40,6 +44,26 @@ impl Confusion {
     fn recall(&self, actual: usize) -> Option<f64> {
         let total = self.total(actual);
         (total > 0).then(|| 100.0 * self.count(actual, actual) as f64 / total as f64)
+    }
+
+    /// Returns the precision of a class in percent; `None` for a class that was never predicted.
+    fn precision(&self, predicted: usize) -> Option<f64> {
+        let total: u64 = (0..self.classes.len()).map(|actual| self.count(actual, predicted)).sum();
+        (total > 0).then(|| 100.0 * self.count(predicted, predicted) as f64 / total as f64)
+    }
+}
+
+impl Serialize for Confusion {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let of_each = |score: fn(&Self, usize) -> Option<f64>| -> Vec<Option<f64>> {
+            (0..self.classes.len()).map(|class| score(self, class)).collect()
+        };
+        let mut fields = to.serialize_struct("Confusion", 4)?;
+        fields.serialize_field("classes", &self.classes)?;
+        fields.serialize_field("counts", &self.counts)?;
+        fields.serialize_field("precision", &of_each(Self::precision))?;
+        fields.serialize_field("recall", &of_each(Self::recall))?;
+        fields.end()
     }
 }
 
@@ -68,14 +92,14 @@ fn whole(confusion: &Confusion) -> Option<String> {
     let longest = confusion.classes.iter().map(|name| width(name)).max().unwrap_or(0);
     let room = COLUMNS - RECALL;
     // If the columns are too narrow for names, each row shows the number that heads its column.
-    let named = longest.clamp(4, LABEL);
+    let named = longest.clamp(PRECISION.len(), LABEL);
     let numbered = room.saturating_sub(named) / n < NAMED.max(digits + 1);
     let number = if numbered { n.to_string().len() } else { 0 };
     let (label, column) = if numbered {
         let column = digits.max(number) + 1;
         ((longest + number + 1).min(LABEL).min(room.checked_sub(n * column)?), column)
     } else {
-        (named, ((room - named) / n).min(named.max(digits) + 1))
+        (named, ((room - named) / n).min(longest.clamp(4, LABEL).max(digits) + 1))
     };
     if label < number + 4 {
         return None;
@@ -105,6 +129,19 @@ fn whole(confusion: &Confusion) -> Option<String> {
             Some(recall) => format!("   {recall:5.1}%\n"),
             None => "        –\n".to_owned(),
         };
+    }
+    let digits = match column {
+        7.. => 1,
+        5.. => 0,
+        _ => return Some(table),
+    };
+    if label >= PRECISION.len() {
+        table += &left(PRECISION, label);
+        for predicted in 0..n {
+            let precision = confusion.precision(predicted);
+            table += &right(&precision.map_or("–".to_owned(), |precision| format!("{precision:.digits$}%")), column);
+        }
+        table += "\n";
     }
     Some(table)
 }
@@ -184,6 +221,7 @@ mod tests {
             Sneaker           ·       ·       ·       ·       ·       ·       ·     550     300     150    55.0%
             Bag               ·       ·       ·       ·       ·       ·       ·       ·       ·       ·        –
             Ankle boot      100      50       ·       ·       ·       ·       ·       ·       ·     850    85.0%
+            precision     90.9%   92.9%   77.4%   79.2%   85.7%   72.6%   75.0%   78.6%    0.0%   85.0%
             ");
     }
 
@@ -192,9 +230,10 @@ mod tests {
         let table = confusion_table(&matrix(vec!["cat".into(), "dog".into()], 12));
         insta::assert_snapshot!(table, @r"
             rows: true class, columns: predicted class
-                  cat  dog   recall
-            cat    12    ·   100.0%
-            dog     3    9    75.0%
+                       cat  dog   recall
+            cat         12    ·   100.0%
+            dog          3    9    75.0%
+            precision  80% 100%
             ");
         let table = confusion_table(&matrix((0..20).map(|i| format!("superclass {i}")).collect(), 500));
         fits(&table);
@@ -227,6 +266,17 @@ mod tests {
         // Counts that are too wide for twenty columns.
         let wide = confusion_table(&matrix((0..20).map(|i| format!("kind {i}")).collect(), 1_000_000));
         assert!(wide.starts_with("lowest recall of 20 classes\n"), "{wide}");
+    }
+
+    /// `precision_score` and `recall_score` of scikit-learn, `average=None`, times 100.
+    #[test]
+    fn the_json_has_precision_and_recall() {
+        let classes = ["a", "b", "c", "d"].map(String::from).to_vec();
+        let confusion = Confusion { classes, counts: vec![3, 1, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 4] };
+        let json = serde_json::to_value(&confusion).unwrap();
+        assert_eq!(json["precision"], serde_json::json!([60.0, 50.0, null, 100.0]));
+        assert_eq!(json["recall"], serde_json::json!([75.0, 50.0, null, 80.0]));
+        assert_eq!((&json["classes"][1], &json["counts"][15]), (&"b".into(), &4.into()));
     }
 
     #[test]

@@ -277,8 +277,15 @@ mod tests {
     }
 
     fn epoch(epoch: usize, eval_top1: Option<f64>) -> EpochRecord {
-        let eval =
-            eval_top1.map(|top1| EvalRecord { loss: 1.5, top1, top5: 95.0, correct: 9, total: 10, tta_top1: None });
+        let eval = eval_top1.map(|top1| EvalRecord {
+            loss: 1.5,
+            top1,
+            top5: 95.0,
+            correct: 9,
+            total: 10,
+            balanced_accuracy: None,
+            tta_top1: None,
+        });
         EpochRecord {
             epoch,
             train_loss: 1.8125,

@@ -278,6 +278,7 @@ mod tests {
             top5: 60.0,
             correct: epoch as u64,
             total: 10,
+            balanced_accuracy: None,
             tta_top1: None,
         };
         EpochRecord {

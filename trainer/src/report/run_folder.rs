@@ -173,6 +173,11 @@ impl RunFolder {
         self.path.join("config.toml")
     }
 
+    /// Returns the path of `split.json`: the training images that the run does not train on.
+    pub fn split(&self) -> PathBuf {
+        self.path.join("split.json")
+    }
+
     /// Returns the path of `env.json`: program, machine, command line.
     pub fn env(&self) -> PathBuf {
         self.path.join("env.json")

@@ -54,6 +54,9 @@ pub struct RunSummary {
     pub images_per_s: Option<f64>,
     /// Confusion matrix of the last evaluation.
     pub confusion: Option<Confusion>,
+    /// Confusion matrix of the evaluation of the test split after training, if there was one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub test_confusion: Option<Confusion>,
 }
 
 /// Formats the summary for the screen. The run folder is last, where it is easy to find and copy. The text ends with a
@@ -77,8 +80,9 @@ pub fn summary_screen(summary: &RunSummary, folder: &Path) -> String {
     let evaluation = |Evaluated { epoch, eval }| {
         let tta =
             eval.tta_top1.map_or_else(String::new, |top1| format!("; with mirror images {}", text::percent(top1)));
+        let balanced = eval.imbalance().map_or_else(String::new, |b| format!("; balanced {}", text::percent(b)));
         format!(
-            "top-1 {}  top-5 {}  loss {}  epoch {epoch}, {} of {} right{tta}",
+            "top-1 {}  top-5 {}  loss {}  epoch {epoch}, {} of {} right{balanced}{tta}",
             percent(eval.top1),
             percent(eval.top5),
             text::loss(eval.loss),
@@ -98,7 +102,11 @@ pub fn summary_screen(summary: &RunSummary, folder: &Path) -> String {
         }
     }
     rows.extend(summary.test.map(|test| ("test", evaluation(test))));
-    let matrix = summary.confusion.as_ref().map(confusion_table).unwrap_or_default();
+    let (evaluation, confusion) = match &summary.test_confusion {
+        Some(confusion) => ("evaluation of test", Some(confusion)),
+        None => ("last evaluation", summary.confusion.as_ref()),
+    };
+    let matrix = confusion.map(confusion_table).unwrap_or_default();
     let names = rows.iter().map(|row| width(row.0)).max().unwrap_or(0);
     let mut screen = match (&summary.interrupted, &summary.note) {
         (Some(why), _) => format!("\ninterrupted: {why}\n\n"),
@@ -109,7 +117,7 @@ pub fn summary_screen(summary: &RunSummary, folder: &Path) -> String {
         screen += &format!("{}  {value}\n", left(name, names));
     }
     if !matrix.is_empty() {
-        screen += &format!("\nconfusion of the last evaluation\n{matrix}");
+        screen += &format!("\nconfusion of the {evaluation}\n{matrix}");
     }
     screen + &format!("\nrun folder: {}\n", folder.display())
 }
@@ -143,11 +151,27 @@ mod tests {
             train_top1: Some(86.4),
             last: Some(evaluated(
                 12,
-                EvalRecord { loss: 0.4471, top1: 84.1, top5: 100.0, correct: 841, total: 1000, tta_top1: None },
+                EvalRecord {
+                    loss: 0.4471,
+                    top1: 84.1,
+                    top5: 100.0,
+                    correct: 841,
+                    total: 1000,
+                    balanced_accuracy: None,
+                    tta_top1: None,
+                },
             )),
             best: Some(evaluated(
                 11,
-                EvalRecord { loss: 0.4512, top1: 84.3, top5: 99.8, correct: 843, total: 1000, tta_top1: None },
+                EvalRecord {
+                    loss: 0.4512,
+                    top1: 84.3,
+                    top5: 99.8,
+                    correct: 843,
+                    total: 1000,
+                    balanced_accuracy: None,
+                    tta_top1: None,
+                },
             )),
             test: None,
             seconds: 73.2,
@@ -158,6 +182,7 @@ mod tests {
                 classes: ["T-shirt/top", "Trouser", "Coat", "Shirt"].map(String::from).to_vec(),
                 counts: vec![220, 1, 9, 20, 0, 249, 1, 0, 10, 0, 201, 39, 48, 0, 31, 171],
             }),
+            test_confusion: None,
         }
     }
 
@@ -182,6 +207,7 @@ mod tests {
             Trouser               ·         249           1           ·    99.6%
             Coat                 10           ·         201          39    80.4%
             Shirt                48           ·          31         171    68.4%
+            precision         79.1%       99.6%       83.1%       74.3%
 
             run folder: runs/20260131-093005-lenet-singlex1
             ");
@@ -189,14 +215,26 @@ mod tests {
 
     #[test]
     fn the_test_split_has_a_row_of_its_own() {
-        let test = EvalRecord { loss: 0.5, top1: 82.5, top5: 99.0, correct: 330, total: 400, tta_top1: None };
-        let summary = RunSummary { test: Some(evaluated(11, test)), confusion: None, ..summary() };
+        let test = EvalRecord {
+            loss: 0.5,
+            top1: 82.5,
+            top5: 99.0,
+            correct: 330,
+            total: 400,
+            balanced_accuracy: None,
+            tta_top1: None,
+        };
+        let test = EvalRecord { balanced_accuracy: Some(71.25), ..test };
+        let matrix = Confusion { classes: vec!["a".into(), "b".into()], counts: vec![320, 10, 60, 10] };
+        let summary = RunSummary { test: Some(evaluated(11, test)), test_confusion: Some(matrix), ..summary() };
         let screen = summary_screen(&summary, Path::new("runs/x"));
+        assert!(screen.contains("\nconfusion of the evaluation of test\n"), "{screen}");
+        assert!(!screen.contains("T-shirt"), "the other matrix is in summary.json only: {screen}");
         let evaluations = screen.lines().filter(|line| line.starts_with("val ") || line.starts_with("test "));
         insta::assert_snapshot!(evaluations.collect::<Vec<_>>().join("\n"), @r"
             val best  top-1  84.30%  top-5  99.80%  loss 0.4512  epoch 11, 843 of 1,000 right
             val last  top-1  84.10%  top-5 100.00%  loss 0.4471  epoch 12, 841 of 1,000 right
-            test      top-1  82.50%  top-5  99.00%  loss 0.5000  epoch 11, 330 of 400 right
+            test      top-1  82.50%  top-5  99.00%  loss 0.5000  epoch 11, 330 of 400 right; balanced 71.25%
             ");
         let without = serde_json::to_value(self::summary()).unwrap();
         assert!(without.get("test").is_none(), "absent without a validation split: {without}");

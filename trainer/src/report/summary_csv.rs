@@ -159,7 +159,15 @@ mod tests {
     use crate::snapshot::EvalRecord;
 
     fn epoch(epoch: usize) -> EpochRecord {
-        let eval = EvalRecord { loss: 1.5, top1: 43.21, top5: 90.005, correct: 4321, total: 10_000, tta_top1: None };
+        let eval = EvalRecord {
+            loss: 1.5,
+            top1: 43.21,
+            top5: 90.005,
+            correct: 4321,
+            total: 10_000,
+            balanced_accuracy: None,
+            tta_top1: None,
+        };
         EpochRecord {
             epoch,
             train_loss: 1.7345678901234,

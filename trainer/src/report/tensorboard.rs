@@ -259,7 +259,15 @@ mod tests {
         let second = TensorBoardWriter::start_at(dir.path(), 1_700_000_000.9, 5).unwrap();
         let mut third = TensorBoardWriter::start_at(dir.path(), 1_600_000_000.0, 6).unwrap();
         assert!(first.path < second.path && second.path < third.path);
-        let eval = EvalRecord { loss: 0.5, top1: 80.0, top5: 99.0, correct: 8, total: 10, tta_top1: None };
+        let eval = EvalRecord {
+            loss: 0.5,
+            top1: 80.0,
+            top5: 99.0,
+            correct: 8,
+            total: 10,
+            balanced_accuracy: None,
+            tta_top1: None,
+        };
         third.epoch(&EpochRecord { eval: Some(eval), ..EpochRecord::default() }, 9).unwrap();
         third.epoch(&EpochRecord::default(), 19).unwrap();
         let starts = [&first, &second, &third].map(|writer| read(&writer.path)[1].clone());

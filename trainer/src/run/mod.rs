@@ -4,6 +4,7 @@
 //! `job_flags.rs` the flags about machines. `ranks.rs` starts and joins processes, `setup.rs` builds everything that the first
 //! step needs, `training.rs` trains, and `finish.rs` reports the result.
 
+mod class_weights;
 mod finish;
 mod job_flags;
 pub(crate) mod memory;
@@ -11,6 +12,7 @@ pub(crate) mod plan;
 pub(crate) mod ranks;
 mod resume_command;
 mod setup;
+mod split_file;
 mod training;
 
 use self::plan::{Access, PlanSource, PlannedRun, read_data};
@@ -80,6 +82,9 @@ pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failur
         return dry_run(&plan, &selected);
     }
     let splits = read_data(&mut plan)?;
+    if let Some(folder) = &resumed {
+        split_file::check(folder, plan.train.seed, splits.record.as_ref())?;
+    }
     if !several {
         let devices = DeviceAssignment { devices: &devices, local_rank, selected };
         return Training { arguments, plan: &plan, resumed: resumed.as_ref(), devices, rank: None }.run(splits);
@@ -192,6 +197,9 @@ fn run_worker(
             if again {
                 resumed = Some(folder);
             }
+        }
+        if let (Some(folder), 0) = (&resumed, worker.rank) {
+            split_file::check(folder, plan.train.seed, splits.record.as_ref())?;
         }
         let devices = DeviceAssignment { devices, local_rank, selected: selected.clone() };
         Training { arguments, plan: &plan, resumed: resumed.as_ref(), devices, rank: Some(&rank) }.run(splits)

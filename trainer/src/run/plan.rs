@@ -6,12 +6,13 @@ use std::{
 };
 
 use data::{
-    Splits,
+    DataError, SplitOptions, Splits,
     augment::Augment,
     formats::{self, LoadRequest},
     loader::LoaderConfig,
 };
 
+use super::class_weights;
 use crate::cli::TrainArgs;
 use crate::config::{self, BatchScope, DatasetFacts, Devices, Mode, Overrides, Registry, RunPlan, SetBy};
 use crate::console;
@@ -190,11 +191,30 @@ pub(super) fn read_data(plan: &mut RunPlan) -> Result<Splits, Failure> {
         image_size: plan.data.image_size,
         limit_train: limit(plan.data.limit_train),
         limit_test: limit(plan.data.limit_test),
-    })?;
+        split: SplitOptions { fraction: plan.data.fraction, ..held_out(plan) },
+    })
+    .map_err(|error| blame_key(plan, error))?;
     let (train, test, seconds) = (splits.train.len(), splits.test.len(), start.elapsed().as_secs_f64());
     tracing::info!(name = plan.data.name, train, test, seconds, "read the data set");
     plan.check_against(&dataset_facts(&plan.data.name, &splits))?;
+    class_weights::of_loss(plan, &splits.train)?;
+    class_weights::of_sampler(plan, &splits.train)?;
     Ok(splits)
+}
+
+/// Returns the validation split of a plan.
+pub(crate) fn held_out(plan: &RunPlan) -> SplitOptions {
+    SplitOptions { validation: plan.data.validation, fraction: None, seed: plan.train.seed }
+}
+
+/// Locates an error of the split in the plan: its place is a key of `[data]`.
+fn blame_key(plan: &RunPlan, error: DataError) -> Failure {
+    match error.place.as_str() {
+        key @ ("validation" | "fraction") => {
+            plan.mistake(&[&format!("data.{key}")], format!("`data.{key}`: {}", error.cause), error.hint).into()
+        }
+        _ => error.into(),
+    }
 }
 
 /// Converts a number of images to a limit; 0 means no limit.

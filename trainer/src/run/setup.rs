@@ -4,9 +4,13 @@ use std::sync::Arc;
 
 use burn::tensor::Device;
 use data::augment::{AugmentParams, Pipeline};
-use data::{Dataset, Splits, loader::Loader};
+use data::{
+    Dataset, Splits,
+    loader::{Loader, LoaderConfig},
+};
 use models::{Network, Spec};
 
+use super::class_weights;
 use super::memory::{self, MemoryUse};
 use crate::config::{Devices, Mode, Precision, RunPlan, Setting};
 use crate::console;
@@ -76,7 +80,12 @@ pub(super) fn loaders(
         None => (splits.test, None),
     };
     let (train, eval) = (Arc::new(splits.train), Arc::new(eval));
-    let train_loader = Loader::new(Arc::clone(&train), super::plan::train_loader(plan, strategy, pixels)?)?;
+    let train_config = LoaderConfig {
+        class_weights: class_weights::of_loss(plan, &train)?,
+        sampler_weights: class_weights::of_sampler(plan, &train)?,
+        ..super::plan::train_loader(plan, strategy, pixels)?
+    };
+    let train_loader = Loader::new(Arc::clone(&train), train_config)?;
     let eval_loader = Loader::new(Arc::clone(&eval), super::plan::eval_loader(plan, strategy, pixels)?)?;
     let test_loader = match test {
         Some(test) => Some(Loader::new(Arc::new(test), super::plan::eval_loader(plan, strategy, true)?)?),

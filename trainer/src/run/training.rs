@@ -2,13 +2,14 @@
 
 use std::path::Path;
 
-use data::Splits;
+use data::{SplitRecord, Splits};
 use models::Spec;
 
 use super::finish::{finish, gather_rank_stats};
 use super::ranks::{self, Rank};
 use super::resume_command::resume_command;
 use super::setup::{self, DeviceAssignment, build, count_parameters, facts, pixels_on_the_host, restore};
+use super::{class_weights, split_file};
 use crate::cli::TrainArgs;
 use crate::config::{BatchScope, Mode, RunPlan};
 use crate::console;
@@ -17,7 +18,7 @@ use crate::engine::checkpoint::Store;
 use crate::engine::{Engine, Files, Lengths, Loaders, RunEnd, RunOutcome};
 use crate::failure::Failure;
 use crate::files::write_atomic;
-use crate::report::{Reporter, ReporterOptions, RunFolder, RunSummary, Section};
+use crate::report::{Confusion, Reporter, ReporterOptions, RunFolder, RunSummary, Section};
 use crate::signals::Stop;
 use crate::snapshot::{DatasetRecord, RunProgress};
 use crate::strategy::Strategy;
@@ -48,6 +49,7 @@ struct Description {
     source: String,
     device: String,
     dataset: DatasetRecord,
+    record: Option<SplitRecord>,
 }
 
 impl Training<'_> {
@@ -57,7 +59,7 @@ impl Training<'_> {
     /// A loss is not finite, a file cannot be written, or a rank has left the job.
     pub(super) fn run(&self, splits: Splits) -> Result<u8, Failure> {
         let (plan, selected) = (self.plan, &self.devices.selected);
-        let (source, shape) = (splits.source.clone(), splits.train.shape);
+        let (source, shape, record) = (splits.source.clone(), splits.train.shape, splits.record.clone());
         let dataset =
             DatasetRecord { shape: [shape.channels, shape.height, shape.width], classes: splits.train.classes.clone() };
         let (mut strategy, parameters) = self.strategy(&splits)?;
@@ -93,7 +95,7 @@ impl Training<'_> {
             });
         }
         let device = format!("{}, {} x{}", selected.description, plan.parallel.mode, strategy.devices());
-        let description = Description { parameters, data, source, device, dataset };
+        let description = Description { parameters, data, source, device, dataset, record };
         self.run_and_report(&mut *strategy, loaders, stop, progress, &timeline, description)
     }
 
@@ -112,7 +114,7 @@ impl Training<'_> {
         let network = setup::initialise(network, plan, &splits.train)?;
         let parameters = count_parameters(&network);
         let device = selected.device.clone();
-        let strategy: Box<dyn Strategy> = match self.rank {
+        let mut strategy: Box<dyn Strategy> = match self.rank {
             None if plan.parallel.mode == Mode::Dp => {
                 let devices = self.devices.devices.all(&self.devices.local_rank)?;
                 let devices = devices.into_iter().map(|one| one.device).collect();
@@ -125,6 +127,7 @@ impl Training<'_> {
                 Box::new(Ddp::new(network, device, classes, plan, rank.comm.clone(), rank.status.clone())?)
             }
         };
+        strategy.learner_mut().replica.class_weights = class_weights::of_loss(plan, &splits.train)?;
         Ok((strategy, parameters))
     }
 
@@ -144,13 +147,14 @@ impl Training<'_> {
             diagnostics::write_to(&folder.path().join("logs"))?;
         }
         write_atomic(&folder.config(), plan.to_toml().as_bytes())?;
+        split_file::write(&folder, plan.train.seed, description.record.as_ref())?;
         let store = Store::open(&folder.checkpoints(), plan.checkpoint.keep_last, plan.train.seed)?
             .with_dataset(description.dataset.clone());
         let lengths = Lengths::new(plan, loaders.train.batches_per_epoch());
         let mut reporter = self.reporter(&folder, &lengths, &progress, &description)?;
         let files = Some(Files { reporter: &mut reporter, store });
         let engine = Engine::new(plan, strategy, loaders, files, stop, progress);
-        let RunEnd { outcome, test, progress } = engine.record(timeline).run()?;
+        let RunEnd { outcome, test, test_counts, progress } = engine.record(timeline).run()?;
         let stats = gather_rank_stats(strategy, timeline)?;
         if timeline.is_on() {
             let left_out = timeline::write(&folder.timeline(), &stats.timelines)?;
@@ -174,6 +178,8 @@ impl Training<'_> {
             best: progress.best,
             last: progress.last,
             test,
+            test_confusion: test_counts
+                .map(|counts| Confusion { classes: description.dataset.classes.clone(), counts: counts.confusion }),
             seconds: progress.elapsed_s,
             peak_bytes: stats.peak_bytes,
             device_bytes: stats.device_bytes,

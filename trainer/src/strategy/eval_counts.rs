@@ -111,6 +111,17 @@ impl EvalCounts {
         percent(self.top1, self.samples)
     }
 
+    /// Returns the mean of the classes' recalls in percent, over the classes that have samples
+    /// (`sklearn.metrics.balanced_accuracy_score`); NaN without samples.
+    pub fn balanced_percent(&self) -> f64 {
+        let recall = |(class, row): (usize, &[u64])| {
+            let total = row.iter().sum::<u64>();
+            (total > 0).then(|| percent(row[class], total))
+        };
+        let recalls: Vec<f64> = self.confusion.chunks_exact(self.classes).enumerate().filter_map(recall).collect();
+        recalls.iter().sum::<f64>() / recalls.len() as f64
+    }
+
     /// Returns the top-1 accuracy with test-time augmentation in percent; `None` without.
     pub fn tta_top1_percent(&self) -> Option<f64> {
         self.tta_top1.map(|right| percent(right, self.samples))
@@ -149,6 +160,19 @@ mod tests {
         assert_eq!(counts.confusion[4 * 7], 2);
         assert_eq!(counts.confusion.iter().sum::<u64>(), 5);
         assert!((counts.top1_percent() - 20.0).abs() < 1e-12);
+    }
+
+    /// `balanced_accuracy_score([0, 0, 0, 0, 1, 1, 3], [0, 0, 0, 2, 0, 1, 3])` of scikit-learn is (3/4 + 1/2 + 1) / 3.
+    #[test]
+    fn the_balanced_accuracy_is_the_mean_recall_of_the_classes_with_samples() {
+        let mut counts = EvalCounts::new(4);
+        for (label, predicted) in [(0, 0), (0, 0), (0, 0), (0, 2), (1, 0), (1, 1), (3, 3)] {
+            let logits: Vec<f32> = (0..4).map(|class| f32::from(u8::from(class == predicted))).collect();
+            counts.add(&logits, label);
+        }
+        assert!((counts.balanced_percent() - 75.0).abs() < 1e-12, "{}", counts.balanced_percent());
+        assert!((counts.top1_percent() - 500.0 / 7.0).abs() < 1e-12);
+        assert!(EvalCounts::new(4).balanced_percent().is_nan());
     }
 
     #[test]

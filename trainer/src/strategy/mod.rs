@@ -34,8 +34,10 @@ use crate::{
 /// The result of one optimizer step.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct StepOutcome {
-    /// Sum of the samples' losses (label smoothing and mixing included).
+    /// Sum of the samples' losses (label smoothing, mixing and class weights included).
     pub loss_sum: f64,
+    /// Sum of the samples' weights, over all ranks: the samples, unless classes have weights.
+    pub weight: f64,
     /// Samples whose largest logit is that of their label.
     pub correct: u64,
     /// Samples in the step, over all ranks.
@@ -51,9 +53,15 @@ pub struct StepOutcome {
 }
 
 impl StepOutcome {
-    /// Returns the mean loss of the step's samples.
+    /// Starts a step over `batches`. `stop` is the signal that this rank has seen.
+    fn start(batches: &[Batch], stop: Option<i32>) -> Self {
+        let weight = batches.iter().map(|batch| batch.global_weight).sum();
+        Self { stop, weight, ..Self::default() }
+    }
+
+    /// Returns the mean loss of the step's samples, weighted; 0 where all samples have the weight 0.
     pub fn loss(&self) -> f64 {
-        self.loss_sum / self.samples as f64
+        if self.weight > 0.0 { self.loss_sum / self.weight } else { 0.0 }
     }
 
     /// Checks the loss, before the weights change. Where several ranks share a step, all of them have exchanged their losses
@@ -185,9 +193,4 @@ pub trait Strategy {
         self.learner_mut().restore(snapshot)?;
         Ok(progress)
     }
-}
-
-/// Returns the samples of a step, over all ranks: the weight of each sample is the same on every rank.
-fn step_samples(batches: &[Batch]) -> usize {
-    batches.iter().map(|batch| batch.global_len).sum()
 }

@@ -40,6 +40,8 @@ pub struct Replica {
     pub parameters: Vec<ParameterInfo>,
     /// Records forward, backward and the optimizer's step.
     pub timeline: Timeline,
+    /// The weight of each class in the training loss, `[classes]`; empty: all classes alike.
+    pub class_weights: Vec<f64>,
     /// The data sets, where they are on the device: batches may then come without pixels.
     pub datasets: Option<DeviceDatasets>,
     device: Device,
@@ -58,6 +60,7 @@ impl Replica {
             network: Some(network),
             parameters,
             timeline: Timeline::off(),
+            class_weights: Vec::new(),
             datasets: None,
             device,
             classes,
@@ -110,15 +113,15 @@ impl Replica {
         self.device.clone().inner()
     }
 
-    /// Runs the forward pass of one batch. Its loss is weighted as a part of a step of `step_samples` samples. Adds its time to
-    /// `outcome`; on a GPU this is the time to queue the work.
-    pub fn forward(&self, batch: Batch, step_samples: usize, cx: Context, outcome: &mut StepOutcome) -> ForwardOutput {
+    /// Runs the forward pass of one batch. Its loss is weighted as a part of the step `outcome`. Adds its time to `outcome`; on a
+    /// GPU this is the time to queue the work.
+    pub fn forward(&self, batch: Batch, cx: Context, outcome: &mut StepOutcome) -> ForwardOutput {
         let start = Instant::now();
         let labels = batch.labels.clone();
         let targets = self.targets(&batch);
         let cx = self.configured(cx).with_dropout(self.dropout_keys(&batch));
         let logits = self.network().forward(self.images(batch, |sets| &sets.train), &cx);
-        let loss = loss::cross_entropy(logits.clone(), targets.clone(), step_samples);
+        let loss = loss::cross_entropy(logits.clone(), targets.clone(), outcome.weight);
         let end = Instant::now();
         self.timeline.span(Track::Step, "forward", start, end, &[("samples", labels.len())]);
         outcome.seconds.forward += (end - start).as_secs_f64();
@@ -170,14 +173,21 @@ impl Replica {
         cx.autocast_bf16(self.precision == Precision::Bf16)
     }
 
-    /// Returns the batch's target distribution, row-major `[B, classes]`.
+    /// Returns the batch's target distribution times the classes' weights, row-major `[B, classes]`.
     pub(super) fn targets(&self, batch: &Batch) -> Vec<f32> {
-        loss::soft_targets(&batch.labels, batch.mix.as_ref(), self.classes, self.label_smoothing)
+        let mut targets = loss::soft_targets(&batch.labels, batch.mix.as_ref(), self.classes, self.label_smoothing);
+        loss::weigh(&mut targets, &self.class_weights);
+        targets
     }
 
     /// Returns the key from which each sample's dropout is drawn, `[B]`.
     pub(super) fn dropout_keys(&self, batch: &Batch) -> Vec<u64> {
-        batch.ids.iter().map(|&id| dropout_key(self.seed, batch.epoch, id)).collect()
+        let key = |(index, &id): (usize, &u32)| {
+            // A sample that is drawn again in the epoch has another mask.
+            let draw = batch.draws.get(index).copied().unwrap_or(0);
+            dropout_key(self.seed.wrapping_add(u64::from(draw) << 32), batch.epoch, id)
+        };
+        batch.ids.iter().enumerate().map(key).collect()
     }
 
     /// Adds a batch's losses and correct predictions to `outcome`. `logits` and `targets` are row-major `[B, classes]`, `labels`

@@ -5,6 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::DataError;
+use crate::formats::images::Sample;
 use crate::formats::read_error;
 
 /// File name extensions of the images that are read, in upper or lower case.
@@ -15,13 +16,6 @@ const NOT_READ: [&str; 11] = ["bmp", "gif", "webp", "tif", "tiff", "ppm", "pgm",
 
 /// Maximum depth of folders below a class.
 const MAX_DEPTH: usize = 32;
-
-/// An image file and its class.
-#[derive(Debug)]
-pub(super) struct Sample {
-    pub(super) path: PathBuf,
-    pub(super) label: u16,
-}
 
 /// Returns the names of a split's class folders, sorted.
 pub(super) fn classes(split: &Path) -> Result<Vec<String>, DataError> {

@@ -20,8 +20,17 @@ fn snapshot(value: f32) -> Snapshot {
 }
 
 fn progress(epoch: usize, step: u64) -> RunProgress {
-    let partial = PartialEpoch { loss_sum: 0.1 + 0.2, correct: 3, samples: 9, seconds: 1.0 / 3.0 };
-    let eval = EvalRecord { loss: 0.1, top1: 100.0 / 3.0, top5: 99.9, correct: 3, total: 9, tta_top1: None };
+    let partial =
+        PartialEpoch { loss_sum: 0.1 + 0.2, weight: Some(0.7 + 0.1), correct: 3, samples: 9, seconds: 1.0 / 3.0 };
+    let eval = EvalRecord {
+        loss: 0.1,
+        top1: 100.0 / 3.0,
+        top5: 99.9,
+        correct: 3,
+        total: 9,
+        balanced_accuracy: None,
+        tta_top1: None,
+    };
     RunProgress { epoch, batch: 5, step, partial, best: Some(Evaluated { epoch: 1, eval }), last: None, elapsed_s: 2.5 }
 }
 

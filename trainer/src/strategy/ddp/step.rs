@@ -7,11 +7,7 @@ use models::Context;
 use ops::StatisticsReduce;
 
 use super::{Ddp, reducer::ReducedGradients};
-use crate::{
-    failure::Failure,
-    strategy::{StepOutcome, step_samples},
-    timeline::Track,
-};
+use crate::{failure::Failure, strategy::StepOutcome, timeline::Track};
 
 /// See [`Strategy::train_step`](crate::strategy::Strategy::train_step).
 ///
@@ -23,8 +19,7 @@ pub(super) fn train_step(
     lr: f64,
     stop: Option<i32>,
 ) -> Result<StepOutcome, Failure> {
-    let samples = step_samples(&batches);
-    let mut outcome = StepOutcome { stop, ..StepOutcome::default() };
+    let mut outcome = StepOutcome::start(&batches, stop);
 
     let (step, status) = (ddp.steps, ddp.status.clone());
     let replica = &ddp.learner.replica;
@@ -35,7 +30,7 @@ pub(super) fn train_step(
         let statistics = ddp.statistics.clone().map(|shared| shared as Arc<dyn StatisticsReduce>);
         let cx = Context::train_with(statistics, Some(ddp.reducer.sink()));
         status.set_status(format_args!("step {step}: forward"));
-        let forward = replica.forward(batch, samples, cx, &mut outcome);
+        let forward = replica.forward(batch, cx, &mut outcome);
         ddp.check_statistics()?;
         status.set_status(format_args!("step {step}: backward"));
         replica.backward_into_sink(forward, &mut outcome);

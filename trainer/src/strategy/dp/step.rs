@@ -16,7 +16,7 @@ use crate::{
     failure::Failure,
     loss,
     optim::FlatGradients,
-    strategy::{StepOutcome, replica::host_logits, step_samples},
+    strategy::{StepOutcome, replica::host_logits},
     timeline::Track,
 };
 
@@ -25,12 +25,11 @@ use crate::{
 /// # Errors
 /// The loss is not finite, or a device fails.
 pub(super) fn train_step(dp: &mut Dp, batches: Vec<Batch>, lr: f64, stop: Option<i32>) -> Result<StepOutcome, Failure> {
-    let samples = step_samples(&batches);
-    let mut outcome = StepOutcome { stop, ..StepOutcome::default() };
+    let mut outcome = StepOutcome::start(&batches, stop);
 
     let mut gradients = FlatGradients::default();
     for batch in batches {
-        gradients.accumulate(forward_backward(dp, batch, samples, &mut outcome)?);
+        gradients.accumulate(forward_backward(dp, batch, &mut outcome)?);
     }
 
     outcome.check_finite(lr)?;
@@ -38,13 +37,8 @@ pub(super) fn train_step(dp: &mut Dp, batches: Vec<Batch>, lr: f64, stop: Option
     Ok(outcome)
 }
 
-/// Runs forward and backward of one batch. The loss is weighted as a part of a step of `step_samples` samples.
-fn forward_backward(
-    dp: &mut Dp,
-    batch: Batch,
-    step_samples: usize,
-    outcome: &mut StepOutcome,
-) -> Result<FlatGradients, Failure> {
+/// Runs forward and backward of one batch. The loss is weighted as a part of the step `outcome`.
+fn forward_backward(dp: &mut Dp, batch: Batch, outcome: &mut StepOutcome) -> Result<FlatGradients, Failure> {
     let Dp { learner, devices, held, sizes, .. } = dp;
     let replica = &mut learner.replica;
     let timeline = replica.timeline.clone();
@@ -79,7 +73,7 @@ fn forward_backward(
     let gathered_at = Instant::now();
     let targets = replica.targets(&batch);
     replica.count(&host_logits(gathered.clone()), &targets, &batch.labels, outcome);
-    let loss = loss::cross_entropy(gathered.clone(), targets, step_samples);
+    let loss = loss::cross_entropy(gathered.clone(), targets, outcome.weight);
     let with_loss = Instant::now();
     let upstream = gathered.grad(&loss.backward()).expect("the loss depends on the logits, which require gradients");
 

@@ -4,11 +4,7 @@ use data::loader::Batch;
 use models::Context;
 
 use super::Single;
-use crate::{
-    failure::Failure,
-    optim::FlatGradients,
-    strategy::{StepOutcome, step_samples},
-};
+use crate::{failure::Failure, optim::FlatGradients, strategy::StepOutcome};
 
 /// See [`Strategy::train_step`](crate::strategy::Strategy::train_step).
 ///
@@ -20,13 +16,12 @@ pub(super) fn train_step(
     lr: f64,
     stop: Option<i32>,
 ) -> Result<StepOutcome, Failure> {
-    let samples = step_samples(&batches);
-    let mut outcome = StepOutcome { stop, ..StepOutcome::default() };
+    let mut outcome = StepOutcome::start(&batches, stop);
 
     let replica = &single.learner.replica;
     let mut gradients = FlatGradients::default();
     for batch in batches {
-        let forward = replica.forward(batch, samples, Context::train(), &mut outcome);
+        let forward = replica.forward(batch, Context::train(), &mut outcome);
         gradients.accumulate(replica.backward(forward, &mut outcome));
     }
 

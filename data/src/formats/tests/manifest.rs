@@ -1,0 +1,197 @@
+//! Manifests.
+
+use std::path::PathBuf;
+
+use image::{Rgb, RgbImage};
+use proptest::prelude::*;
+
+use super::{load, request};
+use crate::{DataError, SplitOptions, Splits};
+
+struct Manifest(tempfile::TempDir);
+
+impl Manifest {
+    /// Makes the manifest `labels.csv` and the images `photos/0.png` to `photos/9.png`, 4x3 pixels of their number.
+    fn new(text: impl AsRef<[u8]>) -> Self {
+        let manifest = Self(tempfile::tempdir().unwrap());
+        std::fs::create_dir(manifest.path("photos")).unwrap();
+        for index in 0..10 {
+            let image = RgbImage::from_pixel(4, 3, Rgb([index; 3]));
+            image.save(manifest.path(&format!("photos/{index}.png"))).unwrap();
+        }
+        std::fs::write(manifest.path("labels.csv"), text).unwrap();
+        manifest
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn load(&self) -> Result<Splits, DataError> {
+        load(&request("manifest", self.path("labels.csv")))
+    }
+}
+
+/// Returns the error of a manifest without the folder's path, and its hint.
+fn error(text: impl AsRef<[u8]>) -> String {
+    let manifest = Manifest::new(text);
+    let error = manifest.load().unwrap_err();
+    format!("{error}; {}", error.hint).replace(&format!("{}/", manifest.0.path().display()), "")
+}
+
+/// Returns the first pixel and the label of each image.
+fn contents(set: &crate::Dataset) -> Vec<(u8, u16)> {
+    (0..set.len()).map(|index| (set.image(index)[0], set.labels[index])).collect()
+}
+
+#[test]
+fn names_are_sorted_and_splits_are_those_of_the_column() {
+    // A byte order mark, Windows line ends, columns in another order, spaces, an empty line, a quoted path.
+    let text = "\u{feff}label,path,split\r\ndog, photos/3.png ,train\r\ncat,photos/1.png,train\r\n\r\n\
+                dog,photos/2.png,val\r\n\"cat\",\"photos/../photos/0.png\",test\r\ncat,photos/5.png,train\r\n";
+    let manifest = Manifest::new(text);
+    let splits = manifest.load().unwrap();
+    assert_eq!(splits.train.classes, ["cat", "dog"]);
+    assert_eq!(contents(&splits.train), [(3, 1), (1, 0), (5, 0)]);
+    assert_eq!(contents(&splits.val.unwrap()), [(2, 1)]);
+    assert_eq!(contents(&splits.test), [(0, 0)]);
+    assert_eq!(splits.source, manifest.path("labels.csv").display().to_string());
+}
+
+#[test]
+fn numbers_are_class_numbers_and_val_stands_in_for_test() {
+    let text =
+        "path,label,split\nphotos/0.png,2,train\nphotos/1.png,0,train\nphotos/2.png,1,train\nphotos/3.png,2,val\n";
+    let splits = Manifest::new(text).load().unwrap();
+    assert_eq!(splits.train.classes, ["0", "1", "2"]);
+    assert_eq!(contents(&splits.train), [(0, 2), (1, 0), (2, 1)]);
+    assert!(splits.val.is_none());
+    assert_eq!(contents(&splits.test), [(3, 2)]);
+}
+
+#[test]
+fn without_a_split_column_the_held_out_part_is_evaluated() {
+    let rows: String = (0..10).map(|i| format!("photos/{i}.png,{}\n", ["a", "b"][i % 2])).collect();
+    let text = format!("path,label\n{rows}");
+    assert!(
+        error(&text).starts_with("labels.csv: no line has the split test or val: there is nothing to evaluate; add")
+    );
+    let manifest = Manifest::new(&text);
+    let mut request = request("manifest", manifest.path("labels.csv"));
+    request.split = SplitOptions { validation: Some(0.4), fraction: None, seed: 1 };
+    let splits = load(&request).unwrap();
+    assert!(splits.val.is_none());
+    assert_eq!((splits.train.class_sizes(), splits.test.class_sizes()), (vec![3, 3], vec![2, 2]));
+    // Limits keep the first images of each class.
+    request.limit_train = Some(4);
+    let mut kept = [contents(&load(&request).unwrap().train), contents(&load(&request).unwrap().test)].concat();
+    kept.sort_unstable();
+    assert_eq!(kept, [(0, 0), (1, 1), (2, 0), (3, 1)]);
+}
+
+#[test]
+fn mistakes_have_their_line() {
+    let header = "the first line names the columns: path,label or path,label,split";
+    let train = "photos/0.png,a,train\nphotos/1.png,b,train\n";
+    let all = |rows: &str| format!("path,label,split\n{train}{rows}photos/9.png,a,test\n");
+    let cases = [
+        (String::new(), format!("labels.csv: the manifest is empty; {header}")),
+        ("photos/0.png,a,train\n".into(), format!("labels.csv: line 1: unknown column \"photos/0.png\"; {header}")),
+        ("path,label,splt\n".into(), format!("labels.csv: line 1: unknown column \"splt\"; {header}")),
+        ("path;label;split\n".into(), format!("labels.csv: line 1: unknown column \"path;label;split\"; {header}")),
+        ("path,split\n".into(), format!("labels.csv: line 1: there is no column \"label\"; {header}")),
+        ("path,label,label\n".into(), format!("labels.csv: line 1: a column is there twice; {header}")),
+        ("path,label,split\n".into(), format!("labels.csv: no line has the split train: there is nothing to train on; {header}")),
+        (
+            all("photos/2.png,a\n"),
+            "labels.csv: line 4: 2 fields, the first line names 3; a path with a comma stands in quotes: \"a,b.png\",cat".into(),
+        ),
+        (all("photos/2.png,,train\n"), "labels.csv: line 4: the label is empty; each line has a path and a label".into()),
+        (all(",a,train\n"), "labels.csv: line 4: the path is empty; each line has a path and a label".into()),
+        (
+            all("photos/2.png,a,validation\n"),
+            "labels.csv: line 4: unknown split \"validation\"; splits: train, val, test".into(),
+        ),
+        (
+            all("photos/2.png,7,train\n"),
+            "labels.csv: line 4: the label \"7\" is a number, that of line 2 is a name; use class names in all lines, or class \
+             numbers from 0 in all lines"
+                .into(),
+        ),
+        (
+            all("photos/2.png,c,val\n"),
+            "labels.csv: line 4: the class `c` has no training image; give the class images of the split train, or remove its \
+             lines"
+                .into(),
+        ),
+        (
+            all("photos/0.png,a,test\n"),
+            "labels.csv: line 4: photos/0.png has another split in line 2; keep one of the two lines: an image has one label \
+             and one split"
+                .into(),
+        ),
+        (
+            all("photos/0.png,b,train\n"),
+            "labels.csv: line 4: photos/0.png has another label in line 2; keep one of the two lines: an image has one label \
+             and one split"
+                .into(),
+        ),
+        (
+            all("photos/x.png,a,train\nphotos/2.png,a,val\nphotos/y.png,a,val\n"),
+            "labels.csv: line 4: there is no file photos/x.png (and 1 more of 6 are missing); paths are relative to the \
+             manifest's folder; correct them, or remove the lines"
+                .into(),
+        ),
+    ];
+    for (text, expected) in cases {
+        assert_eq!(error(&text), expected, "{text}");
+    }
+}
+
+#[test]
+fn numbers_have_a_range_and_no_gaps() {
+    let all = |label: &str| {
+        format!("path,label,split\nphotos/0.png,0,train\nphotos/1.png,{label},train\nphotos/2.png,0,test\n")
+    };
+    for label in ["-1", "65536", "9223372036854775807"] {
+        let expected =
+            format!("labels.csv: line 3: the label {label} is out of range; class numbers are from 0 to 65535");
+        assert_eq!(error(all(label)), expected);
+    }
+    let gap = "labels.csv: the class `1` has no training image; class numbers go up to 2 here: number without gaps, or write names";
+    assert_eq!(error(all("2")), gap);
+    assert!(Manifest::new(all("1")).load().is_ok());
+}
+
+#[test]
+fn files_that_are_no_manifests_are_errors() {
+    assert!(error(b"path,label\nphotos/0.png,\xff\xfe\n").starts_with("labels.csv: line 2: is not UTF-8; "));
+    let manifest = Manifest::new("");
+    for (path, cause) in [("photos", "is a folder, not a CSV file"), ("none.csv", "cannot be read: No such file")] {
+        let error = load(&request("manifest", manifest.path(path))).unwrap_err();
+        assert!(error.cause.starts_with(cause) && !error.hint.is_empty(), "{error}");
+    }
+    let text = "path,label,split\nphotos/0.png,a,train\nphotos,b,train\nphotos/1.png,a,test\n";
+    assert!(error(text).starts_with("photos: cannot be read: it is a folder, not a file"), "{}", error(text));
+    std::fs::write(manifest.path("photos/2.png"), "no image").unwrap();
+    std::fs::write(manifest.path("labels.csv"), text.replace("photos,b", "photos/2.png,b")).unwrap();
+    let damaged = manifest.load().unwrap_err();
+    assert!(damaged.file.ends_with("photos/2.png") && damaged.cause.starts_with("cannot be decoded"), "{damaged}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(100))]
+
+    #[test]
+    fn random_manifests_are_data_or_an_error(
+        lines in prop::collection::vec("[a-c01,\"\n/.]{0,12}|photos/[0-9].png,[ab],(train|val|test)", 0..6),
+        bytes in prop::collection::vec(any::<u8>(), 0..6),
+    ) {
+        let text = format!("path,label,split\n{}\n", lines.join("\n"));
+        let manifest = Manifest::new([text.as_bytes(), &bytes].concat());
+        match manifest.load() {
+            Ok(splits) => prop_assert!(!splits.train.is_empty() && !splits.test.is_empty()),
+            Err(error) => prop_assert!(!error.hint.is_empty()),
+        }
+    }
+}

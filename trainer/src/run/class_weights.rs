@@ -1,0 +1,46 @@
+//! The numbers of `train.class_weights` and `data.sampler_weights` for a training set.
+
+use data::Dataset;
+
+use crate::config::{ClassWeights, RunPlan};
+use crate::failure::Failure;
+
+/// Returns the weight of each class in the loss, `[classes]`; empty without weights.
+///
+/// # Errors
+/// The weights are to be balanced, and a class has no training image.
+pub(super) fn of_loss(plan: &RunPlan, train: &Dataset) -> Result<Vec<f64>, Failure> {
+    weights(plan, "train.class_weights", &plan.train.class_weights, train)
+}
+
+/// Returns the weight with which the sampler draws an image of each class, `[classes]`; empty without weights.
+///
+/// # Errors
+/// The weights are to be balanced, and a class has no training image; or only classes without images have a weight above 0.
+pub(super) fn of_sampler(plan: &RunPlan, train: &Dataset) -> Result<Vec<f64>, Failure> {
+    let key = "data.sampler_weights";
+    let weights = weights(plan, key, &plan.data.sampler_weights, train)?;
+    let is_drawn = |(weight, size): (&f64, usize)| *weight > 0.0 && size > 0;
+    if !weights.is_empty() && !weights.iter().zip(train.class_sizes()).any(is_drawn) {
+        let hint = "give a class with images a weight above 0, or use \"balanced\"";
+        return Err(plan.mistake(&[key], "all training images have the weight 0", hint).into());
+    }
+    Ok(weights)
+}
+
+fn weights(plan: &RunPlan, key: &str, weights: &ClassWeights, train: &Dataset) -> Result<Vec<f64>, Failure> {
+    match weights {
+        ClassWeights::None => Ok(Vec::new()),
+        ClassWeights::Given(list) => Ok(list.clone()),
+        ClassWeights::Balanced => {
+            let sizes = train.class_sizes();
+            if let Some(empty) = sizes.iter().position(|size| *size == 0) {
+                let cause = format!("`{key}`: the class `{}` has no training image to balance", train.classes[empty]);
+                let hint = "add images of the class, remove it from the data set, or give one number per class";
+                return Err(plan.mistake(&[key], cause, hint).into());
+            }
+            let share = train.len() as f64 / sizes.len() as f64;
+            Ok(sizes.into_iter().map(|size| share / size as f64).collect())
+        }
+    }
+}
