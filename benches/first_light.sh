@@ -161,7 +161,8 @@ attempt() { # GROUP NAME KIND SECONDS COMMAND…
     # `timeout` makes a process group and ends all of it.
     timeout --kill-after=$grace "$seconds" "$@" >>"$log" 2>&1 </dev/null 9>&- &
     child=$!
-    until wait "$child"; code=$?; ! kill -0 "$child" 2>/dev/null; do :; done
+    # bash reports a killed child on stderr.
+    { until wait "$child"; code=$?; ! kill -0 "$child"; do :; done; } 2>/dev/null
     child=''
     [ -z "$signal" ] || kind=stopped
     # Nothing is printed for an attempt that another one follows.

@@ -29,6 +29,14 @@ from table import table
 TIMEOUT, KILLED = 124, 137
 
 
+class Wrong(ValueError):
+    """A wrong result that has figures."""
+
+    def __init__(self, why, figures):
+        super().__init__(why)
+        self.figures = figures
+
+
 def die(cause, hint):
     print(f"error: first_light.sh: {cause}\nhint: {hint}", file=sys.stderr)
     sys.exit(2)
@@ -147,16 +155,17 @@ def end(file, step, group, kind, code, seconds, limit, log, offset, work):
             note, figures = figures_of(kind, output, pathlib.Path(work), last(read(file)))
             result |= {"state": "passed", "note": note, "figures": figures}
         except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
-            result |= {"state": "failed", "note": str(error) or repr(error)}
+            result |= {"state": "failed", "note": str(error) or repr(error), "figures": getattr(error, "figures", None)}
     write(file, **result)
     if is_result({**result, "attempts": attempts}):
         print(result["state"])
 
 
 def cause(output):
-    """Returns the line that says why a program failed: ours at the start of a line, PyTorch's at the end of a traceback."""
+    """Returns the line that says why a program failed: the first of our messages, or the last line of PyTorch's traceback and of
+    compute-sanitizer's summary."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    said = [line for line in lines if line.lower().startswith(("error", "gpu_check: ")) or "WRONG" in line]
+    said = [line for line in lines if line.lower().startswith("error") or "WRONG" in line or "ERROR SUMMARY" in line]
     return (said or lines[-1:] or [""])[0][:300]
 
 
@@ -221,13 +230,13 @@ def training(words, repeated, work, steps):
     if top1 is not None:
         note = f"{top1:.2f} %, {note}"
     if len(words) > 1 and (top1 is None or top1 < float(words[1])):
-        raise ValueError(f"the last top-1 is below {words[1]} %: {note}")
+        raise Wrong(f"the last top-1 is below {words[1]} %: {note}", figures)
     if repeated:
         other = (steps.get(repeated) or {}).get("figures") or {}
         if "losses" not in other:
             raise ValueError(f"{repeated} has no losses to compare with")
         if other["losses"] != figures["losses"]:
-            raise ValueError(f"the losses are not those of {repeated}: {note}")
+            raise Wrong(f"the losses are not those of {repeated}: {note}", figures)
         note = f"losses as in {repeated}; {note}"
     elif words and words[0] == "cold":
         note = f"cold; {note}"

@@ -152,6 +152,7 @@ fn an_accuracy_that_is_too_low_fails_and_what_is_missing_is_skipped() {
         [("TOP1_REACHED", "81"), ("NO_TORCH", "yes"), ("FAIL", "trainer data verify cifar10"), ("NETWORKS", "lenet")];
     let table = bench.run(&settings).expect(1).stdout;
     has(&table, "quickstart", &["FAILED", "the last top-1 is below 82 %"]);
+    has(&table, "quickstart-3", &["passed", "losses as in quickstart-2"]);
     has(&table, "memcheck", &["skipped", "compute-sanitizer is not installed"]);
     has(&table, "epoch-resnet18", &["skipped", "no cifar10 in DATA"]);
     has(&table, "lenet", &["2.00", "skipped"]);
