@@ -153,7 +153,9 @@ attempt() { # GROUP NAME KIND SECONDS COMMAND…
     ran=$((ran + 1))
     attempts[$name]=$((${attempts[$name]:-0} + 1))
     rm -rf "$work/run" "$work/step.json" && mkdir -p "$work/run"
-    results start "$name" "$group" "$seconds" || exit 2
+    # If this script is killed, the next call knows.
+    printf '{"step": "%s", "group": "%s", "state": "started", "limit": %d}\n' "$name" "$group" "$seconds" >>"$out/results.jsonl" ||
+        die "$out/results.jsonl cannot be written" "free some space; the next call continues"
     echo "== $name, at most $seconds s: $*" >>"$log"
     offset=$(stat -c %s "$log")
     echo "$name" >&2

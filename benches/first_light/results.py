@@ -2,13 +2,12 @@
 
     results.py begin FILE [AGAIN…]      locks descriptor 9, marks steps to be repeated, prints "STEP ATTEMPTS STATE" of each step
     results.py gpus FILE DOCTOR         checks the JSON of `trainer doctor`, prints the number of GPUs
-    results.py start FILE STEP GROUP SECONDS
     results.py end FILE STEP GROUP KIND CODE SECONDS LIMIT LOG OFFSET WORK      prints the state, or nothing if the step runs again
     results.py skip FILE STEP GROUP REASON
     results.py table FILE               reads "GROUP STEP KIND" lines, prints the table
 
 States: started, passed, failed, timeout, stopped (by a signal), skipped, again. A step that has started and has no other state was
-killed together with the script: that counts as a timeout. Two timeouts are a result.
+killed together with the script: that counts as a timeout. Two timeouts are a result. first_light.sh itself writes `started`.
 
 Kinds say where the figures of a step are. LOG has its output from OFFSET on.
     run                        the last line of the output
@@ -21,6 +20,7 @@ Kinds say where the figures of a step are. LOG has its output from OFFSET on.
 import fcntl
 import hashlib
 import json
+import os
 import pathlib
 import sys
 
@@ -62,14 +62,9 @@ def read(file):
 
 
 def write(file, **result):
-    text = json.dumps(result) + "\n"
     try:
-        # A torn line is the last one: start a new one after it.
-        if file.exists() and not file.read_bytes().endswith(b"\n") and file.stat().st_size:
-            kept = file.read_bytes()
-            file.write_bytes(kept[: kept.rfind(b"\n") + 1])
         with file.open("a") as out:
-            out.write(text)
+            out.write(json.dumps(result) + "\n")
     except OSError as error:
         die(f"{file}: {error}", "free some space; the next call continues")
 
@@ -98,6 +93,9 @@ def begin(file, *again):
     except OSError:
         die(f"another first_light.sh uses {file.parent}", "wait for its end, or name another folder")
     steps = last(read(file))
+    text = file.read_bytes()
+    if not text.endswith(b"\n"):
+        os.truncate(file, text.rfind(b"\n") + 1)
     for name in again:
         repeated = [step for step, result in steps.items() if result["state"] in ("failed", "timeout")]
         if name != "failed":
@@ -125,10 +123,6 @@ def gpus(file, doctor):
         why = report["driver"].get("missing", "the driver shows none") if isinstance(report["driver"], dict) else "no driver"
         die(f"this machine has no GPU: {report.get('visible') or why}", "`trainer doctor` shows what was looked for")
     print(len(found))
-
-
-def start(file, step, group, seconds):
-    write(file, step=step, group=group, state="started", limit=int(seconds))
 
 
 def skip(file, step, group, reason):
@@ -244,7 +238,7 @@ def training(words, repeated, work, steps):
 
 
 def main():
-    commands = {"begin": begin, "gpus": gpus, "start": start, "end": end, "skip": skip}
+    commands = {"begin": begin, "gpus": gpus, "end": end, "skip": skip}
     command, file, *words = sys.argv[1:]
     if command == "table":
         print(table(last(read(pathlib.Path(file))), sys.stdin.read().split("\n")))
