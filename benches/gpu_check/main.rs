@@ -8,7 +8,7 @@
 //! every rank, and all ranks must have the same bits. With fewer GPUs than ranks, ranks share GPUs and synchronize on the
 //! host between steps; times then mean nothing, and the table says so. `--ops` compares the crate `ops` on the first GPU with
 //! the CPU, `--networks` the gradients of whole networks. `--trainer` (the path of the trainer's binary) trains with the
-//! numbers of ranks in `--train` and compares the losses with those of the CPU. `gpu_check.sh` runs this program, also under
+//! numbers of ranks in `--train` and compares the losses with those of the CPU. `first_light.sh` runs this program, also under
 //! compute-sanitizer; `on_cpu.sh` runs it without a GPU.
 
 mod matrix;

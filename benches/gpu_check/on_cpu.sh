@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the checks of gpu_check.sh that are possible without a GPU: the CUDA build on the stand-in for NVIDIA's driver and
+# Runs the checks that are possible without a GPU, first_light.sh among them: the CUDA build on the stand-in for NVIDIA's driver and
 # NCCL (trainer/testing/cuda-on-cpu): on_cpu.sh PYTHON [OUT]
 #
 # PYTHON must have the packages that trainer/testing/cuda-on-cpu/run.sh names. The programs are built here with --features
@@ -13,10 +13,11 @@ mkdir -p "$out"
 out=$(realpath "$out")
 root=$(cd "$(dirname "$0")/../.." && pwd)
 cd "$root"
-cargo build --release --features cuda -p trainer -p benches -p cuda-on-cpu --bins --lib || exit 2
+cargo build --release --features cuda -p trainer -p benches -p cuda-on-cpu --bins --lib --bench step || exit 2
 programs=${CARGO_TARGET_DIR:-$root/target}/release
 # Define the symbols that the linker ignored: nobody calls these functions, but the loader needs them.
-missing=$(nm -D --undefined-only "$programs/trainer" "$programs/gpu_check" | awk '$1 == "U" && $2 !~ /@/ { print $2 }' | sort -u)
+bench=$(ls -t "$programs"/deps/step-* | grep -v '\.d$' | head -1)
+missing=$(nm -D --undefined-only "$programs/trainer" "$programs/gpu_check" "$bench" | awk '$1 == "U" && $2 !~ /@/ { print $2 }' | sort -u)
 if [ -n "$missing" ]; then
     while read -r name; do echo "void $name(void) { __builtin_trap(); }"; done <<<"$missing" |
         "${CC:-cc}" -shared -fPIC -w -x c - -o "$out/missing.so" || exit 2
@@ -57,6 +58,13 @@ CUDA_ON_CPU_SHUFFLE=7 step shuffled 2 "$programs/trainer" --config configs/quick
 # A kernel's error, after which the GPU does not answer any more.
 CUDA_ON_CPU_FAULT=sgd:700 step fault 1 bash -c '! "$@"' fails "$programs/trainer" --config configs/quickstart.toml --gpus 1 \
     --run-dir "$out/runs" --epochs 1 --set train.batch_size=32 --set data.limit_train=64 --set data.limit_test=64
+# The whole of first_light.sh with small runs, whose shapes are those above.
+small=(NETWORK=lenet NETWORKS=lenet COMPARED=lenet BATCHES=32 STEPS=2 TOP1=0 RANKS=2 SIZES=1,4100 TRAIN=1 PEER_DEVICE=cpu
+    EPOCH_CONFIG=configs/quickstart.toml LIMIT=1200 TRAINER="$programs/trainer" GPU_CHECK="$programs/gpu_check" STEP="$bench"
+    SETTINGS="train.epochs=1 train.batch_scope=per_worker train.batch_size=32 data.limit_train=64 data.limit_test=64")
+step first-light 1 env "${small[@]}" PYTHON="$python" \
+    bash -c 'CACHE=$XDG_CACHE_HOME exec benches/first_light.sh "$1"' - "$out/first-light"
+cat "$out/first-light/table.txt"
 expect() { # NAME TEXT
     grep -q "$2" "$out/$1.log" || { echo "$1: FAILED, $out/$1.log has no \"$2\""; failed=1; }
 }

@@ -2,11 +2,11 @@
 //! `cargo bench -p benches --bench step -- [--python PYTHON] [--batch N] [--steps N] [--rounds N] [--json FILE]
 //! [--device cpu|cuda] [--precision f32|bf16|both] [--capture] [--kernels] all|MODEL…`.
 //!
-//! With `--device cuda` (feature `cuda`) the images are on the GPU and augmented there, as in training, and each step is
-//! waited for. The first step, in which burn compiles and tunes its kernels, is reported separately. `--capture` also
+//! With `--device cuda` (feature `cuda`) the images are on the GPU and augmented there, as in training. The N steps of a round
+//! are queued and waited for once, as in `peers/step.py`'s `best`; forward and backward are times of the host. The first step, in which burn compiles and tunes its kernels, is reported separately. `--capture` also
 //! measures forward and backward as a recorded graph of launches; `--kernels` shows the GPU's time by kernel. A build with
 //! the feature `fusion` is marked in the output.
-//! `benches/step_table.py` runs this and PyTorch over all models and prints one table.
+//! `benches/first_light.sh` runs this and PyTorch and prints one table.
 //!
 //! Random images of the size that each model expects. A round of a model is N steps of ours (forward, backward, SGD with
 //! Nesterov momentum), the beginning of an epoch of the loader, and with `--python` (a Python that has torch) N steps of
@@ -301,24 +301,28 @@ fn loader(dataset: &Arc<Dataset>, options: &Options) -> Result<Loader, Box<dyn E
     Ok(Loader::new(Arc::clone(dataset), config)?)
 }
 
+/// Takes `count` steps. Returns the medians, in milliseconds. On a GPU a step's time is the mean.
 fn steps(strategy: &mut Single, batches: &[Batch], count: usize, selected: &Selected) -> Result<Times, Box<dyn Error>> {
+    let milliseconds = |seconds: f64| 1000.0 * seconds;
     let mut times = Vec::new();
+    let begun = Instant::now();
     for step in 0..count {
         let batch = batches[step % batches.len()].clone();
         let start = Instant::now();
         let outcome = strategy.train_step(vec![batch], 1e-3, None)?;
-        if selected.gpu.is_some() {
-            // The optimizer's work is only queued.
-            selected.device.sync().map_err(|error| format!("the GPU failed: {error:?}"))?;
-        }
-        let milliseconds = |seconds: f64| 1000.0 * seconds;
         times.push(Times {
             forward: milliseconds(outcome.seconds.forward),
             backward: milliseconds(outcome.seconds.backward),
             step: milliseconds(start.elapsed().as_secs_f64()),
         });
     }
-    Ok(medians(&times))
+    let mut times = medians(&times);
+    if selected.gpu.is_some() {
+        // Work is only queued: a wait for each step would leave the GPU idle at the start of the next one.
+        selected.device.sync().map_err(|error| format!("the GPU failed: {error:?}"))?;
+        times.step = milliseconds(begun.elapsed().as_secs_f64()) / count as f64;
+    }
+    Ok(times)
 }
 
 /// Returns the images per second.
