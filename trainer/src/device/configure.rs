@@ -80,6 +80,7 @@ mod tests {
             multiprocessors: 4,
             uuid: String::new(),
             exclusive: false,
+            limits_kernels: false,
         };
         let of = |models: &[(&str, u32)], cuda, nvrtc: &str| Gpus {
             all: models.iter().copied().enumerate().map(gpu).collect(),

@@ -175,7 +175,8 @@ fn gpu(gpus: &Gpus, index: usize, crowded: bool) -> Selected {
 pub fn describe(gpu: &Gpu) -> String {
     let [major, minor] = gpu.compute;
     let memory = text::bytes(gpu.memory_bytes);
-    format!("GPU {} {} ({memory}, compute capability {major}.{minor})", gpu.index, gpu.name)
+    let display = if gpu.limits_kernels { ", drives a display: the driver ends long kernels" } else { "" };
+    format!("GPU {} {} ({memory}, compute capability {major}.{minor}{display})", gpu.index, gpu.name)
 }
 
 /// Returns burn's device for a GPU, with autodiff.

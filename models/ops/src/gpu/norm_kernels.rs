@@ -138,25 +138,15 @@ pub(super) fn partial_moments<F: Float, N: Size>(
     }
 }
 
-/// Computes the mean and the reciprocal of the biased standard deviation. Also returns the mean and the unbiased
-/// variance or, with `updates`, the updated running statistics.
-#[cube(launch_unchecked)]
-pub(super) fn final_moments<N: Size>(
+/// Merges the pieces of a column. The column's first thread gets the mean, the sum of squares around it, and the count.
+#[cube]
+fn merge_pieces<N: Size>(
     pieces: &[Vector<f32, N>],
-    old_mean: &[Vector<f32, N>],
-    old_variance: &[Vector<f32, N>],
-    mean_out: &mut [Vector<f32, N>],
-    inverse_out: &mut [Vector<f32, N>],
-    new_mean_out: &mut [Vector<f32, N>],
-    new_variance_out: &mut [Vector<f32, N>],
     rows: usize,
     columns: usize,
     piece: usize,
     count_of_pieces: usize,
-    epsilon: f32,
-    momentum: f32,
-    #[comptime] updates: bool,
-) {
+) -> (Vector<f32, N>, Vector<f32, N>, f32) {
     let (column, y, _, depth) = thread_position();
     let mut mean = Vector::<f32, N>::new(0.0);
     let mut squares = Vector::<f32, N>::new(0.0);
@@ -174,21 +164,181 @@ pub(super) fn final_moments<N: Size>(
             index += depth;
         }
     }
-    let (mean, squares, count) = merge_over_block::<N>(mean, squares, count);
+    merge_over_block::<N>(mean, squares, count)
+}
+
+/// Writes the mean and the reciprocal of the biased standard deviation of a column. Also writes the mean and the unbiased
+/// variance or, with `updates`, the updated running statistics.
+#[cube]
+fn write_statistics<N: Size>(
+    mean: Vector<f32, N>,
+    squares: Vector<f32, N>,
+    count: f32,
+    column: usize,
+    old_mean: &[Vector<f32, N>],
+    old_variance: &[Vector<f32, N>],
+    mean_out: &mut [Vector<f32, N>],
+    inverse_out: &mut [Vector<f32, N>],
+    new_mean_out: &mut [Vector<f32, N>],
+    new_variance_out: &mut [Vector<f32, N>],
+    epsilon: f32,
+    momentum: f32,
+    #[comptime] updates: bool,
+) {
+    mean_out[column] = mean;
+    // A single row has no unbiased variance; its value is not used.
+    let variance = squares / Vector::new(max(count - 1.0, 1.0));
+    if comptime!(updates) {
+        let (old, new) = (Vector::new(1.0 - momentum), Vector::new(momentum));
+        new_mean_out[column] = old * old_mean[column] + new * mean;
+        new_variance_out[column] = old * old_variance[column] + new * variance;
+    } else {
+        new_mean_out[column] = mean;
+        new_variance_out[column] = variance;
+    }
+    inverse_out[column] = Vector::new(1.0) / (squares / Vector::new(count) + Vector::new(epsilon)).sqrt();
+}
+
+/// Computes the statistics of [`write_statistics`] from the pieces.
+#[cube(launch_unchecked)]
+pub(super) fn final_moments<N: Size>(
+    pieces: &[Vector<f32, N>],
+    old_mean: &[Vector<f32, N>],
+    old_variance: &[Vector<f32, N>],
+    mean_out: &mut [Vector<f32, N>],
+    inverse_out: &mut [Vector<f32, N>],
+    new_mean_out: &mut [Vector<f32, N>],
+    new_variance_out: &mut [Vector<f32, N>],
+    rows: usize,
+    columns: usize,
+    piece: usize,
+    count_of_pieces: usize,
+    epsilon: f32,
+    momentum: f32,
+    #[comptime] updates: bool,
+) {
+    let (column, y, _, _) = thread_position();
+    let (mean, squares, count) = merge_pieces::<N>(pieces, rows, columns, piece, count_of_pieces);
+    if y == 0 && column < columns {
+        write_statistics::<N>(
+            mean,
+            squares,
+            count,
+            column,
+            old_mean,
+            old_variance,
+            mean_out,
+            inverse_out,
+            new_mean_out,
+            new_variance_out,
+            epsilon,
+            momentum,
+            updates,
+        );
+    }
+}
+
+/// Computes the mean, the sum of squares around the mean, and the count of this rank's rows, for the other ranks.
+#[cube(launch_unchecked)]
+pub(super) fn own_moments<N: Size>(
+    pieces: &[Vector<f32, N>],
+    mean_out: &mut [Vector<f32, N>],
+    squares_out: &mut [Vector<f32, N>],
+    count_out: &mut [Vector<f32, N>],
+    rows: usize,
+    columns: usize,
+    piece: usize,
+    count_of_pieces: usize,
+) {
+    let (column, y, _, _) = thread_position();
+    let (mean, squares, count) = merge_pieces::<N>(pieces, rows, columns, piece, count_of_pieces);
     if y == 0 && column < columns {
         mean_out[column] = mean;
-        // A single row has no unbiased variance; its value is not used.
-        let variance = squares / Vector::new(max(count - 1.0, 1.0));
-        if comptime!(updates) {
-            let (old, new) = (Vector::new(1.0 - momentum), Vector::new(momentum));
-            new_mean_out[column] = old * old_mean[column] + new * mean;
-            new_variance_out[column] = old * old_variance[column] + new * variance;
-        } else {
-            new_mean_out[column] = mean;
-            new_variance_out[column] = variance;
-        }
-        inverse_out[column] = Vector::new(1.0) / (squares / Vector::new(count) + Vector::new(epsilon)).sqrt();
+        squares_out[column] = squares;
+        count_out[column] = Vector::new(count);
     }
+}
+
+/// Computes the statistics of [`write_statistics`] from all ranks' moments, `ranks[rank][3][columns]`, in rank order, and the
+/// reciprocal of the count of all rows.
+#[cube(launch_unchecked)]
+pub(super) fn shared_moments<N: Size>(
+    ranks: &[Vector<f32, N>],
+    old_mean: &[Vector<f32, N>],
+    old_variance: &[Vector<f32, N>],
+    mean_out: &mut [Vector<f32, N>],
+    inverse_out: &mut [Vector<f32, N>],
+    new_mean_out: &mut [Vector<f32, N>],
+    new_variance_out: &mut [Vector<f32, N>],
+    part_out: &mut [Vector<f32, N>],
+    columns: usize,
+    world: usize,
+    epsilon: f32,
+    momentum: f32,
+    #[comptime] updates: bool,
+) {
+    let column = CUBE_POS_X as usize * CUBE_DIM_X as usize + UNIT_POS_X as usize;
+    if column >= columns {
+        terminate!();
+    }
+    let mut mean = Vector::<f32, N>::new(0.0);
+    let mut squares = Vector::<f32, N>::new(0.0);
+    let mut count = 0.0f32;
+    let mut rank = 0usize;
+    while rank < world {
+        let at = rank * 3 * columns + column;
+        let of_rank = ranks[at + 2 * columns].extract(0usize);
+        let (new_mean, new_squares, new_count) =
+            merge::<N>(mean, squares, count, ranks[at], ranks[at + columns], of_rank);
+        mean = new_mean;
+        squares = new_squares;
+        count = new_count;
+        rank += 1;
+    }
+    part_out[column] = Vector::new(1.0 / count);
+    write_statistics::<N>(
+        mean,
+        squares,
+        count,
+        column,
+        old_mean,
+        old_variance,
+        mean_out,
+        inverse_out,
+        new_mean_out,
+        new_variance_out,
+        epsilon,
+        momentum,
+        updates,
+    );
+}
+
+/// Computes the means over the rows of all ranks of `g` and of `g · x̂`, from all ranks' sums, `ranks[rank][2][columns]`, in
+/// rank order. `part` is the reciprocal of the number of rows.
+#[cube(launch_unchecked)]
+pub(super) fn shared_gradients<N: Size>(
+    ranks: &[Vector<f32, N>],
+    part: &[Vector<f32, N>],
+    sum_out: &mut [Vector<f32, N>],
+    product_out: &mut [Vector<f32, N>],
+    columns: usize,
+    world: usize,
+) {
+    let column = CUBE_POS_X as usize * CUBE_DIM_X as usize + UNIT_POS_X as usize;
+    if column >= columns {
+        terminate!();
+    }
+    let mut sum = Vector::<f32, N>::new(0.0);
+    let mut product = Vector::<f32, N>::new(0.0);
+    let mut rank = 0usize;
+    while rank < world {
+        let at = rank * 2 * columns + column;
+        sum += ranks[at];
+        product += ranks[at + columns];
+        rank += 1;
+    }
+    sum_out[column] = sum * part[column];
+    product_out[column] = product * part[column];
 }
 
 /// Computes `y = activation((x - mean) · inverse · weight + bias + residual)`. With `given` statistics, `inverse` is
@@ -334,7 +484,7 @@ pub(super) fn final_gradients<N: Size>(
     }
 }
 
-/// Computes the input's gradient, `scale · (g - sum / rows - x̂ · product / rows)`. With `separate_residual`, also
+/// Computes the input's gradient, `scale · (g - part · sum - part · x̂ · product)`. With `separate_residual`, also
 /// writes the residual's gradient, `g`.
 #[cube(launch_unchecked)]
 pub(super) fn input_gradient<F: Float, N: Size>(
@@ -355,6 +505,7 @@ pub(super) fn input_gradient<F: Float, N: Size>(
     dy_pitch: usize,
     out_pitch: usize,
     dx_pitch: usize,
+    part: f32,
     #[comptime] from_output: bool,
     #[comptime] separate_residual: bool,
     #[comptime] activation: Activation,
@@ -366,7 +517,7 @@ pub(super) fn input_gradient<F: Float, N: Size>(
     }
     let (mean, inverse) = (mean[column], inverse[column]);
     let (weight, bias) = (weight[column], bias[column]);
-    let part = Vector::new(1.0 / rows as f32);
+    let part = Vector::new(part);
     let (sum, product) = (sum[column] * part, product[column] * part);
     let scale = inverse * weight;
     let mut row = CUBE_POS_Y as usize * depth + y;
