@@ -76,11 +76,16 @@ pub fn run(comm: &Communicator, sizes: &[usize], rounds: usize) -> Result<bool, 
     }
     let device = trainer::device::cuda(comm.rank() % gpus).inner();
     if comm.world() <= gpus {
-        return Ok(all(comm, &device, sizes, rounds, false)? & norm::run(comm, &device)?);
+        let mut right = all(comm, &device, sizes, rounds, false)? & norm::run(comm, &device, DeviceBackend::Kernels)?;
+        // All ranks look at one machine.
+        if trainer::device::nccl().is_ok() {
+            right &= norm::run(comm, &device, DeviceBackend::Nccl)?;
+        }
+        return Ok(right);
     }
     // With too few GPUs: once as in training, and once as with one GPU per rank, which tests the kernels' barriers.
     let right = all(comm, &device, sizes, rounds, false)? & all(comm, &device, sizes, 1, true)?;
-    Ok(right & norm::run(comm, &device)?)
+    Ok(right & norm::run(comm, &device, DeviceBackend::Kernels)?)
 }
 
 fn all(

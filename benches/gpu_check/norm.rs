@@ -109,15 +109,13 @@ fn results(
 }
 
 /// Runs all cases. Returns whether all ranks have the CPU's results, and the same statistics to the bit, twice.
-pub fn run(comm: &Communicator, device: &Device) -> Result<bool, CommError> {
+pub fn run(comm: &Communicator, device: &Device, backend: DeviceBackend) -> Result<bool, CommError> {
     let (me, world) = (comm.rank(), comm.world());
-    let options = DeviceGroupOptions {
-        backend: DeviceBackend::Kernels,
-        elements: 1 << 16,
-        wire: WireType::Bf16,
-        meet_on_device: false,
-    };
+    let options = DeviceGroupOptions { backend, elements: 1 << 16, wire: WireType::Bf16, meet_on_device: false };
     let group = DeviceGroup::new(comm, device, options)?;
+    if me == 0 {
+        println!("# {}", group.description());
+    }
     let gpus = Arc::new(Gpus { world, group: Mutex::new((group, None)) });
     let equal = vec![4; world];
     // The last partial batch: the first ranks have more images.

@@ -8,10 +8,8 @@ use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::norm_kernels::{
-    final_gradients, final_moments, input_gradient, normalise, own_moments, partial_gradients, partial_moments,
-    shared_gradients, shared_moments,
-};
+use super::norm_kernels::{final_gradients, input_gradient, normalise, partial_gradients, shared_gradients};
+use super::norm_moments::{final_moments, own_moments, partial_moments, shared_moments};
 use super::rows::{Blocks, Rows, all};
 use super::update::{cube, tensor_of};
 use crate::extension::{Activation, NormOptions, RunningStats};

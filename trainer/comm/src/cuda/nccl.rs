@@ -66,7 +66,23 @@ impl Library {
         let text = self.get::<unsafe extern "C" fn(Code) -> *const c_char>("ncclGetErrorString")?;
         // SAFETY: NCCL returns a static string for every code.
         let text = unsafe { CStr::from_ptr(text(code)) }.to_string_lossy().into_owned();
-        Err(CommError::system(format!("{name}: {text} ({code})")).hint("NCCL_DEBUG=INFO makes NCCL report more"))
+        Err(CommError::system(format!("{name}: {text} ({code})")).hint(hint()))
+    }
+}
+
+/// Returns what a user can do after an error of NCCL.
+fn hint() -> String {
+    /// NCCL takes some ten megabytes per pair of ranks without peer access. docker's default for the whole folder is 64 MB.
+    const ENOUGH: u64 = 512 << 20;
+    let small =
+        rustix::fs::statvfs("/dev/shm").ok().map(|shm| shm.f_bavail * shm.f_frsize).filter(|free| *free < ENOUGH);
+    match small {
+        None => "NCCL_DEBUG=INFO makes NCCL report more".into(),
+        Some(free) => format!(
+            "NCCL_DEBUG=INFO makes NCCL report more; /dev/shm has {} MB left, which may be too little for NCCL: start the container \
+             with --shm-size=1g or --ipc=host",
+            free >> 20
+        ),
     }
 }
 

@@ -82,7 +82,7 @@ impl Settings {
                 _ => None,
             }),
             nccl_stuck: setting("CUDA_ON_CPU_NCCL", false, |text| match text {
-                "works" | "no" => Some(false),
+                "works" | "no" | "dev" => Some(false),
                 "stuck" => Some(true),
                 _ => None,
             }),
