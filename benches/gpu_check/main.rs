@@ -13,6 +13,7 @@
 
 mod matrix;
 mod networks;
+mod norm;
 mod ops;
 mod training;
 mod updates;

@@ -8,6 +8,8 @@ use comm::cuda::protocol::Kernel;
 use comm::cuda::{DeviceBackend, DeviceGroup, DeviceGroupOptions};
 use comm::{CommError, Communicator, ReduceOp};
 
+use crate::norm;
+
 /// Returns element `i` of rank `rank`: 1, 2 or 3. Sums over 8 ranks are exact in every type.
 fn input(rank: usize, i: usize) -> f32 {
     (1 + (rank * 7 + i) % 3) as f32
@@ -33,7 +35,8 @@ fn read(tensor: Tensor<1>) -> Result<Vec<f32>, CommError> {
     tensor.try_into_vec_as::<f32>().map_err(|e| other(&e))
 }
 
-fn other(error: &dyn std::fmt::Display) -> CommError {
+/// Returns an error that is not one of the collectives.
+pub fn other(error: &dyn std::fmt::Display) -> CommError {
     CommError { kind: comm::ErrorKind::System, culprit: None, message: error.to_string(), hint: String::new() }
 }
 
@@ -73,10 +76,16 @@ pub fn run(comm: &Communicator, sizes: &[usize], rounds: usize) -> Result<bool, 
     }
     let device = trainer::device::cuda(comm.rank() % gpus).inner();
     if comm.world() <= gpus {
-        return all(comm, &device, sizes, rounds, false);
+        let mut right = all(comm, &device, sizes, rounds, false)? & norm::run(comm, &device, DeviceBackend::Kernels)?;
+        // All ranks look at one machine.
+        if trainer::device::nccl().is_ok() {
+            right &= norm::run(comm, &device, DeviceBackend::Nccl)?;
+        }
+        return Ok(right);
     }
     // With too few GPUs: once as in training, and once as with one GPU per rank, which tests the kernels' barriers.
-    Ok(all(comm, &device, sizes, rounds, false)? & all(comm, &device, sizes, 1, true)?)
+    let right = all(comm, &device, sizes, rounds, false)? & all(comm, &device, sizes, 1, true)?;
+    Ok(right & norm::run(comm, &device, DeviceBackend::Kernels)?)
 }
 
 fn all(
@@ -130,7 +139,7 @@ fn all(
                     Kernel::Broadcast => {
                         measure(&mut group, comm, rounds, &roots, &mut |g| g.broadcast(own.clone(), world - 1))
                     }
-                    Kernel::Probe => continue,
+                    Kernel::Probe | Kernel::Order => continue,
                 }?;
                 let bytes = size * wire.size();
                 // The factors of nccl-tests.

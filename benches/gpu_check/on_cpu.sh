@@ -40,12 +40,23 @@ step doctor 2 "$programs/trainer" doctor
 step ops 1 "$programs/gpu_check" --ops --ranks 1
 step matrix 3 "$programs/gpu_check" --ranks 2,3 --sizes 1,1023,70001 --rounds 1
 step matrix-shared 1 "$programs/gpu_check" --ranks 2 --sizes 1,4100 --rounds 1
-step nccl 3 "$programs/trainer" bench allreduce --gpus 3 --backend nccl --sizes 4,70000 --ms 100
+# Sums over NCCL follow each other without a wait of the host.
+rm -f "$out"/*.calls
+CUDA_ON_CPU_LOG=$out/nccl.calls step nccl 3 "$programs/trainer" bench allreduce --gpus 3 --backend nccl --sizes 4,70000 --ms 100
+queued=$(awk '/ncclAllReduce\(/ { if (++sums[$1] > most) most = sums[$1] }
+    /cu(Stream|Ctx|Event)(Synchronize|Query)\(/ { sums[$1] = 0 } END { print most + 0 }' "$out/nccl.calls")
+[ "$queued" -gt 1 ] || { echo "nccl: FAILED, the host waits after each of NCCL's sums"; failed=1; }
+CUDA_ON_CPU_NCCL=stuck step stuck 2 bash -c '! "$@"' fails "$programs/trainer" bench allreduce --gpus 2 --backend nccl --sizes 4 \
+    --ms 10
+# Every call that may wait for the GPU does: the ranks must not wait for each other in a circle.
+CUDA_ON_CPU_WAITS=all step strict 2 "$programs/gpu_check" --ranks 2 --sizes 1,70001 --rounds 1
 # In one process: two would compile and tune the same kernels at the same time.
 step tuning 1 "$programs/trainer" --config configs/quickstart.toml --gpus 1 --run-dir "$out/runs" --epochs 1 \
     --set train.batch_size=32 --set data.limit_train=64 --set data.limit_test=64
 step training 2 "$programs/gpu_check" --ranks 1 --trainer "$programs/trainer" --train 2
-step compare 2 "$programs/trainer" compare --config configs/quickstart.toml --gpus 2 --steps 10 --rounds 1 --out "$out/compare" \
+CUDA_ON_CPU_WAITS=all step strict-training 2 "$programs/trainer" --config configs/quickstart.toml --gpus 2 --run-dir "$out/runs" \
+    --epochs 1 --set train.batch_size=64 --set data.limit_train=256 --set data.limit_test=64 --set parallel.bucket_mb=0.05
+CUDA_ON_CPU_NCCL=dev CUDA_ON_CPU_LOG=$out/compare.calls step compare 2 "$programs/trainer" compare --config configs/quickstart.toml --gpus 2 --steps 10 --rounds 1 --out "$out/compare" \
     --modes dp,ddp
 # `auto` where GPUs cannot access each other's memory. Without the stand-in's own name, kernels are kept by model and versions.
 CUBECL_ENVIRONMENT='' CUDA_ON_CPU_PEERS=lies step to-nccl 2 "$programs/trainer" bench allreduce --gpus 2 --sizes 4 --ms 10
@@ -56,7 +67,7 @@ CUDA_ON_CPU_SHUFFLE=7 step shuffled 2 "$programs/trainer" --config configs/quick
     --set train.batch_size=64 --set data.limit_train=256 --set data.limit_test=64 --set train.grad_clip=0.01 \
     --set parallel.check_sync_every=1
 # A kernel's error, after which the GPU does not answer any more.
-CUDA_ON_CPU_FAULT=sgd:700 step fault 1 bash -c '! "$@"' fails "$programs/trainer" --config configs/quickstart.toml --gpus 1 \
+CUDA_ON_CPU_FAULT=sgd:700 CUDA_LAUNCH_BLOCKING=1 step fault 1 bash -c '! "$@"' fails "$programs/trainer" --config configs/quickstart.toml --gpus 1 \
     --run-dir "$out/runs" --epochs 1 --set train.batch_size=32 --set data.limit_train=64 --set data.limit_test=64
 # The whole of first_light.sh with small runs, whose shapes are those above.
 small=(NETWORK=lenet NETWORKS=lenet COMPARED=lenet BATCHES=32 STEPS=2 TOP1=0 RANKS=2 SIZES=1,4100 TRAIN=1 PEER_DEVICE=cpu
@@ -65,12 +76,17 @@ small=(NETWORK=lenet NETWORKS=lenet COMPARED=lenet BATCHES=32 STEPS=2 TOP1=0 RAN
 step first-light 1 env "${small[@]}" PYTHON="$python" \
     bash -c 'CACHE=$XDG_CACHE_HOME exec benches/first_light.sh "$1"' - "$out/first-light"
 cat "$out/first-light/table.txt"
+step no-cache 1 env XDG_CACHE_HOME=/dev/null CUBECL_ENVIRONMENT= "$programs/trainer" --config configs/quickstart.toml --gpus 1 --dry-run
 expect() { # NAME TEXT
     grep -q "$2" "$out/$1.log" || { echo "$1: FAILED, $out/$1.log has no \"$2\""; failed=1; }
 }
 expect to-nccl "NCCL over 2 GPUs, as rank .'s GPU does not read what was written"
 expect to-host "gradients: through the host's memory, as GPU .: cuIpcGetMemHandle: CUDA_ERROR_NOT_SUPPORTED"
-expect fault "error: the GPU has stopped after an access to memory"
+expect fault "error: the GPU has stopped after an access to memory that is not the process's in the kernel Sgd"
+expect stuck "ncclCommInitRank did not connect 2 ranks within"
+expect no-cache "note: compiled kernels cannot be kept"
+# Mode dp moves tensors through the host even where cubecl would send them by NCCL.
+! grep -q ncclCommInitRank "$out/compare.calls" || { echo "compare: FAILED, a tensor went from one GPU to another by NCCL"; failed=1; }
 ls "$programs/../cuda-on-cpu/cache/cubecl" | grep -q "^CPU-as-GPU-A-sm80_CPU-as-GPU-B-sm80-nvrtc[0-9.]*-driver[0-9.]*" ||
     { echo "no kernels are kept for the two GPUs"; failed=1; }
 if unshare --pid --fork --mount-proc true 2>/dev/null; then

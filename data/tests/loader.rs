@@ -253,6 +253,23 @@ fn a_smaller_last_batch_is_kept_or_dropped() {
 }
 
 #[test]
+fn a_padded_batch_repeats_its_last_image() {
+    for config in [mixed(), LoaderConfig { pixels: false, ..config() }] {
+        let batch = load(70, config, 1, 4).remove(0);
+        let padded = batch.clone().padded(16);
+        assert_eq!((padded.len(), padded.ids.len(), padded.global_len), (16, 16, batch.global_len));
+        assert_eq!(padded.labels[..6], batch.labels);
+        assert!(padded.ids[6..].iter().all(|id| *id == batch.ids[5]));
+        assert_eq!(padded.params.len(), if batch.params.is_empty() { 0 } else { 16 });
+        let images: Vec<&[f32]> = padded.images.chunks(SHAPE.len()).collect();
+        assert_eq!(images.len(), if batch.images.is_empty() { 0 } else { 16 });
+        assert!(images.iter().skip(6).all(|image| *image == images[5]));
+        assert_eq!(padded.mix.map(|mix| mix.labels.len()), batch.mix.as_ref().map(|_| 16));
+        assert_eq!(batch.clone().padded(3), batch, "never shorter");
+    }
+}
+
+#[test]
 fn the_partner_is_the_reversed_batch() {
     let plain = load(64, config(), 0, 0);
     let mixup = load(64, LoaderConfig { mixup: Some(1.0), ..config() }, 0, 0);

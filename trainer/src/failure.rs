@@ -1,6 +1,6 @@
 //! The error type of commands: a message, a hint and an exit code.
 
-use std::fmt::Display;
+use std::{fmt::Display, sync::OnceLock};
 
 use data::DataError;
 
@@ -34,6 +34,19 @@ const STICKY_ERRORS: [(u32, &str); 7] = [
     (719, "an unspecified failure"),
 ];
 
+/// What a user can do after the error of a kernel.
+const STOPPED_HINT: &str = "the kernel ran before the call that is named: CUDA_LAUNCH_BLOCKING=1 waits for each kernel and names \
+                            it, and compute-sanitizer finds the access; `dmesg` shows errors of the hardware (Xid); checkpoints \
+                            saved before are intact";
+
+/// Returns the kernel in which a GPU has stopped, if this process knows it.
+static STOPPED_KERNEL: OnceLock<fn() -> Option<String>> = OnceLock::new();
+
+/// Sets the function that names the kernel in which a GPU has stopped. Further calls do nothing.
+pub fn name_stopped_kernel(find: fn() -> Option<String>) {
+    let _ = STOPPED_KERNEL.set(find);
+}
+
 impl Failure {
     /// Returns the failure of a run.
     pub fn run(message: impl Display, hint: impl Display) -> Self {
@@ -48,7 +61,22 @@ impl Failure {
     /// Converts a panic's text to a failure if the GPU is out of memory or has stopped: burn panics with these errors wherever it
     /// reads results. Returns `None` for a defect of this program.
     pub fn of_panic(text: &str) -> Option<Self> {
-        Self::of_full_memory(text).or_else(|| Self::of_poisoned_gpu(text))
+        Self::of_full_memory(text).or_else(|| Self::of_poisoned_gpu(text)).or_else(|| Self::of_missing_library(text))
+    }
+
+    /// `device` finds the libraries of CUDA 13 too, whatever this program was built with. cudarc does not.
+    fn of_missing_library(text: &str) -> Option<Self> {
+        let (_, rest) = text.split_once("Unable to dynamically load the \"")?;
+        let (name, rest) = rest.split_once('"')?;
+        let names = rest.split_once("names: ").and_then(|(_, rest)| rest.split_once(']'));
+        let names = names.map_or_else(String::new, |(names, _)| format!(": looked for {names}]"));
+        Some(Self::run(
+            format!("the CUDA backend cannot load lib{name}.so{names}"),
+            format!(
+                "a program that was built where nvcc is of CUDA 12 looks for the libraries of CUDA 12: put them on \
+                 LD_LIBRARY_PATH, or a link lib{name}.so to the newer one; or build with CUDARC_CUDA_VERSION=13000"
+            ),
+        ))
     }
 
     /// After the error of a kernel, every call of the driver returns that error.
@@ -59,11 +87,9 @@ impl Failure {
         let status = call.rsplit_once("status ").and_then(|(_, number)| number.trim().parse::<u32>().ok());
         let cause =
             STICKY_ERRORS.into_iter().find(|(code, _)| status == Some(*code)).map_or("an error", |(_, text)| text);
-        Some(Self::run(
-            format!("the GPU has stopped after {cause} in a kernel: {call}"),
-            "the kernel ran before the call that is named: with CUDA_LAUNCH_BLOCKING=1 it is named itself, and \
-             compute-sanitizer finds the access; `dmesg` shows errors of the hardware (Xid); checkpoints saved before are intact",
-        ))
+        let kernel = STOPPED_KERNEL.get().and_then(|find| find());
+        let kernel = kernel.map_or_else(|| "a kernel".to_owned(), |name| format!("the kernel {name}"));
+        Some(Self::run(format!("the GPU has stopped after {cause} in {kernel}: {call}"), STOPPED_HINT))
     }
 
     fn of_full_memory(text: &str) -> Option<Self> {
@@ -139,11 +165,11 @@ impl Hint for FileError {
 
 impl Hint for CommError {
     fn message(&self) -> String {
-        self.message.clone()
+        Failure::of_poisoned_gpu(&self.message).map_or_else(|| self.message.clone(), |stopped| stopped.message)
     }
 
     fn hint(&self) -> Option<&str> {
-        some(&self.hint)
+        Failure::of_poisoned_gpu(&self.message).map_or_else(|| some(&self.hint), |_| Some(STOPPED_HINT))
     }
 }
 
@@ -182,6 +208,18 @@ mod tests {
         assert_eq!(failure.message, "the GPU's memory is used up: 8.4 MB more was wanted");
         assert_eq!(failure.code, FAILED);
         assert_eq!(Failure::of_panic("index out of bounds"), None);
+    }
+
+    #[test]
+    fn a_library_that_cudarc_does_not_find_is_told_from_a_defect() {
+        let cudarcs = "Unable to dynamically load the \"nvrtc\" shared library - searched for library names: \
+                       [\"libnvrtc.so\", \"libnvrtc.so.12\"]. Ensure that `LD_LIBRARY_PATH` has the correct path";
+        let failure = Failure::of_panic(cudarcs).unwrap();
+        assert_eq!(
+            failure.message,
+            "the CUDA backend cannot load libnvrtc.so: looked for [\"libnvrtc.so\", \"libnvrtc.so.12\"]"
+        );
+        assert!(failure.hint.unwrap().contains("CUDARC_CUDA_VERSION=13000"));
     }
 
     #[test]

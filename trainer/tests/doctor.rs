@@ -182,6 +182,21 @@ fn a_gpu_for_one_process_is_not_shared_with_another() {
 }
 
 #[test]
+fn a_gpu_whose_driver_ends_long_kernels_is_told() {
+    let machine = Machine::complete();
+    let shown = |variables: &[(&str, &str)]| {
+        let screen = String::from_utf8(machine.run(&["doctor"], variables).stdout).unwrap();
+        screen
+            .split_whitespace()
+            .collect::<Vec<_>>()
+            .join(" ")
+            .contains("drives a display: the driver ends long kernels")
+    };
+    assert!(shown(&[("CUDA_ON_CPU_DISPLAY", "yes")]) && !shown(&[]));
+    assert_eq!(machine.doctor(&[("CUDA_ON_CPU_DISPLAY", "yes")])["gpus"][0]["limits_kernels"], true);
+}
+
+#[test]
 fn refused_ipc_is_an_answer() {
     let report = Machine::complete().doctor(&[("CUDA_ON_CPU_GPUS", "2"), ("CUDA_ON_CPU_IPC", "refused")]);
     assert!(text(&report["ipc"]).contains("CUDA_ERROR_NOT_SUPPORTED (801)"), "{}", report["ipc"]);

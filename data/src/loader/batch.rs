@@ -43,6 +43,28 @@ impl Batch {
         self.labels.len()
     }
 
+    /// Repeats the last image until there are `len` images, for devices that prepare for each size of a batch. Results of the
+    /// repeated images mean nothing.
+    pub fn padded(mut self, len: usize) -> Self {
+        let (one, missing) = (self.shape.len(), len.saturating_sub(self.len()));
+        if self.is_empty() || missing == 0 {
+            return self;
+        }
+        for _ in 0..missing {
+            self.images.extend_from_within(self.images.len().saturating_sub(one)..);
+        }
+        let last = |count: usize| count.saturating_sub(1)..count;
+        for _ in 0..missing {
+            self.params.extend_from_within(last(self.params.len()));
+            self.labels.extend_from_within(last(self.labels.len()));
+            self.ids.extend_from_within(last(self.ids.len()));
+            if let Some(mix) = &mut self.mix {
+                mix.labels.extend_from_within(last(mix.labels.len()));
+            }
+        }
+        self
+    }
+
     /// Returns true when there is no image. The loader never yields such a batch.
     pub fn is_empty(&self) -> bool {
         self.labels.is_empty()

@@ -51,8 +51,8 @@ pub struct BatchNormOutput {
 
 /// Applies batch norm in training mode and the epilogue in one operation, `torch.nn.functional.batch_norm(training=True)`.
 ///
-/// With `shared`, the statistics are those of all ranks' batches (`torch.nn.SyncBatchNorm`); their sums pass through the host
-/// in f64. With `running`, the result has the updated running statistics instead of the batch's.
+/// With `shared`, the statistics are those of all ranks' batches (`torch.nn.SyncBatchNorm`). Their sums stay on GPUs that can
+/// exchange them ([`StatisticsReduce::on_device`]), and pass through the host in f64 elsewhere. With `running`, the result has the updated running statistics instead of the batch's.
 ///
 /// Statistics, weight and bias are f32, and sums are at least f32. The output has the input's element type.
 ///
@@ -68,7 +68,7 @@ pub fn batch_norm_train(
     shared: Option<Arc<dyn StatisticsReduce>>,
     running: Option<RunningStats>,
 ) -> BatchNormOutput {
-    let on_gpu = shared.is_none() && on_gpu(&input);
+    let on_gpu = shared.as_ref().is_none_or(|shared| shared.on_device().is_some()) && on_gpu(&input);
     // The GPU kernels update the running statistics themselves.
     let (fused, separate) = if on_gpu { (running, None) } else { (None, running) };
     let batch = normalise(input, [weight, bias], epsilon, epilogue, shared, on_gpu, fused);

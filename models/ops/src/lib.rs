@@ -49,5 +49,5 @@ pub use functional::{
     sigmoid, slice_channels, swish,
 };
 pub use optimizer::{ParameterUpdate, UpdateRule, UpdatedParameter};
-pub use statistics::StatisticsReduce;
+pub use statistics::{DeviceGather, StatisticsReduce};
 pub use update::{ema_update, square_sum, update};

@@ -2,10 +2,12 @@
 
 use std::fmt::Debug;
 
+use burn::tensor::Tensor;
+
 /// Sums batch-norm statistics over all ranks that share a batch: synchronised batch norm, `torch.nn.SyncBatchNorm`.
 ///
 /// In a training pass, every batch norm calls it on the thread that runs the pass: as often in the backward pass as in the
-/// forward pass, once each with the CPU kernels and twice each elsewhere. All ranks must therefore run the same network on
+/// forward pass, once each with the CPU and GPU kernels and twice each elsewhere. All ranks must therefore run the same network on
 /// devices of the same kind.
 ///
 /// A pass cannot be stopped halfway. An implementation whose reduction fails must record the failure, and the result of the
@@ -13,4 +15,19 @@ use std::fmt::Debug;
 pub trait StatisticsReduce: Debug + Send + Sync {
     /// Replaces every element of `values` by its sum over all ranks. All ranks get the same bits.
     fn all_reduce_sum(&self, values: &mut [f64]);
+
+    /// Returns the exchange between the ranks' GPUs. `None`: statistics pass through the host.
+    fn on_device(&self) -> Option<&dyn DeviceGather> {
+        None
+    }
+}
+
+/// Exchanges statistics between the GPUs of all ranks that share a batch. Nothing waits on the host.
+pub trait DeviceGather {
+    /// Returns the number of ranks.
+    fn world(&self) -> usize;
+
+    /// Returns all ranks' `vectors`, which are f32 and without autodiff: those of rank 0, one behind the other, then those of
+    /// rank 1, and so on. All ranks have vectors of the same lengths. If the exchange fails, the result has this length too.
+    fn all_gather(&self, vectors: Vec<Tensor<1>>) -> Tensor<1>;
 }

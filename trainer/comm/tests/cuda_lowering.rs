@@ -80,8 +80,9 @@ fn every_world_and_number_of_tensors_compiles() {
     for parts in PARTS {
         nvrtc.compile(&KernelVariant { kernel: Kernel::OneShot, wire: WireType::F32, world: 2, parts }, "sm_80");
     }
-    // cubecl's name for Hopper.
-    let probe =
-        nvrtc.compile(&KernelVariant { kernel: Kernel::Probe, wire: WireType::F32, world: 8, parts: 2 }, "sm_90a");
-    assert!(count(&probe, "st.release.sys") >= 1 && count(&probe, "ld.acquire.sys") >= 1);
+    for kernel in [Kernel::Probe, Kernel::Order] {
+        // cubecl's name for Hopper.
+        let ptx = nvrtc.compile(&KernelVariant { kernel, wire: WireType::F32, world: 8, parts: 2 }, "sm_90a");
+        assert!(count(&ptx, "st.release.sys") >= 1 && count(&ptx, "ld.acquire.sys") >= 1, "{}", kernel.name());
+    }
 }

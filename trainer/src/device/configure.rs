@@ -38,12 +38,40 @@ fn keep_kernels() {
 /// the GPU in this process, and a choice for one model may not run on another. A stored kernel that the driver refuses would
 /// stay refused. `crowded`: several processes share the GPU, so their timings mean nothing.
 ///
-/// The variable `CUBECL_ENVIRONMENT` takes precedence.
+/// The variable `CUBECL_ENVIRONMENT` takes precedence. `speaks`: says if nothing can be kept, which is slow and no error.
 #[cfg(feature = "cuda")]
-pub fn keep_kernels_of(gpus: &super::Gpus, crowded: bool) {
+pub fn keep_kernels_of(gpus: &super::Gpus, crowded: bool, speaks: bool) {
+    static ONCE: Once = Once::new();
+    configure();
     if std::env::var_os("CUBECL_ENVIRONMENT").is_none_or(|name| name.is_empty()) {
-        configure();
         cubecl::environment::activate(cache_name(gpus, crowded));
+    }
+    ONCE.call_once(|| {
+        super::kernel_log::block_launches();
+        if speaks && let Err(cause) = check_cache() {
+            crate::console::eprint(format_args!(
+                "note: compiled kernels cannot be kept, and each start compiles and tunes them again: {cause}\n  hint: set \
+                 XDG_CACHE_HOME to a folder of a local disk that this user may write to; network file systems often lack \
+                 the locks of a database"
+            ));
+        }
+    });
+}
+
+/// Opens the database of kernels and writes to it. cubecl goes on without one, and says so only in its log.
+///
+/// # Errors
+/// The database cannot be opened or written.
+#[cfg(feature = "cuda")]
+fn check_cache() -> Result<(), String> {
+    use cubecl_environment::{
+        bytes::Bytes,
+        persistence::{Insertion, Origin, Storage, TursoStorage},
+    };
+    let storage = TursoStorage::open("trainer".to_owned())?;
+    match storage.replace(b"last start", Bytes::from_bytes_vec(vec![1]), Origin::Local) {
+        Insertion::Failed(cause) => Err(cause),
+        _ => Ok(()),
     }
 }
 
@@ -80,6 +108,7 @@ mod tests {
             multiprocessors: 4,
             uuid: String::new(),
             exclusive: false,
+            limits_kernels: false,
         };
         let of = |models: &[(&str, u32)], cuda, nvrtc: &str| Gpus {
             all: models.iter().copied().enumerate().map(gpu).collect(),

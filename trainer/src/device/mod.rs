@@ -6,11 +6,15 @@
 mod assign;
 mod configure;
 mod gpus;
+#[cfg(feature = "cuda")]
+mod kernel_log;
 #[cfg(not(feature = "cuda"))]
 mod stream_event;
 mod toolkit;
 mod versions;
 
+#[cfg(feature = "cuda")]
+pub use self::kernel_log::WarmUp;
 use burn::tensor::Device;
 #[cfg(feature = "cuda")]
 pub use comm::cuda::StreamEvent;
@@ -28,6 +32,19 @@ use crate::failure::Failure;
 use crate::text;
 use comm::cuda::driver::Gpu;
 use ops::CpuIsa;
+
+/// A build without the backend compiles and tunes nothing.
+#[cfg(not(feature = "cuda"))]
+#[derive(Debug)]
+pub struct WarmUp;
+
+#[cfg(not(feature = "cuda"))]
+impl WarmUp {
+    /// Returns `None`.
+    pub fn start(_: &Device, _: &'static str) -> Option<Self> {
+        None
+    }
+}
 
 /// Whether this build includes burn's CUDA backend.
 pub const HAS_CUDA: bool = cfg!(feature = "cuda");
@@ -142,7 +159,7 @@ impl DeviceSet {
             Self::Cpu(_) => Ok(cpu()),
             Self::Gpus(gpus) => {
                 let index = gpu_index(local_rank, gpus.all.len()).map_err(|refusal| refusal.failure(gpus))?;
-                Ok(gpu(gpus, index, local_rank.crowded(gpus.all.len())))
+                Ok(gpu(gpus, index, local_rank))
             }
         }
     }
@@ -158,16 +175,16 @@ impl DeviceSet {
     }
 }
 
-/// Selects one of the GPUs. `crowded`: several processes share the GPU.
-fn gpu(gpus: &Gpus, index: usize, crowded: bool) -> Selected {
-    let gpu = gpus.all[index].clone();
+/// Selects one of the GPUs.
+fn gpu(gpus: &Gpus, index: usize, local_rank: &LocalRank) -> Selected {
+    let (gpu, crowded) = (gpus.all[index].clone(), local_rank.crowded(gpus.all.len()));
     let [major, minor] = gpus.cuda;
     let mut description = format!("{}, CUDA {major}.{minor}, burn-cuda", describe(&gpu));
     if crowded {
         description.push_str(", shared by several processes: timings mean nothing");
     }
     #[cfg(feature = "cuda")]
-    configure::keep_kernels_of(gpus, crowded);
+    configure::keep_kernels_of(gpus, crowded, local_rank.local_rank == 0);
     Selected { device: cuda(index), threads: rayon::current_num_threads(), description, gpu: Some(gpu) }
 }
 
@@ -175,7 +192,8 @@ fn gpu(gpus: &Gpus, index: usize, crowded: bool) -> Selected {
 pub fn describe(gpu: &Gpu) -> String {
     let [major, minor] = gpu.compute;
     let memory = text::bytes(gpu.memory_bytes);
-    format!("GPU {} {} ({memory}, compute capability {major}.{minor})", gpu.index, gpu.name)
+    let display = if gpu.limits_kernels { ", drives a display: the driver ends long kernels" } else { "" };
+    format!("GPU {} {} ({memory}, compute capability {major}.{minor}{display})", gpu.index, gpu.name)
 }
 
 /// Returns burn's device for a GPU, with autodiff.

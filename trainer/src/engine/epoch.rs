@@ -36,10 +36,13 @@ pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> 
 
         // Forward → backward → all-reduce → optimizer, on all devices of the strategy (`strategy/*/step.rs`).
         let (step, lr) = (engine.progress.step, engine.lr(engine.progress.step));
-        let outcome = engine.strategy.train_step(fetched, lr, engine.asked_to_stop()).map_err(|mut failure| {
-            failure.message = format!("epoch {epoch}, step {step}: {}", failure.message);
-            failure
-        })?;
+        let outcome = {
+            let _reports = engine.warm_up(0);
+            engine.strategy.train_step(fetched, lr, engine.asked_to_stop()).map_err(|mut failure| {
+                failure.message = format!("epoch {epoch}, step {step}: {}", failure.message);
+                failure
+            })?
+        };
 
         // Only timing, logging and saving from here on.
         let end = Instant::now();

@@ -9,6 +9,7 @@ use data::loader::Loader;
 
 use self::{checkpoint::Store, epoch::EpochEnd};
 use crate::config::{BatchScope, LrScale, RunPlan};
+use crate::device::WarmUp;
 use crate::failure::Failure;
 use crate::optim::Schedule;
 use crate::report::{EpochRecord, Reporter};
@@ -113,6 +114,8 @@ pub struct Engine<'a> {
     stop: Stop,
     progress: RunProgress,
     timeline: Timeline,
+    /// Whether this process has taken a step, and has evaluated.
+    warm: [bool; 2],
 }
 
 /// The files and the screen that rank 0 writes.
@@ -138,7 +141,17 @@ impl<'a> Engine<'a> {
             Schedule::new(&plan.schedule, plan.optimizer.lr, lengths.schedule_steps, lengths.steps_per_epoch);
         let base_scale = lr_factor(plan, strategy.devices());
         let timeline = Timeline::off();
-        Self { plan, strategy, loaders, lengths, schedule, base_scale, files, stop, progress, timeline }
+        let warm = [false; 2];
+        Self { plan, strategy, loaders, lengths, schedule, base_scale, files, stop, progress, timeline, warm }
+    }
+
+    /// Reports while the first step (`which` is 0) or evaluation (1) compiles and tunes kernels. A timeline records that too, and
+    /// needs the kernels' only observer.
+    fn warm_up(&mut self, which: usize) -> Option<WarmUp> {
+        let first = !std::mem::replace(&mut self.warm[which], true);
+        let what = ["first step", "first evaluation"][which];
+        let device = self.strategy.learner().replica.inner_device();
+        (first && self.files.is_some() && !self.timeline.is_on()).then(|| WarmUp::start(&device, what)).flatten()
     }
 
     /// Records steps and waits for data on `timeline`. [`Strategy::set_timeline`] records the rest.
@@ -229,6 +242,7 @@ impl<'a> Engine<'a> {
 
     /// Evaluates all images of [`Loaders::eval`].
     fn evaluate(&mut self) -> Result<Evaluation, Failure> {
+        let _reports = self.warm_up(1);
         let mut reporter = self.files.as_mut().map(|files| &mut *files.reporter);
         if let Some(reporter) = &mut reporter {
             reporter.evaluating(self.loaders.eval.batches_per_epoch());

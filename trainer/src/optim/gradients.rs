@@ -1,6 +1,6 @@
 //! The gradients of one step: flat, in parameter order. They are clipped, reduced and handed to the optimizer.
 
-use burn::tensor::{Device, Gradients, Tensor};
+use burn::tensor::{Gradients, Tensor};
 use models::Network;
 
 /// One flat gradient per learnable parameter in registration order; `None` for a parameter that the loss did not use. The
@@ -23,9 +23,18 @@ impl FlatGradients {
         Self { tensors, scale: None }
     }
 
-    /// Moves all gradients to a device (one without autodiff).
-    pub fn to_device(self, device: &Device) -> Self {
-        Self::from_tensors(self.into_inner().into_iter().map(|g| g.map(|g| g.to_device(device))).collect())
+    /// Replaces all gradients that there are by the result of one call of `map`, such as copies on another device.
+    ///
+    /// # Panics
+    /// `map` returns another number of gradients.
+    pub fn map_all(self, map: impl FnOnce(Vec<Tensor<1>>) -> Vec<Tensor<1>>) -> Self {
+        let gradients = self.into_inner();
+        let there: Vec<bool> = gradients.iter().map(Option::is_some).collect();
+        let mut mapped = map(gradients.into_iter().flatten().collect()).into_iter();
+        let next = |there: bool| there.then(|| mapped.next().expect("as many gradients as before"));
+        let gradients = there.into_iter().map(next).collect();
+        assert!(mapped.next().is_none(), "as many gradients as before");
+        Self::from_tensors(gradients)
     }
 
     /// Adds another batch's gradients, parameter by parameter.

@@ -30,6 +30,14 @@ impl Logits {
         Self { plain: host_logits(plain), tta }
     }
 
+    /// Keeps the first `len` values: the logits of the images that are not padding.
+    pub fn truncate(&mut self, len: usize) {
+        self.plain.truncate(len);
+        if let Some(tta) = &mut self.tta {
+            tta.truncate(len);
+        }
+    }
+
     /// Appends the logits of the batch's next images.
     pub fn append(&mut self, next: Self) {
         self.plain.extend(next.plain);

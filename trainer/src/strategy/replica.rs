@@ -206,11 +206,24 @@ impl Replica {
         self.network().valid()
     }
 
+    /// Returns whether kernels of the device are tuned for the shapes of their inputs.
+    fn is_tuned(&self) -> bool {
+        self.inner_device() != Device::flex()
+    }
+
     /// Counts every batch with `network`, an inference copy, until `stop`.
     pub fn evaluate(&self, network: &Network, batches: &mut dyn Iterator<Item = Batch>, stop: &Stop) -> EvalCounts {
-        let infer = |batch| {
+        let mut full = 0;
+        let infer = |batch: Batch| {
+            let count = batch.len();
+            full = full.max(count);
+            // Kernels on GPUs are tuned for each batch size. An evaluation computes each image by itself, so the last batch may
+            // have more images than are counted. A training step may not: batch norm's statistics would include them.
+            let batch = if self.is_tuned() { batch.padded(full) } else { batch };
             let images = self.images(batch, |sets| &sets.eval).inner();
-            Ok::<_, Infallible>(Logits::of(network, images, self.tta))
+            let mut logits = Logits::of(network, images, self.tta);
+            logits.truncate(count * self.classes);
+            Ok::<_, Infallible>(logits)
         };
         let Ok(counts) = EvalCounts::of_batches(self.classes, batches, stop, infer);
         counts

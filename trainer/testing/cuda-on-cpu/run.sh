@@ -3,8 +3,7 @@
 #
 # PYTHON must have NVIDIA's compiler and headers: pip install nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-crt
 # nvidia-cuda-cccl. Builds the stand-in (cargo build --release -p cuda-on-cpu) if it is missing. src/lib.rs documents the
-# variables, such as CUDA_ON_CPU_GPUS; CUDA_ON_CPU_NCCL=no is a machine without NCCL. Compiled kernels are kept in
-# target/cuda-on-cpu, apart from those of real GPUs.
+# variables, such as CUDA_ON_CPU_GPUS. Compiled kernels are kept in target/cuda-on-cpu, apart from those of real GPUs.
 set -euo pipefail
 python=${1:?usage: run.sh PYTHON COMMAND…}
 shift
@@ -30,6 +29,8 @@ kept=$target/cuda-on-cpu
 mkdir -p "$kept/lib" "$kept/modules" "$kept/cache"
 ln -sf "$(realpath "$library")" "$kept/lib/libcuda.so.1"
 ln -sf libcuda.so.1 "$kept/lib/libcuda.so"
+rm -f "$kept/lib/libnccl.so"
+if [ "${CUDA_ON_CPU_NCCL:-}" = dev ]; then ln -sf libnccl.so.2 "$kept/lib/libnccl.so"; fi
 if [ "${CUDA_ON_CPU_NCCL:-}" = no ]; then rm -f "$kept/lib/libnccl.so.2"; else ln -sf "$(realpath "$library")" "$kept/lib/libnccl.so.2"; fi
 ln -sf "$(ls "$toolkit"/lib/libnvrtc.so.* | head -1)" "$kept/lib/libnvrtc.so"
 export LD_LIBRARY_PATH="$kept/lib:$toolkit/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" CUDA_PATH=$toolkit

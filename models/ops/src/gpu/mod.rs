@@ -15,6 +15,7 @@ mod direct;
 mod direct_kernels;
 mod norm;
 mod norm_kernels;
+mod norm_moments;
 mod rows;
 mod squares;
 mod update;

@@ -1,15 +1,19 @@
-//! Batch norm on a GPU: three launches forward, three backward, one in evaluation.
+//! Batch norm on a GPU: three launches forward, three backward, one in evaluation. With the statistics of all ranks' batches,
+//! another launch each way, and an all-gather between the GPUs: each rank merges all ranks' moments in rank order, so all ranks
+//! have the same bits, and the host waits for nothing.
+
+use std::sync::Arc;
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::norm_kernels::{
-    final_gradients, final_moments, input_gradient, normalise, partial_gradients, partial_moments,
-};
+use super::norm_kernels::{final_gradients, input_gradient, normalise, partial_gradients, shared_gradients};
+use super::norm_moments::{final_moments, own_moments, partial_moments, shared_moments};
 use super::rows::{Blocks, Rows, all};
-use super::update::cube;
+use super::update::{cube, tensor_of};
 use crate::extension::{Activation, NormOptions, RunningStats};
+use crate::statistics::StatisticsReduce;
 
 /// Saved tensors of a batch norm.
 #[derive(Debug, Clone)]
@@ -21,6 +25,15 @@ pub struct SavedNorm {
     affine: [CubeTensor; 2],
     activation: Activation,
     has_residual: bool,
+    shared: Option<Shared>,
+}
+
+/// The ranks whose batches share statistics.
+#[derive(Debug, Clone)]
+struct Shared {
+    ranks: Arc<dyn StatisticsReduce>,
+    /// The reciprocal of the number of all ranks' rows, for each column.
+    part: CubeTensor,
 }
 
 /// Mean and reciprocal of the standard deviation; if `given`, `inverse` is the variance.
@@ -36,6 +49,13 @@ pub(super) struct Grads {
     pub(super) weight: CubeTensor,
     pub(super) bias: CubeTensor,
     pub(super) residual: CubeTensor,
+}
+
+/// Gathers the ranks' vectors, each rank's one behind the other. Returns them and the number of ranks.
+fn gather(ranks: &dyn StatisticsReduce, vectors: &[&CubeTensor]) -> (CubeTensor, usize) {
+    let on_device = ranks.on_device().expect("`batch_norm_train` calls the GPU kernels only with such ranks");
+    let gathered = on_device.all_gather(vectors.iter().map(|&vector| tensor_of(vector.clone())).collect());
+    (cube(&gathered).expect("statistics are f32 and stay on the GPU"), on_device.world())
 }
 
 /// Computes `activation((x - mean) · inverse · weight + bias + residual)`.
@@ -89,7 +109,7 @@ pub(super) fn forward(
     residual: Option<CubeTensor>,
     options: NormOptions,
 ) -> ([CubeTensor; 3], SavedNorm) {
-    let NormOptions { epsilon, activation, running, .. } = options;
+    let NormOptions { epsilon, activation, running, shared } = options;
     let (x, residual) = (Rows::new(input), residual.map(Rows::new));
     let affine = [weight, bias].map(into_contiguous);
     let [mean, inverse, new_mean, new_variance] = [0; 4].map(|_| x.of_columns(1));
@@ -118,34 +138,84 @@ pub(super) fn forward(
             piece,
             dtype_to_storage_type(x.dtype()),
         );
-        final_moments::launch_unchecked(
-            x.client(),
-            count,
-            dim,
-            vector,
-            all(&workspace),
-            all(&old[0]),
-            all(&old[1]),
-            all(&mean),
-            all(&inverse),
-            all(&new_mean),
-            all(&new_variance),
-            x.rows(),
-            blocks.columns,
-            piece,
-            pieces,
-            epsilon as f32,
-            momentum.unwrap_or(1.0) as f32,
-            momentum.is_some(),
-        );
     }
+    let momentum_or_one = momentum.unwrap_or(1.0) as f32;
+    let shared = if let Some(ranks) = shared {
+        let [own_mean, own_squares, own_count, part] = [0; 4].map(|_| x.of_columns(1));
+        // SAFETY: as above.
+        unsafe {
+            own_moments::launch_unchecked(
+                x.client(),
+                count.clone(),
+                dim,
+                vector,
+                all(&workspace),
+                all(&own_mean),
+                all(&own_squares),
+                all(&own_count),
+                x.rows(),
+                blocks.columns,
+                piece,
+                pieces,
+            );
+        }
+        let (gathered, world) = gather(&*ranks, &[&own_mean, &own_squares, &own_count]);
+        // SAFETY: as above; `gathered` has three vectors per rank.
+        unsafe {
+            shared_moments::launch_unchecked(
+                x.client(),
+                blocks.per_column(),
+                blocks.per_column_dim(),
+                vector,
+                all(&gathered),
+                all(&old[0]),
+                all(&old[1]),
+                all(&mean),
+                all(&inverse),
+                all(&new_mean),
+                all(&new_variance),
+                all(&part),
+                blocks.columns,
+                world,
+                epsilon as f32,
+                momentum_or_one,
+                momentum.is_some(),
+            );
+        }
+        Some(Shared { ranks, part })
+    } else {
+        // SAFETY: as above.
+        unsafe {
+            final_moments::launch_unchecked(
+                x.client(),
+                count,
+                dim,
+                vector,
+                all(&workspace),
+                all(&old[0]),
+                all(&old[1]),
+                all(&mean),
+                all(&inverse),
+                all(&new_mean),
+                all(&new_variance),
+                x.rows(),
+                blocks.columns,
+                piece,
+                pieces,
+                epsilon as f32,
+                momentum_or_one,
+                momentum.is_some(),
+            );
+        }
+        None
+    };
     let statistics = Statistics { mean, inverse, given: false };
     let out = apply(&x, residual.as_ref(), &statistics, &affine, epsilon, activation);
     let has_residual = residual.is_some();
     let saved = (has_residual && activation == Activation::Relu).then(|| out.clone());
     (
         [out.into_tensor(), new_mean, new_variance],
-        SavedNorm { x, out: saved, statistics, affine, activation, has_residual },
+        SavedNorm { x, out: saved, statistics, affine, activation, has_residual, shared },
     )
 }
 
@@ -158,6 +228,7 @@ pub(super) fn backward(saved: SavedNorm, grad: CubeTensor) -> Grads {
         affine: [weight, bias],
         activation,
         has_residual,
+        shared,
     } = saved;
     let dy = Rows::new(grad.clone());
     // The residual's gradient is the output's, unless an activation follows.
@@ -206,6 +277,33 @@ pub(super) fn backward(saved: SavedNorm, grad: CubeTensor) -> Grads {
             blocks.columns,
             pieces,
         );
+    }
+    // Weight and bias keep the sums over this rank's rows, which are reduced with all other gradients.
+    let (all_sum, all_product, part) = match shared {
+        None => (sum.clone(), product.clone(), 1.0 / x.rows() as f32),
+        Some(Shared { ranks, part }) => {
+            let (gathered, world) = gather(&*ranks, &[&sum, &product]);
+            let [all_sum, all_product] = [0; 2].map(|_| x.of_columns(1));
+            // SAFETY: as above; `gathered` has two vectors per rank.
+            unsafe {
+                shared_gradients::launch_unchecked(
+                    x.client(),
+                    blocks.per_column(),
+                    blocks.per_column_dim(),
+                    vector,
+                    all(&gathered),
+                    all(&part),
+                    all(&all_sum),
+                    all(&all_product),
+                    blocks.columns,
+                    world,
+                );
+            }
+            (all_sum, all_product, 1.0)
+        }
+    };
+    // SAFETY: as in `forward`.
+    unsafe {
         input_gradient::launch_unchecked(
             x.client(),
             blocks.elementwise(),
@@ -218,8 +316,8 @@ pub(super) fn backward(saved: SavedNorm, grad: CubeTensor) -> Grads {
             all(&inverse),
             all(&weight),
             all(&bias),
-            all(&sum),
-            all(&product),
+            all(&all_sum),
+            all(&all_product),
             dx.arg(),
             third.arg(),
             x.rows(),
@@ -228,6 +326,7 @@ pub(super) fn backward(saved: SavedNorm, grad: CubeTensor) -> Grads {
             dy.pitch(vector),
             second.pitch(vector),
             dx.pitch(vector),
+            part,
             out.is_some(),
             separate_residual,
             activation,

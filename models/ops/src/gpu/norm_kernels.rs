@@ -2,9 +2,8 @@
 //! f32.
 //!
 //! Reductions over all rows take two launches: each block reduces a piece of the rows, then one block per tile of
-//! columns reduces the pieces, in an order that depends on the shape alone. Variances are sums of squares around a
-//! thread's first row, merged by Chan's formula (<https://doi.org/10.2307/2683386>), so they stay accurate if the mean
-//! is far from zero.
+//! columns reduces the pieces, in an order that depends on the shape alone. `norm_moments.rs` has those of means and
+//! variances.
 
 use cubecl::prelude::*;
 
@@ -15,64 +14,9 @@ use crate::extension::Activation;
 /// Returns the thread's column, its row within the block, its index within the block, and the rows that a block
 /// processes at a time.
 #[cube]
-fn thread_position() -> (usize, usize, usize, usize) {
+pub(super) fn thread_position() -> (usize, usize, usize, usize) {
     let column = CUBE_POS_X as usize * CUBE_DIM_X as usize + UNIT_POS_X as usize;
     (column, UNIT_POS_Y as usize, UNIT_POS as usize, CUBE_DIM_Y as usize)
-}
-
-/// Merges two sets by Chan's formula. Returns the mean, the sum of squares around the mean, and the count.
-#[cube]
-fn merge<N: Size>(
-    mean: Vector<f32, N>,
-    squares: Vector<f32, N>,
-    count: f32,
-    other_mean: Vector<f32, N>,
-    other_squares: Vector<f32, N>,
-    other_count: f32,
-) -> (Vector<f32, N>, Vector<f32, N>, f32) {
-    let all = count + other_count;
-    // Both sets may be empty.
-    let part = other_count / max(all, 1.0);
-    let difference = other_mean - mean;
-    let mean = mean + difference * Vector::new(part);
-    (mean, squares + other_squares + difference * difference * Vector::new(count * part), all)
-}
-
-/// Merges the sets of all threads of a column. The column's first thread gets the result.
-#[cube]
-fn merge_over_block<N: Size>(
-    mean: Vector<f32, N>,
-    squares: Vector<f32, N>,
-    count: f32,
-) -> (Vector<f32, N>, Vector<f32, N>, f32) {
-    let mut means = Shared::<[Vector<f32, N>]>::new_slice(UNITS);
-    let mut all_squares = Shared::<[Vector<f32, N>]>::new_slice(UNITS);
-    let mut counts = Shared::<[f32]>::new_slice(UNITS);
-    let (_, y, unit, depth) = thread_position();
-    means[unit] = mean;
-    all_squares[unit] = squares;
-    counts[unit] = count;
-    sync_cube();
-    let mut half = depth / 2;
-    while half > 0 {
-        if y < half {
-            let other = unit + half * CUBE_DIM_X as usize;
-            let (mean, squares, count) = merge::<N>(
-                means[unit],
-                all_squares[unit],
-                counts[unit],
-                means[other],
-                all_squares[other],
-                counts[other],
-            );
-            means[unit] = mean;
-            all_squares[unit] = squares;
-            counts[unit] = count;
-        }
-        sync_cube();
-        half /= 2;
-    }
-    (means[unit], all_squares[unit], counts[unit])
 }
 
 /// Sums the values of all threads of a column. The column's first thread gets the result.
@@ -98,97 +42,32 @@ fn sum_over_block<N: Size>(first: Vector<f32, N>, second: Vector<f32, N>) -> (Ve
     (firsts[unit], seconds[unit])
 }
 
-/// Computes the mean and the sum of squares around the mean, for each piece: `pieces[piece][2][columns]`.
+/// Computes the means over the rows of all ranks of `g` and of `g · x̂`, from all ranks' sums, `ranks[rank][2][columns]`, in
+/// rank order. `part` is the reciprocal of the number of rows.
 #[cube(launch_unchecked)]
-pub(super) fn partial_moments<F: Float, N: Size>(
-    x: &[Vector<F, N>],
-    pieces: &mut [Vector<f32, N>],
-    rows: usize,
+pub(super) fn shared_gradients<N: Size>(
+    ranks: &[Vector<f32, N>],
+    part: &[Vector<f32, N>],
+    sum_out: &mut [Vector<f32, N>],
+    product_out: &mut [Vector<f32, N>],
     columns: usize,
-    pitch: usize,
-    piece: usize,
-    #[define(F)] _dtype: ElemType,
+    world: usize,
 ) {
-    let (column, y, _, depth) = thread_position();
-    let start = CUBE_POS_Y as usize * piece;
-    let end = min(start + piece, rows);
-    let mut mean = Vector::<f32, N>::new(0.0);
-    let mut squares = Vector::<f32, N>::new(0.0);
-    let mut count = 0.0f32;
-    if column < columns && start + y < end {
-        let pivot = Vector::<f32, N>::cast_from(x[(start + y) * pitch + column]);
-        let mut sum = Vector::<f32, N>::new(0.0);
-        let mut row = start + y;
-        while row < end {
-            let difference = Vector::<f32, N>::cast_from(x[row * pitch + column]) - pivot;
-            sum += difference;
-            squares += difference * difference;
-            count += 1.0;
-            row += depth;
-        }
-        let shift = sum / Vector::new(count);
-        mean = pivot + shift;
-        squares = max(squares - shift * sum, Vector::new(0.0));
+    let column = CUBE_POS_X as usize * CUBE_DIM_X as usize + UNIT_POS_X as usize;
+    if column >= columns {
+        terminate!();
     }
-    let (mean, squares, _) = merge_over_block::<N>(mean, squares, count);
-    if y == 0 && column < columns {
-        let at = CUBE_POS_Y as usize * 2 * columns + column;
-        pieces[at] = mean;
-        pieces[at + columns] = squares;
+    let mut sum = Vector::<f32, N>::new(0.0);
+    let mut product = Vector::<f32, N>::new(0.0);
+    let mut rank = 0usize;
+    while rank < world {
+        let at = rank * 2 * columns + column;
+        sum += ranks[at];
+        product += ranks[at + columns];
+        rank += 1;
     }
-}
-
-/// Computes the mean and the reciprocal of the biased standard deviation. Also returns the mean and the unbiased
-/// variance or, with `updates`, the updated running statistics.
-#[cube(launch_unchecked)]
-pub(super) fn final_moments<N: Size>(
-    pieces: &[Vector<f32, N>],
-    old_mean: &[Vector<f32, N>],
-    old_variance: &[Vector<f32, N>],
-    mean_out: &mut [Vector<f32, N>],
-    inverse_out: &mut [Vector<f32, N>],
-    new_mean_out: &mut [Vector<f32, N>],
-    new_variance_out: &mut [Vector<f32, N>],
-    rows: usize,
-    columns: usize,
-    piece: usize,
-    count_of_pieces: usize,
-    epsilon: f32,
-    momentum: f32,
-    #[comptime] updates: bool,
-) {
-    let (column, y, _, depth) = thread_position();
-    let mut mean = Vector::<f32, N>::new(0.0);
-    let mut squares = Vector::<f32, N>::new(0.0);
-    let mut count = 0.0f32;
-    if column < columns {
-        let mut index = y;
-        while index < count_of_pieces {
-            let at = index * 2 * columns + column;
-            let inside = min(piece, rows - index * piece);
-            let (new_mean, new_squares, new_count) =
-                merge::<N>(mean, squares, count, pieces[at], pieces[at + columns], inside as f32);
-            mean = new_mean;
-            squares = new_squares;
-            count = new_count;
-            index += depth;
-        }
-    }
-    let (mean, squares, count) = merge_over_block::<N>(mean, squares, count);
-    if y == 0 && column < columns {
-        mean_out[column] = mean;
-        // A single row has no unbiased variance; its value is not used.
-        let variance = squares / Vector::new(max(count - 1.0, 1.0));
-        if comptime!(updates) {
-            let (old, new) = (Vector::new(1.0 - momentum), Vector::new(momentum));
-            new_mean_out[column] = old * old_mean[column] + new * mean;
-            new_variance_out[column] = old * old_variance[column] + new * variance;
-        } else {
-            new_mean_out[column] = mean;
-            new_variance_out[column] = variance;
-        }
-        inverse_out[column] = Vector::new(1.0) / (squares / Vector::new(count) + Vector::new(epsilon)).sqrt();
-    }
+    sum_out[column] = sum * part[column];
+    product_out[column] = product * part[column];
 }
 
 /// Computes `y = activation((x - mean) · inverse · weight + bias + residual)`. With `given` statistics, `inverse` is
@@ -334,7 +213,7 @@ pub(super) fn final_gradients<N: Size>(
     }
 }
 
-/// Computes the input's gradient, `scale · (g - sum / rows - x̂ · product / rows)`. With `separate_residual`, also
+/// Computes the input's gradient, `scale · (g - part · sum - part · x̂ · product)`. With `separate_residual`, also
 /// writes the residual's gradient, `g`.
 #[cube(launch_unchecked)]
 pub(super) fn input_gradient<F: Float, N: Size>(
@@ -355,6 +234,7 @@ pub(super) fn input_gradient<F: Float, N: Size>(
     dy_pitch: usize,
     out_pitch: usize,
     dx_pitch: usize,
+    part: f32,
     #[comptime] from_output: bool,
     #[comptime] separate_residual: bool,
     #[comptime] activation: Activation,
@@ -366,7 +246,7 @@ pub(super) fn input_gradient<F: Float, N: Size>(
     }
     let (mean, inverse) = (mean[column], inverse[column]);
     let (weight, bias) = (weight[column], bias[column]);
-    let part = Vector::new(1.0 / rows as f32);
+    let part = Vector::new(part);
     let (sum, product) = (sum[column] * part, product[column] * part);
     let scale = inverse * weight;
     let mut row = CUBE_POS_Y as usize * depth + y;

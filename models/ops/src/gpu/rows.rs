@@ -190,6 +190,16 @@ impl Blocks {
         [piece, self.rows.div_ceil(piece)]
     }
 
+    /// Returns the grid of a launch with one thread per vector of columns, in blocks of [`Self::per_column_dim`].
+    pub(super) fn per_column(&self) -> CubeCount {
+        CubeCount::Static(self.columns.div_ceil(UNITS) as u32, 1, 1)
+    }
+
+    /// See [`Self::per_column`].
+    pub(super) fn per_column_dim(&self) -> CubeDim {
+        CubeDim::new_1d(UNITS as u32)
+    }
+
     /// Returns the grid of a reduction's first launch.
     pub(super) fn reduction(&self) -> CubeCount {
         CubeCount::Static(self.tiles as u32, self.pieces()[1] as u32, 1)

@@ -9,7 +9,7 @@ use super::driver::Context;
 use super::gpu;
 use super::group::{DeviceGroup, DeviceGroupOptions};
 use super::inter_host::InterHost;
-use super::layout::{PAGE, fault};
+use super::layout::{PAGE, fault, word};
 use super::route::{DeviceBackend, Route};
 use super::sequence::Sequence;
 use super::topology::{self, Topology};
@@ -157,7 +157,9 @@ impl<'a> Meeting<'a> {
         let abort = Arc::downgrade(&windows.abort());
         comm.inner.process.abort.on_raise(move || {
             if let Some(words) = abort.upgrade() {
-                words.set(0, 1);
+                words.set(word::ABORT, 1);
+                // Nothing may stay in front of the end of NCCL's stream. No launch has a number as high.
+                words.set(word::PACKED, u64::MAX >> 1);
             }
         });
         let mut group = DeviceGroup {

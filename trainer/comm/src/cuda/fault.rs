@@ -21,6 +21,12 @@ pub(super) fn fault_error(faults: &[Fault], names: &[usize], me: usize, limit: D
             .hint("every rank must call the same collectives in the same order, with the same lengths and types");
         return Some(error.blame(*first));
     }
+    if let Some(fault) = faults.iter().find(|fault| fault.kind == fault::STALLED) {
+        let text =
+            format!("launch #{}: NCCL did not finish a sum within {limit:.1?} (rank {me}'s GPU waits)", fault.epoch);
+        let error = CommError::new(ErrorKind::Timeout, text);
+        return Some(error.hint("another rank is late or gone; NCCL_DEBUG=INFO makes NCCL report more"));
+    }
     let first = missing.first()?;
     let text = format!(
         "launch #{launch} on the GPUs: {} did not come within {limit:.1?} (rank {me}'s GPU waits)",

@@ -7,8 +7,8 @@ use burn::tensor::Tensor;
 use super::Topology;
 use super::device::{Elements, Launcher};
 use super::fault::fault_error;
-use super::inter_host::InterHost;
-use super::layout::WireType;
+use super::inter_host::{InterHost, all_reduce_on_host};
+use super::layout::{WireType, phase};
 use super::plan::{self, DeviceCall};
 use super::protocol::Kernel;
 use super::route::{self, DeviceBackend, Route};
@@ -38,7 +38,7 @@ pub struct DeviceGroupOptions {
 /// returned tensor is its `Work`: later operations of the calling thread on the tensor wait on the device. All ranks make the
 /// same calls in the same order, as with a [`Communicator`].
 ///
-/// If ranks share a GPU, or data goes through NCCL or between hosts, the host waits inside the call.
+/// If ranks share a GPU, or data goes between hosts over TCP, the host waits inside the call.
 pub struct DeviceGroup {
     pub(super) launcher: Launcher,
     pub(super) windows: Option<Windows>,
@@ -92,7 +92,9 @@ impl DeviceGroup {
     pub fn check(&self) -> Result<()> {
         let faults = self.windows()?.faults();
         if faults.is_empty() {
-            return self.process().abort.check();
+            self.process().abort.check()?;
+            let checked = self.inter_host.as_ref().map_or(Ok(()), InterHost::check);
+            return checked.map_err(|error| self.process().fail(error));
         }
         let error = fault_error(&faults, self.local.ranks(), self.process().rank, self.limit);
         Err(match error {
@@ -149,14 +151,42 @@ impl DeviceGroup {
     ) -> Result<(Tensor<1>, StreamEvent)> {
         let sources = self.elements(tensors, after)?;
         let len = sources.iter().map(|source| source.len).sum::<usize>();
+        self.all_reduce_by(self.all_reduce_kernel(len, self.wire), self.wire, sources, len, scale)
+    }
+
+    fn all_reduce_kernel(&self, len: usize, wire: WireType) -> Kernel {
         let world = self.constants.world();
-        let kernel = match self.route {
-            Route::Kernels { .. } => plan::all_reduce(len as u64, self.wire, world),
+        match self.route {
+            Route::Kernels { .. } => plan::all_reduce(len as u64, wire, world),
             // For NCCL the slot is only the way in and out.
             _ if world == 1 => Kernel::Broadcast,
             _ => Kernel::TwoShot,
-        };
-        self.all_reduce_by(kernel, sources, len, scale)
+        }
+    }
+
+    /// Returns all ranks' `tensors`, one behind the other, in rank order. Works over every route and always travels in f32, whatever
+    /// the group's [`wire`](Self::wire) is: bits do not change, except the sign of a zero where there is no
+    /// [`all_gather`](Self::all_gather).
+    ///
+    /// # Errors
+    /// As [`check`](Self::check).
+    pub fn all_gather_f32(&mut self, tensors: Vec<Tensor<1>>) -> Result<Tensor<1>> {
+        let each: usize = tensors.iter().map(|tensor| tensor.dims()[0]).sum();
+        let (world, rank, wire) = (self.comm.world(), self.comm.rank(), WireType::F32);
+        self.ordered(|this, after| {
+            if let Route::Kernels { .. } = this.route {
+                let call = DeviceCall { kernel: Kernel::AllGather, wire, elements: each as u64, root: 0 };
+                let sources = this.elements(tensors, after)?;
+                return this.run(call, sources, each * world, 1.0);
+            }
+            // A sum of arrays in which each rank fills a part of its own. What else is there is a zero.
+            let zeros = |ranks: usize| (ranks > 0).then(|| Tensor::zeros([ranks * each], this.launcher.device()));
+            let padded = zeros(rank).into_iter().chain(tensors).chain(zeros(world - rank - 1)).collect();
+            // The zeros are this thread's work too.
+            let after = StreamEvent::record(this.launcher.device());
+            let (sources, len) = (this.elements(padded, &after)?, each * world);
+            this.all_reduce_by(this.all_reduce_kernel(len, wire), wire, sources, len, 1.0)
+        })
     }
 
     /// Runs a call whose tensors come from this thread, and whose result this thread uses.
@@ -181,19 +211,20 @@ impl DeviceGroup {
         self.ordered(|this, after| {
             let sources = this.elements(tensors, after)?;
             let len = sources.iter().map(|source| source.len).sum();
-            this.all_reduce_by(kernel, sources, len, scale)
+            this.all_reduce_by(kernel, this.wire, sources, len, scale)
         })
     }
 
     fn all_reduce_by(
         &mut self,
         kernel: Kernel,
+        wire: WireType,
         sources: Vec<Elements>,
         len: usize,
         scale: f32,
     ) -> Result<(Tensor<1>, StreamEvent)> {
         let root = if kernel == Kernel::Broadcast { self.constants.rank } else { 0 };
-        let call = DeviceCall { kernel, wire: self.wire, elements: len as u64, root };
+        let call = DeviceCall { kernel, wire, elements: len as u64, root };
         self.run(call, sources, len, scale)
     }
 
@@ -274,18 +305,29 @@ impl DeviceGroup {
     }
 
     fn chunk(&self, call: &DeviceCall, mut launch: Launch, output: &Elements, sources: &[Elements]) -> Result<()> {
-        let range = launch.reduced();
+        let (range, ordered) = (launch.reduced(), launch.clone());
         let mut go = |phases: u32| {
             launch.params.phases = phases;
             self.launcher.launch(&launch, output, sources)
         };
         if let Some(inter_host) = &self.inter_host {
             let (before, after) = route::around(call.kernel);
+            let window = &self.windows()?.own;
             go(before)?;
-            self.launcher.synchronize()?;
-            self.check()?;
-            let (window, abort) = (&self.windows()?.own, &self.process().abort);
-            inter_host.all_reduce(window, range, call.wire, abort, self.limit)?;
+            match inter_host {
+                InterHost::Nccl(nccl) => {
+                    let order = |phase| self.launcher.launch(&Sequence::order(&ordered, phase), output, &[]);
+                    let (at, count) = (window.address() + range.start as u64, range.len() / call.wire.size());
+                    order(phase::PACK)?;
+                    nccl.all_reduce(at, count, call.wire, self.constants.abort, ordered.params.epoch)?;
+                    order(phase::GATHER)?;
+                }
+                InterHost::Host(comm) => {
+                    self.launcher.synchronize()?;
+                    self.check()?;
+                    all_reduce_on_host(comm, window, range, call.wire)?;
+                }
+            }
             return go(after);
         }
         let on_host = self.route == Route::Kernels { on_host: true };

@@ -2,14 +2,12 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::driver::{Context, Memory};
 use super::layout::WireType;
 use super::nccl::Nccl;
 use super::route::Route;
 use super::topology::Topology;
-use crate::abort::Abort;
 use crate::error::{CommError, Result};
 use crate::{Communicator, ReduceOp};
 
@@ -48,31 +46,33 @@ impl InterHost {
         }
     }
 
-    /// Sums bytes `range` of the window over ranks. Returns when the sum is there.
+    /// Fails if the transport has noticed an error since the last call. Does not wait.
     ///
     /// # Errors
-    /// As [`Nccl::all_reduce`] and [`Communicator::all_reduce`].
-    pub(super) fn all_reduce(
-        &self,
-        window: &Memory,
-        range: Range<usize>,
-        wire: WireType,
-        abort: &Abort,
-        limit: Duration,
-    ) -> Result<()> {
+    /// As [`Nccl::check`].
+    pub(super) fn check(&self) -> Result<()> {
         match self {
-            Self::Nccl(nccl) => {
-                nccl.all_reduce(window.address() + range.start as u64, range.len() / wire.size(), wire, abort, limit)
-            }
-            Self::Host(comm) => {
-                // Words, for the alignment of every type.
-                let mut words = vec![0u64; range.len() / 8];
-                let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
-                let failed = |error| window.context().failed(&error);
-                window.read(range.start, bytes).map_err(failed)?;
-                comm.all_reduce_bytes(bytes, wire.dtype(), ReduceOp::Sum)?;
-                window.write(range.start, bytes).map_err(failed)
-            }
+            Self::Nccl(nccl) => nccl.check(),
+            Self::Host(_) => Ok(()),
         }
     }
+}
+
+/// Sums bytes `range` of the window over the ranks of `comm`. No kernel may access them. Returns when the sum is there.
+///
+/// # Errors
+/// The driver's error, or as [`Communicator::all_reduce`].
+pub(super) fn all_reduce_on_host(
+    comm: &Communicator,
+    window: &Memory,
+    range: Range<usize>,
+    wire: WireType,
+) -> Result<()> {
+    // Words, for the alignment of every type.
+    let mut words = vec![0u64; range.len() / 8];
+    let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
+    let failed = |error| window.context().failed(&error);
+    window.read(range.start, bytes).map_err(failed)?;
+    comm.all_reduce_bytes(bytes, wire.dtype(), ReduceOp::Sum)?;
+    window.write(range.start, bytes).map_err(failed)
 }

@@ -53,6 +53,20 @@ pub mod fault {
     pub const DIFFERS: u64 = 3;
     /// The peer's memory does not hold what was written to it.
     pub const UNREACHABLE: u64 = 4;
+    /// NCCL did not finish a sum within the limit.
+    pub const STALLED: u64 = 5;
+}
+
+/// Words on the host that kernels read and write, beside the faults.
+pub mod word {
+    /// Not zero once the job has ended.
+    pub const ABORT: usize = 0;
+    /// Number of the last launch whose slot NCCL may sum.
+    pub const PACKED: usize = 1;
+    /// Number of the last launch whose slot NCCL has summed.
+    pub const SUMMED: usize = 2;
+    /// Number of words.
+    pub const COUNT: usize = 3;
 }
 
 /// A number that the test of peer access writes, with writer and owner added.

@@ -63,6 +63,9 @@
 //!   of this rank returns at once, so nothing spins on a GPU forever. The launch that has the fault still meets in all its
 //!   blocks, since the same blocks of the peers wait for them.
 //!
+//! *NCCL's sums* lie between two launches of the stream: `order` signals that the slot is packed, and `order` again waits until it is
+//! summed (`nccl.rs`). Their waits end as those above.
+//!
 //! A flag also holds the call's fingerprint (kernel, type, length, root), so ranks that make different calls name each other.
 //!
 //! # Ranks that share a GPU

@@ -1,17 +1,25 @@
 //! The binding to NCCL, which is loaded when it is needed.
+//!
+//! NCCL has a stream of its own beside the stream of the launches, and the host waits for neither. An event would order the two,
+//! but cubecl shows neither its streams nor their events. So they are ordered by two words on the host: a kernel behind the pack
+//! writes the first, which the driver makes NCCL's stream wait for (`cuStreamWaitValue64`). Behind the sum the driver writes the
+//! second (`cuStreamWriteValue64`), which a kernel of one block in front of the gather waits for. Everything is submitted in the
+//! order of execution, so streams that share a hardware queue are late and never stuck. When the job is aborted, the first word
+//! is set, and NCCL's stream goes on to `ncclCommAbort`.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use libloading::{Library as Shared, Symbol};
 
-use super::driver::{Context, NCCL_NAMES, Stream};
-use super::layout::WireType;
+use super::driver::{Address, Context, NCCL_NAMES, Stream};
+use super::layout::{WireType, word};
 use crate::Communicator;
 use crate::abort::Abort;
-use crate::error::{CommError, ErrorKind, Result};
+use crate::error::{CommError, Result};
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -58,7 +66,23 @@ impl Library {
         let text = self.get::<unsafe extern "C" fn(Code) -> *const c_char>("ncclGetErrorString")?;
         // SAFETY: NCCL returns a static string for every code.
         let text = unsafe { CStr::from_ptr(text(code)) }.to_string_lossy().into_owned();
-        Err(CommError::system(format!("{name}: {text} ({code})")).hint("NCCL_DEBUG=INFO makes NCCL report more"))
+        Err(CommError::system(format!("{name}: {text} ({code})")).hint(hint()))
+    }
+}
+
+/// Returns what a user can do after an error of NCCL.
+fn hint() -> String {
+    /// NCCL takes some ten megabytes per pair of ranks without peer access. docker's default for the whole folder is 64 MB.
+    const ENOUGH: u64 = 512 << 20;
+    let small =
+        rustix::fs::statvfs("/dev/shm").ok().map(|shm| shm.f_bavail * shm.f_frsize).filter(|free| *free < ENOUGH);
+    match small {
+        None => "NCCL_DEBUG=INFO makes NCCL report more".into(),
+        Some(free) => format!(
+            "NCCL_DEBUG=INFO makes NCCL report more; /dev/shm has {} MB left, which may be too little for NCCL: start the container \
+             with --shm-size=1g or --ipc=host",
+            free >> 20
+        ),
     }
 }
 
@@ -68,7 +92,7 @@ pub(super) struct Nccl {
     gpu: Arc<Context>,
     comm: Comm,
     stream: Stream,
-    failed: std::sync::atomic::AtomicBool,
+    abort: Arc<Abort>,
 }
 
 // SAFETY: any thread may use NCCL's communicators, one thread at a time. `DeviceGroup` is their only owner.
@@ -78,10 +102,10 @@ impl Nccl {
     /// Connects the ranks of `comm`, each with its own GPU.
     ///
     /// # Errors
-    /// [`Setup`](ErrorKind::Setup) without the library; errors of NCCL, as [`System`](ErrorKind::System).
+    /// [`Setup`](crate::ErrorKind::Setup) without the library, or if NCCL fails on any rank, or does not connect
+    /// within half of the job's timeout.
     pub(super) fn new(gpu: &Arc<Context>, comm: &Communicator) -> Result<Self> {
         type GetId = unsafe extern "C" fn(*mut UniqueId) -> Code;
-        type Init = unsafe extern "C" fn(*mut Comm, c_int, UniqueId, c_int) -> Code;
         let library = Library::load().map_err(CommError::setup)?;
         let mut id = UniqueId([0; 128]);
         let made = if comm.rank() == 0 {
@@ -93,27 +117,34 @@ impl Nccl {
         };
         super::window::agree(made, comm)?;
         comm.broadcast(&mut id.0, 0)?;
-        let stream = gpu.stream().map_err(|error| gpu.failed(&error))?;
-        let mut handle: Comm = null_mut();
-        let init = library.get::<Init>("ncclCommInitRank")?;
-        // SAFETY: the context is current. All ranks call this with the same id and their own ranks.
-        let code = unsafe { init(&mut handle, comm.world() as c_int, id, comm.rank() as c_int) };
-        let nccl = Self { library, gpu: gpu.clone(), comm: handle, stream, failed: false.into() };
-        super::window::agree(library.check("ncclCommInitRank", code), comm)?;
-        Ok(nccl)
+        let process = &comm.inner.process;
+        let ordered = gpu.has_stream_words().map_err(|error| gpu.failed(&error)).and_then(|able| match able {
+            true => gpu.stream().map_err(|error| gpu.failed(&error)),
+            false => Err(CommError::setup(format!(
+                "GPU {} has no memory operations of streams (cuStreamWaitValue64), which order NCCL's work",
+                gpu.index
+            ))
+            .hint("parallel.backend = \"shm\" sums in the host's memory")),
+        });
+        let stream = super::window::agree(ordered, comm)?;
+        // Half of the limit of the exchange that follows: all ranks come to it.
+        let made = library.connect(gpu, id, comm.world(), comm.rank(), &process.abort, process.timeout / 2);
+        let connected = made.map(|comm| Self { library, gpu: gpu.clone(), comm, stream, abort: process.abort.clone() });
+        super::window::agree(connected, comm)
     }
 
-    /// Sums `count` elements at `address` over ranks, in place. Returns when that is done.
+    /// Enqueues the sum over ranks of `count` elements at `address`, in place: behind launch `epoch`'s signal that the elements
+    /// are there, and in front of the signal that the sum is. `words` is the address of the [`word`]s.
     ///
     /// # Errors
-    /// Errors of NCCL, the job's abort, or a timeout after `limit`.
+    /// Errors of the driver or of NCCL. A sum that never ends is a fault of the launch that waits for it.
     pub(super) fn all_reduce(
         &self,
-        address: u64,
+        address: Address,
         count: usize,
         wire: WireType,
-        abort: &Abort,
-        limit: Duration,
+        words: Address,
+        epoch: u64,
     ) -> Result<()> {
         type AllReduce =
             unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Comm, *mut c_void) -> Code;
@@ -124,28 +155,98 @@ impl Nccl {
             WireType::F32 => 7,
             WireType::Bf16 => 9,
         };
-        self.gpu.enter().map_err(|error| self.gpu.failed(&error))?;
+        let word = |index: usize| words + (index * size_of::<u64>()) as Address;
         let call = self.library.get::<AllReduce>("ncclAllReduce")?;
+        self.stream.wait_value(word(word::PACKED), epoch).map_err(|error| self.gpu.failed(&error))?;
         let at = address as *mut c_void;
-        // SAFETY: `count` elements of the caller's window. No kernel uses them, since the caller has waited for its stream.
+        // SAFETY: `count` elements of the caller's window, which lives until the group is closed. NCCL accesses them between the
+        // two signals, when no kernel does. `wait_value` has made the context current.
         let code = unsafe { call(at, at, count, dtype, SUM, self.comm, self.stream.raw()) };
         self.library.check("ncclAllReduce", code)?;
+        self.stream.write_value(word(word::SUMMED), epoch).map_err(|error| self.gpu.failed(&error))
+    }
+
+    /// Fails if NCCL has noticed an error since, such as a rank that is gone. Does not wait.
+    ///
+    /// # Errors
+    /// NCCL's error.
+    pub(super) fn check(&self) -> Result<()> {
+        type GetError = unsafe extern "C" fn(Comm, *mut Code) -> Code;
+        /// `ncclInProgress`.
+        const IN_PROGRESS: Code = 7;
+        let mut error = 0;
+        let get = self.library.get::<GetError>("ncclCommGetAsyncError")?;
+        // SAFETY: a live communicator. The call writes one number.
+        self.library.check("ncclCommGetAsyncError", unsafe { get(self.comm, &mut error) })?;
+        if error == IN_PROGRESS { Ok(()) } else { self.library.check("NCCL", error) }
+    }
+
+    /// Returns whether the stream's work ends by itself. The end of the last sum has been seen on the other stream.
+    fn ends(&self) -> bool {
+        const LIMIT: Duration = Duration::from_secs(1);
+        let start = Instant::now();
+        while start.elapsed() < LIMIT {
+            match self.stream.is_done() {
+                Ok(false) => std::thread::yield_now(),
+                done => return done.is_ok(),
+            }
+        }
+        false
+    }
+}
+
+impl Library {
+    /// Calls `ncclCommInitRank` on a thread, since the call waits for all ranks without a limit and cannot be ended. If it does
+    /// not return, its thread stays until the process ends.
+    fn connect(
+        &'static self,
+        gpu: &Arc<Context>,
+        id: UniqueId,
+        world: usize,
+        rank: usize,
+        abort: &Abort,
+        limit: Duration,
+    ) -> Result<Comm> {
+        type Init = unsafe extern "C" fn(*mut Comm, c_int, UniqueId, c_int) -> Code;
+        /// How often the abort is looked at.
+        const TURN: Duration = Duration::from_millis(50);
+        let init = self.get::<Init>("ncclCommInitRank")?;
+        let (sender, receiver) = channel();
+        let gpu = gpu.clone();
+        let call = move || {
+            let made = gpu.enter().map_err(|error| gpu.failed(&error)).map(|()| {
+                let mut handle: Comm = null_mut();
+                // SAFETY: the context is current. All ranks call this with the same id and their own ranks.
+                let code = unsafe { init(&mut handle, world as c_int, id, rank as c_int) };
+                (handle as usize, code)
+            });
+            // Nobody listens after the limit.
+            let _ = sender.send(made);
+        };
+        let thread = std::thread::Builder::new().name("nccl-init".into()).spawn(call);
+        thread.map_err(|error| CommError::system(format!("cannot start a thread for ncclCommInitRank: {error}")))?;
         let start = Instant::now();
         loop {
-            if self.stream.is_done().map_err(|error| self.gpu.failed(&error))? {
-                return Ok(());
-            }
-            let result = abort.check().and_then(|()| match start.elapsed() > limit {
-                true => {
-                    Err(CommError::new(ErrorKind::Timeout, format!("NCCL did not finish a sum within {limit:.1?}")))
+            match receiver.recv_timeout(TURN) {
+                Ok(made) => {
+                    let (handle, code) = made?;
+                    self.check("ncclCommInitRank", code)?;
+                    return Ok(handle as Comm);
                 }
-                false => Ok(()),
-            });
-            if result.is_err() {
-                self.failed.store(true, std::sync::atomic::Ordering::Relaxed);
-                return result;
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(CommError::system("the thread of ncclCommInitRank has died"));
+                }
+                Err(RecvTimeoutError::Timeout) => abort.check()?,
             }
-            std::thread::yield_now();
+            if start.elapsed() > limit {
+                return Err(CommError::setup(format!(
+                    "ncclCommInitRank did not connect {world} ranks within {limit:.1?}"
+                ))
+                .hint(
+                    "NCCL_DEBUG=INFO shows where NCCL waits; NCCL_SOCKET_IFNAME names the network interface that all \
+                         hosts reach; the limit is half of parallel.timeout_s",
+                ));
+            }
         }
     }
 }
@@ -153,11 +254,11 @@ impl Nccl {
 impl Drop for Nccl {
     fn drop(&mut self) {
         type End = unsafe extern "C" fn(Comm) -> Code;
-        let failed = self.failed.load(std::sync::atomic::Ordering::Relaxed);
         if self.comm.is_null() || self.gpu.enter().is_err() {
             return;
         }
-        // A rank that has given up must not wait for the others.
+        // A rank that has given up, or whose sums are not done, must not wait for the others.
+        let failed = self.abort.is_raised() || !self.ends();
         if let Ok(end) = self.library.get::<End>(if failed { "ncclCommAbort" } else { "ncclCommDestroy" }) {
             // SAFETY: made in `new`, ended once. It has no work in progress unless it has failed.
             unsafe { end(self.comm) };

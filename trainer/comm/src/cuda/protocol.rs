@@ -45,6 +45,8 @@ pub enum Kernel {
     Broadcast,
     /// Tests whether stores and loads reach every peer.
     Probe,
+    /// Orders the launches before and after it and NCCL's stream.
+    Order,
 }
 
 impl Kernel {
@@ -61,6 +63,7 @@ impl Kernel {
             Kernel::AllGather => "all_gather",
             Kernel::Broadcast => "broadcast",
             Kernel::Probe => "probe",
+            Kernel::Order => "order",
         }
     }
 
@@ -72,6 +75,7 @@ impl Kernel {
             Kernel::TwoShot => &[Pack, Meet(FlagSet::Filled), Reduce, Meet(FlagSet::Reduced), Gather],
             Kernel::AllGather | Kernel::Broadcast => &[Pack, Meet(FlagSet::Filled), Gather],
             Kernel::Probe => &[Pack, Meet(FlagSet::Filled), Reduce],
+            Kernel::Order => &[],
         }
     }
 }

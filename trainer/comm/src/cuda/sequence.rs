@@ -146,6 +146,18 @@ impl Sequence {
         Some(chunks(call, world, constants.slot).into_iter().map(launch).collect())
     }
 
+    /// Returns the launch that orders NCCL's stream after `before`'s pack (`PHASE_PACK`), or before its gather (`PHASE_GATHER`).
+    pub fn order(before: &Launch, phase: u32) -> Launch {
+        let variant = KernelVariant {
+            kernel: Kernel::Order,
+            wire: WireType::F32,
+            world: before.variant.world,
+            parts: super::source::PARTS[0],
+        };
+        let params = LaunchParams { phases: phase, ends: Vec::new(), ..before.params.clone() };
+        Launch { variant, params, blocks: 1, chunk: before.chunk }
+    }
+
     /// Returns the launch that tests peer access. All ranks run it with `write` first, then without.
     pub fn probe(constants: &LaunchConstants, write: bool) -> Launch {
         let call = DeviceCall { kernel: Kernel::Probe, wire: WireType::F32, elements: 1, root: 0 };

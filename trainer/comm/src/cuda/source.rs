@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::layout::{self, WireType, fault, phase};
+use super::layout::{self, WireType, fault, phase, word};
 use super::protocol::{FINGERPRINT_BITS, Kernel};
 
 /// Definitions of the machine's primitives for CUDA.
@@ -59,6 +59,8 @@ impl KernelVariant {
             ("REDUCED", layout::REDUCED),
             ("BROKEN", layout::BROKEN),
             ("PROBE", layout::PROBE),
+            ("WORD_PACKED", word::PACKED),
+            ("WORD_SUMMED", word::SUMMED),
         ];
         numbers.iter().for_each(|(name, value)| define(name, value));
         let phases = [
@@ -74,6 +76,7 @@ impl KernelVariant {
             ("FAULT_ABORTED", fault::ABORTED),
             ("FAULT_DIFFERS", fault::DIFFERS),
             ("FAULT_UNREACHABLE", fault::UNREACHABLE),
+            ("FAULT_STALLED", fault::STALLED),
             ("PROBE_TOKEN", layout::PROBE_TOKEN),
         ];
         faults.iter().for_each(|(name, value)| define(name, &format_args!("{value}ull")));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::driver::{Context, HostWords, IpcHandle, Memory};
-use super::layout::{Fault, MAX_WORLD, window_bytes};
+use super::layout::{Fault, MAX_WORLD, window_bytes, word};
 use super::sequence::LaunchConstants;
 use crate::Communicator;
 use crate::error::{CommError, Result};
@@ -35,7 +35,7 @@ impl Windows {
         let allocated = gpu.allocate(bytes).and_then(|own| {
             // Zeroed before its handle exists: no other rank may see anything else.
             own.zero()?;
-            Ok((own, HostWords::zeroed(gpu, MAX_WORLD)?, HostWords::zeroed(gpu, 1)?))
+            Ok((own, HostWords::zeroed(gpu, MAX_WORLD)?, HostWords::zeroed(gpu, word::COUNT)?))
         });
         let (own, faults, abort) = allocated
             .map_err(|error| CommError::system(format!("GPU {}: a window of {bytes} bytes: {error}", gpu.index)))?;
@@ -98,7 +98,7 @@ impl Windows {
         Fault::read(&self.faults.read())
     }
 
-    /// Returns the word that ends the kernels' waits.
+    /// Returns the words that end and order the kernels' waits, by [`word`].
     pub(super) fn abort(&self) -> Arc<HostWords> {
         self.abort.clone()
     }

@@ -287,7 +287,8 @@ mod tests {
         let gpus = |count: usize, compute| {
             let gpu = |index| {
                 let (name, uuid) = (String::from("GPU"), format!("GPU-{index}"));
-                Gpu { index, name, memory_bytes: 1 << 30, compute, multiprocessors: 4, uuid, exclusive: false }
+                let (exclusive, limits_kernels) = (false, false);
+                Gpu { index, name, memory_bytes: 1 << 30, compute, multiprocessors: 4, uuid, exclusive, limits_kernels }
             };
             (0..count).map(gpu).collect::<Vec<_>>()
         };

@@ -18,7 +18,10 @@
 use std::{
     collections::HashMap,
     ops::{Deref, DerefMut},
-    sync::{Arc, mpsc::Sender},
+    sync::{
+        Arc,
+        mpsc::{Receiver, Sender, channel},
+    },
     time::Instant,
 };
 
@@ -80,6 +83,8 @@ pub(super) struct BucketWork {
     pub values: BucketValues,
     /// When the bucket was launched.
     pub queued: Instant,
+    /// Dropped when the reduction is enqueued, if the pass waits for that.
+    pub waiting: Option<Sender<()>>,
 }
 
 /// The gradients of a bucket.
@@ -105,6 +110,8 @@ pub(super) struct GradientBuckets {
     pub arrays: Arc<BucketArrays>,
     /// To the reducing thread.
     queue: Mutex<Sender<BucketWork>>,
+    /// Whether a pass goes on only when a bucket that it completed is enqueued.
+    in_order: bool,
 }
 
 #[derive(Debug, Default)]
@@ -136,8 +143,14 @@ struct Assignment {
 }
 
 impl GradientBuckets {
-    /// Makes buckets that are not assigned yet. Gradients stay on `device` where one is given.
-    pub(super) fn new(parameters: &[ParameterInfo], queue: Sender<BucketWork>, device: Option<Device>) -> Self {
+    /// Makes buckets that are not assigned yet. Gradients stay on `device` where one is given. `in_order`: a pass goes on only when
+    /// the reduction of a bucket that it completed is enqueued.
+    pub(super) fn new(
+        parameters: &[ParameterInfo],
+        queue: Sender<BucketWork>,
+        device: Option<Device>,
+        in_order: bool,
+    ) -> Self {
         let count = parameters.len();
         let state = State {
             gradients: (0..count).map(|_| None).collect(),
@@ -152,6 +165,7 @@ impl GradientBuckets {
             device,
             arrays: Arc::default(),
             queue: Mutex::new(queue),
+            in_order,
         }
     }
 
@@ -243,10 +257,17 @@ impl GradientBuckets {
         let Some(Assignment { buckets, .. }) = &state.assignment else { return false };
         let Some(bucket) = buckets.get(index) else { return false };
         let values = self.pack(index, bucket, &mut state.gradients);
-        let work = BucketWork { step: state.step, index, of: buckets.len(), values, queued: Instant::now() };
+        let (waiting, enqueued) = if self.in_order { Some(channel()).unzip() } else { (None, None) };
+        let queued = Instant::now();
+        let work = BucketWork { step: state.step, index, of: buckets.len(), values, queued, waiting };
         state.next_bucket += 1;
         // An error means that the thread is gone; the reducer finds that out when it waits for the bucket.
         let _ = self.queue.lock().send(work);
+        // Nothing is sent: the wait ends when the other side is dropped.
+        if let Some(enqueued) = enqueued {
+            let enqueued: Receiver<()> = enqueued;
+            let _ = enqueued.recv();
+        }
         true
     }
 

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::{
     buckets,
-    reducer::{DeviceAllReduce, OnDevice},
+    reducer::{DeviceCollectives, OnDevice},
 };
 use crate::console;
 use crate::{
@@ -69,10 +69,10 @@ pub(super) fn connect(
         let description = group.as_ref().map_or(description, DeviceGroup::description);
         console::eprint(format_args!("gradients: {description}"));
     }
-    Ok(group.map(|group| (device.clone(), Arc::new(Mutex::new(group)) as Arc<Mutex<dyn DeviceAllReduce>>)))
+    Ok(group.map(|group| (device.clone(), Arc::new(Mutex::new(group)) as Arc<Mutex<dyn DeviceCollectives>>)))
 }
 
-impl DeviceAllReduce for DeviceGroup {
+impl DeviceCollectives for DeviceGroup {
     fn all_reduce(
         &mut self,
         tensors: Vec<Tensor<1>>,
@@ -81,6 +81,10 @@ impl DeviceAllReduce for DeviceGroup {
         let (sum, done) = self.all_reduce_after(tensors, 1.0, after)?;
         let bytes = sum.dims()[0] * self.wire().size();
         Ok((sum, done, bytes))
+    }
+
+    fn all_gather(&mut self, tensors: Vec<Tensor<1>>) -> Result<Tensor<1>, CommError> {
+        self.all_gather_f32(tensors)
     }
 
     fn synchronize(&mut self) -> Result<(), CommError> {

@@ -20,6 +20,8 @@
 //!   parameter that no rank used has no gradient in the optimizer, and is named once (`find_unused_parameters=True`).
 //! - **A thread reduces the buckets**, one after the other, where PyTorch has asynchronous `Work`. On GPUs gradients stay
 //!   there: the thread enqueues each reduction behind the bucket's gradients and in front of the optimizer (`gpus.rs`).
+//!   With synchronised batch norm both use one stream of each GPU, in one order on all ranks: with two streams, launches that wait
+//!   for other ranks could wait for each other wherever the driver runs one of them behind the other.
 //! - **Sums, not means**: the weights of the samples are in the loss.
 //!
 //! Batch norm (`parallel.batch_norm`): `local` normalises by the rank's own share and keeps the rank's own running
@@ -97,22 +99,24 @@ impl Ddp {
         let learner = Learner::new(network, device, classes, plan);
         let bytes = |mib: f64| (mib * MIB) as usize;
         let parallel = &plan.parallel;
-        let options = ReducerOptions {
-            first: bytes(parallel.first_bucket_mb),
-            limit: bytes(parallel.bucket_mb),
-            overlap: parallel.overlap,
-            compression: parallel.compression,
-        };
         let parameters = &learner.replica.parameters;
         #[cfg(feature = "cuda")]
         let on_device = gpus::connect(&learner.replica.inner_device(), parameters, plan, &comm)?;
         #[cfg(not(feature = "cuda"))]
-        let on_device = None;
+        let on_device: Option<reducer::OnDevice> = None;
+        let collectives = on_device.as_ref().map(|(_, group)| Arc::clone(group));
+        let options = ReducerOptions {
+            first: bytes(parallel.first_bucket_mb),
+            limit: bytes(parallel.bucket_mb),
+            overlap: parallel.overlap,
+            in_order: collectives.is_some() && parallel.batch_norm == BatchNormPolicy::Sync,
+            compression: parallel.compression,
+        };
         let reducer = Reducer::new(parameters, &comm, &status, options, on_device)?;
         let statistics = match parallel.batch_norm {
             BatchNormPolicy::Sync => {
                 tracing::debug!("creating a second process group for synchronised batch norm");
-                Some(Arc::new(SharedStatistics::new(comm.duplicate()?)))
+                Some(Arc::new(SharedStatistics::new(comm.duplicate()?, collectives)))
             }
             _ => None,
         };

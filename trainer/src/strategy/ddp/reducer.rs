@@ -42,11 +42,14 @@ pub(super) struct ReducerOptions {
     pub limit: usize,
     /// Launch buckets while backward runs; otherwise after it.
     pub overlap: bool,
+    /// Other collectives on the gradients' device share its order with the buckets: a bucket is enqueued there before the pass
+    /// that completes the bucket goes on.
+    pub in_order: bool,
     pub compression: Compression,
 }
 
-/// All-reduces gradients on their device.
-pub(super) trait DeviceAllReduce: Send {
+/// Collectives on the device of the gradients. All ranks call them in the same order, on any of their threads.
+pub(super) trait DeviceCollectives: Send {
     /// Enqueues the sum over ranks of `tensors`, laid end to end, behind the event `after`. Returns the sum, an event that a
     /// reader of the sum has to wait for, and the bytes that this rank puts in.
     fn all_reduce(
@@ -54,12 +57,14 @@ pub(super) trait DeviceAllReduce: Send {
         tensors: Vec<Tensor<1>>,
         after: &StreamEvent,
     ) -> Result<(Tensor<1>, StreamEvent, usize), CommError>;
+    /// Enqueues the all-gather of `tensors` of this thread, in f32. Returns all ranks' in rank order, for this thread.
+    fn all_gather(&mut self, tensors: Vec<Tensor<1>>) -> Result<Tensor<1>, CommError>;
     /// Waits until all enqueued sums are computed.
     fn synchronize(&mut self) -> Result<(), CommError>;
 }
 
 /// A device, and the collectives that reduce there; shared with the thread.
-pub(super) type OnDevice = (Device, Arc<Mutex<dyn DeviceAllReduce>>);
+pub(super) type OnDevice = (Device, Arc<Mutex<dyn DeviceCollectives>>);
 
 type BucketResult = Result<(BucketValues, BucketSpan), CommError>;
 
@@ -71,7 +76,7 @@ pub(super) struct Reducer {
     options: ReducerOptions,
     thread: Option<JoinHandle<()>>,
     /// Where gradients are reduced on their device.
-    on_device: Option<Arc<Mutex<dyn DeviceAllReduce>>>,
+    on_device: Option<Arc<Mutex<dyn DeviceCollectives>>>,
 }
 
 impl Reducer {
@@ -103,7 +108,7 @@ impl Reducer {
             (BucketValues::Shared(values), _) => all_reduce_shared(values, &thread_comm),
         };
         let (done, thread) = start_thread(inbox, status, reduce)?;
-        let buckets = Arc::new(GradientBuckets::new(parameters, queue, device));
+        let buckets = Arc::new(GradientBuckets::new(parameters, queue, device, options.in_order));
         if !options.overlap {
             let order = buckets::assumed_order(parameters.len());
             buckets.assign_buckets(options.assignment(&order, &buckets.lengths));
@@ -261,10 +266,11 @@ fn start_thread(
     let (results, done) = channel();
     let status = status.clone();
     let mut reduce_bucket = move |work: BucketWork| {
-        let BucketWork { step, index, of, values, queued } = work;
+        let BucketWork { step, index, of, values, queued, waiting } = work;
         status.set_status(format_args!("step {step}: reducing bucket {} of {of}", index + 1));
         let started = Instant::now();
         let (values, bytes) = reduce(values)?;
+        drop(waiting);
         let finished = Instant::now();
         status.set_status(format_args!("step {step}: bucket {} of {of} is reduced", index + 1));
         Ok((values, BucketSpan { step, bucket: index, bytes, queued, started, finished }))

@@ -1,21 +1,30 @@
 //! Synchronised batch norm: adds up the ranks' statistics, as `torch.nn.SyncBatchNorm` does over its process group.
 
-use ops::StatisticsReduce;
+use std::{
+    fmt::{Debug, Formatter},
+    sync::Arc,
+};
+
+use burn::tensor::Tensor;
+use ops::{DeviceGather, StatisticsReduce};
 use parking_lot::Mutex;
 
+use super::reducer::DeviceCollectives;
 use comm::{CommError, Communicator, ReduceOp};
 
-/// Adds up over its own connection: buckets are reduced at the same time, and the order of the two differs between ranks.
-#[derive(Debug)]
+/// Adds up on the host over its own connection: buckets are reduced at the same time, and the order of the two differs between
+/// ranks. On GPUs that are connected, statistics stay there, and are gathered in one order with the buckets
+/// ([`ReducerOptions::in_order`](super::reducer::ReducerOptions)).
 pub(super) struct SharedStatistics {
     comm: Communicator,
+    collectives: Option<Arc<Mutex<dyn DeviceCollectives>>>,
     failed: Mutex<Option<CommError>>,
 }
 
 impl SharedStatistics {
-    /// Uses `comm` for nothing but statistics.
-    pub(super) fn new(comm: Communicator) -> Self {
-        Self { comm, failed: Mutex::new(None) }
+    /// Uses `comm` for nothing but statistics, and the GPUs' `collectives` where there are some.
+    pub(super) fn new(comm: Communicator, collectives: Option<Arc<Mutex<dyn DeviceCollectives>>>) -> Self {
+        Self { comm, collectives, failed: Mutex::new(None) }
     }
 
     /// Checks the reductions since the start.
@@ -27,6 +36,13 @@ impl SharedStatistics {
     }
 }
 
+impl Debug for SharedStatistics {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        let on_device = self.collectives.is_some();
+        f.debug_struct("SharedStatistics").field("comm", &self.comm).field("on_device", &on_device).finish()
+    }
+}
+
 impl StatisticsReduce for SharedStatistics {
     fn all_reduce_sum(&self, values: &mut [f64]) {
         if self.check().is_err() {
@@ -35,5 +51,29 @@ impl StatisticsReduce for SharedStatistics {
         if let Err(error) = self.comm.all_reduce(values, ReduceOp::Sum) {
             *self.failed.lock() = Some(error);
         }
+    }
+
+    fn on_device(&self) -> Option<&dyn DeviceGather> {
+        self.collectives.as_ref().map(|_| self as &dyn DeviceGather)
+    }
+}
+
+impl DeviceGather for SharedStatistics {
+    fn world(&self) -> usize {
+        self.comm.world()
+    }
+
+    fn all_gather(&self, vectors: Vec<Tensor<1>>) -> Tensor<1> {
+        let each: usize = vectors.iter().map(|vector| vector.dims()[0]).sum();
+        let device = vectors[0].device();
+        let gathered = match (self.check(), &self.collectives) {
+            (Ok(()), Some(collectives)) => collectives.lock().all_gather(vectors),
+            (Ok(()), None) => Err(CommError::usage("statistics stayed on a device that cannot gather them")),
+            (Err(error), _) => Err(error),
+        };
+        gathered.unwrap_or_else(|error| {
+            self.failed.lock().get_or_insert(error);
+            Tensor::zeros([self.world() * each], &device)
+        })
     }
 }

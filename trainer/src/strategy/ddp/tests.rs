@@ -12,11 +12,13 @@ use burn::{
     tensor::{Device, Tensor},
 };
 use models::{ParameterInfo, Spec, StateTensor};
+use ops::StatisticsReduce;
 use parking_lot::Mutex;
 
 use super::{
     buckets::{BucketArrays, assumed_order, compute_bucket_assignment, lengths},
-    reducer::{DeviceAllReduce, Reducer, ReducerOptions},
+    reducer::{DeviceCollectives, Reducer, ReducerOptions},
+    statistics::SharedStatistics,
     verify,
 };
 use crate::config::Compression;
@@ -56,7 +58,7 @@ fn parameters() -> Vec<ParameterInfo> {
 }
 
 fn options(overlap: bool) -> ReducerOptions {
-    ReducerOptions { first: 400, limit: 1000, overlap, compression: Compression::None }
+    ReducerOptions { first: 400, limit: 1000, overlap, in_order: false, compression: Compression::None }
 }
 
 fn values(gradient: Tensor<1>) -> Vec<f32> {
@@ -69,7 +71,7 @@ struct FakeGpu {
     enqueued: usize,
 }
 
-impl DeviceAllReduce for FakeGpu {
+impl DeviceCollectives for FakeGpu {
     fn all_reduce(
         &mut self,
         tensors: Vec<Tensor<1>>,
@@ -81,6 +83,13 @@ impl DeviceAllReduce for FakeGpu {
         self.enqueued += 1;
         let device = Device::flex();
         Ok((Tensor::from_floats(flat.as_slice(), &device), StreamEvent::record(&device), 4 * flat.len()))
+    }
+
+    fn all_gather(&mut self, tensors: Vec<Tensor<1>>) -> Result<Tensor<1>, CommError> {
+        let own = values(Tensor::cat(tensors, 0));
+        let mut all = vec![0.0; own.len() * self.comm.world()];
+        self.comm.all_gather(&own, &mut all)?;
+        Ok(Tensor::from_floats(all.as_slice(), &Device::flex()))
     }
 
     fn synchronize(&mut self) -> Result<(), CommError> {
@@ -97,7 +106,7 @@ fn a_hundred_iterations_average_exactly() {
     for (overlap, stay) in [(true, false), (false, false), (true, true), (false, true)] {
         ranks(4, move |comm| {
             let (parameters, device, world) = (parameters(), Device::flex(), comm.world());
-            let gpu: Arc<Mutex<dyn DeviceAllReduce>> =
+            let gpu: Arc<Mutex<dyn DeviceCollectives>> =
                 Arc::new(Mutex::new(FakeGpu { comm: comm.clone(), enqueued: 0 }));
             let on_device = stay.then(|| (device.clone(), gpu));
             let reducer =
@@ -169,6 +178,39 @@ fn a_full_bucket_leaves_before_the_pass_ends_and_in_rank_0s_order() {
         assert_eq!([first.bytes / 4, last.bytes / 4], [750, 68]);
         assert!(start <= first.queued && first.queued <= last_gradient.get(), "launched before the last gradient");
         assert!(last_gradient.get() <= last.queued);
+    });
+}
+
+/// Statistics of batch norm that follow a gradient are gathered behind the bucket that the gradient has completed, on all ranks.
+#[test]
+fn in_order_a_bucket_is_enqueued_before_the_pass_goes_on() {
+    ranks(2, |comm| {
+        let (parameters, device) = (parameters(), Device::flex());
+        let gpu = Arc::new(Mutex::new(FakeGpu { comm: comm.clone(), enqueued: 0 }));
+        let collectives: Arc<Mutex<dyn DeviceCollectives>> = gpu.clone();
+        let options = ReducerOptions { in_order: true, ..options(true) };
+        let status = WorkerStatus::detached().unwrap();
+        let reducer =
+            Reducer::new(&parameters, &comm, &status, options, Some((device.clone(), collectives.clone()))).unwrap();
+        let statistics = SharedStatistics::new(comm.duplicate().unwrap(), Some(collectives));
+        for step in 0..20 {
+            reducer.prepare_for_backward(step, true);
+            let sink = reducer.sink();
+            parameters.iter().for_each(|parameter| sink.used(parameter.id));
+            let before = gpu.lock().enqueued;
+            let mut enqueued = Vec::new();
+            for place in (0..LENGTHS.len()).rev() {
+                sink.ready(parameters[place].id, Tensor::full([LENGTHS[place]], place as f32, &device));
+                enqueued.push(gpu.lock().enqueued - before);
+                let mine = Tensor::full([2], comm.rank() as f32, &device);
+                let gathered = statistics.on_device().unwrap().all_gather(vec![mine.clone(), mine]);
+                assert_eq!(values(gathered), [0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]);
+            }
+            // The first pass assigns the buckets: 4 and 3, 2 and 1, 0 (lengths 50 + 64, 1 + 700, 3).
+            let buckets = reducer.finalize_backward(&device).unwrap().buckets.len();
+            assert_eq!(enqueued, if step == 0 { [0; 5] } else { [0, 1, 1, 2, 3] }, "{buckets} buckets");
+        }
+        statistics.check().unwrap();
     });
 }
 

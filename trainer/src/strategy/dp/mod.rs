@@ -8,9 +8,12 @@
 //! and only device 0's running statistics persist (they are replicated with the parameters). `sync` normalises by the whole
 //! batch. There is no `reduce`, because replicas live for one batch.
 //!
+//! Whatever goes from one device to another goes through the host (`copy.rs` explains why).
+//!
 //! On the CPU all devices share one memory. Replicas share the parameters' storage there, and only the chunks are copied;
 //! `bytes_moved` counts what devices with separate memories would have to send.
 
+mod copy;
 mod devices;
 mod replicate;
 mod scatter;
@@ -65,11 +68,11 @@ impl Dp {
         Ok(Self { learner, devices, classes, batch_norm, tta: plan.train.tta, sizes, held })
     }
 
-    /// Returns the logits of a batch in its order. Each device computes its chunk.
-    fn infer(&self, network: &Network, batch: Batch) -> Result<Logits, Failure> {
+    /// Returns the logits of a batch in its order. Each device computes its chunk with its network.
+    fn infer(&self, networks: &[Network], batch: Batch) -> Result<Logits, Failure> {
         let batch = Arc::new(batch);
         let jobs = scatter::chunks(batch.len(), self.devices.len()).into_iter().enumerate().map(|(index, range)| {
-            let (batch, network) = (Arc::clone(&batch), replicate::moved(network.clone(), &self.devices, index));
+            let (batch, network) = (Arc::clone(&batch), networks[index].clone());
             let device = self.devices.get(index).clone().inner();
             let tta = self.tta;
             move || Logits::of(&network, scatter::images(&batch, range, &device), tta)
@@ -109,8 +112,8 @@ impl Strategy for Dp {
     }
 
     fn evaluate(&mut self, batches: &mut dyn Iterator<Item = Batch>, stop: &Stop) -> Result<Evaluation, Failure> {
-        let network = self.learner.evaluated_network();
-        let counts = EvalCounts::of_batches(self.classes, batches, stop, |batch| self.infer(&network, batch))?;
+        let networks = replicate::replicate(&self.learner.evaluated_network(), &self.devices, self.devices.len());
+        let counts = EvalCounts::of_batches(self.classes, batches, stop, |batch| self.infer(&networks, batch))?;
         Ok(Evaluation::of_one_process(counts, stop))
     }
 }

@@ -1,24 +1,30 @@
 //! Copies of device 0's network on the other devices, new for each batch: `torch.nn.parallel.replicate`.
 
-use burn::module::Module;
 use models::{Network, StateKind, state};
 
-use super::{devices::Devices, scatter::Sizes};
+use super::{copy, devices::Devices, scatter::Sizes};
 
 /// Returns one network per chunk. The first is device 0's own, whose batch norms keep their statistics; the others are copies
 /// whose statistics are dropped with them.
 pub(super) fn replicate(network: &Network, devices: &Devices, count: usize) -> Vec<Network> {
-    let replica = |index: usize| match index {
-        0 => network.clone(),
+    let elsewhere = |index: usize| devices.get(index) != devices.first();
+    // Read once for all devices.
+    let values = (1..count).any(elsewhere).then(|| {
+        let mut tensors = Vec::new();
+        state::visit(network, |_, _, tensor| tensors.push(tensor));
+        copy::to_host(tensors)
+    });
+    let replica = |index: usize| match &values {
+        _ if index == 0 => network.clone(),
+        Some(values) if elsewhere(index) => {
+            let device = devices.get(index).clone().inner();
+            let mut copies = copy::from_host(values.clone(), &device);
+            state::map_state(network.clone(), |_, _, _| copies.next().expect("both traversals visit the same tensors"))
+        }
         // Fresh leaves: backward passes that share no leaf run at the same time; burn runs others one after the other.
-        _ => state::map_parameters(moved(network.clone(), devices, index), |_, value| value),
+        _ => state::map_parameters(network.clone(), |_, value| value),
     };
     (0..count).map(replica).collect()
-}
-
-/// Moves the network to a device, its parameters leaves there. Returns it as it is where it is on that device already.
-pub(super) fn moved(network: Network, devices: &Devices, index: usize) -> Network {
-    if devices.get(index) == devices.first() { network } else { network.fork(devices.get(index)) }
 }
 
 /// Returns the bytes of the network, of an image of `image` values and of its outputs.

@@ -5,6 +5,8 @@ use std::ops::Range;
 use burn::tensor::{Device, Tensor, TensorData};
 use data::loader::Batch;
 
+use super::copy;
+
 /// Returns the chunks of `torch.chunk`: `ceil(len / devices)` samples each, the last one smaller; fewer chunks than devices
 /// where fewer are enough.
 pub(super) fn chunks(len: usize, devices: usize) -> Vec<Range<usize>> {
@@ -21,7 +23,7 @@ pub(super) fn images(batch: &Batch, range: Range<usize>, device: &Device) -> Ten
 
 /// Concatenates the outputs of all chunks, `[B, classes]`, on `device`. `outputs` are without autodiff.
 pub(super) fn gather(outputs: impl Iterator<Item = Tensor<2>>, device: &Device) -> Tensor<2> {
-    Tensor::cat(outputs.map(|output| output.to_device(device)).collect(), 0)
+    Tensor::cat(outputs.map(|output| copy::to_device(output, device)).collect(), 0)
 }
 
 /// The sizes of what travels between devices, in bytes.

@@ -7,7 +7,7 @@ use models::{Context, Network};
 use ops::StatisticsReduce;
 
 use super::{
-    Dp, replicate,
+    Dp, copy, replicate,
     scatter::{self, gather},
     statistics::SyncGroup,
 };
@@ -79,7 +79,7 @@ fn forward_backward(dp: &mut Dp, batch: Batch, outcome: &mut StepOutcome) -> Res
 
     let jobs = forward.into_iter().zip(chunks.clone()).enumerate().map(|(index, ((network, logits), range))| {
         let timeline = timeline.clone();
-        let upstream = upstream.clone().slice(range).to_device(&devices.get(index).clone().inner());
+        let upstream = copy::to_device(upstream.clone().slice(range), &devices.get(index).clone().inner());
         move || {
             let start = Instant::now();
             // The gradient of this product with respect to the logits is `upstream`, bit for bit.
@@ -97,7 +97,7 @@ fn forward_backward(dp: &mut Dp, batch: Batch, outcome: &mut StepOutcome) -> Res
     let (network, mut gradients) = parts.next().expect("a batch has a sample, so there is a first chunk");
     replica.change(|_| network);
     for (_, part) in parts {
-        gradients.accumulate(part.to_device(&replica.inner_device()));
+        gradients.accumulate(part.map_all(|tensors| copy::all_to_device(tensors, &replica.inner_device())));
     }
     let end = Instant::now();
 

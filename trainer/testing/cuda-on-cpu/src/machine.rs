@@ -31,6 +31,9 @@ struct Settings {
     capability: (i32, i32),
     ipc: bool,
     exclusive: bool,
+    display: bool,
+    strict: bool,
+    nccl_stuck: bool,
     fault: Option<(String, Code)>,
 }
 
@@ -66,6 +69,21 @@ impl Settings {
             exclusive: setting("CUDA_ON_CPU_MODE", false, |text| match text {
                 "default" => Some(false),
                 "exclusive" => Some(true),
+                _ => None,
+            }),
+            display: setting("CUDA_ON_CPU_DISPLAY", false, |text| match text {
+                "no" => Some(false),
+                "yes" => Some(true),
+                _ => None,
+            }),
+            strict: setting("CUDA_ON_CPU_WAITS", false, |text| match text {
+                "few" => Some(false),
+                "all" => Some(true),
+                _ => None,
+            }),
+            nccl_stuck: setting("CUDA_ON_CPU_NCCL", false, |text| match text {
+                "works" | "no" | "dev" => Some(false),
+                "stuck" => Some(true),
                 _ => None,
             }),
             fault: setting("CUDA_ON_CPU_FAULT", None, |text| {
@@ -261,6 +279,23 @@ impl Machine {
     /// Returns whether a GPU is for one process only.
     pub(crate) fn is_exclusive(&self) -> bool {
         self.settings.exclusive
+    }
+
+    /// Returns whether GPUs drive a display, and so limit the time of kernels.
+    pub(crate) fn has_display(&self) -> bool {
+        self.settings.display
+    }
+
+    /// Returns whether ranks of NCCL never meet.
+    pub(crate) fn is_nccl_stuck(&self) -> bool {
+        self.settings.nccl_stuck
+    }
+
+    /// Waits for all work of this process on a GPU, if calls may wait that need not.
+    pub(crate) fn wait_if_strict(&self, device: &Device) {
+        if self.settings.strict {
+            device.synchronize(false);
+        }
     }
 
     /// Returns the error that running a kernel leaves behind, if any.

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use crate::code::ILLEGAL_ADDRESS;
 use crate::event::Event;
@@ -14,6 +16,9 @@ use crate::nccl::Collective;
 
 /// Byte that copies to the host return when kernels are not executed: a small positive number in every type.
 const IDLE_BYTE: u8 = 0x3c;
+
+/// Time between two looks at a word that a stream waits for.
+const POLL: Duration = Duration::from_micros(20);
 
 /// The host function of `cuLaunchHostFunc`.
 pub type HostFunction = unsafe extern "C" fn(*mut c_void);
@@ -28,6 +33,10 @@ pub(crate) enum Op {
     Set(Fill),
     Record(Arc<Event>, u64),
     Wait(Arc<Event>, u64),
+    /// Waits until the word at an address is at least a value, modulo 2^64.
+    WaitValue(usize, u64),
+    /// Writes a word.
+    WriteValue(usize, u64),
     /// Frees a block of memory.
     Free(usize),
     Host(HostFunction, usize),
@@ -129,6 +138,7 @@ impl Op {
             Self::Record(..) => 7,
             Self::Allocated => 10,
             Self::Freed | Self::Free(_) => 11,
+            Self::WaitValue(..) | Self::WriteValue(..) => 12,
         }
     }
 
@@ -167,8 +177,33 @@ impl Op {
             // SAFETY: the driver's user is responsible for function and argument.
             Self::Host(function, data) => unsafe { function(*data as *mut c_void) },
             Self::Collective(call) => call.run(device),
+            Self::WaitValue(at, value) => wait_value(*at, *value, device),
+            // SAFETY: as in `wait_value`.
+            Self::WriteValue(at, value) => unsafe { word(*at) }.store(*value, Ordering::Release),
             Self::Allocated | Self::Freed => {}
         }
+    }
+}
+
+/// Returns the word at an address.
+///
+/// # Safety
+/// The word is aligned and in memory of the driver, which its user keeps while operations use it.
+unsafe fn word(at: usize) -> &'static AtomicU64 {
+    // SAFETY: required of the caller. All accesses by the driver are atomic.
+    unsafe { AtomicU64::from_ptr(at as *mut u64) }
+}
+
+/// Waits as the hardware does: without an event that another operation signals.
+fn wait_value(at: usize, value: u64, device: &Device) {
+    // SAFETY: the address was checked when the operation was submitted.
+    let word = unsafe { word(at) };
+    // Nothing writes the word if kernels are not executed.
+    while !module::kernels_disabled()
+        && device.check_fault().is_ok()
+        && (word.load(Ordering::Acquire).wrapping_sub(value) as i64) < 0
+    {
+        std::thread::sleep(POLL);
     }
 }
 

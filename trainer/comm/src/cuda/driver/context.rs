@@ -70,6 +70,15 @@ impl Context {
         self.functions.compute_capability(self.device)
     }
 
+    /// Returns whether streams of this GPU can wait for words of 64 bits, and write them.
+    ///
+    /// # Errors
+    /// The driver's error.
+    #[cfg(feature = "cuda")]
+    pub fn has_stream_words(&self) -> DriverResult<bool> {
+        self.functions.has_stream_words(self.device)
+    }
+
     /// Returns whether the driver reports access from this GPU to the memory of the GPU with the UUID `other`; `None` if this
     /// process does not see that GPU.
     ///
@@ -177,6 +186,35 @@ impl Stream {
             NOT_READY => Ok(false),
             code => self.context.functions.check("cuStreamQuery", code).map(|()| true),
         }
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl Stream {
+    /// Lets later work of the stream wait until the word at `address` is at least `value`. The host does not wait.
+    ///
+    /// # Errors
+    /// The driver's error.
+    pub fn wait_value(&self, address: Address, value: u64) -> DriverResult {
+        const GREATER_OR_EQUAL: c_uint = 0;
+        let functions = &self.context.functions;
+        self.context.enter()?;
+        // SAFETY: the driver refuses an address that the GPU cannot read. The caller keeps the word while the stream has work.
+        let code = unsafe { (functions.stream_wait_value)(self.stream, address, value, GREATER_OR_EQUAL) };
+        functions.check("cuStreamWaitValue64", code)
+    }
+
+    /// Writes `value` to the word at `address` when all work of the stream so far is done and visible.
+    ///
+    /// # Errors
+    /// The driver's error.
+    pub fn write_value(&self, address: Address, value: u64) -> DriverResult {
+        const WITH_BARRIER: c_uint = 0;
+        let functions = &self.context.functions;
+        self.context.enter()?;
+        // SAFETY: as above.
+        let code = unsafe { (functions.stream_write_value)(self.stream, address, value, WITH_BARRIER) };
+        functions.check("cuStreamWriteValue64", code)
     }
 }
 

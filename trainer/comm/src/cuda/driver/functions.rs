@@ -69,6 +69,8 @@ functions! {
     stream_create = "cuStreamCreate" (*mut *mut c_void, c_uint);
     stream_destroy = "cuStreamDestroy_v2" (*mut c_void);
     stream_query = "cuStreamQuery" (*mut c_void);
+    stream_wait_value = "cuStreamWaitValue64_v2" (*mut c_void, Address, u64, c_uint);
+    stream_write_value = "cuStreamWriteValue64_v2" (*mut c_void, Address, u64, c_uint);
     ipc_get = "cuIpcGetMemHandle" (*mut IpcHandleByValue, Address);
     ipc_open = "cuIpcOpenMemHandle_v2" (*mut Address, IpcHandleByValue, c_uint);
     ipc_close = "cuIpcCloseMemHandle" (Address);
@@ -85,8 +87,11 @@ pub(super) struct IpcHandleByValue {
 mod attribute {
     pub(super) const MULTIPROCESSORS: i32 = 16;
     pub(super) const COMPUTE_MODE: i32 = 20;
+    pub(super) const KERNEL_EXEC_TIMEOUT: i32 = 17;
     pub(super) const COMPUTE_MAJOR: i32 = 75;
     pub(super) const COMPUTE_MINOR: i32 = 76;
+    #[cfg(feature = "cuda")]
+    pub(super) const CAN_USE_64_BIT_STREAM_MEM_OPS: i32 = 122;
 }
 
 /// Calls whose results are plain values. `device` is a `CUdevice` that [`handle`](Functions::handle) returned.
@@ -179,6 +184,17 @@ impl Functions {
     pub(super) fn is_exclusive(&self, device: c_int) -> DriverResult<bool> {
         const EXCLUSIVE_PROCESS: u32 = 3;
         Ok(self.attribute(attribute::COMPUTE_MODE, device)? == EXCLUSIVE_PROCESS)
+    }
+
+    /// Returns whether the driver ends kernels that run for long, as it does on GPUs with a display.
+    pub(super) fn limits_kernels(&self, device: c_int) -> DriverResult<bool> {
+        Ok(self.attribute(attribute::KERNEL_EXEC_TIMEOUT, device)? != 0)
+    }
+
+    /// Returns whether streams can wait for words of 64 bits, and write them.
+    #[cfg(feature = "cuda")]
+    pub(super) fn has_stream_words(&self, device: c_int) -> DriverResult<bool> {
+        Ok(self.attribute(attribute::CAN_USE_64_BIT_STREAM_MEM_OPS, device)? != 0)
     }
 
     /// Returns whether the driver reports access from `device` to the memory of `peer`.

@@ -70,6 +70,8 @@ pub struct Gpu {
     pub uuid: String,
     /// Whether only one process may use the GPU (`nvidia-smi -c EXCLUSIVE_PROCESS`).
     pub exclusive: bool,
+    /// Whether the driver ends kernels that run for some seconds, as it does on GPUs with a display.
+    pub limits_kernels: bool,
 }
 
 /// File names of NCCL. NVIDIA's packages install only the first, which cudarc does not try.
@@ -208,6 +210,7 @@ impl Driver {
             compute: functions.compute_capability(device)?,
             multiprocessors: functions.multiprocessors(device)?,
             exclusive: functions.is_exclusive(device)?,
+            limits_kernels: functions.limits_kernels(device)?,
         })
     }
 

@@ -17,7 +17,7 @@
 struct LaunchParams {
     u64 window[8];  // addresses of all ranks' windows, as this process sees them
     u64 faults;     // on the host: one word per peer
-    u64 abort;      // on the host: not zero once the job has ended
+    u64 abort;      // on the host: not zero once the job has ended; behind it the words of `order`
     u64 limit;      // longest wait, in nanoseconds
     u64 epoch;      // number of this launch, from 1; equal on all ranks
     u64 first;      // first element of this launch, of the bucket or of each rank's part
@@ -343,5 +343,28 @@ FN void probe_body(float* out, const LaunchParams& params, Shared& shared) {
         for (u32 writer = 0; writer < WORLD; ++writer)
             if (load_acquire(words + writer) != PROBE_TOKEN + writer * 8 + peer)
                 store_relaxed((u64*)params.faults + peer, FAULT_UNREACHABLE);
+    }
+}
+
+// Orders this stream and NCCL's, neither of which can wait for an event of the other (../nccl.rs). With PHASE_PACK: signals that
+// all launches before this one are done. With PHASE_GATHER: waits until NCCL has summed the slot.
+FN void order_body(float* out, const LaunchParams& params, Shared& shared) {
+    if (!begin(params, shared)) return;
+    if (blockIdx.x != 0 || threadIdx.x != 0) return;
+    u64* words = (u64*)params.abort;
+    if (params.phases & PHASE_PACK) store_release(words + WORD_PACKED, params.epoch);
+    if (params.phases & PHASE_GATHER) {
+        const u64 start = nanoseconds();
+        for (u32 turn = 1; load_acquire(words + WORD_SUMMED) < params.epoch; ++turn) {
+            if (turn % 256 != 0) continue;
+            if (load_relaxed(words) != 0) {
+                fault(params, shared, params.rank, FAULT_ABORTED);
+                break;
+            }
+            if (nanoseconds() - start > params.limit && load_acquire(words + WORD_SUMMED) < params.epoch) {
+                fault(params, shared, params.rank, FAULT_STALLED);
+                break;
+            }
+        }
     }
 }

@@ -106,10 +106,12 @@ fn attribute(machine: &Machine, device: &Device, attribute: c_int) -> c_int {
         // Texture alignment.
         14 => 512,
         // Copies overlapping kernels, mapped host memory, concurrent kernels, unified addressing, stream priorities, L1 caches,
-        // compute preemption, memory pools.
-        15 | 19 | 31 | 41 | 78 | 79 | 80 | 90 | 115 => 1,
+        // compute preemption, memory pools, memory operations of streams on words of 64 bits.
+        15 | 19 | 31 | 41 | 78 | 79 | 80 | 90 | 115 | 122 => 1,
         // Multiprocessors.
         16 => 2,
+        // Time limit of kernels.
+        17 => c_int::from(machine.has_display()),
         // Compute mode: for one process.
         20 if machine.is_exclusive() => 3,
         33 => pci_bus(device) as c_int,

@@ -6,6 +6,7 @@ use super::{exports, write_out};
 use crate::code::{DriverResult, INVALID_VALUE, NOT_SUPPORTED};
 use crate::context::current;
 use crate::kernel::{self, KERNELS, MAX_THREADS, Parameters};
+use crate::machine::machine;
 
 /// `CUfunction_attribute`.
 mod attribute {
@@ -80,13 +81,14 @@ exports! {
     unsafe fn cuModuleLoadData(module: Option<&mut usize>, image: *const c_char) {
         let device = current()?;
         let to = module.filter(|_| !image.is_null()).ok_or(INVALID_VALUE)?;
+        machine()?.wait_if_strict(device);
         // SAFETY: PTX ends with a zero byte; a binary image contains one too.
         let image = unsafe { CStr::from_ptr(image) };
         write_out(Some(to), kernel::load(device, image.to_bytes())?)
     }
 
     fn cuModuleUnload(module: usize) {
-        current()?;
+        machine()?.wait_if_strict(current()?);
         kernel::unload(module)
     }
 
@@ -112,7 +114,7 @@ exports! {
     fn cuFuncGetAttribute(value: Option<&mut c_int>, which: c_int, function: usize) {
         current()?;
         let kernel = KERNELS.get(function)?;
-        let (major, minor) = crate::machine::machine()?.capability();
+        let (major, minor) = machine()?.capability();
         write_out(value, match which {
             attribute::MAX_THREADS => MAX_THREADS as c_int,
             attribute::SHARED => kernel.function.shared as c_int,

@@ -7,7 +7,7 @@ use crate::capture;
 use crate::code::{DriverResult, INVALID_VALUE, NOT_SUPPORTED};
 use crate::context::current;
 use crate::ipc::{self, IpcHandle};
-use crate::machine::machine;
+use crate::machine::{Device, machine};
 use crate::memory::{self, BlockKind};
 use crate::op::Op;
 use crate::stream::StreamRef;
@@ -19,10 +19,17 @@ fn require_ipc() -> DriverResult {
     if machine()?.ipc() { Ok(()) } else { Err(NOT_SUPPORTED) }
 }
 
+/// Returns the current GPU for a call that adds memory to it.
+fn allocator() -> DriverResult<&'static Device> {
+    let device = current()?;
+    capture::refuse_unsafe()?;
+    machine()?.wait_if_strict(device);
+    Ok(device)
+}
+
 exports! {
     fn cuMemAlloc_v2(address: Option<&mut usize>, bytes: usize) {
-        let device = current()?;
-        capture::refuse_unsafe()?;
+        let device = allocator()?;
         let address = address.ok_or(INVALID_VALUE)?;
         write_out(Some(address), memory::allocate(device, bytes, false)?)
     }
@@ -77,15 +84,13 @@ exports! {
     }
 
     fn cuMemHostAlloc(address: Option<&mut usize>, bytes: usize, flags: c_uint) {
-        let device = current()?;
-        capture::refuse_unsafe()?;
+        let device = allocator()?;
         let address = address.filter(|_| flags & !HOST_FLAGS == 0).ok_or(INVALID_VALUE)?;
         write_out(Some(address), memory::allocate_host(device, bytes)?)
     }
 
     fn cuMemAllocHost_v2(address: Option<&mut usize>, bytes: usize) {
-        let device = current()?;
-        capture::refuse_unsafe()?;
+        let device = allocator()?;
         let address = address.ok_or(INVALID_VALUE)?;
         write_out(Some(address), memory::allocate_host(device, bytes)?)
     }
@@ -121,8 +126,7 @@ exports! {
     }
 
     fn cuIpcOpenMemHandle_v2(address: Option<&mut usize>, handle: IpcHandle, flags: c_uint) {
-        let device = current()?;
-        capture::refuse_unsafe()?;
+        let device = allocator()?;
         let address = address.ok_or(INVALID_VALUE)?;
         require_ipc()?;
         write_out(Some(address), ipc::open(device, &handle, flags)?)

@@ -7,6 +7,7 @@ use crate::capture;
 use crate::code::{DriverResult, INVALID_VALUE, NOT_READY, STREAM_CAPTURE_UNSUPPORTED};
 use crate::context::current;
 use crate::event::EVENTS;
+use crate::memory;
 use crate::op::Op;
 use crate::stream::{NON_BLOCKING, STREAMS, Stream, StreamRef};
 
@@ -23,6 +24,16 @@ fn create(to: Option<&mut usize>, flags: c_uint, priority: c_int) -> DriverResul
     let device = current()?;
     let to = to.filter(|_| flags & !NON_BLOCKING == 0).ok_or(INVALID_VALUE)?;
     write_out(Some(to), STREAMS.add(Stream::start(device, flags, priority.clamp(-5, 0))?))
+}
+
+/// Submits a memory operation on a word.
+fn submit_word(stream: usize, address: usize, flags: c_uint, op: Op) -> DriverResult {
+    let target = StreamRef::of(stream)?;
+    if flags != 0 || !address.is_multiple_of(size_of::<u64>()) {
+        return Err(INVALID_VALUE);
+    }
+    memory::reachable(address, size_of::<u64>())?;
+    target.submit(op)
 }
 
 exports! {
@@ -84,6 +95,15 @@ exports! {
             return Err(INVALID_VALUE);
         }
         capture::wait(&target, &EVENTS.get(event)?)
+    }
+
+    /// Only waits for a value that is at least `value` are supported.
+    fn cuStreamWaitValue64_v2(stream: usize, address: usize, value: u64, flags: c_uint) {
+        submit_word(stream, address, flags, Op::WaitValue(address, value))
+    }
+
+    fn cuStreamWriteValue64_v2(stream: usize, address: usize, value: u64, flags: c_uint) {
+        submit_word(stream, address, flags, Op::WriteValue(address, value))
     }
 
     unsafe fn cuLaunchHostFunc(stream: usize, function: Option<HostFunction>, data: *mut c_void) {

@@ -11,6 +11,7 @@ use super::segment::UniqueId;
 use super::{INVALID_ARGUMENT, LAST, describe, driver_error, refuse};
 use crate::code::{Code, DriverResult};
 use crate::context::current;
+use crate::machine::machine;
 
 /// Version 2.29.7.
 const VERSION: c_int = 22907;
@@ -38,6 +39,11 @@ fn write_out<T: std::fmt::Debug>(to: Option<&mut T>, value: T) -> DriverResult {
 fn join(to: Option<&mut usize>, world: c_int, id: UniqueId, rank: c_int) -> DriverResult {
     let to = to.ok_or_else(|| refuse(INVALID_ARGUMENT, "the output argument is null"))?;
     *to = 0;
+    if machine().map_err(driver_error)?.is_nccl_stuck() {
+        loop {
+            std::thread::park();
+        }
+    }
     let join = Join::new(id, world, rank, current().map_err(driver_error)?)?;
     group::submit_or_defer(GroupCall::Join(join, std::ptr::from_mut(to) as usize))
 }

@@ -1,0 +1,280 @@
+//! The moments of batch norm's rows: of pieces, of all rows, and of the rows of all ranks.
+//!
+//! Variances are sums of squares around a thread's first row, merged by Chan's formula
+//! (<https://doi.org/10.2307/2683386>), so they stay accurate if the mean is far from zero. The order of merging depends on
+//! the shape alone.
+
+use cubecl::prelude::*;
+
+use super::norm_kernels::thread_position;
+use super::rows::UNITS;
+
+/// Merges two sets by Chan's formula. Returns the mean, the sum of squares around the mean, and the count.
+#[cube]
+fn merge<N: Size>(
+    mean: Vector<f32, N>,
+    squares: Vector<f32, N>,
+    count: f32,
+    other_mean: Vector<f32, N>,
+    other_squares: Vector<f32, N>,
+    other_count: f32,
+) -> (Vector<f32, N>, Vector<f32, N>, f32) {
+    let all = count + other_count;
+    // Both sets may be empty.
+    let part = other_count / max(all, 1.0);
+    let difference = other_mean - mean;
+    let mean = mean + difference * Vector::new(part);
+    (mean, squares + other_squares + difference * difference * Vector::new(count * part), all)
+}
+
+/// Merges the sets of all threads of a column. The column's first thread gets the result.
+#[cube]
+fn merge_over_block<N: Size>(
+    mean: Vector<f32, N>,
+    squares: Vector<f32, N>,
+    count: f32,
+) -> (Vector<f32, N>, Vector<f32, N>, f32) {
+    let mut means = Shared::<[Vector<f32, N>]>::new_slice(UNITS);
+    let mut all_squares = Shared::<[Vector<f32, N>]>::new_slice(UNITS);
+    let mut counts = Shared::<[f32]>::new_slice(UNITS);
+    let (_, y, unit, depth) = thread_position();
+    means[unit] = mean;
+    all_squares[unit] = squares;
+    counts[unit] = count;
+    sync_cube();
+    let mut half = depth / 2;
+    while half > 0 {
+        if y < half {
+            let other = unit + half * CUBE_DIM_X as usize;
+            let (mean, squares, count) = merge::<N>(
+                means[unit],
+                all_squares[unit],
+                counts[unit],
+                means[other],
+                all_squares[other],
+                counts[other],
+            );
+            means[unit] = mean;
+            all_squares[unit] = squares;
+            counts[unit] = count;
+        }
+        sync_cube();
+        half /= 2;
+    }
+    (means[unit], all_squares[unit], counts[unit])
+}
+
+/// Computes the mean and the sum of squares around the mean, for each piece: `pieces[piece][2][columns]`.
+#[cube(launch_unchecked)]
+pub(super) fn partial_moments<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    pieces: &mut [Vector<f32, N>],
+    rows: usize,
+    columns: usize,
+    pitch: usize,
+    piece: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let (column, y, _, depth) = thread_position();
+    let start = CUBE_POS_Y as usize * piece;
+    let end = min(start + piece, rows);
+    let mut mean = Vector::<f32, N>::new(0.0);
+    let mut squares = Vector::<f32, N>::new(0.0);
+    let mut count = 0.0f32;
+    if column < columns && start + y < end {
+        let pivot = Vector::<f32, N>::cast_from(x[(start + y) * pitch + column]);
+        let mut sum = Vector::<f32, N>::new(0.0);
+        let mut row = start + y;
+        while row < end {
+            let difference = Vector::<f32, N>::cast_from(x[row * pitch + column]) - pivot;
+            sum += difference;
+            squares += difference * difference;
+            count += 1.0;
+            row += depth;
+        }
+        let shift = sum / Vector::new(count);
+        mean = pivot + shift;
+        squares = max(squares - shift * sum, Vector::new(0.0));
+    }
+    let (mean, squares, _) = merge_over_block::<N>(mean, squares, count);
+    if y == 0 && column < columns {
+        let at = CUBE_POS_Y as usize * 2 * columns + column;
+        pieces[at] = mean;
+        pieces[at + columns] = squares;
+    }
+}
+
+/// Merges the pieces of a column. The column's first thread gets the mean, the sum of squares around it, and the count.
+#[cube]
+fn merge_pieces<N: Size>(
+    pieces: &[Vector<f32, N>],
+    rows: usize,
+    columns: usize,
+    piece: usize,
+    count_of_pieces: usize,
+) -> (Vector<f32, N>, Vector<f32, N>, f32) {
+    let (column, y, _, depth) = thread_position();
+    let mut mean = Vector::<f32, N>::new(0.0);
+    let mut squares = Vector::<f32, N>::new(0.0);
+    let mut count = 0.0f32;
+    if column < columns {
+        let mut index = y;
+        while index < count_of_pieces {
+            let at = index * 2 * columns + column;
+            let inside = min(piece, rows - index * piece);
+            let (new_mean, new_squares, new_count) =
+                merge::<N>(mean, squares, count, pieces[at], pieces[at + columns], inside as f32);
+            mean = new_mean;
+            squares = new_squares;
+            count = new_count;
+            index += depth;
+        }
+    }
+    merge_over_block::<N>(mean, squares, count)
+}
+
+/// Writes the mean and the reciprocal of the biased standard deviation of a column. Also writes the mean and the unbiased
+/// variance or, with `updates`, the updated running statistics.
+#[cube]
+fn write_statistics<N: Size>(
+    mean: Vector<f32, N>,
+    squares: Vector<f32, N>,
+    count: f32,
+    column: usize,
+    old_mean: &[Vector<f32, N>],
+    old_variance: &[Vector<f32, N>],
+    mean_out: &mut [Vector<f32, N>],
+    inverse_out: &mut [Vector<f32, N>],
+    new_mean_out: &mut [Vector<f32, N>],
+    new_variance_out: &mut [Vector<f32, N>],
+    epsilon: f32,
+    momentum: f32,
+    #[comptime] updates: bool,
+) {
+    mean_out[column] = mean;
+    // A single row has no unbiased variance; its value is not used.
+    let variance = squares / Vector::new(max(count - 1.0, 1.0));
+    if comptime!(updates) {
+        let (old, new) = (Vector::new(1.0 - momentum), Vector::new(momentum));
+        new_mean_out[column] = old * old_mean[column] + new * mean;
+        new_variance_out[column] = old * old_variance[column] + new * variance;
+    } else {
+        new_mean_out[column] = mean;
+        new_variance_out[column] = variance;
+    }
+    inverse_out[column] = Vector::new(1.0) / (squares / Vector::new(count) + Vector::new(epsilon)).sqrt();
+}
+
+/// Computes the statistics of [`write_statistics`] from the pieces.
+#[cube(launch_unchecked)]
+pub(super) fn final_moments<N: Size>(
+    pieces: &[Vector<f32, N>],
+    old_mean: &[Vector<f32, N>],
+    old_variance: &[Vector<f32, N>],
+    mean_out: &mut [Vector<f32, N>],
+    inverse_out: &mut [Vector<f32, N>],
+    new_mean_out: &mut [Vector<f32, N>],
+    new_variance_out: &mut [Vector<f32, N>],
+    rows: usize,
+    columns: usize,
+    piece: usize,
+    count_of_pieces: usize,
+    epsilon: f32,
+    momentum: f32,
+    #[comptime] updates: bool,
+) {
+    let (column, y, _, _) = thread_position();
+    let (mean, squares, count) = merge_pieces::<N>(pieces, rows, columns, piece, count_of_pieces);
+    if y == 0 && column < columns {
+        write_statistics::<N>(
+            mean,
+            squares,
+            count,
+            column,
+            old_mean,
+            old_variance,
+            mean_out,
+            inverse_out,
+            new_mean_out,
+            new_variance_out,
+            epsilon,
+            momentum,
+            updates,
+        );
+    }
+}
+
+/// Computes the mean, the sum of squares around the mean, and the count of this rank's rows, for the other ranks.
+#[cube(launch_unchecked)]
+pub(super) fn own_moments<N: Size>(
+    pieces: &[Vector<f32, N>],
+    mean_out: &mut [Vector<f32, N>],
+    squares_out: &mut [Vector<f32, N>],
+    count_out: &mut [Vector<f32, N>],
+    rows: usize,
+    columns: usize,
+    piece: usize,
+    count_of_pieces: usize,
+) {
+    let (column, y, _, _) = thread_position();
+    let (mean, squares, count) = merge_pieces::<N>(pieces, rows, columns, piece, count_of_pieces);
+    if y == 0 && column < columns {
+        mean_out[column] = mean;
+        squares_out[column] = squares;
+        count_out[column] = Vector::new(count);
+    }
+}
+
+/// Computes the statistics of [`write_statistics`] from all ranks' moments, `ranks[rank][3][columns]`, in rank order, and the
+/// reciprocal of the count of all rows.
+#[cube(launch_unchecked)]
+pub(super) fn shared_moments<N: Size>(
+    ranks: &[Vector<f32, N>],
+    old_mean: &[Vector<f32, N>],
+    old_variance: &[Vector<f32, N>],
+    mean_out: &mut [Vector<f32, N>],
+    inverse_out: &mut [Vector<f32, N>],
+    new_mean_out: &mut [Vector<f32, N>],
+    new_variance_out: &mut [Vector<f32, N>],
+    part_out: &mut [Vector<f32, N>],
+    columns: usize,
+    world: usize,
+    epsilon: f32,
+    momentum: f32,
+    #[comptime] updates: bool,
+) {
+    let column = CUBE_POS_X as usize * CUBE_DIM_X as usize + UNIT_POS_X as usize;
+    if column >= columns {
+        terminate!();
+    }
+    let mut mean = Vector::<f32, N>::new(0.0);
+    let mut squares = Vector::<f32, N>::new(0.0);
+    let mut count = 0.0f32;
+    let mut rank = 0usize;
+    while rank < world {
+        let at = rank * 3 * columns + column;
+        let of_rank = ranks[at + 2 * columns].extract(0usize);
+        let (new_mean, new_squares, new_count) =
+            merge::<N>(mean, squares, count, ranks[at], ranks[at + columns], of_rank);
+        mean = new_mean;
+        squares = new_squares;
+        count = new_count;
+        rank += 1;
+    }
+    part_out[column] = Vector::new(1.0 / count);
+    write_statistics::<N>(
+        mean,
+        squares,
+        count,
+        column,
+        old_mean,
+        old_variance,
+        mean_out,
+        inverse_out,
+        new_mean_out,
+        new_variance_out,
+        epsilon,
+        momentum,
+        updates,
+    );
+}
