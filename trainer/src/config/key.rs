@@ -235,7 +235,7 @@ impl KeyValue for Option<PathBuf> {
     fn read(raw: &RawValue, _: &Range) -> Result<Self, Mistake> {
         let text = raw.string()?;
         match text.is_empty() || text.contains(char::is_control) {
-            true => Err(Mistake::new("expected a folder's name, found none or one with control characters")),
+            true => Err(Mistake::new("expected a path, found none or one with control characters")),
             false => Ok(Some(text.into())),
         }
     }
@@ -262,7 +262,7 @@ impl Range {
     }
 
     /// Reads a number that is in the range.
-    fn number(&self, raw: &RawValue) -> Result<f64, Mistake> {
+    pub(super) fn number(&self, raw: &RawValue) -> Result<f64, Mistake> {
         let number = raw.number()?;
         self.check(number, "a number", raw).map(|()| number)
     }

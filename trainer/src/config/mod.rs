@@ -17,6 +17,7 @@ mod documentation;
 mod error;
 mod key;
 mod keyword;
+mod layers;
 mod origin;
 mod overrides;
 mod plan;
@@ -39,6 +40,7 @@ pub use keyword::{
     Anneal, Backend, BatchNormPolicy, BatchScope, Compression, Keyword, LrScale, Mode, OptimizerKind, Precision,
     ScheduleKind, Tta,
 };
+pub use layers::LrFactors;
 pub use origin::SetBy;
 pub use overrides::Overrides;
 pub use plan::{RunPlan, Setting};
@@ -46,6 +48,7 @@ pub use sections::{
     CheckpointConfig, DataConfig, LogConfig, ModelConfig, OptimizerConfig, ParallelConfig, ScheduleConfig, TrainConfig,
 };
 pub use source::ConfigSource;
+pub use suggest::layer_hint;
 
 use plan::Provenance;
 use reader::Reader;
