@@ -55,7 +55,7 @@ fn images_per_second(loader: &Loader, epoch: usize, batches: usize) -> f64 {
     images as f64 / start.elapsed().as_secs_f64()
 }
 
-fn configurations() -> [(&'static str, LoaderConfig); 5] {
+fn configurations() -> [(&'static str, LoaderConfig); 7] {
     let plain = LoaderConfig {
         global_batch: 128,
         mean: vec![0.4914, 0.4822, 0.4465],

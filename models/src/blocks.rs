@@ -52,17 +52,32 @@ pub(crate) fn conv_norm_relu((conv, norm): &ConvNorm, input: Tensor<4>, cx: &Con
     norm.forward_relu(conv.forward(input, cx), cx)
 }
 
-/// The shortcut branch of a residual block. `None` is the identity; else a strided 1x1 convolution and a batch norm,
-/// PyTorch's `shortcut.0` and `shortcut.1`.
+/// The shortcut branch of a residual block. `None` is the identity; else a strided 1x1 convolution and a batch norm, for example
+/// `shortcut.0` and `shortcut.1`.
 pub(crate) type Shortcut = Option<ConvNorm>;
 
-/// Builds the [`Shortcut`] of a block: a convolution where the block changes the channels or the image size.
-pub(crate) fn shortcut(channels: [usize; 2], stride: usize, init: &Init) -> Shortcut {
-    (stride != 1 || channels[0] != channels[1]).then(|| conv_norm(channels, 1, stride, &init.child("shortcut")))
+/// Name of a block's shortcut branch in the state dict.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ShortcutName {
+    /// `shortcut`, pytorch-cifar's.
+    Shortcut,
+    /// `downsample`, torchvision's.
+    Downsample,
+}
+
+/// Builds the [`Shortcut`] of a block, as its fields `shortcut` and `downsample`, of which one is used: a convolution where the
+/// block changes the channels or the image size.
+fn shortcuts(name: ShortcutName, channels: [usize; 2], stride: usize, init: &Init) -> [Shortcut; 2] {
+    let projects = stride != 1 || channels[0] != channels[1];
+    let made = |name| projects.then(|| conv_norm(channels, 1, stride, &init.child(name)));
+    match name {
+        ShortcutName::Shortcut => [made("shortcut"), None],
+        ShortcutName::Downsample => [None, made("downsample")],
+    }
 }
 
 /// Applies the shortcut branch. The result is the residual that the block adds.
-pub(crate) fn residual(shortcut: &Shortcut, input: Tensor<4>, cx: &Context) -> Tensor<4> {
+pub(crate) fn residual(shortcut: Option<&ConvNorm>, input: Tensor<4>, cx: &Context) -> Tensor<4> {
     match shortcut {
         Some((conv, norm)) => norm.forward(conv.forward(input, cx), cx),
         None => input,
@@ -77,16 +92,24 @@ pub(crate) struct BasicBlock {
     conv2: Conv2d,
     bn2: BatchNorm2d,
     shortcut: Shortcut,
+    downsample: Shortcut,
 }
 
 impl BasicBlock {
-    pub(crate) fn new([input, width]: [usize; 2], stride: usize, init: &Init) -> Self {
+    pub(crate) fn new(channels: [usize; 2], stride: usize, init: &Init) -> Self {
+        Self::named(ShortcutName::Shortcut, channels, stride, init)
+    }
+
+    /// Builds the block with this name of its shortcut branch.
+    pub(crate) fn named(name: ShortcutName, [input, width]: [usize; 2], stride: usize, init: &Init) -> Self {
+        let [shortcut, downsample] = shortcuts(name, [input, width], stride, init);
         Self {
             conv1: conv([input, width], 3, stride, &init.child("conv1")),
             bn1: BatchNorm2d::new(width, &init.child("bn1")),
             conv2: conv([width, width], 3, 1, &init.child("conv2")),
             bn2: BatchNorm2d::new(width, &init.child("bn2")),
-            shortcut: shortcut([input, width], stride, init),
+            shortcut,
+            downsample,
         }
     }
 
@@ -94,7 +117,8 @@ impl BasicBlock {
     pub(crate) fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
         let x = self.bn1.forward_relu(self.conv1.forward(input.clone(), cx), cx);
         let x = self.conv2.forward(x, cx);
-        self.bn2.forward_add_relu(x, residual(&self.shortcut, input, cx), cx)
+        let shortcut = self.shortcut.as_ref().or(self.downsample.as_ref());
+        self.bn2.forward_add_relu(x, residual(shortcut, input, cx), cx)
     }
 }
 
@@ -123,11 +147,18 @@ pub(crate) struct Bottleneck {
     conv3: Conv2d,
     bn3: BatchNorm2d,
     shortcut: Shortcut,
+    downsample: Shortcut,
 }
 
 impl Bottleneck {
     pub(crate) fn new(shape: BottleneckShape, init: &Init) -> Self {
+        Self::named(ShortcutName::Shortcut, shape, init)
+    }
+
+    /// Builds the block with this name of its shortcut branch.
+    pub(crate) fn named(name: ShortcutName, shape: BottleneckShape, init: &Init) -> Self {
         let BottleneckShape { channels: [input, width, output], stride, groups, squeeze } = shape;
+        let [shortcut, downsample] = shortcuts(name, [input, output], stride, init);
         Self {
             conv1: conv([input, width], 1, 1, &init.child("conv1")),
             bn1: BatchNorm2d::new(width, &init.child("bn1")),
@@ -136,7 +167,8 @@ impl Bottleneck {
             se: squeeze.map(|squeeze| SqueezeExcite::new([width, squeeze], &init.child("se"))),
             conv3: conv([width, output], 1, 1, &init.child("conv3")),
             bn3: BatchNorm2d::new(output, &init.child("bn3")),
-            shortcut: shortcut([input, output], stride, init),
+            shortcut,
+            downsample,
         }
     }
 
@@ -149,7 +181,8 @@ impl Bottleneck {
             None => x,
         };
         let x = self.conv3.forward(x, cx);
-        self.bn3.forward_add_relu(x, residual(&self.shortcut, input, cx), cx)
+        let shortcut = self.shortcut.as_ref().or(self.downsample.as_ref());
+        self.bn3.forward_add_relu(x, residual(shortcut, input, cx), cx)
     }
 }
 

@@ -6,11 +6,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use burn::module::Param;
 use burn::tensor::{FloatDType, Tensor};
 use ops::StatisticsReduce;
 
 use crate::hook::{self, GradientSink};
+use crate::layers::Weight;
 
 /// Settings of one forward pass: training or evaluation mode, bf16 autocast, the keys of dropout, counting of multiply-adds,
 /// the reduction of batch statistics, and the sink of gradients.
@@ -58,13 +58,12 @@ impl Context {
         self.statistics.as_ref()
     }
 
-    /// Returns the value of `parameter` for the layer's operation on `input`, hooked to the sink of gradients.
-    pub(crate) fn parameter<const D: usize, const I: usize>(
-        &self,
-        parameter: &Param<Tensor<D>>,
-        input: &Tensor<I>,
-    ) -> Tensor<D> {
-        hook::parameter(parameter, input, self.gradients.as_ref())
+    /// Returns the value of `weight` for the layer's operation on `input`, hooked to the sink of gradients where it is trained.
+    pub(crate) fn parameter<const D: usize, const I: usize>(&self, weight: &Weight<D>, input: &Tensor<I>) -> Tensor<D> {
+        match weight {
+            Weight::Trained(parameter) => hook::parameter(parameter, input, self.gradients.as_ref()),
+            Weight::Frozen(buffer) => buffer.value(),
+        }
     }
 
     /// Enables dropout in training mode, with one key per sample. It has no effect in evaluation mode.

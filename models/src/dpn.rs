@@ -81,7 +81,7 @@ impl DualPath {
         let x = self.bn1.forward_relu(self.conv1.forward(input.clone(), cx), cx);
         let x = self.bn2.forward_relu(self.conv2.forward(x, cx), cx);
         let x = self.bn3.forward(self.conv3.forward(x, cx), cx);
-        let skip = residual(&self.shortcut, input, cx);
+        let skip = residual(self.shortcut.as_ref(), input, cx);
         let r = self.residual;
         let (old, new) = (skip.dims()[1], x.dims()[1]);
         let sum = cx.count_activations(add(slice_channels(skip.clone(), 0..r), slice_channels(x.clone(), 0..r)));

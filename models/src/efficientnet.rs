@@ -20,15 +20,15 @@ const DROPOUT: f64 = 0.2;
 
 /// Blocks of one stage.
 #[derive(Debug, Clone, Copy)]
-struct Stage {
+pub(crate) struct Stage {
     /// Inner channels of a block divided by its input channels.
-    expansion: usize,
+    pub(crate) expansion: usize,
     /// Output channels.
-    width: usize,
-    blocks: usize,
-    kernel: usize,
+    pub(crate) width: usize,
+    pub(crate) blocks: usize,
+    pub(crate) kernel: usize,
     /// Stride of the first block.
-    stride: usize,
+    pub(crate) stride: usize,
 }
 
 const fn stage(expansion: usize, width: usize, blocks: usize, kernel: usize, stride: usize) -> Stage {
@@ -36,7 +36,7 @@ const fn stage(expansion: usize, width: usize, blocks: usize, kernel: usize, str
 }
 
 /// Stages of B0.
-const STAGES: [Stage; 7] = [
+pub(crate) const STAGES: [Stage; 7] = [
     stage(1, 16, 1, 3, 1),
     stage(6, 24, 2, 3, 2),
     stage(6, 40, 2, 5, 2),

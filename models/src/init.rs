@@ -4,8 +4,12 @@
 //! device, thread and rank, and a new layer does not change another layer's weights. burn's generator is a global state of
 //! the device and guarantees none of this.
 
-use burn::module::Param;
+use std::sync::Arc;
+
 use burn::tensor::{Device, Tensor, TensorData};
+
+use crate::layers::Weight;
+use crate::state::is_within;
 
 /// Increment of splitmix64, from the golden ratio.
 const GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
@@ -43,18 +47,25 @@ pub(crate) fn unit_interval(key: u64, index: u64) -> impl Iterator<Item = f64> {
     (1_u64..).map(move |i| (splitmix64(start.wrapping_add(i.wrapping_mul(GAMMA))) >> 40) as f64 / (1u32 << 24) as f64)
 }
 
-/// Source of initial weights for a network under construction: the seed, the device and the path of the module being built.
+/// Source of initial weights for a network under construction: the seed, the device, the path of the module being built, and which
+/// weights are frozen.
 #[derive(Debug, Clone)]
 pub struct Init {
     seed: u64,
     device: Device,
     path: String,
+    frozen: Arc<[String]>,
 }
 
 impl Init {
     /// Starts at the root of a network.
     pub fn new(seed: u64, device: &Device) -> Self {
-        Self { seed, device: device.clone(), path: String::new() }
+        Self { seed, device: device.clone(), path: String::new(), frozen: Arc::default() }
+    }
+
+    /// Freezes all weights within `names`: modules or weights of the state dict, such as `layer1` or `fc.bias`.
+    pub fn freezing(self, names: &[String]) -> Self {
+        Self { frozen: names.into(), ..self }
     }
 
     /// Returns the source for the sub-module `name`, e.g. `init.child("layer1").child("0")`.
@@ -69,15 +80,15 @@ impl Init {
 
     /// Makes a parameter with PyTorch's default distribution for weights and biases of convolutions and linear layers: uniform
     /// in ±1/√`fan_in` (`kaiming_uniform_(a=√5)`, `torch/nn/modules/{conv,linear}.py`).
-    pub fn fan_in_uniform<const D: usize>(&self, name: &str, shape: [usize; D], fan_in: usize) -> Param<Tensor<D>> {
+    pub fn fan_in_uniform<const D: usize>(&self, name: &str, shape: [usize; D], fan_in: usize) -> Weight<D> {
         let bound = 1.0 / (fan_in as f32).sqrt();
         let values = uniform(self.seed, &self.full_name(name), shape.iter().product(), bound);
-        Param::from_tensor(Tensor::from_data(TensorData::new(values, shape), &self.device))
+        self.weight(name, values, shape)
     }
 
     /// Makes a convolution's weight, `[out, in, kernel, kernel]`, whose first filters pass on one input channel each
     /// (`torch.nn.init.dirac_(weight[:in])`). The other filters are those of [`Init::fan_in_uniform`].
-    pub fn identity(&self, name: &str, shape: [usize; 4], fan_in: usize) -> Param<Tensor<4>> {
+    pub fn identity(&self, name: &str, shape: [usize; 4], fan_in: usize) -> Weight<4> {
         let [output, input, height, width] = shape;
         let mut values =
             uniform(self.seed, &self.full_name(name), shape.iter().product(), 1.0 / (fan_in as f32).sqrt());
@@ -87,12 +98,18 @@ impl Init {
             weights.fill(0.0);
             weights[(channel * height + height / 2) * width + width / 2] = 1.0;
         }
-        Param::from_tensor(Tensor::from_data(TensorData::new(values, shape), &self.device))
+        self.weight(name, values, shape)
     }
 
     /// Makes a parameter `[count]` with the same value everywhere, e.g. batch norm's scale.
-    pub fn constant(&self, count: usize, value: f32) -> Param<Tensor<1>> {
-        Param::from_tensor(Tensor::from_data(TensorData::new(vec![value; count], [count]), &self.device))
+    pub fn constant(&self, name: &str, count: usize, value: f32) -> Weight<1> {
+        self.weight(name, vec![value; count], [count])
+    }
+
+    fn weight<const D: usize>(&self, name: &str, values: Vec<f32>, shape: [usize; D]) -> Weight<D> {
+        let path = self.full_name(name);
+        let frozen = self.frozen.iter().any(|module| is_within(&path, module));
+        Weight::new(Tensor::from_data(TensorData::new(values, shape), &self.device), frozen)
     }
 
     fn full_name(&self, name: &str) -> String {

@@ -28,6 +28,7 @@ pub mod senet;
 pub mod shufflenet;
 pub mod spec;
 pub mod state;
+pub mod torchvision;
 pub mod vgg;
 pub mod whitening;
 
@@ -36,7 +37,7 @@ pub use error::BuildError;
 pub use hook::GradientSink;
 pub use init::Init;
 pub use network::{Cost, Network, cost, estimate_elements, step_bytes};
-pub use registry::{Entry, build, entries, find};
+pub use registry::{Entry, build, build_frozen, entries, find};
 pub use spec::Spec;
 pub use state::{
     LoadError, ParameterInfo, StateKind, StateTensor, load_state_dict, map_parameters, map_state, parameters,

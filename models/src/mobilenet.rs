@@ -133,7 +133,7 @@ impl InvertedResidual {
         let x = self.bn2.forward_relu(self.conv2.forward(x, cx), cx);
         let x = self.conv3.forward(x, cx);
         if self.has_skip {
-            self.bn3.forward_add(x, residual(&self.shortcut, input, cx), cx)
+            self.bn3.forward_add(x, residual(self.shortcut.as_ref(), input, cx), cx)
         } else {
             self.bn3.forward(x, cx)
         }

@@ -19,7 +19,7 @@ use crate::resnext::ResNeXt;
 use crate::senet::SeNet;
 use crate::shufflenet::ShuffleNetV2;
 use crate::vgg::Vgg;
-use crate::{BuildError, Context, Spec, whitening};
+use crate::{BuildError, Context, Spec, torchvision, whitening};
 use ops::upcast;
 
 /// A network of any family. `Network::valid` returns an independent copy for inference, without autodiff.
@@ -62,6 +62,12 @@ pub enum Network {
     GoogLeNet(GoogLeNet),
     /// airbench94.
     Airbench(Airbench),
+    /// torchvision's ResNet.
+    TorchvisionResNet(torchvision::ResNet),
+    /// torchvision's MobileNetV2.
+    TorchvisionMobileNetV2(torchvision::MobileNetV2),
+    /// torchvision's EfficientNet.
+    TorchvisionEfficientNet(torchvision::EfficientNet),
 }
 
 impl Network {
@@ -84,6 +90,17 @@ impl Network {
         match self {
             Self::Airbench(network) => Self::Airbench(network.whitened(images, shape)),
             other => other,
+        }
+    }
+
+    /// Returns the smallest batch that the network can be trained on, images of `image_size`, `[height, width]`: batch norm needs
+    /// more than one value per channel.
+    pub fn smallest_batch(&self, image_size: [usize; 2]) -> usize {
+        match self {
+            Self::TorchvisionResNet(_) | Self::TorchvisionMobileNetV2(_) | Self::TorchvisionEfficientNet(_) => {
+                torchvision::smallest_batch(image_size)
+            }
+            _ => 1,
         }
     }
 
@@ -111,6 +128,9 @@ impl Network {
             Self::EfficientNet(network) => network.forward(images, cx),
             Self::GoogLeNet(network) => network.forward(images, cx),
             Self::Airbench(network) => network.forward(images, cx),
+            Self::TorchvisionResNet(network) => network.forward(images, cx),
+            Self::TorchvisionMobileNetV2(network) => network.forward(images, cx),
+            Self::TorchvisionEfficientNet(network) => network.forward(images, cx),
         })
     }
 }
@@ -154,9 +174,11 @@ pub fn step_bytes(network: &Network, spec: &Spec, batch: usize) -> u64 {
 ///
 /// [`BuildError::UnknownModel`].
 pub fn estimate_elements(name: &str, spec: &Spec) -> Result<[f64; 2], BuildError> {
+    /// Side in pixels from which a network for large images is estimated on smaller ones, which takes less time.
+    const LARGE: usize = 64;
     let made_for = crate::find(name)?.spec;
     let at = |scale: usize| {
-        let image_size = made_for.image_size.map(|side| scale * side);
+        let image_size = made_for.image_size.map(|side| scale * side.min(LARGE));
         // A wide last layer is part of no question about images.
         let small = Spec { image_size, num_classes: spec.num_classes.clamp(1, 1000), ..*spec };
         let network = crate::build(name, &small, 0, &Device::flex())?;

@@ -17,6 +17,7 @@ use crate::resnet::{ResNet, ResNetDepth};
 use crate::resnext::{ResNeXt, ResNeXtShape};
 use crate::senet::SeNet;
 use crate::shufflenet::{ShuffleNetSize, ShuffleNetV2};
+use crate::torchvision;
 use crate::vgg::{Vgg, VggDepth};
 use crate::{BuildError, Init, Network, Spec};
 
@@ -36,6 +37,8 @@ pub struct Entry {
 
 /// CIFAR-10.
 const CIFAR10: Spec = Spec { num_classes: 10, in_channels: 3, image_size: [32, 32] };
+/// ImageNet.
+const IMAGENET: Spec = Spec { num_classes: 1000, in_channels: 3, image_size: [224, 224] };
 /// MNIST.
 const MNIST: Spec = Spec { num_classes: 10, in_channels: 1, image_size: [28, 28] };
 
@@ -57,6 +60,19 @@ macro_rules! entry {
             published_top1: $published_top1,
             spec: CIFAR10,
             build: |spec, init| $network::new(spec, init).map(Network::$variant),
+        }
+    };
+}
+
+/// Makes the entry of a torchvision ResNet.
+macro_rules! imagenet_resnet {
+    ($depth:path) => {
+        Entry {
+            name: torchvision::imagenet_name($depth),
+            family: "ResNet",
+            published_top1: None,
+            spec: IMAGENET,
+            build: |spec, init| torchvision::ResNet::new($depth, spec, init).map(Network::TorchvisionResNet),
         }
     };
 }
@@ -93,6 +109,25 @@ static ENTRIES: &[Entry] = &[
     entry!("EfficientNet", EfficientNet, EfficientNet, "efficientnet_b0", None),
     entry!("GoogLeNet", GoogLeNet, GoogLeNet, "googlenet", None),
     entry!("airbench", Airbench, Airbench, "airbench94", None),
+    imagenet_resnet!(ResNetDepth::ResNet18),
+    imagenet_resnet!(ResNetDepth::ResNet34),
+    imagenet_resnet!(ResNetDepth::ResNet50),
+    imagenet_resnet!(ResNetDepth::ResNet101),
+    imagenet_resnet!(ResNetDepth::ResNet152),
+    Entry {
+        name: "mobilenet_v2_imagenet",
+        family: "MobileNetV2",
+        published_top1: None,
+        spec: IMAGENET,
+        build: |spec, init| torchvision::MobileNetV2::new(spec, init).map(Network::TorchvisionMobileNetV2),
+    },
+    Entry {
+        name: "efficientnet_b0_imagenet",
+        family: "EfficientNet",
+        published_top1: None,
+        spec: IMAGENET,
+        build: |spec, init| torchvision::EfficientNet::new(spec, init).map(Network::TorchvisionEfficientNet),
+    },
 ];
 
 /// Returns all models, in the order of the accuracy table.
@@ -140,6 +175,24 @@ fn nearest(name: &str) -> Vec<&'static str> {
 ///
 /// A [`BuildError`]: an unknown name, zero classes or channels, or images that are too small for the model.
 pub fn build(name: &str, spec: &Spec, seed: u64, device: &Device) -> Result<Network, BuildError> {
+    build_frozen(name, spec, seed, device, &[])
+}
+
+/// Builds a model as [`build`], with all weights within `frozen` frozen: modules or weights of the state dict, such as `layer1` or
+/// `fc.bias`. Their values are the same. A name that the model does not have freezes nothing.
+///
+/// A batch norm whose scale and shift are both frozen normalises with its running statistics in training too.
+///
+/// # Errors
+///
+/// Those of [`build`].
+pub fn build_frozen(
+    name: &str,
+    spec: &Spec,
+    seed: u64,
+    device: &Device,
+    frozen: &[String],
+) -> Result<Network, BuildError> {
     let entry = find(name)?;
     if spec.num_classes == 0 {
         return Err(BuildError::NoClasses);
@@ -147,5 +200,5 @@ pub fn build(name: &str, spec: &Spec, seed: u64, device: &Device) -> Result<Netw
     if spec.in_channels == 0 {
         return Err(BuildError::NoChannels);
     }
-    (entry.build)(spec, &Init::new(seed, device))
+    (entry.build)(spec, &Init::new(seed, device).freezing(frozen))
 }

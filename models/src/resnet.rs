@@ -6,7 +6,7 @@
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use crate::blocks::{BasicBlock, Bottleneck, BottleneckShape, classify, conv, sequence};
+use crate::blocks::{BasicBlock, Bottleneck, BottleneckShape, ShortcutName, classify, conv, sequence};
 use crate::layers::{BatchNorm2d, Conv2d, Linear};
 use crate::{BuildError, Context, Init, Spec};
 
@@ -52,7 +52,7 @@ impl ResNetDepth {
     }
 
     /// Returns a block's output channels divided by its width.
-    fn expansion(self) -> usize {
+    pub(crate) fn expansion(self) -> usize {
         match self {
             Self::ResNet18 | Self::ResNet34 => 1,
             Self::ResNet50 | Self::ResNet101 | Self::ResNet152 => 4,
@@ -60,9 +60,10 @@ impl ResNetDepth {
     }
 }
 
+/// A residual block.
 #[derive(Module, Debug)]
 #[expect(clippy::large_enum_variant, reason = "a network's blocks are all of the same kind")]
-enum Block {
+pub(crate) enum Block {
     Basic(BasicBlock),
     Bottleneck(Bottleneck),
 }
@@ -74,6 +75,31 @@ impl Block {
             Self::Bottleneck(block) => block.forward(input, cx),
         }
     }
+}
+
+/// Builds `layer1` to `layer4` for features of 64 channels. All stages but the first halve the image.
+pub(crate) fn stages(depth: ResNetDepth, name: ShortcutName, init: &Init) -> [Vec<Block>; 4] {
+    let expansion = depth.expansion();
+    let mut channels = 64;
+    let mut stage = |index: usize| -> Vec<Block> {
+        let width = 64 << index;
+        sequence(&init.child(&format!("layer{}", index + 1)), depth.stages()[index], |block, init| {
+            let stride = if block == 0 && index > 0 { 2 } else { 1 };
+            let output = width * expansion;
+            let input = std::mem::replace(&mut channels, output);
+            if expansion == 1 {
+                return Block::Basic(BasicBlock::named(name, [input, width], stride, init));
+            }
+            let shape = BottleneckShape { channels: [input, width, output], stride, groups: 1, squeeze: None };
+            Block::Bottleneck(Bottleneck::named(name, shape, init))
+        })
+    };
+    [stage(0), stage(1), stage(2), stage(3)]
+}
+
+/// Applies the blocks of a stage in order.
+pub(crate) fn run_stage(blocks: &[Block], x: Tensor<4>, cx: &Context) -> Tensor<4> {
+    blocks.iter().fold(x, |x, block| block.forward(x, cx))
 }
 
 /// A stem, four stages of residual blocks and a linear layer.
@@ -96,40 +122,26 @@ impl ResNet {
     /// [`BuildError::ImageTooSmall`] for an image side below 9 pixels.
     pub fn new(depth: ResNetDepth, spec: &Spec, init: &Init) -> Result<Self, BuildError> {
         spec.require_side(depth.name(), MIN_SIDE, 32)?;
-        let expansion = depth.expansion();
-        let mut channels = 64;
-        let mut stage = |index: usize, width: usize, stride: usize| -> Vec<Block> {
-            sequence(&init.child(&format!("layer{}", index + 1)), depth.stages()[index], |block, init| {
-                let stride = if block == 0 { stride } else { 1 };
-                let output = width * expansion;
-                let input = std::mem::replace(&mut channels, output);
-                if expansion == 1 {
-                    return Block::Basic(BasicBlock::new([input, width], stride, init));
-                }
-                let shape = BottleneckShape { channels: [input, width, output], stride, groups: 1, squeeze: None };
-                Block::Bottleneck(Bottleneck::new(shape, init))
-            })
-        };
+        let [layer1, layer2, layer3, layer4] = stages(depth, ShortcutName::Shortcut, init);
         Ok(Self {
             conv1: conv([spec.in_channels, 64], 3, 1, &init.child("conv1")),
             bn1: BatchNorm2d::new(64, &init.child("bn1")),
-            layer1: stage(0, 64, 1),
-            layer2: stage(1, 128, 2),
-            layer3: stage(2, 256, 2),
-            layer4: stage(3, 512, 2),
-            linear: Linear::new([512 * expansion, spec.num_classes], &init.child("linear")),
+            layer1,
+            layer2,
+            layer3,
+            layer4,
+            linear: Linear::new([512 * depth.expansion(), spec.num_classes], &init.child("linear")),
         })
     }
 
     /// `[B, C, H, W]` → logits `[B, classes]`; the shapes beside the lines are for 3x32x32 and
     /// ResNet-18 or 34; the deeper networks have four times the channels after each stage.
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
-        let stage = |x, blocks: &[Block]| blocks.iter().fold(x, |x, block| block.forward(x, cx));
         let x = self.bn1.forward_relu(self.conv1.forward(images, cx), cx); // [B, 64, 32, 32]
-        let x = stage(x, &self.layer1); // [B, 64, 32, 32]
-        let x = stage(x, &self.layer2); // [B, 128, 16, 16]
-        let x = stage(x, &self.layer3); // [B, 256, 8, 8]
-        let x = stage(x, &self.layer4); // [B, 512, 4, 4]
+        let x = run_stage(&self.layer1, x, cx); // [B, 64, 32, 32]
+        let x = run_stage(&self.layer2, x, cx); // [B, 128, 16, 16]
+        let x = run_stage(&self.layer3, x, cx); // [B, 256, 8, 8]
+        let x = run_stage(&self.layer4, x, cx); // [B, 512, 4, 4]
         classify(x, &self.linear, cx) // [B, classes]
     }
 }

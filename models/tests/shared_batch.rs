@@ -63,8 +63,8 @@ fn run(data: &[Vec<f32>; 3], range: std::ops::Range<usize>, relu: bool, residual
     [
         values(output),
         values(x.grad(&gradients).unwrap()),
-        values(layer.weight.val().grad(&gradients).unwrap()),
-        values(layer.bias.val().grad(&gradients).unwrap()),
+        values(layer.weight.value().grad(&gradients).unwrap()),
+        values(layer.bias.value().grad(&gradients).unwrap()),
         values(layer.running_mean.value()),
         values(layer.running_var.value()),
     ]

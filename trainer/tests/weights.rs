@@ -147,3 +147,18 @@ fn pytorch_and_trainer_evaluate_each_others_models() {
         .expect("python starts");
     Ended::from(output).expect(0);
 }
+
+/// Exchanges weights with torchvision in both directions: torchvision_roundtrip.py, on pictures of 32x32.
+#[test]
+fn torchvision_and_trainer_evaluate_each_others_networks() {
+    let Some(python) = common::python_with(&["torch", "torchvision", "safetensors", "PIL"]) else { return };
+    let bench = Bench::new(CONFIG);
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/torchvision_roundtrip.py");
+    let output = Command::new(python)
+        .args([script, "--trainer", env!("CARGO_BIN_EXE_trainer"), "--side", "32"])
+        .args(["--models", "resnet18_imagenet,mobilenet_v2_imagenet,efficientnet_b0_imagenet"])
+        .current_dir(bench.folder.path())
+        .output()
+        .expect("python starts");
+    Ended::from(output).expect(0);
+}

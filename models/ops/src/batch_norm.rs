@@ -6,8 +6,8 @@ use burn::backend::Dispatch;
 use burn::tensor::{Tensor, module};
 
 use crate::dispatch::{has_image_kernels, has_kernels, on_gpu, upcast};
-use crate::extension::{Activation, EvalOps, NormOps, NormOptions, RunningStats};
-use crate::functional::activate;
+use crate::extension::{Activation, ConvOptions, EvalOps, NormOps, NormOptions, RunningStats};
+use crate::functional::{activate, add, conv2d};
 use crate::statistics::StatisticsReduce;
 use crate::sync_batch_norm;
 use crate::update::ema_update;
@@ -125,8 +125,8 @@ fn normalise(
 
 /// Applies batch norm with the given statistics and the epilogue, `torch.nn.functional.batch_norm(training=False)`.
 ///
-/// With autodiff, burn's operations run, because evaluation rarely needs gradients. Shapes and element types are those of
-/// [`batch_norm_train`].
+/// Gradients reach the input and the residual. On the CPU, a layer whose weight and bias have no gradient (a frozen batch norm) is
+/// a depthwise convolution then, otherwise burn's operations. Shapes and element types are those of [`batch_norm_train`].
 pub fn batch_norm_eval(
     input: Tensor<4>,
     [weight, bias]: [Tensor<1>; 2],
@@ -134,16 +134,23 @@ pub fn batch_norm_eval(
     epsilon: f64,
     epilogue: Epilogue,
 ) -> Tensor<4> {
-    let dtype = input.dtype();
-    if !has_image_kernels(&input) || input.is_autodiff() || weight.is_autodiff() {
+    let (dtype, autodiff) = (input.dtype(), input.is_autodiff());
+    let trained = weight.is_tracked() || bias.is_tracked();
+    let tracked = trained || input.is_tracked() || epilogue.residual.as_ref().is_some_and(Tensor::is_tracked);
+    if tracked && !trained && has_kernels(&input) {
+        return scale_and_shift(input, [weight, bias], [mean, variance], epsilon, epilogue);
+    }
+    if tracked || !has_image_kernels(&input) {
         let input = upcast(input);
         let epilogue = epilogue.cast_like(&input);
         return epilogue.apply(module::batch_norm(input, weight, bias, mean, variance, epsilon)).cast(dtype);
     }
     let epilogue = epilogue.cast_like(&input);
-    let [weight, bias, mean, variance] = [weight, bias, mean, variance].map(Tensor::into_dispatch);
-    let input = input.into_dispatch();
-    Tensor::from_dispatch(match epilogue.residual {
+    let [weight, bias, mean, variance] =
+        [weight, bias, mean, variance].map(|vector| vector.without_autodiff().into_dispatch());
+    let input = input.without_autodiff().into_dispatch();
+    let residual = epilogue.residual.map(Tensor::without_autodiff);
+    let output = Tensor::from_dispatch(match residual {
         Some(residual) => Dispatch::norm_eval_add(
             input,
             weight,
@@ -155,5 +162,30 @@ pub fn batch_norm_eval(
             epilogue.activation,
         ),
         None => Dispatch::norm_eval(input, weight, bias, mean, variance, epsilon, epilogue.activation),
-    })
+    });
+    if autodiff { output.autodiff() } else { output }
+}
+
+/// Applies a batch norm with constant statistics, weight and bias, as a factor and a summand of each channel. A depthwise
+/// convolution of one pixel has kernels for both passes, and does not round its weights.
+fn scale_and_shift(
+    input: Tensor<4>,
+    [weight, bias]: [Tensor<1>; 2],
+    [mean, variance]: [Tensor<1>; 2],
+    epsilon: f64,
+    epilogue: Epilogue,
+) -> Tensor<4> {
+    let Epilogue { residual, activation } = epilogue.cast_like(&input);
+    let [weight, bias, mean, variance] = [weight, bias, mean, variance].map(Tensor::without_autodiff);
+    let channels = weight.dims()[0];
+    let scale = weight / variance.add_scalar(epsilon).sqrt();
+    let shift = bias - mean * scale.clone();
+    let options = ConvOptions { stride: [1, 1], padding: [0, 0], dilation: [1, 1], groups: channels };
+    let relu = residual.is_none() && activation == Activation::Relu;
+    let output = conv2d(input, scale.reshape([channels, 1, 1, 1]), Some(shift), options, relu);
+    match residual {
+        Some(residual) => activate(add(output, residual), activation),
+        None if relu => output,
+        None => activate(output, activation),
+    }
 }

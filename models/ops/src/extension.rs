@@ -42,6 +42,8 @@ pub enum Activation {
     Identity,
     /// Replaces negative values by zero. NaN stays NaN.
     Relu,
+    /// Limits values to 0..6, `torch.nn.functional.relu6`. NaN stays NaN.
+    Relu6,
     /// `1 / (1 + e^-x)`.
     Sigmoid,
     /// `x / (1 + e^-x)`, `torch.nn.functional.silu` (<https://arxiv.org/abs/1710.05941>).

@@ -132,6 +132,7 @@ pub(crate) fn activate<const D: usize>(input: Tensor<D>, activation: Activation)
     match activation {
         Activation::Identity => input,
         Activation::Relu => activation::relu(input),
+        Activation::Relu6 => activation::relu(input).clamp_max(6.0),
         Activation::Sigmoid => activation::sigmoid(input),
         Activation::Swish => activation::silu(input),
         Activation::Gelu => activation::gelu(input),

@@ -147,7 +147,7 @@ proptest! {
     fn convolutions(
         dims in dims(),
         columns in prop_oneof![1..6_usize, 14..40_usize],
-        kernel in prop_oneof![Just(1_usize), Just(3), Just(5)],
+        kernel in prop_oneof![Just(1_usize), Just(3), Just(5), Just(7)],
         stride in 1..3_usize,
         dilation in 1..3_usize,
         groups in prop_oneof![Just(1_usize), 2..5_usize],

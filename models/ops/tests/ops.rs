@@ -2,7 +2,7 @@
 
 use burn::tensor::ops::{ConvOptions as BurnConv, MaxPoolOptions};
 use burn::tensor::{Device, Distribution, Tensor, activation, module};
-use ops::Activation::{Gelu, Identity, Relu, Swish};
+use ops::Activation::{Gelu, Identity, Relu, Relu6, Swish};
 use ops::{
     ConvOptions, Epilogue, PoolOptions, add, avg_pool2d, batch_norm_eval, batch_norm_train, concat, conv2d, gelu,
     global_avg_pool, interleave, linear, max_pool2d, relu, scale_channels, sigmoid, slice_channels, swish,
@@ -49,6 +49,10 @@ fn convolution() {
         ([2, 128, 6, 6], [128, 4, 3, 3], 1, 1, 1, 32),
         ([2, 72, 7, 7], [96, 3, 3, 3], 2, 1, 1, 24),
         ([2, 21, 6, 6], [35, 3, 3, 3], 1, 1, 1, 7),
+        // The stem of ImageNet's ResNets.
+        ([2, 3, 18, 15], [64, 3, 7, 7], 2, 3, 1, 1),
+        ([1, 24, 9, 11], [32, 24, 7, 7], 2, 3, 1, 1),
+        ([2, 48, 9, 7], [48, 1, 5, 5], 2, 2, 1, 48),
     ] {
         let (x, w, b) = (random(dims), random(filters), random([filters[0]]));
         let (s, p, d) = ([stride; 2], [padding; 2], [dilation; 2]);
@@ -121,6 +125,14 @@ fn batch_norm() {
             activation::relu(plain(&x2()).output + r.clone())
         );
         same!("batch norm, swish", [x, w, b], custom(None, Swish).output, activation::silu(plain(&x2()).output));
+        let relu6 = |x: Tensor<4>| activation::relu(x).clamp_max(6.0);
+        // Scaled, so that values are beyond both limits.
+        let six = |x: Tensor<4>| x * 4.0;
+        let wide = |x: &Tensor<4>| {
+            let (w, b) = (w.clone() * 4.0, b.clone() * 4.0);
+            batch_norm_train(x.clone(), w, b, 1e-5, Epilogue { residual: None, activation: Relu6 }, None, None).output
+        };
+        same!("batch norm, relu6", [x, w, b], wide(&x2()), relu6(six(plain(&x2()).output)));
         same!("batch norm, gelu", [x, w, b], custom(None, Gelu).output, activation::gelu(plain(&x2()).output));
         same!(
             "batch norm, add, swish",
@@ -147,6 +159,32 @@ fn batch_norm() {
             };
             close("evaluation", custom, burns);
         }
+
+        // A frozen batch norm: gradients reach the image and the residual.
+        let burns = || {
+            let [w, b, mean, variance] = [&w, &b, &mean, &variance].map(vector);
+            module::batch_norm(x.clone(), w, b, mean, variance, 1e-5)
+        };
+        let frozen = |residual: Option<Tensor<4>>, activation| {
+            let affine = [vector(&w), vector(&b)];
+            let after = Epilogue { residual, activation };
+            batch_norm_eval(x.clone(), affine, [vector(&mean), vector(&variance)], 1e-5, after)
+        };
+        same!("frozen batch norm", [x], frozen(None, Identity), burns());
+        same!("frozen batch norm, relu", [x], frozen(None, Relu), activation::relu(burns()));
+        same!("frozen batch norm, swish", [x], frozen(None, Swish), activation::silu(burns()));
+        same!(
+            "frozen batch norm, add, relu",
+            [x, r],
+            frozen(Some(r.clone()), Relu),
+            activation::relu(burns() + r.clone())
+        );
+        // Nothing that it depends on has a gradient: the output belongs to no graph.
+        let image = x.clone().without_autodiff().autodiff();
+        let (affine, of) = ([vector(&w), vector(&b)], [vector(&mean), vector(&variance)]);
+        let output = batch_norm_eval(image, affine, of, 1e-5, Epilogue { residual: None, activation: Relu });
+        assert!(output.is_autodiff() && !output.is_tracked());
+        close("frozen batch norm without a graph", output, activation::relu(burns()));
     }
 }
 

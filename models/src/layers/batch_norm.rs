@@ -1,9 +1,9 @@
 //! Batch normalisation, `torch.nn.BatchNorm2d` (<https://arxiv.org/abs/1502.03167>).
 
-use burn::module::{Module, Param};
+use burn::module::Module;
 use burn::tensor::Tensor;
 
-use super::Buffer;
+use super::{Buffer, Weight};
 use crate::{Context, Init};
 use ops::{Activation, Epilogue, RunningStats, batch_norm_eval, batch_norm_train};
 
@@ -16,12 +16,16 @@ const MOMENTUM: f64 = 0.1;
 ///
 /// The [`Context`] alone selects batch statistics or running statistics. As in PyTorch, the batch is normalised with its
 /// *biased* variance, and the running variance averages the *unbiased* variance (burn's layer averages the biased one).
+///
+/// A layer whose scale and shift are both frozen is in evaluation mode in training too: it normalises with its running statistics
+/// and keeps them, to the bit. Else the statistics of the new images would move below weights that do not follow. timm's
+/// `freeze` and torchvision's `FrozenBatchNorm2d` do the same.
 #[derive(Module, Debug)]
 pub struct BatchNorm2d {
     /// Scale, `[C]`.
-    pub weight: Param<Tensor<1>>,
+    pub weight: Weight<1>,
     /// Shift, `[C]`.
-    pub bias: Param<Tensor<1>>,
+    pub bias: Weight<1>,
     /// Exponential moving average of the batches' means, `[C]`.
     pub running_mean: Buffer,
     /// Exponential moving average of the batches' unbiased variances, `[C]`.
@@ -31,12 +35,9 @@ pub struct BatchNorm2d {
 impl BatchNorm2d {
     /// Builds a layer with scale 1, shift 0, running mean 0 and running variance 1.
     pub fn new(channels: usize, init: &Init) -> Self {
-        Self {
-            weight: init.constant(channels, 1.0),
-            bias: init.constant(channels, 0.0),
-            running_mean: Buffer::new(Tensor::zeros([channels], init.device())),
-            running_var: Buffer::new(Tensor::ones([channels], init.device())),
-        }
+        let (weight, bias) = (init.constant("weight", channels, 1.0), init.constant("bias", channels, 0.0));
+        let [running_mean, running_var] = running_statistics(channels, weight.is_frozen() && bias.is_frozen(), init);
+        Self { weight, bias, running_mean, running_var }
     }
 
     /// Applies the layer.
@@ -61,6 +62,11 @@ impl BatchNorm2d {
     /// Applies [`Self::forward`] and swish in one pass over the output.
     pub fn forward_swish(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
         self.run(input, Epilogue { residual: None, activation: Activation::Swish }, cx)
+    }
+
+    /// Applies [`Self::forward`] and ReLU6 in one pass over the output.
+    pub fn forward_relu6(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
+        self.run(input, Epilogue { residual: None, activation: Activation::Relu6 }, cx)
     }
 
     /// Applies [`Self::forward`] and adds `residual`, in one pass over the output.
@@ -88,7 +94,7 @@ pub struct FixedScaleNorm2d {
     /// Scale, `[C]`, frozen.
     pub weight: Buffer,
     /// Shift, `[C]`.
-    pub bias: Param<Tensor<1>>,
+    pub bias: Weight<1>,
     /// Exponential moving average of the batches' means, `[C]`.
     pub running_mean: Buffer,
     /// Exponential moving average of the batches' unbiased variances, `[C]`.
@@ -101,15 +107,10 @@ impl FixedScaleNorm2d {
     /// Builds a layer with scale 1, shift 0, running mean 0 and running variance 1. `epsilon` and `momentum` are PyTorch's `eps`
     /// and `momentum`.
     pub fn new(channels: usize, epsilon: f64, momentum: f64, init: &Init) -> Self {
-        let ones = || Tensor::ones([channels], init.device());
-        Self {
-            weight: Buffer::frozen(ones()),
-            bias: init.constant(channels, 0.0),
-            running_mean: Buffer::new(Tensor::zeros([channels], init.device())),
-            running_var: Buffer::new(ones()),
-            epsilon,
-            momentum,
-        }
+        let bias = init.constant("bias", channels, 0.0);
+        let [running_mean, running_var] = running_statistics(channels, bias.is_frozen(), init);
+        let weight = Buffer::frozen(Tensor::ones([channels], init.device()));
+        Self { weight, bias, running_mean, running_var, epsilon, momentum }
     }
 
     /// Applies the layer and GELU in one pass over the output. `[B, C, H, W]` → `[B, C, H, W]`.
@@ -125,6 +126,12 @@ impl FixedScaleNorm2d {
     }
 }
 
+/// Makes the running mean and variance, `[C]`, of a new layer.
+fn running_statistics(channels: usize, frozen: bool, init: &Init) -> [Buffer; 2] {
+    let values = [Tensor::zeros([channels], init.device()), Tensor::ones([channels], init.device())];
+    values.map(if frozen { Buffer::frozen } else { Buffer::new })
+}
+
 /// The part of a batch norm that does not depend on how its scale and shift are trained.
 struct Statistics<'a> {
     /// Running mean and variance.
@@ -137,7 +144,7 @@ impl Statistics<'_> {
     /// Normalises `input` `[B, C, H, W]`, applies scale and shift (`affine`) and the epilogue.
     fn normalise(&self, input: Tensor<4>, affine: [Tensor<1>; 2], epilogue: Epilogue, cx: &Context) -> Tensor<4> {
         let [running_mean, running_var] = self.running;
-        if !cx.training() {
+        if !cx.training() || running_mean.is_frozen() {
             let running = [running_mean.value(), running_var.value()];
             let output = batch_norm_eval(input, affine, running, self.epsilon, epilogue);
             return cx.count_activations(cx.autocast(output));

@@ -16,7 +16,8 @@ use parking_lot::Mutex;
 pub struct Buffer<const D: usize = 1> {
     id: ParamId,
     container: &'static str,
-    value: Mutex<Tensor<D>>,
+    /// Boxed: a tensor is several times larger than a reference, and networks are moved by value when they are built and mapped.
+    value: Box<Mutex<Tensor<D>>>,
 }
 
 /// Container name of a buffer in a module traversal. It distinguishes buffers from parameters and is no part of the tensor's
@@ -37,7 +38,12 @@ impl<const D: usize> Buffer<D> {
     }
 
     fn from_parts(id: ParamId, container: &'static str, value: Tensor<D>) -> Self {
-        Self { id, container, value: Mutex::new(value.without_autodiff()) }
+        Self { id, container, value: Box::new(Mutex::new(value.without_autodiff())) }
+    }
+
+    /// Returns whether no forward pass may replace the value: see [`Buffer::frozen`].
+    pub fn is_frozen(&self) -> bool {
+        self.container == FROZEN
     }
 
     /// Returns the current value, without autodiff.

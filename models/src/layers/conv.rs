@@ -1,9 +1,9 @@
 //! Two-dimensional convolution, `torch.nn.Conv2d`.
 
-use burn::module::{Module, Param};
+use burn::module::Module;
 use burn::tensor::{Tensor, TensorData};
 
-use super::Buffer;
+use super::{Buffer, Weight};
 use crate::{Context, Init};
 use ops::{ConvOptions, conv2d};
 
@@ -79,9 +79,9 @@ impl Conv2dConfig {
 #[derive(Module, Debug)]
 pub struct Conv2d {
     /// `[out, in / groups, kernel, kernel]`.
-    pub weight: Param<Tensor<4>>,
+    pub weight: Weight<4>,
     /// `[out]`.
-    pub bias: Option<Param<Tensor<1>>>,
+    pub bias: Option<Weight<1>>,
     stride: usize,
     padding: usize,
     groups: usize,
@@ -135,14 +135,14 @@ pub struct FrozenConv2d {
     /// `[out, in, kernel, kernel]`, frozen.
     pub weight: Buffer<4>,
     /// `[out]`.
-    pub bias: Param<Tensor<1>>,
+    pub bias: Weight<1>,
 }
 
 impl FrozenConv2d {
     /// Builds the layer with PyTorch's default weight and a bias of 0. `channels` are `[input, output]`.
     pub fn new([input, output]: [usize; 2], kernel: usize, init: &Init) -> Self {
         let weight = init.fan_in_uniform("weight", [output, input, kernel, kernel], input * kernel * kernel);
-        Self { weight: Buffer::frozen(weight.val()), bias: init.constant(output, 0.0) }
+        Self { weight: Buffer::frozen(weight.value()), bias: init.constant("bias", output, 0.0) }
     }
 
     /// Replaces the weight by `values`, in row-major order.

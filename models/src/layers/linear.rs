@@ -1,8 +1,9 @@
 //! Fully connected layer, `torch.nn.Linear`.
 
-use burn::module::{Module, Param};
+use burn::module::Module;
 use burn::tensor::Tensor;
 
+use super::Weight;
 use crate::{Context, Init};
 use ops::linear;
 
@@ -10,9 +11,9 @@ use ops::linear;
 #[derive(Module, Debug)]
 pub struct Linear {
     /// `[out, in]`, PyTorch's layout (burn's layer has `[in, out]`).
-    pub weight: Param<Tensor<2>>,
+    pub weight: Weight<2>,
     /// `[out]`; `None` without a bias.
-    pub bias: Option<Param<Tensor<1>>>,
+    pub bias: Option<Weight<1>>,
 }
 
 impl Linear {

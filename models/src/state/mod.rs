@@ -40,12 +40,19 @@ impl ParameterInfo {
     }
 }
 
+/// Returns whether the tensor or module `name` is `module` or a part of it, by their paths: `layer1.0.conv1.weight` is within
+/// `layer1`, `layer1.0` and itself, and not within `layer`.
+pub fn is_within(name: &str, module: &str) -> bool {
+    name.strip_prefix(module).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
 /// Kind of a tensor in the state dict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StateKind {
     /// A learnable parameter.
     Parameter,
-    /// A weight that is never trained. It has no gradient, and a training step does not change it.
+    /// A weight that is never trained, or a running statistic of a frozen batch norm. It has no gradient, and a training step does
+    /// not change it.
     Frozen,
     /// A buffer: running statistics.
     Buffer,
@@ -161,6 +168,17 @@ pub fn parameters<M: Module>(module: &M) -> Vec<ParameterInfo> {
         }
     });
     parameters
+}
+
+/// Returns the path of the module with the last weights, a network's classifier: `fc`, `classifier.1`.
+pub fn head<M: Module>(module: &M) -> String {
+    let mut last = String::new();
+    visit(module, |info, kind, _| {
+        if kind != StateKind::Buffer {
+            last = info.name;
+        }
+    });
+    last.rsplit_once('.').map(|(path, _)| path.to_owned()).unwrap_or_default()
 }
 
 /// Copies the state dict to the host, in PyTorch's order: a batch norm's `weight`, `bias`, `running_mean` and `running_var`

@@ -3,7 +3,7 @@
 usage: make_reference.py NAME…              writes NAME.json beside this file
        make_reference.py --check NAME…      compares with the NAME.json that is there, writes nothing
        make_reference.py --bf16 NAME…       measures autocast's deviation from NAME.json, writes bf16.json
-Networks: those of networks.py. Dropout is off.
+Networks: those of networks.py, and of torchvision_networks.py (NAME_imagenet; needs torchvision). Dropout is off.
 """
 
 import json
@@ -63,11 +63,35 @@ def macs(model, x):
     return total
 
 
-def values(name, dtype, autocast=False):
-    model = NETWORKS[name]().to(dtype)
+def network(name):
+    """Returns our name of the network, the network without dropout, the shape of an image and the frozen modules."""
+    if name.endswith("_imagenet"):
+        import torchvision_networks
+
+        if name in torchvision_networks.FROZEN:
+            name, shape, frozen = torchvision_networks.FROZEN[name]
+            return name, torchvision_networks.NETWORKS[name][0](), shape, frozen
+        constructor, shape = torchvision_networks.NETWORKS[name]
+        return name, constructor(), shape, []
+    model = NETWORKS[name]()
     model.dropout = 0
+    return name, model, image_shape(name), []
+
+
+def train_mode(model, frozen):
+    model.train()
+    if frozen:
+        import torchvision_networks
+
+        torchvision_networks.freeze(model, frozen)
+    return model
+
+
+def values(name, dtype, autocast=False):
+    name, model, shape, frozen = network(name)
+    model = model.to(dtype)
     fill(model)
-    shape = image_shape(name)
+    train_mode(model, frozen)
     x = unit_interval("input", BATCH * math.prod(shape))
     x = 1.7 * (2 * x - 1).astype(numpy.float32).astype(numpy.float64)
     x = torch.from_numpy(x).reshape(BATCH, *shape).to(dtype)
@@ -77,12 +101,14 @@ def values(name, dtype, autocast=False):
         "macs": macs(model, x[:1]),
         "input": "input",
         "batch": BATCH,
+        "image": list(shape),
+        "frozen": frozen,
         "state": [[k, list(v.shape)] for k, v in model.state_dict().items() if not k.endswith("num_batches_tracked")],
     }
     if autocast:
         model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        logits = model.train()(x)
+        logits = train_mode(model, frozen)(x)
     logits = logits.to(dtype)
     loss = F.cross_entropy(logits, torch.arange(BATCH) % 10)
     loss.backward()
@@ -169,6 +195,9 @@ def main():
         if "--check" in sys.argv:
             old = json.loads(path.read_text())
             old.pop("pytorch_f32_deviation")
+            # Files that were made before shapes differed and modules were frozen.
+            old.setdefault("image", list(image_shape(name)))
+            old.setdefault("frozen", [])
             found = list(differences(old, rounded(exact)))
             print(f"{name}: {'equal' if not found else chr(10).join(found[:10])}")
             continue

@@ -77,8 +77,9 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
     }
     let network = models::build(&subject.model, &spec, 0, &selected.device)
         .map_err(|error| Failure::usage(format!("{}: {error}", error.key()), error.hint()))?;
-    let target = WeightTarget { model: &subject.model, spec, data: &subject.data.name };
-    let (network, origin) = weights::load(network, &target, &subject.weights)?;
+    let target =
+        WeightTarget { model: &subject.model, spec, data: &subject.data.name, purpose: weights::Purpose::Evaluation };
+    let weights::LoadedWeights { network, origin, .. } = weights::load(network, &target, &subject.weights)?;
     let loader = Loader::new(
         Arc::new(test),
         LoaderConfig {

@@ -53,14 +53,14 @@ pub(super) fn run(json: bool) -> Result<(), Failure> {
         return super::print_json(&rows);
     }
     console::print(format_args!(
-        "{:<17} {:<13} {:>11} {:>13} {:>12}  published CIFAR-10 top-1",
+        "{:<24} {:<13} {:>11} {:>13} {:>12}  published CIFAR-10 top-1",
         "name", "family", "parameters", "multiply-adds", "step memory"
     ));
     for row in rows {
         let published = row.published_top1.map_or("-".into(), |top1| format!("{top1:.2} %"));
         let memory = format!("{:.0} MB", row.step_bytes as f64 / 1e6);
         console::print(format_args!(
-            "{:<17} {:<13} {:>11} {:>13} {memory:>12}  {published}",
+            "{:<24} {:<13} {:>11} {:>13} {memory:>12}  {published}",
             row.name, row.family, row.params, row.macs
         ));
     }

@@ -151,8 +151,9 @@ impl Classifier {
         let network = models::build(&plan.model.name, &spec, 0, &selected.device)
             .map_err(|error| plan.mistake(&[error.key(), "model.name"], error.to_string(), error.hint()))?;
         let file = WeightFile::of_state(&loaded.path, loaded.snapshot.ema.unwrap_or(loaded.snapshot.model));
-        let target = WeightTarget { model: &plan.model.name, spec, data: &plan.data.name };
-        let (network, _) = weights::load(network, &target, &file)?;
+        let (model, data) = (&plan.model.name, &plan.data.name);
+        let target = WeightTarget { model, spec, data, purpose: weights::Purpose::Evaluation };
+        let network = weights::load(network, &target, &file)?.network;
         let (mean, std) = plan::normalisation(&plan)?;
         Ok(Self {
             network: network.valid(),

@@ -247,7 +247,7 @@ impl KeyValue for Option<PathBuf> {
     fn read(raw: &RawValue, _: &Range) -> Result<Self, Mistake> {
         let text = raw.string()?;
         match text.is_empty() || text.contains(char::is_control) {
-            true => Err(Mistake::new("expected a folder's name, found none or one with control characters")),
+            true => Err(Mistake::new("expected a path, found none or one with control characters")),
             false => Ok(Some(text.into())),
         }
     }

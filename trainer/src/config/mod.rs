@@ -18,6 +18,7 @@ mod documentation;
 mod error;
 mod key;
 mod keyword;
+mod layers;
 mod origin;
 mod overrides;
 mod plan;
@@ -40,6 +41,7 @@ pub use keyword::{
     Anneal, Backend, BatchNormPolicy, BatchScope, Compression, Keyword, LrScale, Mode, OptimizerKind, Precision,
     ScheduleKind, Tta,
 };
+pub use layers::LrFactors;
 pub use origin::SetBy;
 pub use overrides::Overrides;
 pub use plan::{RunPlan, Setting};
@@ -47,6 +49,7 @@ pub use sections::{
     CheckpointConfig, DataConfig, LogConfig, ModelConfig, OptimizerConfig, ParallelConfig, ScheduleConfig, TrainConfig,
 };
 pub use source::ConfigSource;
+pub use suggest::layer_hint;
 
 use plan::Provenance;
 use reader::Reader;

@@ -15,6 +15,7 @@ use super::keyword::{
     Anneal, Backend, BatchNormPolicy, BatchScope, Compression, Keyword, LrScale, Mode, OptimizerKind, Precision,
     ScheduleKind, Tta,
 };
+use super::layers::LrFactors;
 
 /// Largest batch, epochs, steps between two events, …: anything above was mistyped.
 const MANY: i32 = 1_000_000;
@@ -32,6 +33,12 @@ section! {
         name: String = String::new(), also ["arch"];
         /// Classes of the last layer.
         num_classes: Option<usize> = None, in 2..=MANY, unset "the data set's", also ["classes"];
+        /// The initial weights: a PyTorch file, a safetensors file or a checkpoint's folder, relative to the current directory. The
+        /// last layer stays new where the file's has another number of classes.
+        weights: Option<PathBuf> = None, unset "random ones, from `train.seed`", also ["pretrained", "checkpoint", "init"];
+        /// Layers that are not trained: names or prefixes in the state dict, such as `layer1` or `fc.bias`. Batch norms among them
+        /// keep their statistics.
+        freeze: Vec<String> = vec![], unset "none", also ["frozen"];
     }
 }
 
@@ -138,6 +145,9 @@ section! {
         decay_norm_and_bias: bool = true, unset "off";
         /// Factor of `lr` for the biases of batch norms. What decays from a bias in a step stays the same.
         norm_bias_lr_factor: f64 = 1.0, in (Excluded(0), Included(1000));
+        /// Factors of `lr` for layers, names or prefixes in the state dict: `{ layer1 = 0.1, fc = 10 }`. The longest name that fits
+        /// counts.
+        lr_factors: LrFactors = LrFactors::default(), in (Excluded(0), Included(1000)), unset "1 for all", also ["lr_mult", "layer_lrs"];
         /// Growth of `lr` with the number of workers.
         lr_scale: LrScale = LrScale::None, unset "off";
     }

@@ -43,3 +43,23 @@ pub(super) fn hint(title: &str, written: &str, names: &[Name]) -> String {
 pub(super) fn plain<'a>(names: &[&'a str]) -> Vec<Name<'a>> {
     names.iter().map(|name| (*name, [].as_slice())).collect()
 }
+
+/// Returns the hint for a name that is no layer of a network: the nearest module or weight, and the layers at the top. `weights` are
+/// the names of the network's weights in the state dict.
+pub fn layer_hint(written: &str, weights: &[&str]) -> String {
+    let mut modules: Vec<&str> = Vec::new();
+    for name in weights {
+        let ends = name.match_indices('.').map(|(dot, _)| dot).chain([name.len()]);
+        for module in ends.map(|end| &name[..end]) {
+            if !modules.contains(&module) {
+                modules.push(module);
+            }
+        }
+    }
+    let near = nearest(written, &plain(&modules)).map(|name| format!("did you mean `{name}`? ")).unwrap_or_default();
+    let top: Vec<&str> = modules.iter().copied().filter(|name| !name.contains('.')).collect();
+    let inner = modules.iter().filter(|name| name.contains('.'));
+    let deeper = inner.clone().find(|name| !weights.contains(name)).or_else(|| inner.clone().next());
+    let deeper = deeper.map(|name| format!(", and parts of them, such as {name}"));
+    format!("{near}layers: {}{}", top.join(", "), deeper.unwrap_or_default())
+}

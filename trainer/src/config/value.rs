@@ -105,6 +105,26 @@ impl RawValue<'_> {
         array.iter().map(read_one).collect()
     }
 
+    /// Reads each value of a table, with its key. The mistake is that of the first value that is wrong.
+    pub(super) fn entries<T>(
+        &self,
+        wanted: &str,
+        read: impl Fn(&RawValue) -> Result<T, Mistake>,
+    ) -> Result<Vec<(String, T)>, Mistake> {
+        let DeValue::Table(table) = self.parsed else { return Err(self.expected(wanted)) };
+        let read_one = |(key, value): (&Spanned<_>, &Spanned<DeValue<'_>>)| {
+            let (parsed, text) = (value.get_ref(), scalar_text(value.get_ref()));
+            let key: &std::borrow::Cow<'_, str> = key.get_ref();
+            read(&RawValue { parsed, text: &text, bare: false }).map(|value| (key.to_string(), value)).map_err(
+                |mistake| {
+                    let cause = format!("`{key}`: {}", mistake.cause);
+                    Mistake { cause, hint: mistake.hint, span: Some(value.span()) }
+                },
+            )
+        };
+        table.iter().map(read_one).collect()
+    }
+
     /// Returns the text where it fits into a message.
     fn brief(&self) -> Option<&str> {
         let text = self.text;

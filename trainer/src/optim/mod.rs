@@ -15,7 +15,10 @@ pub use gradients::FlatGradients;
 pub use schedule::Schedule;
 
 use burn::tensor::Tensor;
-use models::{Network, state::ParameterInfo};
+use models::{
+    Network,
+    state::{self, ParameterInfo},
+};
 use ops::{self, ParameterUpdate, UpdateRule, UpdatedParameter};
 
 use crate::config::{OptimizerConfig, OptimizerKind};
@@ -60,21 +63,28 @@ impl Optimizer {
         self.steps += 1;
         self.slots.resize(parameters.len().max(self.slots.len()), [None, None]);
         let mut values = Vec::with_capacity(parameters.len());
-        // The biases of batch norms may have a learning rate of their own: a second list.
-        let mut lists = [(1.0, Vec::new(), Vec::new()), (self.config.norm_bias_lr_factor, Vec::new(), Vec::new())];
+        // A list for each learning rate, PyTorch's parameter groups.
+        let mut lists: Vec<(f64, Vec<usize>, Vec<ParameterUpdate>)> = Vec::new();
         for (index, ((info, value), gradient)) in parameters.into_iter().enumerate() {
             let Some(gradient) = gradient else {
                 values.push(Some(value));
                 continue;
             };
-            let (factor, places, updates) = &mut lists[usize::from(self.has_own_lr(&info))];
+            let of_norm_bias = if self.is_norm_bias(&info) { self.config.norm_bias_lr_factor } else { 1.0 };
+            let factor = of_norm_bias * self.lr_factor(&info.name);
             let slots = std::mem::take(&mut self.slots[index]);
-            let weight_decay = self.weight_decay(&info) / *factor;
-            places.push(index);
-            updates.push(ParameterUpdate { value, gradient, weight_decay, slots });
+            let weight_decay = self.weight_decay(&info) / of_norm_bias;
+            let update = ParameterUpdate { value, gradient, weight_decay, slots };
             values.push(None);
+            match lists.iter_mut().find(|(of_list, ..)| *of_list == factor) {
+                Some((_, places, updates)) => {
+                    places.push(index);
+                    updates.push(update);
+                }
+                None => lists.push((factor, vec![index], vec![update])),
+            }
         }
-        for (factor, places, updates) in lists.into_iter().filter(|(_, places, _)| !places.is_empty()) {
+        for (factor, places, updates) in lists {
             let updated = ops::update(&self.rule(lr * factor), scale.as_ref(), updates);
             for (index, UpdatedParameter { value, slots }) in places.into_iter().zip(updated) {
                 (values[index], self.slots[index]) = (Some(value), slots);
@@ -83,9 +93,15 @@ impl Optimizer {
         values.into_iter().map(|value| value.expect("an update returns one result per parameter")).collect()
     }
 
-    /// Whether the parameter's learning rate is `norm_bias_lr_factor` times that of the others.
-    fn has_own_lr(&self, info: &ParameterInfo) -> bool {
-        self.config.norm_bias_lr_factor != 1.0 && info.of_norm && info.name.ends_with("bias")
+    /// Whether the parameter's learning rate has the factor `norm_bias_lr_factor`.
+    fn is_norm_bias(&self, info: &ParameterInfo) -> bool {
+        info.of_norm && info.name.ends_with("bias")
+    }
+
+    /// Returns the factor of `lr_factors` for the parameter `name`: that of the innermost layer.
+    fn lr_factor(&self, name: &str) -> f64 {
+        let layers = self.config.lr_factors.iter().filter(|(layer, _)| state::is_within(name, layer));
+        layers.max_by_key(|(layer, _)| layer.len()).map_or(1.0, |(_, factor)| factor)
     }
 
     fn rule(&self, lr: f64) -> UpdateRule {

@@ -114,6 +114,42 @@ fn biases_of_batch_norms_may_have_a_learning_rate_of_their_own() {
     assert_eq!(optimizer.steps, 3);
 }
 
+/// The reference: PyTorch's parameter groups with a learning rate of their own. The weight decay is that of all.
+#[test]
+fn layers_may_have_learning_rates_of_their_own() {
+    for kind in [OptimizerKind::Sgd, OptimizerKind::AdamW] {
+        let plain = OptimizerConfig { kind, ..sgd(0.9, true, 0.064) };
+        let factors = [("layer1", 0.1), ("layer1.1", 4.0), ("fc", 10.0), ("layer1.1.bn.bias", 0.5)];
+        let config = OptimizerConfig { lr_factors: factors.into(), norm_bias_lr_factor: 2.0, ..plain.clone() };
+        let parameters = [
+            ("conv1.weight", 1.0),
+            ("layer1.0.weight", 0.1),
+            ("layer1.1.weight", 4.0),
+            ("layer10.weight", 1.0),
+            ("layer1.1.bn.bias", 2.0 * 0.5),
+            ("fc.bias", 10.0),
+        ];
+        let info = |name: &str| ParameterInfo { name: name.into(), of_norm: name.contains("bn"), ..parameter(&[2]) };
+        let start = || tensor(vec![1.0, -2.0], DType::F32);
+        let mut optimizer = Optimizer::new(&config);
+        let mut values = parameters.map(|_| start());
+        let decay = |name: &str| if name.contains("bn") { 0.032 } else { 0.064 };
+        let mut groups = parameters.map(|(name, _)| {
+            (Optimizer::new(&OptimizerConfig { weight_decay: decay(name), ..plain.clone() }), start())
+        });
+        for step in 0..3 {
+            let gradient = || tensor(vec![0.5 - step as f64, 0.25], DType::F32);
+            let all = values.into_iter().zip(parameters).map(|(v, (name, _))| ((info(name), v), Some(gradient())));
+            values = optimizer.update(all.collect(), None, 0.01).try_into().unwrap();
+            for ((value, (name, factor)), (group, expected)) in values.iter().zip(parameters).zip(&mut groups) {
+                *expected = update(group, &[2], expected.clone(), gradient(), 0.01 * factor);
+                let host = |value: &Tensor<1>| value.clone().try_into_vec_as::<f32>().unwrap();
+                assert_eq!(host(value), host(expected), "{kind:?} {name}, step {step}");
+            }
+        }
+    }
+}
+
 #[test]
 fn clipping_takes_the_norm_of_all_gradients_together() {
     let device = Device::flex();

@@ -2,9 +2,10 @@
 //!
 //! [`run()`] decides whether this process is the launcher, a worker or a single process. `plan.rs` reads and checks the plan,
 //! `job_flags.rs` the flags about machines. `ranks.rs` starts and joins processes, `setup.rs` builds everything that the first
-//! step needs, `training.rs` trains, and `finish.rs` reports the result.
+//! step needs, `fine_tune.rs` what starts from trained weights, `training.rs` trains, and `finish.rs` reports the result.
 
 mod class_weights;
+mod fine_tune;
 mod finish;
 mod job_flags;
 pub(crate) mod memory;
@@ -91,6 +92,10 @@ pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failur
     }
     if plan.parallel.backend == Backend::Mpi {
         return Err(ranks::needs_mpirun(workers));
+    }
+    // Rank 0 reads the weights, and rank 0 runs on node 0.
+    if !matches!(job, Some((_, 1..))) {
+        fine_tune::check(&plan, &splits, resumed.as_ref())?;
     }
     // Drop the data: the workers read it themselves. The launcher reads it only to report a mistake once.
     drop(splits);

@@ -10,8 +10,8 @@ use data::{
 };
 use models::{Network, Spec};
 
-use super::class_weights;
 use super::memory::{self, MemoryUse};
+use super::{class_weights, fine_tune};
 use crate::config::{Devices, Mode, Precision, RunPlan, Setting};
 use crate::console;
 use crate::device::{DeviceRequest, DeviceSet, LocalRank, Selected};
@@ -110,8 +110,10 @@ pub(super) fn build(plan: &RunPlan, spec: &Spec, selected: &Selected, batch: usi
     if let Some(cause) = refusal.filter(|_| selected.gpu.is_none()) {
         return Err(plan.mistake(&["data.image_size", "train.batch_size"], cause, memory::HINT).into());
     }
-    models::build(&plan.model.name, spec, plan.train.seed, &selected.device)
-        .map_err(|error| plan.mistake(&[error.key(), "model.name"], error.to_string(), error.hint()).into())
+    let network = models::build_frozen(&plan.model.name, spec, plan.train.seed, &selected.device, &plan.model.freeze)
+        .map_err(|error| plan.mistake(&[error.key(), "model.name"], error.to_string(), error.hint()))?;
+    fine_tune::check_layers(plan, &network)?;
+    Ok(network)
 }
 
 /// Sets the initial weights that depend on the training images, for a network that has any: from the first images of the
@@ -131,11 +133,12 @@ pub(super) fn initialise(network: Network, plan: &RunPlan, train: &Dataset) -> R
     Ok(network.initialised_from(&images, [count, shape.channels, shape.height, shape.width]))
 }
 
-/// Returns the facts on which all ranks of a job must agree: the plan without paths and numbers of devices (machines may differ),
+/// Returns the facts on which all ranks of a job must agree: the plan without paths and numbers of devices (machines may differ;
+/// rank 0 alone reads the file of weights),
 /// the data, the kind of device.
 pub(super) fn facts(plan: &RunPlan, splits: &Splits, target: &DeviceSet) -> Vec<String> {
     let device = format!("device = {}", if target.is_gpu() { "GPU" } else { "CPU" });
-    let own = [("data", "dir"), ("parallel", "devices")];
+    let own = [("data", "dir"), ("model", "weights"), ("parallel", "devices")];
     let shared = |setting: &Setting| setting.section != "log" && !own.contains(&(setting.section, setting.key));
     let settings = plan.settings().into_iter().filter(shared).map(|setting| setting.to_string());
     let mut facts: Vec<String> = std::iter::once(device).chain(settings).collect();
@@ -196,6 +199,10 @@ pub(super) fn dry_run(plan: &RunPlan, selected: &Selected) -> Result<u8, Failure
                 thousands(models::cost(&network, &spec).macs)
             ),
         );
+        let (network, weights) = fine_tune::load_weights(network, plan, spec)?;
+        for (name, value) in weights.into_iter().chain(fine_tune::frozen_rows(plan, &network)) {
+            section = section.row(name, value);
+        }
     } else {
         models::find(&plan.model.name).map_err(|error| Failure::usage(&error, error.hint()))?;
         section = section.row("model", format!("{}, built once the images are read", plan.model.name));

@@ -5,13 +5,14 @@ use std::path::Path;
 use data::{SplitRecord, Splits};
 use models::Spec;
 
+use super::fine_tune;
 use super::finish::{finish, gather_rank_stats};
 use super::ranks::{self, Rank};
 use super::resume_command::resume_command;
 use super::setup::{self, DeviceAssignment, build, count_parameters, facts, pixels_on_the_host, restore};
 use super::{class_weights, split_file};
 use crate::cli::TrainArgs;
-use crate::config::{BatchScope, Mode, RunPlan};
+use crate::config::{BatchScope, Devices, Mode, RunPlan};
 use crate::console;
 use crate::diagnostics;
 use crate::engine::checkpoint::Store;
@@ -45,6 +46,8 @@ pub(super) struct Training<'a> {
 /// Facts about a run for the start-up table and the summary.
 struct Description {
     parameters: usize,
+    /// Rows about weights from a file and frozen layers.
+    fine_tuning: fine_tune::Rows,
     data: String,
     source: String,
     device: String,
@@ -62,7 +65,7 @@ impl Training<'_> {
         let (source, shape, record) = (splits.source.clone(), splits.train.shape, splits.record.clone());
         let dataset =
             DatasetRecord { shape: [shape.channels, shape.height, shape.width], classes: splits.train.classes.clone() };
-        let (mut strategy, parameters) = self.strategy(&splits)?;
+        let (mut strategy, parameters, fine_tuning) = self.strategy(&splits)?;
         let host_pixels = pixels_on_the_host(plan, selected, &splits);
         if let (Some(why), true, 0) = (&host_pixels, self.devices.devices.is_gpu(), strategy.rank()) {
             console::eprint(format_args!("note: images are augmented on the host: {why}"));
@@ -95,12 +98,12 @@ impl Training<'_> {
             });
         }
         let device = format!("{}, {} x{}", selected.description, plan.parallel.mode, strategy.devices());
-        let description = Description { parameters, data, source, device, dataset, record };
+        let description = Description { parameters, fine_tuning, data, source, device, dataset, record };
         self.run_and_report(&mut *strategy, loaders, stop, progress, &timeline, description)
     }
 
-    /// Builds network and strategy, and returns the network's number of parameters.
-    fn strategy(&self, splits: &Splits) -> Result<(Box<dyn Strategy>, usize), Failure> {
+    /// Builds network and strategy, and returns the network's number of parameters and the rows about fine-tuning.
+    fn strategy(&self, splits: &Splits) -> Result<(Box<dyn Strategy>, usize, fine_tune::Rows), Failure> {
         let (plan, selected) = (self.plan, &self.devices.selected);
         let shape = splits.train.shape;
         let classes = plan.model.num_classes.unwrap_or(splits.train.classes.len());
@@ -111,7 +114,13 @@ impl Training<'_> {
             BatchScope::PerWorker => plan.train.batch_size,
         };
         let network = build(plan, &spec, selected, share.min(splits.train.len()))?;
+        let devices =
+            if plan.parallel.mode == Mode::Dp { plan.parallel.devices.map_or(1, Devices::count) } else { processes };
+        fine_tune::check_batches(plan, &network, &spec, splits.train.len(), devices)?;
         let network = setup::initialise(network, plan, &splits.train)?;
+        let reads = self.rank.is_none_or(|rank| rank.comm.rank() == 0);
+        let (network, mut fine_tuning) = fine_tune::initial_weights(network, plan, spec, self.resumed, reads)?;
+        fine_tuning.extend(fine_tune::frozen_rows(plan, &network));
         let parameters = count_parameters(&network);
         let device = selected.device.clone();
         let mut strategy: Box<dyn Strategy> = match self.rank {
@@ -128,7 +137,7 @@ impl Training<'_> {
             }
         };
         strategy.learner_mut().replica.class_weights = class_weights::of_loss(plan, &splits.train)?;
-        Ok((strategy, parameters))
+        Ok((strategy, parameters, fine_tuning))
     }
 
     /// Trains as rank 0, which also writes the run folder and the screen.
@@ -215,7 +224,10 @@ impl Training<'_> {
     ) -> Result<Reporter, Failure> {
         let plan = self.plan;
         let overview = Section::new("run")
-            .row("model", format!("{}, {} parameters", plan.model.name, thousands(description.parameters as u64)))
+            .row("model", format!("{}, {} parameters", plan.model.name, thousands(description.parameters as u64)));
+        let overview =
+            description.fine_tuning.iter().fold(overview, |section, (name, value)| section.row(*name, value));
+        let overview = overview
             .row("data", format!("{} ({})", description.data, description.source))
             .row("device", &description.device)
             .row("length", format!("{} epochs of {} steps", lengths.epochs, thousands(lengths.steps_per_epoch)))

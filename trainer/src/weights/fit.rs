@@ -4,7 +4,10 @@ use std::collections::{HashMap, HashSet};
 
 use burn::tensor::Device;
 use data::formats;
-use models::{LoadError, Network, Spec, StateTensor, state::ShapeMismatch};
+use models::{
+    LoadError, Network, Spec, StateTensor,
+    state::{self, ShapeMismatch},
+};
 
 use super::{Element, WeightFile, bad, damaged, names};
 use crate::files::FileError;
@@ -18,6 +21,37 @@ pub struct WeightTarget<'a> {
     pub spec: Spec,
     /// The data set that the network was built for.
     pub data: &'a str,
+    /// What the network is for.
+    pub purpose: Purpose,
+}
+
+/// What a network with weights from a file is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// Every weight must be in the file.
+    Evaluation,
+    /// The classifier of a file with another number of classes is left out: the network keeps its own.
+    Training,
+}
+
+/// A network with weights from a file.
+#[derive(Debug)]
+pub struct LoadedWeights {
+    /// The network.
+    pub network: Network,
+    /// Where in the file the weights are, for the screen.
+    pub origin: String,
+    /// The classifier that is not the file's, only with [`Purpose::Training`].
+    pub new_head: Option<NewHead>,
+}
+
+/// A classifier that keeps its initial weights.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewHead {
+    /// Its name in the state dict, such as `fc`.
+    pub name: String,
+    /// Number of classes in the file.
+    pub file_classes: usize,
 }
 
 /// Name and shape of each tensor of a network, in the network's order.
@@ -31,7 +65,7 @@ struct Fitting {
     prefix: String,
 }
 
-/// Loads a file's weights into `network`, every tensor or none. The returned text says where in the file the weights are.
+/// Loads a file's weights into `network`: every tensor, but for the classifier as [`Purpose`] says, or none.
 ///
 /// Skips the names of wrappers (`net`, `state_dict`, `module.`, `_orig_mod.`, …). Ignores `num_batches_tracked` and
 /// everything in the file beside the weights, such as an optimizer's state.
@@ -39,16 +73,21 @@ struct Fitting {
 /// # Errors
 /// When the file is damaged, or a tensor is missing, unexpected, of another shape or not of a float type. The error names
 /// the tensors. The hint names a model or data set that the weights fit, if there is one.
-pub fn load(network: Network, target: &WeightTarget, file: &WeightFile) -> Result<(Network, String), FileError> {
+pub fn load(network: Network, target: &WeightTarget, file: &WeightFile) -> Result<LoadedWeights, FileError> {
     let shapes = shapes(&network);
     let paths = file.paths();
-    let fitting = match fit(&shapes, file, &paths) {
-        Ok(fitting) => fitting,
-        Err(error) => return Err(bad(&file.path, &error, hint(target, file, &paths, &shapes, &error))),
-    };
+    let (fitting, error) = fit(&shapes, file, &paths);
+    let new_head = target.purpose.new_head(&error, &state::head(&network));
+    if new_head.is_none() && !error.is_empty() {
+        return Err(bad(&file.path, &error, hint(target, file, &paths, &shapes, &error)));
+    }
     let mut state = Vec::with_capacity(shapes.len());
-    for ((name, shape), place) in shapes.into_iter().zip(fitting.places) {
-        let tensor = &file.tensors[place];
+    for (own, place) in models::state_dict(&network).into_iter().zip(fitting.places) {
+        if new_head.as_ref().is_some_and(|head| state::is_within(&own.name, &head.name)) {
+            state.push(own);
+            continue;
+        }
+        let (tensor, StateTensor { name, shape, .. }) = (&file.tensors[place], own);
         if let Element::Other(kind) = tensor.element {
             let cause = format!("tensor `{}` is of type {kind}, weights are floats", tensor.name);
             return Err(bad(&file.path, cause, "save the weights as float32, float16, bfloat16 or float64"));
@@ -61,7 +100,16 @@ pub fn load(network: Network, target: &WeightTarget, file: &WeightFile) -> Resul
         "" => file.path.display().to_string(),
         key => format!("{}, its `{key}`", file.path.display()),
     };
-    Ok((network, origin))
+    Ok(LoadedWeights { network, origin, new_head })
+}
+
+impl Purpose {
+    /// Returns the classifier, `head`, that the network keeps, if it is all that `error` is about.
+    fn new_head(self, error: &LoadError, head: &str) -> Option<NewHead> {
+        let file_classes = error.other_classes().filter(|_| self == Self::Training)?;
+        let of_head = error.mismatched.iter().all(|tensor| state::is_within(&tensor.name, head));
+        of_head.then(|| NewHead { name: head.to_owned(), file_classes })
+    }
 }
 
 impl WeightFile {
@@ -80,7 +128,8 @@ fn is_counter(name: &str) -> bool {
     matches!(name.rsplit('.').next(), Some("num_batches_tracked" | "n_averaged"))
 }
 
-fn fit(shapes: &Shapes, file: &WeightFile, paths: &[String]) -> Result<Fitting, LoadError> {
+/// Matches the network's tensors with the file's. The places are complete unless the error names missing tensors.
+fn fit(shapes: &Shapes, file: &WeightFile, paths: &[String]) -> (Fitting, LoadError) {
     let expected: HashSet<&str> = shapes.iter().map(|(name, _)| name.as_str()).collect();
     let prefix = names::prefix(&expected, paths);
     let mut error = LoadError::default();
@@ -106,10 +155,7 @@ fn fit(shapes: &Shapes, file: &WeightFile, paths: &[String]) -> Result<Fitting, 
             }
         }
     }
-    match error.is_empty() {
-        true => Ok(Fitting { places, prefix }),
-        false => Err(error),
-    }
+    (Fitting { places, prefix }, error)
 }
 
 /// A spec and the data sets that need it.
@@ -139,16 +185,19 @@ fn hint(target: &WeightTarget, file: &WeightFile, paths: &[String], shapes: &Sha
     // are too small for the model.
     let fits = |model: &str, spec: &Spec| -> Option<bool> {
         let Ok(network) = models::build(model, spec, 0, &Device::flex()) else { return Some(false) };
-        match fit(&self::shapes(&network), file, paths) {
-            Ok(_) => Some(true),
-            Err(error) => (error.missing.is_empty() && error.unexpected.is_empty()).then_some(false),
+        let (_, error) = fit(&self::shapes(&network), file, paths);
+        match error.is_empty() || target.purpose.new_head(&error, &state::head(&network)).is_some() {
+            true => Some(true),
+            false => (error.missing.is_empty() && error.unexpected.is_empty()).then_some(false),
         }
     };
+    let evaluation = target.purpose == Purpose::Evaluation;
     // First try: the weights fit another model for this data set.
     let mut alike = Vec::new();
     for entry in models::entries() {
         match fits(entry.name, &target.spec) {
-            Some(true) => return format!("they are weights of {0}: give --model {0}", entry.name),
+            Some(true) if evaluation => return format!("they are weights of {0}: give --model {0}", entry.name),
+            Some(true) => return format!("they are weights of {0}: set `model.name = \"{0}\"`", entry.name),
             Some(false) if entry.name == target.model => alike.insert(0, entry.name),
             Some(false) => alike.push(entry.name),
             None => {}
@@ -163,12 +212,18 @@ fn hint(target: &WeightTarget, file: &WeightFile, paths: &[String], shapes: &Sha
         for (spec, names) in known_sets().iter().filter(|(spec, _)| *spec != target.spec) {
             if fits(name, spec) == Some(true) {
                 let model = if name == target.model { String::new() } else { format!("--model {name} and ") };
+                if !evaluation {
+                    let ([height, width], channels, names) = (spec.image_size, spec.in_channels, names.join(", "));
+                    return format!(
+                        "they are weights of {name} for images {channels}x{height}x{width}, as in {names}: train on such images"
+                    );
+                }
                 let what = described(spec, names);
                 return format!("they are weights of {name} for {what}: give {model}--data {}", names[0]);
             }
         }
     }
-    if let Some(classes) = error.other_classes() {
+    if let Some(classes) = error.other_classes().filter(|_| evaluation) {
         let have = target.spec.num_classes;
         return format!(
             "they were trained on {classes} classes, {} has {have}: name their own data set with --data",

@@ -12,7 +12,7 @@ mod safetensors_file;
 mod values;
 
 pub use export::encode;
-pub use fit::{WeightTarget, load};
+pub use fit::{LoadedWeights, NewHead, Purpose, WeightTarget, load};
 
 use std::{
     fmt::Display,

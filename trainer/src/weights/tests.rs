@@ -18,9 +18,16 @@ fn network(model: &str, seed: u64) -> models::Network {
 
 /// Loads `state` as if from a file.
 fn load_state(model: &str, state: Vec<StateTensor>) -> Result<String, FileError> {
-    let target = WeightTarget { model, spec: SPEC, data: "cifar10" };
+    load_for(Purpose::Evaluation, model, state).map(|loaded| loaded.origin)
+}
+
+fn load_for(purpose: Purpose, model: &str, state: Vec<StateTensor>) -> Result<LoadedWeights, FileError> {
     let file = WeightFile::of_state(Path::new("weights.pth"), state);
-    load(network(model, 2), &target, &file).map(|(_, origin)| origin)
+    load(network(model, 2), &target(purpose, model), &file)
+}
+
+fn target(purpose: Purpose, model: &str) -> WeightTarget<'_> {
+    WeightTarget { model, spec: SPEC, data: "cifar10", purpose }
 }
 
 /// Loads a `state` that must not fit. Returns the cause and the hint.
@@ -248,7 +255,7 @@ fn a_weight_that_is_no_float_is_named() {
         )
     });
     fs::write(&path, safetensors::serialize(views, None).unwrap()).unwrap();
-    let target = WeightTarget { model: "lenet", spec: SPEC, data: "cifar10" };
+    let target = target(Purpose::Evaluation, "lenet");
     let error = load(network("lenet", 2), &target, &WeightFile::open(&path).unwrap()).unwrap_err();
     assert_eq!(error.cause, "tensor `conv1.weight` is of type int64, weights are floats");
 }
@@ -269,7 +276,67 @@ fn an_exported_state_comes_back_with_its_counters() {
     let (_, metadata) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
     assert_eq!(metadata.metadata().as_ref().unwrap()["format"], "pt");
     fs::write(&path, bytes).unwrap();
-    let target = WeightTarget { model: "resnet18", spec: SPEC, data: "cifar10" };
-    let (loaded, _) = load(network("resnet18", 2), &target, &WeightFile::open(&path).unwrap()).unwrap();
-    assert_eq!(state_dict(&loaded), state);
+    let target = target(Purpose::Evaluation, "resnet18");
+    let loaded = load(network("resnet18", 2), &target, &WeightFile::open(&path).unwrap()).unwrap();
+    assert_eq!(state_dict(&loaded.network), state);
+}
+
+fn classes(model: &str, num_classes: usize) -> Vec<StateTensor> {
+    let spec = models::Spec { num_classes, ..SPEC };
+    state_dict(&models::build(model, &spec, 1, &burn::tensor::Device::flex()).unwrap())
+}
+
+#[test]
+fn training_keeps_its_own_classifier_where_the_classes_differ() {
+    for (model, head) in [("resnet18", "linear"), ("vgg16", "classifier"), ("mobilenet_v2_imagenet", "classifier.1")] {
+        let file = classes(model, 100);
+        let loaded = load_for(Purpose::Training, model, file.clone()).unwrap();
+        assert_eq!(loaded.new_head, Some(NewHead { name: head.to_owned(), file_classes: 100 }));
+        let initial = state_dict(&network(model, 2));
+        for ((tensor, of_file), initial) in state_dict(&loaded.network).into_iter().zip(file).zip(initial) {
+            let of_head = tensor.name.starts_with(head);
+            let expected = if of_head { initial.values } else { of_file.values };
+            assert_eq!(tensor.values, expected, "{model} {}", tensor.name);
+        }
+        // As many classes: the file's classifier.
+        let same = load_for(Purpose::Training, model, classes(model, 10)).unwrap();
+        assert_eq!((same.new_head, state_dict(&same.network)), (None, classes(model, 10)));
+    }
+}
+
+#[test]
+fn training_refuses_every_other_difference() {
+    let refused = |model: &str, state: Vec<StateTensor>| {
+        let error = load_for(Purpose::Training, model, state).unwrap_err();
+        format!("{error}\n{}", error.hint)
+    };
+    // Two differences: the classifier and the images' channels.
+    let grey = models::Spec { num_classes: 100, in_channels: 1, image_size: [32, 32] };
+    let grey = state_dict(&models::build("resnet18", &grey, 1, &burn::tensor::Device::flex()).unwrap());
+    insta::assert_snapshot!(refused("resnet18", grey), @r#"
+    weights.pth: the weights are not this network's: wrong shape: conv1.weight is [64, 1, 3, 3], the network's is [64, 3, 3, 3], linear.weight is [100, 512], the network's is [10, 512], linear.bias is [100], the network's is [10]
+    they are weights of resnet18 for images 1x28x28, as in mnist, fashion-mnist, fashion-mini: train on such images
+    "#);
+    let grey = models::Spec { num_classes: 10, in_channels: 1, image_size: [28, 28] };
+    let grey = state_dict(&models::build("lenet", &grey, 1, &burn::tensor::Device::flex()).unwrap());
+    insta::assert_snapshot!(refused("lenet", grey), @r#"
+    weights.pth: the weights are not this network's: wrong shape: conv1.weight is [6, 1, 5, 5], the network's is [6, 3, 5, 5], fc1.weight is [120, 256], the network's is [120, 400]
+    they are weights of lenet for images 1x28x28, as in mnist, fashion-mnist, fashion-mini: train on such images
+    "#);
+    insta::assert_snapshot!(refused("resnet18", classes("resnet34", 1000)), @r#"
+    weights.pth: the weights are not this network's: unexpected layer1.2.conv1.weight, layer1.2.bn1.weight, layer1.2.bn1.bias, layer1.2.bn1.running_mean and 76 more; wrong shape: linear.weight is [1000, 512], the network's is [10, 512], linear.bias is [1000], the network's is [10]
+    they are weights of resnet34: set `model.name = "resnet34"`
+    "#);
+    insta::assert_snapshot!(refused("resnet18_imagenet", classes("resnet18", 10)), @r#"
+    weights.pth: the weights are not this network's: missing layer2.0.downsample.0.weight, layer2.0.downsample.1.weight, layer2.0.downsample.1.bias, layer2.0.downsample.1.running_mean and 13 more; unexpected layer2.0.shortcut.0.weight, layer2.0.shortcut.1.weight, layer2.0.shortcut.1.bias, layer2.0.shortcut.1.running_mean and 13 more; wrong shape: conv1.weight is [64, 3, 3, 3], the network's is [64, 3, 7, 7]
+    they are weights of resnet18: set `model.name = "resnet18"`
+    "#);
+    // A first dimension that differs elsewhere is no classifier.
+    let mut other = classes("lenet", 10);
+    other[4] = StateTensor::new("fc1.weight", vec![100, 400], vec![0.0; 40_000]);
+    other[5] = StateTensor::new("fc1.bias", vec![100], vec![0.0; 100]);
+    insta::assert_snapshot!(refused("lenet", other), @r#"
+    weights.pth: the weights are not this network's: wrong shape: fc1.weight is [100, 400], the network's is [120, 400], fc1.bias is [100], the network's is [120]
+    no model of `trainer models` has exactly these tensors; compare the names above with the model's code
+    "#);
 }

@@ -55,6 +55,7 @@ pub(crate) trait ElementwiseFn {
 
 pub(crate) struct Identity;
 pub(crate) struct Relu;
+pub(crate) struct Relu6;
 pub(crate) struct Sigmoid;
 pub(crate) struct Swish;
 pub(crate) struct Gelu;
@@ -79,6 +80,19 @@ impl ElementwiseFn for Relu {
     #[inline(always)]
     fn grad(x: f32, dy: f32) -> f32 {
         if x > 0.0 { dy } else { 0.0 }
+    }
+}
+
+impl ElementwiseFn for Relu6 {
+    #[inline(always)]
+    fn value(x: f32) -> f32 {
+        // NaN fails both comparisons and passes through.
+        let x = if x < 0.0 { 0.0 } else { x };
+        if x > 6.0 { 6.0 } else { x }
+    }
+    #[inline(always)]
+    fn grad(x: f32, dy: f32) -> f32 {
+        if x > 0.0 && x < 6.0 { dy } else { 0.0 }
     }
 }
 
@@ -148,6 +162,10 @@ macro_rules! with_activation {
             }
             Activation::Relu => {
                 type $ty = types::Relu;
+                $body
+            }
+            Activation::Relu6 => {
+                type $ty = types::Relu6;
                 $body
             }
             Activation::Sigmoid => {

@@ -26,6 +26,10 @@ pub(super) fn activation_value<N: Size>(z: Vector<f32, N>, #[comptime] activatio
         Activation::Identity => z,
         // `max` would drop NaN.
         Activation::Relu => select_many(z.less_than(&Vector::new(0.0)), Vector::new(0.0), z),
+        Activation::Relu6 => {
+            let positive = select_many(z.less_than(&Vector::new(0.0)), Vector::new(0.0), z);
+            select_many(positive.greater_than(&Vector::new(6.0)), Vector::new(6.0), positive)
+        }
         Activation::Sigmoid => logistic::<N>(z),
         Activation::Swish => z * logistic::<N>(z),
         Activation::Gelu => z * normal::<N>(z),
@@ -42,6 +46,10 @@ pub(super) fn activation_grad<N: Size>(
     match comptime!(activation) {
         Activation::Identity => dy,
         Activation::Relu => select_many(z.greater_than(&Vector::new(0.0)), dy, Vector::new(0.0)),
+        Activation::Relu6 => {
+            let below = select_many(z.less_than(&Vector::new(6.0)), dy, Vector::new(0.0));
+            select_many(z.greater_than(&Vector::new(0.0)), below, Vector::new(0.0))
+        }
         Activation::Sigmoid => {
             let s = logistic::<N>(z);
             dy * s * (Vector::new(1.0) - s)

@@ -44,6 +44,28 @@ fn numbers() {
 }
 
 #[test]
+fn layers() {
+    check(
+        "layers",
+        &[
+            "[model]\nname = \"resnet18\"\nfreeze = \"layer1, layer2\"\n[data]\nname = \"cifar10\"",
+            "[model]\nname = \"resnet18\"\nfreeze = [\"layer1\", 2]\n[data]\nname = \"cifar10\"",
+            "[model]\nname = \"resnet18\"\nweights = \"\"\n[data]\nname = \"cifar10\"",
+        ],
+    );
+    check_after_base(
+        "lr_factors",
+        &[
+            "[optimizer]\nlr_factors = [\"layer1:0.1\"]",
+            "[optimizer]\nlr_factors = { layer1 = 0 }",
+            "[optimizer.lr_factors]\nlayer1 = 0.1\n\"layer2.0\" = -1",
+            "[optimizer]\nlr_factors = { layer1 = \"0.1\" }",
+            "[optimizer.lr_factors.layer1]\n0 = 0.1",
+        ],
+    );
+}
+
+#[test]
 fn types() {
     check_after_base(
         "types",

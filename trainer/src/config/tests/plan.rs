@@ -101,6 +101,23 @@ fn everything_set_reads_back() {
 }
 
 #[test]
+fn layers_read_back() {
+    let text = "[model]\nname = \"resnet18\"\nweights = 'C:\\w \"1\".pth'\nfreeze = [\"conv1\", \"layer1.0\"]\n\
+        [data]\nname = \"cifar10\"\n[optimizer.lr_factors]\nfc = 10\n\"layer1.1\" = 0.1\n";
+    let plan = read(text, &Overrides::default()).unwrap();
+    assert_eq!(plan.optimizer.lr_factors, [("layer1.1", 0.1), ("fc", 10.0)].into());
+    assert_eq!(plan.model.freeze, ["conv1", "layer1.0"]);
+    assert_eq!(read_back(&plan), plan);
+    // The inline form, and that of the command line.
+    let inline = "[model]\nname = \"resnet18\"\n[data]\nname = \"cifar10\"\n[optimizer]\nlr_factors = { fc = 10.0 }\n";
+    let flag = super::set(&["optimizer.lr_factors={ \"layer1.1\" = 0.1, fc = 10 }", "model.freeze=[\"conv1\"]"]);
+    assert_eq!(read(inline, &Overrides::default()).unwrap().optimizer.lr_factors, [("fc", 10.0)].into());
+    let set = read(inline, &flag).unwrap();
+    assert_eq!((&set.optimizer.lr_factors, set.model.freeze.len()), (&plan.optimizer.lr_factors, 1));
+    assert_eq!(read_back(&set), set);
+}
+
+#[test]
 fn adamw_has_the_defaults_of_pytorch() {
     let adamw = plan_after_base("[optimizer]\nkind = \"adamw\"\n").optimizer;
     assert_eq!((adamw.lr, adamw.weight_decay), (1e-3, 1e-2));

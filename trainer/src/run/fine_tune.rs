@@ -1,0 +1,193 @@
+//! Fine-tuning: initial weights from a file, frozen layers, factors of the learning rate.
+
+use burn::tensor::Device;
+use data::Splits;
+use models::{Network, Spec, StateKind, StateTensor, state};
+
+use crate::config::{self, RunPlan, SetBy};
+use crate::engine::checkpoint;
+use crate::failure::Failure;
+use crate::report::RunFolder;
+use crate::text::thousands;
+use crate::weights::{self, LoadedWeights, Purpose, WeightFile, WeightTarget};
+
+/// Rows of the start-up table.
+pub(super) type Rows = Vec<(&'static str, String)>;
+
+/// Checks a plan's weights and layers before processes are started, so that a mistake is reported once. `resumed`: the run to
+/// continue.
+///
+/// # Errors
+/// Those of [`check_layers`] and [`load_weights`].
+pub(super) fn check(plan: &RunPlan, splits: &Splits, resumed: Option<&RunFolder>) -> Result<(), Failure> {
+    if plan.model.weights.is_none() && plan.model.freeze.is_empty() && plan.optimizer.lr_factors.iter().next().is_none()
+    {
+        return Ok(());
+    }
+    let shape = splits.train.shape;
+    let num_classes = plan.model.num_classes.unwrap_or(splits.train.classes.len());
+    let spec = Spec { num_classes, in_channels: shape.channels, image_size: [shape.height, shape.width] };
+    // The launcher uses no GPU.
+    let network = models::build_frozen(&plan.model.name, &spec, plan.train.seed, &Device::flex(), &plan.model.freeze)
+        .map_err(|error| plan.mistake(&[error.key(), "model.name"], error.to_string(), error.hint()))?;
+    check_layers(plan, &network)?;
+    initial_weights(network, plan, spec, resumed, true).map(|_| ())
+}
+
+/// Loads `model.weights` where this process `reads` it: rank 0, which sends its network to the others. A run that continues from a
+/// checkpoint does not read the file again.
+///
+/// # Errors
+/// Those of [`load_weights`], or `--set` names a file for such a run.
+pub(super) fn initial_weights(
+    network: Network,
+    plan: &RunPlan,
+    spec: Spec,
+    resumed: Option<&RunFolder>,
+    reads: bool,
+) -> Result<(Network, Rows), Failure> {
+    let continues = match resumed {
+        Some(folder) => checkpoint::any(&folder.checkpoints())?,
+        None => false,
+    };
+    if continues && plan.set_by("model", "weights") == SetBy::Flag {
+        let cause = "a resumed run continues with the weights of its checkpoint";
+        let hint = "leave it out to continue, or start a new run: --config instead of --resume";
+        return Err(plan.mistake(&["model.weights"], cause, hint).into());
+    }
+    match reads && !continues {
+        true => load_weights(network, plan, spec),
+        false => Ok((network, Rows::new())),
+    }
+}
+
+/// Checks the names of layers in the plan against its network, which was built with the plan's frozen layers.
+///
+/// # Errors
+/// A name is no layer of the network, a factor is for frozen layers alone, or no weight is trained.
+pub(super) fn check_layers(plan: &RunPlan, network: &Network) -> Result<(), Failure> {
+    let mut weights: Vec<(String, StateKind)> = Vec::new();
+    state::visit(network, |info, kind, _| {
+        if !is_statistic(&info.name) {
+            weights.push((info.name, kind));
+        }
+    });
+    let names: Vec<&str> = weights.iter().map(|(name, _)| name.as_str()).collect();
+    let check = |key: &str, layer: &str| match names.iter().any(|name| state::is_within(name, layer)) {
+        true => Ok(()),
+        false => {
+            let cause = format!("`{key}`: {} has no layer {layer:?}", plan.model.name);
+            Err(plan.mistake(&[key], cause, config::layer_hint(layer, &names)))
+        }
+    };
+    for layer in &plan.model.freeze {
+        check("model.freeze", layer)?;
+    }
+    let trained = |layer: Option<&str>| {
+        let within = |name: &str| layer.is_none_or(|layer| state::is_within(name, layer));
+        weights.iter().any(|(name, kind)| *kind == StateKind::Parameter && within(name))
+    };
+    for (layer, _) in plan.optimizer.lr_factors.iter() {
+        check("optimizer.lr_factors", layer)?;
+        if !trained(Some(layer)) {
+            let cause = format!("`optimizer.lr_factors`: all of {layer:?} is frozen");
+            let hint = format!("remove the factor of {layer:?}, or remove the layer from `model.freeze`");
+            return Err(plan.mistake(&["optimizer.lr_factors"], cause, hint).into());
+        }
+    }
+    if !trained(None) {
+        let cause = format!("`model.freeze`: every weight of {} is frozen, nothing is left to train", plan.model.name);
+        let hint = format!("leave out the classifier, `{}`", state::head(network));
+        return Err(plan.mistake(&["model.freeze"], cause, hint).into());
+    }
+    Ok(())
+}
+
+/// Loads the weights of `model.weights`, where the plan names a file. The rows say where they are from.
+///
+/// # Errors
+/// The file is damaged, or does not fit the network.
+pub(super) fn load_weights(network: Network, plan: &RunPlan, spec: Spec) -> Result<(Network, Rows), Failure> {
+    let Some(path) = &plan.model.weights else { return Ok((network, Rows::new())) };
+    let target = WeightTarget { model: &plan.model.name, spec, data: &plan.data.name, purpose: Purpose::Training };
+    let LoadedWeights { network, origin, new_head } = weights::load(network, &target, &WeightFile::open(path)?)?;
+    let mut rows = vec![("weights", origin)];
+    if let Some(head) = new_head {
+        let [file, own] = [head.file_classes, spec.num_classes].map(|classes| thousands(classes as u64));
+        rows.push((
+            "new head",
+            format!("{}: {own} classes, the file has {file}; its initial weights are random", head.name),
+        ));
+    }
+    Ok((network, rows))
+}
+
+/// Describes the frozen layers for the start-up table; no row where there are none.
+pub(super) fn frozen_rows(plan: &RunPlan, network: &Network) -> Rows {
+    if plan.model.freeze.is_empty() {
+        return Rows::new();
+    }
+    let state = models::state_dict(network);
+    let (statistics, weights): (Vec<_>, Vec<_>) =
+        state.iter().filter(|tensor| tensor.kind != StateKind::Buffer).partition(|tensor| is_statistic(&tensor.name));
+    let values = |kinds: &[StateKind]| -> u64 {
+        weights.iter().filter(|tensor| kinds.contains(&tensor.kind)).map(|tensor| tensor.values.len() as u64).sum()
+    };
+    let (held, all) = (values(&[StateKind::Frozen]), values(&[StateKind::Frozen, StateKind::Parameter]));
+    let norms = statistics.iter().filter(|tensor| tensor.name.ends_with("running_var")).count();
+    let mut text = format!("{} of {} parameters", thousands(held), thousands(all));
+    if norms > 0 {
+        text += &format!("; {norms} batch norms keep their statistics");
+    }
+    vec![("frozen", text)]
+}
+
+/// Whether this is a running statistic of a batch norm. Its kind alone does not tell: those of frozen layers are frozen.
+fn is_statistic(name: &str) -> bool {
+    StateTensor::new(name, Vec::new(), Vec::new()).kind == StateKind::Buffer
+}
+
+/// Checks that no device gets a batch that is too small for the network's batch norms: one image of 32x32 pixels, where the network
+/// reduces it to a single pixel. `devices` share `samples` images per epoch.
+///
+/// # Errors
+/// A step of the run has such a batch.
+pub(super) fn check_batches(
+    plan: &RunPlan,
+    network: &Network,
+    spec: &Spec,
+    samples: usize,
+    devices: usize,
+) -> Result<(), Failure> {
+    let least = network.smallest_batch(spec.image_size);
+    let synchronised = plan.parallel.batch_norm == config::BatchNormPolicy::Sync;
+    let batch = match plan.train.batch_scope {
+        config::BatchScope::Global => plan.train.batch_size,
+        config::BatchScope::PerWorker => plan.train.batch_size * devices,
+    };
+    let last = if plan.train.drop_last { 0 } else { samples % batch };
+    let smallest =
+        [batch.min(samples), last].into_iter().filter(|count| *count > 0).map(|count| share(count, devices, plan));
+    if least <= 1 || synchronised || smallest.min().is_none_or(|share| share >= least) {
+        return Ok(());
+    }
+    let [height, width] = spec.image_size;
+    let cause = format!(
+        "a step has a single image on a device, and {} reduces {height}x{width} pixels to one: batch norm needs two values",
+        plan.model.name
+    );
+    let hint = "use larger images, such as data.image_size = 64, another batch_size, or drop_last = true";
+    Err(plan.mistake(&["train.batch_size"], cause, hint).into())
+}
+
+/// Returns the smallest number of a batch's images on a device that has any.
+fn share(count: usize, devices: usize, plan: &RunPlan) -> usize {
+    match plan.parallel.mode {
+        // `torch.chunk`: the last chunk is smaller.
+        config::Mode::Dp => {
+            let chunk = count.div_ceil(devices);
+            if count % chunk == 0 { chunk } else { count % chunk }
+        }
+        _ => (count / devices).max(1),
+    }
+}

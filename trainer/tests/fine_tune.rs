@@ -1,0 +1,288 @@
+//! Fine-tuning: weights from a file, a new classifier, frozen layers and factors of the learning rate.
+
+mod common;
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use common::{Bench, CONFIG, assert_equal_runs, checkpoint_file};
+use safetensors::SafeTensors;
+
+/// Torchvision's ResNet-18 on a few images.
+const RESNET: &str = r#"
+[model]
+name = "resnet18_imagenet"
+[data]
+name = "fashion-mini"
+image_size = 32
+limit_train = 48
+limit_test = 16
+[train]
+epochs = 2
+batch_size = 16
+ema = 0.9
+grad_clip = 1.0
+[optimizer]
+lr = 0.02
+"#;
+
+/// What the runs below add: frozen layers, factors, and a classifier of its own.
+const TUNED: [&str; 6] = [
+    "--set",
+    "model.weights=start.safetensors",
+    "--set",
+    r#"model.freeze=["conv1", "bn1", "layer1", "layer2.0"]"#,
+    "--set",
+    "optimizer.lr_factors={ layer3 = 0.1, fc = 5 }",
+];
+
+fn tensors(bytes: &[u8]) -> BTreeMap<String, Vec<u8>> {
+    let file = SafeTensors::deserialize(bytes).expect("a safetensors file");
+    file.iter().map(|(name, tensor)| (name.to_owned(), tensor.data().to_vec())).collect()
+}
+
+/// Trains `epochs` and exports the weights to `start.safetensors`.
+fn start(bench: &Bench, extra: &[&str]) {
+    let run = bench.train("base", &[&["--quiet", "--epochs", "1", "--set", "train.ema=0"], extra].concat());
+    let run = run.to_str().unwrap();
+    bench.run(&["export", "--run", run, "--checkpoint", "last", "--to", "start.safetensors"]).expect(0);
+}
+
+/// Checks which tensors of a fine-tuned run differ from those that it started with.
+fn check_frozen(bench: &Bench, run: &Path, file: &str) {
+    let (before, after) = (fs::read(bench.path("start.safetensors")).unwrap(), checkpoint_file(run, "last", file));
+    let (before, after) = (tensors(&before), tensors(&after));
+    let is_frozen = |name: &str| ["conv1.", "bn1.", "layer1.", "layer2.0."].iter().any(|layer| name.starts_with(layer));
+    assert_eq!(after.keys().filter(|name| is_frozen(name)).count(), 5 + 4 * 5 + 3 * 5);
+    for (name, value) in &after {
+        assert_eq!(*value == before[name], is_frozen(name), "{file}: {name}");
+    }
+}
+
+#[test]
+fn frozen_layers_stay_as_they_are_in_every_mode_and_precision() {
+    let bench = Bench::new(RESNET);
+    start(&bench, &[]);
+    for (root, extra) in [
+        ("single", &[][..]),
+        ("bf16", &["--set", "train.precision=bf16"]),
+        ("ddp", &["--cpus", "2", "--set", "parallel.check_sync_every=1"]),
+        ("ddp-bf16", &["--cpus", "3", "--set", "train.precision=bf16", "--set", "parallel.batch_norm=reduce"]),
+        ("sync", &["--cpus", "2", "--set", "parallel.batch_norm=sync"]),
+        ("dp", &["--cpus", "2", "--mode", "dp"]),
+    ] {
+        let run = bench.train(root, &[&TUNED[..], extra].concat());
+        check_frozen(&bench, &run, "model.safetensors");
+        check_frozen(&bench, &run, "ema.safetensors");
+        let optimizer = tensors(&checkpoint_file(&run, "last", "optimizer.safetensors"));
+        assert!(optimizer.contains_key("momentum.layer2.1.conv1.weight"), "{root}");
+        assert!(
+            optimizer.keys().all(|name| !name.starts_with("momentum.layer1.")),
+            "{root}: no state of frozen layers"
+        );
+    }
+}
+
+/// With one image per rank and step, one process and two take the same steps, but for rounding: no batch norm is trained.
+#[test]
+fn processes_take_the_steps_of_one() {
+    let bench = Bench::new(CONFIG);
+    start(&bench, &[]);
+    let tuned = [
+        "--set",
+        "model.weights=start.safetensors",
+        "--set",
+        r#"model.freeze=["conv1", "fc2.weight"]"#,
+        "--set",
+        "optimizer.lr_factors={ fc1 = 0.1, \"fc3.bias\" = 2 }",
+        "--set",
+        "train.max_steps=20",
+    ];
+    let losses = |root: &str, extra: &[&str]| common::loss_values(&bench.train(root, &[&tuned[..], extra].concat()));
+    let one = losses("one", &[]);
+    common::assert_same_curve("ddp", &one, &losses("ddp", &["--cpus", "2"]), 1e-4);
+    common::assert_same_curve("dp", &one, &losses("dp", &["--cpus", "2", "--mode", "dp"]), 1e-4);
+    // The settings matter.
+    let free = losses("free", &["--set", "optimizer.lr_factors={ fc1 = 1 }"]);
+    assert_ne!(one, free);
+    assert_eq!(one[0], free[0], "the first loss is that of the weights");
+}
+
+/// The resumed run does not need the file of weights.
+#[test]
+fn a_resumed_run_equals_the_run_that_was_not_stopped_and_reads_no_weights() {
+    for devices in [&[][..], &["--cpus", "2"]] {
+        let bench = Bench::new(RESNET);
+        start(&bench, &[]);
+        let whole = bench.train("whole", &[&TUNED[..], devices].concat());
+        // A run that was killed in its second epoch, as far as its checkpoints tell.
+        let run = bench.train("parts", &[&TUNED[..], devices].concat());
+        for gone in ["last", "best", "epoch-2"] {
+            let path = run.join("checkpoints").join(gone);
+            if path.is_symlink() { fs::remove_file(path).unwrap() } else { fs::remove_dir_all(path).unwrap() }
+        }
+        fs::remove_file(bench.path("start.safetensors")).unwrap();
+        let screen = bench.run(&["--resume", run.to_str().unwrap()]).expect(0).stdout;
+        // The plan has the file's name, and no row says that it was read.
+        let said = screen.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(said.contains("8 batch norms keep their statistics"), "{screen}");
+        assert_eq!(screen.matches("start.safetensors").count(), 1, "{screen}");
+        assert_equal_runs(&whole, &run);
+        assert_eq!(
+            checkpoint_file(&whole, "last", "ema.safetensors"),
+            checkpoint_file(&run, "last", "ema.safetensors")
+        );
+        let refused =
+            bench.run(&["--resume", run.to_str().unwrap(), "--set", "model.weights=other.pth"]).expect(2).stderr;
+        assert!(refused.contains("a resumed run continues with the weights of its checkpoint"), "{refused}");
+    }
+}
+
+/// Writes a folder of pictures with three classes.
+fn pictures(bench: &Bench) {
+    for split in ["train", "test"] {
+        for (index, class) in ["cat", "dog", "emu"].iter().enumerate() {
+            let folder = bench.path(&format!("pictures/{split}/{class}"));
+            fs::create_dir_all(&folder).unwrap();
+            for picture in 0..8_u32 {
+                let shade = |x: u32, y: u32| ((x * 7 + y * 3 + picture * 11) % 60 + 80 * index as u32) as u8;
+                let image = image::RgbImage::from_fn(32, 32, |x, y| image::Rgb([shade(x, y), shade(y, x), 90]));
+                image.save(folder.join(format!("{picture}.png"))).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn another_number_of_classes_has_a_new_head_and_the_start_table_says_so() {
+    let bench = Bench::new(
+        "[model]\nname = \"resnet18_imagenet\"\n[data]\nname = \"image-folder\"\ndir = \"pictures\"\n[train]\nepochs = 1\nbatch_size = 8\n",
+    );
+    pictures(&bench);
+    // Weights of torchvision's form, for ten classes, as a program in PyTorch would save them.
+    let spec = models::Spec { num_classes: 10, in_channels: 3, image_size: [32, 32] };
+    let network = models::build("resnet18_imagenet", &spec, 3, &burn::tensor::Device::flex()).unwrap();
+    let bytes = |state: &[models::StateTensor]| {
+        let data: Vec<Vec<u8>> =
+            state.iter().map(|t| t.values.iter().flat_map(|v| v.to_le_bytes()).collect()).collect();
+        let views = state.iter().zip(&data).map(|(tensor, bytes)| {
+            let view = safetensors::tensor::TensorView::new(safetensors::Dtype::F32, tensor.shape.clone(), bytes);
+            (format!("module.{}", tensor.name), view.unwrap())
+        });
+        safetensors::serialize(views, None).unwrap()
+    };
+    fs::write(bench.path("ten.safetensors"), bytes(&models::state_dict(&network))).unwrap();
+    let tuned = ["--set", "model.weights=ten.safetensors", "--set", r#"model.freeze=["conv1", "bn1", "layer1"]"#];
+    let screen = bench.run(&[&["--config", "config.toml"], &tuned[..]].concat()).expect(0).stdout;
+    let said = screen.split_whitespace().collect::<Vec<_>>().join(" ");
+    for text in [
+        "weights ten.safetensors",
+        "new head fc: 3 classes, the file has 10; its initial weights are random",
+        "frozen 157,504 of 11,178,051 parameters; 5 batch norms keep their statistics",
+    ] {
+        assert!(said.contains(text), "{text}\n{screen}");
+    }
+    // `eval` and `export` know no frozen layers: the run's weights are complete.
+    let run = bench.only_run("runs");
+    bench.run(&["eval", "--run", run.to_str().unwrap()]).expect(0);
+    bench.run(&["export", "--run", run.to_str().unwrap(), "--to", "three.safetensors"]).expect(0);
+    let eval = ["eval", "--model", "resnet18_imagenet", "--weights", "three.safetensors", "--data", "image-folder"];
+    bench.run(&[&eval[..], &["--data-dir", "pictures"]].concat()).expect(0);
+    // A dry run says the same.
+    let dry = bench.run(&[&["--config", "config.toml", "--dry-run"], &tuned[..]].concat()).expect(0).stdout;
+    assert!(dry.contains("built once the images are read"), "{dry}");
+}
+
+/// Runs a configuration that must be refused with exit code 2, and returns the message.
+fn refused(bench: &Bench, extra: &[&str]) -> String {
+    let ended = bench.run(&[&["--config", "config.toml"], extra].concat()).expect(2);
+    assert_eq!(ended.stdout, "");
+    assert!(!bench.path("runs").exists(), "nothing was written");
+    ended.stderr
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_a_hint() {
+    let resnet = RESNET.replace("[optimizer]\n", "[optimizer]\nlr_factors = { layer5 = 0.1 }\n");
+    let freeze = |names: &str| RESNET.replace("[model]\n", &format!("[model]\nfreeze = {names}\n"));
+    insta::assert_snapshot!(refused(&Bench::new(&freeze("[\"conv1\", \"layr1\"]")), &[]), @r#"
+    error: `model.freeze`: resnet18_imagenet has no layer "layr1"
+     --> config.toml:3:10
+      |
+    3 | freeze = ["conv1", "layr1"]
+      |          ^^^^^^^^^^^^^^^^^^
+      hint: did you mean `layer1`? layers: conv1, bn1, layer1, layer2, layer3, layer4, fc, and parts of them, such as layer1.0
+    "#);
+    insta::assert_snapshot!(refused(&Bench::new(&freeze("[\"stem\"]")), &[]), @r#"
+    error: `model.freeze`: resnet18_imagenet has no layer "stem"
+     --> config.toml:3:10
+      |
+    3 | freeze = ["stem"]
+      |          ^^^^^^^^
+      hint: layers: conv1, bn1, layer1, layer2, layer3, layer4, fc, and parts of them, such as layer1.0
+    "#);
+    insta::assert_snapshot!(refused(&Bench::new(&freeze("[\"layer1.0.conv\"]")), &[]), @r#"
+    error: `model.freeze`: resnet18_imagenet has no layer "layer1.0.conv"
+     --> config.toml:3:10
+      |
+    3 | freeze = ["layer1.0.conv"]
+      |          ^^^^^^^^^^^^^^^^^
+      hint: did you mean `layer1.0.conv1`? layers: conv1, bn1, layer1, layer2, layer3, layer4, fc, and parts of them, such as layer1.0
+    "#);
+    insta::assert_snapshot!(refused(&Bench::new(&freeze("[\"bn1.running_mean\"]")), &[]), @r#"
+    error: `model.freeze`: resnet18_imagenet has no layer "bn1.running_mean"
+     --> config.toml:3:10
+      |
+    3 | freeze = ["bn1.running_mean"]
+      |          ^^^^^^^^^^^^^^^^^^^^
+      hint: did you mean `bn1`? layers: conv1, bn1, layer1, layer2, layer3, layer4, fc, and parts of them, such as layer1.0
+    "#);
+    insta::assert_snapshot!(refused(&Bench::new(&resnet), &[]), @r#"
+    error: `optimizer.lr_factors`: resnet18_imagenet has no layer "layer5"
+      --> config.toml:15:14
+       |
+    15 | lr_factors = { layer5 = 0.1 }
+       |              ^^^^^^^^^^^^^^^^
+      hint: did you mean `layer1`? layers: conv1, bn1, layer1, layer2, layer3, layer4, fc, and parts of them, such as layer1.0
+    "#);
+    let all = "[\"conv1\", \"bn1\", \"layer1\", \"layer2\", \"layer3\", \"layer4\", \"fc\"]";
+    insta::assert_snapshot!(refused(&Bench::new(&freeze(all)), &[]), @r#"
+    error: `model.freeze`: every weight of resnet18_imagenet is frozen, nothing is left to train
+     --> config.toml:3:10
+      |
+    3 | freeze = ["conv1", "bn1", "layer1", "layer2", "layer3", "layer4", "fc"]
+      |          ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+      hint: leave out the classifier, `fc`
+    "#);
+    let both = ["--set", "optimizer.lr_factors={ \"layer1.0\" = 0.1 }"];
+    insta::assert_snapshot!(refused(&Bench::new(&freeze("[\"layer1\"]")), &both), @r#"
+    error: `optimizer.lr_factors`: all of "layer1.0" is frozen
+      --> --set optimizer.lr_factors={ "layer1.0" = 0.1 }
+      hint: remove the factor of "layer1.0", or remove the layer from `model.freeze`
+    "#);
+    let single = ["--set", "train.batch_size=47"];
+    insta::assert_snapshot!(refused(&Bench::new(RESNET), &single), @r#"
+    error: a step has a single image on a device, and resnet18_imagenet reduces 32x32 pixels to one: batch norm needs two values
+      --> --set train.batch_size=47
+      hint: use larger images, such as data.image_size = 64, another batch_size, or drop_last = true
+    "#);
+    insta::assert_snapshot!(refused(&Bench::new(RESNET), &["--set", "model.weights=none.pth"]), @r#"
+    error: none.pth: No such file or directory (os error 2)
+      hint: name a PyTorch state dict (.pth, .pt), a safetensors file, or a checkpoint's folder
+    "#);
+}
+
+/// The launcher finds a mistake in the file of weights before it starts a process.
+#[test]
+fn a_job_ends_with_the_message_about_its_weights() {
+    let bench = Bench::new(CONFIG);
+    let resnet = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/weights/net_module.pth"));
+    fs::copy(resnet, bench.path("lenet.pth")).unwrap();
+    let job = ["--cpus", "2", "--set", "model.name=resnet18", "--set", "model.weights=lenet.pth"];
+    let said = bench.run(&[&["--config", "config.toml"], &job[..]].concat()).expect(2).stderr;
+    assert!(said.starts_with("error: lenet.pth: the weights are not this network's"), "{said}");
+    assert!(said.contains("hint: they are weights of lenet: set `model.name = \"lenet\"`"), "{said}");
+}
