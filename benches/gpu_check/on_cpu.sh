@@ -69,11 +69,11 @@ CUDA_ON_CPU_SHUFFLE=7 step shuffled 2 "$programs/trainer" --config configs/quick
 # A kernel's error, after which the GPU does not answer any more.
 CUDA_ON_CPU_FAULT=sgd:700 CUDA_LAUNCH_BLOCKING=1 step fault 1 bash -c '! "$@"' fails "$programs/trainer" --config configs/quickstart.toml --gpus 1 \
     --run-dir "$out/runs" --epochs 1 --set train.batch_size=32 --set data.limit_train=64 --set data.limit_test=64
-# The whole of first_light.sh with small runs, whose shapes are those above.
+# first_light.sh with small runs, whose shapes are those above. The other groups would tune more shapes for minutes.
 small=(NETWORK=lenet NETWORKS=lenet COMPARED=lenet BATCHES=32 STEPS=2 TOP1=0 RANKS=2 SIZES=1,4100 TRAIN=1 PEER_DEVICE=cpu
     EPOCH_CONFIG=configs/quickstart.toml LIMIT=1200 TRAINER="$programs/trainer" GPU_CHECK="$programs/gpu_check" STEP="$bench"
     SETTINGS="train.epochs=1 train.batch_scope=per_worker train.batch_size=32 data.limit_train=64 data.limit_test=64")
-step first-light 1 env "${small[@]}" PYTHON="$python" \
+step first-light 1 env "${small[@]}" ONLY="checks training" PYTHON="$python" \
     bash -c 'CACHE=$XDG_CACHE_HOME exec benches/first_light.sh "$1"' - "$out/first-light"
 cat "$out/first-light/table.txt"
 step no-cache 1 env XDG_CACHE_HOME=/dev/null CUBECL_ENVIRONMENT= "$programs/trainer" --config configs/quickstart.toml --gpus 1 --dry-run
