@@ -186,7 +186,7 @@ fn share(count: usize, devices: usize, plan: &RunPlan) -> usize {
         // `torch.chunk`: the last chunk is smaller.
         config::Mode::Dp => {
             let chunk = count.div_ceil(devices);
-            if count % chunk == 0 { chunk } else { count % chunk }
+            if count.is_multiple_of(chunk) { chunk } else { count % chunk }
         }
         _ => (count / devices).max(1),
     }
