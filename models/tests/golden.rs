@@ -165,6 +165,8 @@ fn check_gradients(network: &Network, loss: Tensor<1>, reference: &Reference) {
 fn check_statistics(network: &Network, reference: &Reference) {
     let mut worst: f64 = 0.0;
     let mut seen = 0;
+    // Rounding adds up over the 152 layers of the deepest network. A tenth of what PyTorch's float32 loses in the logits is allowed.
+    let allowed = (0.1 * reference.pytorch_f32_deviation.train_logits).max(1e-5);
     for buffer in models::state_dict(network).into_iter().filter(|t| t.kind == StateKind::Buffer) {
         let [mean, norm] = reference.running_mean_and_l2[&buffer.name];
         let values: Vec<f64> = buffer.values.iter().map(|&v| f64::from(v)).collect();
@@ -180,7 +182,7 @@ fn check_statistics(network: &Network, reference: &Reference) {
         let scale = norm / (values.len() as f64).sqrt();
         let deviation = ((got_mean - mean).abs() / scale).max((got_norm / norm - 1.0).abs());
         worst = worst.max(deviation);
-        assert!(deviation <= 1e-5, "{}: {got_mean} {got_norm}, PyTorch's {mean} {norm}", buffer.name);
+        assert!(deviation <= allowed, "{}: {got_mean} {got_norm}, PyTorch's {mean} {norm}", buffer.name);
         seen += 1;
     }
     println!("running statistics: {seen}, worst {worst:.2e}");

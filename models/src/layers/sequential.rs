@@ -8,7 +8,6 @@ use crate::Context;
 
 /// One entry of an `nn.Sequential`. Its index in the list is part of its parameters' names.
 #[derive(Module, Debug)]
-#[expect(clippy::large_enum_variant, reason = "a few dozen values next to megabytes of weights")]
 pub enum Layer {
     /// Convolution.
     Conv(Conv2d),
