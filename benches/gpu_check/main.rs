@@ -113,7 +113,8 @@ fn rank(place: &str, arguments: &Arguments) -> Result<bool, String> {
     let secret = Secret::from_hex(secret).ok_or("the secret is invalid")?;
     let number = |word: &str| word.parse::<usize>().map_err(|e| e.to_string());
     let mut config = CommConfig::new(number(rank)?, number(world)?, *store, secret, TransportKind::Shm);
-    config.timeout = Duration::from_secs(60);
+    // A rank compiles and tunes kernels in front of an exchange, minutes long on a busy machine without a GPU.
+    config.timeout = Duration::from_secs(600);
     let comm = join(&config).map_err(|e| e.to_string())?;
     matrix::run(&comm, &arguments.sizes, arguments.rounds).map_err(|e| e.to_string())
 }

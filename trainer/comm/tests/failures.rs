@@ -373,14 +373,16 @@ fn the_end_of_the_rendezvous_ends_the_job() {
                     let comm = join(&config).unwrap();
                     comm.barrier().unwrap();
                     past_the_barrier.wait();
-                    message(comm.recv(&mut [0u8], 1 - rank, 1))
+                    let text = message(comm.recv(&mut [0u8], 1 - rank, 1));
+                    (comm, text)
                 })
             })
             .collect();
         past_the_barrier.wait();
         drop(job);
-        for thread in threads {
-            let text = thread.join().unwrap();
+        // No rank leaves before the other one has its message.
+        let ended: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        for (_, text) in &ended {
             // The first rank that notices may also tell the other one.
             assert!(text.contains("is gone"), "{kind}: {text}");
         }
