@@ -4,9 +4,7 @@ mod common;
 
 use std::fs;
 
-use common::{
-    Bench, CONFIG, ENDLESS, assert_equal_runs, assert_same_curve, entries, loss_values, losses, signal, wait_until,
-};
+use common::{Bench, CONFIG, ENDLESS, assert_equal_runs, assert_same_curve, loss_values, losses};
 
 const WEIGHTS: [&str; 2] = ["--set", "train.class_weights=[0.1, 3, 1, 1, 0, 1, 2, 1, 0.5, 8]"];
 const SAMPLER: [&str; 2] = ["--set", "data.sampler_weights=[1, 1, 2, 1, 0, 1, 20, 1, 1, 0.1]"];
@@ -73,16 +71,7 @@ fn every_world_draws_the_same_samples() {
 fn a_weighted_run_resumed_in_an_epoch_has_the_same_bits() {
     let bench = Bench::new(CONFIG);
     let options = [&SAMPLER[..], &WEIGHTS, &["--cpus", "2"]].concat();
-    let start = ["--config", "config.toml", "--run-dir", "stopped", "--set", "log.every=1"];
-    let child = bench.spawn(&[&start[..], &options, &ENDLESS].concat());
-    wait_until("metrics", || {
-        let Some(run) = entries(&bench.path("stopped")).into_iter().next() else { return false };
-        fs::read_to_string(run.join("metrics.jsonl")).is_ok_and(|text| text.lines().count() >= 45)
-    });
-    signal(&child, 15);
-    let ended: common::Ended = child.wait_with_output().unwrap().into();
-    ended.expect(143);
-    let run = bench.only_run("stopped");
+    let run = bench.stopped("stopped", &options, 45);
     let end = format!("train.max_steps={}", losses(&run).len() + 40);
     bench.run(&["--resume", run.to_str().unwrap(), "--set", &end]).expect(0);
     let undisturbed = bench.train("undisturbed", &[&options[..], &ENDLESS, &["--set", &end]].concat());

@@ -44,18 +44,6 @@ fn train_up_to(bench: &Bench, end: &str) -> PathBuf {
     bench.only_run("undisturbed")
 }
 
-/// Starts an endless run, waits for `lines` lines of metrics, then sends the signal.
-fn start_and_signal(bench: &Bench, root: &str, lines: usize, number: i32) -> common::Ended {
-    let arguments = ["--config", "config.toml", "--run-dir", root, "--set", "log.every=1"];
-    let child = bench.spawn(&[&arguments[..], &ENDLESS].concat());
-    wait_until("metrics", || {
-        let Some(run) = entries(&bench.path(root)).into_iter().next() else { return false };
-        std::fs::read_to_string(run.join("metrics.jsonl")).is_ok_and(|text| text.lines().count() >= lines)
-    });
-    signal(&child, number);
-    child.wait_with_output().expect("output").into()
-}
-
 #[test]
 fn the_same_config_and_seed_give_the_same_bits() {
     let bench = Bench::new(CONFIG);
@@ -70,7 +58,7 @@ fn the_same_config_and_seed_give_the_same_bits() {
 fn a_run_killed_in_mid_epoch_resumes_to_the_same_end() {
     for (config, steps_per_epoch) in [(CONFIG, 33), (STATEFUL, 23)] {
         let bench = Bench::new(config);
-        let killed = start_and_signal(&bench, "killed", steps_per_epoch + steps_per_epoch / 2, 9);
+        let killed = bench.signalled("killed", &[], steps_per_epoch + steps_per_epoch / 2, 9);
         assert_eq!(killed.code, None, "ended by the signal");
         let run = bench.only_run("killed");
         // Up to the end of another epoch, and into the next one.
@@ -89,7 +77,7 @@ fn losses_so_far(run: &Path) -> usize {
 fn an_interrupted_run_saves_a_checkpoint_and_resumes_to_the_same_end() {
     for (number, code) in [(2, 130), (15, 143)] {
         let bench = Bench::new(STATEFUL);
-        let ended = start_and_signal(&bench, "interrupted", 11, number).expect(code);
+        let ended = bench.signalled("interrupted", &[], 11, number).expect(code);
         let run = bench.only_run("interrupted");
         let said = format!("{}{}", ended.stdout, ended.stderr);
         assert!(said.contains("--resume"), "it says how to continue:\n{said}");

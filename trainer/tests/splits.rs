@@ -4,7 +4,7 @@ mod common;
 
 use std::{fs, path::Path};
 
-use common::{Bench, CONFIG, ENDLESS, assert_equal_runs, entries, losses, signal, wait_until};
+use common::{Bench, CONFIG, ENDLESS, assert_equal_runs, losses};
 use data::sampler::permutation;
 use serde_json::Value;
 
@@ -57,16 +57,7 @@ fn a_part_of_the_training_set_selects_the_best_epoch_in_every_mode() {
 fn a_resumed_run_has_the_same_split_and_the_same_bits() {
     let bench = Bench::new(CONFIG);
     let parts = [&HOLD_OUT[..], &["--set", "data.fraction=0.5", "--set", "data.sampler_weights=balanced"]].concat();
-    let start = ["--config", "config.toml", "--run-dir", "stopped", "--set", "log.every=1"];
-    let child = bench.spawn(&[&start[..], &parts, &ENDLESS].concat());
-    wait_until("metrics", || {
-        let Some(run) = entries(&bench.path("stopped")).into_iter().next() else { return false };
-        fs::read_to_string(run.join("metrics.jsonl")).is_ok_and(|text| text.lines().count() >= 25)
-    });
-    signal(&child, 15);
-    let ended: common::Ended = child.wait_with_output().unwrap().into();
-    ended.expect(143);
-    let run = bench.only_run("stopped");
+    let run = bench.stopped("stopped", &parts, 25);
     let resume = ["--resume", run.to_str().unwrap()];
     // What was trained on cannot validate.
     for other in ["data.validation=0.2", "data.fraction=1", "data.limit_train=500"] {

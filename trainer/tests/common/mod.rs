@@ -108,6 +108,24 @@ impl Bench {
         self.only_run(root)
     }
 
+    /// Starts an endless run that writes metrics at each step, and sends it the signal when `lines` lines are written.
+    pub fn signalled(&self, root: &str, extra: &[&str], lines: usize, number: i32) -> Ended {
+        let start = ["--config", "config.toml", "--run-dir", root, "--set", "log.every=1"];
+        let child = self.spawn(&[&start[..], extra, &ENDLESS].concat());
+        wait_until("metrics", || {
+            let Some(run) = entries(&self.path(root)).into_iter().next() else { return false };
+            std::fs::read_to_string(run.join("metrics.jsonl")).is_ok_and(|text| text.lines().count() >= lines)
+        });
+        signal(&child, number);
+        child.wait_with_output().expect("output").into()
+    }
+
+    /// Starts such a run, stops it with SIGTERM, and returns its folder.
+    pub fn stopped(&self, root: &str, extra: &[&str], lines: usize) -> PathBuf {
+        self.signalled(root, extra, lines, 15).expect(143);
+        self.only_run(root)
+    }
+
     /// Returns the only run folder under `root`.
     #[track_caller]
     pub fn only_run(&self, root: &str) -> PathBuf {
