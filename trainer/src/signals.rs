@@ -47,13 +47,15 @@ impl Stop {
     fn install(second_ends: bool) -> io::Result<Self> {
         let stop = Self::default();
         let ignored = signals::ignored();
-        // The order matters: the first signal of any kind arms the conditional exit, so that only a second one takes it
+        // The order matters: the first signal arms the conditional exit, so that only a second one takes it
         let armed = Arc::new(AtomicBool::new(false));
         for signal in signals::STOPPING.into_iter().filter(|signal| !ignored.contains(signal)) {
+            // A SIGHUP arms nothing: of signals that are sent together the kernel delivers the lowest number first, so a SIGINT that
+            // was sent before a SIGHUP may come after it
             if second_ends && signals::ends_at_once(signal) {
                 flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&armed))?;
+                flag::register(signal, Arc::clone(&armed))?;
             }
-            flag::register(signal, Arc::clone(&armed))?;
             flag::register_usize(signal, Arc::clone(&stop.0), signal as usize)?;
         }
         Ok(stop)
