@@ -110,7 +110,7 @@ fn images_that_cannot_be_read_are_named_and_left_out_on_request() {
     let ended = bench.run(&["predict", "--run", &run, "photos", "--skip-errors"]).expect(0);
     assert_eq!(ended.stdout.lines().count(), IMAGES);
     assert!(ended.stderr.contains("1 of 60 images could not be read"), "{}", ended.stderr);
-    for (path, cause) in [("nowhere.png", "nowhere.png"), ("config.toml", "cannot be decoded")] {
+    for (path, cause) in [("nowhere.png", "nowhere.png: there is no such file"), ("config.toml", "cannot be decoded")] {
         let ended = bench.run(&["predict", "--run", &run, path]).expect(2);
         assert!(ended.stderr.contains(cause) && ended.stderr.contains("hint:"), "{}", ended.stderr);
     }

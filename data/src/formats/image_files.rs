@@ -15,6 +15,10 @@ use crate::{DataError, ImageShape};
 pub fn list(paths: &[PathBuf]) -> Result<Vec<PathBuf>, DataError> {
     let (mut files, mut seen) = (Vec::new(), HashSet::new());
     for path in paths {
+        if !path.exists() {
+            let hint = "name images (.png, .jpg, .jpeg) or folders that contain images";
+            return Err(DataError::new(path, "there is no such file or folder", hint));
+        }
         let found = if path.is_dir() { image_folder::images_below(path)? } else { vec![path.clone()] };
         files.extend(found.into_iter().filter(|file| seen.insert(file.clone())));
     }
@@ -103,6 +107,8 @@ mod tests {
             .map(|path| path.strip_prefix(folder.path()).unwrap().display().to_string())
             .collect();
         assert_eq!(names, ["b/2.png", "a.jpg", "b/1.PNG"]);
+        let error = list(&[folder.path().join("c.png")]).unwrap_err();
+        assert_eq!(error.cause, "there is no such file or folder");
         let empty = tempfile::tempdir().unwrap();
         let error = list(&[empty.path().to_owned()]).unwrap_err();
         assert_eq!((error.cause.as_str(), error.hint.is_empty()), ("the folder holds no image", false));
