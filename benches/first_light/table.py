@@ -79,7 +79,7 @@ def table(steps, plan):
         if kind.startswith("time:") and (result is None or result["state"] in ("passed", "skipped")):
             continue
         lines.append((group, result["state"] if result else "", row(step, result)))
-    # The same reason is told once for all networks.
+    # Print a reason that all networks share once.
     reasons = {steps[step]["note"] for _, step, kind in plan if kind.startswith("time:") and steps.get(step, {}).get("state") == "skipped"}
     after = [f"PyTorch was skipped: {reason}" for reason in sorted(reasons)]
     timed = times(steps, plan)

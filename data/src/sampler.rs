@@ -157,7 +157,7 @@ pub fn weighted_draws(weights: &[f64], count: usize, seed: u64) -> Vec<u32> {
     (0..count).map(|_| draw()).collect()
 }
 
-/// Returns how often each element of `order` stands in front of it. Sample numbers are below `len`.
+/// Counts for each element of `order` how often the same sample came earlier in `order`. Sample numbers are below `len`.
 pub(crate) fn repetitions(order: &[u32], len: usize) -> Vec<u32> {
     let mut seen = vec![0; len];
     let count = |&id: &u32| {

@@ -71,6 +71,27 @@ pub struct DatasetInfo {
     pub(crate) format: Format,
 }
 
+/// The facts about the user's own images that do not depend on the layout of the files.
+const OWN_IMAGES: DatasetInfo = DatasetInfo {
+    name: "",
+    description: "",
+    license: "that of your images",
+    homepage: "",
+    channels: Some(3),
+    height: None,
+    width: None,
+    classes: None,
+    class_names: &[],
+    // ImageNet's, as in torchvision's models.
+    default_mean: &[0.485, 0.456, 0.406],
+    default_std: &[0.229, 0.224, 0.225],
+    train_len: None,
+    test_len: None,
+    needs_dir: true,
+    folders: &[],
+    format: Format::ImageFolder,
+};
+
 const DIGITS: [&str; 10] = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"];
 
 const CLOTHES: [&str; 10] =
@@ -193,40 +214,14 @@ static DATASETS: [DatasetInfo; 7] = [
     DatasetInfo {
         name: "image-folder",
         description: "your own images: DIR/train/CLASS/*.png|jpg, and DIR/test (or val, or both)/CLASS/*.png|jpg",
-        license: "that of your images",
-        homepage: "",
-        channels: Some(3),
-        height: None,
-        width: None,
-        classes: None,
-        class_names: &[],
-        // ImageNet's, as in torchvision's models.
-        default_mean: &[0.485, 0.456, 0.406],
-        default_std: &[0.229, 0.224, 0.225],
-        train_len: None,
-        test_len: None,
-        needs_dir: true,
-        folders: &[],
         format: Format::ImageFolder,
+        ..OWN_IMAGES
     },
     DatasetInfo {
         name: "manifest",
         description: "your own images, listed in a CSV file: path,label[,split]",
-        license: "that of your images",
-        homepage: "",
-        channels: Some(3),
-        height: None,
-        width: None,
-        classes: None,
-        class_names: &[],
-        // ImageNet's, as in torchvision's models.
-        default_mean: &[0.485, 0.456, 0.406],
-        default_std: &[0.229, 0.224, 0.225],
-        train_len: None,
-        test_len: None,
-        needs_dir: true,
-        folders: &[],
         format: Format::Manifest,
+        ..OWN_IMAGES
     },
     DatasetInfo {
         name: "fashion-mini",

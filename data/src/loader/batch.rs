@@ -97,7 +97,7 @@ pub(super) struct Epoch {
     pub(super) epoch: usize,
     /// Samples of all ranks, in the epoch's order.
     pub(super) order: Vec<u32>,
-    /// How often each element of `order` stands in front of it; empty if the sampler has no weights.
+    /// Number of earlier draws of the same sample, for each element of `order`. Empty if the sampler has no weights.
     pub(super) draws: Vec<u32>,
 }
 
