@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::Tensor;
 use ops::StatisticsReduce;
 
 use crate::hook::{self, GradientSink};
@@ -86,7 +86,7 @@ impl Context {
 
     /// Casts an activation to the element type in which convolutions and linear layers compute.
     pub(crate) fn autocast<const D: usize>(&self, tensor: Tensor<D>) -> Tensor<D> {
-        if self.bf16 { tensor.cast(FloatDType::BF16) } else { tensor }
+        if self.bf16 { ops::to_bf16(tensor) } else { tensor }
     }
 
     /// Evaluation mode: batch norm normalises with its running statistics and does not update them.

@@ -168,6 +168,21 @@ impl<B: Kernels> Backward<B, 2> for ScaleChannelsStep {
     }
 }
 
+#[derive(Debug)]
+struct ConvertStep;
+
+impl<B: Kernels> Backward<B, 1> for ConvertStep {
+    /// The input's element type.
+    type State = DType;
+
+    fn backward(self, ops: Ops<DType, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let grad = B::convert_forward(grads.consume::<B>(&ops.node), ops.state);
+        if let [Some(node)] = &ops.parents {
+            accumulate!(B, grads, node, grad);
+        }
+    }
+}
+
 /// Parents: both terms.
 #[derive(Debug)]
 struct AddStep;
@@ -292,6 +307,13 @@ impl<B: Kernels + TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B
         let (bias, bias_node) = bias.into_parts();
         let (output, saved) = B::linear_forward(input, weight, bias, relu);
         record!(ConvStep, C, [input_node, weight_node, bias_node], saved, output)
+    }
+
+    fn convert(input: Tracked<B, C>, dtype: DType) -> Tracked<B, C> {
+        let (input, node) = input.into_parts();
+        let from = input.dtype();
+        let output = B::convert_forward(input, dtype);
+        record!(ConvertStep, C, [node], from, output)
     }
 
     fn max_pool(input: Tracked<B, C>, options: PoolOptions) -> Tracked<B, C> {

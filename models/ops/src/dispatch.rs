@@ -1,6 +1,9 @@
 //! Which tensors have custom kernels.
 
+use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
+
+use crate::extension::TrainingOps;
 
 /// Returns true if the CPU kernels accept this image or this vector of features.
 pub(crate) fn has_kernels<const D: usize>(tensor: &Tensor<D>) -> bool {
@@ -49,7 +52,21 @@ pub(crate) fn has_image_kernels<const D: usize>(tensor: &Tensor<D>) -> bool {
 /// Casts a 16-bit tensor to f32; other tensors are returned as they are. Long sums and inputs of a loss need at least f32.
 pub fn upcast<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     match tensor.dtype() {
+        DType::BF16 if has_kernels(&tensor) => convert(tensor, DType::F32),
         DType::BF16 | DType::F16 => tensor.cast(FloatDType::F32),
         _ => tensor,
     }
+}
+
+/// Casts a tensor to bf16, as `tensor.to(torch.bfloat16)`. Ties are rounded to even.
+pub fn to_bf16<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    match tensor.dtype() {
+        DType::F32 if has_kernels(&tensor) => convert(tensor, DType::BF16),
+        _ => tensor.cast(FloatDType::BF16),
+    }
+}
+
+/// Casts between f32 and bf16 with the CPU's kernel.
+fn convert<const D: usize>(tensor: Tensor<D>, dtype: DType) -> Tensor<D> {
+    Tensor::from_dispatch(Dispatch::convert(tensor.into_dispatch(), dtype))
 }

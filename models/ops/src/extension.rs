@@ -155,6 +155,9 @@ pub trait Kernels: ConvKernels {
     /// Saved tensors of a max pooling.
     type SavedMaxPool: Clone + Debug + Send + 'static;
 
+    /// Casts f32 to bf16 or bf16 to f32. The gradient is cast back by the same function.
+    fn convert_forward(input: FloatTensor<Self>, dtype: DType) -> FloatTensor<Self>;
+
     /// See [`linear`](crate::linear). Its gradients are those of a convolution.
     fn linear_forward(
         input: FloatTensor<Self>,
@@ -242,6 +245,8 @@ pub trait TrainingOps: Backend {
         bias: FloatTensor<Self>,
         relu: bool,
     ) -> FloatTensor<Self>;
+    /// Casts f32 to bf16 or bf16 to f32.
+    fn convert(input: FloatTensor<Self>, dtype: DType) -> FloatTensor<Self>;
     /// See [`max_pool2d`](crate::max_pool2d).
     fn max_pool(input: FloatTensor<Self>, options: PoolOptions) -> FloatTensor<Self>;
     /// See [`global_avg_pool`](crate::global_avg_pool).

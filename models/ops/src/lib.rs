@@ -39,7 +39,7 @@ mod update;
 
 pub use batch_norm::{BatchNormOutput, Epilogue, batch_norm_eval, batch_norm_train};
 pub use cpu::{CpuIsa, CpuIsaError, tensor_from_blob};
-pub use dispatch::upcast;
+pub use dispatch::{to_bf16, upcast};
 pub use extension::{
     Activation, BatchNormGrads, ConvGrads, ConvKernels, ConvOptions, Kernels, NormKernels, NormOptions, PoolOptions,
     RunningStats,

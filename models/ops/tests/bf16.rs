@@ -8,7 +8,7 @@ use ops::Activation::{Gelu, Identity, Relu, Swish};
 use ops::{
     Activation, ConvOptions, Epilogue, PoolOptions, StatisticsReduce, add, avg_pool2d, batch_norm_eval,
     batch_norm_train, concat, conv2d, gelu, global_avg_pool, interleave, linear, max_pool2d, relu, scale_channels,
-    sigmoid, slice_channels, swish,
+    sigmoid, slice_channels, swish, to_bf16, upcast,
 };
 use proptest::prelude::*;
 
@@ -252,4 +252,40 @@ fn parameters_of_any_type_are_cast_to_f32() {
     assert_eq!(host(y.clone()), host(wide));
     let grads = y.sum().backward();
     assert_eq!(w.grad(&grads).unwrap().dtype(), DType::BF16);
+}
+
+/// Casts and their gradients equal burn's to the bit, in both memory orders. The lengths are no multiples of a vector.
+#[test]
+fn casts_equal_burns() {
+    let device = Device::flex().autodiff();
+    for dims in [[1, 1, 1, 1], [3, 5, 7, 3], [2, 3, 150, 151]] {
+        let len = dims.iter().product::<usize>();
+        // More digits than bf16 has, so that the cast rounds. The first value is a tie.
+        let mut numbers: Vec<f32> = values(len, 1).iter().map(|value| (value / 3.0) as f32).collect();
+        numbers[0] = f32::from_bits(0x3f81_8000);
+        let input = || Tensor::<4>::from_data(TensorData::new(numbers.clone(), dims), &device).require_grad();
+        for channels_last in [false, true] {
+            // The kernel of ReLU returns images channels-last.
+            let ordered = |x: Tensor<4>| if channels_last { relu(x.clone()) - relu(-x) } else { x };
+            let (ours, burns) = (input(), input());
+            let (a, b) = (to_bf16(ordered(ours.clone())), ordered(burns.clone()).cast(DType::BF16));
+            assert_eq!((a.dtype(), b.dtype()), (DType::BF16, DType::BF16));
+            assert_eq!(host(a.clone()), host(b.clone()), "{dims:?}");
+            let (wide, expected) = (upcast(a), b.cast(DType::F32));
+            assert_eq!(wide.dtype(), DType::F32);
+            assert_eq!(host(wide.clone()), host(expected.clone()), "{dims:?}");
+            let [a, b] = [(ours, wide), (burns, expected)].map(|(input, output)| {
+                let grads = (output.clone() * output).sum().backward();
+                input.grad(&grads).expect("a gradient")
+            });
+            assert_eq!(a.dtype(), DType::F32);
+            assert_eq!(host(a), host(b), "the gradient for {dims:?}");
+        }
+    }
+    let special = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0, f32::MAX, f32::MIN_POSITIVE];
+    let found = host(to_bf16(Tensor::<1>::from_data(TensorData::from(special), &Device::flex())));
+    assert!(found[0].is_nan());
+    assert_eq!(found[1..3], [f64::INFINITY, f64::NEG_INFINITY]);
+    assert!(found[3] == 0.0 && found[3].is_sign_negative());
+    assert_eq!(found[4], f64::INFINITY, "the largest f32 rounds up");
 }

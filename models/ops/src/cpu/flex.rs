@@ -12,7 +12,7 @@ use super::element::{Element, with_element};
 use super::kernel::{Isa, Operand};
 use super::shape::{ConvShape, PoolShape};
 use super::tensor::{Dense, image, row_major};
-use super::{activation, channels, concat, conv, max_pool};
+use super::{activation, channels, concat, conv, convert, max_pool};
 use crate::extension::{
     Activation, BatchNormGrads, ConvGrads, ConvKernels, ConvOptions, EvalOps, Kernels, NormKernels, NormOptions,
     PoolOptions, TrainingOps, impl_without_autodiff,
@@ -174,6 +174,15 @@ impl ConvKernels for Flex {
 impl Kernels for Flex {
     type SavedMaxPool = SavedMaxPool;
 
+    fn convert_forward(input: FlexTensor, dtype: DType) -> FlexTensor {
+        let input = Dense::natural(input);
+        match (input.dtype(), dtype) {
+            (DType::F32, DType::BF16) => input.like(convert::round(input.values())),
+            (DType::BF16, DType::F32) => input.like(convert::widen(input.values())),
+            (from, to) => panic!("no kernel casts {from:?} to {to:?}"),
+        }
+    }
+
     fn linear_forward(input: FlexTensor, weight: FlexTensor, bias: FlexTensor, relu: bool) -> (FlexTensor, SavedConv) {
         let (input, weight, bias) = (Dense::row_major(input), Dense::row_major(weight), Dense::row_major(bias));
         let ([batch, channels], [columns, depth]) = (input.shape().dims(), weight.shape().dims());
@@ -279,6 +288,10 @@ impl_without_autodiff!(Flex, FlexTensor);
 impl TrainingOps for Flex {
     fn linear_bias(input: FlexTensor, weight: FlexTensor, bias: FlexTensor, relu: bool) -> FlexTensor {
         Self::linear_forward(input, weight, bias, relu).0
+    }
+
+    fn convert(input: FlexTensor, dtype: DType) -> FlexTensor {
+        Self::convert_forward(input, dtype)
     }
 
     fn max_pool(input: FlexTensor, options: PoolOptions) -> FlexTensor {

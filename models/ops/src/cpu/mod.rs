@@ -8,6 +8,7 @@ mod channels;
 mod col2im;
 mod concat;
 mod conv;
+mod convert;
 mod depthwise;
 mod element;
 mod flex;
