@@ -12,6 +12,7 @@ pub mod dpn;
 pub mod efficientnet;
 pub mod error;
 pub mod googlenet;
+pub mod graph;
 pub mod hook;
 pub mod init;
 pub mod layers;
@@ -34,6 +35,7 @@ pub mod whitening;
 
 pub use context::Context;
 pub use error::BuildError;
+pub use graph::Graph;
 pub use hook::GradientSink;
 pub use init::Init;
 pub use network::{Cost, Network, cost, estimate_elements, step_bytes};
