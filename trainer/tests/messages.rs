@@ -203,11 +203,10 @@ fn export_of_a_run_without_weights() {
     let run = bench.train("runs", &["--quiet", "--epochs", "1", "--set", "data.limit_train=64"]);
     fs::rename(run, bench.path("run")).unwrap();
     fs::remove_dir_all(bench.path("run/checkpoints")).unwrap();
-    for to in ["a.onnx", "a.safetensors"] {
-        let said = bench.run(&["export", "--run", "run", "--to", to]).expect(2).stderr;
-        insta::assert_snapshot!(said, @r"
-        error: run: the run has no checkpoint yet
-          hint: let it train until its first checkpoint, and name this folder then
-        ");
-    }
+    let said = bench.run(&["export", "--run", "run", "--to", "a.onnx"]).expect(2).stderr;
+    insta::assert_snapshot!(said, @r"
+    error: run: the run has no checkpoint yet
+      hint: let it train until its first checkpoint, and name this folder then
+    ");
+    assert_eq!(bench.run(&["export", "--run", "run", "--to", "a.safetensors"]).expect(2).stderr, said);
 }
