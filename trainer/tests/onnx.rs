@@ -25,6 +25,9 @@ const BATCH: usize = 3;
 /// Networks with more parameters are not folded here: each large file takes seconds.
 const FOLDED_PARAMETERS: usize = 16_000_000;
 
+/// Networks with squeeze-and-excitation.
+const EXCITED: [&str; 4] = ["senet18", "regnety_400mf", "efficientnet_b0", "efficientnet_b0_imagenet"];
+
 /// Returns `count` values in [0, 1), a function of `name`.
 fn uniform(name: &str, count: usize) -> Vec<f32> {
     let start =
@@ -40,6 +43,9 @@ fn uniform(name: &str, count: usize) -> Vec<f32> {
 
 /// Builds a network with random weights and with batch norms that do something: scales, shifts, means and variances that differ
 /// by channel. Weights are He's, so that the images decide the logits, not the biases.
+///
+/// Squeeze-and-excitation scales large values by a sigmoid of other large values, which amplifies rounding. So networks with such
+/// blocks have smaller weights.
 fn network(name: &str, spec: &Spec) -> (Network, Vec<StateTensor>) {
     let network = models::build(name, spec, 1, &Device::flex()).unwrap();
     let mut state = models::state_dict(&network);
@@ -48,7 +54,9 @@ fn network(name: &str, spec: &Spec) -> (Network, Vec<StateTensor>) {
     for tensor in &mut state {
         let Some((module, kind)) = tensor.name.rsplit_once('.') else { continue };
         if tensor.shape.len() > 1 {
-            tensor.values.iter_mut().for_each(|value| *value *= 6f32.sqrt());
+            // PyTorch's default is a sixth of He's variance.
+            let factor = if EXCITED.contains(&name) { 1.5 } else { 6f32.sqrt() };
+            tensor.values.iter_mut().for_each(|value| *value *= factor);
         }
         if !norms.contains(&format!("{module}.")) {
             continue;
