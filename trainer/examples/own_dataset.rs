@@ -20,7 +20,7 @@ fn read(_folder: &Path) -> Result<CustomSplits, DataError> {
             let pixel = move |at: usize| {
                 let along = if label == 0 { at % SIDE } else { at / SIDE };
                 let noise = (at * 31 + index * 17) % 64;
-                (if (along + index / 2 + phase) / 2 % 2 == 0 { 160 } else { 32 } + noise) as u8
+                (if (along + index / 2 + phase) % 4 < 2 { 160 } else { 32 } + noise) as u8
             };
             (0..SIDE * SIDE).map(pixel)
         };

@@ -56,7 +56,7 @@ fn an_own_network_is_trained_resumed_evaluated_and_exported_like_any_other() {
 
     let evaluated = own(&["eval", "--run", stopped, "--json"]).expect(0).stdout;
     let evaluated: serde_json::Value = serde_json::from_str(&evaluated).unwrap();
-    assert_eq!(evaluated["total"], 200);
+    assert_eq!(evaluated["total"], 1000, "all test images");
     let said = own(&["export", "--run", stopped, "--fold", "--to", "own.onnx"]).expect(0).stdout;
     assert!(said.contains("(2 of 2 batch norms folded)"), "{said}");
     assert!(own(&["models"]).expect(0).stdout.contains("small_net"));
