@@ -9,7 +9,7 @@ use burn::tensor::Tensor;
 
 use crate::layers::{Conv2d, Conv2dConfig, FixedScaleNorm2d, FrozenConv2d, Linear, MaxPool2d};
 use crate::{BuildError, Context, Init, Spec, whitening};
-use ops::{gelu, upcast};
+use ops::{divide, flatten, gelu, upcast};
 
 /// Smallest image side in pixels: the last pooling needs 3x3 features.
 const MIN_SIDE: usize = 25;
@@ -106,7 +106,7 @@ impl Airbench {
         let x = self.layer1.forward(x, cx); // [B, 64, 15, 15]
         let x = self.layer2.forward(x, cx); // [B, 256, 7, 7]
         let x = self.layer3.forward(x, cx); // [B, 256, 3, 3]
-        let x = cx.count_activations(self.pool.forward(x)).flatten::<2>(1, 3); // [B, 256]
-        upcast(self.linear.forward(x, cx)).div_scalar(LOGIT_DIVISOR) // [B, classes]
+        let x = flatten(cx.count_activations(self.pool.forward(x))); // [B, 256]
+        divide(upcast(self.linear.forward(x, cx)), LOGIT_DIVISOR) // [B, classes]
     }
 }

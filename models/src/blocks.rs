@@ -218,10 +218,9 @@ pub(crate) fn squeeze_excite(
     activation: fn(Tensor<4>) -> Tensor<4>,
     cx: &Context,
 ) -> Tensor<4> {
-    let [batch, channels, _, _] = input.dims();
-    let means = global_avg_pool(input.clone()).reshape([batch, channels, 1, 1]);
+    let means = ops::unflatten(global_avg_pool(input.clone())); // [B, C, 1, 1]
     let x = activation(narrow.forward(means, cx)); // [B, narrow, 1, 1]
-    let x = wide.forward(x, cx).reshape([batch, channels]);
+    let x = ops::flatten(wide.forward(x, cx)); // [B, C]
     cx.count_activations(ops::scale_channels(input, ops::sigmoid(x)))
 }
 

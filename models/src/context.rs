@@ -59,7 +59,9 @@ impl Context {
     }
 
     /// Returns the value of `weight` for the layer's operation on `input`, hooked to the sink of gradients where it is trained.
-    pub(crate) fn parameter<const D: usize, const I: usize>(&self, weight: &Weight<D>, input: &Tensor<I>) -> Tensor<D> {
+    ///
+    /// A layer calls the function for each of its weights, directly before the operation.
+    pub fn parameter<const D: usize, const I: usize>(&self, weight: &Weight<D>, input: &Tensor<I>) -> Tensor<D> {
         match weight {
             Weight::Trained(parameter) => hook::parameter(parameter, input, self.gradients.as_ref()),
             Weight::Frozen(buffer) => buffer.value(),

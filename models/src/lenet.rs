@@ -8,6 +8,7 @@ use burn::tensor::Tensor;
 
 use crate::layers::{Conv2d, Conv2dConfig, Linear, MaxPool2d};
 use crate::{BuildError, Context, Init, Spec};
+use ops::flatten;
 
 /// Smallest image side in pixels: two 5x5 convolutions and two poolings leave one pixel.
 const MIN_SIDE: usize = 16;
@@ -50,7 +51,7 @@ impl LeNet {
         let x = cx.count_activations(self.pool.forward(x)); // [B, 6, 14, 14]
         let x = self.conv2.forward_relu(x, cx); // [B, 16, 10, 10]
         let x = cx.count_activations(self.pool.forward(x)); // [B, 16, 5, 5]
-        let x = x.flatten::<2>(1, 3); // [B, 400]
+        let x = flatten(x); // [B, 400]
         let x = self.fc1.forward_relu(x, cx); // [B, 120]
         let x = self.fc2.forward_relu(x, cx); // [B, 84]
         self.fc3.forward(x, cx) // [B, classes]

@@ -6,12 +6,14 @@
 pub mod airbench;
 mod blocks;
 pub mod context;
+mod custom;
 pub mod densenet;
 pub mod dla;
 pub mod dpn;
 pub mod efficientnet;
 pub mod error;
 pub mod googlenet;
+pub mod graph;
 pub mod hook;
 pub mod init;
 pub mod layers;
@@ -33,11 +35,13 @@ pub mod vgg;
 pub mod whitening;
 
 pub use context::Context;
+pub use custom::{CustomModule, CustomNetwork};
 pub use error::BuildError;
+pub use graph::Graph;
 pub use hook::GradientSink;
 pub use init::Init;
 pub use network::{Cost, Network, cost, estimate_elements, step_bytes};
-pub use registry::{Entry, build, build_frozen, entries, find};
+pub use registry::{Entry, build, build_frozen, entries, find, register};
 pub use spec::Spec;
 pub use state::{
     LoadError, ParameterInfo, StateKind, StateTensor, load_state_dict, map_parameters, map_state, parameters,

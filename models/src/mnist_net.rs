@@ -8,6 +8,7 @@ use burn::tensor::Tensor;
 
 use crate::layers::{Conv2d, Conv2dConfig, Dropout, Linear, MaxPool2d};
 use crate::{BuildError, Context, Init, Spec};
+use ops::flatten;
 
 /// Smallest image side in pixels: two 5x5 convolutions and two poolings leave one pixel.
 const MIN_SIDE: usize = 16;
@@ -51,7 +52,7 @@ impl MnistNet {
         // The tutorial applies dropout before pooling and ReLU. The result is equal: both commute with a factor per
         // channel that is not negative.
         let x = self.dropout.forward_channels(x, cx);
-        let x = x.flatten::<2>(1, 3); // [B, 320]
+        let x = flatten(x); // [B, 320]
         let x = self.fc1.forward_relu(x, cx); // [B, 50]
         let x = self.dropout.forward(x, cx);
         self.fc2.forward(x, cx) // [B, classes]

@@ -4,6 +4,7 @@ use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
 use crate::airbench::Airbench;
+use crate::custom::CustomModule;
 use crate::densenet::DenseNet;
 use crate::dla::{Dla, SimpleDla};
 use crate::dpn::Dpn;
@@ -68,6 +69,8 @@ pub enum Network {
     TorchvisionMobileNetV2(torchvision::MobileNetV2),
     /// torchvision's EfficientNet.
     TorchvisionEfficientNet(torchvision::EfficientNet),
+    /// A network of another crate.
+    Custom(CustomModule),
 }
 
 impl Network {
@@ -100,6 +103,7 @@ impl Network {
             Self::TorchvisionResNet(_) | Self::TorchvisionMobileNetV2(_) | Self::TorchvisionEfficientNet(_) => {
                 torchvision::smallest_batch(image_size)
             }
+            Self::Custom(network) => network.smallest_batch(image_size),
             _ => 1,
         }
     }
@@ -131,6 +135,7 @@ impl Network {
             Self::TorchvisionResNet(network) => network.forward(images, cx),
             Self::TorchvisionMobileNetV2(network) => network.forward(images, cx),
             Self::TorchvisionEfficientNet(network) => network.forward(images, cx),
+            Self::Custom(network) => network.forward(images, cx),
         })
     }
 }

@@ -1,8 +1,11 @@
 //! The table of all models.
 
+use std::sync::{Mutex, OnceLock, PoisonError};
+
 use burn::tensor::Device;
 
 use crate::airbench::Airbench;
+use crate::custom::{CustomModule, CustomNetwork};
 use crate::densenet::DenseNet;
 use crate::dla::{Dla, SimpleDla};
 use crate::dpn::{Dpn, DpnDepth};
@@ -130,9 +133,39 @@ static ENTRIES: &[Entry] = &[
     },
 ];
 
-/// Returns all models, in the order of the accuracy table.
+/// The models of other crates.
+static REGISTERED: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
+/// All models, from the first use of the registry on.
+static ALL: OnceLock<Vec<Entry>> = OnceLock::new();
+
+/// Adds a network of another crate to the registry, before the registry is used. Configurations, checkpoints and all commands know
+/// the network by its name then. `spec` is the specification for which its size is reported.
+///
+/// Every process of a run must register the same networks: call the function at the start of `main`.
+///
+/// # Panics
+///
+/// When the name is taken, or after the first use of the registry.
+pub fn register<N: CustomNetwork>(name: &'static str, spec: Spec) {
+    let mut registered = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
+    assert!(ALL.get().is_none(), "register `{name}` before the first use of the registry");
+    let mut taken = ENTRIES.iter().chain(registered.iter());
+    assert!(taken.all(|entry| entry.name != name), "there is a model `{name}` already");
+    registered.push(Entry {
+        name,
+        family: "custom",
+        published_top1: None,
+        spec,
+        build: |spec, init| N::build(spec, init).map(|network| Network::Custom(CustomModule::new(network))),
+    });
+}
+
+/// Returns all models, in the order of the accuracy table, and after them those of [`register`].
 pub fn entries() -> &'static [Entry] {
-    ENTRIES
+    ALL.get_or_init(|| {
+        let registered = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
+        ENTRIES.iter().chain(registered.iter()).copied().collect()
+    })
 }
 
 /// Returns the model called `name`.

@@ -19,7 +19,7 @@ impl Spec {
     /// # Errors
     ///
     /// [`BuildError::ImageTooSmall`].
-    pub(crate) fn require_side(&self, model: &str, least: usize, suggested: usize) -> Result<(), BuildError> {
+    pub fn require_side(&self, model: &str, least: usize, suggested: usize) -> Result<(), BuildError> {
         if self.image_size.iter().all(|&side| side >= least) {
             return Ok(());
         }

@@ -29,7 +29,7 @@ pub enum Command {
     Eval(EvalArgs),
     /// Classify images: files, folders or a list of files, to CSV or JSON lines
     Predict(PredictArgs),
-    /// Write a run's weights to a safetensors file with PyTorch's names
+    /// Write a run's weights to a safetensors file with PyTorch's names, or its network to an ONNX model
     Export(ExportArgs),
     /// Train a few steps in each mode, and show speed, time, memory, traffic and losses side by side
     Compare(CompareArgs),
@@ -314,8 +314,14 @@ pub struct ExportArgs {
     /// Write the averaged weights (train.ema) instead of the trained weights
     #[arg(long)]
     pub ema: bool,
-    /// The file to write
-    #[arg(long, value_name = "FILE.safetensors")]
+    /// safetensors (the weights, for PyTorch) or onnx (the network with its weights) (default: the ending of --to)
+    #[arg(long, value_parser = ["safetensors", "onnx"])]
+    pub format: Option<String>,
+    /// Fold batch norms into the convolutions in front of them. The file is for inference only
+    #[arg(long)]
+    pub fold: bool,
+    /// The file to write, with the ending .safetensors or .onnx
+    #[arg(long, value_name = "FILE")]
     pub to: PathBuf,
     /// Replace the file if it exists
     #[arg(long)]

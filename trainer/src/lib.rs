@@ -1,7 +1,7 @@
 //! The trainer: command line, configuration, engine, strategies and reports.
 //!
 //! `ARCHITECTURE.md` shows the modules in layers. A module imports only from layers below its own, which `tests/layers.rs`
-//! checks. Only [`commands`] and [`run`] use flags. [`engine`] counts epochs. Only rank 0 has a [`report::Reporter`].
+//! checks. [`main`] is the whole program. Only [`commands`] and [`run`] use flags. [`engine`] counts epochs. Only rank 0 has a [`report::Reporter`].
 
 #![deny(clippy::print_stdout, clippy::print_stderr, reason = "`console` writes to the screen")]
 
@@ -16,6 +16,7 @@ pub mod failure;
 pub mod files;
 pub mod loss;
 pub mod optim;
+pub mod program;
 pub mod report;
 pub mod run;
 pub mod signals;
@@ -25,3 +26,5 @@ pub mod strategy;
 pub mod text;
 pub mod timeline;
 pub mod weights;
+
+pub use program::main;

@@ -8,8 +8,18 @@ use std::{
 };
 
 /// Flags of other programs (cargo, torchrun, timm) and of the benches that the documents name.
-const FOREIGN_FLAGS: [&str; 9] =
-    ["bench", "bins", "dist-bn", "features", "help", "no-fail-fast", "no-python", "nproc-per-node", "release"];
+const FOREIGN_FLAGS: [&str; 10] = [
+    "bench",
+    "bins",
+    "dist-bn",
+    "example",
+    "features",
+    "help",
+    "no-fail-fast",
+    "no-python",
+    "nproc-per-node",
+    "release",
+];
 /// Sections of a configuration.
 const SECTIONS: [&str; 8] = ["model", "data", "train", "optimizer", "schedule", "parallel", "checkpoint", "log"];
 

@@ -174,3 +174,39 @@ fn export_of_what_is_no_run() {
     let bench = Bench::new(MINI);
     insta::assert_snapshot!(bench.run(&["export", "--run", "nowhere", "--to", "a.safetensors"]).expect(2).stderr);
 }
+
+#[test]
+fn export_to_an_unknown_ending() {
+    let bench = Bench::new(MINI);
+    let said = bench.run(&["export", "--run", "nowhere", "--to", "weights.pth"]).expect(2).stderr;
+    insta::assert_snapshot!(said, @r"
+    error: --to weights.pth: the ending is that of no format
+      hint: name the file weights.safetensors (weights for PyTorch) or weights.onnx (ONNX)
+    ");
+}
+
+#[test]
+fn export_to_the_ending_of_another_format() {
+    let bench = Bench::new(MINI);
+    let said = bench.run(&["export", "--run", "nowhere", "--format", "onnx", "--to", "a.safetensors"]).expect(2).stderr;
+    insta::assert_snapshot!(said, @r"
+    error: --to a.safetensors: --format onnx writes a file with the ending .onnx
+      hint: name the file a.onnx
+    ");
+    let said = bench.run(&["export", "--run", "nowhere", "--format", "torch", "--to", "a.onnx"]).expect(2).stderr;
+    assert!(said.contains("[possible values: safetensors, onnx]"), "{said}");
+}
+
+#[test]
+fn export_of_a_run_without_weights() {
+    let bench = Bench::new(MINI);
+    let run = bench.train("runs", &["--quiet", "--epochs", "1", "--set", "data.limit_train=64"]);
+    fs::rename(run, bench.path("run")).unwrap();
+    fs::remove_dir_all(bench.path("run/checkpoints")).unwrap();
+    let said = bench.run(&["export", "--run", "run", "--to", "a.onnx"]).expect(2).stderr;
+    insta::assert_snapshot!(said, @r"
+    error: run: the run has no checkpoint yet
+      hint: let it train until its first checkpoint, and name this folder then
+    ");
+    assert_eq!(bench.run(&["export", "--run", "run", "--to", "a.safetensors"]).expect(2).stderr, said);
+}

@@ -97,7 +97,9 @@ pub fn fetch(
     match source(name) {
         Some(source) => fetch_source(source, dest, options, progress),
         None => Ok(Fetched::Nothing(match info(name)?.format {
-            Format::BuiltIn => format!("`{name}` is part of the program: there is nothing to fetch"),
+            Format::BuiltIn | Format::Custom(_) => {
+                format!("`{name}` is part of the program: there is nothing to fetch")
+            }
             Format::Manifest => {
                 format!(
                     "`{name}` reads your own images, there is nothing to fetch: list them in a CSV file (docs/data.md)"

@@ -161,7 +161,7 @@ pub(super) fn hash(mut input: impl Read) -> std::io::Result<(u64, String)> {
 /// Checks a data set without official checksums by reading and decoding all of it.
 fn verify_structure(name: &str, dir: &Path) -> Result<VerifyReport, DataError> {
     let info = info(name)?;
-    let built_in = info.format == Format::BuiltIn;
+    let built_in = matches!(info.format, Format::BuiltIn | Format::Custom(_));
     let request = LoadRequest {
         name: name.to_owned(),
         dir: Some(dir.to_owned()),

@@ -4,6 +4,7 @@
 //! therefore an error that names the file and the record, never a panic.
 
 mod cifar;
+mod custom;
 mod fashion_mini;
 mod file;
 mod fit;
@@ -19,6 +20,7 @@ pub(crate) mod tests;
 
 use std::path::{Path, PathBuf};
 
+pub use custom::{CustomDataset, CustomSplits, LabelledImages, register};
 pub use registry::{DatasetInfo, dataset_names, metadata};
 
 pub(crate) use cifar::read_names;
@@ -64,6 +66,7 @@ pub(crate) fn read(request: &LoadRequest, needs_test: bool) -> Result<Splits, Da
     let info = info(&request.name)?;
     match info.format {
         Format::BuiltIn => fashion_mini::load(info, request),
+        Format::Custom(reader) => custom::load(info, reader, request),
         Format::Cifar(layout) => cifar::load(info, layout, folder(info, request)?, request),
         Format::Idx => idx::load(info, folder(info, request)?, request),
         Format::ImageFolder => image_folder::load(info, folder(info, request)?, request),

@@ -1,5 +1,7 @@
 //! The facts about each data set that are known before its files are read: shape, classes, normalisation, licence.
 
+use super::custom::{self, Reader};
+
 /// The layout of a data set's files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Format {
@@ -13,6 +15,8 @@ pub(crate) enum Format {
     Manifest,
     /// Compiled into the program.
     BuiltIn,
+    /// A function of another crate.
+    Custom(Reader),
 }
 
 /// The files of CIFAR-10 or CIFAR-100.
@@ -137,7 +141,7 @@ const CIFAR100: CifarLayout = CifarLayout {
 const CIFAR_LICENSE: &str =
     "no licence stated; cite Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009";
 
-static DATASETS: [DatasetInfo; 7] = [
+pub(super) static DATASETS: [DatasetInfo; 7] = [
     DatasetInfo {
         name: "cifar10",
         description: "CIFAR-10: 60,000 colour photographs in 10 classes (official binary files)",
@@ -245,12 +249,12 @@ static DATASETS: [DatasetInfo; 7] = [
 
 /// Returns the names of all data sets, as written in the configuration file.
 pub fn dataset_names() -> impl Iterator<Item = &'static str> {
-    DATASETS.iter().map(|info| info.name)
+    DATASETS.iter().chain(custom::registered()).map(|info| info.name)
 }
 
 /// Returns the facts about the data set `name`; `None` for an unknown name.
 pub fn metadata(name: &str) -> Option<&'static DatasetInfo> {
-    DATASETS.iter().find(|info| info.name == name)
+    DATASETS.iter().chain(custom::registered()).find(|info| info.name == name)
 }
 
 #[cfg(test)]

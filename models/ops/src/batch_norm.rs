@@ -10,6 +10,7 @@ use crate::extension::{Activation, ConvOptions, EvalOps, NormOps, NormOptions, R
 use crate::functional::{activate, add, conv2d};
 use crate::statistics::StatisticsReduce;
 use crate::sync_batch_norm;
+use crate::trace::{Operand, Operation, start_fused};
 use crate::update::ema_update;
 
 /// Epilogue of a batch norm: what is applied to the normalised values.
@@ -128,6 +129,21 @@ fn normalise(
 /// Gradients reach the input and the residual. On the CPU, a layer whose weight and bias have no gradient (a frozen batch norm) is
 /// a depthwise convolution then, otherwise burn's operations. Shapes and element types are those of [`batch_norm_train`].
 pub fn batch_norm_eval(
+    input: Tensor<4>,
+    affine: [Tensor<1>; 2],
+    statistics: [Tensor<1>; 2],
+    epsilon: f64,
+    epilogue: Epilogue,
+) -> Tensor<4> {
+    let ([weight, bias], [mean, variance]) = (&affine, &statistics);
+    let operands: [&dyn Operand; 5] = [&input, weight, bias, mean, variance];
+    let operation = Operation::BatchNorm { epsilon };
+    let call = start_fused(operation, &operands, epilogue.residual.as_ref(), epilogue.activation);
+    call.end(normalise_eval(input, affine, statistics, epsilon, epilogue))
+}
+
+/// See [`batch_norm_eval`].
+fn normalise_eval(
     input: Tensor<4>,
     [weight, bias]: [Tensor<1>; 2],
     [mean, variance]: [Tensor<1>; 2],

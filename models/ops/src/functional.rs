@@ -11,6 +11,7 @@ use burn::tensor::{Tensor, activation, module};
 
 use crate::dispatch::{has_image_kernels, has_kernels, have_kernels, parameter_for, upcast};
 use crate::extension::{Activation, ConvOps, ConvOptions, NormOps, PoolOptions, TrainingOps};
+use crate::trace::{Operand, Operation, Started, start, start_fused};
 
 /// Two-dimensional cross-correlation, `torch.nn.functional.conv2d`, followed by ReLU if `relu` is true.
 ///
@@ -26,6 +27,27 @@ use crate::extension::{Activation, ConvOps, ConvOptions, NormOps, PoolOptions, T
 ///
 /// When the shapes do not match.
 pub fn conv2d(
+    input: Tensor<4>,
+    weight: Tensor<4>,
+    bias: Option<Tensor<1>>,
+    options: ConvOptions,
+    relu: bool,
+) -> Tensor<4> {
+    let call = start_affine(Operation::Conv2d(options), [&input, &weight], bias.as_ref(), relu);
+    call.end(convolve(input, weight, bias, options, relu))
+}
+
+/// Starts the recording of a convolution or linear layer.
+fn start_affine(operation: Operation, operands: [&dyn Operand; 2], bias: Option<&Tensor<1>>, relu: bool) -> Started {
+    let activation = if relu { Activation::Relu } else { Activation::Identity };
+    match bias {
+        Some(bias) => start_fused(operation, &[operands[0], operands[1], bias], None, activation),
+        None => start_fused(operation, &operands, None, activation),
+    }
+}
+
+/// See [`conv2d`].
+fn convolve(
     input: Tensor<4>,
     weight: Tensor<4>,
     bias: Option<Tensor<1>>,
@@ -57,7 +79,15 @@ pub fn conv2d(
 /// # Panics
 ///
 /// When the shapes do not match.
-pub fn linear(input: Tensor<2>, weight: Tensor<2>, bias: Tensor<1>, relu: bool) -> Tensor<2> {
+pub fn linear(input: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>, relu: bool) -> Tensor<2> {
+    let call = start_affine(Operation::Linear, [&input, &weight], bias.as_ref(), relu);
+    // The kernels add a bias in any case. A few zeros cost nothing.
+    let bias = bias.unwrap_or_else(|| Tensor::zeros([weight.dims()[0]], &input.device().inner()));
+    call.end(multiply(input, weight, bias, relu))
+}
+
+/// See [`linear`].
+fn multiply(input: Tensor<2>, weight: Tensor<2>, bias: Tensor<1>, relu: bool) -> Tensor<2> {
     let (weight, bias) = (parameter_for(weight, &input), parameter_for(bias, &input));
     if has_kernels(&input) {
         let (input, weight, bias) = (input.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
@@ -73,35 +103,55 @@ pub fn linear(input: Tensor<2>, weight: Tensor<2>, bias: Tensor<1>, relu: bool) 
 ///
 /// When a window has more than 256 pixels, the padding exceeds half a window, or the image is smaller than a window.
 pub fn max_pool2d(input: Tensor<4>, options: PoolOptions) -> Tensor<4> {
-    if has_kernels(&input) {
-        return Tensor::from_dispatch(Dispatch::max_pool(input.into_dispatch(), options));
-    }
-    let PoolOptions { kernel, stride, padding } = options;
-    module::max_pool2d(input, MaxPoolOptions::new(kernel).with_stride(stride).with_padding(padding))
+    let call = start(Operation::MaxPool(options), &[&input]);
+    call.end(if has_kernels(&input) {
+        Tensor::from_dispatch(Dispatch::max_pool(input.into_dispatch(), options))
+    } else {
+        let PoolOptions { kernel, stride, padding } = options;
+        module::max_pool2d(input, MaxPoolOptions::new(kernel).with_stride(stride).with_padding(padding))
+    })
 }
 
 /// Average pooling over adjacent `kernel` x `kernel` windows, `torch.nn.functional.avg_pool2d(input, kernel)`:
 /// `[B, C, H, W]` → `[B, C, H / kernel, W / kernel]`. Incomplete windows at the end of a row or column are dropped.
 pub fn avg_pool2d(input: Tensor<4>, kernel: usize) -> Tensor<4> {
+    let call = start(Operation::AvgPool { kernel }, &[&input]);
     if !has_kernels(&input) {
         let (dtype, options) = (input.dtype(), AvgPoolOptions::new([kernel; 2]).with_stride([kernel; 2]));
-        return module::avg_pool2d(upcast(input), options).cast(dtype);
+        return call.end(module::avg_pool2d(upcast(input), options).cast(dtype));
     }
     // A depthwise convolution with equal weights.
     let [_, channels, _, _] = input.dims();
     let device = input.device().inner();
     let weight = Tensor::full([channels, 1, kernel, kernel], 1.0 / (kernel * kernel) as f64, &device);
     let options = ConvOptions { stride: [kernel; 2], padding: [0, 0], dilation: [1, 1], groups: channels };
-    conv2d(input, weight, None, options, false)
+    call.end(conv2d(input, weight, None, options, false))
 }
 
 /// Mean over all pixels, computed and returned in f32: `[B, C, H, W]` → `[B, C]`.
 pub fn global_avg_pool(input: Tensor<4>) -> Tensor<2> {
+    let call = start(Operation::GlobalAvgPool, &[&input]);
     if has_kernels(&input) {
-        return Tensor::from_dispatch(Dispatch::global_avg_pool(input.into_dispatch()));
+        return call.end(Tensor::from_dispatch(Dispatch::global_avg_pool(input.into_dispatch())));
     }
     let [batch, channels, height, width] = input.dims();
-    upcast(input).reshape([batch, channels, height * width]).mean_dim(2).reshape([batch, channels])
+    call.end(upcast(input).reshape([batch, channels, height * width]).mean_dim(2).reshape([batch, channels]))
+}
+
+/// Joins all axes but the first, `torch.flatten(input, 1)`: `[B, C, H, W]` → `[B, C·H·W]`.
+pub fn flatten(input: Tensor<4>) -> Tensor<2> {
+    start(Operation::Flatten, &[&input]).end(input.flatten(1, 3))
+}
+
+/// Makes images of one pixel, `input[:, :, None, None]`: `[B, C]` → `[B, C, 1, 1]`.
+pub fn unflatten(input: Tensor<2>) -> Tensor<4> {
+    let [batch, channels] = input.dims();
+    start(Operation::Unflatten, &[&input]).end(input.reshape([batch, channels, 1, 1]))
+}
+
+/// Divides every element by `divisor`.
+pub fn divide<const D: usize>(input: Tensor<D>, divisor: f32) -> Tensor<D> {
+    start(Operation::Divide(divisor), &[&input]).end(input.div_scalar(divisor))
 }
 
 /// Replaces negative values by zero, `torch.nn.functional.relu`. NaN stays NaN.
@@ -126,17 +176,21 @@ pub fn gelu<const D: usize>(input: Tensor<D>) -> Tensor<D> {
 
 /// Applies `activation` to every element.
 pub(crate) fn activate<const D: usize>(input: Tensor<D>, activation: Activation) -> Tensor<D> {
-    if activation != Activation::Identity && has_image_kernels(&input) {
-        return Tensor::from_dispatch(Dispatch::activate(input.into_dispatch(), activation));
+    if activation == Activation::Identity {
+        return input;
     }
-    match activation {
+    let call = start(Operation::Activation(activation), &[&input]);
+    if has_image_kernels(&input) {
+        return call.end(Tensor::from_dispatch(Dispatch::activate(input.into_dispatch(), activation)));
+    }
+    call.end(match activation {
         Activation::Identity => input,
         Activation::Relu => activation::relu(input),
         Activation::Relu6 => activation::relu(input).clamp_max(6.0),
         Activation::Sigmoid => activation::sigmoid(input),
         Activation::Swish => activation::silu(input),
         Activation::Gelu => activation::gelu(input),
-    }
+    })
 }
 
 fn to_channels_last(image: Tensor<4>) -> Tensor<4> {
@@ -149,11 +203,12 @@ fn from_channels_last(rows: Tensor<4>) -> Tensor<4> {
 
 /// Adds two tensors of the same shape.
 pub fn add(left: Tensor<4>, right: Tensor<4>) -> Tensor<4> {
-    if have_kernels([&left, &right].into_iter()) {
+    let call = start(Operation::Add, &[&left, &right]);
+    call.end(if have_kernels([&left, &right].into_iter()) {
         Tensor::from_dispatch(Dispatch::add(left.into_dispatch(), right.into_dispatch()))
     } else {
         left + right
-    }
+    })
 }
 
 /// Concatenates images along the channels, `torch.cat(parts, 1)`.
@@ -162,10 +217,11 @@ pub fn add(left: Tensor<4>, right: Tensor<4>) -> Tensor<4> {
 ///
 /// When `parts` is empty.
 pub fn concat(parts: Vec<Tensor<4>>) -> Tensor<4> {
+    let call = start(Operation::Concat, &parts.iter().map(|part| part as &dyn Operand).collect::<Vec<_>>());
     if !have_kernels(parts.iter()) {
         // Concatenate along the last axis, so that images on a GPU stay channels-last in memory.
         let parts = parts.into_iter().map(to_channels_last).collect();
-        return from_channels_last(Tensor::cat(parts, 3));
+        return call.end(from_channels_last(Tensor::cat(parts, 3)));
     }
     let mut parts = parts.into_iter().map(Tensor::into_dispatch);
     let mut all = parts.next().expect("something to concatenate");
@@ -175,36 +231,44 @@ pub fn concat(parts: Vec<Tensor<4>>) -> Tensor<4> {
             None => Dispatch::concat_two(all, part, false),
         };
     }
-    Tensor::from_dispatch(all)
+    call.end(Tensor::from_dispatch(all))
 }
 
 /// Interleaves the channels of two tensors `[B, C, H, W]`, → `[B, 2·C, H, W]`. Equals ShuffleNet's channel shuffle of
 /// `concat([left, right])` with two groups.
 pub fn interleave(left: Tensor<4>, right: Tensor<4>) -> Tensor<4> {
+    let call = start(Operation::Interleave, &[&left, &right]);
     if have_kernels([&left, &right].into_iter()) {
-        return Tensor::from_dispatch(Dispatch::concat_two(left.into_dispatch(), right.into_dispatch(), true));
+        return call.end(Tensor::from_dispatch(Dispatch::concat_two(
+            left.into_dispatch(),
+            right.into_dispatch(),
+            true,
+        )));
     }
     let [batch, channels, height, width] = left.dims();
     let x: Tensor<5> = Tensor::stack(vec![to_channels_last(left), to_channels_last(right)], 4);
-    from_channels_last(x.reshape([batch, height, width, 2 * channels]))
+    call.end(from_channels_last(x.reshape([batch, height, width, 2 * channels])))
 }
 
 /// Returns a range of the channels, `input[:, range]`.
 pub fn slice_channels(input: Tensor<4>, range: Range<usize>) -> Tensor<4> {
+    let call = start(Operation::SliceChannels(range.clone()), &[&input]);
     if has_kernels(&input) {
-        return Tensor::from_dispatch(Dispatch::slice_channels(input.into_dispatch(), range.start, range.len()));
+        let slice = Dispatch::slice_channels(input.into_dispatch(), range.start, range.len());
+        return call.end(Tensor::from_dispatch(slice));
     }
     let [batch, _, height, width] = input.dims();
-    from_channels_last(to_channels_last(input).slice([0..batch, 0..height, 0..width, range]))
+    call.end(from_channels_last(to_channels_last(input).slice([0..batch, 0..height, 0..width, range])))
 }
 
 /// Multiplies each channel of each image `[B, C, H, W]` by a factor, `[B, C]`.
 pub fn scale_channels(input: Tensor<4>, factors: Tensor<2>) -> Tensor<4> {
+    let call = start(Operation::ScaleChannels, &[&input, &factors]);
     let [batch, channels] = factors.dims();
     let factors = factors.cast(input.dtype());
-    if has_kernels(&input) {
+    call.end(if has_kernels(&input) {
         Tensor::from_dispatch(Dispatch::scale_channels(input.into_dispatch(), factors.into_dispatch()))
     } else {
         input * factors.reshape([batch, channels, 1, 1])
-    }
+    })
 }

@@ -35,6 +35,7 @@ mod gpu;
 mod optimizer;
 mod statistics;
 mod sync_batch_norm;
+pub mod trace;
 mod update;
 
 pub use batch_norm::{BatchNormOutput, Epilogue, batch_norm_eval, batch_norm_train};
@@ -45,8 +46,8 @@ pub use extension::{
     RunningStats,
 };
 pub use functional::{
-    add, avg_pool2d, concat, conv2d, gelu, global_avg_pool, interleave, linear, max_pool2d, relu, scale_channels,
-    sigmoid, slice_channels, swish,
+    add, avg_pool2d, concat, conv2d, divide, flatten, gelu, global_avg_pool, interleave, linear, max_pool2d, relu,
+    scale_channels, sigmoid, slice_channels, swish, unflatten,
 };
 pub use optimizer::{ParameterUpdate, UpdateRule, UpdatedParameter};
 pub use statistics::{DeviceGather, StatisticsReduce};

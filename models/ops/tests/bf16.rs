@@ -228,7 +228,7 @@ proptest! {
         });
         check("linear", &[[batch, channels, 1, 1]], &[vec![7, channels], vec![7]], seed, |x, p| {
             let (x, weight) = (x[0].clone().reshape([batch, channels]), p[0].clone().reshape([7, channels]));
-            linear(x, weight, p[1].clone(), true)
+            linear(x, weight, Some(p[1].clone()), true)
         });
     }
 }

@@ -83,7 +83,7 @@ fn linear_layer() {
         same!(
             "linear",
             [x, w, b],
-            linear(x2.clone(), w2.clone(), b2.clone(), true),
+            linear(x2.clone(), w2.clone(), Some(b2.clone()), true),
             activation::relu(module::linear(x2, w2.transpose(), Some(b2)))
         );
     }

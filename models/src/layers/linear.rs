@@ -48,11 +48,7 @@ impl Linear {
     fn run(&self, input: Tensor<2>, relu: bool, cx: &Context) -> Tensor<2> {
         cx.add_macs(input.dims()[0] * self.weight.dims().iter().product::<usize>());
         let weight = cx.parameter(&self.weight, &input);
-        let bias = match &self.bias {
-            Some(bias) => cx.parameter(bias, &input),
-            // The kernels add a bias in any case. A few zeros cost nothing.
-            None => Tensor::zeros([self.weight.dims()[0]], &input.device().inner()),
-        };
+        let bias = self.bias.as_ref().map(|bias| cx.parameter(bias, &input));
         cx.count_activations(linear(cx.autocast(input), weight, bias, relu))
     }
 }

@@ -1,18 +1,45 @@
-//! `trainer export`: writes a run's weights to a file that PyTorch loads.
+//! `trainer export`: writes a run's weights to a file that PyTorch loads, or its network to an ONNX model.
 
 use std::path::{Path, PathBuf};
 
+use burn::tensor::Device;
+use models::graph::FoldedNorm;
+use models::{Graph, Spec, StateTensor};
+
+use super::predict::dataset;
 use crate::cli::ExportArgs;
-use crate::config::Overrides;
+use crate::config::{Overrides, RunPlan};
 use crate::console;
 use crate::engine::checkpoint;
 use crate::engine::checkpoint::Loaded;
 use crate::failure::Failure;
 use crate::files::write_atomic;
 use crate::report::RunFolder;
+use crate::run::memory::{self, MemoryUse};
 use crate::run::plan;
+use crate::snapshot::DatasetRecord;
 use crate::text::thousands;
-use crate::weights;
+use crate::weights::onnx::{self, Description, OnnxModel};
+use crate::weights::{self, Purpose, WeightFile, WeightTarget};
+
+/// What is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum FileFormat {
+    Safetensors,
+    Onnx,
+}
+
+/// The network of a run, for what needs more than its weights.
+struct ExportedNetwork {
+    graph: Graph,
+    /// The weights that the graph has, and those that it does not use.
+    state: Vec<StateTensor>,
+    /// `None` without `--fold`.
+    folded: Option<Vec<FoldedNorm>>,
+    /// Number of batch norms before folding.
+    norms: usize,
+    dataset: DatasetRecord,
+}
 
 /// Writes the file and prints its content.
 ///
@@ -20,11 +47,11 @@ use crate::weights;
 /// A run or checkpoint cannot be read, or the file exists already or cannot be written.
 pub(super) fn run(arguments: &ExportArgs) -> Result<(), Failure> {
     let to = &arguments.to;
-    check_target(to, arguments.force)?;
+    let format = check_target(to, arguments.format.as_deref(), arguments.force)?;
     let folder = RunFolder::open(&arguments.run).map_err(|error| Failure::usage(&error, &error.hint))?;
     let plan = plan::load(&folder.config(), &Overrides::default())?;
-    let loaded = chosen(&folder, arguments.checkpoint.as_deref())?;
-    let snapshot = loaded.snapshot;
+    let mut loaded = chosen(&folder, arguments.checkpoint.as_deref())?;
+    let snapshot = std::mem::take(&mut loaded.snapshot);
     let (state, which) = match (arguments.ema, snapshot.ema) {
         (false, _) => (snapshot.model, "weights"),
         (true, Some(ema)) => (ema, "averaged weights"),
@@ -33,36 +60,158 @@ pub(super) fn run(arguments: &ExportArgs) -> Result<(), Failure> {
             return Err(Failure::usage(message, "leave --ema out, or train with train.ema = 0.999"));
         }
     };
-    // Each step has `accumulate` batches, but the last step of an epoch may have had fewer. The difference is harmless: no
-    // result of PyTorch depends on this counter.
-    let batches = loaded.progress.step * plan.train.accumulate as u64;
-    let failed =
-        |error| Failure::run(format!("{}: cannot write the weights: {error}", to.display()), "please report this");
-    let bytes = weights::encode(&state, batches).map_err(failed)?;
-    write_atomic(to, &bytes).map_err(|error| {
+    let file = match (format, arguments.fold) {
+        (FileFormat::Safetensors, false) => safetensors(&plan, &loaded, &state, None, to)?,
+        (FileFormat::Safetensors, true) => {
+            let network = ExportedNetwork::of(&plan, &loaded, state, true)?;
+            safetensors(&plan, &loaded, &network.state, Some(&network), to)?
+        }
+        (FileFormat::Onnx, fold) => onnx(&plan, &loaded, &ExportedNetwork::of(&plan, &loaded, state, fold)?, to)?,
+    };
+    write_atomic(to, &file.bytes).map_err(|error| {
         Failure::run(&error, "name a file in a folder that exists, is writable and has space: --to FILE")
     })?;
     console::print(format_args!(
-        "{}: {which} of {} after {} steps, {} tensors, {} bytes\n\
-         in PyTorch: model.load_state_dict(safetensors.torch.load_file({:?}))",
+        "{}: {which} of {} after {} steps, {}, {} bytes\n{}",
         to.display(),
         loaded.path.display(),
         thousands(loaded.progress.step),
-        state.len(),
-        thousands(bytes.len() as u64),
-        to.display().to_string(),
+        file.content,
+        thousands(file.bytes.len() as u64),
+        file.usage,
     ));
     Ok(())
 }
 
-/// Refuses a misleading file name, and a file that may not be written.
-fn check_target(to: &Path, force: bool) -> Result<(), Failure> {
-    if to.extension().is_none_or(|extension| extension != "safetensors") {
-        let message = format!("--to {}: weights are written as safetensors", to.display());
-        let hint = format!("name the file {}", to.with_extension("safetensors").display());
-        return Err(Failure::usage(message, hint));
+/// A file to write.
+struct Exported {
+    bytes: Vec<u8>,
+    /// What is in the file, for the screen.
+    content: String,
+    /// How another program reads the file.
+    usage: String,
+}
+
+/// Encodes the weights for PyTorch. `network` is theirs with `--fold`.
+fn safetensors(
+    plan: &RunPlan,
+    loaded: &Loaded,
+    state: &[StateTensor],
+    network: Option<&ExportedNetwork>,
+    to: &Path,
+) -> Result<Exported, Failure> {
+    // Each step has `accumulate` batches, but the last step of an epoch may have had fewer. The difference is harmless: no
+    // result of PyTorch depends on this counter.
+    let batches = loaded.progress.step * plan.train.accumulate as u64;
+    let folded = network.and_then(|network| network.folded.as_deref()).unwrap_or_default();
+    let encoded = match folded.is_empty() {
+        true => weights::encode(state, batches),
+        false => weights::encode_folded(state, batches, folded),
+    };
+    let failed =
+        |error| Failure::run(format!("{}: cannot write the weights: {error}", to.display()), "please report this");
+    let load = format!("model.load_state_dict(safetensors.torch.load_file({:?}))", to.display().to_string());
+    Ok(Exported {
+        bytes: encoded.map_err(failed)?,
+        content: format!("{} tensors{}", state.len(), network.map_or_else(String::new, ExportedNetwork::folding)),
+        usage: match folded.is_empty() {
+            true => format!("in PyTorch: {load}"),
+            false => format!("in PyTorch: fold the model too (docs/weights.md), then {load}"),
+        },
+    })
+}
+
+/// Encodes the network as an ONNX model.
+fn onnx(plan: &RunPlan, loaded: &Loaded, network: &ExportedNetwork, to: &Path) -> Result<Exported, Failure> {
+    let (mean, std) = plan::normalisation(plan)?;
+    let list = |values: &[f32]| format!("[{}]", values.iter().map(f32::to_string).collect::<Vec<_>>().join(", "));
+    let classes = serde_json::json!(network.dataset.classes).to_string();
+    let description = Description {
+        model: &plan.model.name,
+        input: "images [batch, channels, height, width], RGB or grey: (pixel / 255 - mean) / std, mean and std of the metadata",
+        metadata: &[
+            ("classes", classes),
+            ("mean", list(&mean)),
+            ("std", list(&std)),
+            ("data", plan.data.name.clone()),
+            ("step", loaded.progress.step.to_string()),
+        ],
+    };
+    let OnnxModel { bytes, nodes } = onnx::encode(&network.graph, &network.state, &description).map_err(|bytes| {
+        let message =
+            format!("{}: the model has {} bytes, an ONNX file less than 2 GiB", to.display(), thousands(bytes as u64));
+        Failure::usage(message, "export the weights alone, with --to FILE.safetensors")
+    })?;
+    let inputs = network.graph.image.map(|side| side.to_string()).join(", ");
+    Ok(Exported {
+        bytes,
+        content: format!("{nodes} nodes of ONNX opset {}{}", onnx::OPSET, network.folding()),
+        usage: format!(
+            "input {:?} [batch, {inputs}], normalised as in training; output {:?} [batch, {}]",
+            onnx::IMAGES,
+            onnx::LOGITS,
+            network.dataset.classes.len()
+        ),
+    })
+}
+
+impl ExportedNetwork {
+    /// Builds the run's network with the weights of `state` and traces its evaluation.
+    fn of(plan: &RunPlan, loaded: &Loaded, state: Vec<StateTensor>, fold: bool) -> Result<Self, Failure> {
+        let dataset = dataset(plan, loaded)?;
+        let [channels, height, width] = dataset.shape;
+        let spec = Spec { num_classes: dataset.classes.len(), in_channels: channels, image_size: [height, width] };
+        if let Some(cause) = memory::refusal(&plan.model.name, &spec, MemoryUse::Evaluation) {
+            return Err(Failure::usage(cause, memory::HINT));
+        }
+        let network = models::build(&plan.model.name, &spec, 0, &Device::flex())
+            .map_err(|error| plan.mistake(&[error.key(), "model.name"], error.to_string(), error.hint()))?;
+        let (model, data) = (&plan.model.name, &plan.data.name);
+        let target = WeightTarget { model, spec, data, purpose: Purpose::Evaluation };
+        let network = weights::load(network, &target, &WeightFile::of_state(&loaded.path, state))?.network;
+        let graph = Graph::of(&network, &spec).map_err(|error| {
+            let message = format!("{model} cannot be exported as a graph: {error}");
+            Failure::usage(message, "export the weights alone, with --to FILE.safetensors and without --fold")
+        })?;
+        let state = models::state_dict(&network);
+        let norms = graph.batch_norms();
+        let (graph, state, folded) = match fold {
+            true => {
+                let (graph, state, folded) = graph.fold_batch_norms(state);
+                (graph, state, Some(folded))
+            }
+            false => (graph, state, None),
+        };
+        Ok(Self { graph, state, folded, norms, dataset })
     }
-    check_free(to, force)
+
+    /// Describes the folding, for the screen; empty without `--fold`.
+    fn folding(&self) -> String {
+        let folded = self.folded.as_ref().map(Vec::len);
+        folded.map_or_else(String::new, |folded| format!(" ({folded} of {} batch norms folded)", self.norms))
+    }
+}
+
+/// Returns the format of the file, and refuses a misleading name and a file that may not be written.
+fn check_target(to: &Path, format: Option<&str>, force: bool) -> Result<FileFormat, Failure> {
+    let ending = to.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
+    let named = |ending: &str| to.with_extension(ending).display().to_string();
+    let chosen = match (ending, format) {
+        ("safetensors", None | Some("safetensors")) => FileFormat::Safetensors,
+        ("onnx", None | Some("onnx")) => FileFormat::Onnx,
+        (_, Some(format)) => {
+            let message = format!("--to {}: --format {format} writes a file with the ending .{format}", to.display());
+            return Err(Failure::usage(message, format!("name the file {}", named(format))));
+        }
+        (_, None) => {
+            let message = format!("--to {}: the ending is that of no format", to.display());
+            let hint =
+                format!("name the file {} (weights for PyTorch) or {} (ONNX)", named("safetensors"), named("onnx"));
+            return Err(Failure::usage(message, hint));
+        }
+    };
+    check_free(to, force)?;
+    Ok(chosen)
 }
 
 /// Refuses a folder, and without `force` a file that exists already.
@@ -82,7 +231,16 @@ pub(super) fn check_free(to: &Path, force: bool) -> Result<(), Failure> {
 /// Loads the named checkpoint. Without a name, loads the best one, or the newest complete one if there is no best.
 pub(super) fn chosen(folder: &RunFolder, name: Option<&str>) -> Result<Loaded, Failure> {
     let path = match name {
-        None if !folder.best_checkpoint().exists() => return Ok(checkpoint::load_newest(&folder.checkpoints())?.0),
+        None if !folder.best_checkpoint().exists() => {
+            if !folder.checkpoints().is_dir() || !checkpoint::any(&folder.checkpoints())? {
+                let message = format!("{}: the run has no checkpoint yet", folder.path().display());
+                return Err(Failure::usage(
+                    message,
+                    "let it train until its first checkpoint, and name this folder then",
+                ));
+            }
+            return Ok(checkpoint::load_newest(&folder.checkpoints())?.0);
+        }
         None => folder.best_checkpoint(),
         Some(name) => folder.checkpoints().join(name),
     };

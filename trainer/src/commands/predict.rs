@@ -235,7 +235,7 @@ impl Classifier {
 
 /// Returns the image shape and the classes of the run: those of the checkpoint. Of older checkpoints, those that the
 /// configuration determines; their classes are numbers.
-fn dataset(plan: &RunPlan, loaded: &Loaded) -> Result<DatasetRecord, Failure> {
+pub(super) fn dataset(plan: &RunPlan, loaded: &Loaded) -> Result<DatasetRecord, Failure> {
     if let Some(record) = &loaded.dataset {
         return Ok(record.clone());
     }

@@ -1,4 +1,4 @@
-//! Weights from other programs and from checkpoints: PyTorch's `.pth`, safetensors, and the export to PyTorch.
+//! Weights from other programs and from checkpoints: PyTorch's `.pth`, safetensors, and the export to PyTorch and ONNX.
 //!
 //! Opening a file reads no tensor. Names, shapes and types are compared with the network first, and only matching tensors
 //! are read. A hostile file therefore costs no more memory than the network that it claims to be. No code in a pickle is
@@ -7,11 +7,12 @@
 mod export;
 mod fit;
 mod names;
+pub mod onnx;
 mod pytorch;
 mod safetensors_file;
 mod values;
 
-pub use export::encode;
+pub use export::{encode, encode_folded};
 pub use fit::{LoadedWeights, NewHead, Purpose, WeightTarget, load};
 
 use std::{

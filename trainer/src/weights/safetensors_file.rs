@@ -5,6 +5,7 @@ use std::{path::Path, sync::Arc};
 use data::read_regular;
 use safetensors::{Dtype, SafeTensors};
 
+use super::export::FOLDED;
 use super::{Element, FileTensor, Source, bad, damaged};
 use crate::files::FileError;
 
@@ -15,6 +16,10 @@ pub(super) fn open(path: &Path) -> Result<Vec<FileTensor>, FileError> {
     // Checks that the tensors are within the file, back to back, and as long as their shapes say.
     SafeTensors::deserialize(&bytes).map_err(damaged)?;
     let (header, metadata) = SafeTensors::read_metadata(&bytes).map_err(damaged)?;
+    if metadata.metadata().as_ref().is_some_and(|entries| entries.contains_key(FOLDED)) {
+        let cause = "batch norms of these weights are folded into convolutions, for inference elsewhere";
+        return Err(bad(path, cause, "name a file that `trainer export` wrote without --fold"));
+    }
     let start = 8 + header;
     let bytes = Arc::new(bytes);
     let mut tensors: Vec<_> = metadata

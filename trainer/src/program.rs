@@ -1,0 +1,55 @@
+//! The whole program: parses the command line, runs the command and returns the exit code.
+
+use std::{
+    panic::{self, AssertUnwindSafe},
+    process::ExitCode,
+};
+
+use crate::{cli::Cli, commands, console, device, diagnostics, failure::Failure, signals};
+use clap::Parser;
+
+/// Runs the command line of this process and returns the exit code.
+///
+/// A program with more networks and data sets registers them ([`models::register`], [`data::formats::register`]) and then calls
+/// this function. With several processes each of them is the same program: it registers, and is called with other variables.
+pub fn main() -> ExitCode {
+    console::start();
+    // A panic is a defect of this program. Print its location once, below, instead of a dump inside a progress bar.
+    panic::set_hook(Box::new(|info| {
+        // `main` prints this failure at the end
+        if info.payload_as_str().is_some_and(|text| Failure::of_panic(text).is_some()) {
+            return;
+        }
+        let place = info.location().map(|place| format!(" at {}:{}", place.file(), place.line())).unwrap_or_default();
+        console::eprint(format_args!("internal error{place}: {}", info.payload_as_str().unwrap_or("no message")));
+    }));
+    let run = || {
+        let cli = match Cli::try_parse() {
+            Ok(cli) => cli,
+            // A shell's `*` may have put any file name among the arguments.
+            Err(mistake) if mistake.use_stderr() => {
+                console::eprint(mistake.render());
+                return Ok(mistake.exit_code() as u8);
+            }
+            Err(help) => help.exit(),
+        };
+        signals::install_for_every_command()?;
+        diagnostics::start(&cli)?;
+        device::configure();
+        commands::run(cli)
+    };
+    let result = panic::catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+        let message = "the program stopped at an internal error, shown above";
+        let defect = || Failure::run(message, "please report it; checkpoints saved before are intact");
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        Err(text.and_then(Failure::of_panic).unwrap_or_else(defect))
+    });
+    diagnostics::write_to_stderr();
+    match result.and_then(|code| console::check().map(|()| code).map_err(Failure::from)) {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => {
+            console::eprint(format_args!("error: {failure}"));
+            ExitCode::from(failure.code)
+        }
+    }
+}
