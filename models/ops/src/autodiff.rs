@@ -183,6 +183,21 @@ impl<B: Kernels> Backward<B, 1> for ConvertStep {
     }
 }
 
+#[derive(Debug)]
+struct FlattenStep;
+
+impl<B: Kernels> Backward<B, 1> for FlattenStep {
+    /// The input's shape.
+    type State = [usize; 4];
+
+    fn backward(self, ops: Ops<[usize; 4], 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let grad = B::flatten_backward(ops.state, grads.consume::<B>(&ops.node));
+        if let [Some(node)] = &ops.parents {
+            accumulate!(B, grads, node, grad);
+        }
+    }
+}
+
 /// Parents: both terms.
 #[derive(Debug)]
 struct AddStep;
@@ -314,6 +329,13 @@ impl<B: Kernels + TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B
         let from = input.dtype();
         let output = B::convert_forward(input, dtype);
         record!(ConvertStep, C, [node], from, output)
+    }
+
+    fn flatten(input: Tracked<B, C>) -> Tracked<B, C> {
+        let (input, node) = input.into_parts();
+        let dims = input.shape().dims();
+        let output = B::flatten_forward(input);
+        record!(FlattenStep, C, [node], dims, output)
     }
 
     fn max_pool(input: Tracked<B, C>, options: PoolOptions) -> Tracked<B, C> {

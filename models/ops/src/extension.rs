@@ -166,6 +166,11 @@ pub trait Kernels: ConvKernels {
         relu: bool,
     ) -> (FloatTensor<Self>, Self::SavedConv);
 
+    /// See [`flatten`](crate::flatten).
+    fn flatten_forward(input: FloatTensor<Self>) -> FloatTensor<Self>;
+    /// Computes the gradient of images of the shape `dims`.
+    fn flatten_backward(dims: [usize; 4], grad: FloatTensor<Self>) -> FloatTensor<Self>;
+
     /// See [`max_pool2d`](crate::max_pool2d).
     fn max_pool_forward(input: FloatTensor<Self>, options: PoolOptions) -> (FloatTensor<Self>, Self::SavedMaxPool);
     /// Computes the gradient of the input.
@@ -247,6 +252,8 @@ pub trait TrainingOps: Backend {
     ) -> FloatTensor<Self>;
     /// Casts f32 to bf16 or bf16 to f32.
     fn convert(input: FloatTensor<Self>, dtype: DType) -> FloatTensor<Self>;
+    /// See [`flatten`](crate::flatten).
+    fn flatten(input: FloatTensor<Self>) -> FloatTensor<Self>;
     /// See [`max_pool2d`](crate::max_pool2d).
     fn max_pool(input: FloatTensor<Self>, options: PoolOptions) -> FloatTensor<Self>;
     /// See [`global_avg_pool`](crate::global_avg_pool).

@@ -140,7 +140,12 @@ pub fn global_avg_pool(input: Tensor<4>) -> Tensor<2> {
 
 /// Joins all axes but the first, `torch.flatten(input, 1)`: `[B, C, H, W]` → `[B, C·H·W]`.
 pub fn flatten(input: Tensor<4>) -> Tensor<2> {
-    start(Operation::Flatten, &[&input]).end(input.flatten(1, 3))
+    let call = start(Operation::Flatten, &[&input]);
+    call.end(if has_kernels(&input) {
+        Tensor::from_dispatch(Dispatch::flatten(input.into_dispatch()))
+    } else {
+        input.flatten(1, 3)
+    })
 }
 
 /// Makes images of one pixel, `input[:, :, None, None]`: `[B, C]` → `[B, C, 1, 1]`.

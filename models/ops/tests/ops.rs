@@ -4,8 +4,8 @@ use burn::tensor::ops::{ConvOptions as BurnConv, MaxPoolOptions};
 use burn::tensor::{Device, Distribution, Tensor, activation, module};
 use ops::Activation::{Gelu, Identity, Relu, Relu6, Swish};
 use ops::{
-    ConvOptions, Epilogue, PoolOptions, add, avg_pool2d, batch_norm_eval, batch_norm_train, concat, conv2d, gelu,
-    global_avg_pool, interleave, linear, max_pool2d, relu, scale_channels, sigmoid, slice_channels, swish,
+    ConvOptions, Epilogue, PoolOptions, add, avg_pool2d, batch_norm_eval, batch_norm_train, concat, conv2d, flatten,
+    gelu, global_avg_pool, interleave, linear, max_pool2d, relu, scale_channels, sigmoid, slice_channels, swish,
 };
 
 fn random<const D: usize>(dims: [usize; D]) -> Tensor<D> {
@@ -305,5 +305,17 @@ fn composed_operations() {
     for count in [3, 4, 5] {
         let plain = [&x, &z, &y, &x, &z].into_iter().take(count).cloned().collect();
         same!("concat of many", [x, y, z], concat(parts()[..count].to_vec()), Tensor::cat(plain, 1));
+    }
+}
+
+/// Images in both memory orders.
+#[test]
+fn flattening() {
+    for dims in [[2, 16, 5, 5], [3, 7, 2, 9], [2, 5, 1, 1], [1, 1, 3, 3]] {
+        let x = random(dims);
+        same!("flatten of row-major images", [x], flatten(x.clone()), x.clone().flatten::<2>(1, 3));
+        // The kernel of ReLU returns images channels-last.
+        let last = || relu(x.clone());
+        same!("flatten of channels-last images", [x], flatten(last()), last().flatten::<2>(1, 3));
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use burn::backend::Flex;
-use burn::tensor::DType;
+use burn::tensor::{DType, Shape};
 use burn_flex::FlexTensor;
 
 use super::allocator::Buffer;
@@ -196,6 +196,17 @@ impl Kernels for Flex {
         (output, SavedConv { shape, input, weight, output: saved, linear: true })
     }
 
+    fn flatten_forward(input: FlexTensor) -> FlexTensor {
+        let input = Dense::row_major_images(input);
+        let [batch, channels, height, width] = input.dims4();
+        input.into_tensor().reshape(Shape::from([batch, channels * height * width]))
+    }
+
+    fn flatten_backward(dims: [usize; 4], grad: FlexTensor) -> FlexTensor {
+        let grad = Dense::row_major(grad).into_tensor();
+        Dense::channels_last(grad.reshape(Shape::from(dims))).into_tensor()
+    }
+
     fn max_pool_forward(input: FlexTensor, options: PoolOptions) -> (FlexTensor, SavedMaxPool) {
         let input = Dense::channels_last(input);
         let shape = PoolShape::new(input.dims4(), &options);
@@ -292,6 +303,10 @@ impl TrainingOps for Flex {
 
     fn convert(input: FlexTensor, dtype: DType) -> FlexTensor {
         Self::convert_forward(input, dtype)
+    }
+
+    fn flatten(input: FlexTensor) -> FlexTensor {
+        Self::flatten_forward(input)
     }
 
     fn max_pool(input: FlexTensor, options: PoolOptions) -> FlexTensor {

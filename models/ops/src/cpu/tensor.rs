@@ -39,6 +39,21 @@ impl Dense {
         Self { tensor: if tensor.is_contiguous() { tensor } else { tensor.to_contiguous() } }
     }
 
+    /// Makes a row-major view of images; copies memory of another order.
+    pub(crate) fn row_major_images(tensor: FlexTensor) -> Self {
+        let [b, c, h, w] = dims4(&tensor);
+        if tensor.is_contiguous() || !has_strides(&tensor, &channels_last_strides([b, c, h, w])) {
+            return Self::row_major(tensor);
+        }
+        let images = Self { tensor };
+        let tensor = with_element!(images.dtype(), E => {
+            let mut to = Buffer::<E>::new(b * c * h * w);
+            transpose(images.values(), &mut to, b, h * w, c);
+            row_major(to, [b, c, h, w])
+        });
+        Self { tensor }
+    }
+
     /// Makes a channels-last view of images and a row-major view of other tensors.
     pub(crate) fn natural(tensor: FlexTensor) -> Self {
         if tensor.layout().shape().num_dims() == 4 { Self::channels_last(tensor) } else { Self::row_major(tensor) }
