@@ -63,7 +63,7 @@ fn an_own_network_is_trained_resumed_evaluated_and_exported_like_any_other() {
 
     // The program without the network says so.
     let said = bench.run(&["eval", "--run", stopped]).expect(2).stderr;
-    assert!(said.contains("there is no model `small_net`") && said.contains("hint:"), "{said}");
+    assert!(said.contains("no model is called \"small_net\"") && said.contains("hint:"), "{said}");
 }
 
 const OWN_DATASET: &str = r#"

@@ -15,7 +15,7 @@ fn a_recording_connects_results_and_operands() {
     let [first, second] = &recording.calls[..] else { panic!("{:?}", recording.calls) };
     assert_eq!((&first.operation, &second.operation), (&Operation::Add, &Operation::Activation(Activation::Relu)));
     assert_eq!(first.inputs, [TensorId::of(&a), TensorId::of(&b)]);
-    assert_eq!(second.inputs, [first.output.clone()]);
+    assert_eq!(second.inputs, std::slice::from_ref(&first.output));
     assert_eq!(second.output, TensorId::of(&sum));
     // The operation after a recording is not part of the next one.
     let _ = relu(a);
