@@ -5,11 +5,15 @@
 
 pub mod augment;
 pub mod dataset;
+mod decode;
 pub mod error;
 pub mod fetch;
 pub mod formats;
 pub mod loader;
 mod memory;
+#[cfg(test)]
+#[path = "../testing/pictures.rs"]
+mod pictures;
 mod regular;
 pub mod sampler;
 pub mod split;

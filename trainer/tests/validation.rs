@@ -4,7 +4,7 @@ mod common;
 
 use std::{fs, path::Path, sync::Arc};
 
-use common::{Bench, entries};
+use common::{Bench, entries, pictures::save_png};
 use data::{
     Dataset, ImageShape,
     loader::{Batch, Loader, LoaderConfig},
@@ -50,9 +50,8 @@ fn pictures(bench: &Bench) {
             let folder = bench.path(&format!("pictures/{split}/{class}"));
             fs::create_dir_all(&folder).unwrap();
             for i in 0..count {
-                image::RgbImage::from_fn(20, 20, |x, y| image::Rgb([colour, (x * 7 + i) as u8, (y * 5) as u8]))
-                    .save(folder.join(format!("{i}.png")))
-                    .unwrap();
+                let pixel = |x, y| [colour, (x * 7 + i) as u8, (y * 5) as u8];
+                save_png(folder.join(format!("{i}.png")), 20, 20, pixel);
             }
         }
     }

@@ -61,21 +61,21 @@ fn grey(planes: &[u8]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use image::{GrayImage, Luma, Rgb, RgbImage};
-
     use super::*;
+    use crate::pictures::{rgb, save_grey_png, save_png};
 
     #[test]
     fn images_are_made_grey_and_padded_as_their_data_set_is() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.png");
-        GrayImage::from_fn(28, 28, |x, y| Luma([(x * 7 + y) as u8])).save(&path).unwrap();
+        let pixels: Vec<u8> = rgb(28, 28, |x, y| [(x * 7 + y) as u8; 3]).into_iter().step_by(3).collect();
+        save_grey_png(&path, 28, 28, &pixels);
         let pixels = decode(&path, "mnist", ImageShape { channels: 1, height: 32, width: 32 }).unwrap();
         // Two black rows and columns on each side.
         assert!(pixels[..2 * 32 + 2].iter().all(|&x| x == 0));
         assert_eq!(pixels[5 * 32 + 4], 2 * 7 + 3);
         // PIL: Image.new("RGB", (1, 1), (10, 200, 60)).convert("L").getpixel((0, 0)) is 127.
-        RgbImage::from_pixel(28, 28, Rgb([10, 200, 60])).save(&path).unwrap();
+        save_png(&path, 28, 28, |_, _| [10, 200, 60]);
         let pixels = decode(&path, "mnist", ImageShape { channels: 1, height: 28, width: 28 }).unwrap();
         assert_eq!(pixels, [127; 28 * 28]);
     }
@@ -84,7 +84,7 @@ mod tests {
     fn images_of_another_size_are_resized() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.png");
-        RgbImage::from_fn(64, 48, |x, _| Rgb([if x < 32 { 0 } else { 200 }, 7, 9])).save(&path).unwrap();
+        save_png(&path, 64, 48, |x, _| [if x < 32 { 0 } else { 200 }, 7, 9]);
         let shape = ImageShape { channels: 3, height: 32, width: 32 };
         let pixels = decode(&path, "cifar10", shape).unwrap();
         assert_eq!((pixels[3], pixels[28], pixels[32 * 32], pixels[2 * 32 * 32]), (0, 200, 7, 9));

@@ -1,21 +1,19 @@
 //! Image files of any size: lists them, compares their sizes and decodes them.
-//!
-//! Images become RGB as with PIL's `convert("RGB")`: grey is repeated, transparency is dropped.
 
-use std::io::BufReader;
+use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use image::{DynamicImage, ImageDecoder, ImageReader, Limits, imageops::FilterType};
 use rayon::prelude::*;
 
 use super::file::read_error;
-use super::fit::{Fit, MAX_SIDE, check_side, keep};
+use super::fit::{Fit, check_side, keep};
 use super::{DatasetInfo, dataset};
+use crate::decode::{self, Decoder, Region, Target, resample};
 use crate::{DataError, Dataset, ImageShape, Splits};
 
-/// Maximum memory that the decoder of one image may allocate, in bytes. It bounds what a forged header can request.
-const MAX_DECODED: u64 = 1 << 30;
+/// Maximum size of an image file, in bytes.
+const MAX_BYTES: u64 = 1 << 30;
 
 /// Pixels of a large image. One at a time is decoded, whatever the number of threads.
 const LARGE: usize = 4096 * 4096;
@@ -139,58 +137,40 @@ fn decode_all(
 
 /// Decodes one image into `out`, `[3, H, W]`.
 pub(super) fn decode(path: &Path, shape: ImageShape, resize: bool, out: &mut [u8]) -> Result<(), DataError> {
-    let (decoder, (height, width)) = open(path)?;
+    let (mut file, len) = open(path)?;
+    let mut bytes = Vec::with_capacity(len as usize);
+    // The file may grow meanwhile.
+    file.by_ref().take(MAX_BYTES).read_to_end(&mut bytes).map_err(|e| read_error(path, &e))?;
+    let decoder = Decoder::new(&bytes).map_err(|cause| image_error(path, &cause))?;
+    let (height, width) = decoder.size();
+    if !resize && (height, width) != (shape.height, shape.width) {
+        return Err(other_size(path, (height, width), shape));
+    }
     // Each large image takes as much memory as thousands of small ones.
     let _turn = (height * width > LARGE).then(|| ONE_LARGE_IMAGE.lock().unwrap_or_else(PoisonError::into_inner));
-    let image = DynamicImage::from_decoder(decoder).map_err(|e| image_error(path, &e))?;
-    let rgb = if (height, width) == (shape.height, shape.width) {
-        image.into_rgb8()
-    } else if resize {
-        // Triangle is PIL's and torchvision's antialiased bilinear. `shape` is at most MAX_SIDE.
-        let small = DynamicImage::ImageRgb8(image.into_rgb8());
-        small.resize_exact(shape.width as u32, shape.height as u32, FilterType::Triangle).into_rgb8()
-    } else {
-        return Err(other_size(path, (height, width), shape));
-    };
-    let plane = shape.height * shape.width;
-    for (index, pixel) in rgb.pixels().enumerate() {
-        for (channel, &value) in pixel.0.iter().enumerate() {
-            out[channel * plane + index] = value;
-        }
-    }
+    let image = decoder.decode().map_err(|cause| image_error(path, &cause))?;
+    resample(&image, Region::whole(height, width), Target::whole(shape.height, shape.width), out);
     Ok(())
 }
 
-/// Reads an image's header. Returns the decoder of the pixels, and height and width. The first bytes determine the format,
-/// because names are often wrong.
-fn open(path: &Path) -> Result<(impl ImageDecoder, (usize, usize)), DataError> {
+/// Opens an image file, and returns its length in bytes.
+fn open(path: &Path) -> Result<(std::fs::File, u64), DataError> {
     let (file, len) = super::open(path)?;
-    if len > MAX_DECODED {
-        let cause = format!("has {len} bytes, an image has at most {MAX_DECODED}");
+    if len > MAX_BYTES {
+        let cause = format!("has {len} bytes, an image has at most {MAX_BYTES}");
         return Err(DataError::new(path, cause, "replace the image if it is damaged, or scale it down"));
     }
-    let mut reader = ImageReader::new(BufReader::new(file)).with_guessed_format().map_err(|e| read_error(path, &e))?;
-    let mut limits = Limits::default();
-    limits.max_image_width = Some(MAX_SIDE as u32);
-    limits.max_image_height = Some(MAX_SIDE as u32);
-    limits.max_alloc = Some(MAX_DECODED);
-    reader.limits(limits);
-    let decoder = reader.into_decoder().map_err(|e| image_error(path, &e))?;
-    let (width, height) = decoder.dimensions();
-    if width == 0 || height == 0 || decoder.total_bytes() > MAX_DECODED {
-        let cause = format!("is {width}x{height} pixels; at most {MAX_DECODED} bytes are decoded");
-        return Err(DataError::new(path, cause, "replace the image if it is damaged, or scale it down"));
-    }
-    Ok((decoder, (height as usize, width as usize)))
+    Ok((file, len))
 }
 
 /// Returns the height and width of an image from its header.
 fn size_of(path: &Path) -> Result<(usize, usize), DataError> {
-    open(path).map(|(_, size)| size)
+    let (file, _) = open(path)?;
+    decode::read_size(BufReader::new(file)).map_err(|cause| image_error(path, &cause))
 }
 
 /// Makes the error of an image that cannot be decoded.
-fn image_error(path: &Path, error: &image::ImageError) -> DataError {
+fn image_error(path: &Path, cause: &str) -> DataError {
     let hint = "the image is damaged or of another format: replace it, convert it to PNG or JPEG, or remove it";
-    DataError::new(path, format!("cannot be decoded: {error}"), hint)
+    DataError::new(path, format!("cannot be decoded: {cause}"), hint)
 }
