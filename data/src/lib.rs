@@ -6,6 +6,7 @@
 pub mod augment;
 pub mod dataset;
 mod decode;
+mod encoded;
 pub mod error;
 pub mod fetch;
 pub mod formats;
@@ -19,6 +20,7 @@ pub mod sampler;
 pub mod split;
 
 pub use dataset::{Dataset, ImageShape, Splits};
+pub use encoded::EncodedImages;
 pub use error::DataError;
 pub use memory::total_memory;
 pub use regular::{open_regular, read_regular};

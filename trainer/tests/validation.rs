@@ -21,7 +21,7 @@ use trainer::{
     failure::Failure,
     report::{Reporter, ReporterOptions, RunFolder},
     signals::Stop,
-    strategy::{Evaluation, Learner, StepOutcome, Strategy, single::Single},
+    strategy::{Batches, Evaluation, Learner, StepOutcome, Strategy, single::Single},
 };
 
 const CONFIG: &str = r#"
@@ -150,7 +150,7 @@ impl Strategy for Stopped {
         self.inner.train_step(batches, lr, stop)
     }
 
-    fn evaluate(&mut self, batches: &mut dyn Iterator<Item = Batch>, stop: &Stop) -> Result<Evaluation, Failure> {
+    fn evaluate(&mut self, batches: &mut Batches<'_>, stop: &Stop) -> Result<Evaluation, Failure> {
         self.evaluations += 1;
         if self.evaluations == self.at {
             self.stop.request(15);
@@ -166,6 +166,7 @@ fn loader(count: usize, shift: usize, exact: bool) -> Loader {
     let set = Dataset {
         name: "formula".into(),
         images: (0..count * SHAPE.len()).map(|i| (i * 197 + i / 7 + 3) as u8).collect(),
+        encoded: None,
         labels: (0..count).map(|i| ((i + shift) % 10) as u16).collect(),
         shape: SHAPE,
         classes: (0..10).map(|class| class.to_string()).collect(),

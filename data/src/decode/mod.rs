@@ -6,7 +6,7 @@
 mod jpeg;
 mod resample;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::fmt::Display;
 use std::io::{BufRead, Cursor, Read, Seek, SeekFrom};

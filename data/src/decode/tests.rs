@@ -5,22 +5,22 @@ use serde_json::Value;
 use super::*;
 use crate::pictures::{jpeg, png, rgb};
 
-fn golden(key: &str) -> Vec<Value> {
+pub(crate) fn golden(key: &str) -> Vec<Value> {
     let lines = include_str!("../../tests/reference/images.jsonl").lines();
     lines.map(|line| serde_json::from_str::<Value>(line).unwrap()).filter(|line| !line[key].is_null()).collect()
 }
 
-fn bytes(line: &Value, key: &str) -> Vec<u8> {
+pub(crate) fn bytes(line: &Value, key: &str) -> Vec<u8> {
     let digits = line[key].as_str().unwrap();
     (0..digits.len()).step_by(2).map(|at| u8::from_str_radix(&digits[at..at + 2], 16).unwrap()).collect()
 }
 
-fn numbers<const N: usize>(line: &Value, key: &str) -> [usize; N] {
+pub(crate) fn numbers<const N: usize>(line: &Value, key: &str) -> [usize; N] {
     std::array::from_fn(|at| line[key][at].as_u64().unwrap() as usize)
 }
 
 /// The same picture as in `make_images_golden.py`.
-fn image(height: usize, width: usize) -> RgbImage {
+pub(crate) fn image(height: usize, width: usize) -> RgbImage {
     let pixels = rgb(width as u32, height as u32, |x, y| {
         let check = if (x / 5 + y / 4) % 2 == 1 { 230 } else { 20 };
         [(x * 255 / (width as u32 - 1).max(1)) as u8, ((y * 11 + x * 3) % 256) as u8, (check + (x * y) % 17) as u8]
@@ -33,7 +33,7 @@ fn decode(bytes: &[u8]) -> Result<RgbImage, String> {
 }
 
 /// Returns `[3, H, W]` as `[H, W, 3]`.
-fn interleaved(planes: &[u8]) -> Vec<u8> {
+pub(crate) fn interleaved(planes: &[u8]) -> Vec<u8> {
     let plane = planes.len() / 3;
     (0..plane).flat_map(|at| [planes[at], planes[plane + at], planes[2 * plane + at]]).collect()
 }

@@ -174,6 +174,11 @@ fn verify_reads_every_image_of_a_folder() {
     let report = verify("image-folder", dir.path()).unwrap();
     assert_eq!(report.files[0].path, bad);
     assert!(matches!(&report.files[0].status, FileStatus::Altered(how) if how.starts_with("cannot be decoded")));
+    // All damaged images are named, not only the first.
+    std::fs::write(dir.path().join("train/a/1.png"), "no image").unwrap();
+    let report = verify("image-folder", dir.path()).unwrap();
+    let named: Vec<_> = report.files.iter().map(|file| file.path.strip_prefix(dir.path()).unwrap()).collect();
+    assert_eq!(named, ["train/a/1.png", "val/a/2.png"].map(Path::new));
 }
 
 #[test]

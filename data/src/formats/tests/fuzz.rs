@@ -102,4 +102,20 @@ proptest! {
             prop_assert_eq!(splits.train.images.len(), splits.train.shape.len());
         }
     }
+
+    #[test]
+    fn damaged_archives(
+        changes in changes(),
+        cut in prop::option::of(any::<prop::sample::Index>()),
+        tail in prop::collection::vec(any::<u8>(), 0..4),
+    ) {
+        let image = png(4, 3, ColorType::Grayscale, BitDepth::Eight, &[9; 12]);
+        let whole = super::webdataset::archive(&[("1.png", &image), ("1.cls", b"0"), ("2.png", &image), ("2.json", b"{\"label\":0}")]);
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("train.tar"), mutate(&whole, &changes, cut, &tail)).unwrap();
+        std::fs::write(dir.path().join("test.tar"), &whole).unwrap();
+        if let Ok(splits) = load(&request("webdataset", dir.path())) {
+            prop_assert_eq!(splits.train.images.len(), splits.train.len() * splits.train.shape.len());
+        }
+    }
 }
