@@ -1,4 +1,8 @@
-"""Times PyTorch's DataLoader: python benches/peers/loader.py [BATCHES]
+"""Times PyTorch's DataLoader: python benches/peers/loader.py [BATCHES | --files FOLDER]
+
+With `--files` it times torchvision on the images of FOLDER/CLASS, as `cargo bench -p benches --bench loader -- jpeg PYTHON` does:
+one worker, `RandomResizedCrop(224)`, flip, normalise. Each line on standard input starts an epoch, whose images per second it prints.
+Otherwise:
 
 Does the work of `cargo bench -p benches --bench loader` with a Dataset that augments sample by sample with tensor
 operations on uint8 images in memory (torchvision is not needed): shuffled batches of 128, BATCHES batches per round (default
@@ -54,9 +58,24 @@ def images_per_second(loader, batches):
     return images / (time.perf_counter() - start)
 
 
+def files(folder):
+    """Times an epoch of the images in `folder` for each line of standard input."""
+    from torchvision import datasets, transforms
+
+    normalize = transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    crop, flip = transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip()
+    dataset = datasets.ImageFolder(folder, transforms.Compose([crop, flip, transforms.ToTensor(), normalize]))
+    options = {"num_workers": 1, "persistent_workers": True, "prefetch_factor": 4, "drop_last": True}
+    loader = DataLoader(dataset, 32, shuffle=True, **options)
+    for _line in sys.stdin:
+        print(images_per_second(loader, len(loader)), flush=True)
+
+
 def main():
-    batches = int(sys.argv[1]) if len(sys.argv) > 1 else -(-IMAGES // BATCH)
     torch.set_num_threads(1)
+    if sys.argv[1:2] == ["--files"]:
+        return files(sys.argv[2])
+    batches = int(sys.argv[1]) if len(sys.argv) > 1 else -(-IMAGES // BATCH)
     rows = []
     for name, flags in [
         ("normalise", (False, False)),

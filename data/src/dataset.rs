@@ -1,6 +1,9 @@
-//! A decoded data set: all images as uint8 in one allocation. Each image is decoded once.
+//! A data set: all images as uint8 in one allocation, or the files that they are decoded from in each epoch.
+
+use std::borrow::Cow;
 
 use crate::split::SplitRecord;
+use crate::{DataError, EncodedImages};
 
 /// Channels, height and width of every image of a data set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,13 +34,15 @@ impl std::fmt::Display for ImageShape {
     }
 }
 
-/// One split of a data set, decoded.
+/// One split of a data set.
 #[derive(Debug, Clone)]
 pub struct Dataset {
     /// The registry's name, e.g. `cifar10`.
     pub name: String,
-    /// Pixels, `[N, C, H, W]`, uint8.
+    /// Pixels, `[N, C, H, W]`, uint8. Empty if the images are in `encoded`.
     pub images: Vec<u8>,
+    /// The images in their files, `[N]`, which are decoded in each epoch. None if `images` has all pixels.
+    pub encoded: Option<EncodedImages>,
     /// Class of each image, `[N]`, each below `classes.len()`.
     pub labels: Vec<u16>,
     /// Shape of every image.
@@ -60,10 +65,29 @@ impl Dataset {
     /// Returns the pixels of image `index`, `[C, H, W]`.
     ///
     /// # Panics
-    /// If there is no image `index`.
+    /// If there is no image `index`, or the images are [encoded](Dataset::encoded).
     pub fn image(&self, index: usize) -> &[u8] {
         let len = self.shape.len();
         &self.images[index * len..(index + 1) * len]
+    }
+
+    /// Returns the pixels of image `index`, `[C, H, W]`, as an evaluation has them.
+    ///
+    /// # Errors
+    /// An encoded image that cannot be read or decoded.
+    ///
+    /// # Panics
+    /// If there is no image `index`.
+    pub fn pixels(&self, index: usize) -> Result<Cow<'_, [u8]>, DataError> {
+        let Some(encoded) = &self.encoded else { return Ok(self.image(index).into()) };
+        let mut pixels = vec![0; self.shape.len()];
+        encoded.decode(index, &mut pixels)?;
+        Ok(pixels.into())
+    }
+
+    /// Returns the bytes of memory that the decoded images of the split take.
+    pub fn decoded_bytes(&self) -> u64 {
+        self.len() as u64 * self.shape.len() as u64
     }
 
     /// Returns the number of images of each class, `[classes]`.
@@ -75,11 +99,15 @@ impl Dataset {
 
     /// Returns a copy of the images `ids`, in their order.
     pub(crate) fn select(&self, ids: &[u32]) -> Self {
-        let mut images = Vec::with_capacity(ids.len() * self.shape.len());
-        ids.iter().for_each(|&id| images.extend_from_slice(self.image(id as usize)));
+        let mut images = Vec::new();
+        if self.encoded.is_none() {
+            images.reserve_exact(ids.len() * self.shape.len());
+            ids.iter().for_each(|&id| images.extend_from_slice(self.image(id as usize)));
+        }
         Self {
             name: self.name.clone(),
             images,
+            encoded: self.encoded.as_ref().map(|encoded| encoded.select(ids)),
             labels: ids.iter().map(|&id| self.labels[id as usize]).collect(),
             shape: self.shape,
             classes: self.classes.clone(),
@@ -88,6 +116,10 @@ impl Dataset {
 
     /// Keeps the images `ids`, which rise, and frees the memory of the others.
     pub(crate) fn keep(&mut self, ids: &[u32]) {
+        if self.encoded.is_some() {
+            *self = self.select(ids);
+            return;
+        }
         let len = self.shape.len();
         // Each image moves to the front or stays, so no image is overwritten before it has moved.
         for (to, &from) in ids.iter().enumerate() {
@@ -103,6 +135,9 @@ impl Dataset {
     pub fn truncate(&mut self, count: usize) {
         self.labels.truncate(count);
         self.images.truncate(self.labels.len() * self.shape.len());
+        if let Some(encoded) = &mut self.encoded {
+            encoded.truncate(self.labels.len());
+        }
     }
 }
 

@@ -5,16 +5,22 @@
 
 pub mod augment;
 pub mod dataset;
+mod decode;
+mod encoded;
 pub mod error;
 pub mod fetch;
 pub mod formats;
 pub mod loader;
 mod memory;
+#[cfg(test)]
+#[path = "../testing/pictures.rs"]
+mod pictures;
 mod regular;
 pub mod sampler;
 pub mod split;
 
 pub use dataset::{Dataset, ImageShape, Splits};
+pub use encoded::EncodedImages;
 pub use error::DataError;
 pub use memory::total_memory;
 pub use regular::{open_regular, read_regular};

@@ -48,7 +48,9 @@ pub fn split(mut splits: Splits, options: &SplitOptions) -> Result<Splits, DataE
     let train = &mut splits.train;
     let (kept, record) = partition(train, options)?;
     if options.validation.is_some() {
-        check_memory(record.validation.len() * train.shape.len())?;
+        if train.encoded.is_none() {
+            check_memory(record.validation.len() * train.shape.len())?;
+        }
         let held_out = train.select(&record.validation);
         if splits.test.is_empty() {
             splits.test = held_out;
@@ -157,6 +159,7 @@ mod tests {
         Dataset {
             name: "formula".into(),
             images: (0..labels.len()).map(|i| (i % 251) as u8).collect(),
+            encoded: None,
             labels,
             shape: ImageShape { channels: 1, height: 1, width: 1 },
             classes: ["ant", "bee", "cat", "dog"][..sizes.len()].iter().map(ToString::to_string).collect(),

@@ -243,6 +243,10 @@ pub struct EvalArgs {
     /// Side of the images in pixels, as data.image_size (default: that of the run, or of the data set)
     #[arg(long, value_name = "PIXELS")]
     pub image_size: Option<usize>,
+    /// Side in pixels to which the shorter side of images in files is resized before the centre is cut out, as data.resize
+    /// (default: that of the run)
+    #[arg(long, value_name = "PIXELS")]
+    pub resize: Option<usize>,
     /// Mean of each channel, from 0 to 1, separated by commas (default: that of the run, or of the data set)
     #[arg(long, value_name = "MEAN", value_delimiter = ',')]
     pub mean: Option<Vec<f32>>,

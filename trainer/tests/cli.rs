@@ -4,7 +4,7 @@ mod common;
 
 use std::{fs, process::Command};
 
-use common::{Bench, CONFIG, Ended, checkpoint_file, entries};
+use common::{Bench, CONFIG, Ended, checkpoint_file, entries, pictures::save_png};
 
 #[test]
 fn a_run_leaves_everything_that_the_readme_names() {
@@ -134,9 +134,8 @@ fn an_image_folder_trains_and_a_model_with_other_classes_is_refused() {
             let folder = bench.path(&format!("pictures/{split}/{class}"));
             fs::create_dir_all(&folder).unwrap();
             for i in 0..count {
-                image::RgbImage::from_fn(20, 20, |x, y| image::Rgb([colour, (x * 7 + i) as u8, (y * 5) as u8]))
-                    .save(folder.join(format!("{i}.png")))
-                    .unwrap();
+                let pixel = |x, y| [colour, (x * 7 + i) as u8, (y * 5) as u8];
+                save_png(folder.join(format!("{i}.png")), 20, 20, pixel);
             }
         }
     }

@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use common::{Bench, CONFIG, assert_equal_runs, checkpoint_file};
+use common::{Bench, CONFIG, assert_equal_runs, checkpoint_file, pictures::save_png};
 use safetensors::SafeTensors;
 
 /// Torchvision's ResNet-18 on a few images.
@@ -149,8 +149,7 @@ fn pictures(bench: &Bench) {
             fs::create_dir_all(&folder).unwrap();
             for picture in 0..8_u32 {
                 let shade = |x: u32, y: u32| ((x * 7 + y * 3 + picture * 11) % 60 + 80 * index as u32) as u8;
-                let image = image::RgbImage::from_fn(32, 32, |x, y| image::Rgb([shade(x, y), shade(y, x), 90]));
-                image.save(folder.join(format!("{picture}.png"))).unwrap();
+                save_png(folder.join(format!("{picture}.png")), 32, 32, |x, y| [shade(x, y), shade(y, x), 90]);
             }
         }
     }

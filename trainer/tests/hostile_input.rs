@@ -10,7 +10,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{Bench, Ended};
+use common::{
+    Bench, Ended,
+    pictures::{save_grey_png, save_png},
+};
 
 /// Sets a terminal's title, erases its screen, and turns text around.
 const ESCAPES: &str = "\u{1b}]0;owned\u{7}\u{9b}2J\r\u{202e}";
@@ -32,7 +35,7 @@ fn pictures(bench: &Bench, class: &str) {
     for folder in ["train", "test"].map(|split| bench.path("pictures").join(split)) {
         for class in ["dog", class] {
             fs::create_dir_all(folder.join(class)).unwrap();
-            image::RgbImage::new(20, 20).save(folder.join(class).join("1.png")).unwrap();
+            save_png(folder.join(class).join("1.png"), 20, 20, |_, _| [0; 3]);
         }
     }
 }
@@ -154,10 +157,7 @@ fn sizes_beyond_all_memory_are_refused() {
 fn a_huge_first_image_costs_no_memory() {
     let bench = Bench::new(PICTURES);
     pictures(&bench, "cat");
-    let file = fs::File::create(bench.path("pictures/train/cat/0.png")).unwrap();
-    let encoder = image::codecs::png::PngEncoder::new(std::io::BufWriter::new(file));
-    let pixels = vec![0; 16_000 * 16_000];
-    image::ImageEncoder::write_image(encoder, &pixels, 16_000, 16_000, image::ExtendedColorType::L8).unwrap();
+    save_grey_png(bench.path("pictures/train/cat/0.png"), 16_000, 16_000, &vec![0; 16_000 * 16_000]);
     let limited = ["-c", "ulimit -v 2000000; exec \"$0\" --config config.toml", env!("CARGO_BIN_EXE_trainer")];
     let mut command = Command::new("sh");
     // Every thread reserves addresses.

@@ -4,7 +4,7 @@ mod common;
 
 use std::fs;
 
-use common::{Bench, CONFIG, ENDLESS, assert_equal_runs, assert_same_curve, loss_values, losses};
+use common::{Bench, CONFIG, ENDLESS, assert_equal_runs, assert_same_curve, loss_values, losses, pictures::save_png};
 
 const WEIGHTS: [&str; 2] = ["--set", "train.class_weights=[0.1, 3, 1, 1, 0, 1, 2, 1, 0.5, 8]"];
 const SAMPLER: [&str; 2] = ["--set", "data.sampler_weights=[1, 1, 2, 1, 0, 1, 20, 1, 1, 0.1]"];
@@ -88,8 +88,7 @@ fn unbalanced(bench: &Bench) {
             let name = format!("{split}-{class}-{i}.png");
             let level = if class == "rare" { 180u32 } else { 100 };
             let noise = |x: u32, y: u32| (x * 7919 + y * 104_729 + i * 31 + (x * y + i) * 613) % 71;
-            let pixel = |x, y| image::Luma([(level + noise(x, y)) as u8]);
-            image::GrayImage::from_fn(18, 18, pixel).save(bench.path("pictures").join(&name)).unwrap();
+            save_png(bench.path("pictures").join(&name), 18, 18, |x, y| [(level + noise(x, y)) as u8; 3]);
             text += &format!("{name},{class},{split}\n");
         }
     }

@@ -88,6 +88,7 @@ fn batch(ranks: usize) -> Batch {
         epoch: 0,
         index: 0,
         draws: Vec::new(),
+        replaced: Vec::new(),
         global_len: ranks,
         global_weight: ranks as f64,
         params: Vec::new(),

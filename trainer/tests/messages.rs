@@ -4,7 +4,7 @@ mod common;
 
 use std::fs;
 
-use common::Bench;
+use common::{Bench, pictures::save_png};
 
 /// Runs `--config config.toml` with `extra` arguments, and returns the screen of a run that must end with exit code 2.
 fn screen(config: &str, extra: &[&str], prepare: impl FnOnce(&Bench)) -> String {
@@ -28,7 +28,7 @@ fn pictures(bench: &Bench, last: u32) {
     {
         let folder = bench.path(&format!("pictures/{split}/{class}"));
         fs::create_dir_all(&folder).unwrap();
-        image::RgbImage::new(side, side).save(folder.join("1.png")).unwrap();
+        save_png(folder.join("1.png"), side, side, |_, _| [0; 3]);
     }
 }
 

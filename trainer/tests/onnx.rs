@@ -10,7 +10,7 @@ use std::{
 };
 
 use burn::tensor::{Device, Tensor, TensorData};
-use common::{Bench, CONFIG, Ended};
+use common::{Bench, CONFIG, Ended, pictures::save_grey_png};
 use models::{Context, Graph, Network, Spec, StateTensor};
 use serde::Deserialize;
 use trainer::weights::{
@@ -230,8 +230,8 @@ fn an_exported_run_classifies_as_predict_does() {
     let pictures: Vec<String> = (0..4)
         .map(|number| {
             let name = format!("{number}.png");
-            let pixels = uniform(&name, 28 * 28).iter().map(|u| (255.0 * u) as u8).collect();
-            image::GrayImage::from_raw(28, 28, pixels).unwrap().save(bench.path(&name)).unwrap();
+            let pixels: Vec<u8> = uniform(&name, 28 * 28).iter().map(|u| (255.0 * u) as u8).collect();
+            save_grey_png(bench.path(&name), 28, 28, &pixels);
             name
         })
         .collect();

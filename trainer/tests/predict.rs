@@ -4,10 +4,9 @@ mod common;
 
 use std::path::{Path, PathBuf};
 
-use common::{Bench, CONFIG};
+use common::{Bench, CONFIG, pictures::save_grey_png};
 use data::Dataset;
 use data::formats::{self, LoadRequest};
-use image::GrayImage;
 
 const IMAGES: usize = 60;
 
@@ -23,8 +22,7 @@ fn photos(bench: &Bench, set: &Dataset) -> Vec<PathBuf> {
         .map(|index| {
             let path = bench.path(&format!("photos/{}/{index:04}.png", if index < set.len() / 2 { "a" } else { "b" }));
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            let image = GrayImage::from_raw(28, 28, set.image(index).to_vec()).unwrap();
-            image.save(&path).unwrap();
+            save_grey_png(&path, 28, 28, set.image(index));
             path
         })
         .collect()

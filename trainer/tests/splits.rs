@@ -4,7 +4,7 @@ mod common;
 
 use std::{fs, path::Path};
 
-use common::{Bench, CONFIG, ENDLESS, assert_equal_runs, losses};
+use common::{Bench, CONFIG, ENDLESS, assert_equal_runs, losses, pictures::save_png};
 use data::sampler::permutation;
 use serde_json::Value;
 
@@ -92,8 +92,8 @@ fn pictures(bench: &Bench, header: &str, row: impl Fn(u8, &str) -> String) {
     let mut text = format!("{header}\n");
     for i in 0..40u8 {
         let (class, colour) = if i % 4 == 3 { ("light", 240) } else { ("dark", 10) };
-        let picture = image::RgbImage::from_fn(20, 20, |x, y| image::Rgb([colour, (x * 7) as u8 + i, (y * 5) as u8]));
-        picture.save(bench.path(&format!("pictures/{i}.png"))).unwrap();
+        let pixel = |x: u32, y: u32| [colour, (x * 7) as u8 + i, (y * 5) as u8];
+        save_png(bench.path(&format!("pictures/{i}.png")), 20, 20, pixel);
         text += &format!("{i}.png,{}\n", row(i, class));
     }
     fs::write(bench.path("pictures/labels.csv"), text).unwrap();

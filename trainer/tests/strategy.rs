@@ -45,6 +45,7 @@ fn batch(first: usize, count: usize) -> Batch {
         epoch: 1,
         index: 0,
         draws: Vec::new(),
+        replaced: Vec::new(),
         global_len: count,
         global_weight: count as f64,
         shape: SHAPE,
@@ -131,7 +132,7 @@ fn evaluation_uses_the_average_and_counts_every_sample() {
         plain.train_step(samples(), 0.5, None).expect("step");
         averaged.train_step(samples(), 0.5, None).expect("step");
     }
-    let images = || [batch(0, 7), batch(7, 4)].into_iter();
+    let images = || [batch(0, 7), batch(7, 4)].into_iter().map(Ok);
     let counts = |strategy: &mut Single| match strategy.evaluate(&mut images(), &Stop::never()) {
         Ok(Evaluation::Done(counts)) => counts,
         other => panic!("{other:?}"),
@@ -212,6 +213,7 @@ fn a_data_set_on_the_device_trains_to_the_same_bits() {
     let set = Arc::new(Dataset {
         name: "formula".into(),
         images: (0..50 * SHAPE.len()).map(|i| (i * 197 + i / 7 + 3) as u8).collect(),
+        encoded: None,
         labels: (0..50).map(|i| (i % 10) as u16).collect(),
         shape: SHAPE,
         classes: (0..10).map(|class| class.to_string()).collect(),
@@ -236,7 +238,9 @@ fn a_data_set_on_the_device_trains_to_the_same_bits() {
         }
         let losses: Vec<u64> = (1..3)
             .flat_map(|epoch| loaders[0].epoch(epoch, 0))
-            .map(|batch| strategy.train_step(vec![batch], 0.1, None).expect("step").loss_sum.to_bits())
+            .map(|batch| {
+                strategy.train_step(vec![batch.expect("a batch")], 0.1, None).expect("step").loss_sum.to_bits()
+            })
             .collect();
         let evaluation = strategy.evaluate(&mut loaders[1].epoch(1, 0), &Stop::never()).expect("evaluation");
         (losses, evaluation, strategy.snapshot())

@@ -4,7 +4,7 @@ mod common;
 
 use std::{fs, path::Path, sync::Arc};
 
-use common::{Bench, entries};
+use common::{Bench, entries, pictures::save_png};
 use data::{
     Dataset, ImageShape,
     loader::{Batch, Loader, LoaderConfig},
@@ -21,7 +21,7 @@ use trainer::{
     failure::Failure,
     report::{Reporter, ReporterOptions, RunFolder},
     signals::Stop,
-    strategy::{Evaluation, Learner, StepOutcome, Strategy, single::Single},
+    strategy::{Batches, Evaluation, Learner, StepOutcome, Strategy, single::Single},
 };
 
 const CONFIG: &str = r#"
@@ -50,9 +50,8 @@ fn pictures(bench: &Bench) {
             let folder = bench.path(&format!("pictures/{split}/{class}"));
             fs::create_dir_all(&folder).unwrap();
             for i in 0..count {
-                image::RgbImage::from_fn(20, 20, |x, y| image::Rgb([colour, (x * 7 + i) as u8, (y * 5) as u8]))
-                    .save(folder.join(format!("{i}.png")))
-                    .unwrap();
+                let pixel = |x, y| [colour, (x * 7 + i) as u8, (y * 5) as u8];
+                save_png(folder.join(format!("{i}.png")), 20, 20, pixel);
             }
         }
     }
@@ -151,7 +150,7 @@ impl Strategy for Stopped {
         self.inner.train_step(batches, lr, stop)
     }
 
-    fn evaluate(&mut self, batches: &mut dyn Iterator<Item = Batch>, stop: &Stop) -> Result<Evaluation, Failure> {
+    fn evaluate(&mut self, batches: &mut Batches<'_>, stop: &Stop) -> Result<Evaluation, Failure> {
         self.evaluations += 1;
         if self.evaluations == self.at {
             self.stop.request(15);
@@ -167,6 +166,7 @@ fn loader(count: usize, shift: usize, exact: bool) -> Loader {
     let set = Dataset {
         name: "formula".into(),
         images: (0..count * SHAPE.len()).map(|i| (i * 197 + i / 7 + 3) as u8).collect(),
+        encoded: None,
         labels: (0..count).map(|i| ((i + shift) % 10) as u16).collect(),
         shape: SHAPE,
         classes: (0..10).map(|class| class.to_string()).collect(),

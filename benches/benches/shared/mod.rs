@@ -55,6 +55,7 @@ pub fn batch(spec: &Spec, len: usize) -> Batch {
         epoch: 0,
         index: 0,
         draws: Vec::new(),
+        replaced: Vec::new(),
         global_len: len,
         global_weight: len as f64,
         params: Vec::new(),

@@ -148,7 +148,7 @@ fn measure(name: &str, options: &Options, selected: &Selected, threads: usize) -
     let shape = ImageShape { channels: spec.in_channels, height, width };
     let dataset = Arc::new(random(shape));
     let loader = loader(&dataset, options)?;
-    let batches: Vec<Batch> = loader.epoch(1, 0).take(4).collect();
+    let batches: Vec<Batch> = loader.epoch(1, 0).take(4).collect::<Result<_, _>>()?;
     let resident = || DeviceDataset::new(&dataset, loader.pipeline().clone(), &selected.device.clone().inner());
     let mut sides = Vec::new();
     for precision in &options.precisions {
@@ -280,6 +280,7 @@ fn random(shape: ImageShape) -> Dataset {
     Dataset {
         name: "random".into(),
         images: pixels,
+        encoded: None,
         labels: (0..images).map(|i| (i % 10) as u16).collect(),
         shape,
         classes: (0..10).map(|class| class.to_string()).collect(),
@@ -329,7 +330,8 @@ fn steps(strategy: &mut Single, batches: &[Batch], count: usize, selected: &Sele
 fn loaded(loader: &Loader, batch: usize) -> f64 {
     let start = Instant::now();
     let batches = (12_800 / batch).max(1);
-    let images: usize = loader.epoch(1, 0).take(batches).map(|batch| black_box(batch).len()).sum();
+    let images: usize =
+        loader.epoch(1, 0).take(batches).map(|batch| black_box(batch).map_or(0, |batch| batch.len())).sum();
     images as f64 / start.elapsed().as_secs_f64()
 }
 

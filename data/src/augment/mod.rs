@@ -42,6 +42,12 @@ pub enum Augment {
         /// Content of the padding.
         fill: Fill,
     },
+    /// Cuts out a rectangle of a random size and place, with an aspect ratio of 3/4 to 4/3, and resamples it to the image's size
+    /// (torchvision: `RandomResizedCrop`). It needs the images at their own sizes ([`crate::Dataset::encoded`]).
+    RandomResizedCrop {
+        /// Smallest part of the image's area that is cut out, above 0 and at most 1. The largest is 1.
+        scale: f64,
+    },
     /// Exchanges left and right with probability 1/2 (`RandomHorizontalFlip`).
     Flip,
     /// Exchanges left and right in every second epoch. A random half of the samples starts flipped
@@ -85,7 +91,9 @@ impl fmt::Display for Augment {
             | Self::Cutout { size: number } => {
                 write!(f, ":{number}")
             }
-            Self::ColorJitter { strength: number } | Self::RandomErasing { probability: number } => {
+            Self::RandomResizedCrop { scale: number }
+            | Self::ColorJitter { strength: number }
+            | Self::RandomErasing { probability: number } => {
                 write!(f, ":{number}")
             }
             Self::Flip | Self::AlternatingFlip | Self::TrivialAugment => Ok(()),
@@ -147,6 +155,7 @@ impl Augment {
         match self {
             Self::Crop { fill: Fill::Zero, .. } => "crop",
             Self::Crop { fill: Fill::Reflect, .. } => "reflect-crop",
+            Self::RandomResizedCrop { .. } => "random-resized-crop",
             Self::Flip => "flip",
             Self::AlternatingFlip => "alternating-flip",
             Self::TrivialAugment => "trivial-augment",
@@ -160,7 +169,7 @@ impl Augment {
     /// Returns the augmentation's kind. Augmentations of the same kind exclude each other.
     pub fn kind(&self) -> &'static str {
         match self {
-            Self::Crop { .. } => "crop",
+            Self::Crop { .. } | Self::RandomResizedCrop { .. } => "crop",
             Self::Flip | Self::AlternatingFlip => "flip",
             Self::TrivialAugment | Self::RandAugment { .. } | Self::ColorJitter { .. } => "colour policy",
             Self::Cutout { .. } | Self::RandomErasing { .. } => "cutout",
@@ -169,6 +178,10 @@ impl Augment {
 
     /// Returns whether the loader must make the pixels: a device only gathers them.
     pub fn computes_pixels(&self) -> bool {
+        self.changes_colours() || matches!(self, Self::RandomResizedCrop { .. })
+    }
+
+    fn changes_colours(&self) -> bool {
         matches!(self, Self::TrivialAugment | Self::RandAugment { .. } | Self::ColorJitter { .. })
     }
 }
@@ -213,7 +226,10 @@ fn check_step(step: &Augment, shape: ImageShape) -> Result<(), DataError> {
         Augment::RandomErasing { probability } if !(probability > 0.0 && probability <= 1.0) => {
             Err(error(format!("`{step}` has no probability"), "use a number above 0 and at most 1, or leave it out"))
         }
-        _ if step.computes_pixels() && ![1, 3].contains(&shape.channels) => {
+        Augment::RandomResizedCrop { scale } if !(scale > 0.0 && scale <= 1.0) => {
+            Err(error(format!("`{step}` has no scale"), "use a number above 0 and at most 1; 0.08 is usual"))
+        }
+        _ if step.changes_colours() && ![1, 3].contains(&shape.channels) => {
             Err(error(format!("`{step}` cannot change images of {shape}"), "images of 1 or 3 channels have colours"))
         }
         _ => Ok(()),

@@ -3,6 +3,7 @@
 
 use super::random::{Purpose, Stream, mix64};
 use super::{Augment, Operation, Pipeline, policy};
+use crate::decode::Region;
 
 /// Augmentation parameters of one sample in one epoch. The window is moved first, then mirrored, then the operations are
 /// applied, then the image is cut. The default changes nothing.
@@ -61,12 +62,31 @@ mod draw {
     pub(super) const CUT_X: u64 = 4;
 }
 
+/// Returns the seed of a sample's `draw`-th repetition in an epoch, from 0.
+fn seed_of_draw(seed: u64, draw: u32) -> u64 {
+    if draw == 0 { seed } else { mix64(seed ^ mix64(u64::from(draw))) }
+}
+
 impl Pipeline {
     /// Draws the augmentation parameters of sample `id` in `epoch` (torchvision: `get_params`) for its `draw`-th repetition in
     /// the epoch, from 0. Samples that a weighted sampler draws again have other parameters.
     pub fn params_of_draw(&self, seed: u64, epoch: usize, id: u32, draw: u32) -> AugmentParams {
-        let seed = if draw == 0 { seed } else { mix64(seed ^ mix64(u64::from(draw))) };
-        self.params(seed, epoch, id)
+        self.params(seed_of_draw(seed, draw), epoch, id)
+    }
+
+    /// Draws the region that [`Augment::RandomResizedCrop`] cuts out of an image of `height` x `width` pixels, for the sample as in
+    /// [`Pipeline::params_of_draw`]. None without this augmentation.
+    pub(crate) fn resized_crop_of_draw(
+        &self,
+        (seed, epoch, id, draw): (u64, usize, u32, u32),
+        (height, width): (usize, usize),
+    ) -> Option<Region> {
+        let scale = self.augment.iter().find_map(|augment| match *augment {
+            Augment::RandomResizedCrop { scale } => Some(scale),
+            _ => None,
+        })?;
+        let mut stream = Stream::new(seed_of_draw(seed, draw), Purpose::ResizedCrop, epoch as u64, u64::from(id));
+        Some(policy::resized_crop(|| stream.next_unit(), scale, (height, width)))
     }
 
     /// Draws the augmentation parameters of sample `id` in `epoch` (torchvision: `get_params`).
@@ -80,6 +100,8 @@ impl Pipeline {
                     let offset = |counter| stream.below(counter, 2 * padding as u32 + 1) as i32 - padding as i32;
                     (params.dy, params.dx) = (offset(draw::CROP_Y), offset(draw::CROP_X));
                 }
+                // It depends on the size of the image, see `resized_crop_of_draw`.
+                Augment::RandomResizedCrop { .. } => {}
                 Augment::Flip => params.flip = stream.below(draw::FLIP, 2) == 1,
                 Augment::AlternatingFlip => {
                     let first = Stream::new(seed, Purpose::Orientation, 0, u64::from(id)).below(draw::FLIP, 2) == 1;

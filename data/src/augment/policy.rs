@@ -1,9 +1,11 @@
-//! Random operations: the draws of `TrivialAugmentWide`, `RandAugment`, `ColorJitter` and `RandomErasing`, in torchvision's spaces.
+//! Random operations: the draws of `TrivialAugmentWide`, `RandAugment`, `ColorJitter`, `RandomErasing` and
+//! `RandomResizedCrop`, in torchvision's spaces.
 
 use super::operations::Operation;
 use super::params::Rect;
 use super::random::Stream;
 use crate::ImageShape;
+use crate::decode::Region;
 
 /// Number of strengths of an operation (torchvision: `num_magnitude_bins`).
 pub(super) const MAGNITUDE_BINS: usize = 31;
@@ -84,6 +86,34 @@ pub(super) fn random_erasing(stream: &Stream, probability: f64, shape: ImageShap
     })
 }
 
+/// Draws the region of `RandomResizedCrop` in an image of `height` x `width` pixels: `scale` to 1 of its area with an aspect ratio of
+/// 3/4 to 4/3. If ten draws do not fit, the largest region of that ratio around the centre. `unit` returns the next draw in (0, 1).
+pub(super) fn resized_crop(mut unit: impl FnMut() -> f64, scale: f64, (height, width): (usize, usize)) -> Region {
+    const RATIO: [f64; 2] = [3.0 / 4.0, 4.0 / 3.0];
+    let area = (height * width) as f64;
+    let [low, high] = RATIO.map(f64::ln);
+    for _ in 0..10 {
+        let cut = area * (scale + (1.0 - scale) * unit());
+        let aspect = (low + (high - low) * unit()).exp();
+        let cut_width = (cut * aspect).sqrt().round_ties_even() as usize;
+        let cut_height = (cut / aspect).sqrt().round_ties_even() as usize;
+        if (1..=width).contains(&cut_width) && (1..=height).contains(&cut_height) {
+            let mut start = |places: usize| (unit() * places as f64) as usize;
+            let (top, left) = (start(height - cut_height + 1), start(width - cut_width + 1));
+            return Region { top, left, height: cut_height, width: cut_width };
+        }
+    }
+    let ratio = width as f64 / height as f64;
+    let rounded = |side: f64| side.round_ties_even() as usize;
+    let (cut_height, cut_width) = match ratio {
+        ratio if ratio < RATIO[0] => (rounded(width as f64 / RATIO[0]).min(height), width),
+        ratio if ratio > RATIO[1] => (height, rounded(height as f64 * RATIO[1]).min(width)),
+        _ => (height, width),
+    };
+    let (top, left) = ((height - cut_height) / 2, (width - cut_width) / 2);
+    Region { top, left, height: cut_height, width: cut_width }
+}
+
 /// Returns entry `index` of `torch.linspace(0, end, 31)`, whose last digit depends on the machine.
 fn linspace(end: f64, index: usize) -> f64 {
     end * index as f64 / (MAGNITUDE_BINS - 1) as f64
@@ -116,6 +146,7 @@ fn operation(number: u32, bin: usize, negative: bool, ranges: &Ranges) -> Option
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::decode::tests::{golden, numbers};
 
     /// Returns the strength that torchvision's list would have for an operation.
     fn strength(operation: Option<Operation>) -> f64 {
@@ -131,6 +162,20 @@ mod tests {
             Some(Operation::Posterize(bits)) => f64::from(bits),
             Some(Operation::Solarize(threshold)) => f64::from(threshold),
             None | Some(Operation::AutoContrast | Operation::Equalize) => 0.0,
+        }
+    }
+
+    #[test]
+    fn resized_crops_are_torchvisions() {
+        let lines = golden("units");
+        assert_eq!(lines.len(), 84);
+        for line in lines {
+            let [height, width] = numbers(&line, "size");
+            let mut units = line["units"].as_array().unwrap().iter().map(|unit| unit.as_f64().unwrap());
+            let drawn = resized_crop(|| units.next().unwrap(), line["scale"].as_f64().unwrap(), (height, width));
+            let [top, left, cut_height, cut_width] = numbers(&line, "region");
+            assert_eq!(drawn, Region { top, left, height: cut_height, width: cut_width }, "{line}");
+            assert!(units.next().is_none(), "{line}");
         }
     }
 

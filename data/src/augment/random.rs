@@ -24,6 +24,8 @@ pub(crate) enum Purpose {
     Operations = 4,
     /// The erased rectangle of one sample in one epoch.
     Erasing = 5,
+    /// The resampled rectangle of one sample in one epoch.
+    ResizedCrop = 6,
 }
 
 /// A random stream named by numbers. Draw `k` is `mix64(key + (k + 1) * GOLDEN)`.

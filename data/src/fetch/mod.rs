@@ -105,6 +105,10 @@ pub fn fetch(
                     "`{name}` reads your own images, there is nothing to fetch: list them in a CSV file (docs/data.md)"
                 )
             }
+            Format::Webdataset => format!(
+                "`{name}` reads your own images, there is nothing to fetch: put archives train-*.tar and test-*.tar into \
+                 DIR and name DIR with `dir` in [data] or --data-dir"
+            ),
             _ => format!(
                 "`{name}` reads your own images, there is nothing to fetch: put them into \
                  DIR/train/CLASS and DIR/test/CLASS and name DIR with `dir` in [data] or --data-dir"

@@ -7,8 +7,10 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use super::sources::{Contents, DatasetSource, KnownFile, source};
-use crate::DataError;
-use crate::formats::{Format, LoadRequest, decompressed, find_idx, info, locate, read, read_names};
+use crate::formats::{
+    DecodeTime, Format, LoadRequest, archives, decompressed, find_idx, info, locate, read, read_names,
+};
+use crate::{DataError, EncodedImages};
 
 /// The result of verifying all files of a data set.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -158,7 +160,14 @@ pub(super) fn hash(mut input: impl Read) -> std::io::Result<(u64, String)> {
     Ok((len, sha.finalize().iter().map(|byte| format!("{byte:02x}")).collect()))
 }
 
-/// Checks a data set without official checksums by reading and decoding all of it.
+/// Reports a mistake in a file.
+fn altered(error: DataError) -> FileReport {
+    let DataError { file, place, cause, .. } = error;
+    let how = if place.is_empty() { cause } else { format!("{place}: {cause}") };
+    FileReport { path: file, status: FileStatus::Altered(how) }
+}
+
+/// Checks a data set without official checksums by reading and decoding all of it. All damaged images are in the report.
 fn verify_structure(name: &str, dir: &Path) -> Result<VerifyReport, DataError> {
     let info = info(name)?;
     let built_in = matches!(info.format, Format::BuiltIn | Format::Custom(_));
@@ -167,6 +176,8 @@ fn verify_structure(name: &str, dir: &Path) -> Result<VerifyReport, DataError> {
         dir: Some(dir.to_owned()),
         // Different sizes are not damage, because the configuration can resize the images.
         image_size: (!built_in).then_some(32),
+        // The images need not fit into memory.
+        decode: DecodeTime::Epoch,
         ..LoadRequest::default()
     };
     let ok = |path: PathBuf| FileReport { path, status: FileStatus::Ok(Check::Structure) };
@@ -174,17 +185,20 @@ fn verify_structure(name: &str, dir: &Path) -> Result<VerifyReport, DataError> {
         (PathBuf::from("built in"), ["train", "test"].map(PathBuf::from).into())
     } else if info.format == Format::Manifest {
         (dir.to_owned(), vec![dir.to_owned()])
+    } else if info.format == Format::Webdataset {
+        (dir.to_owned(), archives(dir)?.concat())
     } else {
         let splits = ["train", "val", "test"].map(|split| dir.join(split));
         (dir.to_owned(), splits.into_iter().filter(|split| split.is_dir()).collect())
     };
     let files = match read(&request, false) {
-        Ok(_) => parts.into_iter().map(ok).collect(),
-        // A missing folder means a wrong `dir`. Anything else is a damaged data set.
-        Err(error) if built_in || error.file.exists() => {
-            let status = FileStatus::Altered(error.cause);
-            vec![FileReport { path: error.file, status }]
+        Ok(splits) => {
+            let encoded = splits.named().filter_map(|(_, split)| split.encoded.as_ref());
+            let damaged: Vec<FileReport> = encoded.flat_map(EncodedImages::check).map(altered).collect();
+            if damaged.is_empty() { parts.into_iter().map(ok).collect() } else { damaged }
         }
+        // A missing folder means a wrong `dir`. Anything else is a damaged data set.
+        Err(error) if built_in || error.file.exists() => vec![altered(error)],
         Err(error) => return Err(error),
     };
     Ok(VerifyReport { name: name.to_owned(), dir, files })

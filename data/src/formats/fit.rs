@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::DatasetInfo;
+use crate::decode::MAX_SIDE;
 use crate::memory::available_memory;
 use crate::{DataError, ImageShape};
 
@@ -113,9 +114,6 @@ impl Fit {
 fn gib(bytes: f64) -> String {
     format!("{:.1} GiB", bytes / (1u64 << 30) as f64)
 }
-
-/// Maximum side of an image, in pixels: larger than any use, small enough that no size overflows.
-pub(super) const MAX_SIDE: usize = 16_384;
 
 /// Refuses an impossible `image_size`.
 pub(super) fn check_side(size: usize) -> Result<(), DataError> {

@@ -4,7 +4,8 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use super::fit::Fit;
-use super::{image_folder, images, metadata};
+use super::{image_folder, metadata};
+use crate::encoded::{ImageFile, Resize};
 use crate::{DataError, ImageShape};
 
 /// Returns the images that `paths` name: files as they are, and folders with all images in them and below, sorted by path.
@@ -29,17 +30,26 @@ pub fn list(paths: &[PathBuf]) -> Result<Vec<PathBuf>, DataError> {
 ///
 /// The image is resized to the data set's own size (bilinear with antialiasing, as torchvision's `Resize`), made grey where the
 /// data set is grey (PIL's `convert("L")`), and padded to `shape` as the data set is ([`super::LoadRequest::image_size`]).
+/// `resize` is that of the data set ([`super::LoadRequest::resize`]).
 ///
 /// # Errors
 /// A file that cannot be read, or that is no PNG or JPEG.
-pub fn decode(path: &Path, name: &str, shape: ImageShape) -> Result<Vec<u8>, DataError> {
+pub fn decode(path: &Path, name: &str, shape: ImageShape, resize: Option<usize>) -> Result<Vec<u8>, DataError> {
     let info = metadata(name);
     let side = |own: Option<usize>, side: usize| own.unwrap_or(side).min(side);
     let height = side(info.and_then(|info| info.height), shape.height);
     let width = side(info.and_then(|info| info.width), shape.width);
     let colour = ImageShape { channels: 3, height, width };
     let mut pixels = vec![0; colour.len()];
-    images::decode(path, colour, true, &mut pixels)?;
+    let resize = match resize {
+        None => Resize::Whole,
+        Some(side) if side >= height.max(width) => Resize::ShorterSide(side),
+        Some(side) => {
+            let cause = format!("no centre of {width}x{height} pixels can be cut out of an image resized to {side}");
+            return Err(DataError::new(path, cause, "data.resize must be at least the side of the network's images"));
+        }
+    };
+    ImageFile::Path(path.to_owned()).decode(colour, resize, |_, _| None, &mut pixels)?;
     if shape.channels == 1 {
         pixels = grey(&pixels);
     }
@@ -61,22 +71,22 @@ fn grey(planes: &[u8]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use image::{GrayImage, Luma, Rgb, RgbImage};
-
     use super::*;
+    use crate::pictures::{rgb, save_grey_png, save_png};
 
     #[test]
     fn images_are_made_grey_and_padded_as_their_data_set_is() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.png");
-        GrayImage::from_fn(28, 28, |x, y| Luma([(x * 7 + y) as u8])).save(&path).unwrap();
-        let pixels = decode(&path, "mnist", ImageShape { channels: 1, height: 32, width: 32 }).unwrap();
+        let pixels: Vec<u8> = rgb(28, 28, |x, y| [(x * 7 + y) as u8; 3]).into_iter().step_by(3).collect();
+        save_grey_png(&path, 28, 28, &pixels);
+        let pixels = decode(&path, "mnist", ImageShape { channels: 1, height: 32, width: 32 }, None).unwrap();
         // Two black rows and columns on each side.
         assert!(pixels[..2 * 32 + 2].iter().all(|&x| x == 0));
         assert_eq!(pixels[5 * 32 + 4], 2 * 7 + 3);
         // PIL: Image.new("RGB", (1, 1), (10, 200, 60)).convert("L").getpixel((0, 0)) is 127.
-        RgbImage::from_pixel(28, 28, Rgb([10, 200, 60])).save(&path).unwrap();
-        let pixels = decode(&path, "mnist", ImageShape { channels: 1, height: 28, width: 28 }).unwrap();
+        save_png(&path, 28, 28, |_, _| [10, 200, 60]);
+        let pixels = decode(&path, "mnist", ImageShape { channels: 1, height: 28, width: 28 }, None).unwrap();
         assert_eq!(pixels, [127; 28 * 28]);
     }
 
@@ -84,12 +94,12 @@ mod tests {
     fn images_of_another_size_are_resized() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.png");
-        RgbImage::from_fn(64, 48, |x, _| Rgb([if x < 32 { 0 } else { 200 }, 7, 9])).save(&path).unwrap();
+        save_png(&path, 64, 48, |x, _| [if x < 32 { 0 } else { 200 }, 7, 9]);
         let shape = ImageShape { channels: 3, height: 32, width: 32 };
-        let pixels = decode(&path, "cifar10", shape).unwrap();
+        let pixels = decode(&path, "cifar10", shape, None).unwrap();
         assert_eq!((pixels[3], pixels[28], pixels[32 * 32], pixels[2 * 32 * 32]), (0, 200, 7, 9));
         let shape = ImageShape { channels: 3, height: 10, width: 20 };
-        assert_eq!(decode(&path, "image-folder", shape).unwrap().len(), shape.len());
+        assert_eq!(decode(&path, "image-folder", shape, None).unwrap().len(), shape.len());
     }
 
     #[test]

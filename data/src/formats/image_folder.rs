@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use super::images::{SplitFiles, load_splits, thin};
 use super::{DatasetInfo, LoadRequest};
 use crate::{DataError, Splits};
-pub(super) use walk::images_below;
+pub(super) use walk::{NOT_READ, READ, images_below};
 use walk::{classes, samples};
 
 /// Reads an image folder.
@@ -27,7 +27,7 @@ pub(super) fn load(info: &DatasetInfo, dir: &Path, request: &LoadRequest) -> Res
         val: dirs.val.map(|dir| list(dir, request.limit_test, "limit_test")).transpose()?.unwrap_or_default(),
         test: list(dirs.test, request.limit_test, "limit_test")?,
     };
-    load_splits(info, dir, files, &names, request.image_size)
+    load_splits(info, dir, files, &names, request)
 }
 
 /// The folders of the splits.

@@ -1,31 +1,19 @@
-//! Image files of any size: lists them, compares their sizes and decodes them.
-//!
-//! Images become RGB as with PIL's `convert("RGB")`: grey is repeated, transparency is dropped.
+//! Images of any size in files: compares their sizes, and decodes them into memory or leaves that to the loader.
 
-use std::io::BufReader;
-use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::path::Path;
 
-use image::{DynamicImage, ImageDecoder, ImageReader, Limits, imageops::FilterType};
 use rayon::prelude::*;
 
-use super::file::read_error;
-use super::fit::{Fit, MAX_SIDE, check_side, keep};
-use super::{DatasetInfo, dataset};
-use crate::{DataError, Dataset, ImageShape, Splits};
+use super::fit::{Fit, check_side, keep};
+use super::{DatasetInfo, DecodeTime, LoadRequest, dataset};
+use crate::encoded::{ImageFile, Resize};
+use crate::memory::total_memory;
+use crate::{DataError, Dataset, EncodedImages, ImageShape, Splits};
 
-/// Maximum memory that the decoder of one image may allocate, in bytes. It bounds what a forged header can request.
-const MAX_DECODED: u64 = 1 << 30;
-
-/// Pixels of a large image. One at a time is decoded, whatever the number of threads.
-const LARGE: usize = 4096 * 4096;
-
-static ONE_LARGE_IMAGE: Mutex<()> = Mutex::new(());
-
-/// An image file and its class.
+/// An encoded image and its class.
 #[derive(Debug)]
 pub(super) struct Sample {
-    pub(super) path: PathBuf,
+    pub(super) file: ImageFile,
     pub(super) label: u16,
 }
 
@@ -37,37 +25,80 @@ pub(super) struct SplitFiles {
     pub(super) test: Vec<Sample>,
 }
 
-/// Decodes the images of all splits. With `image_size`, images are resized to that square; otherwise all images must have the
-/// size of the first. `source` is the folder or the file that lists the images.
+/// Makes the splits of images in files. `source` is the folder or the file that lists the images.
 pub(super) fn load_splits(
     info: &DatasetInfo,
     source: &Path,
     files: SplitFiles,
     classes: &[String],
-    image_size: Option<usize>,
+    request: &LoadRequest,
 ) -> Result<Splits, DataError> {
-    let (height, width) = match image_size {
+    let resize = resize(request.image_size, request.resize)?;
+    let (height, width) = match request.image_size {
         Some(size) => {
             check_side(size)?;
             (size, size)
         }
-        None => size_of(&files.train[0].path)?,
+        None => files.train[0].file.size()?,
     };
     let fit = Fit::exact(ImageShape { channels: 3, height, width });
-    let resize = image_size.is_some();
-    if !resize {
-        let all = [&files.train, &files.val, &files.test];
+    let all = [&files.train, &files.val, &files.test];
+    let count = all.iter().map(|samples| samples.len()).sum();
+    let in_each_epoch = match request.decode {
+        DecodeTime::Memory => false,
+        DecodeTime::Epoch => true,
+        DecodeTime::BySize { processes } => is_large(count, fit.shape(), processes),
+    };
+    // A loader that decodes in each epoch compares each image's size there: reading all headers may take minutes.
+    if !in_each_epoch && resize == Resize::None {
         all.iter().try_for_each(|samples| check_sizes(samples, fit.shape()))?;
-        fit.check_memory(source, all.iter().map(|samples| samples.len()).sum())?;
+        fit.check_memory(source, count).map_err(or_in_each_epoch)?;
     }
-    let decode = |samples: Vec<Sample>| decode_all(info, &fit, resize, source, &samples, classes);
+    let split = |samples: Vec<Sample>| match in_each_epoch {
+        true => {
+            let labels = samples.iter().map(|sample| sample.label).collect();
+            let files = samples.into_iter().map(|sample| sample.file).collect();
+            let encoded = EncodedImages::new(files, resize, fit.shape(), source);
+            Ok(Dataset { encoded: Some(encoded), ..dataset(info, &fit, Vec::new(), labels, classes.to_vec()) })
+        }
+        false => decode_all(info, &fit, resize, source, &samples, classes),
+    };
     Ok(Splits {
-        train: decode(files.train)?,
-        val: if files.val.is_empty() { None } else { Some(decode(files.val)?) },
-        test: decode(files.test)?,
+        train: split(files.train)?,
+        val: if files.val.is_empty() { None } else { Some(split(files.val)?) },
+        test: split(files.test)?,
         source: source.display().to_string(),
         record: None,
     })
+}
+
+/// Adds the way out of an error about memory that images in files have.
+fn or_in_each_epoch(error: DataError) -> DataError {
+    DataError { hint: format!("decode the images in each epoch (data.decode = \"epoch\"), {}", error.hint), ..error }
+}
+
+/// Returns what is done to images of another size than the data set's.
+fn resize(image_size: Option<usize>, shorter_side: Option<usize>) -> Result<Resize, DataError> {
+    match (image_size, shorter_side) {
+        (None, None) => Ok(Resize::None),
+        (Some(_), None) => Ok(Resize::Whole),
+        (Some(size), Some(side)) if side >= size => {
+            check_side(side)?;
+            Ok(Resize::ShorterSide(side))
+        }
+        (size, Some(side)) => {
+            let cut = size.map_or("image_size is not set".to_owned(), |size| format!("image_size is {size}"));
+            let hint = "the centre of image_size pixels is cut out of the resized image: use for example image_size = 224 \
+                        and resize = 256";
+            Err(DataError::new("", format!("resize is {side} and {cut}"), hint))
+        }
+    }
+}
+
+/// Returns whether `processes` copies of decoded images take more than half of this machine's memory.
+fn is_large(count: usize, shape: ImageShape, processes: usize) -> bool {
+    let bytes = count as u128 * shape.len() as u128 * processes as u128;
+    total_memory().is_some_and(|memory| bytes > u128::from(memory / 2))
 }
 
 /// Keeps `limit` images: the first of every class, then the second of every class, and so on. Their order stays. The first
@@ -100,97 +131,33 @@ pub(super) fn thin(
 
 /// Checks in the headers that all images have the size `shape`: nothing large is decoded before a small mistake is found.
 fn check_sizes(samples: &[Sample], shape: ImageShape) -> Result<(), DataError> {
-    let mistake = samples.par_iter().find_map_first(|sample| match size_of(&sample.path) {
+    let mistake = samples.par_iter().find_map_first(|sample| match sample.file.size() {
         Ok(size) if size == (shape.height, shape.width) => None,
-        Ok(size) => Some(other_size(&sample.path, size, shape)),
+        Ok(size) => Some(sample.file.other_size(size, shape)),
         Err(error) => Some(error),
     });
     mistake.map_or(Ok(()), Err)
-}
-
-/// Makes the error of an image whose height and width are not those of the first image.
-fn other_size(path: &Path, (height, width): (usize, usize), shape: ImageShape) -> DataError {
-    let cause = format!("is {width}x{height} pixels, the first image is {}x{}", shape.width, shape.height);
-    DataError::new(path, cause, "set image_size in [data] to resize all images to a square")
 }
 
 /// Decodes all images of a split.
 fn decode_all(
     info: &DatasetInfo,
     fit: &Fit,
-    resize: bool,
+    resize: Resize,
     dir: &Path,
     samples: &[Sample],
     names: &[String],
 ) -> Result<Dataset, DataError> {
-    let mut images = fit.allocate(dir, samples.len())?;
+    let mut images = fit.allocate(dir, samples.len()).map_err(or_in_each_epoch)?;
     images.resize(samples.len() * fit.shape().len(), 0);
     let failed = images
         .par_chunks_exact_mut(fit.shape().len())
         .zip(samples)
         // Report the first failure in order, so that every run has the same message.
-        .find_map_first(|(out, sample)| decode(&sample.path, fit.shape(), resize, out).err());
+        .find_map_first(|(out, sample)| sample.file.decode(fit.shape(), resize, |_, _| None, out).err());
     if let Some(error) = failed {
         return Err(error);
     }
     let labels = samples.iter().map(|sample| sample.label).collect();
     Ok(dataset(info, fit, images, labels, names.to_vec()))
-}
-
-/// Decodes one image into `out`, `[3, H, W]`.
-pub(super) fn decode(path: &Path, shape: ImageShape, resize: bool, out: &mut [u8]) -> Result<(), DataError> {
-    let (decoder, (height, width)) = open(path)?;
-    // Each large image takes as much memory as thousands of small ones.
-    let _turn = (height * width > LARGE).then(|| ONE_LARGE_IMAGE.lock().unwrap_or_else(PoisonError::into_inner));
-    let image = DynamicImage::from_decoder(decoder).map_err(|e| image_error(path, &e))?;
-    let rgb = if (height, width) == (shape.height, shape.width) {
-        image.into_rgb8()
-    } else if resize {
-        // Triangle is PIL's and torchvision's antialiased bilinear. `shape` is at most MAX_SIDE.
-        let small = DynamicImage::ImageRgb8(image.into_rgb8());
-        small.resize_exact(shape.width as u32, shape.height as u32, FilterType::Triangle).into_rgb8()
-    } else {
-        return Err(other_size(path, (height, width), shape));
-    };
-    let plane = shape.height * shape.width;
-    for (index, pixel) in rgb.pixels().enumerate() {
-        for (channel, &value) in pixel.0.iter().enumerate() {
-            out[channel * plane + index] = value;
-        }
-    }
-    Ok(())
-}
-
-/// Reads an image's header. Returns the decoder of the pixels, and height and width. The first bytes determine the format,
-/// because names are often wrong.
-fn open(path: &Path) -> Result<(impl ImageDecoder, (usize, usize)), DataError> {
-    let (file, len) = super::open(path)?;
-    if len > MAX_DECODED {
-        let cause = format!("has {len} bytes, an image has at most {MAX_DECODED}");
-        return Err(DataError::new(path, cause, "replace the image if it is damaged, or scale it down"));
-    }
-    let mut reader = ImageReader::new(BufReader::new(file)).with_guessed_format().map_err(|e| read_error(path, &e))?;
-    let mut limits = Limits::default();
-    limits.max_image_width = Some(MAX_SIDE as u32);
-    limits.max_image_height = Some(MAX_SIDE as u32);
-    limits.max_alloc = Some(MAX_DECODED);
-    reader.limits(limits);
-    let decoder = reader.into_decoder().map_err(|e| image_error(path, &e))?;
-    let (width, height) = decoder.dimensions();
-    if width == 0 || height == 0 || decoder.total_bytes() > MAX_DECODED {
-        let cause = format!("is {width}x{height} pixels; at most {MAX_DECODED} bytes are decoded");
-        return Err(DataError::new(path, cause, "replace the image if it is damaged, or scale it down"));
-    }
-    Ok((decoder, (height as usize, width as usize)))
-}
-
-/// Returns the height and width of an image from its header.
-fn size_of(path: &Path) -> Result<(usize, usize), DataError> {
-    open(path).map(|(_, size)| size)
-}
-
-/// Makes the error of an image that cannot be decoded.
-fn image_error(path: &Path, error: &image::ImageError) -> DataError {
-    let hint = "the image is damaged or of another format: replace it, convert it to PNG or JPEG, or remove it";
-    DataError::new(path, format!("cannot be decoded: {error}"), hint)
 }

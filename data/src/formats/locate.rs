@@ -34,7 +34,7 @@ fn count(info: &DatasetInfo, place: &Path) -> (usize, usize) {
             (files().filter(|file| place.join(file).is_file()).count(), files().count())
         }
         Format::Idx => (idx::STEMS.iter().filter(|stem| idx::find(place, stem).is_some()).count(), idx::STEMS.len()),
-        Format::ImageFolder | Format::Manifest | Format::BuiltIn | Format::Custom(_) => {
+        Format::ImageFolder | Format::Manifest | Format::Webdataset | Format::BuiltIn | Format::Custom(_) => {
             (usize::from(place.is_dir()), 1)
         }
     }

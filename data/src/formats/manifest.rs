@@ -18,6 +18,7 @@ use csv::{ByteRecord, ReaderBuilder, Trim};
 use super::file::read_error;
 use super::images::{Sample, SplitFiles, load_splits, thin};
 use super::{DatasetInfo, LoadRequest};
+use crate::encoded::ImageFile;
 use crate::{DataError, Splits, read_regular};
 
 /// What to do where no manifest is named.
@@ -85,7 +86,7 @@ pub(super) fn load(
             Part::Val if has_test => &mut files.val,
             Part::Val | Part::Test => &mut files.test,
         };
-        split.push(Sample { path: row.path, label });
+        split.push(Sample { file: ImageFile::Path(row.path), label });
     }
     let count = classes.len();
     let files = SplitFiles {
@@ -93,7 +94,7 @@ pub(super) fn load(
         val: thin(files.val, count, request.limit_test, "limit_test")?,
         test: thin(files.test, count, request.limit_test, "limit_test")?,
     };
-    load_splits(info, file, files, &classes, request.image_size)
+    load_splits(info, file, files, &classes, request)
 }
 
 /// Parses the lines.

@@ -17,6 +17,7 @@ mod manifest;
 mod registry;
 #[cfg(test)]
 pub(crate) mod tests;
+mod webdataset;
 
 use std::path::{Path, PathBuf};
 
@@ -28,6 +29,7 @@ pub(crate) use file::{open, read_error};
 pub(crate) use idx::{decompressed, find as find_idx};
 pub(crate) use locate::locate;
 pub(crate) use registry::Format;
+pub(crate) use webdataset::archives;
 
 use crate::split::{SplitOptions, split};
 use crate::{DataError, Dataset, Splits};
@@ -47,8 +49,28 @@ pub struct LoadRequest {
     pub limit_train: Option<usize>,
     /// Number of test images to keep, in the same way. Also limits the validation images.
     pub limit_test: Option<usize>,
+    /// Side in pixels to which the shorter side of each image is resized before the centre of `image_size` is cut out
+    /// (torchvision: `Resize` and `CenterCrop`). `None` resizes the whole image to a square. Only for images in files.
+    pub resize: Option<usize>,
+    /// When images in files are decoded.
+    pub decode: DecodeTime,
     /// The parts of the training set, after `limit_train`.
     pub split: SplitOptions,
+}
+
+/// When images in files are decoded. Other data sets are always in memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum DecodeTime {
+    /// Once, at the start. The decoded images stay in memory.
+    #[default]
+    Memory,
+    /// In each epoch, when a batch needs them. Only their paths and labels are in memory.
+    Epoch,
+    /// In each epoch if the decoded images of so many processes of this machine take more than half of its memory.
+    BySize {
+        /// Processes that read the data set on this machine.
+        processes: usize,
+    },
 }
 
 /// Reads, checks and decodes the splits of a data set.
@@ -71,6 +93,7 @@ pub(crate) fn read(request: &LoadRequest, needs_test: bool) -> Result<Splits, Da
         Format::Idx => idx::load(info, folder(info, request)?, request),
         Format::ImageFolder => image_folder::load(info, folder(info, request)?, request),
         Format::Manifest => manifest::load(info, folder(info, request)?, request, needs_test),
+        Format::Webdataset => webdataset::load(info, folder(info, request)?, request, needs_test),
     }
 }
 
@@ -88,6 +111,7 @@ fn folder<'a>(info: &DatasetInfo, request: &'a LoadRequest) -> Result<&'a Path, 
         let hint = match info.format {
             Format::ImageFolder => "name the folder that holds train/ and test/ with `dir` in [data] or --data-dir".to_owned(),
             Format::Manifest => manifest::NAME_IT.to_owned(),
+            Format::Webdataset => webdataset::LAYOUT.to_owned(),
             _ => format!(
                 "`trainer data fetch {}` downloads the files; if you have them, name their folder with `dir` in [data] or --data-dir",
                 info.name
@@ -99,6 +123,5 @@ fn folder<'a>(info: &DatasetInfo, request: &'a LoadRequest) -> Result<&'a Path, 
 
 /// Makes a split. The readers have checked that the lengths agree.
 fn dataset(info: &DatasetInfo, fit: &fit::Fit, images: Vec<u8>, labels: Vec<u16>, classes: Vec<String>) -> Dataset {
-    debug_assert_eq!(images.len(), labels.len() * fit.shape().len());
-    Dataset { name: info.name.to_owned(), images, labels, shape: fit.shape(), classes }
+    Dataset { name: info.name.to_owned(), images, encoded: None, labels, shape: fit.shape(), classes }
 }

@@ -13,6 +13,8 @@ pub(crate) enum Format {
     ImageFolder,
     /// A CSV file that lists images with labels.
     Manifest,
+    /// Tar archives of images and labels.
+    Webdataset,
     /// Compiled into the program.
     BuiltIn,
     /// A function of another crate.
@@ -141,7 +143,7 @@ const CIFAR100: CifarLayout = CifarLayout {
 const CIFAR_LICENSE: &str =
     "no licence stated; cite Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009";
 
-pub(super) static DATASETS: [DatasetInfo; 7] = [
+pub(super) static DATASETS: [DatasetInfo; 8] = [
     DatasetInfo {
         name: "cifar10",
         description: "CIFAR-10: 60,000 colour photographs in 10 classes (official binary files)",
@@ -225,6 +227,12 @@ pub(super) static DATASETS: [DatasetInfo; 7] = [
         name: "manifest",
         description: "your own images, listed in a CSV file: path,label[,split]",
         format: Format::Manifest,
+        ..OWN_IMAGES
+    },
+    DatasetInfo {
+        name: "webdataset",
+        description: "your own images in archives: DIR/train-*.tar and DIR/test-*.tar (or val-*.tar, or both) of NAME.jpg and NAME.cls",
+        format: Format::Webdataset,
         ..OWN_IMAGES
     },
     DatasetInfo {

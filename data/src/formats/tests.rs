@@ -4,6 +4,7 @@
 mod folder;
 mod fuzz;
 mod manifest;
+mod webdataset;
 
 use std::io::Write;
 use std::path::Path;
@@ -171,7 +172,11 @@ fn what_is_not_found_is_listed() {
     assert_eq!(error.cause, "there is no such folder");
     let error = load(&request("imagenet", dir.path())).unwrap_err();
     assert_eq!(error.to_string(), "there is no data set `imagenet`");
-    assert!(error.hint.ends_with("cifar10, cifar100, mnist, fashion-mnist, image-folder, manifest, fashion-mini"));
+    assert!(
+        error
+            .hint
+            .ends_with("cifar10, cifar100, mnist, fashion-mnist, image-folder, manifest, webdataset, fashion-mini")
+    );
     let error = load(&LoadRequest { name: "cifar100".to_owned(), ..LoadRequest::default() }).unwrap_err();
     assert_eq!(error.cause, "no folder is given for the data set `cifar100`");
 }

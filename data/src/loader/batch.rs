@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use super::Shared;
-use crate::ImageShape;
+use super::{OnError, Shared};
 use crate::augment::AugmentParams;
+use crate::{DataError, EncodedImages, ImageShape};
 
 /// One rank's share of one step.
 #[derive(Debug, Clone, PartialEq)]
@@ -33,6 +33,9 @@ pub struct Batch {
     /// Sum of the class weights of these samples' labels, the same bits on all ranks. The number of samples without class
     /// weights, and for mixed images, whose targets are probabilities.
     pub global_weight: f64,
+    /// The images of the batch and of its partners that another image of their class replaces, each with its mistake
+    /// ([`OnError::Replace`]).
+    pub replaced: Vec<DataError>,
     /// Shape of each image.
     pub shape: ImageShape,
 }
@@ -88,8 +91,12 @@ enum Pixels {
     OnDevice(Vec<AugmentParams>),
 }
 
-/// Minimum number of images per task. Smaller tasks cost more to schedule than they save.
+/// Minimum number of images in memory per task. Smaller tasks cost more to schedule than they save. Decoding an image takes
+/// longer than that.
 const MIN_IMAGES: usize = 16;
+
+/// Maximum number of images that are tried in place of one that cannot be decoded. More damage is not that of single files.
+const MAX_REPLACEMENTS: usize = 100;
 
 /// The batches of one epoch. Any batch can be assembled at any time.
 pub(super) struct Epoch {
@@ -103,38 +110,49 @@ pub(super) struct Epoch {
 
 impl Epoch {
     /// Assembles batch `index` on the pool of the calling thread.
-    pub(super) fn batch(&self, index: usize) -> Batch {
-        let Shared { config, shape, .. } = &*self.shared;
+    ///
+    /// # Errors
+    /// The first image of the batch that cannot be decoded.
+    pub(super) fn batch(&self, index: usize) -> Result<Batch, DataError> {
+        let Shared { config, shape, dataset, .. } = &*self.shared;
         let start = index * config.global_batch;
         let global = start..self.order.len().min(start + config.global_batch);
         // Positions in the epoch's order.
         let mine: Vec<usize> = global.clone().skip(config.rank).step_by(config.world).collect();
         if !config.pixels {
             let params = mine.iter().map(|&position| self.params(position)).collect();
-            return self.assemble(index, global, &mine, Pixels::OnDevice(params), None);
+            return Ok(self.assemble(index, global, &mine, Pixels::OnDevice(params), None));
         }
         let mut images = vec![0.0; mine.len() * shape.len()];
-        let chunks = images.par_chunks_mut(shape.len()).with_min_len(MIN_IMAGES);
+        let per_task = if dataset.encoded.is_some() { 1 } else { MIN_IMAGES };
+        let chunks = images.par_chunks_mut(shape.len()).with_min_len(per_task);
         let mixing =
             if config.exact { None } else { self.shared.mixing.params(config.seed, self.epoch, index, *shape) };
-        let mix = match mixing {
-            None => {
-                chunks.zip(&mine).for_each(|(out, &position)| self.image(position, out));
-                None
-            }
+        let mut mix = None;
+        // Collected, so that the first mistake in order is reported.
+        let decoded: Vec<Result<Replaced, DataError>> = match mixing {
+            None => chunks.zip(&mine).map(|(out, &position)| self.image(position, out)).collect(),
             Some(mixing) => {
                 // The partner has the same position in the reversed global batch. It may belong to another rank.
                 let partners: Vec<usize> = global.clone().rev().skip(config.rank).step_by(config.world).collect();
+                mix = Some(Mix { labels: self.labels(&partners), lambda: mixing.lambda() });
                 let scratch = || vec![0.0; shape.len()];
-                chunks.zip(&mine).zip(&partners).for_each_init(scratch, |scratch, ((out, &position), &partner)| {
-                    self.image(position, out);
-                    self.image(partner, scratch);
-                    mixing.apply(out, scratch, *shape);
-                });
-                Some(Mix { labels: self.labels(&partners), lambda: mixing.lambda() })
+                let mixed =
+                    chunks.zip(&mine).zip(&partners).map_init(scratch, |scratch, ((out, &position), &partner)| {
+                        let mut replaced = self.image(position, out)?;
+                        replaced.extend(self.image(partner, scratch)?);
+                        mixing.apply(out, scratch, *shape);
+                        Ok(replaced)
+                    });
+                mixed.collect()
             }
         };
-        self.assemble(index, global, &mine, Pixels::Done(images), mix)
+        let mut replaced = Vec::new();
+        for one in decoded {
+            replaced.extend(one?);
+        }
+        let batch = self.assemble(index, global, &mine, Pixels::Done(images), mix);
+        Ok(Batch { replaced, ..batch })
     }
 
     fn assemble(&self, index: usize, global: Range<usize>, mine: &[usize], pixels: Pixels, mix: Option<Mix>) -> Batch {
@@ -151,7 +169,8 @@ impl Epoch {
         let ids = mine.iter().map(|&position| self.order[position]).collect();
         let draws = if self.draws.is_empty() { Vec::new() } else { mine.iter().map(|&at| self.draws[at]).collect() };
         let (labels, shape, epoch) = (self.labels(mine), self.shared.shape, self.epoch);
-        Batch { images, params, labels, mix, ids, draws, epoch, index, global_len, global_weight, shape }
+        let replaced = Vec::new();
+        Batch { images, params, labels, mix, ids, draws, epoch, index, global_len, global_weight, replaced, shape }
     }
 
     /// Returns the class of the image at a position of the order.
@@ -174,8 +193,58 @@ impl Epoch {
     }
 
     /// Writes the sample at a position of the order with this epoch's augmentation to `out`, `[C, H, W]`.
-    fn image(&self, position: usize, out: &mut [f32]) {
-        let Shared { dataset, pipeline, .. } = &*self.shared;
-        pipeline.apply(dataset.image(self.order[position] as usize), &self.params(position), out);
+    fn image(&self, position: usize, out: &mut [f32]) -> Result<Replaced, DataError> {
+        let Shared { dataset, pipeline, shape, .. } = &*self.shared;
+        let (id, params) = (self.order[position] as usize, self.params(position));
+        let Some(encoded) = &dataset.encoded else {
+            pipeline.apply(dataset.image(id), &params, out);
+            return Ok(Vec::new());
+        };
+        let mut pixels = vec![0; shape.len()];
+        let replaced = match self.decode(encoded, position, id, &mut pixels) {
+            Ok(()) => Vec::new(),
+            Err(error) => vec![self.replace(encoded, position, error, &mut pixels)?],
+        };
+        pipeline.apply(&pixels, &params, out);
+        Ok(replaced)
+    }
+
+    /// Decodes image `id` for the sample at a position of the order.
+    fn decode(&self, encoded: &EncodedImages, position: usize, id: usize, pixels: &mut [u8]) -> Result<(), DataError> {
+        let Shared { config, pipeline, .. } = &*self.shared;
+        if config.exact {
+            return encoded.decode(id, pixels);
+        }
+        let draw = self.draws.get(position).copied().unwrap_or(0);
+        let sample = (config.seed, self.epoch, self.order[position], draw);
+        encoded.decode_window(id, |height, width| pipeline.resized_crop_of_draw(sample, (height, width)), pixels)
+    }
+
+    /// Decodes the next image of the same class in place of one that failed with `error`, and returns that error.
+    fn replace(
+        &self,
+        encoded: &EncodedImages,
+        position: usize,
+        error: DataError,
+        pixels: &mut [u8],
+    ) -> Result<DataError, DataError> {
+        let Shared { config, dataset, .. } = &*self.shared;
+        if config.on_error == OnError::Fail {
+            return Err(error);
+        }
+        let (id, label) = (self.order[position] as usize, self.label(position));
+        let others = (id + 1..dataset.len()).chain(0..id).filter(|&other| dataset.labels[other] == label);
+        let mut tried = 0;
+        for other in others.take(MAX_REPLACEMENTS) {
+            if self.decode(encoded, position, other, pixels).is_ok() {
+                return Ok(error);
+            }
+            tried += 1;
+        }
+        let cause = format!("{}; {tried} other images of its class cannot be decoded either", error.cause);
+        Err(DataError { cause, ..error })
     }
 }
+
+/// The mistakes of images that others replace: none or one for each image that was decoded.
+type Replaced = Vec<DataError>;

@@ -1,4 +1,4 @@
-//! Batches of a data set in memory: sharded over ranks, augmented, normalised and assembled ahead of time.
+//! Batches of a data set: decoded if they are not in memory, sharded over ranks, augmented, normalised and assembled ahead of time.
 
 mod batch;
 mod prefetch;
@@ -52,6 +52,19 @@ pub struct LoaderConfig {
     /// Augments and normalises the images. Otherwise batches hold only each image's augmentation parameters, for a device
     /// that holds the data set and augments there; such a loader cannot mix images or change their colours.
     pub pixels: bool,
+    /// What to do about an encoded image that cannot be read or decoded.
+    pub on_error: OnError,
+}
+
+/// What a loader does about an encoded image that cannot be read or decoded.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OnError {
+    /// The batch is an error.
+    #[default]
+    Fail,
+    /// The sample gets the pixels of the next image of its class in the data set that can be decoded, after the last image
+    /// the first one. Its id, label and augmentation stay, so that batches, orders and weights do not change.
+    Replace,
 }
 
 impl Default for LoaderConfig {
@@ -75,6 +88,7 @@ impl Default for LoaderConfig {
             sampler_weights: Vec::new(),
             class_weights: Vec::new(),
             pixels: true,
+            on_error: OnError::Fail,
         }
     }
 }
@@ -117,6 +131,7 @@ impl Loader {
         check_config(&config)?;
         check_weights(&config, &dataset)?;
         let pipeline = Pipeline::new(&config.augment, &config.mean, &config.std, shape)?;
+        check_encoded(&config, &dataset)?;
         let mixing = Mixing::new(config.mixup, config.cutmix)?;
         let total = epoch_total(&config, dataset.len());
         if total == 0 {
@@ -160,7 +175,14 @@ impl Loader {
     ///
     /// # Panics
     /// The iterator panics if a loader thread panicked, with the same message.
-    pub fn epoch(&self, epoch: usize, first_batch: usize) -> impl ExactSizeIterator<Item = Batch> + Send + use<> {
+    ///
+    /// # Errors
+    /// A batch is an error if an image of it cannot be decoded. It names the batch's first such image.
+    pub fn epoch(
+        &self,
+        epoch: usize,
+        first_batch: usize,
+    ) -> impl ExactSizeIterator<Item = Result<Batch, DataError>> + Send + use<> {
         let Shared { dataset, config, .. } = &*self.shared;
         let len = dataset.len();
         let weighted = !config.sampler_weights.is_empty() && !config.exact;
@@ -202,6 +224,9 @@ fn check_dataset(dataset: &Dataset) -> Result<(), DataError> {
     if images == 0 {
         return Err(DataError::new("", "the data set has no images", "check its folder").at(dataset.name.as_str()));
     }
+    if dataset.encoded.as_ref().is_some_and(|encoded| encoded.len() == images) {
+        return Ok(());
+    }
     if images.checked_mul(shape.len()) != Some(pixels) {
         let cause = format!("{pixels} bytes of pixels for {images} images of {shape}");
         return Err(DataError::new("", cause, "all images must have the same shape").at(dataset.name.as_str()));
@@ -228,6 +253,24 @@ fn check_weights(config: &LoaderConfig, dataset: &Dataset) -> Result<(), DataErr
         }
     }
     Ok(())
+}
+
+/// Checks that the data set has the images that the configuration needs: at their own sizes, or in memory.
+fn check_encoded(config: &LoaderConfig, dataset: &Dataset) -> Result<(), DataError> {
+    if dataset.encoded.is_some() && !config.pixels {
+        let cause = "the images are not in memory: they are decoded in each epoch";
+        return Err(DataError::new("", cause, "let the loader augment the images").at("pixels"));
+    }
+    let resized = config.augment.iter().find(|step| matches!(step, Augment::RandomResizedCrop { .. }));
+    match resized {
+        Some(step) if dataset.encoded.is_none() => {
+            let cause =
+                format!("`{step}` needs the images at their own sizes, and memory holds them at {}", dataset.shape);
+            let hint = "decode the images in each epoch: data.decode = \"epoch\"; or use \"crop\"";
+            Err(DataError::new("", cause, hint).at("augment"))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn check_config(config: &LoaderConfig) -> Result<(), DataError> {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::announcer::Announcer;
 use super::cores::{self, CoreAssignment};
 use super::environment;
-use super::error::{LaunchError, Result, WORKER_DIED};
+use super::error::{LaunchError, Result, USAGE, WORKER_DIED};
 use super::job_secret::{JobSecret, random_secret};
 use super::listen::{bind, listen_address};
 use super::node_failure::{NodeInfo, RendezvousError};
@@ -112,8 +112,8 @@ impl LaunchConfig {
         })
     }
 
-    /// Runs the job and returns the exit code: 0 done, 3 a worker died (the report is on stderr), 128 + n stopped by signal
-    /// n. Call it from the main thread: workers die with the thread that starts them.
+    /// Runs the job and returns the exit code: 0 done, 2 a worker has reported wrong input, 3 a worker died (the reports are on
+    /// stderr), 128 + n stopped by signal n. Call it from the main thread: workers die with the thread that starts them.
     ///
     /// `folder` returns the job's folder, given the world size. It is called once, when the port is bound and all nodes have
     /// joined: a job that cannot start leaves no folder, and only then is the number of its workers known.
@@ -151,6 +151,7 @@ impl LaunchConfig {
             tracing::info!(attempt, ?outcome, "attempt ended");
             match outcome {
                 Outcome::Done => return Ok(0),
+                Outcome::Refused => return Ok(USAGE),
                 Outcome::Stopped(signal) => {
                     screen.say(&format!("stopped by {}", signals::name(signal)));
                     return Ok(128 + signal as u8);

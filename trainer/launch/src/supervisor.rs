@@ -50,6 +50,8 @@ pub(super) enum Outcome {
     Done,
     /// Stopped by this signal.
     Stopped(i32),
+    /// A worker has reported that its input is wrong, with exit code 2.
+    Refused,
     /// A worker failed.
     Failed {
         /// Whether a restart may succeed.
@@ -88,6 +90,8 @@ struct SupervisorState {
     /// Another node's failure is in `failures`.
     remote_failure: bool,
     restartable: bool,
+    /// A worker has reported that its input is wrong.
+    refused: bool,
     last_tick: Instant,
 }
 
@@ -104,6 +108,7 @@ impl Supervisor<'_> {
             killed: false,
             remote_failure: false,
             restartable: true,
+            refused: false,
             last_tick: Instant::now(),
         };
         loop {
@@ -211,6 +216,7 @@ impl Supervisor<'_> {
                 continue;
             }
             let failure = WorkerFailure::exited(worker, exit);
+            state.refused |= failure.usage && !failure.consequence && exit.report.is_some();
             self.fail(failure, state);
         }
         Ok(())
@@ -366,6 +372,7 @@ impl Supervisor<'_> {
                 if self.workers.iter().all(finished) { Outcome::Done } else { Outcome::Stopped(signal) }
             }
             Phase::Ending { reported: false, .. } => return None,
+            Phase::Ending { .. } if state.refused => Outcome::Refused,
             Phase::Ending { .. } => match state.stopped_by {
                 // A user who has sent a signal wants no restart
                 Some(_) => Outcome::Failed { restartable: false },

@@ -4,8 +4,8 @@ use std::{path::Path, sync::Arc};
 
 use data::{
     SplitOptions,
-    formats::{self, LoadRequest},
-    loader::{Loader, LoaderConfig},
+    formats::{self, DecodeTime, LoadRequest},
+    loader::{Loader, LoaderConfig, OnError},
 };
 use launch::signals;
 use models::Spec;
@@ -15,7 +15,7 @@ use crate::cli::EvalArgs;
 use crate::config::{Overrides, Tta};
 use crate::console;
 use crate::device::{self, DeviceRequest, LocalRank};
-use crate::engine::{checkpoint, eval_record};
+use crate::engine::{ReplacedImages, checkpoint, eval_record};
 use crate::failure::Failure;
 use crate::report::confusion::confusion_table;
 use crate::report::{Confusion, RunFolder};
@@ -33,6 +33,7 @@ struct Subject {
     data: LoadRequest,
     mean: Option<Vec<f32>>,
     std: Option<Vec<f32>>,
+    on_error: OnError,
 }
 
 /// The output of `--json`.
@@ -46,6 +47,13 @@ struct Report {
     balanced_accuracy: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tta_top1: Option<f64>,
+    /// Damaged images that others of their class replaced.
+    #[serde(skip_serializing_if = "is_zero")]
+    replaced_images: u64,
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 /// Evaluates the weights and prints the result.
@@ -88,13 +96,18 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
             exact: true,
             mean: subject.mean.unwrap_or(facts.mean),
             std: subject.std.unwrap_or(facts.std),
+            on_error: subject.on_error,
+            workers: rayon::current_num_threads(),
             ..LoaderConfig::default()
         },
     )?;
     let tta = if arguments.tta { Tta::Flip } else { Tta::None };
     let replica = Replica::new(network, selected.device, spec.num_classes, 0.0, 0).with_tta(tta);
     let stop = Stop::on_signals()?;
-    let counts = replica.evaluate(&replica.inference(), &mut loader.epoch(1, 0), &stop);
+    let mut replaced = ReplacedImages::default();
+    let mut batches = loader.epoch(1, 0).inspect(|batch| replaced.add(batch));
+    let counts = replica.evaluate(&replica.inference(), &mut batches, &stop)?;
+    drop(batches);
     if let Some(signal) = stop.signal() {
         return Err(stopped(signal, counts.samples, images));
     }
@@ -109,6 +122,7 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
             total: record.total,
             balanced_accuracy: record.balanced_accuracy,
             tta_top1: record.tta_top1,
+            replaced_images: replaced.count(),
         });
     }
     let balanced =
@@ -146,12 +160,14 @@ fn of_run(run: &Path, arguments: &EvalArgs) -> Result<Subject, Failure> {
         false => checkpoint::load_newest(&folder.checkpoints())?.0,
     };
     let own_data = arguments.data.as_ref().is_none_or(|name| *name == plan.data.name);
+    let on_error = if own_data { plan::on_error(&plan) } else { OnError::Fail };
     let snapshot = loaded.snapshot;
     Ok(Subject {
         model: plan.model.name.clone(),
         weights: WeightFile::of_state(&loaded.path, snapshot.ema.unwrap_or(snapshot.model)),
         data: LoadRequest {
             image_size: arguments.image_size.or(plan.data.image_size),
+            resize: arguments.resize.or(plan.data.resize.filter(|_| arguments.image_size.is_none() && own_data)),
             // A manifest without test images is tested on what the run held out.
             limit_train: Some(plan.data.limit_train).filter(|limit| own_data && *limit > 0),
             split: if own_data { plan::held_out(&plan) } else { SplitOptions::default() },
@@ -159,6 +175,7 @@ fn of_run(run: &Path, arguments: &EvalArgs) -> Result<Subject, Failure> {
         },
         mean: arguments.mean.clone().or(plan.data.mean.filter(|_| own_data)),
         std: arguments.std.clone().or(plan.data.std.filter(|_| own_data)),
+        on_error,
     })
 }
 
@@ -172,9 +189,14 @@ fn of_file(model: &str, weights: &Path, arguments: &EvalArgs) -> Result<Subject,
     Ok(Subject {
         model: model.to_owned(),
         weights: WeightFile::open(weights)?,
-        data: LoadRequest { image_size: arguments.image_size, ..request(data, arguments.data_dir.as_deref()) },
+        data: LoadRequest {
+            image_size: arguments.image_size,
+            resize: arguments.resize,
+            ..request(data, arguments.data_dir.as_deref())
+        },
         mean: arguments.mean.clone(),
         std: arguments.std.clone(),
+        on_error: OnError::Fail,
     })
 }
 
@@ -200,5 +222,6 @@ fn check_channels(flag: &str, values: Option<&Vec<f32>>, channels: usize, least:
 
 fn request(name: &str, dir: Option<&Path>) -> LoadRequest {
     let dir = dir.map_or_else(plan::cache_folder, Path::to_owned);
-    LoadRequest { name: name.to_owned(), dir: Some(dir), ..LoadRequest::default() }
+    // An evaluation needs each image once: decoding the training images would be in vain.
+    LoadRequest { name: name.to_owned(), dir: Some(dir), decode: DecodeTime::Epoch, ..LoadRequest::default() }
 }

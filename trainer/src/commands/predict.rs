@@ -59,6 +59,8 @@ struct Classifier {
     pipeline: Pipeline,
     /// Name of the data set of the run.
     data: String,
+    /// `data.resize` of the run.
+    resize: Option<usize>,
     classes: Vec<String>,
     selected: Selected,
     tta: Tta,
@@ -159,6 +161,7 @@ impl Classifier {
             network: network.valid(),
             pipeline: Pipeline::new(&[], &mean, &std, shape)?,
             data: plan.data.name,
+            resize: plan.data.resize,
             classes,
             selected,
             tta: if arguments.tta { Tta::Flip } else { Tta::None },
@@ -172,7 +175,7 @@ impl Classifier {
         let decoded: Vec<Result<_, DataError>> = paths
             .par_iter()
             .map(|path| {
-                let pixels = image_files::decode(path, &self.data, shape)?;
+                let pixels = image_files::decode(path, &self.data, shape, self.resize)?;
                 let mut image = vec![0.0; shape.len()];
                 self.pipeline.apply(&pixels, &AugmentParams::default(), &mut image);
                 Ok((path.as_path(), image))

@@ -10,6 +10,8 @@ use super::value::{Mistake, RawValue};
 const PADDING: usize = 4;
 /// Larger padding was mistyped: no image here is so large.
 const MAX_PADDING: usize = 4096;
+/// Smallest part of the image that `random-resized-crop` cuts out (torchvision's default).
+const SCALE: f64 = 0.08;
 /// Strength of `rand-augment` (torchvision's default).
 const MAGNITUDE: usize = 9;
 /// Strength of `color-jitter` (timm's default).
@@ -18,9 +20,10 @@ const JITTER: f64 = 0.4;
 const ERASING: f64 = 0.5;
 
 /// One of each, with the default parameter. Cutout is a key of `[train]`.
-const ALL: [Augment; 8] = [
+const ALL: [Augment; 9] = [
     Augment::Crop { padding: PADDING, fill: Fill::Zero },
     Augment::Crop { padding: PADDING, fill: Fill::Reflect },
+    Augment::RandomResizedCrop { scale: SCALE },
     Augment::Flip,
     Augment::AlternatingFlip,
     Augment::TrivialAugment,
@@ -55,6 +58,10 @@ fn parse(text: &str) -> Result<Augment, Mistake> {
         Augment::Crop { padding, .. } => {
             let parsed = digits.parse().ok().filter(|pixels| (1..=MAX_PADDING).contains(pixels));
             *padding = parsed.ok_or_else(|| wrong("a padding of 1 pixel or more"))?;
+        }
+        Augment::RandomResizedCrop { scale } => {
+            let parsed = number(|scale| *scale > 0.0 && *scale <= 1.0);
+            *scale = parsed.ok_or_else(|| wrong("a part of the image above 0 and at most 1"))?;
         }
         Augment::RandAugment { magnitude } => {
             let parsed = digits.parse().ok().filter(|magnitude| *magnitude <= MAX_MAGNITUDE);

@@ -4,7 +4,7 @@ use data::augment::Augment;
 
 use super::class_weights::ClassWeights;
 use super::error::ConfigError;
-use super::keyword::{Backend, BatchNormPolicy, Mode, OptimizerKind, ScheduleKind};
+use super::keyword::{Backend, BatchNormPolicy, Decode, Mode, OnError, OptimizerKind, ScheduleKind};
 use super::origin::{Origins, SetBy};
 use super::plan::RunPlan;
 use super::reader::Reader;
@@ -59,6 +59,9 @@ fn data(plan: &RunPlan, reader: &mut Reader, registry: &Registry) {
         let hint = "add `dir = \"path/to/folder\"` below `[data]`, or give --data-dir path/to/folder";
         reader.errors.push(reader.origins.error("data", "name", cause, hint));
     }
+    if registry.dataset_names.contains(&data.name.as_str()) {
+        image_files(plan, reader, on_disk);
+    }
     let cutout = (plan.train.cutout > 0).then_some(Augment::Cutout { size: plan.train.cutout });
     let steps: Vec<_> = data.augment.iter().chain(&cutout).collect();
     for (i, step) in steps.iter().enumerate() {
@@ -70,6 +73,71 @@ fn data(plan: &RunPlan, reader: &mut Reader, registry: &Registry) {
             );
             return;
         }
+    }
+}
+
+/// Checks what is done with images in files. `in_files`: the data set has such images; the others have one size and are in memory.
+fn image_files(plan: &RunPlan, reader: &mut Reader, in_files: bool) {
+    let data = &plan.data;
+    let name = &data.name;
+    let crop = data.augment.iter().find(|step| matches!(step, Augment::RandomResizedCrop { .. }));
+    if !in_files {
+        let set = [
+            ("resize", data.resize.is_some()),
+            ("decode", data.decode.is_some()),
+            ("on_error", data.on_error.is_some()),
+        ];
+        for (key, _) in set.into_iter().filter(|(_, is_set)| *is_set) {
+            let cause = format!("this key is for images in files, and \"{name}\" is always in memory");
+            reader.reject(&format!("data.{key}"), cause, format!("remove `{key}`"));
+        }
+        if let Some(crop) = crop {
+            let cause = format!("\"{crop}\" needs images in files, at their own sizes, and \"{name}\" is in memory");
+            reader.reject("data.augment", cause, "use \"crop\"");
+        }
+        return;
+    }
+    if let (Some(crop), None) = (crop, data.image_size) {
+        reader.reject("data.augment", format!("\"{crop}\" needs a size"), "set image_size = 224 below `[data]`");
+    }
+    if let (Some(crop), Some(Decode::Memory)) = (crop, data.decode) {
+        let cause = format!("\"{crop}\" needs the original images, and decode = \"memory\" keeps them at `image_size`");
+        reader.reject("data.decode", cause, "use decode = \"epoch\", or \"crop\"");
+    }
+    if let (Some(OnError::Skip), Some(Decode::Memory)) = (data.on_error, data.decode) {
+        let cause = "decode = \"memory\" decodes all images before the run starts, and names the damaged ones";
+        reader.reject(
+            "data.on_error",
+            cause,
+            "use decode = \"epoch\", or replace the images that `trainer data verify` names",
+        );
+    }
+    match (data.resize, data.image_size) {
+        (Some(_), None) => reader.reject(
+            "data.resize",
+            "needs `data.image_size`, the side of the centre that is cut out",
+            "set for example image_size = 224 and resize = 256",
+        ),
+        (Some(side), Some(size)) if side < size => reader.reject(
+            "data.resize",
+            format!("the centre of {size} pixels (`data.image_size`) does not fit into images resized to {side}"),
+            format!("use {size} or more; {} is usual", usual_resize(size)),
+        ),
+        _ => {}
+    }
+}
+
+/// Returns the side to which torchvision's presets resize images before the centre of `size` pixels is cut out: 256 for 224.
+fn usual_resize(size: usize) -> usize {
+    (size as f64 / 0.875).round() as usize
+}
+
+/// Fills in the values that others of the plan determine.
+pub(super) fn fill_in(plan: &mut RunPlan) {
+    let data = &mut plan.data;
+    let crops = data.augment.iter().any(|step| matches!(step, Augment::RandomResizedCrop { .. }));
+    if let (true, Some(size), None) = (crops, data.image_size, data.resize) {
+        data.resize = Some(usual_resize(size));
     }
 }
 

@@ -43,6 +43,22 @@ impl<T: Keyword> KeyValue for T {
     }
 }
 
+impl<T: Keyword> KeyValue for Option<T> {
+    const VALUES: &'static str = T::VALUES;
+
+    fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
+        T::read(raw, range).map(Some)
+    }
+
+    fn write(&self) -> Option<toml::Value> {
+        self.as_ref().and_then(T::write)
+    }
+
+    fn words() -> Vec<&'static str> {
+        T::words()
+    }
+}
+
 /// Declares enums of words: variants, words and aliases, `Display` and [`Keyword`] from one list.
 macro_rules! keywords {
     ($(
@@ -80,6 +96,22 @@ macro_rules! keywords {
 }
 
 keywords! {
+    /// When images in files are decoded.
+    Decode {
+        /// Once, at the start; the decoded images stay in memory.
+        Memory = "memory" also "ram" "cache",
+        /// In each epoch, when a batch needs them.
+        Epoch = "epoch" also "lazy" "disk",
+    }
+
+    /// What happens where an image cannot be decoded.
+    OnError {
+        /// The run ends with an error.
+        Error = "error" also "raise" "fail",
+        /// The next image of its class takes its place.
+        Skip = "skip" also "ignore" "warn",
+    }
+
     /// What `train.batch_size` counts.
     BatchScope {
         /// Samples of one step over all workers: the same training whatever the world size.

@@ -38,8 +38,8 @@ pub use devices::Devices;
 pub use documentation::key_tables;
 pub use error::{ConfigError, ConfigErrors, Location, SourceLine};
 pub use keyword::{
-    Anneal, Backend, BatchNormPolicy, BatchScope, Compression, Keyword, LrScale, Mode, OptimizerKind, Precision,
-    ScheduleKind, Tta,
+    Anneal, Backend, BatchNormPolicy, BatchScope, Compression, Decode, Keyword, LrScale, Mode, OnError, OptimizerKind,
+    Precision, ScheduleKind, Tta,
 };
 pub use layers::LrFactors;
 pub use origin::SetBy;
@@ -103,6 +103,7 @@ pub fn resolve(source: &ConfigSource, overrides: &Overrides, registry: &Registry
     let mut plan = RunPlan::of_defaults(reader.origins.clone());
     plan.visit(&mut reader);
     check::consistency(&plan, &mut reader, registry);
+    check::fill_in(&mut plan);
     reader.report_unknown();
 
     let Reader { origins, mut errors, notes, .. } = reader;

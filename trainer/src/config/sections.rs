@@ -12,8 +12,8 @@ use super::class_weights::ClassWeights;
 use super::devices::Devices;
 use super::key::{Key, KeyVisitor, Range, optional, section};
 use super::keyword::{
-    Anneal, Backend, BatchNormPolicy, BatchScope, Compression, Keyword, LrScale, Mode, OptimizerKind, Precision,
-    ScheduleKind, Tta,
+    Anneal, Backend, BatchNormPolicy, BatchScope, Compression, Decode, Keyword, LrScale, Mode, OnError, OptimizerKind,
+    Precision, ScheduleKind, Tta,
 };
 use super::layers::LrFactors;
 
@@ -50,7 +50,8 @@ section! {
         /// The folder that holds the files, relative to the current directory; for `manifest` the CSV file.
         dir: Option<PathBuf> = None, unset "the usual places", also ["path", "root", "data_dir"];
         /// What is done to each training image. `crop` and `reflect-crop` shift by up to 4 pixels, `crop:2` by up to 2, with a
-        /// black or a mirrored border; `alternating-flip` mirrors each image every other epoch. `rand-augment:9`,
+        /// black or a mirrored border; `random-resized-crop:0.08` cuts out 8 % to 100 % of the image at its own size;
+        /// `alternating-flip` mirrors each image every other epoch. `rand-augment:9`,
         /// `color-jitter:0.4` and `random-erasing:0.5` have a strength or probability; [the order](../docs/data.md#augmentation)
         /// is always the same.
         augment: Vec<Augment> = vec![], unset "none", also ["transforms", "augmentation", "augmentations"];
@@ -58,8 +59,15 @@ section! {
         mean: Option<Vec<f32>> = None, in 0..=1, unset "the data set's";
         /// Standard deviation per channel, of pixels scaled to 0..1.
         std: Option<Vec<f32>> = None, in (Excluded(0), Included(1)), unset "the data set's";
-        /// Side of the square images in pixels. Smaller images are padded.
+        /// Side of the square images in pixels. Smaller images are padded; images in files are resized.
         image_size: Option<usize> = None, in 1..=PIXELS, unset "the data set's";
+        /// Side in pixels to which the shorter side of images in files is resized, before the centre of `image_size` is cut out.
+        resize: Option<usize> = None, in 1..=PIXELS,
+            unset "`image_size` / 0.875 with `random-resized-crop`, else the whole image becomes the square", also ["resize_size", "val_resize_size"];
+        /// When images in files are decoded: once into memory, or in each epoch.
+        decode: Option<Decode> = None, unset "in each epoch if the decoded images take more than half of the memory", also ["cache", "lazy"];
+        /// What happens where an image that is decoded in an epoch is damaged: `skip` takes the next image of its class.
+        on_error: Option<OnError> = None, unset "`error`", also ["skip_errors", "ignore_errors"];
         /// Background threads that assemble batches.
         workers: usize = 2, in 1..=1024, also ["num_workers"];
         /// Training images used, from the first.

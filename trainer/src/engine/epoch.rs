@@ -21,17 +21,18 @@ pub(super) enum EpochEnd {
 /// Trains from `progress.batch` to the end of `progress.epoch`.
 ///
 /// # Errors
-/// The step fails, or a file cannot be written; a failed step is named with its epoch and number.
+/// An image cannot be decoded, the step fails, or a file cannot be written; a failed step is named with its epoch and number.
 pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> {
     let epoch = engine.progress.epoch;
     let mut batches = engine.loaders.train.epoch(epoch, engine.progress.batch);
     while engine.progress.step < engine.lengths.last_step {
         let start = Instant::now();
-        let fetched = batches.by_ref().take(engine.plan.train.accumulate).collect::<Vec<_>>();
+        let fetched = batches.by_ref().take(engine.plan.train.accumulate).collect::<Result<Vec<_>, _>>()?;
         if fetched.is_empty() {
             break;
         }
         let count = fetched.len();
+        engine.replaced.add(&fetched);
         let fetched_at = Instant::now();
 
         // Forward → backward → all-reduce → optimizer, on all devices of the strategy (`strategy/*/step.rs`).

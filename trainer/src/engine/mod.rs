@@ -2,11 +2,13 @@
 
 pub mod checkpoint;
 mod epoch;
+mod replaced;
 
 use std::time::Instant;
 
 use data::loader::Loader;
 
+pub use self::replaced::ReplacedImages;
 use self::{checkpoint::Store, epoch::EpochEnd};
 use crate::config::{BatchScope, LrScale, RunPlan};
 use crate::device::WarmUp;
@@ -99,6 +101,8 @@ pub struct RunEnd {
     pub test_counts: Option<EvalCounts>,
     /// The run's progress.
     pub progress: RunProgress,
+    /// Damaged images of this rank that others replaced, counted each time.
+    pub replaced: u64,
 }
 
 /// A run in progress.
@@ -116,6 +120,7 @@ pub struct Engine<'a> {
     timeline: Timeline,
     /// Whether this process has taken a step, and has evaluated.
     warm: [bool; 2],
+    replaced: ReplacedImages,
 }
 
 /// The files and the screen that rank 0 writes.
@@ -141,8 +146,8 @@ impl<'a> Engine<'a> {
             Schedule::new(&plan.schedule, plan.optimizer.lr, lengths.schedule_steps, lengths.steps_per_epoch);
         let base_scale = lr_factor(plan, strategy.devices());
         let timeline = Timeline::off();
-        let warm = [false; 2];
-        Self { plan, strategy, loaders, lengths, schedule, base_scale, files, stop, progress, timeline, warm }
+        let (warm, replaced) = ([false; 2], ReplacedImages::default());
+        Self { plan, strategy, loaders, lengths, schedule, base_scale, files, stop, progress, timeline, warm, replaced }
     }
 
     /// Reports while the first step (`which` is 0) or evaluation (1) compiles and tunes kernels. A timeline records that too, and
@@ -180,7 +185,7 @@ impl<'a> Engine<'a> {
                 Evaluation::Stopped(signal) => outcome = RunOutcome::Interrupted { signal, step: self.progress.step },
             }
         }
-        Ok(RunEnd { outcome, test, test_counts, progress: self.progress })
+        Ok(RunEnd { outcome, test, test_counts, progress: self.progress, replaced: self.replaced.count() })
     }
 
     /// Loads the best checkpoint on all ranks, if the run keeps one, and returns the epoch of the weights.
@@ -247,7 +252,9 @@ impl<'a> Engine<'a> {
         if let Some(reporter) = &mut reporter {
             reporter.evaluating(self.loaders.eval.batches_per_epoch());
         }
-        let mut batches = self.loaders.eval.epoch(self.progress.epoch, 0).inspect(|_| {
+        let replaced = &mut self.replaced;
+        let mut batches = self.loaders.eval.epoch(self.progress.epoch, 0).inspect(|batch| {
+            replaced.add(batch);
             if let Some(reporter) = &mut reporter {
                 reporter.evaluated();
             }

@@ -44,6 +44,10 @@ pub struct RunSummary {
     /// validation split. `last` and `best` are then evaluations of the validation split.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub test: Option<Evaluated>,
+    /// Images that could not be decoded and were replaced by others of their class, counted each time, since the run was started
+    /// or resumed. Present only with `data.on_error = "skip"`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replaced_images: Option<u64>,
     /// Wall-clock seconds, including those before a resume.
     pub seconds: f64,
     /// Peak memory of each rank's process in bytes; 0 if the system does not report it.
@@ -66,6 +70,10 @@ pub fn summary_screen(summary: &RunSummary, folder: &Path) -> String {
     rows.push(("model", format!("{}, {} parameters", summary.model, text::thousands(summary.parameters))));
     rows.push(("data", summary.data.clone()));
     rows.push(("device", summary.device.clone()));
+    if let Some(count) = summary.replaced_images.filter(|count| *count > 0) {
+        let count = text::thousands(count);
+        rows.push(("replaced", format!("{count} damaged images, each by the next of its class (data.on_error)")));
+    }
     let steps = text::thousands(summary.steps);
     let epochs = match summary.epochs == summary.planned_epochs {
         true => format!("{}, {steps} steps", summary.epochs),
@@ -183,6 +191,7 @@ mod tests {
                 counts: vec![220, 1, 9, 20, 0, 249, 1, 0, 10, 0, 201, 39, 48, 0, 31, 171],
             }),
             test_confusion: None,
+            replaced_images: None,
         }
     }
 

@@ -17,23 +17,30 @@ pub(super) struct RankStats {
     pub peak_bytes: Vec<u64>,
     /// Memory taken by each device in bytes, rank after rank.
     pub device_bytes: Vec<u64>,
+    /// Damaged images that others replaced, of all ranks.
+    pub replaced: u64,
     /// Each rank's part of the timeline; empty if the timeline is off.
     pub timelines: Vec<Vec<u8>>,
 }
 
-/// Gathers every rank's statistics on all ranks.
+/// Gathers every rank's statistics on all ranks. `replaced`: the damaged images that others replaced on this rank.
 ///
 /// # Errors
 /// A rank has left the job.
-pub(super) fn gather_rank_stats(strategy: &dyn Strategy, timeline: &Timeline) -> Result<RankStats, Failure> {
+pub(super) fn gather_rank_stats(
+    strategy: &dyn Strategy,
+    timeline: &Timeline,
+    replaced: u64,
+) -> Result<RankStats, Failure> {
     let peaks = strategy.all_gather(&device::peak_bytes().unwrap_or(0).to_le_bytes())?;
     let number = |bytes: &Vec<u8>| bytes.as_slice().try_into().map_or(0, u64::from_le_bytes);
+    let replaced = strategy.all_gather(&replaced.to_le_bytes())?.iter().map(number).sum();
     let held: Vec<u8> = strategy.device_bytes().iter().flat_map(|bytes| bytes.to_le_bytes()).collect();
     let held = strategy.all_gather(&held)?;
     let device_bytes =
         held.iter().flat_map(|bytes| bytes.chunks_exact(8).map(|bytes| number(&bytes.to_vec()))).collect();
     let timelines = if timeline.is_on() { strategy.all_gather(&timeline.part(strategy.rank()))? } else { Vec::new() };
-    Ok(RankStats { peak_bytes: peaks.iter().map(number).collect(), device_bytes, timelines })
+    Ok(RankStats { peak_bytes: peaks.iter().map(number).collect(), device_bytes, replaced, timelines })
 }
 
 /// Prints and writes the summary, and returns the exit code. `resume` is the command that continues the run, and

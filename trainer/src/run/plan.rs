@@ -8,13 +8,15 @@ use std::{
 use data::{
     DataError, SplitOptions, Splits,
     augment::Augment,
-    formats::{self, LoadRequest},
-    loader::LoaderConfig,
+    formats::{self, DecodeTime, LoadRequest},
+    loader::{self, LoaderConfig},
 };
 
 use super::class_weights;
 use crate::cli::TrainArgs;
-use crate::config::{self, BatchScope, DatasetFacts, Devices, Mode, Overrides, Registry, RunPlan, SetBy};
+use crate::config::{
+    self, BatchScope, DatasetFacts, Decode, Devices, Mode, OnError, Overrides, Registry, RunPlan, SetBy,
+};
 use crate::console;
 use crate::failure::Failure;
 use crate::files::FileError;
@@ -185,21 +187,52 @@ fn read(path: &Path, overrides: &Overrides) -> Result<RunPlan, Failure> {
 /// A file is missing or damaged, or the plan does not fit the images.
 pub(super) fn read_data(plan: &mut RunPlan) -> Result<Splits, Failure> {
     let start = Instant::now();
+    let decode = decode_time(plan);
     let splits = formats::load(&LoadRequest {
         name: plan.data.name.clone(),
         dir: Some(plan.data.dir.clone().unwrap_or_else(cache_folder)),
         image_size: plan.data.image_size,
+        resize: plan.data.resize,
+        decode,
         limit_train: limit(plan.data.limit_train),
         limit_test: limit(plan.data.limit_test),
         split: SplitOptions { fraction: plan.data.fraction, ..held_out(plan) },
     })
     .map_err(|error| blame_key(plan, error))?;
+    if known_facts(&plan.data.name).is_none() {
+        // All ranks compare this setting, and a resumed run keeps it.
+        plan.data.decode = Some(if splits.train.encoded.is_some() { Decode::Epoch } else { Decode::Memory });
+    }
     let (train, test, seconds) = (splits.train.len(), splits.test.len(), start.elapsed().as_secs_f64());
     tracing::info!(name = plan.data.name, train, test, seconds, "read the data set");
     plan.check_against(&dataset_facts(&plan.data.name, &splits))?;
     class_weights::of_loss(plan, &splits.train)?;
     class_weights::of_sampler(plan, &splits.train)?;
     Ok(splits)
+}
+
+/// Returns when the images of a plan are decoded.
+fn decode_time(plan: &RunPlan) -> DecodeTime {
+    let data = &plan.data;
+    let crops = data.augment.iter().any(|step| matches!(step, Augment::RandomResizedCrop { .. }));
+    match data.decode {
+        Some(Decode::Memory) => DecodeTime::Memory,
+        Some(Decode::Epoch) => DecodeTime::Epoch,
+        // These need the files in each epoch.
+        None if crops || data.on_error == Some(OnError::Skip) => DecodeTime::Epoch,
+        None => {
+            let count = plan.parallel.devices.map_or(1, Devices::count);
+            DecodeTime::BySize { processes: if plan.parallel.mode == Mode::Ddp { count } else { 1 } }
+        }
+    }
+}
+
+/// Returns the loader's answer to damaged images.
+pub(crate) fn on_error(plan: &RunPlan) -> loader::OnError {
+    match plan.data.on_error {
+        Some(OnError::Skip) => loader::OnError::Replace,
+        Some(OnError::Error) | None => loader::OnError::Fail,
+    }
 }
 
 /// Returns the validation split of a plan.
@@ -295,8 +328,11 @@ pub(super) fn train_loader(plan: &RunPlan, strategy: &dyn Strategy, pixels: bool
 /// # Errors
 /// The plan was not checked against its data set.
 pub(super) fn eval_loader(plan: &RunPlan, strategy: &dyn Strategy, pixels: bool) -> Result<LoaderConfig, Failure> {
+    // 256 images of 64x64 pixels, and of larger images as many as have the pixels of these.
+    let pixels_of_one = plan.data.image_size.map_or(1, |side| side * side);
+    let images = (256 * 64 * 64 / pixels_of_one).clamp(1, 256);
     Ok(LoaderConfig {
-        global_batch: plan.train.batch_size.max(256),
+        global_batch: plan.train.batch_size.max(images),
         shuffle: false,
         exact: true,
         ..common(plan, strategy, pixels)?
@@ -323,6 +359,7 @@ fn common(plan: &RunPlan, strategy: &dyn Strategy, pixels: bool) -> Result<Loade
         workers: plan.data.workers,
         prefetch: PREFETCH,
         pixels,
+        on_error: on_error(plan),
         ..LoaderConfig::default()
     })
 }

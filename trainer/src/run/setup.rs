@@ -61,6 +61,9 @@ pub(super) fn pixels_on_the_host(plan: &RunPlan, selected: &Selected, splits: &S
     if let Some(step) = plan.data.augment.iter().find(|step| step.computes_pixels()) {
         return Some(format!("`{step}` is the loader's"));
     }
+    if splits.named().any(|(_, split)| split.encoded.is_some()) {
+        return Some("they are decoded there in each epoch".into());
+    }
     // Leave the other three quarters of the memory to the network
     let room = gpu.memory_bytes / 4;
     let eval = splits.val.as_ref().unwrap_or(&splits.test);
@@ -127,15 +130,15 @@ pub(super) fn initialise(network: Network, plan: &RunPlan, train: &Dataset) -> R
     let (mean, std) = super::plan::normalisation(plan)?;
     let pipeline = Pipeline::new(&[], &mean, &std, shape)?;
     let mut images = vec![0.0; count * shape.len()];
-    for (image, out) in train.images.chunks_exact(shape.len()).zip(images.chunks_exact_mut(shape.len())) {
-        pipeline.apply(image, &AugmentParams::default(), out);
+    for (index, out) in images.chunks_exact_mut(shape.len()).enumerate() {
+        pipeline.apply(&train.pixels(index)?, &AugmentParams::default(), out);
     }
     Ok(network.initialised_from(&images, [count, shape.channels, shape.height, shape.width]))
 }
 
 /// Returns the facts on which all ranks of a job must agree: the plan without paths and numbers of devices (machines may differ;
 /// rank 0 alone reads the file of weights),
-/// the data, the kind of device.
+/// the data (of images that are decoded in each epoch their names), the kind of device.
 pub(super) fn facts(plan: &RunPlan, splits: &Splits, target: &DeviceSet) -> Vec<String> {
     let device = format!("device = {}", if target.is_gpu() { "GPU" } else { "CPU" });
     let own = [("data", "dir"), ("model", "weights"), ("parallel", "devices")];
@@ -144,11 +147,15 @@ pub(super) fn facts(plan: &RunPlan, splits: &Splits, target: &DeviceSet) -> Vec<
     let mut facts: Vec<String> = std::iter::once(device).chain(settings).collect();
     for (name, set) in splits.named() {
         let labels = crc32c::crc32c(bytemuck::cast_slice(&set.labels));
+        let images = match &set.encoded {
+            // Reading all files would take as long as an epoch.
+            Some(encoded) => encoded.names().fold(0, |sum, name| crc32c::crc32c_append(sum, name.as_bytes())),
+            None => crc32c::crc32c(&set.images),
+        };
         facts.push(format!(
-            "{name} set = {} images {}, checksum {:08x} {labels:08x}",
+            "{name} set = {} images {}, checksum {images:08x} {labels:08x}",
             thousands(set.len() as u64),
             set.shape,
-            crc32c::crc32c(&set.images)
         ));
     }
     facts

@@ -12,7 +12,7 @@ use super::resume_command::resume_command;
 use super::setup::{self, DeviceAssignment, build, count_parameters, facts, pixels_on_the_host, restore};
 use super::{class_weights, split_file};
 use crate::cli::TrainArgs;
-use crate::config::{BatchScope, Devices, Mode, RunPlan};
+use crate::config::{BatchScope, Devices, Mode, OnError, RunPlan};
 use crate::console;
 use crate::diagnostics;
 use crate::engine::checkpoint::Store;
@@ -91,7 +91,7 @@ impl Training<'_> {
         if strategy.rank() > 0 {
             let engine = Engine::new(plan, &mut *strategy, loaders, None, stop, progress);
             let end = engine.record(&timeline).run()?;
-            gather_rank_stats(&*strategy, &timeline)?;
+            gather_rank_stats(&*strategy, &timeline, end.replaced)?;
             return Ok(match end.outcome {
                 RunOutcome::Interrupted { signal, .. } => 128 + signal as u8,
                 _ => 0,
@@ -163,8 +163,8 @@ impl Training<'_> {
         let mut reporter = self.reporter(&folder, &lengths, &progress, &description)?;
         let files = Some(Files { reporter: &mut reporter, store });
         let engine = Engine::new(plan, strategy, loaders, files, stop, progress);
-        let RunEnd { outcome, test, test_counts, progress } = engine.record(timeline).run()?;
-        let stats = gather_rank_stats(strategy, timeline)?;
+        let RunEnd { outcome, test, test_counts, progress, replaced } = engine.record(timeline).run()?;
+        let stats = gather_rank_stats(strategy, timeline, replaced)?;
         if timeline.is_on() {
             let left_out = timeline::write(&folder.timeline(), &stats.timelines)?;
             if left_out > 0 {
@@ -190,6 +190,7 @@ impl Training<'_> {
             test_confusion: test_counts
                 .map(|counts| Confusion { classes: description.dataset.classes.clone(), counts: counts.confusion }),
             seconds: progress.elapsed_s,
+            replaced_images: (plan.data.on_error == Some(OnError::Skip)).then_some(stats.replaced),
             peak_bytes: stats.peak_bytes,
             device_bytes: stats.device_bytes,
             ..RunSummary::default()
@@ -253,11 +254,20 @@ impl Training<'_> {
 
 /// Describes the data set for the start-up table: name, images of each split, shape.
 fn describe_data(plan: &RunPlan, splits: &Splits, on_gpu: bool) -> String {
+    let place = match (on_gpu, &splits.train.encoded) {
+        (true, _) => ", on the GPU as uint8".to_owned(),
+        (false, None) => String::new(),
+        (false, Some(_)) => {
+            let bytes: u64 = splits.named().map(|(_, split)| split.decoded_bytes()).sum();
+            let gib = bytes as f64 / (1u64 << 30) as f64;
+            let size = if gib < 1.0 { String::new() } else { format!(" ({gib:.1} GiB of pixels)") };
+            format!(", decoded in each epoch{size}")
+        }
+    };
     format!(
-        "{}, {} images {}{}",
+        "{}, {} images {}{place}",
         plan.data.name,
         splits.named().map(|(_, split)| thousands(split.len() as u64)).collect::<Vec<_>>().join(" + "),
         splits.train.shape,
-        if on_gpu { ", on the GPU as uint8" } else { "" }
     )
 }

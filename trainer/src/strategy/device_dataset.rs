@@ -61,6 +61,9 @@ impl Lines {
 impl DeviceDataset {
     /// Returns why a data set cannot be kept on a device with `room` bytes for it, or `None` where it can.
     pub fn refusal(dataset: &Dataset, room: u64) -> Option<String> {
+        if dataset.encoded.is_some() {
+            return Some("the images are decoded in each epoch".into());
+        }
         let bytes = dataset.images.len();
         if bytes as u64 > room {
             return Some(format!("{bytes} bytes of images are more than a quarter of the device's memory"));
@@ -150,6 +153,7 @@ mod tests {
         Dataset {
             name: "formula".into(),
             images: (0..count * shape.len()).map(|i| (i * 197 + i / 7 + 3) as u8).collect(),
+            encoded: None,
             labels: (0..count).map(|i| (i % 10) as u16).collect(),
             shape,
             classes: (0..10).map(|class| class.to_string()).collect(),
@@ -174,6 +178,7 @@ mod tests {
         let mut seen = 0;
         for epoch in 1..4 {
             for (done, decided) in host.epoch(epoch, 0).zip(left.epoch(epoch, 0)) {
+                let (done, decided) = (done.unwrap(), decided.unwrap());
                 assert_eq!((&done.ids, &done.labels), (&decided.ids, &decided.labels));
                 let pixels = on_device.batch(&decided).into_data().try_into_vec::<f32>().unwrap();
                 let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();

@@ -1,10 +1,10 @@
 //! Exact counts of an evaluation. They are added up, never averaged, so that the result does not depend on batches or ranks.
 
 use burn::tensor::Tensor;
-use data::loader::Batch;
+use data::{DataError, loader::Batch};
 use models::{Context, Network};
 
-use super::replica::host_logits;
+use super::{Batches, replica::host_logits};
 use crate::{config::Tta, loss, signals::Stop};
 
 /// The logits of one batch on the host, row-major `[B, classes]`.
@@ -76,10 +76,10 @@ impl EvalCounts {
     /// Counts `batches` until `stop`. `infer` returns a batch's logits.
     ///
     /// # Errors
-    /// Those of `infer`.
-    pub(super) fn of_batches<E>(
+    /// Those of `infer`, and a batch that is an error.
+    pub(super) fn of_batches<E: From<DataError>>(
         classes: usize,
-        batches: &mut dyn Iterator<Item = Batch>,
+        batches: &mut Batches<'_>,
         stop: &Stop,
         mut infer: impl FnMut(Batch) -> Result<Logits, E>,
     ) -> Result<Self, E> {
@@ -87,6 +87,7 @@ impl EvalCounts {
         while stop.signal().is_none()
             && let Some(batch) = batches.next()
         {
+            let batch = batch?;
             let labels = batch.labels.clone();
             let Logits { plain, tta } = infer(batch)?;
             for (row, &label) in plain.chunks_exact(classes).zip(&labels) {

@@ -22,7 +22,7 @@ pub use eval_counts::{EvalCounts, Logits, percent};
 pub use learner::Learner;
 pub use replica::{ForwardOutput, Replica};
 
-use data::loader::Batch;
+use data::{DataError, loader::Batch};
 
 use crate::{
     failure::Failure,
@@ -30,6 +30,9 @@ use crate::{
     snapshot::{RunProgress, Snapshot},
     timeline::Timeline,
 };
+
+/// The batches of a loader, or the first image that cannot be decoded.
+pub type Batches<'a> = dyn Iterator<Item = Result<Batch, DataError>> + 'a;
 
 /// The result of one optimizer step.
 #[derive(Debug, Clone, Copy, Default)]
@@ -175,8 +178,8 @@ pub trait Strategy {
     /// Evaluates all `batches`, until `stop`: with the averaged weights where the average is on, otherwise with the weights.
     ///
     /// # Errors
-    /// A rank or a device does not answer.
-    fn evaluate(&mut self, batches: &mut dyn Iterator<Item = Batch>, stop: &Stop) -> Result<Evaluation, Failure>;
+    /// A batch is an error, or a rank or a device does not answer.
+    fn evaluate(&mut self, batches: &mut Batches<'_>, stop: &Stop) -> Result<Evaluation, Failure>;
 
     /// Copies the state of a checkpoint to the host (`state_dict`).
     fn snapshot(&self) -> Snapshot {

@@ -1,15 +1,15 @@
 //! One copy of the network on one device, and how a batch becomes gradients there.
 
-use std::{convert::Infallible, time::Instant};
+use std::time::Instant;
 
 use burn::{
     module::Module,
     tensor::{Device, Gradients, Tensor, TensorData},
 };
-use data::loader::Batch;
+use data::{DataError, loader::Batch};
 use models::{Context, Network, state::ParameterInfo};
 
-use super::{DeviceDataset, DeviceDatasets, EvalCounts, StepOutcome, eval_counts::Logits};
+use super::{Batches, DeviceDataset, DeviceDatasets, EvalCounts, StepOutcome, eval_counts::Logits};
 use crate::{
     config::{Precision, Tta},
     device, loss,
@@ -212,7 +212,10 @@ impl Replica {
     }
 
     /// Counts every batch with `network`, an inference copy, until `stop`.
-    pub fn evaluate(&self, network: &Network, batches: &mut dyn Iterator<Item = Batch>, stop: &Stop) -> EvalCounts {
+    ///
+    /// # Errors
+    /// A batch is an error.
+    pub fn evaluate(&self, network: &Network, batches: &mut Batches<'_>, stop: &Stop) -> Result<EvalCounts, DataError> {
         let mut full = 0;
         let infer = |batch: Batch| {
             let count = batch.len();
@@ -223,10 +226,9 @@ impl Replica {
             let images = self.images(batch, |sets| &sets.eval).inner();
             let mut logits = Logits::of(network, images, self.tta);
             logits.truncate(count * self.classes);
-            Ok::<_, Infallible>(logits)
+            Ok(logits)
         };
-        let Ok(counts) = EvalCounts::of_batches(self.classes, batches, stop, infer);
-        counts
+        EvalCounts::of_batches(self.classes, batches, stop, infer)
     }
 }
 

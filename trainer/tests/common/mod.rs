@@ -4,6 +4,8 @@
 
 #[path = "../../testing/namespaces.rs"]
 pub mod namespaces;
+#[path = "../../../data/testing/pictures.rs"]
+pub mod pictures;
 #[path = "../../testing/shared.rs"]
 mod shared;
 

@@ -7,6 +7,7 @@ use super::super::*;
 use super::server::{Behaviour, Server};
 use super::{archive, leak, options, sha};
 use crate::formats::tests::{gzip, idx_files};
+use crate::pictures::save_png;
 
 /// Makes a small MNIST: its source and the files on the server.
 fn small_mnist() -> (&'static DatasetSource, Vec<(String, Vec<u8>)>) {
@@ -155,16 +156,16 @@ fn verify_reads_every_image_of_a_folder() {
     for split in ["train", "val"] {
         let class = dir.path().join(split).join("a");
         std::fs::create_dir_all(&class).unwrap();
-        image::RgbImage::new(4, 4).save(class.join("1.png")).unwrap();
+        save_png(class.join("1.png"), 4, 4, |_, _| [0; 3]);
         // Sizes may differ, because the configuration can resize the images.
-        image::RgbImage::new(5, 4).save(class.join("2.png")).unwrap();
+        save_png(class.join("2.png"), 5, 4, |_, _| [0; 3]);
     }
     let report = verify("image-folder", dir.path()).unwrap();
     assert!(report.is_ok());
     assert_eq!(report.files[1].path, dir.path().join("val"));
     let test = dir.path().join("test/a");
     std::fs::create_dir_all(&test).unwrap();
-    image::RgbImage::new(4, 4).save(test.join("1.png")).unwrap();
+    save_png(test.join("1.png"), 4, 4, |_, _| [0; 3]);
     let report = verify("image-folder", dir.path()).unwrap();
     let checked: Vec<_> = report.files.iter().map(|file| file.path.strip_prefix(dir.path()).unwrap()).collect();
     assert_eq!(checked, ["train", "val", "test"].map(Path::new));
@@ -173,6 +174,11 @@ fn verify_reads_every_image_of_a_folder() {
     let report = verify("image-folder", dir.path()).unwrap();
     assert_eq!(report.files[0].path, bad);
     assert!(matches!(&report.files[0].status, FileStatus::Altered(how) if how.starts_with("cannot be decoded")));
+    // All damaged images are named, not only the first.
+    std::fs::write(dir.path().join("train/a/1.png"), "no image").unwrap();
+    let report = verify("image-folder", dir.path()).unwrap();
+    let named: Vec<_> = report.files.iter().map(|file| file.path.strip_prefix(dir.path()).unwrap()).collect();
+    assert_eq!(named, ["train/a/1.png", "val/a/2.png"].map(Path::new));
 }
 
 #[test]

@@ -5,14 +5,16 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::DataError;
+use crate::encoded::ImageFile;
 use crate::formats::images::Sample;
 use crate::formats::read_error;
 
 /// File name extensions of the images that are read, in upper or lower case.
-const READ: [&str; 3] = ["png", "jpg", "jpeg"];
+pub(in crate::formats) const READ: [&str; 3] = ["png", "jpg", "jpeg"];
 
 /// Extensions of images that cannot be read. Ignoring such a file silently would change the data set.
-const NOT_READ: [&str; 11] = ["bmp", "gif", "webp", "tif", "tiff", "ppm", "pgm", "pbm", "avif", "heic", "jxl"];
+pub(in crate::formats) const NOT_READ: [&str; 11] =
+    ["bmp", "gif", "webp", "tif", "tiff", "ppm", "pgm", "pbm", "avif", "heic", "jxl"];
 
 /// Maximum depth of folders below a class.
 const MAX_DEPTH: usize = 32;
@@ -55,7 +57,7 @@ pub(super) fn samples(split: &Path, names: &[String]) -> Result<Vec<Sample>, Dat
             return Err(DataError::new(class, "the class folder holds no image", hint));
         }
         sort(&mut found);
-        samples.extend(found.into_iter().map(|path| Sample { path, label }));
+        samples.extend(found.into_iter().map(|path| Sample { file: ImageFile::Path(path), label }));
     }
     Ok(samples)
 }

@@ -2,9 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use image::{DynamicImage, GrayImage, ImageFormat, Luma, Rgb, RgbImage, Rgba, RgbaImage};
+use png::{BitDepth, ColorType};
 
 use super::{load, request};
+use crate::pictures::{jpeg, png, rgb, save_png};
 use crate::{DataError, ImageShape, Splits};
 
 struct Folder(tempfile::TempDir);
@@ -14,8 +15,8 @@ impl Folder {
     fn new() -> Self {
         let folder = Self(tempfile::tempdir().unwrap());
         for split in ["train", "test"] {
-            folder.save(&format!("{split}/cat/1.png"), flat(1).into());
-            folder.save(&format!("{split}/dog/1.png"), flat(2).into());
+            folder.flat(&format!("{split}/cat/1.png"), 1);
+            folder.flat(&format!("{split}/dog/1.png"), 2);
         }
         folder
     }
@@ -26,8 +27,14 @@ impl Folder {
         path
     }
 
-    fn save(&self, name: &str, image: DynamicImage) {
-        image.save_with_format(self.path(name), ImageFormat::Png).unwrap();
+    /// Writes a PNG of 4x3 pixels of one value.
+    fn flat(&self, name: &str, value: u8) {
+        save_png(self.path(name), 4, 3, |_, _| [value; 3]);
+    }
+
+    /// Writes a PNG of 4x3 pixels.
+    fn save(&self, name: &str, color: ColorType, depth: BitDepth, samples: &[u8]) {
+        std::fs::write(self.path(name), png(4, 3, color, depth, samples)).unwrap();
     }
 
     fn load(&self) -> Result<Splits, DataError> {
@@ -42,19 +49,15 @@ impl Folder {
     }
 }
 
-fn flat(value: u8) -> RgbImage {
-    RgbImage::from_pixel(4, 3, Rgb([value; 3]))
-}
-
 #[test]
 fn order_and_labels_are_torchvisions() {
     let folder = Folder::new();
     // Capital letters sort before small ones. Files of a class sort by folder (as a whole string), then by name.
     for (name, value) in [("train/Zebra/x.png", 10), ("train/cat/a/q/z.png", 3), ("train/cat/a-b/y.png", 4)] {
-        folder.save(name, flat(value).into());
+        folder.flat(name, value);
     }
     for (name, value) in [("train/cat/10.PNG", 5), ("train/cat/2.png", 6), ("test/Zebra/x.png", 11)] {
-        folder.save(name, flat(value).into());
+        folder.flat(name, value);
     }
     std::fs::write(folder.path("train/cat/notes.txt"), "no image").unwrap();
     std::fs::write(folder.path("train/cat/.hidden.png"), "no image").unwrap();
@@ -70,15 +73,18 @@ fn order_and_labels_are_torchvisions() {
 #[test]
 fn every_kind_of_image_becomes_rgb_planes() {
     let folder = Folder::new();
-    let rgb = RgbImage::from_fn(4, 3, |x, y| Rgb([x as u8, 100 + y as u8, 200 + (x + y) as u8]));
-    folder.save("train/cat/1.png", rgb.clone().into());
-    folder.save("train/cat/2.png", GrayImage::from_fn(4, 3, |x, y| Luma([(10 * x + y) as u8])).into());
-    let rgba = RgbaImage::from_fn(4, 3, |x, y| Rgba([x as u8, 100 + y as u8, 200 + (x + y) as u8, 17]));
-    folder.save("train/cat/3.png", rgba.into());
-    folder.save("train/cat/4.png", DynamicImage::ImageRgb8(rgb).into_rgb16().into());
+    let colours = rgb(4, 3, |x, y| [x as u8, 100 + y as u8, 200 + (x + y) as u8]);
+    folder.save("train/cat/1.png", ColorType::Rgb, BitDepth::Eight, &colours);
+    let greys: Vec<u8> = (0..12).map(|at| 10 * (at % 4) + at / 4).collect();
+    folder.save("train/cat/2.png", ColorType::Grayscale, BitDepth::Eight, &greys);
+    let transparent: Vec<u8> = colours.chunks_exact(3).flat_map(|p| [p[0], p[1], p[2], 17]).collect();
+    folder.save("train/cat/3.png", ColorType::Rgba, BitDepth::Eight, &transparent);
+    // 257 times the value, and a little more, which is rounded off.
+    let deep: Vec<u8> = colours.iter().flat_map(|&value| (u16::from(value) * 257 + 100).to_be_bytes()).collect();
+    folder.save("train/cat/4.png", ColorType::Rgb, BitDepth::Sixteen, &deep);
     // A PNG with the name of a JPEG, and a real JPEG. JPEG is lossy but keeps a flat colour.
-    folder.save("train/cat/5.jpg", flat(7).into());
-    flat(90).save_with_format(folder.path("train/cat/6.JPEG"), ImageFormat::Jpeg).unwrap();
+    folder.flat("train/cat/5.jpg", 7);
+    std::fs::write(folder.path("train/cat/6.JPEG"), jpeg(4, 3, &[90; 36])).unwrap();
     let set = folder.load().unwrap().train;
     assert_eq!(set.shape, ImageShape { channels: 3, height: 3, width: 4 });
     #[rustfmt::skip]
@@ -112,7 +118,7 @@ fn val_beside_test_is_the_validation_split() {
     let folder = Folder::new();
     assert!(folder.load().unwrap().val.is_none());
     for (name, value) in [("val/cat/1.png", 31), ("val/cat/2.png", 32), ("val/dog/1.png", 33)] {
-        folder.save(name, flat(value).into());
+        folder.flat(name, value);
     }
     let splits = folder.load().unwrap();
     let val = splits.val.unwrap();
@@ -131,21 +137,21 @@ fn a_validation_split_with_mistakes_is_an_error() {
     let folder = Folder::new();
     std::fs::create_dir(folder.path("val")).unwrap();
     assert_eq!(folder.error(), "val: the split is empty: it has no class folder");
-    folder.save("val/cat/1.png", flat(1).into());
+    folder.flat("val/cat/1.png", 1);
     assert!(folder.error().starts_with("val/dog: there is no such folder, but "), "{}", folder.error());
     std::fs::create_dir(folder.path("val/dog")).unwrap();
     assert_eq!(folder.error(), "val/dog: the class folder holds no image");
-    folder.save("val/dog/1.png", RgbImage::from_pixel(8, 6, Rgb([1; 3])).into());
+    save_png(folder.path("val/dog/1.png"), 8, 6, |_, _| [1; 3]);
     assert_eq!(folder.error(), "val/dog/1.png: is 8x6 pixels, the first image is 4x3");
-    folder.save("val/dog/1.png", flat(1).into());
-    folder.save("val/emu/1.png", flat(1).into());
+    folder.flat("val/dog/1.png", 1);
+    folder.flat("val/emu/1.png", 1);
     assert!(folder.error().starts_with("train/emu: there is no such folder, but "), "{}", folder.error());
 }
 
 #[test]
 fn sizes_must_agree_unless_resized() {
     let folder = Folder::new();
-    folder.save("train/dog/2.png", RgbImage::from_pixel(8, 6, Rgb([50, 60, 70])).into());
+    save_png(folder.path("train/dog/2.png"), 8, 6, |_, _| [50, 60, 70]);
     assert_eq!(folder.error(), "train/dog/2.png: is 8x6 pixels, the first image is 4x3");
     let mut request = request("image-folder", folder.0.path());
     request.image_size = Some(5);
@@ -161,10 +167,10 @@ fn sizes_must_agree_unless_resized() {
 #[test]
 fn splits_must_have_the_same_classes() {
     let folder = Folder::new();
-    folder.save("test/emu/1.png", flat(1).into());
+    folder.flat("test/emu/1.png", 1);
     assert!(folder.error().starts_with("train/emu: there is no such folder, but "));
-    folder.save("train/emu/1.png", flat(1).into());
-    folder.save("train/fox/1.png", flat(1).into());
+    folder.flat("train/emu/1.png", 1);
+    folder.flat("train/fox/1.png", 1);
     assert!(folder.error().starts_with("test/fox: there is no such folder, but "));
     std::fs::create_dir(folder.path("test/fox")).unwrap();
     assert_eq!(folder.error(), "test/fox: the class folder holds no image");
@@ -212,7 +218,7 @@ fn crc32(bytes: &[u8]) -> u32 {
 fn a_limit_thins_every_class() {
     let folder = Folder::new();
     for index in 2..6 {
-        folder.save(&format!("train/cat/{index}.png"), flat(10 + index).into());
+        folder.flat(&format!("train/cat/{index}.png"), 10 + index);
     }
     let mut request = request("image-folder", folder.0.path());
     request.limit_train = Some(4);
@@ -234,7 +240,7 @@ fn a_link_that_leads_up_is_an_error() {
 fn a_tree_of_links_is_an_error_at_once() {
     let folder = Folder::new();
     for level in 0..30 {
-        folder.save(&format!("links/{level}/1.png"), flat(1).into());
+        folder.flat(&format!("links/{level}/1.png"), 1);
         for link in ["a", "b"] {
             std::os::unix::fs::symlink(format!("../{}", level + 1), folder.path(&format!("links/{level}/{link}")))
                 .unwrap();

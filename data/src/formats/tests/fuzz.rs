@@ -1,9 +1,11 @@
 //! Random and mutated files yield data or an error, never a panic.
 
+use png::{BitDepth, ColorType};
 use proptest::prelude::*;
 
 use super::{gzip, idx_files, load, request};
 use crate::formats::idx::{IdxKind, read};
+use crate::pictures::{jpeg, png, rgb};
 
 const KINDS: [IdxKind; 3] =
     [IdxKind::Labels, IdxKind::Images { height: 28, width: 28 }, IdxKind::Images { height: 1, width: 3 }];
@@ -81,23 +83,39 @@ proptest! {
 
     #[test]
     fn damaged_images(
-        jpeg in any::<bool>(),
+        is_jpeg in any::<bool>(),
         changes in changes(),
         cut in prop::option::of(any::<prop::sample::Index>()),
     ) {
         let dir = tempfile::tempdir().unwrap();
-        let format = if jpeg { image::ImageFormat::Jpeg } else { image::ImageFormat::Png };
+        let pixels = rgb(9, 7, |x, y| [(x * 20) as u8, (y * 30) as u8, 77]);
         for path in ["train/a", "test/a"] {
             let folder = dir.path().join(path);
             std::fs::create_dir_all(&folder).unwrap();
-            let image = image::RgbImage::from_fn(9, 7, |x, y| image::Rgb([(x * 20) as u8, (y * 30) as u8, 77]));
-            image.save_with_format(folder.join("1.png"), format).unwrap();
+            let bytes = if is_jpeg { jpeg(9, 7, &pixels) } else { png(9, 7, ColorType::Rgb, BitDepth::Eight, &pixels) };
+            std::fs::write(folder.join("1.png"), bytes).unwrap();
         }
         let path = dir.path().join("train/a/1.png");
         let bytes = mutate(&std::fs::read(&path).unwrap(), &changes, cut, &[]);
         std::fs::write(&path, bytes).unwrap();
         if let Ok(splits) = load(&request("image-folder", dir.path())) {
             prop_assert_eq!(splits.train.images.len(), splits.train.shape.len());
+        }
+    }
+
+    #[test]
+    fn damaged_archives(
+        changes in changes(),
+        cut in prop::option::of(any::<prop::sample::Index>()),
+        tail in prop::collection::vec(any::<u8>(), 0..4),
+    ) {
+        let image = png(4, 3, ColorType::Grayscale, BitDepth::Eight, &[9; 12]);
+        let whole = super::webdataset::archive(&[("1.png", &image), ("1.cls", b"0"), ("2.png", &image), ("2.json", b"{\"label\":0}")]);
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("train.tar"), mutate(&whole, &changes, cut, &tail)).unwrap();
+        std::fs::write(dir.path().join("test.tar"), &whole).unwrap();
+        if let Ok(splits) = load(&request("webdataset", dir.path())) {
+            prop_assert_eq!(splits.train.images.len(), splits.train.len() * splits.train.shape.len());
         }
     }
 }

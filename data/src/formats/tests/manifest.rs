@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use image::{Rgb, RgbImage};
 use proptest::prelude::*;
 
 use super::{load, request};
+use crate::pictures::save_png;
 use crate::{DataError, SplitOptions, Splits};
 
 struct Manifest(tempfile::TempDir);
@@ -16,8 +16,7 @@ impl Manifest {
         let manifest = Self(tempfile::tempdir().unwrap());
         std::fs::create_dir(manifest.path("photos")).unwrap();
         for index in 0..10 {
-            let image = RgbImage::from_pixel(4, 3, Rgb([index; 3]));
-            image.save(manifest.path(&format!("photos/{index}.png"))).unwrap();
+            save_png(manifest.path(&format!("photos/{index}.png")), 4, 3, |_, _| [index; 3]);
         }
         std::fs::write(manifest.path("labels.csv"), text).unwrap();
         manifest

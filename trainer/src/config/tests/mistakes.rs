@@ -252,3 +252,21 @@ fn flags() {
         flags.iter().map(|flags| brief(&read(BASE, flags).expect_err("a wrong flag"))).collect();
     insta::assert_snapshot!("flags", mistakes.join("\n"));
 }
+
+#[test]
+fn image_files() {
+    let folder = "[model]\nname = \"lenet\"\n[data]\nname = \"image-folder\"\ndir = \"photos\"\n";
+    let texts = [
+        format!("{BASE}decode = \"epoch\"\nresize = 40\non_error = \"skip\"\naugment = [\"random-resized-crop\"]"),
+        format!("{folder}augment = [\"random-resized-crop\"]"),
+        format!("{folder}image_size = 64\naugment = [\"random-resized-crop:0\"]"),
+        format!("{folder}image_size = 64\naugment = [\"random-resized-crop\", \"crop\"]"),
+        format!(
+            "{folder}image_size = 64\ndecode = \"memory\"\non_error = \"skip\"\naugment = [\"random-resized-crop\"]"
+        ),
+        format!("{folder}image_size = 224\nresize = 200"),
+        format!("{folder}resize = 200"),
+        format!("{folder}decode = \"cache\"\non_error = \"stop\""),
+    ];
+    check("image_files", &texts.each_ref().map(String::as_str));
+}

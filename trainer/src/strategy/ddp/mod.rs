@@ -53,7 +53,7 @@ use self::{
     statistics::SharedStatistics,
     verify::UnusedParameters,
 };
-use super::{EvalCounts, Evaluation, Learner, StepOutcome, Strategy};
+use super::{Batches, EvalCounts, Evaluation, Learner, StepOutcome, Strategy};
 use crate::{
     config::{BatchNormPolicy, RunPlan, Tta},
     failure::Failure,
@@ -197,7 +197,7 @@ impl Strategy for Ddp {
         step::train_step(self, batches, lr, stop)
     }
 
-    fn evaluate(&mut self, batches: &mut dyn Iterator<Item = Batch>, stop: &Stop) -> Result<Evaluation, Failure> {
+    fn evaluate(&mut self, batches: &mut Batches<'_>, stop: &Stop) -> Result<Evaluation, Failure> {
         self.status.set_status(format_args!("evaluating after {} steps", self.steps));
         let Self { learner, comm, .. } = self;
         let comm = &*comm;
@@ -206,7 +206,7 @@ impl Strategy for Ddp {
         }
         // Ranks may have their own running statistics, and one network is evaluated: rank 0's.
         let network = replicate::sync_buffers(learner.evaluated_network(), BatchNormPolicy::Broadcast, comm)?;
-        let counts = learner.replica.evaluate(&network, batches, stop);
+        let counts = learner.replica.evaluate(&network, batches, stop)?;
         self.reduce_counts(counts, stop)
     }
 

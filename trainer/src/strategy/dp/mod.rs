@@ -27,7 +27,7 @@ use data::{ImageShape, loader::Batch};
 use models::Network;
 
 use self::{devices::Devices, scatter::Sizes};
-use super::{DeviceDatasets, EvalCounts, Evaluation, Learner, StepOutcome, Strategy, eval_counts::Logits};
+use super::{Batches, DeviceDatasets, EvalCounts, Evaluation, Learner, StepOutcome, Strategy, eval_counts::Logits};
 use crate::{
     config::{BatchNormPolicy, RunPlan, Tta},
     device,
@@ -111,7 +111,7 @@ impl Strategy for Dp {
         step::train_step(self, batches, lr, stop)
     }
 
-    fn evaluate(&mut self, batches: &mut dyn Iterator<Item = Batch>, stop: &Stop) -> Result<Evaluation, Failure> {
+    fn evaluate(&mut self, batches: &mut Batches<'_>, stop: &Stop) -> Result<Evaluation, Failure> {
         let networks = replicate::replicate(&self.learner.evaluated_network(), &self.devices, self.devices.len());
         let counts = EvalCounts::of_batches(self.classes, batches, stop, |batch| self.infer(&networks, batch))?;
         Ok(Evaluation::of_one_process(counts, stop))

@@ -6,7 +6,7 @@ use burn::tensor::Device;
 use data::loader::Batch;
 use models::Network;
 
-use super::{Evaluation, Learner, StepOutcome, Strategy};
+use super::{Batches, Evaluation, Learner, StepOutcome, Strategy};
 use crate::{config::RunPlan, failure::Failure, signals::Stop};
 
 /// The strategy of one process with one device.
@@ -35,8 +35,8 @@ impl Strategy for Single {
         step::train_step(self, batches, lr, stop)
     }
 
-    fn evaluate(&mut self, batches: &mut dyn Iterator<Item = Batch>, stop: &Stop) -> Result<Evaluation, Failure> {
-        let counts = self.learner.replica.evaluate(&self.learner.evaluated_network(), batches, stop);
+    fn evaluate(&mut self, batches: &mut Batches<'_>, stop: &Stop) -> Result<Evaluation, Failure> {
+        let counts = self.learner.replica.evaluate(&self.learner.evaluated_network(), batches, stop)?;
         Ok(Evaluation::of_one_process(counts, stop))
     }
 }

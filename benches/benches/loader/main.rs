@@ -1,8 +1,11 @@
-//! Measures the loader in images per second: `cargo bench -p benches --bench loader [-- BATCHES]`.
+//! Measures the loader in images per second: `cargo bench -p benches --bench loader [-- BATCHES | -- jpeg [PYTHON]]`.
 //!
+//! `jpeg` measures JPEG files, beside torchvision (`files.rs`). Otherwise:
 //! CIFAR-shaped random images, batches of 128, several configurations. One round runs every configuration for BATCHES
 //! batches (default 391, an epoch of CIFAR-10). A machine that becomes slower therefore affects all configurations. The
 //! table shows each configuration's median, slowest and fastest round.
+
+mod files;
 
 use std::error::Error;
 use std::hint::black_box;
@@ -10,15 +13,17 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use data::augment::{Augment, Fill};
-use data::loader::{Loader, LoaderConfig};
-use data::{Dataset, ImageShape};
+use data::loader::{Batch, Loader, LoaderConfig};
+use data::{DataError, Dataset, ImageShape};
 
 const ROUNDS: usize = 9;
 const IMAGES: usize = 50_000;
 
 fn main() -> Result<(), Box<dyn Error>> {
     // `cargo bench` adds `--bench`.
-    let batches = match std::env::args().skip(1).find(|argument| argument != "--bench") {
+    let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
+    let batches = match arguments.next() {
+        Some(files) if files == "jpeg" => return files::measure(arguments.next().as_deref()),
         Some(argument) => argument.parse().map_err(|_| format!("`{argument}` is not a number of batches"))?,
         None => IMAGES.div_ceil(128),
     };
@@ -51,7 +56,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 /// Loads the first `batches` batches of an epoch and discards them.
 fn images_per_second(loader: &Loader, epoch: usize, batches: usize) -> f64 {
     let start = Instant::now();
-    let images: usize = loader.epoch(epoch, 0).take(batches).map(|batch| black_box(batch).len()).sum();
+    let len = |batch: Result<Batch, DataError>| black_box(batch).map_or(0, |batch| batch.len());
+    let images: usize = loader.epoch(epoch, 0).take(batches).map(len).sum();
     images as f64 / start.elapsed().as_secs_f64()
 }
 
@@ -100,6 +106,7 @@ fn dataset() -> Dataset {
     Dataset {
         name: "noise".into(),
         images: (0..IMAGES * shape.len()).map(|_| byte()).collect(),
+        encoded: None,
         labels: (0..IMAGES).map(|i| (i % 10) as u16).collect(),
         shape,
         classes: (0..10).map(|i| i.to_string()).collect(),

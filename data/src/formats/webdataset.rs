@@ -1,0 +1,253 @@
+//! Tar archives of images and labels, in the layout of webdataset: `train-0000.tar` with `000001.jpg` and `000001.cls`, and so on.
+//!
+//! Members with the same name up to the first dot are one sample and follow each other. The label is a class number from 0: the
+//! text of `.cls`, or `label` or `cls` of `.json`. The order is that of the archives' names, and in an archive that of its members.
+//! Each archive is indexed once. Then images are read at their places in any order, so that shuffling, sharding and resuming are
+//! those of every other data set.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rayon::prelude::*;
+use serde_json::Value;
+
+use super::file::read_error;
+use super::image_folder::{NOT_READ, READ};
+use super::images::{Sample, SplitFiles, load_splits, thin};
+use super::{DatasetInfo, LoadRequest};
+use crate::encoded::ImageFile;
+use crate::{DataError, Splits};
+
+/// What the folder holds.
+pub(super) const LAYOUT: &str =
+    "name a folder of train-*.tar and test-*.tar (or val-*.tar) with `dir` in [data] or --data-dir";
+
+const DAMAGED: &str = "the archive is damaged: copy or make it again";
+const LABEL: &str = "each image needs a member .cls with its class number from 0, or .json with a number `label`";
+
+/// Bytes of a block of an archive.
+const BLOCK: u64 = 512;
+
+/// Maximum size of a label's text in bytes.
+const MAX_LABEL: u64 = 1 << 20;
+
+/// Reads the index of all archives, and their images.
+pub(super) fn load(
+    info: &DatasetInfo,
+    dir: &Path,
+    request: &LoadRequest,
+    needs_test: bool,
+) -> Result<Splits, DataError> {
+    let [train, mut val, mut test] = archives(dir)?;
+    if train.is_empty() {
+        return Err(DataError::new(dir, "there is no archive train*.tar", LAYOUT));
+    }
+    if test.is_empty() {
+        test = std::mem::take(&mut val);
+    }
+    if needs_test && test.is_empty() {
+        let cause = "there is no archive test*.tar or val*.tar: there is nothing to evaluate";
+        return Err(DataError::new(dir, cause, "add one, or set data.validation = 0.1 to hold images out"));
+    }
+    let (train, val, test) = (index(&train)?, index(&val)?, index(&test)?);
+    if train.is_empty() {
+        return Err(DataError::new(dir, "the archives train*.tar hold no image", LABEL));
+    }
+    let classes = classes(dir, [&train, &val, &test])?;
+    let files = SplitFiles {
+        train: thin(train, classes.len(), request.limit_train, "limit_train")?,
+        val: thin(val, classes.len(), request.limit_test, "limit_test")?,
+        test: thin(test, classes.len(), request.limit_test, "limit_test")?,
+    };
+    load_splits(info, dir, files, &classes, request)
+}
+
+/// Returns the archives of the splits train, val and test, each sorted by name.
+pub(crate) fn archives(dir: &Path) -> Result<[Vec<PathBuf>; 3], DataError> {
+    let mut splits = [const { Vec::new() }; 3];
+    let entries = std::fs::read_dir(dir).map_err(|e| read_error(dir, &e))?;
+    for entry in entries {
+        let entry = entry.map_err(|e| read_error(dir, &e))?;
+        let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
+        if name.starts_with('.') {
+            continue;
+        }
+        if [".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2"].iter().any(|end| name.ends_with(end)) {
+            let cause = "a compressed archive cannot be read at any place";
+            return Err(DataError::new(path, cause, "decompress it: JPEG and PNG are compressed already"));
+        }
+        if !name.ends_with(".tar") {
+            continue;
+        }
+        let split = ["train", "val", "test"].iter().position(|split| name.starts_with(split));
+        let hint = "the name of an archive begins with its split: train, val or test";
+        splits[split.ok_or_else(|| DataError::new(&path, "the archive's name has no split", hint))?].push(path);
+    }
+    splits.iter_mut().for_each(|split| split.sort_unstable());
+    Ok(splits)
+}
+
+/// Returns the samples of archives in their order.
+fn index(archives: &[PathBuf]) -> Result<Vec<Sample>, DataError> {
+    // Collected first, so that every run reports the first mistake in order.
+    let indexed: Vec<_> = archives.par_iter().map(|archive| index_archive(archive)).collect();
+    let mut samples = Vec::new();
+    for archive in indexed {
+        samples.extend(archive?);
+    }
+    Ok(samples)
+}
+
+/// Returns the names of the classes, which are numbers.
+fn classes(dir: &Path, splits: [&Vec<Sample>; 3]) -> Result<Vec<String>, DataError> {
+    let most = splits.iter().flat_map(|split| split.iter()).map(|sample| sample.label).max().unwrap_or(0);
+    let mut trained = vec![false; usize::from(most) + 1];
+    splits[0].iter().for_each(|sample| trained[usize::from(sample.label)] = true);
+    match trained.iter().position(|trained| !trained) {
+        None => Ok((0..=most).map(|class| class.to_string()).collect()),
+        Some(class) => {
+            let cause = format!("the class {class} has no training image, and labels go up to {most}");
+            Err(DataError::new(dir, cause, "number the classes from 0 without gaps"))
+        }
+    }
+}
+
+/// Bytes of an archive.
+#[derive(Debug, Clone, Copy)]
+struct Span {
+    offset: u64,
+    len: u64,
+}
+
+/// The members of a sample.
+#[derive(Default)]
+struct Members {
+    key: String,
+    /// The image and its name.
+    image: Option<(Span, String)>,
+    cls: Option<Span>,
+    json: Option<Span>,
+}
+
+/// An archive that is being indexed.
+struct Indexer<'a> {
+    path: &'a Path,
+    archive: Arc<Path>,
+    file: &'a File,
+    keys: HashSet<String>,
+    samples: Vec<Sample>,
+}
+
+/// Returns the samples of an archive in their order.
+fn index_archive(path: &Path) -> Result<Vec<Sample>, DataError> {
+    let (file, len) = super::open(path)?;
+    let mut indexer = Indexer { path, archive: path.into(), file: &file, keys: HashSet::new(), samples: Vec::new() };
+    // The end of the members so far.
+    let mut end = 0;
+    let mut archive = tar::Archive::new(&file);
+    let mut members = Members::default();
+    for entry in archive.entries_with_seek().map_err(|e| read_error(path, &e))? {
+        let damaged = |e: std::io::Error| DataError::new(path, format!("is no archive here: {e}"), DAMAGED);
+        let entry = entry.map_err(|e| damaged(e).at(format!("byte {end}")))?;
+        let span = Span { offset: entry.raw_file_position(), len: entry.size() };
+        let name = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
+        let Some(last) = span.offset.checked_add(span.len).filter(|&last| last <= len) else {
+            let cause = format!("the archive ends early, in `{name}` of {} bytes: the file has {len} bytes", span.len);
+            return Err(indexer.error(span, cause, DAMAGED));
+        };
+        end = last.next_multiple_of(BLOCK);
+        let kind = entry.header().entry_type();
+        if kind.is_dir() {
+            continue;
+        }
+        if !kind.is_file() {
+            let hint = "an archive of images holds files only, no links: make it again with tar --dereference";
+            return Err(indexer.error(span, format!("`{name}` is not a file"), hint));
+        }
+        let folder = name.rfind('/').map_or(0, |slash| slash + 1);
+        let Some((base, extension)) = name[folder..].split_once('.').filter(|(base, _)| !base.is_empty()) else {
+            continue;
+        };
+        let (key, extension) = (&name[..folder + base.len()], extension.to_ascii_lowercase());
+        if key != members.key {
+            indexer.finish(std::mem::replace(&mut members, Members { key: key.to_owned(), ..Members::default() }))?;
+        }
+        let twice = match extension.as_str() {
+            image if READ.contains(&image) => members.image.replace((span, name.clone())).is_some(),
+            "cls" => members.cls.replace(span).is_some(),
+            "json" => members.json.replace(span).is_some(),
+            image if NOT_READ.contains(&image) => {
+                let cause = format!("`{name}`: images of the format {image} cannot be read");
+                return Err(indexer.error(span, cause, "convert it to PNG or JPEG, or leave it out"));
+            }
+            _ => false,
+        };
+        if twice {
+            let cause = format!("`{name}` is the second image or label of its sample");
+            return Err(indexer.error(span, cause, "a sample has one image and one label"));
+        }
+    }
+    indexer.finish(members)?;
+    let mut marker = [1; BLOCK as usize];
+    match file.read_exact_at(&mut marker, end) {
+        Ok(()) if marker.iter().all(|&byte| byte == 0) => Ok(indexer.samples),
+        _ => Err(DataError::new(path, "the archive ends early: its end marker is missing", DAMAGED)
+            .at(format!("byte {end}"))),
+    }
+}
+
+impl Indexer<'_> {
+    /// Adds a sample, if its members are one. Other files of an archive have no meaning here.
+    fn finish(&mut self, members: Members) -> Result<(), DataError> {
+        let Members { key, image, cls, json } = members;
+        let Some((image, name)) = image else {
+            return match cls {
+                Some(span) => {
+                    Err(self.error(span, format!("the sample `{key}` has no image"), "add it, or remove the label"))
+                }
+                None => Ok(()),
+            };
+        };
+        let label = match (cls, json) {
+            (Some(span), _) => self.label(span, &format!("{key}.cls"), |text| {
+                std::str::from_utf8(text).ok().and_then(|text| text.trim().parse().ok())
+            })?,
+            (None, Some(span)) => self.label(span, &format!("{key}.json"), |text| {
+                let value: Value = serde_json::from_slice(text).ok()?;
+                value.get("label").or_else(|| value.get("cls"))?.as_u64()
+            })?,
+            (None, None) => return Err(self.error(image, format!("the image `{name}` has no label"), LABEL)),
+        };
+        if self.keys.contains(&key) {
+            let cause = format!("the key `{key}` is there twice");
+            return Err(self.error(
+                image,
+                cause,
+                "the members of a sample follow each other, and no other sample has their name",
+            ));
+        }
+        self.keys.insert(key);
+        let Span { offset, len } = image;
+        let file = ImageFile::Member { archive: Arc::clone(&self.archive), offset, len };
+        self.samples.push(Sample { file, label });
+        Ok(())
+    }
+
+    /// Reads a class number.
+    fn label(&self, span: Span, name: &str, parse: impl Fn(&[u8]) -> Option<u64>) -> Result<u16, DataError> {
+        let mut text = vec![0; span.len.min(MAX_LABEL) as usize];
+        self.file.read_exact_at(&mut text, span.offset).map_err(|e| read_error(self.path, &e))?;
+        parse(&text).and_then(|label| u16::try_from(label).ok()).ok_or_else(|| {
+            let text = String::from_utf8_lossy(&text).trim().chars().take(40).collect::<String>();
+            self.error(span, format!("`{name}` has no class number from 0 to {}: {text:?}", u16::MAX), LABEL)
+        })
+    }
+
+    /// Makes an error about a member.
+    fn error(&self, span: Span, cause: impl Into<String>, hint: &str) -> DataError {
+        DataError::new(self.path, cause, hint).at(format!("byte {}", span.offset))
+    }
+}

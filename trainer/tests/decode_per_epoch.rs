@@ -1,0 +1,109 @@
+//! Training on images that are decoded in each epoch: resume, evaluation, prediction, damaged images, archives.
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+
+use common::{Bench, ENDLESS, assert_equal_runs, losses, pictures};
+use serde_json::Value;
+
+const CONFIG: &str = r#"
+[model]
+name = "lenet"
+[data]
+name = "image-folder"
+dir = "pictures"
+image_size = 28
+augment = ["random-resized-crop:0.25", "flip", "trivial-augment"]
+[train]
+epochs = 2
+batch_size = 4
+[optimizer]
+lr = 0.01
+"#;
+
+/// Writes 12 images of each of two classes to train on and 5 to test, PNG and JPEG, of other sizes than the network's.
+fn write_pictures(bench: &Bench) {
+    for (split, count) in [("train", 12), ("test", 5)] {
+        for (class, red) in [("dark", 20), ("light", 230)] {
+            let folder = bench.path(&format!("pictures/{split}/{class}"));
+            fs::create_dir_all(&folder).unwrap();
+            for index in 0..count {
+                let (width, height) = (36 + index, 60 - 2 * index);
+                let pixel = |x: u32, y: u32| [red, (x * 7 + index * 9) as u8, (y * 5) as u8];
+                if index % 2 == 0 {
+                    pictures::save_png(folder.join(format!("{index:02}.png")), width, height, pixel);
+                } else {
+                    let pixels = pictures::rgb(width, height, pixel);
+                    let jpeg = pictures::jpeg(width as u16, height as u16, &pixels);
+                    fs::write(folder.join(format!("{index:02}.jpg")), jpeg).unwrap();
+                }
+            }
+        }
+    }
+}
+
+fn json(path: &Path) -> Value {
+    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}
+
+#[test]
+fn a_stopped_run_resumes_to_the_same_bits_and_eval_and_predict_agree() {
+    let bench = Bench::new(CONFIG);
+    write_pictures(&bench);
+    let run = bench.stopped("stopped", &["--cpus", "2"], 8);
+    let end = format!("train.max_steps={}", losses(&run).len() + 9);
+    let name = run.display().to_string();
+    bench.run(&["--resume", &name, "--set", &end]).expect(0);
+    let arguments = ["--config", "config.toml", "--run-dir", "whole", "--cpus", "2", "--set", &end];
+    let ended = bench.run(&[&arguments[..], &ENDLESS].concat()).expect(0);
+    assert!(ended.stdout.contains("24 + 10 images 3x28x28, decoded in each epoch"), "{}", ended.stdout);
+    let whole = bench.only_run("whole");
+    assert_equal_runs(&whole, &run);
+    let config = fs::read_to_string(whole.join("config.toml")).unwrap();
+    assert!(config.contains("decode = \"epoch\"\n") && config.contains("resize = 32\n"), "{config}");
+
+    let summary = json(&whole.join("summary.json"));
+    assert!(summary["replaced_images"].is_null(), "{summary}");
+    let stdout = bench.run(&["eval", "--run", &name, "--json"]).expect(0).stdout;
+    let evaluated: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(evaluated["top1"], summary["best"]["top1"], "{evaluated} {summary}");
+    let stdout = bench.run(&["predict", "--run", &name, "--format", "jsonl", "pictures/test"]).expect(0).stdout;
+    let right = stdout.lines().filter(|line| {
+        let line: Value = serde_json::from_str(line).unwrap();
+        line["path"].as_str().unwrap().contains(line["predictions"][0]["class"].as_str().unwrap())
+    });
+    assert_eq!(Some(right.count() as u64), evaluated["correct"].as_u64());
+}
+
+#[test]
+fn memory_and_each_epoch_train_to_the_same_bits() {
+    let bench = Bench::new(&CONFIG.replace("random-resized-crop:0.25", "crop"));
+    write_pictures(&bench);
+    let memory = bench.train("memory", &["--set", "data.resize=30"]);
+    assert!(fs::read_to_string(memory.join("config.toml")).unwrap().contains("decode = \"memory\"\n"));
+    let epoch = bench.train("epoch", &["--set", "data.resize=30", "--set", "data.decode=epoch"]);
+    assert_equal_runs(&memory, &epoch);
+}
+
+#[test]
+fn a_damaged_image_ends_all_ranks_or_is_replaced() {
+    let bench = Bench::new(CONFIG);
+    write_pictures(&bench);
+    for damaged in ["pictures/train/light/03.jpg", "pictures/test/dark/04.png"] {
+        let bytes = fs::read(bench.path(damaged)).unwrap();
+        fs::write(bench.path(damaged), &bytes[..bytes.len() / 2]).unwrap();
+        for devices in [&[][..], &["--cpus", "2"]] {
+            let arguments = ["--config", "config.toml", "--run-dir", "failed"];
+            let ended = bench.run(&[&arguments[..], devices].concat()).expect(2);
+            assert!(ended.stderr.contains(&format!("{damaged}: cannot be decoded: ")), "{}", ended.stderr);
+            assert!(ended.stderr.contains("hint: the image is damaged"), "{}", ended.stderr);
+        }
+        let skip = ["--set", "data.on_error=skip"];
+        let run = bench.train(&damaged.replace('/', "-"), &skip);
+        // Once in each of the two epochs.
+        assert_eq!(json(&run.join("summary.json"))["replaced_images"], 2);
+        fs::write(bench.path(damaged), bytes).unwrap();
+    }
+}
