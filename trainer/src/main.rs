@@ -11,6 +11,9 @@ use clap::Parser;
 use trainer::{cli::Cli, commands, console, device, diagnostics, failure::Failure, signals};
 
 fn main() -> ExitCode {
+    if let Some(code) = launch::helper::run_if_asked() {
+        return ExitCode::from(code);
+    }
     console::start();
     // A panic is a defect of this program. Print its location once, below, instead of a dump inside a progress bar.
     panic::set_hook(Box::new(|info| {
