@@ -8,8 +8,19 @@ use std::{
 };
 
 /// Flags of other programs (cargo, torchrun, timm) and of the benches that the documents name.
-const FOREIGN_FLAGS: [&str; 9] =
-    ["bench", "bins", "dist-bn", "features", "help", "no-fail-fast", "no-python", "nproc-per-node", "release"];
+const FOREIGN_FLAGS: [&str; 11] = [
+    "bench",
+    "bins",
+    "dist-bn",
+    "examples",
+    "features",
+    "help",
+    "no-fail-fast",
+    "lr",
+    "no-python",
+    "nproc-per-node",
+    "release",
+];
 /// Sections of a configuration.
 const SECTIONS: [&str; 8] = ["model", "data", "train", "optimizer", "schedule", "parallel", "checkpoint", "log"];
 
@@ -99,6 +110,7 @@ fn flags() -> BTreeSet<String> {
         "data fetch",
         "data verify",
         "bench allreduce",
+        "launch",
         "doctor",
     ];
     let mut flags = BTreeSet::new();

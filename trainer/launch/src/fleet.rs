@@ -11,16 +11,16 @@
 //! fleet shows their output, passes signals on, and closes an agent's standard input to end its launcher. When the fleet dies,
 //! or its shell is closed, the kernel closes it.
 
-use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
-use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use super::agent::{GREETING, Greeting, Order};
+use super::agent::{Greeting, Order};
 use super::error::{LaunchError, Result, WORKER_DIED};
+use super::fleet_node::{Event, Node, pump_err, pump_out};
 use super::hosts::{self, Host, NodePlan};
 use super::job_secret::random_secret;
 use super::output::{LineSink, Screen};
@@ -29,15 +29,13 @@ use super::{port, ssh};
 use comm::Secret;
 
 /// Interval between checks of things that cannot be waited for together.
-const TICK: Duration = Duration::from_millis(50);
+pub(super) const TICK: Duration = Duration::from_millis(50);
 /// Longest wait for all agents, beyond ssh's own limit for a connection.
 const GREETING_LIMIT: Duration = Duration::from_secs(60);
 /// Time that the other nodes have to end by themselves after one has ended badly: they know of it, or notice.
 const OTHERS_LIMIT: Duration = Duration::from_secs(20);
 /// Time from the end of an agent's standard input to the end of ssh. A host that the network does not reach never answers.
-const CLOSE_LIMIT: Duration = Duration::from_secs(20);
-/// Bytes and lines that are read of what a host says before its agent does: a login shell's greetings.
-const MOST_NOISE: u64 = 64 << 10;
+pub(super) const CLOSE_LIMIT: Duration = Duration::from_secs(20);
 /// Number of lines of ssh that a message shows.
 const SAID: usize = 6;
 
@@ -56,27 +54,6 @@ pub struct Fleet {
     pub flags: Vec<String>,
     /// Whether the lines of the other nodes than node 0 get the host's name. Lines of any program have their rank already.
     pub name_lines: bool,
-}
-
-/// What happens on a host.
-enum Event {
-    /// The agent's first line, or `None` where the stream has ended without one.
-    Greeting(usize, Option<String>),
-    /// A line of ssh, or of a login shell, before the agent's first line.
-    Noise(usize, String),
-}
-
-/// A host with a running agent.
-struct Node {
-    name: String,
-    child: Child,
-    input: Option<ChildStdin>,
-    /// Closed when the host's streams have ended.
-    pumps: Vec<Receiver<()>>,
-    status: Option<ExitStatus>,
-    said: Vec<String>,
-    /// The agent has its order: a launcher runs.
-    ordered: bool,
 }
 
 impl Fleet {
@@ -229,64 +206,6 @@ impl Fleet {
     }
 }
 
-impl Node {
-    fn send_order(&mut self, order: &Order) -> Result<()> {
-        let text = serde_json::to_string(order).map_err(|error| LaunchError::failed(error.to_string(), ""))?;
-        self.ordered = true;
-        self.send(&text).map_err(|error| {
-            LaunchError::failed(format!("{}: the agent has ended: {error}", self.name), "see its host's logs")
-        })
-    }
-
-    fn send(&mut self, line: &str) -> std::io::Result<()> {
-        let Some(input) = &mut self.input else { return Ok(()) };
-        input.write_all(format!("{line}\n").as_bytes()).and_then(|()| input.flush())
-    }
-
-    fn is_alive(&self) -> bool {
-        self.status.is_none()
-    }
-
-    /// Notices the end of the agent. Returns whether it has ended since the last call.
-    fn reap(&mut self) -> bool {
-        if self.is_alive()
-            && let Ok(Some(status)) = self.child.try_wait()
-        {
-            self.status = Some(status);
-            // The last lines
-            self.pumps.iter().for_each(|pump| _ = pump.recv_timeout(Duration::from_secs(1)));
-            return true;
-        }
-        false
-    }
-
-    /// Returns the exit code of the node's launcher.
-    fn code(&self) -> Option<u8> {
-        let status = self.status?;
-        let code = status.code().or(status.signal().map(|signal| 128 + signal));
-        Some(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(WORKER_DIED))
-    }
-}
-
-impl Drop for Node {
-    /// Closes the agent's standard input, which ends its launcher, and ends ssh.
-    fn drop(&mut self) {
-        self.input = None;
-        if self.is_alive() {
-            let limit = if self.ordered { CLOSE_LIMIT } else { Duration::ZERO };
-            let until = Instant::now() + limit;
-            while Instant::now() < until {
-                if self.reap() {
-                    return;
-                }
-                std::thread::sleep(TICK);
-            }
-            let _ = self.child.kill();
-            let _ = self.child.wait();
-        }
-    }
-}
-
 /// Watches the nodes until all have ended, and returns the job's exit code.
 fn supervise(nodes: &mut [Node], signals: &mut Signals, screen: &Screen) -> u8 {
     let (mut first, mut stopped, mut ending, mut closed) = (None, None, None::<Instant>, false);
@@ -364,58 +283,6 @@ fn command_name(host: &str) -> String {
     } else {
         std::env::var(ssh::VARIABLE).unwrap_or_else(|_| "ssh".into())
     }
-}
-
-/// Waits for the agent's first line, and then shows what its launcher writes.
-fn pump_out(index: usize, out: ChildStdout, sink: LineSink, events: Sender<Event>) -> Result<Receiver<()>> {
-    pump(move || {
-        let mut out = BufReader::new(out);
-        let mut left = MOST_NOISE;
-        loop {
-            let mut line = String::new();
-            let read = out.by_ref().take(left).read_line(&mut line).unwrap_or(0);
-            left -= read as u64;
-            let greeting = line.strip_prefix(GREETING).map(|text| text.trim_end().to_owned());
-            let is_last = read == 0 || greeting.is_some();
-            let event = match is_last {
-                true => Event::Greeting(index, greeting),
-                false => Event::Noise(index, line.trim_end().to_owned()),
-            };
-            let begins = matches!(event, Event::Greeting(_, Some(_)));
-            if events.send(event).is_err() || (is_last && !begins) {
-                return;
-            }
-            if begins {
-                break;
-            }
-        }
-        drop(events);
-        sink.copy(out);
-    })
-}
-
-/// Shows what an agent or ssh writes to standard error. Before the agent's first line it may be the reason why there is none.
-fn pump_err(index: usize, err: ChildStderr, sink: LineSink, events: Sender<Event>) -> Result<Receiver<()>> {
-    pump(move || {
-        for line in BufReader::new(err).split(b'\n').map_while(std::io::Result::ok) {
-            let line = String::from_utf8_lossy(&line).trim_end().to_owned();
-            if let Err(unread) = events.send(Event::Noise(index, line)) {
-                // Nobody waits for greetings any more
-                let Event::Noise(_, line) = unread.0 else { continue };
-                sink.line(&line);
-            }
-        }
-    })
-}
-
-fn pump(body: impl FnOnce() + Send + 'static) -> Result<Receiver<()>> {
-    let (done, ended) = channel();
-    let run = move || {
-        body();
-        drop(done);
-    };
-    let thread = std::thread::Builder::new().name("host-output".into()).stack_size(256 << 10).spawn(run);
-    thread.map(|_| ended).map_err(|error| LaunchError::failed(error.to_string(), "see `ulimit -u`"))
 }
 
 #[cfg(test)]

@@ -54,6 +54,7 @@ pub mod environment;
 mod error;
 mod failure_report;
 mod fleet;
+mod fleet_node;
 pub mod helper;
 pub mod hosts;
 mod job_secret;

@@ -28,12 +28,18 @@ pub(super) fn asked(job: &JobArgs) -> Result<Option<Vec<Host>>, Failure> {
 /// The variable that describes the node is not what `-H` sets.
 pub(super) fn apply_plan(arguments: &mut TrainArgs, variables: &Variables) -> Result<(), Failure> {
     let Some(plan) = NodePlan::of(variables)? else { return Ok(()) };
-    match &mut arguments.gpus {
-        Some(gpus) => *gpus = plan.workers,
-        None => arguments.cpus = Some(plan.workers),
-    }
+    set_workers(arguments, plan.workers);
     apply_to_job(&mut arguments.job, plan);
     Ok(())
+}
+
+/// Sets the number of workers of a node, on GPUs where the flags or the plan ask for GPUs.
+fn set_workers(arguments: &mut TrainArgs, workers: usize) {
+    let on_gpus = arguments.gpus.is_some() || (arguments.cpus.is_none() && run::asks_for_gpus(arguments));
+    match on_gpus {
+        true => arguments.gpus = Some(workers),
+        false => arguments.cpus = Some(workers),
+    }
 }
 
 /// Replaces the flags about hosts by those of one node.
@@ -57,10 +63,7 @@ pub(super) fn train(arguments: &TrainArgs, asked: &[Host], variables: Variables)
     // The first node's part, to find mistakes in the plan here, once
     let mut first = arguments.clone();
     let workers = fleet.hosts.first().map_or(1, |host| host.slots);
-    match &mut first.gpus {
-        Some(gpus) => *gpus = workers,
-        None => first.cpus = Some(workers),
-    }
+    set_workers(&mut first, workers);
     (first.job.hosts, first.job.hostfile) = (None, None);
     if fleet.hosts.len() > 1 {
         first.job.nnodes = Some(fleet.hosts.len());

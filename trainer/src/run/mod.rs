@@ -120,6 +120,12 @@ pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failur
     })
 }
 
+/// Returns whether flags or the plan ask for GPUs. A mistake in them is reported when the plan is read.
+pub(crate) fn asks_for_gpus(arguments: &TrainArgs) -> bool {
+    let devices = PlanSource::find(arguments, Access::Read).ok().and_then(|source| source.devices());
+    matches!(devices, Some(Devices::Gpus(_)))
+}
+
 /// Checks the plan without reading data, for a job whose ranks run elsewhere.
 ///
 /// # Errors
