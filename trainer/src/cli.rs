@@ -240,7 +240,7 @@ pub struct JobArgs {
     pub hostfile: Option<PathBuf>,
     /// The flags that start the same hosts again. Set in the launchers that -H has started.
     #[arg(skip)]
-    pub fleet_flags: Vec<String>,
+    pub host_flags: Vec<String>,
     /// Number of machines; start the same command on each of them (default: 1)
     #[arg(long, value_name = "N")]
     pub nnodes: Option<usize>,

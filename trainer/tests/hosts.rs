@@ -57,8 +57,9 @@ impl Job {
     }
 
     /// Starts an endless run, and waits until it trains.
-    fn endless(&self, hosts: &str) -> Child {
-        let start = ["--config", "config.toml", "-H", hosts, "--set", "log.every=1", "--set", "parallel.timeout_s=3"];
+    fn endless(&self, hosts: &str, timeout: &str) -> Child {
+        let timeout = format!("parallel.timeout_s={timeout}");
+        let start = ["--config", "config.toml", "-H", hosts, "--set", "log.every=1", "--set", &timeout];
         let mut command = self.command(&[&start[..], &ENDLESS].concat());
         let child = command.env("TRAINER_SECRET", "words of this test").spawn().expect("ip starts");
         let trains =
@@ -121,7 +122,7 @@ fn two_hosts_train_to_the_same_bits_as_two_processes() {
 fn everything_ends_together() {
     let Some(job) = Job::new("e") else { return };
     // A signal stops all hosts at one step, with a checkpoint.
-    let child = job.endless("node1:1,node2:1");
+    let child = job.endless("node1:1,node2:1", "300");
     let leaks: Vec<_> = job.processes().into_iter().filter(|(_, line)| line.contains("words of")).collect();
     assert!(leaks.is_empty(), "the secret is on a command line: {leaks:?}");
     signal(&child, SIGTERM);
@@ -134,12 +135,12 @@ fn everything_ends_together() {
     );
 
     // The shell is gone.
-    let child = job.endless("node1:1,node2:1");
+    let child = job.endless("node1:1,node2:1", "300");
     signal(&child, SIGKILL);
     job.end(child);
 
     // The second host's launcher dies.
-    let child = job.endless("node1:1,node2:1");
+    let child = job.endless("node1:1,node2:1", "300");
     let agents = job.processes();
     let launchers: Vec<u32> =
         agents.iter().filter(|(_, line)| line.contains(" --config ")).map(|(pid, _)| *pid).collect();
@@ -157,7 +158,7 @@ fn everything_ends_together() {
     assert!(ended.stderr.contains("the launcher of node 1 was killed by SIGKILL"), "{}", ended.stderr);
 
     // The network fails for longer than the timeout. The cable is whole again before ssh gives the host up.
-    let mut child = job.endless("localhost:1,node2:1");
+    let mut child = job.endless("localhost:1,node2:1", "3");
     job.hosts.net.cable("down");
     let mut said = String::new();
     let mut err = std::io::BufReader::new(child.stderr.take().expect("a pipe"));

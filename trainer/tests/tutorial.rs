@@ -4,8 +4,9 @@
 mod common;
 
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 
-use common::{Bench, skip_or_fail};
+use common::{Bench, Ended, skip_or_fail};
 
 /// Returns the path of an example. Cargo builds the examples with the tests of their crate, as in a test of the whole workspace.
 #[track_caller]
@@ -29,6 +30,29 @@ fn lines(name: &str, world: usize, transport: &str) -> Option<Vec<String>> {
     let mut lines: Vec<String> = ended.stdout.lines().map(text).collect();
     lines.sort_unstable();
     Some(lines)
+}
+
+/// The programs need no launcher of this project.
+#[test]
+fn under_mpirun() {
+    if let Err(error) = Command::new("mpirun").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status() {
+        return skip_or_fail("mpirun", error);
+    }
+    for transport in TRANSPORTS {
+        let Some(program) = example("collectives") else { return };
+        let mut command = Command::new("mpirun");
+        command.args(["--allow-run-as-root", "--oversubscribe", "-np", "2"]).arg(program).arg(transport);
+        let ended = Ended::from(command.output().expect("mpirun starts")).expect(0);
+        assert!(ended.stdout.contains("Rank 1 all_gather [0.0, 1.0]\n"), "{transport}: {}", ended.stdout);
+    }
+}
+
+/// Without a launcher the job has one rank.
+#[test]
+fn alone() {
+    let Some(program) = example("collectives") else { return };
+    let ended = Ended::from(Command::new(program).output().expect("the example starts")).expect(0);
+    assert!(ended.stdout.contains("Rank 0 all_gather [0.0]\n"), "{}", ended.stdout);
 }
 
 const TRANSPORTS: [&str; 2] = ["shm", "tcp"];

@@ -130,7 +130,7 @@ impl Communicator {
 
     /// Starts to send `data` to rank `to`, while this thread continues. [`Work::wait`] returns the buffer. Messages of this
     /// communicator that are started before a collective move together, whatever their order. They must be received before any
-    /// rank is in the next collective. PyTorch: `isend`.
+    /// rank is in the next collective. Messages of different groups take turns, as collectives do. PyTorch: `isend`.
     pub fn isend<T: Element>(&self, data: Vec<T>, to: usize, tag: u64) -> Work<Vec<T>> {
         self.post(OpKind::Send, data, to, tag)
     }

@@ -1,10 +1,10 @@
-//! Starts a node's launcher for `fleet.rs`, on another host behind ssh or on this one.
+//! Starts a node's launcher for `ssh_launcher.rs`, on another host behind ssh or on this one.
 //!
 //! ```text
-//! agent → standard output   trainer-agent {"version": …, "build": …, "port": …}     the fleet compares the programs
-//! fleet → standard input    an [`Order`] as one line of JSON: folder, arguments, secret, part of the job
+//! agent → standard output   trainer-agent {"version": …, "build": …, "port": …}     the ssh launcher compares the programs
+//! standard input → agent    an [`Order`] as one line of JSON: folder, arguments, secret, part of the job
 //!                           `signal 15`                                             passed on to the launcher
-//!                           the end of the stream                                   the fleet is gone: end the launcher
+//!                           the end of the stream                                   the ssh launcher is gone: end the launcher
 //! ```
 //!
 //! From its first line on, the standard output is the launcher's. The agent's exit code is the launcher's too. The secret comes
@@ -34,7 +34,7 @@ use comm::fnv;
 pub(super) const GREETING: &str = "trainer-agent ";
 /// Longest order in bytes.
 const LONGEST_ORDER: u64 = 4 << 20;
-/// Time that the launcher has to save a checkpoint and to end when the fleet is gone.
+/// Time that the launcher has to save a checkpoint and to end when the ssh launcher is gone.
 const END_LIMIT: Duration = Duration::from_secs(180);
 
 /// The agent's first line.
@@ -96,7 +96,7 @@ fn serve() -> Result<u8> {
     let mut line = String::new();
     input.by_ref().take(LONGEST_ORDER).read_line(&mut line).map_err(|e| broken("cannot read the order", e))?;
     if line.is_empty() {
-        // The job ends before it has begun, with a reason that the fleet reports
+        // The job ends before it has begun, with a reason that the ssh launcher reports
         return Ok(0);
     }
     let order: Order = serde_json::from_str(&line)

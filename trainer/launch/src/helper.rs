@@ -2,9 +2,9 @@
 //!
 //! | first argument | what the process does |
 //! |---|---|
-//! | [`EXEC`] | asks the kernel to be killed with the launcher, and becomes a worker: any program, which cannot ask itself |
-//! | [`GUARD`] | ends the workers' process groups when the launcher has died: a shell's children survive the shell |
-//! | [`AGENT`] | starts a node's launcher on another host (`agent.rs`) |
+//! | `launch-exec` | asks the kernel to be killed with the launcher, and becomes a worker: any program, which cannot ask itself |
+//! | `launch-guard` | ends the workers' process groups when the launcher has died: a shell's children survive the shell |
+//! | `launch-agent` | starts a node's launcher on another host (`agent.rs`) |
 
 use std::ffi::OsString;
 use std::io::{self, PipeWriter, Read, Write};

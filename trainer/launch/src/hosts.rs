@@ -13,7 +13,7 @@ use super::environment::Variables;
 use super::error::{LaunchError, Result};
 use super::rendezvous_parameters::MOST_MEMBERS;
 
-/// The variable by which `fleet.rs` tells a node's launcher its part of the job. Its value is a [`NodePlan`].
+/// The variable by which `ssh_launcher.rs` tells a node's launcher its part of the job. Its value is a [`NodePlan`].
 pub const NODE: &str = "TRAINER_NODE";
 /// Maximum size of a file of hosts in bytes. A larger file is something else, given by mistake.
 const LARGEST_FILE: u64 = 1 << 20;

@@ -15,8 +15,8 @@
 //! ```
 //!
 //! The same program with the same arguments is launcher and worker. Workers may also be any program ([`AnyProgram`]), which gets
-//! torchrun's variables; a program that calls [`init`] becomes a rank of its launcher's job. [`Fleet`] starts the launchers of
-//! several hosts over ssh (`fleet.rs`, `agent.rs`). [`detect`] decides which from the environment, and knows
+//! torchrun's variables; a program that calls [`init`] becomes a rank of its launcher's job. [`SshLauncher`] starts the launchers of
+//! several hosts over ssh (`ssh_launcher.rs`, `agent.rs`). [`detect`] decides which from the environment, and knows
 //! the workers of torchrun, Slurm, MPI and Kubeflow too (`environment/`). `node_rendezvous.rs` joins launchers of several
 //! machines, `rank_rendezvous.rs` the ranks. No wait is silent: `announcer.rs` says who was refused and who is missing.
 //! `local_secret.rs` shares a secret between processes of one user on one host.
@@ -53,8 +53,6 @@ pub mod cores;
 pub mod environment;
 mod error;
 mod failure_report;
-mod fleet;
-mod fleet_node;
 pub mod helper;
 pub mod hosts;
 mod job_secret;
@@ -69,11 +67,13 @@ mod port;
 mod process;
 mod process_group;
 mod rank_rendezvous;
+mod remote_host;
 mod rendezvous_parameters;
 mod report;
 pub mod secret;
 pub mod signals;
 mod ssh;
+mod ssh_launcher;
 mod status_page;
 mod supervisor;
 mod terminal_lines;
@@ -90,9 +90,9 @@ mod shared;
 pub use any_program::{AnyProgram, find_program};
 pub use environment::{LauncherChoice, Role, detect};
 pub use error::{LaunchError, Result, USAGE, WORKER_DIED};
-pub use fleet::Fleet;
 pub use launcher::{JobFolder, LaunchConfig, OnSignal, Timeouts};
 pub use process_group::{InitOptions, ProcessGroup, best_transport, init};
 pub use rendezvous_parameters::RendezvousParameters;
+pub use ssh_launcher::SshLauncher;
 pub use worker::{JoinTimeouts, NOTICE, Worker};
 pub use worker_status::WorkerStatus;

@@ -4,7 +4,7 @@ use crate::cli::{JobArgs, TrainArgs};
 use crate::failure::Failure;
 use crate::run;
 use launch::{
-    Fleet, Role,
+    Role, SshLauncher,
     environment::{self, Variables},
     hosts::{self, Host, NodePlan},
     secret,
@@ -45,7 +45,7 @@ fn set_workers(arguments: &mut TrainArgs, workers: usize) {
 /// Replaces the flags about hosts by those of one node.
 pub(super) fn apply_to_job(job: &mut JobArgs, plan: NodePlan) {
     (job.hosts, job.hostfile, job.secret_file) = (None, None, None);
-    job.fleet_flags = plan.flags;
+    job.host_flags = plan.flags;
     // One host is a job like any other
     if plan.nodes > 1 {
         (job.nnodes, job.node_rank) = (Some(plan.nodes), Some(plan.node_rank));
@@ -59,33 +59,33 @@ pub(super) fn apply_to_job(job: &mut JobArgs, plan: NodePlan) {
 /// The flags or the plan are wrong, another launcher has started this process, or a host does not answer.
 pub(super) fn train(arguments: &TrainArgs, asked: &[Host], variables: Variables) -> Result<u8, Failure> {
     let count = arguments.gpus.map(|count| ("--gpus", count)).or(arguments.cpus.map(|count| ("--cpus", count)));
-    let fleet = fleet(&arguments.job, asked, count, true, &variables)?;
+    let launcher = ssh_launcher(&arguments.job, asked, count, true, &variables)?;
     // The first node's part, to find mistakes in the plan here, once
     let mut first = arguments.clone();
-    let workers = fleet.hosts.first().map_or(1, |host| host.slots);
+    let workers = launcher.hosts.first().map_or(1, |host| host.slots);
     set_workers(&mut first, workers);
     (first.job.hosts, first.job.hostfile) = (None, None);
-    if fleet.hosts.len() > 1 {
-        first.job.nnodes = Some(fleet.hosts.len());
+    if launcher.hosts.len() > 1 {
+        first.job.nnodes = Some(launcher.hosts.len());
     }
     if arguments.dry_run {
         return run::run(&first, variables);
     }
-    run::check_plan(&first, workers > 1 || fleet.hosts.len() > 1)?;
-    Ok(fleet.run()?)
+    run::check_plan(&first, workers > 1 || launcher.hosts.len() > 1)?;
+    Ok(launcher.run()?)
 }
 
 /// Describes the job on the hosts that get a rank. `count` is the flag that asks for a number of ranks.
 ///
 /// # Errors
 /// Another launcher has started this process, there are more ranks than slots, or the secret cannot be read.
-pub(super) fn fleet(
+pub(super) fn ssh_launcher(
     job: &JobArgs,
     asked: &[Host],
     count: Option<(&str, usize)>,
     name_lines: bool,
     variables: &Variables,
-) -> Result<Fleet, Failure> {
+) -> Result<SshLauncher, Failure> {
     let flag = if job.hosts.is_some() { "-H" } else { "--hostfile" };
     let role = launch::detect(variables, job.launcher.parse()?, None)?;
     if role != Role::Local(None) {
@@ -107,7 +107,7 @@ pub(super) fn fleet(
     ] {
         flags.extend(value.into_iter().flat_map(|value| [flag.to_owned(), value]));
     }
-    Ok(Fleet {
+    Ok(SshLauncher {
         hosts,
         master_addr: job.master_addr.clone(),
         master_port: job.master_port,

@@ -25,14 +25,13 @@ const NO_ID: &str = "none";
 pub(super) fn run(arguments: &LaunchArgs) -> Result<u8, Failure> {
     let (mut variables, plan) = hosts::plan_of_node()?;
     let (mut job, mut workers) = (arguments.job.clone(), arguments.cpus);
-    let is_node = plan.is_some();
     if let Some(plan) = plan {
         workers = Some(plan.workers);
         hosts::apply_to_job(&mut job, plan);
     }
     if let Some(asked) = hosts::asked(&job)? {
         let count = workers.map(|count| ("--cpus", count));
-        return Ok(hosts::fleet(&job, &asked, count, false, &variables)?.run()?);
+        return Ok(hosts::ssh_launcher(&job, &asked, count, false, &variables)?.run()?);
     }
     let Some(workers) = workers else {
         return Err(Failure::usage(
@@ -89,7 +88,6 @@ pub(super) fn run(arguments: &LaunchArgs) -> Result<u8, Failure> {
         // Nobody reads the logs of a job that has succeeded and named no folder
         let _ = fs::remove_dir_all(folder);
     }
-    tracing::debug!(is_node, code, "the job has ended");
     Ok(code)
 }
 

@@ -9,7 +9,7 @@ use launch::environment;
 /// Trains and returns the exit code.
 ///
 /// # Errors
-/// See [`run::run`], and with `-H` [`launch::Fleet::run`].
+/// See [`run::run`], and with `-H` [`launch::SshLauncher::run`].
 pub(super) fn run(arguments: &TrainArgs) -> Result<u8, Failure> {
     let variables = environment::variables();
     compare::follow(&variables);

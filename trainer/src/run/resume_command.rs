@@ -16,11 +16,11 @@ pub(super) fn resume_command(arguments: &TrainArgs, folder: &Path, of_launcher: 
         if let (Some(count), true) = (arguments.gpus, arguments.oversubscribe) {
             words.extend(["--gpus".to_owned(), count.to_string(), "--oversubscribe".to_owned()]);
         }
-        let of_fleet = !arguments.job.fleet_flags.is_empty();
+        let of_hosts = !arguments.job.host_flags.is_empty();
         let given = job_flags::given(&arguments.job).into_iter();
         // -H sets where the nodes meet, anew in each job
-        let given = given.filter(|(flag, _)| !of_fleet || *flag == "--max-restarts");
-        words.extend(arguments.job.fleet_flags.iter().cloned());
+        let given = given.filter(|(flag, _)| !of_hosts || *flag == "--max-restarts");
+        words.extend(arguments.job.host_flags.iter().cloned());
         words.extend(given.flat_map(|(flag, value)| [flag.to_owned(), value]));
         if let Some(path) = &arguments.job.secret_file {
             words.extend(["--secret-file".to_owned(), path.display().to_string()]);
@@ -67,7 +67,7 @@ mod tests {
         arguments.job = JobArgs {
             nnodes: Some(2),
             master_addr: Some("10.0.0.1".into()),
-            fleet_flags: ["-H", "a:1,b:1"].map(str::to_owned).to_vec(),
+            host_flags: ["-H", "a:1,b:1"].map(str::to_owned).to_vec(),
             ..arguments.job
         };
         let command = resume_command(&arguments, Path::new("runs/x"), false);

@@ -1,4 +1,4 @@
-//! A host of a fleet: its agent's process, its standard input, and its output.
+//! One host of a job that `ssh_launcher.rs` starts: its agent's process, its standard input, and its output.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use super::agent::{GREETING, Order};
 use super::error::{LaunchError, Result, WORKER_DIED};
-use super::fleet::{CLOSE_LIMIT, TICK};
 use super::output::LineSink;
+use super::ssh_launcher::{CLOSE_LIMIT, TICK};
 
 /// Bytes that are read of what a host says before its agent does: a login shell's greetings.
 const MOST_NOISE: u64 = 64 << 10;
@@ -23,7 +23,7 @@ pub(super) enum Event {
 }
 
 /// A host with a running agent.
-pub(super) struct Node {
+pub(super) struct RemoteHost {
     pub(super) name: String,
     pub(super) child: Child,
     pub(super) input: Option<ChildStdin>,
@@ -35,7 +35,7 @@ pub(super) struct Node {
     pub(super) ordered: bool,
 }
 
-impl Node {
+impl RemoteHost {
     pub(super) fn send_order(&mut self, order: &Order) -> Result<()> {
         let text = serde_json::to_string(order).map_err(|error| LaunchError::failed(error.to_string(), ""))?;
         self.ordered = true;
@@ -74,7 +74,7 @@ impl Node {
     }
 }
 
-impl Drop for Node {
+impl Drop for RemoteHost {
     /// Closes the agent's standard input, which ends its launcher, and ends ssh.
     fn drop(&mut self) {
         self.input = None;

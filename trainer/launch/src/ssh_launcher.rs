@@ -1,14 +1,14 @@
 //! Starts the launchers of several hosts from one shell, and ends them together: mpirun's and horovodrun's part of the work.
 //!
 //! ```text
-//!   trainer -H a:4,b:4 ─▶ Fleet::run
+//!   trainer -H a:4,b:4 ─▶ SshLauncher::run
 //!        │  ssh a, ssh b: trainer launch-agent          (agent.rs; on this host without ssh)
 //!        │  ◀── version, build, free port               all hosts are reached and compared before anything starts
 //!        └──▶ folder, arguments, secret, node's part    each agent starts its node's launcher (NodePlan in TRAINER_NODE)
 //! ```
 //!
 //! The launchers meet as those of `--nnodes` do (`node_rendezvous.rs`), which also tells them of each other's failures. The
-//! fleet shows their output, passes signals on, and closes an agent's standard input to end its launcher. When the fleet dies,
+//! ssh launcher shows their output, passes signals on, and closes an agent's standard input to end its launcher. When it dies,
 //! or its shell is closed, the kernel closes it.
 
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -20,10 +20,10 @@ use std::time::{Duration, Instant};
 
 use super::agent::{Greeting, Order};
 use super::error::{LaunchError, Result, WORKER_DIED};
-use super::fleet_node::{Event, Node, pump_err, pump_out};
 use super::hosts::{self, Host, NodePlan};
 use super::job_secret::random_secret;
 use super::output::{LineSink, Screen};
+use super::remote_host::{Event, RemoteHost, pump_err, pump_out};
 use super::signals::{self, STOPPING, Signals};
 use super::{port, ssh};
 use comm::Secret;
@@ -41,7 +41,7 @@ const SAID: usize = 6;
 
 /// The hosts of a job that this process starts.
 #[derive(Debug)]
-pub struct Fleet {
+pub struct SshLauncher {
     /// The hosts, with the number of workers on each.
     pub hosts: Vec<Host>,
     /// `--master-addr`: an address of the first host that all hosts reach. `None`: found out.
@@ -56,7 +56,7 @@ pub struct Fleet {
     pub name_lines: bool,
 }
 
-impl Fleet {
+impl SshLauncher {
     /// Runs the job and returns its exit code: that of the first node that ended badly, or 128 + n after signal n.
     ///
     /// # Errors
@@ -97,7 +97,7 @@ impl Fleet {
         program: &Path,
         screen: &Arc<Screen>,
         events: &Sender<Event>,
-    ) -> Result<Node> {
+    ) -> Result<RemoteHost> {
         let mut command = match is_here(&host.name) {
             true => {
                 let mut command = Command::new(program);
@@ -106,7 +106,7 @@ impl Fleet {
             }
             false => ssh::agent_on(&host.name, program),
         };
-        // Not in the terminal's foreground group: Ctrl-C is for the fleet, which passes it on. And no output of `ssh` in the
+        // Not in the terminal's foreground group: Ctrl-C is for this process, which passes it on. And no output of `ssh` in the
         // user's language, which the hints could not recognise
         command.process_group(0).env("LC_ALL", "C").env_remove(hosts::NODE).env_remove(super::secret::VARIABLE);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -125,13 +125,13 @@ impl Fleet {
             pumps.push(pump_out(index, out, LineSink::stdout(screen, prefix.clone()), events.clone())?);
             pumps.push(pump_err(index, err, LineSink::stderr(screen, prefix), events.clone())?);
         }
-        Ok(Node { name: host.name.clone(), child, input, pumps, status: None, said: Vec::new(), ordered: false })
+        Ok(RemoteHost { name: host.name.clone(), child, input, pumps, status: None, said: Vec::new(), ordered: false })
     }
 
     /// Waits for the first lines of all agents, and compares the programs. `Err` inside has a signal that ended the wait.
     fn greetings(
         &self,
-        nodes: &mut [Node],
+        nodes: &mut [RemoteHost],
         happened: &Receiver<Event>,
         program: &Path,
         own: &Greeting,
@@ -178,7 +178,7 @@ impl Fleet {
     }
 
     /// Tells the agents what to start.
-    fn order(&self, nodes: &mut [Node], free_port: u16) -> Result<()> {
+    fn order(&self, nodes: &mut [RemoteHost], free_port: u16) -> Result<()> {
         let directory = std::env::current_dir().map_err(|error| {
             LaunchError::failed(format!("cannot tell the working folder: {error}"), "change to a folder that exists")
         })?;
@@ -207,9 +207,9 @@ impl Fleet {
 }
 
 /// Watches the nodes until all have ended, and returns the job's exit code.
-fn supervise(nodes: &mut [Node], signals: &mut Signals, screen: &Screen) -> u8 {
+fn supervise(nodes: &mut [RemoteHost], signals: &mut Signals, screen: &Screen) -> u8 {
     let (mut first, mut stopped, mut ending, mut closed) = (None, None, None::<Instant>, false);
-    while nodes.iter().any(Node::is_alive) {
+    while nodes.iter().any(RemoteHost::is_alive) {
         std::thread::sleep(TICK);
         for signal in signals.take().into_iter().filter(|signal| STOPPING.contains(signal)) {
             if stopped.is_some() && !signals::ends_at_once(signal) {
