@@ -1,5 +1,6 @@
 //! The command line: raw flags, nothing else.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
@@ -31,6 +32,8 @@ pub enum Command {
     Predict(PredictArgs),
     /// Write a run's weights to a safetensors file with PyTorch's names, or its network to an ONNX model
     Export(ExportArgs),
+    /// Start any program as N processes, with torchrun's variables
+    Launch(LaunchArgs),
     /// Train a few steps in each mode, and show speed, time, memory, traffic and losses side by side
     Compare(CompareArgs),
     /// List the models with parameters, multiply-adds, memory of a step and published accuracy
@@ -144,8 +147,32 @@ pub struct AllreduceArgs {
     pub json: bool,
 }
 
-/// Flags of `trainer [train]`.
+/// Flags of `trainer launch`.
 #[derive(Debug, Args)]
+pub struct LaunchArgs {
+    /// Number of processes on this machine, or on all hosts of -H (default: their slots)
+    #[arg(long, value_name = "N", alias = "nproc-per-node")]
+    pub cpus: Option<usize>,
+    /// Folder for the output: DIR/ID/attempt_K/RANK/stdout.log, stderr.log and error.json (default: a temporary folder, kept after
+    /// a failure)
+    #[arg(long, value_name = "DIR")]
+    pub log_dir: Option<PathBuf>,
+    /// Name of the job: TORCHELASTIC_RUN_ID, and the folder in DIR (default: none)
+    #[arg(long, value_name = "ID", alias = "rdzv_id")]
+    pub rdzv_id: Option<String>,
+    /// Let all processes use all cores, instead of a share of their own
+    #[arg(long)]
+    pub no_pin: bool,
+    /// Flags about worker processes.
+    #[command(flatten)]
+    pub job: JobArgs,
+    /// The program and its arguments, after `--`
+    #[arg(required = true, last = true, value_name = "PROGRAM")]
+    pub program: Vec<OsString>,
+}
+
+/// Flags of `trainer [train]`.
+#[derive(Debug, Clone, Args)]
 pub struct TrainArgs {
     /// The TOML file that describes the run
     #[arg(long, value_name = "FILE")]
@@ -196,7 +223,7 @@ pub struct TrainArgs {
 }
 
 /// Flags about worker processes.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub struct JobArgs {
     /// What has started this process: auto (detect it), local (a user), env (torchrun, Kubeflow), slurm or mpi
     #[arg(long, value_name = "WHO", default_value = "auto")]
@@ -204,6 +231,16 @@ pub struct JobArgs {
     /// Start all workers again after a failure, at most N times (default: 0)
     #[arg(long, value_name = "N")]
     pub max_restarts: Option<usize>,
+    /// Start the job on these hosts over ssh: host1:4,host2:4 have 4 ranks each. The program and its files have the same paths on
+    /// all hosts
+    #[arg(short = 'H', long, value_name = "HOSTS", conflicts_with_all = ["hostfile", "nnodes", "node_rank"])]
+    pub hosts: Option<String>,
+    /// Do the same with the hosts of a file: a line `host1 slots=4` or `host1:4` for each
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["nnodes", "node_rank"])]
+    pub hostfile: Option<PathBuf>,
+    /// The flags that start the same hosts again. Set in the launchers that -H has started.
+    #[arg(skip)]
+    pub host_flags: Vec<String>,
     /// Number of machines; start the same command on each of them (default: 1)
     #[arg(long, value_name = "N")]
     pub nnodes: Option<usize>,

@@ -13,6 +13,9 @@ use clap::Parser;
 /// A program with more networks and data sets registers them ([`models::register`], [`data::formats::register`]) and then calls
 /// this function. With several processes each of them is the same program: it registers, and is called with other variables.
 pub fn main() -> ExitCode {
+    if let Some(code) = launch::helper::run_if_asked() {
+        return ExitCode::from(code);
+    }
     console::start();
     // A panic is a defect of this program. Print its location once, below, instead of a dump inside a progress bar.
     panic::set_hook(Box::new(|info| {

@@ -8,14 +8,16 @@ use std::{
 };
 
 /// Flags of other programs (cargo, torchrun, timm) and of the benches that the documents name.
-const FOREIGN_FLAGS: [&str; 10] = [
+const FOREIGN_FLAGS: [&str; 12] = [
     "bench",
     "bins",
     "dist-bn",
     "example",
+    "examples",
     "features",
     "help",
     "no-fail-fast",
+    "lr",
     "no-python",
     "nproc-per-node",
     "release",
@@ -109,6 +111,7 @@ fn flags() -> BTreeSet<String> {
         "data fetch",
         "data verify",
         "bench allreduce",
+        "launch",
         "doctor",
     ];
     let mut flags = BTreeSet::new();

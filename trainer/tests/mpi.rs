@@ -79,3 +79,20 @@ fn a_killed_rank_ends_the_job_and_is_named() {
     assert!(said.contains("is gone: its connection was closed") && said.contains("step "), "{said}");
     common::wait_until("the other rank's end", || !std::path::Path::new(&format!("/proc/{}", ranks[0])).exists());
 }
+
+/// The examples of the crate `launch`, which `.ci/run` has built with MPI.
+#[test]
+fn the_tutorials_programs_join_over_mpi() {
+    let program = std::env::current_exe().expect("this program");
+    let examples = program.ancestors().nth(2).expect("target/release/deps").join("examples");
+    for (name, line) in [
+        ("p2p_nonblocking", "Rank 1 has data 1.0"),
+        ("collectives", "Rank 1 all_to_all [0.0, 1.0, 1.0]"),
+        ("ring_all_reduce", "Rank 1 has data [0.0, 3.0, 6.0, 9.0]"),
+        ("distributed_sgd", "Rank 1, epoch 9: "),
+    ] {
+        let output = mpirun(2).arg(examples.join(name)).arg("mpi").output().expect("mpirun starts");
+        let ended = Ended::from(output).expect(0);
+        assert!(ended.stdout.contains(line), "{name}: {}", ended.stdout);
+    }
+}

@@ -44,10 +44,12 @@ pub enum OpKind {
     Duplicate = 14,
     /// Makes memory that ranks share.
     Share = 15,
+    /// Like `AllToAll`, with lengths that may differ.
+    AllToAllV = 16,
 }
 
 impl OpKind {
-    const ALL: [OpKind; 15] = [
+    const ALL: [OpKind; 16] = [
         OpKind::AllReduce,
         OpKind::Broadcast,
         OpKind::Reduce,
@@ -63,6 +65,7 @@ impl OpKind {
         OpKind::Group,
         OpKind::Duplicate,
         OpKind::Share,
+        OpKind::AllToAllV,
     ];
 
     /// Returns the name of the method.
@@ -83,6 +86,7 @@ impl OpKind {
             OpKind::Group => "group",
             OpKind::Duplicate => "duplicate",
             OpKind::Share => "shared",
+            OpKind::AllToAllV => "all_to_all_v",
         }
     }
 }
@@ -150,7 +154,7 @@ impl fmt::Display for CollectiveCall {
         f.write_str(self.op.name())?;
         match self.op {
             OpKind::Barrier | OpKind::Group | OpKind::Duplicate => {}
-            OpKind::AllGatherV => write!(f, " of {}", self.dtype)?,
+            OpKind::AllGatherV | OpKind::AllToAllV => write!(f, " of {}", self.dtype)?,
             _ => write!(f, " of {} {}", self.count, self.dtype)?,
         }
         if let Some(reduce) = self.reduce {

@@ -10,6 +10,7 @@ use super::call::{CollectiveCall, OpKind};
 use super::dtype::{DType, Element, ReduceOp};
 use super::error::{CommError, ErrorKind, Result};
 use super::fnv;
+use super::messages::MessageBatch;
 use super::process::{CommStream, Process};
 use super::rendezvous::TransportKind;
 use super::transport::{GroupRanks, Transport};
@@ -19,8 +20,10 @@ pub(super) struct Inner {
     pub(super) group: GroupRanks,
     pub(super) name: Arc<str>,
     /// With the number of collectives so far.
-    transport: Mutex<(u64, Box<dyn Transport>)>,
+    pub(super) transport: Mutex<(u64, Box<dyn Transport>)>,
     pub(super) stream: Arc<CommStream>,
+    /// The messages that are on their way, if any are.
+    pub(super) messages: Mutex<Option<MessageBatch>>,
     /// Dropped last: the process says goodbye after all groups are gone.
     pub(super) process: Arc<Process>,
 }
@@ -86,7 +89,8 @@ impl Communicator {
     pub(super) fn on(stream: Arc<CommStream>, process: Arc<Process>, group: GroupRanks) -> Result<Self> {
         let transport = stream.transport(&process, &group).map_err(|e| process.fail(e))?;
         let name = group.name().into();
-        Ok(Self { inner: Arc::new(Inner { group, name, transport: Mutex::new((0, transport)), stream, process }) })
+        let (transport, messages) = (Mutex::new((0, transport)), Mutex::default());
+        Ok(Self { inner: Arc::new(Inner { group, name, transport, stream, messages, process }) })
     }
 
     /// Returns this process's rank in the group.
@@ -243,6 +247,10 @@ impl Communicator {
     /// See [`Communicator`].
     pub fn reduce<T: Element>(&self, data: &mut [T], op: ReduceOp, root: usize) -> Result<()> {
         self.synchronize();
+        self.reduce_now(data, op, root)
+    }
+
+    pub(super) fn reduce_now<T: Element>(&self, data: &mut [T], op: ReduceOp, root: usize) -> Result<()> {
         let call = self.call(OpKind::Reduce, T::DTYPE, data.len());
         let call = CollectiveCall { reduce: Some(op), root: Some(root as u32), ..call };
         self.run(call, |t, call| t.reduce(call, cast_slice_mut(data)))
@@ -291,6 +299,10 @@ impl Communicator {
     /// See [`Communicator`].
     pub fn gather<T: Element>(&self, send: &[T], recv: &mut [T], root: usize) -> Result<()> {
         self.synchronize();
+        self.gather_now(send, recv, root)
+    }
+
+    pub(super) fn gather_now<T: Element>(&self, send: &[T], recv: &mut [T], root: usize) -> Result<()> {
         let recv = if self.rank() == root { recv } else { &mut [] };
         if self.rank() == root {
             self.parts("gather", size_of_val(recv), size_of_val(send), T::DTYPE)?;
@@ -305,6 +317,10 @@ impl Communicator {
     /// See [`Communicator`].
     pub fn scatter<T: Element>(&self, send: &[T], recv: &mut [T], root: usize) -> Result<()> {
         self.synchronize();
+        self.scatter_now(send, recv, root)
+    }
+
+    pub(super) fn scatter_now<T: Element>(&self, send: &[T], recv: &mut [T], root: usize) -> Result<()> {
         let send = if self.rank() == root { send } else { &[] };
         if self.rank() == root {
             self.parts("scatter", size_of_val(send), size_of_val(recv), T::DTYPE)?;
@@ -329,6 +345,10 @@ impl Communicator {
     /// See [`Communicator`].
     pub fn all_to_all<T: Element>(&self, send: &[T], recv: &mut [T]) -> Result<()> {
         self.synchronize();
+        self.all_to_all_now(send, recv)
+    }
+
+    pub(super) fn all_to_all_now<T: Element>(&self, send: &[T], recv: &mut [T]) -> Result<()> {
         let count = send.len() / self.world();
         self.parts("all_to_all", size_of_val(send), count * size_of::<T>(), T::DTYPE)?;
         self.parts("all_to_all", size_of_val(recv), count * size_of::<T>(), T::DTYPE)?;
@@ -348,38 +368,16 @@ impl Communicator {
     /// See [`Communicator`].
     pub fn barrier(&self) -> Result<()> {
         self.synchronize();
+        self.barrier_now()
+    }
+
+    pub(super) fn barrier_now(&self) -> Result<()> {
         self.run(self.call(OpKind::Barrier, DType::U8, 0), |t, call| t.barrier(call))
-    }
-
-    /// Sends `data` to rank `to`. Returns when `data` may change again. Messages with the same tag arrive in the order of sending.
-    /// Little is buffered: a long message, or the third that is not received yet, waits until its receiver asks for it.
-    ///
-    /// # Errors
-    /// See [`Communicator`].
-    pub fn send<T: Element>(&self, data: &[T], to: usize, tag: u64) -> Result<()> {
-        self.synchronize();
-        let call = CollectiveCall { root: Some(to as u32), ..self.call(OpKind::Send, T::DTYPE, data.len()) };
-        self.run(call, |t, call| t.send(call, tag, cast_slice(data)))
-    }
-
-    /// Receives the next message of rank `from` with this tag. The message must have this type and length.
-    ///
-    /// # Errors
-    /// See [`Communicator`]. [`ErrorKind::Mismatch`] if the message has another type or length.
-    pub fn recv<T: Element>(&self, data: &mut [T], from: usize, tag: u64) -> Result<()> {
-        self.synchronize();
-        let call = CollectiveCall { root: Some(from as u32), ..self.call(OpKind::Recv, T::DTYPE, data.len()) };
-        self.run(call, |t, call| {
-            if from == self.rank() {
-                return Err(CommError::usage(format!("{call}: a rank cannot receive from itself")));
-            }
-            t.recv(call, tag, cast_slice_mut(data))
-        })
     }
 }
 
 /// Refuses calls that cannot work whatever the other ranks call.
-fn check(call: &CollectiveCall, world: usize) -> Result<()> {
+pub(super) fn check(call: &CollectiveCall, world: usize) -> Result<()> {
     if let Some(root) = call.root.filter(|root| *root as usize >= world) {
         return Err(CommError::usage(format!("{call}: there is no rank {root} in a group of {world}")));
     }

@@ -1,11 +1,7 @@
-//! Sub-groups, duplicates and asynchronous calls.
-
-use bytemuck::{cast_slice, cast_slice_mut};
+//! Sub-groups and duplicates.
 
 use super::communicator::Communicator;
-use super::dtype::{Element, ReduceOp};
 use super::error::{CommError, ErrorKind, Result};
-use super::queue::Work;
 use super::transport::GroupRanks;
 
 impl Communicator {
@@ -62,44 +58,5 @@ impl Communicator {
         let copy_of = Some(self.inner.name.clone());
         let group = GroupRanks { id: self.inner.next_group(&of.ranks), me: of.me, ranks: of.ranks.clone(), copy_of };
         Self::on_new_stream(self.inner.process.clone(), group)
-    }
-
-    /// Starts an [`all_reduce`](Self::all_reduce) that runs after all calls submitted before, while this thread continues.
-    /// [`Work::wait`] returns the buffer.
-    pub fn all_reduce_async<T: Element>(&self, mut data: Vec<T>, op: ReduceOp) -> Work<Vec<T>> {
-        let this = self.clone();
-        self.inner.stream.queue.submit(move || {
-            this.all_reduce_now(cast_slice_mut(&mut data), T::DTYPE, op)?;
-            Ok(data)
-        })
-    }
-
-    /// Starts a [`broadcast`](Self::broadcast). [`Work::wait`] returns the buffer.
-    pub fn broadcast_async<T: Element>(&self, mut data: Vec<T>, root: usize) -> Work<Vec<T>> {
-        let this = self.clone();
-        self.inner.stream.queue.submit(move || {
-            this.broadcast_now(cast_slice_mut(&mut data), T::DTYPE, root)?;
-            Ok(data)
-        })
-    }
-
-    /// Starts an [`all_gather`](Self::all_gather). [`Work::wait`] returns all ranks' elements.
-    pub fn all_gather_async<T: Element>(&self, send: Vec<T>) -> Work<Vec<T>> {
-        let this = self.clone();
-        self.inner.stream.queue.submit(move || {
-            let mut recv = vec![T::zeroed(); send.len() * this.world()];
-            this.all_gather_now(cast_slice(&send), cast_slice_mut(&mut recv), T::DTYPE)?;
-            Ok(recv)
-        })
-    }
-
-    /// Starts a [`reduce_scatter`](Self::reduce_scatter). [`Work::wait`] returns this rank's part.
-    pub fn reduce_scatter_async<T: Element>(&self, send: Vec<T>, op: ReduceOp) -> Work<Vec<T>> {
-        let this = self.clone();
-        self.inner.stream.queue.submit(move || {
-            let mut recv = vec![T::zeroed(); send.len() / this.world()];
-            this.reduce_scatter_now(cast_slice(&send), cast_slice_mut(&mut recv), T::DTYPE, op)?;
-            Ok(recv)
-        })
     }
 }

@@ -7,9 +7,12 @@
 //! | `ProcessGroup` | [`Communicator`] |
 //! | `new_group` | [`Communicator::group`]; `None` for ranks outside of the group |
 //! | `get_rank`, `get_world_size` | [`Communicator::rank`], [`Communicator::world`] |
-//! | `all_reduce(async_op=True)` and its `Work` | [`Communicator::all_reduce_async`] and [`Work`] |
+//! | `all_reduce(async_op=True)` and its `Work` | [`Communicator::all_reduce_async`] and [`Work`]; so for the other collectives |
+//! | `send`, `recv`, `isend`, `irecv` | [`Communicator::send`], `recv`, `isend`, `irecv` |
 //! | `all_gather_into_tensor`, `reduce_scatter_tensor`, `all_to_all_single` | `all_gather`, `reduce_scatter`, `all_to_all` |
+//! | `all_to_all_single` with split sizes | [`Communicator::all_to_all_v`] |
 //! | `all_gather_object` (lengths differ) | [`Communicator::all_gather_v`], for elements |
+//! | `average_gradients` of the tutorial | [`Communicator::average_gradients`] |
 //! | `TCPStore` | [`StoreServer`] and [`StoreClient`], with a secret and with news of failures |
 //! | backends gloo, mpi, nccl | [`TransportKind`]: `shm`, `tcp`, `mpi`; for GPUs [`cuda`]: custom kernels or NCCL |
 //! | NCCL's registered buffers | [`Shared`] |
@@ -28,7 +31,8 @@
 //! # Code map, from the top
 //!
 //! - `communicator.rs`, `groups.rs`: [`Communicator`], which checks arguments, keeps the order of calls, and reports errors to
-//!   all ranks. `queue.rs`: asynchronous calls. `shared.rs`: [`Shared`] arrays.
+//!   all ranks. `async_calls.rs`, `queue.rs`: asynchronous calls. `messages.rs`: messages, and what is made of them. `shared.rs`:
+//!   [`Shared`] arrays.
 //! - `process.rs`: what all groups of a process share, and the path of an error to all ranks.
 //! - `transport.rs`: the trait of a transport. `shm/` works on one host, `tcp/` between any hosts, `solo.rs` for one rank, `mpi/`
 //!   over the MPI library (feature `mpi`).
@@ -46,6 +50,7 @@
 
 mod abort;
 mod aligned;
+mod async_calls;
 mod auth;
 pub mod bench;
 mod call;
@@ -61,6 +66,7 @@ pub mod hex;
 pub mod host;
 mod kernels;
 mod message;
+mod messages;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod net;

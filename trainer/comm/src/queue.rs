@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -21,6 +21,8 @@ struct State {
     tasks: VecDeque<Task>,
     /// Number of tasks that are submitted and not finished.
     pending: usize,
+    /// Number of tasks that were ever submitted.
+    submitted: u64,
     closed: bool,
 }
 
@@ -64,7 +66,7 @@ pub(crate) struct Queue {
 impl Queue {
     /// Submits `task`, which runs after all tasks submitted before.
     pub(crate) fn submit<R: Send + 'static>(&self, task: impl FnOnce() -> Result<R> + Send + 'static) -> Work<R> {
-        let (sender, result) = sync_channel(1);
+        let (sender, work) = Work::pair();
         let mut thread = self.thread.lock();
         if thread.is_none() {
             let shared = self.shared.clone();
@@ -73,20 +75,31 @@ impl Queue {
                 Err(e) => {
                     let error = CommError::system(format!("cannot start the communication thread: {e}"));
                     let _ = sender.send(Err(error));
-                    return Work { result };
+                    return work;
                 }
             }
         }
         drop(thread);
         let mut state = self.shared.lock();
         state.pending += 1;
+        state.submitted += 1;
         state.tasks.push_back(Box::new(move || {
             // Nobody waits for a `Work` that was dropped.
             let _ = sender.send(task());
         }));
         drop(state);
         self.shared.changed.notify_all();
-        Work { result }
+        work
+    }
+
+    /// Returns the number of tasks that were ever submitted.
+    pub(crate) fn submitted(&self) -> u64 {
+        self.shared.lock().submitted
+    }
+
+    /// Returns whether all submitted tasks are done.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.shared.lock().pending == 0
     }
 
     /// Waits until all submitted tasks are done.
@@ -117,6 +130,12 @@ pub struct Work<R> {
 }
 
 impl<R> Work<R> {
+    /// Returns a `Work` and the sender of its result.
+    pub(crate) fn pair() -> (SyncSender<Result<R>>, Self) {
+        let (sender, result) = sync_channel(1);
+        (sender, Self { result })
+    }
+
     /// Waits until the collective is done, and returns its buffer.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 
 use super::call::CollectiveCall;
 use super::error::{CommError, Result};
-use super::transport::Transport;
+use super::transport::{MessageOp, Transport};
 
 /// See the module.
 pub(crate) struct Solo;
@@ -46,5 +46,11 @@ impl Transport for Solo {
     }
     fn recv(&mut self, call: &CollectiveCall, _: u64, _: &mut [u8]) -> Result<()> {
         Err(CommError::usage(format!("{call}: the group has one rank")))
+    }
+    fn progress(&mut self, messages: &mut [MessageOp<'_>]) -> Result<bool> {
+        match messages.first() {
+            Some(message) => Err(CommError::usage(format!("{}: the group has one rank", message.call))),
+            None => Ok(false),
+        }
     }
 }

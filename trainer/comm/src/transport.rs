@@ -1,6 +1,6 @@
 //! The trait of a transport. Lengths, roots and types are checked before a method is called. Data is plain bytes.
 
-use super::call::CollectiveCall;
+use super::call::{CollectiveCall, OpKind};
 use super::error::{CommError, Result};
 use super::shm::Window;
 
@@ -40,6 +40,41 @@ pub(crate) trait Transport: Send {
     fn send(&mut self, call: &CollectiveCall, tag: u64, data: &[u8]) -> Result<()>;
     /// `call.root` is the sender. The sender's next message with that tag must have the type and length of `data`.
     fn recv(&mut self, call: &CollectiveCall, tag: u64, data: &mut [u8]) -> Result<()>;
+    /// Moves messages on as far as possible without waiting for other ranks, and returns whether any has moved. Messages to
+    /// one rank go in their order; a blocked one holds up no message to another rank, and no message that arrives.
+    fn progress(&mut self, messages: &mut [MessageOp<'_>]) -> Result<bool>;
+}
+
+/// A message that is being sent or received.
+pub(crate) struct MessageOp<'a> {
+    /// A `Send` or `Recv`; `root` is the other rank.
+    pub call: CollectiveCall,
+    pub tag: u64,
+    pub body: MessageBody<'a>,
+    /// Bytes of header and body that a sender has passed on.
+    pub sent: usize,
+    pub is_done: bool,
+}
+
+/// The data of a message: to be read by a sender, to be written by a receiver.
+pub(crate) enum MessageBody<'a> {
+    Send(&'a [u8]),
+    Recv(&'a mut [u8]),
+}
+
+impl<'a> MessageOp<'a> {
+    pub(crate) fn new(call: CollectiveCall, tag: u64, body: MessageBody<'a>) -> Self {
+        debug_assert!(matches!(
+            (call.op, &body),
+            (OpKind::Send, MessageBody::Send(_)) | (OpKind::Recv, MessageBody::Recv(_))
+        ));
+        Self { call, tag, body, sent: 0, is_done: false }
+    }
+
+    /// Returns the other rank, by rank in the group.
+    pub(crate) fn peer(&self) -> usize {
+        self.call.root.unwrap_or_default() as usize
+    }
 }
 
 /// The ranks of a group.

@@ -8,8 +8,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use folder::Folder;
 use serde::{Deserialize, Serialize};
 
-/// Name of the file in `logs/rank-N/`.
+/// Name of the file in a worker's folder of logs.
 pub(super) const FILE_NAME: &str = "error.json";
+/// The variable by which torchrun names the file to its workers.
+pub(super) const TORCHELASTIC_FILE: &str = "TORCHELASTIC_ERROR_FILE";
 
 /// How a worker failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,11 +63,59 @@ impl FailureReport {
 
     /// Reads the file at `path`. `None` where there is none, or where its content is something else.
     pub(super) fn read(path: &Path) -> Option<Self> {
-        serde_json::from_slice(&fs::read(path).ok()?).ok()
+        let bytes = fs::read(path).ok()?;
+        serde_json::from_slice(&bytes).ok().or_else(|| {
+            // Its own timestamp has whole seconds, too coarse to find the earliest failure
+            let at = fs::metadata(path).and_then(|found| found.modified()).unwrap_or_else(|_| SystemTime::now());
+            Self::of_torchelastic(&bytes, unix_ms(at))
+        })
+    }
+
+    /// Reads the content that PyTorch's decorator `record` writes: `{"message": {"message": …, "extraInfo": …}}`, or
+    /// `{"message": …}` (`torch.distributed.elastic.multiprocessing.errors.ErrorHandler`).
+    fn of_torchelastic(bytes: &[u8], at_ms: u64) -> Option<Self> {
+        let content: serde_json::Value = serde_json::from_slice(bytes).ok()?;
+        let message = &content["message"];
+        let message = message.as_str().or_else(|| message["message"].as_str())?;
+        Some(Self {
+            rank: 0,
+            kind: FailureKind::Error,
+            message: message.to_owned(),
+            hint: String::new(),
+            location: None,
+            thread: None,
+            doing: String::new(),
+            consequence: false,
+            culprit: None,
+            at_ms,
+        })
     }
 }
 
 /// Milliseconds from 1970 to `at`.
 pub(super) fn unix_ms(at: SystemTime) -> u64 {
     at.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_of_pytorch_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(FILE_NAME);
+        let read = |content: &str| {
+            fs::write(&path, content).unwrap();
+            FailureReport::read(&path)
+        };
+        let content = r#"{"message": {"message": "ValueError: no", "extraInfo": {"timestamp": "1700000000"}}}"#;
+        let report = read(content).unwrap();
+        assert_eq!((report.message.as_str(), report.consequence), ("ValueError: no", false));
+        assert!(report.at_ms > 1_700_000_001_000, "the time of the file: {}", report.at_ms);
+        assert_eq!(read(r#"{"message": "killed"}"#).unwrap().message, "killed");
+        for content in ["", "{}", "[]", r#"{"message": 3}"#, r#"{"message": {}}"#, "\u{0}"] {
+            assert_eq!(read(content), None, "{content}");
+        }
+    }
 }

@@ -8,23 +8,26 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::announcer::Announcer;
+use super::any_program::{self, AnyProgram};
 use super::cores::{self, CoreAssignment};
 use super::environment;
 use super::error::{LaunchError, Result, USAGE, WORKER_DIED};
+use super::helper::Guard;
 use super::job_secret::{JobSecret, random_secret};
 use super::listen::{bind, listen_address};
 use super::node_failure::{NodeInfo, RendezvousError};
 use super::node_rendezvous::NodeRendezvous;
 use super::node_wait::NodeWait;
-use super::output::Screen;
+use super::output::{OnScreen, Screen};
 use super::port;
 use super::process::{WorkerProcess, WorkerSpec};
 use super::rendezvous_parameters::{MOST_MEMBERS, RendezvousParameters};
-use super::secret::{self, derive};
+use super::secret::derive;
 use super::signals::{self, STOPPING, Signals};
 use super::supervisor::{Outcome, Supervisor};
-use super::worker::{self, NOTICE};
-use comm::{Member, Secret, StoreConfig};
+use super::worker::NOTICE;
+use super::worker_group::{WorkerGroup, threads_of_any_program};
+use comm::{Member, StoreConfig};
 use folder::Folder;
 
 /// How long the launcher waits.
@@ -45,8 +48,8 @@ pub struct Timeouts {
 /// What the workers of a job write to.
 #[derive(Debug, Clone)]
 pub struct JobFolder {
-    /// `logs/`: gets one folder `rank-N` per worker, and `attempt-K/` with the folders of attempts that failed. The folder above
-    /// it exists.
+    /// `logs/`: gets one folder `rank-N` per worker, and `attempt-K/` with the folders of attempts that failed. Of workers that
+    /// are any program it gets `attempt_K/N`. The folder above it exists.
     pub logs: PathBuf,
     /// Further environment variables of each worker.
     pub variables: Vec<(String, OsString)>,
@@ -59,6 +62,8 @@ pub enum OnSignal {
     Save,
     /// To end at once: they have nothing to save.
     End,
+    /// What the signal asks of any program: they get the signal, and [`Timeouts::grace`] to end.
+    Forward,
 }
 
 /// Describes a job to start, as torchrun's class of this name does.
@@ -66,10 +71,12 @@ pub enum OnSignal {
 pub struct LaunchConfig {
     /// Number of workers on this node.
     pub workers: usize,
-    /// Executable of the workers: this program.
+    /// Executable of the workers: this program, or any.
     pub program: PathBuf,
     /// Arguments of the workers: this process's arguments.
     pub arguments: Vec<OsString>,
+    /// Set where the workers are any program. Then this process's `main` calls [`helper::run_if_asked`](crate::helper).
+    pub any_program: Option<AnyProgram>,
     /// How long the launcher waits for workers and nodes.
     pub timeouts: Timeouts,
     /// What a signal to the launcher asks of the workers.
@@ -97,6 +104,7 @@ impl LaunchConfig {
             workers,
             program,
             arguments: std::env::args_os().skip(1).collect(),
+            any_program: None,
             timeouts: Timeouts {
                 stall: Duration::from_secs(300),
                 join: Duration::from_secs(300),
@@ -157,7 +165,7 @@ impl LaunchConfig {
                     return Ok(128 + signal as u8);
                 }
                 Outcome::Failed { restartable: true } if attempt < self.max_restarts => {
-                    if let Some(folder) = &found {
+                    if let (Some(folder), None) = (&found, &self.any_program) {
                         archive(&folder.logs, attempt)?;
                     }
                     screen.say(&format!(
@@ -195,9 +203,9 @@ impl LaunchConfig {
             }
             _ => (0, self.address.0.clone(), self.address.1, random_secret()?),
         };
-        // Node 0 hosts the store of all workers
+        // Node 0 hosts the store of all workers. Any programs meet by themselves
         let store = match node {
-            0 => {
+            0 if self.any_program.is_none() => {
                 let config =
                     StoreConfig { answer_limit: self.timeouts.stall, ..StoreConfig::new(secret.clone(), world) };
                 let announcer = Announcer {
@@ -214,24 +222,29 @@ impl LaunchConfig {
             _ => None,
         };
         let port = match (&store, &rendezvous) {
-            (Some(store), rendezvous) => {
-                let port = store.local_addr().port();
-                rendezvous.as_ref().map_or(Ok(()), |rendezvous| rendezvous.publish_port(port))?;
-                port
-            }
-            (None, Some(rendezvous)) => {
+            (Some(store), _) => store.local_addr().port(),
+            (None, Some(rendezvous)) if node > 0 => {
                 let mut interrupted = || stopping(signals);
                 rendezvous.workers_port(&mut self.wait(screen, &mut interrupted))?
             }
-            (None, None) => port,
+            (None, rendezvous) => {
+                any_program::port_for_workers(&listen_address(&host, rendezvous.is_some(), |_| {}), port)?
+            }
         };
+        if let (0, Some(rendezvous)) = (node, &rendezvous) {
+            rendezvous.publish_port(port)?;
+        }
         tracing::info!(attempt, world, node, first_rank, host, port, "starting {} workers", self.workers);
         let folder = match found {
             Some(folder) => folder,
             None => found.insert(folder(world)?),
         };
-        let group = WorkerGroup { world, first_rank, node, attempt, host, port, secret };
-        let mut workers = self.start(&group, folder, screen)?;
+        let nodes = self.rendezvous.as_ref().map_or(1, |nodes| nodes.nnodes);
+        let local_world = self.workers;
+        let group = WorkerGroup { world, nodes, first_rank, local_world, node, attempt, host, port, secret };
+        // Dropped after the workers, which it does not have to end then
+        let guard = self.any_program.as_ref().map(|_| Guard::start()).transpose()?;
+        let mut workers = self.start(&group, folder, screen, guard.as_ref())?;
         let supervisor = Supervisor {
             workers: &mut workers,
             store: store.as_ref(),
@@ -274,13 +287,40 @@ impl LaunchConfig {
         NodeWait::new(screen, place.unwrap_or_default(), self.timeouts, interrupted)
     }
 
-    fn start(&self, group: &WorkerGroup, folder: &JobFolder, screen: &Arc<Screen>) -> Result<Vec<WorkerProcess>> {
+    fn start(
+        &self,
+        group: &WorkerGroup,
+        folder: &JobFolder,
+        screen: &Arc<Screen>,
+        guard: Option<&Arc<Guard>>,
+    ) -> Result<Vec<WorkerProcess>> {
+        let (program, arguments) = match &self.any_program {
+            Some(_) => {
+                let helper = Self::of_this_program(0)?.program;
+                (helper, any_program::through_helper(&self.program, &self.arguments))
+            }
+            None => (self.program.clone(), self.arguments.clone()),
+        };
+        let attempt_folder = attempt_folder(&folder.logs, group.attempt, group.first_rank);
+        if let (Some(threads), Some(_), 0) = (threads_of_any_program(self.workers), &self.any_program, group.attempt) {
+            screen.say(&format!(
+                "note: OMP_NUM_THREADS={threads} for each worker, as torchrun sets it; set it to have more"
+            ));
+        }
         let CoreAssignment { threads, cores } = cores::assign(&cores::available(), cores::quota(), self.workers);
         let cores = cores.filter(|_| self.pin);
         let mut workers = Vec::with_capacity(self.workers);
         for local_rank in 0..self.workers {
             let rank = group.first_rank + local_rank;
-            let mut variables = group.variables(rank, local_rank, self.workers);
+            let mut variables = match &self.any_program {
+                Some(any) => group.of_any_program(local_rank, &any.run_id, self.max_restarts),
+                None => group.of_this_program(local_rank),
+            };
+            let names = match &self.any_program {
+                Some(_) => vec![attempt_folder.clone(), rank.to_string()],
+                None => vec![format!("rank-{rank}")],
+            };
+            let on_screen = |prefix| OnScreen { screen: Arc::clone(screen), prefix };
             // The user's value takes precedence
             if std::env::var_os("RAYON_NUM_THREADS").is_none() {
                 variables.push(("RAYON_NUM_THREADS".to_owned(), threads.to_string().into()));
@@ -288,12 +328,17 @@ impl LaunchConfig {
             variables.extend(folder.variables.iter().cloned());
             let spec = WorkerSpec {
                 rank,
-                program: &self.program,
-                arguments: &self.arguments,
+                program: &program,
+                arguments: &arguments,
                 variables,
                 cores: cores.as_ref().map(|cores| &cores[local_rank]),
                 logs: &folder.logs,
-                screen: (rank == 0).then_some(screen),
+                folder: &names,
+                screen: match &self.any_program {
+                    Some(_) => Some(on_screen(Some(format!("[{rank}]: ")))),
+                    None => (rank == 0).then(|| on_screen(None)),
+                },
+                guard,
             };
             // On an error, dropping the list ends the workers that run already
             let worker = WorkerProcess::start(spec)?;
@@ -331,37 +376,12 @@ fn archive(logs: &Path, attempt: usize) -> Result<()> {
     })
 }
 
-/// What the workers of a node must know of their job.
-struct WorkerGroup {
-    world: usize,
-    /// Rank of the first worker of this node.
-    first_rank: usize,
-    node: usize,
-    attempt: usize,
-    host: String,
-    port: u16,
-    secret: Secret,
-}
-
-impl WorkerGroup {
-    /// Returns the environment variables of one worker.
-    fn variables(&self, rank: usize, local_rank: usize, local_world: usize) -> Vec<(String, OsString)> {
-        [
-            (environment::WORKER, std::process::id().to_string()),
-            ("RANK", rank.to_string()),
-            ("LOCAL_RANK", local_rank.to_string()),
-            ("WORLD_SIZE", self.world.to_string()),
-            ("LOCAL_WORLD_SIZE", local_world.to_string()),
-            ("GROUP_RANK", self.node.to_string()),
-            ("MASTER_ADDR", self.host.clone()),
-            ("MASTER_PORT", self.port.to_string()),
-            (worker::ATTEMPT, self.attempt.to_string()),
-            // Only this user's processes can read it, unlike a command line
-            (secret::VARIABLE, self.secret.to_hex()),
-        ]
-        .map(|(name, value)| (name.to_owned(), value.into()))
-        .to_vec()
-    }
+/// Returns the name of the folder of an attempt in the logs of any program: that of the attempt, unless an earlier job has one.
+/// Nodes may share the logs, so another node's first rank in it is no earlier job.
+fn attempt_folder(logs: &Path, attempt: usize, first_rank: usize) -> String {
+    let name = |number: usize| format!("attempt_{number}");
+    let is_free = |number: &usize| !logs.join(name(*number)).join(first_rank.to_string()).exists();
+    (attempt..).find(is_free).map_or_else(|| name(attempt), name)
 }
 
 /// Returns the first signal in the queue that asks the job to stop.

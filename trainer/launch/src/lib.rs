@@ -14,7 +14,9 @@
 //!      worker::attach ─▶ Worker::join                                (worker.rs, worker_status.rs)
 //! ```
 //!
-//! The same program with the same arguments is launcher and worker. [`detect`] decides which from the environment, and knows
+//! The same program with the same arguments is launcher and worker. Workers may also be any program ([`AnyProgram`]), which gets
+//! torchrun's variables; a program that calls [`init`] becomes a rank of its launcher's job. [`SshLauncher`] starts the launchers of
+//! several hosts over ssh (`ssh_launcher.rs`, `agent.rs`). [`detect`] decides which from the environment, and knows
 //! the workers of torchrun, Slurm, MPI and Kubeflow too (`environment/`). `node_rendezvous.rs` joins launchers of several
 //! machines, `rank_rendezvous.rs` the ranks. No wait is silent: `announcer.rs` says who was refused and who is missing.
 //! `local_secret.rs` shares a secret between processes of one user on one host.
@@ -43,12 +45,16 @@
 
 #![deny(clippy::print_stdout, clippy::print_stderr, reason = "`output::Screen` writes to the screen")]
 
+mod agent;
 mod announcer;
+mod any_program;
 pub mod console;
 pub mod cores;
 pub mod environment;
 mod error;
 mod failure_report;
+pub mod helper;
+pub mod hosts;
 mod job_secret;
 mod launcher;
 mod listen;
@@ -59,16 +65,21 @@ mod node_wait;
 mod output;
 mod port;
 mod process;
+mod process_group;
 mod rank_rendezvous;
+mod remote_host;
 mod rendezvous_parameters;
 mod report;
 pub mod secret;
 pub mod signals;
+mod ssh;
+mod ssh_launcher;
 mod status_page;
 mod supervisor;
 mod terminal_lines;
 mod thread;
 pub mod worker;
+mod worker_group;
 mod worker_status;
 
 #[cfg(test)]
@@ -76,9 +87,12 @@ mod worker_status;
 #[allow(dead_code, reason = "a part of it is used here")]
 mod shared;
 
+pub use any_program::{AnyProgram, find_program};
 pub use environment::{LauncherChoice, Role, detect};
 pub use error::{LaunchError, Result, USAGE, WORKER_DIED};
 pub use launcher::{JobFolder, LaunchConfig, OnSignal, Timeouts};
+pub use process_group::{InitOptions, ProcessGroup, best_transport, init};
 pub use rendezvous_parameters::RendezvousParameters;
+pub use ssh_launcher::SshLauncher;
 pub use worker::{JoinTimeouts, NOTICE, Worker};
 pub use worker_status::WorkerStatus;

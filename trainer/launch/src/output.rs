@@ -87,6 +87,46 @@ impl Screen {
     }
 }
 
+/// How a worker's output is on the screen.
+#[derive(Debug, Clone)]
+pub(super) struct OnScreen {
+    pub(super) screen: Arc<Screen>,
+    /// Set where several workers are on the screen: the text before each line. `None`: the worker has the screen for itself.
+    pub(super) prefix: Option<String>,
+}
+
+/// Copies what a program on another host writes to the screen.
+pub(super) struct LineSink {
+    screen: Arc<Screen>,
+    stream: StdStream,
+    prefix: Option<String>,
+}
+
+impl LineSink {
+    /// Returns a sink on standard output. `prefix` is the text before each line.
+    pub(super) fn stdout(screen: &Arc<Screen>, prefix: Option<String>) -> Self {
+        Self { screen: Arc::clone(screen), stream: StdStream::Out, prefix }
+    }
+
+    /// Returns a sink on standard error.
+    pub(super) fn stderr(screen: &Arc<Screen>, prefix: Option<String>) -> Self {
+        Self { screen: Arc::clone(screen), stream: StdStream::Err, prefix }
+    }
+
+    /// Writes one line, with control characters spelled out. A closed screen does not end the job.
+    pub(super) fn line(&self, line: &str) {
+        let prefix = self.prefix.as_deref().unwrap_or_default();
+        let _ = self.screen.show(self.stream, format!("{prefix}{}\n", printable(line)).as_bytes());
+    }
+
+    /// Copies all lines of `source`.
+    pub(super) fn copy(&self, source: impl io::BufRead) {
+        for line in source.split(b'\n').map_while(io::Result::ok) {
+            self.line(String::from_utf8_lossy(&line).trim_end_matches('\r'));
+        }
+    }
+}
+
 /// A worker's stdout and stderr, on the launcher's side.
 #[derive(Debug)]
 pub(super) struct WorkerOutput {
@@ -104,7 +144,7 @@ impl WorkerOutput {
     ///
     /// # Errors
     /// A log cannot be written, or no pipe, pseudo-terminal or thread is left.
-    pub(super) fn open(folder: &Folder, screen: Option<&Arc<Screen>>) -> io::Result<(Self, [Stdio; 2])> {
+    pub(super) fn open(folder: &Folder, screen: Option<&OnScreen>) -> io::Result<(Self, [Stdio; 2])> {
         let (mut stdout_log, mut stderr_log) = (folder.append("stdout.log")?, folder.append("stderr.log")?);
         let mut output = Self {
             stdout: Arc::new(Mutex::new(OutputTail::new(TAIL))),
@@ -112,8 +152,9 @@ impl WorkerOutput {
             pumps: Vec::new(),
             terminals: Vec::new(),
         };
-        let (Some(screen), true) =
-            (screen, StdStream::Out.is_terminal() && StdStream::Err.is_terminal() && one_terminal())
+        let alone = screen.filter(|screen| screen.prefix.is_none());
+        let (Some(alone), true) =
+            (alone, StdStream::Out.is_terminal() && StdStream::Err.is_terminal() && one_terminal())
         else {
             let stdout = output.channel(stdout_log, StdStream::Out, screen)?;
             let stderr = output.channel(stderr_log, StdStream::Err, screen)?;
@@ -122,15 +163,23 @@ impl WorkerOutput {
         stderr_log.write_all(b"(stdout and stderr were one terminal: see stdout.log)\n")?;
         stdout_log.flush()?;
         output.stderr = Arc::clone(&output.stdout);
-        let end = output.channel(stdout_log, StdStream::Err, Some(screen))?;
+        let end = output.channel(stdout_log, StdStream::Err, Some(alone))?;
         Ok((output, [end.try_clone()?.into(), end.into()]))
     }
 
     /// Starts to copy one stream. Returns the worker's end.
-    fn channel(&mut self, log: File, stream: StdStream, screen: Option<&Arc<Screen>>) -> io::Result<OwnedFd> {
+    fn channel(&mut self, log: File, stream: StdStream, screen: Option<&OnScreen>) -> io::Result<OwnedFd> {
         let tail = if stream == StdStream::Out { &self.stdout } else { &self.stderr };
-        let mut pump = StreamPump { log, tail: Arc::clone(tail), screen: screen.cloned(), stream, lines: None };
-        let (source, end): (File, OwnedFd) = if screen.is_some() && stream.is_terminal() {
+        let mut pump = StreamPump {
+            log,
+            tail: Arc::clone(tail),
+            screen: screen.map(|shown| Arc::clone(&shown.screen)),
+            prefixed: screen.and_then(|shown| shown.prefix.clone()).map(|prefix| (prefix, TerminalLines::default())),
+            stream,
+            lines: None,
+        };
+        let alone = screen.is_some_and(|screen| screen.prefix.is_none());
+        let (source, end): (File, OwnedFd) = if alone && stream.is_terminal() {
             let (master, slave) = terminal(stream)?;
             pump.lines = Some(TerminalLines::default());
             self.terminals.push((master.try_clone()?, stream));
@@ -217,6 +266,8 @@ struct StreamPump {
     log: File,
     tail: Arc<Mutex<OutputTail>>,
     screen: Option<Arc<Screen>>,
+    /// Set where the screen gets whole lines, each behind this text.
+    prefixed: Option<(String, TerminalLines)>,
     stream: StdStream,
     /// Set for a terminal: the log gets final lines.
     lines: Option<TerminalLines>,
@@ -237,15 +288,32 @@ impl StreamPump {
         if let Some(rest) = self.lines.as_ref().map(TerminalLines::rest).filter(|rest| !rest.is_empty()) {
             self.log(format!("{rest}\n").as_bytes());
         }
+        let rest = self.prefixed.as_ref().map(|(prefix, lines)| (prefix, lines.rest()));
+        if let Some(text) = rest.filter(|(_, rest)| !rest.is_empty()).map(|(prefix, rest)| format!("{prefix}{rest}\n"))
+        {
+            self.show(text.as_bytes());
+        }
     }
 
-    fn take(&mut self, bytes: &[u8]) {
-        // The screen comes first: a user waits for it
+    /// Writes to the screen.
+    fn show(&mut self, bytes: &[u8]) {
         if let Some(screen) = &self.screen
             && screen.show(self.stream, bytes).is_err()
         {
             // Closed, as by `| head`: the run and its logs continue
             self.screen = None;
+        }
+    }
+
+    fn take(&mut self, bytes: &[u8]) {
+        // The screen comes first: a user waits for it
+        match &mut self.prefixed {
+            None => self.show(bytes),
+            Some((prefix, lines)) => {
+                let mut text = String::new();
+                lines.take(bytes, |line| text += &format!("{prefix}{line}\n"));
+                self.show(text.as_bytes());
+            }
         }
         self.tail.lock().take(bytes);
         match &mut self.lines {
@@ -270,13 +338,14 @@ impl StreamPump {
     }
 }
 
-/// Creates the folder `rank-N` in the folder of all logs, and removes an old `error.json`.
+/// Creates the folder of a worker in the folder of all logs, and removes an old `error.json`. `names` are the folders on the
+/// way: `rank-1`, or `attempt_0`, `1`.
 ///
 /// # Errors
 /// The folder cannot be written, or a link has its name.
-pub(super) fn prepare(logs: &Path, rank: usize) -> io::Result<Folder> {
+pub(super) fn prepare(logs: &Path, names: &[String]) -> io::Result<Folder> {
     let folder = Folder::of_file(logs)?.ensure_folder(logs.file_name().unwrap_or_default())?;
-    let folder = folder.ensure_folder(format!("rank-{rank}"))?;
+    let folder = names.iter().try_fold(folder, |folder, name| folder.ensure_folder(name))?;
     folder.remove(failure_report::FILE_NAME)?;
     Ok(folder)
 }

@@ -16,8 +16,10 @@ use rustix::process::{
 use super::cores::AffinityGuard;
 use super::error::{LaunchError, Result};
 use super::failure_report::{self, FailureReport};
-use super::output::{self, Screen, WorkerOutput};
+use super::helper::Guard;
+use super::output::{self, OnScreen, WorkerOutput};
 use super::status_page::{Status, StatusPage};
+use super::worker_group::NOT_INHERITED;
 
 /// How long the streams of a dead worker are still read.
 const DRAIN_LIMIT: Duration = Duration::from_millis(500);
@@ -29,9 +31,12 @@ pub(super) struct WorkerSpec<'a> {
     pub(super) arguments: &'a [OsString],
     pub(super) variables: Vec<(String, OsString)>,
     pub(super) cores: Option<&'a Vec<usize>>,
-    /// The folder of all logs.
+    /// The folder of all logs, and in it the folder of this worker.
     pub(super) logs: &'a Path,
-    pub(super) screen: Option<&'a Arc<Screen>>,
+    pub(super) folder: &'a [String],
+    pub(super) screen: Option<OnScreen>,
+    /// Set for a worker that is any program.
+    pub(super) guard: Option<&'a Arc<Guard>>,
 }
 
 /// How a worker ended.
@@ -59,6 +64,8 @@ pub(super) struct WorkerProcess {
     pub(super) silent: Duration,
     /// The launcher has told the worker to end.
     pub(super) told_to_end: bool,
+    /// Set for a worker that is any program. It has no status and no heartbeats, and signals go to all its processes.
+    guard: Option<Arc<Guard>>,
     heartbeats: u64,
     child: Child,
     pidfd: OwnedFd,
@@ -74,12 +81,20 @@ impl WorkerProcess {
     /// # Errors
     /// The logs cannot be written, the program cannot be run, or a limit of the system is reached.
     pub(super) fn start(spec: WorkerSpec<'_>) -> Result<Self> {
-        let path = spec.logs.join(format!("rank-{}", spec.rank));
-        let opened = output::prepare(spec.logs, spec.rank).and_then(|logs| WorkerOutput::open(&logs, spec.screen));
+        let path = spec.folder.iter().fold(spec.logs.to_owned(), |path, name| path.join(name));
+        let opened =
+            output::prepare(spec.logs, spec.folder).and_then(|logs| WorkerOutput::open(&logs, spec.screen.as_ref()));
         let (output, stdio) = opened.map_err(|error| {
             LaunchError::failed(
                 format!("{}: cannot write the logs of rank {}: {error}", path.display(), spec.rank),
-                "make the folder writable for this user and free of links, or name another with --run-dir DIR",
+                match spec.guard {
+                    Some(_) => {
+                        "make the folder writable for this user and free of links, or name another with --log-dir DIR"
+                    }
+                    None => {
+                        "make the folder writable for this user and free of links, or name another with --run-dir DIR"
+                    }
+                },
             )
         })?;
         Self::spawn(&spec, path, output, stdio).map_err(|error| {
@@ -99,11 +114,16 @@ impl WorkerProcess {
         if let Some(name) = std::env::args_os().next() {
             command.arg0(name);
         }
+        let report = folder.join(failure_report::FILE_NAME);
+        if spec.guard.is_some() {
+            NOT_INHERITED.iter().for_each(|name| _ = command.env_remove(name));
+            command.env(failure_report::TORCHELASTIC_FILE, report).stdin(Stdio::null());
+        } else {
+            command.env(super::worker::FAILURE_FILE, report).stdin(Stdio::from(page.share()?));
+        }
         command
             .args(spec.arguments)
             .envs(spec.variables.iter().map(|(name, value)| (name, value)))
-            .env(super::worker::FAILURE_FILE, folder.join(failure_report::FILE_NAME))
-            .stdin(Stdio::from(page.share()?))
             .stdout(stdout)
             .stderr(stderr)
             .process_group(0);
@@ -119,6 +139,9 @@ impl WorkerProcess {
                 return Err(error.into());
             }
         };
+        if let Some(guard) = spec.guard {
+            guard.add(pid);
+        }
         Ok(Self {
             rank: spec.rank,
             pid,
@@ -128,6 +151,7 @@ impl WorkerProcess {
             exit: None,
             silent: Duration::ZERO,
             told_to_end: false,
+            guard: spec.guard.cloned(),
             heartbeats: 0,
             child,
             pidfd,
@@ -144,6 +168,11 @@ impl WorkerProcess {
         self.exit.is_none()
     }
 
+    /// Returns whether the worker is any program, which does not report to its launcher.
+    pub(super) fn is_any_program(&self) -> bool {
+        self.guard.is_some()
+    }
+
     /// Reaps the worker if it has ended, and kills its process group. Returns whether it has ended since the last call.
     ///
     /// # Errors
@@ -158,7 +187,7 @@ impl WorkerProcess {
         if waitid(WaitId::PidFd(self.pidfd.as_fd()), options)?.is_none() {
             return Ok(false);
         }
-        self.signal_group(Signal::KILL);
+        self.end_group();
         let status = self.child.wait()?;
         self.output.drain(DRAIN_LIMIT);
         tracing::debug!(rank = self.rank, %status, "worker ended");
@@ -175,10 +204,10 @@ impl WorkerProcess {
     /// Counts the time without a heartbeat. `passed` is the time since the last call.
     pub(super) fn check_heartbeat(&mut self, passed: Duration) {
         let heartbeats = self.page.heartbeats();
-        if heartbeats == self.heartbeats {
-            self.silent += passed;
-        } else {
+        if heartbeats != self.heartbeats {
             (self.heartbeats, self.silent) = (heartbeats, Duration::ZERO);
+        } else if !self.is_any_program() {
+            self.silent += passed;
         }
     }
 
@@ -194,9 +223,12 @@ impl WorkerProcess {
         stat.rsplit_once(')')?.1.trim_start().chars().next()
     }
 
-    /// Sends a signal to the worker, unless it has ended.
+    /// Sends a signal to the worker, unless it has ended. Any program may be a shell that waits for its children: all of them
+    /// get the signal.
     pub(super) fn signal(&self, signal: Signal) {
-        if self.is_alive() {
+        if self.is_any_program() {
+            self.signal_group(signal);
+        } else if self.is_alive() {
             let _ = pidfd_send_signal(&self.pidfd, signal);
         }
     }
@@ -207,13 +239,21 @@ impl WorkerProcess {
             let _ = kill_process_group(self.pid, signal);
         }
     }
+
+    /// Kills the worker and all processes that it has started. Called before the worker is reaped, so the group is its own.
+    fn end_group(&self) {
+        self.signal_group(Signal::KILL);
+        if let Some(guard) = &self.guard {
+            guard.remove(self.pid);
+        }
+    }
 }
 
 impl Drop for WorkerProcess {
     /// Kills the worker: none outlives the job.
     fn drop(&mut self) {
         if self.is_alive() {
-            self.signal_group(Signal::KILL);
+            self.end_group();
             let _ = self.child.wait();
         }
     }

@@ -45,7 +45,8 @@ pub(super) struct WorkerFailure {
 pub(super) struct ProcessDetails {
     pub(super) pid: i32,
     pub(super) ran: Duration,
-    pub(super) status: Status,
+    /// `None` for any program, which does not report it.
+    pub(super) status: Option<Status>,
     /// Name of a stream, and its last lines.
     pub(super) output: (&'static str, Vec<String>),
     pub(super) folder: PathBuf,
@@ -61,7 +62,8 @@ impl WorkerFailure {
             consequence: false,
             at_ms,
             culprit: None,
-            usage: exit.status.code() == Some(2),
+            // Any program may mean something else by 2
+            usage: exit.status.code() == Some(2) && !worker.is_any_program(),
             hint: exit.status.signal().and_then(signals::hint).map(str::to_owned),
             process: Some(details(worker, exit.last_status.clone())),
         };
@@ -158,7 +160,7 @@ fn details(worker: &WorkerProcess, status: Status) -> ProcessDetails {
     ProcessDetails {
         pid: worker.pid.as_raw_nonzero().get(),
         ran: worker.ran(),
-        status,
+        status: Some(status).filter(|_| !worker.is_any_program()),
         output: worker.output.last_lines(),
         folder: worker.folder.clone(),
     }
@@ -181,12 +183,15 @@ pub(super) fn render(failures: &[WorkerFailure], alive: &[usize], node: Option<u
     text += &root.headline().replace('\n', "\n  ");
     text.push('\n');
     if let Some(details) = &root.process {
-        text += &format!("  it was doing: {}", details.status.text);
-        if details.status.age >= Duration::from_secs(1) {
-            text += &format!(" (for {:.0} s)", details.status.age.as_secs_f64());
+        if let Some(status) = &details.status {
+            text += &format!("  it was doing: {}", status.text);
+            if status.age >= Duration::from_secs(1) {
+                text += &format!(" (for {:.0} s)", status.age.as_secs_f64());
+            }
+            text.push('\n');
         }
         text += &format!(
-            "\n  process {}, ran {:.1} s, logs in {}\n",
+            "  process {}, ran {:.1} s, logs in {}\n",
             details.pid,
             details.ran.as_secs_f64(),
             details.folder.display()
@@ -251,6 +256,7 @@ mod tests {
             Status { stage: Stage::Joined, text: "all_reduce #17, bucket 3".into(), age: Duration::from_secs(4) };
         let output = ("stderr", vec!["one".to_owned(), "two".to_owned()]);
         let folder = PathBuf::from("runs/x/logs/rank-1");
+        let status = Some(status);
         let process = ProcessDetails { pid: 42, ran: Duration::from_millis(12_340), status, output, folder };
         WorkerFailure {
             origin: FailureOrigin::Rank(rank),

@@ -175,6 +175,9 @@ impl Supervisor<'_> {
             self.workers.iter().for_each(|worker| worker.signal_group(Signal::KILL));
             return;
         }
+        if self.on_signal == OnSignal::Forward {
+            return self.forward(signal);
+        }
         let joined = |worker: &WorkerProcess| !worker.is_alive() || worker.page.status().stage == Stage::Joined;
         if self.workers.iter().all(joined) {
             self.screen.say(&format!("{name}: workers save a checkpoint and stop; once more ends them at once"));
@@ -188,6 +191,18 @@ impl Supervisor<'_> {
             if let Some(rendezvous) = self.rendezvous {
                 rendezvous.publish_failure(&format!("stopped by {name}"), false);
             }
+        }
+    }
+
+    /// Passes the signal on to all workers, which are given time to end.
+    fn forward(&mut self, signal: i32) {
+        let name = signals::name(signal);
+        self.screen.say(&format!("{name}: passed on to all workers; once more ends them at once"));
+        if let Some(signal) = Signal::from_named_raw(signal) {
+            self.signal_workers(signal);
+        }
+        if let Some(rendezvous) = self.rendezvous {
+            rendezvous.publish_failure(&format!("stopped by {name}"), false);
         }
     }
 
@@ -209,7 +224,8 @@ impl Supervisor<'_> {
                 continue;
             }
             // A user has signalled a worker instead of the launcher. Ranks agree on the signal, so all of them stop
-            let by_itself = STOPPING.into_iter().find(|by| code == Some(128 + by) && exit.report.is_none());
+            let may_stop = exit.report.is_none() && !worker.is_any_program();
+            let by_itself = STOPPING.into_iter().find(|by| code == Some(128 + by) && may_stop);
             if let (Phase::Running, Some(by)) = (&state.phase, by_itself) {
                 state.stopped_by = Some(by);
                 state.phase = Phase::Stopping { signal: by, since: Instant::now() };

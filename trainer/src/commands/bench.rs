@@ -53,7 +53,7 @@ impl Carrier {
     fn transport(self, role: &WorkerRole) -> TransportKind {
         match self {
             Self::Host(transport) => transport,
-            Self::Gpus(_) => ranks::best_transport(role),
+            Self::Gpus(_) => launch::best_transport(role),
         }
     }
 }
@@ -97,7 +97,7 @@ pub(super) fn run(arguments: &AllreduceArgs) -> Result<u8, Failure> {
                 oversubscribe: arguments.oversubscribe,
                 ..LocalRank::ALONE
             })?;
-            let folder = temporary_folder()?;
+            let folder = temporary_folder("bench")?;
             let logs = folder.join("logs");
             let job = LaunchConfig { on_signal: OnSignal::End, ..LaunchConfig::of_this_program(workers)? };
             let result = job.run(|_| Ok(JobFolder { logs: logs.clone(), variables: Vec::new() }));
@@ -110,11 +110,11 @@ pub(super) fn run(arguments: &AllreduceArgs) -> Result<u8, Failure> {
     }
 }
 
-/// Creates a folder for the workers' logs that only this user may enter. A folder of this name may be another user's.
-fn temporary_folder() -> Result<std::path::PathBuf, Failure> {
+/// Creates a temporary folder for the logs of a command's workers that only this user may enter. A folder of this name may be another user's.
+pub(super) fn temporary_folder(command: &str) -> Result<std::path::PathBuf, Failure> {
     let id = std::process::id();
     for attempt in 0.. {
-        let folder = std::env::temp_dir().join(format!("trainer-bench-{id}-{attempt}"));
+        let folder = std::env::temp_dir().join(format!("trainer-{command}-{id}-{attempt}"));
         match DirBuilder::new().mode(0o700).create(&folder) {
             Ok(()) => return Ok(folder),
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}

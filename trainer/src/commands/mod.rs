@@ -6,6 +6,8 @@ mod data;
 mod doctor;
 mod eval;
 mod export;
+mod hosts;
+mod launch;
 mod models;
 mod predict;
 mod table;
@@ -27,6 +29,7 @@ pub fn run(cli: Cli) -> Result<u8, Failure> {
     match cli.command {
         None => train::run(&cli.train),
         Some(Command::Train(arguments)) => train::run(&arguments),
+        Some(Command::Launch(arguments)) => launch::run(&arguments),
         Some(Command::Compare(arguments)) => compare::run(&arguments),
         Some(Command::Eval(arguments)) => eval::run(&arguments).map(|()| 0),
         Some(Command::Predict(arguments)) => predict::run(&arguments).map(|()| 0),

@@ -1,6 +1,6 @@
 //! `trainer [train]`: trains a network.
 
-use super::compare;
+use super::{compare, hosts};
 use crate::cli::TrainArgs;
 use crate::failure::Failure;
 use crate::run;
@@ -9,9 +9,14 @@ use launch::environment;
 /// Trains and returns the exit code.
 ///
 /// # Errors
-/// See [`run::run`].
+/// See [`run::run`], and with `-H` [`launch::SshLauncher::run`].
 pub(super) fn run(arguments: &TrainArgs) -> Result<u8, Failure> {
     let variables = environment::variables();
     compare::follow(&variables);
-    run::run(arguments, variables)
+    let mut arguments = arguments.clone();
+    hosts::apply_plan(&mut arguments, &variables)?;
+    match hosts::asked(&arguments.job)? {
+        Some(asked) => hosts::train(&arguments, &asked, variables),
+        None => run::run(&arguments, variables),
+    }
 }

@@ -120,6 +120,26 @@ pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failur
     })
 }
 
+/// Returns whether flags or the plan ask for GPUs. A mistake in them is reported when the plan is read.
+pub(crate) fn asks_for_gpus(arguments: &TrainArgs) -> bool {
+    let devices = PlanSource::find(arguments, Access::Read).ok().and_then(|source| source.devices());
+    matches!(devices, Some(Devices::Gpus(_)))
+}
+
+/// Checks the plan without reading data, for a job whose ranks run elsewhere.
+///
+/// # Errors
+/// Flags or the plan are wrong.
+pub(crate) fn check_plan(arguments: &TrainArgs, several: bool) -> Result<(), Failure> {
+    let PlannedRun { plan, .. } = PlanSource::find(arguments, Access::Read)?.read(several)?;
+    let nodes = arguments.job.nnodes.unwrap_or(1);
+    if processes(&plan, several, nodes)? {
+        check_shares(&plan, plan.parallel.devices.map_or(1, Devices::count))
+    } else {
+        job_flags::check_one_process(&arguments.job)
+    }
+}
+
 /// Returns whether the plan trains in several processes. `several`: the run has several workers.
 fn processes(plan: &RunPlan, several: bool, nodes: usize) -> Result<bool, Failure> {
     let mistake = |cause: &str, hint: &str| Err(plan.mistake(&["parallel.mode"], cause, hint).into());

@@ -6,13 +6,13 @@ use crate::cli::{JobArgs, TrainArgs};
 use crate::config::{Backend, RunPlan};
 use crate::failure::Failure;
 use crate::signals::Stop;
-use comm::{self, CommConfig, Communicator, TransportKind, cuda::driver::Gpu};
+use comm::{Communicator, TransportKind, cuda::driver::Gpu};
 use launch::{
-    JobFolder, JoinTimeouts, LaunchConfig, LaunchError, NOTICE, RendezvousParameters, Role, Worker, WorkerStatus,
-    cores,
+    JobFolder, JoinTimeouts, LaunchConfig, LaunchError, NOTICE, ProcessGroup, RendezvousParameters, Role, WorkerStatus,
+    best_transport, cores,
     environment::{Launcher, NodeShare, Variables, WorkerRole},
     secret,
-    worker::{self, ShutdownBarrier},
+    worker::ShutdownBarrier,
 };
 
 /// Environment variable that names rank 0's run folder to the workers of this program's launcher.
@@ -114,7 +114,7 @@ pub(crate) struct Rank {
     pub status: WorkerStatus,
     /// Requests a stop of this rank.
     pub stop: Stop,
-    shutdown: ShutdownBarrier,
+    shutdown: Option<ShutdownBarrier>,
 }
 
 impl Rank {
@@ -129,7 +129,7 @@ impl Rank {
     /// Leaves the job after waiting for the other ranks at the shutdown barrier.
     pub(crate) fn leave(self) {
         drop(self.comm);
-        self.shutdown.wait(SHUTDOWN);
+        self.shutdown.into_iter().for_each(|shutdown| shutdown.wait(SHUTDOWN));
     }
 }
 
@@ -207,11 +207,6 @@ pub(crate) fn join(role: &WorkerRole, variables: &Variables, plan: &RunPlan) -> 
     join_over(role, variables, transport, Duration::from_secs(plan.parallel.timeout_s as u64), stop)
 }
 
-/// Returns the transport for `auto`: shared memory if all ranks are on one host, else TCP.
-pub(crate) fn best_transport(role: &WorkerRole) -> TransportKind {
-    if role.local_world == role.world { TransportKind::Shm } else { TransportKind::Tcp }
-}
-
 /// Joins the other ranks. `timeout` limits each wait in a collective. `stop` is the flag of a rank that can stop and save:
 /// signals must be caught before the ranks join.
 ///
@@ -224,17 +219,8 @@ pub(crate) fn join_over(
     timeout: Duration,
     stop: Stop,
 ) -> Result<Rank, Failure> {
-    let status = worker::attach(role, variables)?;
     let timeouts = JoinTimeouts { join: JOIN, answer: timeout, notice: NOTICE };
-    let joined = Worker::join(role, variables, status.clone(), timeouts)?;
-    let secret = joined.secret.clone();
-    // The control connection exists already, so the address is unused.
-    let mut config = CommConfig::new(role.rank, role.world, "", secret, transport);
-    config.timeout = timeout;
-    status.set_status(format_args!("connecting over {transport}"));
-    let (client, shutdown) = joined.into_parts();
-    let comm = comm::join_through(client, &config).inspect_err(|error| status.record_comm_error(error))?;
-    tracing::info!(rank = role.rank, world = role.world, %transport, ?timeout, "created the process group");
+    let (comm, status, shutdown) = ProcessGroup::join(role, variables, transport, timeouts)?.into_parts();
     Ok(Rank { comm, status, stop, shutdown })
 }
 

@@ -16,7 +16,12 @@ pub(super) fn resume_command(arguments: &TrainArgs, folder: &Path, of_launcher: 
         if let (Some(count), true) = (arguments.gpus, arguments.oversubscribe) {
             words.extend(["--gpus".to_owned(), count.to_string(), "--oversubscribe".to_owned()]);
         }
-        words.extend(job_flags::given(&arguments.job).into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]));
+        let of_hosts = !arguments.job.host_flags.is_empty();
+        let given = job_flags::given(&arguments.job).into_iter();
+        // -H sets where the nodes meet, anew in each job
+        let given = given.filter(|(flag, _)| !of_hosts || *flag == "--max-restarts");
+        words.extend(arguments.job.host_flags.iter().cloned());
+        words.extend(given.flat_map(|(flag, value)| [flag.to_owned(), value]));
         if let Some(path) = &arguments.job.secret_file {
             words.extend(["--secret-file".to_owned(), path.display().to_string()]);
         }
@@ -41,7 +46,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::cli::Cli;
+    use crate::cli::{Cli, JobArgs};
 
     fn command(flags: &[&str], of_launcher: bool) -> String {
         let cli = Cli::parse_from([&["trainer", "--config", "x.toml"], flags].concat());
@@ -53,6 +58,20 @@ mod tests {
     fn a_shell_reads_the_command_as_it_was_meant() {
         assert_eq!(command(&["--cpus", "2"], false), r"'my runs/it'\''s'");
         assert_eq!((quoted("runs/a-1"), quoted("")), ("runs/a-1".to_owned(), "''".to_owned()));
+    }
+
+    #[test]
+    fn hosts_are_repeated() {
+        let cli = Cli::parse_from(["trainer", "--config", "x.toml", "--max-restarts", "2"]);
+        let mut arguments = cli.train;
+        arguments.job = JobArgs {
+            nnodes: Some(2),
+            master_addr: Some("10.0.0.1".into()),
+            host_flags: ["-H", "a:1,b:1"].map(str::to_owned).to_vec(),
+            ..arguments.job
+        };
+        let command = resume_command(&arguments, Path::new("runs/x"), false);
+        assert!(command.ends_with(" --resume runs/x -H a:1,b:1 --max-restarts 2"), "{command}");
     }
 
     #[test]

@@ -8,6 +8,8 @@ pub mod namespaces;
 pub mod pictures;
 #[path = "../../testing/shared.rs"]
 mod shared;
+#[path = "../../testing/sshd.rs"]
+pub mod sshd;
 
 #[allow(unused_imports, reason = "each test file uses a part")]
 pub use shared::{free_port, skip_or_fail};

@@ -233,13 +233,20 @@ pub(super) fn send(state: &mut GroupState, to: i32, message: &Message, body: &Al
     body.get().chunks(PIECE).for_each(|piece| deliver(piece, BODY));
 }
 
+/// Returns the next message of `from` with this tag, if it has arrived.
+pub(super) fn try_recv(state: &mut GroupState, from: usize, tag: u64) -> Option<(Message, AlignedBytes)> {
+    take_in(&state.comm, &mut state.unexpected);
+    let place = state.unexpected[from].iter().position(|(message, _)| message.tag == tag)?;
+    state.unexpected[from].remove(place)
+}
+
 /// Returns the next message of `from` with this tag; `None` if the job ends first.
 pub(super) fn recv(state: &mut GroupState, from: usize, tag: u64) -> Option<(Message, AlignedBytes)> {
     let mut looks = 0;
     loop {
-        take_in(&state.comm, &mut state.unexpected);
-        if let Some(place) = state.unexpected[from].iter().position(|(message, _)| message.tag == tag) {
-            return state.unexpected[from].remove(place);
+        let arrived = try_recv(state, from, tag);
+        if arrived.is_some() {
+            return arrived;
         }
         if state.abort.is_raised() {
             return None;

@@ -12,7 +12,7 @@ use crate::dtype::{DType, ReduceOp};
 use crate::error::{CommError, ErrorKind, Result};
 use crate::kernels;
 use crate::message::Message;
-use crate::transport::{GroupRanks, REASON_LIMIT, Transport};
+use crate::transport::{GroupRanks, MessageBody, MessageOp, REASON_LIMIT, Transport};
 
 /// See the module.
 pub(crate) struct MpiGroup {
@@ -251,6 +251,29 @@ impl Transport for MpiGroup {
         message.check(call, data.len(), self.group.job_rank(), self.group.ranks[from], &self.name)?;
         data.copy_from_slice(body.get());
         Ok(())
+    }
+
+    /// Sends one message at a time: a sender receives from all ranks meanwhile, so no two ranks wait for each other's sends.
+    fn progress(&mut self, messages: &mut [MessageOp<'_>]) -> Result<bool> {
+        let mut moved = false;
+        for op in messages.iter_mut().filter(|op| !op.is_done) {
+            let (call, tag, from) = (op.call, op.tag, op.peer());
+            let MessageBody::Recv(into) = &mut op.body else { continue };
+            let Some((message, body)) = self.run(&call, move |state| calls::try_recv(state, from, tag))? else {
+                continue;
+            };
+            message.check(&call, into.len(), self.group.job_rank(), self.group.ranks[from], &self.name)?;
+            into.copy_from_slice(body.get());
+            (op.is_done, moved) = (true, true);
+        }
+        let next = messages.iter_mut().find(|op| !op.is_done && matches!(op.body, MessageBody::Send(_)));
+        if let Some(op) = next {
+            let MessageBody::Send(data) = &op.body else { return Ok(moved) };
+            let (call, tag) = (op.call, op.tag);
+            self.send(&call, tag, data)?;
+            (op.is_done, moved) = (true, true);
+        }
+        Ok(moved)
     }
 }
 

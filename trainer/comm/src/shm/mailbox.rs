@@ -17,6 +17,7 @@ use super::word::Pending;
 use crate::call::CollectiveCall;
 use crate::error::{CommError, Result};
 use crate::message::{MESSAGE_BYTES, Message};
+use crate::transport::{MessageBody, MessageOp};
 
 /// How long to wait before checking whether the other rank is in a collective.
 const PEER_CHECK_INTERVAL: Duration = Duration::from_millis(20);
@@ -59,26 +60,104 @@ impl ShmGroup {
     pub(super) fn send_message(&mut self, call: &CollectiveCall, tag: u64, data: &[u8]) -> Result<()> {
         self.waiter.abort.check()?;
         let to = Self::peer(call);
-        let head = Message { tag, dtype: call.dtype, bytes: data.len() as u64 }.encode();
-        let mut rest = data;
-        let mut first = true;
-        while first || !rest.is_empty() {
+        let message = Message { tag, dtype: call.dtype, bytes: data.len() as u64 };
+        let mut sent = 0;
+        while sent < MESSAGE_BYTES + data.len() {
             self.wait_for_room(call, to)?;
-            let (me, chunk) = (self.me(), self.mailbox.sent[to]);
-            // SAFETY: this rank writes this channel, and the receiver has copied the slot's former content.
-            let slot = unsafe { self.segment.write(self.segment.chunk(me, to, chunk)) };
-            let at = if first { MESSAGE_BYTES } else { 0 };
-            if first {
-                slot[..MESSAGE_BYTES].copy_from_slice(&head);
-            }
-            let (now, later) = rest.split_at(rest.len().min(CHANNEL_CHUNK - at));
-            slot[at..at + now.len()].copy_from_slice(now);
-            rest = later;
-            first = false;
-            self.mailbox.sent[to] = chunk.wrapping_add(1);
-            self.segment.sent(me, to).publish();
+            sent += self.put_chunk(to, &message, data, sent);
         }
         Ok(())
+    }
+
+    /// Writes the chunk of a message behind the first `sent` bytes of header and data. There must be room for it. Returns its
+    /// length.
+    fn put_chunk(&mut self, to: usize, message: &Message, data: &[u8], sent: usize) -> usize {
+        let (me, chunk) = (self.me(), self.mailbox.sent[to]);
+        // SAFETY: this rank writes this channel, and the receiver has copied the slot's former content.
+        let slot = unsafe { self.segment.write(self.segment.chunk(me, to, chunk)) };
+        let at = MESSAGE_BYTES.saturating_sub(sent);
+        if at > 0 {
+            slot[..MESSAGE_BYTES].copy_from_slice(&message.encode());
+        }
+        let rest = &data[sent.saturating_sub(MESSAGE_BYTES)..];
+        let now = &rest[..rest.len().min(CHANNEL_CHUNK - at)];
+        slot[at..at + now.len()].copy_from_slice(now);
+        self.mailbox.sent[to] = chunk.wrapping_add(1);
+        self.segment.sent(me, to).publish();
+        at + now.len()
+    }
+
+    /// See [`Transport::progress`](crate::transport::Transport::progress).
+    pub(super) fn progress_messages(&mut self, messages: &mut [MessageOp<'_>]) -> Result<bool> {
+        self.waiter.abort.check()?;
+        let mut moved = false;
+        let mut busy = vec![false; self.len()];
+        for op in messages.iter_mut().filter(|op| !op.is_done) {
+            let (peer, call, tag) = (op.peer(), op.call, op.tag);
+            match &mut op.body {
+                MessageBody::Send(_) if std::mem::replace(&mut busy[peer], true) => {}
+                MessageBody::Send(data) => {
+                    let message = Message { tag, dtype: call.dtype, bytes: data.len() as u64 };
+                    while !op.is_done && self.has_room(&call, peer)? {
+                        op.sent += self.put_chunk(peer, &message, data, op.sent);
+                        op.is_done = op.sent == MESSAGE_BYTES + data.len();
+                        moved = true;
+                    }
+                    if !op.is_done {
+                        // The peer may be sending too, and then it takes nothing before it is rid of its own message
+                        while self.has_arrived(&call, peer)? {
+                            self.take_chunk(&call, peer)?;
+                            moved = true;
+                        }
+                    }
+                }
+                MessageBody::Recv(into) => loop {
+                    op.is_done = self.take_unexpected(&call, tag, into)?;
+                    moved |= op.is_done;
+                    if op.is_done || !self.has_arrived(&call, peer)? {
+                        break;
+                    }
+                    self.take_chunk(&call, peer)?;
+                    moved = true;
+                },
+            }
+        }
+        if !moved {
+            let until = Instant::now() + self.waiter.timeout;
+            for op in messages.iter().filter(|op| !op.is_done) {
+                self.check_peer_elsewhere(&op.call, op.peer(), until)?;
+            }
+        }
+        Ok(moved)
+    }
+
+    fn has_room(&self, call: &CollectiveCall, to: usize) -> Result<bool> {
+        let target = self.mailbox.sent[to].wrapping_add(1).wrapping_sub(CHANNEL_SLOTS as u32);
+        self.is_reached(call, self.segment.taken(self.me(), to).reached(target))
+    }
+
+    fn has_arrived(&self, call: &CollectiveCall, from: usize) -> Result<bool> {
+        self.is_reached(call, self.arrived(from))
+    }
+
+    fn is_reached(&self, call: &CollectiveCall, seen: std::result::Result<(), Pending>) -> Result<bool> {
+        match seen {
+            Ok(()) => Ok(true),
+            Err(Pending::NotYet(_)) => Ok(false),
+            Err(Pending::Poisoned) => Err(self.wait_failed(call, WaitError::Aborted)),
+            Err(Pending::Left) => Err(self.wait_failed(call, WaitError::Left)),
+        }
+    }
+
+    /// Copies a kept message with this tag to `into`. Returns whether there was one.
+    fn take_unexpected(&mut self, call: &CollectiveCall, tag: u64, into: &mut [u8]) -> Result<bool> {
+        let from = Self::peer(call);
+        let kept = &mut self.mailbox.unexpected[from];
+        let Some(place) = kept.iter().position(|(message, _)| message.tag == tag) else { return Ok(false) };
+        let Some((message, body)) = kept.remove(place) else { return Ok(false) };
+        message.check(call, into.len(), self.group.job_rank(), self.group.ranks[from], &self.group.name())?;
+        into.copy_from_slice(&body);
+        Ok(true)
     }
 
     fn wait_for_room(&mut self, call: &CollectiveCall, to: usize) -> Result<()> {
@@ -135,11 +214,7 @@ impl ShmGroup {
             message.check(call, len, group.group.job_rank(), group.group.ranks[from], &group.group.name())
         };
         loop {
-            if let Some(place) = self.mailbox.unexpected[from].iter().position(|(m, _)| m.tag == tag)
-                && let Some((message, body)) = self.mailbox.unexpected[from].remove(place)
-            {
-                fits(self, &message)?;
-                data.copy_from_slice(&body);
+            if self.take_unexpected(call, tag, data)? {
                 return Ok(());
             }
             let slot = self.next_chunk(call, from)?;

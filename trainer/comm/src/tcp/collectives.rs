@@ -11,7 +11,7 @@ use crate::call::CollectiveCall;
 use crate::dtype::{ReduceOp, split};
 use crate::error::{CommError, Result};
 use crate::kernels;
-use crate::transport::{GroupRanks, Transport};
+use crate::transport::{GroupRanks, MessageOp, Transport};
 
 /// Bytes up to which the number of steps decides the speed, and above which the number of bytes does.
 const SMALL: usize = 32 << 10;
@@ -318,5 +318,9 @@ impl Transport for TcpGroup {
     fn recv(&mut self, call: &CollectiveCall, tag: u64, data: &mut [u8]) -> Result<()> {
         let from = self.group.ranks[self.root(call)];
         self.mesh.lock().recv_message(call, &self.name, from, tag, data)
+    }
+
+    fn progress(&mut self, messages: &mut [MessageOp<'_>]) -> Result<bool> {
+        self.mesh.lock().progress(&self.name, &self.group.ranks, messages)
     }
 }

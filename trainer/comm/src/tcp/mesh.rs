@@ -6,14 +6,13 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use super::peer::{ConnectionError, FrameHeader, FrameKind, NextFrame, Peer};
+use super::peer::{ConnectionError, NextFrame, Peer};
 use super::setup::MeshSetup;
 use crate::abort::Abort;
 use crate::call::{Agreement, CollectiveCall};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{CommError, ErrorKind, Result, ranks};
 use crate::kernels;
-use crate::message::Message;
 use crate::net;
 
 /// How long to wait for the rendezvous to report why a connection was closed: a death is announced with its cause.
@@ -78,9 +77,9 @@ impl RecvOp<'_> {
 
 /// See the module.
 pub(crate) struct Mesh {
-    rank: usize,
+    pub(super) rank: usize,
     pub(super) peers: Vec<Option<Peer>>,
-    abort: Arc<Abort>,
+    pub(super) abort: Arc<Abort>,
     pub(super) timeout: Duration,
     wakeup: Arc<OwnedFd>,
     spins: u32,
@@ -158,7 +157,7 @@ impl Mesh {
     }
 
     /// Waits until one of these connections is ready.
-    fn sleep(
+    pub(super) fn sleep(
         &mut self,
         call: &CollectiveCall,
         group: &str,
@@ -240,7 +239,7 @@ impl Mesh {
         }
     }
 
-    fn unexpected_frame(&self, call: &CollectiveCall, group: &str, from: usize) -> CommError {
+    pub(super) fn unexpected_frame(&self, call: &CollectiveCall, group: &str, from: usize) -> CommError {
         CommError::system(format!(
             "{call}, {}: rank {from} sent rank {} a frame that does not belong to it",
             call.place(group),
@@ -274,81 +273,6 @@ impl Mesh {
             }
         };
         CommError::new(kind, cause).hint("every rank must call the same collectives; one has ended early").blame(peer)
-    }
-
-    /// Sends one message. Receives the other direction meanwhile, so two ranks may send to each other at once.
-    pub(super) fn send_message(
-        &mut self,
-        call: &CollectiveCall,
-        group: &str,
-        to: usize,
-        tag: u64,
-        data: &[u8],
-    ) -> Result<()> {
-        self.abort.check()?;
-        let message = Message { tag, dtype: call.dtype, bytes: data.len() as u64 }.encode();
-        let len = (message.len() + data.len()) as u64;
-        let mut head = FrameHeader { kind: FrameKind::Message, group: call.group, sequence: 0, len }.encode().to_vec();
-        head.extend_from_slice(&message);
-        let (mut done, total) = (0, head.len() + data.len());
-        let mut until = Instant::now() + self.timeout;
-        loop {
-            let written = self.peer(to)?.write(&head, data, done);
-            let written = written.map_err(|broken| self.broken(call, group, to, broken))?;
-            done += written;
-            if done == total {
-                return Ok(());
-            }
-            let mut readable = true;
-            let next = self.peer(to)?.next().map_err(|broken| self.broken(call, group, to, broken))?;
-            match next {
-                NextFrame::Empty | NextFrame::Message => {}
-                NextFrame::Agreement(theirs) => return Err(self.peer_in_collective(call, group, to, theirs)),
-                NextFrame::Data(_) => readable = false,
-            }
-            if written > 0 {
-                until = Instant::now() + self.timeout;
-            }
-            let open: &[usize] = if readable { &[to] } else { &[] };
-            self.sleep(call, group, open, &[to], until)?;
-        }
-    }
-
-    /// Receives the next message of `from` with this tag.
-    pub(super) fn recv_message(
-        &mut self,
-        call: &CollectiveCall,
-        group: &str,
-        from: usize,
-        tag: u64,
-        data: &mut [u8],
-    ) -> Result<()> {
-        self.abort.check()?;
-        let until = Instant::now() + self.timeout;
-        let me = self.rank;
-        loop {
-            let peer = self.peer(from)?;
-            let wanted = |(id, message, _): &(u64, Message, Vec<u8>)| *id == call.group && message.tag == tag;
-            if let Some(place) = peer.unexpected.iter().position(wanted)
-                && let Some((_, message, body)) = peer.unexpected.remove(place)
-            {
-                message.check(call, data.len(), me, from, group)?;
-                data.copy_from_slice(&body);
-                return Ok(());
-            }
-            match peer.next() {
-                Err(broken) => return Err(self.broken(call, group, from, broken)),
-                Ok(NextFrame::Message) => {}
-                Ok(NextFrame::Empty) => self.sleep(call, group, &[from], &[], until)?,
-                Ok(NextFrame::Agreement(theirs)) => return Err(self.peer_in_collective(call, group, from, theirs)),
-                Ok(NextFrame::Data(_)) => return Err(self.unexpected_frame(call, group, from)),
-            }
-        }
-    }
-
-    /// Returns the error for a peer that is in a collective while this rank sends to it or receives from it.
-    fn peer_in_collective(&self, call: &CollectiveCall, group: &str, peer: usize, theirs: Agreement) -> CommError {
-        Message::peer_in_collective(self.rank, call, peer, theirs.first_call(), group)
     }
 }
 

@@ -26,6 +26,7 @@
 
 mod collectives;
 mod mesh;
+mod messages;
 mod peer;
 mod ring;
 mod setup;

@@ -97,7 +97,29 @@ pub fn collectives<T: Number>(comm: &Communicator, n: usize) {
                 comm.send(&mine(op, n), right, 5).unwrap();
             }
             compare(&recv, |i| T::of(input(op, left, i)), &name("send and recv"));
+
+            // All ranks send first, and receive meanwhile.
+            let sent = comm.isend(mine(op, n), right, 6);
+            comm.recv(&mut recv, left, 6).unwrap();
+            compare(&recv, |i| T::of(input(op, left, i)), &name("isend and recv"));
+            let arriving = comm.irecv(vec![T::of(99); n], right, 7);
+            comm.send(&sent.wait().unwrap(), left, 7).unwrap();
+            compare(&arriving.wait().unwrap(), |i| T::of(input(op, right, i)), &name("irecv and send"));
         }
+
+        // Parts of different lengths. Rank 1 gets nothing from rank 0.
+        let len = |from: usize, to: usize| if (from, to) == (0, 1) { 0 } else { n / world + from * to };
+        let counts: Vec<usize> = (0..world).map(|to| len(me, to)).collect();
+        let got = comm.all_to_all_v(&mine(op, counts.iter().sum()), &counts).unwrap();
+        assert_eq!(got.counts, (0..world).map(|from| len(from, me)).collect::<Vec<_>>());
+        let want: Vec<T> = (0..world)
+            .flat_map(|from| {
+                let start: usize = (0..me).map(|to| len(from, to)).sum();
+                (start..start + len(from, me)).map(move |i| T::of(input(op, from, i)))
+            })
+            .collect();
+        assert_eq!(got.data.len(), want.len());
+        compare(&got.data, |i| want[i], &name("all_to_all_v"));
         comm.barrier().unwrap();
     }
 }

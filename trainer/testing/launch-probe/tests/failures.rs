@@ -2,8 +2,10 @@
 
 mod support;
 
+use std::time::{Duration, Instant};
+
 use rustix::process::Signal;
-use support::{Run, lives};
+use support::{LIMIT, Run, lives};
 
 #[test]
 fn a_job_that_works_leaves_logs_and_nothing_else() {
@@ -185,6 +187,12 @@ fn no_worker_survives_the_launchers_sigkill() {
         arguments.extend(faults);
         let mut run = Run::start(&arguments);
         run.wait_for("stdout", if faults.is_empty() { "step 2" } else { "asleep" });
+        // Rank 0 may be asleep before the launcher has started rank 2
+        let until = Instant::now() + LIMIT;
+        while run.workers().len() < 3 {
+            assert!(Instant::now() < until, "workers: {:?}", run.workers());
+            std::thread::sleep(Duration::from_millis(20));
+        }
         let workers = run.workers();
         assert_eq!(workers.len(), 3);
         run.signal(Signal::KILL);

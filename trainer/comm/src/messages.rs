@@ -1,0 +1,345 @@
+//! Messages between two ranks, blocking or not, and the collectives that consist of them.
+//!
+//! `isend` and `irecv` are put into a batch, which one task of the stream's queue moves on until it is empty: all messages of a
+//! batch together, so that a ring of ranks that all send first does not wait for itself. A message joins the current batch
+//! unless a collective was submitted since. So messages and collectives keep their order in the code.
+
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+use std::time::{Duration, Instant};
+
+use bytemuck::{cast_slice, cast_slice_mut};
+use parking_lot::{Condvar, Mutex};
+
+use super::call::{CollectiveCall, OpKind};
+use super::communicator::{Communicator, Gathered, check};
+use super::dtype::{DType, Element, ReduceOp};
+use super::error::{CommError, Result};
+use super::message::Message;
+use super::queue::Work;
+use super::transport::{MessageBody, MessageOp, Transport};
+
+/// Tag of the messages of this module's collectives.
+const RESERVED: u64 = u64::MAX;
+/// Most elements that [`Communicator::average_gradients`] reduces at once: 25 MiB, as PyTorch's `bucket_cap_mb`.
+const BUCKET: usize = (25 << 20) / size_of::<f32>();
+/// How often to look for progress before sleeping, and how long to sleep.
+const LOOKS: u32 = 100;
+const NAP: Duration = Duration::from_micros(100);
+
+/// Messages that a task of the queue moves on, and the number of that task.
+pub(super) struct MessageBatch {
+    shared: Arc<SharedBatch>,
+    task: u64,
+}
+
+#[derive(Default)]
+struct SharedBatch {
+    state: Mutex<BatchState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct BatchState {
+    new: Vec<Box<dyn PendingMessage>>,
+    /// The task has ended.
+    closed: bool,
+}
+
+impl SharedBatch {
+    /// Adds a message. Returns it if the task has ended.
+    fn add(&self, message: Box<dyn PendingMessage>) -> Option<Box<dyn PendingMessage>> {
+        let mut state = self.state.lock();
+        if state.closed {
+            return Some(message);
+        }
+        state.new.push(message);
+        self.changed.notify_all();
+        None
+    }
+}
+
+/// A message of any element type, with the sender of its result.
+trait PendingMessage: Send {
+    fn op(&mut self) -> MessageOp<'_>;
+    fn set_progress(&mut self, sent: usize, is_done: bool);
+    fn is_done(&self) -> bool;
+    fn finish(self: Box<Self>, result: Result<()>);
+}
+
+struct Pending<T> {
+    call: CollectiveCall,
+    tag: u64,
+    data: Vec<T>,
+    sent: usize,
+    is_done: bool,
+    result: SyncSender<Result<Vec<T>>>,
+}
+
+impl<T: Element> PendingMessage for Pending<T> {
+    fn op(&mut self) -> MessageOp<'_> {
+        let body = match self.call.op {
+            OpKind::Send => MessageBody::Send(cast_slice(&self.data)),
+            _ => MessageBody::Recv(cast_slice_mut(&mut self.data)),
+        };
+        MessageOp { sent: self.sent, is_done: self.is_done, ..MessageOp::new(self.call, self.tag, body) }
+    }
+
+    fn set_progress(&mut self, sent: usize, is_done: bool) {
+        (self.sent, self.is_done) = (sent, is_done);
+    }
+
+    fn is_done(&self) -> bool {
+        self.is_done
+    }
+
+    fn finish(self: Box<Self>, result: Result<()>) {
+        let Self { data, result: work, .. } = *self;
+        // Nobody waits for a `Work` that was dropped.
+        let _ = work.send(result.map(|()| data));
+    }
+}
+
+impl Communicator {
+    /// Sends `data` to rank `to`. Returns when `data` may change again. Messages with the same tag arrive in the order of sending.
+    /// Little is buffered: a long message, or the third that is not received yet, waits until its receiver asks for it. The tag
+    /// `u64::MAX` is reserved.
+    ///
+    /// # Errors
+    /// See [`Communicator`].
+    pub fn send<T: Element>(&self, data: &[T], to: usize, tag: u64) -> Result<()> {
+        if !self.inner.stream.queue.is_idle() {
+            return self.isend(data.to_vec(), to, tag).wait().map(drop);
+        }
+        let call = self.message_call(OpKind::Send, T::DTYPE, data.len(), to, tag)?;
+        self.run(call, |t, call| t.send(call, tag, cast_slice(data)))
+    }
+
+    /// Receives the next message of rank `from` with this tag. The message must have this type and length.
+    ///
+    /// # Errors
+    /// See [`Communicator`]. [`ErrorKind::Mismatch`](super::ErrorKind::Mismatch) if the message has another type or length.
+    pub fn recv<T: Element>(&self, data: &mut [T], from: usize, tag: u64) -> Result<()> {
+        if !self.inner.stream.queue.is_idle() {
+            data.copy_from_slice(&self.irecv(vec![T::zeroed(); data.len()], from, tag).wait()?);
+            return Ok(());
+        }
+        let call = self.message_call(OpKind::Recv, T::DTYPE, data.len(), from, tag)?;
+        self.run(call, |t, call| t.recv(call, tag, cast_slice_mut(data)))
+    }
+
+    /// Starts to send `data` to rank `to`, while this thread continues. [`Work::wait`] returns the buffer. Messages of this
+    /// communicator that are started before a collective move together, whatever their order. They must be received before any
+    /// rank is in the next collective. Messages of different groups take turns, as collectives do. PyTorch: `isend`.
+    pub fn isend<T: Element>(&self, data: Vec<T>, to: usize, tag: u64) -> Work<Vec<T>> {
+        self.post(OpKind::Send, data, to, tag)
+    }
+
+    /// Starts to receive the next message of rank `from` with this tag into `data`, whose type and length the message must have.
+    /// [`Work::wait`] returns the buffer. PyTorch: `irecv`.
+    pub fn irecv<T: Element>(&self, data: Vec<T>, from: usize, tag: u64) -> Work<Vec<T>> {
+        self.post(OpKind::Recv, data, from, tag)
+    }
+
+    /// Part `j` of rank `i`'s `send` becomes part `i` of rank `j`'s result. `counts` has the number of elements of each part of
+    /// `send`; the counts of the result's parts come with it. PyTorch: `all_to_all_single` with split sizes; MPI: `MPI_Alltoallv`.
+    ///
+    /// # Errors
+    /// See [`Communicator`].
+    pub fn all_to_all_v<T: Element>(&self, send: &[T], counts: &[usize]) -> Result<Gathered<T>> {
+        self.synchronize();
+        let (world, me) = (self.world(), self.rank());
+        if counts.len() != world || counts.iter().sum::<usize>() != send.len() {
+            let cause = format!("counts {counts:?} do not divide {} elements among {world} ranks", send.len());
+            return self.refuse("all_to_all_v", cause);
+        }
+        let peer_call =
+            |op, rank: usize, count| CollectiveCall { root: Some(rank as u32), ..self.call(op, T::DTYPE, count) };
+        self.run(self.call(OpKind::AllToAllV, T::DTYPE, 0), |t, call| {
+            let mine: Vec<u64> = counts.iter().map(|count| *count as u64).collect();
+            let mut theirs = vec![0u64; world];
+            t.all_to_all(call, cast_slice(&mine), cast_slice_mut(&mut theirs))?;
+            let theirs: Vec<usize> = theirs.into_iter().map(|count| count as usize).collect();
+            let mut data = vec![T::zeroed(); theirs.iter().sum()];
+            let mut messages = Vec::new();
+            let (mut from, mut into) = (send, data.as_mut_slice());
+            for rank in 0..world {
+                let (part, rest) = from.split_at(counts[rank]);
+                let (room, more) = std::mem::take(&mut into).split_at_mut(theirs[rank]);
+                (from, into) = (rest, more);
+                if rank == me {
+                    room.copy_from_slice(part);
+                    continue;
+                }
+                if !part.is_empty() {
+                    let call = peer_call(OpKind::Send, rank, part.len());
+                    messages.push(MessageOp::new(call, RESERVED, MessageBody::Send(cast_slice(part))));
+                }
+                if !room.is_empty() {
+                    let call = peer_call(OpKind::Recv, rank, room.len());
+                    messages.push(MessageOp::new(call, RESERVED, MessageBody::Recv(cast_slice_mut(room))));
+                }
+            }
+            // Begins with the next rank, so that not all ranks send to rank 0 first
+            messages.sort_by_key(|message| (message.peer() + world - me) % world);
+            self.exchange(t, &mut messages)?;
+            drop(messages);
+            Ok(Gathered { data, counts: theirs })
+        })
+    }
+
+    /// Replaces all ranks' `gradients` by their mean over the ranks. All ranks have arrays of the same lengths in the same order.
+    /// PyTorch's tutorial on writing distributed applications has a function of this name.
+    ///
+    /// # Errors
+    /// See [`Communicator`].
+    pub fn average_gradients(&self, gradients: &mut [&mut [f32]]) -> Result<()> {
+        let mut flat = Vec::new();
+        let mut rest = gradients;
+        while !rest.is_empty() {
+            // At least one array, however long, and then as many as fit
+            let mut total = 0;
+            let fitting = rest.iter().take_while(|array| {
+                total += array.len();
+                total <= BUCKET
+            });
+            let (bucket, later) = rest.split_at_mut(fitting.count().max(1));
+            flat.clear();
+            bucket.iter().for_each(|array| flat.extend_from_slice(array));
+            self.all_reduce(&mut flat, ReduceOp::Mean)?;
+            let mut at = 0;
+            for array in bucket {
+                array.copy_from_slice(&flat[at..at + array.len()]);
+                at += array.len();
+            }
+            rest = later;
+        }
+        Ok(())
+    }
+
+    /// Returns the call of a message.
+    fn message_call(&self, op: OpKind, dtype: DType, count: usize, peer: usize, tag: u64) -> Result<CollectiveCall> {
+        let call = CollectiveCall { root: Some(peer as u32), ..self.call(op, dtype, count) };
+        if tag == RESERVED {
+            return self.refuse(op.name(), format!("the tag {tag} is reserved"));
+        }
+        if op == OpKind::Recv && peer == self.rank() {
+            return Err(self
+                .inner
+                .process
+                .fail(CommError::usage(format!("{call}: a rank cannot receive from itself"))));
+        }
+        check(&call, self.world()).map_err(|error| self.inner.process.fail(error))?;
+        Ok(call)
+    }
+
+    /// Adds a message to the current batch, or begins a new one.
+    fn post<T: Element>(&self, op: OpKind, data: Vec<T>, peer: usize, tag: u64) -> Work<Vec<T>> {
+        let (result, work) = Work::pair();
+        let call = match self.message_call(op, T::DTYPE, data.len(), peer, tag) {
+            Ok(call) => call,
+            Err(error) => {
+                let _ = result.send(Err(error));
+                return work;
+            }
+        };
+        let message: Box<dyn PendingMessage> = Box::new(Pending { call, tag, data, sent: 0, is_done: false, result });
+        let queue = &self.inner.stream.queue;
+        let mut current = self.inner.messages.lock();
+        let open = current.as_ref().filter(|batch| batch.task == queue.submitted());
+        let unsent = match open {
+            Some(batch) => batch.shared.add(message),
+            None => Some(message),
+        };
+        let Some(message) = unsent else { return work };
+        let shared = Arc::new(SharedBatch::default());
+        shared.state.lock().new.push(message);
+        let (this, batch) = (self.clone(), shared.clone());
+        // Each message has the error in its own `Work`
+        drop(queue.submit(move || this.serve(&batch)));
+        *current = Some(MessageBatch { shared, task: queue.submitted() });
+        work
+    }
+
+    /// Moves a batch on until it is empty.
+    fn serve(&self, batch: &SharedBatch) -> Result<()> {
+        let mut active: Vec<Box<dyn PendingMessage>> = Vec::new();
+        let (mut looks, mut until) = (0, Instant::now());
+        loop {
+            let mut state = batch.state.lock();
+            if !state.new.is_empty() {
+                active.append(&mut state.new);
+                until = Instant::now() + self.inner.process.timeout;
+                looks = 0;
+            } else if active.is_empty() {
+                state.closed = true;
+                return Ok(());
+            } else if looks > LOOKS {
+                batch.changed.wait_for(&mut state, NAP);
+            }
+            drop(state);
+            match self.progress(&mut active, until) {
+                Ok(true) => (looks, until) = (0, Instant::now() + self.inner.process.timeout),
+                Ok(false) => {
+                    looks += 1;
+                    std::thread::yield_now();
+                }
+                Err(error) => {
+                    let mut state = batch.state.lock();
+                    state.closed = true;
+                    active.append(&mut state.new);
+                    drop(state);
+                    active.into_iter().for_each(|message| message.finish(Err(error.clone())));
+                    return Err(error);
+                }
+            }
+            let (done, rest): (Vec<_>, Vec<_>) = active.into_iter().partition(|message| message.is_done());
+            active = rest;
+            done.into_iter().for_each(|message| message.finish(Ok(())));
+        }
+    }
+
+    /// Moves messages on. Returns whether any has moved.
+    fn progress(&self, active: &mut [Box<dyn PendingMessage>], until: Instant) -> Result<bool> {
+        let (process, stream) = (&self.inner.process, &self.inner.stream);
+        let mut guard = self.inner.transport.lock();
+        let transport = &mut *guard.1;
+        let mut ops: Vec<MessageOp<'_>> = active.iter_mut().map(|message| message.op()).collect();
+        if let Some(op) = ops.first() {
+            stream.begin(&op.call, &self.inner.name);
+        }
+        let moved = process.abort.check().and_then(|()| transport.progress(&mut ops));
+        let moved = moved.and_then(|moved| match ops.iter().find(|op| !op.is_done) {
+            Some(op) if !moved && Instant::now() >= until => Err(self.message_timeout(op)),
+            _ => Ok(moved),
+        });
+        let progress: Vec<(usize, bool)> = ops.iter().map(|op| (op.sent, op.is_done)).collect();
+        drop(ops);
+        drop(guard);
+        active.iter_mut().zip(progress).for_each(|(message, (sent, is_done))| message.set_progress(sent, is_done));
+        stream.end();
+        moved.map_err(|error| process.fail(error))
+    }
+
+    /// Sends and receives all messages, inside a collective.
+    fn exchange(&self, transport: &mut dyn Transport, messages: &mut [MessageOp<'_>]) -> Result<()> {
+        let timeout = self.inner.process.timeout;
+        let (mut looks, mut until) = (0, Instant::now() + timeout);
+        while let Some(open) = messages.iter().position(|message| !message.is_done) {
+            if transport.progress(messages)? {
+                (looks, until) = (0, Instant::now() + timeout);
+            } else if Instant::now() >= until {
+                return Err(self.message_timeout(&messages[open]));
+            } else {
+                looks += 1;
+                if looks < LOOKS { std::thread::yield_now() } else { std::thread::sleep(NAP) }
+            }
+        }
+        Ok(())
+    }
+
+    fn message_timeout(&self, message: &MessageOp<'_>) -> CommError {
+        let (me, peer) = (self.inner.group.job_rank(), self.ranks()[message.peer()]);
+        Message::timed_out(me, &message.call, peer, self.inner.process.timeout, &self.inner.name)
+    }
+}

@@ -1,0 +1,149 @@
+//! Starts a node's launcher for `ssh_launcher.rs`, on another host behind ssh or on this one.
+//!
+//! ```text
+//! agent → standard output   trainer-agent {"version": …, "build": …, "port": …}     the ssh launcher compares the programs
+//! standard input → agent    an [`Order`] as one line of JSON: folder, arguments, secret, part of the job
+//!                           `signal 15`                                             passed on to the launcher
+//!                           the end of the stream                                   the ssh launcher is gone: end the launcher
+//! ```
+//!
+//! From its first line on, the standard output is the launcher's. The agent's exit code is the launcher's too. The secret comes
+//! over standard input: a command line is visible to all users of a host.
+
+use std::io::{self, BufRead, Read, Write};
+use std::net::TcpListener;
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use serde::{Deserialize, Serialize};
+
+use super::error::{LaunchError, Result, USAGE, WORKER_DIED};
+use super::helper::EXEC;
+use super::hosts::{NODE, NodePlan};
+use super::output::Screen;
+use super::secret;
+use super::signals::{self, STOPPING};
+use comm::fnv;
+
+/// First word of the agent's first line.
+pub(super) const GREETING: &str = "trainer-agent ";
+/// Longest order in bytes.
+const LONGEST_ORDER: u64 = 4 << 20;
+/// Time that the launcher has to save a checkpoint and to end when the ssh launcher is gone.
+const END_LIMIT: Duration = Duration::from_secs(180);
+
+/// The agent's first line.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Greeting {
+    pub(super) version: String,
+    /// Checksum of the executable.
+    pub(super) build: String,
+    /// A free port of this host, for the launchers to meet if this is node 0.
+    pub(super) port: u16,
+}
+
+/// What the agent starts.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Order {
+    pub(super) directory: PathBuf,
+    pub(super) arguments: Vec<String>,
+    /// 64 hexadecimal digits.
+    pub(super) secret: String,
+    pub(super) plan: NodePlan,
+}
+
+impl Greeting {
+    /// Describes this program and host.
+    ///
+    /// # Errors
+    /// The executable cannot be read, or no port is left.
+    pub(super) fn of_this_program() -> io::Result<Self> {
+        let program = std::fs::read(std::env::current_exe()?)?;
+        let port = TcpListener::bind("0.0.0.0:0")?.local_addr()?.port();
+        let build = format!("{:016x}", fnv::hash(program.iter().copied()));
+        Ok(Self { version: env!("CARGO_PKG_VERSION").to_owned(), build, port })
+    }
+}
+
+/// Does the agent's work and returns the exit code.
+pub(super) fn run() -> u8 {
+    match serve() {
+        Ok(code) => code,
+        Err(error) => {
+            Screen::default().say(&format!("error: {error}"));
+            error.code
+        }
+    }
+}
+
+fn serve() -> Result<u8> {
+    let broken = |what: &str, error: io::Error| LaunchError::failed(format!("{what}: {error}"), "see `ulimit -a`");
+    // The launcher decides about signals. One to this process, as from a batch system, must not leave it alone
+    for signal in STOPPING {
+        signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))
+            .map_err(|e| broken("cannot catch signals", e))?;
+    }
+    let greeting = Greeting::of_this_program().map_err(|e| broken("cannot describe this program", e))?;
+    let text = serde_json::to_string(&greeting).map_err(|error| LaunchError::failed(error.to_string(), ""))?;
+    let mut out = io::stdout();
+    writeln!(out, "{GREETING}{text}").and_then(|()| out.flush()).map_err(|e| broken("cannot answer", e))?;
+    let mut input = io::BufReader::new(io::stdin());
+    let mut line = String::new();
+    input.by_ref().take(LONGEST_ORDER).read_line(&mut line).map_err(|e| broken("cannot read the order", e))?;
+    if line.is_empty() {
+        // The job ends before it has begun, with a reason that the ssh launcher reports
+        return Ok(0);
+    }
+    let order: Order = serde_json::from_str(&line)
+        .map_err(|error| LaunchError::usage(format!("this is no order: {error}"), "only -H starts this process"))?;
+    let mut child = start(&order)?;
+    let launcher = Pid::from_child(&child);
+    let pidfd = pidfd_open(launcher, PidfdFlags::empty()).map_err(|e| broken("cannot watch the launcher", e.into()))?;
+    std::thread::spawn(move || {
+        for line in input.lines().map_while(io::Result::ok) {
+            let signal = line.strip_prefix("signal ").and_then(|number| number.parse().ok());
+            if let Some(signal) = signal.and_then(Signal::from_named_raw) {
+                let _ = pidfd_send_signal(&pidfd, signal);
+            }
+        }
+        let _ = pidfd_send_signal(&pidfd, Signal::TERM);
+        std::thread::sleep(END_LIMIT);
+        // Its workers die with it
+        let _ = pidfd_send_signal(&pidfd, Signal::KILL);
+    });
+    let status = child.wait().map_err(|e| broken("cannot wait for the launcher", e))?;
+    Ok(match (status.code(), status.signal()) {
+        (Some(code), _) => u8::try_from(code).unwrap_or(WORKER_DIED),
+        (None, signal) => {
+            let name = signal.map_or_else(|| "something unknown".to_owned(), signals::name);
+            Screen::default()
+                .say(&format!("error: the launcher of node {} was killed by {name}", order.plan.node_rank));
+            WORKER_DIED
+        }
+    })
+}
+
+/// Starts the launcher, which the kernel kills with this process.
+fn start(order: &Order) -> Result<Child> {
+    if !order.directory.is_dir() {
+        return Err(LaunchError {
+            code: USAGE,
+            message: format!("there is no folder {} on this host", order.directory.display()),
+            hint: "all hosts need the same working folder: use a shared file system, or make it".to_owned(),
+        });
+    }
+    let plan = serde_json::to_string(&order.plan).map_err(|error| LaunchError::failed(error.to_string(), ""))?;
+    let start = || -> io::Result<Child> {
+        let program = std::env::current_exe()?;
+        let mut command = Command::new(&program);
+        command.arg(EXEC).arg(std::process::id().to_string()).arg(&program).args(&order.arguments);
+        command.current_dir(&order.directory).env(NODE, plan).env(secret::VARIABLE, &order.secret);
+        command.stdin(Stdio::null()).spawn()
+    };
+    start().map_err(|error| LaunchError::failed(format!("cannot start the launcher: {error}"), "see `ulimit -u -n`"))
+}

@@ -1,0 +1,143 @@
+//! Small processes that the launcher starts from its own executable, so that nothing is left behind however it ends.
+//!
+//! | first argument | what the process does |
+//! |---|---|
+//! | `launch-exec` | asks the kernel to be killed with the launcher, and becomes a worker: any program, which cannot ask itself |
+//! | `launch-guard` | ends the workers' process groups when the launcher has died: a shell's children survive the shell |
+//! | `launch-agent` | starts a node's launcher on another host (`agent.rs`) |
+
+use std::ffi::OsString;
+use std::io::{self, PipeWriter, Read, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use parking_lot::Mutex;
+use rustix::process::{Pid, Signal, getppid, kill_process_group, set_parent_process_death_signal};
+
+use super::error::{LaunchError, Result, WORKER_DIED};
+use super::output::Screen;
+use super::signals::STOPPING;
+
+/// First argument of a process that becomes a worker.
+pub(super) const EXEC: &str = "launch-exec";
+/// First argument of the guard.
+pub(super) const GUARD: &str = "launch-guard";
+/// First argument of the process that starts a node's launcher on another host.
+pub(super) const AGENT: &str = "launch-agent";
+
+/// Exit codes of a shell for a program that cannot be run, and for one that is not there.
+const CANNOT_RUN: u8 = 126;
+const NOT_FOUND: u8 = 127;
+
+/// Does the work of a helper if the first argument asks for one, and returns the exit code. Call it first thing in `main`.
+pub fn run_if_asked() -> Option<u8> {
+    let mut arguments = std::env::args_os().skip(1);
+    match arguments.next()?.to_str()? {
+        EXEC => Some(become_worker(arguments.collect())),
+        GUARD => Some(guard()),
+        AGENT => Some(super::agent::run()),
+        _ => None,
+    }
+}
+
+/// Replaces this process by a program that the kernel kills with its launcher.
+fn become_worker(arguments: Vec<OsString>) -> u8 {
+    let [launcher, program, rest @ ..] = arguments.as_slice() else {
+        Screen::default().say(&format!("error: {EXEC} is for the launcher: LAUNCHER PROGRAM ARGUMENTS"));
+        return CANNOT_RUN;
+    };
+    // The setting survives exec, unlike a thread that watches the launcher
+    if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
+        Screen::default().say(&format!("error: a worker cannot have its parent-death signal: {error}"));
+        return CANNOT_RUN;
+    }
+    // The launcher may have died before that call
+    if getppid().map(|parent| parent.as_raw_nonzero().to_string()) != launcher.to_str().map(str::to_owned) {
+        return WORKER_DIED;
+    }
+    let error = Command::new(program).args(rest).exec();
+    Screen::default().say(&format!("error: {}: {error}", program.to_string_lossy()));
+    if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { CANNOT_RUN }
+}
+
+/// The launcher's end of the guard. Dropping it ends the guard, which kills the groups that are still on its list.
+#[derive(Debug)]
+pub(super) struct Guard {
+    pipe: Mutex<PipeWriter>,
+}
+
+impl Guard {
+    /// Starts the guard.
+    ///
+    /// # Errors
+    /// This program's executable cannot be started, or a limit of the system is reached.
+    pub(super) fn start() -> Result<Arc<Self>> {
+        let start = || -> io::Result<Self> {
+            let (read, write) = io::pipe()?;
+            let mut command = Command::new(std::env::current_exe()?);
+            command.arg(GUARD).stdin(Stdio::from(read)).stdout(Stdio::null()).stderr(Stdio::null());
+            // Not in the terminal's foreground group, whose Ctrl-C is for the launcher
+            command.process_group(0).spawn()?;
+            Ok(Self { pipe: Mutex::new(write) })
+        };
+        start().map(Arc::new).map_err(|error| {
+            LaunchError::failed(format!("cannot start the guard of the workers: {error}"), "see `ulimit -u -n`")
+        })
+    }
+
+    /// Puts the process group of a worker on the list.
+    pub(super) fn add(&self, group: Pid) {
+        self.write('+', group);
+    }
+
+    /// Takes a group off the list. Its number may soon be another group's.
+    pub(super) fn remove(&self, group: Pid) {
+        self.write('-', group);
+    }
+
+    fn write(&self, verb: char, group: Pid) {
+        // Without a guard, which somebody has killed, the kernel still ends the workers themselves
+        let _ = self.pipe.lock().write_all(format!("{verb}{}\n", group.as_raw_nonzero()).as_bytes());
+    }
+}
+
+/// Reads the list from standard input until the launcher is gone, and kills the groups on it.
+fn guard() -> u8 {
+    // A batch system signals all processes of a job, and the guard must outlive the launcher
+    for signal in STOPPING {
+        let _ = signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)));
+    }
+    let mut text = String::new();
+    let _ = io::stdin().read_to_string(&mut text);
+    remaining(&text).into_iter().for_each(|group| _ = kill_process_group(group, Signal::KILL));
+    0
+}
+
+/// Returns the groups that were put on the list and not taken off it.
+fn remaining(text: &str) -> Vec<Pid> {
+    let mut groups = Vec::new();
+    for line in text.lines() {
+        let Some((verb, number)) = line.split_at_checked(1) else { continue };
+        let Some(group) = number.parse().ok().and_then(Pid::from_raw) else { continue };
+        match verb {
+            "+" => groups.push(group),
+            _ => groups.retain(|other| *other != group),
+        }
+    }
+    groups
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_that_have_ended_are_off_the_list() {
+        let pid = |number| Pid::from_raw(number).unwrap();
+        assert_eq!(remaining("+10\n+11\n-10\n+12\n"), [pid(11), pid(12)]);
+        assert_eq!(remaining("+10\n-10\n+10\n"), [pid(10)], "the number may come again");
+        assert!(remaining("").is_empty() && remaining("+\n+x\nq\n+0\n").is_empty());
+    }
+}

@@ -1,0 +1,270 @@
+//! The hosts of a job that one command starts: `-H host1:4,host2:4`, or a file of hosts, as mpirun and horovodrun read them.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use rustix::fs::OFlags;
+use serde::{Deserialize, Serialize};
+
+use super::environment::Variables;
+use super::error::{LaunchError, Result};
+use super::rendezvous_parameters::MOST_MEMBERS;
+
+/// The variable by which `ssh_launcher.rs` tells a node's launcher its part of the job. Its value is a [`NodePlan`].
+pub const NODE: &str = "TRAINER_NODE";
+/// Maximum size of a file of hosts in bytes. A larger file is something else, given by mistake.
+const LARGEST_FILE: u64 = 1 << 20;
+/// How hosts are written.
+const HINT: &str = "-H host1:4,host2:4 names two hosts with 4 slots each; a file has a line `host1 slots=4` or `host1:4` for each host";
+
+/// A host, and how many ranks it has room for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Host {
+    /// What ssh is asked to connect to: a name, an address, or `user@name`.
+    pub name: String,
+    /// Number of ranks.
+    pub slots: usize,
+}
+
+/// A node's part of a job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodePlan {
+    /// Number of nodes.
+    pub nodes: usize,
+    /// Index of this node.
+    pub node_rank: usize,
+    /// Number of workers on this node.
+    pub workers: usize,
+    /// Host of node 0.
+    pub master_addr: String,
+    /// Where node 0's launcher listens.
+    pub master_port: u16,
+    /// The flags that start the same hosts again.
+    pub flags: Vec<String>,
+}
+
+impl NodePlan {
+    /// Reads [`NODE`]. `None` where it is not set.
+    ///
+    /// # Errors
+    /// The value is not what this program sets.
+    pub fn of(variables: &Variables) -> Result<Option<Self>> {
+        let Some(text) = variables.get(NODE) else { return Ok(None) };
+        let plan = serde_json::from_str(text).map_err(|error| {
+            LaunchError::usage(format!("{NODE} is not a node's part of a job: {error}"), "only -H sets it: unset it")
+        })?;
+        Ok(Some(plan))
+    }
+}
+
+/// Reads the value of `-H`: `host:slots`, separated by commas. A host without a number has one slot.
+///
+/// # Errors
+/// A name or a number is malformed, a host is named twice, or there is none.
+pub fn parse_list(text: &str) -> Result<Vec<Host>> {
+    let hosts = text.split(',').map(|word| with_colon(word.trim()).map_err(|cause| refused("-H", &cause)));
+    checked("-H", hosts.collect::<Result<Vec<Host>>>()?)
+}
+
+/// Reads a file of hosts: one on each line, as `host slots=4` (Open MPI) or `host:4` (Horovod). `#` begins a comment.
+///
+/// # Errors
+/// The file cannot be read, a line is malformed, a host is named twice, or there is none.
+pub fn read_file(path: &Path) -> Result<Vec<Host>> {
+    let place = path.display().to_string();
+    let unreadable = |error: std::io::Error| refused(&place, &format!("cannot read the hosts: {error}"));
+    // Without NONBLOCK, opening a FIFO would wait for a writer
+    let file =
+        File::options().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path).map_err(unreadable)?;
+    if !file.metadata().map_err(unreadable)?.is_file() {
+        return Err(refused(&place, "not a regular file"));
+    }
+    let mut bytes = Vec::new();
+    file.take(LARGEST_FILE + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+    if bytes.len() as u64 > LARGEST_FILE {
+        return Err(refused(&place, &format!("more than {LARGEST_FILE} bytes are too many for a list of hosts")));
+    }
+    let text = String::from_utf8(bytes).map_err(|_| refused(&place, "not text (UTF-8)"))?;
+    let mut hosts = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        let line = line.split('#').next().unwrap_or_default().trim();
+        if !line.is_empty() {
+            let host = of_line(line).map_err(|cause| refused(&format!("{place}:{}", number + 1), &cause))?;
+            hosts.push(host);
+        }
+    }
+    checked(&place, hosts)
+}
+
+fn refused(place: &str, cause: &str) -> LaunchError {
+    LaunchError::usage(format!("{place}: {cause}"), HINT)
+}
+
+fn of_line(line: &str) -> std::result::Result<Host, String> {
+    let mut words = line.split_whitespace();
+    let mut host = with_colon(words.next().unwrap_or_default())?;
+    for word in words {
+        match word.split_once('=') {
+            Some(("slots", number)) => host.slots = slots(&host.name, number)?,
+            _ => return Err(format!("`{word}` after a host: only slots=N is known")),
+        }
+    }
+    Ok(host)
+}
+
+/// Reads `host`, `host:4` or `[::1]:4`.
+fn with_colon(word: &str) -> std::result::Result<Host, String> {
+    let (name, number) = match word.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((address, rest)) => (address, rest.strip_prefix(':').or(rest.is_empty().then_some("1"))),
+        None if word.matches(':').count() > 1 => {
+            return Err(format!("`{word}`: an IPv6 address is written in brackets, [::1]:4"));
+        }
+        None => word.split_once(':').map_or((word, Some("1")), |(name, number)| (name, Some(number))),
+    };
+    let number = number.ok_or_else(|| format!("`{word}`: only :SLOTS may follow the brackets"))?;
+    let known = |symbol: char| symbol.is_ascii_alphanumeric() || "._-@:%".contains(symbol);
+    if name.is_empty() {
+        return Err(format!("`{word}` has no host name"));
+    }
+    // ssh would take a leading `-` for an option
+    if name.starts_with('-') || !name.chars().all(known) {
+        return Err(format!("`{name}` is not a host name"));
+    }
+    Ok(Host { name: name.to_owned(), slots: slots(name, number)? })
+}
+
+fn slots(host: &str, number: &str) -> std::result::Result<usize, String> {
+    match number.parse() {
+        Ok(0) => Err(format!("{host} has 0 slots: nothing would run there")),
+        Ok(slots) if slots <= MOST_MEMBERS => Ok(slots),
+        _ => Err(format!("{host}: `{number}` is not a number of slots, from 1 to {MOST_MEMBERS}")),
+    }
+}
+
+fn checked(place: &str, hosts: Vec<Host>) -> Result<Vec<Host>> {
+    if hosts.is_empty() {
+        return Err(refused(place, "no host"));
+    }
+    let mut seen = BTreeSet::new();
+    match hosts.iter().find(|host| !seen.insert(&host.name)) {
+        Some(twice) => Err(LaunchError::usage(
+            format!("{place}: {} is named twice", twice.name),
+            format!("name it once, with all its slots: {}:{}", twice.name, 2 * twice.slots),
+        )),
+        None => Ok(hosts),
+    }
+}
+
+/// Fills the hosts' slots in their order with `ranks`, by default with as many as there are slots. Returns the hosts that get
+/// any, with their numbers of ranks. `flag` is the name of the flag that asks for `ranks`.
+///
+/// # Errors
+/// There are more ranks than slots, or none.
+pub fn fill(hosts: &[Host], ranks: Option<usize>, flag: &str) -> Result<Vec<Host>> {
+    let room: usize = hosts.iter().map(|host| host.slots).sum();
+    let mut left = ranks.unwrap_or(room);
+    if left == 0 {
+        return Err(LaunchError::usage(format!("{flag} 0: nothing would run"), "ask for at least one rank"));
+    }
+    if left > room {
+        return Err(LaunchError::usage(
+            format!("{flag} {left} are more ranks than the hosts' {room} slots"),
+            format!("give the hosts more slots, or say {flag} {room}; without {flag} each slot gets a rank"),
+        ));
+    }
+    let filled = hosts.iter().map(|host| {
+        let slots = host.slots.min(left);
+        left -= slots;
+        Host { slots, ..host.clone() }
+    });
+    Ok(filled.filter(|host| host.slots > 0).collect())
+}
+
+/// Writes hosts as `-H` reads them.
+pub fn list(hosts: &[Host]) -> String {
+    let word = |host: &Host| match host.name.contains(':') {
+        true => format!("[{}]:{}", host.name, host.slots),
+        false => format!("{}:{}", host.name, host.slots),
+    };
+    hosts.iter().map(word).collect::<Vec<_>>().join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hosts(of: &[(&str, usize)]) -> Vec<Host> {
+        of.iter().map(|(name, slots)| Host { name: (*name).to_owned(), slots: *slots }).collect()
+    }
+
+    fn file(content: impl AsRef<[u8]>) -> Result<Vec<Host>> {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("hosts"), content).unwrap();
+        read_file(&folder.path().join("hosts"))
+    }
+
+    #[test]
+    fn lists_and_files_are_read() {
+        let want = hosts(&[("a", 4), ("me@b.example", 1), ("fe80::1%eth0", 2)]);
+        assert_eq!(parse_list("a:4, me@b.example,[fe80::1%eth0]:2").unwrap(), want);
+        assert_eq!(parse_list(&list(&want)).unwrap(), want);
+        assert_eq!(file("# hosts\na slots=4\n\n me@b.example # one\n[fe80::1%eth0]:2\n").unwrap(), want);
+        assert_eq!(file("a:4\r\nb:2 \n").unwrap(), hosts(&[("a", 4), ("b", 2)]));
+    }
+
+    #[test]
+    fn mistakes_name_place_and_cause() {
+        for (text, cause) in [
+            ("", "-H: `` has no host name"),
+            ("a:4,", "-H: `` has no host name"),
+            ("a:0", "-H: a has 0 slots: nothing would run there"),
+            ("a:four", "-H: a: `four` is not a number of slots, from 1 to 65536"),
+            ("a:-1", "-H: a: `-1` is not a number"),
+            ("a:70000", "-H: a: `70000` is not a number of slots"),
+            (":4", "-H: `:4` has no host name"),
+            ("a:1,a:2", "-H: a is named twice"),
+            ("-oProxyCommand=x:1", "-H: `-oProxyCommand=x` is not a host name"),
+            ("a b:1", "-H: `a b` is not a host name"),
+            ("::1:4", "-H: `::1:4`: an IPv6 address is written in brackets, [::1]:4"),
+            ("[::1]4", "-H: `[::1]4`: only :SLOTS may follow"),
+        ] {
+            let error = parse_list(text).unwrap_err();
+            assert!(error.code == 2 && error.message.starts_with(cause) && !error.hint.is_empty(), "{text}: {error}");
+        }
+        for (content, cause) in [
+            (&b""[..], "hosts: no host"),
+            (b"# none\n", "hosts: no host"),
+            (b"a slots=4\nb slots=x\n", "hosts:2: b: `x` is not a number of slots"),
+            (b"a max_slots=4\n", "hosts:1: `max_slots=4` after a host: only slots=N is known"),
+            (b"a 4\n", "hosts:1: `4` after a host"),
+            (b"a\na\n", "hosts: a is named twice"),
+            (b"a\xff\n", "hosts: not text (UTF-8)"),
+            (&[b'a'; (1 << 20) + 1], "hosts: more than 1048576 bytes"),
+        ] {
+            let error = file(content).unwrap_err();
+            assert!(error.code == 2 && error.message.contains(cause), "{error}");
+        }
+        assert!(read_file(Path::new("/")).unwrap_err().message.contains("not a regular file"));
+        assert!(read_file(Path::new("/none")).unwrap_err().message.contains("No such file"));
+    }
+
+    #[test]
+    fn slots_are_filled_in_order() {
+        let all = hosts(&[("a", 4), ("b", 2), ("c", 1)]);
+        assert_eq!(fill(&all, None, "--cpus").unwrap(), all);
+        assert_eq!(fill(&all, Some(5), "--cpus").unwrap(), hosts(&[("a", 4), ("b", 1)]));
+        let error = fill(&all, Some(8), "--cpus").unwrap_err();
+        assert_eq!((error.code, error.message.as_str()), (2, "--cpus 8 are more ranks than the hosts' 7 slots"));
+        assert_eq!(fill(&all, Some(0), "--cpus").unwrap_err().code, 2);
+    }
+
+    #[test]
+    fn a_nodes_part_of_the_job_comes_from_the_environment() {
+        assert_eq!(NodePlan::of(&Variables::new()).unwrap(), None);
+        let broken = Variables::from([(NODE.to_owned(), "1".to_owned())]);
+        assert_eq!(NodePlan::of(&broken).unwrap_err().code, 2);
+    }
+}

@@ -1,0 +1,146 @@
+//! One host of a job that `ssh_launcher.rs` starts: its agent's process, its standard input, and its output.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, ExitStatus};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use super::agent::{GREETING, Order};
+use super::error::{LaunchError, Result, WORKER_DIED};
+use super::output::LineSink;
+use super::ssh_launcher::{CLOSE_LIMIT, TICK};
+
+/// Bytes that are read of what a host says before its agent does: a login shell's greetings.
+const MOST_NOISE: u64 = 64 << 10;
+
+/// What happens on a host.
+pub(super) enum Event {
+    /// The agent's first line, or `None` where the stream has ended without one.
+    Greeting(usize, Option<String>),
+    /// A line of ssh, or of a login shell, before the agent's first line.
+    Noise(usize, String),
+}
+
+/// A host with a running agent.
+pub(super) struct RemoteHost {
+    pub(super) name: String,
+    pub(super) child: Child,
+    pub(super) input: Option<ChildStdin>,
+    /// Closed when the host's streams have ended.
+    pub(super) pumps: Vec<Receiver<()>>,
+    pub(super) status: Option<ExitStatus>,
+    pub(super) said: Vec<String>,
+    /// The agent has its order: a launcher runs.
+    pub(super) ordered: bool,
+}
+
+impl RemoteHost {
+    pub(super) fn send_order(&mut self, order: &Order) -> Result<()> {
+        let text = serde_json::to_string(order).map_err(|error| LaunchError::failed(error.to_string(), ""))?;
+        self.ordered = true;
+        self.send(&text).map_err(|error| {
+            LaunchError::failed(format!("{}: the agent has ended: {error}", self.name), "see its host's logs")
+        })
+    }
+
+    pub(super) fn send(&mut self, line: &str) -> std::io::Result<()> {
+        let Some(input) = &mut self.input else { return Ok(()) };
+        input.write_all(format!("{line}\n").as_bytes()).and_then(|()| input.flush())
+    }
+
+    pub(super) fn is_alive(&self) -> bool {
+        self.status.is_none()
+    }
+
+    /// Notices the end of the agent. Returns whether it has ended since the last call.
+    pub(super) fn reap(&mut self) -> bool {
+        if self.is_alive()
+            && let Ok(Some(status)) = self.child.try_wait()
+        {
+            self.status = Some(status);
+            // The last lines
+            self.pumps.iter().for_each(|pump| _ = pump.recv_timeout(Duration::from_secs(1)));
+            return true;
+        }
+        false
+    }
+
+    /// Returns the exit code of the node's launcher.
+    pub(super) fn code(&self) -> Option<u8> {
+        let status = self.status?;
+        let code = status.code().or(status.signal().map(|signal| 128 + signal));
+        Some(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(WORKER_DIED))
+    }
+}
+
+impl Drop for RemoteHost {
+    /// Closes the agent's standard input, which ends its launcher, and ends ssh.
+    fn drop(&mut self) {
+        self.input = None;
+        if self.is_alive() {
+            let limit = if self.ordered { CLOSE_LIMIT } else { Duration::ZERO };
+            let until = Instant::now() + limit;
+            while Instant::now() < until {
+                if self.reap() {
+                    return;
+                }
+                std::thread::sleep(TICK);
+            }
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// Waits for the agent's first line, and then shows what its launcher writes.
+pub(super) fn pump_out(index: usize, out: ChildStdout, sink: LineSink, events: Sender<Event>) -> Result<Receiver<()>> {
+    pump(move || {
+        let mut out = BufReader::new(out);
+        let mut left = MOST_NOISE;
+        loop {
+            let mut line = String::new();
+            let read = out.by_ref().take(left).read_line(&mut line).unwrap_or(0);
+            left -= read as u64;
+            let greeting = line.strip_prefix(GREETING).map(|text| text.trim_end().to_owned());
+            let is_last = read == 0 || greeting.is_some();
+            let event = match is_last {
+                true => Event::Greeting(index, greeting),
+                false => Event::Noise(index, line.trim_end().to_owned()),
+            };
+            let begins = matches!(event, Event::Greeting(_, Some(_)));
+            if events.send(event).is_err() || (is_last && !begins) {
+                return;
+            }
+            if begins {
+                break;
+            }
+        }
+        drop(events);
+        sink.copy(out);
+    })
+}
+
+/// Shows what an agent or ssh writes to standard error. Before the agent's first line it may be the reason why there is none.
+pub(super) fn pump_err(index: usize, err: ChildStderr, sink: LineSink, events: Sender<Event>) -> Result<Receiver<()>> {
+    pump(move || {
+        for line in BufReader::new(err).split(b'\n').map_while(std::io::Result::ok) {
+            let line = String::from_utf8_lossy(&line).trim_end().to_owned();
+            if let Err(unread) = events.send(Event::Noise(index, line)) {
+                // Nobody waits for greetings any more
+                let Event::Noise(_, line) = unread.0 else { continue };
+                sink.line(&line);
+            }
+        }
+    })
+}
+
+fn pump(body: impl FnOnce() + Send + 'static) -> Result<Receiver<()>> {
+    let (done, ended) = channel();
+    let run = move || {
+        body();
+        drop(done);
+    };
+    let thread = std::thread::Builder::new().name("host-output".into()).stack_size(256 << 10).spawn(run);
+    thread.map(|_| ended).map_err(|error| LaunchError::failed(error.to_string(), "see `ulimit -u`"))
+}

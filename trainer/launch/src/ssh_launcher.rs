@@ -1,0 +1,309 @@
+//! Starts the launchers of several hosts from one shell, and ends them together: mpirun's and horovodrun's part of the work.
+//!
+//! ```text
+//!   trainer -H a:4,b:4 ─▶ SshLauncher::run
+//!        │  ssh a, ssh b: trainer launch-agent          (agent.rs; on this host without ssh)
+//!        │  ◀── version, build, free port               all hosts are reached and compared before anything starts
+//!        └──▶ folder, arguments, secret, node's part    each agent starts its node's launcher (NodePlan in TRAINER_NODE)
+//! ```
+//!
+//! The launchers meet as those of `--nnodes` do (`node_rendezvous.rs`), which also tells them of each other's failures. The
+//! ssh launcher shows their output, passes signals on, and closes an agent's standard input to end its launcher. When it dies,
+//! or its shell is closed, the kernel closes it.
+
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use super::agent::{Greeting, Order};
+use super::error::{LaunchError, Result, WORKER_DIED};
+use super::hosts::{self, Host, NodePlan};
+use super::job_secret::random_secret;
+use super::output::{LineSink, Screen};
+use super::remote_host::{Event, RemoteHost, pump_err, pump_out};
+use super::signals::{self, STOPPING, Signals};
+use super::{port, ssh};
+use comm::Secret;
+
+/// Interval between checks of things that cannot be waited for together.
+pub(super) const TICK: Duration = Duration::from_millis(50);
+/// Longest wait for all agents, beyond ssh's own limit for a connection.
+const GREETING_LIMIT: Duration = Duration::from_secs(60);
+/// Time that the other nodes have to end by themselves after one has ended badly: they know of it, or notice.
+const OTHERS_LIMIT: Duration = Duration::from_secs(20);
+/// Time from the end of an agent's standard input to the end of ssh. A host that the network does not reach never answers.
+pub(super) const CLOSE_LIMIT: Duration = Duration::from_secs(20);
+/// Number of lines of ssh that a message shows.
+const SAID: usize = 6;
+
+/// The hosts of a job that this process starts.
+#[derive(Debug)]
+pub struct SshLauncher {
+    /// The hosts, with the number of workers on each.
+    pub hosts: Vec<Host>,
+    /// `--master-addr`: an address of the first host that all hosts reach. `None`: found out.
+    pub master_addr: Option<String>,
+    /// `--master-port`. `None`: a free port of the first host.
+    pub master_port: Option<u16>,
+    /// The user's secret. `None`: a new one.
+    pub secret: Option<Secret>,
+    /// The flags that start the same hosts again.
+    pub flags: Vec<String>,
+    /// Whether the lines of the other nodes than node 0 get the host's name. Lines of any program have their rank already.
+    pub name_lines: bool,
+}
+
+impl SshLauncher {
+    /// Runs the job and returns its exit code: that of the first node that ended badly, or 128 + n after signal n.
+    ///
+    /// # Errors
+    /// A host cannot be reached, has no such program or another version of it, or the order cannot be given.
+    pub fn run(&self) -> Result<u8> {
+        let screen = Arc::new(Screen::default());
+        let mut signals = Signals::install()
+            .map_err(|error| LaunchError::failed(format!("cannot catch signals: {error}"), "see `ulimit -a`"))?;
+        let own = Greeting::of_this_program().map_err(|error| {
+            LaunchError::failed(format!("cannot read this program's own file: {error}"), "is /proc mounted?")
+        })?;
+        let program = std::env::current_exe()
+            .map_err(|error| LaunchError::failed(format!("cannot find this program: {error}"), "is /proc mounted?"))?;
+        let (events, happened) = channel();
+        let mut nodes = Vec::with_capacity(self.hosts.len());
+        for (index, host) in self.hosts.iter().enumerate() {
+            nodes.push(self.start(index, host, &program, &screen, &events)?);
+        }
+        drop(events);
+        let greetings = match self.greetings(&mut nodes, &happened, &program, &own, &mut signals)? {
+            Ok(greetings) => greetings,
+            Err(signal) => {
+                screen.say(&format!("stopped by {} before all hosts were reached", signals::name(signal)));
+                return Ok(128 + signal as u8);
+            }
+        };
+        // From here on lines go to the screen
+        drop(happened);
+        self.order(&mut nodes, greetings[0].port)?;
+        Ok(supervise(&mut nodes, &mut signals, &screen))
+    }
+
+    /// Starts the agent of a host.
+    fn start(
+        &self,
+        index: usize,
+        host: &Host,
+        program: &Path,
+        screen: &Arc<Screen>,
+        events: &Sender<Event>,
+    ) -> Result<RemoteHost> {
+        let mut command = match is_here(&host.name) {
+            true => {
+                let mut command = Command::new(program);
+                command.arg(super::helper::AGENT);
+                command
+            }
+            false => ssh::agent_on(&host.name, program),
+        };
+        // Not in the terminal's foreground group: Ctrl-C is for this process, which passes it on. And no output of `ssh` in the
+        // user's language, which the hints could not recognise
+        command.process_group(0).env("LC_ALL", "C").env_remove(hosts::NODE).env_remove(super::secret::VARIABLE);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let cannot = |error: std::io::Error| {
+            let name = command_name(&host.name);
+            LaunchError::usage(
+                format!("{}: cannot start {name}: {error}", host.name),
+                "install an ssh client (Debian: openssh-client), or start the launchers yourself: --nnodes, --node-rank",
+            )
+        };
+        let mut child = command.spawn().map_err(cannot)?;
+        let (input, out, err) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let prefix = (self.name_lines && index > 0).then(|| format!("[{}] ", host.name));
+        let mut pumps = Vec::new();
+        if let (Some(out), Some(err)) = (out, err) {
+            pumps.push(pump_out(index, out, LineSink::stdout(screen, prefix.clone()), events.clone())?);
+            pumps.push(pump_err(index, err, LineSink::stderr(screen, prefix), events.clone())?);
+        }
+        Ok(RemoteHost { name: host.name.clone(), child, input, pumps, status: None, said: Vec::new(), ordered: false })
+    }
+
+    /// Waits for the first lines of all agents, and compares the programs. `Err` inside has a signal that ended the wait.
+    fn greetings(
+        &self,
+        nodes: &mut [RemoteHost],
+        happened: &Receiver<Event>,
+        program: &Path,
+        own: &Greeting,
+        signals: &mut Signals,
+    ) -> Result<std::result::Result<Vec<Greeting>, i32>> {
+        let mut greetings: Vec<Option<Greeting>> = vec![None; nodes.len()];
+        let until = Instant::now() + GREETING_LIMIT;
+        while greetings.iter().any(Option::is_none) {
+            if let Some(signal) = signals.take().into_iter().find(|signal| STOPPING.contains(signal)) {
+                return Ok(Err(signal));
+            }
+            match happened.recv_timeout(TICK) {
+                Ok(Event::Noise(node, line)) => {
+                    nodes[node].said.push(line);
+                    let extra = nodes[node].said.len().saturating_sub(SAID);
+                    nodes[node].said.drain(..extra);
+                }
+                Ok(Event::Greeting(node, Some(text))) => {
+                    greetings[node] = Some(compared(&nodes[node].name, &text, own)?);
+                }
+                Ok(Event::Greeting(node, None)) => {
+                    let node = &mut nodes[node];
+                    let status = node.child.wait().ok();
+                    // Its messages are on their way from another thread
+                    node.pumps.iter().for_each(|pump| _ = pump.recv_timeout(Duration::from_secs(1)));
+                    let late = happened.try_iter().filter_map(|event| match event {
+                        Event::Noise(_, line) => Some(line),
+                        Event::Greeting(..) => None,
+                    });
+                    node.said.extend(late);
+                    return Err(ssh::failure(&node.name, program, status.and_then(|s| s.code()), &node.said));
+                }
+                Err(_) if Instant::now() >= until => {
+                    let missing = greetings.iter().position(Option::is_none).unwrap_or_default();
+                    return Err(LaunchError::usage(
+                        format!("{}: no answer within {:.0} s", nodes[missing].name, GREETING_LIMIT.as_secs_f64()),
+                        "the host was reached, but the program did not answer: does its login shell wait for something?",
+                    ));
+                }
+                Err(_) => {}
+            }
+        }
+        Ok(Ok(greetings.into_iter().flatten().collect()))
+    }
+
+    /// Tells the agents what to start.
+    fn order(&self, nodes: &mut [RemoteHost], free_port: u16) -> Result<()> {
+        let directory = std::env::current_dir().map_err(|error| {
+            LaunchError::failed(format!("cannot tell the working folder: {error}"), "change to a folder that exists")
+        })?;
+        let arguments = ssh::own_arguments()?;
+        let secret = self.secret.clone().map_or_else(random_secret, Ok)?.to_hex();
+        let (master_addr, master_port) = (self.master_addr()?, self.master_port.unwrap_or(free_port));
+        tracing::info!(place = port::joined(&master_addr, master_port), "the launchers of all hosts meet");
+        for (node_rank, (node, host)) in nodes.iter_mut().zip(&self.hosts).enumerate() {
+            let (nodes, workers, flags) = (self.hosts.len(), host.slots, self.flags.clone());
+            let plan = NodePlan { nodes, node_rank, workers, master_addr: master_addr.clone(), master_port, flags };
+            let (directory, arguments) = (directory.clone(), arguments.clone());
+            node.send_order(&Order { directory, arguments, secret: secret.clone(), plan })?;
+        }
+        Ok(())
+    }
+
+    /// Returns the address of the first host.
+    fn master_addr(&self) -> Result<String> {
+        match (&self.master_addr, self.hosts.as_slice()) {
+            (Some(address), _) => Ok(address.clone()),
+            (None, [_]) | (None, []) => Ok("127.0.0.1".to_owned()),
+            (None, [first, second, ..]) if is_here(&first.name) => ssh::own_address(&second.name),
+            (None, [first, ..]) => Ok(ssh::host_name(&first.name)),
+        }
+    }
+}
+
+/// Watches the nodes until all have ended, and returns the job's exit code.
+fn supervise(nodes: &mut [RemoteHost], signals: &mut Signals, screen: &Screen) -> u8 {
+    let (mut first, mut stopped, mut ending, mut closed) = (None, None, None::<Instant>, false);
+    while nodes.iter().any(RemoteHost::is_alive) {
+        std::thread::sleep(TICK);
+        for signal in signals.take().into_iter().filter(|signal| STOPPING.contains(signal)) {
+            if stopped.is_some() && !signals::ends_at_once(signal) {
+                continue;
+            }
+            stopped = stopped.or(Some(signal));
+            nodes.iter_mut().for_each(|node| _ = node.send(&format!("signal {signal}")));
+        }
+        for node in nodes.iter_mut() {
+            if node.reap()
+                && let Some(code @ 1..) = node.code()
+                && first.is_none()
+            {
+                first = Some(code);
+                ending = Some(Instant::now());
+                // ssh's own code, where the connection has ended or the agent has died
+                let is_lost = code == u8::MAX || node.status.is_some_and(|status| status.signal().is_some());
+                if is_lost && stopped.is_none() {
+                    screen.say(&format!(
+                        "error: {}: the connection is gone, or its agent was killed\n  hint: see the messages above; the \
+                         other hosts end too",
+                        node.name
+                    ));
+                    first = Some(WORKER_DIED);
+                }
+            }
+        }
+        let Some(since) = ending else { continue };
+        if since.elapsed() >= OTHERS_LIMIT && !closed {
+            closed = true;
+            nodes.iter_mut().for_each(|node| node.input = None);
+        }
+        if since.elapsed() >= OTHERS_LIMIT + CLOSE_LIMIT {
+            for node in nodes.iter_mut().filter(|node| node.is_alive()) {
+                screen.say(&format!("error: {} does not answer: its ssh is ended", node.name));
+                let _ = node.child.kill();
+            }
+        }
+    }
+    match (stopped, first) {
+        (Some(signal), Some(_)) => 128 + signal as u8,
+        (_, first) => first.unwrap_or(0),
+    }
+}
+
+/// Reads an agent's greeting.
+fn compared(host: &str, text: &str, own: &Greeting) -> Result<Greeting> {
+    let hint = "all hosts need the same program: copy this one to the same path";
+    let theirs: Greeting = serde_json::from_str(text)
+        .map_err(|_| LaunchError::usage(format!("{host}: its trainer is of another version"), hint))?;
+    if theirs.version != own.version {
+        let (version, here) = (&theirs.version, &own.version);
+        return Err(LaunchError::usage(format!("{host}: its trainer is version {version}, this one is {here}"), hint));
+    }
+    if theirs.build != own.build {
+        let cause = format!("{host}: its trainer is another build of version {}", own.version);
+        return Err(LaunchError::usage(cause, hint));
+    }
+    Ok(theirs)
+}
+
+/// Returns whether `host` is this machine, where no ssh is needed.
+fn is_here(host: &str) -> bool {
+    let own = rustix::system::uname();
+    super::environment::is_loopback(host) || own.nodename().to_str() == Ok(host)
+}
+
+fn command_name(host: &str) -> String {
+    if is_here(host) {
+        "this program".to_owned()
+    } else {
+        std::env::var(ssh::VARIABLE).unwrap_or_else(|_| "ssh".into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_program_is_refused() {
+        let own = Greeting { version: "0.1.0".into(), build: "a".into(), port: 1 };
+        let text = |greeting: &Greeting| serde_json::to_string(greeting).unwrap();
+        assert_eq!(compared("b", &text(&own), &own).unwrap(), own);
+        for (theirs, cause) in [
+            (
+                text(&Greeting { version: "0.2.0".into(), ..own.clone() }),
+                "b: its trainer is version 0.2.0, this one is 0.1.0",
+            ),
+            (text(&Greeting { build: "b".into(), ..own.clone() }), "b: its trainer is another build of version 0.1.0"),
+            ("{}".to_owned(), "b: its trainer is of another version"),
+        ] {
+            let error = compared("b", &theirs, &own).unwrap_err();
+            assert_eq!((error.code, error.message.as_str()), (2, cause));
+        }
+    }
+}

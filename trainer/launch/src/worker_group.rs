@@ -1,0 +1,98 @@
+//! The environment variables of the workers of one attempt.
+
+use std::ffi::OsString;
+
+use super::environment;
+use super::{secret, worker};
+use comm::Secret;
+
+/// What the workers of a node must know of their job.
+pub(super) struct WorkerGroup {
+    pub(super) world: usize,
+    /// Number of nodes.
+    pub(super) nodes: usize,
+    /// Rank of the first worker of this node.
+    pub(super) first_rank: usize,
+    /// Number of workers of this node.
+    pub(super) local_world: usize,
+    pub(super) node: usize,
+    pub(super) attempt: usize,
+    pub(super) host: String,
+    pub(super) port: u16,
+    pub(super) secret: Secret,
+}
+
+impl WorkerGroup {
+    /// Returns the environment variables of a worker that is this program.
+    pub(super) fn of_this_program(&self, local_rank: usize) -> Vec<(String, OsString)> {
+        let own = [
+            (environment::WORKER, std::process::id().to_string()),
+            (worker::ATTEMPT, self.attempt.to_string()),
+            // Only this user's processes can read it, unlike a command line
+            (secret::VARIABLE, self.secret.to_hex()),
+        ];
+        self.common(local_rank).into_iter().chain(own.map(entry)).collect()
+    }
+
+    /// Returns the environment variables of a worker that is any program: those of torchrun's workers (PyTorch:
+    /// `torch.distributed.elastic.agent.server.local_elastic_agent`), and the secret, for programs that use
+    /// [`crate::init`].
+    pub(super) fn of_any_program(
+        &self,
+        local_rank: usize,
+        run_id: &str,
+        max_restarts: usize,
+    ) -> Vec<(String, OsString)> {
+        let rank = self.first_rank + local_rank;
+        let like_torchrun = [
+            ("ROLE_NAME", "default".to_owned()),
+            ("ROLE_RANK", rank.to_string()),
+            ("ROLE_WORLD_SIZE", self.world.to_string()),
+            ("GROUP_WORLD_SIZE", self.nodes.to_string()),
+            ("TORCHELASTIC_RESTART_COUNT", self.attempt.to_string()),
+            ("TORCHELASTIC_MAX_RESTARTS", max_restarts.to_string()),
+            ("TORCHELASTIC_RUN_ID", run_id.to_owned()),
+            // Rank 0 makes PyTorch's store at MASTER_PORT
+            ("TORCHELASTIC_USE_AGENT_STORE", "False".to_owned()),
+            (secret::VARIABLE, self.secret.to_hex()),
+        ];
+        let async_errors = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
+        let by_default = std::env::var_os(async_errors).is_none().then(|| (async_errors, "1".to_owned()));
+        let threads = (threads_of_any_program(self.local_world)).map(|threads| (THREADS, threads.to_owned()));
+        self.common(local_rank)
+            .into_iter()
+            .chain(like_torchrun.into_iter().chain(by_default).chain(threads).map(entry))
+            .collect()
+    }
+
+    fn common(&self, local_rank: usize) -> Vec<(String, OsString)> {
+        [
+            ("RANK", (self.first_rank + local_rank).to_string()),
+            ("LOCAL_RANK", local_rank.to_string()),
+            ("WORLD_SIZE", self.world.to_string()),
+            ("LOCAL_WORLD_SIZE", self.local_world.to_string()),
+            ("GROUP_RANK", self.node.to_string()),
+            ("MASTER_ADDR", self.host.clone()),
+            ("MASTER_PORT", self.port.to_string()),
+        ]
+        .map(entry)
+        .to_vec()
+    }
+}
+
+fn entry((name, value): (&str, String)) -> (String, OsString) {
+    (name.to_owned(), value.into())
+}
+
+/// The number of threads of OpenMP, which PyTorch uses on CPUs.
+const THREADS: &str = "OMP_NUM_THREADS";
+
+/// Returns the value of `OMP_NUM_THREADS` for one of several workers, as torchrun sets it: 1, unless the user has set it.
+/// `None` leaves the variable as it is.
+pub(super) fn threads_of_any_program(local_world: usize) -> Option<&'static str> {
+    (local_world > 1 && std::env::var_os(THREADS).is_none()).then_some("1")
+}
+
+/// Variables that workers of any program must not inherit: they describe this launcher's own place in a job.
+pub(super) const NOT_INHERITED: [&str; 4] =
+    [environment::WORKER, worker::ATTEMPT, worker::FAILURE_FILE, crate::hosts::NODE];

@@ -1,0 +1,128 @@
+//! `-H` and `--hostfile`: starts the same command on several hosts, and tells each what its part is.
+
+use crate::cli::{JobArgs, TrainArgs};
+use crate::failure::Failure;
+use crate::run;
+use launch::{
+    Role, SshLauncher,
+    environment::{self, Variables},
+    hosts::{self, Host, NodePlan},
+    secret,
+};
+
+/// Returns the hosts that the flags name. `None` without such flags, and in a launcher that they have started.
+///
+/// # Errors
+/// The list or the file is malformed.
+pub(super) fn asked(job: &JobArgs) -> Result<Option<Vec<Host>>, Failure> {
+    Ok(match (&job.hosts, &job.hostfile) {
+        (Some(text), _) => Some(hosts::parse_list(text)?),
+        (None, Some(path)) => Some(hosts::read_file(path)?),
+        (None, None) => None,
+    })
+}
+
+/// In a launcher that `-H` has started, and in its workers: replaces the flags by those of this node.
+///
+/// # Errors
+/// The variable that describes the node is not what `-H` sets.
+pub(super) fn apply_plan(arguments: &mut TrainArgs, variables: &Variables) -> Result<(), Failure> {
+    let Some(plan) = NodePlan::of(variables)? else { return Ok(()) };
+    set_workers(arguments, plan.workers);
+    apply_to_job(&mut arguments.job, plan);
+    Ok(())
+}
+
+/// Sets the number of workers of a node, on GPUs where the flags or the plan ask for GPUs.
+fn set_workers(arguments: &mut TrainArgs, workers: usize) {
+    let on_gpus = arguments.gpus.is_some() || (arguments.cpus.is_none() && run::asks_for_gpus(arguments));
+    match on_gpus {
+        true => arguments.gpus = Some(workers),
+        false => arguments.cpus = Some(workers),
+    }
+}
+
+/// Replaces the flags about hosts by those of one node.
+pub(super) fn apply_to_job(job: &mut JobArgs, plan: NodePlan) {
+    (job.hosts, job.hostfile, job.secret_file) = (None, None, None);
+    job.host_flags = plan.flags;
+    // One host is a job like any other
+    if plan.nodes > 1 {
+        (job.nnodes, job.node_rank) = (Some(plan.nodes), Some(plan.node_rank));
+        (job.master_addr, job.master_port) = (Some(plan.master_addr), Some(plan.master_port));
+    }
+}
+
+/// Trains on several hosts.
+///
+/// # Errors
+/// The flags or the plan are wrong, another launcher has started this process, or a host does not answer.
+pub(super) fn train(arguments: &TrainArgs, asked: &[Host], variables: Variables) -> Result<u8, Failure> {
+    let count = arguments.gpus.map(|count| ("--gpus", count)).or(arguments.cpus.map(|count| ("--cpus", count)));
+    let launcher = ssh_launcher(&arguments.job, asked, count, true, &variables)?;
+    // The first node's part, to find mistakes in the plan here, once
+    let mut first = arguments.clone();
+    let workers = launcher.hosts.first().map_or(1, |host| host.slots);
+    set_workers(&mut first, workers);
+    (first.job.hosts, first.job.hostfile) = (None, None);
+    if launcher.hosts.len() > 1 {
+        first.job.nnodes = Some(launcher.hosts.len());
+    }
+    if arguments.dry_run {
+        return run::run(&first, variables);
+    }
+    run::check_plan(&first, workers > 1 || launcher.hosts.len() > 1)?;
+    Ok(launcher.run()?)
+}
+
+/// Describes the job on the hosts that get a rank. `count` is the flag that asks for a number of ranks.
+///
+/// # Errors
+/// Another launcher has started this process, there are more ranks than slots, or the secret cannot be read.
+pub(super) fn ssh_launcher(
+    job: &JobArgs,
+    asked: &[Host],
+    count: Option<(&str, usize)>,
+    name_lines: bool,
+    variables: &Variables,
+) -> Result<SshLauncher, Failure> {
+    let flag = if job.hosts.is_some() { "-H" } else { "--hostfile" };
+    let role = launch::detect(variables, job.launcher.parse()?, None)?;
+    if role != Role::Local(None) {
+        return Err(Failure::usage(
+            format!("{flag} starts the job on its hosts itself, but this process was {role}"),
+            format!("leave {flag} out to be a part of that job; or say --launcher local to start another from here"),
+        ));
+    }
+    let hosts = hosts::fill(asked, count.map(|(_, count)| count), count.map_or("--cpus", |(flag, _)| flag))?;
+    let mut variables: Variables = variables.clone();
+    if let Some(path) = &job.secret_file {
+        secret::read_file(path, &mut variables)?;
+    }
+    let mut flags = vec!["-H".to_owned(), hosts::list(&hosts)];
+    for (flag, value) in [
+        ("--master-addr", job.master_addr.clone()),
+        ("--master-port", job.master_port.map(|port| port.to_string())),
+        ("--secret-file", job.secret_file.as_ref().map(|path| path.display().to_string())),
+    ] {
+        flags.extend(value.into_iter().flat_map(|value| [flag.to_owned(), value]));
+    }
+    Ok(SshLauncher {
+        hosts,
+        master_addr: job.master_addr.clone(),
+        master_port: job.master_port,
+        secret: secret::of_job(&variables)?,
+        flags,
+        name_lines,
+    })
+}
+
+/// Returns the variables of this process, and this node's part of a job that `-H` has started.
+///
+/// # Errors
+/// The variable that describes the node is not what `-H` sets.
+pub(super) fn plan_of_node() -> Result<(Variables, Option<NodePlan>), Failure> {
+    let variables = environment::variables();
+    let plan = NodePlan::of(&variables)?;
+    Ok((variables, plan))
+}
