@@ -10,7 +10,6 @@ use std::time::Duration;
 use super::announcer::Announcer;
 use super::any_program::{self, AnyProgram};
 use super::cores::{self, CoreAssignment};
-use super::environment;
 use super::error::{LaunchError, Result, USAGE, WORKER_DIED};
 use super::helper::Guard;
 use super::job_secret::{JobSecret, random_secret};
