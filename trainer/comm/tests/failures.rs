@@ -260,6 +260,23 @@ fn a_rank_that_leaves_is_missed_at_once() {
     }
 }
 
+/// A socket that is closed with unread data resets its connection, which would look like a failure of the network.
+#[test]
+fn a_rank_that_leaves_a_message_unread_has_left() {
+    let sent = Barrier::new(2);
+    let errors = ranks(TransportKind::Tcp, 2, move |comm| {
+        comm.barrier().unwrap();
+        if comm.rank() == 1 {
+            sent.wait();
+            return "gone".into();
+        }
+        comm.send(&[1u8; 64], 1, 0).unwrap();
+        sent.wait();
+        message(comm.recv(&mut [0u8], 1, 0))
+    });
+    assert!(errors[0].contains("rank 1 left the job while rank 0 "), "{}", errors[0]);
+}
+
 #[test]
 fn a_rank_that_panics_is_a_death() {
     for kind in KINDS {

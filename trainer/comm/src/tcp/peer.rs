@@ -99,6 +99,14 @@ pub(super) struct Peer {
     pub(super) unexpected: VecDeque<(u64, Message, Vec<u8>)>,
 }
 
+impl Drop for Peer {
+    /// Ends the stream before the socket is closed. A socket that is closed with unread data resets its connection, so a peer whose data
+    /// had arrived could not tell a rank that left from a network that failed.
+    fn drop(&mut self) {
+        let _ = self.stream.shutdown(std::net::Shutdown::Write);
+    }
+}
+
 fn attempt(result: std::io::Result<usize>) -> Result<Option<usize>, ConnectionError> {
     match result {
         Ok(0) => Err(ConnectionError::Closed),
