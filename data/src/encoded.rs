@@ -3,8 +3,9 @@
 use std::io::{BufReader, Cursor, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use rayon::prelude::*;
 
 use crate::decode::{self, Decoder, Region, Target, resample};
@@ -106,7 +107,7 @@ impl ImageFile {
             (None, _) => (whole, Target::whole(shape.height, shape.width)),
         };
         // Each large image takes as much memory as thousands of small ones.
-        let _turn = (height * width > LARGE).then(|| ONE_LARGE_IMAGE.lock().unwrap_or_else(PoisonError::into_inner));
+        let _turn = (height * width > LARGE).then(|| ONE_LARGE_IMAGE.lock());
         let image = decoder.decode().map_err(|cause| self.damaged(&cause))?;
         resample(&image, region, target, out);
         Ok(())

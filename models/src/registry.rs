@@ -1,8 +1,9 @@
 //! The table of all models.
 
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 use burn::tensor::Device;
+use parking_lot::Mutex;
 
 use crate::airbench::Airbench;
 use crate::custom::{CustomModule, CustomNetwork};
@@ -147,7 +148,7 @@ static ALL: OnceLock<Vec<Entry>> = OnceLock::new();
 ///
 /// When the name is taken, or after the first use of the registry.
 pub fn register<N: CustomNetwork>(name: &'static str, spec: Spec) {
-    let mut registered = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut registered = REGISTERED.lock();
     assert!(ALL.get().is_none(), "register `{name}` before the first use of the registry");
     let mut taken = ENTRIES.iter().chain(registered.iter());
     assert!(taken.all(|entry| entry.name != name), "there is a model `{name}` already");
@@ -163,7 +164,7 @@ pub fn register<N: CustomNetwork>(name: &'static str, spec: Spec) {
 /// Returns all models, in the order of the accuracy table, and after them those of [`register`].
 pub fn entries() -> &'static [Entry] {
     ALL.get_or_init(|| {
-        let registered = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
+        let registered = REGISTERED.lock();
         ENTRIES.iter().chain(registered.iter()).copied().collect()
     })
 }

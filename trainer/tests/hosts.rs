@@ -157,7 +157,7 @@ fn everything_ends_together() {
     let ended = job.end(child).expect(3);
     assert!(ended.stderr.contains("the launcher of node 1 was killed by SIGKILL"), "{}", ended.stderr);
 
-    // The network fails for longer than the timeout. The cable is whole again before ssh gives the host up.
+    // The network fails for longer than the timeout, and works again before ssh gives up.
     let mut child = job.endless("localhost:1,node2:1", "3");
     job.hosts.net.cable("down");
     let mut said = String::new();

@@ -1,7 +1,8 @@
 //! Data sets of other crates: their images come from a function.
 
 use std::path::Path;
-use std::sync::RwLock;
+
+use parking_lot::RwLock;
 
 use super::fit::{Fit, keep};
 use super::registry::{DATASETS, DatasetInfo, Format};
@@ -89,7 +90,7 @@ pub fn register(custom: CustomDataset) {
         folders: &[],
         format: Format::Custom(Reader(read)),
     };
-    let mut registered = REGISTERED.write().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let mut registered = REGISTERED.write();
     let mut taken = DATASETS.iter().chain(registered.iter().copied());
     assert!(taken.all(|other| other.name != name), "there is a data set `{name}` already");
     // A handful of entries that live as long as the program.
@@ -98,7 +99,7 @@ pub fn register(custom: CustomDataset) {
 
 /// Returns the data sets that were added.
 pub(super) fn registered() -> Vec<&'static DatasetInfo> {
-    REGISTERED.read().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
+    REGISTERED.read().clone()
 }
 
 /// Calls the data set's function and checks what it returns.

@@ -18,7 +18,7 @@ pub(super) fn resume_command(arguments: &TrainArgs, folder: &Path, of_launcher: 
         }
         let of_hosts = !arguments.job.host_flags.is_empty();
         let given = job_flags::given(&arguments.job).into_iter();
-        // -H sets where the nodes meet, anew in each job
+        // -H chooses a new address and port in each job, so the flags for them are not repeated
         let given = given.filter(|(flag, _)| !of_hosts || *flag == "--max-restarts");
         words.extend(arguments.job.host_flags.iter().cloned());
         words.extend(given.flat_map(|(flag, value)| [flag.to_owned(), value]));
