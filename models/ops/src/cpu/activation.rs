@@ -5,12 +5,9 @@
 
 use super::allocator::Buffer;
 use super::element::Element;
-use super::parallel::{SharedSlice, chunk, chunk_count, for_each};
+use super::parallel::{VECTOR, elementwise};
 use super::simd::multiversion;
 use crate::extension::Activation;
-
-/// Elements per task of an elementwise pass.
-const PIECE: usize = 1 << 16;
 
 /// Computes `e^x` within two units in the last place, for |x| <= 87. Larger magnitudes are clamped to 87. NaN stays
 /// NaN.
@@ -187,15 +184,7 @@ pub(crate) use with_activation;
 
 /// Applies an activation to every element.
 pub(crate) fn forward<E: Element>(x: &[E], activation: Activation) -> Buffer<E> {
-    let mut y = Buffer::new(x.len());
-    let target = SharedSlice::new(&mut y);
-    let parts = chunk_count(x.len(), PIECE);
-    for_each(parts, |index| {
-        let range = chunk(x.len(), 16, parts, index);
-        // SAFETY: each task has its own range.
-        forward_piece(&x[range.clone()], activation, unsafe { target.slice(range) });
-    });
-    y
+    elementwise(x.len(), VECTOR, |range, y| forward_piece(&x[range], activation, y))
 }
 
 multiversion!(fn forward_piece<E: Element>(x: &[E], activation: Activation, y: &mut [E]) = forward_piece_body);
@@ -207,15 +196,7 @@ fn forward_piece_body<E: Element>(x: &[E], activation: Activation, y: &mut [E]) 
 
 /// Computes `dy` times the derivative at `x`.
 pub(crate) fn backward<E: Element>(x: &[E], dy: &[E], activation: Activation) -> Buffer<E> {
-    let mut dx = Buffer::new(x.len());
-    let target = SharedSlice::new(&mut dx);
-    let parts = chunk_count(x.len(), PIECE);
-    for_each(parts, |index| {
-        let range = chunk(x.len(), 16, parts, index);
-        // SAFETY: each task has its own range.
-        backward_piece(&x[range.clone()], &dy[range.clone()], activation, unsafe { target.slice(range) });
-    });
-    dx
+    elementwise(x.len(), VECTOR, |range, dx| backward_piece(&x[range.clone()], &dy[range], activation, dx))
 }
 
 multiversion!(fn backward_piece<E: Element>(x: &[E], dy: &[E], activation: Activation, dx: &mut [E]) = backward_piece_body);

@@ -1,12 +1,12 @@
 //! Caching allocator for the operations' outputs and workspace, like PyTorch's `CUDACachingAllocator`.
 //!
 //! A training step allocates the same gigabyte of tensors every time. The system's allocator would map, zero and unmap
-//! the large ones in each step, which costs more than batch norm. Here a released buffer goes to the free list of its
-//! size class, and the next step reuses it.
+//! the large ones in each step, which costs more than batch norm. Here the next request of the same size takes a released block.
+//! Where none has this size, free neighbours in a segment merge, and the request takes a part.
 //!
-//! Cached and used memory together never exceed the peak of used memory by more than an eighth, nor by more than 256
-//! MiB. A change of the batch size therefore does not accumulate memory. The margin is for sizes that a step needs at
-//! different times.
+//! A new segment is made where no free range is large enough. If the segments would then exceed the peak of used memory by an
+//! eighth, or by 256 MiB, those that are free as a whole are first returned to the system. A change of the batch size therefore
+//! does not accumulate memory.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::collections::BTreeMap;
@@ -14,94 +14,169 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
-use std::sync::LazyLock;
 
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty, Bytes};
 use bytemuck::Pod;
 use parking_lot::Mutex;
 
+use super::arena::{FreeRanges, Range};
+
 /// Alignment in bytes: a cache line, and the widest vector register.
 const ALIGN: usize = 64;
-/// Size in bytes from which buffers are aligned to huge pages and advised to use them.
-const HUGE: usize = 4 << 20;
+/// Size in bytes up to which blocks are in the pool of small ones. It is a multiple of [`ALIGN`].
+const SMALL: usize = 1 << 20;
+/// Size in bytes of a huge page. Segments are aligned to it and advised to use such pages.
 const HUGE_PAGE: usize = 2 << 20;
-/// Limit in bytes of the cache beyond the peak of used memory, which is an eighth of the peak up to this.
+/// Limit in bytes of the segments beyond the peak of used memory, which is an eighth of the peak up to this.
 const SPARE: usize = 256 << 20;
-/// Limit of a reused block's size, as a multiple of the requested size class.
-const MAX_OVERSIZE: usize = 2;
 
-/// An allocation that is zeroed or was used before: its memory is always initialised.
+/// A part of a segment. Its memory is zeroed or was used before, so it is always initialised.
 #[derive(Debug)]
 struct Block {
     data: NonNull<u8>,
-    bytes: usize,
+    range: Range,
 }
 
-// SAFETY: a block is a plain allocation with a single owner.
+// SAFETY: a block is plain memory with a single owner.
 unsafe impl Send for Block {}
 // SAFETY: shared access only reads plain bytes.
 unsafe impl Sync for Block {}
 
-#[derive(Default)]
+/// Memory of the system, of which blocks are parts.
+struct Segment {
+    data: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: a segment is a plain allocation, which only the pool frees.
+unsafe impl Send for Segment {}
+
+impl Segment {
+    /// Allocates and zeroes `bytes`, a multiple of [`HUGE_PAGE`].
+    fn new(bytes: usize) -> Self {
+        let layout = Self::layout(bytes);
+        // SAFETY: the layout's size is not zero.
+        let data = unsafe { alloc(layout) };
+        let data = NonNull::new(data).unwrap_or_else(|| handle_alloc_error(layout));
+        #[cfg(target_os = "linux")]
+        // SAFETY: the range is this allocation; the advice changes no content, and its failure is harmless.
+        unsafe {
+            libc::madvise(data.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE);
+        }
+        // SAFETY: the whole new allocation. It is zeroed here, because `alloc_zeroed` would touch its pages before the advice.
+        unsafe { data.as_ptr().write_bytes(0, bytes) };
+        Self { data, bytes }
+    }
+
+    fn layout(bytes: usize) -> Layout {
+        Layout::from_size_align(bytes, HUGE_PAGE).expect("tensor sizes are far below isize::MAX")
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        // SAFETY: allocated by `new` with the same layout; the pool drops a segment only when no block is a part of it.
+        unsafe { dealloc(self.data.as_ptr(), Self::layout(self.bytes)) };
+    }
+}
+
+/// Segments and their free ranges. Small and large blocks have pools of their own, so that a parameter that lives as long as the
+/// program does not keep a large segment in pieces.
 struct Pool {
-    free: BTreeMap<usize, Vec<Block>>,
-    cached: usize,
+    /// Sizes of blocks are multiples of this.
+    grain: usize,
+    /// Smallest size of a segment in bytes, a multiple of [`HUGE_PAGE`].
+    segment: usize,
+    segments: BTreeMap<usize, Segment>,
+    /// Segments made so far, which numbers the next one.
+    made: usize,
+    free: FreeRanges,
+    /// Ranges released since the last merge, by size. The last one is taken first, because it may still be in the CPU's caches.
+    recent: BTreeMap<usize, Vec<Range>>,
+    /// Bytes of all segments.
+    reserved: usize,
     used: usize,
     peak: usize,
 }
 
-static POOL: LazyLock<Mutex<Pool>> = LazyLock::new(Mutex::default);
+static SMALL_POOL: Mutex<Pool> = Mutex::new(Pool::new(ALIGN, 4 * HUGE_PAGE));
+static LARGE_POOL: Mutex<Pool> = Mutex::new(Pool::new(4096, 16 * HUGE_PAGE));
 
-/// Rounds up to a quarter of a power of two. At most a fifth is wasted, and similar sizes share a list.
-fn size_class(bytes: usize) -> usize {
-    let bytes = bytes.max(4096);
-    let step = bytes.next_power_of_two() / 8;
-    bytes.next_multiple_of(step.max(ALIGN))
+impl Pool {
+    const fn new(grain: usize, segment: usize) -> Self {
+        Self {
+            grain,
+            segment,
+            segments: BTreeMap::new(),
+            made: 0,
+            free: FreeRanges::new(),
+            recent: BTreeMap::new(),
+            reserved: 0,
+            used: 0,
+            peak: 0,
+        }
+    }
+
+    /// Returns a block of at least `bytes` bytes.
+    fn acquire(&mut self, bytes: usize) -> Block {
+        let bytes = bytes.max(1).next_multiple_of(self.grain);
+        self.used += bytes;
+        self.peak = self.peak.max(self.used);
+        let range = self.find(bytes).unwrap_or_else(|| {
+            self.grow(bytes);
+            self.free.take(bytes).expect("the new segment has as many bytes")
+        });
+        // SAFETY: free ranges lie inside their segments.
+        let data = unsafe { self.segments[&range.segment].data.add(range.start) };
+        Block { data, range }
+    }
+
+    /// Takes a free range: one of this size, or a part of a larger one.
+    fn find(&mut self, bytes: usize) -> Option<Range> {
+        if let Some(range) = self.recent.get_mut(&bytes).and_then(Vec::pop) {
+            return Some(range);
+        }
+        self.free.take(bytes).or_else(|| {
+            std::mem::take(&mut self.recent).into_values().flatten().for_each(|range| self.free.give(range));
+            self.free.take(bytes)
+        })
+    }
+
+    /// Makes a segment of at least `bytes` bytes, and frees unused ones that would be too much beside it.
+    fn grow(&mut self, bytes: usize) {
+        let bytes = bytes.max(self.segment).next_multiple_of(HUGE_PAGE);
+        let limit = self.peak + (self.peak / 8).min(SPARE);
+        while self.reserved + bytes > limit {
+            let segments = &self.segments;
+            let Some(unused) = self.free.take_largest(|range| range.bytes == segments[&range.segment].bytes) else {
+                break;
+            };
+            self.segments.remove(&unused.segment);
+            self.reserved -= unused.bytes;
+        }
+        self.segments.insert(self.made, Segment::new(bytes));
+        self.free.give(Range { segment: self.made, start: 0, bytes });
+        self.made += 1;
+        self.reserved += bytes;
+    }
+
+    fn release(&mut self, range: Range) {
+        self.used -= range.bytes;
+        self.recent.entry(range.bytes).or_default().push(range);
+    }
 }
 
-fn layout(bytes: usize) -> Layout {
-    let align = if bytes >= HUGE { HUGE_PAGE } else { ALIGN };
-    Layout::from_size_align(bytes, align).expect("tensor sizes are far below isize::MAX")
+/// The pool of blocks of `bytes` bytes.
+fn pool(bytes: usize) -> &'static Mutex<Pool> {
+    if bytes <= SMALL { &SMALL_POOL } else { &LARGE_POOL }
 }
 
 fn acquire(bytes: usize) -> Block {
-    let class = size_class(bytes);
-    {
-        let mut pool = POOL.lock();
-        // Accept a larger block if no exact one is cached: a new block would soon evict another one.
-        let found = pool.free.range_mut(class..=MAX_OVERSIZE * class).find_map(|(_, blocks)| blocks.pop());
-        pool.used += found.as_ref().map_or(class, |block| block.bytes);
-        pool.peak = pool.peak.max(pool.used);
-        if let Some(block) = found {
-            pool.cached -= block.bytes;
-            return block;
-        }
-    }
-    let layout = layout(class);
-    // SAFETY: the layout's size is at least a page.
-    let data = unsafe { alloc(layout) };
-    let data = NonNull::new(data).unwrap_or_else(|| handle_alloc_error(layout));
-    #[cfg(target_os = "linux")]
-    if class >= HUGE {
-        // SAFETY: the range is this allocation; the advice changes no content, and its failure is harmless.
-        unsafe { libc::madvise(data.as_ptr().cast(), class, libc::MADV_HUGEPAGE) };
-    }
-    // SAFETY: the whole new allocation. It is zeroed here, because `alloc_zeroed` would touch its pages before the advice.
-    unsafe { data.as_ptr().write_bytes(0, class) };
-    Block { data, bytes: class }
+    pool(bytes).lock().acquire(bytes)
 }
 
 fn release(block: Block) {
-    let mut pool = POOL.lock();
-    pool.used -= block.bytes;
-    if pool.used + pool.cached + block.bytes <= pool.peak + (pool.peak / 8).min(SPARE) {
-        pool.cached += block.bytes;
-        pool.free.entry(block.bytes).or_default().push(block);
-    } else {
-        drop(pool);
-        // SAFETY: allocated by `acquire` with the same layout.
-        unsafe { dealloc(block.data.as_ptr(), layout(block.bytes)) };
-    }
+    pool(block.range.bytes).lock().release(block.range);
 }
 
 /// A buffer of `len` elements, aligned to a cache line. A new buffer has the contents of its last use.
@@ -184,13 +259,13 @@ impl AllocationController for Pooled {
     unsafe fn memory_mut(&mut self, _: AccessPolicy) -> Result<&mut [MaybeUninit<u8>], AccessError> {
         let block = self.block();
         // SAFETY: the block holds that many bytes, and `self` is borrowed exclusively.
-        Ok(unsafe { std::slice::from_raw_parts_mut(block.data.as_ptr().cast(), block.bytes) })
+        Ok(unsafe { std::slice::from_raw_parts_mut(block.data.as_ptr().cast(), block.range.bytes) })
     }
 
     fn memory(&self, _: AccessPolicy) -> Result<&[MaybeUninit<u8>], AccessError> {
         let block = self.block();
         // SAFETY: the block holds that many bytes.
-        Ok(unsafe { std::slice::from_raw_parts(block.data.as_ptr().cast(), block.bytes) })
+        Ok(unsafe { std::slice::from_raw_parts(block.data.as_ptr().cast(), block.range.bytes) })
     }
 }
 
@@ -206,13 +281,54 @@ impl Drop for Pooled {
 mod tests {
     use super::*;
 
-    #[test]
-    fn size_classes_are_tight_upper_bounds() {
-        for bytes in [1, 4095, 4096, 4097, 70_000, 1 << 20, (1 << 20) + 1, 33_554_433] {
-            let class = size_class(bytes);
-            assert!(class >= bytes && class <= (bytes * 5 / 4).max(4096), "{bytes} -> {class}");
-            assert_eq!(size_class(class), class);
+    /// Acquires and releases blocks in the order of a training step.
+    fn step(pool: &mut Pool, sizes: &[usize]) {
+        let mut blocks = Vec::new();
+        // Forward keeps every second block, as a network keeps activations; backward releases them in the opposite order.
+        for (i, &bytes) in sizes.iter().enumerate() {
+            let block = pool.acquire(bytes);
+            if i % 2 == 0 { blocks.push(block) } else { pool.release(block.range) }
         }
+        while let Some(block) = blocks.pop() {
+            let gradient = pool.acquire(block.range.bytes);
+            pool.release(block.range);
+            pool.release(gradient.range);
+        }
+    }
+
+    #[test]
+    fn a_repeated_step_makes_no_segments() {
+        let sizes: Vec<usize> = (1..40).map(|i| (i * 1_234_567) % 9_000_000 + SMALL).collect();
+        let mut pool = Pool::new(4096, 4 * HUGE_PAGE);
+        step(&mut pool, &sizes);
+        step(&mut pool, &sizes);
+        let made = pool.made;
+        (0..5).for_each(|_| step(&mut pool, &sizes));
+        assert_eq!(pool.made, made);
+        assert_eq!(pool.used, 0);
+        assert_eq!(pool.reserved, pool.segments.values().map(|segment| segment.bytes).sum::<usize>());
+    }
+
+    #[test]
+    fn other_sizes_do_not_accumulate() {
+        let mut pool = Pool::new(4096, 4 * HUGE_PAGE);
+        for size in 1..60 {
+            let blocks = [pool.acquire(size * SMALL), pool.acquire(size * SMALL / 2)];
+            blocks.into_iter().for_each(|block| pool.release(block.range));
+            assert!(pool.reserved <= pool.peak + pool.peak / 8 + 4 * HUGE_PAGE, "{} of {}", pool.reserved, pool.peak);
+        }
+        assert!(pool.made > pool.segments.len());
+    }
+
+    #[test]
+    fn blocks_are_aligned_and_disjoint() {
+        let mut pool = Pool::new(ALIGN, HUGE_PAGE);
+        let blocks: Vec<Block> = (0..2000).map(|i| pool.acquire(i * 7)).collect();
+        let mut places: Vec<_> = blocks.iter().map(|block| (block.data.as_ptr() as usize, block.range.bytes)).collect();
+        places.sort_unstable();
+        assert!(places.iter().all(|place| place.0 % ALIGN == 0));
+        assert!(places.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0));
+        assert!(pool.segments.len() > 1);
     }
 
     #[test]

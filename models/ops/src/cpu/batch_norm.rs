@@ -12,15 +12,13 @@
 use super::activation::{ElementwiseFn, relu_grad, with_activation};
 use super::allocator::Buffer;
 use super::element::Element;
-use super::parallel::{SharedSlice, chunk, chunk_count, for_each};
+use super::parallel::{PIECE, SharedSlice, chunk, chunk_count, elementwise, for_each};
 use super::simd::multiversion;
 use crate::extension::Activation;
 use crate::statistics::StatisticsReduce;
 
 /// Elements per piece, whose sums are f32.
 const SUM_PIECE: usize = 1 << 14;
-/// Elements per task of an elementwise pass.
-const PIECE: usize = 1 << 16;
 
 /// Per-channel statistics and coefficients, which the backward pass needs.
 #[derive(Debug)]
@@ -90,17 +88,9 @@ impl Stats {
 
     /// Computes `activation(x · scale + shift + residual)`.
     pub(crate) fn apply<E: Element>(&self, x: &[E], residual: Option<&[E]>, activation: Activation) -> Buffer<E> {
-        let mut y = Buffer::new(x.len());
-        let target = SharedSlice::new(&mut y);
-        let channels = self.mean.len();
-        let parts = chunk_count(x.len(), PIECE);
-        for_each(parts, |index| {
-            let range = chunk(x.len(), channels, parts, index);
-            // SAFETY: each task has its own range.
-            let y = unsafe { target.slice(range.clone()) };
+        elementwise(x.len(), self.mean.len(), |range, y| {
             normalise(&x[range.clone()], residual.map(|r| &r[range]), &self.scale, &self.shift, activation, y);
-        });
-        y
+        })
     }
 }
 
@@ -161,13 +151,7 @@ pub(crate) fn backward<E: Element>(
         .map(|c| (-f64::from(stats.scale[c]) * sum[c] / count - f64::from(slope[c]) * f64::from(stats.mean[c])) as f32)
         .collect();
 
-    let mut dx = Buffer::new(x.len());
-    let target = SharedSlice::new(&mut dx);
-    let parts = chunk_count(x.len(), PIECE);
-    for_each(parts, |index| {
-        let range = chunk(x.len(), channels, parts, index);
-        // SAFETY: each task has its own range.
-        let dx = unsafe { target.slice(range.clone()) };
+    let dx = elementwise(x.len(), channels, |range, dx| {
         grad_input(&x[range.clone()], &g[range], &stats.scale, &stats.shift, &slope, &offset, activation, dx);
     });
     Grads { x: dx, weight, bias, residual: masked }

@@ -2,11 +2,8 @@
 
 use super::allocator::Buffer;
 use super::element::Element;
-use super::parallel::{SharedSlice, chunk, chunk_count, for_each};
+use super::parallel::{PIECE, SharedSlice, VECTOR, elementwise, for_each};
 use super::simd::multiversion;
-
-/// Elements per task of an elementwise pass.
-const PIECE: usize = 1 << 16;
 
 /// Computes the mean of each channel, `[batch, pixels, channels]` → `[batch, channels]`.
 pub(crate) fn mean<E: Element>(x: &[E], batch: usize, pixels: usize, channels: usize) -> Buffer {
@@ -113,15 +110,7 @@ fn scale_grad_image_body<E: Element>(x: &[E], factors: &[E], dy: &[E], dx: &mut 
 
 /// Computes `a + b`.
 pub(crate) fn add<E: Element>(a: &[E], b: &[E]) -> Buffer<E> {
-    let mut y = Buffer::new(a.len());
-    let target = SharedSlice::new(&mut y);
-    let parts = chunk_count(a.len(), PIECE);
-    for_each(parts, |index| {
-        let range = chunk(a.len(), 16, parts, index);
-        // SAFETY: each task has its own range.
-        add_piece(&a[range.clone()], &b[range.clone()], unsafe { target.slice(range) });
-    });
-    y
+    elementwise(a.len(), VECTOR, |range, y| add_piece(&a[range.clone()], &b[range], y))
 }
 
 multiversion!(fn add_piece<E: Element>(a: &[E], b: &[E], y: &mut [E]) = add_piece_body);
@@ -152,7 +141,6 @@ multiversion!(fn sum_rows<E: Element>(x: &[E], sums: &mut [f32]) = sum_rows_body
 
 #[inline(always)]
 fn sum_rows_body<E: Element>(x: &[E], sums: &mut [f32]) {
-    const VECTOR: usize = 16;
     const MANY: usize = 32;
     let channels = sums.len();
     sums.fill(0.0);

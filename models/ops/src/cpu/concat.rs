@@ -4,10 +4,7 @@ use std::ops::Range;
 
 use super::allocator::Buffer;
 use super::element::Element;
-use super::parallel::{SharedSlice, chunk, chunk_count, for_each};
-
-/// Elements per task.
-const PIECE: usize = 1 << 16;
+use super::parallel::{PIECE, SharedSlice, chunk, chunk_count, for_each};
 
 /// Runs `task` in parallel over ranges of pixels with `channels` elements each.
 fn for_pixels(pixels: usize, channels: usize, task: impl Fn(Range<usize>) + Send + Sync) {

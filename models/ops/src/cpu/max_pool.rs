@@ -9,12 +9,10 @@ use bytemuck::Pod;
 
 use super::allocator::Buffer;
 use super::element::Element;
-use super::parallel::{SharedSlice, chunk, chunk_count, for_each};
+use super::parallel::{PIECE, SharedSlice, chunk, chunk_count, for_each};
 use super::shape::PoolShape;
 use super::simd::multiversion;
 
-/// Elements per task.
-const PIECE: usize = 1 << 16;
 /// Number of channels up to which half-width vectors are used.
 const HALF_VECTOR: usize = 8;
 

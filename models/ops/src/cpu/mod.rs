@@ -2,6 +2,7 @@
 
 mod activation;
 mod allocator;
+mod arena;
 mod batch_norm;
 mod blob;
 mod channels;

@@ -1,6 +1,16 @@
 //! Parallel tasks on rayon's threads, and the mutable pointer that they share.
 
+use std::ops::Range;
+
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
+
+use super::allocator::Buffer;
+use super::element::Element;
+
+/// Elements per task of an elementwise pass.
+pub(crate) const PIECE: usize = 1 << 16;
+/// Elements of a vector register, of which elementwise passes without rows do whole ones.
+pub(crate) const VECTOR: usize = 16;
 
 /// Returns the number of threads of a parallel section.
 pub(crate) fn threads() -> usize {
@@ -18,7 +28,7 @@ pub(crate) fn for_each(count: usize, task: impl Fn(usize) + Send + Sync) {
 
 /// Returns chunk `index` of `0..len`, divided into `parts` chunks. Their lengths are multiples of `unit` (except the
 /// last) and differ by at most one unit.
-pub(crate) fn chunk(len: usize, unit: usize, parts: usize, index: usize) -> std::ops::Range<usize> {
+pub(crate) fn chunk(len: usize, unit: usize, parts: usize, index: usize) -> Range<usize> {
     let units = len.div_ceil(unit);
     let cut = |i: usize| (units * i / parts * unit).min(len);
     cut(index)..cut(index + 1)
@@ -28,6 +38,24 @@ pub(crate) fn chunk(len: usize, unit: usize, parts: usize, index: usize) -> std:
 /// load, and a small tensor stays on one thread.
 pub(crate) fn chunk_count(len: usize, target: usize) -> usize {
     len.div_ceil(target).clamp(1, 4 * threads())
+}
+
+/// Makes a buffer of `len` elements by an elementwise pass: `fill` writes the elements of a range, whose length is a multiple of
+/// `unit` except at the end.
+pub(crate) fn elementwise<E: Element>(
+    len: usize,
+    unit: usize,
+    fill: impl Fn(Range<usize>, &mut [E]) + Send + Sync,
+) -> Buffer<E> {
+    let mut y = Buffer::new(len);
+    let target = SharedSlice::new(&mut y);
+    let parts = chunk_count(len, PIECE);
+    for_each(parts, |index| {
+        let range = chunk(len, unit, parts, index);
+        // SAFETY: each task has its own range.
+        fill(range.clone(), unsafe { target.slice(range) });
+    });
+    y
 }
 
 /// A pointer to a buffer whose disjoint ranges are written by different tasks.
@@ -54,7 +82,7 @@ impl<T> SharedSlice<T> {
     ///
     /// The range is inside the buffer, the buffer outlives the result, and no other task accesses the range meanwhile.
     #[expect(clippy::mut_from_ref, reason = "the caller keeps the ranges disjoint")]
-    pub(crate) unsafe fn slice(&self, range: std::ops::Range<usize>) -> &mut [T] {
+    pub(crate) unsafe fn slice(&self, range: Range<usize>) -> &mut [T] {
         // SAFETY: guaranteed by the caller.
         unsafe { std::slice::from_raw_parts_mut(self.0.add(range.start), range.len()) }
     }
