@@ -225,14 +225,14 @@ pub struct TrainArgs {
 /// Flags about worker processes.
 #[derive(Debug, Clone, Default, Args)]
 pub struct JobArgs {
-    /// What has started this process: auto (detect it), local (a user), env (torchrun, Kubeflow), slurm or mpi
+    /// What has started this process: auto (detect it), local (a user), env (torchrun, Kubeflow), slurm, mpi or lsf
     #[arg(long, value_name = "WHO", default_value = "auto")]
     pub launcher: String,
     /// Start all workers again after a failure, at most N times (default: 0)
     #[arg(long, value_name = "N")]
     pub max_restarts: Option<usize>,
-    /// Start the job on these hosts over ssh: host1:4,host2:4 have 4 ranks each. The program and its files have the same paths on
-    /// all hosts
+    /// Start the job on these hosts over ssh: host1:4,host2:4 have 4 ranks each, `lsf` is the hosts of the LSF job. The program
+    /// and its files have the same paths on all hosts
     #[arg(short = 'H', long, value_name = "HOSTS", conflicts_with_all = ["hostfile", "nnodes", "node_rank"])]
     pub hosts: Option<String>,
     /// Do the same with the hosts of a file: a line `host1 slots=4` or `host1:4` for each

@@ -75,13 +75,15 @@ impl SshHosts {
             "Host wrong-key\n  IdentityFile {}\nHost unknown-key\n  UserKnownHostsFile {}\nHost refused\n  Port 1\n\
              Host missing\n  IdentityFile {}\nHost version\n  IdentityFile {}\n\
              Host node1\n  HostName {}\nHost node2 wrong-key unknown-key refused missing version\n  HostName {}\n\
-             Host node1 node2 unknown-key refused\n  IdentityFile {}\n\
+             Host node1 node2 unknown-key refused {} {}\n  IdentityFile {}\n\
              Host *\n  User root\n  Port {PORT}\n  IdentitiesOnly yes\n  UserKnownHostsFile {}\n  \
              GlobalKnownHostsFile none\n  StrictHostKeyChecking yes\n",
             path("wrong_key"),
             path("no_known_hosts"),
             path("missing_key"),
             path("version_key"),
+            ADDRESSES[0],
+            ADDRESSES[1],
             ADDRESSES[0],
             ADDRESSES[1],
             path("user_key"),

@@ -69,6 +69,27 @@ pub fn parse_list(text: &str) -> Result<Vec<Host>> {
     checked("-H", hosts.collect::<Result<Vec<Host>>>()?)
 }
 
+/// Reads the hosts of an LSF job from `LSB_MCPU_HOSTS`, which has each host's name and its number of slots: `a 4 b 4`.
+///
+/// # Errors
+/// The variable is not set or malformed.
+pub fn of_lsf(variables: &Variables) -> Result<Vec<Host>> {
+    const PLACE: &str = "LSB_MCPU_HOSTS";
+    let Some(text) = variables.get(PLACE).filter(|text| !text.trim().is_empty()) else {
+        return Err(LaunchError::usage(
+            format!("-H lsf: {PLACE} is not set"),
+            "LSF sets it in a job that bsub starts; elsewhere name the hosts: -H host1:4,host2:4",
+        ));
+    };
+    let malformed = |cause: String| LaunchError::usage(format!("{PLACE}: {cause}"), "LSF sets it: `host1 4 host2 4`");
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let hosts = words.chunks(2).map(|pair| match pair {
+        [name, number] => named(name, number),
+        _ => Err(format!("`{}` has no number of slots", pair[0])),
+    });
+    checked(PLACE, hosts.collect::<std::result::Result<_, _>>().map_err(malformed)?)
+}
+
 /// Reads a file of hosts: one on each line, as `host slots=4` (Open MPI) or `host:4` (Horovod). `#` begins a comment.
 ///
 /// # Errors
@@ -125,10 +146,15 @@ fn with_colon(word: &str) -> std::result::Result<Host, String> {
         None => word.split_once(':').map_or((word, Some("1")), |(name, number)| (name, Some(number))),
     };
     let number = number.ok_or_else(|| format!("`{word}`: only :SLOTS may follow the brackets"))?;
-    let known = |symbol: char| symbol.is_ascii_alphanumeric() || "._-@:%".contains(symbol);
     if name.is_empty() {
         return Err(format!("`{word}` has no host name"));
     }
+    named(name, number)
+}
+
+/// Checks a host's name and number of slots.
+fn named(name: &str, number: &str) -> std::result::Result<Host, String> {
+    let known = |symbol: char| symbol.is_ascii_alphanumeric() || "._-@:%".contains(symbol);
     // ssh would take a leading `-` for an option
     if name.starts_with('-') || !name.chars().all(known) {
         return Err(format!("`{name}` is not a host name"));
@@ -249,6 +275,23 @@ mod tests {
         }
         assert!(read_file(Path::new("/")).unwrap_err().message.contains("not a regular file"));
         assert!(read_file(Path::new("/none")).unwrap_err().message.contains("No such file"));
+    }
+
+    #[test]
+    fn the_hosts_of_an_lsf_job_come_from_its_variable() {
+        let read = |text: &str| of_lsf(&Variables::from([("LSB_MCPU_HOSTS".to_owned(), text.to_owned())]));
+        assert_eq!(read("a 4 b.example 2 ").unwrap(), hosts(&[("a", 4), ("b.example", 2)]));
+        for (text, cause) in [
+            (" ", "-H lsf: LSB_MCPU_HOSTS is not set"),
+            ("a 4 b", "LSB_MCPU_HOSTS: `b` has no number of slots"),
+            ("a b", "LSB_MCPU_HOSTS: a: `b` is not a number of slots"),
+            ("a 1 a 1", "LSB_MCPU_HOSTS: a is named twice"),
+            ("-x 1", "LSB_MCPU_HOSTS: `-x` is not a host name"),
+        ] {
+            let error = read(text).unwrap_err();
+            assert!(error.code == 2 && error.message.starts_with(cause) && !error.hint.is_empty(), "{text}: {error}");
+        }
+        assert_eq!(of_lsf(&Variables::new()).unwrap_err().message, "-H lsf: LSB_MCPU_HOSTS is not set");
     }
 
     #[test]

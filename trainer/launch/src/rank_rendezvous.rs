@@ -62,6 +62,7 @@ fn no_secret(role: &WorkerRole, host: &str) -> LaunchError {
         Launcher::Slurm => format!("{make} before srun, in the batch script: srun passes it on to all tasks"),
         Launcher::OpenMpi => format!("{make}, then mpirun -x TRAINER_SECRET …"),
         Launcher::Mpich => format!("{make} before mpiexec, which passes it on"),
+        Launcher::Jsrun => format!("{make} before jsrun, which passes it on"),
         Launcher::Own | Launcher::Torchrun | Launcher::Env => {
             "set TRAINER_SECRET to the same words on all hosts before the launcher starts, or pass --secret-file FILE; \
              `(umask 077; openssl rand -hex 32 > FILE)` makes one, for all hosts to read"

@@ -13,9 +13,10 @@ use launch::{
 /// Returns the hosts that the flags name. `None` without such flags, and in a launcher that they have started.
 ///
 /// # Errors
-/// The list or the file is malformed.
+/// The list, the file or LSF's variable is malformed.
 pub(super) fn asked(job: &JobArgs) -> Result<Option<Vec<Host>>, Failure> {
     Ok(match (&job.hosts, &job.hostfile) {
+        (Some(text), _) if text == "lsf" => Some(hosts::of_lsf(&environment::variables())?),
         (Some(text), _) => Some(hosts::parse_list(text)?),
         (None, Some(path)) => Some(hosts::read_file(path)?),
         (None, None) => None,

@@ -7,6 +7,7 @@
 //! | Open MPI | `OMPI_COMM_WORLD_{RANK,SIZE,LOCAL_RANK,LOCAL_SIZE}` | worker |
 //! | Slurm's srun | `SLURM_PROCID`, `SLURM_NTASKS`, `SLURM_LOCALID` | worker |
 //! | MPICH, Intel MPI | `PMI_RANK`, `PMI_SIZE`, `MPI_LOCALRANKID`, `MPI_LOCALNRANKS` | worker |
+//! | LSF's jsrun | `JSM_NAMESPACE_{RANK,SIZE,LOCAL_RANK,LOCAL_SIZE}` | worker |
 //! | Kubeflow | `PET_NNODES`, `PET_NODE_RANK`, `PET_NPROC_PER_NODE` | launcher of one node |
 //! | a shell | none of these | launcher |
 //!
@@ -56,6 +57,8 @@ pub enum LauncherChoice {
     Slurm,
     /// Open MPI's, or else MPICH's.
     Mpi,
+    /// Those of LSF's jsrun.
+    Lsf,
 }
 
 impl FromStr for LauncherChoice {
@@ -68,10 +71,11 @@ impl FromStr for LauncherChoice {
             "env" => Self::Env,
             "slurm" => Self::Slurm,
             "mpi" => Self::Mpi,
+            "lsf" => Self::Lsf,
             _ => {
                 return Err(LaunchError::usage(
                     format!("--launcher {text}: there is no such launcher"),
-                    "one of auto, local, env, slurm, mpi",
+                    "one of auto, local, env, slurm, mpi, lsf",
                 ));
             }
         })
@@ -141,6 +145,8 @@ pub enum Launcher {
     OpenMpi,
     /// MPICH's or Intel MPI's mpiexec.
     Mpich,
+    /// LSF's jsrun.
+    Jsrun,
 }
 
 impl fmt::Display for Launcher {
@@ -152,6 +158,7 @@ impl fmt::Display for Launcher {
             Self::Slurm => "Slurm",
             Self::OpenMpi => "Open MPI",
             Self::Mpich => "MPICH (PMI)",
+            Self::Jsrun => "LSF's jsrun",
         })
     }
 }
@@ -177,6 +184,11 @@ pub fn detect(variables: &Variables, choice: LauncherChoice, workers: Option<(&s
             slurm::detect(&variables)?,
             "slurm",
             "SLURM_PROCID, SLURM_NTASKS and SLURM_LOCALID",
+        )?)),
+        LauncherChoice::Lsf => Some(Role::Worker(required(
+            mpi::jsrun(&variables)?,
+            "lsf",
+            "jsrun's JSM_NAMESPACE_RANK and JSM_NAMESPACE_SIZE",
         )?)),
         LauncherChoice::Mpi => {
             let found = mpi::open_mpi(&variables)?.map_or_else(|| mpi::pmi(&variables), |found| Ok(Some(found)))?;
@@ -212,11 +224,10 @@ fn auto(variables: &VariableReader<'_>) -> Result<Option<Role>> {
     if let Some(share) = torchrun::share(variables)? {
         return Ok(Some(Role::Local(Some(share))));
     }
-    let found: Vec<Candidate> =
-        [torchrun::detect(variables)?, mpi::open_mpi(variables)?, slurm::detect(variables)?, mpi::pmi(variables)?]
-            .into_iter()
-            .flatten()
-            .collect();
+    let found: Vec<Candidate> = [torchrun::detect, mpi::open_mpi, mpi::jsrun, slurm::detect, mpi::pmi]
+        .into_iter()
+        .filter_map(|detect| detect(variables).transpose())
+        .collect::<Result<_>>()?;
     let Some(first) = found.first() else { return Ok(None) };
     // Torchrun's variables win: srun or mpirun may start torchrun, and torchrun never starts them
     if first.role.launcher != Launcher::Torchrun
@@ -248,6 +259,7 @@ fn flag(launcher: Launcher) -> &'static str {
         Launcher::Own | Launcher::Torchrun | Launcher::Env => "env",
         Launcher::Slurm => "slurm",
         Launcher::OpenMpi | Launcher::Mpich => "mpi",
+        Launcher::Jsrun => "lsf",
     }
 }
 

@@ -1,4 +1,4 @@
-//! Open MPI and the PMI family (MPICH, Intel MPI).
+//! Open MPI, LSF's jsrun and the PMI family (MPICH, Intel MPI).
 
 use super::variables::{VariableReader, check};
 use super::{Candidate, Launcher, WorkerRole};
@@ -8,12 +8,29 @@ use crate::error::Result;
 pub(super) fn open_mpi(variables: &VariableReader<'_>) -> Result<Option<Candidate>> {
     const NAMES: [&str; 4] =
         ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"];
-    let Some(because) = NAMES.into_iter().find(|name| variables.text(name).is_some()) else { return Ok(None) };
-    let [rank, world, local_rank, local_world] = NAMES;
-    let (rank, world) = (variables.need(rank, because)?, variables.need(world, because)?);
-    let (local_rank, local_world) = (variables.need(local_rank, because)?, variables.need(local_world, because)?);
     // Open MPI 4 and 5 set the job's id for PMIx, earlier versions for their own runtime
     let id = variables.owned("PMIX_NAMESPACE").or_else(|| variables.owned("OMPI_MCA_ess_base_jobid"));
+    ranks(variables, NAMES, Launcher::OpenMpi, job_words("openmpi", id, variables))
+}
+
+/// Reads the variables of jsrun, which starts processes in jobs of IBM's LSF. `None` where none of them is set.
+pub(super) fn jsrun(variables: &VariableReader<'_>) -> Result<Option<Candidate>> {
+    const NAMES: [&str; 4] =
+        ["JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE"];
+    ranks(variables, NAMES, Launcher::Jsrun, job_words("lsf", variables.owned("LSB_JOBID"), variables))
+}
+
+/// Reads the variables of rank, world size, local rank and local world size.
+fn ranks(
+    variables: &VariableReader<'_>,
+    names: [&str; 4],
+    launcher: Launcher,
+    job: Vec<String>,
+) -> Result<Option<Candidate>> {
+    let Some(because) = names.into_iter().find(|name| variables.text(name).is_some()) else { return Ok(None) };
+    let [rank_name, world_name, local_rank, local_world] = names;
+    let (rank, world) = (variables.need(rank_name, because)?, variables.need(world_name, because)?);
+    let (local_rank, local_world) = (variables.need(local_rank, because)?, variables.need(local_world, because)?);
     let role = WorkerRole {
         rank,
         local_rank,
@@ -22,11 +39,11 @@ pub(super) fn open_mpi(variables: &VariableReader<'_>) -> Result<Option<Candidat
         node_rank: (local_world == world).then_some(0),
         master_addr: master(variables, local_world == world),
         master_port: variables.port("MASTER_PORT")?,
-        job: job_words("openmpi", id, variables),
-        launcher: Launcher::OpenMpi,
+        job,
+        launcher,
     };
-    check(&role, NAMES)?;
-    let evidence = format!("OMPI_COMM_WORLD_RANK={rank} of OMPI_COMM_WORLD_SIZE={world}");
+    check(&role, names)?;
+    let evidence = format!("{rank_name}={rank} of {world_name}={world}");
     Ok(Some(Candidate { role, local_known: true, evidence }))
 }
 

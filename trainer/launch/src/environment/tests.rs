@@ -103,6 +103,11 @@ fn everybodys_workers_are_known() {
             "PET_NNODES=1 RANK=1 LOCAL_RANK=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=m MASTER_PORT=4",
             "started by RANK, WORLD_SIZE and LOCAL_RANK: rank 1 of 2, local rank 1 of 2, node 0, rank 0 at m:4",
         ),
+        (
+            "JSM_NAMESPACE_RANK=1 JSM_NAMESPACE_SIZE=4 JSM_NAMESPACE_LOCAL_RANK=1 JSM_NAMESPACE_LOCAL_SIZE=2 LSB_JOBID=7 \
+             MASTER_ADDR=a",
+            "started by LSF's jsrun: rank 1 of 4, local rank 1 of 2, rank 0 at a, port from the job's id",
+        ),
         // two launchers that say the same: the more specific one
         (
             "PMI_RANK=1 PMI_SIZE=2 SLURM_PROCID=1 SLURM_LOCALID=0 SLURM_NTASKS=2 SLURM_NNODES=2 SLURM_JOB_NODELIST=a,b \
@@ -139,6 +144,7 @@ fn contradictions_are_refused_with_cause_and_hint() {
         ("SLURM_PROCID=1", "SLURM_PROCID=1 is set but SLURM_NTASKS is not", "SLURM_NTASKS"),
         ("SLURM_PROCID=1 SLURM_NTASKS=2", "SLURM_PROCID=1 is set but SLURM_LOCALID is not", "SLURM_LOCALID"),
         ("OMPI_COMM_WORLD_RANK=1", "OMPI_COMM_WORLD_RANK=1 is set but OMPI_COMM_WORLD_SIZE is not", "set"),
+        ("JSM_NAMESPACE_SIZE=4", "JSM_NAMESPACE_SIZE=4 is set but JSM_NAMESPACE_RANK is not", "set JSM_NAMESPACE_RANK"),
         ("PMI_SIZE=4", "PMI_SIZE=4 is set but PMI_RANK is not", "set PMI_RANK"),
         ("PMI_RANK=0 PMI_SIZE=4 MPI_LOCALRANKID=0", "MPI_LOCALRANKID=0 is set but MPI_LOCALNRANKS is not", "set"),
         ("PET_NNODES=2 MASTER_ADDR=h", "PET_NNODES=2 is set but PET_NODE_RANK is not", "set PET_NODE_RANK"),
@@ -243,6 +249,7 @@ fn the_command_line_is_heard() {
     for (launcher, cause) in [
         ("env", "--launcher env: RANK, WORLD_SIZE and LOCAL_RANK are not set"),
         ("slurm", "--launcher slurm: SLURM_PROCID, SLURM_NTASKS and SLURM_LOCALID are not set"),
+        ("lsf", "--launcher lsf: jsrun's JSM_NAMESPACE_RANK and JSM_NAMESPACE_SIZE are not set"),
         ("mpi", "--launcher mpi: neither Open MPI's OMPI_COMM_WORLD_RANK nor MPICH's PMI_RANK is set"),
     ] {
         assert_eq!(asked("", launcher, None).unwrap_err().message, cause);
