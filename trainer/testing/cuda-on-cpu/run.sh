@@ -2,14 +2,15 @@
 # Runs a program of the CUDA build on the stand-in for NVIDIA's driver: run.sh PYTHON COMMAND…
 #
 # PYTHON must have NVIDIA's compiler and headers: pip install nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-crt
-# nvidia-cuda-cccl. Builds the stand-in (cargo build --release -p cuda-on-cpu) if it is missing. src/lib.rs documents the
-# variables, such as CUDA_ON_CPU_GPUS. Compiled kernels are kept in target/cuda-on-cpu, apart from those of real GPUs.
+# nvidia-cuda-cccl. Builds the stand-in (cargo build --release -p cuda-on-cpu) if it is missing; CUDA_ON_CPU_LIBRARY names another
+# one. src/lib.rs documents the variables, such as CUDA_ON_CPU_GPUS. Compiled kernels are kept in target/cuda-on-cpu, apart from
+# those of real GPUs.
 set -euo pipefail
 python=${1:?usage: run.sh PYTHON COMMAND…}
 shift
 root=$(cd "$(dirname "$0")/../../.." && pwd)
 target=${CARGO_TARGET_DIR:-$root/target}
-library=$target/release/libcuda_on_cpu.so
+library=${CUDA_ON_CPU_LIBRARY:-$target/release/libcuda_on_cpu.so}
 [ -e "$library" ] || (cd "$root" && cargo build --release -p cuda-on-cpu)
 toolkit=$("$python" -c '
 import glob, sys
