@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use common::namespaces::ADDRESSES;
 use common::sshd::SshHosts;
-use common::{Bench, CONFIG, Ended, entries, free_port, losses, skip_or_fail};
+use common::{Bench, CONFIG, Ended, entries, first_entry, free_port, losses, signal, skip_or_fail, wait_until};
 use yaml_rust2::{Yaml, YamlLoader};
 
 /// Reads a file in `trainer/deploy`.
@@ -40,9 +40,9 @@ fn prepare<'c>(command: &'c mut Command, bench: &Bench) -> &'c mut Command {
 }
 
 /// Trains with two processes of the program's own launcher.
-fn reference(bench: &Bench) -> Vec<(u64, u64)> {
+fn reference(bench: &Bench, flags: &[&str]) -> Vec<(u64, u64)> {
     let mut command = bench.command();
-    prepare(&mut command, bench).args(["--config", "config.toml", "--cpus", "2", "--run-dir", "reference"]);
+    prepare(&mut command, bench).args(["--config", "config.toml", "--cpus", "2", "--run-dir", "reference"]).args(flags);
     Ended::from(command.output().unwrap()).expect(0);
     losses(&bench.only_run("reference"))
 }
@@ -61,15 +61,20 @@ fn directive<'t>(script: &'t str, marker: &str, name: &str) -> &'t str {
     values[0]
 }
 
-/// Starts as many tasks as there are nodes, with srun's variables for one task per node.
+/// Starts as many tasks as there are nodes, with srun's variables for one task per node, and passes SIGTERM on to them.
 const SRUN: &str = "#!/bin/sh
 children=
+trap 'kill -TERM $children' TERM
 for id in 0 1; do
     SLURM_PROCID=$id SLURM_LOCALID=0 SLURM_NODEID=$id SLURM_STEP_ID=0 \"$@\" &
     children=\"$children $!\"
 done
 code=0
-for child in $children; do wait $child || code=$?; done
+for child in $children; do
+    # A signal interrupts `wait`
+    while kill -0 $child 2>/dev/null; do wait $child; status=$?; done
+    [ $status = 0 ] || code=$status
+done
 exit $code
 ";
 
@@ -78,14 +83,17 @@ fn slurm() {
     let script = deploy("slurm.sbatch");
     let tasks = |name: &str| directive(&script, "#SBATCH", name).parse::<usize>().unwrap();
     assert_eq!((tasks("--nodes"), tasks("--ntasks-per-node")), (2, 4));
+    assert_eq!(directive(&script, "#SBATCH", "--signal"), "TERM@120");
     let bench = working_folder();
     fs::write(bench.path("bin/srun"), SRUN).unwrap();
     fs::set_permissions(bench.path("bin/srun"), fs::Permissions::from_mode(0o755)).unwrap();
     fs::write(bench.path("slurm.sbatch"), &script).unwrap();
+    let endless = "--set train.epochs=5000 --set log.every=1 --set train.max_steps";
     // As with `sbatch --ntasks-per-node=1`, on two nodes that are both this machine
-    let job = |flags: &str| {
-        let mut command = Command::new("bash");
-        prepare(&mut command, &bench).arg("slurm.sbatch").env("TRAINER", "trainer").env("FLAGS", flags);
+    let job = |max_steps: usize| {
+        let mut command = Command::new("env");
+        prepare(&mut command, &bench).args(["--default-signal=TERM", "bash", "slurm.sbatch"]);
+        command.env("TRAINER", "trainer").env("FLAGS", format!("{endless}={max_steps}"));
         for (name, value) in [
             ("SLURM_JOB_ID", "31"),
             ("SLURM_NTASKS", "2"),
@@ -96,13 +104,26 @@ fn slurm() {
         ] {
             command.env(name, value);
         }
-        Ended::from(command.output().unwrap()).expect(0)
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
-    let first = job("--set train.max_steps=5");
-    assert!(first.stdout.contains("started by Slurm"), "{}", first.stdout);
+    let runs = bench.path("runs/slurm-31");
+    let steps = || first_entry(&runs).map_or(0, |run| losses_so_far(&run));
+    let first = job(0);
+    wait_until("training", || steps() > 2);
+    signal(&first, 15);
+    let ended = Ended::from(first.wait_with_output().unwrap()).expect(143);
+    assert!(ended.stderr.contains("started by Slurm: rank 0 of 2"), "{}", ended.stderr);
     // Slurm starts the job again: it continues in the same folder.
-    job("--set train.max_steps=12");
-    assert_eq!(losses(&results(&bench, "runs/slurm-31")), reference(&bench));
+    let end = steps() + 9;
+    Ended::from(job(end).wait_with_output().unwrap()).expect(0);
+    let flags = format!("{endless}={end}");
+    let want = reference(&bench, &flags.split(' ').collect::<Vec<_>>());
+    assert_eq!(losses(&bench.only_run("runs/slurm-31")), want);
+}
+
+/// The number of steps that a run has logged.
+fn losses_so_far(run: &Path) -> usize {
+    fs::read_to_string(run.join("metrics.jsonl")).map_or(0, |text| text.lines().count())
 }
 
 #[test]
@@ -117,8 +138,9 @@ fn lsf() {
     prepare(&mut command, &bench).stdin(script_file(&bench, &script));
     command.env("LSB_JOBID", "7").env("LSB_MCPU_HOSTS", "node1 1 node2 1").env("TRAINER", "trainer");
     let ended = Ended::from(command.env("TRAINER_SSH", hosts.ssh()).output().unwrap()).expect(0);
-    assert!(ended.stdout.contains("rank 0 of 2"), "{}", ended.stdout);
-    let want = reference(&bench);
+    assert!(ended.stdout.contains("ddp x2"), "{}", ended.stdout);
+    assert_eq!(entries(&bench.path("runs")).len(), 2, "one folder of logs per node");
+    let want = reference(&bench, &[]);
     let found = losses(&results(&bench, "runs"));
     assert_eq!(found.len(), want.len());
     // Threads of the other host are not set from here, so the last bits may differ.
@@ -175,7 +197,9 @@ fn secrets(container: &Yaml) -> Vec<&str> {
 /// Replaces the folders that volumes provide by those of the test.
 fn local(bench: &Bench, word: &str) -> String {
     let path = |name: &str| bench.path(name).display().to_string();
-    let word = word.replace("/etc/mpi/hostfile", &path("hostfile"));
+    // ssh passes neither the test's path nor its variables on.
+    let mpirun = format!("-x RAYON_NUM_THREADS {} --config", path("bin/trainer"));
+    let word = word.replace("/etc/mpi/hostfile", &path("hostfile")).replace("trainer --config", &mpirun);
     match word.as_str() {
         "/data" => path("data"),
         "/runs" => path("pods"),
@@ -214,11 +238,9 @@ fn kubernetes_mpi_job() {
         .env("OMPI_MCA_orte_default_hostfile", bench.path("hostfile"))
         .env("OMPI_MCA_orte_keep_fqdn_hostnames", "true");
     mpirun.env("OMPI_MCA_plm_rsh_agent", hosts.ssh());
-    // The pods' image has the program on its path; ssh does not pass the test's path on.
-    mpirun.env("OMPI_MCA_mca_base_env_list", "PATH;RAYON_NUM_THREADS");
     let ended = Ended::from(mpirun.output().unwrap()).expect(0);
-    assert!(ended.stdout.contains("started by Open MPI: rank 0 of 2, local rank 0 of 1"), "{}", ended.stdout);
-    assert_eq!(losses(&results(&bench, "pods")), reference(&bench));
+    assert!(ended.stderr.contains("started by Open MPI: rank 0 of 2, local rank 0 of 1"), "{}", ended.stderr);
+    assert_eq!(losses(&results(&bench, "pods")), reference(&bench, &[]));
 }
 
 /// The operator gives each pod its number and the address of the first one.
@@ -254,7 +276,7 @@ fn kubernetes_pytorch_job() {
     for pod in started {
         Ended::from(pod.wait_with_output().unwrap()).expect(0);
     }
-    assert_eq!(losses(&results(&bench, "pods")), reference(&bench));
+    assert_eq!(losses(&results(&bench, "pods")), reference(&bench, &[]));
 }
 
 /// The instructions of the Dockerfile, with continued lines joined.
