@@ -48,6 +48,12 @@
 
 #![warn(clippy::missing_errors_doc)]
 
+#[cfg(not(target_os = "linux"))]
+compile_error!(
+    "the crates comm, launch and trainer need Linux: memfd_create, futex, eventfd, pidfd and /proc; the networks and data sets \
+     (crates ops, models, data) also compile elsewhere"
+);
+
 mod abort;
 mod aligned;
 mod async_calls;
