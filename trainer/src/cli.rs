@@ -211,6 +211,9 @@ pub struct TrainArgs {
     /// nccl
     #[arg(long, value_name = "NAME")]
     pub backend: Option<String>,
+    /// Try bucket sizes and numbers of threads in the first steps, and keep the fastest (parallel.autotune); for several processes
+    #[arg(long)]
+    pub autotune: bool,
     /// Train with N worker processes, one per GPU, or with N GPUs of one process (--mode dp); needs a build with --features cuda
     #[arg(long, value_name = "N", conflicts_with = "cpus")]
     pub gpus: Option<usize>,
