@@ -36,6 +36,8 @@ pub enum Command {
     Launch(LaunchArgs),
     /// Train a few steps in each mode, and show speed, time, memory, traffic and losses side by side
     Compare(CompareArgs),
+    /// Train all combinations of some values, several at a time, and show one table
+    Sweep(SweepArgs),
     /// List the models with parameters, multiply-adds, memory of a step and published accuracy
     Models {
         /// Print JSON
@@ -101,6 +103,42 @@ pub struct CompareArgs {
     /// The folder for compare.json, compare.svg and the runs (default: a new folder in runs/)
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Flags of `trainer sweep`.
+#[derive(Debug, Args)]
+pub struct SweepArgs {
+    /// The TOML file that describes the runs
+    #[arg(long, value_name = "FILE", required_unless_present = "resume", conflicts_with = "resume")]
+    pub config: Option<PathBuf>,
+    /// A key with the values to train with, such as `--set optimizer.lr=0.05,0.1`; one value is for all runs. Several lists make all
+    /// combinations
+    #[arg(long, value_name = "KEY.PATH=VALUE,…", conflicts_with = "resume")]
+    pub set: Vec<String>,
+    /// Parts of the CPU that the runs share: as many runs train at a time
+    #[arg(long, value_name = "N", conflicts_with = "gpus", required_unless_present_any = ["gpus", "resume"])]
+    pub cpus: Option<usize>,
+    /// GPUs that the runs share
+    #[arg(long, value_name = "N")]
+    pub gpus: Option<usize>,
+    /// Let runs share GPUs if there are fewer than N. Only for tests: training is slow
+    #[arg(long, requires = "gpus", conflicts_with = "cpus")]
+    pub oversubscribe: bool,
+    /// Worker processes of each run, each with one of the N (default: 1)
+    #[arg(long, value_name = "N", conflicts_with = "resume")]
+    pub workers_per_run: Option<usize>,
+    /// The folder of the data sets
+    #[arg(long, value_name = "DIR", env = "TRAINER_DATA_DIR", conflicts_with = "resume")]
+    pub data_dir: Option<PathBuf>,
+    /// The folder for the table and the runs (default: a new folder in runs/)
+    #[arg(long, value_name = "DIR", conflicts_with = "resume")]
+    pub out: Option<PathBuf>,
+    /// Continue the sweep in this folder: train what has not ended or has failed
+    #[arg(long, value_name = "FOLDER")]
+    pub resume: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

@@ -3,24 +3,21 @@
 use std::{
     fs,
     io::Write,
-    os::unix::process::CommandExt,
-    path::{Path, PathBuf},
-    process::{Child, Command, ExitStatus, Stdio},
+    path::Path,
+    process::{Child, Command, ExitStatus},
     thread,
     time::Duration,
 };
 
-use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
 use serde_json::Value;
-use time::{OffsetDateTime, macros::format_description};
 
-use super::print_json;
+use super::{child, print_json};
 use crate::cli::CompareArgs;
 use crate::config::{Keyword, Mode, Overrides, RunPlan};
 use crate::console;
 use crate::device::{DeviceRequest, DeviceSet, LocalRank};
 use crate::failure::{FAILED, Failure};
-use crate::files::{self, FileError, write_atomic};
+use crate::files::{FileError, write_atomic};
 use crate::report::comparison::{Comparison, Figures, ModeResult, Round};
 use crate::report::environment::Environment;
 use crate::report::metrics::read_metrics;
@@ -28,14 +25,10 @@ use crate::report::run_lock::{Locked, RunLock, refusal};
 use crate::report::{RunFolder, comparison};
 use crate::run::plan;
 use crate::signals::Stop;
-use launch::{environment::Variables, signals};
+use launch::signals;
 
-/// Passes the comparison's process id to the runs that it starts.
-const COMPARISON: &str = "TRAINER_COMPARISON";
 /// Test images per run. The evaluation at the end of a run is not measured.
 const TEST_IMAGES: usize = 256;
-/// Number of a failed run's last message lines that are shown.
-const SHOWN: usize = 12;
 
 /// Runs all modes, prints the page and returns the exit code: 1 if a mode failed.
 ///
@@ -57,7 +50,7 @@ pub(super) fn run(arguments: &CompareArgs) -> Result<u8, Failure> {
     let seat = LocalRank { local_world: workers, oversubscribe: arguments.oversubscribe, ..LocalRank::ALONE };
     let device = target.all(&seat)?.remove(0).description;
     let stop = Stop::on_signals()?;
-    let out = folder(arguments.out.as_deref())?;
+    let out = child::folder(arguments.out.as_deref(), "compare")?;
     let _lock = match RunLock::take(&out, None)? {
         Locked::Here(lock) => lock,
         Locked::Elsewhere(holder) => return Err(refusal(&out, holder.as_ref()).into()),
@@ -86,15 +79,6 @@ pub(super) fn run(arguments: &CompareArgs) -> Result<u8, Failure> {
         console::print(format_args!("\nfolder: {}", out.display()));
     }
     Ok(if comparison.modes.iter().any(|mode| mode.error.is_some()) { FAILED } else { 0 })
-}
-
-/// Has the kernel send SIGTERM to this process when the comparison that started it ends.
-pub(super) fn follow(variables: &Variables) {
-    let parent = variables.get(COMPARISON).and_then(|text| text.parse().ok()).and_then(Pid::from_raw);
-    if parent.is_some() && parent == getppid() {
-        // Ignore a refusal by the kernel: the run has few steps and ends by itself.
-        let _ = set_parent_process_death_signal(Some(Signal::TERM));
-    }
 }
 
 /// Returns the flag that sets the number of workers, and that number.
@@ -127,21 +111,6 @@ fn modes(words: &[String]) -> Result<Vec<Mode>, Failure> {
     Ok(modes)
 }
 
-/// Returns the folder of the comparison: the one that was asked for, or a new one under `runs/`.
-fn folder(asked: Option<&Path>) -> Result<PathBuf, Failure> {
-    let create = |path: PathBuf| match fs::create_dir_all(&path) {
-        Ok(()) => Ok(path),
-        Err(error) => Err(Failure::from(FileError::io(&path, "create the folder", &error))),
-    };
-    if let Some(path) = asked {
-        return create(path.to_owned());
-    }
-    let stamp = OffsetDateTime::now_utc()
-        .format(format_description!("[year][month][day]-[hour][minute][second]"))
-        .map_err(|error| Failure::run(format!("the clock: {error}"), "set the machine's clock"))?;
-    create(Path::new("runs").join(format!("{stamp}-compare-{}", std::process::id())))
-}
-
 /// Runs one mode once. The inner error is the mode's error: the output of its process.
 fn one(
     arguments: &CompareArgs,
@@ -153,15 +122,10 @@ fn one(
     let io = |doing: &str, error: &std::io::Error| Failure::from(FileError::io(folder, doing, error));
     fs::create_dir_all(folder).map_err(|error| io("create the folder", &error))?;
     let said = folder.join("messages.log");
-    let file = files::create(&said)?;
-    let child = command(arguments, plan, mode, folder)
-        .and_then(|mut command| {
-            command.stderr(file.try_clone()?).stdout(file).stdin(Stdio::null()).process_group(0).spawn()
-        })
-        .map_err(|error| Failure::run(format!("a run of mode {mode} cannot be started: {error}"), "see `ulimit -u`"))?;
+    let child = child::start(&mut command(arguments, plan, mode, folder)?, &said)?;
     let status = wait(child, stop)?;
     if !status.success() {
-        return Ok(Err(last_lines(&said, status)));
+        return Ok(Err(child::last_lines(&said, status)));
     }
     let run = RunFolder::newest(folder)?;
     let steps = read_metrics(&run.metrics())?;
@@ -179,8 +143,8 @@ fn one(
 }
 
 /// Builds the command of one run: the user's settings, followed by the settings of the measurement.
-fn command(arguments: &CompareArgs, plan: &RunPlan, mode: Mode, folder: &Path) -> std::io::Result<Command> {
-    let mut command = Command::new(std::env::current_exe()?);
+fn command(arguments: &CompareArgs, plan: &RunPlan, mode: Mode, folder: &Path) -> Result<Command, Failure> {
+    let mut command = child::command()?;
     command.arg("train").arg("--config").arg(&arguments.config).arg("--run-dir").arg(folder).arg("--quiet");
     let test = match plan.data.limit_test {
         0 => TEST_IMAGES,
@@ -194,6 +158,8 @@ fn command(arguments: &CompareArgs, plan: &RunPlan, mode: Mode, folder: &Path) -
         "checkpoint.every_steps=0".to_owned(),
         "checkpoint.keep_best=false".to_owned(),
         "log.tensorboard=false".to_owned(),
+        // Every step has the plan's settings, and mode single has nothing to tune
+        "parallel.autotune=[]".to_owned(),
     ];
     for setting in arguments.set.iter().chain(&own) {
         command.arg("--set").arg(setting);
@@ -207,7 +173,6 @@ fn command(arguments: &CompareArgs, plan: &RunPlan, mode: Mode, folder: &Path) -
     if arguments.oversubscribe && mode != Mode::Single {
         command.arg("--oversubscribe");
     }
-    command.env(COMPARISON, std::process::id().to_string()).env_remove("TRAINER_DATA_DIR");
     Ok(command)
 }
 
@@ -215,8 +180,7 @@ fn command(arguments: &CompareArgs, plan: &RunPlan, mode: Mode, folder: &Path) -
 fn wait(mut child: Child, stop: &Stop) -> Result<ExitStatus, Failure> {
     let mut passed_on = false;
     loop {
-        let ended = child.try_wait();
-        match ended.map_err(|error| Failure::run(format!("waiting for a run: {error}"), "please report this"))? {
+        match child::ended(&mut child)? {
             Some(status) => match stop.signal() {
                 None => return Ok(status),
                 Some(signal) => {
@@ -227,23 +191,9 @@ fn wait(mut child: Child, stop: &Stop) -> Result<ExitStatus, Failure> {
             None => thread::sleep(Duration::from_millis(50)),
         }
         if let (Some(signal), false) = (stop.signal(), passed_on) {
-            let pid = Pid::from_raw(child.id() as i32);
-            if let (Some(pid), Some(signal)) = (pid, Signal::from_named_raw(signal)) {
-                // The run may just have ended. It needs no signal then.
-                let _ = kill_process(pid, signal);
-            }
+            child::signal(&child, signal);
             passed_on = true;
         }
-    }
-}
-
-/// Returns the end of a failed run's output.
-fn last_lines(said: &Path, status: ExitStatus) -> String {
-    let text = fs::read_to_string(said).unwrap_or_default();
-    let lines: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).collect();
-    match lines.len() {
-        0 => format!("{status}, and it said nothing"),
-        count => lines[count.saturating_sub(SHOWN)..].join("\n"),
     }
 }
 

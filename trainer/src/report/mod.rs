@@ -18,6 +18,7 @@ pub mod run_lock;
 pub mod screen;
 pub mod summary;
 pub mod summary_csv;
+pub mod sweep;
 pub mod table;
 pub mod tensorboard;
 #[cfg(test)]
