@@ -5,17 +5,24 @@ use std::{
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
+    thread,
+    time::Duration,
 };
 
 use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
 use time::{OffsetDateTime, macros::format_description};
 
+use crate::config::RunPlan;
 use crate::failure::Failure;
 use crate::files::{self, FileError};
-use launch::environment::Variables;
+use crate::report::RunFolder;
+use crate::signals::Stop;
+use launch::{environment::Variables, signals};
 
 /// Passes the process id of the command to the runs that it starts.
 const PARENT: &str = "TRAINER_PARENT";
+/// How often the processes are checked.
+pub(super) const TICK: Duration = Duration::from_millis(50);
 /// Number of a failed run's last message lines that are shown.
 const SHOWN: usize = 12;
 
@@ -94,4 +101,102 @@ pub(super) fn folder(asked: Option<&Path>, command: &str) -> Result<PathBuf, Fai
         .format(format_description!("[year][month][day]-[hour][minute][second]"))
         .map_err(|error| Failure::run(format!("the clock: {error}"), "set the machine's clock"))?;
     create(Path::new("runs").join(format!("{stamp}-{command}-{}", std::process::id())))
+}
+
+/// Test images of a short run. The evaluation at its end is not measured.
+const TEST_IMAGES: usize = 256;
+
+/// A run of a few steps, whose times are of interest.
+pub(super) struct ShortRun<'a> {
+    /// The TOML file.
+    pub(super) config: &'a Path,
+    /// `--set` of the user and of the measurement.
+    pub(super) set: Vec<String>,
+    pub(super) data_dir: Option<&'a Path>,
+    pub(super) steps: usize,
+    /// Further flags.
+    pub(super) flags: Vec<String>,
+    /// The plan of the file.
+    pub(super) plan: &'a RunPlan,
+}
+
+impl ShortRun<'_> {
+    /// Trains in `folder`, with `variables` in the environment. The inner error is the output of a run that has failed.
+    ///
+    /// # Errors
+    /// The run cannot be started, or a signal has stopped this process and the run.
+    pub(super) fn run(
+        &self,
+        folder: &Path,
+        variables: &[(&str, String)],
+        stop: &Stop,
+    ) -> Result<Result<RunFolder, String>, Failure> {
+        fs::create_dir_all(folder).map_err(|error| FileError::io(folder, "create the folder", &error))?;
+        let log = folder.join("messages.log");
+        let mut command = self.command(folder)?;
+        command.envs(variables.iter().map(|(name, value)| (name, value)));
+        let status = wait(start(&mut command, &log)?, stop)?;
+        if !status.success() {
+            return Ok(Err(last_lines(&log, status)));
+        }
+        let run = RunFolder::newest(folder)?;
+        // Delete the weights: nothing reads them again, and they would fill the disk.
+        let _ = fs::remove_dir_all(run.checkpoints());
+        Ok(Ok(run))
+    }
+
+    /// Builds the command: the user's settings, followed by the settings of the measurement.
+    fn command(&self, folder: &Path) -> Result<Command, Failure> {
+        let mut command = command()?;
+        command.arg("train").arg("--config").arg(self.config).arg("--run-dir").arg(folder).arg("--quiet");
+        let test = match self.plan.data.limit_test {
+            0 => TEST_IMAGES,
+            limit => limit.min(TEST_IMAGES),
+        };
+        let own = [
+            format!("train.max_steps={}", self.steps),
+            format!("data.limit_test={test}"),
+            "train.eval_every=1000000".to_owned(),
+            "checkpoint.every=0".to_owned(),
+            "checkpoint.every_steps=0".to_owned(),
+            "checkpoint.keep_best=false".to_owned(),
+            "log.tensorboard=false".to_owned(),
+            // Every step has the plan's settings, and mode single has nothing to tune
+            "parallel.autotune=[]".to_owned(),
+        ];
+        for setting in self.set.iter().chain(&own) {
+            command.arg("--set").arg(setting);
+        }
+        if let Some(dir) = self.data_dir {
+            command.arg("--data-dir").arg(dir);
+        }
+        command.args(&self.flags);
+        Ok(command)
+    }
+}
+
+/// Returns the number of a short run's steps to skip: the first steps allocate memory and fill the loader's queue.
+pub(super) fn warmup(steps: usize) -> usize {
+    (steps / 3).min(5)
+}
+
+/// Waits for a run. Passes a signal to this process on to the run, and ends this command when the run has ended.
+fn wait(mut child: Child, stop: &Stop) -> Result<ExitStatus, Failure> {
+    let mut passed_on = false;
+    loop {
+        match ended(&mut child)? {
+            Some(status) => match stop.signal() {
+                None => return Ok(status),
+                Some(signal) => {
+                    let message = format!("stopped by {}, with the run in progress", signals::name(signal));
+                    return Err(Failure { code: 128 + signal as u8, message, hint: None });
+                }
+            },
+            None => thread::sleep(TICK),
+        }
+        if let (Some(number), false) = (stop.signal(), passed_on) {
+            signal(&child, number);
+            passed_on = true;
+        }
+    }
 }

@@ -1,34 +1,24 @@
 //! `trainer compare`: runs the same steps of the same config in each mode, one after the other, with this same program.
 
-use std::{
-    fs,
-    io::Write,
-    path::Path,
-    process::{Child, Command, ExitStatus},
-    thread,
-    time::Duration,
-};
+use std::{fs, io::Write, path::Path};
 
 use serde_json::Value;
 
-use super::{child, print_json};
+use super::child::{self, ShortRun, warmup};
+use super::print_json;
 use crate::cli::CompareArgs;
 use crate::config::{Keyword, Mode, Overrides, RunPlan};
 use crate::console;
 use crate::device::{DeviceRequest, DeviceSet, LocalRank};
 use crate::failure::{FAILED, Failure};
 use crate::files::{FileError, write_atomic};
+use crate::report::comparison;
 use crate::report::comparison::{Comparison, Figures, ModeResult, Round};
 use crate::report::environment::Environment;
 use crate::report::metrics::read_metrics;
 use crate::report::run_lock::{Locked, RunLock, refusal};
-use crate::report::{RunFolder, comparison};
 use crate::run::plan;
 use crate::signals::Stop;
-use launch::signals;
-
-/// Test images per run. The evaluation at the end of a run is not measured.
-const TEST_IMAGES: usize = 256;
 
 /// Runs all modes, prints the page and returns the exit code: 1 if a mode failed.
 ///
@@ -119,87 +109,27 @@ fn one(
     folder: &Path,
     stop: &Stop,
 ) -> Result<Result<Round, String>, Failure> {
-    let io = |doing: &str, error: &std::io::Error| Failure::from(FileError::io(folder, doing, error));
-    fs::create_dir_all(folder).map_err(|error| io("create the folder", &error))?;
-    let said = folder.join("messages.log");
-    let child = child::start(&mut command(arguments, plan, mode, folder)?, &said)?;
-    let status = wait(child, stop)?;
-    if !status.success() {
-        return Ok(Err(child::last_lines(&said, status)));
+    let (flag, _) = workers(arguments);
+    let mut flags = ["--mode", mode.name(), flag, &workers_of(mode, arguments).to_string()].map(str::to_owned).to_vec();
+    if arguments.oversubscribe && mode != Mode::Single {
+        flags.push("--oversubscribe".to_owned());
     }
-    let run = RunFolder::newest(folder)?;
+    let (config, set, data_dir) = (&arguments.config, arguments.set.clone(), arguments.data_dir.as_deref());
+    let run = ShortRun { config, set, data_dir, steps: arguments.steps, flags, plan };
+    let run = match run.run(folder, &[], stop)? {
+        Ok(run) => run,
+        Err(message) => return Ok(Err(message)),
+    };
     let steps = read_metrics(&run.metrics())?;
     let result = fs::read(run.result()).map_err(|error| FileError::io(run.result(), "read", &error))?;
     let result: Value = serde_json::from_slice(&result)
         .map_err(|error| FileError::new(run.result(), error.to_string(), "please report this"))?;
     let numbers =
         |key: &str| -> Vec<u64> { result[key].as_array().into_iter().flatten().filter_map(Value::as_u64).collect() };
-    // Delete the weights: nothing reads them again, and they would fill the disk.
-    let _ = fs::remove_dir_all(run.checkpoints());
     let count = steps.len();
     Ok(Round::new(&steps, warmup(arguments.steps), numbers("peak_bytes"), numbers("device_bytes")).ok_or_else(|| {
         format!("the run ended after {count} steps, before there was anything to measure\nhint: more train.epochs")
     }))
-}
-
-/// Builds the command of one run: the user's settings, followed by the settings of the measurement.
-fn command(arguments: &CompareArgs, plan: &RunPlan, mode: Mode, folder: &Path) -> Result<Command, Failure> {
-    let mut command = child::command()?;
-    command.arg("train").arg("--config").arg(&arguments.config).arg("--run-dir").arg(folder).arg("--quiet");
-    let test = match plan.data.limit_test {
-        0 => TEST_IMAGES,
-        limit => limit.min(TEST_IMAGES),
-    };
-    let own = [
-        format!("train.max_steps={}", arguments.steps),
-        format!("data.limit_test={test}"),
-        "train.eval_every=1000000".to_owned(),
-        "checkpoint.every=0".to_owned(),
-        "checkpoint.every_steps=0".to_owned(),
-        "checkpoint.keep_best=false".to_owned(),
-        "log.tensorboard=false".to_owned(),
-        // Every step has the plan's settings, and mode single has nothing to tune
-        "parallel.autotune=[]".to_owned(),
-    ];
-    for setting in arguments.set.iter().chain(&own) {
-        command.arg("--set").arg(setting);
-    }
-    if let Some(dir) = &arguments.data_dir {
-        command.arg("--data-dir").arg(dir);
-    }
-    command.arg("--mode").arg(mode.name());
-    let (flag, _) = workers(arguments);
-    command.arg(flag).arg(workers_of(mode, arguments).to_string());
-    if arguments.oversubscribe && mode != Mode::Single {
-        command.arg("--oversubscribe");
-    }
-    Ok(command)
-}
-
-/// Waits for a run. Passes a signal to this process on to the run, and ends the comparison when the run has ended.
-fn wait(mut child: Child, stop: &Stop) -> Result<ExitStatus, Failure> {
-    let mut passed_on = false;
-    loop {
-        match child::ended(&mut child)? {
-            Some(status) => match stop.signal() {
-                None => return Ok(status),
-                Some(signal) => {
-                    let message = format!("stopped by {}, with the run in progress", signals::name(signal));
-                    return Err(Failure { code: 128 + signal as u8, message, hint: None });
-                }
-            },
-            None => thread::sleep(Duration::from_millis(50)),
-        }
-        if let (Some(signal), false) = (stop.signal(), passed_on) {
-            child::signal(&child, signal);
-            passed_on = true;
-        }
-    }
-}
-
-/// Returns the number of steps to skip: the first steps allocate memory and fill the loader's queue.
-fn warmup(steps: usize) -> usize {
-    (steps / 3).min(5)
 }
 
 fn comparison(

@@ -11,6 +11,7 @@ mod hosts;
 mod launch;
 mod models;
 mod predict;
+mod scaling;
 mod sweep;
 mod table;
 mod train;
@@ -42,6 +43,7 @@ pub fn run(cli: Cli) -> Result<u8, Failure> {
         Some(Command::Data(command)) => data::run(command),
         Some(Command::Doctor(arguments)) => doctor::run(&arguments).map(|()| 0),
         Some(Command::Bench(BenchCommand::Allreduce(arguments))) => bench::run(&arguments),
+        Some(Command::Bench(BenchCommand::Scaling(arguments))) => scaling::run(&arguments).map(|()| 0),
     }
 }
 

@@ -15,6 +15,7 @@ pub mod progress;
 pub mod reporter;
 pub mod run_folder;
 pub mod run_lock;
+pub mod scaling;
 pub mod screen;
 pub mod summary;
 pub mod summary_csv;

@@ -7,7 +7,7 @@ mod grid;
 mod places;
 mod runs;
 
-use std::{path::Path, thread, time::Duration};
+use std::{path::Path, thread};
 
 use clap::Parser;
 
@@ -31,8 +31,6 @@ use launch::signals;
 const CONFIG: &str = "config.toml";
 /// The sweep with the state of all runs.
 const STATE: &str = "sweep.json";
-/// How often the processes are checked.
-const TICK: Duration = Duration::from_millis(50);
 
 /// Trains all runs and returns the exit code: 0, 1 if a run failed, 128 + n after signal n.
 ///
@@ -219,7 +217,7 @@ fn train(out: &Path, sweep: &mut Sweep, places: &mut Places, stop: &Stop) -> Res
         if running.is_empty() && (waiting.is_empty() || stop.signal().is_some()) {
             return Ok(stop.signal());
         }
-        thread::sleep(TICK);
+        thread::sleep(child::TICK);
     }
 }
 
