@@ -58,9 +58,6 @@ pub struct SweepArgs {
     /// GPUs that the runs share
     #[arg(long, value_name = "N")]
     pub gpus: Option<usize>,
-    /// Let runs share GPUs if there are fewer than N. Only for tests: training is slow
-    #[arg(long, requires = "gpus", conflicts_with = "cpus")]
-    pub oversubscribe: bool,
     /// Worker processes of each run, each with one of the N (default: 1)
     #[arg(long, value_name = "N", conflicts_with = "resume")]
     pub workers_per_run: Option<usize>,

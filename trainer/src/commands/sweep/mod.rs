@@ -15,7 +15,7 @@ use self::grid::Grid;
 use self::places::Places;
 use self::runs::Running;
 use super::{child, print_json};
-use crate::cli::{Cli, SweepArgs};
+use crate::cli::{Cli, Command, SweepArgs};
 use crate::config::ConfigSource;
 use crate::console;
 use crate::device::{DeviceRequest, DeviceSet, LocalRank};
@@ -32,7 +32,7 @@ const CONFIG: &str = "config.toml";
 /// The sweep with the state of all runs.
 const STATE: &str = "sweep.json";
 
-/// Trains all runs and returns the exit code: 0, 1 if a run failed, 128 + n after signal n.
+/// Trains all runs and returns the exit code: 0, 1 if a run has not come to its end, 128 + n after signal n.
 ///
 /// # Errors
 /// A mistake in config or flags, or a file of the sweep's folder cannot be read or written. A run that fails is a row of the table.
@@ -45,7 +45,7 @@ pub(super) fn run(arguments: &SweepArgs) -> Result<u8, Failure> {
             (sweep, Some(source))
         }
     };
-    let mut places = find_places(arguments, &sweep)?;
+    let mut places = find_places(&sweep)?;
     let out = match &arguments.resume {
         Some(folder) => folder.clone(),
         None => child::folder(arguments.out.as_deref(), "sweep")?,
@@ -77,7 +77,8 @@ pub(super) fn run(arguments: &SweepArgs) -> Result<u8, Failure> {
         console::eprint(format_args!("stopped by {name}; continue with: trainer sweep --resume {}", out.display()));
         return Ok(128 + signal as u8);
     }
-    Ok(if sweep.runs.iter().any(|run| run.state == RunState::Failed) { FAILED } else { 0 })
+    // Somebody may have stopped a single run
+    Ok(if sweep.runs.iter().all(|run| run.state == RunState::Done) { 0 } else { FAILED })
 }
 
 /// Reads the flags and checks the plan of every run, before any starts.
@@ -130,7 +131,9 @@ fn plan(arguments: &SweepArgs) -> Result<(Sweep, ConfigSource), Failure> {
         // What the process of the run will read
         let words = ["trainer".to_owned()].into_iter().chain(runs::arguments(&sweep, one, config, Path::new("runs")));
         let cli = Cli::try_parse_from(words).map_err(|error| Failure::run(error, "please report this"))?;
-        let Some(crate::cli::Command::Train(train)) = cli.command else { continue };
+        let Some(Command::Train(train)) = cli.command else {
+            return Err(Failure::run("a run of the sweep is no training", "please report this"));
+        };
         run::check_plan(&train, workers > 1)?;
     }
     Ok((sweep, source))
@@ -156,7 +159,7 @@ fn load(arguments: &SweepArgs, folder: &Path) -> Result<Sweep, Failure> {
 }
 
 /// Returns the places that the runs share.
-fn find_places(arguments: &SweepArgs, sweep: &Sweep) -> Result<Places, Failure> {
+fn find_places(sweep: &Sweep) -> Result<Places, Failure> {
     let damaged = || Failure::usage(format!("{}: no places", sweep.places), "say how many: --cpus 6 or --gpus 4");
     let (kind, count) = sweep.places.split_once(':').ok_or_else(damaged)?;
     let count = count.parse().map_err(|_| damaged())?;
@@ -170,8 +173,7 @@ fn find_places(arguments: &SweepArgs, sweep: &Sweep) -> Result<Places, Failure> 
         return Ok(Places::cpus(count));
     }
     let found = DeviceSet::of(DeviceRequest::Gpus(count))?;
-    let all = LocalRank { local_world: count, oversubscribe: arguments.oversubscribe, ..LocalRank::ALONE };
-    found.all(&all)?;
+    found.all(&LocalRank { local_world: count, ..LocalRank::ALONE })?;
     match found {
         DeviceSet::Gpus(gpus) => Ok(Places::gpus(count, gpus.visible.as_deref())),
         DeviceSet::Cpu(_) => Err(damaged()),

@@ -75,6 +75,10 @@ fn panel(report: &ScalingReport, scaling: Scaling, area: &Area<'_>) -> DrawResul
         .draw_series(points.map(|point| Circle::new(point, 5, MEASURED.filled())))?
         .label("measured")
         .legend(|(x, y)| Circle::new((x + 9, y), 5, MEASURED.filled()));
+    if scaling == Scaling::Strong {
+        // The other picture has the legend
+        return Ok(());
+    }
     chart
         .configure_series_labels()
         .position(SeriesLabelPosition::LowerLeft)
