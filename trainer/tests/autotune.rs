@@ -8,7 +8,7 @@ use std::fs::File;
 use std::path::Path;
 use std::process::Stdio;
 
-use common::{Bench, CONFIG, ENDLESS, Ended, children, first_entry, losses, signal_process, wait_until};
+use common::{Bench, CONFIG, ENDLESS, Ended, children, first_entry, free_port, losses, signal_process, wait_until};
 use serde_json::Value;
 
 const PRETEND: &str = "TRAINER_AUTOTUNE_TEST";
@@ -117,6 +117,31 @@ fn a_resumed_run_is_not_tuned_again() {
     let ended = tuned(&bench, "steps=1 bucket_mb=0.25 compression=bf16", &again).expect(0);
     assert!(ended.stdout.contains("autotune: "), "{}", ended.stdout);
     assert_eq!(chosen(&run)["compression"], "none", "a lossy format was not allowed");
+}
+
+/// Node 0 alone writes the choice. The other node's config.toml still asks for tuning when the run is resumed.
+#[test]
+fn all_nodes_continue_with_the_choice_of_node_0() {
+    let bench = Bench::new(CONFIG);
+    let run = |extra: &dyn Fn(usize) -> Vec<String>| -> Vec<Ended> {
+        let port = free_port().to_string();
+        let start = |node: usize| {
+            let mut command = bench.command();
+            command.env(PRETEND, FASTEST).args(["--cpus", "1", "--nnodes", "2", "--node-rank", &node.to_string()]);
+            command.args(["--master-port", &port]).args(extra(node));
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts")
+        };
+        let nodes = [0, 1].map(start);
+        nodes.map(|node| Ended::from(node.wait_with_output().expect("output")).expect(0)).into()
+    };
+    let words = |text: String| text.split(' ').map(str::to_owned).collect();
+    run(&|node| words(format!("--config config.toml --run-dir node-{node} --autotune --epochs 1")));
+    let folders = [0, 1].map(|node| bench.only_run(&format!("node-{node}")));
+    assert_eq!(chosen(&folders[0])["first_bucket_mb"], 0.125);
+    assert!(read(&folders[1], "config.toml").contains("autotune = "));
+    let ended = run(&|node| words(format!("--resume {} --epochs 2", folders[node].display())));
+    assert!(ended.iter().all(|node| !node.stdout.contains("autotune: ")), "{}", ended[0].stdout);
+    assert_eq!(losses(&folders[0]).len(), 66);
 }
 
 #[test]
