@@ -1,9 +1,13 @@
 //! The command line: raw flags, nothing else.
 
+mod measure;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+
+pub use measure::{AllreduceArgs, BenchCommand, CompareArgs, ScalingArgs, SweepArgs};
 
 /// Trains image classifiers. A TOML file describes the run.
 #[derive(Debug, Parser)]
@@ -36,6 +40,8 @@ pub enum Command {
     Launch(LaunchArgs),
     /// Train a few steps in each mode, and show speed, time, memory, traffic and losses side by side
     Compare(CompareArgs),
+    /// Train all combinations of some values, several at a time, and show one table
+    Sweep(SweepArgs),
     /// List the models with parameters, multiply-adds, memory of a step and published accuracy
     Models {
         /// Print JSON
@@ -66,85 +72,6 @@ pub struct DoctorArgs {
     /// The GPU that has the memory of --ipc-peer
     #[arg(long, value_name = "INDEX", default_value_t = 0, hide = true)]
     pub gpu: usize,
-}
-
-/// Flags of `trainer compare`.
-#[derive(Debug, Args)]
-pub struct CompareArgs {
-    /// The TOML file that describes the run
-    #[arg(long, value_name = "FILE")]
-    pub config: PathBuf,
-    /// Workers of dp and ddp, which divide the cores of this machine; single uses all cores in one process
-    #[arg(long, value_name = "N", required_unless_present = "gpus", conflicts_with = "gpus")]
-    pub cpus: Option<usize>,
-    /// GPUs of dp and ddp; single uses the first one
-    #[arg(long, value_name = "N")]
-    pub gpus: Option<usize>,
-    /// Let workers share GPUs if there are fewer than N. Only for tests: the timings mean nothing
-    #[arg(long, requires = "gpus", conflicts_with = "cpus")]
-    pub oversubscribe: bool,
-    /// The modes to compare, separated by commas
-    #[arg(long, value_delimiter = ',', default_value = "single,dp,ddp")]
-    pub modes: Vec<String>,
-    /// Optimizer steps of each run; the first steps, up to five, are warm-up and are not measured
-    #[arg(long, value_name = "N", default_value_t = 30)]
-    pub steps: usize,
-    /// Runs of each mode; the median is shown. The modes take turns
-    #[arg(long, value_name = "R", default_value_t = 3)]
-    pub rounds: usize,
-    /// Override a key of the TOML, such as `--set train.batch_size=64`; may be repeated
-    #[arg(long, value_name = "KEY.PATH=VALUE")]
-    pub set: Vec<String>,
-    /// The folder of the data sets
-    #[arg(long, value_name = "DIR", env = "TRAINER_DATA_DIR")]
-    pub data_dir: Option<PathBuf>,
-    /// The folder for compare.json, compare.svg and the runs (default: a new folder in runs/)
-    #[arg(long, value_name = "DIR")]
-    pub out: Option<PathBuf>,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// `trainer bench …`.
-#[derive(Debug, Subcommand)]
-pub enum BenchCommand {
-    /// Measure all-reduce between N processes, and print the columns of nccl-tests
-    Allreduce(AllreduceArgs),
-}
-
-/// Flags of `trainer bench allreduce`.
-#[derive(Debug, Args)]
-pub struct AllreduceArgs {
-    /// Number of processes, which sum in host memory (default: 2)
-    #[arg(long, value_name = "N", conflicts_with = "gpus", value_parser = clap::value_parser!(u16).range(1..))]
-    pub cpus: Option<u16>,
-    /// Number of processes with one GPU each, which sum in GPU memory
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
-    pub gpus: Option<u16>,
-    /// Let processes share GPUs if there are fewer than N. Only for tests: the timings mean nothing
-    #[arg(long, requires = "gpus", conflicts_with = "cpus")]
-    pub oversubscribe: bool,
-    /// What carries the data. Between CPUs: shm (default), tcp, or mpi (under mpirun, in a build with --features mpi). Between
-    /// GPUs: auto (default), cuda (custom kernels) or nccl
-    #[arg(long)]
-    pub backend: Option<String>,
-    /// Type of the elements; between GPUs f32, f16 or bf16, the type that travels
-    #[arg(long, default_value = "f32")]
-    pub dtype: String,
-    /// Memory of the arrays: shared (default) as in training, where ranks read each other's arrays directly with shm; or
-    /// ordinary
-    #[arg(long, value_parser = ["shared", "ordinary"], conflicts_with = "gpus")]
-    pub memory: Option<String>,
-    /// Sizes of the array in bytes, separated by commas (default: 4 bytes to 64 MiB)
-    #[arg(long, value_delimiter = ',')]
-    pub sizes: Vec<usize>,
-    /// Milliseconds to measure each size
-    #[arg(long, default_value_t = 400)]
-    pub ms: u64,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
 }
 
 /// Flags of `trainer launch`.
@@ -211,6 +138,9 @@ pub struct TrainArgs {
     /// nccl
     #[arg(long, value_name = "NAME")]
     pub backend: Option<String>,
+    /// Try bucket sizes and numbers of threads in the first steps, and keep the fastest (parallel.autotune); for several processes
+    #[arg(long)]
+    pub autotune: bool,
     /// Train with N worker processes, one per GPU, or with N GPUs of one process (--mode dp); needs a build with --features cuda
     #[arg(long, value_name = "N", conflicts_with = "cpus")]
     pub gpus: Option<usize>,

@@ -111,6 +111,8 @@ fn flags() -> BTreeSet<String> {
         "data fetch",
         "data verify",
         "bench allreduce",
+        "bench scaling",
+        "sweep",
         "launch",
         "doctor",
     ];

@@ -11,16 +11,16 @@ pub const MASK_BYTES: usize = CpuSet::MAX_CPU / 8;
 
 /// Cores and threads of the workers of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct CoreAssignment {
+pub struct CoreAssignment {
     /// Threads of a worker's pool. All workers have the same number, so that no rank computes differently.
-    pub(super) threads: usize,
+    pub threads: usize,
     /// Cores of each worker, by local rank. `None` where there are more workers than cores: then all workers share all cores.
-    pub(super) cores: Option<Vec<Vec<usize>>>,
+    pub cores: Option<Vec<Vec<usize>>>,
 }
 
 /// Splits `cores` among `workers` in runs of neighbours. Where the division leaves a rest, the first workers get one core
 /// more. `quota` is the number of cores that may be busy at once (a container's limit), which may be smaller.
-pub(super) fn assign(cores: &[usize], quota: usize, workers: usize) -> CoreAssignment {
+pub fn assign(cores: &[usize], quota: usize, workers: usize) -> CoreAssignment {
     let threads = (cores.len().min(quota) / workers.max(1)).max(1);
     let cores = (workers > 0 && workers <= cores.len()).then(|| {
         let (each, more) = (cores.len() / workers, cores.len() % workers);
@@ -81,11 +81,11 @@ fn topology(cpu: usize, name: &str) -> usize {
 
 /// Limits the calling thread, and the processes that it starts, to some cores until dropped. A child that inherits its
 /// cores has them from its first instruction on.
-pub(super) struct AffinityGuard(Option<CpuSet>);
+pub struct AffinityGuard(Option<CpuSet>);
 
 impl AffinityGuard {
     /// `None` limits nothing. If the kernel refuses (a core went offline), all cores stay allowed: slower, but correct.
-    pub(super) fn new(cores: Option<&Vec<usize>>) -> Self {
+    pub fn new(cores: Option<&Vec<usize>>) -> Self {
         let (Some(cores), Ok(before)) = (cores, sched_getaffinity(None)) else { return Self(None) };
         let mut set = CpuSet::new();
         cores.iter().for_each(|cpu| set.set(*cpu));

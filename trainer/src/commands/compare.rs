@@ -1,41 +1,24 @@
 //! `trainer compare`: runs the same steps of the same config in each mode, one after the other, with this same program.
 
-use std::{
-    fs,
-    io::Write,
-    os::unix::process::CommandExt,
-    path::{Path, PathBuf},
-    process::{Child, Command, ExitStatus, Stdio},
-    thread,
-    time::Duration,
-};
+use std::{fs, io::Write, path::Path};
 
-use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
 use serde_json::Value;
-use time::{OffsetDateTime, macros::format_description};
 
+use super::child::{self, ShortRun, warmup};
 use super::print_json;
 use crate::cli::CompareArgs;
 use crate::config::{Keyword, Mode, Overrides, RunPlan};
 use crate::console;
 use crate::device::{DeviceRequest, DeviceSet, LocalRank};
 use crate::failure::{FAILED, Failure};
-use crate::files::{self, FileError, write_atomic};
+use crate::files::{FileError, write_atomic};
+use crate::report::comparison;
 use crate::report::comparison::{Comparison, Figures, ModeResult, Round};
 use crate::report::environment::Environment;
 use crate::report::metrics::read_metrics;
 use crate::report::run_lock::{Locked, RunLock, refusal};
-use crate::report::{RunFolder, comparison};
 use crate::run::plan;
 use crate::signals::Stop;
-use launch::{environment::Variables, signals};
-
-/// Passes the comparison's process id to the runs that it starts.
-const COMPARISON: &str = "TRAINER_COMPARISON";
-/// Test images per run. The evaluation at the end of a run is not measured.
-const TEST_IMAGES: usize = 256;
-/// Number of a failed run's last message lines that are shown.
-const SHOWN: usize = 12;
 
 /// Runs all modes, prints the page and returns the exit code: 1 if a mode failed.
 ///
@@ -57,7 +40,7 @@ pub(super) fn run(arguments: &CompareArgs) -> Result<u8, Failure> {
     let seat = LocalRank { local_world: workers, oversubscribe: arguments.oversubscribe, ..LocalRank::ALONE };
     let device = target.all(&seat)?.remove(0).description;
     let stop = Stop::on_signals()?;
-    let out = folder(arguments.out.as_deref())?;
+    let out = child::folder(arguments.out.as_deref(), "compare")?;
     let _lock = match RunLock::take(&out, None)? {
         Locked::Here(lock) => lock,
         Locked::Elsewhere(holder) => return Err(refusal(&out, holder.as_ref()).into()),
@@ -86,15 +69,6 @@ pub(super) fn run(arguments: &CompareArgs) -> Result<u8, Failure> {
         console::print(format_args!("\nfolder: {}", out.display()));
     }
     Ok(if comparison.modes.iter().any(|mode| mode.error.is_some()) { FAILED } else { 0 })
-}
-
-/// Has the kernel send SIGTERM to this process when the comparison that started it ends.
-pub(super) fn follow(variables: &Variables) {
-    let parent = variables.get(COMPARISON).and_then(|text| text.parse().ok()).and_then(Pid::from_raw);
-    if parent.is_some() && parent == getppid() {
-        // Ignore a refusal by the kernel: the run has few steps and ends by itself.
-        let _ = set_parent_process_death_signal(Some(Signal::TERM));
-    }
 }
 
 /// Returns the flag that sets the number of workers, and that number.
@@ -127,21 +101,6 @@ fn modes(words: &[String]) -> Result<Vec<Mode>, Failure> {
     Ok(modes)
 }
 
-/// Returns the folder of the comparison: the one that was asked for, or a new one under `runs/`.
-fn folder(asked: Option<&Path>) -> Result<PathBuf, Failure> {
-    let create = |path: PathBuf| match fs::create_dir_all(&path) {
-        Ok(()) => Ok(path),
-        Err(error) => Err(Failure::from(FileError::io(&path, "create the folder", &error))),
-    };
-    if let Some(path) = asked {
-        return create(path.to_owned());
-    }
-    let stamp = OffsetDateTime::now_utc()
-        .format(format_description!("[year][month][day]-[hour][minute][second]"))
-        .map_err(|error| Failure::run(format!("the clock: {error}"), "set the machine's clock"))?;
-    create(Path::new("runs").join(format!("{stamp}-compare-{}", std::process::id())))
-}
-
 /// Runs one mode once. The inner error is the mode's error: the output of its process.
 fn one(
     arguments: &CompareArgs,
@@ -150,106 +109,27 @@ fn one(
     folder: &Path,
     stop: &Stop,
 ) -> Result<Result<Round, String>, Failure> {
-    let io = |doing: &str, error: &std::io::Error| Failure::from(FileError::io(folder, doing, error));
-    fs::create_dir_all(folder).map_err(|error| io("create the folder", &error))?;
-    let said = folder.join("messages.log");
-    let file = files::create(&said)?;
-    let child = command(arguments, plan, mode, folder)
-        .and_then(|mut command| {
-            command.stderr(file.try_clone()?).stdout(file).stdin(Stdio::null()).process_group(0).spawn()
-        })
-        .map_err(|error| Failure::run(format!("a run of mode {mode} cannot be started: {error}"), "see `ulimit -u`"))?;
-    let status = wait(child, stop)?;
-    if !status.success() {
-        return Ok(Err(last_lines(&said, status)));
+    let (flag, _) = workers(arguments);
+    let mut flags = ["--mode", mode.name(), flag, &workers_of(mode, arguments).to_string()].map(str::to_owned).to_vec();
+    if arguments.oversubscribe && mode != Mode::Single {
+        flags.push("--oversubscribe".to_owned());
     }
-    let run = RunFolder::newest(folder)?;
+    let (config, set, data_dir) = (&arguments.config, arguments.set.clone(), arguments.data_dir.as_deref());
+    let run = ShortRun { config, set, data_dir, steps: arguments.steps, flags, plan };
+    let run = match run.run(folder, &[], stop)? {
+        Ok(run) => run,
+        Err(message) => return Ok(Err(message)),
+    };
     let steps = read_metrics(&run.metrics())?;
     let result = fs::read(run.result()).map_err(|error| FileError::io(run.result(), "read", &error))?;
     let result: Value = serde_json::from_slice(&result)
         .map_err(|error| FileError::new(run.result(), error.to_string(), "please report this"))?;
     let numbers =
         |key: &str| -> Vec<u64> { result[key].as_array().into_iter().flatten().filter_map(Value::as_u64).collect() };
-    // Delete the weights: nothing reads them again, and they would fill the disk.
-    let _ = fs::remove_dir_all(run.checkpoints());
     let count = steps.len();
     Ok(Round::new(&steps, warmup(arguments.steps), numbers("peak_bytes"), numbers("device_bytes")).ok_or_else(|| {
         format!("the run ended after {count} steps, before there was anything to measure\nhint: more train.epochs")
     }))
-}
-
-/// Builds the command of one run: the user's settings, followed by the settings of the measurement.
-fn command(arguments: &CompareArgs, plan: &RunPlan, mode: Mode, folder: &Path) -> std::io::Result<Command> {
-    let mut command = Command::new(std::env::current_exe()?);
-    command.arg("train").arg("--config").arg(&arguments.config).arg("--run-dir").arg(folder).arg("--quiet");
-    let test = match plan.data.limit_test {
-        0 => TEST_IMAGES,
-        limit => limit.min(TEST_IMAGES),
-    };
-    let own = [
-        format!("train.max_steps={}", arguments.steps),
-        format!("data.limit_test={test}"),
-        "train.eval_every=1000000".to_owned(),
-        "checkpoint.every=0".to_owned(),
-        "checkpoint.every_steps=0".to_owned(),
-        "checkpoint.keep_best=false".to_owned(),
-        "log.tensorboard=false".to_owned(),
-    ];
-    for setting in arguments.set.iter().chain(&own) {
-        command.arg("--set").arg(setting);
-    }
-    if let Some(dir) = &arguments.data_dir {
-        command.arg("--data-dir").arg(dir);
-    }
-    command.arg("--mode").arg(mode.name());
-    let (flag, _) = workers(arguments);
-    command.arg(flag).arg(workers_of(mode, arguments).to_string());
-    if arguments.oversubscribe && mode != Mode::Single {
-        command.arg("--oversubscribe");
-    }
-    command.env(COMPARISON, std::process::id().to_string()).env_remove("TRAINER_DATA_DIR");
-    Ok(command)
-}
-
-/// Waits for a run. Passes a signal to this process on to the run, and ends the comparison when the run has ended.
-fn wait(mut child: Child, stop: &Stop) -> Result<ExitStatus, Failure> {
-    let mut passed_on = false;
-    loop {
-        let ended = child.try_wait();
-        match ended.map_err(|error| Failure::run(format!("waiting for a run: {error}"), "please report this"))? {
-            Some(status) => match stop.signal() {
-                None => return Ok(status),
-                Some(signal) => {
-                    let message = format!("stopped by {}, with the run in progress", signals::name(signal));
-                    return Err(Failure { code: 128 + signal as u8, message, hint: None });
-                }
-            },
-            None => thread::sleep(Duration::from_millis(50)),
-        }
-        if let (Some(signal), false) = (stop.signal(), passed_on) {
-            let pid = Pid::from_raw(child.id() as i32);
-            if let (Some(pid), Some(signal)) = (pid, Signal::from_named_raw(signal)) {
-                // The run may just have ended. It needs no signal then.
-                let _ = kill_process(pid, signal);
-            }
-            passed_on = true;
-        }
-    }
-}
-
-/// Returns the end of a failed run's output.
-fn last_lines(said: &Path, status: ExitStatus) -> String {
-    let text = fs::read_to_string(said).unwrap_or_default();
-    let lines: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).collect();
-    match lines.len() {
-        0 => format!("{status}, and it said nothing"),
-        count => lines[count.saturating_sub(SHOWN)..].join("\n"),
-    }
-}
-
-/// Returns the number of steps to skip: the first steps allocate memory and fill the loader's queue.
-fn warmup(steps: usize) -> usize {
-    (steps / 3).min(5)
 }
 
 fn comparison(

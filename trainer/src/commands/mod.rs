@@ -1,6 +1,7 @@
 //! One file per subcommand.
 
 mod bench;
+mod child;
 mod compare;
 mod data;
 mod doctor;
@@ -10,6 +11,8 @@ mod hosts;
 mod launch;
 mod models;
 mod predict;
+mod scaling;
+mod sweep;
 mod table;
 mod train;
 
@@ -31,6 +34,7 @@ pub fn run(cli: Cli) -> Result<u8, Failure> {
         Some(Command::Train(arguments)) => train::run(&arguments),
         Some(Command::Launch(arguments)) => launch::run(&arguments),
         Some(Command::Compare(arguments)) => compare::run(&arguments),
+        Some(Command::Sweep(arguments)) => sweep::run(&arguments),
         Some(Command::Eval(arguments)) => eval::run(&arguments).map(|()| 0),
         Some(Command::Predict(arguments)) => predict::run(&arguments).map(|()| 0),
         Some(Command::Export(arguments)) => export::run(&arguments).map(|()| 0),
@@ -39,6 +43,7 @@ pub fn run(cli: Cli) -> Result<u8, Failure> {
         Some(Command::Data(command)) => data::run(command),
         Some(Command::Doctor(arguments)) => doctor::run(&arguments).map(|()| 0),
         Some(Command::Bench(BenchCommand::Allreduce(arguments))) => bench::run(&arguments),
+        Some(Command::Bench(BenchCommand::Scaling(arguments))) => scaling::run(&arguments).map(|()| 0),
     }
 }
 

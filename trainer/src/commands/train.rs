@@ -1,6 +1,6 @@
 //! `trainer [train]`: trains a network.
 
-use super::{compare, hosts};
+use super::{child, hosts};
 use crate::cli::TrainArgs;
 use crate::failure::Failure;
 use crate::run;
@@ -12,7 +12,7 @@ use launch::environment;
 /// See [`run::run`], and with `-H` [`launch::SshLauncher::run`].
 pub(super) fn run(arguments: &TrainArgs) -> Result<u8, Failure> {
     let variables = environment::variables();
-    compare::follow(&variables);
+    child::follow(&variables);
     let mut arguments = arguments.clone();
     hosts::apply_plan(&mut arguments, &variables)?;
     match hosts::asked(&arguments.job)? {

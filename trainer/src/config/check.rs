@@ -230,6 +230,13 @@ fn parallel(plan: &RunPlan, reader: &mut Reader) {
             "use \"local\" (PyTorch's DataParallel), or \"sync\"",
         );
     }
+    if parallel.mode == Mode::Dp && !parallel.autotune.is_empty() {
+        reader.reject(
+            "parallel.autotune",
+            "mode \"dp\" has nothing to tune: one process adds up the gradients of all devices",
+            "leave `autotune` and --autotune out, or use mode = \"ddp\"",
+        );
+    }
     let (built, hint) = match parallel.backend {
         Backend::Auto | Backend::Shm | Backend::Tcp => (true, ""),
         Backend::Mpi => (cfg!(feature = "mpi"), MPI_HINT),

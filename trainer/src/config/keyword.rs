@@ -59,6 +59,23 @@ impl<T: Keyword> KeyValue for Option<T> {
     }
 }
 
+impl KeyValue for Vec<Tunable> {
+    const VALUES: &'static str = "array of ";
+
+    fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
+        raw.elements("an array of strings", |element| Tunable::read(element, range))
+    }
+
+    fn write(&self) -> Option<toml::Value> {
+        let words = self.iter().map(|word| word.name().into());
+        (!self.is_empty()).then(|| toml::Value::Array(words.collect()))
+    }
+
+    fn words() -> Vec<&'static str> {
+        Tunable::words()
+    }
+}
+
 /// Declares enums of words: variants, words and aliases, `Display` and [`Keyword`] from one list.
 macro_rules! keywords {
     ($(
@@ -208,6 +225,20 @@ keywords! {
         Fp16 = "fp16",
         /// bfloat16.
         Bf16 = "bf16",
+    }
+
+    /// A setting that `parallel.autotune` may change.
+    Tunable {
+        /// `parallel.bucket_mb`.
+        BucketMb = "bucket_mb" also "bucket",
+        /// `parallel.first_bucket_mb`.
+        FirstBucketMb = "first_bucket_mb" also "first_bucket",
+        /// `parallel.threads`.
+        Threads = "threads",
+        /// `parallel.compression = "fp16"`.
+        Fp16 = "fp16" also "half" "compression",
+        /// `parallel.compression = "bf16"`.
+        Bf16 = "bf16" also "bfloat16",
     }
 
     /// What batch norm does across workers.

@@ -39,7 +39,7 @@ pub use documentation::key_tables;
 pub use error::{ConfigError, ConfigErrors, Location, SourceLine};
 pub use keyword::{
     Anneal, Backend, BatchNormPolicy, BatchScope, Compression, Decode, Keyword, LrScale, Mode, OnError, OptimizerKind,
-    Precision, ScheduleKind, Tta,
+    Precision, ScheduleKind, Tta, Tunable,
 };
 pub use layers::LrFactors;
 pub use origin::SetBy;

@@ -29,6 +29,8 @@ pub struct Overrides {
     pub backend: Option<String>,
     /// `--cpus` or `--gpus`. [`super::load`] checks the number.
     pub devices: Option<Devices>,
+    /// `--autotune`. A list in the file or in `set` takes precedence.
+    pub autotune: bool,
 }
 
 /// One flag: the path of a key and its value.
@@ -41,6 +43,8 @@ pub(super) struct Flag {
     value: String,
     /// Whether the value is a string, even if it looks like a number or a list.
     word: bool,
+    /// Whether a value that is set already takes precedence.
+    keeps: bool,
 }
 
 impl Overrides {
@@ -56,6 +60,7 @@ impl Overrides {
                 path: Some(path.to_owned()),
                 value,
                 word,
+                keeps: false,
             }));
         };
         add("epochs", "train.epochs", self.epochs.map(|epochs| epochs.to_string()), false);
@@ -81,7 +86,15 @@ impl Overrides {
                 path: Some("parallel.devices".to_owned()),
                 value: devices.to_string(),
                 word: true,
+                keeps: false,
             }
+        }));
+        flags.extend(self.autotune.then(|| Flag {
+            shown: "--autotune".to_owned(),
+            path: Some("parallel.autotune".to_owned()),
+            value: AUTOTUNED.to_owned(),
+            word: false,
+            keeps: true,
         }));
         Ok(flags)
     }
@@ -94,11 +107,15 @@ impl Flag {
             Some((path, value)) => (Some(path.trim().to_owned()), value.trim().to_owned()),
             None => (None, text.to_owned()),
         };
-        Self { shown: format!("--set {text}"), path, value, word: false }
+        Self { shown: format!("--set {text}"), path, value, word: false, keeps: false }
     }
 
     /// Sets the value in the reader, in place of the file's value.
     pub(super) fn apply<'a>(&'a self, reader: &mut Reader<'a>) {
+        let set = self.path.as_ref().and_then(|path| path.split_once('.')).is_some_and(|(s, k)| reader.is_set(s, k));
+        if self.keeps && set {
+            return;
+        }
         let mut fail = |cause: String, hint: String| {
             reader.errors.push(ConfigError { cause, location: Location::Flag(self.shown.clone()), hint });
         };
@@ -137,5 +154,7 @@ impl Flag {
     }
 }
 
+/// What `--autotune` may change: settings that change a step's time and, but for the order of sums, not its result.
+const AUTOTUNED: &str = r#"["bucket_mb", "first_bucket_mb", "threads"]"#;
 /// Hint for a flag of the wrong form.
 const EXAMPLE: &str = "write it like --set optimizer.lr=0.1";

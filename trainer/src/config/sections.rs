@@ -13,7 +13,7 @@ use super::devices::Devices;
 use super::key::{Key, KeyVisitor, Range, optional, section};
 use super::keyword::{
     Anneal, Backend, BatchNormPolicy, BatchScope, Compression, Decode, Keyword, LrScale, Mode, OnError, OptimizerKind,
-    Precision, ScheduleKind, Tta,
+    Precision, ScheduleKind, Tta, Tunable,
 };
 use super::layers::LrFactors;
 
@@ -212,6 +212,11 @@ section! {
         timeout_s: usize = 600, in 1..=MANY;
         /// Steps between comparisons of all ranks' parameters.
         check_sync_every: usize = 0, in 0..=STEPS, unset "off";
+        /// Threads with which each worker of mode `ddp` computes a step on the CPU.
+        threads: Option<usize> = None, in 1..=1024, unset "the worker's share of the cores", also ["num_threads"];
+        /// What a run of mode `ddp` may change in its first steps to find the fastest step. `--autotune` allows `bucket_mb`,
+        /// `first_bucket_mb` and `threads`; the wire formats `fp16` and `bf16` are tried only if they are listed.
+        autotune: Vec<Tunable> = vec![], unset "off", also ["tune", "auto_tune"];
     }
 }
 

@@ -6,7 +6,8 @@ use super::Engine;
 use crate::device;
 use crate::failure::Failure;
 use crate::report::StepRecord;
-use crate::strategy::percent;
+use crate::snapshot::PartialEpoch;
+use crate::strategy::{StepOutcome, percent};
 use crate::timeline::Track;
 
 /// The reason why an epoch's loop ended.
@@ -77,6 +78,7 @@ pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> 
         if let Some(files) = &mut engine.files {
             files.reporter.step(&record)?;
         }
+        engine.report_tuning()?;
         let every = engine.plan.checkpoint.every_steps as u64;
         let at_epoch_end = engine.progress.batch >= engine.lengths.batches_per_epoch;
         if every > 0 && engine.progress.step.is_multiple_of(every) && !at_epoch_end {
@@ -87,4 +89,22 @@ pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> 
         }
     }
     Ok(EpochEnd::Complete)
+}
+
+impl PartialEpoch {
+    /// Returns the mean loss, weighted as the samples were.
+    pub(super) fn loss(&self) -> f64 {
+        self.loss_sum / self.weight.unwrap_or(self.samples as f64)
+    }
+
+    /// Adds one step.
+    fn add(&mut self, outcome: &StepOutcome, seconds: f64) {
+        if self.weight.is_some() || outcome.weight != outcome.samples as f64 {
+            self.weight = Some(self.weight.unwrap_or(self.samples as f64) + outcome.weight);
+        }
+        self.loss_sum += outcome.loss_sum;
+        self.correct += outcome.correct;
+        self.samples += outcome.samples;
+        self.seconds += seconds;
+    }
 }

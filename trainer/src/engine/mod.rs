@@ -3,6 +3,7 @@
 pub mod checkpoint;
 mod epoch;
 mod replaced;
+mod tuned;
 
 use std::time::Instant;
 
@@ -16,7 +17,7 @@ use crate::failure::Failure;
 use crate::optim::Schedule;
 use crate::report::{EpochRecord, Reporter};
 use crate::signals::{Stop, TIME_IS_UP};
-use crate::snapshot::{EvalRecord, Evaluated, PartialEpoch, RunProgress};
+use crate::snapshot::{EvalRecord, Evaluated, RunProgress};
 use crate::strategy::{EvalCounts, Evaluation, Strategy, percent};
 use crate::timeline::Timeline;
 
@@ -121,6 +122,8 @@ pub struct Engine<'a> {
     /// Whether this process has taken a step, and has evaluated.
     warm: [bool; 2],
     replaced: ReplacedImages,
+    /// Whether autotuning has not ended yet.
+    tunes: bool,
 }
 
 /// The files and the screen that rank 0 writes.
@@ -147,7 +150,22 @@ impl<'a> Engine<'a> {
         let base_scale = lr_factor(plan, strategy.devices());
         let timeline = Timeline::off();
         let (warm, replaced) = ([false; 2], ReplacedImages::default());
-        Self { plan, strategy, loaders, lengths, schedule, base_scale, files, stop, progress, timeline, warm, replaced }
+        let tunes = !plan.parallel.autotune.is_empty();
+        Self {
+            plan,
+            strategy,
+            loaders,
+            lengths,
+            schedule,
+            base_scale,
+            files,
+            stop,
+            progress,
+            timeline,
+            warm,
+            replaced,
+            tunes,
+        }
     }
 
     /// Reports while the first step (`which` is 0) or evaluation (1) compiles and tunes kernels. A timeline records that too, and
@@ -172,6 +190,9 @@ impl<'a> Engine<'a> {
     /// A loss that is not finite, a batch that cannot be read, a file that cannot be written.
     pub fn run(mut self) -> Result<RunEnd, Failure> {
         let mut outcome = self.train_to_the_end()?;
+        if !matches!(outcome, RunOutcome::Interrupted { .. }) {
+            self.note_unfinished_tuning()?;
+        }
         let (mut test, mut test_counts) = (None, None);
         if let (false, Some(loader)) = (matches!(outcome, RunOutcome::Interrupted { .. }), self.loaders.test.take()) {
             let epoch = self.load_final_weights(&outcome)?;
@@ -375,23 +396,5 @@ pub fn eval_record(counts: &EvalCounts) -> EvalRecord {
         total: counts.samples,
         balanced_accuracy: Some(counts.balanced_percent()),
         tta_top1: counts.tta_top1_percent(),
-    }
-}
-
-impl PartialEpoch {
-    /// Returns the mean loss, weighted as the samples were.
-    fn loss(&self) -> f64 {
-        self.loss_sum / self.weight.unwrap_or(self.samples as f64)
-    }
-
-    /// Adds one step.
-    fn add(&mut self, outcome: &crate::strategy::StepOutcome, seconds: f64) {
-        if self.weight.is_some() || outcome.weight != outcome.samples as f64 {
-            self.weight = Some(self.weight.unwrap_or(self.samples as f64) + outcome.weight);
-        }
-        self.loss_sum += outcome.loss_sum;
-        self.correct += outcome.correct;
-        self.samples += outcome.samples;
-        self.seconds += seconds;
     }
 }

@@ -15,9 +15,11 @@ pub mod progress;
 pub mod reporter;
 pub mod run_folder;
 pub mod run_lock;
+pub mod scaling;
 pub mod screen;
 pub mod summary;
 pub mod summary_csv;
+pub mod sweep;
 pub mod table;
 pub mod tensorboard;
 #[cfg(test)]

@@ -178,6 +178,11 @@ impl RunFolder {
         self.path.join("split.json")
     }
 
+    /// Returns the path of `autotune.json`: what autotuning has measured and chosen.
+    pub fn autotune(&self) -> PathBuf {
+        self.path.join("autotune.json")
+    }
+
     /// Returns the path of `env.json`: program, machine, command line.
     pub fn env(&self) -> PathBuf {
         self.path.join("env.json")

@@ -15,6 +15,7 @@ mod resume_command;
 mod setup;
 mod split_file;
 mod training;
+mod tuned;
 
 use self::plan::{Access, PlanSource, PlannedRun, read_data};
 use self::setup::{DeviceAssignment, device_request, dry_run, note_missing_gpu};
@@ -155,8 +156,16 @@ fn processes(plan: &RunPlan, several: bool, nodes: usize) -> Result<bool, Failur
         Mode::Dp if plan.parallel.devices.is_none() => {
             mistake("dp needs to know its devices", "say how many: --cpus N or --gpus N")
         }
+        _ if !several && !plan.parallel.autotune.is_empty() => Err(nothing_to_tune(plan)),
         mode => Ok(mode == Mode::Ddp),
     }
+}
+
+/// Returns the error for a job of one worker that is to be tuned.
+fn nothing_to_tune(plan: &RunPlan) -> Failure {
+    let cause = "`parallel.autotune`: one worker has no other to exchange gradients with, so there is nothing to tune";
+    let hint = "train in several processes, --cpus N or --gpus N; or leave `autotune` and --autotune out";
+    plan.mistake(&["parallel.autotune"], cause, hint).into()
 }
 
 /// Checks that each of `workers` gets at least one sample of a step.
@@ -202,6 +211,9 @@ fn run_worker(
         let hint = "start the trainer alone, with --cpus N; or train with --mode ddp";
         return Err(plan.mistake(&["parallel.mode"], format!("dp is one process, and {role}"), hint).into());
     }
+    if worker.world == 1 && !plan.parallel.autotune.is_empty() {
+        return Err(nothing_to_tune(&plan));
+    }
     let rank = ranks::join(worker, variables, &plan)?;
     if own.is_none() {
         ranks::share_cores(&rank)?;
@@ -223,6 +235,7 @@ fn run_worker(
                 resumed = Some(folder);
             }
         }
+        tuned::adopt(&mut plan, resumed.as_ref(), again, &rank.comm)?;
         if let (Some(folder), 0) = (&resumed, worker.rank) {
             split_file::check(folder, plan.train.seed, splits.record.as_ref())?;
         }

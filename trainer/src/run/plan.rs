@@ -158,6 +158,7 @@ fn overrides(arguments: &TrainArgs) -> Overrides {
         epochs: arguments.epochs,
         seed: arguments.seed,
         data_dir: arguments.data_dir.clone(),
+        autotune: arguments.autotune,
     }
 }
 

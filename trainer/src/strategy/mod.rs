@@ -16,11 +16,13 @@ mod eval_counts;
 mod learner;
 mod replica;
 pub mod single;
+mod tuning;
 
 pub use device_dataset::{DeviceDataset, DeviceDatasets};
 pub use eval_counts::{EvalCounts, Logits, percent};
 pub use learner::Learner;
 pub use replica::{ForwardOutput, Replica};
+pub use tuning::{StepSettings, Trial, TuningReport};
 
 use data::{DataError, loader::Batch};
 
@@ -174,6 +176,11 @@ pub trait Strategy {
     /// # Errors
     /// The loss is not finite: the weights stay as they were before the step. Or a rank does not answer.
     fn train_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<i32>) -> Result<StepOutcome, Failure>;
+
+    /// Returns the result of autotuning, once, after the step that has ended it. All ranks return it after the same step.
+    fn take_tuned(&mut self) -> Option<TuningReport> {
+        None
+    }
 
     /// Evaluates all `batches`, until `stop`: with the averaged weights where the average is on, otherwise with the weights.
     ///

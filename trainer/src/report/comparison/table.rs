@@ -1,7 +1,7 @@
 //! The comparison as a page of text.
 
 use super::{Comparison, Figures};
-use crate::text::{left, loss, right, speed, width};
+use crate::text::{aligned, loss, speed};
 
 impl Comparison {
     /// Formats the page: speed and the parts of a step, then memory, traffic and losses, then errors. The text ends with
@@ -75,26 +75,6 @@ impl Comparison {
 
 fn row(cells: &[&str]) -> Vec<String> {
     cells.iter().map(|&cell| cell.to_owned()).collect()
-}
-
-/// Aligns columns, two blanks apart: the first to the left, the others to the right.
-fn aligned(rows: &[Vec<String>]) -> String {
-    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..columns)
-        .map(|c| rows.iter().filter_map(|row| row.get(c)).map(|cell| width(cell)).max().unwrap_or(0))
-        .collect();
-    let mut text = String::new();
-    for row in rows {
-        let cells: Vec<String> = row
-            .iter()
-            .zip(&widths)
-            .enumerate()
-            .map(|(column, (cell, &width))| if column == 0 { left(cell, width) } else { right(cell, width) })
-            .collect();
-        text += cells.join("  ").trim_end();
-        text.push('\n');
-    }
-    text
 }
 
 /// Lists the peak memory of each process. Equal values are not merged into one, because the column must show each

@@ -171,12 +171,13 @@ fn read(name: String, folder: RunFolder) -> Result<Option<RunRecord>, FileError>
     }))
 }
 
-/// Removes the settings that repetitions of a run may change: the seed, the data folder, the data workers, and the
-/// settings of checkpoints and logs.
+/// Removes the settings that repetitions of a run may change: the seed, the data folder, the data workers, what autotuning chooses
+/// without loss, and the settings of checkpoints and logs.
 fn forget_chance(recipe: &mut toml::Table) {
     recipe.remove("checkpoint");
     recipe.remove("log");
-    for (section, key) in [("train", "seed"), ("data", "dir"), ("data", "workers")] {
+    let tuned = ["bucket_mb", "first_bucket_mb", "threads", "autotune"].map(|key| ("parallel", key));
+    for (section, key) in [("train", "seed"), ("data", "dir"), ("data", "workers")].into_iter().chain(tuned) {
         if let Some(section) = recipe.get_mut(section).and_then(toml::Value::as_table_mut) {
             section.remove(key);
         }

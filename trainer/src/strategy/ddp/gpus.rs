@@ -53,7 +53,7 @@ pub(super) fn connect(
     }
     let lengths = buckets::lengths(parameters);
     // A bucket has at most its limit and one more tensor.
-    let limit = (parallel.bucket_mb.max(parallel.first_bucket_mb) * super::MIB) as usize / size_of::<f32>();
+    let limit = (super::autotune::largest_bucket_mb(parallel) * super::MIB) as usize / size_of::<f32>();
     let elements = lengths.iter().sum::<usize>().min(limit + lengths.iter().max().copied().unwrap_or(0));
     let wire = match parallel.compression {
         Compression::None => WireType::F32,

@@ -30,6 +30,7 @@
 //! averages them over the ranks there (timm's `--dist-bn reduce`). `sync` normalises by the whole batch, forward and
 //! backward (`torch.nn.SyncBatchNorm`): the statistics have the same bits on every rank.
 
+mod autotune;
 mod buckets;
 #[cfg(feature = "cuda")]
 mod gpus;
@@ -41,21 +42,24 @@ mod step;
 mod tests;
 mod verify;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use burn::tensor::Device;
 use data::loader::Batch;
 use models::Network;
+use rayon::{ThreadPool, ThreadPoolBuilder};
 
 pub use self::verify::same_job;
 use self::{
-    reducer::{Reducer, ReducerOptions},
+    autotune::{Autotuner, Next},
+    reducer::{OnDevice, Reducer, ReducerOptions},
     statistics::SharedStatistics,
     verify::UnusedParameters,
 };
-use super::{Batches, EvalCounts, Evaluation, Learner, StepOutcome, Strategy};
+use super::{Batches, EvalCounts, Evaluation, Learner, StepOutcome, StepSettings, Strategy, TuningReport};
 use crate::{
-    config::{BatchNormPolicy, RunPlan, Tta},
+    config::{BatchNormPolicy, Devices, RunPlan, Tta, Tunable},
+    console,
     failure::Failure,
     signals::Stop,
     snapshot::{RunProgress, Snapshot},
@@ -73,6 +77,15 @@ pub struct Ddp {
     statistics: Option<Arc<SharedStatistics>>,
     /// In front of `comm`, so that its thread ends first.
     reducer: Reducer,
+    options: ReducerOptions,
+    /// Where gradients are reduced on their device.
+    on_device: Option<OnDevice>,
+    /// The threads of `parallel.threads`, on the CPU.
+    threads: Option<ThreadPool>,
+    /// While the run is tuned.
+    tuner: Option<Autotuner>,
+    /// The result, until the engine takes it.
+    tuned: Option<TuningReport>,
     unused: UnusedParameters,
     check_sync_every: u64,
     comm: Communicator,
@@ -97,22 +110,26 @@ impl Ddp {
         verify::same_model(&network, &comm)?;
         let network = replicate::sync_module_states(network, &comm)?;
         let learner = Learner::new(network, device, classes, plan);
-        let bytes = |mib: f64| (mib * MIB) as usize;
         let parallel = &plan.parallel;
         let parameters = &learner.replica.parameters;
         #[cfg(feature = "cuda")]
         let on_device = gpus::connect(&learner.replica.inner_device(), parameters, plan, &comm)?;
         #[cfg(not(feature = "cuda"))]
-        let on_device: Option<reducer::OnDevice> = None;
+        let on_device: Option<OnDevice> = None;
         let collectives = on_device.as_ref().map(|(_, group)| Arc::clone(group));
+        let settings = StepSettings::of(plan);
         let options = ReducerOptions {
-            first: bytes(parallel.first_bucket_mb),
-            limit: bytes(parallel.bucket_mb),
+            first: bytes(settings.first_bucket_mb),
+            limit: bytes(settings.bucket_mb),
             overlap: parallel.overlap,
             in_order: collectives.is_some() && parallel.batch_norm == BatchNormPolicy::Sync,
             compression: parallel.compression,
         };
-        let reducer = Reducer::new(parameters, &comm, &status, options, on_device)?;
+        let reducer = Reducer::new(parameters, &comm, &status, options, on_device.clone(), None)?;
+        // On a GPU the thread that queues the work decides the stream
+        let on_gpu = matches!(parallel.devices, Some(Devices::Gpus(_)));
+        let threads = if on_gpu { None } else { pool(settings.threads)? };
+        let tuner = tuner(plan, on_gpu, on_device.is_some(), &comm)?;
         let statistics = match parallel.batch_norm {
             BatchNormPolicy::Sync => {
                 tracing::debug!("creating a second process group for synchronised batch norm");
@@ -126,6 +143,11 @@ impl Ddp {
             tta: plan.train.tta,
             statistics,
             reducer,
+            options,
+            on_device,
+            threads,
+            tuner,
+            tuned: None,
             unused: UnusedParameters::default(),
             check_sync_every: parallel.check_sync_every as u64,
             comm,
@@ -145,6 +167,39 @@ impl Ddp {
         }
         self.status.set_status(format_args!("comparing parameters after {} steps", self.steps));
         verify::in_sync(&self.learner.snapshot(), self.batch_norm == BatchNormPolicy::Sync, &self.comm)
+    }
+
+    /// Counts a step that took `seconds` on this rank. After a sample, all ranks compare it and switch to the next settings.
+    fn tune(&mut self, seconds: f64) -> Result<(), Failure> {
+        let Some(tuner) = &mut self.tuner else { return Ok(()) };
+        let Some(own) = tuner.record(seconds) else { return Ok(()) };
+        self.status.set_status(format_args!("autotuning after {} steps", self.steps));
+        let mut medians = vec![0.0; self.comm.world()];
+        self.comm.all_gather(&[own], &mut medians)?;
+        let slowest = medians.into_iter().fold(0.0, f64::max);
+        let Some((order, lengths)) = self.reducer.layout() else { return Ok(()) };
+        match tuner.next(slowest, &order, lengths) {
+            Next::Try(settings) => self.apply(&settings, &order),
+            Next::Done(report) => {
+                tracing::info!(step = self.steps, chosen = ?report.chosen, "autotuned");
+                self.apply(&report.chosen, &order)?;
+                (self.tuner, self.tuned) = (None, Some(report));
+                Ok(())
+            }
+        }
+    }
+
+    /// Takes the next steps with other settings.
+    fn apply(&mut self, settings: &StepSettings, order: &[usize]) -> Result<(), Failure> {
+        tracing::debug!(step = self.steps, ?settings, "autotune");
+        self.options.first = bytes(settings.first_bucket_mb);
+        self.options.limit = bytes(settings.bucket_mb);
+        self.options.compression = settings.compression;
+        let parameters = &self.learner.replica.parameters;
+        let on_device = self.on_device.clone();
+        self.reducer = Reducer::new(parameters, &self.comm, &self.status, self.options, on_device, Some(order))?;
+        self.threads = pool(settings.threads)?;
+        Ok(())
     }
 
     /// Adds up all ranks' counts. A stop that any rank has seen stops every rank.
@@ -167,6 +222,38 @@ impl Ddp {
         counts.confusion = sums[4..].iter().map(|&count| count as u64).collect();
         Ok(Evaluation::Done(counts))
     }
+}
+
+fn bytes(mib: f64) -> usize {
+    (mib * MIB) as usize
+}
+
+/// Starts the threads of `parallel.threads`; `None` leaves the work to the threads of the process.
+fn pool(threads: Option<usize>) -> Result<Option<ThreadPool>, Failure> {
+    let Some(threads) = threads else { return Ok(None) };
+    let pool = ThreadPoolBuilder::new().num_threads(threads).thread_name(|thread| format!("step-{thread}")).build();
+    pool.map(Some).map_err(|error| Failure::run(format!("parallel.threads = {threads}: {error}"), "see `ulimit -u`"))
+}
+
+/// Starts the search of `parallel.autotune`, if it is on. `summed_on_gpu`: the wire format is fixed.
+fn tuner(plan: &RunPlan, on_gpu: bool, summed_on_gpu: bool, comm: &Communicator) -> Result<Option<Autotuner>, Failure> {
+    if plan.parallel.autotune.is_empty() {
+        return Ok(None);
+    }
+    let is_fixed = |tunable: &Tunable| match tunable {
+        Tunable::BucketMb | Tunable::FirstBucketMb => false,
+        Tunable::Threads => on_gpu,
+        Tunable::Fp16 | Tunable::Bf16 => summed_on_gpu,
+    };
+    let (fixed, allowed): (Vec<_>, Vec<_>) = plan.parallel.autotune.iter().copied().partition(is_fixed);
+    if let (false, 0) = (fixed.is_empty(), comm.rank()) {
+        let words: Vec<_> = fixed.iter().map(ToString::to_string).collect();
+        console::eprint(format_args!("note: autotune leaves out what is fixed on GPUs: {}", words.join(", ")));
+    }
+    // Hosts may have different numbers of cores
+    let mut share = [rayon::current_num_threads() as i64];
+    comm.all_reduce(&mut share, ReduceOp::Min)?;
+    Ok(Some(Autotuner::new(allowed, StepSettings::of(plan), share[0] as usize)))
 }
 
 impl Strategy for Ddp {
@@ -194,7 +281,14 @@ impl Strategy for Ddp {
     }
 
     fn train_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<i32>) -> Result<StepOutcome, Failure> {
-        step::train_step(self, batches, lr, stop)
+        let start = Instant::now();
+        let outcome = step::train_step(self, batches, lr, stop)?;
+        self.tune(start.elapsed().as_secs_f64())?;
+        Ok(outcome)
+    }
+
+    fn take_tuned(&mut self) -> Option<TuningReport> {
+        self.tuned.take()
     }
 
     fn evaluate(&mut self, batches: &mut Batches<'_>, stop: &Stop) -> Result<Evaluation, Failure> {

@@ -80,7 +80,8 @@ pub(super) struct Reducer {
 }
 
 impl Reducer {
-    /// Starts the thread. With `on_device` gradients are reduced there; otherwise on the host.
+    /// Starts the thread. With `on_device` gradients are reduced there; otherwise on the host. `order`: that of the parameters in
+    /// the buckets, if it is known from an earlier reducer.
     ///
     /// # Errors
     /// The thread cannot be started.
@@ -90,6 +91,7 @@ impl Reducer {
         status: &WorkerStatus,
         options: ReducerOptions,
         on_device: Option<OnDevice>,
+        order: Option<&[usize]>,
     ) -> Result<Self, Failure> {
         let (queue, inbox) = channel();
         let mut hook = CompressHook::new(options.compression);
@@ -109,9 +111,9 @@ impl Reducer {
         };
         let (done, thread) = start_thread(inbox, status, reduce)?;
         let buckets = Arc::new(GradientBuckets::new(parameters, queue, device, options.in_order));
-        if !options.overlap {
-            let order = buckets::assumed_order(parameters.len());
-            buckets.assign_buckets(options.assignment(&order, &buckets.lengths));
+        let assumed = (!options.overlap).then(|| buckets::assumed_order(parameters.len()));
+        if let Some(order) = order.or(assumed.as_deref()) {
+            buckets.assign_buckets(options.assignment(order, &buckets.lengths));
         }
         Ok(Self { buckets, done, comm: comm.clone(), options, thread: Some(thread), on_device })
     }
@@ -122,6 +124,12 @@ impl Reducer {
     /// Names the rank that is missing or gone.
     pub(super) fn synchronize(&self) -> Result<(), Failure> {
         Ok(self.on_device.as_ref().map_or(Ok(()), |group| group.lock().synchronize())?)
+    }
+
+    /// Returns the order of the parameters in the buckets, and the number of elements of each; `None` before the first step.
+    pub(super) fn layout(&self) -> Option<(Vec<usize>, &[usize])> {
+        let order = self.buckets.buckets()?.into_iter().flat_map(|bucket| bucket.parameters).collect();
+        Some((order, &self.buckets.lengths))
     }
 
     /// Returns the sink to which the hooks of a forward pass report.

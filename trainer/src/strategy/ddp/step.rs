@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Instant};
 use data::loader::Batch;
 use models::Context;
 use ops::StatisticsReduce;
+use rayon::ThreadPool;
 
 use super::{Ddp, reducer::ReducedGradients};
 use crate::{failure::Failure, strategy::StepOutcome, timeline::Track};
@@ -30,10 +31,11 @@ pub(super) fn train_step(
         let statistics = ddp.statistics.clone().map(|shared| shared as Arc<dyn StatisticsReduce>);
         let cx = Context::train_with(statistics, Some(ddp.reducer.sink()));
         status.set_status(format_args!("step {step}: forward"));
-        let forward = replica.forward(batch, cx, &mut outcome);
+        let threads = ddp.threads.as_ref();
+        let forward = on_threads(threads, || replica.forward(batch, cx, &mut outcome));
         ddp.check_statistics()?;
         status.set_status(format_args!("step {step}: backward"));
-        replica.backward_into_sink(forward, &mut outcome);
+        on_threads(threads, || replica.backward_into_sink(forward, &mut outcome));
         ddp.check_statistics()?;
     }
 
@@ -61,6 +63,14 @@ pub(super) fn train_step(
     ddp.steps += 1;
     ddp.check_sync()?;
     Ok(outcome)
+}
+
+/// Computes on the threads of `parallel.threads`, or on those of the process.
+fn on_threads<R: Send>(threads: Option<&ThreadPool>, compute: impl FnOnce() -> R + Send) -> R {
+    match threads {
+        Some(threads) => threads.install(compute),
+        None => compute(),
+    }
 }
 
 /// Sums the counts and the loss over ranks; the stop is that of any rank. Returns the parameters that no rank used, by their

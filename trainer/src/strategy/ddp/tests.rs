@@ -110,7 +110,7 @@ fn a_hundred_iterations_average_exactly() {
                 Arc::new(Mutex::new(FakeGpu { comm: comm.clone(), enqueued: 0 }));
             let on_device = stay.then(|| (device.clone(), gpu));
             let reducer =
-                Reducer::new(&parameters, &comm, &WorkerStatus::detached().unwrap(), options(overlap), on_device)
+                Reducer::new(&parameters, &comm, &WorkerStatus::detached().unwrap(), options(overlap), on_device, None)
                     .unwrap();
             for iteration in 0..100 {
                 for last in [false, true] {
@@ -155,7 +155,7 @@ fn a_full_bucket_leaves_before_the_pass_ends_and_in_rank_0s_order() {
     ranks(2, |comm| {
         let (parameters, device) = (parameters(), Device::flex());
         let reducer =
-            Reducer::new(&parameters, &comm, &WorkerStatus::detached().unwrap(), options(true), None).unwrap();
+            Reducer::new(&parameters, &comm, &WorkerStatus::detached().unwrap(), options(true), None, None).unwrap();
         let pass = |step: u64, order: &[usize], between: &dyn Fn()| {
             reducer.prepare_for_backward(step, true);
             let sink = reducer.sink();
@@ -191,7 +191,8 @@ fn in_order_a_bucket_is_enqueued_before_the_pass_goes_on() {
         let options = ReducerOptions { in_order: true, ..options(true) };
         let status = WorkerStatus::detached().unwrap();
         let reducer =
-            Reducer::new(&parameters, &comm, &status, options, Some((device.clone(), collectives.clone()))).unwrap();
+            Reducer::new(&parameters, &comm, &status, options, Some((device.clone(), collectives.clone())), None)
+                .unwrap();
         let statistics = SharedStatistics::new(comm.duplicate().unwrap(), Some(collectives));
         for step in 0..20 {
             reducer.prepare_for_backward(step, true);

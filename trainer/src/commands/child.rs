@@ -1,0 +1,202 @@
+//! Runs of this program that `compare` and `sweep` start, each as a process of its own.
+
+use std::{
+    fs,
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    thread,
+    time::Duration,
+};
+
+use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
+use time::{OffsetDateTime, macros::format_description};
+
+use crate::config::RunPlan;
+use crate::failure::Failure;
+use crate::files::{self, FileError};
+use crate::report::RunFolder;
+use crate::signals::Stop;
+use launch::{environment::Variables, signals};
+
+/// Passes the process id of the command to the runs that it starts.
+const PARENT: &str = "TRAINER_PARENT";
+/// How often the processes are checked.
+pub(super) const TICK: Duration = Duration::from_millis(50);
+/// Number of a failed run's last message lines that are shown.
+const SHOWN: usize = 12;
+
+/// Has the kernel send SIGTERM to this process when the command that started it ends.
+pub(super) fn follow(variables: &Variables) {
+    let parent = variables.get(PARENT).and_then(|text| text.parse().ok()).and_then(Pid::from_raw);
+    if parent.is_some() && parent == getppid() {
+        // Ignore a refusal by the kernel: the run then ends when it is done.
+        let _ = set_parent_process_death_signal(Some(Signal::TERM));
+    }
+}
+
+/// Starts this program with `arguments` in its own process group, so that Ctrl-C reaches only this process. The file `log` gets all
+/// that the run prints.
+///
+/// # Errors
+/// The file cannot be created, or the process cannot be started.
+pub(super) fn start(command: &mut Command, log: &Path) -> Result<Child, Failure> {
+    let file = files::create(log)?;
+    let failed = |error| Failure::run(format!("a run cannot be started: {error}"), "see `ulimit -u`");
+    command.env(PARENT, std::process::id().to_string()).env_remove("TRAINER_DATA_DIR");
+    command.stderr(file.try_clone().map_err(failed)?).stdout(file).stdin(Stdio::null());
+    command.process_group(0).spawn().map_err(failed)
+}
+
+/// Returns the command of this program.
+///
+/// # Errors
+/// The program's own file cannot be found.
+pub(super) fn command() -> Result<Command, Failure> {
+    let program = std::env::current_exe()
+        .map_err(|error| Failure::run(format!("cannot find this program's own file: {error}"), "is /proc mounted?"))?;
+    Ok(Command::new(program))
+}
+
+/// Returns the exit status of a run that has ended.
+///
+/// # Errors
+/// The kernel refuses to wait.
+pub(super) fn ended(child: &mut Child) -> Result<Option<ExitStatus>, Failure> {
+    child.try_wait().map_err(|error| Failure::run(format!("waiting for a run: {error}"), "please report this"))
+}
+
+/// Passes a signal on to a run.
+pub(super) fn signal(child: &Child, signal: i32) {
+    let pid = Pid::from_raw(child.id() as i32);
+    if let (Some(pid), Some(signal)) = (pid, Signal::from_named_raw(signal)) {
+        // The run may just have ended. It needs no signal then.
+        let _ = kill_process(pid, signal);
+    }
+}
+
+/// Returns the end of a failed run's output.
+pub(super) fn last_lines(log: &Path, status: ExitStatus) -> String {
+    let text = fs::read_to_string(log).unwrap_or_default();
+    let lines: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    match lines.len() {
+        0 => format!("{status}, and it said nothing"),
+        count => lines[count.saturating_sub(SHOWN)..].join("\n"),
+    }
+}
+
+/// Returns the folder for the results of `command`: the one that was asked for, or a new one under `runs/`.
+///
+/// # Errors
+/// The folder cannot be created.
+pub(super) fn folder(asked: Option<&Path>, command: &str) -> Result<PathBuf, Failure> {
+    let create = |path: PathBuf| match fs::create_dir_all(&path) {
+        Ok(()) => Ok(path),
+        Err(error) => Err(Failure::from(FileError::io(&path, "create the folder", &error))),
+    };
+    if let Some(path) = asked {
+        return create(path.to_owned());
+    }
+    let stamp = OffsetDateTime::now_utc()
+        .format(format_description!("[year][month][day]-[hour][minute][second]"))
+        .map_err(|error| Failure::run(format!("the clock: {error}"), "set the machine's clock"))?;
+    create(Path::new("runs").join(format!("{stamp}-{command}-{}", std::process::id())))
+}
+
+/// Test images of a short run. The evaluation at its end is not measured.
+const TEST_IMAGES: usize = 256;
+
+/// A run of a few steps, whose times are of interest.
+pub(super) struct ShortRun<'a> {
+    /// The TOML file.
+    pub(super) config: &'a Path,
+    /// `--set` of the user and of the measurement.
+    pub(super) set: Vec<String>,
+    pub(super) data_dir: Option<&'a Path>,
+    pub(super) steps: usize,
+    /// Further flags.
+    pub(super) flags: Vec<String>,
+    /// The plan of the file.
+    pub(super) plan: &'a RunPlan,
+}
+
+impl ShortRun<'_> {
+    /// Trains in `folder`, with `variables` in the environment. The inner error is the output of a run that has failed.
+    ///
+    /// # Errors
+    /// The run cannot be started, or a signal has stopped this process and the run.
+    pub(super) fn run(
+        &self,
+        folder: &Path,
+        variables: &[(&str, String)],
+        stop: &Stop,
+    ) -> Result<Result<RunFolder, String>, Failure> {
+        fs::create_dir_all(folder).map_err(|error| FileError::io(folder, "create the folder", &error))?;
+        let log = folder.join("messages.log");
+        let mut command = self.command(folder)?;
+        command.envs(variables.iter().map(|(name, value)| (name, value)));
+        let status = wait(start(&mut command, &log)?, stop)?;
+        if !status.success() {
+            return Ok(Err(last_lines(&log, status)));
+        }
+        let run = RunFolder::newest(folder)?;
+        // Delete the weights: nothing reads them again, and they would fill the disk.
+        let _ = fs::remove_dir_all(run.checkpoints());
+        Ok(Ok(run))
+    }
+
+    /// Builds the command: the user's settings, followed by the settings of the measurement.
+    fn command(&self, folder: &Path) -> Result<Command, Failure> {
+        let mut command = command()?;
+        command.arg("train").arg("--config").arg(self.config).arg("--run-dir").arg(folder).arg("--quiet");
+        let test = match self.plan.data.limit_test {
+            0 => TEST_IMAGES,
+            limit => limit.min(TEST_IMAGES),
+        };
+        let own = [
+            format!("train.max_steps={}", self.steps),
+            format!("data.limit_test={test}"),
+            "train.eval_every=1000000".to_owned(),
+            "checkpoint.every=0".to_owned(),
+            "checkpoint.every_steps=0".to_owned(),
+            "checkpoint.keep_best=false".to_owned(),
+            "log.tensorboard=false".to_owned(),
+            // Every step has the plan's settings, and mode single has nothing to tune
+            "parallel.autotune=[]".to_owned(),
+        ];
+        for setting in self.set.iter().chain(&own) {
+            command.arg("--set").arg(setting);
+        }
+        if let Some(dir) = self.data_dir {
+            command.arg("--data-dir").arg(dir);
+        }
+        command.args(&self.flags);
+        Ok(command)
+    }
+}
+
+/// Returns the number of a short run's steps to skip: the first steps allocate memory and fill the loader's queue.
+pub(super) fn warmup(steps: usize) -> usize {
+    (steps / 3).min(5)
+}
+
+/// Waits for a run. Passes a signal to this process on to the run, and ends this command when the run has ended.
+fn wait(mut child: Child, stop: &Stop) -> Result<ExitStatus, Failure> {
+    let mut passed_on = false;
+    loop {
+        match ended(&mut child)? {
+            Some(status) => match stop.signal() {
+                None => return Ok(status),
+                Some(signal) => {
+                    let message = format!("stopped by {}, with the run in progress", signals::name(signal));
+                    return Err(Failure { code: 128 + signal as u8, message, hint: None });
+                }
+            },
+            None => thread::sleep(TICK),
+        }
+        if let (Some(number), false) = (stop.signal(), passed_on) {
+            signal(&child, number);
+            passed_on = true;
+        }
+    }
+}

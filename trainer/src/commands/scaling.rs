@@ -1,0 +1,212 @@
+//! `trainer bench scaling`: trains a few steps with several numbers of workers, and computes the steps of more.
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+
+use super::child::{self, ShortRun};
+use super::print_json;
+use crate::cli::ScalingArgs;
+use crate::config::{Overrides, RunPlan};
+use crate::console;
+use crate::failure::Failure;
+use crate::files::{FileError, write_atomic};
+use crate::report::environment::Environment;
+use crate::report::metrics::read_metrics;
+use crate::report::run_lock::{Locked, RunLock, refusal};
+use crate::report::scaling::{
+    self, Algorithm, Link, Measured, Network, Profile, Scaling, ScalingReport, computed, profile,
+};
+use crate::report::{RunFolder, StepRecord};
+use crate::run::plan;
+use crate::signals::Stop;
+use launch::cores;
+
+/// Numbers of workers that are computed.
+const COMPUTED: [usize; 10] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512];
+/// Number of threads of a worker, for all that it starts.
+const THREADS: &str = "RAYON_NUM_THREADS";
+
+/// Runs the measurements, and prints the page.
+///
+/// # Errors
+/// A mistake in config or flags, a run that fails, a folder that cannot be written.
+pub(super) fn run(arguments: &ScalingArgs) -> Result<(), Failure> {
+    let workers = workers(arguments)?;
+    let network = network(arguments)?;
+    let overrides =
+        Overrides { set: arguments.set.clone(), data_dir: arguments.data_dir.clone(), ..Overrides::default() };
+    let plan = plan::load(&arguments.config, &overrides)?;
+    let most = workers.iter().copied().max().unwrap_or(1);
+    if plan.train.batch_size < most {
+        let cause = format!("a batch of {} cannot be shared by {most} workers", plan.train.batch_size);
+        return Err(plan.mistake(&["train.batch_size"], cause, "use a larger batch, or fewer workers").into());
+    }
+    let stop = Stop::on_signals()?;
+    let out = child::folder(arguments.out.as_deref(), "scaling")?;
+    let _lock = match RunLock::take(&out, None)? {
+        Locked::Here(lock) => lock,
+        Locked::Elsewhere(holder) => return Err(refusal(&out, holder.as_ref()).into()),
+    };
+    let report = measure(arguments, &plan, &workers, network, &out, &stop)?;
+    let broken =
+        |error: &dyn std::fmt::Display| Failure::run(format!("{}: {error}", out.display()), "please report this");
+    let mut json = serde_json::to_vec_pretty(&report).map_err(|error| broken(&error))?;
+    writeln!(json).map_err(|error| broken(&error))?;
+    write_atomic(&out.join("scaling.json"), &json)?;
+    let svg = scaling::chart(&report).map_err(|error| broken(&error))?;
+    write_atomic(&out.join("scaling.svg"), svg.as_bytes())?;
+    match arguments.json {
+        true => print_json(&report)?,
+        false => {
+            console::print(report.page());
+            console::print(format_args!("\nfolder: {}", out.display()));
+        }
+    }
+    Ok(())
+}
+
+/// Checks the numbers of workers.
+fn workers(arguments: &ScalingArgs) -> Result<Vec<usize>, Failure> {
+    let list = &arguments.cpus;
+    let rises = list.windows(2).all(|pair| pair[0] < pair[1]);
+    if !rises || list.first().is_none_or(|first| *first == 0) {
+        let shown = list.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+        return Err(Failure::usage(
+            format!("--cpus {shown}: expected rising numbers of workers"),
+            "such as --cpus 1,2,4",
+        ));
+    }
+    if arguments.steps < 4 {
+        return Err(Failure::usage(format!("--steps {}: too few to measure", arguments.steps), "4 or more"));
+    }
+    Ok(list.clone())
+}
+
+/// Reads the flags about the network that is computed.
+fn network(arguments: &ScalingArgs) -> Result<Network, Failure> {
+    let link = |flag: &str, text: &str| {
+        Link::parse(text).ok_or_else(|| {
+            let hint = "write latency and bandwidth, such as 100us,10Gbit; units: us, ms and Mbit, Gbit per second";
+            Failure::usage(format!("{flag} {text}: expected a latency and a bandwidth"), hint)
+        })
+    };
+    if arguments.per_host == 0 {
+        return Err(Failure::usage("--per-host 0: a host has at least one worker", "such as --per-host 8"));
+    }
+    Ok(Network {
+        link: link("--link", &arguments.link)?,
+        local: link("--local-link", &arguments.local_link)?,
+        per_host: arguments.per_host,
+    })
+}
+
+fn measure(
+    arguments: &ScalingArgs,
+    plan: &RunPlan,
+    workers: &[usize],
+    network: Network,
+    out: &Path,
+    stop: &Stop,
+) -> Result<ScalingReport, Failure> {
+    let most = workers.iter().copied().max().unwrap_or(1);
+    let (cores, batch_size) = (cores::quota(), plan.train.batch_size);
+    // A worker has the same threads in all runs: a single one must not use the cores of all
+    let threads = (cores / most).max(1);
+    let (mut measured, mut found): (Vec<Measured>, Option<Profile>) = (Vec::new(), None);
+    for scaling in [Scaling::Weak, Scaling::Strong] {
+        for &count in workers {
+            console::eprint(format_args!("{} scaling: {count} workers", scaling.name()));
+            let folder = out.join("runs").join(format!("{}-{count}", scaling.name()));
+            let (run, steps) = one(arguments, plan, scaling, count, threads, &folder, stop)?;
+            let share = if scaling == Scaling::Weak { batch_size } else { batch_size.div_ceil(count) };
+            if found.is_none() && count > 1 {
+                let bytes = fs::read(run.timeline()).map_err(|error| FileError::io(run.timeline(), "read", &error))?;
+                let timeline = serde_json::from_slice(&bytes).unwrap_or_default();
+                found = profile(&timeline, &steps, share);
+            }
+            let first =
+                measured.iter().find(|row| row.scaling == scaling).map(|row| row.images_per_s / row.workers as f64);
+            measured.push(row(scaling, count, &steps, first));
+        }
+    }
+    let mut rows = Vec::new();
+    for scaling in [Scaling::Weak, Scaling::Strong] {
+        for algorithm in Algorithm::ALL {
+            let of = |profile: &Profile| {
+                COMPUTED
+                    .iter()
+                    .filter_map(|&count| computed(profile, scaling, algorithm, count, batch_size, &network))
+                    .collect::<Vec<_>>()
+            };
+            rows.extend(found.as_ref().map(of).unwrap_or_default());
+        }
+    }
+    let processor = Environment::detect("").cpu.unwrap_or_else(|| "unknown processor".to_owned());
+    let crowded = if most > cores { ", more workers than cores: efficiency is limited by the machine" } else { "" };
+    Ok(ScalingReport {
+        model: plan.model.name.clone(),
+        data: plan.data.name.clone(),
+        batch_size,
+        machine: format!("{processor}, {cores} cores, {threads} threads for each worker{crowded}"),
+        steps: arguments.steps - child::warmup(arguments.steps),
+        measured,
+        profile: found,
+        network,
+        computed: rows,
+    })
+}
+
+/// Trains the steps of one measurement. Returns the run and its steps after the warm-up.
+fn one(
+    arguments: &ScalingArgs,
+    plan: &RunPlan,
+    scaling: Scaling,
+    workers: usize,
+    threads: usize,
+    folder: &Path,
+    stop: &Stop,
+) -> Result<(RunFolder, Vec<StepRecord>), Failure> {
+    let scope = if scaling == Scaling::Weak { "per_worker" } else { "global" };
+    let mut set = arguments.set.clone();
+    set.extend([format!("train.batch_scope={scope}"), "train.accumulate=1".into(), "log.timeline=true".into()]);
+    let mut flags = vec!["--cpus".to_owned(), workers.to_string()];
+    if let (Some(backend), 2..) = (&arguments.backend, workers) {
+        flags.extend(["--backend".to_owned(), backend.clone()]);
+    }
+    let run = ShortRun {
+        config: &arguments.config,
+        set,
+        data_dir: arguments.data_dir.as_deref(),
+        steps: arguments.steps,
+        flags,
+        plan,
+    };
+    let failed = |message: String| {
+        let lines: Vec<_> = message.lines().map(|line| format!("  {line}")).collect();
+        Failure::run(format!("the run with {workers} workers failed:\n{}", lines.join("\n")), "see the lines above")
+    };
+    let run = run.run(folder, &[(THREADS, threads.to_string())], stop)?.map_err(failed)?;
+    let steps = read_metrics(&run.metrics())?;
+    let steps = steps.get(child::warmup(arguments.steps)..).unwrap_or_default().to_vec();
+    if steps.len() < 2 {
+        let hint = "more train.epochs, or a larger data.limit_train";
+        return Err(Failure::run(format!("the run with {workers} workers had too few steps to measure"), hint));
+    }
+    Ok((run, steps))
+}
+
+/// Returns the row of a run. `first`: images per second and worker of the smallest run.
+fn row(scaling: Scaling, workers: usize, steps: &[StepRecord], first: Option<f64>) -> Measured {
+    let middle = |value: fn(&StepRecord) -> f64| scaling::median(steps.iter().map(value).collect()).unwrap_or_default();
+    let images_per_s = middle(|step| step.images_per_s);
+    Measured {
+        scaling,
+        workers,
+        images_per_s,
+        efficiency: first.map_or(1.0, |first| images_per_s / workers as f64 / first),
+        step_ms: middle(|step| step.step_ms),
+        exposed_ms: middle(|step| step.communication_ms),
+        hidden_ms: middle(|step| step.communication_hidden_ms),
+    }
+}

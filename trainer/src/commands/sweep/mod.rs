@@ -1,0 +1,230 @@
+//! `trainer sweep`: trains all combinations of some values, several at a time.
+//!
+//! Each run is this program, started as a user would start it: with several workers it has its own launcher, which supervises
+//! them. This file only decides when a run starts and in which places ([`places`]), and notes how it ended ([`runs`]).
+
+mod grid;
+mod places;
+mod runs;
+
+use std::{path::Path, thread};
+
+use clap::Parser;
+
+use self::grid::Grid;
+use self::places::Places;
+use self::runs::Running;
+use super::{child, print_json};
+use crate::cli::{Cli, Command, SweepArgs};
+use crate::config::ConfigSource;
+use crate::console;
+use crate::device::{DeviceRequest, DeviceSet, LocalRank};
+use crate::failure::{FAILED, Failure};
+use crate::files::{FileError, read_or_empty, write_atomic};
+use crate::report::run_lock::{Locked, RunLock, refusal};
+use crate::report::sweep::{RunState, Sweep, SweepRun};
+use crate::run;
+use crate::signals::Stop;
+use launch::signals;
+
+/// The copy of the configuration in the sweep's folder.
+const CONFIG: &str = "config.toml";
+/// The sweep with the state of all runs.
+const STATE: &str = "sweep.json";
+
+/// Trains all runs and returns the exit code: 0, 1 if a run has not come to its end, 128 + n after signal n.
+///
+/// # Errors
+/// A mistake in config or flags, or a file of the sweep's folder cannot be read or written. A run that fails is a row of the table.
+pub(super) fn run(arguments: &SweepArgs) -> Result<u8, Failure> {
+    let stop = Stop::on_signals()?;
+    let (mut sweep, source) = match &arguments.resume {
+        Some(folder) => (load(arguments, folder)?, None),
+        None => {
+            let (sweep, source) = plan(arguments)?;
+            (sweep, Some(source))
+        }
+    };
+    let mut places = find_places(&sweep)?;
+    let out = match &arguments.resume {
+        Some(folder) => folder.clone(),
+        None => child::folder(arguments.out.as_deref(), "sweep")?,
+    };
+    let _lock = match RunLock::take(&out, None)? {
+        Locked::Here(lock) => lock,
+        Locked::Elsewhere(holder) => return Err(refusal(&out, holder.as_ref()).into()),
+    };
+    if let Some(source) = source {
+        if out.join(STATE).exists() {
+            let hint = format!("continue it with `trainer sweep --resume {}`, or name another folder", out.display());
+            return Err(FileError::input(&out, "has a sweep already", hint).into());
+        }
+        write_atomic(&out.join(CONFIG), source.text.as_bytes())?;
+    }
+    save(&out, &sweep)?;
+    let stopped = train(&out, &mut sweep, &mut places, &stop)?;
+    let csv = sweep.csv().map_err(|error| Failure::run(error, "please report this"))?;
+    write_atomic(&out.join("sweep.csv"), &csv)?;
+    match arguments.json {
+        true => print_json(&sweep)?,
+        false => {
+            console::print(sweep.page());
+            console::print(format_args!("folder: {}", out.display()));
+        }
+    }
+    if let Some(signal) = stopped {
+        let name = signals::name(signal);
+        console::eprint(format_args!("stopped by {name}; continue with: trainer sweep --resume {}", out.display()));
+        return Ok(128 + signal as u8);
+    }
+    // Somebody may have stopped a single run
+    Ok(if sweep.runs.iter().all(|run| run.state == RunState::Done) { 0 } else { FAILED })
+}
+
+/// Reads the flags and checks the plan of every run, before any starts.
+fn plan(arguments: &SweepArgs) -> Result<(Sweep, ConfigSource), Failure> {
+    let Some(config) = &arguments.config else {
+        return Err(Failure::usage("nothing says what to train", "name a TOML file: --config configs/quickstart.toml"));
+    };
+    let grid = Grid::parse(&arguments.set)?;
+    let workers = arguments.workers_per_run.unwrap_or(1);
+    let (kind, count) = match (arguments.gpus, arguments.cpus) {
+        (Some(count), _) => ("gpus", count),
+        (None, Some(count)) => ("cpus", count),
+        (None, None) => {
+            return Err(Failure::usage("nothing says where to train", "say how many places the runs share: --cpus 6"));
+        }
+    };
+    if workers == 0 || workers > count {
+        return Err(Failure::usage(
+            format!(
+                "--workers-per-run {workers}: a run has at least one of the places, of which --{kind} {count} are there"
+            ),
+            format!("use a number from 1 to {}", count.max(1)),
+        ));
+    }
+    let source = ConfigSource::read(config).map_err(crate::config::ConfigErrors::from)?;
+    let data_dir = arguments.data_dir.as_ref().map(|dir| dir.to_string_lossy().into_owned());
+    let run = |(index, values)| SweepRun {
+        number: index + 1,
+        values,
+        state: RunState::Waiting,
+        folder: None,
+        best_top1: None,
+        best_epoch: None,
+        last_top1: None,
+        test_top1: None,
+        seconds: None,
+        exit_code: None,
+        message: None,
+    };
+    let sweep = Sweep {
+        config: config.display().to_string(),
+        fixed: grid.fixed,
+        keys: grid.keys,
+        places: format!("{kind}:{count}"),
+        workers_per_run: workers,
+        data_dir,
+        runs: grid.runs.into_iter().enumerate().map(run).collect(),
+    };
+    for one in &sweep.runs {
+        // What the process of the run will read
+        let words = ["trainer".to_owned()].into_iter().chain(runs::arguments(&sweep, one, config, Path::new("runs")));
+        let cli = Cli::try_parse_from(words).map_err(|error| Failure::run(error, "please report this"))?;
+        let Some(Command::Train(train)) = cli.command else {
+            return Err(Failure::run("a run of the sweep is no training", "please report this"));
+        };
+        run::check_plan(&train, workers > 1)?;
+    }
+    Ok((sweep, source))
+}
+
+/// Reads the sweep to continue.
+fn load(arguments: &SweepArgs, folder: &Path) -> Result<Sweep, Failure> {
+    let path = folder.join(STATE);
+    let bytes = read_or_empty(&path)?;
+    if bytes.is_empty() {
+        let hint = "name the folder that `trainer sweep` has printed";
+        return Err(FileError::input(folder, format!("is no folder of a sweep: it has no {STATE}"), hint).into());
+    }
+    let mut sweep: Sweep = serde_json::from_slice(&bytes)
+        .map_err(|error| FileError::input(&path, error.to_string(), "the file is damaged: start the sweep again"))?;
+    if let Some(count) = arguments.cpus {
+        sweep.places = format!("cpus:{count}");
+    }
+    if let Some(count) = arguments.gpus {
+        sweep.places = format!("gpus:{count}");
+    }
+    Ok(sweep)
+}
+
+/// Returns the places that the runs share.
+fn find_places(sweep: &Sweep) -> Result<Places, Failure> {
+    let damaged = || Failure::usage(format!("{}: no places", sweep.places), "say how many: --cpus 6 or --gpus 4");
+    let (kind, count) = sweep.places.split_once(':').ok_or_else(damaged)?;
+    let count = count.parse().map_err(|_| damaged())?;
+    if sweep.workers_per_run > count {
+        return Err(Failure::usage(
+            format!("a run of this sweep has {} workers, and --{kind} {count} are fewer", sweep.workers_per_run),
+            format!("--{kind} {} or more", sweep.workers_per_run),
+        ));
+    }
+    if kind == "cpus" {
+        return Ok(Places::cpus(count));
+    }
+    let found = DeviceSet::of(DeviceRequest::Gpus(count))?;
+    found.all(&LocalRank { local_world: count, ..LocalRank::ALONE })?;
+    match found {
+        DeviceSet::Gpus(gpus) => Ok(Places::gpus(count, gpus.visible.as_deref())),
+        DeviceSet::Cpu(_) => Err(damaged()),
+    }
+}
+
+/// Starts runs while places are free, until all have ended. Returns the signal that has stopped the sweep.
+fn train(out: &Path, sweep: &mut Sweep, places: &mut Places, stop: &Stop) -> Result<Option<i32>, Failure> {
+    let mut running: Vec<Running> = Vec::new();
+    let mut waiting: Vec<usize> =
+        (0..sweep.runs.len()).filter(|&index| sweep.runs[index].state != RunState::Done).rev().collect();
+    let mut passed_on = false;
+    loop {
+        while let (None, Some(&index)) = (stop.signal(), waiting.last()) {
+            let Some(own) = places.take(sweep.workers_per_run) else { break };
+            waiting.pop();
+            match Running::start(out, sweep, index, own, places) {
+                Ok(started) => running.push(started),
+                Err((own, failure)) => {
+                    places.put_back(&own);
+                    let run = &mut sweep.runs[index];
+                    (run.state, run.message) = (RunState::Failed, Some(failure.to_string()));
+                }
+            }
+            save(out, sweep)?;
+        }
+        let mut still = Vec::new();
+        for mut one in running {
+            match child::ended(&mut one.child)? {
+                None => still.push(one),
+                Some(status) => {
+                    places.put_back(&one.places);
+                    one.finish(out, sweep, status)?;
+                    save(out, sweep)?;
+                }
+            }
+        }
+        running = still;
+        if let (Some(signal), false) = (stop.signal(), passed_on) {
+            running.iter().for_each(|one| child::signal(&one.child, signal));
+            passed_on = true;
+        }
+        if running.is_empty() && (waiting.is_empty() || stop.signal().is_some()) {
+            return Ok(stop.signal());
+        }
+        thread::sleep(child::TICK);
+    }
+}
+
+/// Writes the state of all runs.
+fn save(out: &Path, sweep: &Sweep) -> Result<(), Failure> {
+    let json = serde_json::to_vec_pretty(sweep).map_err(|error| Failure::run(error, "please report this"))?;
+    Ok(write_atomic(&out.join(STATE), &json)?)
+}

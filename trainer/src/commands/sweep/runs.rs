@@ -1,0 +1,137 @@
+//! One run of a sweep: its command, and its result.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ExitStatus};
+use std::time::Instant;
+
+use serde_json::Value;
+
+use super::CONFIG;
+use super::places::Places;
+use crate::commands::child;
+use crate::console;
+use crate::failure::Failure;
+use crate::files::read_or_empty;
+use crate::report::RunFolder;
+use crate::report::sweep::{RunState, Sweep, SweepRun};
+use crate::text::{duration, percent};
+
+/// A run whose process is there.
+pub(super) struct Running {
+    pub(super) child: Child,
+    /// The places that it has.
+    pub(super) places: Vec<usize>,
+    index: usize,
+    log: PathBuf,
+    since: Instant,
+}
+
+/// Returns the folder of a run: `runs/003`. It has the run folder and `output.log`.
+fn folder(out: &Path, run: &SweepRun) -> PathBuf {
+    out.join("runs").join(format!("{:03}", run.number))
+}
+
+/// Returns the arguments of a new run, whose run folder is made in `runs`.
+pub(super) fn arguments(sweep: &Sweep, run: &SweepRun, config: &Path, runs: &Path) -> Vec<String> {
+    let path = |path: &Path| path.to_string_lossy().into_owned();
+    let mut words = vec!["train".into(), "--config".into(), path(config), "--run-dir".into(), path(runs)];
+    let own = sweep.keys.iter().zip(&run.values).map(|(key, value)| format!("{key}={value}"));
+    words.extend(sweep.fixed.iter().cloned().chain(own).flat_map(|setting| ["--set".into(), setting]));
+    words.extend(sweep.data_dir.iter().flat_map(|dir| ["--data-dir".into(), dir.clone()]));
+    let kind = if sweep.places.starts_with("gpus") { "--gpus" } else { "--cpus" };
+    words.extend([kind.into(), sweep.workers_per_run.to_string()]);
+    words
+}
+
+impl Running {
+    /// Starts or continues run `index` in `places`.
+    ///
+    /// # Errors
+    /// A folder cannot be made, or the process cannot be started. Returns the places.
+    pub(super) fn start(
+        out: &Path,
+        sweep: &mut Sweep,
+        index: usize,
+        places: Vec<usize>,
+        all: &Places,
+    ) -> Result<Self, (Vec<usize>, Failure)> {
+        let started = || {
+            let folder = folder(out, &sweep.runs[index]);
+            fs::create_dir_all(&folder)
+                .map_err(|error| crate::files::FileError::io(&folder, "create the folder", &error))?;
+            let log = folder.join("output.log");
+            let mut command = child::command()?;
+            match RunFolder::newest(&folder) {
+                // The run folder has all settings of the run
+                Ok(run) => command.arg("train").arg("--resume").arg(run.path()),
+                Err(_) => command.args(arguments(sweep, &sweep.runs[index], &out.join(CONFIG), &folder)),
+            };
+            let child = all.start(&places, &mut command, |command| child::start(command, &log))?;
+            Ok((child, log))
+        };
+        match started() {
+            Err(failure) => Err((places, failure)),
+            Ok((child, log)) => {
+                let run = &mut sweep.runs[index];
+                (run.state, run.message, run.exit_code) = (RunState::Running, None, None);
+                say(sweep, index, "starts");
+                Ok(Self { child, places, index, log, since: Instant::now() })
+            }
+        }
+    }
+
+    /// Notes how the run has ended.
+    ///
+    /// # Errors
+    /// The result of the run cannot be read.
+    pub(super) fn finish(self, out: &Path, sweep: &mut Sweep, status: ExitStatus) -> Result<(), Failure> {
+        let run = &mut sweep.runs[self.index];
+        run.exit_code = status.code();
+        run.state = match status.code() {
+            Some(0) => RunState::Done,
+            Some(129 | 130 | 131 | 143) => RunState::Interrupted,
+            _ => RunState::Failed,
+        };
+        run.seconds = Some(self.since.elapsed().as_secs_f64());
+        if let Ok(found) = RunFolder::newest(&folder(out, run)) {
+            run.folder = Some(found.path().strip_prefix(out).unwrap_or(found.path()).to_string_lossy().into_owned());
+            // A run that has failed has no result, or that of an earlier session
+            if run.state != RunState::Failed {
+                read_result(run, &read_or_empty(&found.result())?);
+            }
+        }
+        let said = match (run.state, run.best_top1) {
+            (RunState::Failed, _) => {
+                let lines = child::last_lines(&self.log, status);
+                let first = lines.lines().find(|line| line.starts_with("error")).unwrap_or(&lines).to_owned();
+                run.message = Some(lines);
+                format!("failed: {first}; all of its output is in {}", self.log.display())
+            }
+            (state, None) => state.name().to_owned(),
+            (state, Some(top1)) => {
+                format!("{}, top-1 {} in {}", state.name(), percent(top1), duration(run.seconds.unwrap_or_default()))
+            }
+        };
+        say(sweep, self.index, &said);
+        Ok(())
+    }
+}
+
+/// Reads the accuracies and the time of a run from its `summary.json`.
+fn read_result(run: &mut SweepRun, bytes: &[u8]) {
+    let result: Value = serde_json::from_slice(bytes).unwrap_or_default();
+    let top1 = |key: &str| result[key]["top1"].as_f64();
+    run.best_top1 = top1("best");
+    run.best_epoch = result["best"]["epoch"].as_u64().map(|epoch| epoch as usize);
+    run.last_top1 = top1("last");
+    run.test_top1 = top1("test");
+    run.seconds = result["seconds"].as_f64().or(run.seconds);
+}
+
+/// Says on stderr what a run does: stdout has the table alone.
+fn say(sweep: &Sweep, index: usize, what: &str) {
+    let run = &sweep.runs[index];
+    let values: Vec<_> = sweep.keys.iter().zip(&run.values).map(|(key, value)| format!("{key}={value}")).collect();
+    console::eprint(format_args!("run {:03} of {}: {}: {what}", run.number, sweep.runs.len(), values.join(" ")));
+}

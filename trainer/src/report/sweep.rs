@@ -1,0 +1,213 @@
+//! `trainer sweep`: the runs with their values and results, as a table, as JSON and as CSV.
+
+use serde::{Deserialize, Serialize};
+
+use crate::text::{aligned, duration, percent};
+
+/// How far a run of a sweep is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RunState {
+    /// Not started.
+    Waiting,
+    /// Its process runs.
+    Running,
+    /// Trained to its end.
+    Done,
+    /// Stopped by a signal, after a checkpoint.
+    Interrupted,
+    /// Ended with an error.
+    Failed,
+}
+
+impl RunState {
+    /// Returns the word of JSON and of the table.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Waiting => "waiting",
+            Self::Running => "running",
+            Self::Done => "done",
+            Self::Interrupted => "interrupted",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// One run of a sweep.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SweepRun {
+    /// Number of the run, from 1: the name of its folder in `runs/`.
+    pub number: usize,
+    /// The values of the sweep's keys, as TOML.
+    pub values: Vec<String>,
+    /// How far the run is.
+    pub state: RunState,
+    /// The run folder, once the run has made one.
+    pub folder: Option<String>,
+    /// Best top-1 accuracy of an evaluation in percent.
+    pub best_top1: Option<f64>,
+    /// Its epoch.
+    pub best_epoch: Option<usize>,
+    /// Top-1 accuracy of the last evaluation in percent.
+    pub last_top1: Option<f64>,
+    /// Top-1 accuracy on the test set in percent, for runs with a validation split.
+    pub test_top1: Option<f64>,
+    /// Seconds of training over all sessions of the run.
+    pub seconds: Option<f64>,
+    /// Exit code of the run's process; `None` if a signal has killed it or it has not ended.
+    pub exit_code: Option<i32>,
+    /// The last lines of a run that has failed.
+    pub message: Option<String>,
+}
+
+/// All runs of a sweep: the content of `sweep.json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Sweep {
+    /// The configuration, as the user named it. The sweep's folder has a copy.
+    pub config: String,
+    /// Settings of all runs, as after `--set`.
+    pub fixed: Vec<String>,
+    /// The keys with several values.
+    pub keys: Vec<String>,
+    /// `cpus:6` or `gpus:4`: the places that the runs share.
+    pub places: String,
+    /// Places of each run.
+    pub workers_per_run: usize,
+    /// The folder of the data sets, if a flag has named it.
+    pub data_dir: Option<String>,
+    /// The runs, by number.
+    pub runs: Vec<SweepRun>,
+}
+
+impl Sweep {
+    /// Returns the runs, the best accuracy first. Runs without an accuracy come last, by number.
+    pub fn ranked(&self) -> Vec<&SweepRun> {
+        let mut runs: Vec<&SweepRun> = self.runs.iter().collect();
+        let key = |run: &SweepRun| run.best_top1.unwrap_or(f64::NEG_INFINITY);
+        runs.sort_by(|one, other| key(other).total_cmp(&key(one)).then(one.number.cmp(&other.number)));
+        runs
+    }
+
+    /// Formats the table, then the messages of failed runs. The text ends with a newline.
+    pub fn page(&self) -> String {
+        let has_test = self.runs.iter().any(|run| run.test_top1.is_some());
+        let shown = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), percent);
+        let mut head = vec!["run".to_owned()];
+        head.extend(self.keys.iter().cloned());
+        head.extend(["best top-1", "epoch", "last top-1"].map(str::to_owned));
+        head.extend(has_test.then(|| "test top-1".to_owned()));
+        head.extend(["time", "state"].map(str::to_owned));
+        let mut rows = vec![head];
+        for run in self.ranked() {
+            let mut row = vec![format!("{:03}", run.number)];
+            row.extend(run.values.iter().cloned());
+            row.push(shown(run.best_top1));
+            row.push(run.best_epoch.map_or_else(|| "–".to_owned(), |epoch| epoch.to_string()));
+            row.push(shown(run.last_top1));
+            row.extend(has_test.then(|| shown(run.test_top1)));
+            row.push(run.seconds.map_or_else(|| "–".to_owned(), duration));
+            row.push(run.state.name().to_owned());
+            rows.push(row);
+        }
+        let mut page = aligned(&rows);
+        for run in self.runs.iter().filter(|run| run.state == RunState::Failed) {
+            let code = run.exit_code.map_or_else(|| "killed".to_owned(), |code| format!("exit code {code}"));
+            page += &format!("\nrun {:03} failed ({code}):\n", run.number);
+            run.message.iter().flat_map(|text| text.lines()).for_each(|line| page += &format!("  {line}\n"));
+        }
+        page
+    }
+
+    /// Formats the runs as CSV with a header, in the order of the table. Values are as TOML.
+    ///
+    /// # Errors
+    /// None that a writer to memory has.
+    pub fn csv(&self) -> Result<Vec<u8>, csv::Error> {
+        let mut writer = csv::Writer::from_writer(Vec::new());
+        let columns = ["state", "best_top1", "best_epoch", "last_top1", "test_top1", "seconds", "exit_code", "folder"];
+        writer.write_record(["run"].into_iter().chain(self.keys.iter().map(String::as_str)).chain(columns))?;
+        let text = |value: Option<f64>| value.map(|value| value.to_string()).unwrap_or_default();
+        for run in self.ranked() {
+            let results = [
+                run.state.name().to_owned(),
+                text(run.best_top1),
+                run.best_epoch.map(|epoch| epoch.to_string()).unwrap_or_default(),
+                text(run.last_top1),
+                text(run.test_top1),
+                text(run.seconds),
+                run.exit_code.map(|code| code.to_string()).unwrap_or_default(),
+                run.folder.clone().unwrap_or_default(),
+            ];
+            let number = [run.number.to_string()];
+            writer.write_record(number.iter().chain(&run.values).chain(&results))?;
+        }
+        writer.into_inner().map_err(|error| csv::Error::from(error.into_error()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(number: usize, lr: &str, state: RunState, best: Option<f64>) -> SweepRun {
+        SweepRun {
+            number,
+            values: vec![lr.to_owned(), "[\"crop\", \"flip\"]".to_owned()],
+            state,
+            folder: best.map(|_| format!("runs/{number:03}/x")),
+            best_top1: best,
+            best_epoch: best.map(|_| 2),
+            last_top1: best.map(|best| best - 0.5),
+            test_top1: None,
+            seconds: best.map(|_| 61.0),
+            exit_code: Some(i32::from(state == RunState::Failed)),
+            message: (state == RunState::Failed).then(|| "error: diverged\n  hint: lower it".to_owned()),
+        }
+    }
+
+    fn sweep() -> Sweep {
+        Sweep {
+            config: "c.toml".into(),
+            fixed: Vec::new(),
+            keys: vec!["optimizer.lr".into(), "data.augment".into()],
+            places: "cpus:2".into(),
+            workers_per_run: 1,
+            data_dir: None,
+            runs: vec![
+                run(1, "0.05", RunState::Done, Some(80.25)),
+                run(2, "1000", RunState::Failed, None),
+                run(3, "0.1", RunState::Done, Some(81.5)),
+                run(4, "0.2", RunState::Waiting, None),
+            ],
+        }
+    }
+
+    #[test]
+    fn the_best_run_is_first_and_failures_are_explained() {
+        insta::assert_snapshot!(sweep().page(), @r#"
+        run  optimizer.lr      data.augment  best top-1  epoch  last top-1   time    state
+        003           0.1  ["crop", "flip"]      81.50%      2      81.00%  1m01s     done
+        001          0.05  ["crop", "flip"]      80.25%      2      79.75%  1m01s     done
+        002          1000  ["crop", "flip"]           –      –           –      –   failed
+        004           0.2  ["crop", "flip"]           –      –           –      –  waiting
+
+        run 002 failed (exit code 1):
+          error: diverged
+            hint: lower it
+        "#);
+        let mut with_test = sweep();
+        with_test.runs[0].test_top1 = Some(79.0);
+        assert!(with_test.page().lines().next().unwrap().contains("test top-1"));
+    }
+
+    #[test]
+    fn csv_and_json_have_all_runs() {
+        let csv = String::from_utf8(sweep().csv().unwrap()).unwrap();
+        let lines: Vec<_> = csv.lines().collect();
+        assert_eq!(lines.len(), 5);
+        assert_eq!(lines[1], r#"3,0.1,"[""crop"", ""flip""]",done,81.5,2,81,,61,0,runs/003/x"#);
+        let json = serde_json::to_string(&sweep()).unwrap();
+        assert!(json.contains(r#""state":"done""#), "{json}");
+        assert_eq!(serde_json::from_str::<Sweep>(&json).unwrap(), sweep());
+    }
+}

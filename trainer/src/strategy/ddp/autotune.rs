@@ -1,0 +1,344 @@
+//! The search of `parallel.autotune`: which settings the next steps are measured with, and which of them the run keeps.
+//!
+//! The model is Horovod's autotuner (docs/autotune.rst): steps of warm-up, a sample of steps for each candidate, all ranks switch
+//! at the same step, and the best candidate stays. Horovod fits a Gaussian process. There are few candidates here, so each
+//! setting is tried in turn with the best values of the settings before it.
+//!
+//! Every rank gets every rank's median after a sample ([`super::Ddp`] gathers them), and a candidate counts with the slowest
+//! rank's. So all ranks compute the same search, and no rank has to tell another one what is next.
+
+use std::collections::VecDeque;
+use std::env;
+
+use super::MIB;
+use super::buckets::compute_bucket_assignment;
+#[cfg(any(feature = "cuda", test))]
+use crate::config::ParallelConfig;
+use crate::config::{Compression, Keyword, Tunable};
+use crate::strategy::{StepSettings, Trial, TuningReport};
+
+/// Steps before the first sample: they allocate memory and fill caches.
+const WARM_UP: usize = 10;
+/// Steps before each other sample: they allocate the arrays of the new buckets.
+const SETTLE: usize = 2;
+/// Steps in a sample, as Horovod's `--autotune-steps-per-sample`.
+const SAMPLE: usize = 10;
+/// A candidate replaces the plan's settings only if it takes at most this part of their time. A smaller gain may be noise.
+const GAIN: f64 = 0.97;
+/// Candidates for `bucket_mb`.
+const BUCKETS: [f64; 5] = [0.25, 1.0, 4.0, 16.0, 64.0];
+/// Candidates for `first_bucket_mb`, beside the size of the other buckets.
+const FIRST_BUCKETS: [f64; 3] = [0.125, 0.5, 2.0];
+/// For tests, whose results must not depend on time: `steps=3 bucket_mb=4` measures samples of 3 steps, and pretends that
+/// settings are the faster the more of these values they have.
+const PRETENCE: &str = "TRAINER_AUTOTUNE_TEST";
+
+/// Returns the largest bucket that a run may have, in MiB: GPUs reserve memory for it.
+#[cfg(any(feature = "cuda", test))]
+pub(super) fn largest_bucket_mb(parallel: &ParallelConfig) -> f64 {
+    let tried = |tunable| parallel.autotune.contains(&tunable);
+    let buckets = BUCKETS.into_iter().filter(|_| tried(Tunable::BucketMb));
+    let first = FIRST_BUCKETS.into_iter().filter(|_| tried(Tunable::FirstBucketMb));
+    buckets.chain(first).fold(parallel.bucket_mb.max(parallel.first_bucket_mb), f64::max)
+}
+
+/// What follows a sample.
+#[derive(Debug, PartialEq)]
+pub(super) enum Next {
+    /// Take the next steps with these settings.
+    Try(StepSettings),
+    /// The search is over.
+    Done(TuningReport),
+}
+
+/// The part of the search that is next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Bucket,
+    FirstBucket,
+    Compression,
+    Threads,
+    /// Measure the plan's settings and the best ones again, one after the other: the machine may have changed meanwhile.
+    Confirm,
+    Over,
+}
+
+/// The search, on one rank.
+#[derive(Debug)]
+pub(super) struct Autotuner {
+    allowed: Vec<Tunable>,
+    /// Threads of a worker without `parallel.threads`, the smallest number of all ranks.
+    share: usize,
+    current: StepSettings,
+    /// Steps to take before the sample.
+    skip: usize,
+    /// Seconds of the sample's steps so far.
+    times: Vec<f64>,
+    steps: u64,
+    queue: VecDeque<StepSettings>,
+    stage: Stage,
+    trials: Vec<Trial>,
+    pretence: Pretence,
+}
+
+impl Autotuner {
+    /// Starts with the plan's settings. `share`: the threads of a worker without `parallel.threads`.
+    pub(super) fn new(allowed: Vec<Tunable>, plan: StepSettings, share: usize) -> Self {
+        Self {
+            allowed,
+            share,
+            current: plan,
+            skip: WARM_UP,
+            times: Vec::new(),
+            steps: 0,
+            queue: VecDeque::new(),
+            stage: Stage::Bucket,
+            trials: Vec::new(),
+            pretence: Pretence::parse(&env::var(PRETENCE).unwrap_or_default()),
+        }
+    }
+
+    /// Counts a step of this rank. Returns the median of its sample, once the sample is complete.
+    pub(super) fn record(&mut self, seconds: f64) -> Option<f64> {
+        self.steps += 1;
+        if self.skip > 0 {
+            self.skip -= 1;
+            return None;
+        }
+        self.times.push(seconds);
+        if self.times.len() < self.pretence.steps.unwrap_or(SAMPLE) {
+            return None;
+        }
+        self.times.sort_by(f64::total_cmp);
+        let median = self.times[self.times.len() / 2];
+        Some(self.pretence.seconds(&self.current).unwrap_or(median))
+    }
+
+    /// Ends a sample with the slowest rank's median. `order` and `lengths` describe the gradients, as for
+    /// [`compute_bucket_assignment`].
+    pub(super) fn next(&mut self, slowest: f64, order: &[usize], lengths: &[usize]) -> Next {
+        let elements = |settings: &StepSettings| -> Vec<usize> {
+            let [first, limit] = [settings.first_bucket_mb, settings.bucket_mb].map(|mib| (mib * MIB) as usize);
+            compute_bucket_assignment(order, lengths, first, limit).iter().map(|bucket| bucket.elements).collect()
+        };
+        match self.trials.iter_mut().find(|trial| trial.settings == self.current) {
+            Some(trial) => trial.seconds = trial.seconds.min(slowest),
+            None => {
+                let buckets = elements(&self.current).len();
+                self.trials.push(Trial { settings: self.current, buckets, seconds: slowest });
+            }
+        }
+        loop {
+            if let Some(settings) = self.queue.pop_front() {
+                self.current = settings;
+                self.skip = SETTLE;
+                self.times.clear();
+                return Next::Try(settings);
+            }
+            let best = self.best().settings;
+            // Settings that cut the same buckets are the same
+            let key = |settings: &StepSettings| (elements(settings), settings.compression, settings.threads);
+            let mut seen: Vec<_> = self.trials.iter().map(|trial| key(&trial.settings)).collect();
+            let mut queue = VecDeque::new();
+            for candidate in self.candidates(best) {
+                let key = key(&candidate);
+                if !seen.contains(&key) {
+                    seen.push(key);
+                    queue.push_back(candidate);
+                }
+            }
+            self.queue = queue;
+            self.stage = match self.stage {
+                Stage::Bucket => Stage::FirstBucket,
+                Stage::FirstBucket => Stage::Compression,
+                Stage::Compression => Stage::Threads,
+                Stage::Threads => Stage::Confirm,
+                Stage::Confirm => {
+                    if best != self.trials[0].settings {
+                        self.queue.extend([self.trials[0].settings, best]);
+                    }
+                    Stage::Over
+                }
+                Stage::Over => return Next::Done(self.report()),
+            };
+        }
+    }
+
+    /// Returns the candidates of this stage, which differ from `best` in one setting.
+    fn candidates(&self, best: StepSettings) -> Vec<StepSettings> {
+        let is_allowed = |tunable| self.allowed.contains(&tunable);
+        match self.stage {
+            Stage::Bucket if is_allowed(Tunable::BucketMb) => {
+                BUCKETS.map(|bucket_mb| StepSettings { bucket_mb, ..best }).to_vec()
+            }
+            Stage::FirstBucket if is_allowed(Tunable::FirstBucketMb) => FIRST_BUCKETS
+                .into_iter()
+                .chain([best.bucket_mb])
+                .map(|first_bucket_mb| StepSettings { first_bucket_mb, ..best })
+                .collect(),
+            Stage::Compression => [(Tunable::Fp16, Compression::Fp16), (Tunable::Bf16, Compression::Bf16)]
+                .into_iter()
+                .filter(|(tunable, _)| is_allowed(*tunable))
+                .map(|(_, compression)| StepSettings { compression, ..best })
+                .collect(),
+            // One core for the thread that reduces buckets; half of them, where a worker has hyper-threads
+            Stage::Threads if is_allowed(Tunable::Threads) => {
+                let now = best.threads.unwrap_or(self.share);
+                let fewer = [now - 1, now / 2].into_iter().filter(|&threads| threads > 0);
+                fewer.map(|threads| StepSettings { threads: Some(threads), ..best }).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Returns the fastest trial; of equal ones the first.
+    fn best(&self) -> &Trial {
+        let faster = |one: &&Trial, other: &&Trial| one.seconds.total_cmp(&other.seconds);
+        self.trials.iter().min_by(faster).expect("a sample has ended")
+    }
+
+    fn report(&self) -> TuningReport {
+        let (plan, best) = (&self.trials[0], self.best());
+        let chosen = if best.seconds <= GAIN * plan.seconds { best } else { plan };
+        TuningReport { chosen: chosen.settings, steps: self.steps, trials: self.trials.clone() }
+    }
+}
+
+/// Times that a test makes up; see [`PRETENCE`].
+#[derive(Debug, Default)]
+struct Pretence {
+    steps: Option<usize>,
+    fastest: Vec<(String, String)>,
+}
+
+impl Pretence {
+    fn parse(text: &str) -> Self {
+        let mut pretence = Self::default();
+        for (key, value) in text.split_whitespace().filter_map(|word| word.split_once('=')) {
+            match key {
+                "steps" => pretence.steps = value.parse().ok(),
+                _ => pretence.fastest.push((key.to_owned(), value.to_owned())),
+            }
+        }
+        pretence
+    }
+
+    /// Returns the time that settings are said to take.
+    fn seconds(&self, settings: &StepSettings) -> Option<f64> {
+        let value = |key: &str| match key {
+            "bucket_mb" => settings.bucket_mb.to_string(),
+            "first_bucket_mb" => settings.first_bucket_mb.to_string(),
+            "compression" => settings.compression.name().to_owned(),
+            _ => settings.threads.unwrap_or_default().to_string(),
+        };
+        let right = self.fastest.iter().filter(|(key, wanted)| value(key) == *wanted).count();
+        (!self.fastest.is_empty()).then(|| 1.0 / (1.0 + right as f64))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLAN: StepSettings =
+        StepSettings { bucket_mb: 25.0, first_bucket_mb: 1.0, compression: Compression::None, threads: None };
+    /// Eight tensors of 2 MiB, in the order in which they become ready.
+    const ORDER: [usize; 8] = [7, 6, 5, 4, 3, 2, 1, 0];
+    const LENGTHS: [usize; 8] = [1 << 19; 8];
+
+    /// Runs a search in which settings take the time that `seconds` returns.
+    fn search(allowed: &[Tunable], share: usize, seconds: impl Fn(&StepSettings) -> f64) -> TuningReport {
+        let mut tuner = Autotuner::new(allowed.to_vec(), PLAN, share);
+        let mut settings = PLAN;
+        for _ in 0..10_000 {
+            let Some(median) = tuner.record(seconds(&settings)) else { continue };
+            match tuner.next(median, &ORDER, &LENGTHS) {
+                Next::Try(next) => settings = next,
+                Next::Done(report) => return report,
+            }
+        }
+        panic!("the search does not end");
+    }
+
+    const ALL: [Tunable; 5] =
+        [Tunable::BucketMb, Tunable::FirstBucketMb, Tunable::Threads, Tunable::Fp16, Tunable::Bf16];
+
+    #[test]
+    fn the_best_value_of_each_setting_is_found() {
+        let wanted =
+            StepSettings { bucket_mb: 4.0, first_bucket_mb: 4.0, compression: Compression::Bf16, threads: Some(3) };
+        let report = search(&ALL, 4, |settings| {
+            let buckets = (settings.bucket_mb - 4.0).abs() + (settings.first_bucket_mb - 4.0).abs();
+            let narrow = f64::from(u8::from(settings.compression != Compression::Bf16));
+            let threads = settings.threads.unwrap_or(4) as f64;
+            10.0 + buckets + narrow + (threads - 3.0).abs()
+        });
+        assert_eq!(report.chosen, wanted);
+        assert_eq!(report.trials[0].settings, PLAN);
+        let samples = report.trials.len() + 2;
+        assert_eq!(report.steps as usize, WARM_UP + samples * SAMPLE + (samples - 1) * SETTLE, "and the confirmation");
+        assert!(report.trials.len() < 15, "{:#?}", report.trials);
+    }
+
+    #[test]
+    fn settings_that_cut_the_same_buckets_are_measured_once() {
+        let report = search(&[Tunable::BucketMb, Tunable::FirstBucketMb], 1, |_| 1.0);
+        // 2 + 14 MiB; 0.25, 1 and 2 MiB cut at every tensor; 4; 16 and 64 as 25. A first bucket of 0.125 or 0.5 is one of 2 MiB
+        let sizes: Vec<_> = report.trials.iter().map(|trial| (trial.settings.bucket_mb, trial.buckets)).collect();
+        assert_eq!(sizes, [(25.0, 2), (0.25, 8), (4.0, 5), (25.0, 1)]);
+        assert_eq!(report.chosen, PLAN, "no candidate is faster");
+    }
+
+    #[test]
+    fn what_is_not_allowed_stays() {
+        for (allowed, share) in [(&[Tunable::Threads][..], 1), (&[Tunable::BucketMb], 8)] {
+            // All that is lossy, or not allowed, would be faster
+            let report = search(allowed, share, |settings| {
+                let same = settings.compression == Compression::None && settings.threads.is_none();
+                if same && settings.first_bucket_mb == 1.0 { 1.0 } else { 0.1 }
+            });
+            assert_eq!(report.chosen, PLAN);
+        }
+        let report = search(&[Tunable::Threads], 2, |settings| if settings.threads == Some(1) { 0.5 } else { 1.0 });
+        assert_eq!(report.chosen.threads, Some(1));
+    }
+
+    #[test]
+    fn a_gain_that_may_be_noise_changes_nothing() {
+        let faster = |gain: f64| {
+            search(&[Tunable::BucketMb], 1, |settings| if settings.bucket_mb == 4.0 { gain } else { 1.0 }).chosen
+        };
+        assert_eq!(faster(0.98), PLAN);
+        assert_eq!(faster(0.96).bucket_mb, 4.0);
+    }
+
+    #[test]
+    fn a_stretch_of_slow_steps_does_not_decide() {
+        // The machine is slow while the plan's settings are measured first, and not when they are confirmed
+        let steps = std::cell::Cell::new(0);
+        let report = search(&[Tunable::BucketMb], 1, |_| {
+            steps.set(steps.get() + 1);
+            if steps.get() <= WARM_UP + SAMPLE { 3.0 } else { 1.0 }
+        });
+        assert_eq!(report.chosen, PLAN);
+    }
+
+    #[test]
+    fn device_memory_is_enough_for_every_candidate() {
+        let mut parallel = ParallelConfig::default();
+        assert_eq!(largest_bucket_mb(&parallel), 25.0);
+        parallel.autotune = vec![Tunable::FirstBucketMb];
+        assert_eq!(largest_bucket_mb(&parallel), 25.0);
+        parallel.autotune = vec![Tunable::BucketMb];
+        assert_eq!(largest_bucket_mb(&parallel), 64.0);
+    }
+
+    #[test]
+    fn a_test_makes_up_times() {
+        let pretence = Pretence::parse("steps=3 first_bucket_mb=0.125 threads=1");
+        assert_eq!((pretence.steps, pretence.seconds(&PLAN)), (Some(3), Some(1.0)));
+        let half = StepSettings { first_bucket_mb: 0.125, ..PLAN };
+        assert_eq!(pretence.seconds(&half), Some(0.5));
+        assert_eq!(Pretence::parse("").seconds(&half), None, "steps are timed");
+    }
+}

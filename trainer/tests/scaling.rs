@@ -1,0 +1,59 @@
+//! `trainer bench scaling`: real runs, and steps that are computed from one of them.
+
+mod common;
+
+use common::{Bench, CONFIG, entries};
+use serde_json::Value;
+
+#[test]
+fn measured_and_computed_steps_are_on_one_page() {
+    let bench = Bench::new(CONFIG);
+    let start = ["bench", "scaling", "--config", "config.toml", "--cpus", "1,2", "--steps", "8", "--out", "out"];
+    let page = bench.run(&[&start[..], &["--link", "1ms,100Mbit"]].concat()).expect(0).stdout;
+    assert!(page.contains("computed from that step, not measured: a link of 1000 us, 0.1 Gbit/s"), "{page}");
+    let json: Value = serde_json::from_slice(&std::fs::read(bench.path("out/scaling.json")).unwrap()).unwrap();
+    let measured = json["measured"].as_array().unwrap();
+    let rows: Vec<_> =
+        measured.iter().map(|row| (row["scaling"].as_str().unwrap(), row["workers"].as_u64().unwrap())).collect();
+    assert_eq!(rows, [("weak", 1), ("weak", 2), ("strong", 1), ("strong", 2)]);
+    for row in measured {
+        let number = |key: &str| row[key].as_f64().unwrap();
+        assert!(number("step_ms") > 0.0 && number("images_per_s") > 0.0, "{row}");
+        assert!(row["workers"] == 2 || number("efficiency") == 1.0 && number("exposed_ms") == 0.0, "{row}");
+    }
+    // Two workers of 16 images each have 44,426 gradients in one bucket
+    let profile = &json["profile"];
+    assert_eq!(profile["images"], 16);
+    assert_eq!(profile["buckets"].as_array().unwrap().len(), 1);
+    assert_eq!(profile["buckets"][0]["bytes"], 4 * 44_426);
+    let ready = profile["buckets"][0]["ready_ms"].as_f64().unwrap();
+    assert!(ready > 0.0 && ready < 2.0 * profile["backward_ms"].as_f64().unwrap() + 1.0, "{profile}");
+    // 16 images are no batch of 32 workers
+    let computed = json["computed"].as_array().unwrap();
+    let workers = |scaling: &str| computed.iter().filter(|row| row["scaling"] == scaling).count();
+    assert_eq!((workers("weak"), workers("strong")), (3 * 10, 3 * 5));
+    let svg = std::fs::read_to_string(bench.path("out/scaling.svg")).unwrap();
+    assert!(svg.contains("computed: two-level") && svg.contains("strong scaling"));
+}
+
+#[test]
+fn mistakes_end_with_2() {
+    let bench = Bench::new(CONFIG);
+    let cases: [(&[&str], &str); 8] = [
+        (&["--cpus", "2,1"], "--cpus 2,1"),
+        (&["--cpus", "0,1"], "--cpus 0,1"),
+        (&["--cpus", "1,2", "--steps", "3"], "--steps 3"),
+        (&["--link", "10Gbit"], "--link 10Gbit"),
+        (&["--local-link", "5us,80Gb"], "--local-link 5us,80Gb"),
+        (&["--per-host", "0"], "--per-host 0"),
+        (&["--cpus", "1,64"], "cannot be shared by 64 workers"),
+        (&["--set", "train.batch=1"], "unknown key `batch`"),
+    ];
+    for (arguments, named) in cases {
+        let ended = bench.run(&[&["bench", "scaling", "--config", "config.toml"], arguments].concat()).expect(2);
+        assert!(ended.stderr.contains(named) && ended.stderr.contains("hint:"), "{arguments:?}: {}", ended.stderr);
+    }
+    let failed = bench.run(&["bench", "scaling", "--config", "config.toml", "--backend", "mpi", "--steps", "4"]);
+    assert!(failed.code == Some(1) && failed.stderr.contains("the run with 2 workers failed"), "{}", failed.stderr);
+    assert!(entries(&bench.path("runs")).len() == 1, "the folder of the measurement that failed");
+}
