@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use crate::split::SplitRecord;
-use crate::{DataError, EncodedImages};
+use crate::{DataError, EncodedImages, LabelSets};
 
 /// Channels, height and width of every image of a data set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,8 +43,10 @@ pub struct Dataset {
     pub images: Vec<u8>,
     /// The images in their files, `[N]`, which are decoded in each epoch. None if `images` has all pixels.
     pub encoded: Option<EncodedImages>,
-    /// Class of each image, `[N]`, each below `classes.len()`.
+    /// Class of each image, `[N]`, each below `classes.len()`. Of a multi-label data set all are 0.
     pub labels: Vec<u16>,
+    /// The classes of each image of a multi-label data set, `[N]`. None if each image has one class.
+    pub label_sets: Option<LabelSets>,
     /// Shape of every image.
     pub shape: ImageShape,
     /// Class names in label order.
@@ -90,11 +92,23 @@ impl Dataset {
         self.len() as u64 * self.shape.len() as u64
     }
 
-    /// Returns the number of images of each class, `[classes]`.
+    /// Returns the number of images that have each class, `[classes]`.
     pub fn class_sizes(&self) -> Vec<usize> {
         let mut sizes = vec![0; self.classes.len()];
-        self.labels.iter().for_each(|&label| sizes[usize::from(label)] += 1);
+        let mut count = |label: u16| sizes[usize::from(label)] += 1;
+        match &self.label_sets {
+            None => self.labels.iter().for_each(|&label| count(label)),
+            Some(sets) => sets.iter().flatten().for_each(|&label| count(label)),
+        }
         sizes
+    }
+
+    /// Returns whether two images have the same class, or the same classes.
+    pub(crate) fn same_labels(&self, one: usize, other: usize) -> bool {
+        match &self.label_sets {
+            None => self.labels[one] == self.labels[other],
+            Some(sets) => sets.of(one) == sets.of(other),
+        }
     }
 
     /// Returns a copy of the images `ids`, in their order.
@@ -109,6 +123,7 @@ impl Dataset {
             images,
             encoded: self.encoded.as_ref().map(|encoded| encoded.select(ids)),
             labels: ids.iter().map(|&id| self.labels[id as usize]).collect(),
+            label_sets: self.label_sets.as_ref().map(|sets| sets.select(ids)),
             shape: self.shape,
             classes: self.classes.clone(),
         }
@@ -121,6 +136,7 @@ impl Dataset {
             return;
         }
         let len = self.shape.len();
+        self.label_sets = self.label_sets.as_ref().map(|sets| sets.select(ids));
         // Each image moves to the front or stays, so no image is overwritten before it has moved.
         for (to, &from) in ids.iter().enumerate() {
             let from = from as usize;
@@ -135,6 +151,9 @@ impl Dataset {
     pub fn truncate(&mut self, count: usize) {
         self.labels.truncate(count);
         self.images.truncate(self.labels.len() * self.shape.len());
+        if let Some(sets) = &mut self.label_sets {
+            sets.truncate(self.labels.len());
+        }
         if let Some(encoded) = &mut self.encoded {
             encoded.truncate(self.labels.len());
         }

@@ -220,13 +220,17 @@ pub struct EvalArgs {
     /// Standard deviation of each channel, separated by commas (default: that of the run, or of the data set)
     #[arg(long, value_name = "STD", value_delimiter = ',')]
     pub std: Option<Vec<f32>>,
+    /// The character between the classes of an image in a manifest, as data.label_delim (default: that of the run)
+    #[arg(long, value_name = "CHARACTER")]
+    pub label_delim: Option<char>,
     /// Images per batch
     #[arg(long, default_value_t = 256)]
     pub batch_size: usize,
     /// Evaluate the mean of the logits of each image and its mirror image too (as train.tta = "flip")
     #[arg(long)]
     pub tta: bool,
-    /// Print JSON: top1 and top5 in percent, loss, correct, total, and tta_top1 with --tta
+    /// Print JSON: top1 and top5 in percent, loss, correct, total, and tta_top1 with --tta; of images with several classes
+    /// mean_average_precision in percent, and that of each class
     #[arg(long)]
     pub json: bool,
 }
@@ -247,9 +251,9 @@ pub struct PredictArgs {
     /// used if there are any
     #[arg(long, value_name = "best|last|NAME")]
     pub checkpoint: Option<String>,
-    /// Classes per image, the most probable first
-    #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
-    pub top_k: u16,
+    /// Classes per image, the most probable first (default: 1, of a run with data.label_delim all)
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u16).range(1..))]
+    pub top_k: Option<u16>,
     /// csv (with a header) or jsonl (one JSON object per line)
     #[arg(long, default_value = "csv", value_parser = ["csv", "jsonl"])]
     pub format: String,
@@ -339,5 +343,8 @@ pub enum DataCommand {
         /// The folder of the data sets
         #[arg(long, value_name = "DIR", env = "TRAINER_DATA_DIR")]
         data_dir: Option<PathBuf>,
+        /// The character between the classes of an image in a manifest, as data.label_delim
+        #[arg(long, value_name = "CHARACTER")]
+        label_delim: Option<char>,
     },
 }

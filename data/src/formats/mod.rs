@@ -56,6 +56,9 @@ pub struct LoadRequest {
     pub decode: DecodeTime,
     /// The parts of the training set, after `limit_train`.
     pub split: SplitOptions,
+    /// The character between the classes of an image in a manifest, such as `;` (fastai's `label_delim`): images may have several
+    /// classes or none. `None`: each image has one class.
+    pub label_delim: Option<char>,
 }
 
 /// When images in files are decoded. Other data sets are always in memory.
@@ -86,6 +89,11 @@ pub fn load(request: &LoadRequest) -> Result<Splits, DataError> {
 /// Does the work of [`load`] without splitting the training set. `needs_test`: a manifest without test images is an error.
 pub(crate) fn read(request: &LoadRequest, needs_test: bool) -> Result<Splits, DataError> {
     let info = info(&request.name)?;
+    if request.label_delim.is_some() && !matches!(info.format, Format::Manifest) {
+        let cause = format!("each image of the data set `{}` has one class", info.name);
+        let hint = "only a manifest lists images with several classes: leave label_delim out, or write a manifest";
+        return Err(DataError::new("", cause, hint).at("label_delim"));
+    }
     match info.format {
         Format::BuiltIn => fashion_mini::load(info, request),
         Format::Custom(reader) => custom::load(info, reader, request),
@@ -123,5 +131,6 @@ fn folder<'a>(info: &DatasetInfo, request: &'a LoadRequest) -> Result<&'a Path, 
 
 /// Makes a split. The readers have checked that the lengths agree.
 fn dataset(info: &DatasetInfo, fit: &fit::Fit, images: Vec<u8>, labels: Vec<u16>, classes: Vec<String>) -> Dataset {
-    Dataset { name: info.name.to_owned(), images, encoded: None, labels, shape: fit.shape(), classes }
+    let (name, shape) = (info.name.to_owned(), fit.shape());
+    Dataset { name, images, encoded: None, labels, label_sets: None, shape, classes }
 }

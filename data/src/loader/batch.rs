@@ -18,6 +18,8 @@ pub struct Batch {
     pub params: Vec<AugmentParams>,
     /// Class of each image, `[B]`.
     pub labels: Vec<i32>,
+    /// 1 for each class that an image has and 0 for the others, row-major `[B, classes]`. Empty unless the data set is multi-label.
+    pub multi_hot: Vec<f32>,
     /// The partners that the images were mixed with; none without mixup and cutmix.
     pub mix: Option<Mix>,
     /// Position of each image in the data set, `[B]`.
@@ -50,11 +52,13 @@ impl Batch {
     /// repeated images mean nothing.
     pub fn padded(mut self, len: usize) -> Self {
         let (one, missing) = (self.shape.len(), len.saturating_sub(self.len()));
+        let classes = self.multi_hot.len() / self.len().max(1);
         if self.is_empty() || missing == 0 {
             return self;
         }
         for _ in 0..missing {
             self.images.extend_from_within(self.images.len().saturating_sub(one)..);
+            self.multi_hot.extend_from_within(self.multi_hot.len() - classes..);
         }
         let last = |count: usize| count.saturating_sub(1)..count;
         for _ in 0..missing {
@@ -169,8 +173,22 @@ impl Epoch {
         let ids = mine.iter().map(|&position| self.order[position]).collect();
         let draws = if self.draws.is_empty() { Vec::new() } else { mine.iter().map(|&at| self.draws[at]).collect() };
         let (labels, shape, epoch) = (self.labels(mine), self.shared.shape, self.epoch);
-        let replaced = Vec::new();
-        Batch { images, params, labels, mix, ids, draws, epoch, index, global_len, global_weight, replaced, shape }
+        let (multi_hot, replaced) = (self.multi_hot(mine), Vec::new());
+        Batch {
+            images,
+            params,
+            labels,
+            multi_hot,
+            mix,
+            ids,
+            draws,
+            epoch,
+            index,
+            global_len,
+            global_weight,
+            replaced,
+            shape,
+        }
     }
 
     /// Returns the class of the image at a position of the order.
@@ -180,6 +198,18 @@ impl Epoch {
 
     fn labels(&self, positions: &[usize]) -> Vec<i32> {
         positions.iter().map(|&position| i32::from(self.label(position))).collect()
+    }
+
+    /// Returns [`Batch::multi_hot`] of the samples at positions of the order.
+    fn multi_hot(&self, positions: &[usize]) -> Vec<f32> {
+        let dataset = &self.shared.dataset;
+        let Some(sets) = &dataset.label_sets else { return Vec::new() };
+        let classes = dataset.classes.len();
+        let mut rows = vec![0.0; positions.len() * classes];
+        for (row, &position) in rows.chunks_exact_mut(classes).zip(positions) {
+            sets.of(self.order[position] as usize).iter().for_each(|&class| row[usize::from(class)] = 1.0);
+        }
+        rows
     }
 
     /// Returns the augmentation parameters of the sample at a position of the order.
@@ -232,8 +262,8 @@ impl Epoch {
         if config.on_error == OnError::Fail {
             return Err(error);
         }
-        let (id, label) = (self.order[position] as usize, self.label(position));
-        let others = (id + 1..dataset.len()).chain(0..id).filter(|&other| dataset.labels[other] == label);
+        let id = self.order[position] as usize;
+        let others = (id + 1..dataset.len()).chain(0..id).filter(|&other| dataset.same_labels(id, other));
         let mut tried = 0;
         for other in others.take(MAX_REPLACEMENTS) {
             if self.decode(encoded, position, other, pixels).is_ok() {

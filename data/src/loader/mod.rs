@@ -63,7 +63,7 @@ pub enum OnError {
     #[default]
     Fail,
     /// The sample gets the pixels of the next image of its class in the data set that can be decoded, after the last image
-    /// the first one. Its id, label and augmentation stay, so that batches, orders and weights do not change.
+    /// the first one. (Multi-label: with the same classes.) Its id, label and augmentation stay, so that batches, orders and weights do not change.
     Replace,
 }
 
@@ -130,6 +130,7 @@ impl Loader {
         check_shard(dataset.len(), config.rank, config.world)?;
         check_config(&config)?;
         check_weights(&config, &dataset)?;
+        check_multi_label(&config, &dataset)?;
         let pipeline = Pipeline::new(&config.augment, &config.mean, &config.std, shape)?;
         check_encoded(&config, &dataset)?;
         let mixing = Mixing::new(config.mixup, config.cutmix)?;
@@ -232,6 +233,23 @@ fn check_dataset(dataset: &Dataset) -> Result<(), DataError> {
         return Err(DataError::new("", cause, "all images must have the same shape").at(dataset.name.as_str()));
     }
     Ok(())
+}
+
+/// Checks that nothing that needs one class per image is used with a multi-label data set.
+fn check_multi_label(config: &LoaderConfig, dataset: &Dataset) -> Result<(), DataError> {
+    let used = [
+        ("mixup", config.mixup.is_some()),
+        ("cutmix", config.cutmix.is_some()),
+        ("sampler_weights", !config.sampler_weights.is_empty()),
+        ("class_weights", !config.class_weights.is_empty()),
+    ];
+    match used.into_iter().find(|(_, used)| *used && dataset.label_sets.is_some()) {
+        None => Ok(()),
+        Some((name, _)) => {
+            let hint = format!("leave `{name}` out, or use a data set whose images have one class each");
+            Err(DataError::new("", format!("{name} needs one class per image"), hint).at(name))
+        }
+    }
 }
 
 /// Checks that weights of classes can be used for `dataset`.

@@ -12,15 +12,15 @@ use models::Spec;
 use serde::Serialize;
 
 use crate::cli::EvalArgs;
-use crate::config::{Overrides, Tta};
+use crate::config::{Overrides, Tta, is_delimiter};
 use crate::console;
 use crate::device::{self, DeviceRequest, LocalRank};
 use crate::engine::{ReplacedImages, checkpoint, eval_record};
 use crate::failure::Failure;
 use crate::report::confusion::confusion_table;
-use crate::report::{Confusion, RunFolder};
+use crate::report::{AveragePrecision, RunFolder};
 use crate::run::memory::{self, MemoryUse};
-use crate::run::plan;
+use crate::run::{by_class, plan};
 use crate::signals::Stop;
 use crate::strategy::Replica;
 use crate::text::thousands;
@@ -39,12 +39,20 @@ struct Subject {
 /// The output of `--json`.
 #[derive(Debug, Serialize)]
 struct Report {
+    /// Multi-label: percent of the images all of whose classes are right.
     top1: f64,
-    top5: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top5: Option<f64>,
     loss: f64,
     correct: u64,
     total: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
     balanced_accuracy: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mean_average_precision: Option<f64>,
+    /// Of each class.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    average_precision: Option<AveragePrecision>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tta_top1: Option<f64>,
     /// Damaged images that others of their class replaced.
@@ -69,6 +77,11 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
         (None, Some(model), Some(weights)) => of_file(model, weights, arguments)?,
         _ => return Err(Failure::usage("nothing to evaluate", "give --run RUN, or --model NAME and --weights FILE")),
     };
+    let multi_label = subject.data.label_delim.is_some();
+    if multi_label && arguments.tta {
+        let hint = "leave --tta out: images with several classes are evaluated as they are";
+        return Err(Failure::usage("--tta needs one class per image", hint));
+    }
     let splits = formats::load(&subject.data)?;
     let facts = plan::dataset_facts(&subject.data.name, &splits);
     let test = splits.test;
@@ -102,7 +115,8 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
         },
     )?;
     let tta = if arguments.tta { Tta::Flip } else { Tta::None };
-    let replica = Replica::new(network, selected.device, spec.num_classes, 0.0, 0).with_tta(tta);
+    let replica = Replica::new(network, selected.device, spec.num_classes, 0.0, 0);
+    let replica = replica.with_tta(tta).of_multi_label(multi_label);
     let stop = Stop::on_signals()?;
     let mut replaced = ReplacedImages::default();
     let mut batches = loader.epoch(1, 0).inspect(|batch| replaced.add(batch));
@@ -112,18 +126,33 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
         return Err(stopped(signal, counts.samples, images));
     }
     let record = eval_record(&counts);
+    let (confusion, average_precision) = by_class(class_names, counts);
     if arguments.json {
-        let (top1, top5) = (record.top1, record.top5);
         return super::print_json(&Report {
-            top1,
-            top5,
+            top1: record.top1,
+            top5: (!multi_label).then_some(record.top5),
             loss: record.loss,
             correct: record.correct,
             total: record.total,
             balanced_accuracy: record.balanced_accuracy,
+            mean_average_precision: record.mean_average_precision,
+            average_precision,
             tta_top1: record.tta_top1,
             replaced_images: replaced.count(),
         });
+    }
+    if let Some(precision) = average_precision {
+        console::print(format_args!(
+            "{} ({origin}) on {}: mAP {:.2} %, loss {:.4}, all classes of {} of {} images right\n\n{}",
+            subject.model,
+            subject.data.name,
+            record.mean_average_precision.unwrap_or(f64::NAN),
+            record.loss,
+            thousands(record.correct),
+            thousands(record.total),
+            precision.table()
+        ));
+        return Ok(());
     }
     let balanced =
         record.imbalance().map_or_else(String::new, |balanced| format!("; balanced accuracy {balanced:.2} %"));
@@ -139,7 +168,7 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
         thousands(record.correct),
         thousands(record.total)
     ));
-    console::print(confusion_table(&Confusion { classes: class_names, counts: counts.confusion }));
+    console::print(confusion.as_ref().map(confusion_table).unwrap_or_default());
     Ok(())
 }
 
@@ -171,6 +200,7 @@ fn of_run(run: &Path, arguments: &EvalArgs) -> Result<Subject, Failure> {
             // A manifest without test images is tested on what the run held out.
             limit_train: Some(plan.data.limit_train).filter(|limit| own_data && *limit > 0),
             split: if own_data { plan::held_out(&plan) } else { SplitOptions::default() },
+            label_delim: label_delim(arguments)?.or(plan.data.label_delim.filter(|_| own_data)),
             ..request(arguments.data.as_ref().unwrap_or(&plan.data.name), plan.data.dir.as_deref())
         },
         mean: arguments.mean.clone().or(plan.data.mean.filter(|_| own_data)),
@@ -192,12 +222,24 @@ fn of_file(model: &str, weights: &Path, arguments: &EvalArgs) -> Result<Subject,
         data: LoadRequest {
             image_size: arguments.image_size,
             resize: arguments.resize,
+            label_delim: label_delim(arguments)?,
             ..request(data, arguments.data_dir.as_deref())
         },
         mean: arguments.mean.clone(),
         std: arguments.std.clone(),
         on_error: OnError::Fail,
     })
+}
+
+/// Returns the character of `--label-delim`.
+fn label_delim(arguments: &EvalArgs) -> Result<Option<char>, Failure> {
+    match arguments.label_delim {
+        Some(other) if !is_delimiter(other) => Err(Failure::usage(
+            format!("--label-delim {other:?}: classes cannot be separated by this character"),
+            "it is no letter, digit or quote: --label-delim ';' reads cat;dog",
+        )),
+        delim => Ok(delim),
+    }
 }
 
 /// Checks `--mean` or `--std`: one value per channel, as in the configuration.

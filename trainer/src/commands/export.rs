@@ -133,6 +133,7 @@ fn onnx(plan: &RunPlan, loaded: &Loaded, network: &ExportedNetwork, to: &Path) -
             ("classes", classes),
             ("mean", list(&mean)),
             ("std", list(&std)),
+            ("task", if network.dataset.multi_label { "multi-label" } else { "single-label" }.to_owned()),
             ("data", plan.data.name.clone()),
             ("step", loaded.progress.step.to_string()),
         ],

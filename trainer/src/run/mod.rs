@@ -17,6 +17,7 @@ mod split_file;
 mod training;
 mod tuned;
 
+pub(crate) use self::finish::by_class;
 use self::plan::{Access, PlanSource, PlannedRun, read_data};
 use self::setup::{DeviceAssignment, device_request, dry_run, note_missing_gpu};
 use self::training::Training;

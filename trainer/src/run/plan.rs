@@ -198,6 +198,7 @@ pub(super) fn read_data(plan: &mut RunPlan) -> Result<Splits, Failure> {
         limit_train: limit(plan.data.limit_train),
         limit_test: limit(plan.data.limit_test),
         split: SplitOptions { fraction: plan.data.fraction, ..held_out(plan) },
+        label_delim: plan.data.label_delim,
     })
     .map_err(|error| blame_key(plan, error))?;
     if known_facts(&plan.data.name).is_none() {
@@ -208,6 +209,7 @@ pub(super) fn read_data(plan: &mut RunPlan) -> Result<Splits, Failure> {
     tracing::info!(name = plan.data.name, train, test, seconds, "read the data set");
     plan.check_against(&dataset_facts(&plan.data.name, &splits))?;
     class_weights::of_loss(plan, &splits.train)?;
+    class_weights::of_positives(plan, &splits.train)?;
     class_weights::of_sampler(plan, &splits.train)?;
     Ok(splits)
 }

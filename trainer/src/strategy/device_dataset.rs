@@ -154,6 +154,7 @@ mod tests {
             name: "formula".into(),
             images: (0..count * shape.len()).map(|i| (i * 197 + i / 7 + 3) as u8).collect(),
             encoded: None,
+            label_sets: None,
             labels: (0..count).map(|i| (i % 10) as u16).collect(),
             shape,
             classes: (0..10).map(|class| class.to_string()).collect(),

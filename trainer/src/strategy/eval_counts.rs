@@ -4,7 +4,7 @@ use burn::tensor::Tensor;
 use data::{DataError, loader::Batch};
 use models::{Context, Network};
 
-use super::{Batches, replica::host_logits};
+use super::{Batches, Scores, multi_label, replica::host_logits};
 use crate::{config::Tta, loss, signals::Stop};
 
 /// The logits of one batch on the host, row-major `[B, classes]`.
@@ -61,8 +61,10 @@ pub struct EvalCounts {
     pub tta_top1: Option<u64>,
     /// Sum of the samples' cross-entropies, without smoothing.
     pub loss_sum: f64,
-    /// `confusion[true * classes + predicted]`.
+    /// `confusion[true * classes + predicted]`; empty for multi-label samples.
     pub confusion: Vec<u64>,
+    /// The scores of multi-label samples. `None` where each sample has one class.
+    pub scores: Option<Scores>,
     classes: usize,
 }
 
@@ -70,28 +72,39 @@ impl EvalCounts {
     /// Starts at zero.
     pub fn new(classes: usize) -> Self {
         let confusion = vec![0; classes * classes];
-        Self { samples: 0, top1: 0, top5: 0, tta_top1: None, loss_sum: 0.0, confusion, classes }
+        Self { samples: 0, top1: 0, top5: 0, tta_top1: None, loss_sum: 0.0, confusion, scores: None, classes }
     }
 
-    /// Counts `batches` until `stop`. `infer` returns a batch's logits.
+    /// Starts at zero; `multi_label`: a sample has any number of classes.
+    pub(super) fn empty(classes: usize, multi_label: bool) -> Self {
+        match multi_label {
+            true => Self { confusion: Vec::new(), scores: Some(Scores::new(classes)), ..Self::new(classes) },
+            false => Self::new(classes),
+        }
+    }
+
+    /// Counts `batches` until `stop`, from `counts` on, which are [`EvalCounts::empty`]. `infer` returns a batch's logits.
     ///
     /// # Errors
-    /// Those of `infer`, and a batch that is an error.
+    /// Those of `infer`, a batch that is an error, and images with one class each where several are counted.
     pub(super) fn of_batches<E: From<DataError>>(
-        classes: usize,
+        mut counts: Self,
         batches: &mut Batches<'_>,
         stop: &Stop,
         mut infer: impl FnMut(Batch) -> Result<Logits, E>,
     ) -> Result<Self, E> {
-        let mut counts = Self::new(classes);
+        let classes = counts.classes;
         while stop.signal().is_none()
             && let Some(batch) = batches.next()
         {
             let batch = batch?;
-            let labels = batch.labels.clone();
+            let (labels, multi_hot) = (batch.labels.clone(), batch.multi_hot.clone());
+            multi_label::check_batch(counts.scores.is_some(), &multi_hot)?;
             let Logits { plain, tta } = infer(batch)?;
-            for (row, &label) in plain.chunks_exact(classes).zip(&labels) {
-                counts.add(row, label as usize);
+            let rows = plain.chunks_exact(classes);
+            match multi_hot.is_empty() {
+                true => rows.zip(&labels).for_each(|(row, &label)| counts.add(row, label as usize)),
+                false => rows.zip(multi_hot.chunks_exact(classes)).for_each(|(row, set)| counts.add_several(row, set)),
             }
             if let Some(tta) = tta {
                 let rows = tta.chunks_exact(classes).zip(&labels);
@@ -115,7 +128,16 @@ impl EvalCounts {
         self.confusion[label * self.classes + predicted] += 1;
     }
 
-    /// Returns the top-1 accuracy in percent.
+    /// Counts one multi-label sample. `logits` and `target` (1 or 0) have one entry per class.
+    fn add_several(&mut self, logits: &[f32], target: &[f32]) {
+        let (loss, right) = multi_label::judge(logits, target);
+        self.samples += 1;
+        self.top1 += u64::from(right);
+        self.loss_sum += loss;
+        self.scores.get_or_insert_with(|| Scores::new(logits.len())).add(logits, target);
+    }
+
+    /// Returns the top-1 accuracy in percent; of multi-label samples the exact match.
     pub fn top1_percent(&self) -> f64 {
         percent(self.top1, self.samples)
     }
