@@ -55,7 +55,7 @@ section! {
         /// What is done to each training image. `crop` and `reflect-crop` shift by up to 4 pixels, `crop:2` by up to 2, with a
         /// black or a mirrored border; `random-resized-crop:0.08` cuts out 8 % to 100 % of the image at its own size;
         /// `alternating-flip` mirrors each image every other epoch. `rand-augment:9`,
-        /// `color-jitter:0.4` and `random-erasing:0.5` have a strength or probability; [the order](../docs/data.md#augmentation)
+        /// `color-jitter:0.4` and `random-erasing:0.5` have a strength or probability, `color-jitter:0.4:0.1` turns hues too; [the order](../docs/data.md#augmentation)
         /// is always the same.
         augment: Vec<Augment> = vec![], unset "none", also ["transforms", "augmentation", "augmentations"];
         /// Mean per channel, of pixels scaled to 0..1.
@@ -162,6 +162,9 @@ section! {
         /// Factors of `lr` for layers, names or prefixes in the state dict: `{ layer1 = 0.1, fc = 10 }`. The longest name that fits
         /// counts.
         lr_factors: LrFactors = LrFactors::default(), in (Excluded(0), Included(1000)), unset "1 for all", also ["lr_mult", "layer_lrs"];
+        /// Factor of `lr` from each group of layers to the one before (timm's layer-wise decay): the classifier has `lr`. The factors of
+        /// `lr_factors` multiply it.
+        layer_decay: Option<f64> = None, in (Excluded(0), Included(1)), unset "off", also ["layer_lr_decay", "llrd"];
         /// Growth of `lr` with the number of workers.
         lr_scale: LrScale = LrScale::None, unset "off";
     }
