@@ -21,7 +21,7 @@ pub mod sampler;
 pub mod split;
 
 pub use dataset::{Dataset, ImageShape, Splits};
-pub use encoded::EncodedImages;
+pub use encoded::{CENTRE_CROP, EncodedImages, TEN_CROP};
 pub use error::DataError;
 pub use label_sets::LabelSets;
 pub use memory::total_memory;

@@ -226,9 +226,10 @@ pub struct EvalArgs {
     /// Images per batch
     #[arg(long, default_value_t = 256)]
     pub batch_size: usize,
-    /// Evaluate the mean of the logits of each image and its mirror image too (as train.tta = "flip")
-    #[arg(long)]
-    pub tta: bool,
+    /// Evaluate the mean of the logits of several views of each image too: flip (the image and its mirror image, as train.tta; the
+    /// default) or ten-crop (corners and centre of the resized image, and their mirror images)
+    #[arg(long, value_name = "VIEWS", num_args = 0..=1, default_missing_value = "flip", value_parser = ["flip", "ten-crop"])]
+    pub tta: Option<String>,
     /// Print JSON: top1 and top5 in percent, loss, correct, total, and tta_top1 with --tta; of images with several classes
     /// mean_average_precision in percent, and that of each class
     #[arg(long)]
@@ -263,9 +264,10 @@ pub struct PredictArgs {
     /// Replace the file if it exists
     #[arg(long, requires = "to")]
     pub force: bool,
-    /// Add the prediction of the mean of the logits of each image and its mirror image
-    #[arg(long)]
-    pub tta: bool,
+    /// Add the prediction of the mean of the logits of several views: flip (the image and its mirror image; the default) or ten-crop
+    /// (corners and centre of the resized image, and their mirror images)
+    #[arg(long, value_name = "VIEWS", num_args = 0..=1, default_missing_value = "flip", value_parser = ["flip", "ten-crop"])]
+    pub tta: Option<String>,
     /// Leave out images that cannot be read, with a warning for each and their number at the end
     #[arg(long)]
     pub skip_errors: bool,

@@ -40,6 +40,7 @@ fn batch(first: usize, count: usize) -> Batch {
         images: (first..first + count).flat_map(|i| (0..SHAPE.len()).map(move |p| pixel(i, p))).collect(),
         params: Vec::new(),
         labels: (first..first + count).map(|i| (i % 10) as i32).collect(),
+        views: 1,
         multi_hot: Vec::new(),
         mix: None,
         ids: (first as u32..(first + count) as u32).collect(),

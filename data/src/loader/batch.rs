@@ -7,13 +7,16 @@ use rayon::prelude::*;
 
 use super::{OnError, Shared};
 use crate::augment::AugmentParams;
-use crate::{DataError, EncodedImages, ImageShape};
+use crate::{DataError, EncodedImages, ImageShape, TEN_CROP};
 
 /// One rank's share of one step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Batch {
-    /// Normalised pixels, `[B, C, H, W]`. Empty if a device augments the images ([`super::LoaderConfig::pixels`]).
+    /// Normalised pixels, `[B, C, H, W]`; with ten crops `[B, 10, C, H, W]`. Empty if a device augments the images
+    /// ([`super::LoaderConfig::pixels`]).
     pub images: Vec<f32>,
+    /// Views of each image in `images`: 1, or [`TEN_CROP`].
+    pub views: usize,
     /// Augmentation parameters of each image for that device, `[B]`. Empty if `images` is not.
     pub params: Vec<AugmentParams>,
     /// Class of each image, `[B]`.
@@ -51,7 +54,7 @@ impl Batch {
     /// Repeats the last image until there are `len` images, for devices that prepare for each size of a batch. Results of the
     /// repeated images mean nothing.
     pub fn padded(mut self, len: usize) -> Self {
-        let (one, missing) = (self.shape.len(), len.saturating_sub(self.len()));
+        let (one, missing) = (self.views * self.shape.len(), len.saturating_sub(self.len()));
         let classes = self.multi_hot.len() / self.len().max(1);
         if self.is_empty() || missing == 0 {
             return self;
@@ -127,9 +130,10 @@ impl Epoch {
             let params = mine.iter().map(|&position| self.params(position)).collect();
             return Ok(self.assemble(index, global, &mine, Pixels::OnDevice(params), None));
         }
-        let mut images = vec![0.0; mine.len() * shape.len()];
+        let one = self.views() * shape.len();
+        let mut images = vec![0.0; mine.len() * one];
         let per_task = if dataset.encoded.is_some() { 1 } else { MIN_IMAGES };
-        let chunks = images.par_chunks_mut(shape.len()).with_min_len(per_task);
+        let chunks = images.par_chunks_mut(one).with_min_len(per_task);
         let mixing =
             if config.exact { None } else { self.shared.mixing.params(config.seed, self.epoch, index, *shape) };
         let mut mix = None;
@@ -177,6 +181,7 @@ impl Epoch {
         Batch {
             images,
             params,
+            views: self.views(),
             labels,
             multi_hot,
             mix,
@@ -189,6 +194,11 @@ impl Epoch {
             replaced,
             shape,
         }
+    }
+
+    /// Returns the number of views of each image.
+    fn views(&self) -> usize {
+        if self.shared.config.ten_crop { TEN_CROP } else { 1 }
     }
 
     /// Returns the class of the image at a position of the order.
@@ -222,7 +232,7 @@ impl Epoch {
         pipeline.params_of_draw(config.seed, self.epoch, self.order[position], draw)
     }
 
-    /// Writes the sample at a position of the order with this epoch's augmentation to `out`, `[C, H, W]`.
+    /// Writes the views of the sample at a position of the order with this epoch's augmentation to `out`, `[views, C, H, W]`.
     fn image(&self, position: usize, out: &mut [f32]) -> Result<Replaced, DataError> {
         let Shared { dataset, pipeline, shape, .. } = &*self.shared;
         let (id, params) = (self.order[position] as usize, self.params(position));
@@ -230,18 +240,23 @@ impl Epoch {
             pipeline.apply(dataset.image(id), &params, out);
             return Ok(Vec::new());
         };
-        let mut pixels = vec![0; shape.len()];
+        let mut pixels = vec![0; out.len()];
         let replaced = match self.decode(encoded, position, id, &mut pixels) {
             Ok(()) => Vec::new(),
             Err(error) => vec![self.replace(encoded, position, error, &mut pixels)?],
         };
-        pipeline.apply(&pixels, &params, out);
+        for (pixels, out) in pixels.chunks_exact(shape.len()).zip(out.chunks_exact_mut(shape.len())) {
+            pipeline.apply(pixels, &params, out);
+        }
         Ok(replaced)
     }
 
     /// Decodes image `id` for the sample at a position of the order.
     fn decode(&self, encoded: &EncodedImages, position: usize, id: usize, pixels: &mut [u8]) -> Result<(), DataError> {
         let Shared { config, pipeline, .. } = &*self.shared;
+        if config.ten_crop {
+            return encoded.decode_ten_crops(id, pixels);
+        }
         if config.exact {
             return encoded.decode(id, pixels);
         }

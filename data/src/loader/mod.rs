@@ -54,6 +54,8 @@ pub struct LoaderConfig {
     pub pixels: bool,
     /// What to do about an encoded image that cannot be read or decoded.
     pub on_error: OnError,
+    /// For evaluation (`exact`): each image as ten crops of its file's pixels (torchvision's `TenCrop`).
+    pub ten_crop: bool,
 }
 
 /// What a loader does about an encoded image that cannot be read or decoded.
@@ -89,6 +91,7 @@ impl Default for LoaderConfig {
             class_weights: Vec::new(),
             pixels: true,
             on_error: OnError::Fail,
+            ten_crop: false,
         }
     }
 }
@@ -279,6 +282,15 @@ fn check_encoded(config: &LoaderConfig, dataset: &Dataset) -> Result<(), DataErr
         let cause = "the images are not in memory: they are decoded in each epoch";
         return Err(DataError::new("", cause, "let the loader augment the images").at("pixels"));
     }
+    match &dataset.encoded {
+        Some(encoded) if config.ten_crop => drop(encoded.ten_crop_side()?),
+        None if config.ten_crop => {
+            let cause = format!("the images of `{}` are in memory at the size of the network's", dataset.name);
+            let hint = "ten crops are cut out of images in files, of an image folder, a manifest or tar archives";
+            return Err(DataError::new("", cause, hint).at("ten_crop"));
+        }
+        _ => {}
+    }
     let resized = config.augment.iter().find(|step| matches!(step, Augment::RandomResizedCrop { .. }));
     match resized {
         Some(step) if dataset.encoded.is_none() => {
@@ -299,6 +311,10 @@ fn check_config(config: &LoaderConfig) -> Result<(), DataError> {
     }
     if config.workers == 0 {
         return Err(at_least_one("workers"));
+    }
+    if config.ten_crop && !(config.exact && config.pixels) {
+        let cause = "ten crops are views of an evaluation, decoded by the loader";
+        return Err(DataError::new("", cause, "set exact and pixels as well").at("ten_crop"));
     }
     if !config.pixels && (config.mixup.is_some() || config.cutmix.is_some()) {
         let cause = "images are mixed on the host, by the loader";

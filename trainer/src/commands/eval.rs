@@ -3,7 +3,7 @@
 use std::{path::Path, sync::Arc};
 
 use data::{
-    SplitOptions,
+    SplitOptions, TEN_CROP,
     formats::{self, DecodeTime, LoadRequest},
     loader::{Loader, LoaderConfig, OnError},
 };
@@ -11,8 +11,9 @@ use launch::signals;
 use models::Spec;
 use serde::Serialize;
 
+use super::views::{Views, ten_crop_failure};
 use crate::cli::EvalArgs;
-use crate::config::{Overrides, Tta, is_delimiter};
+use crate::config::{Overrides, is_delimiter};
 use crate::console;
 use crate::device::{self, DeviceRequest, LocalRank};
 use crate::engine::{ReplacedImages, checkpoint, eval_record};
@@ -78,7 +79,7 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
         _ => return Err(Failure::usage("nothing to evaluate", "give --run RUN, or --model NAME and --weights FILE")),
     };
     let multi_label = subject.data.label_delim.is_some();
-    if multi_label && arguments.tta {
+    if multi_label && arguments.tta.is_some() {
         let hint = "leave --tta out: images with several classes are evaluated as they are";
         return Err(Failure::usage("--tta needs one class per image", hint));
     }
@@ -101,10 +102,16 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
     let target =
         WeightTarget { model: &subject.model, spec, data: &subject.data.name, purpose: weights::Purpose::Evaluation };
     let weights::LoadedWeights { network, origin, .. } = weights::load(network, &target, &subject.weights)?;
+    let tta = Views::of(arguments.tta.as_deref());
     let loader = Loader::new(
         Arc::new(test),
         LoaderConfig {
-            global_batch: arguments.batch_size,
+            global_batch: if tta == Views::TenCrop {
+                arguments.batch_size.div_ceil(TEN_CROP)
+            } else {
+                arguments.batch_size
+            },
+            ten_crop: tta == Views::TenCrop,
             shuffle: false,
             exact: true,
             mean: subject.mean.unwrap_or(facts.mean),
@@ -113,10 +120,10 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
             workers: rayon::current_num_threads(),
             ..LoaderConfig::default()
         },
-    )?;
-    let tta = if arguments.tta { Tta::Flip } else { Tta::None };
+    )
+    .map_err(ten_crop_failure)?;
     let replica = Replica::new(network, selected.device, spec.num_classes, 0.0, 0);
-    let replica = replica.with_tta(tta).of_multi_label(multi_label);
+    let replica = replica.with_tta(tta.on_device()).of_multi_label(multi_label);
     let stop = Stop::on_signals()?;
     let mut replaced = ReplacedImages::default();
     let mut batches = loader.epoch(1, 0).inspect(|batch| replaced.add(batch));
@@ -156,7 +163,7 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
     }
     let balanced =
         record.imbalance().map_or_else(String::new, |balanced| format!("; balanced accuracy {balanced:.2} %"));
-    let tta = record.tta_top1.map_or_else(String::new, |top1| format!("; with mirror images top-1 {top1:.2} %"));
+    let tta = record.tta_top1.map_or_else(String::new, |top1| format!("; with {tta} top-1 {top1:.2} %"));
     console::print(format_args!(
         "{} ({}) on {}: top-1 {:.2} %, top-5 {:.2} %, loss {:.4}, {} of {} right{balanced}{tta}\n\n",
         subject.model,

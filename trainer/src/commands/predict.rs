@@ -15,8 +15,9 @@ use models::{Network, Spec};
 use rayon::prelude::*;
 use serde::Serialize;
 
+use super::views::{Views, no_ten_crops};
 use crate::cli::PredictArgs;
-use crate::config::{Overrides, RunPlan, Tta};
+use crate::config::{Overrides, RunPlan};
 use crate::console;
 use crate::device::{self, DeviceRequest, LocalRank, Selected};
 use crate::engine::checkpoint::Loaded;
@@ -44,7 +45,7 @@ struct Prediction<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     classes: Option<Vec<&'a str>>,
     predictions: Vec<Class<'a>>,
-    /// The most probable class of the mean of the logits of the image and its mirror image.
+    /// The most probable class of the mean of the logits of the views of `--tta`.
     #[serde(skip_serializing_if = "Option::is_none")]
     tta: Option<Class<'a>>,
 }
@@ -68,7 +69,7 @@ struct Classifier {
     /// The character between the classes of an image, where it has any number of them.
     label_delim: Option<char>,
     selected: Selected,
-    tta: Tta,
+    tta: Views,
 }
 
 /// Classifies the images and writes the predictions.
@@ -149,13 +150,17 @@ impl Classifier {
         let plan = plan::load(&folder.config(), &Overrides::default())?;
         let loaded = super::export::chosen(&folder, arguments.checkpoint.as_deref())?;
         let DatasetRecord { shape: [channels, height, width], classes, multi_label } = dataset(&plan, &loaded)?;
-        if multi_label && arguments.tta {
+        if multi_label && arguments.tta.is_some() {
             let hint = "leave --tta out: the probability of each class is that of the image as it is";
             return Err(Failure::usage("--tta needs one class per image, and the run's images have several", hint));
         }
         let shape = ImageShape { channels, height, width };
         let spec = Spec { num_classes: classes.len(), in_channels: channels, image_size: [height, width] };
         let selected = device::DeviceSet::of(DeviceRequest::Best)?.select(&LocalRank::ALONE)?;
+        let tta = Views::of(arguments.tta.as_deref());
+        if tta == Views::TenCrop && !plan.data.resize.is_some_and(|side| channels == 3 && side >= height.max(width)) {
+            return Err(no_ten_crops("the run's images are not cut out of larger ones"));
+        }
         let refusal = memory::refusal(&plan.model.name, &spec, MemoryUse::Evaluation);
         if let Some(cause) = refusal.filter(|_| selected.gpu.is_none()) {
             return Err(Failure::usage(cause, memory::HINT));
@@ -175,7 +180,7 @@ impl Classifier {
             classes,
             label_delim: multi_label.then(|| plan.data.label_delim.unwrap_or(';')),
             selected,
-            tta: if arguments.tta { Tta::Flip } else { Tta::None },
+            tta,
         })
     }
 
@@ -200,16 +205,21 @@ impl Classifier {
         logits.iter().zip(&self.classes).filter(|(logit, _)| **logit >= 0.0).map(|(_, class)| class.as_str()).collect()
     }
 
-    /// Decodes and normalises images on all threads. Returns the images, `[C, H, W]` each, with their paths, and the errors of
+    /// Decodes and normalises images on all threads. Returns the images, `[C, H, W]` each (`[10, C, H, W]` with ten crops), with their paths, and the errors of
     /// the others.
     fn decode<'a>(&self, paths: &'a [PathBuf]) -> (Vec<(&'a Path, Vec<f32>)>, Vec<DataError>) {
         let shape = self.pipeline.shape();
         let decoded: Vec<Result<_, DataError>> = paths
             .par_iter()
             .map(|path| {
-                let pixels = image_files::decode(path, &self.data, shape, self.resize)?;
-                let mut image = vec![0.0; shape.len()];
-                self.pipeline.apply(&pixels, &AugmentParams::default(), &mut image);
+                let pixels = match self.tta {
+                    Views::TenCrop => image_files::decode_ten_crops(path, shape, self.resize)?,
+                    Views::One | Views::Flip => image_files::decode(path, &self.data, shape, self.resize)?,
+                };
+                let mut image = vec![0.0; pixels.len()];
+                for (pixels, out) in pixels.chunks_exact(shape.len()).zip(image.chunks_exact_mut(shape.len())) {
+                    self.pipeline.apply(pixels, &AugmentParams::default(), out);
+                }
                 Ok((path.as_path(), image))
             })
             .collect();
@@ -233,9 +243,13 @@ impl Classifier {
         }
         let shape = self.pipeline.shape();
         let pixels: Vec<f32> = images.iter().flat_map(|(_, image)| image).copied().collect();
-        let data = TensorData::new(pixels, [images.len(), shape.channels, shape.height, shape.width]);
+        let views = pixels.len() / shape.len();
+        let data = TensorData::new(pixels, [views, shape.channels, shape.height, shape.width]);
         let batch = Tensor::from_data(data, &self.selected.device.clone().inner());
-        let Logits { plain, tta } = Logits::of(&self.network, batch, self.tta);
+        let Logits { plain, tta } = match self.tta {
+            Views::TenCrop => Logits::of_ten_crops(&self.network, batch),
+            Views::One | Views::Flip => Logits::of(&self.network, batch, self.tta.on_device()),
+        };
         let count = self.classes.len();
         let mut tta = tta.iter().flat_map(|logits| logits.chunks_exact(count));
         plain
@@ -321,7 +335,7 @@ impl<'a> Output<'a> {
                 let end = if rank == 1 { String::new() } else { format!("_{rank}") };
                 header.extend([format!("class{end}"), format!("probability{end}")]);
             }
-            if classifier.tta != Tta::None {
+            if classifier.tta != Views::One {
                 header.extend(["tta_class".to_owned(), "tta_probability".to_owned()]);
             }
             out.csv_lines([header])?;

@@ -1,7 +1,7 @@
 //! Exact counts of an evaluation. They are added up, never averaged, so that the result does not depend on batches or ranks.
 
 use burn::tensor::Tensor;
-use data::{DataError, loader::Batch};
+use data::{CENTRE_CROP, DataError, TEN_CROP, loader::Batch};
 use models::{Context, Network};
 
 use super::{Batches, Scores, multi_label, replica::host_logits};
@@ -28,6 +28,22 @@ impl Logits {
             }
         };
         Self { plain: host_logits(plain), tta }
+    }
+
+    /// Computes the logits of ten views of each image, `[B * 10, C, H, W]` ([`data::TEN_CROP`]): `plain` of the centre, `tta` the mean
+    /// of all ten.
+    pub fn of_ten_crops(network: &Network, images: Tensor<4>) -> Self {
+        let all = network.forward(images, &Context::eval());
+        let classes = all.dims()[1];
+        let all = host_logits(all);
+        let (mut plain, mut tta) = (Vec::new(), Vec::new());
+        for views in all.chunks_exact(TEN_CROP * classes) {
+            plain.extend_from_slice(&views[CENTRE_CROP * classes..][..classes]);
+            let sum =
+                |class: usize| views.iter().skip(class).step_by(classes).map(|&logit| f64::from(logit)).sum::<f64>();
+            tta.extend((0..classes).map(|class| (sum(class) / TEN_CROP as f64) as f32));
+        }
+        Self { plain, tta: Some(tta) }
     }
 
     /// Keeps the first `len` values: the logits of the images that are not padding.
@@ -222,6 +238,31 @@ mod tests {
         let mean: Vec<f32> = image.plain.iter().zip(&mirror.plain).map(|(a, b)| (a + b) / 2.0).collect();
         assert_eq!(both.tta.unwrap(), mean);
         assert_ne!(image.plain, mirror.plain);
+    }
+
+    #[test]
+    fn logits_of_ten_crops_are_the_mean_of_all_and_those_of_the_centre() {
+        let device = burn::tensor::Device::flex();
+        let spec = models::find("lenet").unwrap().spec;
+        let network = models::build("lenet", &spec, 1, &device).unwrap();
+        let pixels: Vec<f32> = (0..2 * TEN_CROP * 3072).map(|i| (i as f32 * 0.37).sin()).collect();
+        let tensor = |values: &[f32], count| Tensor::<1>::from_floats(values, &device).reshape([count, 3, 32, 32]);
+        let ten = Logits::of_ten_crops(&network, tensor(&pixels, 2 * TEN_CROP));
+        let close = |a: &[f32], b: &[f32]| a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-5);
+        for image in 0..2 {
+            let views: Vec<Vec<f32>> = (0..TEN_CROP)
+                .map(|view| {
+                    Logits::of(&network, tensor(&pixels[(image * TEN_CROP + view) * 3072..][..3072], 1), Tta::None)
+                        .plain
+                })
+                .collect();
+            let row = image * 10..(image + 1) * 10;
+            assert!(close(&ten.plain[row.clone()], &views[CENTRE_CROP]));
+            let mean: Vec<f32> =
+                (0..10).map(|class| views.iter().map(|view| view[class]).sum::<f32>() / 10.0).collect();
+            assert!(close(&ten.tta.as_ref().unwrap()[row], &mean));
+            assert!(!close(&mean, &views[CENTRE_CROP]));
+        }
     }
 
     #[test]

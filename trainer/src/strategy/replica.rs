@@ -170,13 +170,13 @@ impl Replica {
         gradients
     }
 
-    /// Returns the batch's pixels on the device, `[B, C, H, W]`: the loader's, or those of a data set on the device if
+    /// Returns the batch's pixels on the device, `[B * views, C, H, W]`: the loader's, or those of a data set on the device if
     /// the loader has made none.
     fn images(&self, batch: Batch, set: fn(&DeviceDatasets) -> &DeviceDataset) -> Tensor<4> {
         if let (true, Some(sets)) = (batch.images.is_empty(), &self.datasets) {
             return set(sets).batch(&batch).autodiff();
         }
-        let shape = [batch.labels.len(), batch.shape.channels, batch.shape.height, batch.shape.width];
+        let shape = [batch.labels.len() * batch.views, batch.shape.channels, batch.shape.height, batch.shape.width];
         Tensor::from_data(TensorData::new(batch.images, shape), &self.device)
     }
 
@@ -252,8 +252,12 @@ impl Replica {
             // Kernels on GPUs are tuned for each batch size. An evaluation computes each image by itself, so the last batch may
             // have more images than are counted. A training step may not: batch norm's statistics would include them.
             let batch = if self.is_tuned() { batch.padded(full) } else { batch };
+            let views = batch.views;
             let images = self.images(batch, |sets| &sets.eval).inner();
-            let mut logits = Logits::of(network, images, self.tta);
+            let mut logits = match views {
+                1 => Logits::of(network, images, self.tta),
+                _ => Logits::of_ten_crops(network, images),
+            };
             logits.truncate(count * self.classes);
             Ok(logits)
         };
