@@ -144,3 +144,25 @@ pub struct Evaluated {
 pub(crate) fn null_is_nan<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
     Ok(Option::<f64>::deserialize(from)?.unwrap_or(f64::NAN))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_better_evaluation_has_more_accuracy_or_less_loss() {
+        let one = EvalRecord { loss: 0.5, top1: 80.0, balanced_accuracy: Some(60.0), ..EvalRecord::default() };
+        let other = EvalRecord { loss: 0.7, top1: 81.0, balanced_accuracy: Some(59.0), ..EvalRecord::default() };
+        for (by, is_better) in [(BestBy::Loss, true), (BestBy::BalancedAccuracy, true), (BestBy::Accuracy, false)] {
+            assert_eq!((one.is_better(&other, by), other.is_better(&one, by)), (is_better, !is_better), "{by}");
+            assert!(!one.is_better(&one, by), "{by}: of equal ones the first");
+        }
+        // Older records have no balanced accuracy; a loss may be NaN.
+        let old = EvalRecord { balanced_accuracy: None, loss: f64::NAN, ..other };
+        for by in [BestBy::Loss, BestBy::BalancedAccuracy] {
+            assert!(one.is_better(&old, by) && !old.is_better(&one, by), "{by}");
+        }
+        let map = |map| EvalRecord { mean_average_precision: Some(map), ..EvalRecord::default() };
+        assert!(map(51.0).is_better(&map(50.0), BestBy::MeanAveragePrecision));
+    }
+}
