@@ -297,6 +297,9 @@ pub struct ExportArgs {
     /// Fold batch norms into the convolutions in front of them. The file is for inference only
     #[arg(long)]
     pub fold: bool,
+    /// Let the ONNX model normalise its input: it takes pixels from 0 to 1, as torchvision's ToTensor makes them
+    #[arg(long)]
+    pub normalise: bool,
     /// The file to write, with the ending .safetensors or .onnx
     #[arg(long, value_name = "FILE")]
     pub to: PathBuf,
