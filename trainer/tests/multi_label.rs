@@ -221,5 +221,8 @@ fn what_needs_one_class_per_image_is_refused() {
     assert!(said.contains("--tta needs one class per image") && said.contains("hint: "), "{said}");
     let said = bench.run(&["predict", "--run", run, "pictures/test-1.png", "--top-k", "2"]).expect(2).stderr;
     assert!(said.contains("the CSV file has a column for each class") && said.contains("--format jsonl"), "{said}");
-    bench.run(&["data", "verify", "manifest", "--data-dir", "pictures/labels.csv", "--label-delim", ";"]).expect(0);
+    let verify = ["data", "verify", "manifest", "--data-dir", "pictures/labels.csv", "--label-delim"];
+    bench.run(&[&verify[..], &[";"]].concat()).expect(0);
+    let table = bench.run(&["table", run]).expect(0).stdout;
+    assert!(table.contains("manifest, exact match"), "{table}");
 }

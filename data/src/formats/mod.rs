@@ -76,6 +76,12 @@ pub enum DecodeTime {
     },
 }
 
+/// Returns whether a character can separate the classes of an image ([`LoadRequest::label_delim`]): no letter, digit, quote or end of
+/// a line.
+pub fn is_label_delimiter(symbol: char) -> bool {
+    !symbol.is_alphanumeric() && symbol != '"' && (symbol == '\t' || !symbol.is_control())
+}
+
 /// Reads, checks and decodes the splits of a data set.
 ///
 /// # Errors
@@ -93,6 +99,10 @@ pub(crate) fn read(request: &LoadRequest, needs_test: bool) -> Result<Splits, Da
         let cause = format!("each image of the data set `{}` has one class", info.name);
         let hint = "only a manifest lists images with several classes: leave label_delim out, or write a manifest";
         return Err(DataError::new("", cause, hint).at("label_delim"));
+    }
+    if let Some(delim) = request.label_delim.filter(|delim| !is_label_delimiter(*delim)) {
+        let cause = format!("{delim:?} cannot separate classes");
+        return Err(DataError::new("", cause, "use no letter, digit or quote: ';' reads cat;dog").at("label_delim"));
     }
     match info.format {
         Format::BuiltIn => fashion_mini::load(info, request),

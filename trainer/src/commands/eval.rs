@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::views::{Views, ten_crop_failure};
 use crate::cli::EvalArgs;
-use crate::config::{Overrides, is_delimiter};
+use crate::config::Overrides;
 use crate::console;
 use crate::device::{self, DeviceRequest, LocalRank};
 use crate::engine::{ReplacedImages, checkpoint, eval_record};
@@ -207,7 +207,7 @@ fn of_run(run: &Path, arguments: &EvalArgs) -> Result<Subject, Failure> {
             // A manifest without test images is tested on what the run held out.
             limit_train: Some(plan.data.limit_train).filter(|limit| own_data && *limit > 0),
             split: if own_data { plan::held_out(&plan) } else { SplitOptions::default() },
-            label_delim: label_delim(arguments)?.or(plan.data.label_delim.filter(|_| own_data)),
+            label_delim: arguments.label_delim.or(plan.data.label_delim.filter(|_| own_data)),
             ..request(arguments.data.as_ref().unwrap_or(&plan.data.name), plan.data.dir.as_deref())
         },
         mean: arguments.mean.clone().or(plan.data.mean.filter(|_| own_data)),
@@ -229,24 +229,13 @@ fn of_file(model: &str, weights: &Path, arguments: &EvalArgs) -> Result<Subject,
         data: LoadRequest {
             image_size: arguments.image_size,
             resize: arguments.resize,
-            label_delim: label_delim(arguments)?,
+            label_delim: arguments.label_delim,
             ..request(data, arguments.data_dir.as_deref())
         },
         mean: arguments.mean.clone(),
         std: arguments.std.clone(),
         on_error: OnError::Fail,
     })
-}
-
-/// Returns the character of `--label-delim`.
-fn label_delim(arguments: &EvalArgs) -> Result<Option<char>, Failure> {
-    match arguments.label_delim {
-        Some(other) if !is_delimiter(other) => Err(Failure::usage(
-            format!("--label-delim {other:?}: classes cannot be separated by this character"),
-            "it is no letter, digit or quote: --label-delim ';' reads cat;dog",
-        )),
-        delim => Ok(delim),
-    }
 }
 
 /// Checks `--mean` or `--std`: one value per channel, as in the configuration.

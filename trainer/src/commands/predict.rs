@@ -205,8 +205,8 @@ impl Classifier {
         logits.iter().zip(&self.classes).filter(|(logit, _)| **logit >= 0.0).map(|(_, class)| class.as_str()).collect()
     }
 
-    /// Decodes and normalises images on all threads. Returns the images, `[C, H, W]` each (`[10, C, H, W]` with ten crops), with their paths, and the errors of
-    /// the others.
+    /// Decodes and normalises images on all threads. Returns the images, `[C, H, W]` each (`[10, C, H, W]` with ten crops), with their
+    /// paths, and the errors of the others.
     fn decode<'a>(&self, paths: &'a [PathBuf]) -> (Vec<(&'a Path, Vec<f32>)>, Vec<DataError>) {
         let shape = self.pipeline.shape();
         let decoded: Vec<Result<_, DataError>> = paths

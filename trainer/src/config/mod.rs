@@ -43,7 +43,6 @@ pub use keyword::{
     OptimizerKind, Precision, ScheduleKind, Tta, Tunable,
 };
 pub use layers::LrFactors;
-pub use multi_label::is_delimiter;
 pub use origin::SetBy;
 pub use overrides::Overrides;
 pub use plan::{RunPlan, Setting};

@@ -1,5 +1,7 @@
 //! The keys that have a meaning only where images have several classes each (`data.label_delim`), and those that have none there.
 
+use data::formats::is_label_delimiter;
+
 use super::class_weights::ClassWeights;
 use super::key::{KeyValue, Range};
 use super::keyword::{BestBy, Tta};
@@ -68,7 +70,7 @@ impl KeyValue for Option<char> {
         let text = raw.string()?;
         let mut symbols = text.chars();
         match (symbols.next(), symbols.next()) {
-            (Some(one), None) if is_delimiter(one) => Ok(Some(one)),
+            (Some(one), None) if is_label_delimiter(one) => Ok(Some(one)),
             _ => Err(Mistake::new(format!("expected one character between two classes, found {text:?}"))
                 .hint("no letter, digit or quote; `label_delim = \";\"` reads cat;dog")),
         }
@@ -77,9 +79,4 @@ impl KeyValue for Option<char> {
     fn write(&self) -> Option<toml::Value> {
         self.map(|symbol| symbol.to_string().into())
     }
-}
-
-/// Returns whether classes can be separated by a character.
-pub fn is_delimiter(symbol: char) -> bool {
-    !symbol.is_alphanumeric() && symbol != '"' && (symbol == '\t' || !symbol.is_control())
 }

@@ -333,9 +333,10 @@ impl<'a> Engine<'a> {
 
     /// Returns the best epoch, if it was `train.patience` epochs ago.
     fn exhausted(&self, counts: &EvalCounts) -> Option<usize> {
-        let best = self.progress.best.filter(|_| !self.is_best(&eval_record(counts)))?;
+        let best = self.progress.best?;
         let patience = self.plan.train.patience;
-        (patience > 0 && self.progress.epoch - best.epoch >= patience).then_some(best.epoch)
+        let waited = patience > 0 && self.progress.epoch - best.epoch >= patience;
+        (waited && !self.is_best(&eval_record(counts))).then_some(best.epoch)
     }
 
     /// Returns the signal that this rank has seen, or [`TIME_IS_UP`].

@@ -119,8 +119,8 @@ mod tests {
     const VALUES: [(f32, bool); 7] =
         [(3.0, true), (2.5, false), (2.5, true), (1.0, true), (0.5, false), (-1.0, false), (-2.0, true)];
 
-    /// scikit-learn 1.7: `average_precision_score([1, 0, 1, 1, 0, 0, 1], [3, 2.5, 2.5, 1, .5, -1, -2])` is 0.7470238…, of the
-    /// opposite 0.4769841….
+    /// scikit-learn 1.9.1: `average_precision_score([1, 0, 1, 1, 0, 0, 1], [3, 2.5, 2.5, 1, 0.5, -1, -2])` is 0.7470238, of the opposite
+    /// labels and scores 0.5555556.
     #[test]
     fn the_average_precision_is_scikit_learns() {
         let found = scores(&VALUES).average_precision();

@@ -145,6 +145,18 @@ fn mistakes_name_the_line() {
 }
 
 #[test]
+fn letters_and_quotes_separate_no_classes() {
+    let manifest = Manifest::new(TEXT);
+    for delim in ['a', '7', '"', '\n'] {
+        let error = manifest.load(delim, SplitOptions::default()).unwrap_err();
+        assert!(error.cause.ends_with("cannot separate classes") && !error.hint.is_empty(), "{error}");
+    }
+    // As a class of its own, `sea; dog` is in the validation split alone.
+    let error = manifest.load('|', SplitOptions::default()).unwrap_err();
+    assert_eq!(error.cause, "the class `sea; dog` has no training image");
+}
+
+#[test]
 fn a_split_that_leaves_a_class_without_training_images_is_refused() {
     let rows: String = (0..9).map(|i| format!("{i}.png,{}\n", if i == 4 { "a;b" } else { "a" })).collect();
     let manifest = Manifest::new(&format!("path,label\n{rows}"));
