@@ -108,7 +108,7 @@ fn ten_crops_need_files_of_larger_images() {
     let run = run.to_str().unwrap();
     let said = bench.run(&["eval", "--run", run, "--tta", "ten-crop"]).expect(2).stderr;
     assert!(said.contains("the images of `fashion-mini` are in memory") && said.contains("hint: "), "{said}");
-    pictures::save_grey_png(&bench.path("a.png"), 28, 28, &[7; 28 * 28]);
+    pictures::save_grey_png(bench.path("a.png"), 28, 28, &[7; 28 * 28]);
     let said = bench.run(&["predict", "--run", run, "a.png", "--tta", "ten-crop"]).expect(2).stderr;
     assert!(said.contains("--tta ten-crop: the run's images are not cut out of larger ones"), "{said}");
     let said = bench.run(&["predict", "--run", run, "--tta", "a.png"]).expect(2).stderr;

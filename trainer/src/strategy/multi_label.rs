@@ -92,7 +92,7 @@ pub(super) fn judge(logits: &[f32], target: &[f32]) -> (f64, bool) {
 
 /// Checks that a batch is one of a multi-label data set where `multi_label`, and of another one where not.
 pub(super) fn check_batch(multi_label: bool, multi_hot: &[f32]) -> Result<(), DataError> {
-    match multi_label == !multi_hot.is_empty() {
+    match multi_label != multi_hot.is_empty() {
         true => Ok(()),
         false => Err(DataError::new(
             "",
