@@ -237,6 +237,8 @@ pub struct EncodedImages {
     files: Vec<ImageFile>,
     resize: Resize,
     shape: ImageShape,
+    /// They are decoded once, by the caller.
+    once: bool,
     /// The folder that the names of [`EncodedImages::names`] do not have.
     root: PathBuf,
 }
@@ -245,7 +247,46 @@ impl EncodedImages {
     /// Makes the images of a split, of three channels, from their files. `source` is the folder of the data set or a file in it.
     pub(crate) fn new(files: Vec<ImageFile>, resize: Resize, shape: ImageShape, source: &Path) -> Self {
         let root = if source.is_dir() { source } else { source.parent().unwrap_or(source) };
-        Self { files, resize, shape, root: root.to_owned() }
+        Self { files, resize, shape, once: false, root: root.to_owned() }
+    }
+
+    /// Leaves it to the caller to decode the images once.
+    pub(crate) fn for_the_caller(self) -> Self {
+        Self { once: true, ..self }
+    }
+
+    /// Returns whether the caller decodes the images once ([`crate::formats::LoadRequest::share`]). Otherwise they are decoded in each
+    /// epoch.
+    pub fn is_decoded_once(&self) -> bool {
+        self.once
+    }
+
+    /// Decodes a part of the pixels of all images, `[N, 3, H, W]`, on all threads: `out.len()` bytes from byte `start` on. Bytes after
+    /// the last image stay as they are.
+    ///
+    /// # Errors
+    /// The first image of the part that cannot be decoded.
+    pub fn decode_bytes(&self, start: usize, out: &mut [u8]) -> Result<(), DataError> {
+        let len = self.shape.len();
+        let end = (start + out.len()).min(self.len() * len);
+        let (mut parts, mut rest, mut at) = (Vec::new(), out, start);
+        while at < end {
+            let (image, offset) = (at / len, at % len);
+            let (part, after) = rest.split_at_mut((len - offset).min(end - at));
+            at += part.len();
+            rest = after;
+            parts.push((image, offset, part));
+        }
+        let failed = parts.into_par_iter().find_map_first(|(image, offset, part)| {
+            if part.len() == len {
+                return self.decode(image, part).err();
+            }
+            let mut whole = vec![0; len];
+            let decoded = self.decode(image, &mut whole);
+            part.copy_from_slice(&whole[offset..][..part.len()]);
+            decoded.err()
+        });
+        failed.map_or(Ok(()), Err)
     }
 
     /// Returns the number of images.

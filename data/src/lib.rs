@@ -20,7 +20,7 @@ mod regular;
 pub mod sampler;
 pub mod split;
 
-pub use dataset::{Dataset, ImageShape, Splits};
+pub use dataset::{Dataset, ImageShape, SharedPixels, Splits};
 pub use encoded::{CENTRE_CROP, EncodedImages, TEN_CROP};
 pub use error::DataError;
 pub use label_sets::LabelSets;

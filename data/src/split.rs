@@ -192,6 +192,7 @@ mod tests {
             name: "formula".into(),
             images: (0..labels.len()).map(|i| (i % 251) as u8).collect(),
             label_sets: None,
+            shared: None,
             encoded: None,
             labels,
             shape: ImageShape { channels: 1, height: 1, width: 1 },

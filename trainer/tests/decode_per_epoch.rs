@@ -123,6 +123,13 @@ fn memory_and_each_epoch_train_to_the_same_bits() {
     assert!(fs::read_to_string(memory.join("config.toml")).unwrap().contains("decode = \"memory\"\n"));
     let epoch = bench.train("epoch", &["--set", "data.resize=30", "--set", "data.decode=epoch"]);
     assert_equal_runs(&memory, &epoch);
+    // The memory is that of all ranks where they share some, and each rank's own where they do not.
+    let two = ["--set", "data.resize=30", "--cpus", "2", "--set", "data.validation=0.3"];
+    let epoch = bench.train("epoch-2", &[&two[..], &["--set", "data.decode=epoch"]].concat());
+    for backend in ["shm", "tcp"] {
+        let memory = ["--set", "data.decode=memory", "--backend", backend];
+        assert_equal_runs(&epoch, &bench.train(backend, &[&two[..], &memory].concat()));
+    }
 }
 
 #[test]

@@ -217,6 +217,7 @@ fn a_data_set_on_the_device_trains_to_the_same_bits() {
         images: (0..50 * SHAPE.len()).map(|i| (i * 197 + i / 7 + 3) as u8).collect(),
         encoded: None,
         label_sets: None,
+        shared: None,
         labels: (0..50).map(|i| (i % 10) as u16).collect(),
         shape: SHAPE,
         classes: (0..10).map(|class| class.to_string()).collect(),

@@ -168,6 +168,7 @@ fn loader(count: usize, shift: usize, exact: bool) -> Loader {
         images: (0..count * SHAPE.len()).map(|i| (i * 197 + i / 7 + 3) as u8).collect(),
         encoded: None,
         label_sets: None,
+        shared: None,
         labels: (0..count).map(|i| ((i + shift) % 10) as u16).collect(),
         shape: SHAPE,
         classes: (0..10).map(|class| class.to_string()).collect(),

@@ -57,11 +57,12 @@ pub(super) fn load_splits(
         all.iter().try_for_each(|samples| check_sizes(samples, fit.shape()))?;
         fit.check_memory(source, count).map_err(or_in_each_epoch)?;
     }
-    let decoded = |samples: Vec<Sample>| match in_each_epoch {
+    let decoded = |samples: Vec<Sample>| match in_each_epoch || request.share {
         true => {
             let labels = samples.iter().map(|sample| sample.label).collect();
             let files = samples.into_iter().map(|sample| sample.file).collect();
             let encoded = EncodedImages::new(files, resize, fit.shape(), source);
+            let encoded = if in_each_epoch { encoded } else { encoded.for_the_caller() };
             Ok(Dataset { encoded: Some(encoded), ..dataset(info, &fit, Vec::new(), labels, classes.to_vec()) })
         }
         false => decode_all(info, &fit, resize, source, &samples, classes),

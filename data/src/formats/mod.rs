@@ -54,6 +54,9 @@ pub struct LoadRequest {
     pub resize: Option<usize>,
     /// When images in files are decoded.
     pub decode: DecodeTime,
+    /// Leaves images in files that are to be in memory encoded: the caller decodes them once, for several processes
+    /// ([`EncodedImages::is_decoded_once`](crate::EncodedImages::is_decoded_once)).
+    pub share: bool,
     /// The parts of the training set, after `limit_train`.
     pub split: SplitOptions,
     /// The character between the classes of an image in a manifest, such as `;` (fastai's `label_delim`): images may have several
@@ -142,5 +145,5 @@ fn folder<'a>(info: &DatasetInfo, request: &'a LoadRequest) -> Result<&'a Path, 
 /// Makes a split. The readers have checked that the lengths agree.
 fn dataset(info: &DatasetInfo, fit: &fit::Fit, images: Vec<u8>, labels: Vec<u16>, classes: Vec<String>) -> Dataset {
     let (name, shape) = (info.name.to_owned(), fit.shape());
-    Dataset { name, images, encoded: None, labels, label_sets: None, shape, classes }
+    Dataset { name, images, shared: None, encoded: None, labels, label_sets: None, shape, classes }
 }

@@ -224,7 +224,7 @@ fn epoch_total(config: &LoaderConfig, len: usize) -> usize {
 }
 
 fn check_dataset(dataset: &Dataset) -> Result<(), DataError> {
-    let (images, pixels, shape) = (dataset.len(), dataset.images.len(), dataset.shape);
+    let (images, pixels, shape) = (dataset.len(), dataset.all_pixels().len(), dataset.shape);
     if images == 0 {
         return Err(DataError::new("", "the data set has no images", "check its folder").at(dataset.name.as_str()));
     }

@@ -5,6 +5,7 @@ use std::{
     time::Instant,
 };
 
+use comm::Communicator;
 use data::{
     DataError, SplitOptions, Splits,
     augment::Augment,
@@ -12,7 +13,7 @@ use data::{
     loader::{self, LoaderConfig},
 };
 
-use super::class_weights;
+use super::{class_weights, shared_images};
 use crate::cli::TrainArgs;
 use crate::config::{
     self, BatchScope, DatasetFacts, Decode, Devices, Mode, OnError, Overrides, Registry, RunPlan, SetBy,
@@ -182,14 +183,16 @@ fn read(path: &Path, overrides: &Overrides) -> Result<RunPlan, Failure> {
     Ok(config::load(path, overrides, &registry)?)
 }
 
-/// Reads the data set of the plan and checks the plan against the data set.
+/// Reads the data set of the plan and checks the plan against the data set. Images in memory are shared with the other ranks of
+/// `comm`, which all read the same plan.
 ///
 /// # Errors
 /// A file is missing or damaged, or the plan does not fit the images.
-pub(super) fn read_data(plan: &mut RunPlan) -> Result<Splits, Failure> {
+pub(super) fn read_data(plan: &mut RunPlan, comm: Option<&Communicator>) -> Result<Splits, Failure> {
     let start = Instant::now();
     let decode = decode_time(plan);
-    let splits = formats::load(&LoadRequest {
+    let comm = comm.filter(|comm| shared_images::is_possible(comm));
+    let mut splits = formats::load(&LoadRequest {
         name: plan.data.name.clone(),
         dir: Some(plan.data.dir.clone().unwrap_or_else(cache_folder)),
         image_size: plan.data.image_size,
@@ -199,8 +202,12 @@ pub(super) fn read_data(plan: &mut RunPlan) -> Result<Splits, Failure> {
         limit_test: limit(plan.data.limit_test),
         split: SplitOptions { fraction: plan.data.fraction, ..held_out(plan) },
         label_delim: plan.data.label_delim,
+        share: comm.is_some(),
     })
     .map_err(|error| blame_key(plan, error))?;
+    if let Some(comm) = comm {
+        shared_images::decode(&mut splits, comm)?;
+    }
     if known_facts(&plan.data.name).is_none() {
         // All ranks compare this setting, and a resumed run keeps it.
         plan.data.decode = Some(if splits.train.encoded.is_some() { Decode::Epoch } else { Decode::Memory });

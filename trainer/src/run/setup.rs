@@ -157,7 +157,7 @@ pub(super) fn facts(plan: &RunPlan, splits: &Splits, target: &DeviceSet) -> Vec<
         let images = match &set.encoded {
             // Reading all files would take as long as an epoch.
             Some(encoded) => encoded.names().fold(0, |sum, name| crc32c::crc32c_append(sum, name.as_bytes())),
-            None => crc32c::crc32c(&set.images),
+            None => crc32c::crc32c(set.all_pixels()),
         };
         facts.push(format!(
             "{name} set = {} images {}, checksum {images:08x} {labels:08x}",
