@@ -133,6 +133,23 @@ fn memory_and_each_epoch_train_to_the_same_bits() {
 }
 
 #[test]
+fn a_damaged_image_ends_all_ranks_that_share_the_pixels() {
+    let bench = Bench::new(&CONFIG.replace("random-resized-crop:0.25", "crop"));
+    write_pictures(&bench);
+    for damaged in ["pictures/train/light/03.jpg", "pictures/test/dark/04.png"] {
+        let bytes = fs::read(bench.path(damaged)).unwrap();
+        fs::write(bench.path(damaged), &bytes[..bytes.len() / 2]).unwrap();
+        for devices in [&["--cpus", "2"][..], &["--cpus", "3"], &["--cpus", "2", "--backend", "tcp"]] {
+            let arguments = ["--config", "config.toml", "--run-dir", "failed", "--set", "data.decode=memory"];
+            let ended = bench.run(&[&arguments[..], devices].concat()).expect(2);
+            assert!(ended.stderr.contains(&format!("{damaged}: cannot be decoded: ")), "{}", ended.stderr);
+            assert!(ended.stderr.contains("hint: the image is damaged"), "{}", ended.stderr);
+        }
+        fs::write(bench.path(damaged), bytes).unwrap();
+    }
+}
+
+#[test]
 fn a_damaged_image_ends_all_ranks_or_is_replaced() {
     let bench = Bench::new(CONFIG);
     write_pictures(&bench);

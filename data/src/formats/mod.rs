@@ -54,7 +54,7 @@ pub struct LoadRequest {
     pub resize: Option<usize>,
     /// When images in files are decoded.
     pub decode: DecodeTime,
-    /// Leaves images in files that are to be in memory encoded: the caller decodes them once, for several processes
+    /// Leaves images in files that are to be in memory encoded: the caller decodes them once, for several processes, or not at all
     /// ([`EncodedImages::is_decoded_once`](crate::EncodedImages::is_decoded_once)).
     pub share: bool,
     /// The parts of the training set, after `limit_train`.

@@ -183,15 +183,28 @@ fn read(path: &Path, overrides: &Overrides) -> Result<RunPlan, Failure> {
     Ok(config::load(path, overrides, &registry)?)
 }
 
-/// Reads the data set of the plan and checks the plan against the data set. Images in memory are shared with the other ranks of
-/// `comm`, which all read the same plan.
+/// What a process needs of the images that it reads.
+#[derive(Clone, Copy)]
+pub(super) enum Reader<'a> {
+    /// All pixels: it trains alone.
+    Alone,
+    /// All pixels. The ranks of the communicator, which all read the same plan, share them.
+    Rank(&'a Communicator),
+    /// No pixels: it starts the ranks, and reports mistakes in the plan and the labels before.
+    Launcher,
+}
+
+/// Reads the data set of the plan and checks the plan against the data set.
 ///
 /// # Errors
 /// A file is missing or damaged, or the plan does not fit the images.
-pub(super) fn read_data(plan: &mut RunPlan, comm: Option<&Communicator>) -> Result<Splits, Failure> {
+pub(super) fn read_data(plan: &mut RunPlan, reader: Reader<'_>) -> Result<Splits, Failure> {
     let start = Instant::now();
     let decode = decode_time(plan);
-    let comm = comm.filter(|comm| shared_images::is_possible(comm));
+    let comm = match reader {
+        Reader::Rank(comm) if shared_images::is_possible(comm) => Some(comm),
+        _ => None,
+    };
     let mut splits = formats::load(&LoadRequest {
         name: plan.data.name.clone(),
         dir: Some(plan.data.dir.clone().unwrap_or_else(cache_folder)),
@@ -202,7 +215,7 @@ pub(super) fn read_data(plan: &mut RunPlan, comm: Option<&Communicator>) -> Resu
         limit_test: limit(plan.data.limit_test),
         split: SplitOptions { fraction: plan.data.fraction, ..held_out(plan) },
         label_delim: plan.data.label_delim,
-        share: comm.is_some(),
+        share: comm.is_some() || matches!(reader, Reader::Launcher),
     })
     .map_err(|error| blame_key(plan, error))?;
     if let Some(comm) = comm {
@@ -210,7 +223,8 @@ pub(super) fn read_data(plan: &mut RunPlan, comm: Option<&Communicator>) -> Resu
     }
     if known_facts(&plan.data.name).is_none() {
         // All ranks compare this setting, and a resumed run keeps it.
-        plan.data.decode = Some(if splits.train.encoded.is_some() { Decode::Epoch } else { Decode::Memory });
+        let in_each_epoch = splits.train.encoded.as_ref().is_some_and(|encoded| !encoded.is_decoded_once());
+        plan.data.decode = Some(if in_each_epoch { Decode::Epoch } else { Decode::Memory });
     }
     let (train, test, seconds) = (splits.train.len(), splits.test.len(), start.elapsed().as_secs_f64());
     tracing::info!(name = plan.data.name, train, test, seconds, "read the data set");
