@@ -1,9 +1,11 @@
 //! A data set: all images as uint8 in one allocation, or the files that they are decoded from in each epoch.
 
 use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
 
 use crate::split::SplitRecord;
-use crate::{DataError, EncodedImages};
+use crate::{DataError, EncodedImages, LabelSets};
 
 /// Channels, height and width of every image of a data set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,17 +36,38 @@ impl std::fmt::Display for ImageShape {
     }
 }
 
+/// Memory with the pixels of all images, `[N, C, H, W]`, that other processes read too.
+#[derive(Clone)]
+pub struct SharedPixels(Arc<dyn AsRef<[u8]> + Send + Sync>);
+
+impl SharedPixels {
+    /// Takes the memory. Bytes after the last image are ignored.
+    pub fn new(memory: impl AsRef<[u8]> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(memory))
+    }
+}
+
+impl fmt::Debug for SharedPixels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SharedPixels({} bytes)", (*self.0).as_ref().len())
+    }
+}
+
 /// One split of a data set.
 #[derive(Debug, Clone)]
 pub struct Dataset {
     /// The registry's name, e.g. `cifar10`.
     pub name: String,
-    /// Pixels, `[N, C, H, W]`, uint8. Empty if the images are in `encoded`.
+    /// Pixels, `[N, C, H, W]`, uint8. Empty if the images are in `encoded` or `shared`.
     pub images: Vec<u8>,
+    /// The pixels, in memory that other processes read too. None if they are in `images` or `encoded`.
+    pub shared: Option<SharedPixels>,
     /// The images in their files, `[N]`, which are decoded in each epoch. None if `images` has all pixels.
     pub encoded: Option<EncodedImages>,
-    /// Class of each image, `[N]`, each below `classes.len()`.
+    /// Class of each image, `[N]`, each below `classes.len()`. Of a multi-label data set all are 0.
     pub labels: Vec<u16>,
+    /// The classes of each image of a multi-label data set, `[N]`. None if each image has one class.
+    pub label_sets: Option<LabelSets>,
     /// Shape of every image.
     pub shape: ImageShape,
     /// Class names in label order.
@@ -68,7 +91,25 @@ impl Dataset {
     /// If there is no image `index`, or the images are [encoded](Dataset::encoded).
     pub fn image(&self, index: usize) -> &[u8] {
         let len = self.shape.len();
-        &self.images[index * len..(index + 1) * len]
+        &self.all_pixels()[index * len..(index + 1) * len]
+    }
+
+    /// Returns the pixels of all images, `[N, C, H, W]`; none if the images are [encoded](Dataset::encoded).
+    pub fn all_pixels(&self) -> &[u8] {
+        match &self.shared {
+            Some(SharedPixels(memory)) => &(**memory).as_ref()[..self.len() * self.shape.len()],
+            None => &self.images,
+        }
+    }
+
+    /// Replaces encoded images by their pixels.
+    ///
+    /// # Panics
+    /// If the memory is smaller than the images.
+    pub fn share(&mut self, pixels: SharedPixels) {
+        assert!((*pixels.0).as_ref().len() as u64 >= self.decoded_bytes(), "pixels of all images");
+        self.encoded = None;
+        self.shared = Some(pixels);
     }
 
     /// Returns the pixels of image `index`, `[C, H, W]`, as an evaluation has them.
@@ -90,11 +131,23 @@ impl Dataset {
         self.len() as u64 * self.shape.len() as u64
     }
 
-    /// Returns the number of images of each class, `[classes]`.
+    /// Returns the number of images that have each class, `[classes]`.
     pub fn class_sizes(&self) -> Vec<usize> {
         let mut sizes = vec![0; self.classes.len()];
-        self.labels.iter().for_each(|&label| sizes[usize::from(label)] += 1);
+        let mut count = |label: u16| sizes[usize::from(label)] += 1;
+        match &self.label_sets {
+            None => self.labels.iter().for_each(|&label| count(label)),
+            Some(sets) => sets.iter().flatten().for_each(|&label| count(label)),
+        }
         sizes
+    }
+
+    /// Returns whether two images have the same class, or the same classes.
+    pub(crate) fn same_labels(&self, one: usize, other: usize) -> bool {
+        match &self.label_sets {
+            None => self.labels[one] == self.labels[other],
+            Some(sets) => sets.of(one) == sets.of(other),
+        }
     }
 
     /// Returns a copy of the images `ids`, in their order.
@@ -107,8 +160,10 @@ impl Dataset {
         Self {
             name: self.name.clone(),
             images,
+            shared: None,
             encoded: self.encoded.as_ref().map(|encoded| encoded.select(ids)),
             labels: ids.iter().map(|&id| self.labels[id as usize]).collect(),
+            label_sets: self.label_sets.as_ref().map(|sets| sets.select(ids)),
             shape: self.shape,
             classes: self.classes.clone(),
         }
@@ -116,11 +171,12 @@ impl Dataset {
 
     /// Keeps the images `ids`, which rise, and frees the memory of the others.
     pub(crate) fn keep(&mut self, ids: &[u32]) {
-        if self.encoded.is_some() {
+        if self.encoded.is_some() || self.shared.is_some() {
             *self = self.select(ids);
             return;
         }
         let len = self.shape.len();
+        self.label_sets = self.label_sets.as_ref().map(|sets| sets.select(ids));
         // Each image moves to the front or stays, so no image is overwritten before it has moved.
         for (to, &from) in ids.iter().enumerate() {
             let from = from as usize;
@@ -135,6 +191,9 @@ impl Dataset {
     pub fn truncate(&mut self, count: usize) {
         self.labels.truncate(count);
         self.images.truncate(self.labels.len() * self.shape.len());
+        if let Some(sets) = &mut self.label_sets {
+            sets.truncate(self.labels.len());
+        }
         if let Some(encoded) = &mut self.encoded {
             encoded.truncate(self.labels.len());
         }

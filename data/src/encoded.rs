@@ -18,6 +18,13 @@ pub(crate) const MAX_BYTES: u64 = 1 << 30;
 /// Pixels of a large image. One at a time is decoded, whatever the number of threads.
 const LARGE: usize = 4096 * 4096;
 
+/// Views of an image in an evaluation with ten crops: those of torchvision's `TenCrop`. View [`CENTRE_CROP`] is the image as it is
+/// evaluated without them.
+pub const TEN_CROP: usize = 10;
+
+/// The view of [`TEN_CROP`] that is the centre of the image.
+pub const CENTRE_CROP: usize = 4;
+
 static ONE_LARGE_IMAGE: Mutex<()> = Mutex::new(());
 
 /// How an image of any size becomes one of the data set's shape.
@@ -94,22 +101,51 @@ impl ImageFile {
         window: impl Fn(usize, usize) -> Option<Region>,
         out: &mut [u8],
     ) -> Result<(), DataError> {
+        let part = |height: usize, width: usize| {
+            let whole = Region::whole(height, width);
+            Ok(match (window(height, width), resize) {
+                (Some(region), _) => [(region, Target::whole(shape.height, shape.width))],
+                (None, Resize::ShorterSide(side)) => [(whole, centre_of_resized((height, width), side, shape))],
+                (None, Resize::None) if (height, width) != (shape.height, shape.width) => {
+                    return Err(self.other_size((height, width), shape));
+                }
+                (None, _) => [(whole, Target::whole(shape.height, shape.width))],
+            })
+        };
+        self.decode_parts(part, out)
+    }
+
+    /// Decodes ten views of the image into `out`, `[10, 3, H, W]` of `shape`: those of [`crate::TEN_CROP`]. The shorter side is
+    /// resampled to `side` pixels, which is at least the sides of `shape`.
+    pub(crate) fn decode_ten_crops(&self, shape: ImageShape, side: usize, out: &mut [u8]) -> Result<(), DataError> {
+        let parts = |height: usize, width: usize| {
+            let crops = crops_of_resized((height, width), side, shape);
+            Ok(crops.map(|target| (Region::whole(height, width), target)))
+        };
+        self.decode_parts(parts, out)?;
+        // The last five are of the mirrored image.
+        let (_, mirrored) = out.split_at_mut(TEN_CROP / 2 * shape.len());
+        mirrored.chunks_exact_mut(shape.width).for_each(<[u8]>::reverse);
+        Ok(())
+    }
+
+    /// Decodes the image and resamples regions of it, one after the other into `out`. `parts` returns them for a height and width.
+    fn decode_parts<const N: usize>(
+        &self,
+        parts: impl FnOnce(usize, usize) -> Result<[(Region, Target); N], DataError>,
+        out: &mut [u8],
+    ) -> Result<(), DataError> {
         let bytes = self.read()?;
         let decoder = Decoder::new(&bytes).map_err(|cause| self.damaged(&cause))?;
         let (height, width) = decoder.size();
-        let whole = Region::whole(height, width);
-        let (region, target) = match (window(height, width), resize) {
-            (Some(region), _) => (region, Target::whole(shape.height, shape.width)),
-            (None, Resize::ShorterSide(side)) => (whole, centre_of_resized((height, width), side, shape)),
-            (None, Resize::None) if (height, width) != (shape.height, shape.width) => {
-                return Err(self.other_size((height, width), shape));
-            }
-            (None, _) => (whole, Target::whole(shape.height, shape.width)),
-        };
+        let parts = parts(height, width)?;
         // Each large image takes as much memory as thousands of small ones.
         let _turn = (height * width > LARGE).then(|| ONE_LARGE_IMAGE.lock());
         let image = decoder.decode().map_err(|cause| self.damaged(&cause))?;
-        resample(&image, region, target, out);
+        let len = out.len() / N;
+        for ((region, target), out) in parts.into_iter().zip(out.chunks_exact_mut(len)) {
+            resample(&image, region, target, out);
+        }
         Ok(())
     }
 
@@ -145,17 +181,54 @@ impl ImageFile {
     }
 }
 
-/// Returns the centre of an image whose shorter side is resampled to `side` pixels, in torchvision's rounding.
-fn centre_of_resized((height, width): (usize, usize), side: usize, shape: ImageShape) -> Target {
+/// Returns the height and width of an image whose shorter side is resampled to `side` pixels, in torchvision's rounding.
+fn resized((height, width): (usize, usize), side: usize) -> (usize, usize) {
     let longer = |short: usize, long: usize| (side * long) / short;
-    let (height, width) = match height < width {
+    match height < width {
         true => (side, longer(height, width)),
         false => (longer(width, height), side),
-    };
-    // `CenterCrop` rounds halves to even.
-    let start = |all: usize, part: usize| ((all - part) as f64 / 2.0).round_ties_even() as usize;
-    let (top, left) = (start(height, shape.height), start(width, shape.width));
+    }
+}
+
+/// Returns the first row or column of the middle `part` of `all` pixels: `CenterCrop` rounds halves to even.
+fn middle(all: usize, part: usize) -> usize {
+    ((all - part) as f64 / 2.0).round_ties_even() as usize
+}
+
+/// Returns the centre of an image whose shorter side is resampled to `side` pixels.
+fn centre_of_resized(size: (usize, usize), side: usize, shape: ImageShape) -> Target {
+    let (height, width) = resized(size, side);
+    let (top, left) = (middle(height, shape.height), middle(width, shape.width));
     Target { height, width, part: Region { top, left, height: shape.height, width: shape.width } }
+}
+
+/// Returns the crops of torchvision's `TenCrop` of an image whose shorter side is resampled to `side` pixels: the corners (top left,
+/// top right, bottom left, bottom right) and the centre, and then those that mirror to the crops of the mirrored image.
+fn crops_of_resized(size: (usize, usize), side: usize, shape: ImageShape) -> [Target; TEN_CROP] {
+    let (height, width) = resized(size, side);
+    let (bottom, right) = (height - shape.height, width - shape.width);
+    let places =
+        [(0, 0), (0, right), (bottom, 0), (bottom, right), (middle(height, shape.height), middle(width, shape.width))];
+    std::array::from_fn(|at| {
+        let (top, left) = places[at % places.len()];
+        let left = if at < places.len() { left } else { right - left };
+        Target { height, width, part: Region { top, left, height: shape.height, width: shape.width } }
+    })
+}
+
+/// Returns the pixels of the shorter side from which ten crops are cut.
+///
+/// # Errors
+/// See [`EncodedImages::ten_crop_side`].
+pub(crate) fn ten_crop_side(resize: Resize) -> Result<usize, DataError> {
+    match resize {
+        Resize::ShorterSide(side) => Ok(side),
+        Resize::None | Resize::Whole => {
+            let hint = "cut them out of images whose shorter side is resized: data.resize = 256 with image_size = 224";
+            Err(DataError::new("", "ten crops need images that are larger than those of the network", hint)
+                .at("ten_crop"))
+        }
+    }
 }
 
 /// The encoded images of one split.
@@ -164,6 +237,8 @@ pub struct EncodedImages {
     files: Vec<ImageFile>,
     resize: Resize,
     shape: ImageShape,
+    /// They are decoded once, by the caller.
+    once: bool,
     /// The folder that the names of [`EncodedImages::names`] do not have.
     root: PathBuf,
 }
@@ -172,7 +247,46 @@ impl EncodedImages {
     /// Makes the images of a split, of three channels, from their files. `source` is the folder of the data set or a file in it.
     pub(crate) fn new(files: Vec<ImageFile>, resize: Resize, shape: ImageShape, source: &Path) -> Self {
         let root = if source.is_dir() { source } else { source.parent().unwrap_or(source) };
-        Self { files, resize, shape, root: root.to_owned() }
+        Self { files, resize, shape, once: false, root: root.to_owned() }
+    }
+
+    /// Leaves it to the caller to decode the images once.
+    pub(crate) fn for_the_caller(self) -> Self {
+        Self { once: true, ..self }
+    }
+
+    /// Returns whether the caller decodes the images once ([`crate::formats::LoadRequest::share`]). Otherwise they are decoded in each
+    /// epoch.
+    pub fn is_decoded_once(&self) -> bool {
+        self.once
+    }
+
+    /// Decodes a part of the pixels of all images, `[N, 3, H, W]`, on all threads: `out.len()` bytes from byte `start` on. Bytes after
+    /// the last image stay as they are.
+    ///
+    /// # Errors
+    /// The first image of the part that cannot be decoded.
+    pub fn decode_bytes(&self, start: usize, out: &mut [u8]) -> Result<(), DataError> {
+        let len = self.shape.len();
+        let end = (start + out.len()).min(self.len() * len);
+        let (mut parts, mut rest, mut at) = (Vec::new(), out, start);
+        while at < end {
+            let (image, offset) = (at / len, at % len);
+            let (part, after) = rest.split_at_mut((len - offset).min(end - at));
+            at += part.len();
+            rest = after;
+            parts.push((image, offset, part));
+        }
+        let failed = parts.into_par_iter().find_map_first(|(image, offset, part)| {
+            if part.len() == len {
+                return self.decode(image, part).err();
+            }
+            let mut whole = vec![0; len];
+            let decoded = self.decode(image, &mut whole);
+            part.copy_from_slice(&whole[offset..][..part.len()]);
+            decoded.err()
+        });
+        failed.map_or(Ok(()), Err)
     }
 
     /// Returns the number of images.
@@ -194,6 +308,19 @@ impl EncodedImages {
     /// If there is no image `index`, or `out` is not one image long.
     pub fn decode(&self, index: usize, out: &mut [u8]) -> Result<(), DataError> {
         self.decode_window(index, |_, _| None, out)
+    }
+
+    /// Decodes ten views of image `index` into `out`, `[10, 3, H, W]`.
+    pub(crate) fn decode_ten_crops(&self, index: usize, out: &mut [u8]) -> Result<(), DataError> {
+        self.files[index].decode_ten_crops(self.shape, self.ten_crop_side()?, out)
+    }
+
+    /// Returns the pixels of the shorter side from which ten crops are cut.
+    ///
+    /// # Errors
+    /// Whole images are resized to the shape of the data set, or not at all, so there is nothing to cut.
+    pub(crate) fn ten_crop_side(&self) -> Result<usize, DataError> {
+        ten_crop_side(self.resize)
     }
 
     /// Decodes image `index`; `window` as in [`ImageFile::decode`].
@@ -268,5 +395,27 @@ mod tests {
         assert_eq!(of(375, 500), Target { height: 256, width: 341, part: part(16, 58) });
         assert_eq!(of(500, 375), Target { height: 341, width: 256, part: part(58, 16) });
         assert_eq!(of(10, 10), Target { height: 256, width: 256, part: part(16, 16) });
+    }
+
+    #[test]
+    fn ten_crops_are_torchvisions() {
+        let folder = tempfile::tempdir().unwrap();
+        for line in golden("ten_crop") {
+            let ([height, width], [rows, columns]) = (numbers(&line, "size"), numbers(&line, "target"));
+            let path = folder.path().join("picture");
+            let (rgb, eight) = (png::ColorType::Rgb, png::BitDepth::Eight);
+            std::fs::write(&path, png(width as u32, height as u32, rgb, eight, &image(height, width).pixels)).unwrap();
+            let shape = ImageShape { channels: 3, height: rows, width: columns };
+            let side = line["ten_crop"].as_u64().unwrap() as usize;
+            let mut out = vec![0; TEN_CROP * shape.len()];
+            let file = ImageFile::Path(path);
+            file.decode_ten_crops(shape, side, &mut out).unwrap();
+            let views: Vec<u8> = out.chunks_exact(shape.len()).flat_map(interleaved).collect();
+            assert_eq!(views, bytes(&line, "pixels"), "{height}x{width}");
+            let mut centre = vec![0; shape.len()];
+            file.decode(shape, Resize::ShorterSide(side), |_, _| None, &mut centre).unwrap();
+            assert_eq!(out[CENTRE_CROP * shape.len()..][..shape.len()], centre);
+        }
+        assert_eq!(golden("ten_crop").len(), 2);
     }
 }

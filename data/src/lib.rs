@@ -10,6 +10,7 @@ mod encoded;
 pub mod error;
 pub mod fetch;
 pub mod formats;
+mod label_sets;
 pub mod loader;
 mod memory;
 #[cfg(test)]
@@ -19,9 +20,10 @@ mod regular;
 pub mod sampler;
 pub mod split;
 
-pub use dataset::{Dataset, ImageShape, Splits};
-pub use encoded::EncodedImages;
+pub use dataset::{Dataset, ImageShape, SharedPixels, Splits};
+pub use encoded::{CENTRE_CROP, EncodedImages, TEN_CROP};
 pub use error::DataError;
+pub use label_sets::LabelSets;
 pub use memory::total_memory;
 pub use regular::{open_regular, read_regular};
 pub use split::{SplitOptions, SplitRecord};

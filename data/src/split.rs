@@ -5,6 +5,9 @@
 //! `seed`, and the first images of each class in this order are held out. The next images of the class are trained on. So the
 //! images of a smaller fraction are among those of a larger one, and the fraction does not change the validation split. Both
 //! parts keep the data set's order.
+//!
+//! The images of a multi-label data set are not stratified: they count as one class here. A choice that leaves a class without
+//! training images is an error.
 
 use crate::memory::available_memory;
 use crate::sampler::{SamplerError, permutation};
@@ -66,7 +69,7 @@ pub fn split(mut splits: Splits, options: &SplitOptions) -> Result<Splits, DataE
 /// Returns the images to train on, rising, and the other ones.
 fn partition(train: &Dataset, options: &SplitOptions) -> Result<(Vec<u32>, SplitRecord), DataError> {
     let len = u32::try_from(train.len()).map_err(|_| SamplerError::TooManySamples { len: train.len() })?;
-    let sizes = train.class_sizes();
+    let sizes = strata(train);
     let held_out = match options.validation {
         None => vec![0; sizes.len()],
         Some(fraction) => of_each_class("validation", fraction, &sizes, train)?,
@@ -76,7 +79,7 @@ fn partition(train: &Dataset, options: &SplitOptions) -> Result<(Vec<u32>, Split
         && let Some(class) = (0..sizes.len()).find(|&class| sizes[class] > 0 && rest[class] == 0)
     {
         let fraction = options.validation.unwrap_or_default();
-        let cause = format!("{fraction} holds out all {}: none is left to train on", images_of(train, class));
+        let cause = format!("{fraction} holds out all {}: none is left to train on", stratum_of(train, class));
         return Err(error("validation", cause, other_fraction(sizes[class], true)));
     }
     let kept = match options.fraction {
@@ -96,7 +99,28 @@ fn partition(train: &Dataset, options: &SplitOptions) -> Result<(Vec<u32>, Split
         seen[class] += 1;
     }
     [&mut validation, &mut training, &mut unused].into_iter().for_each(|part| part.sort_unstable());
+    if train.label_sets.is_some() {
+        let option = if options.validation.is_some() { "validation" } else { "fraction" };
+        check_classes_left(option, train, &training)?;
+    }
     Ok((training, SplitRecord { images: train.len(), validation, unused }))
+}
+
+/// Returns the number of images of each class, of which the same fraction is taken: all images where images have several
+/// classes.
+fn strata(train: &Dataset) -> Vec<usize> {
+    if train.label_sets.is_some() { vec![train.len()] } else { train.class_sizes() }
+}
+
+/// Checks that every class of a multi-label data set has an image among those to train on.
+fn check_classes_left(option: &str, train: &Dataset, training: &[u32]) -> Result<(), DataError> {
+    let mut left = vec![false; train.classes.len()];
+    if let Some(sets) = &train.label_sets {
+        training.iter().flat_map(|&id| sets.of(id as usize)).for_each(|&class| left[usize::from(class)] = true);
+    }
+    let Some(class) = left.iter().position(|left| !left) else { return Ok(()) };
+    let cause = format!("none of the {} is left to train on", images_of(train, class));
+    Err(error(option, cause, "take another part or another seed, or name the split of each image in the manifest"))
 }
 
 /// Returns `fraction` of each class's size, rounded to the nearest integer.
@@ -110,7 +134,7 @@ fn of_each_class(option: &str, fraction: f64, sizes: &[usize], train: &Dataset) 
     match (0..sizes.len()).find(|&class| sizes[class] > 0 && parts[class] == 0) {
         None => Ok(parts),
         Some(class) => {
-            let cause = format!("{fraction} of the {} is none", images_of(train, class));
+            let cause = format!("{fraction} of the {} is none", stratum_of(train, class));
             Err(error(option, cause, other_fraction(sizes[class], false)))
         }
     }
@@ -119,6 +143,14 @@ fn of_each_class(option: &str, fraction: f64, sizes: &[usize], train: &Dataset) 
 /// Returns `3 training images of the class `cat``.
 fn images_of(train: &Dataset, class: usize) -> String {
     format!("{} training images of the class `{}`", train.class_sizes()[class], train.classes[class])
+}
+
+/// Returns the text of [`images_of`] for a class of [`strata`].
+fn stratum_of(train: &Dataset, class: usize) -> String {
+    match train.label_sets {
+        None => images_of(train, class),
+        Some(_) => format!("{} training images", train.len()),
+    }
 }
 
 /// Returns what to do about a fraction that takes all (`too_many`) or none of the `size` images of a class.
@@ -159,6 +191,8 @@ mod tests {
         Dataset {
             name: "formula".into(),
             images: (0..labels.len()).map(|i| (i % 251) as u8).collect(),
+            label_sets: None,
+            shared: None,
             encoded: None,
             labels,
             shape: ImageShape { channels: 1, height: 1, width: 1 },

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use data::augment::Augment;
 use data::formats::{DecodeTime, LoadRequest, load};
 use data::loader::{Batch, Loader, LoaderConfig, OnError};
-use data::{DataError, Dataset, SplitOptions, Splits};
+use data::{DataError, Dataset, SharedPixels, SplitOptions, Splits};
 use tempfile::TempDir;
 
 #[path = "../testing/pictures.rs"]
@@ -68,6 +68,40 @@ fn samples(set: &Dataset, config: &LoaderConfig, world: usize, epoch: usize) -> 
     }
     all.sort_by_key(|(id, _)| *id);
     all
+}
+
+/// Processes that share the pixels decode parts of any size, which begin and end within an image.
+#[test]
+fn parts_of_all_pixels_are_those_in_memory() {
+    let folder = folder(6);
+    let split = SplitOptions { validation: Some(0.34), fraction: None, seed: 3 };
+    let with = |share| {
+        let decode = DecodeTime::Memory;
+        load(&LoadRequest { share, split, ..request("image-folder", folder.path(), decode) }).unwrap()
+    };
+    let (memory, mut shared) = (with(false).train, with(true).train);
+    let encoded = shared.encoded.clone().unwrap();
+    assert!(encoded.is_decoded_once() && shared.images.is_empty());
+    assert!(!splits(folder.path(), DecodeTime::Epoch).train.encoded.unwrap().is_decoded_once());
+    let all = memory.all_pixels();
+    for part in [1, 100, 24 * 24 * 3, 5000, all.len(), all.len() + 7] {
+        let mut pixels = vec![0xaa; all.len().next_multiple_of(part)];
+        for (index, out) in pixels.chunks_exact_mut(part).enumerate().filter(|(index, _)| part > 99 || index % 997 == 0)
+        {
+            encoded.decode_bytes(index * part, out).unwrap();
+        }
+        let same = |(index, (a, b)): (usize, (&u8, &u8))| (part < 100 && index % 997 != 0) || a == b;
+        assert!(pixels.iter().zip(all).enumerate().all(same), "parts of {part}");
+        assert!(pixels[all.len()..].iter().all(|byte| *byte == 0xaa), "after the last image");
+        if part == all.len() {
+            shared.share(SharedPixels::new(pixels));
+        }
+    }
+    let same =
+        |config: LoaderConfig| batches(&memory, config.clone(), 1).unwrap() == batches(&shared, config, 1).unwrap();
+    assert!(same(config(&[Augment::Flip])) && shared.encoded.is_none());
+    shared.truncate(3);
+    assert_eq!(shared.all_pixels(), &all[..3 * memory.shape.len()]);
 }
 
 #[test]

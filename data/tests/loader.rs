@@ -14,7 +14,16 @@ fn dataset(len: usize) -> Arc<Dataset> {
     let images = (0..len * SHAPE.len()).map(|i| (i * 31 + i / 144 * 7) as u8).collect();
     let labels = (0..len).map(|i| (i % 10) as u16).collect();
     let classes = (0..10).map(|i| i.to_string()).collect();
-    Arc::new(Dataset { name: "test".into(), images, encoded: None, labels, shape: SHAPE, classes })
+    Arc::new(Dataset {
+        name: "test".into(),
+        images,
+        encoded: None,
+        labels,
+        label_sets: None,
+        shared: None,
+        shape: SHAPE,
+        classes,
+    })
 }
 
 fn config() -> LoaderConfig {

@@ -80,6 +80,60 @@ fn equalizing_spreads_the_values_as_torchvision_does() {
     }
 }
 
+/// torchvision computes in f32 too, and may round elsewhere: within one level.
+#[test]
+fn turned_hues_are_torchvisions() {
+    let lines = golden();
+    let hues: Vec<_> = lines.iter().filter(|line| line["hue"].is_number()).collect();
+    assert_eq!(hues.len(), 10);
+    for line in hues {
+        let (shape, hue) = (shape(line), line["hue"].as_f64().unwrap());
+        let before = bytes(line["before"].as_str().unwrap());
+        let mut after = before.clone();
+        Operation::Hue(hue).apply(&mut after, shape);
+        let expected = bytes(line["result"].as_str().unwrap());
+        let worst = after.iter().zip(&expected).map(|(a, b)| a.abs_diff(*b)).max().unwrap();
+        assert!(worst <= 1, "{hue}, {shape}: {worst} levels");
+        assert_ne!(after, before, "{hue}");
+        // The first row is grey.
+        let plane = shape.height * shape.width;
+        for row in [0, plane, 2 * plane] {
+            assert!(after[row..][..shape.width].iter().zip(&before[row..]).all(|(a, b)| a.abs_diff(*b) <= 1), "{hue}");
+        }
+        let mut grey = before[..plane].to_vec();
+        Operation::Hue(hue).apply(&mut grey, ImageShape { channels: 1, ..shape });
+        assert_eq!(grey, before[..plane]);
+    }
+}
+
+#[test]
+fn color_jitter_turns_hues_when_asked_to_and_draws_the_rest_as_before() {
+    let (plain, turning) =
+        (Augment::ColorJitter { strength: 0.4, hue: 0.0 }, Augment::ColorJitter { strength: 0.4, hue: 0.1 });
+    let turn = |operation: &Operation| match operation {
+        Operation::Hue(turn) => Some(*turn),
+        _ => None,
+    };
+    let (mut first, mut turns) = (0, Vec::new());
+    for id in 0..2000 {
+        let drawn = pipeline(&[turning]).params(5, 1, id).operations;
+        assert_eq!(drawn.len(), 4);
+        turns.extend(drawn.iter().filter_map(turn));
+        first += usize::from(turn(&drawn[0]).is_some());
+        let mut others: Vec<_> =
+            drawn.into_iter().filter(|operation| turn(operation).is_none()).map(|o| format!("{o:?}")).collect();
+        let mut plain: Vec<_> =
+            pipeline(&[plain]).params(5, 1, id).operations.iter().map(|o| format!("{o:?}")).collect();
+        others.sort();
+        plain.sort();
+        assert_eq!(others, plain, "the same factors");
+    }
+    let extent = turns.iter().fold(0.0f64, |most, turn| most.max(turn.abs()));
+    let mean = turns.iter().sum::<f64>() / turns.len() as f64;
+    assert!(turns.len() == 2000 && extent <= 0.1 && extent > 0.099 && mean.abs() < 0.005, "{extent} {mean}");
+    assert!((400..600).contains(&first), "any order: {first}");
+}
+
 fn pipeline(augment: &[Augment]) -> Pipeline {
     Pipeline::new(augment, &[0.5; 3], &[0.25; 3], CIFAR).unwrap()
 }
@@ -147,7 +201,7 @@ fn rand_augment_draws_two_operations_of_one_strength() {
 
 #[test]
 fn color_jitter_draws_each_factor_in_any_order() {
-    let pipeline = pipeline(&[Augment::ColorJitter { strength: 0.4 }]);
+    let pipeline = pipeline(&[Augment::ColorJitter { strength: 0.4, hue: 0.0 }]);
     let mut orders = BTreeMap::<String, u32>::new();
     let (mut low, mut high) = (f64::MAX, f64::MIN);
     for id in 0..6_000 {
@@ -191,7 +245,8 @@ fn random_erasing_draws_areas_and_ratios_of_the_paper() {
 #[test]
 fn one_augmentation_does_not_change_the_draws_of_another() {
     let crop = Augment::Crop { padding: 4, fill: data::augment::Fill::Zero };
-    let (jitter, erasing) = (Augment::ColorJitter { strength: 0.4 }, Augment::RandomErasing { probability: 1.0 });
+    let (jitter, erasing) =
+        (Augment::ColorJitter { strength: 0.4, hue: 0.0 }, Augment::RandomErasing { probability: 1.0 });
     let together = pipeline(&[erasing, jitter, crop, Augment::Flip]).params(1, 2, 3);
     let alone = pipeline(&[crop, Augment::Flip]).params(1, 2, 3);
     assert_eq!((alone.dy, alone.dx, alone.flip), (together.dy, together.dx, together.flip));
@@ -207,8 +262,9 @@ fn impossible_strengths_are_errors() {
     };
     for (augment, cause) in [
         (Augment::RandAugment { magnitude: 31 }, "augment: `rand-augment:31` is too strong"),
-        (Augment::ColorJitter { strength: 0.0 }, "augment: `color-jitter:0` has no positive strength"),
-        (Augment::ColorJitter { strength: f64::NAN }, "augment: `color-jitter:NaN` has no positive strength"),
+        (Augment::ColorJitter { strength: 0.4, hue: 0.6 }, "augment: `color-jitter:0.4:0.6` turns the hues too far"),
+        (Augment::ColorJitter { strength: 0.0, hue: 0.0 }, "augment: `color-jitter:0` has no positive strength"),
+        (Augment::ColorJitter { strength: f64::NAN, hue: 0.0 }, "augment: `color-jitter:NaN` has no positive strength"),
         (Augment::RandomErasing { probability: 1.5 }, "augment: `random-erasing:1.5` has no probability"),
     ] {
         assert_eq!(error(&[augment], CIFAR), cause);

@@ -220,13 +220,18 @@ pub struct EvalArgs {
     /// Standard deviation of each channel, separated by commas (default: that of the run, or of the data set)
     #[arg(long, value_name = "STD", value_delimiter = ',')]
     pub std: Option<Vec<f32>>,
+    /// The character between the classes of an image in a manifest, as data.label_delim (default: that of the run)
+    #[arg(long, value_name = "CHARACTER")]
+    pub label_delim: Option<char>,
     /// Images per batch
     #[arg(long, default_value_t = 256)]
     pub batch_size: usize,
-    /// Evaluate the mean of the logits of each image and its mirror image too (as train.tta = "flip")
-    #[arg(long)]
-    pub tta: bool,
-    /// Print JSON: top1 and top5 in percent, loss, correct, total, and tta_top1 with --tta
+    /// Evaluate the mean of the logits of several views of each image too: flip (the image and its mirror image, as train.tta; the
+    /// default) or ten-crop (corners and centre of the resized image, and their mirror images)
+    #[arg(long, value_name = "VIEWS", num_args = 0..=1, default_missing_value = "flip", value_parser = ["flip", "ten-crop"])]
+    pub tta: Option<String>,
+    /// Print JSON: top1 and top5 in percent, loss, correct, total, and tta_top1 with --tta; of images with several classes
+    /// mean_average_precision in percent, and that of each class
     #[arg(long)]
     pub json: bool,
 }
@@ -247,9 +252,9 @@ pub struct PredictArgs {
     /// used if there are any
     #[arg(long, value_name = "best|last|NAME")]
     pub checkpoint: Option<String>,
-    /// Classes per image, the most probable first
-    #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
-    pub top_k: u16,
+    /// Classes per image, the most probable first (default: 1, of a run with data.label_delim all)
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u16).range(1..))]
+    pub top_k: Option<u16>,
     /// csv (with a header) or jsonl (one JSON object per line)
     #[arg(long, default_value = "csv", value_parser = ["csv", "jsonl"])]
     pub format: String,
@@ -259,9 +264,10 @@ pub struct PredictArgs {
     /// Replace the file if it exists
     #[arg(long, requires = "to")]
     pub force: bool,
-    /// Add the prediction of the mean of the logits of each image and its mirror image
-    #[arg(long)]
-    pub tta: bool,
+    /// Add the prediction of the mean of the logits of several views: flip (the image and its mirror image; the default) or ten-crop
+    /// (corners and centre of the resized image, and their mirror images)
+    #[arg(long, value_name = "VIEWS", num_args = 0..=1, default_missing_value = "flip", value_parser = ["flip", "ten-crop"])]
+    pub tta: Option<String>,
     /// Leave out images that cannot be read, with a warning for each and their number at the end
     #[arg(long)]
     pub skip_errors: bool,
@@ -291,6 +297,9 @@ pub struct ExportArgs {
     /// Fold batch norms into the convolutions in front of them. The file is for inference only
     #[arg(long)]
     pub fold: bool,
+    /// Let the ONNX model normalise its input: it takes pixels from 0 to 1, as torchvision's ToTensor makes them
+    #[arg(long)]
+    pub normalise: bool,
     /// The file to write, with the ending .safetensors or .onnx
     #[arg(long, value_name = "FILE")]
     pub to: PathBuf,
@@ -339,5 +348,8 @@ pub enum DataCommand {
         /// The folder of the data sets
         #[arg(long, value_name = "DIR", env = "TRAINER_DATA_DIR")]
         data_dir: Option<PathBuf>,
+        /// The character between the classes of an image in a manifest, as data.label_delim
+        #[arg(long, value_name = "CHARACTER")]
+        label_delim: Option<char>,
     },
 }

@@ -6,6 +6,8 @@
 //! divide by the number of samples, as PyTorch does for targets that are probabilities.
 //! Source: `torch.nn.functional.cross_entropy(…, weight, label_smoothing)`; mixup arXiv:1710.09412.
 
+pub mod binary;
+
 use burn::tensor::{Device, Tensor, TensorData, activation::log_softmax};
 use data::loader::Mix;
 

@@ -4,6 +4,7 @@ use data::sampler::FIRST_EPOCH;
 use models::state::StateTensor;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::config::BestBy;
 use crate::state_file::NamedTensor;
 
 /// Everything that a checkpoint saves of a strategy, in host memory.
@@ -26,6 +27,9 @@ pub struct DatasetRecord {
     pub shape: [usize; 3],
     /// Names of the classes in label order.
     pub classes: Vec<String>,
+    /// Whether an image has any number of these classes (`data.label_delim`), and the network a sigmoid for each.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub multi_label: bool,
 }
 
 /// A run's progress, with the sums of the epoch in progress: all checkpoint content that is not a tensor.
@@ -39,7 +43,7 @@ pub struct RunProgress {
     pub step: u64,
     /// Sums over the epoch in progress.
     pub partial: PartialEpoch,
-    /// Best evaluation by top-1 so far.
+    /// Best evaluation so far, by `checkpoint.best`.
     pub best: Option<Evaluated>,
     /// Last evaluation.
     pub last: Option<Evaluated>,
@@ -84,11 +88,12 @@ pub struct EvalRecord {
     /// Mean loss over all samples.
     #[serde(deserialize_with = "null_is_nan")]
     pub loss: f64,
-    /// Samples whose best class is correct, in percent.
+    /// Samples whose best class is correct, in percent. Multi-label: samples all of whose classes are right (exact match).
     pub top1: f64,
-    /// Samples whose correct class is among the best five, in percent.
+    /// Samples whose correct class is among the best five, in percent. NaN for multi-label samples.
+    #[serde(deserialize_with = "null_is_nan")]
     pub top5: f64,
-    /// Number of samples whose best class is correct.
+    /// Number of samples that are right in the sense of `top1`.
     pub correct: u64,
     /// Number of samples.
     pub total: u64,
@@ -99,9 +104,25 @@ pub struct EvalRecord {
     /// `top1` with test-time augmentation (`train.tta`), in percent. Nothing else depends on this number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tta_top1: Option<f64>,
+    /// Mean of the classes' average precisions in percent, over the classes that samples have. Present for multi-label samples
+    /// only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mean_average_precision: Option<f64>,
 }
 
 impl EvalRecord {
+    /// Returns whether this evaluation is better than `other`. Of equal ones the first is the best. Where `other` lacks the number
+    /// or has NaN, this one is better.
+    pub fn is_better(&self, other: &Self, by: BestBy) -> bool {
+        let score = |record: &Self| match by {
+            BestBy::Accuracy => record.top1,
+            BestBy::BalancedAccuracy => record.balanced_accuracy.unwrap_or(f64::NAN),
+            BestBy::MeanAveragePrecision => record.mean_average_precision.unwrap_or(f64::NAN),
+            BestBy::Loss => -record.loss,
+        };
+        score(self) > score(other) || score(other).is_nan()
+    }
+
     /// Returns the balanced accuracy where it is not the top-1 accuracy, which it is for classes of equal size.
     pub fn imbalance(&self) -> Option<f64> {
         // Percentages are shown with two decimals.
@@ -122,4 +143,26 @@ pub struct Evaluated {
 /// Reads `null` as NaN. JSON has no NaN, so `serde_json` writes values that are not finite as `null`.
 pub(crate) fn null_is_nan<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
     Ok(Option::<f64>::deserialize(from)?.unwrap_or(f64::NAN))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_better_evaluation_has_more_accuracy_or_less_loss() {
+        let one = EvalRecord { loss: 0.5, top1: 80.0, balanced_accuracy: Some(60.0), ..EvalRecord::default() };
+        let other = EvalRecord { loss: 0.7, top1: 81.0, balanced_accuracy: Some(59.0), ..EvalRecord::default() };
+        for (by, is_better) in [(BestBy::Loss, true), (BestBy::BalancedAccuracy, true), (BestBy::Accuracy, false)] {
+            assert_eq!((one.is_better(&other, by), other.is_better(&one, by)), (is_better, !is_better), "{by}");
+            assert!(!one.is_better(&one, by), "{by}: of equal ones the first");
+        }
+        // Older records have no balanced accuracy; a loss may be NaN.
+        let old = EvalRecord { balanced_accuracy: None, loss: f64::NAN, ..other };
+        for by in [BestBy::Loss, BestBy::BalancedAccuracy] {
+            assert!(one.is_better(&old, by) && !old.is_better(&one, by), "{by}");
+        }
+        let map = |map| EvalRecord { mean_average_precision: Some(map), ..EvalRecord::default() };
+        assert!(map(51.0).is_better(&map(50.0), BestBy::MeanAveragePrecision));
+    }
 }

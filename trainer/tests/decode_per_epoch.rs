@@ -75,6 +75,44 @@ fn a_stopped_run_resumes_to_the_same_bits_and_eval_and_predict_agree() {
         line["path"].as_str().unwrap().contains(line["predictions"][0]["class"].as_str().unwrap())
     });
     assert_eq!(Some(right.count() as u64), evaluated["correct"].as_u64());
+
+    // Crops of 28 pixels out of images whose shorter side is 32.
+    let stdout = bench.run(&["eval", "--run", &name, "--tta", "ten-crop", "--json"]).expect(0).stdout;
+    let ten: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!((&ten["top1"], &ten["total"]), (&evaluated["top1"], &evaluated["total"]), "the plain figure stays");
+    let predict =
+        ["predict", "--run", &name, "--format", "jsonl", "--batch-size", "3", "pictures/test", "--tta", "ten-crop"];
+    let stdout = bench.run(&predict).expect(0).stdout;
+    let right = stdout.lines().filter(|line| {
+        let line: Value = serde_json::from_str(line).unwrap();
+        line["path"].as_str().unwrap().contains(line["tta"]["class"].as_str().unwrap())
+    });
+    assert_eq!(ten["tta_top1"], 10.0 * right.count() as f64, "of ten images");
+    let said = bench.run(&["eval", "--run", &name, "--tta", "ten-crop"]).expect(0).stdout;
+    assert!(said.contains("; with ten crops top-1 "), "{said}");
+    let weights = format!("{name}/checkpoints/best");
+    let file = ["eval", "--model", "lenet", "--weights", &weights, "--data", "image-folder", "--data-dir", "pictures"];
+    let whole = ["--image-size", "28", "--tta", "ten-crop"];
+    let said = bench.run(&[&file[..], &whole].concat()).expect(2).stderr;
+    assert!(
+        said.contains("--tta ten-crop: ten crops need images that are larger") && said.contains("--resize"),
+        "{said}"
+    );
+    bench.run(&[&file[..], &whole, &["--resize", "32"]].concat()).expect(0);
+}
+
+#[test]
+fn ten_crops_need_files_of_larger_images() {
+    let bench = Bench::new(common::CONFIG);
+    let run = bench.train("runs", &["--quiet", "--epochs", "1"]);
+    let run = run.to_str().unwrap();
+    let said = bench.run(&["eval", "--run", run, "--tta", "ten-crop"]).expect(2).stderr;
+    assert!(said.contains("the images of `fashion-mini` are in memory") && said.contains("hint: "), "{said}");
+    pictures::save_grey_png(bench.path("a.png"), 28, 28, &[7; 28 * 28]);
+    let said = bench.run(&["predict", "--run", run, "a.png", "--tta", "ten-crop"]).expect(2).stderr;
+    assert!(said.contains("--tta ten-crop: the run's images are not cut out of larger ones"), "{said}");
+    let said = bench.run(&["predict", "--run", run, "--tta", "a.png"]).expect(2).stderr;
+    assert!(said.contains("flip, ten-crop"), "{said}");
 }
 
 #[test]
@@ -85,6 +123,30 @@ fn memory_and_each_epoch_train_to_the_same_bits() {
     assert!(fs::read_to_string(memory.join("config.toml")).unwrap().contains("decode = \"memory\"\n"));
     let epoch = bench.train("epoch", &["--set", "data.resize=30", "--set", "data.decode=epoch"]);
     assert_equal_runs(&memory, &epoch);
+    // The memory is that of all ranks where they share some, and each rank's own where they do not.
+    let two = ["--set", "data.resize=30", "--cpus", "2", "--set", "data.validation=0.3"];
+    let epoch = bench.train("epoch-2", &[&two[..], &["--set", "data.decode=epoch"]].concat());
+    for backend in ["shm", "tcp"] {
+        let memory = ["--set", "data.decode=memory", "--backend", backend];
+        assert_equal_runs(&epoch, &bench.train(backend, &[&two[..], &memory].concat()));
+    }
+}
+
+#[test]
+fn a_damaged_image_ends_all_ranks_that_share_the_pixels() {
+    let bench = Bench::new(&CONFIG.replace("random-resized-crop:0.25", "crop"));
+    write_pictures(&bench);
+    for damaged in ["pictures/train/light/03.jpg", "pictures/test/dark/04.png"] {
+        let bytes = fs::read(bench.path(damaged)).unwrap();
+        fs::write(bench.path(damaged), &bytes[..bytes.len() / 2]).unwrap();
+        for devices in [&["--cpus", "2"][..], &["--cpus", "3"], &["--cpus", "2", "--backend", "tcp"]] {
+            let arguments = ["--config", "config.toml", "--run-dir", "failed", "--set", "data.decode=memory"];
+            let ended = bench.run(&[&arguments[..], devices].concat()).expect(2);
+            assert!(ended.stderr.contains(&format!("{damaged}: cannot be decoded: ")), "{}", ended.stderr);
+            assert!(ended.stderr.contains("hint: the image is damaged"), "{}", ended.stderr);
+        }
+        fs::write(bench.path(damaged), bytes).unwrap();
+    }
 }
 
 #[test]

@@ -133,6 +133,36 @@ fn both_ways_raise_the_balanced_accuracy_of_an_unbalanced_set() {
 }
 
 #[test]
+fn the_best_epoch_is_that_of_the_chosen_number() {
+    let bench = Bench::new(UNBALANCED);
+    unbalanced(&bench);
+    let train = |best: &str| {
+        let run = bench.train(best, &["--set", &format!("checkpoint.best={best}"), "--epochs", "6"]);
+        let summary: serde_json::Value = serde_json::from_slice(&fs::read(run.join("summary.json")).unwrap()).unwrap();
+        let text = fs::read_to_string(run.join("summary.csv")).unwrap();
+        let rows: Vec<Vec<f64>> =
+            text.lines().skip(1).map(|line| line.split(',').map(|cell| cell.parse().unwrap()).collect()).collect();
+        (summary, rows)
+    };
+    let (by_loss, rows) = train("loss");
+    // Of equal ones the first.
+    let first = |best: &dyn Fn(&[f64], &[f64]) -> bool| {
+        (1..rows.len()).fold(0, |so_far, row| if best(&rows[row], &rows[so_far]) { row } else { so_far }) + 1
+    };
+    assert_eq!(by_loss["best"]["epoch"], first(&|row, best| row[3] < best[3]), "{rows:?}");
+    let (by_accuracy, _) = train("accuracy");
+    assert_eq!(by_accuracy["best"]["epoch"], first(&|row, best| row[4] > best[4]), "{rows:?}");
+    let (balanced, _) = train("balanced-accuracy");
+    let number = |of: &str| balanced[of]["balanced_accuracy"].as_f64().unwrap();
+    assert!(number("best") >= number("last"), "{balanced}");
+    // Training is the same: only the choice differs.
+    assert_eq!(balanced["last"]["loss"], by_loss["last"]["loss"]);
+
+    let said = bench.run(&["--config", "config.toml", "--set", "checkpoint.best=f1"]).expect(2).stderr;
+    assert!(said.contains("unknown value \"f1\"") && said.contains("accuracy, balanced-accuracy, map, loss"), "{said}");
+}
+
+#[test]
 fn impossible_weights_are_refused_with_place_and_hint() {
     let bench = Bench::new(CONFIG);
     for key in ["train.class_weights", "data.sampler_weights"] {

@@ -5,7 +5,12 @@ mod common;
 use std::path::PathBuf;
 use std::process::Command;
 
+use burn::module::Module;
+use burn::tensor::Tensor;
+use clap::Parser;
 use common::{Bench, Ended, assert_equal_runs, summary};
+use models::layers::{Conv2d, Conv2dConfig, Linear, global_avg_pool};
+use models::{BuildError, Context, CustomNetwork, Init, Spec};
 
 /// Returns an example's program, which `cargo test` has built with the tests.
 fn example(name: &str) -> PathBuf {
@@ -92,4 +97,53 @@ fn an_own_data_set_is_trained_on_like_any_other() {
     assert!(own(&["data", "list"]).expect(0).stdout.contains("stripes"));
     let said = own(&["--config", "config.toml", "--set", "data.image_size=8"]).expect(2).stderr;
     assert!(said.contains("image_size") && said.contains("hint:"), "{said}");
+}
+
+/// A network that doubles its features by burn's own operation, which no graph has.
+#[derive(Module, Debug)]
+struct Doubling {
+    conv1: Conv2d,
+    fc: Linear,
+}
+
+impl CustomNetwork for Doubling {
+    fn build(spec: &Spec, init: &Init) -> Result<Self, BuildError> {
+        Ok(Self {
+            conv1: Conv2dConfig::new([spec.in_channels, 4], 3).with_stride(2).init(&init.child("conv1")),
+            fc: Linear::new([4, spec.num_classes], &init.child("fc")),
+        })
+    }
+
+    fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
+        self.fc.forward(global_avg_pool(self.conv1.forward(images, cx).mul_scalar(2.0)), cx)
+    }
+}
+
+/// The other tests run programs, so this process may register a network.
+#[test]
+fn a_network_with_operations_of_its_own_is_trained_and_not_exported_as_a_graph() {
+    models::register::<Doubling>("doubling", Spec { num_classes: 10, in_channels: 1, image_size: [28, 28] });
+    let config = "[model]\nname = \"doubling\"\n[data]\nname = \"fashion-mini\"\nlimit_train = 16\nlimit_test = 16\n\
+                  [train]\nepochs = 1\nbatch_size = 16\n";
+    let bench = Bench::new(config);
+    let command = |arguments: &[&str]| {
+        let cli = trainer::cli::Cli::try_parse_from([&["trainer"], arguments].concat()).expect("arguments");
+        trainer::commands::run(cli)
+    };
+    let path = |name: &str| bench.path(name).to_str().expect("UTF-8").to_owned();
+    let code = command(&["--config", &path("config.toml"), "--run-dir", &path("runs"), "--quiet"]);
+    assert_eq!(code.expect("the network trains"), 0);
+    let run = bench.only_run("runs");
+    let export =
+        |arguments: &[&str]| command(&[&["export", "--run", run.to_str().unwrap(), "--to"], arguments].concat());
+    for arguments in [vec![path("net.onnx")], vec![path("net.safetensors"), "--fold".into()]] {
+        let failure = export(&arguments.iter().map(String::as_str).collect::<Vec<_>>()).expect_err("no graph");
+        assert!(failure.message.starts_with("doubling cannot be exported as a graph: "), "{failure}");
+        assert_eq!(
+            failure.hint.as_deref(),
+            Some("export the weights alone, with --to FILE.safetensors and without --fold")
+        );
+        assert_eq!((failure.code, bench.path("net.onnx").exists()), (2, false));
+    }
+    assert_eq!(export(&[&path("net.safetensors")]).expect("weights need no graph"), 0);
 }

@@ -83,6 +83,8 @@ fn batch(ranks: usize) -> Batch {
     Batch {
         images: (0..SHAPE.len()).map(|i| (i % 13) as f32 / 13.0).collect(),
         labels: vec![3],
+        views: 1,
+        multi_hot: Vec::new(),
         mix: None,
         ids: vec![0],
         epoch: 0,

@@ -150,7 +150,7 @@ impl Checker {
 }
 
 fn encode(name: &str, graph: &Graph, state: &[StateTensor], path: &Path) {
-    let description = Description { model: name, input: "images", metadata: &[] };
+    let description = Description { model: name, input: "images", metadata: &[], normalise: None };
     fs::write(path, onnx::encode(graph, state, &description).unwrap().bytes).unwrap();
 }
 
@@ -237,16 +237,30 @@ fn an_exported_run_classifies_as_predict_does() {
         .collect();
     let said = bench.run(&["export", "--run", run, "--to", "run.onnx"]).expect(0).stdout;
     assert!(said.contains("12 nodes of ONNX opset 17") && said.contains("[batch, 1, 28, 28]"), "{said}");
+    let said = bench.run(&["export", "--run", run, "--to", "pixels.onnx", "--normalise"]).expect(0).stdout;
+    assert!(said.contains("14 nodes of ONNX opset 17") && said.contains("pixels in 0..1"), "{said}");
+    let refused = bench.run(&["export", "--run", run, "--to", "run.safetensors", "--normalise"]).expect(2).stderr;
+    assert!(
+        refused.contains("--normalise: run.safetensors holds weights alone") && refused.contains("hint:"),
+        "{refused}"
+    );
     let mut arguments = vec!["predict", "--run", run, "--format", "jsonl"];
     arguments.extend(pictures.iter().map(String::as_str));
     let ours = bench.run(&arguments).expect(0).stdout;
-    let output = Command::new(python)
-        .args([SCRIPT, "predict", "run.onnx"])
-        .args(&pictures)
-        .current_dir(bench.folder.path())
-        .output()
-        .unwrap();
-    let theirs: serde_json::Value = serde_json::from_str(&Ended::from(output).expect(0).stdout).unwrap();
+    let by_onnx_runtime = |model: &str| -> serde_json::Value {
+        let mut command = Command::new(&python);
+        command.args([SCRIPT, "predict", model]).args(&pictures).current_dir(bench.folder.path());
+        let said = Ended::from(command.output().unwrap()).expect(0).stdout;
+        serde_json::from_str(&said).unwrap()
+    };
+    let (theirs, of_pixels) = (by_onnx_runtime("run.onnx"), by_onnx_runtime("pixels.onnx"));
+    assert_eq!(of_pixels["metadata"]["normalised"], "in the model");
+    let [plain, normalising] = [&theirs, &of_pixels].map(|all| all["predictions"].as_array().unwrap());
+    assert_eq!((plain.len(), normalising.len()), (pictures.len(), pictures.len()));
+    for (one, other) in plain.iter().zip(normalising) {
+        let [a, b] = [one, other].map(|prediction| prediction["probability"].as_f64().unwrap());
+        assert!(one["class"] == other["class"] && (a - b).abs() < 1e-5, "{one} against {other}");
+    }
     assert_eq!(theirs["metadata"]["model"], "lenet");
     assert_eq!(theirs["metadata"]["data"], "fashion-mini");
     assert_eq!(ours.lines().count(), pictures.len());

@@ -56,7 +56,9 @@ def predict(path, *pictures):
         image = Image.open(picture).convert("L" if channels == 1 else "RGB")
         assert image.size == (width, height)
         pixels = np.asarray(image, np.float32).reshape(height, width, channels).transpose(2, 0, 1)
-        images = (pixels / 255 - np.float32(mean).reshape(-1, 1, 1)) / np.float32(std).reshape(-1, 1, 1)
+        images = pixels / 255
+        if metadata["normalised"] == "by the caller":
+            images = (images - np.float32(mean).reshape(-1, 1, 1)) / np.float32(std).reshape(-1, 1, 1)
         [logits] = runtime.run(None, {"images": images[None].astype(np.float32)})
         odds = np.exp(logits[0].astype(np.float64) - logits.max())
         best = int(odds.argmax())

@@ -167,6 +167,8 @@ fn loader(count: usize, shift: usize, exact: bool) -> Loader {
         name: "formula".into(),
         images: (0..count * SHAPE.len()).map(|i| (i * 197 + i / 7 + 3) as u8).collect(),
         encoded: None,
+        label_sets: None,
+        shared: None,
         labels: (0..count).map(|i| ((i + shift) % 10) as u16).collect(),
         shape: SHAPE,
         classes: (0..10).map(|class| class.to_string()).collect(),
@@ -196,7 +198,15 @@ fn run(folder: &RunFolder, at: usize) -> RunEnd {
     let resumed = newest.is_some();
     let progress = strategy.load_checkpoint(newest).unwrap();
     let (device, quiet) = ("cpu".to_owned(), true);
-    let options = ReporterOptions { epochs: 2, steps_per_epoch: 5, every: 0, tensorboard: false, quiet, device };
+    let options = ReporterOptions {
+        epochs: 2,
+        steps_per_epoch: 5,
+        every: 0,
+        tensorboard: false,
+        quiet,
+        multi_label: false,
+        device,
+    };
     let mut reporter = match resumed {
         false => Reporter::new(folder.clone(), options, &[]),
         true => Reporter::resume(folder.clone(), options, &[], progress.step, progress.epoch),

@@ -107,6 +107,8 @@ fn dataset() -> Dataset {
         name: "noise".into(),
         images: (0..IMAGES * shape.len()).map(|_| byte()).collect(),
         encoded: None,
+        label_sets: None,
+        shared: None,
         labels: (0..IMAGES).map(|i| (i % 10) as u16).collect(),
         shape,
         classes: (0..10).map(|i| i.to_string()).collect(),

@@ -50,6 +50,8 @@ pub fn batch(spec: &Spec, len: usize) -> Batch {
     Batch {
         images: (0..len * shape.len()).map(|i| (i as f32 * 0.37).sin()).collect(),
         labels: (0..len).map(|i| (i % spec.num_classes) as i32).collect(),
+        views: 1,
+        multi_hot: Vec::new(),
         mix: None,
         ids: (0..len as u32).collect(),
         epoch: 0,

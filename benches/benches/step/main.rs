@@ -281,6 +281,8 @@ fn random(shape: ImageShape) -> Dataset {
         name: "random".into(),
         images: pixels,
         encoded: None,
+        label_sets: None,
+        shared: None,
         labels: (0..images).map(|i| (i % 10) as u16).collect(),
         shape,
         classes: (0..10).map(|class| class.to_string()).collect(),

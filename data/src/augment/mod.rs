@@ -65,6 +65,8 @@ pub enum Augment {
     ColorJitter {
         /// Largest distance of a factor from 1, above 0.
         strength: f64,
+        /// Largest turn of the hues, as a part of the colour circle: 0 (the hues stay) to 0.5.
+        hue: f64,
     },
     /// Sets a square to the mean. Its centre is uniform; it is clipped at the borders (DeVries, Taylor: "Improved regularization
     /// of convolutional neural networks with cutout", 2017).
@@ -91,11 +93,11 @@ impl fmt::Display for Augment {
             | Self::Cutout { size: number } => {
                 write!(f, ":{number}")
             }
-            Self::RandomResizedCrop { scale: number }
-            | Self::ColorJitter { strength: number }
-            | Self::RandomErasing { probability: number } => {
+            Self::RandomResizedCrop { scale: number } | Self::RandomErasing { probability: number } => {
                 write!(f, ":{number}")
             }
+            Self::ColorJitter { strength, hue: 0.0 } => write!(f, ":{strength}"),
+            Self::ColorJitter { strength, hue } => write!(f, ":{strength}:{hue}"),
             Self::Flip | Self::AlternatingFlip | Self::TrivialAugment => Ok(()),
         }
     }
@@ -220,8 +222,11 @@ fn check_step(step: &Augment, shape: ImageShape) -> Result<(), DataError> {
         Augment::RandAugment { magnitude } if magnitude > MAX_MAGNITUDE => {
             Err(error(format!("`{step}` is too strong"), format!("use a strength of 0 to {MAX_MAGNITUDE}; 9 is usual")))
         }
-        Augment::ColorJitter { strength } if !(strength.is_finite() && strength > 0.0) => {
+        Augment::ColorJitter { strength, .. } if !(strength.is_finite() && strength > 0.0) => {
             Err(error(format!("`{step}` has no positive strength"), "use for instance 0.4, or leave it out"))
+        }
+        Augment::ColorJitter { hue, .. } if !(0.0..=0.5).contains(&hue) => {
+            Err(error(format!("`{step}` turns the hues too far"), "use 0 to 0.5, which is half of the colour circle"))
         }
         Augment::RandomErasing { probability } if !(probability > 0.0 && probability <= 1.0) => {
             Err(error(format!("`{step}` has no probability"), "use a number above 0 and at most 1, or leave it out"))

@@ -24,6 +24,8 @@ pub enum Operation {
     Saturation(f64),
     /// Blends with the mean grey: 0 is flat, 1 unchanged (`adjust_contrast`).
     Contrast(f64),
+    /// Turns the hues by a part of the colour circle, -0.5 to 0.5 (`adjust_hue`). Grey images do not change.
+    Hue(f64),
     /// Blends with the smoothed image: 0 is smooth, 1 unchanged, 2 sharp (`adjust_sharpness`).
     Sharpness(f64),
     /// Keeps that many of the upper bits of each pixel, 0 to 8 (`posterize`).
@@ -69,6 +71,11 @@ impl Operation {
                     blend(image, |at| f32::from(grey[at % plane]), factor);
                 }
             }
+            Self::Hue(turn) => {
+                if shape.channels == 3 {
+                    turn_hue(image, plane, turn as f32);
+                }
+            }
             Self::Sharpness(factor) => {
                 if shape.height > 2 && shape.width > 2 {
                     let smooth = smoothed(image, shape);
@@ -111,6 +118,49 @@ fn grey(image: &[u8], plane: usize) -> Vec<u8> {
 fn mean_grey(image: &[u8], plane: usize) -> f32 {
     let sum = |pixels: &[u8]| pixels.iter().map(|&x| u64::from(x)).sum::<u64>() as f32;
     if image.len() == plane { sum(image) / plane as f32 } else { sum(&grey(image, plane)) / plane as f32 }
+}
+
+/// Turns the hue of each pixel of an RGB image (torchvision: `adjust_hue`).
+fn turn_hue(image: &mut [u8], plane: usize, turn: f32) {
+    let (red, rest) = image.split_at_mut(plane);
+    let (green, blue) = rest.split_at_mut(plane);
+    for ((r, g), b) in red.iter_mut().zip(green).zip(blue) {
+        let [h, s, v] = rgb_to_hsv([*r, *g, *b].map(|value| f32::from(value) / 255.0));
+        // torchvision's conversion of floats to uint8.
+        let byte = |value: f32| (value * (256.0 - 1e-3)) as u8;
+        [*r, *g, *b] = hsv_to_rgb([(h + turn).rem_euclid(1.0), s, v]).map(byte);
+    }
+}
+
+/// Returns hue, saturation and value, each in 0..1, of a colour in 0..1 (torchvision: `_rgb2hsv`).
+fn rgb_to_hsv([r, g, b]: [f32; 3]) -> [f32; 3] {
+    let (most, least) = (r.max(g).max(b), r.min(g).min(b));
+    let range = most - least;
+    if range == 0.0 {
+        return [0.0, 0.0, most];
+    }
+    let [rc, gc, bc] = [r, g, b].map(|value| (most - value) / range);
+    let sixth = match most {
+        _ if most == r => bc - gc,
+        _ if most == g => 2.0 + rc - bc,
+        _ => 4.0 + gc - rc,
+    };
+    [(sixth / 6.0 + 1.0) % 1.0, range / most, most]
+}
+
+/// Returns the colour in 0..1 of a hue, saturation and value (torchvision: `_hsv2rgb`).
+fn hsv_to_rgb([h, s, v]: [f32; 3]) -> [f32; 3] {
+    let sector = (h * 6.0).floor();
+    let f = h * 6.0 - sector;
+    let [p, q, t] = [s, s * f, s * (1.0 - f)].map(|part| (v * (1.0 - part)).clamp(0.0, 1.0));
+    match sector as u32 % 6 {
+        0 => [v, t, p],
+        1 => [q, v, p],
+        2 => [p, v, t],
+        3 => [p, q, v],
+        4 => [t, p, v],
+        _ => [v, p, q],
+    }
 }
 
 /// Smooths with a 3x3 kernel of ones with 5 in the middle, over 13. Border pixels do not change.

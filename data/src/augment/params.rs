@@ -111,7 +111,9 @@ impl Pipeline {
                 Augment::RandAugment { magnitude } => {
                     params.operations.extend(policy::rand_augment(&operations, magnitude, self.shape));
                 }
-                Augment::ColorJitter { strength } => params.operations = policy::color_jitter(&operations, strength),
+                Augment::ColorJitter { strength, hue } => {
+                    params.operations = policy::color_jitter(&operations, strength, hue);
+                }
                 Augment::RandomErasing { probability } => {
                     params.cut = policy::random_erasing(&stream_of(Purpose::Erasing), probability, self.shape);
                 }

@@ -14,6 +14,9 @@ const RAND_AUGMENT_OPERATIONS: u64 = 2;
 /// Operations that `TrivialAugmentWide` and `RandAugment` choose from; the first is the identity.
 const OPERATIONS: u32 = 14;
 
+/// Counter of the draw of `ColorJitter`'s hue: three factors and up to four choices are drawn before it.
+const HUE: u64 = 7;
+
 /// Largest strengths of the operations with a range.
 struct Ranges {
     shear: f64,
@@ -50,12 +53,16 @@ pub(super) fn rand_augment(stream: &Stream, magnitude: usize, shape: ImageShape)
     })
 }
 
-/// Draws brightness, contrast and saturation, each with a factor of `1 - strength` to `1 + strength`, in random order (`ColorJitter`).
-pub(super) fn color_jitter(stream: &Stream, strength: f64) -> Vec<Operation> {
+/// Draws brightness, contrast and saturation, each with a factor of `1 - strength` to `1 + strength`, and with a `hue` above 0 a turn
+/// of the hues from `-hue` to `hue`, in random order (`ColorJitter`).
+pub(super) fn color_jitter(stream: &Stream, strength: f64, hue: f64) -> Vec<Operation> {
     let low = (1.0 - strength).max(0.0);
     let factor = |counter| low + (1.0 + strength - low) * stream.unit(counter);
     let mut left =
         vec![Operation::Brightness(factor(0)), Operation::Contrast(factor(1)), Operation::Saturation(factor(2))];
+    if hue > 0.0 {
+        left.push(Operation::Hue(hue * (2.0 * stream.unit(HUE) - 1.0)));
+    }
     let mut drawn = Vec::with_capacity(left.len());
     while !left.is_empty() {
         drawn.push(left.remove(stream.below(2 + left.len() as u64, left.len() as u32) as usize));
@@ -159,6 +166,7 @@ mod tests {
                 | Operation::Contrast(factor)
                 | Operation::Sharpness(factor),
             ) => factor - 1.0,
+            Some(Operation::Hue(turn)) => turn,
             Some(Operation::Posterize(bits)) => f64::from(bits),
             Some(Operation::Solarize(threshold)) => f64::from(threshold),
             None | Some(Operation::AutoContrast | Operation::Equalize) => 0.0,

@@ -70,14 +70,15 @@ impl std::fmt::Display for FileStatus {
     }
 }
 
-/// Checks every file of the data set `name` in `dir` or in one of the usual folders below it.
+/// Checks every file of the data set `name` in `dir` or in one of the usual folders below it. `label_delim` is that of
+/// [`LoadRequest::label_delim`].
 ///
 /// # Errors
 /// An unknown name, or no file of the data set in `dir`. Missing and altered files are part of the report.
-pub fn verify(name: &str, dir: &Path) -> Result<VerifyReport, DataError> {
+pub fn verify(name: &str, dir: &Path, label_delim: Option<char>) -> Result<VerifyReport, DataError> {
     match source(name) {
         Some(source) => verify_source(source, dir),
-        None => verify_structure(name, dir),
+        None => verify_structure(name, dir, label_delim),
     }
 }
 
@@ -168,7 +169,7 @@ fn altered(error: DataError) -> FileReport {
 }
 
 /// Checks a data set without official checksums by reading and decoding all of it. All damaged images are in the report.
-fn verify_structure(name: &str, dir: &Path) -> Result<VerifyReport, DataError> {
+fn verify_structure(name: &str, dir: &Path, label_delim: Option<char>) -> Result<VerifyReport, DataError> {
     let info = info(name)?;
     let built_in = matches!(info.format, Format::BuiltIn | Format::Custom(_));
     let request = LoadRequest {
@@ -178,6 +179,7 @@ fn verify_structure(name: &str, dir: &Path) -> Result<VerifyReport, DataError> {
         image_size: (!built_in).then_some(32),
         // The images need not fit into memory.
         decode: DecodeTime::Epoch,
+        label_delim,
         ..LoadRequest::default()
     };
     let ok = |path: PathBuf| FileReport { path, status: FileStatus::Ok(Check::Structure) };

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use super::fit::Fit;
 use super::{image_folder, metadata};
-use crate::encoded::{ImageFile, Resize};
-use crate::{DataError, ImageShape};
+use crate::encoded::{ImageFile, Resize, ten_crop_side};
+use crate::{DataError, ImageShape, TEN_CROP};
 
 /// Returns the images that `paths` name: files as they are, and folders with all images in them and below, sorted by path.
 /// An image that is named twice is returned once.
@@ -41,14 +41,7 @@ pub fn decode(path: &Path, name: &str, shape: ImageShape, resize: Option<usize>)
     let width = side(info.and_then(|info| info.width), shape.width);
     let colour = ImageShape { channels: 3, height, width };
     let mut pixels = vec![0; colour.len()];
-    let resize = match resize {
-        None => Resize::Whole,
-        Some(side) if side >= height.max(width) => Resize::ShorterSide(side),
-        Some(side) => {
-            let cause = format!("no centre of {width}x{height} pixels can be cut out of an image resized to {side}");
-            return Err(DataError::new(path, cause, "data.resize must be at least the side of the network's images"));
-        }
-    };
+    let resize = resize_to(path, (height, width), resize)?;
     ImageFile::Path(path.to_owned()).decode(colour, resize, |_, _| None, &mut pixels)?;
     if shape.channels == 1 {
         pixels = grey(&pixels);
@@ -56,6 +49,29 @@ pub fn decode(path: &Path, name: &str, shape: ImageShape, resize: Option<usize>)
     let mut out = Vec::with_capacity(shape.len());
     Fit::between(ImageShape { channels: shape.channels, ..colour }, shape).append(&pixels, &mut out);
     Ok(out)
+}
+
+/// Decodes ten views of one image, `[10, C, H, W]` ([`crate::TEN_CROP`]), for a network of colour images as in [`decode`].
+///
+/// # Errors
+/// A file that cannot be read, or that is no PNG or JPEG. Or no side to which the shorter side of the image is resized.
+pub fn decode_ten_crops(path: &Path, shape: ImageShape, resize: Option<usize>) -> Result<Vec<u8>, DataError> {
+    let side = ten_crop_side(resize_to(path, (shape.height, shape.width), resize)?)?;
+    let mut pixels = vec![0; TEN_CROP * shape.len()];
+    ImageFile::Path(path.to_owned()).decode_ten_crops(shape, side, &mut pixels)?;
+    Ok(pixels)
+}
+
+/// Returns how an image becomes one of `height` x `width` pixels. `resize` is that of the data set.
+fn resize_to(path: &Path, (height, width): (usize, usize), resize: Option<usize>) -> Result<Resize, DataError> {
+    Ok(match resize {
+        None => Resize::Whole,
+        Some(side) if side >= height.max(width) => Resize::ShorterSide(side),
+        Some(side) => {
+            let cause = format!("no centre of {width}x{height} pixels can be cut out of an image resized to {side}");
+            return Err(DataError::new(path, cause, "data.resize must be at least the side of the network's images"));
+        }
+    })
 }
 
 /// Returns the luminance of RGB planes in PIL's fixed-point arithmetic.

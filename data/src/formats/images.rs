@@ -8,13 +8,16 @@ use super::fit::{Fit, check_side, keep};
 use super::{DatasetInfo, DecodeTime, LoadRequest, dataset};
 use crate::encoded::{ImageFile, Resize};
 use crate::memory::total_memory;
-use crate::{DataError, Dataset, EncodedImages, ImageShape, Splits};
+use crate::{DataError, Dataset, EncodedImages, ImageShape, LabelSets, Splits};
 
 /// An encoded image and its class.
 #[derive(Debug)]
 pub(super) struct Sample {
     pub(super) file: ImageFile,
+    /// 0 in a multi-label data set.
     pub(super) label: u16,
+    /// The classes of an image of a multi-label data set. None if each image has one class.
+    pub(super) label_set: Option<Box<[u16]>>,
 }
 
 /// The image files of each split, in the order of their data set. Only `train` has always an image.
@@ -54,14 +57,22 @@ pub(super) fn load_splits(
         all.iter().try_for_each(|samples| check_sizes(samples, fit.shape()))?;
         fit.check_memory(source, count).map_err(or_in_each_epoch)?;
     }
-    let split = |samples: Vec<Sample>| match in_each_epoch {
+    let decoded = |samples: Vec<Sample>| match in_each_epoch || request.share {
         true => {
             let labels = samples.iter().map(|sample| sample.label).collect();
             let files = samples.into_iter().map(|sample| sample.file).collect();
             let encoded = EncodedImages::new(files, resize, fit.shape(), source);
+            let encoded = if in_each_epoch { encoded } else { encoded.for_the_caller() };
             Ok(Dataset { encoded: Some(encoded), ..dataset(info, &fit, Vec::new(), labels, classes.to_vec()) })
         }
         false => decode_all(info, &fit, resize, source, &samples, classes),
+    };
+    let split = |samples: Vec<Sample>| -> Result<Dataset, DataError> {
+        let multi_label = request.label_delim.is_some();
+        let set = |sample: &Sample| sample.label_set.clone().unwrap_or_default();
+        let sets = multi_label.then(|| samples.iter().map(set).collect::<Vec<_>>());
+        let label_sets = sets.map(|sets| sets.iter().map(|set| &**set).collect::<LabelSets>());
+        Ok(Dataset { label_sets, ..decoded(samples)? })
     };
     Ok(Splits {
         train: split(files.train)?,

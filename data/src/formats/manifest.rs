@@ -9,11 +9,18 @@
 //! The first line names the columns, in any order. Paths are relative to the manifest's folder. Labels are class names, which are
 //! numbered in the order of the sorted names, or class numbers from 0 in all lines. The split is `train`, `val` or `test`; without
 //! the column all images are training images. Without `test` images, `val` is the test split, as of an image folder.
+//!
+//! With [`LoadRequest::label_delim`] a label is a list of classes, `cat;dog`, and may be empty: fastai's
+//! `ImageDataLoaders.from_df(…, label_delim=";")`.
+
+mod labels;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use csv::{ByteRecord, ReaderBuilder, Trim};
+
+use labels::{Labels, labels};
 
 use super::file::read_error;
 use super::images::{Sample, SplitFiles, load_splits, thin};
@@ -27,9 +34,6 @@ pub(super) const NAME_IT: &str =
 
 /// Maximum size of a manifest in bytes: ten times that of ImageNet.
 const MAX_BYTES: u64 = 1 << 30;
-
-/// Classes that a label can number.
-const MAX_CLASSES: usize = u16::MAX as usize + 1;
 
 const HEADER: &str = "the first line names the columns: path,label or path,label,split";
 
@@ -69,9 +73,9 @@ pub(super) fn load(
         return Err(DataError::new(file, "is a folder, not a CSV file", NAME_IT));
     }
     let bytes = read_regular(file, MAX_BYTES).map_err(|error| read_error(file, &error))?;
-    let rows = rows(file, &bytes)?;
+    let rows = rows(file, &bytes, request.label_delim.is_some())?;
     check_repeated(file, &rows)?;
-    let (classes, labels) = classes(file, &rows)?;
+    let Labels { classes, sets } = labels(file, &rows, request.label_delim)?;
     let evaluated = |part| rows.iter().any(|row| row.part == part);
     if needs_test && !evaluated(Part::Test) && !evaluated(Part::Val) {
         let cause = "no line has the split test or val: there is nothing to evaluate";
@@ -80,13 +84,17 @@ pub(super) fn load(
     check_files(file, &rows)?;
     let has_test = evaluated(Part::Test);
     let mut files = SplitFiles::default();
-    for (row, label) in rows.into_iter().zip(labels) {
+    for (row, set) in rows.into_iter().zip(sets.iter()) {
         let split = match row.part {
             Part::Train => &mut files.train,
             Part::Val if has_test => &mut files.val,
             Part::Val | Part::Test => &mut files.test,
         };
-        split.push(Sample { file: ImageFile::Path(row.path), label });
+        let (label, label_set) = match request.label_delim {
+            None => (set[0], None),
+            Some(_) => (0, Some(set.into())),
+        };
+        split.push(Sample { file: ImageFile::Path(row.path), label, label_set });
     }
     let count = classes.len();
     let files = SplitFiles {
@@ -97,8 +105,8 @@ pub(super) fn load(
     load_splits(info, file, files, &classes, request)
 }
 
-/// Parses the lines.
-fn rows(file: &Path, bytes: &[u8]) -> Result<Vec<Row>, DataError> {
+/// Parses the lines. `multi_label`: a label may be empty.
+fn rows(file: &Path, bytes: &[u8], multi_label: bool) -> Result<Vec<Row>, DataError> {
     // Spreadsheets begin a file with a byte order mark.
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     let mut reader = ReaderBuilder::new().has_headers(false).flexible(true).trim(Trim::All).from_reader(bytes);
@@ -123,9 +131,13 @@ fn rows(file: &Path, bytes: &[u8]) -> Result<Vec<Row>, DataError> {
             return mistake(cause, "a path with a comma stands in quotes: \"a,b.png\",cat");
         }
         let [path, label] = [fields[path], fields[label]];
-        if path.is_empty() || label.is_empty() {
-            let missing = if path.is_empty() { "path" } else { "label" };
-            return mistake(format!("the {missing} is empty"), "each line has a path and a label");
+        if path.is_empty() {
+            return mistake("the path is empty".into(), "each line has a path and a label");
+        }
+        if label.is_empty() && !multi_label {
+            let hint = "each line has a path and a label; where images have several classes or none, set label_delim = \";\" \
+                        below [data]";
+            return mistake("the label is empty".into(), hint);
         }
         let part = match split.map(|column| fields[column]) {
             None | Some("train") => Part::Train,
@@ -176,59 +188,6 @@ fn check_repeated(file: &Path, rows: &[Row]) -> Result<(), DataError> {
         return Err(DataError::new(file, cause, hint).at(format!("line {}", row.line)));
     }
     Ok(())
-}
-
-/// Returns the names of the classes and the label of each row.
-fn classes(file: &Path, rows: &[Row]) -> Result<(Vec<String>, Vec<u16>), DataError> {
-    let at =
-        |row: &Row, cause: String, hint: &str| Err(DataError::new(file, cause, hint).at(format!("line {}", row.line)));
-    if !rows.iter().any(|row| row.part == Part::Train) {
-        return Err(DataError::new(file, "no line has the split train: there is nothing to train on", HEADER));
-    }
-    let number = |row: &Row| row.label.parse::<i64>().ok();
-    let numbered = number(&rows[0]).is_some();
-    if let Some(row) = rows.iter().find(|row| number(row).is_some() != numbered) {
-        let [this, first] = if numbered { ["a name", "a number"] } else { ["a number", "a name"] };
-        let cause = format!("the label {:?} is {this}, that of line {} is {first}", row.label, rows[0].line);
-        return at(row, cause, "use class names in all lines, or class numbers from 0 in all lines");
-    }
-    let mut names: Vec<String> = Vec::new();
-    let mut labels = Vec::with_capacity(rows.len());
-    if numbered {
-        for row in rows {
-            match number(row).and_then(|number| u16::try_from(number).ok()) {
-                Some(label) => labels.push(label),
-                None => {
-                    let hint = format!("class numbers are from 0 to {}", u16::MAX);
-                    return at(row, format!("the label {} is out of range", row.label), &hint);
-                }
-            }
-        }
-        let most = labels.iter().copied().max().unwrap_or(0);
-        names.extend((0..=most).map(|class| class.to_string()));
-    } else {
-        names.extend(rows.iter().map(|row| row.label.clone()));
-        names.sort_unstable();
-        names.dedup();
-        if names.len() > MAX_CLASSES {
-            let cause = format!("{} classes, at most {MAX_CLASSES} are supported", names.len());
-            return Err(DataError::new(file, cause, "the column label holds the class of each image"));
-        }
-        let label = |row: &Row| names.binary_search(&row.label).unwrap_or_default() as u16;
-        labels.extend(rows.iter().map(label));
-    }
-    let mut trained = vec![false; names.len()];
-    let parts = || rows.iter().zip(&labels);
-    parts().filter(|(row, _)| row.part == Part::Train).for_each(|(_, &label)| trained[usize::from(label)] = true);
-    let Some(class) = trained.iter().position(|trained| !trained) else { return Ok((names, labels)) };
-    let cause = format!("the class `{}` has no training image", names[class]);
-    match parts().find(|(_, label)| usize::from(**label) == class) {
-        Some((row, _)) => at(row, cause, "give the class images of the split train, or remove its lines"),
-        None => {
-            let hint = format!("class numbers go up to {} here: number without gaps, or write names", names.len() - 1);
-            Err(DataError::new(file, cause, hint))
-        }
-    }
 }
 
 /// Checks that all images exist, before the first is decoded.

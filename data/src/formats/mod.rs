@@ -54,8 +54,14 @@ pub struct LoadRequest {
     pub resize: Option<usize>,
     /// When images in files are decoded.
     pub decode: DecodeTime,
+    /// Leaves images in files that are to be in memory encoded: the caller decodes them once, for several processes, or not at all
+    /// ([`EncodedImages::is_decoded_once`](crate::EncodedImages::is_decoded_once)).
+    pub share: bool,
     /// The parts of the training set, after `limit_train`.
     pub split: SplitOptions,
+    /// The character between the classes of an image in a manifest, such as `;` (fastai's `label_delim`): images may have several
+    /// classes or none. `None`: each image has one class.
+    pub label_delim: Option<char>,
 }
 
 /// When images in files are decoded. Other data sets are always in memory.
@@ -73,6 +79,12 @@ pub enum DecodeTime {
     },
 }
 
+/// Returns whether a character can separate the classes of an image ([`LoadRequest::label_delim`]): no letter, digit, quote or end of
+/// a line.
+pub fn is_label_delimiter(symbol: char) -> bool {
+    !symbol.is_alphanumeric() && symbol != '"' && (symbol == '\t' || !symbol.is_control())
+}
+
 /// Reads, checks and decodes the splits of a data set.
 ///
 /// # Errors
@@ -86,6 +98,15 @@ pub fn load(request: &LoadRequest) -> Result<Splits, DataError> {
 /// Does the work of [`load`] without splitting the training set. `needs_test`: a manifest without test images is an error.
 pub(crate) fn read(request: &LoadRequest, needs_test: bool) -> Result<Splits, DataError> {
     let info = info(&request.name)?;
+    if request.label_delim.is_some() && !matches!(info.format, Format::Manifest) {
+        let cause = format!("each image of the data set `{}` has one class", info.name);
+        let hint = "only a manifest lists images with several classes: leave label_delim out, or write a manifest";
+        return Err(DataError::new("", cause, hint).at("label_delim"));
+    }
+    if let Some(delim) = request.label_delim.filter(|delim| !is_label_delimiter(*delim)) {
+        let cause = format!("{delim:?} cannot separate classes");
+        return Err(DataError::new("", cause, "use no letter, digit or quote: ';' reads cat;dog").at("label_delim"));
+    }
     match info.format {
         Format::BuiltIn => fashion_mini::load(info, request),
         Format::Custom(reader) => custom::load(info, reader, request),
@@ -123,5 +144,6 @@ fn folder<'a>(info: &DatasetInfo, request: &'a LoadRequest) -> Result<&'a Path, 
 
 /// Makes a split. The readers have checked that the lengths agree.
 fn dataset(info: &DatasetInfo, fit: &fit::Fit, images: Vec<u8>, labels: Vec<u16>, classes: Vec<String>) -> Dataset {
-    Dataset { name: info.name.to_owned(), images, encoded: None, labels, shape: fit.shape(), classes }
+    let (name, shape) = (info.name.to_owned(), fit.shape());
+    Dataset { name, images, shared: None, encoded: None, labels, label_sets: None, shape, classes }
 }

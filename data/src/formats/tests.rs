@@ -4,6 +4,7 @@
 mod folder;
 mod fuzz;
 mod manifest;
+mod multi_label;
 mod webdataset;
 
 use std::io::Write;

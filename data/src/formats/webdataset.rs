@@ -232,7 +232,7 @@ impl Indexer<'_> {
         self.keys.insert(key);
         let Span { offset, len } = image;
         let file = ImageFile::Member { archive: Arc::clone(&self.archive), offset, len };
-        self.samples.push(Sample { file, label });
+        self.samples.push(Sample { file, label, label_set: None });
         Ok(())
     }
 

@@ -7,17 +7,22 @@ use rayon::prelude::*;
 
 use super::{OnError, Shared};
 use crate::augment::AugmentParams;
-use crate::{DataError, EncodedImages, ImageShape};
+use crate::{DataError, EncodedImages, ImageShape, TEN_CROP};
 
 /// One rank's share of one step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Batch {
-    /// Normalised pixels, `[B, C, H, W]`. Empty if a device augments the images ([`super::LoaderConfig::pixels`]).
+    /// Normalised pixels, `[B, C, H, W]`; with ten crops `[B, 10, C, H, W]`. Empty if a device augments the images
+    /// ([`super::LoaderConfig::pixels`]).
     pub images: Vec<f32>,
+    /// Views of each image in `images`: 1, or [`TEN_CROP`].
+    pub views: usize,
     /// Augmentation parameters of each image for that device, `[B]`. Empty if `images` is not.
     pub params: Vec<AugmentParams>,
     /// Class of each image, `[B]`.
     pub labels: Vec<i32>,
+    /// 1 for each class that an image has and 0 for the others, row-major `[B, classes]`. Empty unless the data set is multi-label.
+    pub multi_hot: Vec<f32>,
     /// The partners that the images were mixed with; none without mixup and cutmix.
     pub mix: Option<Mix>,
     /// Position of each image in the data set, `[B]`.
@@ -49,12 +54,14 @@ impl Batch {
     /// Repeats the last image until there are `len` images, for devices that prepare for each size of a batch. Results of the
     /// repeated images mean nothing.
     pub fn padded(mut self, len: usize) -> Self {
-        let (one, missing) = (self.shape.len(), len.saturating_sub(self.len()));
+        let (one, missing) = (self.views * self.shape.len(), len.saturating_sub(self.len()));
+        let classes = self.multi_hot.len() / self.len().max(1);
         if self.is_empty() || missing == 0 {
             return self;
         }
         for _ in 0..missing {
             self.images.extend_from_within(self.images.len().saturating_sub(one)..);
+            self.multi_hot.extend_from_within(self.multi_hot.len() - classes..);
         }
         let last = |count: usize| count.saturating_sub(1)..count;
         for _ in 0..missing {
@@ -123,9 +130,10 @@ impl Epoch {
             let params = mine.iter().map(|&position| self.params(position)).collect();
             return Ok(self.assemble(index, global, &mine, Pixels::OnDevice(params), None));
         }
-        let mut images = vec![0.0; mine.len() * shape.len()];
+        let one = self.views() * shape.len();
+        let mut images = vec![0.0; mine.len() * one];
         let per_task = if dataset.encoded.is_some() { 1 } else { MIN_IMAGES };
-        let chunks = images.par_chunks_mut(shape.len()).with_min_len(per_task);
+        let chunks = images.par_chunks_mut(one).with_min_len(per_task);
         let mixing =
             if config.exact { None } else { self.shared.mixing.params(config.seed, self.epoch, index, *shape) };
         let mut mix = None;
@@ -169,8 +177,28 @@ impl Epoch {
         let ids = mine.iter().map(|&position| self.order[position]).collect();
         let draws = if self.draws.is_empty() { Vec::new() } else { mine.iter().map(|&at| self.draws[at]).collect() };
         let (labels, shape, epoch) = (self.labels(mine), self.shared.shape, self.epoch);
-        let replaced = Vec::new();
-        Batch { images, params, labels, mix, ids, draws, epoch, index, global_len, global_weight, replaced, shape }
+        let (multi_hot, replaced) = (self.multi_hot(mine), Vec::new());
+        Batch {
+            images,
+            params,
+            views: self.views(),
+            labels,
+            multi_hot,
+            mix,
+            ids,
+            draws,
+            epoch,
+            index,
+            global_len,
+            global_weight,
+            replaced,
+            shape,
+        }
+    }
+
+    /// Returns the number of views of each image.
+    fn views(&self) -> usize {
+        if self.shared.config.ten_crop { TEN_CROP } else { 1 }
     }
 
     /// Returns the class of the image at a position of the order.
@@ -180,6 +208,18 @@ impl Epoch {
 
     fn labels(&self, positions: &[usize]) -> Vec<i32> {
         positions.iter().map(|&position| i32::from(self.label(position))).collect()
+    }
+
+    /// Returns [`Batch::multi_hot`] of the samples at positions of the order.
+    fn multi_hot(&self, positions: &[usize]) -> Vec<f32> {
+        let dataset = &self.shared.dataset;
+        let Some(sets) = &dataset.label_sets else { return Vec::new() };
+        let classes = dataset.classes.len();
+        let mut rows = vec![0.0; positions.len() * classes];
+        for (row, &position) in rows.chunks_exact_mut(classes).zip(positions) {
+            sets.of(self.order[position] as usize).iter().for_each(|&class| row[usize::from(class)] = 1.0);
+        }
+        rows
     }
 
     /// Returns the augmentation parameters of the sample at a position of the order.
@@ -192,7 +232,7 @@ impl Epoch {
         pipeline.params_of_draw(config.seed, self.epoch, self.order[position], draw)
     }
 
-    /// Writes the sample at a position of the order with this epoch's augmentation to `out`, `[C, H, W]`.
+    /// Writes the views of the sample at a position of the order with this epoch's augmentation to `out`, `[views, C, H, W]`.
     fn image(&self, position: usize, out: &mut [f32]) -> Result<Replaced, DataError> {
         let Shared { dataset, pipeline, shape, .. } = &*self.shared;
         let (id, params) = (self.order[position] as usize, self.params(position));
@@ -200,18 +240,23 @@ impl Epoch {
             pipeline.apply(dataset.image(id), &params, out);
             return Ok(Vec::new());
         };
-        let mut pixels = vec![0; shape.len()];
+        let mut pixels = vec![0; out.len()];
         let replaced = match self.decode(encoded, position, id, &mut pixels) {
             Ok(()) => Vec::new(),
             Err(error) => vec![self.replace(encoded, position, error, &mut pixels)?],
         };
-        pipeline.apply(&pixels, &params, out);
+        for (pixels, out) in pixels.chunks_exact(shape.len()).zip(out.chunks_exact_mut(shape.len())) {
+            pipeline.apply(pixels, &params, out);
+        }
         Ok(replaced)
     }
 
     /// Decodes image `id` for the sample at a position of the order.
     fn decode(&self, encoded: &EncodedImages, position: usize, id: usize, pixels: &mut [u8]) -> Result<(), DataError> {
         let Shared { config, pipeline, .. } = &*self.shared;
+        if config.ten_crop {
+            return encoded.decode_ten_crops(id, pixels);
+        }
         if config.exact {
             return encoded.decode(id, pixels);
         }
@@ -232,8 +277,8 @@ impl Epoch {
         if config.on_error == OnError::Fail {
             return Err(error);
         }
-        let (id, label) = (self.order[position] as usize, self.label(position));
-        let others = (id + 1..dataset.len()).chain(0..id).filter(|&other| dataset.labels[other] == label);
+        let id = self.order[position] as usize;
+        let others = (id + 1..dataset.len()).chain(0..id).filter(|&other| dataset.same_labels(id, other));
         let mut tried = 0;
         for other in others.take(MAX_REPLACEMENTS) {
             if self.decode(encoded, position, other, pixels).is_ok() {

@@ -54,6 +54,8 @@ pub struct LoaderConfig {
     pub pixels: bool,
     /// What to do about an encoded image that cannot be read or decoded.
     pub on_error: OnError,
+    /// For evaluation (`exact`): each image as ten crops of its file's pixels (torchvision's `TenCrop`).
+    pub ten_crop: bool,
 }
 
 /// What a loader does about an encoded image that cannot be read or decoded.
@@ -63,7 +65,7 @@ pub enum OnError {
     #[default]
     Fail,
     /// The sample gets the pixels of the next image of its class in the data set that can be decoded, after the last image
-    /// the first one. Its id, label and augmentation stay, so that batches, orders and weights do not change.
+    /// the first one. (Multi-label: with the same classes.) Its id, label and augmentation stay, so that batches, orders and weights do not change.
     Replace,
 }
 
@@ -89,6 +91,7 @@ impl Default for LoaderConfig {
             class_weights: Vec::new(),
             pixels: true,
             on_error: OnError::Fail,
+            ten_crop: false,
         }
     }
 }
@@ -130,6 +133,7 @@ impl Loader {
         check_shard(dataset.len(), config.rank, config.world)?;
         check_config(&config)?;
         check_weights(&config, &dataset)?;
+        check_multi_label(&config, &dataset)?;
         let pipeline = Pipeline::new(&config.augment, &config.mean, &config.std, shape)?;
         check_encoded(&config, &dataset)?;
         let mixing = Mixing::new(config.mixup, config.cutmix)?;
@@ -220,7 +224,7 @@ fn epoch_total(config: &LoaderConfig, len: usize) -> usize {
 }
 
 fn check_dataset(dataset: &Dataset) -> Result<(), DataError> {
-    let (images, pixels, shape) = (dataset.len(), dataset.images.len(), dataset.shape);
+    let (images, pixels, shape) = (dataset.len(), dataset.all_pixels().len(), dataset.shape);
     if images == 0 {
         return Err(DataError::new("", "the data set has no images", "check its folder").at(dataset.name.as_str()));
     }
@@ -232,6 +236,23 @@ fn check_dataset(dataset: &Dataset) -> Result<(), DataError> {
         return Err(DataError::new("", cause, "all images must have the same shape").at(dataset.name.as_str()));
     }
     Ok(())
+}
+
+/// Checks that nothing that needs one class per image is used with a multi-label data set.
+fn check_multi_label(config: &LoaderConfig, dataset: &Dataset) -> Result<(), DataError> {
+    let used = [
+        ("mixup", config.mixup.is_some()),
+        ("cutmix", config.cutmix.is_some()),
+        ("sampler_weights", !config.sampler_weights.is_empty()),
+        ("class_weights", !config.class_weights.is_empty()),
+    ];
+    match used.into_iter().find(|(_, used)| *used && dataset.label_sets.is_some()) {
+        None => Ok(()),
+        Some((name, _)) => {
+            let hint = format!("leave `{name}` out, or use a data set whose images have one class each");
+            Err(DataError::new("", format!("{name} needs one class per image"), hint).at(name))
+        }
+    }
 }
 
 /// Checks that weights of classes can be used for `dataset`.
@@ -261,6 +282,15 @@ fn check_encoded(config: &LoaderConfig, dataset: &Dataset) -> Result<(), DataErr
         let cause = "the images are not in memory: they are decoded in each epoch";
         return Err(DataError::new("", cause, "let the loader augment the images").at("pixels"));
     }
+    match &dataset.encoded {
+        Some(encoded) if config.ten_crop => drop(encoded.ten_crop_side()?),
+        None if config.ten_crop => {
+            let cause = format!("the images of `{}` are in memory at the size of the network's", dataset.name);
+            let hint = "ten crops are cut out of images in files, of an image folder, a manifest or tar archives";
+            return Err(DataError::new("", cause, hint).at("ten_crop"));
+        }
+        _ => {}
+    }
     let resized = config.augment.iter().find(|step| matches!(step, Augment::RandomResizedCrop { .. }));
     match resized {
         Some(step) if dataset.encoded.is_none() => {
@@ -281,6 +311,10 @@ fn check_config(config: &LoaderConfig) -> Result<(), DataError> {
     }
     if config.workers == 0 {
         return Err(at_least_one("workers"));
+    }
+    if config.ten_crop && !(config.exact && config.pixels) {
+        let cause = "ten crops are views of an evaluation, decoded by the loader";
+        return Err(DataError::new("", cause, "set exact and pixels as well").at("ten_crop"));
     }
     if !config.pixels && (config.mixup.is_some() || config.cutmix.is_some()) {
         let cause = "images are mixed on the host, by the loader";

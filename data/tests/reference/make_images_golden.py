@@ -1,7 +1,8 @@
 """Writes images.jsonl from PIL and torchvision: python make_images_golden.py
 
 Lines with `file`: a PNG or JPEG as hexadecimal digits, and the pixels of PIL's `convert("RGB")`, row by row. Lines with `crop`:
-torchvision's `resized_crop` of a PIL image. Lines with `resize`: `Resize(shorter side)` and `CenterCrop`. Lines with `units`:
+torchvision's `resized_crop` of a PIL image. Lines with `resize`: `Resize(shorter side)` and `CenterCrop`. Lines with
+`ten_crop`: `Resize(shorter side)` and `TenCrop`. Lines with `units`:
 `RandomResizedCrop.get_params`, whose random numbers are those of the list.
 """
 
@@ -13,7 +14,7 @@ import random
 import numpy
 import torch
 from PIL import Image
-from torchvision.transforms import CenterCrop, RandomResizedCrop, Resize
+from torchvision.transforms import CenterCrop, RandomResizedCrop, Resize, TenCrop
 from torchvision.transforms import functional as F
 
 
@@ -83,6 +84,10 @@ def main():
     for (width, height), side, cut in [((25, 19), 12, 10), ((19, 25), 12, 11), ((40, 13), 15, 15), ((16, 16), 16, 9), ((97, 61), 16, 14)]:
         result = CenterCrop(cut)(Resize(side)(image(width, height)))
         lines.append({"resize": side, "size": [height, width], "target": [cut, cut], "pixels": result.tobytes().hex()})
+    for (width, height), side, target in [((25, 19), 12, (10, 11)), ((19, 26), 13, (13, 8))]:
+        views = TenCrop(target)(Resize(side)(image(width, height)))
+        pixels = b"".join(view.tobytes() for view in views)
+        lines.append({"ten_crop": side, "size": [height, width], "target": target, "pixels": pixels.hex()})
     generator = random.Random(1)
     original = torch.Tensor.uniform_, torch.randint
     for size in [[375, 500], [500, 375], [32, 32], [100, 1000], [1000, 100], [3, 2], [1, 1]]:

@@ -10,6 +10,7 @@ import pathlib
 import torch
 from torchvision.transforms import InterpolationMode, RandAugment, TrivialAugmentWide
 from torchvision.transforms.autoaugment import _apply_op
+from torchvision.transforms.functional import adjust_hue
 
 BINS = 31
 SHAPES = [(3, 10, 12), (1, 7, 9)]
@@ -44,6 +45,14 @@ def main():
                 out = _apply_op(image(shape), op, strength, InterpolationMode.NEAREST, None)
                 digits = bytes(out.flatten().tolist()).hex()
                 lines.append({"operation": op, "strength": strength, "shape": shape, "result": digits})
+    # `ColorJitter`'s hue is no operation of the two policies. Colours, greys, and both ends of the range.
+    for shape in [(3, 10, 12), (3, 6, 6)]:
+        picture = image(shape) if shape[1] == 10 else (torch.arange(108) * 7 % 256).to(torch.uint8).reshape(shape)
+        picture[:, 0] = picture[:1, 0]
+        for factor in (-0.5, -0.17, 0.03, 0.25, 0.5):
+            digits = bytes(adjust_hue(picture, factor).flatten().tolist()).hex()
+            before = bytes(picture.flatten().tolist()).hex()
+            lines.append({"hue": factor, "shape": shape, "before": before, "result": digits})
     # A flat channel, and one that is too uniform to be equalized.
     for op in ("AutoContrast", "Equalize"):
         flat = torch.full((1, 4, 4), 77, dtype=torch.uint8)

@@ -96,5 +96,5 @@ pub use error::{CommError, ErrorKind, Result};
 pub use net::peer_user;
 pub use queue::Work;
 pub use rendezvous::{CommConfig, TransportKind, join, join_through, solo};
-pub use shared::Shared;
+pub use shared::{FrozenBytes, SHARED_PAGE, Shared};
 pub use store::{ConnectError, Member, StoreClient, StoreConfig, StoreEvent, StoreServer};

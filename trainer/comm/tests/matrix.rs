@@ -65,6 +65,43 @@ fn long_arrays() {
     }
 }
 
+/// Every rank reads what all ranks have written, whatever the order in which they let go of it.
+#[test]
+fn frozen_arrays_are_read_by_all_ranks() {
+    for world in [2usize, 3, 5] {
+        for pages in [1usize, 7] {
+            let sums = ranks(TransportKind::Shm, world, move |comm| {
+                let len = pages * comm::SHARED_PAGE;
+                let mut own = comm.shared::<u8>(len).unwrap();
+                own.iter_mut().zip(0usize..).for_each(|(byte, i)| *byte = (i * 7 + comm.rank() * 31) as u8);
+                let frozen = comm.freeze_shared(own).unwrap();
+                let all = frozen.as_ref();
+                assert_eq!(all.len(), world * len);
+                for (i, byte) in all.iter().enumerate() {
+                    assert_eq!(
+                        *byte,
+                        (i % len * 7 + i / len * 31) as u8,
+                        "byte {i} on rank {} of {world}",
+                        comm.rank()
+                    );
+                }
+                // The memory outlives collectives after it.
+                comm.barrier().unwrap();
+                all.iter().map(|byte| u64::from(*byte)).sum::<u64>()
+            });
+            assert!(sums.iter().all(|sum| *sum == sums[0]));
+        }
+    }
+    for (kind, len) in [(TransportKind::Tcp, comm::SHARED_PAGE), (TransportKind::Shm, 100)] {
+        ranks(kind, 2, move |comm| {
+            // The other rank may have refused already, which ends the job.
+            let Ok(own) = comm.shared::<u8>(len) else { return };
+            let error = comm.freeze_shared(own).unwrap_err();
+            assert!(error.message.contains("freeze_shared on rank"), "{error}");
+        });
+    }
+}
+
 /// Values whose sum depends on the order: all ranks have the same bits, in every run.
 #[test]
 fn sums_are_bit_identical_on_all_ranks_and_in_all_runs() {

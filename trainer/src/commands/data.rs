@@ -28,7 +28,7 @@ pub(super) fn run(command: DataCommand) -> Result<u8, Failure> {
             console::print(&fetched);
             Ok(0)
         }
-        DataCommand::Verify { name, data_dir } => verify(&name, data_dir),
+        DataCommand::Verify { name, data_dir, label_delim } => verify(&name, data_dir, label_delim),
     }
 }
 
@@ -60,8 +60,8 @@ fn list() -> Result<u8, Failure> {
     Ok(0)
 }
 
-fn verify(name: &str, data_dir: Option<PathBuf>) -> Result<u8, Failure> {
-    let report = fetch::verify(name, &data_dir.unwrap_or_else(plan::cache_folder))?;
+fn verify(name: &str, data_dir: Option<PathBuf>, label_delim: Option<char>) -> Result<u8, Failure> {
+    let report = fetch::verify(name, &data_dir.unwrap_or_else(plan::cache_folder), label_delim)?;
     for file in &report.files {
         console::print(format_args!("{}: {}", file.path.display(), file.status));
     }

@@ -3,7 +3,7 @@
 use std::{path::Path, sync::Arc};
 
 use data::{
-    SplitOptions,
+    SplitOptions, TEN_CROP,
     formats::{self, DecodeTime, LoadRequest},
     loader::{Loader, LoaderConfig, OnError},
 };
@@ -11,16 +11,17 @@ use launch::signals;
 use models::Spec;
 use serde::Serialize;
 
+use super::views::{Views, ten_crop_failure};
 use crate::cli::EvalArgs;
-use crate::config::{Overrides, Tta};
+use crate::config::Overrides;
 use crate::console;
 use crate::device::{self, DeviceRequest, LocalRank};
 use crate::engine::{ReplacedImages, checkpoint, eval_record};
 use crate::failure::Failure;
 use crate::report::confusion::confusion_table;
-use crate::report::{Confusion, RunFolder};
+use crate::report::{AveragePrecision, RunFolder};
 use crate::run::memory::{self, MemoryUse};
-use crate::run::plan;
+use crate::run::{by_class, plan};
 use crate::signals::Stop;
 use crate::strategy::Replica;
 use crate::text::thousands;
@@ -39,12 +40,20 @@ struct Subject {
 /// The output of `--json`.
 #[derive(Debug, Serialize)]
 struct Report {
+    /// Multi-label: percent of the images all of whose classes are right.
     top1: f64,
-    top5: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top5: Option<f64>,
     loss: f64,
     correct: u64,
     total: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
     balanced_accuracy: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mean_average_precision: Option<f64>,
+    /// Of each class.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    average_precision: Option<AveragePrecision>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tta_top1: Option<f64>,
     /// Damaged images that others of their class replaced.
@@ -69,6 +78,11 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
         (None, Some(model), Some(weights)) => of_file(model, weights, arguments)?,
         _ => return Err(Failure::usage("nothing to evaluate", "give --run RUN, or --model NAME and --weights FILE")),
     };
+    let multi_label = subject.data.label_delim.is_some();
+    if multi_label && arguments.tta.is_some() {
+        let hint = "leave --tta out: images with several classes are evaluated as they are";
+        return Err(Failure::usage("--tta needs one class per image", hint));
+    }
     let splits = formats::load(&subject.data)?;
     let facts = plan::dataset_facts(&subject.data.name, &splits);
     let test = splits.test;
@@ -88,10 +102,16 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
     let target =
         WeightTarget { model: &subject.model, spec, data: &subject.data.name, purpose: weights::Purpose::Evaluation };
     let weights::LoadedWeights { network, origin, .. } = weights::load(network, &target, &subject.weights)?;
+    let tta = Views::of(arguments.tta.as_deref());
     let loader = Loader::new(
         Arc::new(test),
         LoaderConfig {
-            global_batch: arguments.batch_size,
+            global_batch: if tta == Views::TenCrop {
+                arguments.batch_size.div_ceil(TEN_CROP)
+            } else {
+                arguments.batch_size
+            },
+            ten_crop: tta == Views::TenCrop,
             shuffle: false,
             exact: true,
             mean: subject.mean.unwrap_or(facts.mean),
@@ -100,9 +120,10 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
             workers: rayon::current_num_threads(),
             ..LoaderConfig::default()
         },
-    )?;
-    let tta = if arguments.tta { Tta::Flip } else { Tta::None };
-    let replica = Replica::new(network, selected.device, spec.num_classes, 0.0, 0).with_tta(tta);
+    )
+    .map_err(ten_crop_failure)?;
+    let replica = Replica::new(network, selected.device, spec.num_classes, 0.0, 0);
+    let replica = replica.with_tta(tta.on_device()).of_multi_label(multi_label);
     let stop = Stop::on_signals()?;
     let mut replaced = ReplacedImages::default();
     let mut batches = loader.epoch(1, 0).inspect(|batch| replaced.add(batch));
@@ -112,22 +133,37 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
         return Err(stopped(signal, counts.samples, images));
     }
     let record = eval_record(&counts);
+    let (confusion, average_precision) = by_class(class_names, counts);
     if arguments.json {
-        let (top1, top5) = (record.top1, record.top5);
         return super::print_json(&Report {
-            top1,
-            top5,
+            top1: record.top1,
+            top5: (!multi_label).then_some(record.top5),
             loss: record.loss,
             correct: record.correct,
             total: record.total,
             balanced_accuracy: record.balanced_accuracy,
+            mean_average_precision: record.mean_average_precision,
+            average_precision,
             tta_top1: record.tta_top1,
             replaced_images: replaced.count(),
         });
     }
+    if let Some(precision) = average_precision {
+        console::print(format_args!(
+            "{} ({origin}) on {}: mAP {:.2} %, loss {:.4}, all classes of {} of {} images right\n\n{}",
+            subject.model,
+            subject.data.name,
+            record.mean_average_precision.unwrap_or(f64::NAN),
+            record.loss,
+            thousands(record.correct),
+            thousands(record.total),
+            precision.table()
+        ));
+        return Ok(());
+    }
     let balanced =
         record.imbalance().map_or_else(String::new, |balanced| format!("; balanced accuracy {balanced:.2} %"));
-    let tta = record.tta_top1.map_or_else(String::new, |top1| format!("; with mirror images top-1 {top1:.2} %"));
+    let tta = record.tta_top1.map_or_else(String::new, |top1| format!("; with {tta} top-1 {top1:.2} %"));
     console::print(format_args!(
         "{} ({}) on {}: top-1 {:.2} %, top-5 {:.2} %, loss {:.4}, {} of {} right{balanced}{tta}\n\n",
         subject.model,
@@ -139,7 +175,7 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
         thousands(record.correct),
         thousands(record.total)
     ));
-    console::print(confusion_table(&Confusion { classes: class_names, counts: counts.confusion }));
+    console::print(confusion.as_ref().map(confusion_table).unwrap_or_default());
     Ok(())
 }
 
@@ -171,6 +207,7 @@ fn of_run(run: &Path, arguments: &EvalArgs) -> Result<Subject, Failure> {
             // A manifest without test images is tested on what the run held out.
             limit_train: Some(plan.data.limit_train).filter(|limit| own_data && *limit > 0),
             split: if own_data { plan::held_out(&plan) } else { SplitOptions::default() },
+            label_delim: arguments.label_delim.or(plan.data.label_delim.filter(|_| own_data)),
             ..request(arguments.data.as_ref().unwrap_or(&plan.data.name), plan.data.dir.as_deref())
         },
         mean: arguments.mean.clone().or(plan.data.mean.filter(|_| own_data)),
@@ -192,6 +229,7 @@ fn of_file(model: &str, weights: &Path, arguments: &EvalArgs) -> Result<Subject,
         data: LoadRequest {
             image_size: arguments.image_size,
             resize: arguments.resize,
+            label_delim: arguments.label_delim,
             ..request(data, arguments.data_dir.as_deref())
         },
         mean: arguments.mean.clone(),

@@ -60,13 +60,20 @@ pub(super) fn run(arguments: &ExportArgs) -> Result<(), Failure> {
             return Err(Failure::usage(message, "leave --ema out, or train with train.ema = 0.999"));
         }
     };
+    if arguments.normalise && format != FileFormat::Onnx {
+        let message = format!("--normalise: {} holds weights alone, which normalise nothing", to.display());
+        return Err(Failure::usage(message, "leave --normalise out, or export the network: --to FILE.onnx"));
+    }
     let file = match (format, arguments.fold) {
         (FileFormat::Safetensors, false) => safetensors(&plan, &loaded, &state, None, to)?,
         (FileFormat::Safetensors, true) => {
             let network = ExportedNetwork::of(&plan, &loaded, state, true)?;
             safetensors(&plan, &loaded, &network.state, Some(&network), to)?
         }
-        (FileFormat::Onnx, fold) => onnx(&plan, &loaded, &ExportedNetwork::of(&plan, &loaded, state, fold)?, to)?,
+        (FileFormat::Onnx, fold) => {
+            let network = ExportedNetwork::of(&plan, &loaded, state, fold)?;
+            onnx(&plan, &loaded, &network, arguments.normalise, to)?
+        }
     };
     write_atomic(to, &file.bytes).map_err(|error| {
         Failure::run(&error, "name a file in a folder that exists, is writable and has space: --to FILE")
@@ -121,18 +128,34 @@ fn safetensors(
     })
 }
 
-/// Encodes the network as an ONNX model.
-fn onnx(plan: &RunPlan, loaded: &Loaded, network: &ExportedNetwork, to: &Path) -> Result<Exported, Failure> {
+/// Encodes the network as an ONNX model. `normalise`: the model normalises its input.
+fn onnx(
+    plan: &RunPlan,
+    loaded: &Loaded,
+    network: &ExportedNetwork,
+    normalise: bool,
+    to: &Path,
+) -> Result<Exported, Failure> {
     let (mean, std) = plan::normalisation(plan)?;
     let list = |values: &[f32]| format!("[{}]", values.iter().map(f32::to_string).collect::<Vec<_>>().join(", "));
     let classes = serde_json::json!(network.dataset.classes).to_string();
     let description = Description {
         model: &plan.model.name,
-        input: "images [batch, channels, height, width], RGB or grey: (pixel / 255 - mean) / std, mean and std of the metadata",
+        input: match normalise {
+            false => {
+                "images [batch, channels, height, width], RGB or grey: (pixel / 255 - mean) / std, mean and std of the metadata"
+            }
+            true => {
+                "images [batch, channels, height, width], RGB or grey, in 0..1: pixel / 255. The model normalises them"
+            }
+        },
+        normalise: normalise.then_some((&mean, &std)),
         metadata: &[
             ("classes", classes),
+            ("normalised", if normalise { "in the model" } else { "by the caller" }.to_owned()),
             ("mean", list(&mean)),
             ("std", list(&std)),
+            ("task", if network.dataset.multi_label { "multi-label" } else { "single-label" }.to_owned()),
             ("data", plan.data.name.clone()),
             ("step", loaded.progress.step.to_string()),
         ],
@@ -147,8 +170,9 @@ fn onnx(plan: &RunPlan, loaded: &Loaded, network: &ExportedNetwork, to: &Path) -
         bytes,
         content: format!("{nodes} nodes of ONNX opset {}{}", onnx::OPSET, network.folding()),
         usage: format!(
-            "input {:?} [batch, {inputs}], normalised as in training; output {:?} [batch, {}]",
+            "input {:?} [batch, {inputs}], {}; output {:?} [batch, {}]",
             onnx::IMAGES,
+            if normalise { "pixels in 0..1, which the model normalises" } else { "normalised as in training" },
             onnx::LOGITS,
             network.dataset.classes.len()
         ),

@@ -15,6 +15,7 @@ mod scaling;
 mod sweep;
 mod table;
 mod train;
+mod views;
 
 use serde::Serialize;
 

@@ -15,14 +15,15 @@ use models::{Network, Spec};
 use rayon::prelude::*;
 use serde::Serialize;
 
+use super::views::{Views, no_ten_crops};
 use crate::cli::PredictArgs;
-use crate::config::{Overrides, RunPlan, Tta};
+use crate::config::{Overrides, RunPlan};
 use crate::console;
 use crate::device::{self, DeviceRequest, LocalRank, Selected};
 use crate::engine::checkpoint::Loaded;
 use crate::failure::Failure;
 use crate::files::{FileError, write_atomic};
-use crate::loss;
+use crate::loss::{self, binary};
 use crate::report::RunFolder;
 use crate::report::progress::Screen;
 use crate::run::memory::{self, MemoryUse};
@@ -40,8 +41,11 @@ const LARGEST_LIST: u64 = 1 << 30;
 #[derive(Debug, Serialize)]
 struct Prediction<'a> {
     path: String,
+    /// The classes of a probability of at least 0.5, in their order. Present where an image has any number of classes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    classes: Option<Vec<&'a str>>,
     predictions: Vec<Class<'a>>,
-    /// The most probable class of the mean of the logits of the image and its mirror image.
+    /// The most probable class of the mean of the logits of the views of `--tta`.
     #[serde(skip_serializing_if = "Option::is_none")]
     tta: Option<Class<'a>>,
 }
@@ -62,8 +66,10 @@ struct Classifier {
     /// `data.resize` of the run.
     resize: Option<usize>,
     classes: Vec<String>,
+    /// The character between the classes of an image, where it has any number of them.
+    label_delim: Option<char>,
     selected: Selected,
-    tta: Tta,
+    tta: Views,
 }
 
 /// Classifies the images and writes the predictions.
@@ -81,8 +87,9 @@ pub(super) fn run(arguments: &PredictArgs) -> Result<(), Failure> {
     let paths = [arguments.paths.clone(), listed(arguments.list.as_deref())?].concat();
     let paths = image_files::list(&paths)?;
     let classifier = Classifier::open(arguments)?;
+    let top_k = classifier.top_k(arguments)?;
     let stop = Stop::on_signals()?;
-    let mut out = Output::new(arguments, &classifier)?;
+    let mut out = Output::new(arguments, &classifier, top_k)?;
     let bar = progress_bar(paths.len(), arguments);
     let mut left_out = 0;
     for (done, batch) in paths.chunks(arguments.batch_size as usize).enumerate() {
@@ -99,7 +106,7 @@ pub(super) fn run(arguments: &PredictArgs) -> Result<(), Failure> {
             console::eprint(format_args!("warning: left out: {error}"));
             left_out += 1;
         }
-        out.write(&classifier.predict(&images, arguments.top_k.into())?)?;
+        out.write(&classifier.predict(&images, top_k)?)?;
         bar.inc(batch.len() as u64);
     }
     bar.finish_and_clear();
@@ -142,10 +149,18 @@ impl Classifier {
         let folder = RunFolder::open(&arguments.run).map_err(|error| Failure::usage(&error, &error.hint))?;
         let plan = plan::load(&folder.config(), &Overrides::default())?;
         let loaded = super::export::chosen(&folder, arguments.checkpoint.as_deref())?;
-        let DatasetRecord { shape: [channels, height, width], classes } = dataset(&plan, &loaded)?;
+        let DatasetRecord { shape: [channels, height, width], classes, multi_label } = dataset(&plan, &loaded)?;
+        if multi_label && arguments.tta.is_some() {
+            let hint = "leave --tta out: the probability of each class is that of the image as it is";
+            return Err(Failure::usage("--tta needs one class per image, and the run's images have several", hint));
+        }
         let shape = ImageShape { channels, height, width };
         let spec = Spec { num_classes: classes.len(), in_channels: channels, image_size: [height, width] };
         let selected = device::DeviceSet::of(DeviceRequest::Best)?.select(&LocalRank::ALONE)?;
+        let tta = Views::of(arguments.tta.as_deref());
+        if tta == Views::TenCrop && !plan.data.resize.is_some_and(|side| channels == 3 && side >= height.max(width)) {
+            return Err(no_ten_crops("the run's images are not cut out of larger ones"));
+        }
         let refusal = memory::refusal(&plan.model.name, &spec, MemoryUse::Evaluation);
         if let Some(cause) = refusal.filter(|_| selected.gpu.is_none()) {
             return Err(Failure::usage(cause, memory::HINT));
@@ -163,21 +178,48 @@ impl Classifier {
             data: plan.data.name,
             resize: plan.data.resize,
             classes,
+            label_delim: multi_label.then(|| plan.data.label_delim.unwrap_or(';')),
             selected,
-            tta: if arguments.tta { Tta::Flip } else { Tta::None },
+            tta,
         })
     }
 
-    /// Decodes and normalises images on all threads. Returns the images, `[C, H, W]` each, with their paths, and the errors of
-    /// the others.
+    /// Returns the number of classes to write for each image.
+    ///
+    /// # Errors
+    /// A CSV file of a multi-label run has a column for each class.
+    fn top_k(&self, arguments: &PredictArgs) -> Result<usize, Failure> {
+        match (self.label_delim, arguments.top_k) {
+            (None, top_k) => Ok(top_k.unwrap_or(1).into()),
+            (Some(_), None) => Ok(self.classes.len()),
+            (Some(_), Some(top_k)) if arguments.format != "csv" => Ok(top_k.into()),
+            (Some(_), Some(_)) => Err(Failure::usage(
+                "--top-k: the run's images have several classes each, and the CSV file has a column for each class",
+                "leave --top-k out, or use --format jsonl",
+            )),
+        }
+    }
+
+    /// Returns the classes of a probability of at least 0.5, in their order.
+    fn present(&self, logits: &[f32]) -> Vec<&str> {
+        logits.iter().zip(&self.classes).filter(|(logit, _)| **logit >= 0.0).map(|(_, class)| class.as_str()).collect()
+    }
+
+    /// Decodes and normalises images on all threads. Returns the images, `[C, H, W]` each (`[10, C, H, W]` with ten crops), with their
+    /// paths, and the errors of the others.
     fn decode<'a>(&self, paths: &'a [PathBuf]) -> (Vec<(&'a Path, Vec<f32>)>, Vec<DataError>) {
         let shape = self.pipeline.shape();
         let decoded: Vec<Result<_, DataError>> = paths
             .par_iter()
             .map(|path| {
-                let pixels = image_files::decode(path, &self.data, shape, self.resize)?;
-                let mut image = vec![0.0; shape.len()];
-                self.pipeline.apply(&pixels, &AugmentParams::default(), &mut image);
+                let pixels = match self.tta {
+                    Views::TenCrop => image_files::decode_ten_crops(path, shape, self.resize)?,
+                    Views::One | Views::Flip => image_files::decode(path, &self.data, shape, self.resize)?,
+                };
+                let mut image = vec![0.0; pixels.len()];
+                for (pixels, out) in pixels.chunks_exact(shape.len()).zip(image.chunks_exact_mut(shape.len())) {
+                    self.pipeline.apply(pixels, &AugmentParams::default(), out);
+                }
                 Ok((path.as_path(), image))
             })
             .collect();
@@ -201,9 +243,13 @@ impl Classifier {
         }
         let shape = self.pipeline.shape();
         let pixels: Vec<f32> = images.iter().flat_map(|(_, image)| image).copied().collect();
-        let data = TensorData::new(pixels, [images.len(), shape.channels, shape.height, shape.width]);
+        let views = pixels.len() / shape.len();
+        let data = TensorData::new(pixels, [views, shape.channels, shape.height, shape.width]);
         let batch = Tensor::from_data(data, &self.selected.device.clone().inner());
-        let Logits { plain, tta } = Logits::of(&self.network, batch, self.tta);
+        let Logits { plain, tta } = match self.tta {
+            Views::TenCrop => Logits::of_ten_crops(&self.network, batch),
+            Views::One | Views::Flip => Logits::of(&self.network, batch, self.tta.on_device()),
+        };
         let count = self.classes.len();
         let mut tta = tta.iter().flat_map(|logits| logits.chunks_exact(count));
         plain
@@ -213,7 +259,8 @@ impl Classifier {
                 let path = path.display().to_string();
                 let predictions = self.best(&path, logits, top_k)?;
                 let tta = tta.next().map(|logits| self.best(&path, logits, 1)).transpose()?;
-                Ok(Prediction { path, predictions, tta: tta.and_then(|mut best| best.pop()) })
+                let classes = self.label_delim.map(|_| self.present(logits));
+                Ok(Prediction { path, classes, predictions, tta: tta.and_then(|mut best| best.pop()) })
             })
             .collect()
     }
@@ -231,7 +278,13 @@ impl Classifier {
         let largest = f64::from(logits[loss::argmax(logits)]);
         let exp = |logit: f32| (f64::from(logit) - largest).exp();
         let sum: f64 = logits.iter().map(|&logit| exp(logit)).sum();
-        let class = |index: usize| Class { class: &self.classes[index], index, probability: exp(logits[index]) / sum };
+        let class = |index: usize| {
+            let probability = match self.label_delim {
+                None => exp(logits[index]) / sum,
+                Some(_) => binary::sigmoid(logits[index]),
+            };
+            Class { class: &self.classes[index], index, probability }
+        };
         Ok(order.into_iter().take(top_k).map(class).collect())
     }
 }
@@ -247,6 +300,7 @@ pub(super) fn dataset(plan: &RunPlan, loaded: &Loaded) -> Result<DatasetRecord, 
         (Some(classes), Some(size)) => Ok(DatasetRecord {
             shape: [mean.len(), size, size],
             classes: (0..classes).map(|class| class.to_string()).collect(),
+            multi_label: false,
         }),
         _ => Err(Failure::usage(
             format!(
@@ -262,19 +316,26 @@ pub(super) fn dataset(plan: &RunPlan, loaded: &Loaded) -> Result<DatasetRecord, 
 struct Output<'a> {
     to: Option<&'a Path>,
     csv: bool,
+    /// The character between the classes of an image, where it has any number of them.
+    label_delim: Option<char>,
     buffer: Vec<u8>,
 }
 
 impl<'a> Output<'a> {
-    fn new(arguments: &'a PredictArgs, classifier: &Classifier) -> Result<Self, Failure> {
-        let mut out = Self { to: arguments.to.as_deref(), csv: arguments.format == "csv", buffer: Vec::new() };
-        if out.csv {
+    fn new(arguments: &'a PredictArgs, classifier: &Classifier, top_k: usize) -> Result<Self, Failure> {
+        let label_delim = classifier.label_delim;
+        let csv = arguments.format == "csv";
+        let mut out = Self { to: arguments.to.as_deref(), csv, label_delim, buffer: Vec::new() };
+        if out.csv && label_delim.is_some() {
+            let names = ["path", "label"].map(str::to_owned).into_iter().chain(classifier.classes.iter().cloned());
+            out.csv_lines([names.collect()])?;
+        } else if out.csv {
             let mut header = vec!["path".to_owned()];
-            for rank in 1..=usize::from(arguments.top_k).min(classifier.classes.len()) {
+            for rank in 1..=top_k.min(classifier.classes.len()) {
                 let end = if rank == 1 { String::new() } else { format!("_{rank}") };
                 header.extend([format!("class{end}"), format!("probability{end}")]);
             }
-            if classifier.tta != Tta::None {
+            if classifier.tta != Views::One {
                 header.extend(["tta_class".to_owned(), "tta_probability".to_owned()]);
             }
             out.csv_lines([header])?;
@@ -283,6 +344,16 @@ impl<'a> Output<'a> {
     }
 
     fn write(&mut self, predictions: &[Prediction]) -> Result<(), Failure> {
+        if let (true, Some(delim)) = (self.csv, self.label_delim) {
+            return self.csv_lines(predictions.iter().map(|prediction| {
+                let label = prediction.classes.iter().flatten().copied().collect::<Vec<_>>().join(&delim.to_string());
+                // In the order of the header, not of the probabilities.
+                let mut classes: Vec<&Class> = prediction.predictions.iter().collect();
+                classes.sort_by_key(|class| class.index);
+                let columns = classes.into_iter().map(|class| format!("{:.6}", class.probability));
+                [prediction.path.clone(), label].into_iter().chain(columns).collect::<Vec<_>>()
+            }));
+        }
         if self.csv {
             return self.csv_lines(predictions.iter().map(|prediction| {
                 let classes = prediction.predictions.iter().chain(&prediction.tta);

@@ -28,7 +28,7 @@ const ALL: [Augment; 9] = [
     Augment::AlternatingFlip,
     Augment::TrivialAugment,
     Augment::RandAugment { magnitude: MAGNITUDE },
-    Augment::ColorJitter { strength: JITTER },
+    Augment::ColorJitter { strength: JITTER, hue: 0.0 },
     Augment::RandomErasing { probability: ERASING },
 ];
 
@@ -67,9 +67,16 @@ fn parse(text: &str) -> Result<Augment, Mistake> {
             let parsed = digits.parse().ok().filter(|magnitude| *magnitude <= MAX_MAGNITUDE);
             *magnitude = parsed.ok_or_else(|| wrong(&format!("a strength of 0 to {MAX_MAGNITUDE}")))?;
         }
-        Augment::ColorJitter { strength } => {
-            let parsed = number(|strength| strength.is_finite() && *strength > 0.0);
+        Augment::ColorJitter { strength, hue } => {
+            let (first, second) =
+                digits.split_once(':').map_or((digits, None), |(first, second)| (first, Some(second)));
+            let parsed = first.parse().ok().filter(|strength: &f64| strength.is_finite() && *strength > 0.0);
             *strength = parsed.ok_or_else(|| wrong("a strength above 0"))?;
+            if let Some(second) = second {
+                let parsed = second.parse().ok().filter(|hue| (0.0..=0.5).contains(hue));
+                *hue =
+                    parsed.ok_or_else(|| wrong("a strength and a turn of the hues from 0 to 0.5, such as 0.4:0.1"))?;
+            }
         }
         Augment::RandomErasing { probability } => {
             let parsed = number(|probability| *probability > 0.0 && *probability <= 1.0);

@@ -5,6 +5,7 @@ use data::augment::Augment;
 use super::class_weights::ClassWeights;
 use super::error::ConfigError;
 use super::keyword::{Backend, BatchNormPolicy, Decode, Mode, OnError, OptimizerKind, ScheduleKind};
+use super::multi_label;
 use super::origin::{Origins, SetBy};
 use super::plan::RunPlan;
 use super::reader::Reader;
@@ -21,6 +22,7 @@ pub(super) fn consistency(plan: &RunPlan, reader: &mut Reader, registry: &Regist
     name(reader, "data", "data set", &plan.data.name, registry.dataset_names);
     data(plan, reader, registry);
     train(plan, reader);
+    multi_label::check(plan, reader);
     if plan.optimizer.kind == OptimizerKind::Sgd && plan.optimizer.nesterov && plan.optimizer.momentum == 0.0 {
         reader.reject(
             "optimizer.nesterov",
@@ -270,11 +272,12 @@ pub(super) fn against(plan: &mut RunPlan, origins: &Origins, facts: &DatasetFact
 /// Checks that lists of weights have one number per class.
 fn check_class_weights(plan: &RunPlan, origins: &Origins, facts: &DatasetFacts, errors: &mut Vec<ConfigError>) {
     let lists = [
-        ("data", "sampler_weights", &plan.data.sampler_weights),
-        ("train", "class_weights", &plan.train.class_weights),
+        ("data", "sampler_weights", Some(&plan.data.sampler_weights)),
+        ("train", "class_weights", Some(&plan.train.class_weights)),
+        ("train", "pos_weight", plan.train.pos_weight.as_ref()),
     ];
     for (section, key, weights) in lists {
-        let ClassWeights::Given(list) = weights else { continue };
+        let Some(ClassWeights::Given(list)) = weights else { continue };
         if list.len() != facts.classes {
             let (found, classes, name) = (list.len(), facts.classes, &plan.data.name);
             errors.push(origins.error(

@@ -62,3 +62,20 @@ impl KeyValue for ClassWeights {
         WORDS.to_vec()
     }
 }
+
+/// Weights that are left out of a plan where they are not set.
+impl KeyValue for Option<ClassWeights> {
+    const VALUES: &'static str = ClassWeights::VALUES;
+
+    fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
+        ClassWeights::read(raw, range).map(|weights| Some(weights).filter(|weights| *weights != ClassWeights::None))
+    }
+
+    fn write(&self) -> Option<toml::Value> {
+        self.as_ref().and_then(ClassWeights::write)
+    }
+
+    fn words() -> Vec<&'static str> {
+        ClassWeights::words()
+    }
+}

@@ -153,6 +153,18 @@ keywords! {
         Flip = "flip" also "mirror" "hflip",
     }
 
+    /// What makes an evaluation the best one.
+    BestBy {
+        /// The highest accuracy: top-1, of images with several classes the exact match.
+        Accuracy = "accuracy" also "top1" "acc",
+        /// The highest mean of the classes' recalls.
+        BalancedAccuracy = "balanced-accuracy" also "balanced_accuracy" "balanced",
+        /// The highest mean average precision, of images with several classes.
+        MeanAveragePrecision = "map" also "mAP" "mean-average-precision",
+        /// The lowest loss.
+        Loss = "loss" also "val_loss",
+    }
+
     /// Which optimizer.
     OptimizerKind {
         /// PyTorch's `SGD`.

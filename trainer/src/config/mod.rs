@@ -19,6 +19,7 @@ mod error;
 mod key;
 mod keyword;
 mod layers;
+mod multi_label;
 mod origin;
 mod overrides;
 mod plan;
@@ -38,8 +39,8 @@ pub use devices::Devices;
 pub use documentation::key_tables;
 pub use error::{ConfigError, ConfigErrors, Location, SourceLine};
 pub use keyword::{
-    Anneal, Backend, BatchNormPolicy, BatchScope, Compression, Decode, Keyword, LrScale, Mode, OnError, OptimizerKind,
-    Precision, ScheduleKind, Tta, Tunable,
+    Anneal, Backend, BatchNormPolicy, BatchScope, BestBy, Compression, Decode, Keyword, LrScale, Mode, OnError,
+    OptimizerKind, Precision, ScheduleKind, Tta, Tunable,
 };
 pub use layers::LrFactors;
 pub use origin::SetBy;

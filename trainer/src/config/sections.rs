@@ -12,8 +12,8 @@ use super::class_weights::ClassWeights;
 use super::devices::Devices;
 use super::key::{Key, KeyVisitor, Range, optional, section};
 use super::keyword::{
-    Anneal, Backend, BatchNormPolicy, BatchScope, Compression, Decode, Keyword, LrScale, Mode, OnError, OptimizerKind,
-    Precision, ScheduleKind, Tta, Tunable,
+    Anneal, Backend, BatchNormPolicy, BatchScope, BestBy, Compression, Decode, Keyword, LrScale, Mode, OnError,
+    OptimizerKind, Precision, ScheduleKind, Tta, Tunable,
 };
 use super::layers::LrFactors;
 
@@ -49,10 +49,13 @@ section! {
         name: String = String::new(), also ["dataset"];
         /// The folder that holds the files, relative to the current directory; for `manifest` the CSV file.
         dir: Option<PathBuf> = None, unset "the usual places", also ["path", "root", "data_dir"];
+        /// The character between the classes of an image in a manifest: `";"` reads `cat;dog`, and an empty label is no class. The loss
+        /// is then PyTorch's `BCEWithLogitsLoss`.
+        label_delim: Option<char> = None, unset "each image has one class", also ["label_delimiter", "multi_label", "delimiter"];
         /// What is done to each training image. `crop` and `reflect-crop` shift by up to 4 pixels, `crop:2` by up to 2, with a
         /// black or a mirrored border; `random-resized-crop:0.08` cuts out 8 % to 100 % of the image at its own size;
         /// `alternating-flip` mirrors each image every other epoch. `rand-augment:9`,
-        /// `color-jitter:0.4` and `random-erasing:0.5` have a strength or probability; [the order](../docs/data.md#augmentation)
+        /// `color-jitter:0.4` and `random-erasing:0.5` have a strength or probability, `color-jitter:0.4:0.1` turns hues too; [the order](../docs/data.md#augmentation)
         /// is always the same.
         augment: Vec<Augment> = vec![], unset "none", also ["transforms", "augmentation", "augmentations"];
         /// Mean per channel, of pixels scaled to 0..1.
@@ -103,6 +106,9 @@ section! {
         /// Weights of the classes in the training loss (PyTorch's `CrossEntropyLoss(weight)`). `balanced` weights a class by
         /// `images / (classes * its images)` of the training set.
         class_weights: ClassWeights = ClassWeights::None, unset "off", also ["weight", "loss_weights"];
+        /// Weights of the images that have a class against those that do not, a number for each class (PyTorch's
+        /// `BCEWithLogitsLoss(pos_weight)`), with `data.label_delim`. `balanced`: the images without the class / those with it.
+        pos_weight: Option<ClassWeights> = None, unset "off", also ["pos_weights", "positive_weight"];
         /// Alpha of mixup's Beta distribution.
         mixup: f64 = 0.0, in 0..=100, unset "off";
         /// Alpha of CutMix's Beta distribution.
@@ -127,7 +133,7 @@ section! {
         max_steps: usize = 0, in 0..=STEPS, unset "no limit", also ["steps"];
         /// Seconds of training, over all sessions of the run, after which the run is evaluated, saved and ended.
         max_time_s: usize = 0, in 0..=STEPS, unset "no limit";
-        /// Early stopping: epochs without a better top-1 in the evaluation after which the run ends.
+        /// Early stopping: epochs without a better evaluation (`checkpoint.best`) after which the run ends.
         patience: usize = 0, in 0..=MANY, unset "off";
     }
 }
@@ -156,6 +162,9 @@ section! {
         /// Factors of `lr` for layers, names or prefixes in the state dict: `{ layer1 = 0.1, fc = 10 }`. The longest name that fits
         /// counts.
         lr_factors: LrFactors = LrFactors::default(), in (Excluded(0), Included(1000)), unset "1 for all", also ["lr_mult", "layer_lrs"];
+        /// Factor of `lr` from each group of layers to the one before (timm's layer-wise decay): the classifier has `lr`. The factors of
+        /// `lr_factors` multiply it.
+        layer_decay: Option<f64> = None, in (Excluded(0), Included(1)), unset "off", also ["layer_lr_decay", "llrd"];
         /// Growth of `lr` with the number of workers.
         lr_scale: LrScale = LrScale::None, unset "off";
     }
@@ -229,8 +238,10 @@ section! {
         every_steps: usize = 0, in 0..=STEPS, unset "off";
         /// Newest checkpoints kept: a run can resume from one.
         keep_last: usize = 2, in 1..=MANY;
-        /// Keeps the checkpoint with the best accuracy in the evaluation as well.
+        /// Keeps the checkpoint with the best evaluation as well.
         keep_best: bool = true;
+        /// What makes an evaluation the best one. `map` is the mean average precision.
+        best: Option<BestBy> = None, unset "`accuracy`, with `data.label_delim` `map`", also ["monitor", "metric"];
     }
 }
 

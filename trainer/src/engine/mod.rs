@@ -18,7 +18,7 @@ use crate::optim::Schedule;
 use crate::report::{EpochRecord, Reporter};
 use crate::signals::{Stop, TIME_IS_UP};
 use crate::snapshot::{EvalRecord, Evaluated, RunProgress};
-use crate::strategy::{EvalCounts, Evaluation, Strategy, percent};
+use crate::strategy::{EvalCounts, Evaluation, Scores, Strategy, percent};
 use crate::timeline::Timeline;
 
 /// How a run ended.
@@ -288,9 +288,10 @@ impl<'a> Engine<'a> {
         let epoch = self.progress.epoch;
         let partial = std::mem::take(&mut self.progress.partial);
         self.progress.elapsed_s += eval_seconds;
-        let is_best = counts.is_some_and(|c| self.progress.best.is_none_or(|best| c.top1_percent() > best.eval.top1));
-        if let Some(counts) = counts {
-            let evaluated = Evaluated { epoch, eval: eval_record(counts) };
+        let eval = counts.map(eval_record);
+        let is_best = eval.is_some_and(|eval| self.is_best(&eval));
+        if let Some(eval) = eval {
+            let evaluated = Evaluated { epoch, eval };
             self.progress.last = Some(evaluated);
             if is_best {
                 self.progress.best = Some(evaluated);
@@ -302,7 +303,8 @@ impl<'a> Engine<'a> {
             epoch,
             train_loss: partial.loss(),
             train_top1: percent(partial.correct, partial.samples),
-            eval: counts.map(eval_record),
+            eval,
+            is_best,
             lr: self.lr(self.progress.step.saturating_sub(1)),
             images_per_s: partial.samples as f64 / partial.seconds,
             seconds: partial.seconds + eval_seconds,
@@ -324,11 +326,17 @@ impl<'a> Engine<'a> {
         Ok(())
     }
 
+    /// Returns whether an evaluation is better than the best one so far.
+    fn is_best(&self, eval: &EvalRecord) -> bool {
+        self.progress.best.is_none_or(|best| eval.is_better(&best.eval, self.plan.best_by()))
+    }
+
     /// Returns the best epoch, if it was `train.patience` epochs ago.
     fn exhausted(&self, counts: &EvalCounts) -> Option<usize> {
-        let best = self.progress.best.filter(|best| counts.top1_percent() <= best.eval.top1)?;
+        let best = self.progress.best?;
         let patience = self.plan.train.patience;
-        (patience > 0 && self.progress.epoch - best.epoch >= patience).then_some(best.epoch)
+        let waited = patience > 0 && self.progress.epoch - best.epoch >= patience;
+        (waited && !self.is_best(&eval_record(counts))).then_some(best.epoch)
     }
 
     /// Returns the signal that this rank has seen, or [`TIME_IS_UP`].
@@ -388,13 +396,15 @@ fn lr_factor(plan: &RunPlan, world: usize) -> f64 {
 
 /// Converts counts to the record that is reported.
 pub fn eval_record(counts: &EvalCounts) -> EvalRecord {
+    let multi_label = counts.scores.is_some();
     EvalRecord {
         loss: counts.loss(),
         top1: counts.top1_percent(),
-        top5: counts.top5_percent(),
+        top5: if multi_label { f64::NAN } else { counts.top5_percent() },
         correct: counts.top1,
         total: counts.samples,
-        balanced_accuracy: Some(counts.balanced_percent()),
+        balanced_accuracy: (!multi_label).then(|| counts.balanced_percent()),
         tta_top1: counts.tta_top1_percent(),
+        mean_average_precision: counts.scores.as_ref().map(Scores::mean_percent),
     }
 }

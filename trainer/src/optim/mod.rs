@@ -7,12 +7,15 @@
 mod clip;
 mod ema;
 mod gradients;
+mod layer_decay;
 mod schedule;
 
 pub use clip::clip_grad_norm;
 pub use ema::Ema;
 pub use gradients::FlatGradients;
 pub use schedule::Schedule;
+
+use std::collections::HashMap;
 
 use burn::tensor::Tensor;
 use models::{
@@ -35,12 +38,22 @@ pub struct Optimizer {
     slots: Vec<[Slot; 2]>,
     /// Steps taken, for AdamW's bias correction.
     steps: u64,
+    /// The factor of each weight's learning rate by `layer_decay`; empty without.
+    decayed: HashMap<String, f64>,
 }
 
 impl Optimizer {
     /// Makes an optimizer without state.
     pub fn new(config: &OptimizerConfig) -> Self {
-        Self { config: config.clone(), slots: Vec::new(), steps: 0 }
+        Self { config: config.clone(), slots: Vec::new(), steps: 0, decayed: HashMap::new() }
+    }
+
+    /// Applies `layer_decay` to the layers of `network`, whose parameters the steps will update.
+    pub fn for_layers_of(mut self, network: &Network) -> Self {
+        if let Some(decay) = self.config.layer_decay {
+            self.decayed = layer_decay::factors(network, decay);
+        }
+        self
     }
 
     /// Takes one step with learning rate `lr` and returns the updated network. A parameter without a gradient keeps its value
@@ -71,7 +84,8 @@ impl Optimizer {
                 continue;
             };
             let of_norm_bias = if self.is_norm_bias(&info) { self.config.norm_bias_lr_factor } else { 1.0 };
-            let factor = of_norm_bias * self.lr_factor(&info.name);
+            let decayed = self.decayed.get(&info.name).copied().unwrap_or(1.0);
+            let factor = of_norm_bias * decayed * self.lr_factor(&info.name);
             let slots = std::mem::take(&mut self.slots[index]);
             let weight_decay = self.weight_decay(&info) / of_norm_bias;
             let update = ParameterUpdate { value, gradient, weight_decay, slots };
@@ -140,8 +154,7 @@ impl Optimizer {
         parameters: &[ParameterInfo],
         device: &burn::tensor::Device,
     ) -> Result<(), String> {
-        let mut by_name: std::collections::HashMap<_, _> =
-            tensors.into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
+        let mut by_name: HashMap<_, _> = tensors.into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
         let names = self.slot_names();
         self.slots.clear();
         for info in parameters {

@@ -150,6 +150,25 @@ fn layers_may_have_learning_rates_of_their_own() {
     }
 }
 
+/// `layer_decay` multiplies the factors of layers.
+#[test]
+fn the_layer_decay_and_the_factors_of_layers_multiply() {
+    let spec = models::find("lenet").unwrap().spec;
+    let network = models::build("lenet", &spec, 0, &Device::flex()).unwrap();
+    let plain = OptimizerConfig { weight_decay: 0.0, ..sgd(0.0, false, 0.0) };
+    let config = OptimizerConfig { layer_decay: Some(0.5), lr_factors: [("conv2", 3.0)].into(), ..plain };
+    let mut optimizer = Optimizer::new(&config).for_layers_of(&network);
+    let steps = [("conv1", 0.0625), ("conv2", 3.0 * 0.125), ("fc1", 0.25), ("fc2", 0.5), ("fc3", 1.0)];
+    let update = |(layer, _): &(&str, f64)| {
+        let info = ParameterInfo { name: format!("{layer}.weight"), ..parameter(&[1]) };
+        ((info, tensor(vec![0.0], DType::F32)), Some(tensor(vec![1.0], DType::F32)))
+    };
+    let values = optimizer.update(steps.iter().map(update).collect(), None, 1.0);
+    for (value, (layer, factor)) in values.into_iter().zip(steps) {
+        assert_eq!(f64::from(value.into_scalar::<f32>()), -factor, "{layer}");
+    }
+}
+
 #[test]
 fn clipping_takes_the_norm_of_all_gradients_together() {
     let device = Device::flex();

@@ -90,10 +90,16 @@ impl Curves<'_> {
             line(column(|row| Some(row.train_loss)), TRAIN, "train"),
             line(column(|row| row.eval_loss), EVAL, "eval"),
         ];
-        let mut accuracies = vec![
-            line(column(|row| Some(row.train_top1)), TRAIN, "train top-1"),
-            line(column(|row| row.eval_top1), EVAL, "eval top-1"),
-        ];
+        let mut accuracies = match self.is_multi_label() {
+            false => vec![
+                line(column(|row| Some(row.train_top1)), TRAIN, "train top-1"),
+                line(column(|row| row.eval_top1), EVAL, "eval top-1"),
+            ],
+            true => vec![
+                line(column(|row| Some(row.train_top1)), TRAIN, "train exact match"),
+                line(column(|row| row.eval_map), EVAL, "eval mAP"),
+            ],
+        };
         if self.top5 {
             accuracies.push(line(column(|row| row.eval_top5), TOP5, "eval top-5"));
         }
@@ -111,15 +117,21 @@ impl Curves<'_> {
         }
     }
 
+    /// Whether images have several classes each: their evaluations have a mean average precision.
+    fn is_multi_label(&self) -> bool {
+        self.epochs.iter().any(|row| row.eval_map.is_some())
+    }
+
     fn accuracy_title(&self) -> String {
-        let evaluated = self.epochs.iter().filter_map(|row| Some((row.epoch, row.eval_top1?)));
+        let name = if self.is_multi_label() { "mAP" } else { "top-1" };
+        let evaluated = self.epochs.iter().filter_map(|row| Some((row.epoch, row.eval_map.or(row.eval_top1)?)));
         // Of equal values take the first, as the kept checkpoint does.
         let best = evaluated.fold(None, |best: Option<(usize, f64)>, row| match best {
             Some(best) if best.1 >= row.1 => Some(best),
             _ => Some(row),
         });
         match best {
-            Some((epoch, top1)) => format!("accuracy, % (best eval top-1 {top1:.2} in epoch {epoch})"),
+            Some((epoch, top1)) => format!("accuracy, % (best eval {name} {top1:.2} in epoch {epoch})"),
             None => "accuracy, %".to_owned(),
         }
     }
@@ -253,6 +265,7 @@ mod tests {
             lr: 0.1,
             images_per_s: 1.0,
             seconds: 1.0,
+            eval_map: None,
         }
     }
 

@@ -73,6 +73,8 @@ pub struct EpochRecord {
     pub train_top1: f64,
     /// The evaluation after this epoch, if there was one.
     pub eval: Option<EvalRecord>,
+    /// Whether that evaluation is the best one so far (`checkpoint.best`).
+    pub is_best: bool,
     /// Learning rate of the epoch's last step.
     pub lr: f64,
     /// Training images per second, without evaluation.

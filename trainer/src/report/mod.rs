@@ -3,6 +3,7 @@
 //! Records come in, files and text go out. The module knows no tensors, models or strategies. Only rank 0 makes a [`Reporter`].
 //! Every other rank writes nothing but its own log.
 
+mod average_precision;
 pub mod comparison;
 pub mod confusion;
 pub mod curves;
@@ -25,6 +26,7 @@ pub mod tensorboard;
 #[cfg(test)]
 mod testing;
 
+pub use average_precision::AveragePrecision;
 pub use confusion::Confusion;
 pub use metrics::{EpochRecord, StepRecord};
 pub use reporter::{Reporter, ReporterOptions};

@@ -58,6 +58,8 @@ pub struct ProgressOptions {
     pub steps_per_epoch: usize,
     /// Steps between two plain lines. 0: only the first step of the session, and the epochs.
     pub every: usize,
+    /// The name of the accuracy of training batches: `top-1`, or `exact` where all classes of an image must be right.
+    pub accuracy: &'static str,
 }
 
 /// Shows steps and epochs as they happen.
@@ -74,7 +76,6 @@ pub struct Progress {
     loss: Mean,
     top1: Mean,
     spoken: bool,
-    best: f64,
 }
 
 #[derive(Default)]
@@ -112,13 +113,7 @@ impl Progress {
             loss: Mean::default(),
             top1: Mean::default(),
             spoken: false,
-            best: f64::NEG_INFINITY,
         }
-    }
-
-    /// Sets the best evaluation accuracy (percent) of a resumed run. Later epochs are compared with this value.
-    pub fn set_best(&mut self, top1: f64) {
-        self.best = top1;
     }
 
     /// Shows one step. Loss and accuracy are means over the epoch so far.
@@ -126,7 +121,7 @@ impl Progress {
     /// # Errors
     /// When stdout cannot be written, for example on a full disk. A reader that has closed the pipe is not an error.
     pub fn step(&mut self, record: &StepRecord) -> Result<(), FileError> {
-        let ProgressOptions { epochs, steps_per_epoch, every } = self.options;
+        let ProgressOptions { epochs, steps_per_epoch, every, accuracy } = self.options;
         if self.epoch != record.epoch {
             self.epoch = record.epoch;
             (self.loss, self.top1) = (Mean::default(), Mean::default());
@@ -145,7 +140,7 @@ impl Progress {
             bar.set_position(done as u64);
             bar.set_message(format!(
                 "  eta {left}, run {left_in_run}
-loss {loss}  top-1 {top1}  lr {lr}  {speed} images/s"
+loss {loss}  {accuracy} {top1}  lr {lr}  {speed} images/s"
             ));
         }
         let due = !self.spoken || (every > 0 && done.is_multiple_of(every));
@@ -153,7 +148,7 @@ loss {loss}  top-1 {top1}  lr {lr}  {speed} images/s"
             self.spoken = true;
             let (number, step) = (of(record.epoch, epochs), of(done, steps_per_epoch));
             self.say(&format!(
-                "epoch {number}  step {step}  loss {loss}  top-1 {top1}  lr {lr}  {speed} images/s  left {left}, run {left_in_run}"
+                "epoch {number}  step {step}  loss {loss}  {accuracy} {top1}  lr {lr}  {speed} images/s  left {left}, run {left_in_run}"
             ))?;
         }
         Ok(())
@@ -179,17 +174,14 @@ loss {loss}  top-1 {top1}  lr {lr}  {speed} images/s"
         self.pace.epoch(record);
         let number = of(record.epoch, self.options.epochs);
         let loss = text::loss(record.train_loss);
-        let mut line = format!("epoch {number}  train loss {loss}  top-1 {}", percent(record.train_top1));
-        let mut best = false;
+        let accuracy = self.options.accuracy;
+        let mut line = format!("epoch {number}  train loss {loss}  {accuracy} {}", percent(record.train_top1));
         if let Some(eval) = record.eval {
-            line += &format!("  eval loss {}  top-1 {}", text::loss(eval.loss), percent(eval.top1));
-            best = eval.top1 > self.best;
-        }
-        if let (true, Some(eval)) = (best, record.eval) {
-            self.best = eval.top1;
+            let (name, value) = eval.mean_average_precision.map_or((accuracy, eval.top1), |map| ("mAP", map));
+            line += &format!("  eval loss {}  {name} {}", text::loss(eval.loss), percent(value));
         }
         line += &format!("  {} images/s  {}", text::speed(record.images_per_s), text::duration(record.seconds));
-        self.say(&format!("{line}{}", if best { "  best" } else { "" }))
+        self.say(&format!("{line}{}", if record.is_best { "  best" } else { "" }))
     }
 
     /// Writes lines (a table, a warning) above the bar.
@@ -259,7 +251,7 @@ mod tests {
     use crate::report::testing::Paper;
     use crate::snapshot::EvalRecord;
 
-    const OPTIONS: ProgressOptions = ProgressOptions { epochs: 12, steps_per_epoch: 4, every: 2 };
+    const OPTIONS: ProgressOptions = ProgressOptions { epochs: 12, steps_per_epoch: 4, every: 2, accuracy: "top-1" };
 
     fn step(step: u64) -> StepRecord {
         StepRecord {
@@ -285,12 +277,14 @@ mod tests {
             total: 10,
             balanced_accuracy: None,
             tta_top1: None,
+            mean_average_precision: None,
         });
         EpochRecord {
             epoch,
             train_loss: 1.8125,
             train_top1: 15.0,
             eval,
+            is_best: eval.is_some() && !epoch.is_multiple_of(2),
             lr: 0.025,
             images_per_s: 3456.4,
             seconds: 95.0,
@@ -329,7 +323,6 @@ mod tests {
     #[test]
     fn a_diverged_run_and_a_resumed_one_read_well() {
         let (mut progress, paper) = plain();
-        progress.set_best(50.0);
         progress.step(&StepRecord { loss: f64::NAN, images_per_s: f64::INFINITY, ..step(6) }).unwrap();
         progress.epoch(&EpochRecord { train_loss: f64::NAN, ..epoch(2, Some(49.0)) }).unwrap();
         progress.epoch(&epoch(3, Some(51.0))).unwrap();

@@ -11,7 +11,7 @@ use crate::report::missing::missing_lines;
 use crate::report::progress::{Progress, ProgressOptions, Screen};
 use crate::report::screen::start_table;
 use crate::report::summary::summary_screen;
-use crate::report::summary_csv::{SummaryRow, SummaryWriter, read_summary};
+use crate::report::summary_csv::{Columns, SummaryRow, SummaryWriter, read_summary};
 use crate::report::tensorboard::TensorBoardWriter;
 use crate::report::{EpochRecord, RunFolder, RunSummary, Section, StepRecord};
 
@@ -29,6 +29,8 @@ pub struct ReporterOptions {
     pub tensorboard: bool,
     /// Whether to show nothing on the screen.
     pub quiet: bool,
+    /// Whether images have several classes each.
+    pub multi_label: bool,
     /// Device, as readable text, for `env.json`.
     pub device: String,
 }
@@ -86,8 +88,10 @@ impl Reporter {
     ) -> Result<Self, FileError> {
         let environment = Environment::detect(&options.device);
         let tensorboard = |step| options.tensorboard.then(|| TensorBoardWriter::start(folder.path(), step)).transpose();
-        let ReporterOptions { epochs, steps_per_epoch, every, .. } = options;
-        let mut progress = Progress::new(ProgressOptions { epochs, steps_per_epoch, every }, screen);
+        let ReporterOptions { epochs, steps_per_epoch, every, multi_label, .. } = options;
+        let accuracy = if multi_label { "exact" } else { "top-1" };
+        let columns = Columns::of(multi_label);
+        let mut progress = Progress::new(ProgressOptions { epochs, steps_per_epoch, every, accuracy }, screen);
         let table = start_table(sections);
         if !table.is_empty() {
             progress.say(&table)?;
@@ -96,18 +100,16 @@ impl Reporter {
         let (metrics, summary) = match from {
             None => {
                 environment.write(&folder.env())?;
-                (MetricsWriter::create(&folder.metrics())?, SummaryWriter::create(&folder.summary())?)
+                (MetricsWriter::create(&folder.metrics())?, SummaryWriter::create(&folder.summary(), columns)?)
             }
             Some(_) => {
                 environment.append(&folder.env())?;
-                (MetricsWriter::resume(&folder.metrics(), next_step)?, SummaryWriter::resume(&folder.summary(), epoch)?)
+                let summary = SummaryWriter::resume(&folder.summary(), columns, epoch)?;
+                (MetricsWriter::resume(&folder.metrics(), next_step)?, summary)
             }
         };
         let tensorboard = tensorboard(next_step)?;
         let epochs = read_summary(&folder.summary())?;
-        if let Some(best) = epochs.iter().filter_map(|row| row.eval_top1).reduce(f64::max) {
-            progress.set_best(best);
-        }
         let steps = read_metrics(&folder.metrics())?;
         for error in missing_lines(&folder, &steps, &epochs, next_step, epoch) {
             console::eprint(format_args!("warning: {error}\n  hint: {}", error.hint));
@@ -258,6 +260,7 @@ mod tests {
             every: 2,
             tensorboard: true,
             quiet: true,
+            multi_label: false,
             device: "cpu".into(),
         }
     }
@@ -280,11 +283,13 @@ mod tests {
             total: 10,
             balanced_accuracy: None,
             tta_top1: None,
+            mean_average_precision: None,
         };
         EpochRecord {
             epoch,
             train_loss: 1.0,
             eval: Some(eval),
+            is_best: true,
             images_per_s: 400.0,
             seconds: 1.0,
             ..EpochRecord::default()

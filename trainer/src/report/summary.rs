@@ -4,8 +4,8 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use crate::report::Confusion;
 use crate::report::confusion::confusion_table;
+use crate::report::{AveragePrecision, Confusion};
 use crate::snapshot::Evaluated;
 use crate::text::{self, left, width};
 
@@ -38,7 +38,7 @@ pub struct RunSummary {
     pub train_top1: Option<f64>,
     /// Last evaluation, with its epoch.
     pub last: Option<Evaluated>,
-    /// Best evaluation by top-1, with its epoch.
+    /// Best evaluation by `checkpoint.best`, with its epoch.
     pub best: Option<Evaluated>,
     /// The evaluation of the test split after training, with the epoch of its weights. Present only if the data set has a
     /// validation split. `last` and `best` are then evaluations of the validation split.
@@ -56,17 +56,24 @@ pub struct RunSummary {
     pub device_bytes: Vec<u64>,
     /// Training images per second, mean of the run.
     pub images_per_s: Option<f64>,
-    /// Confusion matrix of the last evaluation.
+    /// Confusion matrix of the last evaluation; `None` for multi-label images.
     pub confusion: Option<Confusion>,
+    /// Average precision of each class in the last evaluation. Present for multi-label images only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub average_precision: Option<AveragePrecision>,
     /// Confusion matrix of the evaluation of the test split after training, if there was one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub test_confusion: Option<Confusion>,
+    /// Average precision of each class in that evaluation. Present for multi-label images only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub test_average_precision: Option<AveragePrecision>,
 }
 
 /// Formats the summary for the screen. The run folder is last, where it is easy to find and copy. The text ends with a
 /// newline.
 pub fn summary_screen(summary: &RunSummary, folder: &Path) -> String {
     let mut rows: Vec<(&str, String)> = Vec::new();
+    let multi_label = summary.last.is_some_and(|last| last.eval.mean_average_precision.is_some());
     rows.push(("model", format!("{}, {} parameters", summary.model, text::thousands(summary.parameters))));
     rows.push(("data", summary.data.clone()));
     rows.push(("device", summary.device.clone()));
@@ -83,11 +90,22 @@ pub fn summary_screen(summary: &RunSummary, folder: &Path) -> String {
     let speed = text::speed(summary.images_per_s.unwrap_or(f64::NAN));
     rows.push(("time", format!("{}, {speed} images/s in training", text::duration(summary.seconds))));
     if let (Some(loss), Some(top1)) = (summary.train_loss, summary.train_top1) {
-        rows.push(("training", format!("top-1 {}               loss {}", percent(top1), text::loss(loss))));
+        let accuracy = if multi_label { "exact" } else { "top-1" };
+        rows.push(("training", format!("{accuracy} {}               loss {}", percent(top1), text::loss(loss))));
     }
     let evaluation = |Evaluated { epoch, eval }| {
         let tta =
             eval.tta_top1.map_or_else(String::new, |top1| format!("; with mirror images {}", text::percent(top1)));
+        if let Some(map) = eval.mean_average_precision {
+            return format!(
+                "mAP   {}  exact {}  loss {}  epoch {epoch}, all classes of {} of {} images right",
+                percent(map),
+                percent(eval.top1),
+                text::loss(eval.loss),
+                text::thousands(eval.correct),
+                text::thousands(eval.total)
+            );
+        }
         let balanced = eval.imbalance().map_or_else(String::new, |b| format!("; balanced {}", text::percent(b)));
         format!(
             "top-1 {}  top-5 {}  loss {}  epoch {epoch}, {} of {} right{balanced}{tta}",
@@ -110,11 +128,11 @@ pub fn summary_screen(summary: &RunSummary, folder: &Path) -> String {
         }
     }
     rows.extend(summary.test.map(|test| ("test", evaluation(test))));
-    let (evaluation, confusion) = match &summary.test_confusion {
-        Some(confusion) => ("evaluation of test", Some(confusion)),
-        None => ("last evaluation", summary.confusion.as_ref()),
+    let (evaluation, confusion, precision) = match summary.test {
+        Some(_) => ("evaluation of test", &summary.test_confusion, &summary.test_average_precision),
+        None => ("last evaluation", &summary.confusion, &summary.average_precision),
     };
-    let matrix = confusion.map(confusion_table).unwrap_or_default();
+    let matrix = confusion.as_ref().map(confusion_table).unwrap_or_default();
     let names = rows.iter().map(|row| width(row.0)).max().unwrap_or(0);
     let mut screen = match (&summary.interrupted, &summary.note) {
         (Some(why), _) => format!("\ninterrupted: {why}\n\n"),
@@ -126,6 +144,9 @@ pub fn summary_screen(summary: &RunSummary, folder: &Path) -> String {
     }
     if !matrix.is_empty() {
         screen += &format!("\nconfusion of the {evaluation}\n{matrix}");
+    }
+    if let Some(precision) = precision {
+        screen += &format!("\n{evaluation}: {}", precision.table());
     }
     screen + &format!("\nrun folder: {}\n", folder.display())
 }
@@ -167,6 +188,7 @@ mod tests {
                     total: 1000,
                     balanced_accuracy: None,
                     tta_top1: None,
+                    mean_average_precision: None,
                 },
             )),
             best: Some(evaluated(
@@ -179,6 +201,7 @@ mod tests {
                     total: 1000,
                     balanced_accuracy: None,
                     tta_top1: None,
+                    mean_average_precision: None,
                 },
             )),
             test: None,
@@ -191,6 +214,8 @@ mod tests {
                 counts: vec![220, 1, 9, 20, 0, 249, 1, 0, 10, 0, 201, 39, 48, 0, 31, 171],
             }),
             test_confusion: None,
+            average_precision: None,
+            test_average_precision: None,
             replaced_images: None,
         }
     }
@@ -232,6 +257,7 @@ mod tests {
             total: 400,
             balanced_accuracy: None,
             tta_top1: None,
+            mean_average_precision: None,
         };
         let test = EvalRecord { balanced_accuracy: Some(71.25), ..test };
         let matrix = Confusion { classes: vec!["a".into(), "b".into()], counts: vec![320, 10, 60, 10] };
@@ -247,6 +273,37 @@ mod tests {
             ");
         let without = serde_json::to_value(self::summary()).unwrap();
         assert!(without.get("test").is_none(), "absent without a validation split: {without}");
+    }
+
+    #[test]
+    fn multi_label_images_have_average_precisions() {
+        let eval = EvalRecord { top5: f64::NAN, mean_average_precision: Some(61.25), ..summary().last.unwrap().eval };
+        let precision = AveragePrecision {
+            classes: vec!["cat".into(), "sea".into()],
+            images: vec![300, 20],
+            average_precision: vec![Some(72.5), Some(50.0)],
+        };
+        let (last, average_precision) = (Some(evaluated(12, eval)), Some(precision));
+        let summary = RunSummary { last, best: last, confusion: None, average_precision, ..summary() };
+        let screen = summary_screen(&summary, Path::new("runs/x"));
+        insta::assert_snapshot!(&screen[screen.find("\ntraining").unwrap()..], @r"
+            training     exact  86.40%               loss 0.3712
+            best = last  mAP    61.25%  exact  84.10%  loss 0.4471  epoch 12, all classes of 841 of 1,000 images right
+
+            last evaluation: average precision
+            cat   72.50%  300 images
+            sea   50.00%  20 images
+
+            run folder: runs/x
+            ");
+        let json = serde_json::to_value(&summary).unwrap();
+        assert_eq!(
+            (&json["last"]["top5"], &json["last"]["mean_average_precision"]),
+            (&serde_json::Value::Null, &61.25.into())
+        );
+        assert_eq!(json["average_precision"]["average_precision"][1], 50.0);
+        let read: Evaluated = serde_json::from_value(json["last"].clone()).unwrap();
+        assert!(read.eval.top5.is_nan() && read.eval.mean_average_precision == Some(61.25));
     }
 
     #[test]

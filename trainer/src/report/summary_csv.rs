@@ -14,6 +14,33 @@ use crate::report::EpochRecord;
 /// First line of the file.
 pub const HEADER: &str = "epoch,train_loss,train_top1,eval_loss,eval_top1,eval_top5,lr,images_per_s,seconds";
 
+/// First line of the file of a run whose images have several classes each.
+const MULTI_LABEL_HEADER: &str =
+    "epoch,train_loss,train_top1,eval_loss,eval_top1,eval_top5,lr,images_per_s,seconds,eval_map";
+
+/// The columns of a run's file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Columns {
+    /// Those of images with one class each.
+    SingleLabel,
+    /// With `eval_map`, for images with several classes each.
+    MultiLabel,
+}
+
+impl Columns {
+    /// Returns the columns of a run.
+    pub fn of(multi_label: bool) -> Self {
+        if multi_label { Self::MultiLabel } else { Self::SingleLabel }
+    }
+
+    fn header(self) -> &'static str {
+        match self {
+            Self::SingleLabel => HEADER,
+            Self::MultiLabel => MULTI_LABEL_HEADER,
+        }
+    }
+}
+
 /// A line of `summary.csv`, in the order of the header. The evaluation cells are empty for an epoch without evaluation.
 /// Values that are not finite are `NaN` or `inf`, which spreadsheet and data-frame readers accept.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -36,6 +63,9 @@ pub struct SummaryRow {
     pub images_per_s: f64,
     /// Wall-clock seconds of the epoch.
     pub seconds: f64,
+    /// Mean average precision in percent, of images with several classes each. The column is in their files only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eval_map: Option<f64>,
 }
 
 impl From<&EpochRecord> for SummaryRow {
@@ -47,10 +77,11 @@ impl From<&EpochRecord> for SummaryRow {
             train_top1: rounded(record.train_top1, 4),
             eval_loss: record.eval.map(|eval| eval.loss),
             eval_top1: record.eval.map(|eval| rounded(eval.top1, 4)),
-            eval_top5: record.eval.map(|eval| rounded(eval.top5, 4)),
+            eval_top5: record.eval.filter(|eval| !eval.top5.is_nan()).map(|eval| rounded(eval.top5, 4)),
             lr: record.lr,
             images_per_s: rounded(record.images_per_s, 1),
             seconds: rounded(record.seconds, 3),
+            eval_map: record.eval.and_then(|eval| eval.mean_average_precision).map(|map| rounded(map, 4)),
         }
     }
 }
@@ -60,6 +91,7 @@ impl From<&EpochRecord> for SummaryRow {
 pub struct SummaryWriter {
     path: PathBuf,
     file: File,
+    columns: Columns,
 }
 
 impl SummaryWriter {
@@ -67,10 +99,10 @@ impl SummaryWriter {
     ///
     /// # Errors
     /// When the file exists, or cannot be created or written.
-    pub fn create(path: &Path) -> Result<Self, FileError> {
+    pub fn create(path: &Path, columns: Columns) -> Result<Self, FileError> {
         let mut file = files::create_new(path)?;
-        writeln!(file, "{HEADER}").map_err(|error| FileError::io(path, "write", &error))?;
-        Ok(Self { path: path.to_owned(), file })
+        writeln!(file, "{}", columns.header()).map_err(|error| FileError::io(path, "write", &error))?;
+        Ok(Self { path: path.to_owned(), file, columns })
     }
 
     /// Continues after a resume. `epoch` is the epoch that runs next, possibly for the second time; see
@@ -78,9 +110,9 @@ impl SummaryWriter {
     ///
     /// # Errors
     /// When the file cannot be read or written, or a line other than the last is damaged.
-    pub fn resume(path: &Path, epoch: usize) -> Result<Self, FileError> {
-        truncate_to_epoch(path, epoch)?;
-        Ok(Self { path: path.to_owned(), file: files::append(path)? })
+    pub fn resume(path: &Path, columns: Columns, epoch: usize) -> Result<Self, FileError> {
+        truncate_to_epoch(path, columns, epoch)?;
+        Ok(Self { path: path.to_owned(), file: files::append(path)?, columns })
     }
 
     /// Appends one epoch.
@@ -89,8 +121,13 @@ impl SummaryWriter {
     /// When the disk is full or gone.
     pub fn write(&mut self, record: &EpochRecord) -> Result<(), FileError> {
         let mut line = csv::WriterBuilder::new().has_headers(false).from_writer(Vec::new());
-        line.serialize(SummaryRow::from(record)).expect("a row of numbers always becomes CSV");
-        let line = line.into_inner().expect("memory does not refuse a write");
+        let row = SummaryRow::from(record);
+        line.serialize(row).expect("a row of numbers always becomes CSV");
+        let mut line = line.into_inner().expect("memory does not refuse a write");
+        if self.columns == Columns::MultiLabel && row.eval_map.is_none() {
+            // An epoch without evaluation: the last cell is empty.
+            line.insert(line.len() - 1, b',');
+        }
         self.file.write_all(&line).map_err(|error| FileError::io(&self.path, "write", &error))?;
         files::sync(&self.file, &self.path)
     }
@@ -101,9 +138,9 @@ impl SummaryWriter {
 ///
 /// # Errors
 /// When the file cannot be read or written, or a line other than the last is damaged.
-pub fn truncate_to_epoch(path: &Path, epoch: usize) -> Result<(), FileError> {
+pub fn truncate_to_epoch(path: &Path, columns: Columns, epoch: usize) -> Result<(), FileError> {
     let bytes = files::read_or_empty(path)?;
-    let mut kept = format!("{HEADER}\n").into_bytes();
+    let mut kept = format!("{}\n", columns.header()).into_bytes();
     for (line, row) in parse(path, &bytes)? {
         if row.epoch < epoch {
             kept.extend_from_slice(line);
@@ -135,7 +172,8 @@ fn parse<'a>(path: &Path, bytes: &'a [u8]) -> Result<Vec<(&'a [u8], SummaryRow)>
     for (i, line) in lines.iter().enumerate() {
         let (complete, last) = (line.ends_with(b"\n"), i + 1 == lines.len());
         if i == 0 {
-            if complete && line.trim_ascii_end() != HEADER.as_bytes() {
+            let known = [HEADER, MULTI_LABEL_HEADER].map(str::as_bytes);
+            if complete && !known.contains(&line.trim_ascii_end()) {
                 return Err(damaged(1, &format!("the header is not `{HEADER}`")));
             }
             continue;
@@ -158,6 +196,8 @@ mod tests {
     use super::*;
     use crate::snapshot::EvalRecord;
 
+    const COLUMNS: Columns = Columns::SingleLabel;
+
     fn epoch(epoch: usize) -> EpochRecord {
         let eval = EvalRecord {
             loss: 1.5,
@@ -167,12 +207,14 @@ mod tests {
             total: 10_000,
             balanced_accuracy: None,
             tta_top1: None,
+            mean_average_precision: None,
         };
         EpochRecord {
             epoch,
             train_loss: 1.7345678901234,
             train_top1: 100.0 / 3.0,
             eval: epoch.is_multiple_of(2).then_some(eval),
+            is_best: false,
             lr: 0.1,
             images_per_s: 1234.5678,
             seconds: 40.51234,
@@ -183,7 +225,7 @@ mod tests {
     fn an_epoch_is_a_line_and_no_evaluation_is_empty_cells() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("summary.csv");
-        let mut writer = SummaryWriter::create(&path).unwrap();
+        let mut writer = SummaryWriter::create(&path, COLUMNS).unwrap();
         writer.write(&epoch(1)).unwrap();
         writer.write(&epoch(2)).unwrap();
         writer.write(&EpochRecord { train_loss: f64::NAN, images_per_s: f64::INFINITY, ..epoch(3) }).unwrap();
@@ -200,25 +242,46 @@ mod tests {
     }
 
     #[test]
+    fn the_file_of_multi_label_images_has_one_column_more() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("summary.csv");
+        let mut writer = SummaryWriter::create(&path, Columns::MultiLabel).unwrap();
+        let mut second = epoch(2);
+        second.eval = second.eval.map(|eval| EvalRecord { top5: f64::NAN, mean_average_precision: Some(61.5), ..eval });
+        writer.write(&epoch(1)).unwrap();
+        writer.write(&second).unwrap();
+        let whole = fs::read_to_string(&path).unwrap();
+        insta::assert_snapshot!(whole, @r"
+            epoch,train_loss,train_top1,eval_loss,eval_top1,eval_top5,lr,images_per_s,seconds,eval_map
+            1,1.7345678901234,33.3333,,,,0.1,1234.6,40.512,
+            2,1.7345678901234,33.3333,1.5,43.21,,0.1,1234.6,40.512,61.5
+            ");
+        let rows = read_summary(&path).unwrap();
+        assert_eq!((rows[0].eval_map, rows[1].eval_map, rows[1].eval_top5), (None, Some(61.5), None));
+        SummaryWriter::resume(&path, Columns::MultiLabel, 2).unwrap().write(&second).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), whole);
+    }
+
+    #[test]
     fn resuming_drops_later_epochs_and_a_half_line() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("summary.csv");
-        let mut writer = SummaryWriter::create(&path).unwrap();
+        let mut writer = SummaryWriter::create(&path, COLUMNS).unwrap();
         (1..=4).for_each(|i| writer.write(&epoch(i)).unwrap());
         let whole = fs::read(&path).unwrap();
         for cut in [1, 2, 30] {
             fs::write(&path, &whole[..whole.len() - cut]).unwrap();
-            SummaryWriter::resume(&path, 4).unwrap().write(&epoch(4)).unwrap();
+            SummaryWriter::resume(&path, COLUMNS, 4).unwrap().write(&epoch(4)).unwrap();
             assert_eq!(fs::read(&path).unwrap(), whole);
         }
-        SummaryWriter::resume(&path, 3).unwrap();
+        SummaryWriter::resume(&path, COLUMNS, 3).unwrap();
         assert_eq!(read_summary(&path).unwrap().iter().map(|row| row.epoch).collect::<Vec<_>>(), [1, 2]);
         // A file that ends within the header, and a missing file.
         fs::write(&path, &HEADER[..20]).unwrap();
-        SummaryWriter::resume(&path, 1).unwrap();
+        SummaryWriter::resume(&path, COLUMNS, 1).unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), format!("{HEADER}\n"));
         fs::remove_file(&path).unwrap();
-        SummaryWriter::resume(&path, 1).unwrap();
+        SummaryWriter::resume(&path, COLUMNS, 1).unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), format!("{HEADER}\n"));
     }
 
@@ -236,7 +299,7 @@ mod tests {
     #[test]
     fn a_full_disk_is_an_error_that_names_the_file() {
         let path = PathBuf::from("/dev/full");
-        let mut writer = SummaryWriter { file: File::create(&path).unwrap(), path };
+        let mut writer = SummaryWriter { file: File::create(&path).unwrap(), path, columns: COLUMNS };
         let error = writer.write(&epoch(1)).unwrap_err();
         assert_eq!(error.to_string(), "/dev/full: cannot write: No space left on device (os error 28)");
     }

@@ -118,14 +118,16 @@ impl TensorBoardWriter {
         self.scalars(record.step, &scalars)
     }
 
-    /// Writes `eval/loss`, `eval/top1`, `eval/top5` where the epoch was evaluated. `step` is the epoch's last step.
+    /// Writes `eval/loss`, `eval/top1`, `eval/top5` where the epoch was evaluated; of multi-label images `eval/map` instead of
+    /// `eval/top5`. `step` is the epoch's last step.
     ///
     /// # Errors
     /// When the disk is full or gone.
     pub fn epoch(&mut self, record: &EpochRecord, step: u64) -> Result<(), FileError> {
         match record.eval {
             Some(eval) => {
-                self.scalars(step, &[("eval/loss", eval.loss), ("eval/top1", eval.top1), ("eval/top5", eval.top5)])
+                let third = eval.mean_average_precision.map_or(("eval/top5", eval.top5), |map| ("eval/map", map));
+                self.scalars(step, &[("eval/loss", eval.loss), ("eval/top1", eval.top1), third])
             }
             None => Ok(()),
         }
@@ -267,6 +269,7 @@ mod tests {
             total: 10,
             balanced_accuracy: None,
             tta_top1: None,
+            mean_average_precision: None,
         };
         third.epoch(&EpochRecord { eval: Some(eval), ..EpochRecord::default() }, 9).unwrap();
         third.epoch(&EpochRecord::default(), 19).unwrap();

@@ -1,4 +1,4 @@
-//! The numbers of `train.class_weights` and `data.sampler_weights` for a training set.
+//! The numbers of `train.class_weights`, `train.pos_weight` and `data.sampler_weights` for a training set.
 
 use data::Dataset;
 
@@ -28,19 +28,42 @@ pub(super) fn of_sampler(plan: &RunPlan, train: &Dataset) -> Result<Vec<f64>, Fa
     Ok(weights)
 }
 
+/// Returns the weight of the images that have each class in the loss of multi-label images, `[classes]`; empty without weights.
+/// `balanced` is the number of images without the class, divided by that of the images with it.
+///
+/// # Errors
+/// The weights are to be balanced, and no image has a class.
+pub(super) fn of_positives(plan: &RunPlan, train: &Dataset) -> Result<Vec<f64>, Failure> {
+    match &plan.train.pos_weight {
+        None | Some(ClassWeights::None) => Ok(Vec::new()),
+        Some(ClassWeights::Given(list)) => Ok(list.clone()),
+        Some(ClassWeights::Balanced) => {
+            let sizes = sizes(plan, "train.pos_weight", train)?;
+            Ok(sizes.into_iter().map(|with| (train.len() - with) as f64 / with as f64).collect())
+        }
+    }
+}
+
 fn weights(plan: &RunPlan, key: &str, weights: &ClassWeights, train: &Dataset) -> Result<Vec<f64>, Failure> {
     match weights {
         ClassWeights::None => Ok(Vec::new()),
         ClassWeights::Given(list) => Ok(list.clone()),
         ClassWeights::Balanced => {
-            let sizes = train.class_sizes();
-            if let Some(empty) = sizes.iter().position(|size| *size == 0) {
-                let cause = format!("`{key}`: the class `{}` has no training image to balance", train.classes[empty]);
-                let hint = "add images of the class, remove it from the data set, or give one number per class";
-                return Err(plan.mistake(&[key], cause, hint).into());
-            }
+            let sizes = sizes(plan, key, train)?;
             let share = train.len() as f64 / sizes.len() as f64;
             Ok(sizes.into_iter().map(|size| share / size as f64).collect())
         }
     }
+}
+
+/// Returns the number of training images of each class, `[classes]`, to balance by.
+///
+/// # Errors
+/// A class has no training image.
+fn sizes(plan: &RunPlan, key: &str, train: &Dataset) -> Result<Vec<usize>, Failure> {
+    let sizes = train.class_sizes();
+    let Some(empty) = sizes.iter().position(|size| *size == 0) else { return Ok(sizes) };
+    let cause = format!("`{key}`: the class `{}` has no training image to balance", train.classes[empty]);
+    let hint = "add images of the class, remove it from the data set, or give one number per class";
+    Err(plan.mistake(&[key], cause, hint).into())
 }

@@ -1,12 +1,13 @@
 //! The end of a training run: what rank 0 gathers from all ranks, the summary, the exit code.
 
+use crate::config::BestBy;
 use crate::console;
 use crate::device;
 use crate::engine::{RunOutcome, eval_record};
 use crate::failure::Failure;
-use crate::report::{Confusion, Reporter, RunSummary};
+use crate::report::{AveragePrecision, Confusion, Reporter, RunSummary};
 use crate::snapshot::Evaluated;
-use crate::strategy::Strategy;
+use crate::strategy::{EvalCounts, Strategy};
 use crate::text::thousands;
 use crate::timeline::Timeline;
 use launch::signals;
@@ -43,7 +44,15 @@ pub(super) fn gather_rank_stats(
     Ok(RankStats { peak_bytes: peaks.iter().map(number).collect(), device_bytes, replaced, timelines })
 }
 
-/// Prints and writes the summary, and returns the exit code. `resume` is the command that continues the run, and
+/// Returns the counts by class: the confusion matrix, or of multi-label images each class's average precision.
+pub(crate) fn by_class(classes: Vec<String>, counts: EvalCounts) -> (Option<Confusion>, Option<AveragePrecision>) {
+    let Some(scores) = counts.scores else { return (Some(Confusion { classes, counts: counts.confusion }), None) };
+    let average_precision =
+        scores.average_precision().into_iter().map(|one| one.map(|precision| 100.0 * precision)).collect();
+    (None, Some(AveragePrecision { classes, images: scores.images(), average_precision }))
+}
+
+/// Prints and writes the summary, and returns the exit code. `best_by` says what early stopping has waited for. `resume` is the command that continues the run, and
 /// `max_time_s` a limit that lets the run continue after its time was over.
 pub(super) fn finish(
     reporter: &mut Reporter,
@@ -52,23 +61,31 @@ pub(super) fn finish(
     classes: Vec<String>,
     resume: &str,
     max_time_s: usize,
+    best_by: BestBy,
 ) -> Result<u8, Failure> {
     match outcome {
         RunOutcome::Finished(counts) => {
-            summary.confusion = Some(Confusion { classes, counts: counts.confusion });
+            (summary.confusion, summary.average_precision) = by_class(classes, counts);
             reporter.finish(&summary)?;
             Ok(0)
         }
         RunOutcome::Exhausted { counts, epoch, best } => {
-            summary.confusion = Some(Confusion { classes, counts: counts.confusion });
+            (summary.confusion, summary.average_precision) = by_class(classes, counts);
+            let what = match best_by {
+                BestBy::Accuracy if summary.confusion.is_some() => "top-1",
+                BestBy::Accuracy => "exact match",
+                BestBy::BalancedAccuracy => "balanced accuracy",
+                BestBy::MeanAveragePrecision => "mean average precision",
+                BestBy::Loss => "loss",
+            };
             summary.note =
-                Some(format!("stopped after epoch {epoch}: no better top-1 since epoch {best} (train.patience)"));
+                Some(format!("stopped after epoch {epoch}: no better {what} since epoch {best} (train.patience)"));
             reporter.finish(&summary)?;
             Ok(0)
         }
         RunOutcome::OutOfTime { counts, step } => {
             summary.last = Some(Evaluated { epoch: summary.epochs + 1, eval: eval_record(&counts) });
-            summary.confusion = Some(Confusion { classes, counts: counts.confusion });
+            (summary.confusion, summary.average_precision) = by_class(classes, counts);
             summary.note = Some(format!(
                 "stopped after step {}: train.max_time_s is over; continue with: {resume} --set train.max_time_s={max_time_s}",
                 thousands(step)

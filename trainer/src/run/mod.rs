@@ -2,7 +2,7 @@
 //!
 //! [`run()`] decides whether this process is the launcher, a worker or a single process. `plan.rs` reads and checks the plan,
 //! `job_flags.rs` the flags about machines. `ranks.rs` starts and joins processes, `setup.rs` builds everything that the first
-//! step needs, `fine_tune.rs` what starts from trained weights, `training.rs` trains, and `finish.rs` reports the result.
+//! step needs, `shared_images.rs` decodes images once for all processes, `fine_tune.rs` builds what starts from trained weights, `training.rs` trains, and `finish.rs` reports the result.
 
 mod class_weights;
 mod fine_tune;
@@ -13,11 +13,13 @@ pub(crate) mod plan;
 pub(crate) mod ranks;
 mod resume_command;
 mod setup;
+mod shared_images;
 mod split_file;
 mod training;
 mod tuned;
 
-use self::plan::{Access, PlanSource, PlannedRun, read_data};
+pub(crate) use self::finish::by_class;
+use self::plan::{Access, PlanSource, PlannedRun, Reader, read_data};
 use self::setup::{DeviceAssignment, device_request, dry_run, note_missing_gpu};
 use self::training::Training;
 use crate::cli::TrainArgs;
@@ -83,7 +85,7 @@ pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failur
     if arguments.dry_run {
         return dry_run(&plan, &selected);
     }
-    let splits = read_data(&mut plan)?;
+    let splits = read_data(&mut plan, if several { Reader::Launcher } else { Reader::Alone })?;
     if let Some(folder) = &resumed {
         split_file::check(folder, plan.train.seed, splits.record.as_ref())?;
     }
@@ -98,7 +100,7 @@ pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failur
     if !matches!(job, Some((_, 1..))) {
         fine_tune::check(&plan, &splits, resumed.as_ref())?;
     }
-    // Drop the data: the workers read it themselves. The launcher reads it only to report a mistake once.
+    // Drop the data: the workers read it themselves. The launcher reads it only to report a mistake once, and decodes no image.
     drop(splits);
     let mut folder = resumed;
     ranks::launch(arguments, &plan, node, &variables, workers, |world| {
@@ -224,7 +226,7 @@ fn run_worker(
     let again = variables.get(launch::worker::ATTEMPT).is_some_and(|attempt| attempt != "0");
     let mut run = || {
         rank.status.set_status(format_args!("reading {}", plan.data.name));
-        let splits = read_data(&mut plan)?;
+        let splits = read_data(&mut plan, Reader::Rank(&rank.comm))?;
         if let (None, Some(folder), 0) = (&own, &mut resumed, worker.rank) {
             folder.lock(None)?;
         }

@@ -5,6 +5,7 @@ use std::{
     time::Instant,
 };
 
+use comm::Communicator;
 use data::{
     DataError, SplitOptions, Splits,
     augment::Augment,
@@ -12,7 +13,7 @@ use data::{
     loader::{self, LoaderConfig},
 };
 
-use super::class_weights;
+use super::{class_weights, shared_images};
 use crate::cli::TrainArgs;
 use crate::config::{
     self, BatchScope, DatasetFacts, Decode, Devices, Mode, OnError, Overrides, Registry, RunPlan, SetBy,
@@ -182,14 +183,29 @@ fn read(path: &Path, overrides: &Overrides) -> Result<RunPlan, Failure> {
     Ok(config::load(path, overrides, &registry)?)
 }
 
+/// What a process needs of the images that it reads.
+#[derive(Clone, Copy)]
+pub(super) enum Reader<'a> {
+    /// All pixels: it trains alone.
+    Alone,
+    /// All pixels. The ranks of the communicator, which all read the same plan, share them.
+    Rank(&'a Communicator),
+    /// No pixels: it starts the ranks, and reports mistakes in the plan and the labels before.
+    Launcher,
+}
+
 /// Reads the data set of the plan and checks the plan against the data set.
 ///
 /// # Errors
 /// A file is missing or damaged, or the plan does not fit the images.
-pub(super) fn read_data(plan: &mut RunPlan) -> Result<Splits, Failure> {
+pub(super) fn read_data(plan: &mut RunPlan, reader: Reader<'_>) -> Result<Splits, Failure> {
     let start = Instant::now();
     let decode = decode_time(plan);
-    let splits = formats::load(&LoadRequest {
+    let comm = match reader {
+        Reader::Rank(comm) if shared_images::is_possible(comm) => Some(comm),
+        _ => None,
+    };
+    let mut splits = formats::load(&LoadRequest {
         name: plan.data.name.clone(),
         dir: Some(plan.data.dir.clone().unwrap_or_else(cache_folder)),
         image_size: plan.data.image_size,
@@ -198,16 +214,23 @@ pub(super) fn read_data(plan: &mut RunPlan) -> Result<Splits, Failure> {
         limit_train: limit(plan.data.limit_train),
         limit_test: limit(plan.data.limit_test),
         split: SplitOptions { fraction: plan.data.fraction, ..held_out(plan) },
+        label_delim: plan.data.label_delim,
+        share: comm.is_some() || matches!(reader, Reader::Launcher),
     })
     .map_err(|error| blame_key(plan, error))?;
+    if let Some(comm) = comm {
+        shared_images::decode(&mut splits, comm)?;
+    }
     if known_facts(&plan.data.name).is_none() {
         // All ranks compare this setting, and a resumed run keeps it.
-        plan.data.decode = Some(if splits.train.encoded.is_some() { Decode::Epoch } else { Decode::Memory });
+        let in_each_epoch = splits.train.encoded.as_ref().is_some_and(|encoded| !encoded.is_decoded_once());
+        plan.data.decode = Some(if in_each_epoch { Decode::Epoch } else { Decode::Memory });
     }
     let (train, test, seconds) = (splits.train.len(), splits.test.len(), start.elapsed().as_secs_f64());
     tracing::info!(name = plan.data.name, train, test, seconds, "read the data set");
     plan.check_against(&dataset_facts(&plan.data.name, &splits))?;
     class_weights::of_loss(plan, &splits.train)?;
+    class_weights::of_positives(plan, &splits.train)?;
     class_weights::of_sampler(plan, &splits.train)?;
     Ok(splits)
 }

@@ -146,11 +146,18 @@ pub(super) fn facts(plan: &RunPlan, splits: &Splits, target: &DeviceSet) -> Vec<
     let settings = plan.settings().into_iter().filter(shared).map(|setting| setting.to_string());
     let mut facts: Vec<String> = std::iter::once(device).chain(settings).collect();
     for (name, set) in splits.named() {
-        let labels = crc32c::crc32c(bytemuck::cast_slice(&set.labels));
+        let labels = match &set.label_sets {
+            None => crc32c::crc32c(bytemuck::cast_slice(&set.labels)),
+            Some(sets) => sets.iter().fold(0, |sum, set| {
+                // The length too: `a;b` and nothing are not `a` and `b`.
+                let sum = crc32c::crc32c_append(sum, &(set.len() as u32).to_le_bytes());
+                crc32c::crc32c_append(sum, bytemuck::cast_slice(set))
+            }),
+        };
         let images = match &set.encoded {
             // Reading all files would take as long as an epoch.
             Some(encoded) => encoded.names().fold(0, |sum, name| crc32c::crc32c_append(sum, name.as_bytes())),
-            None => crc32c::crc32c(&set.images),
+            None => crc32c::crc32c(set.all_pixels()),
         };
         facts.push(format!(
             "{name} set = {} images {}, checksum {images:08x} {labels:08x}",

@@ -6,7 +6,7 @@ use data::{SplitRecord, Splits};
 use models::Spec;
 
 use super::fine_tune;
-use super::finish::{finish, gather_rank_stats};
+use super::finish::{by_class, finish, gather_rank_stats};
 use super::ranks::{self, Rank};
 use super::resume_command::resume_command;
 use super::setup::{self, DeviceAssignment, build, count_parameters, facts, pixels_on_the_host, restore};
@@ -19,7 +19,7 @@ use crate::engine::checkpoint::Store;
 use crate::engine::{Engine, Files, Lengths, Loaders, RunEnd, RunOutcome};
 use crate::failure::Failure;
 use crate::files::write_atomic;
-use crate::report::{Confusion, Reporter, ReporterOptions, RunFolder, RunSummary, Section};
+use crate::report::{Reporter, ReporterOptions, RunFolder, RunSummary, Section};
 use crate::signals::Stop;
 use crate::snapshot::{DatasetRecord, RunProgress};
 use crate::strategy::Strategy;
@@ -63,8 +63,11 @@ impl Training<'_> {
     pub(super) fn run(&self, splits: Splits) -> Result<u8, Failure> {
         let (plan, selected) = (self.plan, &self.devices.selected);
         let (source, shape, record) = (splits.source.clone(), splits.train.shape, splits.record.clone());
-        let dataset =
-            DatasetRecord { shape: [shape.channels, shape.height, shape.width], classes: splits.train.classes.clone() };
+        let dataset = DatasetRecord {
+            shape: [shape.channels, shape.height, shape.width],
+            classes: splits.train.classes.clone(),
+            multi_label: splits.train.label_sets.is_some(),
+        };
         let (mut strategy, parameters, fine_tuning) = self.strategy(&splits)?;
         let host_pixels = pixels_on_the_host(plan, selected, &splits);
         if let (Some(why), true, 0) = (&host_pixels, self.devices.devices.is_gpu(), strategy.rank()) {
@@ -136,7 +139,9 @@ impl Training<'_> {
                 Box::new(Ddp::new(network, device, classes, plan, rank.comm.clone(), rank.status.clone())?)
             }
         };
-        strategy.learner_mut().replica.class_weights = class_weights::of_loss(plan, &splits.train)?;
+        let replica = &mut strategy.learner_mut().replica;
+        replica.class_weights = class_weights::of_loss(plan, &splits.train)?;
+        replica.pos_weights = class_weights::of_positives(plan, &splits.train)?;
         Ok((strategy, parameters, fine_tuning))
     }
 
@@ -171,6 +176,10 @@ impl Training<'_> {
                 reporter.say(&format!("timeline.json: {} later spans were left out", thousands(left_out)))?;
             }
         }
+        let (test_confusion, test_average_precision) = match test_counts {
+            Some(counts) => by_class(description.dataset.classes.clone(), counts),
+            None => (None, None),
+        };
         let epochs = match &outcome {
             RunOutcome::Exhausted { epoch, .. } => *epoch,
             _ => progress.epoch - 1,
@@ -187,8 +196,8 @@ impl Training<'_> {
             best: progress.best,
             last: progress.last,
             test,
-            test_confusion: test_counts
-                .map(|counts| Confusion { classes: description.dataset.classes.clone(), counts: counts.confusion }),
+            test_confusion,
+            test_average_precision,
             seconds: progress.elapsed_s,
             replaced_images: (plan.data.on_error == Some(OnError::Skip)).then_some(stats.replaced),
             peak_bytes: stats.peak_bytes,
@@ -199,7 +208,7 @@ impl Training<'_> {
         let resume = resume_command(self.arguments, folder.path(), of_launcher);
         // As much time again, after that of all sessions so far
         let max_time_s = progress.elapsed_s.ceil() as usize + plan.train.max_time_s;
-        finish(&mut reporter, summary, outcome, description.dataset.classes, &resume, max_time_s)
+        finish(&mut reporter, summary, outcome, description.dataset.classes, &resume, max_time_s, plan.best_by())
     }
 
     /// Opens the run folder of the resumed run or of this program's launcher, or creates one.
@@ -241,13 +250,17 @@ impl Training<'_> {
             every: plan.log.every,
             tensorboard: plan.log.tensorboard,
             quiet: self.arguments.quiet,
+            multi_label: description.dataset.multi_label,
             device: description.device.clone(),
         };
         let mut reporter = match self.resumed {
             None => Reporter::new(folder.clone(), options, &sections)?,
             Some(_) => Reporter::resume(folder.clone(), options, &sections, progress.step, progress.epoch)?,
         };
-        reporter.show_top5(plan.model.num_classes.unwrap_or(description.dataset.classes.len()) > 10);
+        reporter.show_top5(
+            !description.dataset.multi_label
+                && plan.model.num_classes.unwrap_or(description.dataset.classes.len()) > 10,
+        );
         Ok(reporter)
     }
 }

@@ -64,7 +64,7 @@ impl DeviceDataset {
         if dataset.encoded.is_some() {
             return Some("the images are decoded in each epoch".into());
         }
-        let bytes = dataset.images.len();
+        let bytes = dataset.all_pixels().len();
         if bytes as u64 > room {
             return Some(format!("{bytes} bytes of images are more than a quarter of the device's memory"));
         }
@@ -81,9 +81,9 @@ impl DeviceDataset {
             integers(values, [1, shape.channels, 1, 1], device)
         };
         let table: Vec<f32> = std::iter::once(0.0).chain(pipeline.values()).collect();
-        let length = dataset.images.len();
+        let length = dataset.all_pixels().len();
         Self {
-            images: Tensor::from_data(TensorData::new(dataset.images.clone(), [length]), (device, DType::U8)),
+            images: Tensor::from_data(TensorData::new(dataset.all_pixels().to_vec(), [length]), (device, DType::U8)),
             table: Tensor::from_floats(table.as_slice(), device),
             planes: each(plane, 0),
             tables: each(256, 1),
@@ -154,6 +154,8 @@ mod tests {
             name: "formula".into(),
             images: (0..count * shape.len()).map(|i| (i * 197 + i / 7 + 3) as u8).collect(),
             encoded: None,
+            label_sets: None,
+            shared: None,
             labels: (0..count).map(|i| (i % 10) as u16).collect(),
             shape,
             classes: (0..10).map(|class| class.to_string()).collect(),

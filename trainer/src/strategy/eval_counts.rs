@@ -1,10 +1,10 @@
 //! Exact counts of an evaluation. They are added up, never averaged, so that the result does not depend on batches or ranks.
 
 use burn::tensor::Tensor;
-use data::{DataError, loader::Batch};
+use data::{CENTRE_CROP, DataError, TEN_CROP, loader::Batch};
 use models::{Context, Network};
 
-use super::{Batches, replica::host_logits};
+use super::{Batches, Scores, multi_label, replica::host_logits};
 use crate::{config::Tta, loss, signals::Stop};
 
 /// The logits of one batch on the host, row-major `[B, classes]`.
@@ -28,6 +28,22 @@ impl Logits {
             }
         };
         Self { plain: host_logits(plain), tta }
+    }
+
+    /// Computes the logits of ten views of each image, `[B * 10, C, H, W]` ([`data::TEN_CROP`]): `plain` of the centre, `tta` the mean
+    /// of all ten.
+    pub fn of_ten_crops(network: &Network, images: Tensor<4>) -> Self {
+        let all = network.forward(images, &Context::eval());
+        let classes = all.dims()[1];
+        let all = host_logits(all);
+        let (mut plain, mut tta) = (Vec::new(), Vec::new());
+        for views in all.chunks_exact(TEN_CROP * classes) {
+            plain.extend_from_slice(&views[CENTRE_CROP * classes..][..classes]);
+            let sum =
+                |class: usize| views.iter().skip(class).step_by(classes).map(|&logit| f64::from(logit)).sum::<f64>();
+            tta.extend((0..classes).map(|class| (sum(class) / TEN_CROP as f64) as f32));
+        }
+        Self { plain, tta: Some(tta) }
     }
 
     /// Keeps the first `len` values: the logits of the images that are not padding.
@@ -61,8 +77,10 @@ pub struct EvalCounts {
     pub tta_top1: Option<u64>,
     /// Sum of the samples' cross-entropies, without smoothing.
     pub loss_sum: f64,
-    /// `confusion[true * classes + predicted]`.
+    /// `confusion[true * classes + predicted]`; empty for multi-label samples.
     pub confusion: Vec<u64>,
+    /// The scores of multi-label samples. `None` where each sample has one class.
+    pub scores: Option<Scores>,
     classes: usize,
 }
 
@@ -70,28 +88,39 @@ impl EvalCounts {
     /// Starts at zero.
     pub fn new(classes: usize) -> Self {
         let confusion = vec![0; classes * classes];
-        Self { samples: 0, top1: 0, top5: 0, tta_top1: None, loss_sum: 0.0, confusion, classes }
+        Self { samples: 0, top1: 0, top5: 0, tta_top1: None, loss_sum: 0.0, confusion, scores: None, classes }
     }
 
-    /// Counts `batches` until `stop`. `infer` returns a batch's logits.
+    /// Starts at zero; `multi_label`: a sample has any number of classes.
+    pub(super) fn empty(classes: usize, multi_label: bool) -> Self {
+        match multi_label {
+            true => Self { confusion: Vec::new(), scores: Some(Scores::new(classes)), ..Self::new(classes) },
+            false => Self::new(classes),
+        }
+    }
+
+    /// Counts `batches` until `stop`, from `counts` on, which are [`EvalCounts::empty`]. `infer` returns a batch's logits.
     ///
     /// # Errors
-    /// Those of `infer`, and a batch that is an error.
+    /// Those of `infer`, a batch that is an error, and images with one class each where several are counted.
     pub(super) fn of_batches<E: From<DataError>>(
-        classes: usize,
+        mut counts: Self,
         batches: &mut Batches<'_>,
         stop: &Stop,
         mut infer: impl FnMut(Batch) -> Result<Logits, E>,
     ) -> Result<Self, E> {
-        let mut counts = Self::new(classes);
+        let classes = counts.classes;
         while stop.signal().is_none()
             && let Some(batch) = batches.next()
         {
             let batch = batch?;
-            let labels = batch.labels.clone();
+            let (labels, multi_hot) = (batch.labels.clone(), batch.multi_hot.clone());
+            multi_label::check_batch(counts.scores.is_some(), &multi_hot)?;
             let Logits { plain, tta } = infer(batch)?;
-            for (row, &label) in plain.chunks_exact(classes).zip(&labels) {
-                counts.add(row, label as usize);
+            let rows = plain.chunks_exact(classes);
+            match multi_hot.is_empty() {
+                true => rows.zip(&labels).for_each(|(row, &label)| counts.add(row, label as usize)),
+                false => rows.zip(multi_hot.chunks_exact(classes)).for_each(|(row, set)| counts.add_several(row, set)),
             }
             if let Some(tta) = tta {
                 let rows = tta.chunks_exact(classes).zip(&labels);
@@ -115,7 +144,16 @@ impl EvalCounts {
         self.confusion[label * self.classes + predicted] += 1;
     }
 
-    /// Returns the top-1 accuracy in percent.
+    /// Counts one multi-label sample. `logits` and `target` (1 or 0) have one entry per class.
+    fn add_several(&mut self, logits: &[f32], target: &[f32]) {
+        let (loss, right) = multi_label::judge(logits, target);
+        self.samples += 1;
+        self.top1 += u64::from(right);
+        self.loss_sum += loss;
+        self.scores.get_or_insert_with(|| Scores::new(logits.len())).add(logits, target);
+    }
+
+    /// Returns the top-1 accuracy in percent; of multi-label samples the exact match.
     pub fn top1_percent(&self) -> f64 {
         percent(self.top1, self.samples)
     }
@@ -200,6 +238,31 @@ mod tests {
         let mean: Vec<f32> = image.plain.iter().zip(&mirror.plain).map(|(a, b)| (a + b) / 2.0).collect();
         assert_eq!(both.tta.unwrap(), mean);
         assert_ne!(image.plain, mirror.plain);
+    }
+
+    #[test]
+    fn logits_of_ten_crops_are_the_mean_of_all_and_those_of_the_centre() {
+        let device = burn::tensor::Device::flex();
+        let spec = models::find("lenet").unwrap().spec;
+        let network = models::build("lenet", &spec, 1, &device).unwrap();
+        let pixels: Vec<f32> = (0..2 * TEN_CROP * 3072).map(|i| (i as f32 * 0.37).sin()).collect();
+        let tensor = |values: &[f32], count| Tensor::<1>::from_floats(values, &device).reshape([count, 3, 32, 32]);
+        let ten = Logits::of_ten_crops(&network, tensor(&pixels, 2 * TEN_CROP));
+        let close = |a: &[f32], b: &[f32]| a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-5);
+        for image in 0..2 {
+            let views: Vec<Vec<f32>> = (0..TEN_CROP)
+                .map(|view| {
+                    Logits::of(&network, tensor(&pixels[(image * TEN_CROP + view) * 3072..][..3072], 1), Tta::None)
+                        .plain
+                })
+                .collect();
+            let row = image * 10..(image + 1) * 10;
+            assert!(close(&ten.plain[row.clone()], &views[CENTRE_CROP]));
+            let mean: Vec<f32> =
+                (0..10).map(|class| views.iter().map(|view| view[class]).sum::<f32>() / 10.0).collect();
+            assert!(close(&ten.tta.as_ref().unwrap()[row], &mean));
+            assert!(!close(&mean, &views[CENTRE_CROP]));
+        }
     }
 
     #[test]

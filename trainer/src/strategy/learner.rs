@@ -27,12 +27,14 @@ pub struct Learner {
 impl Learner {
     /// Takes a new network on `device` (an autodiff device) with `classes` outputs.
     pub fn new(network: Network, device: Device, classes: usize, plan: &RunPlan) -> Self {
+        let optimizer = Optimizer::new(&plan.optimizer).for_layers_of(&network);
         Self {
             ema: (plan.train.ema > 0.0).then(|| Ema::new(&network, plan.train.ema)),
             replica: Replica::new(network, device, classes, plan.train.label_smoothing, plan.train.seed)
                 .in_precision(plan.train.precision)
-                .with_tta(plan.train.tta),
-            optimizer: Optimizer::new(&plan.optimizer),
+                .with_tta(plan.train.tta)
+                .of_multi_label(plan.is_multi_label()),
+            optimizer,
             grad_clip: plan.train.grad_clip,
         }
     }

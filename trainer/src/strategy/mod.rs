@@ -14,6 +14,7 @@ mod device_dataset;
 pub mod dp;
 mod eval_counts;
 mod learner;
+mod multi_label;
 mod replica;
 pub mod single;
 mod tuning;
@@ -21,6 +22,7 @@ mod tuning;
 pub use device_dataset::{DeviceDataset, DeviceDatasets};
 pub use eval_counts::{EvalCounts, Logits, percent};
 pub use learner::Learner;
+pub use multi_label::Scores;
 pub use replica::{ForwardOutput, Replica};
 pub use tuning::{StepSettings, Trial, TuningReport};
 
@@ -43,7 +45,7 @@ pub struct StepOutcome {
     pub loss_sum: f64,
     /// Sum of the samples' weights, over all ranks: the samples, unless classes have weights.
     pub weight: f64,
-    /// Samples whose largest logit is that of their label.
+    /// Samples whose largest logit is that of their label. Multi-label: samples all of whose classes are right.
     pub correct: u64,
     /// Samples in the step, over all ranks.
     pub samples: u64,

@@ -12,7 +12,8 @@ use models::{Context, Network, state::ParameterInfo};
 use super::{Batches, DeviceDataset, DeviceDatasets, EvalCounts, StepOutcome, eval_counts::Logits};
 use crate::{
     config::{Precision, Tta},
-    device, loss,
+    device,
+    loss::{self, binary},
     optim::FlatGradients,
     signals::Stop,
     timeline::{Timeline, Track},
@@ -42,6 +43,8 @@ pub struct Replica {
     pub timeline: Timeline,
     /// The weight of each class in the training loss, `[classes]`; empty: all classes alike.
     pub class_weights: Vec<f64>,
+    /// The weight of the images that have each class in a multi-label training loss, `[classes]`; empty: 1.
+    pub pos_weights: Vec<f64>,
     /// The data sets, where they are on the device: batches may then come without pixels.
     pub datasets: Option<DeviceDatasets>,
     device: Device,
@@ -50,6 +53,7 @@ pub struct Replica {
     seed: u64,
     precision: Precision,
     tta: Tta,
+    multi_label: bool,
 }
 
 impl Replica {
@@ -61,6 +65,7 @@ impl Replica {
             parameters,
             timeline: Timeline::off(),
             class_weights: Vec::new(),
+            pos_weights: Vec::new(),
             datasets: None,
             device,
             classes,
@@ -68,7 +73,14 @@ impl Replica {
             seed,
             precision: Precision::F32,
             tta: Tta::None,
+            multi_label: false,
         }
+    }
+
+    /// Sets whether an image has any number of classes, each with a sigmoid. Otherwise it has one, and the classes a softmax.
+    pub fn of_multi_label(mut self, multi_label: bool) -> Self {
+        self.multi_label = multi_label;
+        self
     }
 
     /// Sets the test-time augmentation of evaluations.
@@ -121,7 +133,7 @@ impl Replica {
         let targets = self.targets(&batch);
         let cx = self.configured(cx).with_dropout(self.dropout_keys(&batch));
         let logits = self.network().forward(self.images(batch, |sets| &sets.train), &cx);
-        let loss = loss::cross_entropy(logits.clone(), targets.clone(), outcome.weight);
+        let loss = self.loss(logits.clone(), &targets, outcome.weight);
         let end = Instant::now();
         self.timeline.span(Track::Step, "forward", start, end, &[("samples", labels.len())]);
         outcome.seconds.forward += (end - start).as_secs_f64();
@@ -158,13 +170,13 @@ impl Replica {
         gradients
     }
 
-    /// Returns the batch's pixels on the device, `[B, C, H, W]`: the loader's, or those of a data set on the device if
+    /// Returns the batch's pixels on the device, `[B * views, C, H, W]`: the loader's, or those of a data set on the device if
     /// the loader has made none.
     fn images(&self, batch: Batch, set: fn(&DeviceDatasets) -> &DeviceDataset) -> Tensor<4> {
         if let (true, Some(sets)) = (batch.images.is_empty(), &self.datasets) {
             return set(sets).batch(&batch).autodiff();
         }
-        let shape = [batch.labels.len(), batch.shape.channels, batch.shape.height, batch.shape.width];
+        let shape = [batch.labels.len() * batch.views, batch.shape.channels, batch.shape.height, batch.shape.width];
         Tensor::from_data(TensorData::new(batch.images, shape), &self.device)
     }
 
@@ -173,8 +185,21 @@ impl Replica {
         cx.autocast_bf16(self.precision == Precision::Bf16)
     }
 
-    /// Returns the batch's target distribution times the classes' weights, row-major `[B, classes]`.
+    /// Returns the training loss `[1]` of a batch, divided by `weight`. `logits` are `[B, classes]`, `targets` those of
+    /// [`Replica::targets`].
+    pub(super) fn loss(&self, logits: Tensor<2>, targets: &[f32], weight: f64) -> Tensor<1> {
+        match self.multi_label {
+            true => binary::binary_cross_entropy(logits, targets, &self.pos_weights, weight),
+            false => loss::cross_entropy(logits, targets.to_vec(), weight),
+        }
+    }
+
+    /// Returns the batch's targets, row-major `[B, classes]`: the distribution times the classes' weights, or where an image has
+    /// several classes 1 for each of them.
     pub(super) fn targets(&self, batch: &Batch) -> Vec<f32> {
+        if self.multi_label {
+            return batch.multi_hot.clone();
+        }
         let mut targets = loss::soft_targets(&batch.labels, batch.mix.as_ref(), self.classes, self.label_smoothing);
         loss::weigh(&mut targets, &self.class_weights);
         targets
@@ -195,8 +220,12 @@ impl Replica {
     pub(super) fn count(&self, logits: &[f32], targets: &[f32], labels: &[i32], outcome: &mut StepOutcome) {
         let rows = logits.chunks_exact(self.classes).zip(targets.chunks_exact(self.classes));
         for ((row, target), &label) in rows.zip(labels) {
-            outcome.loss_sum += loss::row_loss(row, target.iter().copied());
-            outcome.correct += u64::from(loss::argmax(row) == label as usize);
+            let (loss, right) = match self.multi_label {
+                true => (binary::row_loss(row, target, &self.pos_weights), binary::exact_match(row, target)),
+                false => (loss::row_loss(row, target.iter().copied()), loss::argmax(row) == label as usize),
+            };
+            outcome.loss_sum += loss;
+            outcome.correct += u64::from(right);
         }
         outcome.samples += labels.len() as u64;
     }
@@ -223,12 +252,16 @@ impl Replica {
             // Kernels on GPUs are tuned for each batch size. An evaluation computes each image by itself, so the last batch may
             // have more images than are counted. A training step may not: batch norm's statistics would include them.
             let batch = if self.is_tuned() { batch.padded(full) } else { batch };
+            let views = batch.views;
             let images = self.images(batch, |sets| &sets.eval).inner();
-            let mut logits = Logits::of(network, images, self.tta);
+            let mut logits = match views {
+                1 => Logits::of(network, images, self.tta),
+                _ => Logits::of_ten_crops(network, images),
+            };
             logits.truncate(count * self.classes);
             Ok(logits)
         };
-        EvalCounts::of_batches(self.classes, batches, stop, infer)
+        EvalCounts::of_batches(EvalCounts::empty(self.classes, self.multi_label), batches, stop, infer)
     }
 }
 

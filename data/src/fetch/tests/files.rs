@@ -142,12 +142,12 @@ fn sets_without_downloads_say_so() {
     assert!(says("image-folder").starts_with("`image-folder` reads your own images"));
     assert!(fetch("cifar", nowhere, &FetchOptions::default(), &()).unwrap_err().hint.contains("cifar10, cifar100"));
     assert!(!nowhere.exists());
-    let report = verify("fashion-mini", nowhere).unwrap();
+    let report = verify("fashion-mini", nowhere, None).unwrap();
     assert!(report.is_ok());
     assert_eq!(report.files.len(), 2);
     assert_eq!(report.files[0].status.to_string(), "ok (structure)");
-    assert!(verify("image-folder", nowhere).is_err());
-    assert!(verify("cifar10", nowhere).is_err());
+    assert!(verify("image-folder", nowhere, None).is_err());
+    assert!(verify("cifar10", nowhere, None).is_err());
 }
 
 #[test]
@@ -160,23 +160,23 @@ fn verify_reads_every_image_of_a_folder() {
         // Sizes may differ, because the configuration can resize the images.
         save_png(class.join("2.png"), 5, 4, |_, _| [0; 3]);
     }
-    let report = verify("image-folder", dir.path()).unwrap();
+    let report = verify("image-folder", dir.path(), None).unwrap();
     assert!(report.is_ok());
     assert_eq!(report.files[1].path, dir.path().join("val"));
     let test = dir.path().join("test/a");
     std::fs::create_dir_all(&test).unwrap();
     save_png(test.join("1.png"), 4, 4, |_, _| [0; 3]);
-    let report = verify("image-folder", dir.path()).unwrap();
+    let report = verify("image-folder", dir.path(), None).unwrap();
     let checked: Vec<_> = report.files.iter().map(|file| file.path.strip_prefix(dir.path()).unwrap()).collect();
     assert_eq!(checked, ["train", "val", "test"].map(Path::new));
     let bad = dir.path().join("val/a/2.png");
     std::fs::write(&bad, "no image").unwrap();
-    let report = verify("image-folder", dir.path()).unwrap();
+    let report = verify("image-folder", dir.path(), None).unwrap();
     assert_eq!(report.files[0].path, bad);
     assert!(matches!(&report.files[0].status, FileStatus::Altered(how) if how.starts_with("cannot be decoded")));
     // All damaged images are named, not only the first.
     std::fs::write(dir.path().join("train/a/1.png"), "no image").unwrap();
-    let report = verify("image-folder", dir.path()).unwrap();
+    let report = verify("image-folder", dir.path(), None).unwrap();
     let named: Vec<_> = report.files.iter().map(|file| file.path.strip_prefix(dir.path()).unwrap()).collect();
     assert_eq!(named, ["train/a/1.png", "val/a/2.png"].map(Path::new));
 }

@@ -57,7 +57,8 @@ pub(super) fn samples(split: &Path, names: &[String]) -> Result<Vec<Sample>, Dat
             return Err(DataError::new(class, "the class folder holds no image", hint));
         }
         sort(&mut found);
-        samples.extend(found.into_iter().map(|path| Sample { file: ImageFile::Path(path), label }));
+        let sample = |path| Sample { file: ImageFile::Path(path), label, label_set: None };
+        samples.extend(found.into_iter().map(sample));
     }
     Ok(samples)
 }

@@ -105,7 +105,12 @@ fn mistakes_have_their_line() {
             all("photos/2.png,a\n"),
             "labels.csv: line 4: 2 fields, the first line names 3; a path with a comma stands in quotes: \"a,b.png\",cat".into(),
         ),
-        (all("photos/2.png,,train\n"), "labels.csv: line 4: the label is empty; each line has a path and a label".into()),
+        (
+            all("photos/2.png,,train\n"),
+            "labels.csv: line 4: the label is empty; each line has a path and a label; where images have several \
+             classes or none, set label_delim = \";\" below [data]"
+                .into(),
+        ),
         (all(",a,train\n"), "labels.csv: line 4: the path is empty; each line has a path and a label".into()),
         (
             all("photos/2.png,a,validation\n"),

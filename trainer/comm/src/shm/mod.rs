@@ -41,4 +41,4 @@ mod window;
 mod word;
 
 pub(crate) use group::ShmGroup;
-pub(crate) use window::Window;
+pub(crate) use window::{FrozenWindow, PAGE, Window};

@@ -30,6 +30,7 @@ fn progress(epoch: usize, step: u64) -> RunProgress {
         total: 9,
         balanced_accuracy: None,
         tta_top1: None,
+        mean_average_precision: None,
     };
     RunProgress { epoch, batch: 5, step, partial, best: Some(Evaluated { epoch: 1, eval }), last: None, elapsed_s: 2.5 }
 }

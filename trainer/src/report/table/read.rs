@@ -22,7 +22,8 @@ pub struct RunRecord {
     pub folder: RunFolder,
     /// The registry's name of the model.
     pub model: String,
-    /// Data set; with `, part` if only some of its images were used.
+    /// Data set; with `, part` if only some of its images were used, and `, exact match` if images have several classes each: the
+    /// accuracies are then exact matches.
     pub dataset: String,
     /// Best test accuracy in percent.
     pub top1: f64,
@@ -150,13 +151,20 @@ fn read(name: String, folder: RunFolder) -> Result<Option<RunRecord>, FileError>
     let part = ["limit_train", "limit_test"].iter().any(|key| {
         recipe.get("data").and_then(|data| data.get(key)).and_then(toml::Value::as_integer).unwrap_or(0) > 0
     });
+    let has = |section: &str, key: &str| recipe.get(section).is_some_and(|section| section.get(key).is_some());
+    let several_classes = has("data", "label_delim");
     forget_chance(&mut recipe);
     // `summary.json` counts a run that `train.max_steps` ended as complete.
     let evaluated = read_summary(&folder.summary())?.last().map_or(summary.epochs, |row| row.epoch);
     Ok(Some(RunRecord {
         name,
         model: summary.model,
-        dataset: if part { format!("{}, part", summary.dataset) } else { summary.dataset },
+        // The accuracy of images with several classes is another one than top-1.
+        dataset: [Some(&*summary.dataset), part.then_some("part"), several_classes.then_some("exact match")]
+            .into_iter()
+            .flatten()
+            .collect::<Vec<_>>()
+            .join(", "),
         // `best` is an evaluation of the validation split if there is one.
         top1: summary.test.as_ref().unwrap_or(best).top1,
         tta_top1: summary.test.as_ref().unwrap_or(best).tta_top1,
@@ -172,9 +180,12 @@ fn read(name: String, folder: RunFolder) -> Result<Option<RunRecord>, FileError>
 }
 
 /// Removes the settings that repetitions of a run may change: the seed, the data folder, the data workers, what autotuning chooses
-/// without loss, and the settings of checkpoints and logs.
+/// without loss, and the settings of checkpoints and logs, but not the choice of the best epoch.
 fn forget_chance(recipe: &mut toml::Table) {
-    recipe.remove("checkpoint");
+    let checkpoint = recipe.remove("checkpoint");
+    if let Some(best) = checkpoint.as_ref().and_then(|checkpoint| checkpoint.get("best")) {
+        recipe.insert("best".to_owned(), best.clone());
+    }
     recipe.remove("log");
     let tuned = ["bucket_mb", "first_bucket_mb", "threads", "autotune"].map(|key| ("parallel", key));
     for (section, key) in [("train", "seed"), ("data", "dir"), ("data", "workers")].into_iter().chain(tuned) {

@@ -56,7 +56,7 @@ use self::{
     statistics::SharedStatistics,
     verify::UnusedParameters,
 };
-use super::{Batches, EvalCounts, Evaluation, Learner, StepOutcome, StepSettings, Strategy, TuningReport};
+use super::{Batches, EvalCounts, Evaluation, Learner, Scores, StepOutcome, StepSettings, Strategy, TuningReport};
 use crate::{
     config::{BatchNormPolicy, Devices, RunPlan, Tta, Tunable},
     console,
@@ -213,6 +213,7 @@ impl Ddp {
         self.comm.all_reduce(&mut sums, ReduceOp::Sum)?;
         let mut loss = [counts.loss_sum];
         self.comm.all_reduce(&mut loss, ReduceOp::Sum)?;
+        let gathered = counts.scores.as_ref().map(|scores| self.gather_scores(scores)).transpose()?;
         if signal[0] != 0 {
             return Ok(Evaluation::Stopped(signal[0] as i32));
         }
@@ -220,7 +221,17 @@ impl Ddp {
         (counts.samples, counts.top1, counts.top5, counts.loss_sum) = (sum(0), sum(1), sum(2), loss[0]);
         counts.tta_top1 = (self.tta != Tta::None).then(|| sum(3));
         counts.confusion = sums[4..].iter().map(|&count| count as u64).collect();
+        counts.scores = gathered;
         Ok(Evaluation::Done(counts))
+    }
+
+    /// Returns the scores of all ranks, in rank order, on every rank. Average precision ranks all images.
+    fn gather_scores(&self, own: &Scores) -> Result<Scores, Failure> {
+        let mut all = own.without_images();
+        for bytes in self.all_gather(&own.to_bytes())? {
+            all.append(&bytes);
+        }
+        Ok(all)
     }
 }
 

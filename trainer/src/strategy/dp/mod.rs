@@ -42,6 +42,7 @@ pub struct Dp {
     classes: usize,
     batch_norm: BatchNormPolicy,
     tta: Tta,
+    multi_label: bool,
     sizes: Sizes,
     /// Per device: the largest number of bytes that it is known to have held at once.
     held: Vec<u64>,
@@ -65,7 +66,8 @@ impl Dp {
         let held = vec![0; devices.len()];
         let batch_norm = plan.parallel.batch_norm;
         let sizes = replicate::sizes(learner.replica.network(), image.len(), classes);
-        Ok(Self { learner, devices, classes, batch_norm, tta: plan.train.tta, sizes, held })
+        let (tta, multi_label) = (plan.train.tta, plan.is_multi_label());
+        Ok(Self { learner, devices, classes, batch_norm, tta, multi_label, sizes, held })
     }
 
     /// Returns the logits of a batch in its order. Each device computes its chunk with its network.
@@ -113,7 +115,8 @@ impl Strategy for Dp {
 
     fn evaluate(&mut self, batches: &mut Batches<'_>, stop: &Stop) -> Result<Evaluation, Failure> {
         let networks = replicate::replicate(&self.learner.evaluated_network(), &self.devices, self.devices.len());
-        let counts = EvalCounts::of_batches(self.classes, batches, stop, |batch| self.infer(&networks, batch))?;
+        let empty = EvalCounts::empty(self.classes, self.multi_label);
+        let counts = EvalCounts::of_batches(empty, batches, stop, |batch| self.infer(&networks, batch))?;
         Ok(Evaluation::of_one_process(counts, stop))
     }
 }

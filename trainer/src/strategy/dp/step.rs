@@ -14,7 +14,6 @@ use super::{
 use crate::{
     config::BatchNormPolicy,
     failure::Failure,
-    loss,
     optim::FlatGradients,
     strategy::{StepOutcome, replica::host_logits},
     timeline::Track,
@@ -73,7 +72,7 @@ fn forward_backward(dp: &mut Dp, batch: Batch, outcome: &mut StepOutcome) -> Res
     let gathered_at = Instant::now();
     let targets = replica.targets(&batch);
     replica.count(&host_logits(gathered.clone()), &targets, &batch.labels, outcome);
-    let loss = loss::cross_entropy(gathered.clone(), targets, outcome.weight);
+    let loss = replica.loss(gathered.clone(), &targets, outcome.weight);
     let with_loss = Instant::now();
     let upstream = gathered.grad(&loss.backward()).expect("the loss depends on the logits, which require gradients");
 

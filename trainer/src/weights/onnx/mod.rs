@@ -31,6 +31,8 @@ pub struct Description<'a> {
     pub input: &'a str,
     /// More entries of the metadata: keys and values.
     pub metadata: &'a [(&'a str, String)],
+    /// Mean and standard deviation of each channel, `[C]`, where the model normalises its input. Otherwise the caller does.
+    pub normalise: Option<(&'a [f32], &'a [f32])>,
 }
 
 /// An encoded model.
@@ -52,7 +54,7 @@ pub struct OnnxModel {
 /// # Panics
 /// When `state` is not that of the graph's network.
 pub fn encode(graph: &Graph, state: &[StateTensor], description: &Description) -> Result<OnnxModel, usize> {
-    let nodes::Nodes { nodes, constants } = nodes::convert(graph);
+    let nodes::Nodes { nodes, constants } = nodes::convert(graph, description.normalise);
     let tensors: HashMap<&str, &StateTensor> = state.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
     let used = graph.nodes.iter().flat_map(|node| &node.weights).map(|name| tensors[name.as_str()]);
     // A weight that two nodes use is there once.

@@ -23,8 +23,9 @@ pub(super) struct Nodes {
     pub(super) constants: Vec<Tensor>,
 }
 
-/// Converts the nodes of `graph`. The tensors of the state dict are operands by their names.
-pub(super) fn convert(graph: &Graph) -> Nodes {
+/// Converts the nodes of `graph`. The tensors of the state dict are operands by their names. With `normalise`, mean and standard
+/// deviation of each channel, the first nodes compute `(images - mean) / std`.
+pub(super) fn convert(graph: &Graph, normalise: Option<(&[f32], &[f32])>) -> Nodes {
     let weights = graph.nodes.iter().flat_map(|node| node.weights.iter().cloned());
     let mut converter = Converter {
         graph,
@@ -34,7 +35,11 @@ pub(super) fn convert(graph: &Graph) -> Nodes {
         modules: HashMap::new(),
         used: weights.chain([IMAGES, LOGITS].map(str::to_owned)).collect(),
     };
-    converter.names.insert(Value::Images, Names { images: Some(IMAGES.to_owned()), rows: None });
+    let images = match normalise {
+        None => IMAGES.to_owned(),
+        Some((mean, std)) => converter.normalised(mean, std),
+    };
+    converter.names.insert(Value::Images, Names { images: Some(images), rows: None });
     for (index, node) in graph.nodes.iter().enumerate() {
         converter.convert(Value::Node(index), node);
     }
@@ -101,6 +106,19 @@ impl Converter<'_> {
             Operation::Unflatten => self.names[&input].clone(),
         };
         self.names.insert(value, names);
+    }
+
+    /// Adds the nodes that normalise the input.
+    fn normalised(&mut self, mean: &[f32], std: &[f32]) -> String {
+        let [mean, std] = [("normalise.mean", mean), ("normalise.std", std)].map(|(name, values)| {
+            let name = self.unused(name.to_owned());
+            self.constants.push(Tensor::floats(&name, &[1, values.len(), 1, 1], values));
+            name
+        });
+        let centred = self.unused("normalise.sub".to_owned());
+        let centred = self.push(centred, "Sub", vec![IMAGES.to_owned(), mean], Vec::new());
+        let scaled = self.unused("normalise.div".to_owned());
+        self.push(scaled, "Div", vec![centred, std], Vec::new())
     }
 
     /// Adds a node with weights.

@@ -1,0 +1,49 @@
+//! Images in files that are decoded once for all processes of a machine (`data.decode = "memory"`).
+//!
+//! Each rank decodes its part of each split into memory that all ranks map, and then all of them read all parts. So a machine holds the
+//! pixels once, and decodes each image once. Without shared memory between the ranks each process has its own pixels.
+
+use comm::{Communicator, SHARED_PAGE, TransportKind};
+use data::{Dataset, SharedPixels, Splits};
+
+use crate::failure::Failure;
+
+/// Separates cause and hint of a failure on the way to the other ranks.
+const SEPARATOR: char = '\0';
+
+/// Returns whether the ranks have memory that all of them map.
+pub(super) fn is_possible(comm: &Communicator) -> bool {
+    comm.world() > 1 && comm.transport() == TransportKind::Shm
+}
+
+/// Decodes the images of all splits that are to be decoded once. All ranks call this with the same splits.
+///
+/// # Errors
+/// An image cannot be decoded, on all ranks with the message of the first rank that has one. Or a rank is gone.
+pub(super) fn decode(splits: &mut Splits, comm: &Communicator) -> Result<(), Failure> {
+    let parts = [Some(&mut splits.train), splits.val.as_mut(), Some(&mut splits.test)];
+    parts.into_iter().flatten().try_for_each(|split| decode_split(split, comm))
+}
+
+fn decode_split(split: &mut Dataset, comm: &Communicator) -> Result<(), Failure> {
+    let Some(encoded) = split.encoded.as_ref().filter(|encoded| encoded.is_decoded_once() && !encoded.is_empty())
+    else {
+        return Ok(());
+    };
+    let each = (split.decoded_bytes() as usize).div_ceil(comm.world()).next_multiple_of(SHARED_PAGE);
+    let mut own = comm.shared::<u8>(each)?;
+    let decoded = encoded.decode_bytes(comm.rank() * each, &mut own).map_err(Failure::from);
+    let text = decoded.err().map_or_else(String::new, |Failure { message, hint, .. }| {
+        format!("{message}{SEPARATOR}{}", hint.unwrap_or_default())
+    });
+    let gathered = comm.all_gather_v(text.as_bytes())?;
+    let mut rest = gathered.data.as_slice();
+    for count in gathered.counts {
+        let text = String::from_utf8_lossy(rest.split_off(..count).unwrap_or_default());
+        if let Some((message, hint)) = text.split_once(SEPARATOR) {
+            return Err(Failure::usage(message, hint));
+        }
+    }
+    split.share(SharedPixels::new(comm.freeze_shared(own)?));
+    Ok(())
+}

@@ -1,0 +1,156 @@
+//! The scores of a multi-label evaluation, and the average precision of each class.
+
+use data::DataError;
+
+use crate::loss::binary;
+
+/// The logits and classes of every image that was evaluated. Average precision ranks all images, so it cannot be added up: ranks
+/// gather each other's scores ([`Scores::to_bytes`]), and every rank computes the same from all of them, whatever their order.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Scores {
+    classes: usize,
+    /// Row-major `[N, classes]`.
+    logits: Vec<f32>,
+    /// Whether the image has the class, row-major `[N, classes]`.
+    positive: Vec<bool>,
+}
+
+impl Scores {
+    /// Starts without images.
+    pub fn new(classes: usize) -> Self {
+        Self { classes, ..Self::default() }
+    }
+
+    /// Returns scores of the same classes without images.
+    pub(super) fn without_images(&self) -> Self {
+        Self::new(self.classes)
+    }
+
+    /// Adds an image. `logits` and `target` (1 or 0) have one entry per class.
+    pub(super) fn add(&mut self, logits: &[f32], target: &[f32]) {
+        self.logits.extend_from_slice(logits);
+        self.positive.extend(target.iter().map(|&target| target > 0.5));
+    }
+
+    /// Returns the scores for another rank: 5 bytes per image and class.
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        let one = |(logit, &positive): (&f32, &bool)| {
+            let [a, b, c, d] = logit.to_le_bytes();
+            [a, b, c, d, u8::from(positive)]
+        };
+        self.logits.iter().zip(&self.positive).flat_map(one).collect()
+    }
+
+    /// Adds the scores of a rank that [`Scores::to_bytes`] returned there.
+    pub(super) fn append(&mut self, bytes: &[u8]) {
+        for &[a, b, c, d, positive] in bytes.as_chunks::<5>().0 {
+            self.logits.push(f32::from_le_bytes([a, b, c, d]));
+            self.positive.push(positive == 1);
+        }
+    }
+
+    /// Returns the number of images that have each class, `[classes]`.
+    pub fn images(&self) -> Vec<u64> {
+        let count = |class: usize| self.positive.iter().skip(class).step_by(self.classes).filter(|has| **has).count();
+        (0..self.classes).map(|class| count(class) as u64).collect()
+    }
+
+    /// Returns the average precision of each class, `[classes]`, from 0 to 1: the mean of the precisions at the images that have the
+    /// class, in the order of falling scores; `sum((R[k] - R[k - 1]) * P[k])` over the distinct scores
+    /// (`sklearn.metrics.average_precision_score`). `None` for a class that no image has.
+    pub fn average_precision(&self) -> Vec<Option<f64>> {
+        let images = self.images();
+        (0..self.classes).map(|class| (images[class] > 0).then(|| self.of_class(class, images[class]))).collect()
+    }
+
+    fn of_class(&self, class: usize, images: u64) -> f64 {
+        let column = self.logits.iter().zip(&self.positive).skip(class).step_by(self.classes);
+        let mut ranked: Vec<(f32, bool)> = column.map(|(&logit, &positive)| (logit, positive)).collect();
+        ranked.sort_unstable_by(|a, b| b.0.total_cmp(&a.0));
+        let (mut seen, mut found, mut sum) = (0u64, 0u64, 0.0);
+        // Images of equal scores have one place: their order says nothing.
+        for equal in ranked.chunk_by(|a, b| a.0 == b.0) {
+            let more = equal.iter().filter(|(_, positive)| *positive).count() as u64;
+            (seen, found) = (seen + equal.len() as u64, found + more);
+            sum += more as f64 * (found as f64 / seen as f64);
+        }
+        sum / images as f64
+    }
+
+    /// Returns the mean of the classes' average precisions in percent, over the classes that an image has (`average="macro"`;
+    /// torchmetrics' `MultilabelAveragePrecision`); NaN where no image has a class.
+    pub fn mean_percent(&self) -> f64 {
+        let known: Vec<f64> = self.average_precision().into_iter().flatten().collect();
+        100.0 * known.iter().sum::<f64>() / known.len() as f64
+    }
+}
+
+/// Returns the loss of one image and whether all its classes are right. `target` has one entry per class, 1 or 0.
+pub(super) fn judge(logits: &[f32], target: &[f32]) -> (f64, bool) {
+    (binary::row_loss(logits, target, &[]), binary::exact_match(logits, target))
+}
+
+/// Checks that a batch is one of a multi-label data set where `multi_label`, and of another one where not.
+pub(super) fn check_batch(multi_label: bool, multi_hot: &[f32]) -> Result<(), DataError> {
+    match multi_label != multi_hot.is_empty() {
+        true => Ok(()),
+        false => Err(DataError::new(
+            "",
+            "the run is for images with several classes each, and the data set's images have one, or the other way round",
+            "set data.label_delim as it was in training (--label-delim of `trainer eval`)",
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Scores of one class; the other class has the opposite labels and scores.
+    fn scores(values: &[(f32, bool)]) -> Scores {
+        let mut scores = Scores::new(2);
+        for &(logit, positive) in values {
+            let target = f32::from(u8::from(positive));
+            scores.add(&[logit, -logit], &[target, 1.0 - target]);
+        }
+        scores
+    }
+
+    const VALUES: [(f32, bool); 7] =
+        [(3.0, true), (2.5, false), (2.5, true), (1.0, true), (0.5, false), (-1.0, false), (-2.0, true)];
+
+    /// scikit-learn 1.9.1: `average_precision_score([1, 0, 1, 1, 0, 0, 1], [3, 2.5, 2.5, 1, 0.5, -1, -2])` is 0.7470238, of the opposite
+    /// labels and scores 0.5555556.
+    #[test]
+    fn the_average_precision_is_scikit_learns() {
+        let found = scores(&VALUES).average_precision();
+        let by_hand = (1.0 + 2.0 / 3.0 + 3.0 / 4.0 + 4.0 / 7.0) / 4.0;
+        assert!((found[0].unwrap() - by_hand).abs() < 1e-12, "{found:?}");
+        let opposite = (1.0 / 2.0 + 2.0 / 3.0 + 3.0 / 6.0) / 3.0;
+        assert!((found[1].unwrap() - opposite).abs() < 1e-12, "{found:?}");
+        let mean = scores(&VALUES).mean_percent();
+        assert!((mean - 50.0 * (by_hand + opposite)).abs() < 1e-10, "{mean}");
+        assert_eq!(scores(&VALUES).images(), [4, 3]);
+    }
+
+    #[test]
+    fn the_order_and_the_ranks_of_images_do_not_matter() {
+        let whole = scores(&VALUES);
+        let mut gathered = Scores::new(2);
+        for part in [&VALUES[4..], &VALUES[..0], &VALUES[1..4], &VALUES[..1]] {
+            gathered.append(&scores(part).to_bytes());
+        }
+        assert_eq!(gathered.average_precision(), whole.average_precision());
+        assert_eq!(gathered.images(), whole.images());
+    }
+
+    #[test]
+    fn classes_without_images_are_left_out() {
+        let mut scores = Scores::new(3);
+        scores.add(&[1.0, 2.0, 3.0], &[1.0, 0.0, 0.0]);
+        scores.add(&[2.0, 2.0, 3.0], &[0.0, 0.0, 1.0]);
+        assert_eq!(scores.average_precision(), [Some(0.5), None, Some(0.5)]);
+        assert_eq!(scores.mean_percent(), 50.0);
+        assert!(Scores::new(2).mean_percent().is_nan());
+    }
+}
