@@ -5,7 +5,7 @@ use data::DataError;
 use crate::loss::binary;
 
 /// The logits and classes of every image that was evaluated. Average precision ranks all images, so it cannot be added up: ranks
-/// gather each other's scores ([`Scores::to_bytes`]), and every rank computes the same from all of them, whatever their order.
+/// gather each other's scores (`Scores::to_bytes`), and every rank computes the same from all of them, whatever their order.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Scores {
     classes: usize,
