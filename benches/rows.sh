@@ -80,6 +80,12 @@ read -ra flags <<<"${FLAGS:-}"
 data=()
 [ -z "${DATA:-}" ] || data=(--data-dir "$DATA")
 
+# Linux compares nice values within a session only, and shares the processor evenly among sessions (sched_autogroup). The program
+# therefore gets a session of its own, with the lowest priority among sessions.
+at_lowest_priority() {
+    exec setsid nice -n 19 bash -c '{ echo 19 >/proc/self/autogroup; } 2>/dev/null; exec "$@"' - "$@"
+}
+
 failed=0
 for name in $(queue); do
     [ ! -e "$out/results/$name.done" ] || continue
@@ -95,7 +101,7 @@ for name in $(queue); do
     fi
     echo "$(date '+%F %T') $name"
     echo "$name" >"$out/current"
-    nice -n 19 "$trainer" "${what[@]}" "${data[@]}" "${limit[@]}" >>"$out/logs/$name.log" 2>&1 9>&- &
+    at_lowest_priority "$trainer" "${what[@]}" "${data[@]}" "${limit[@]}" >>"$out/logs/$name.log" 2>&1 9>&- &
     echo $! >"$out/pid"
     trap 'touch "$out/stop"; kill -TERM $(cat "$out/pid")' INT TERM HUP
     # A signal interrupts `wait`; the program still has to save.

@@ -1,8 +1,9 @@
 //! Caching allocator for the operations' outputs and workspace, like PyTorch's `CUDACachingAllocator`.
 //!
 //! A training step allocates the same gigabyte of tensors every time. The system's allocator would map, zero and unmap
-//! the large ones in each step, which costs more than batch norm. Here the next request of the same size takes a released block.
-//! Where none has this size, free neighbours in a segment merge, and the request takes a part.
+//! the large ones in each step, which costs more than batch norm. Here a released block merges with its free neighbours in
+//! the segment, and the next request takes the smallest free range that is large enough, or a part of it. Merging at once matters:
+//! blocks that keep their size for the next request of that size leave up to twice the memory in pieces.
 //!
 //! A new segment is made where no free range is large enough. If the segments would then exceed the peak of used memory by an
 //! eighth, or by 256 MiB, those that are free as a whole are first returned to the system. A change of the batch size therefore
@@ -91,8 +92,6 @@ struct Pool {
     /// Segments made so far, which numbers the next one.
     made: usize,
     free: FreeRanges,
-    /// Ranges released since the last merge, by size. The last one is taken first, because it may still be in the CPU's caches.
-    recent: BTreeMap<usize, Vec<Range>>,
     /// Bytes of all segments.
     reserved: usize,
     used: usize,
@@ -110,7 +109,6 @@ impl Pool {
             segments: BTreeMap::new(),
             made: 0,
             free: FreeRanges::new(),
-            recent: BTreeMap::new(),
             reserved: 0,
             used: 0,
             peak: 0,
@@ -122,24 +120,13 @@ impl Pool {
         let bytes = bytes.max(1).next_multiple_of(self.grain);
         self.used += bytes;
         self.peak = self.peak.max(self.used);
-        let range = self.find(bytes).unwrap_or_else(|| {
+        let range = self.free.take(bytes).unwrap_or_else(|| {
             self.grow(bytes);
             self.free.take(bytes).expect("the new segment has as many bytes")
         });
         // SAFETY: free ranges lie inside their segments.
         let data = unsafe { self.segments[&range.segment].data.add(range.start) };
         Block { data, range }
-    }
-
-    /// Takes a free range: one of this size, or a part of a larger one.
-    fn find(&mut self, bytes: usize) -> Option<Range> {
-        if let Some(range) = self.recent.get_mut(&bytes).and_then(Vec::pop) {
-            return Some(range);
-        }
-        self.free.take(bytes).or_else(|| {
-            std::mem::take(&mut self.recent).into_values().flatten().for_each(|range| self.free.give(range));
-            self.free.take(bytes)
-        })
     }
 
     /// Makes a segment of at least `bytes` bytes, and frees unused ones that would be too much beside it.
@@ -162,7 +149,7 @@ impl Pool {
 
     fn release(&mut self, range: Range) {
         self.used -= range.bytes;
-        self.recent.entry(range.bytes).or_default().push(range);
+        self.free.give(range);
     }
 }
 
