@@ -371,18 +371,24 @@ mod tests {
     use crate::decode::tests::{bytes, golden, image, interleaved, numbers};
     use crate::pictures::png;
 
+    /// Writes the test image of that height and width as PNG.
+    fn picture(folder: &tempfile::TempDir, [height, width]: [usize; 2]) -> ImageFile {
+        let path = folder.path().join("picture");
+        let (rgb, eight) = (png::ColorType::Rgb, png::BitDepth::Eight);
+        std::fs::write(&path, png(width as u32, height as u32, rgb, eight, &image(height, width).pixels)).unwrap();
+        ImageFile::Path(path)
+    }
+
     #[test]
     fn resizing_and_cutting_the_centre_have_the_pixels_of_pil() {
         let folder = tempfile::tempdir().unwrap();
         for line in golden("resize") {
             let ([height, width], [cut, _]) = (numbers(&line, "size"), numbers(&line, "target"));
-            let path = folder.path().join("picture");
-            let (rgb, eight) = (png::ColorType::Rgb, png::BitDepth::Eight);
-            std::fs::write(&path, png(width as u32, height as u32, rgb, eight, &image(height, width).pixels)).unwrap();
+            let file = picture(&folder, [height, width]);
             let shape = ImageShape { channels: 3, height: cut, width: cut };
             let resize = Resize::ShorterSide(line["resize"].as_u64().unwrap() as usize);
             let mut out = vec![0; shape.len()];
-            ImageFile::Path(path).decode(shape, resize, |_, _| None, &mut out).unwrap();
+            file.decode(shape, resize, |_, _| None, &mut out).unwrap();
             assert_eq!(interleaved(&out), bytes(&line, "pixels"), "{height}x{width}, {resize:?}");
         }
     }
@@ -402,13 +408,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         for line in golden("ten_crop") {
             let ([height, width], [rows, columns]) = (numbers(&line, "size"), numbers(&line, "target"));
-            let path = folder.path().join("picture");
-            let (rgb, eight) = (png::ColorType::Rgb, png::BitDepth::Eight);
-            std::fs::write(&path, png(width as u32, height as u32, rgb, eight, &image(height, width).pixels)).unwrap();
+            let file = picture(&folder, [height, width]);
             let shape = ImageShape { channels: 3, height: rows, width: columns };
             let side = line["ten_crop"].as_u64().unwrap() as usize;
             let mut out = vec![0; TEN_CROP * shape.len()];
-            let file = ImageFile::Path(path);
             file.decode_ten_crops(shape, side, &mut out).unwrap();
             let views: Vec<u8> = out.chunks_exact(shape.len()).flat_map(interleaved).collect();
             assert_eq!(views, bytes(&line, "pixels"), "{height}x{width}");

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-pub use measure::{AllreduceArgs, BenchCommand, CompareArgs, ScalingArgs, SweepArgs};
+pub use measure::{AllreduceArgs, BenchCommand, CompareArgs, ScalingArgs, ShortRunArgs, SweepArgs};
 
 /// Trains image classifiers. A TOML file describes the run.
 #[derive(Debug, Parser)]

@@ -4,12 +4,35 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-/// Flags of `trainer compare`.
+/// Flags of the commands that train a few steps several times.
 #[derive(Debug, Args)]
-pub struct CompareArgs {
+pub struct ShortRunArgs {
     /// The TOML file that describes the run
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
+    /// Optimizer steps of each run; the first steps, up to five, are warm-up and are not measured
+    #[arg(long, value_name = "N", default_value_t = 30)]
+    pub steps: usize,
+    /// Override a key of the TOML, such as `--set train.batch_size=64`; may be repeated
+    #[arg(long, value_name = "KEY.PATH=VALUE")]
+    pub set: Vec<String>,
+    /// The folder of the data sets
+    #[arg(long, value_name = "DIR", env = "TRAINER_DATA_DIR")]
+    pub data_dir: Option<PathBuf>,
+    /// The folder for the results as JSON and SVG, and for the runs (default: a new folder in runs/)
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Flags of `trainer compare`.
+#[derive(Debug, Args)]
+pub struct CompareArgs {
+    /// Flags of every run.
+    #[command(flatten)]
+    pub runs: ShortRunArgs,
     /// Workers of dp and ddp, which divide the cores of this machine; single uses all cores in one process
     #[arg(long, value_name = "N", required_unless_present = "gpus", conflicts_with = "gpus")]
     pub cpus: Option<usize>,
@@ -22,24 +45,9 @@ pub struct CompareArgs {
     /// The modes to compare, separated by commas
     #[arg(long, value_delimiter = ',', default_value = "single,dp,ddp")]
     pub modes: Vec<String>,
-    /// Optimizer steps of each run; the first steps, up to five, are warm-up and are not measured
-    #[arg(long, value_name = "N", default_value_t = 30)]
-    pub steps: usize,
     /// Runs of each mode; the median is shown. The modes take turns
     #[arg(long, value_name = "R", default_value_t = 3)]
     pub rounds: usize,
-    /// Override a key of the TOML, such as `--set train.batch_size=64`; may be repeated
-    #[arg(long, value_name = "KEY.PATH=VALUE")]
-    pub set: Vec<String>,
-    /// The folder of the data sets
-    #[arg(long, value_name = "DIR", env = "TRAINER_DATA_DIR")]
-    pub data_dir: Option<PathBuf>,
-    /// The folder for compare.json, compare.svg and the runs (default: a new folder in runs/)
-    #[arg(long, value_name = "DIR")]
-    pub out: Option<PathBuf>,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
 }
 
 /// Flags of `trainer sweep`.
@@ -87,18 +95,15 @@ pub enum BenchCommand {
 /// Flags of `trainer bench scaling`.
 #[derive(Debug, Args)]
 pub struct ScalingArgs {
-    /// The TOML file that describes the training
-    #[arg(long, value_name = "FILE")]
-    pub config: PathBuf,
+    /// Flags of every run.
+    #[command(flatten)]
+    pub runs: ShortRunArgs,
     /// Numbers of worker processes to measure, rising
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1,2")]
     pub cpus: Vec<usize>,
     /// What carries the gradients of the measured runs
     #[arg(long, value_name = "NAME")]
     pub backend: Option<String>,
-    /// Optimizer steps of each run; the first steps, up to five, are warm-up
-    #[arg(long, value_name = "N", default_value_t = 30)]
-    pub steps: usize,
     /// The link between hosts that is computed: latency (us, ms) and bandwidth (Mbit, Gbit per second)
     #[arg(long, value_name = "LATENCY,BANDWIDTH", default_value = "50us,10Gbit")]
     pub link: String,
@@ -108,18 +113,6 @@ pub struct ScalingArgs {
     /// The connection of the workers of a host, for the two-level algorithm
     #[arg(long, value_name = "LATENCY,BANDWIDTH", default_value = "5us,80Gbit")]
     pub local_link: String,
-    /// Override a key of the TOML, such as `--set train.batch_size=64`; may be repeated
-    #[arg(long, value_name = "KEY.PATH=VALUE")]
-    pub set: Vec<String>,
-    /// The folder of the data sets
-    #[arg(long, value_name = "DIR", env = "TRAINER_DATA_DIR")]
-    pub data_dir: Option<PathBuf>,
-    /// The folder for scaling.json, scaling.svg and the runs (default: a new folder in runs/)
-    #[arg(long, value_name = "DIR")]
-    pub out: Option<PathBuf>,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
 }
 
 /// Flags of `trainer bench allreduce`.

@@ -12,10 +12,13 @@ use std::{
 use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
 use time::{OffsetDateTime, macros::format_description};
 
-use crate::config::RunPlan;
+use crate::cli::ShortRunArgs;
+use crate::config::{Overrides, RunPlan};
 use crate::failure::Failure;
 use crate::files::{self, FileError};
 use crate::report::RunFolder;
+use crate::report::run_lock::{Locked, RunLock, refusal};
+use crate::run::plan;
 use crate::signals::Stop;
 use launch::{environment::Variables, signals};
 
@@ -103,17 +106,34 @@ pub(super) fn folder(asked: Option<&Path>, command: &str) -> Result<PathBuf, Fai
     create(Path::new("runs").join(format!("{stamp}-{command}-{}", std::process::id())))
 }
 
+/// Takes the lock of the folder for a command's results.
+///
+/// # Errors
+/// Another program writes to the folder, or the folder cannot be written.
+pub(super) fn lock(out: &Path) -> Result<Option<RunLock>, Failure> {
+    match RunLock::take(out, None)? {
+        Locked::Here(lock) => Ok(lock),
+        Locked::Elsewhere(holder) => Err(refusal(out, holder.as_ref()).into()),
+    }
+}
+
+/// Reads the plan that short runs have in common.
+///
+/// # Errors
+/// A mistake in the file or in the flags.
+pub(super) fn plan(arguments: &ShortRunArgs) -> Result<RunPlan, Failure> {
+    let (set, data_dir) = (arguments.set.clone(), arguments.data_dir.clone());
+    plan::load(&arguments.config, &Overrides { set, data_dir, ..Overrides::default() })
+}
+
 /// Test images of a short run. The evaluation at its end is not measured.
 const TEST_IMAGES: usize = 256;
 
 /// A run of a few steps, whose times are of interest.
 pub(super) struct ShortRun<'a> {
-    /// The TOML file.
-    pub(super) config: &'a Path,
-    /// `--set` of the user and of the measurement.
+    pub(super) arguments: &'a ShortRunArgs,
+    /// `--set` of the measurement, after those of the user.
     pub(super) set: Vec<String>,
-    pub(super) data_dir: Option<&'a Path>,
-    pub(super) steps: usize,
     /// Further flags.
     pub(super) flags: Vec<String>,
     /// The plan of the file.
@@ -148,13 +168,13 @@ impl ShortRun<'_> {
     /// Builds the command: the user's settings, followed by the settings of the measurement.
     fn command(&self, folder: &Path) -> Result<Command, Failure> {
         let mut command = command()?;
-        command.arg("train").arg("--config").arg(self.config).arg("--run-dir").arg(folder).arg("--quiet");
+        command.arg("train").arg("--config").arg(&self.arguments.config).arg("--run-dir").arg(folder).arg("--quiet");
         let test = match self.plan.data.limit_test {
             0 => TEST_IMAGES,
             limit => limit.min(TEST_IMAGES),
         };
         let own = [
-            format!("train.max_steps={}", self.steps),
+            format!("train.max_steps={}", self.arguments.steps),
             format!("data.limit_test={test}"),
             "train.eval_every=1000000".to_owned(),
             "checkpoint.every=0".to_owned(),
@@ -164,10 +184,10 @@ impl ShortRun<'_> {
             // Every step has the plan's settings, and mode single has nothing to tune
             "parallel.autotune=[]".to_owned(),
         ];
-        for setting in self.set.iter().chain(&own) {
+        for setting in self.arguments.set.iter().chain(&self.set).chain(&own) {
             command.arg("--set").arg(setting);
         }
-        if let Some(dir) = self.data_dir {
+        if let Some(dir) = &self.arguments.data_dir {
             command.arg("--data-dir").arg(dir);
         }
         command.args(&self.flags);

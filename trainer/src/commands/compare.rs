@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::child::{self, ShortRun, warmup};
 use super::print_json;
 use crate::cli::CompareArgs;
-use crate::config::{Keyword, Mode, Overrides, RunPlan};
+use crate::config::{Keyword, Mode, RunPlan};
 use crate::console;
 use crate::device::{DeviceRequest, DeviceSet, LocalRank};
 use crate::failure::{FAILED, Failure};
@@ -16,8 +16,6 @@ use crate::report::comparison;
 use crate::report::comparison::{Comparison, Figures, ModeResult, Round};
 use crate::report::environment::Environment;
 use crate::report::metrics::read_metrics;
-use crate::report::run_lock::{Locked, RunLock, refusal};
-use crate::run::plan;
 use crate::signals::Stop;
 
 /// Runs all modes, prints the page and returns the exit code: 1 if a mode failed.
@@ -27,24 +25,20 @@ use crate::signals::Stop;
 pub(super) fn run(arguments: &CompareArgs) -> Result<u8, Failure> {
     let modes = modes(&arguments.modes)?;
     let (flag, workers) = workers(arguments);
-    for (flag, value, least) in [(flag, workers, 2), ("--steps", arguments.steps, 3), ("--rounds", arguments.rounds, 1)]
+    for (flag, value, least) in
+        [(flag, workers, 2), ("--steps", arguments.runs.steps, 3), ("--rounds", arguments.rounds, 1)]
     {
         if value < least {
             return Err(Failure::usage(format!("{flag} {value}: too few to compare"), format!("{least} or more")));
         }
     }
-    let overrides =
-        Overrides { set: arguments.set.clone(), data_dir: arguments.data_dir.clone(), ..Overrides::default() };
     let target = DeviceSet::of(arguments.gpus.map_or(DeviceRequest::Cpu, DeviceRequest::Gpus))?;
-    let plan = plan::load(&arguments.config, &overrides)?;
+    let plan = child::plan(&arguments.runs)?;
     let seat = LocalRank { local_world: workers, oversubscribe: arguments.oversubscribe, ..LocalRank::ALONE };
     let device = target.all(&seat)?.remove(0).description;
     let stop = Stop::on_signals()?;
-    let out = child::folder(arguments.out.as_deref(), "compare")?;
-    let _lock = match RunLock::take(&out, None)? {
-        Locked::Here(lock) => lock,
-        Locked::Elsewhere(holder) => return Err(refusal(&out, holder.as_ref()).into()),
-    };
+    let out = child::folder(arguments.runs.out.as_deref(), "compare")?;
+    let _lock = child::lock(&out)?;
     let mut runs: Vec<(Mode, Vec<Round>, Option<String>)> =
         modes.iter().map(|&mode| (mode, Vec::new(), None)).collect();
     for round in 1..=arguments.rounds {
@@ -62,7 +56,7 @@ pub(super) fn run(arguments: &CompareArgs) -> Result<u8, Failure> {
     }
     let comparison = comparison(arguments, &plan, &runs, &device);
     write(&out, &comparison)?;
-    if arguments.json {
+    if arguments.runs.json {
         print_json(&comparison)?;
     } else {
         console::print(comparison.page());
@@ -114,8 +108,7 @@ fn one(
     if arguments.oversubscribe && mode != Mode::Single {
         flags.push("--oversubscribe".to_owned());
     }
-    let (config, set, data_dir) = (&arguments.config, arguments.set.clone(), arguments.data_dir.as_deref());
-    let run = ShortRun { config, set, data_dir, steps: arguments.steps, flags, plan };
+    let run = ShortRun { arguments: &arguments.runs, set: Vec::new(), flags, plan };
     let run = match run.run(folder, &[], stop)? {
         Ok(run) => run,
         Err(message) => return Ok(Err(message)),
@@ -127,9 +120,9 @@ fn one(
     let numbers =
         |key: &str| -> Vec<u64> { result[key].as_array().into_iter().flatten().filter_map(Value::as_u64).collect() };
     let count = steps.len();
-    Ok(Round::new(&steps, warmup(arguments.steps), numbers("peak_bytes"), numbers("device_bytes")).ok_or_else(|| {
-        format!("the run ended after {count} steps, before there was anything to measure\nhint: more train.epochs")
-    }))
+    Ok(Round::new(&steps, warmup(arguments.runs.steps), numbers("peak_bytes"), numbers("device_bytes")).ok_or_else(
+        || format!("the run ended after {count} steps, before there was anything to measure\nhint: more train.epochs"),
+    ))
 }
 
 fn comparison(
@@ -157,7 +150,7 @@ fn comparison(
             .map(|round| round.losses.len())
             .max()
             .unwrap_or(0),
-        warmup: warmup(arguments.steps),
+        warmup: warmup(arguments.runs.steps),
         rounds: arguments.rounds,
         machine: match arguments.gpus {
             Some(_) => device.to_owned(),

@@ -7,18 +7,16 @@ use std::path::Path;
 use super::child::{self, ShortRun};
 use super::print_json;
 use crate::cli::ScalingArgs;
-use crate::config::{Overrides, RunPlan};
+use crate::config::RunPlan;
 use crate::console;
 use crate::failure::Failure;
 use crate::files::{FileError, write_atomic};
 use crate::report::environment::Environment;
 use crate::report::metrics::read_metrics;
-use crate::report::run_lock::{Locked, RunLock, refusal};
 use crate::report::scaling::{
     self, Algorithm, Link, Measured, Network, Profile, Scaling, ScalingReport, computed, profile,
 };
 use crate::report::{RunFolder, StepRecord};
-use crate::run::plan;
 use crate::signals::Stop;
 use launch::cores;
 
@@ -34,20 +32,15 @@ const THREADS: &str = "RAYON_NUM_THREADS";
 pub(super) fn run(arguments: &ScalingArgs) -> Result<(), Failure> {
     let workers = workers(arguments)?;
     let network = network(arguments)?;
-    let overrides =
-        Overrides { set: arguments.set.clone(), data_dir: arguments.data_dir.clone(), ..Overrides::default() };
-    let plan = plan::load(&arguments.config, &overrides)?;
+    let plan = child::plan(&arguments.runs)?;
     let most = workers.iter().copied().max().unwrap_or(1);
     if plan.train.batch_size < most {
         let cause = format!("a batch of {} cannot be shared by {most} workers", plan.train.batch_size);
         return Err(plan.mistake(&["train.batch_size"], cause, "use a larger batch, or fewer workers").into());
     }
     let stop = Stop::on_signals()?;
-    let out = child::folder(arguments.out.as_deref(), "scaling")?;
-    let _lock = match RunLock::take(&out, None)? {
-        Locked::Here(lock) => lock,
-        Locked::Elsewhere(holder) => return Err(refusal(&out, holder.as_ref()).into()),
-    };
+    let out = child::folder(arguments.runs.out.as_deref(), "scaling")?;
+    let _lock = child::lock(&out)?;
     let report = measure(arguments, &plan, &workers, network, &out, &stop)?;
     let broken =
         |error: &dyn std::fmt::Display| Failure::run(format!("{}: {error}", out.display()), "please report this");
@@ -56,7 +49,7 @@ pub(super) fn run(arguments: &ScalingArgs) -> Result<(), Failure> {
     write_atomic(&out.join("scaling.json"), &json)?;
     let svg = scaling::chart(&report).map_err(|error| broken(&error))?;
     write_atomic(&out.join("scaling.svg"), svg.as_bytes())?;
-    match arguments.json {
+    match arguments.runs.json {
         true => print_json(&report)?,
         false => {
             console::print(report.page());
@@ -77,8 +70,8 @@ fn workers(arguments: &ScalingArgs) -> Result<Vec<usize>, Failure> {
             "such as --cpus 1,2,4",
         ));
     }
-    if arguments.steps < 4 {
-        return Err(Failure::usage(format!("--steps {}: too few to measure", arguments.steps), "4 or more"));
+    if arguments.runs.steps < 4 {
+        return Err(Failure::usage(format!("--steps {}: too few to measure", arguments.runs.steps), "4 or more"));
     }
     Ok(list.clone())
 }
@@ -149,7 +142,7 @@ fn measure(
         data: plan.data.name.clone(),
         batch_size,
         machine: format!("{processor}, {cores} cores, {threads} threads for each worker{crowded}"),
-        steps: arguments.steps - child::warmup(arguments.steps),
+        steps: arguments.runs.steps - child::warmup(arguments.runs.steps),
         measured,
         profile: found,
         network,
@@ -168,27 +161,20 @@ fn one(
     stop: &Stop,
 ) -> Result<(RunFolder, Vec<StepRecord>), Failure> {
     let scope = if scaling == Scaling::Weak { "per_worker" } else { "global" };
-    let mut set = arguments.set.clone();
-    set.extend([format!("train.batch_scope={scope}"), "train.accumulate=1".into(), "log.timeline=true".into()]);
+    let set =
+        [&format!("train.batch_scope={scope}"), "train.accumulate=1", "log.timeline=true"].map(str::to_owned).into();
     let mut flags = vec!["--cpus".to_owned(), workers.to_string()];
     if let (Some(backend), 2..) = (&arguments.backend, workers) {
         flags.extend(["--backend".to_owned(), backend.clone()]);
     }
-    let run = ShortRun {
-        config: &arguments.config,
-        set,
-        data_dir: arguments.data_dir.as_deref(),
-        steps: arguments.steps,
-        flags,
-        plan,
-    };
+    let run = ShortRun { arguments: &arguments.runs, set, flags, plan };
     let failed = |message: String| {
         let lines: Vec<_> = message.lines().map(|line| format!("  {line}")).collect();
         Failure::run(format!("the run with {workers} workers failed:\n{}", lines.join("\n")), "see the lines above")
     };
     let run = run.run(folder, &[(THREADS, threads.to_string())], stop)?.map_err(failed)?;
     let steps = read_metrics(&run.metrics())?;
-    let steps = steps.get(child::warmup(arguments.steps)..).unwrap_or_default().to_vec();
+    let steps = steps.get(child::warmup(arguments.runs.steps)..).unwrap_or_default().to_vec();
     if steps.len() < 2 {
         let hint = "more train.epochs, or a larger data.limit_train";
         return Err(Failure::run(format!("the run with {workers} workers had too few steps to measure"), hint));

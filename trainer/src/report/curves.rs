@@ -2,11 +2,9 @@
 
 use std::{ops::Range, path::Path};
 
-use plotters::{
-    coord::{Shift, types::RangedCoordf64},
-    prelude::*,
-};
+use plotters::{coord::types::RangedCoordf64, prelude::*};
 
+use super::picture::{AXIS, Area, BLUE, DrawResult, GREEN, RED, TEXT, svg};
 use crate::files::{self, FileError};
 use crate::report::summary_csv::SummaryRow;
 
@@ -15,17 +13,12 @@ const SIZE: (u32, u32) = (900, 400);
 /// Maximum number of points in the per-step line.
 const STEP_POINTS: usize = 200;
 
-// The Okabe-Ito colours, which people with any colour vision can tell apart.
-const TRAIN: RGBColor = RGBColor(0, 114, 178);
-const EVAL: RGBColor = RGBColor(213, 94, 0);
-const TOP5: RGBColor = RGBColor(0, 158, 115);
-const TEXT: RGBColor = RGBColor(60, 60, 60);
+const TRAIN: RGBColor = BLUE;
+const EVAL: RGBColor = RED;
+const TOP5: RGBColor = GREEN;
 const GRID: RGBColor = RGBColor(232, 232, 232);
-const AXIS: RGBColor = RGBColor(150, 150, 150);
 
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
-type DrawResult = Result<(), DrawingAreaErrorKind<<SVGBackend<'static> as DrawingBackend>::ErrorType>>;
 
 /// The data of the curves.
 #[derive(Debug, Clone, Copy)]
@@ -66,9 +59,7 @@ impl Curves<'_> {
     /// # Errors
     /// When the drawing library fails.
     pub fn svg(&self) -> Result<String, impl std::error::Error + use<>> {
-        let mut svg = String::new();
-        let drawn = self.draw(&SVGBackend::with_string(&mut svg, SIZE).into_drawing_area());
-        drawn.map(|()| svg)
+        svg(SIZE, |root| self.draw(root))
     }
 
     fn draw(&self, root: &Area<'_>) -> DrawResult {

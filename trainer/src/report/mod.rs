@@ -12,6 +12,7 @@ pub mod environment;
 pub mod metrics;
 pub mod missing;
 pub mod pace;
+mod picture;
 pub mod progress;
 pub mod reporter;
 pub mod run_folder;

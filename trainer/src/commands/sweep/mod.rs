@@ -21,7 +21,6 @@ use crate::console;
 use crate::device::{DeviceRequest, DeviceSet, LocalRank};
 use crate::failure::{FAILED, Failure};
 use crate::files::{FileError, read_or_empty, write_atomic};
-use crate::report::run_lock::{Locked, RunLock, refusal};
 use crate::report::sweep::{RunState, Sweep, SweepRun};
 use crate::run;
 use crate::signals::Stop;
@@ -50,10 +49,7 @@ pub(super) fn run(arguments: &SweepArgs) -> Result<u8, Failure> {
         Some(folder) => folder.clone(),
         None => child::folder(arguments.out.as_deref(), "sweep")?,
     };
-    let _lock = match RunLock::take(&out, None)? {
-        Locked::Here(lock) => lock,
-        Locked::Elsewhere(holder) => return Err(refusal(&out, holder.as_ref()).into()),
-    };
+    let _lock = child::lock(&out)?;
     if let Some(source) = source {
         if out.join(STATE).exists() {
             let hint = format!("continue it with `trainer sweep --resume {}`, or name another folder", out.display());

@@ -1,8 +1,9 @@
 //! `compare.svg`: the parts of each mode's step as a stacked bar, beside its images per second.
 
-use plotters::{coord::Shift, prelude::*};
+use plotters::prelude::*;
 
 use super::{Comparison, Figures, ModeResult};
+use crate::report::picture::{AXIS, Area, BLUE, DrawResult, GREEN, LIGHT_BLUE, RED, TEXT, YELLOW, svg};
 use crate::text::speed;
 
 /// Size of the chart in pixels.
@@ -13,27 +14,19 @@ const BOTTOM: i32 = 350;
 /// Share of a mode's slot that its bar fills.
 const BAR: f64 = 0.56;
 
-// The Okabe-Ito colours, which people with any colour vision can tell apart.
-const DATA: RGBColor = RGBColor(240, 228, 66);
-const FORWARD: RGBColor = RGBColor(0, 114, 178);
-const BACKWARD: RGBColor = RGBColor(86, 180, 233);
-const COMMUNICATION: RGBColor = RGBColor(213, 94, 0);
-const OPTIMIZER: RGBColor = RGBColor(0, 158, 115);
+const DATA: RGBColor = YELLOW;
+const FORWARD: RGBColor = BLUE;
+const BACKWARD: RGBColor = LIGHT_BLUE;
+const COMMUNICATION: RGBColor = RED;
+const OPTIMIZER: RGBColor = GREEN;
 const OTHER: RGBColor = RGBColor(170, 170, 170);
-const TEXT: RGBColor = RGBColor(60, 60, 60);
-const AXIS: RGBColor = RGBColor(150, 150, 150);
-
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-type DrawResult = Result<(), DrawingAreaErrorKind<<SVGBackend<'static> as DrawingBackend>::ErrorType>>;
 
 /// Draws the chart as SVG. A mode that failed has an empty slot.
 ///
 /// # Errors
 /// When the drawing library fails.
 pub fn chart(comparison: &Comparison) -> Result<String, impl std::error::Error + use<>> {
-    let mut svg = String::new();
-    let drawn = draw(comparison, &SVGBackend::with_string(&mut svg, SIZE).into_drawing_area());
-    drawn.map(|()| svg)
+    svg(SIZE, |root| draw(comparison, root))
 }
 
 fn draw(comparison: &Comparison, root: &Area<'_>) -> DrawResult {

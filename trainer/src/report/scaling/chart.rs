@@ -1,29 +1,23 @@
 //! `scaling.svg`: efficiency over the number of workers, measured and computed.
 
-use plotters::{coord::Shift, prelude::*};
+use plotters::prelude::*;
 
 use super::{Algorithm, Scaling, ScalingReport};
+use crate::report::picture::{AXIS, Area, BLUE, DrawResult, GREEN, RED, svg};
 
 /// Size of the picture in pixels.
 const SIZE: (u32, u32) = (900, 420);
 
-// The Okabe-Ito colours, which people with any colour vision can tell apart.
-const MEASURED: RGBColor = RGBColor(0, 0, 0);
-const RING: RGBColor = RGBColor(213, 94, 0);
-const HALVING_DOUBLING: RGBColor = RGBColor(0, 114, 178);
-const TWO_LEVEL: RGBColor = RGBColor(0, 158, 115);
-
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-type DrawResult = Result<(), DrawingAreaErrorKind<<SVGBackend<'static> as DrawingBackend>::ErrorType>>;
+const MEASURED: RGBColor = BLACK;
+/// The colour of each of [`Algorithm::ALL`].
+const COMPUTED: [RGBColor; 3] = [RED, BLUE, GREEN];
 
 /// Draws the picture as SVG: weak scaling on the left, strong scaling on the right.
 ///
 /// # Errors
 /// When the drawing library fails.
 pub fn chart(report: &ScalingReport) -> Result<String, impl std::error::Error + use<>> {
-    let mut svg = String::new();
-    let drawn = draw(report, &SVGBackend::with_string(&mut svg, SIZE).into_drawing_area());
-    drawn.map(|()| svg)
+    svg(SIZE, |root| draw(report, root))
 }
 
 fn draw(report: &ScalingReport, root: &Area<'_>) -> DrawResult {
@@ -62,7 +56,7 @@ fn panel(report: &ScalingReport, scaling: Scaling, area: &Area<'_>) -> DrawResul
         .x_labels(most as usize + 1)
         .x_label_formatter(&|x: &f64| format!("{:.0}", x.exp2()))
         .draw()?;
-    for (algorithm, colour) in Algorithm::ALL.into_iter().zip([RING, HALVING_DOUBLING, TWO_LEVEL]) {
+    for (algorithm, colour) in Algorithm::ALL.into_iter().zip(COMPUTED) {
         let points = computed.iter().filter(|row| row.algorithm == algorithm);
         let points = points.map(|row| ((row.workers as f64).log2(), 100.0 * row.efficiency));
         chart
@@ -83,6 +77,6 @@ fn panel(report: &ScalingReport, scaling: Scaling, area: &Area<'_>) -> DrawResul
         .configure_series_labels()
         .position(SeriesLabelPosition::LowerLeft)
         .background_style(WHITE.mix(0.8))
-        .border_style(RGBColor(150, 150, 150))
+        .border_style(AXIS)
         .draw()
 }
