@@ -69,6 +69,9 @@ pub struct DoctorArgs {
     /// Run as the second process of the IPC check. The value is the handle of the first process's memory
     #[arg(long, value_name = "HEX", hide = true)]
     pub ipc_peer: Option<String>,
+    /// Run as the process of the MPI check: start MPI and print its thread support
+    #[arg(long, hide = true)]
+    pub mpi_threads: bool,
     /// The GPU that has the memory of --ipc-peer
     #[arg(long, value_name = "INDEX", default_value_t = 0, hide = true)]
     pub gpu: usize,
@@ -77,8 +80,8 @@ pub struct DoctorArgs {
 /// Flags of `trainer launch`.
 #[derive(Debug, Args)]
 pub struct LaunchArgs {
-    /// Number of processes on this machine, or on all hosts of -H (default: their slots)
-    #[arg(long, value_name = "N", alias = "nproc-per-node")]
+    /// Number of processes on this machine, or on all hosts of -H (default: their slots); mpirun's -np works too
+    #[arg(long, value_name = "N", alias = "nproc-per-node", alias = "np")]
     pub cpus: Option<usize>,
     /// Folder for the output: DIR/ID/attempt_K/RANK/stdout.log, stderr.log and error.json (default: a temporary folder, kept after
     /// a failure)

@@ -1,6 +1,7 @@
 //! The whole program: parses the command line, runs the command and returns the exit code.
 
 use std::{
+    ffi::OsString,
     panic::{self, AssertUnwindSafe},
     process::ExitCode,
 };
@@ -27,7 +28,7 @@ pub fn main() -> ExitCode {
         console::eprint(format_args!("internal error{place}: {}", info.payload_as_str().unwrap_or("no message")));
     }));
     let run = || {
-        let cli = match Cli::try_parse() {
+        let cli = match Cli::try_parse_from(with_np(std::env::args_os())?) {
             Ok(cli) => cli,
             // A shell's `*` may have put any file name among the arguments.
             Err(mistake) if mistake.use_stderr() => {
@@ -55,4 +56,22 @@ pub fn main() -> ExitCode {
             ExitCode::from(failure.code)
         }
     }
+}
+
+/// Reads the flag `-np` of mpirun and horovodrun, which clap takes for `-n p`. `trainer launch` starts processes, as they do.
+///
+/// # Errors
+/// `-np` without `launch`: it does not say whether processes share the cores or have a GPU each.
+fn with_np(arguments: impl IntoIterator<Item = OsString>) -> Result<Vec<OsString>, Failure> {
+    let mut arguments: Vec<_> = arguments.into_iter().collect();
+    let own = arguments.iter().position(|argument| argument == "--").unwrap_or(arguments.len());
+    let launches = arguments[..own].iter().any(|argument| argument == "launch");
+    for argument in arguments[..own].iter_mut().filter(|argument| *argument == "-np") {
+        if !launches {
+            let hint = "--gpus N starts N processes with a GPU each, --cpus N starts N processes that share the cores";
+            return Err(Failure::usage("-np: unknown flag", hint));
+        }
+        *argument = "--np".into();
+    }
+    Ok(arguments)
 }

@@ -182,7 +182,7 @@ def main():
 main()";
     fs::write(bench.path("program.py"), program).unwrap();
     let python = python.to_str().expect("a path in UTF-8");
-    let ended = bench.run(&["launch", "--cpus", "2", "--", python, "program.py"]).expect(0);
+    let ended = bench.run(&["launch", "-np", "2", "--", python, "program.py"]).expect(0);
     for rank in 0..2 {
         assert!(ended.stdout.contains(&format!("[{rank}]: sum [3.0, 3.0, 3.0] threads 1\n")), "{}", ended.stdout);
     }
@@ -201,6 +201,7 @@ fn mistakes_say_what_to_do() {
     let bench = Bench::new("");
     for (arguments, cause, hint) in [
         (&["launch", "--", "true"][..], "nothing says how many processes to start", "--cpus 4"),
+        (&["-np", "2", "--config", "config.toml"], "-np: unknown flag", "--gpus N"),
         (&["launch", "--cpus", "0", "--", "true"], "a job of 0 workers", "--cpus 1"),
         (&["launch", "--cpus", "70000", "--", "true"], "70000 workers are more than a job may have", "this machine"),
         (&["launch", "--cpus", "2", "--", "no-such-program"], "no-such-program: no such program in PATH", "installed"),

@@ -134,6 +134,8 @@ fn a_machine_with_everything_is_read_and_tried() {
     assert!(text(&report["nvrtc"]["path"]).ends_with("libnvrtc.so.13"), "{}", report["nvrtc"]);
     assert_eq!(report["nccl"]["version"], "2.29.7");
     assert_eq!(report["mpi"]["version"], "mpirun (Fake MPI) 4.1.4");
+    let threads = if cfg!(feature = "mpi") { "MPI_THREAD_" } else { "unknown, as this build has no MPI" };
+    assert!(text(&report["mpi"]["threads"]).contains(threads), "{}", report["mpi"]);
     assert_eq!(Path::new(text(&report["headers"]["path"])), machine.folder.path().join("include"));
 
     let screen = machine.run(&["doctor"], &[("CUDA_ON_CPU_GPUS", "2")]);

@@ -96,3 +96,11 @@ fn the_tutorials_programs_join_over_mpi() {
         assert!(ended.stdout.contains(line), "{name}: {}", ended.stdout);
     }
 }
+
+#[test]
+fn doctor_names_the_thread_support_of_the_library() {
+    let bench = Bench::new(CONFIG);
+    let page = bench.run(&["doctor"]).expect(0).stdout;
+    let line = page.lines().find(|line| line.contains("mpirun (Open MPI)")).unwrap_or_else(|| panic!("{page}"));
+    assert!(line.contains("MPI_THREAD_MULTIPLE"), "{line}");
+}

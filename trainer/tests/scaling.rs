@@ -39,9 +39,10 @@ fn measured_and_computed_steps_are_on_one_page() {
 #[test]
 fn mistakes_end_with_2() {
     let bench = Bench::new(CONFIG);
-    let cases: [(&[&str], &str); 8] = [
+    let cases: [(&[&str], &str); 9] = [
         (&["--cpus", "2,1"], "--cpus 2,1"),
         (&["--cpus", "0,1"], "--cpus 0,1"),
+        (&["--gpus", "2,1"], "--gpus 2,1"),
         (&["--cpus", "1,2", "--steps", "3"], "--steps 3"),
         (&["--link", "10Gbit"], "--link 10Gbit"),
         (&["--local-link", "5us,80Gb"], "--local-link 5us,80Gb"),

@@ -93,6 +93,8 @@ pub use call::OpKind;
 pub use communicator::{Communicator, Gathered};
 pub use dtype::{DType, Element, ReduceOp};
 pub use error::{CommError, ErrorKind, Result};
+#[cfg(feature = "mpi")]
+pub use mpi::mpi_thread_support;
 pub use net::peer_user;
 pub use queue::Work;
 pub use rendezvous::{CommConfig, TransportKind, join, join_through, solo};

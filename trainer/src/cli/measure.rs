@@ -101,6 +101,12 @@ pub struct ScalingArgs {
     /// Numbers of worker processes to measure, rising
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1,2")]
     pub cpus: Vec<usize>,
+    /// Numbers of GPUs to measure, rising
+    #[arg(long, value_name = "N,…", value_delimiter = ',', conflicts_with = "cpus")]
+    pub gpus: Vec<usize>,
+    /// Let several workers share a GPU. Checks the command; their times mean nothing
+    #[arg(long, requires = "gpus")]
+    pub oversubscribe: bool,
     /// What carries the gradients of the measured runs
     #[arg(long, value_name = "NAME")]
     pub backend: Option<String>,

@@ -9,6 +9,7 @@ use super::print_json;
 use crate::cli::ScalingArgs;
 use crate::config::RunPlan;
 use crate::console;
+use crate::device::{DeviceRequest, DeviceSet, LocalRank};
 use crate::failure::Failure;
 use crate::files::{FileError, write_atomic};
 use crate::report::environment::Environment;
@@ -59,21 +60,41 @@ pub(super) fn run(arguments: &ScalingArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Checks the numbers of workers.
+/// Returns the flag that names the devices, and its numbers of workers.
+fn devices(arguments: &ScalingArgs) -> (&'static str, &[usize]) {
+    match arguments.gpus.as_slice() {
+        [] => ("--cpus", &arguments.cpus),
+        gpus => ("--gpus", gpus),
+    }
+}
+
+/// Describes rank 0's GPU, if GPUs are measured.
+///
+/// # Errors
+/// There are fewer GPUs than workers.
+fn gpu(arguments: &ScalingArgs) -> Result<Option<String>, Failure> {
+    let Some(&most) = arguments.gpus.last() else { return Ok(None) };
+    let ranks = LocalRank { local_world: most, oversubscribe: arguments.oversubscribe, ..LocalRank::ALONE };
+    let mut found = DeviceSet::of(DeviceRequest::Gpus(most))?.all(&ranks)?;
+    Ok(Some(found.swap_remove(0).description))
+}
+
+/// Checks the numbers of workers, and that there is a GPU for each.
 fn workers(arguments: &ScalingArgs) -> Result<Vec<usize>, Failure> {
-    let list = &arguments.cpus;
+    let (flag, list) = devices(arguments);
     let rises = list.windows(2).all(|pair| pair[0] < pair[1]);
     if !rises || list.first().is_none_or(|first| *first == 0) {
         let shown = list.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
         return Err(Failure::usage(
-            format!("--cpus {shown}: expected rising numbers of workers"),
-            "such as --cpus 1,2,4",
+            format!("{flag} {shown}: expected rising numbers of workers"),
+            format!("such as {flag} 1,2,4"),
         ));
     }
     if arguments.runs.steps < 4 {
         return Err(Failure::usage(format!("--steps {}: too few to measure", arguments.runs.steps), "4 or more"));
     }
-    Ok(list.clone())
+    gpu(arguments)?;
+    Ok(list.to_vec())
 }
 
 /// Reads the flags about the network that is computed.
@@ -136,12 +157,13 @@ fn measure(
         }
     }
     let processor = Environment::detect("").cpu.unwrap_or_else(|| "unknown processor".to_owned());
+    let device = gpu(arguments)?.map(|gpu| format!("{gpu}, ")).unwrap_or_default();
     let crowded = if most > cores { ", more workers than cores: efficiency is limited by the machine" } else { "" };
     Ok(ScalingReport {
         model: plan.model.name.clone(),
         data: plan.data.name.clone(),
         batch_size,
-        machine: format!("{processor}, {cores} cores, {threads} threads for each worker{crowded}"),
+        machine: format!("{device}{processor}, {cores} cores, {threads} threads for each worker{crowded}"),
         steps: arguments.runs.steps - child::warmup(arguments.runs.steps),
         measured,
         profile: found,
@@ -163,7 +185,11 @@ fn one(
     let scope = if scaling == Scaling::Weak { "per_worker" } else { "global" };
     let set =
         [&format!("train.batch_scope={scope}"), "train.accumulate=1", "log.timeline=true"].map(str::to_owned).into();
-    let mut flags = vec!["--cpus".to_owned(), workers.to_string()];
+    let (flag, _) = devices(arguments);
+    let mut flags = vec![flag.to_owned(), workers.to_string()];
+    if arguments.oversubscribe {
+        flags.push("--oversubscribe".to_owned());
+    }
     if let (Some(backend), 2..) = (&arguments.backend, workers) {
         flags.extend(["--backend".to_owned(), backend.clone()]);
     }

@@ -32,3 +32,4 @@ mod runtime;
 
 pub(crate) use group::MpiGroup;
 pub(crate) use runtime::Runtime;
+pub use runtime::mpi_thread_support;

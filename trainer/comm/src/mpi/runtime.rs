@@ -186,6 +186,18 @@ impl Runtime {
     }
 }
 
+/// Starts and ends MPI in this process, and returns the thread support that the library provides when it is asked for all
+/// (`MPI_Init_thread`), e.g. `MPI_THREAD_MULTIPLE`. `None`: MPI was started before in this process, and starts only once.
+pub fn mpi_thread_support() -> Option<&'static str> {
+    let (_universe, threading) = mpi::initialize_with_threading(Threading::Multiple)?;
+    Some(match threading {
+        Threading::Single => "MPI_THREAD_SINGLE",
+        Threading::Funneled => "MPI_THREAD_FUNNELED",
+        Threading::Serialized => "MPI_THREAD_SERIALIZED",
+        Threading::Multiple => "MPI_THREAD_MULTIPLE",
+    })
+}
+
 fn fits(comm: &SimpleCommunicator, threading: Threading, rank: usize, world: usize) -> Result<(), String> {
     if threading != Threading::Multiple {
         return Err(format!("this MPI library provides {threading:?} threads, and Multiple is needed"));

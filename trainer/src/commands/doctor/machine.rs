@@ -43,6 +43,16 @@ pub(super) struct Mpi {
     pub path: PathBuf,
     /// First line that it prints for `--version`.
     pub version: Option<String>,
+    /// Thread support of the MPI library that this build uses, or why it is unknown.
+    pub threads: String,
+}
+
+/// Starts MPI in another process, and returns its thread support.
+fn mpi_threads() -> String {
+    if !cfg!(feature = "mpi") {
+        return "thread support unknown, as this build has no MPI".into();
+    }
+    super::child::ask(&["--mpi-threads"]).unwrap_or_else(|error| format!("MPI does not start: {error}"))
 }
 
 /// Finds `mpirun` or `mpiexec` in `PATH`.
@@ -53,7 +63,7 @@ pub(super) fn mpi() -> Result<Mpi, String> {
     let found =
         NAMES.iter().flat_map(|name| folders.iter().map(move |folder| folder.join(name))).find(|path| path.is_file());
     let path = found.ok_or_else(|| format!("looked for {} in PATH", NAMES.join(" and ")))?;
-    Ok(Mpi { version: first_line(&path), path })
+    Ok(Mpi { version: first_line(&path), path, threads: mpi_threads() })
 }
 
 fn first_line(program: &Path) -> Option<String> {

@@ -1,6 +1,7 @@
 //! `trainer doctor`: reports the parts of this machine that training uses, the missing parts with the places that were
 //! searched, and the devices that a run would use. The command works on any machine: a missing part is a line of the report.
 
+mod child;
 mod machine;
 mod peers;
 mod report;
@@ -20,6 +21,9 @@ pub(super) fn run(arguments: &DoctorArgs) -> Result<(), Failure> {
     if let Some(handle) = &arguments.ipc_peer {
         return answer(handle, arguments.gpu);
     }
+    if arguments.mpi_threads {
+        return answer_mpi();
+    }
     let report = Report::collect();
     if arguments.json {
         return super::print_json(&report);
@@ -35,4 +39,17 @@ fn answer(handle: &str, gpu: usize) -> Result<(), Failure> {
     let wrong = comm::cuda::driver::probe::ipc_peer(&driver, gpu, handle).map_err(failed)?;
     console::print(wrong);
     Ok(())
+}
+
+/// Runs the process of [`machine::mpi_threads`].
+#[cfg(feature = "mpi")]
+fn answer_mpi() -> Result<(), Failure> {
+    let support = comm::mpi_thread_support().ok_or_else(|| Failure::run("MPI starts only once", "report this"))?;
+    console::print(support);
+    Ok(())
+}
+
+#[cfg(not(feature = "mpi"))]
+fn answer_mpi() -> Result<(), Failure> {
+    Err(Failure::usage("this build has no MPI", "build with --features mpi"))
 }

@@ -1,22 +1,14 @@
 //! Checks that write and read GPU memory: of one GPU, across GPUs, across processes.
 
-use std::{
-    io::Read,
-    path::Path,
-    process::{Command, Stdio},
-    thread,
-    time::{Duration, Instant},
-};
+use std::path::Path;
 
 use serde::Serialize;
 
+use super::child;
 use comm::cuda::driver::{
     Driver, DriverError, Gpu,
     probe::{self, ProbeResult},
 };
-
-/// Timeout for the other process of the IPC check, which has to start its own CUDA context.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// One GPU's access to another's memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -82,34 +74,6 @@ pub(super) fn ipc(driver: &Driver, owner: &Gpu, other: Option<&Gpu>) -> String {
 }
 
 fn ask(handle: &str, gpu: usize) -> Result<u32, String> {
-    let program = std::env::current_exe().map_err(|error| error.to_string())?;
-    let mut child = Command::new(program)
-        .args(["doctor", "--ipc-peer", handle, "--gpu", &gpu.to_string()])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(|error| error.to_string())?;
-    let deadline = Instant::now() + PATIENCE;
-    let status = loop {
-        match child.try_wait().map_err(|error| error.to_string())? {
-            Some(status) => break status,
-            None if Instant::now() < deadline => thread::sleep(Duration::from_millis(10)),
-            None => {
-                // The process hangs in the driver and will not answer any more.
-                let _ = child.kill();
-                let _ = child.wait();
-                return Err(format!("no answer for {} seconds", PATIENCE.as_secs()));
-            }
-        }
-    };
-    let (mut out, mut said) = (String::new(), String::new());
-    let streams = (child.stdout.take(), child.stderr.take());
-    // The pipes hold the few bytes of each stream, so the process never blocks on a write.
-    streams.0.map(|mut stream| stream.read_to_string(&mut out));
-    streams.1.map(|mut stream| stream.read_to_string(&mut said));
-    match (status.success(), out.trim().parse()) {
-        (true, Ok(wrong)) => Ok(wrong),
-        _ => Err(said.lines().next().unwrap_or("it said nothing").to_owned()),
-    }
+    let answer = child::ask(&["--ipc-peer", handle, "--gpu", &gpu.to_string()])?;
+    answer.parse().map_err(|_| format!("it said {answer}"))
 }

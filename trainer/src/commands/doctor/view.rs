@@ -70,7 +70,8 @@ fn tools(report: &Report) -> Section {
     };
     let mpi = match &report.mpi {
         Found::There(mpi) => {
-            format!("{} ({})", mpi.version.as_deref().unwrap_or("unknown version"), mpi.path.display())
+            let version = mpi.version.as_deref().unwrap_or("unknown version");
+            format!("{version}, {} ({})", mpi.threads, mpi.path.display())
         }
         Found::Missing { missing } => format!("none: {missing}"),
     };
