@@ -202,9 +202,11 @@ fn a_damaged_image_is_an_error_or_replaced_by_the_next_of_its_class() {
 #[test]
 fn the_size_decides_when_images_are_decoded() {
     let folder = folder(2);
-    let decode = |processes| splits(folder.path(), DecodeTime::BySize { processes }).train.encoded.is_some();
-    assert!(!decode(1));
-    assert!(decode(usize::MAX));
+    let decode = |most| splits(folder.path(), DecodeTime::BySize(most)).train.encoded.is_some();
+    let images = splits(folder.path(), DecodeTime::Memory);
+    let bytes = (images.train.len() + images.test.len()) * images.train.shape.len();
+    assert!(!decode(bytes as u64));
+    assert!(decode(bytes as u64 - 1));
 }
 
 #[test]

@@ -7,7 +7,6 @@ use rayon::prelude::*;
 use super::fit::{Fit, check_side, keep};
 use super::{DatasetInfo, DecodeTime, LoadRequest, dataset};
 use crate::encoded::{ImageFile, Resize};
-use crate::memory::total_memory;
 use crate::{DataError, Dataset, EncodedImages, ImageShape, LabelSets, Splits};
 
 /// An encoded image and its class.
@@ -50,7 +49,7 @@ pub(super) fn load_splits(
     let in_each_epoch = match request.decode {
         DecodeTime::Memory => false,
         DecodeTime::Epoch => true,
-        DecodeTime::BySize { processes } => is_large(count, fit.shape(), processes),
+        DecodeTime::BySize(most) => count as u128 * fit.shape().len() as u128 > u128::from(most),
     };
     // A loader that decodes in each epoch compares each image's size there: reading all headers may take minutes.
     if !in_each_epoch && resize == Resize::None {
@@ -104,12 +103,6 @@ fn resize(image_size: Option<usize>, shorter_side: Option<usize>) -> Result<Resi
             Err(DataError::new("", format!("resize is {side} and {cut}"), hint))
         }
     }
-}
-
-/// Returns whether `processes` copies of decoded images take more than half of this machine's memory.
-fn is_large(count: usize, shape: ImageShape, processes: usize) -> bool {
-    let bytes = count as u128 * shape.len() as u128 * processes as u128;
-    total_memory().is_some_and(|memory| bytes > u128::from(memory / 2))
 }
 
 /// Keeps `limit` images: the first of every class, then the second of every class, and so on. Their order stays. The first

@@ -31,6 +31,7 @@ pub(crate) use locate::locate;
 pub(crate) use registry::Format;
 pub(crate) use webdataset::archives;
 
+use crate::memory::total_memory;
 use crate::split::{SplitOptions, split};
 use crate::{DataError, Dataset, Splits};
 
@@ -72,11 +73,15 @@ pub enum DecodeTime {
     Memory,
     /// In each epoch, when a batch needs them. Only their paths and labels are in memory.
     Epoch,
-    /// In each epoch if the decoded images of so many processes of this machine take more than half of its memory.
-    BySize {
-        /// Processes that read the data set on this machine.
-        processes: usize,
-    },
+    /// In each epoch if the decoded images take more than so many bytes.
+    BySize(u64),
+}
+
+impl DecodeTime {
+    /// In each epoch if the decoded images take more than half of this machine's memory.
+    pub fn by_memory() -> Self {
+        total_memory().map_or(Self::Memory, |memory| Self::BySize(memory / 2))
+    }
 }
 
 /// Returns whether a character can separate the classes of an image ([`LoadRequest::label_delim`]): no letter, digit, quote or end of

@@ -70,6 +70,8 @@ pub mod fnv;
 mod groups;
 pub mod hex;
 pub mod host;
+#[allow(unsafe_code)]
+mod host_memory;
 mod kernels;
 mod message;
 mod messages;
@@ -93,10 +95,11 @@ pub use call::OpKind;
 pub use communicator::{Communicator, Gathered};
 pub use dtype::{DType, Element, ReduceOp};
 pub use error::{CommError, ErrorKind, Result};
+pub use host_memory::{HostBytes, HostMemory};
 #[cfg(feature = "mpi")]
 pub use mpi::mpi_thread_support;
 pub use net::peer_user;
 pub use queue::Work;
 pub use rendezvous::{CommConfig, TransportKind, join, join_through, solo};
-pub use shared::{FrozenBytes, SHARED_PAGE, Shared};
+pub use shared::Shared;
 pub use store::{ConnectError, Member, StoreClient, StoreConfig, StoreEvent, StoreServer};

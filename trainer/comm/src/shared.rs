@@ -9,7 +9,7 @@ use super::call::{CollectiveCall, OpKind};
 use super::communicator::Communicator;
 use super::dtype::{DType, Element, ReduceOp};
 use super::error::Result;
-use super::shm::{FrozenWindow, PAGE, Window};
+use super::shm::Window;
 
 /// A rank's array, made by [`Communicator::shared`] together with the other ranks' arrays.
 ///
@@ -53,48 +53,7 @@ impl<T: Element> fmt::Debug for Shared<T> {
     }
 }
 
-/// All ranks' arrays as one array, rank 0's part first, made by [`Communicator::freeze_shared`]. Each rank reads all of it. The memory
-/// is there once, and is freed with the last rank that has it.
-pub struct FrozenBytes(FrozenWindow);
-
-impl AsRef<[u8]> for FrozenBytes {
-    fn as_ref(&self) -> &[u8] {
-        self.0.bytes()
-    }
-}
-
-impl fmt::Debug for FrozenBytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "FrozenBytes({})", self.as_ref().len())
-    }
-}
-
-/// The length of an array that [`Communicator::freeze_shared`] takes is a multiple of this.
-pub const SHARED_PAGE: usize = PAGE;
-
 impl Communicator {
-    /// Gives all ranks' arrays to all ranks to read, as MPI's `MPI_Win_shared_query`. All ranks pass the same one of their arrays, which
-    /// has a multiple of [`SHARED_PAGE`] bytes.
-    ///
-    /// # Errors
-    /// See [`Communicator`]. [`super::ErrorKind::Usage`] if the transport is not `shm`, or the array has another length.
-    pub fn freeze_shared(&self, data: Shared<u8>) -> Result<FrozenBytes> {
-        self.synchronize();
-        let Shared { memory, group, number } = data;
-        let Memory::Window(window) = memory else {
-            return self.refuse("freeze_shared", "this transport has no shared memory".into());
-        };
-        let len = window.bytes().len();
-        if group != self.inner.group.id || !len.is_multiple_of(PAGE) {
-            return self.refuse(
-                "freeze_shared",
-                format!("the array of {len} bytes is not of this communicator, or not of whole pages"),
-            );
-        }
-        let call = CollectiveCall { memory: Some(number), ..self.call(OpKind::Share, DType::U8, len) };
-        Ok(FrozenBytes(self.run(call, |transport, call| transport.freeze(call, window))?))
-    }
-
     /// Makes an array of `len` zeros on each rank, for [`Communicator::all_reduce_shared`]. All ranks of the group call this with
     /// the same length. Make it once and use it often: it costs two waits for all ranks, a file and a mapping.
     ///

@@ -2,7 +2,7 @@
 
 use super::call::{CollectiveCall, OpKind};
 use super::error::{CommError, Result};
-use super::shm::{FrozenWindow, Window};
+use super::shm::Window;
 
 /// Longest time that a rank waits for the reason of an abort that it has already noticed.
 pub(crate) const REASON_LIMIT: std::time::Duration = std::time::Duration::from_secs(2);
@@ -34,10 +34,6 @@ pub(crate) trait Transport: Send {
     /// Reduces the first `call.count` elements of all ranks' arrays in `window`, which [`Transport::share`] made. After an error
     /// no rank gets its array back: other ranks may still access it.
     fn all_reduce_shared(&mut self, call: &CollectiveCall, _window: Window) -> Result<Window> {
-        Err(CommError::usage(format!("{call}: this transport has no shared memory")))
-    }
-    /// Takes all ranks' windows, which [`Transport::share`] made together. Afterwards no rank writes them, and all ranks read all.
-    fn freeze(&mut self, call: &CollectiveCall, _window: Window) -> Result<FrozenWindow> {
         Err(CommError::usage(format!("{call}: this transport has no shared memory")))
     }
     /// `call.root` is the receiver.

@@ -202,7 +202,7 @@ pub(super) fn read_data(plan: &mut RunPlan, reader: Reader<'_>) -> Result<Splits
     let start = Instant::now();
     let decode = decode_time(plan);
     let comm = match reader {
-        Reader::Rank(comm) if shared_images::is_possible(comm) => Some(comm),
+        Reader::Rank(comm) if comm.world() > 1 => Some(comm),
         _ => None,
     };
     let mut splits = formats::load(&LoadRequest {
@@ -244,10 +244,8 @@ fn decode_time(plan: &RunPlan) -> DecodeTime {
         Some(Decode::Epoch) => DecodeTime::Epoch,
         // These need the files in each epoch.
         None if crops || data.on_error == Some(OnError::Skip) => DecodeTime::Epoch,
-        None => {
-            let count = plan.parallel.devices.map_or(1, Devices::count);
-            DecodeTime::BySize { processes: if plan.parallel.mode == Mode::Ddp { count } else { 1 } }
-        }
+        // The processes of a machine share the images.
+        None => DecodeTime::by_memory(),
     }
 }
 

@@ -1,20 +1,15 @@
 //! Images in files that are decoded once for all processes of a machine (`data.decode = "memory"`).
 //!
-//! Each rank decodes its part of each split into memory that all ranks map, and then all of them read all parts. So a machine holds the
-//! pixels once, and decodes each image once. Without shared memory between the ranks each process has its own pixels.
+//! Each rank decodes its part of each split into memory that all ranks of its machine map, and then they read all parts. So a machine
+//! holds the pixels once, and decodes each image once.
 
-use comm::{Communicator, SHARED_PAGE, TransportKind};
+use comm::Communicator;
 use data::{Dataset, SharedPixels, Splits};
 
 use crate::failure::Failure;
 
 /// Separates cause and hint of a failure on the way to the other ranks.
 const SEPARATOR: char = '\0';
-
-/// Returns whether the ranks have memory that all of them map.
-pub(super) fn is_possible(comm: &Communicator) -> bool {
-    comm.world() > 1 && comm.transport() == TransportKind::Shm
-}
 
 /// Decodes the images of all splits that are to be decoded once. All ranks call this with the same splits.
 ///
@@ -30,9 +25,8 @@ fn decode_split(split: &mut Dataset, comm: &Communicator) -> Result<(), Failure>
     else {
         return Ok(());
     };
-    let each = (split.decoded_bytes() as usize).div_ceil(comm.world()).next_multiple_of(SHARED_PAGE);
-    let mut own = comm.shared::<u8>(each)?;
-    let decoded = encoded.decode_bytes(comm.rank() * each, &mut own).map_err(Failure::from);
+    let mut memory = comm.host_memory(split.decoded_bytes() as usize)?;
+    let decoded = encoded.decode_bytes(memory.part().start, memory.part_mut()).map_err(Failure::from);
     let text = decoded.err().map_or_else(String::new, |Failure { message, hint, .. }| {
         format!("{message}{SEPARATOR}{}", hint.unwrap_or_default())
     });
@@ -44,6 +38,6 @@ fn decode_split(split: &mut Dataset, comm: &Communicator) -> Result<(), Failure>
             return Err(Failure::usage(message, hint));
         }
     }
-    split.share(SharedPixels::new(comm.freeze_shared(own)?));
+    split.share(SharedPixels::new(memory.freeze()?));
     Ok(())
 }

@@ -11,7 +11,7 @@ use super::group::ShmGroup;
 use super::pipeline::{TWO_SHOT_SLOTS, TwoShotStep, exchange, two_shot};
 use super::segment::{DATA, ENTRY};
 use super::staging::put;
-use super::window::{FrozenWindow, Window};
+use super::window::Window;
 use crate::call::CollectiveCall;
 use crate::dtype::{ReduceOp, split};
 use crate::error::{CommError, Result};
@@ -377,10 +377,6 @@ impl Transport for ShmGroup {
 
     fn all_reduce_shared(&mut self, call: &CollectiveCall, window: Window) -> Result<Window> {
         self.all_reduce_window(call, window)
-    }
-
-    fn freeze(&mut self, call: &CollectiveCall, window: Window) -> Result<FrozenWindow> {
-        self.freeze_window(call, window)
     }
 
     fn send(&mut self, call: &CollectiveCall, tag: u64, data: &[u8]) -> Result<()> {

@@ -282,10 +282,7 @@ pub(super) fn create(group: &GroupRanks, len: usize) -> Result<(Mapping, OwnedFd
         CommError::setup(format!("rank {} cannot make shared memory for {}: {e}", group.job_rank(), group.name()))
             .hint(hint)
     };
-    let nonce = mapping::nonce().map_err(cannot)?;
-    let (memory, file) = Mapping::create(len, &nonce).map_err(cannot)?;
-    let (host, process, number) = (host::of_shared_memory(), std::process::id(), mapping::number(&file));
-    Ok((memory, file, format!("{host}\n{process}\n{number}\n{}\n", u128::from_le_bytes(nonce))))
+    Mapping::announce(len).map_err(cannot)
 }
 
 /// Opens the memory of `len` bytes that the group's first rank has made.
@@ -298,17 +295,8 @@ pub(super) fn open(group: &GroupRanks, len: usize, locator: &[u8]) -> Result<Map
         ))
         .hint("shared memory needs all ranks on one host, in one container, under one user; the tcp backend does not")
     };
-    let locator = String::from_utf8_lossy(locator);
     // In an entry area there are more bytes behind the text.
-    let lines: Vec<&str> = locator.lines().take(4).collect();
-    let [there, pid, fd, nonce] = lines.as_slice() else { return Err(cannot("its announcement is damaged".into())) };
-    if *there != host::of_shared_memory() {
-        return Err(cannot("that rank runs on another host or in another container".into()));
-    }
-    let (Ok(pid), Ok(fd), Ok(nonce)) = (pid.parse(), fd.parse(), nonce.parse::<u128>()) else {
-        return Err(cannot("its announcement is damaged".into()));
-    };
-    Mapping::open(pid, fd, len, &nonce.to_le_bytes()).map_err(cannot)
+    Mapping::find(locator, len).map_err(cannot)
 }
 
 const _: () = assert!(CPU_BYTES <= ENTRY);

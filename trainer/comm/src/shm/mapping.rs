@@ -11,26 +11,28 @@ use std::ptr::NonNull;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
+use crate::host;
+
 /// Bytes at the start, a whole page, that prove that the right file was opened.
-pub(super) const HEADER: usize = 4096;
+pub(crate) const HEADER: usize = 4096;
 
 /// A random number that proves it.
-pub(super) type Nonce = [u8; 16];
+type Nonce = [u8; 16];
 
 /// Returns a number that no other memory has.
-pub(super) fn nonce() -> rustix::io::Result<Nonce> {
+fn nonce() -> rustix::io::Result<Nonce> {
     let mut nonce = Nonce::default();
     rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())?;
     Ok(nonce)
 }
 
 /// Returns the descriptor by which other processes find `file`.
-pub(super) fn number(file: &OwnedFd) -> i32 {
+fn number(file: &OwnedFd) -> i32 {
     file.as_raw_fd()
 }
 
 /// A mapping of the memory.
-pub(super) struct Mapping {
+pub(crate) struct Mapping {
     base: NonNull<u8>,
     len: usize,
 }
@@ -44,7 +46,7 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Makes memory of `len` bytes, all zero, marked with `nonce`. Pages that are never touched cost nothing. The other processes
     /// open the returned file descriptor.
-    pub(super) fn create(len: usize, nonce: &Nonce) -> rustix::io::Result<(Self, OwnedFd)> {
+    fn create(len: usize, nonce: &Nonce) -> rustix::io::Result<(Self, OwnedFd)> {
         let file = memfd_create("trainer-comm", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, len as u64)?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
@@ -54,8 +56,31 @@ impl Mapping {
         Ok((mapping, file))
     }
 
+    /// Makes memory as [`Mapping::create`], with the text by which other processes find it while the file is open.
+    pub(crate) fn announce(len: usize) -> rustix::io::Result<(Self, OwnedFd, String)> {
+        let nonce = nonce()?;
+        let (memory, file) = Self::create(len, &nonce)?;
+        let (host, process, number) = (host::of_shared_memory(), std::process::id(), number(&file));
+        Ok((memory, file, format!("{host}\n{process}\n{number}\n{}\n", u128::from_le_bytes(nonce))))
+    }
+
+    /// Opens the memory of `len` bytes that another process has announced. Bytes after the text are ignored.
+    pub(crate) fn find(announced: &[u8], len: usize) -> Result<Self, String> {
+        let damaged = || "its announcement is damaged".to_owned();
+        let text = String::from_utf8_lossy(announced);
+        let lines: Vec<&str> = text.lines().take(4).collect();
+        let [there, pid, fd, nonce] = lines.as_slice() else { return Err(damaged()) };
+        if *there != host::of_shared_memory() {
+            return Err("that rank runs on another host or in another container".into());
+        }
+        let (Ok(pid), Ok(fd), Ok(nonce)) = (pid.parse(), fd.parse(), nonce.parse::<u128>()) else {
+            return Err(damaged());
+        };
+        Self::open(pid, fd, len, &nonce.to_le_bytes())
+    }
+
     /// Opens the memory that process `pid` has as descriptor `fd`, and checks its size and its nonce.
-    pub(super) fn open(pid: u32, fd: i32, len: usize, nonce: &Nonce) -> Result<Self, String> {
+    fn open(pid: u32, fd: i32, len: usize, nonce: &Nonce) -> Result<Self, String> {
         let path =
             if pid == std::process::id() { format!("/proc/self/fd/{fd}") } else { format!("/proc/{pid}/fd/{fd}") };
         let file = File::options().read(true).write(true).open(&path).map_err(|e| format!("{path}: {e}"))?;
@@ -99,7 +124,7 @@ impl Mapping {
 
     /// # Safety
     /// The range is in bounds, and no process writes to it while the slice lives.
-    pub(super) unsafe fn slice(&self, offset: usize, len: usize) -> &[u8] {
+    pub(crate) unsafe fn slice(&self, offset: usize, len: usize) -> &[u8] {
         debug_assert!(offset + len <= self.len);
         // SAFETY: the caller's guarantee. The mapping lives as long as `self`.
         unsafe { std::slice::from_raw_parts(self.base.add(offset).as_ptr(), len) }
@@ -108,7 +133,7 @@ impl Mapping {
     /// # Safety
     /// The range is in bounds, and no other code reads or writes it while the slice lives.
     #[allow(clippy::mut_from_ref)]
-    pub(super) unsafe fn slice_mut(&self, offset: usize, len: usize) -> &mut [u8] {
+    pub(crate) unsafe fn slice_mut(&self, offset: usize, len: usize) -> &mut [u8] {
         debug_assert!(offset + len <= self.len);
         // SAFETY: the caller's guarantee. The mapping lives as long as `self`.
         unsafe { std::slice::from_raw_parts_mut(self.base.add(offset).as_ptr(), len) }

@@ -41,4 +41,5 @@ mod window;
 mod word;
 
 pub(crate) use group::ShmGroup;
-pub(crate) use window::{FrozenWindow, PAGE, Window};
+pub(crate) use mapping::{HEADER, Mapping};
+pub(crate) use window::Window;

@@ -11,8 +11,6 @@
 //! wrote), and has it back when all ranks have reduced. Meanwhile this rank has no reference to it, since the call takes the
 //! window by value. After an error the rank does not get it back: other ranks may still access it. During the call, only rank `p`
 //! accesses part `p` of every rank's array. All ranks use the same window: its number is part of the call that they compare.
-//!
-//! A frozen window is read by all ranks: each has passed its window by value before any rank gets the frozen one.
 
 use super::group::{ShmGroup, create, open};
 use super::mapping::{HEADER, Mapping};
@@ -24,7 +22,7 @@ use crate::kernels;
 use crate::transport::Transport;
 
 /// Arrays start on page boundaries.
-pub(crate) const PAGE: usize = 4096;
+const PAGE: usize = 4096;
 /// Bytes up to which an array is copied nevertheless: if every rank has a core, and if ranks share cores. Measured: over two
 /// ranks 1 KB takes 0.30 us in place and 0.46 us by copies; over four ranks on two cores 4 KB take 6 us and 4.6 us.
 const SMALL: usize = 512;
@@ -36,21 +34,6 @@ pub(crate) struct Window {
     me: usize,
     /// Bytes of an array.
     len: usize,
-}
-
-/// All ranks' arrays one after the other, which no rank writes any more.
-pub(crate) struct FrozenWindow {
-    window: Window,
-    /// Bytes of all arrays.
-    len: usize,
-}
-
-impl FrozenWindow {
-    /// Returns the arrays, rank 0's first.
-    pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: in bounds. Every rank has given its window up (`freeze_window`), and only windows write.
-        unsafe { self.window.memory.slice(HEADER, self.len) }
-    }
 }
 
 impl Window {
@@ -99,14 +82,6 @@ impl ShmGroup {
         self.enter(call, |_| {})?;
         drop(file);
         Ok(Window { memory, me, len })
-    }
-
-    /// Takes all ranks' windows, whose arrays are whole pages: from the return on, no rank writes them.
-    pub(super) fn freeze_window(&mut self, call: &CollectiveCall, window: Window) -> Result<FrozenWindow> {
-        let len = self.len() * window.len;
-        // The entry publishes what this rank wrote. When all ranks have entered, each has passed its window by value.
-        self.enter(call, |_| {})?;
-        Ok(FrozenWindow { window, len })
     }
 
     /// Reduces the first `call.count` elements of all ranks' arrays.

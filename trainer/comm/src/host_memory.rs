@@ -1,0 +1,116 @@
+//! Memory that the ranks of one host have once, whatever transport connects them.
+
+use std::fmt;
+use std::ops::Range;
+
+use super::communicator::Communicator;
+use super::error::{CommError, Result};
+use super::host;
+use super::shm::{HEADER, Mapping};
+
+/// Bytes, zero at first, that the ranks of this host fill together. Made by [`Communicator::host_memory`].
+pub struct HostMemory {
+    comm: Communicator,
+    memory: Mapping,
+    len: usize,
+    part: Range<usize>,
+}
+
+/// Bytes that all ranks of this host read and none writes, made by [`HostMemory::freeze`]. They are freed with the last rank that has
+/// them.
+pub struct HostBytes {
+    memory: Mapping,
+    len: usize,
+}
+
+impl HostMemory {
+    /// Returns the place of this rank's part. The parts of a host's ranks follow each other and are of about the same length.
+    pub fn part(&self) -> Range<usize> {
+        self.part.clone()
+    }
+
+    /// Returns this rank's part.
+    pub fn part_mut(&mut self) -> &mut [u8] {
+        // SAFETY: in bounds. No other rank has this part, and `self` is borrowed exclusively.
+        unsafe { self.memory.slice_mut(HEADER + self.part.start, self.part.len()) }
+    }
+
+    /// Gives the parts of all ranks of this host to all of them to read. All ranks of the communicator call this.
+    ///
+    /// # Errors
+    /// See [`Communicator`].
+    pub fn freeze(self) -> Result<HostBytes> {
+        // The barrier publishes what this rank wrote. Behind it each rank has passed its memory by value.
+        self.comm.barrier()?;
+        Ok(HostBytes { memory: self.memory, len: self.len })
+    }
+}
+
+impl AsRef<[u8]> for HostBytes {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: in bounds. Only `HostMemory` writes, and each rank has given it up (`freeze`).
+        unsafe { self.memory.slice(HEADER, self.len) }
+    }
+}
+
+impl fmt::Debug for HostMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "HostMemory({} bytes, {:?} of this rank)", self.len, self.part)
+    }
+}
+
+impl fmt::Debug for HostBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "HostBytes({})", self.len)
+    }
+}
+
+impl Communicator {
+    /// Makes memory of `len` bytes on each host. The ranks of a host map the same memory, as with MPI's `MPI_Win_allocate_shared`;
+    /// ranks that cannot see each other's processes (in two containers) count as two hosts. All ranks call this with the same
+    /// length.
+    ///
+    /// # Errors
+    /// See [`Communicator`]. [`super::ErrorKind::Setup`], on every rank, if a host has not enough memory, or if a rank may not open
+    /// another's (another user).
+    pub fn host_memory(&self, len: usize) -> Result<HostMemory> {
+        let hosts = self.texts(&host::of_shared_memory())?;
+        let own = &hosts[self.rank()];
+        let ranks: Vec<usize> = (0..self.world()).filter(|&rank| hosts[rank] == *own).collect();
+        let (me, leader) = (ranks.iter().position(|&rank| rank == self.rank()).unwrap_or(0), ranks[0]);
+
+        // Each host's first rank makes the memory, and keeps the file open until the others have opened it.
+        let made = (me == 0).then(|| Mapping::announce(HEADER + len));
+        let refused = made.as_ref().and_then(|made| made.as_ref().err());
+        self.agree(refused.map(|error| format!("cannot make {len} bytes of shared memory: {error}")))?;
+        let made = made.and_then(std::result::Result::ok);
+        let announced = self.texts(made.as_ref().map_or("", |(_, _, text)| text))?;
+        let (memory, file) = match made {
+            Some((memory, file, _)) => (Ok(memory), Some(file)),
+            None => (Mapping::find(announced[leader].as_bytes(), HEADER + len), None),
+        };
+        let refused = memory.as_ref().err();
+        self.agree(refused.map(|cause| format!("cannot open the shared memory of rank {leader}: {cause}")))?;
+        drop(file);
+        let memory = memory.map_err(CommError::setup)?;
+        let each = len.div_ceil(ranks.len());
+        let part = (me * each).min(len)..((me + 1) * each).min(len);
+        Ok(HostMemory { comm: self.clone(), memory, len, part })
+    }
+
+    /// Returns the texts of all ranks.
+    fn texts(&self, own: &str) -> Result<Vec<String>> {
+        let gathered = self.all_gather_v(own.as_bytes())?;
+        let mut rest = gathered.data.as_slice();
+        let parts = gathered.counts.iter().filter_map(|&count| rest.split_off(..count));
+        Ok(parts.map(|text| String::from_utf8_lossy(text).into_owned()).collect())
+    }
+
+    /// Fails on every rank if one of them passes the reason of a failure.
+    fn agree(&self, refused: Option<String>) -> Result<()> {
+        let causes = self.texts(refused.as_deref().unwrap_or_default())?;
+        let Some(rank) = causes.iter().position(|cause| !cause.is_empty()) else { return Ok(()) };
+        let hint = "the ranks of a host share this memory: they need one user, and enough memory for all of it";
+        Err(CommError::setup(format!("rank {rank} {}", causes[rank])).hint(hint).blame(self.ranks()[rank]))
+    }
+}
