@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::mailbox::Mailbox;
-use super::mapping::{self, Mapping};
+use super::mapping::Mapping;
 use super::pipeline::StepCounters;
 use super::segment::{CounterKind, ENTRY, Region, Segment};
 use super::staging::StagingTrials;
@@ -15,7 +15,6 @@ use super::word::{LEFT, POISON};
 use crate::abort::Abort;
 use crate::call::{Agreement, CALL_BYTES, CollectiveCall};
 use crate::error::{CommError, ErrorKind, Result, ranks};
-use crate::host;
 use crate::store::StoreClient;
 use crate::transport::{GroupRanks, REASON_LIMIT};
 
