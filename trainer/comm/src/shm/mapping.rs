@@ -17,7 +17,7 @@ use crate::host;
 pub(crate) const HEADER: usize = 4096;
 
 /// A random number that proves it.
-type Nonce = [u8; 16];
+pub(super) type Nonce = [u8; 16];
 
 /// Returns a number that no other memory has.
 fn nonce() -> rustix::io::Result<Nonce> {
@@ -46,7 +46,7 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Makes memory of `len` bytes, all zero, marked with `nonce`. Pages that are never touched cost nothing. The other processes
     /// open the returned file descriptor.
-    fn create(len: usize, nonce: &Nonce) -> rustix::io::Result<(Self, OwnedFd)> {
+    pub(super) fn create(len: usize, nonce: &Nonce) -> rustix::io::Result<(Self, OwnedFd)> {
         let file = memfd_create("trainer-comm", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, len as u64)?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
