@@ -69,6 +69,14 @@ pub struct Gathered<T> {
     pub counts: Vec<usize>,
 }
 
+impl<T> Gathered<T> {
+    /// Returns each rank's elements, rank 0's first.
+    pub fn parts(&self) -> impl Iterator<Item = &[T]> {
+        let mut rest = self.data.as_slice();
+        self.counts.iter().filter_map(move |&count| rest.split_off(..count))
+    }
+}
+
 impl fmt::Debug for Communicator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Communicator(rank {} of {}, {})", self.rank(), self.world(), self.inner.name)

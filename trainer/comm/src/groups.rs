@@ -21,15 +21,7 @@ impl Communicator {
         }
         let list: Vec<i64> = ranks.iter().map(|r| *r as i64).collect();
         let all = self.all_gather_v(&list)?;
-        let mut at = 0;
-        let lists: Vec<&[i64]> = all
-            .counts
-            .iter()
-            .map(|count| {
-                at += count;
-                &all.data[at - count..at]
-            })
-            .collect();
+        let lists: Vec<&[i64]> = all.parts().collect();
         if let Some(other) = lists.iter().position(|l| *l != lists[0]) {
             let (first, rank) = (self.ranks()[0], self.ranks()[other]);
             let message = format!(

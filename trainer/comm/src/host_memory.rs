@@ -101,9 +101,7 @@ impl Communicator {
     /// Returns the texts of all ranks.
     fn texts(&self, own: &str) -> Result<Vec<String>> {
         let gathered = self.all_gather_v(own.as_bytes())?;
-        let mut rest = gathered.data.as_slice();
-        let parts = gathered.counts.iter().filter_map(|&count| rest.split_off(..count));
-        Ok(parts.map(|text| String::from_utf8_lossy(text).into_owned()).collect())
+        Ok(gathered.parts().map(|text| String::from_utf8_lossy(text).into_owned()).collect())
     }
 
     /// Fails on every rank if one of them passes the reason of a failure.

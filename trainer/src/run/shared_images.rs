@@ -31,9 +31,8 @@ fn decode_split(split: &mut Dataset, comm: &Communicator) -> Result<(), Failure>
         format!("{message}{SEPARATOR}{}", hint.unwrap_or_default())
     });
     let gathered = comm.all_gather_v(text.as_bytes())?;
-    let mut rest = gathered.data.as_slice();
-    for count in gathered.counts {
-        let text = String::from_utf8_lossy(rest.split_off(..count).unwrap_or_default());
+    for text in gathered.parts() {
+        let text = String::from_utf8_lossy(text);
         if let Some((message, hint)) = text.split_once(SEPARATOR) {
             return Err(Failure::usage(message, hint));
         }
