@@ -8,6 +8,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rayon::prelude::*;
 
+use crate::crops::{TEN_CROP, centre_of_resized, crops_of_resized};
 use crate::decode::{self, Decoder, Region, Target, resample};
 use crate::formats::{open, read_error};
 use crate::{DataError, ImageShape};
@@ -17,13 +18,6 @@ pub(crate) const MAX_BYTES: u64 = 1 << 30;
 
 /// Pixels of a large image. One at a time is decoded, whatever the number of threads.
 const LARGE: usize = 4096 * 4096;
-
-/// Views of an image in an evaluation with ten crops: those of torchvision's `TenCrop`. View [`CENTRE_CROP`] is the image as it is
-/// evaluated without them.
-pub const TEN_CROP: usize = 10;
-
-/// The view of [`TEN_CROP`] that is the centre of the image.
-pub const CENTRE_CROP: usize = 4;
 
 static ONE_LARGE_IMAGE: Mutex<()> = Mutex::new(());
 
@@ -181,41 +175,6 @@ impl ImageFile {
     }
 }
 
-/// Returns the height and width of an image whose shorter side is resampled to `side` pixels, in torchvision's rounding.
-fn resized((height, width): (usize, usize), side: usize) -> (usize, usize) {
-    let longer = |short: usize, long: usize| (side * long) / short;
-    match height < width {
-        true => (side, longer(height, width)),
-        false => (longer(width, height), side),
-    }
-}
-
-/// Returns the first row or column of the middle `part` of `all` pixels: `CenterCrop` rounds halves to even.
-fn middle(all: usize, part: usize) -> usize {
-    ((all - part) as f64 / 2.0).round_ties_even() as usize
-}
-
-/// Returns the centre of an image whose shorter side is resampled to `side` pixels.
-fn centre_of_resized(size: (usize, usize), side: usize, shape: ImageShape) -> Target {
-    let (height, width) = resized(size, side);
-    let (top, left) = (middle(height, shape.height), middle(width, shape.width));
-    Target { height, width, part: Region { top, left, height: shape.height, width: shape.width } }
-}
-
-/// Returns the crops of torchvision's `TenCrop` of an image whose shorter side is resampled to `side` pixels: the corners (top left,
-/// top right, bottom left, bottom right) and the centre, and then those that mirror to the crops of the mirrored image.
-fn crops_of_resized(size: (usize, usize), side: usize, shape: ImageShape) -> [Target; TEN_CROP] {
-    let (height, width) = resized(size, side);
-    let (bottom, right) = (height - shape.height, width - shape.width);
-    let places =
-        [(0, 0), (0, right), (bottom, 0), (bottom, right), (middle(height, shape.height), middle(width, shape.width))];
-    std::array::from_fn(|at| {
-        let (top, left) = places[at % places.len()];
-        let left = if at < places.len() { left } else { right - left };
-        Target { height, width, part: Region { top, left, height: shape.height, width: shape.width } }
-    })
-}
-
 /// Returns the pixels of the shorter side from which ten crops are cut.
 ///
 /// # Errors
@@ -368,6 +327,7 @@ impl EncodedImages {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::crops::CENTRE_CROP;
     use crate::decode::tests::{bytes, golden, image, interleaved, numbers};
     use crate::pictures::png;
 
@@ -391,16 +351,6 @@ mod tests {
             file.decode(shape, resize, |_, _| None, &mut out).unwrap();
             assert_eq!(interleaved(&out), bytes(&line, "pixels"), "{height}x{width}, {resize:?}");
         }
-    }
-
-    #[test]
-    fn the_centre_is_torchvisions() {
-        let shape = ImageShape { channels: 3, height: 224, width: 224 };
-        let of = |height, width| centre_of_resized((height, width), 256, shape);
-        let part = |top, left| Region { top, left, height: 224, width: 224 };
-        assert_eq!(of(375, 500), Target { height: 256, width: 341, part: part(16, 58) });
-        assert_eq!(of(500, 375), Target { height: 341, width: 256, part: part(58, 16) });
-        assert_eq!(of(10, 10), Target { height: 256, width: 256, part: part(16, 16) });
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! world size. The augmentation of a sample depends on (seed, epoch, sample id) alone.
 
 pub mod augment;
+mod crops;
 pub mod dataset;
 mod decode;
 mod encoded;
@@ -20,8 +21,9 @@ mod regular;
 pub mod sampler;
 pub mod split;
 
+pub use crops::{CENTRE_CROP, TEN_CROP};
 pub use dataset::{Dataset, ImageShape, SharedPixels, Splits};
-pub use encoded::{CENTRE_CROP, EncodedImages, TEN_CROP};
+pub use encoded::EncodedImages;
 pub use error::DataError;
 pub use label_sets::LabelSets;
 pub use memory::total_memory;
