@@ -1,0 +1,117 @@
+//! Where predictions go: CSV or JSON lines, to stdout or to a file.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use super::{Class, Classifier, Prediction};
+use crate::cli::PredictArgs;
+use crate::commands::views::Views;
+use crate::console;
+use crate::failure::Failure;
+use crate::files::write_atomic;
+
+/// Writes the predictions: at once to stdout, at the end to a file.
+pub(super) struct Output<'a> {
+    to: Option<&'a Path>,
+    csv: bool,
+    /// Names of the columns, until they are written: with the first predictions, so that an error of the first images leaves no
+    /// header on stdout.
+    header: Option<Vec<String>>,
+    /// The character between the classes of an image, where it has any number of them.
+    label_delim: Option<char>,
+    buffer: Vec<u8>,
+}
+
+impl<'a> Output<'a> {
+    pub(super) fn new(arguments: &'a PredictArgs, classifier: &Classifier, top_k: usize) -> Self {
+        let label_delim = classifier.label_delim;
+        let csv = arguments.format == "csv";
+        let mut header = vec!["path".to_owned()];
+        if label_delim.is_some() {
+            header.push("label".to_owned());
+            header.extend(classifier.classes.iter().cloned());
+        } else {
+            for rank in 1..=top_k.min(classifier.classes.len()) {
+                let end = if rank == 1 { String::new() } else { format!("_{rank}") };
+                header.extend([format!("class{end}"), format!("probability{end}")]);
+            }
+            if classifier.tta != Views::One {
+                header.extend(["tta_class".to_owned(), "tta_probability".to_owned()]);
+            }
+        }
+        Self { to: arguments.to.as_deref(), csv, header: csv.then_some(header), label_delim, buffer: Vec::new() }
+    }
+
+    /// Writes some predictions.
+    ///
+    /// # Errors
+    /// Stdout cannot be written.
+    pub(super) fn write(&mut self, predictions: &[Prediction]) -> Result<(), Failure> {
+        if let (true, Some(delim)) = (self.csv, self.label_delim) {
+            return self.csv_lines(predictions.iter().map(|prediction| {
+                let label = prediction.classes.iter().flatten().copied().collect::<Vec<_>>().join(&delim.to_string());
+                // In the order of the header, not of the probabilities.
+                let mut classes: Vec<&Class> = prediction.predictions.iter().collect();
+                classes.sort_by_key(|class| class.index);
+                let columns = classes.into_iter().map(|class| format!("{:.6}", class.probability));
+                [prediction.path.clone(), label].into_iter().chain(columns).collect::<Vec<_>>()
+            }));
+        }
+        if self.csv {
+            return self.csv_lines(predictions.iter().map(|prediction| {
+                let classes = prediction.predictions.iter().chain(&prediction.tta);
+                let columns = classes.flat_map(|c| [c.class.to_owned(), format!("{:.6}", c.probability)]);
+                std::iter::once(prediction.path.clone()).chain(columns).collect::<Vec<_>>()
+            }));
+        }
+        for prediction in predictions {
+            serde_json::to_writer(&mut self.buffer, prediction).map_err(|error| unwritten(&error.into()))?;
+            self.buffer.push(b'\n');
+        }
+        self.flush()
+    }
+
+    fn csv_lines(&mut self, lines: impl IntoIterator<Item = Vec<String>>) -> Result<(), Failure> {
+        let mut writer = csv::Writer::from_writer(&mut self.buffer);
+        for line in self.header.take().into_iter().chain(lines) {
+            writer.write_record(line).map_err(|error| unwritten(&error.into()))?;
+        }
+        writer.flush().map_err(|error| unwritten(&error))?;
+        drop(writer);
+        self.flush()
+    }
+
+    /// Passes what is written so far to stdout, if the predictions go there.
+    fn flush(&mut self) -> Result<(), Failure> {
+        if self.to.is_some() {
+            return Ok(());
+        }
+        let written = console::Stdout.write_all(&self.buffer).and_then(|()| console::Stdout.flush());
+        self.buffer.clear();
+        match written {
+            // The reader of the pipe has seen enough (`| head`).
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(unwritten(&error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes what is left: all predictions, if they go to a file.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub(super) fn finish(mut self) -> Result<(), Failure> {
+        if self.header.is_some() {
+            self.csv_lines([])?;
+        }
+        match self.to {
+            None => Ok(()),
+            Some(to) => write_atomic(to, &self.buffer).map_err(|error| {
+                Failure::run(&error, "name a file in a folder that exists, is writable and has space: --to FILE")
+            }),
+        }
+    }
+}
+
+fn unwritten(error: &io::Error) -> Failure {
+    console::not_written(error).into()
+}
