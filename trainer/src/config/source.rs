@@ -193,6 +193,9 @@ fn nearest_file(path: &Path) -> String {
     match suggest::nearest(&wanted, &suggest::plain(&candidates)) {
         Some(name) => format!("did you mean `{}`?", path.with_file_name(name).display()),
         None if names.is_empty() => format!("`{}` holds no .toml file", folder.display()),
+        None if names.len() > 6 => {
+            format!("`{}` holds {} .toml files: {} and others", folder.display(), names.len(), names[..5].join(", "))
+        }
         None => format!("`{}` holds {}", folder.display(), names.join(", ")),
     }
 }

@@ -3,6 +3,9 @@
 /// A name and what else people call it: edit distance cannot know that `learning_rate` is `lr`.
 pub(super) type Name<'a> = (&'a str, &'a [&'a str]);
 
+/// Names of the longest list that is printed beside a near name.
+const LONG: usize = 24;
+
 /// Returns a word without case and separators: `OneCycle_LR` and `one-cycle lr` are the same.
 fn fold(word: &str) -> String {
     word.chars().filter(|symbol| symbol.is_alphanumeric()).flat_map(char::to_lowercase).collect()
@@ -30,9 +33,13 @@ pub(super) fn nearest<'a>(written: &str, names: &[Name<'a>]) -> Option<&'a str> 
     candidates.min_by_key(|&(edits, _)| edits).map(|(_, name)| name)
 }
 
-/// Returns "did you mean `x`? " where a name is near, then all names, the nearest first: "choices: x, y".
+/// Returns "did you mean `x`? " where a name is near, then all names, the nearest first: "choices: x, y". A long list hides the
+/// near name, so it is left out beside one.
 pub(super) fn hint(title: &str, written: &str, names: &[Name]) -> String {
     let near = nearest(written, names);
+    if let Some(near) = near.filter(|_| names.len() > LONG) {
+        return format!("did you mean `{near}`?");
+    }
     let rest = names.iter().map(|name| name.0).filter(|name| Some(*name) != near);
     let list: Vec<&str> = near.into_iter().chain(rest).collect();
     let start = near.map(|name| format!("did you mean `{name}`? ")).unwrap_or_default();
@@ -62,4 +69,20 @@ pub fn layer_hint(written: &str, weights: &[&str]) -> String {
     let deeper = inner.clone().find(|name| !weights.contains(name)).or_else(|| inner.clone().next());
     let deeper = deeper.map(|name| format!(", and parts of them, such as {name}"));
     format!("{near}layers: {}{}", top.join(", "), deeper.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_list_is_not_printed_beside_a_near_name() {
+        let names: Vec<String> = (0..=LONG).map(|number| format!("network{number}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let of = |written, count: usize| hint("names", written, &plain(&names[..count]));
+        assert_eq!(of("netwrok3", LONG + 1), "did you mean `network3`?");
+        assert!(of("netwrok3", LONG).starts_with("did you mean `network3`? names: network3, network0, network1, "));
+        // Without a near name, the list is the only help.
+        assert!(of("vgg", LONG + 1).starts_with("names: network0, network1, "));
+    }
 }
