@@ -22,6 +22,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use comm::{CommConfig, Secret, StoreConfig, StoreServer, TransportKind, join};
+use trainer::device::{DeviceRequest, DeviceSet, LocalRank};
 
 /// Variable of a process that is a rank: rank, world size, store address, secret.
 const RANK: &str = "GPU_CHECK_RANK";
@@ -78,6 +79,12 @@ impl Arguments {
         }
         Ok(this)
     }
+}
+
+/// Returns the first GPU, with autodiff.
+fn first_gpu() -> Result<burn::tensor::Device, String> {
+    let found = DeviceSet::of(DeviceRequest::Gpus(1)).map_err(|failure| failure.to_string())?;
+    Ok(found.select(&LocalRank::ALONE).map_err(|failure| failure.to_string())?.device())
 }
 
 /// Starts `world` ranks of this program and waits for them. Returns whether all succeeded.

@@ -2,11 +2,12 @@
 
 use std::time::Instant;
 
-use burn::tensor::{Device, DeviceType, Tensor, TensorData};
+use burn::tensor::{Device, Tensor, TensorData};
 use comm::cuda::layout::WireType;
 use comm::cuda::protocol::Kernel;
 use comm::cuda::{DeviceBackend, DeviceGroup, DeviceGroupOptions};
 use comm::{CommError, Communicator, ReduceOp};
+use trainer::device::{DeviceSet, LocalRank};
 
 use crate::norm;
 
@@ -70,12 +71,12 @@ fn measure(
 
 /// Runs the matrix. Returns whether all results were correct on all ranks.
 pub fn run(comm: &Communicator, sizes: &[usize], rounds: usize) -> Result<bool, CommError> {
-    let gpus = Device::enumerate(DeviceType::Cuda).len();
-    if gpus == 0 {
-        return Err(other(&"there is no CUDA device"));
-    }
-    let device = trainer::device::cuda(comm.rank() % gpus).inner();
-    if comm.world() <= gpus {
+    let ranks =
+        LocalRank { local_rank: comm.rank(), local_world: comm.world(), oversubscribe: true, ..LocalRank::ALONE };
+    let gpus = trainer::device::find().map_err(|missing| other(&missing.cause))?;
+    let crowded = ranks.crowded(gpus.all.len());
+    let device = DeviceSet::Gpus(gpus).select(&ranks).map_err(|failure| other(&failure))?.device().inner();
+    if !crowded {
         let mut right = all(comm, &device, sizes, rounds, false)? & norm::run(comm, &device, DeviceBackend::Kernels)?;
         // All ranks look at one machine.
         if trainer::device::nccl().is_ok() {

@@ -31,7 +31,7 @@ fn distance(a: &[f32], b: &[f32]) -> f64 {
 /// 11 bits, and a random network amplifies rounding errors. A GPU of compute capability 7.5 has no TF32; only the order of
 /// sums differs there.
 pub fn run(names: &[String], near: f64) -> Result<bool, String> {
-    let (gpu, cpu) = (Device::cuda(0).autodiff(), Device::flex().autodiff());
+    let (gpu, cpu) = (crate::first_gpu()?, Device::flex().autodiff());
     println!("{:24} {:>12} {:>12} {:>9}", "network", "logits", "gradients", "limit");
     let mut well = true;
     for name in names {

@@ -187,7 +187,7 @@ fn cases<'a>() -> Vec<Case<'a>> {
 
 /// Prints one line per case. Returns whether all are correct.
 pub fn run() -> Result<bool, String> {
-    let (gpu, cpu) = (Device::cuda(0).autodiff(), Device::flex().autodiff());
+    let (gpu, cpu) = (crate::first_gpu()?, Device::flex().autodiff());
     println!("{:40} {:>18} {:>6} {:>9} {:>9}", "operation", "shape", "type", "apart", "limit");
     let mut well = true;
     for case in cases() {

@@ -44,7 +44,7 @@ fn square_sums(device: &Device) -> Result<Vec<f32>, String> {
 
 /// Prints one line per rule. Returns whether all are correct.
 pub fn run() -> Result<bool, String> {
-    let (gpu, cpu) = (Device::cuda(0), Device::flex());
+    let (gpu, cpu) = (crate::first_gpu()?.inner(), Device::flex());
     let sgd = |nesterov| move |_| UpdateRule::Sgd { lr: 0.1, momentum: 0.9, nesterov };
     let adamw = |step| UpdateRule::AdamW { lr: 0.01, betas: [0.9, 0.999], eps: 1e-8, step };
     let all = [

@@ -27,7 +27,7 @@ fn plan(extra: &str) -> RunPlan {
 }
 
 fn single(plan: &RunPlan) -> Single {
-    let device = device::cpu().device;
+    let device = device::cpu().device();
     let spec = Spec { num_classes: 10, in_channels: 1, image_size: [28, 28] };
     let network = models::build("lenet", &spec, 7, &device).expect("lenet");
     Single::new(network, device, 10, plan)
@@ -235,7 +235,7 @@ fn a_data_set_on_the_device_trains_to_the_same_bits() {
         let loaders = [config, exact].map(|config| Loader::new(Arc::clone(&set), config).expect("a loader"));
         let mut strategy = single(&plan(""));
         if !pixels {
-            let device = device::cpu().device.inner();
+            let device = device::cpu().device().inner();
             let [train, eval] =
                 [&loaders[0], &loaders[1]].map(|loader| DeviceDataset::new(&set, loader.pipeline().clone(), &device));
             strategy.keep_on_device(DeviceDatasets { train, eval }).expect("one device");

@@ -188,7 +188,7 @@ fn plan() -> RunPlan {
 /// Runs the engine in `folder`, from its newest checkpoint if there is one, and stops in evaluation `at`.
 fn run(folder: &RunFolder, at: usize) -> RunEnd {
     let plan = plan();
-    let device = device::cpu().device;
+    let device = device::cpu().device();
     let network = models::build("lenet", &Spec { num_classes: 10, in_channels: 1, image_size: [28, 28] }, 7, &device);
     let stop = Stop::never();
     let inner = Single::new(network.unwrap(), device, 10, &plan);

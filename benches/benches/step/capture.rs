@@ -35,7 +35,7 @@ pub fn measure(
     steps: usize,
     selected: &Selected,
 ) -> Result<Captured, Box<dyn Error>> {
-    let device = &selected.device;
+    let device = &selected.device();
     let network = models::build(model, spec, 0, device)?;
     let batch = shared::batch(spec, batch);
     let samples = batch.labels.len();

@@ -41,7 +41,7 @@ pub fn measure(
     steps: usize,
     selected: &Selected,
 ) -> Result<Kernels, Box<dyn Error>> {
-    let wait = || selected.device.sync().map_err(|error| format!("the GPU failed: {error:?}"));
+    let wait = || selected.device().sync().map_err(|error| format!("the GPU failed: {error:?}"));
     let mut times = Vec::new();
     for step in 0..steps {
         let start = Instant::now();

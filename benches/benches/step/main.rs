@@ -149,10 +149,10 @@ fn measure(name: &str, options: &Options, selected: &Selected, threads: usize) -
     let dataset = Arc::new(random(shape));
     let loader = loader(&dataset, options)?;
     let batches: Vec<Batch> = loader.epoch(1, 0).take(4).collect::<Result<_, _>>()?;
-    let resident = || DeviceDataset::new(&dataset, loader.pipeline().clone(), &selected.device.clone().inner());
+    let resident = || DeviceDataset::new(&dataset, loader.pipeline().clone(), &selected.device().inner());
     let mut sides = Vec::new();
     for precision in &options.precisions {
-        let mut strategy = shared::strategy(name, &spec, precision, &selected.device)?;
+        let mut strategy = shared::strategy(name, &spec, precision, &selected.device())?;
         if options.gpu {
             strategy.keep_on_device(DeviceDatasets { train: resident(), eval: resident() })?;
         }
@@ -183,7 +183,7 @@ fn measure(name: &str, options: &Options, selected: &Selected, threads: usize) -
         #[cfg(feature = "cuda")]
         let mut side = side;
         let bf16 = side.precision == "bf16";
-        let held = device::held_bytes(&selected.device.clone().inner()).or_else(device::peak_bytes);
+        let held = device::held_bytes(&selected.device().inner()).or_else(device::peak_bytes);
         #[cfg(feature = "cuda")]
         let kernels = match options.kernels {
             true => Some(kernels::measure(&mut side.strategy, &resident(), &batches, options.steps, selected)?),
@@ -322,7 +322,7 @@ fn steps(strategy: &mut Single, batches: &[Batch], count: usize, selected: &Sele
     let mut times = medians(&times);
     if selected.gpu.is_some() {
         // Work is only queued: a wait for each step would leave the GPU idle at the start of the next one.
-        selected.device.sync().map_err(|error| format!("the GPU failed: {error:?}"))?;
+        selected.device().sync().map_err(|error| format!("the GPU failed: {error:?}"))?;
         times.step = milliseconds(begun.elapsed().as_secs_f64()) / count as f64;
     }
     Ok(times)

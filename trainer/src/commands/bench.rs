@@ -201,14 +201,7 @@ fn on_gpus(
     report: impl FnMut(&bench::BenchRow),
 ) -> Result<Vec<bench::BenchRow>, Failure> {
     #[cfg(feature = "cuda")]
-    return Ok(cuda::bench::all_reduce(
-        &rank.comm,
-        &selected.device.clone().inner(),
-        backend,
-        config,
-        describe,
-        report,
-    )?);
+    return Ok(cuda::bench::all_reduce(&rank.comm, &selected.device().inner(), backend, config, describe, report)?);
     #[cfg(not(feature = "cuda"))]
     {
         let _ = (rank, selected, backend, config, describe, report);

@@ -97,7 +97,7 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
     {
         return Err(Failure::usage(cause, memory::HINT));
     }
-    let network = models::build(&subject.model, &spec, 0, &selected.device)
+    let network = models::build(&subject.model, &spec, 0, &selected.device())
         .map_err(|error| Failure::usage(format!("{}: {error}", error.key()), error.hint()))?;
     let target =
         WeightTarget { model: &subject.model, spec, data: &subject.data.name, purpose: weights::Purpose::Evaluation };
@@ -122,7 +122,7 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
         },
     )
     .map_err(ten_crop_failure)?;
-    let replica = Replica::new(network, selected.device, spec.num_classes, 0.0, 0);
+    let replica = Replica::new(network, selected.device(), spec.num_classes, 0.0, 0);
     let replica = replica.with_tta(tta.on_device()).of_multi_label(multi_label);
     let stop = Stop::on_signals()?;
     let mut replaced = ReplacedImages::default();

@@ -6,6 +6,8 @@
 mod assign;
 mod configure;
 mod gpus;
+#[cfg(any(feature = "cuda", test))]
+mod kernel_cache;
 #[cfg(feature = "cuda")]
 mod kernel_log;
 #[cfg(not(feature = "cuda"))]
@@ -72,8 +74,10 @@ pub enum DeviceSet {
 /// The device of a process, with its description.
 #[derive(Debug, Clone)]
 pub struct Selected {
-    /// The device, with autodiff.
-    pub device: Device,
+    device: Device,
+    /// The compiled kernels of a process that uses the GPU. A launcher, which only checks the GPUs, opens none.
+    #[cfg(feature = "cuda")]
+    kernels: Option<kernel_cache::KernelCache>,
     /// Threads that its operations use.
     pub threads: usize,
     /// Description for the start-up table, the summary and `env.json`.
@@ -115,7 +119,26 @@ pub fn cpu() -> Selected {
     configure();
     let threads = rayon::current_num_threads();
     let description = format!("CPU, burn-flex, {threads} threads, {}", cpu_kernels());
-    Selected { device: Device::flex().autodiff(), threads, description, gpu: None }
+    Selected {
+        device: Device::flex().autodiff(),
+        #[cfg(feature = "cuda")]
+        kernels: None,
+        threads,
+        description,
+        gpu: None,
+    }
+}
+
+impl Selected {
+    /// Returns the device, with autodiff. The first call on a GPU opens the database of compiled kernels, which no other process
+    /// may then use.
+    pub fn device(&self) -> Device {
+        #[cfg(feature = "cuda")]
+        if let Some(kernels) = &self.kernels {
+            kernels.open();
+        }
+        self.device.clone()
+    }
 }
 
 impl DeviceSet {
@@ -183,9 +206,14 @@ fn gpu(gpus: &Gpus, index: usize, local_rank: &LocalRank) -> Selected {
     if crowded {
         description.push_str(", shared by several processes: timings mean nothing");
     }
-    #[cfg(feature = "cuda")]
-    configure::keep_kernels_of(gpus, crowded, local_rank.local_rank == 0);
-    Selected { device: cuda(index), threads: rayon::current_num_threads(), description, gpu: Some(gpu) }
+    Selected {
+        device: cuda(index),
+        #[cfg(feature = "cuda")]
+        kernels: Some(kernel_cache::KernelCache::of(gpus, local_rank)),
+        threads: rayon::current_num_threads(),
+        description,
+        gpu: Some(gpu),
+    }
 }
 
 /// Describes a GPU.
@@ -198,7 +226,7 @@ pub fn describe(gpu: &Gpu) -> String {
 
 /// Returns burn's device for a GPU, with autodiff.
 #[cfg(feature = "cuda")]
-pub fn cuda(index: usize) -> Device {
+fn cuda(index: usize) -> Device {
     configure();
     Device::cuda(index).autodiff()
 }

@@ -113,7 +113,7 @@ pub(super) fn build(plan: &RunPlan, spec: &Spec, selected: &Selected, batch: usi
     if let Some(cause) = refusal.filter(|_| selected.gpu.is_none()) {
         return Err(plan.mistake(&["data.image_size", "train.batch_size"], cause, memory::HINT).into());
     }
-    let network = models::build_frozen(&plan.model.name, spec, plan.train.seed, &selected.device, &plan.model.freeze)
+    let network = models::build_frozen(&plan.model.name, spec, plan.train.seed, &selected.device(), &plan.model.freeze)
         .map_err(|error| plan.mistake(&[error.key(), "model.name"], error.to_string(), error.hint()))?;
     fine_tune::check_layers(plan, &network)?;
     Ok(network)

@@ -74,7 +74,7 @@ impl Training<'_> {
             console::eprint(format_args!("note: images are augmented on the host: {why}"));
         }
         let data = describe_data(plan, &splits, host_pixels.is_none());
-        let loaders = setup::loaders(plan, &mut *strategy, splits, host_pixels.is_some(), &selected.device)?;
+        let loaders = setup::loaders(plan, &mut *strategy, splits, host_pixels.is_some(), &selected.device())?;
         let stop = match self.rank {
             Some(rank) => rank.stop.clone(),
             None => Stop::on_signals()?,
@@ -125,11 +125,11 @@ impl Training<'_> {
         let (network, mut fine_tuning) = fine_tune::initial_weights(network, plan, spec, self.resumed, reads)?;
         fine_tuning.extend(fine_tune::frozen_rows(plan, &network));
         let parameters = count_parameters(&network);
-        let device = selected.device.clone();
+        let device = selected.device();
         let mut strategy: Box<dyn Strategy> = match self.rank {
             None if plan.parallel.mode == Mode::Dp => {
                 let devices = self.devices.devices.all(&self.devices.local_rank)?;
-                let devices = devices.into_iter().map(|one| one.device).collect();
+                let devices = devices.into_iter().map(|one| one.device()).collect();
                 Box::new(Dp::new(network, devices, shape, classes, plan)?)
             }
             None => Box::new(Single::new(network, device, classes, plan)),
