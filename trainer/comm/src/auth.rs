@@ -22,6 +22,7 @@ use sha2::Sha256;
 
 use super::error::{CommError, Result};
 use super::hex;
+use super::system;
 
 const MAGIC: &[u8; 8] = b"trncomm2";
 const NONCE: usize = 16;
@@ -100,15 +101,7 @@ impl fmt::Debug for Secret {
 }
 
 fn random(bytes: &mut [u8]) -> Result<()> {
-    let mut filled = 0;
-    while filled < bytes.len() {
-        match rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty()) {
-            Ok(n) => filled += n,
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(CommError::setup(format!("the kernel provides no random bytes: {error}"))),
-        }
-    }
-    Ok(())
+    system::random(bytes).map_err(|error| CommError::setup(format!("the kernel provides no random bytes: {error}")))
 }
 
 /// Purpose of a connection.

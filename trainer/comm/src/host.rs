@@ -2,7 +2,7 @@
 
 /// Returns the id of this boot of the kernel, which no other machine has. Empty if the kernel hides it.
 pub fn boot() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
+    super::system::boot_id()
 }
 
 /// Identifies this host for shared memory: one boot, and one view of process numbers (a PID namespace).

@@ -39,20 +39,23 @@
 //! - `call.rs`: how ranks make sure that all make the same call. `message.rs`: the same for sends and receives.
 //! - `rendezvous.rs`: from the launcher's settings to a communicator. `store/`: the rendezvous and the control connection,
 //!   which reports deaths and errors. `auth.rs`: the secret that keeps unauthenticated peers out.
+//! - `system/`: what differs between Linux and macOS. `no_shm.rs` and `private_host_memory.rs` replace `shm/` and `host_memory.rs`
+//!   on macOS.
 //! - `kernels.rs`, `dtype.rs`: reductions on the CPU.
+//! - `system/`: what differs between Linux and macOS. On macOS, `no_shm.rs` replaces `shm/`, and `private_host_memory.rs`
+//!   replaces `host_memory.rs`.
 //! - [`cuda`]: collectives on GPUs. Ranks connect over a communicator first.
 //! - [`mod@bench`]: the measurements of `trainer bench allreduce`.
 //!
-//! `unsafe` is allowed in `shm/`, `cuda/` and `fault_signals.rs`, and for two socket options in `net.rs`. [`cuda::driver`]
+//! `unsafe` is allowed in `shm/`, `cuda/` and `fault_signals.rs`, and for single calls in `system/`. [`cuda::driver`]
 //! lists NVIDIA GPUs in every build.
 
 #![warn(clippy::missing_errors_doc)]
 
-#[cfg(not(target_os = "linux"))]
-compile_error!(
-    "the crates comm, launch and trainer need Linux: memfd_create, futex, eventfd, pidfd and /proc; the networks and data sets \
-     (crates ops, models, data) also compile elsewhere"
-);
+#[cfg(not(any(target_os = "linux", target_os = "macos")))]
+compile_error!("the crates comm, launch and trainer need Linux or macOS");
+#[cfg(all(not(target_os = "linux"), any(feature = "cuda", feature = "mpi")))]
+compile_error!("the features cuda and mpi need Linux");
 
 mod abort;
 mod aligned;
@@ -70,8 +73,10 @@ pub mod fnv;
 mod groups;
 pub mod hex;
 pub mod host;
-#[allow(unsafe_code)]
+#[cfg_attr(target_os = "linux", allow(unsafe_code))]
+#[cfg_attr(not(target_os = "linux"), path = "private_host_memory.rs")]
 mod host_memory;
+#[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "only `shm` has all arrays in one process"))]
 mod kernels;
 mod message;
 mod messages;
@@ -82,10 +87,12 @@ mod process;
 mod queue;
 mod rendezvous;
 mod shared;
-#[allow(unsafe_code)]
+#[cfg_attr(target_os = "linux", allow(unsafe_code))]
+#[cfg_attr(not(target_os = "linux"), path = "no_shm.rs")]
 mod shm;
 mod solo;
 mod store;
+mod system;
 mod tcp;
 mod transport;
 mod wire;
@@ -98,8 +105,9 @@ pub use error::{CommError, ErrorKind, Result};
 pub use host_memory::{HostBytes, HostMemory};
 #[cfg(feature = "mpi")]
 pub use mpi::mpi_thread_support;
-pub use net::peer_user;
 pub use queue::Work;
 pub use rendezvous::{CommConfig, TransportKind, join, join_through, solo};
 pub use shared::Shared;
 pub use store::{ConnectError, Member, StoreClient, StoreConfig, StoreEvent, StoreServer};
+#[cfg(target_os = "linux")]
+pub use system::peer_user;

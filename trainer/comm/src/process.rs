@@ -12,7 +12,7 @@ use super::call::CollectiveCall;
 use super::error::{CommError, ErrorKind, Result};
 use super::queue::Queue;
 use super::rendezvous::TransportKind;
-use super::shm::ShmGroup;
+use super::shm;
 use super::solo::Solo;
 use super::store::StoreClient;
 use super::tcp::{Mesh, MeshSetup, TcpGroup};
@@ -102,9 +102,7 @@ impl CommStream {
             _ if group.len() == 1 => Ok(Box::new(Solo)),
             _ if process.kind == TransportKind::Mpi => process.mpi_group(group),
             (_, Some(mesh)) => Ok(Box::new(TcpGroup::new(mesh.clone(), group.clone()))),
-            (Some(store), None) => {
-                Ok(Box::new(ShmGroup::new(group.clone(), store, process.connect_timeout, process.timeout)?))
-            }
+            (Some(store), None) => shm::transport(group.clone(), store, process.connect_timeout, process.timeout),
             (None, None) => Err(CommError::setup(format!("{} has no rendezvous", group.name()))),
         }
     }

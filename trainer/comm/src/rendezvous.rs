@@ -14,7 +14,7 @@ use super::store::{StoreClient, StoreConfig};
 /// How ranks exchange data: a backend of `torch.distributed`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransportKind {
-    /// Shared memory, on one host.
+    /// Shared memory, on one host. Needs Linux.
     Shm,
     /// TCP connections, between any hosts.
     Tcp,
@@ -23,16 +23,39 @@ pub enum TransportKind {
 }
 
 impl TransportKind {
+    /// Whether this system has [`TransportKind::Shm`].
+    pub const HAS_SHM: bool = cfg!(target_os = "linux");
+
+    /// Returns the fastest transport that connects all ranks. `on_one_host`: all ranks are on one host.
+    pub fn best(on_one_host: bool) -> Self {
+        Self::best_of(Self::HAS_SHM, on_one_host)
+    }
+
+    fn best_of(has_shm: bool, on_one_host: bool) -> Self {
+        if has_shm && on_one_host { Self::Shm } else { Self::Tcp }
+    }
+
     /// Checks that this build has the transport.
     ///
     /// # Errors
-    /// [`Usage`](super::ErrorKind::Usage), with a hint that says how to build one that has it.
+    /// [`Usage`](super::ErrorKind::Usage), with a hint that says what to do.
     pub fn built(self) -> Result<()> {
-        if self != TransportKind::Mpi || cfg!(feature = "mpi") {
-            return Ok(());
+        self.built_with(Self::HAS_SHM, cfg!(feature = "mpi"))
+    }
+
+    fn built_with(self, has_shm: bool, has_mpi: bool) -> Result<()> {
+        match self {
+            Self::Shm if !has_shm => Err(Self::needs_linux()),
+            Self::Mpi if !has_mpi => Err(CommError::usage("this build has no mpi backend").hint(
+                "build with `--features mpi`, which needs an MPI library's headers and libclang; or use shm or tcp",
+            )),
+            Self::Shm | Self::Tcp | Self::Mpi => Ok(()),
         }
-        Err(CommError::usage("this build has no mpi backend")
-            .hint("build with `--features mpi`, which needs an MPI library's headers and libclang; or use shm or tcp"))
+    }
+
+    /// Returns the error for [`TransportKind::Shm`] where there is none.
+    pub(crate) fn needs_linux() -> CommError {
+        CommError::usage("the shm backend needs Linux").hint("use tcp")
     }
 }
 
@@ -132,4 +155,28 @@ pub fn join_through(store: StoreClient, config: &CommConfig) -> Result<Communica
 pub fn solo() -> Result<Communicator> {
     let limit = Duration::from_secs(1);
     Communicator::world_of(Process::new(0, 1, TransportKind::Shm, limit, limit, None))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_shared_memory_tcp_connects_the_ranks_of_a_host() {
+        assert_eq!(TransportKind::best_of(true, true), TransportKind::Shm);
+        for (has_shm, on_one_host) in [(true, false), (false, true), (false, false)] {
+            assert_eq!(TransportKind::best_of(has_shm, on_one_host), TransportKind::Tcp);
+        }
+    }
+
+    #[test]
+    fn a_missing_transport_is_refused_with_a_hint() {
+        let error = TransportKind::Shm.built_with(false, true).unwrap_err();
+        assert_eq!((error.message.as_str(), error.hint.as_str()), ("the shm backend needs Linux", "use tcp"));
+        assert!(TransportKind::Mpi.built_with(true, false).unwrap_err().hint.contains("--features mpi"));
+        for kind in [TransportKind::Shm, TransportKind::Tcp, TransportKind::Mpi] {
+            kind.built_with(true, true).unwrap();
+        }
+        TransportKind::Tcp.built_with(false, false).unwrap();
+    }
 }

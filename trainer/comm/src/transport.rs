@@ -5,6 +5,7 @@ use super::error::{CommError, Result};
 use super::shm::Window;
 
 /// Longest time that a rank waits for the reason of an abort that it has already noticed.
+#[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "`tcp` waits for the reason in its own way"))]
 pub(crate) const REASON_LIMIT: std::time::Duration = std::time::Duration::from_secs(2);
 
 /// The collectives of one group. Every method first makes sure that all ranks of the group make the same `call`, and otherwise

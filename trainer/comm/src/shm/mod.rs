@@ -40,6 +40,25 @@ mod wait;
 mod window;
 mod word;
 
-pub(crate) use group::ShmGroup;
+use std::time::Duration;
+
+use crate::error::Result;
+use crate::store::StoreClient;
+use crate::transport::{GroupRanks, Transport};
+use group::ShmGroup;
+
 pub(crate) use mapping::{HEADER, Mapping};
 pub(crate) use window::Window;
+
+/// Sets the transport of `group` up: at most `limit` until all its ranks have, at most `timeout` for each later wait.
+///
+/// # Errors
+/// The memory cannot be made or opened, or a rank does not come in time.
+pub(crate) fn transport(
+    group: GroupRanks,
+    store: &StoreClient,
+    limit: Duration,
+    timeout: Duration,
+) -> Result<Box<dyn Transport>> {
+    Ok(Box::new(ShmGroup::new(group, store, limit, timeout)?))
+}

@@ -1,10 +1,10 @@
 //! All connections of a rank, and transfers over several of them at once.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::peer::{ConnectionError, NextFrame, Peer};
 use super::setup::MeshSetup;
@@ -14,6 +14,7 @@ use crate::dtype::{DType, ReduceOp};
 use crate::error::{CommError, ErrorKind, Result, ranks};
 use crate::kernels;
 use crate::net;
+use crate::system::Wakeup;
 
 /// How long to wait for the rendezvous to report why a connection was closed: a death is announced with its cause.
 const REASON: Duration = Duration::from_secs(1);
@@ -81,7 +82,7 @@ pub(crate) struct Mesh {
     pub(super) peers: Vec<Option<Peer>>,
     pub(super) abort: Arc<Abort>,
     pub(super) timeout: Duration,
-    wakeup: Arc<OwnedFd>,
+    wakeup: Arc<Wakeup>,
     spins: u32,
 }
 
@@ -90,13 +91,13 @@ impl Mesh {
     pub(crate) fn new(setup: &MeshSetup<'_>, world: usize, timeout: Duration) -> Result<Self> {
         let rank = setup.group.job_rank();
         let peers = setup.connect(world, timeout + SILENCE_GRACE)?;
-        let wakeup = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|e| CommError::setup(format!("rank {rank} cannot make an eventfd: {e}")))?;
+        let wakeup =
+            Wakeup::new().map_err(|e| CommError::setup(format!("rank {rank} cannot make {}: {e}", Wakeup::NAME)))?;
         let wakeup = Arc::new(wakeup);
         let abort = setup.store.abort_flag();
         let ring = wakeup.clone();
         // Stays readable: an aborted mesh never waits again.
-        abort.on_raise(move || _ = rustix::io::write(&*ring, &1u64.to_ne_bytes()));
+        abort.on_raise(move || ring.wake());
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(Self { rank, peers, abort, timeout, wakeup, spins: if setup.group.len() <= cores { SPINS } else { 0 } })
     }

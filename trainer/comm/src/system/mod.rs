@@ -1,0 +1,20 @@
+//! What differs between Linux and macOS, apart from `shm/`, which only Linux has.
+//!
+//! `portable.rs` needs only POSIX. The tests on Linux compile and test this file too.
+
+#[cfg(target_os = "linux")]
+mod linux;
+#[cfg(not(target_os = "linux"))]
+mod macos;
+#[cfg(any(test, not(target_os = "linux")))]
+#[cfg_attr(target_os = "linux", allow(dead_code))]
+mod portable;
+
+#[cfg(target_os = "linux")]
+pub use linux::peer_user;
+#[cfg(target_os = "linux")]
+pub(crate) use linux::{Wakeup, boot_id, limit_silence, random};
+#[cfg(not(target_os = "linux"))]
+pub(crate) use macos::boot_id;
+#[cfg(not(target_os = "linux"))]
+pub(crate) use portable::{Wakeup, limit_silence, random};
