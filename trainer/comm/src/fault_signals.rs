@@ -1,4 +1,4 @@
-//! SIGSEGV and SIGBUS from another process.
+//! SIGSEGV and SIGBUS from another process, and which signals this process ignores.
 //!
 //! Rust's runtime catches both signals, to report a stack overflow. For any other address it restores the default action and
 //! returns, so that the faulting instruction runs again and ends the process. A signal of `kill` has no such instruction: the
@@ -8,7 +8,7 @@ use std::io;
 use std::mem::{MaybeUninit, transmute};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use libc::{SA_ONSTACK, SA_SIGINFO, SIG_DFL, SIGBUS, SIGSEGV, c_int, c_void, sigaction, siginfo_t};
+use libc::{SA_ONSTACK, SA_SIGINFO, SIG_DFL, SIG_IGN, SIGBUS, SIGSEGV, c_int, c_void, sigaction, siginfo_t};
 
 /// A handler with `SA_SIGINFO`.
 type Handler = extern "C" fn(c_int, *mut siginfo_t, *mut c_void);
@@ -44,6 +44,17 @@ pub fn end_when_sent() -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Returns whether this process ignores `signal`, as its parent process may have set before it started.
+pub fn is_ignored(signal: i32) -> bool {
+    let mut action = MaybeUninit::<sigaction>::zeroed();
+    // SAFETY: as above. Without a new action the call only reads. An unknown signal is an error, and then the zeros stay.
+    let action = unsafe {
+        sigaction(signal, std::ptr::null(), action.as_mut_ptr());
+        action.assume_init()
+    };
+    action.sa_sigaction == SIG_IGN
 }
 
 extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {

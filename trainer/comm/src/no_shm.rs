@@ -21,6 +21,8 @@ impl Window {
     }
 }
 
+/// Refuses.
+///
 /// # Errors
 /// Always.
 pub(crate) fn transport(_: GroupRanks, _: &StoreClient, _: Duration, _: Duration) -> Result<Box<dyn Transport>> {

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{Pid, Signal};
 use serde::{Deserialize, Serialize};
 
 use super::error::{LaunchError, Result, USAGE, WORKER_DIED};
@@ -28,6 +28,7 @@ use super::hosts::{NODE, NodePlan};
 use super::output::Screen;
 use super::secret;
 use super::signals::{self, STOPPING};
+use super::system::ProcessHandle;
 use comm::fnv;
 
 /// First word of the agent's first line.
@@ -102,19 +103,19 @@ fn serve() -> Result<u8> {
     let order: Order = serde_json::from_str(&line)
         .map_err(|error| LaunchError::usage(format!("this is no order: {error}"), "only -H starts this process"))?;
     let mut child = start(&order)?;
-    let launcher = Pid::from_child(&child);
-    let pidfd = pidfd_open(launcher, PidfdFlags::empty()).map_err(|e| broken("cannot watch the launcher", e.into()))?;
+    let launcher =
+        ProcessHandle::of_child(Pid::from_child(&child)).map_err(|e| broken("cannot watch the launcher", e))?;
     std::thread::spawn(move || {
         for line in input.lines().map_while(io::Result::ok) {
             let signal = line.strip_prefix("signal ").and_then(|number| number.parse().ok());
             if let Some(signal) = signal.and_then(Signal::from_named_raw) {
-                let _ = pidfd_send_signal(&pidfd, signal);
+                launcher.signal(signal);
             }
         }
-        let _ = pidfd_send_signal(&pidfd, Signal::TERM);
+        launcher.signal(Signal::TERM);
         std::thread::sleep(END_LIMIT);
         // Its workers die with it
-        let _ = pidfd_send_signal(&pidfd, Signal::KILL);
+        launcher.signal(Signal::KILL);
     });
     let status = child.wait().map_err(|e| broken("cannot wait for the launcher", e))?;
     Ok(match (status.code(), status.signal()) {

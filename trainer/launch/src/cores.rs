@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::num::NonZero;
 
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use super::system::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// Bytes of an affinity mask: 1024 cores, as many as the kernel's `cpu_set_t` has.
 pub const MASK_BYTES: usize = CpuSet::MAX_CPU / 8;
@@ -84,7 +84,8 @@ fn topology(cpu: usize, name: &str) -> usize {
 pub struct AffinityGuard(Option<CpuSet>);
 
 impl AffinityGuard {
-    /// `None` limits nothing. If the kernel refuses (a core went offline), all cores stay allowed: slower, but correct.
+    /// `None` limits nothing. If the kernel refuses (a core went offline, or this is macOS), all cores stay allowed: slower, but
+    /// correct.
     pub fn new(cores: Option<&Vec<usize>>) -> Self {
         let (Some(cores), Ok(before)) = (cores, sched_getaffinity(None)) else { return Self(None) };
         let mut set = CpuSet::new();

@@ -2,7 +2,7 @@
 //!
 //! | first argument | what the process does |
 //! |---|---|
-//! | `launch-exec` | asks the kernel to be killed with the launcher, and becomes a worker: any program, which cannot ask itself |
+//! | `launch-exec` | asks the kernel to be killed with the launcher (on Linux), and becomes a worker: any program, which cannot ask itself |
 //! | `launch-guard` | ends the workers' process groups when the launcher has died: a shell's children survive the shell |
 //! | `launch-agent` | starts a node's launcher on another host (`agent.rs`) |
 
@@ -14,11 +14,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use parking_lot::Mutex;
-use rustix::process::{Pid, Signal, getppid, kill_process_group, set_parent_process_death_signal};
+use rustix::process::{Pid, Signal, getppid, kill_process_group};
 
 use super::error::{LaunchError, Result, WORKER_DIED};
 use super::output::Screen;
 use super::signals::STOPPING;
+use super::system::set_parent_death_signal;
 
 /// First argument of a process that becomes a worker.
 pub(super) const EXEC: &str = "launch-exec";
@@ -49,7 +50,7 @@ fn become_worker(arguments: Vec<OsString>) -> u8 {
         return CANNOT_RUN;
     };
     // The setting survives exec, unlike a thread that watches the launcher
-    if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
+    if let Err(error) = set_parent_death_signal(Signal::KILL) {
         Screen::default().say(&format!("error: a worker cannot have its parent-death signal: {error}"));
         return CANNOT_RUN;
     }

@@ -19,7 +19,7 @@
 //! several hosts over ssh (`ssh_launcher.rs`, `agent.rs`). [`detect`] decides which from the environment, and knows
 //! the workers of torchrun, Slurm, MPI and Kubeflow too (`environment/`). `node_rendezvous.rs` joins launchers of several
 //! machines, `rank_rendezvous.rs` the ranks. No wait is silent: `announcer.rs` says who was refused and who is missing.
-//! `local_secret.rs` shares a secret between processes of one user on one host.
+//! `local_secret.rs` shares a secret between processes of one user on one host. `system/` has what differs on macOS.
 //!
 //! # What a worker of this launcher has
 //!
@@ -58,6 +58,7 @@ pub mod hosts;
 mod job_secret;
 mod launcher;
 mod listen;
+#[cfg_attr(not(target_os = "linux"), path = "no_local_secret.rs")]
 mod local_secret;
 mod node_failure;
 mod node_rendezvous;
@@ -76,6 +77,7 @@ mod ssh;
 mod ssh_launcher;
 mod status_page;
 mod supervisor;
+mod system;
 mod terminal_lines;
 mod thread;
 pub mod worker;
@@ -94,5 +96,6 @@ pub use launcher::{JobFolder, LaunchConfig, OnSignal, Timeouts};
 pub use process_group::{InitOptions, ProcessGroup, best_transport, init};
 pub use rendezvous_parameters::RendezvousParameters;
 pub use ssh_launcher::SshLauncher;
+pub use system::set_parent_death_signal;
 pub use worker::{JoinTimeouts, NOTICE, Worker};
 pub use worker_status::WorkerStatus;

@@ -19,11 +19,11 @@ use std::time::{Duration, Instant};
 
 use folder::Folder;
 use parking_lot::Mutex;
-use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
 use rustix::termios::{OptionalActions, OutputModes, tcgetattr, tcgetwinsize, tcsetattr, tcsetwinsize};
 
 use super::console::printable;
 use super::failure_report;
+use super::system::open_terminal;
 use super::terminal_lines::{OutputTail, TerminalLines};
 
 /// Number of lines that a failure report shows.
@@ -240,11 +240,7 @@ fn one_terminal() -> bool {
 /// Opens a pseudo-terminal of the size of the launcher's terminal. It is no process's controlling terminal: no Ctrl-C comes
 /// through it, and no process is stopped for writing to it.
 fn terminal(stream: StdStream) -> io::Result<(OwnedFd, OwnedFd)> {
-    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
-    let master = openpt(flags)?;
-    grantpt(&master)?;
-    unlockpt(&master)?;
-    let slave = ioctl_tiocgptpeer(&master, flags)?;
+    let (master, slave) = open_terminal()?;
     // The real terminal turns a newline into carriage return and newline. The pseudo-terminal must not do so too
     let mut modes = tcgetattr(&slave)?;
     modes.output_modes -= OutputModes::OPOST;

@@ -2,16 +2,14 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use rustix::process::{
-    Pid, PidfdFlags, Signal, kill_process_group, pidfd_open, pidfd_send_signal, test_kill_process_group,
-};
+use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 
 use super::cores::AffinityGuard;
 use super::error::{LaunchError, Result};
@@ -19,6 +17,7 @@ use super::failure_report::{self, FailureReport};
 use super::helper::Guard;
 use super::output::{self, OnScreen, WorkerOutput};
 use super::status_page::{Status, StatusPage};
+use super::system::ProcessHandle;
 use super::worker_group::NOT_INHERITED;
 
 /// How long the streams of a dead worker are still read.
@@ -68,7 +67,7 @@ pub(super) struct WorkerProcess {
     guard: Option<Arc<Guard>>,
     heartbeats: u64,
     child: Child,
-    pidfd: OwnedFd,
+    process: ProcessHandle,
     started: Instant,
 }
 
@@ -76,7 +75,7 @@ impl WorkerProcess {
     /// Starts a worker in its own process group, so that Ctrl-C reaches only the launcher, which decides what to do. The worker is
     /// limited to its cores from the first instruction on and has a [`StatusPage`] as its standard input.
     ///
-    /// The kernel kills the worker when the *thread* that calls this function ends. That thread must live as long as the job.
+    /// On Linux the kernel kills the worker when the *thread* that calls this function ends. That thread must live as long as the job.
     ///
     /// # Errors
     /// The logs cannot be written, the program cannot be run, or a limit of the system is reached.
@@ -132,11 +131,11 @@ impl WorkerProcess {
             command.spawn()?
         };
         let pid = Pid::from_child(&child);
-        let pidfd = match pidfd_open(pid, PidfdFlags::empty()) {
-            Ok(pidfd) => pidfd,
+        let process = match ProcessHandle::of_child(pid) {
+            Ok(process) => process,
             Err(error) => {
                 kill_unwatched(child, pid);
-                return Err(error.into());
+                return Err(error);
             }
         };
         if let Some(guard) = spec.guard {
@@ -154,14 +153,14 @@ impl WorkerProcess {
             guard: spec.guard.cloned(),
             heartbeats: 0,
             child,
-            pidfd,
+            process,
             started: Instant::now(),
         })
     }
 
-    /// Readable once the worker has ended.
-    pub(super) fn fd(&self) -> BorrowedFd<'_> {
-        self.pidfd.as_fd()
+    /// Readable once the worker has ended. `None` on macOS, where only [`WorkerProcess::reap`] notices.
+    pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.process.fd()
     }
 
     pub(super) fn is_alive(&self) -> bool {
@@ -178,13 +177,8 @@ impl WorkerProcess {
     /// # Errors
     /// The kernel refuses to wait, which it does only for wrong arguments.
     pub(super) fn reap(&mut self) -> io::Result<bool> {
-        use rustix::process::{WaitId, WaitIdOptions, waitid};
-        if self.exit.is_some() {
-            return Ok(false);
-        }
-        // NOWAIT: as long as the worker is not reaped, no other process group can have its number
-        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        if waitid(WaitId::PidFd(self.pidfd.as_fd()), options)?.is_none() {
+        // As long as the worker is not reaped, no other process group can have its number
+        if self.exit.is_some() || !self.process.has_ended()? {
             return Ok(false);
         }
         self.end_group();
@@ -229,7 +223,7 @@ impl WorkerProcess {
         if self.is_any_program() {
             self.signal_group(signal);
         } else if self.is_alive() {
-            let _ = pidfd_send_signal(&self.pidfd, signal);
+            self.process.signal(signal);
         }
     }
 
@@ -259,7 +253,7 @@ impl Drop for WorkerProcess {
     }
 }
 
-/// Kills a worker that has no pidfd.
+/// Kills a worker that cannot be watched.
 fn kill_unwatched(mut child: Child, pid: Pid) {
     let _ = kill_process_group(pid, Signal::KILL);
     let _ = child.wait();

@@ -72,9 +72,9 @@ impl InitOptions {
     }
 }
 
-/// Returns the transport for ranks that name none: shared memory if all ranks are on one host, else TCP.
+/// Returns the transport for ranks that name none: shared memory if all ranks are on one host (and it runs Linux), else TCP.
 pub fn best_transport(role: &WorkerRole) -> TransportKind {
-    if role.local_world == role.world { TransportKind::Shm } else { TransportKind::Tcp }
+    TransportKind::best(role.local_world == role.world)
 }
 
 /// A rank's membership in its job. It dereferences to the [`Communicator`] of all ranks. Dropping it leaves the job: rank 0 may

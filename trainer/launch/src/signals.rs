@@ -4,7 +4,6 @@
 //! SIGHUP is never that second signal ([`ends_at_once`]). Signals that the parent process has set to be ignored stay ignored
 //! ([`ignored`]).
 
-use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -12,6 +11,9 @@ use std::os::unix::net::UnixStream;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGWINCH};
 use signal_hook::iterator::backend::SignalDelivery;
 use signal_hook::iterator::exfiltrator::SignalOnly;
+
+use super::system::SIGNAL_NAMES;
+use comm::fault_signals::is_ignored;
 
 /// The signals that ask a process to stop.
 pub const STOPPING: [i32; 4] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT];
@@ -26,7 +28,7 @@ pub fn ends_at_once(signal: i32) -> bool {
 /// Returns the signals that this process ignores because its parent process has set them to be ignored: `nohup` ignores
 /// SIGHUP, and a shell ignores SIGINT for the background jobs of a script. A process must not catch them.
 pub fn ignored() -> Vec<i32> {
-    ignored_in(&fs::read_to_string("/proc/self/status").unwrap_or_default())
+    (1..=SIGNAL_NAMES.len() as i32).filter(|signal| is_ignored(*signal)).collect()
 }
 
 /// Queue of the signals that the launcher has received. Dropping it does not restore the kernel's default actions: a second
@@ -65,21 +67,9 @@ impl Drop for Signals {
     }
 }
 
-/// Returns the signals that a process ignores, from its `/proc/self/status`.
-fn ignored_in(status: &str) -> Vec<i32> {
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let mask = mask.and_then(|text| u64::from_str_radix(text.trim(), 16).ok()).unwrap_or(0);
-    (1..=64).filter(|signal| mask >> (signal - 1) & 1 == 1).collect()
-}
-
 /// Returns the name of a signal: `SIGKILL`; `signal 40` where there is none.
 pub fn name(signal: i32) -> String {
-    const NAMES: [&str; 31] = [
-        "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE", "ALRM",
-        "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ", "VTALRM", "PROF",
-        "WINCH", "IO", "PWR", "SYS",
-    ];
-    match usize::try_from(signal).ok().and_then(|signal| NAMES.get(signal.checked_sub(1)?)) {
+    match usize::try_from(signal).ok().and_then(|signal| SIGNAL_NAMES.get(signal.checked_sub(1)?)) {
         Some(name) => format!("SIG{name}"),
         None => format!("signal {signal}"),
     }
@@ -117,9 +107,9 @@ mod tests {
     }
 
     #[test]
-    fn ignored_signals_are_read_from_the_kernels_mask() {
-        // As under nohup: SIGHUP, and SIGPIPE, which Rust's runtime ignores
-        assert_eq!(ignored_in("Name:\tx\nSigBlk:\t0000000000000003\nSigIgn:\t0000000000001001\n"), [1, 13]);
-        assert!(ignored_in("").is_empty());
+    fn ignored_signals_are_those_of_the_process() {
+        // Rust's runtime ignores SIGPIPE
+        assert!(ignored().contains(&signal_hook::consts::SIGPIPE));
+        assert!(!ignored().contains(&signal_hook::consts::SIGCHLD));
     }
 }

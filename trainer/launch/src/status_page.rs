@@ -21,8 +21,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use super::system::nameless_file;
 use comm::fnv;
-use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::time::{ClockId, clock_gettime};
 
 const HEARTBEATS: u64 = 0;
@@ -66,11 +66,9 @@ impl StatusPage {
     /// Creates a page.
     ///
     /// # Errors
-    /// The kernel has no anonymous memory file.
+    /// The system can make no file without a name.
     pub(super) fn create() -> std::io::Result<Self> {
-        let file = File::from(memfd_create("trainer-worker", MemfdFlags::CLOEXEC)?);
-        file.set_len(STATUS + LENGTH as u64)?;
-        Ok(Self::from(file))
+        Ok(Self::from(nameless_file(STATUS as usize + LENGTH)?))
     }
 
     /// Opens the page that a worker has inherited.

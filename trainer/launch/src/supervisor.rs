@@ -130,7 +130,7 @@ impl Supervisor<'_> {
     fn wait(&self) -> io::Result<()> {
         let mut fds = vec![PollFd::from_borrowed_fd(self.signals.fd(), PollFlags::IN)];
         let alive = self.workers.iter().filter(|worker| worker.is_alive());
-        fds.extend(alive.map(|worker| PollFd::from_borrowed_fd(worker.fd(), PollFlags::IN)));
+        fds.extend(alive.filter_map(|worker| Some(PollFd::from_borrowed_fd(worker.fd()?, PollFlags::IN))));
         let tick = Timespec { tv_sec: 0, tv_nsec: TICK.as_nanos() as i64 };
         match poll(&mut fds, Some(&tick)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),

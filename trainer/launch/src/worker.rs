@@ -9,7 +9,7 @@
 //! ```
 //!
 //! A worker of this program's launcher dies with it in two ways, neither of which needs an action of the launcher: the kernel
-//! sends SIGKILL when the launcher's main thread ends, and a thread watches the launcher's pidfd. The same thread sends the
+//! sends SIGKILL when the launcher's main thread ends (on Linux), and a thread watches the launcher. The same thread sends the
 //! heartbeats, whose absence shows the launcher that a worker is stopped.
 
 use std::fs::File;
@@ -17,15 +17,13 @@ use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{
-    Pid, PidfdFlags, Signal, getppid, kill_current_process_group, pidfd_open, set_parent_process_death_signal,
-};
+use rustix::process::{Pid, Signal, getppid, kill_current_process_group};
 
 use super::environment::{self, Launcher, Variables, WorkerRole};
 use super::error::{LaunchError, Result};
 use super::rank_rendezvous::{RankWait, RendezvousAddress, connect, host_store};
 use super::status_page::StatusPage;
+use super::system::{ParentWatch, set_parent_death_signal};
 use super::worker_status::WorkerStatus;
 use comm::{CommError, Secret, StoreClient, StoreConfig, StoreServer};
 
@@ -176,7 +174,7 @@ fn broken(what: &str, error: &io::Error) -> LaunchError {
 fn die_with_launcher(variables: &Variables) -> Result<StatusPage> {
     let launcher = variables.get(environment::WORKER).and_then(|text| text.parse().ok()).and_then(Pid::from_raw);
     let launcher = launcher.ok_or_else(|| missing("its value a process id"))?;
-    set_parent_process_death_signal(Some(Signal::KILL)).map_err(|e| broken("parent-death signal", &e.into()))?;
+    set_parent_death_signal(Signal::KILL).map_err(|e| broken("parent-death signal", &e))?;
     // The launcher may have died before that call
     if getppid() != Some(launcher) {
         return Err(LaunchError::failed(
@@ -193,14 +191,12 @@ fn die_with_launcher(variables: &Variables) -> Result<StatusPage> {
 /// Starts the thread that sends heartbeats, and that kills this process and its children when the launcher is gone.
 fn start_heartbeats(status: &WorkerStatus) -> Result<()> {
     let launcher = getppid().ok_or_else(|| missing("a launcher"))?;
-    let launcher = pidfd_open(launcher, PidfdFlags::empty()).map_err(|e| broken("view of its launcher", &e.into()))?;
+    let launcher = ParentWatch::new(launcher).map_err(|e| broken("view of its launcher", &e))?;
     let status = status.clone();
-    let interval = Timespec { tv_sec: 0, tv_nsec: HEARTBEAT.as_nanos() as i64 };
     let run = move || {
         loop {
             status.send_heartbeat();
-            let mut fds = [PollFd::new(&launcher, PollFlags::IN)];
-            if poll(&mut fds, Some(&interval)).is_ok() && !fds[0].revents().is_empty() {
+            if launcher.has_ended_within(HEARTBEAT) {
                 let _ = kill_current_process_group(Signal::KILL);
             }
         }

@@ -43,6 +43,8 @@ impl Wakeup {
     /// What messages call it.
     pub(crate) const NAME: &str = "an eventfd";
 
+    /// Opens the descriptor, which is not readable yet.
+    ///
     /// # Errors
     /// No file descriptor is left.
     pub(crate) fn new() -> io::Result<Self> {

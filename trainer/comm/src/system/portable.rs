@@ -26,6 +26,8 @@ impl Wakeup {
     /// What messages call it.
     pub(crate) const NAME: &str = "a pipe";
 
+    /// Opens the descriptor, which is not readable yet.
+    ///
     /// # Errors
     /// No file descriptor is left.
     pub(crate) fn new() -> io::Result<Self> {
