@@ -13,7 +13,7 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 /// Makes the kernel end a connection when the other host has not answered for `limit` (a pulled cable, a host without power),
 /// and not earlier: a shorter outage of the network is survived. Sent data has to be acknowledged in this time, and a quiet
 /// connection is probed. The death of a process is noticed at once, since it closes the process's sockets. A stopped process
-/// still answers probes.
+/// still answers probes. On macOS only the probes have this limit.
 pub(crate) fn limit_silence(stream: &TcpStream, limit: Duration) -> std::io::Result<()> {
     use rustix::net::sockopt;
     sockopt::set_socket_keepalive(stream, true)?;

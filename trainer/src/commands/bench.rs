@@ -42,7 +42,8 @@ impl Carrier {
                 )),
             };
         }
-        let transport: TransportKind = word.unwrap_or("shm").parse().map_err(|error: String| {
+        let Some(word) = word else { return Ok(Self::Host(TransportKind::best(true))) };
+        let transport: TransportKind = word.parse().map_err(|error: String| {
             Failure::usage(error, "use --backend shm or --backend tcp; auto, cuda and nccl go with --gpus N")
         })?;
         transport.built().map_err(|error| Failure::usage(&error.message, error.hint))?;

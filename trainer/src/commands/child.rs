@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
+use rustix::process::{Pid, Signal, getppid, kill_process};
 use time::{OffsetDateTime, macros::format_description};
 
 use crate::cli::ShortRunArgs;
@@ -20,7 +20,7 @@ use crate::report::RunFolder;
 use crate::report::run_lock::{Locked, RunLock, refusal};
 use crate::run::plan;
 use crate::signals::Stop;
-use launch::{environment::Variables, signals};
+use launch::{environment::Variables, set_parent_death_signal, signals};
 
 /// Passes the process id of the command to the runs that it starts.
 const PARENT: &str = "TRAINER_PARENT";
@@ -29,12 +29,12 @@ pub(super) const TICK: Duration = Duration::from_millis(50);
 /// Number of a failed run's last message lines that are shown.
 const SHOWN: usize = 12;
 
-/// Has the kernel send SIGTERM to this process when the command that started it ends.
+/// Has the kernel send SIGTERM to this process when the command that started it ends, on Linux.
 pub(super) fn follow(variables: &Variables) {
     let parent = variables.get(PARENT).and_then(|text| text.parse().ok()).and_then(Pid::from_raw);
     if parent.is_some() && parent == getppid() {
         // Ignore a refusal by the kernel: the run then ends when it is done.
-        let _ = set_parent_process_death_signal(Some(Signal::TERM));
+        let _ = set_parent_death_signal(Signal::TERM);
     }
 }
 

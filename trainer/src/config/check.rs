@@ -11,6 +11,7 @@ use super::plan::RunPlan;
 use super::reader::Reader;
 use super::suggest;
 use super::{DatasetFacts, Registry};
+use comm::TransportKind;
 
 /// What to do where the mpi backend is missing.
 const MPI_HINT: &str = "build with `cargo build --release --features mpi` (it needs an MPI library's headers and libclang), \
@@ -239,13 +240,16 @@ fn parallel(plan: &RunPlan, reader: &mut Reader) {
             "leave `autotune` and --autotune out, or use mode = \"ddp\"",
         );
     }
-    let (built, hint) = match parallel.backend {
-        Backend::Auto | Backend::Shm | Backend::Tcp => (true, ""),
-        Backend::Mpi => (cfg!(feature = "mpi"), MPI_HINT),
-        Backend::Cuda | Backend::Nccl => (cfg!(feature = "cuda"), "use \"auto\", \"shm\" or \"tcp\""),
+    let not_built = |hint: &str| (format!("\"{}\" is not built in this version", parallel.backend), hint.to_owned());
+    let missing = match parallel.backend {
+        Backend::Auto | Backend::Tcp => None,
+        Backend::Shm => TransportKind::Shm.built().err().map(|error| (error.message, error.hint)),
+        Backend::Mpi => (!cfg!(feature = "mpi")).then(|| not_built(MPI_HINT)),
+        Backend::Cuda | Backend::Nccl => {
+            (!cfg!(feature = "cuda")).then(|| not_built("use \"auto\", \"shm\" or \"tcp\""))
+        }
     };
-    if parallel.mode == Mode::Ddp && !built {
-        let cause = format!("\"{}\" is not built in this version", parallel.backend);
+    if let (Mode::Ddp, Some((cause, hint))) = (parallel.mode, missing) {
         reader.reject("parallel.backend", cause, hint);
     }
 }

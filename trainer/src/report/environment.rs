@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rustix::system::{Sysinfo, sysinfo, uname};
+use rustix::system::uname;
 use serde::Serialize;
 use serde_json::{Value, json};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
@@ -45,14 +45,14 @@ pub struct Environment {
     /// Cores that this process may use.
     pub cores: Option<usize>,
     /// Memory of the machine in bytes.
-    pub memory_bytes: u64,
+    pub memory_bytes: Option<u64>,
 }
 
 impl Environment {
     /// Detects the environment. The caller supplies `device`. A value that the machine does not report is `None`.
     pub fn detect(device: &str) -> Self {
         let folder = std::env::current_dir().ok();
-        let (name, info) = (uname(), sysinfo());
+        let name = uname();
         let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
         Self {
             started: OffsetDateTime::now_utc()
@@ -75,7 +75,7 @@ impl Environment {
             arch: std::env::consts::ARCH.to_owned(),
             cpu: cpu_model(&text("/proc/cpuinfo")),
             cores: std::thread::available_parallelism().ok().map(Into::into),
-            memory_bytes: memory_bytes(&info),
+            memory_bytes: memory_bytes(),
         }
     }
 
@@ -156,11 +156,18 @@ fn write(path: &Path, record: &Value) -> Result<(), FileError> {
     files::write_atomic(path, format!("{record:#}\n").as_bytes())
 }
 
-/// Returns the memory of the machine in bytes.
-fn memory_bytes(info: &Sysinfo) -> u64 {
+/// Returns the memory of the machine in bytes. `None` on macOS: rustix has no such function there.
+#[cfg(target_os = "linux")]
+fn memory_bytes() -> Option<u64> {
+    let info = rustix::system::sysinfo();
     #[allow(clippy::unnecessary_cast, reason = "a C long: narrower on 32-bit machines")]
     let units = info.totalram as u64;
-    units * u64::from(info.mem_unit)
+    Some(units * u64::from(info.mem_unit))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn memory_bytes() -> Option<u64> {
+    None
 }
 
 /// Returns `PRETTY_NAME` of `/etc/os-release`.
@@ -259,7 +266,7 @@ mod tests {
         assert_eq!(record["device"], "cpu");
         assert_eq!(record["resumed"].as_array().unwrap().len(), 2);
         assert_eq!(record["resumed"][1]["host"], "elsewhere");
-        assert!(here.memory_bytes > 1 << 20 && here.cores.unwrap() > 0 && !here.host.is_empty());
+        assert!(here.memory_bytes.unwrap() > 1 << 20 && here.cores.unwrap() > 0 && !here.host.is_empty());
         assert!(here.started.len() == 20 && here.started.ends_with('Z'), "{}", here.started);
         fs::write(&path, "{").unwrap();
         assert!(here.append(&path).unwrap_err().cause.starts_with("not JSON: "));

@@ -7,9 +7,10 @@
 #[cfg(feature = "cuda")]
 pub mod launches;
 
-use std::{borrow::Cow, collections::BTreeSet, fs, path::Path, sync::Arc, time::Instant};
+use std::{borrow::Cow, collections::BTreeSet, path::Path, sync::Arc, time::Instant};
 
 use parking_lot::{Mutex, MutexGuard};
+use rustix::system::uname;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -246,7 +247,7 @@ impl Timeline {
                 *time += state.offset;
             }
         }
-        let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
+        let host = uname().nodename().to_string_lossy().into_owned();
         serde_json::to_vec(&Part { rank, host, dropped: state.dropped, spans }).expect("numbers and text become JSON")
     }
 }

@@ -21,7 +21,7 @@ pub(super) struct Cpu {
     /// Instructions that the kernels use.
     pub kernels: &'static str,
     /// Memory of the machine.
-    pub memory_bytes: u64,
+    pub memory_bytes: Option<u64>,
 }
 
 impl Cpu {

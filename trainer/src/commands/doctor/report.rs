@@ -10,7 +10,7 @@ use super::{
 };
 use crate::device::{self, DeviceRequest, DeviceSet, HAS_CUDA, Headers, Library};
 use comm::{
-    DType,
+    DType, TransportKind,
     cuda::{
         DeviceBackend, NoRoute, RankLocation, Route, Topology,
         driver::{Driver, Gpu, NoDriver},
@@ -182,6 +182,12 @@ fn gpus(driver: &Driver) -> Vec<GpuFacts> {
     (0..driver.count().unwrap_or(0)).filter_map(facts).collect()
 }
 
+/// Notes about the transports between CPUs, with shared memory and without.
+const SHM: &str = "CPUs of one host; `auto` takes it there";
+const NO_SHM: &str = "not available on this system: it needs Linux";
+const TCP: &str = "CPUs of any hosts; `auto` takes it between hosts";
+const TCP_ALWAYS: &str = "CPUs of any hosts; `auto` takes it";
+
 /// Returns the backends that `--backend` accepts, and their use on this machine.
 fn backends(nccl: &Found<Library>) -> Vec<BackendFacts> {
     let row = |name, compiled, note: &str| BackendFacts { name, compiled, note: note.to_owned() };
@@ -194,8 +200,8 @@ fn backends(nccl: &Found<Library>) -> Vec<BackendFacts> {
         false => "needs a build with --features cuda".to_owned(),
     };
     vec![
-        row("shm", true, "CPUs of one host; `auto` takes it there"),
-        row("tcp", true, "CPUs of any hosts; `auto` takes it between hosts"),
+        row("shm", TransportKind::HAS_SHM, if TransportKind::HAS_SHM { SHM } else { NO_SHM }),
+        row("tcp", true, if TransportKind::HAS_SHM { TCP } else { TCP_ALWAYS }),
         BackendFacts {
             name: "cuda",
             compiled: HAS_CUDA,
@@ -218,7 +224,7 @@ fn choice(peers: &[Peer], ipc: &str, nccl: &Found<Library>) -> Choice {
     let on_cpu = |why: String| Choice {
         device: device::cpu().description,
         why,
-        gradients: "shm inside a host, tcp between hosts".into(),
+        gradients: if TransportKind::HAS_SHM { "shm inside a host, tcp between hosts" } else { "tcp" }.into(),
     };
     match DeviceSet::of(DeviceRequest::Best) {
         Ok(DeviceSet::Gpus(gpus)) => Choice {

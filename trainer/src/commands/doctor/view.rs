@@ -22,7 +22,7 @@ fn cpu(report: &Report) -> Section {
         .row("model", cpu.model.as_deref().unwrap_or("unknown"))
         .row("cores", cpu.cores)
         .row("kernels", cpu.kernels)
-        .row("memory", text::bytes(cpu.memory_bytes))
+        .row("memory", cpu.memory_bytes.map_or_else(|| "not available on this system".to_owned(), text::bytes))
 }
 
 fn gpus(report: &Report) -> Section {
