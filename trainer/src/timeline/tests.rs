@@ -1,6 +1,6 @@
 //! The record, the clocks and the file.
 
-use std::{convert::Infallible, sync::mpsc, thread, time::Duration};
+use std::{convert::Infallible, fs, sync::mpsc, thread, time::Duration};
 
 use super::*;
 
