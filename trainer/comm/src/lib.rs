@@ -39,8 +39,6 @@
 //! - `call.rs`: how ranks make sure that all make the same call. `message.rs`: the same for sends and receives.
 //! - `rendezvous.rs`: from the launcher's settings to a communicator. `store/`: the rendezvous and the control connection,
 //!   which reports deaths and errors. `auth.rs`: the secret that keeps unauthenticated peers out.
-//! - `system/`: what differs between Linux and macOS. `no_shm.rs` and `private_host_memory.rs` replace `shm/` and `host_memory.rs`
-//!   on macOS.
 //! - `kernels.rs`, `dtype.rs`: reductions on the CPU.
 //! - `system/`: what differs between Linux and macOS. On macOS, `no_shm.rs` replaces `shm/`, and `private_host_memory.rs`
 //!   replaces `host_memory.rs`.
