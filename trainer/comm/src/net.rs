@@ -6,10 +6,6 @@ use std::time::Duration;
 
 use super::system;
 
-/// A quiet connection is probed after this long, and then once per [`PROBE_INTERVAL`].
-const PROBE_AFTER: Duration = Duration::from_secs(2);
-const PROBE_INTERVAL: Duration = Duration::from_secs(1);
-
 /// Makes the kernel end a connection when the other host has not answered for `limit` (a pulled cable, a host without power),
 /// and not earlier: a shorter outage of the network is survived. Sent data has to be acknowledged in this time, and a quiet
 /// connection is probed. The death of a process is noticed at once, since it closes the process's sockets. A stopped process
@@ -17,15 +13,8 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 pub(crate) fn limit_silence(stream: &TcpStream, limit: Duration) -> std::io::Result<()> {
     use rustix::net::sockopt;
     sockopt::set_socket_keepalive(stream, true)?;
-    sockopt::set_tcp_keepidle(stream, PROBE_AFTER)?;
-    sockopt::set_tcp_keepintvl(stream, PROBE_INTERVAL)?;
-    system::limit_silence(stream, limit, probes(limit))
-}
-
-/// Returns how many probes of a quiet connection must stay unanswered until `limit` is over.
-fn probes(limit: Duration) -> u32 {
-    let probed = limit.saturating_sub(PROBE_AFTER).as_secs_f64() / PROBE_INTERVAL.as_secs_f64();
-    (probed.ceil() as u32).clamp(1, i32::MAX as u32)
+    sockopt::set_tcp_keepidle(stream, system::PROBE_AFTER)?;
+    system::limit_silence(stream, limit)
 }
 
 /// What to do about a host that has not answered.
@@ -85,8 +74,6 @@ mod tests {
             limit_silence(&stream, limit).unwrap();
             assert_eq!(rustix::net::sockopt::tcp_user_timeout(&stream).unwrap(), expected, "{limit:?}");
         }
-        assert_eq!([0, 2, 3, 10].map(|limit| probes(Duration::from_secs(limit))), [1, 1, 1, 8]);
-        assert_eq!(probes(Duration::MAX), i32::MAX as u32);
         assert_eq!(
             (seconds(Duration::from_secs(600)), seconds(Duration::from_millis(300))),
             ("600 s".into(), "0.3 s".into())

@@ -11,6 +11,8 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::sockopt;
 use rustix::rand::{GetRandomFlags, getrandom};
 
+use super::PROBE_INTERVAL;
+
 /// Longest interval between retransmissions, in milliseconds. The kernel's limit of two minutes would prolong an outage of the
 /// network by its own length: intervals double.
 const RETRANSMIT_MS: i32 = 1000;
@@ -64,12 +66,13 @@ impl AsFd for Wakeup {
 }
 
 /// Makes the kernel end a connection whose other end has acknowledged nothing for `limit`: neither data nor the probes of a
-/// quiet connection. `_probes` is how many of these probes fit: the number does not count beside the limit.
+/// quiet connection.
 ///
 /// # Errors
 /// The kernel refuses an option.
-pub(crate) fn limit_silence(stream: &TcpStream, limit: Duration, _probes: u32) -> io::Result<()> {
-    // 0 would be the kernel's default.
+pub(crate) fn limit_silence(stream: &TcpStream, limit: Duration) -> io::Result<()> {
+    sockopt::set_tcp_keepintvl(stream, PROBE_INTERVAL)?;
+    // The number of probes does not count beside this limit. 0 would be the kernel's default.
     let limit_ms = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX).clamp(1, i32::MAX as u32);
     sockopt::set_tcp_user_timeout(stream, limit_ms)?;
     limit_backoff(stream);

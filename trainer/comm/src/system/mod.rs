@@ -2,6 +2,8 @@
 //!
 //! `portable.rs` needs only POSIX. The tests on Linux compile and test this file too.
 
+use std::time::Duration;
+
 #[cfg(target_os = "linux")]
 mod linux;
 #[cfg(not(target_os = "linux"))]
@@ -18,3 +20,7 @@ pub(crate) use linux::{Wakeup, boot_id, limit_silence, random};
 pub(crate) use macos::boot_id;
 #[cfg(not(target_os = "linux"))]
 pub(crate) use portable::{Wakeup, limit_silence, random};
+
+/// A quiet connection is probed after this long, and then once per [`PROBE_INTERVAL`].
+pub(crate) const PROBE_AFTER: Duration = Duration::from_secs(2);
+const PROBE_INTERVAL: Duration = Duration::from_secs(1);

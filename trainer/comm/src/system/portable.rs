@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use rustix::net::sockopt;
 
+use super::{PROBE_AFTER, PROBE_INTERVAL};
+
 /// Fills `bytes` with random bytes.
 ///
 /// # Errors
@@ -48,13 +50,25 @@ impl AsFd for Wakeup {
     }
 }
 
-/// Makes the kernel end a quiet connection whose other end has answered none of `probes` probes. Data that nobody acknowledges
-/// is retransmitted for as long as the kernel likes, since POSIX has no `TCP_USER_TIMEOUT`.
+/// Makes the kernel end a quiet connection whose other end has answered no probe for `limit`. Data that nobody acknowledges is
+/// retransmitted until the kernel gives up, since POSIX has no `TCP_USER_TIMEOUT`.
 ///
 /// # Errors
-/// The kernel refuses the option.
-pub(crate) fn limit_silence(stream: &TcpStream, _limit: Duration, probes: u32) -> io::Result<()> {
-    Ok(sockopt::set_tcp_keepcnt(stream, probes)?)
+/// The kernel refuses an option.
+pub(crate) fn limit_silence(stream: &TcpStream, limit: Duration) -> io::Result<()> {
+    let (interval, count) = probes(limit);
+    sockopt::set_tcp_keepintvl(stream, interval)?;
+    Ok(sockopt::set_tcp_keepcnt(stream, count)?)
+}
+
+/// Returns the interval and the number of the probes that stay unanswered until `limit` is over.
+fn probes(limit: Duration) -> (Duration, u32) {
+    /// Largest number and interval in seconds that Linux accepts. Nobody documents those of macOS.
+    const MOST: u64 = 127;
+    const LONGEST: u64 = 32767;
+    let seconds = limit.saturating_sub(PROBE_AFTER).as_secs();
+    let interval = seconds.div_ceil(MOST).clamp(PROBE_INTERVAL.as_secs(), LONGEST);
+    (Duration::from_secs(interval), seconds.div_ceil(interval).clamp(1, MOST) as u32)
 }
 
 #[cfg(test)]
@@ -83,10 +97,13 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_probes_is_set() {
+    fn limits_are_set_whatever_their_size() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        limit_silence(&stream, Duration::from_secs(10), 8).unwrap();
-        assert_eq!(sockopt::tcp_keepcnt(&stream).unwrap(), 8);
+        for (limit, interval, count) in [(0, 1, 1), (3, 1, 1), (10, 1, 8), (600, 5, 120), (u64::MAX, 32767, 127)] {
+            limit_silence(&stream, Duration::from_secs(limit)).unwrap();
+            assert_eq!(sockopt::tcp_keepintvl(&stream).unwrap(), Duration::from_secs(interval), "{limit}");
+            assert_eq!(sockopt::tcp_keepcnt(&stream).unwrap(), count, "{limit}");
+        }
     }
 }
