@@ -8,7 +8,7 @@ use std::{
 };
 
 /// Flags of other programs (cargo, torchrun, timm) and of the benches that the documents name.
-const FOREIGN_FLAGS: [&str; 12] = [
+const FOREIGN_FLAGS: [&str; 13] = [
     "bench",
     "bins",
     "dist-bn",
@@ -21,6 +21,7 @@ const FOREIGN_FLAGS: [&str; 12] = [
     "no-python",
     "nproc-per-node",
     "release",
+    "target",
 ];
 /// Sections of a configuration.
 const SECTIONS: [&str; 8] = ["model", "data", "train", "optimizer", "schedule", "parallel", "checkpoint", "log"];
