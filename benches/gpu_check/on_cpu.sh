@@ -37,21 +37,10 @@ step() { # NAME GPUS COMMAND…
         failed=1
     fi
 }
-# Each process has a database of kernels of its own, and compiling and tuning are slow here. NUMBER and COPY are local ranks.
-kept=$programs/../cuda-on-cpu/cache/cubecl
-copy_kernels() { # NUMBER COPY
-    local from=on-cpu-$1 to=on-cpu-$2 file
-    for file in db db-wal; do
-        rm -f "$kept/$to.$file"
-        [ ! -e "$kept/${from%-0}.$file" ] || cp "$kept/${from%-0}.$file" "$kept/$to.$file"
-    done
-}
 step doctor 2 "$programs/trainer" doctor
 step ops 1 "$programs/gpu_check" --ops --ranks 1
-# Two ranks on the first GPU.
-copy_kernels 0 1
-step matrix-shared 1 "$programs/gpu_check" --ranks 2 --sizes 1,4100 --rounds 1
 step matrix 3 "$programs/gpu_check" --ranks 2,3 --sizes 1,1023,70001 --rounds 1
+step matrix-shared 1 "$programs/gpu_check" --ranks 2 --sizes 1,4100 --rounds 1
 # Sums over NCCL follow each other without a wait of the host.
 rm -f "$out"/*.calls
 CUDA_ON_CPU_LOG=$out/nccl.calls step nccl 3 "$programs/trainer" bench allreduce --gpus 3 --backend nccl --sizes 4,70000 --ms 100
@@ -62,7 +51,7 @@ CUDA_ON_CPU_NCCL=stuck step stuck 2 bash -c '! "$@"' fails "$programs/trainer" b
     --ms 10
 # Every call that may wait for the GPU does: the ranks must not wait for each other in a circle.
 CUDA_ON_CPU_WAITS=all step strict 2 "$programs/gpu_check" --ranks 2 --sizes 1,70001 --rounds 1
-# In one process, which tunes for the runs with one GPU below.
+# In one process: two would compile and tune the same kernels at the same time.
 step tuning 1 "$programs/trainer" --config configs/quickstart.toml --gpus 1 --run-dir "$out/runs" --epochs 1 \
     --set train.batch_size=32 --set data.limit_train=64 --set data.limit_test=64
 step training 2 "$programs/gpu_check" --ranks 1 --trainer "$programs/trainer" --train 2
@@ -81,19 +70,7 @@ CUDA_ON_CPU_SHUFFLE=7 step shuffled 2 "$programs/trainer" --config configs/quick
 # A kernel's error, after which the GPU does not answer any more.
 CUDA_ON_CPU_FAULT=sgd:700 CUDA_LAUNCH_BLOCKING=1 step fault 1 bash -c '! "$@"' fails "$programs/trainer" --config configs/quickstart.toml --gpus 1 \
     --run-dir "$out/runs" --epochs 1 --set train.batch_size=32 --set data.limit_train=64 --set data.limit_test=64
-if unshare --pid --fork --mount-proc true 2>/dev/null; then
-    # As many images per GPU as above, so that nothing is tuned again. The second launcher's ranks find the first one's databases in
-    # use, and take 2 and 3.
-    copy_kernels 0 2
-    copy_kernels 1 3
-    step hosts 4 benches/gpu_check/two_hosts.sh "$programs/trainer" "$out" --epochs 1 --set train.batch_size=128 \
-        --set data.limit_train=512 --set data.limit_test=128
-    grep -h "^gradients:" "$out/hosts.log"
-else
-    echo "hosts: skipped, this user may not create a PID namespace"
-fi
 # first_light.sh with small runs, whose shapes are those above. The other groups would tune more shapes for minutes.
-copy_kernels 0 1
 small=(NETWORK=lenet NETWORKS=lenet COMPARED=lenet BATCHES=32 STEPS=2 TOP1=0 RANKS=2 SIZES=1,4100 TRAIN=1 PEER_DEVICE=cpu
     EPOCH_CONFIG=configs/quickstart.toml LIMIT=1200 TRAINER="$programs/trainer" GPU_CHECK="$programs/gpu_check" STEP="$bench"
     SETTINGS="train.epochs=1 train.batch_scope=per_worker train.batch_size=32 data.limit_train=64 data.limit_test=64")
@@ -113,7 +90,15 @@ expect stuck "ncclCommInitRank did not connect 2 ranks within"
 expect no-cache "note: compiled kernels cannot be kept"
 # Mode dp moves tensors through the host even where cubecl would send them by NCCL.
 ! grep -q ncclCommInitRank "$out/compare.calls" || { echo "compare: FAILED, a tensor went from one GPU to another by NCCL"; failed=1; }
-ls "$kept" | grep -q "^CPU-as-GPU-A-sm80_CPU-as-GPU-B-sm80-nvrtc[0-9.]*-driver[0-9.]*" ||
+ls "$programs/../cuda-on-cpu/cache/cubecl" | grep -q "^CPU-as-GPU-A-sm80_CPU-as-GPU-B-sm80-nvrtc[0-9.]*-driver[0-9.]*" ||
     { echo "no kernels are kept for the two GPUs"; failed=1; }
+if unshare --pid --fork --mount-proc true 2>/dev/null; then
+    # As many images per GPU as above, so that nothing is tuned again.
+    step hosts 4 benches/gpu_check/two_hosts.sh "$programs/trainer" "$out" --epochs 1 --set train.batch_size=128 \
+        --set data.limit_train=512 --set data.limit_test=128
+    grep -h "^gradients:" "$out/hosts.log"
+else
+    echo "hosts: skipped, this user may not create a PID namespace"
+fi
 [ $failed = 0 ] && echo "on_cpu.sh: all passed; logs in $out" || echo "on_cpu.sh: FAILED; logs in $out"
 exit $failed

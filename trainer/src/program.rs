@@ -48,6 +48,7 @@ pub fn main() -> ExitCode {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         Err(text.and_then(Failure::of_panic).unwrap_or_else(defect))
     });
+    device::keep_kernels();
     diagnostics::write_to_stderr();
     match result.and_then(|code| console::check().map(|()| code).map_err(Failure::from)) {
         Ok(code) => ExitCode::from(code),

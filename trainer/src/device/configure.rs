@@ -15,21 +15,20 @@ pub fn configure() {
         // A configuration that was set earlier takes precedence: its caller had a reason
         BurnConfig::try_set(BurnConfig::default().override_from_env());
         #[cfg(feature = "cuda")]
-        keep_kernels();
+        configure_cubecl();
     });
 }
 
-/// Has cubecl keep compiled kernels and the results of autotuning between runs, in the user's cache folder (`cubecl` in
-/// `$XDG_CACHE_HOME` or `~/.cache`).
+/// Has cubecl keep compiled kernels and the results of autotuning.
 ///
 /// burn compiles each kernel at its first use, and tries several kernels for a convolution or a matrix product. For a deep
-/// network this takes minutes in every process of every run. cubecl can keep both in databases of the user (`kernel_cache.rs`). By
-/// default, it keeps only the autotuning results, in the folder `target` of the project in which it is started.
+/// network this takes minutes in every process of every run. `kernel_cache.rs` keeps both in a file. By default, cubecl keeps only
+/// the autotuning results, in a database in the folder `target` of the project in which it is started.
 #[cfg(feature = "cuda")]
-fn keep_kernels() {
+fn configure_cubecl() {
     use cubecl::config::{CubeClRuntimeConfig, cache::CacheConfig};
     let mut config = CubeClRuntimeConfig::default().override_from_env();
     config.compilation.cache = true;
-    config.environment.path = CacheConfig::Global;
+    config.environment.path = CacheConfig::Directory(super::kernel_cache::NOWHERE.into());
     CubeClRuntimeConfig::try_set(config);
 }

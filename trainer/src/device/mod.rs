@@ -74,8 +74,7 @@ pub enum DeviceSet {
 /// The device of a process, with its description.
 #[derive(Debug, Clone)]
 pub struct Selected {
-    device: Device,
-    /// The compiled kernels of a process that uses the GPU. A launcher, which only checks the GPUs, opens none.
+    /// Where the compiled kernels are kept.
     #[cfg(feature = "cuda")]
     kernels: Option<kernel_cache::KernelCache>,
     /// Threads that its operations use.
@@ -120,7 +119,6 @@ pub fn cpu() -> Selected {
     let threads = rayon::current_num_threads();
     let description = format!("CPU, burn-flex, {threads} threads, {}", cpu_kernels());
     Selected {
-        device: Device::flex().autodiff(),
         #[cfg(feature = "cuda")]
         kernels: None,
         threads,
@@ -130,14 +128,16 @@ pub fn cpu() -> Selected {
 }
 
 impl Selected {
-    /// Returns the device, with autodiff. The first call on a GPU opens the database of compiled kernels, which no other process
-    /// may then use.
+    /// Returns the device, with autodiff. The first call on a GPU reads the compiled kernels of earlier runs. A launcher, which
+    /// only checks the GPUs, does not call this function.
     pub fn device(&self) -> Device {
+        configure();
         #[cfg(feature = "cuda")]
-        if let Some(kernels) = &self.kernels {
+        if let (Some(gpu), Some(kernels)) = (&self.gpu, &self.kernels) {
             kernels.open();
+            return Device::cuda(gpu.index).autodiff();
         }
-        self.device.clone()
+        Device::flex().autodiff()
     }
 }
 
@@ -207,7 +207,6 @@ fn gpu(gpus: &Gpus, index: usize, local_rank: &LocalRank) -> Selected {
         description.push_str(", shared by several processes: timings mean nothing");
     }
     Selected {
-        device: cuda(index),
         #[cfg(feature = "cuda")]
         kernels: Some(kernel_cache::KernelCache::of(gpus, local_rank)),
         threads: rayon::current_num_threads(),
@@ -216,23 +215,17 @@ fn gpu(gpus: &Gpus, index: usize, local_rank: &LocalRank) -> Selected {
     }
 }
 
+/// Writes what this process has compiled and tuned to the file of the user's cache, for later runs. A thread does so every two
+/// seconds, so call this function only where the process ends.
+pub fn keep_kernels() {
+    #[cfg(feature = "cuda")]
+    kernel_cache::keep();
+}
+
 /// Describes a GPU.
 pub fn describe(gpu: &Gpu) -> String {
     let [major, minor] = gpu.compute;
     let memory = text::bytes(gpu.memory_bytes);
     let display = if gpu.limits_kernels { ", drives a display: the driver ends long kernels" } else { "" };
     format!("GPU {} {} ({memory}, compute capability {major}.{minor}{display})", gpu.index, gpu.name)
-}
-
-/// Returns burn's device for a GPU, with autodiff.
-#[cfg(feature = "cuda")]
-fn cuda(index: usize) -> Device {
-    configure();
-    Device::cuda(index).autodiff()
-}
-
-/// A build without the backend never calls this function: its [`DeviceSet::of`] selects no GPUs.
-#[cfg(not(feature = "cuda"))]
-fn cuda(_: usize) -> Device {
-    unreachable!("a build without the CUDA backend has selected a GPU")
 }
