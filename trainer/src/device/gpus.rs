@@ -18,6 +18,28 @@ pub struct Gpus {
     pub visible: Option<String>,
 }
 
+#[cfg(any(feature = "cuda", test))]
+impl Gpus {
+    /// Returns the name of the file of kernels: the GPUs in their order, NVRTC's version and the driver's.
+    ///
+    /// cubecl finds results by the number of the GPU in this process, and a choice for one model may not run on another. A stored
+    /// kernel that the driver refuses would stay refused. `crowded`: several processes share the GPU, so their timings mean nothing.
+    pub(super) fn kernel_name(&self, crowded: bool) -> String {
+        let mut models: Vec<String> = self
+            .all
+            .iter()
+            .map(|gpu| format!("{}-sm{}{}", gpu.name.replace(' ', "-"), gpu.compute[0], gpu.compute[1]))
+            .collect();
+        if models.windows(2).all(|pair| pair[0] == pair[1]) {
+            models.truncate(1);
+        }
+        let nvrtc = self.nvrtc.version.as_deref().unwrap_or("unknown");
+        let [major, minor] = self.cuda;
+        let shared = if crowded { "-shared" } else { "" };
+        format!("{}-nvrtc{nvrtc}-driver{major}.{minor}{shared}", models.join("_"))
+    }
+}
+
 /// A missing part, described for the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Missing {
@@ -134,5 +156,40 @@ mod tests {
             let text = hidden(Some(value)).unwrap();
             assert!(text.contains(&format!("`{word}` is neither")), "{text}");
         }
+    }
+
+    #[test]
+    fn the_file_of_kernels_is_that_of_the_gpus_and_their_software() {
+        let gpu = |(index, (name, major)): (usize, (&str, u32))| Gpu {
+            index,
+            name: name.into(),
+            memory_bytes: 1 << 30,
+            compute: [major, 0],
+            multiprocessors: 4,
+            uuid: String::new(),
+            exclusive: false,
+            limits_kernels: false,
+        };
+        let of = |models: &[(&str, u32)], cuda, nvrtc: &str| Gpus {
+            all: models.iter().copied().enumerate().map(gpu).collect(),
+            cuda,
+            nvrtc: Library { version: Some(nvrtc.into()), ..Library::default() },
+            visible: None,
+        };
+        let h200 = ("NVIDIA H200", 9);
+        let one = of(&[h200], [13, 0], "12.8");
+        assert_eq!(one.kernel_name(false), "NVIDIA-H200-sm90-nvrtc12.8-driver13.0");
+        assert_eq!(of(&[h200; 8], [13, 0], "12.8").kernel_name(false), one.kernel_name(false), "equal GPUs share");
+        let a100 = ("NVIDIA A100", 8);
+        let others = [
+            one.kernel_name(true),
+            of(&[h200], [13, 2], "12.8").kernel_name(false),
+            of(&[h200], [13, 0], "13.0").kernel_name(false),
+            of(&[a100], [13, 0], "12.8").kernel_name(false),
+            of(&[h200, a100], [13, 0], "12.8").kernel_name(false),
+            of(&[a100, h200], [13, 0], "12.8").kernel_name(false),
+        ];
+        let all: std::collections::BTreeSet<_> = others.iter().cloned().chain([one.kernel_name(false)]).collect();
+        assert_eq!(all.len(), others.len() + 1, "{all:?}");
     }
 }

@@ -6,8 +6,10 @@
 mod assign;
 mod configure;
 mod gpus;
-#[cfg(any(feature = "cuda", test))]
+#[cfg(feature = "cuda")]
 mod kernel_cache;
+#[cfg(any(feature = "cuda", test))]
+mod kernel_file;
 #[cfg(feature = "cuda")]
 mod kernel_log;
 #[cfg(not(feature = "cuda"))]
