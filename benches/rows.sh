@@ -67,6 +67,8 @@ trainer=$(realpath -e "${TRAINER:-target/release/trainer}" 2>/dev/null) ||
 for config in "$@"; do
     [ -f "$config" ] || die "$config is not a file" "name TOML files, e.g. configs/cifar_vgg16.toml"
 done
+nice=${NICE:-19}
+[[ $nice =~ ^1?[0-9]$ ]] || die "NICE=$nice is not a whole number from 0 to 19" "unset it for the lowest priority, 19"
 mkdir -p "$out"/{queue,runs,logs,results} || exit 1
 out=$(realpath "$out")
 exec 9>"$out/lock"
@@ -81,9 +83,9 @@ data=()
 [ -z "${DATA:-}" ] || data=(--data-dir "$DATA")
 
 # Linux compares nice values within a session only, and shares the processor evenly among sessions (sched_autogroup). The program
-# therefore gets a session of its own, with the lowest priority among sessions.
-at_lowest_priority() {
-    exec setsid nice -n 19 bash -c '{ echo 19 >/proc/self/autogroup; } 2>/dev/null; exec "$@"' - "$@"
+# therefore gets a session of its own, with this priority among sessions.
+at_low_priority() {
+    exec setsid nice -n "$nice" bash -c '{ echo '"$nice"' >/proc/self/autogroup; } 2>/dev/null; exec "$@"' - "$@"
 }
 
 failed=0
@@ -101,7 +103,7 @@ for name in $(queue); do
     fi
     echo "$(date '+%F %T') $name"
     echo "$name" >"$out/current"
-    at_lowest_priority "$trainer" "${what[@]}" "${data[@]}" "${limit[@]}" >>"$out/logs/$name.log" 2>&1 9>&- &
+    at_low_priority "$trainer" "${what[@]}" "${data[@]}" "${limit[@]}" >>"$out/logs/$name.log" 2>&1 9>&- &
     echo $! >"$out/pid"
     trap 'touch "$out/stop"; kill -TERM $(cat "$out/pid")' INT TERM HUP
     # A signal interrupts `wait`; the program still has to save.

@@ -3,6 +3,7 @@
 mod common;
 
 use std::{
+    os::unix::fs::PermissionsExt,
     path::Path,
     process::{Child, Command, Stdio},
 };
@@ -14,6 +15,8 @@ fn rows(bench: &Bench, arguments: &[&str]) -> Command {
     command.args(["--default-signal=INT,QUIT,TERM", "bash"]);
     command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/rows.sh")).args(arguments);
     command.current_dir(bench.folder.path()).env("TRAINER", env!("CARGO_BIN_EXE_trainer")).env("NO_COLOR", "1");
+    // At the lowest priority a run waits for as long as other programs are busy.
+    command.env("NICE", "0");
     for variable in ["DATA", "FLAGS", "LIMIT", "TRAINER_LOG", "TRAINER_DATA_DIR"] {
         command.env_remove(variable);
     }
@@ -75,6 +78,35 @@ fn a_queue_is_paused_stopped_and_continued_to_its_end() {
     assert_eq!(saved, 2);
     run(&bench, &["train", "out"]).expect(0);
     assert_eq!(entries(&bench.path("out/runs/second")).len(), 1, "a finished run is not repeated");
+}
+
+#[test]
+fn training_has_the_lowest_priority() {
+    let bench = Bench::new(CONFIG);
+    std::fs::write(bench.path("first.toml"), CONFIG).unwrap();
+    let program = bench.path("program");
+    std::fs::write(&program, "#!/bin/sh\nnice\ncat /proc/self/autogroup\nexit 1\n").unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    for (chosen, expected) in [(None, "19"), (Some("7"), "7")] {
+        let mut queue = rows(&bench, &["train", "out", "first.toml"]);
+        queue.env("TRAINER", &program);
+        match chosen {
+            Some(nice) => queue.env("NICE", nice),
+            None => queue.env_remove("NICE"),
+        };
+        Ended::from(queue.output().expect("bash starts")).expect(1);
+        let log = bench.path("out/logs/first.log");
+        let text = std::fs::read_to_string(&log).unwrap();
+        assert_eq!(text.lines().next(), Some(expected), "{text}");
+        // A kernel without autogroups has no such file.
+        if Path::new("/proc/self/autogroup").exists() {
+            assert!(text.trim_end().ends_with(&format!("nice {expected}")), "{text}");
+        }
+        std::fs::remove_file(log).unwrap();
+    }
+    let refused =
+        Ended::from(rows(&bench, &["train", "out", "first.toml"]).env("NICE", "20").output().unwrap()).expect(2);
+    assert!(refused.stderr.contains("NICE=20 is not") && refused.stderr.contains("hint:"), "{}", refused.stderr);
 }
 
 #[test]
