@@ -9,6 +9,8 @@ use std::path::Path;
 const MAGIC: &[u8] = b"trainer kernels 1\n";
 /// Bytes in front of a record: its checksum and the lengths of its three parts.
 const HEAD: usize = 16;
+/// A larger file is begun again: each build of the program adds its own kernels, and a process reads all of them.
+const LARGEST: u64 = if cfg!(test) { 1 << 20 } else { 512 << 20 };
 
 /// A file of records: namespace, key and value.
 #[derive(Debug)]
@@ -32,6 +34,10 @@ impl KernelFile {
         std::fs::create_dir_all(folder)?;
         let name = name.replace(|c: char| !(c.is_ascii_alphanumeric() || "-_.".contains(c)), "_");
         let path = folder.join(format!("{name}.kernels"));
+        if std::fs::metadata(&path).is_ok_and(|file| file.is_file() && file.len() > LARGEST) {
+            // Processes that have the old file open go on with it. If several remove it at once, one of them keeps nothing.
+            let _ = std::fs::remove_file(&path);
+        }
         let file = OpenOptions::new().read(true).append(true).create(true).open(path)?;
         let mut this = Self { file, end: 0, known: HashSet::new() };
         // The lock is tried now, so that a file system without locks is reported at the start.
@@ -210,6 +216,23 @@ mod tests {
             fs::write(&path, bytes).unwrap();
             assert_eq!(open(folder.path()).1, [record(1)], "byte {at}");
         }
+    }
+
+    #[test]
+    fn a_file_that_has_grown_large_is_begun_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("gpu.kernels");
+        let (mut old, _) = open(folder.path());
+        exchange(&mut old, &[1]).unwrap();
+        let whole = fs::read(&path).unwrap();
+        for (len, expected) in [(super::LARGEST, vec![record(1)]), (super::LARGEST + 1, vec![])] {
+            // What follows the record is a hole, which is no record.
+            old.file.set_len(len).unwrap();
+            assert_eq!(open(folder.path()).1, expected, "{len} bytes");
+        }
+        assert_eq!(exchange(&mut old, &[2]), Some(Vec::new()), "the process that has the old file goes on");
+        fs::write(&path, whole).unwrap();
+        assert_eq!(open(folder.path()).1, [record(1)]);
     }
 
     #[test]
