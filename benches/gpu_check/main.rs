@@ -11,6 +11,7 @@
 //! numbers of ranks in `--train` and compares the losses with those of the CPU. `first_light.sh` runs this program, also under
 //! compute-sanitizer; `on_cpu.sh` runs it without a GPU.
 
+mod batches;
 mod matrix;
 mod networks;
 mod norm;
@@ -131,7 +132,7 @@ fn run() -> Result<bool, String> {
     if let Ok(place) = std::env::var(RANK) {
         return rank(&place, &arguments);
     }
-    let mut well = !arguments.ops || (ops::run()? & updates::run()?);
+    let mut well = !arguments.ops || (ops::run()? & batches::run()? & updates::run()?);
     if !arguments.networks.is_empty() {
         well &= networks::run(&arguments.networks, arguments.near)?;
     }

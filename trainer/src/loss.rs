@@ -8,7 +8,7 @@
 
 pub mod binary;
 
-use burn::tensor::{Device, Tensor, TensorData, activation::log_softmax};
+use burn::tensor::{Device, Tensor, TensorData};
 use data::loader::Mix;
 
 /// Returns the target distribution of one batch, row-major `[B, classes]`. `labels` is `[B]`. Each label is smoothed by
@@ -52,9 +52,8 @@ pub fn weigh(targets: &mut [f32], weights: &[f64]) {
 pub fn cross_entropy(logits: Tensor<2>, targets: Vec<f32>, weight: f64) -> Tensor<1> {
     let [batch, classes] = logits.dims();
     let device: Device = logits.device();
-    let targets = Tensor::<2>::from_data(TensorData::new(targets, [batch, classes]), &device);
-    let scale = if weight > 0.0 { -1.0 / weight } else { 0.0 };
-    (log_softmax(logits, 1) * targets).sum().mul_scalar(scale)
+    let targets = Tensor::<2>::from_data(TensorData::new(targets, [batch, classes]), &device.inner());
+    ops::cross_entropy(logits, targets, if weight > 0.0 { 1.0 / weight } else { 0.0 })
 }
 
 /// Returns the same loss of one sample, on the host in f64. `logits` and `target` have one entry per class.

@@ -10,10 +10,11 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::autodiff::{Autodiff, NodeId};
 use burn::backend::tensor::FloatTensor;
-use burn::tensor::DType;
+use burn::tensor::{DType, Shape};
 
 use crate::extension::{
-    Activation, ConvKernels, ConvOps, ConvOptions, Kernels, NormKernels, NormOps, NormOptions, PoolOptions, TrainingOps,
+    Activation, ConvKernels, ConvOps, ConvOptions, Kernels, LossKernels, LossOps, NormKernels, NormOps, NormOptions,
+    PoolOptions, TrainingOps,
 };
 
 type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;
@@ -146,6 +147,22 @@ impl<B: NormKernels> Backward<B, 1> for ActivateStep {
         let grad = B::activate_backward(saved, grads.consume::<B>(&ops.node), activation);
         if let [Some(node)] = &ops.parents {
             accumulate!(B, grads, node, grad);
+        }
+    }
+}
+
+/// Parent: the logits.
+#[derive(Debug)]
+struct CrossEntropyStep;
+
+impl<B: LossKernels> Backward<B, 1> for CrossEntropyStep {
+    /// The gradient of the loss in the logits.
+    type State = FloatTensor<B>;
+
+    fn backward(self, ops: Ops<FloatTensor<B>, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let grad = B::float_reshape(grads.consume::<B>(&ops.node), Shape::from([1, 1]));
+        if let [Some(node)] = &ops.parents {
+            accumulate!(B, grads, node, B::float_mul(ops.state, grad));
         }
     }
 }
@@ -292,6 +309,14 @@ impl<B: NormKernels + NormOps, C: CheckpointStrategy> NormOps for Autodiff<B, C>
         // ReLU's derivative follows from its output, which the next operation saves anyway.
         let saved = if activation == Activation::Relu { output.clone() } else { input };
         record!(ActivateStep, C, [node], (saved, activation), output)
+    }
+}
+
+impl<B: LossKernels + LossOps, C: CheckpointStrategy> LossOps for Autodiff<B, C> {
+    fn soft_cross_entropy(logits: Tracked<B, C>, targets: Tracked<B, C>, scale: f32) -> Tracked<B, C> {
+        let ((logits, node), (targets, _)) = (logits.into_parts(), targets.into_parts());
+        let [loss, gradient] = B::cross_entropy_forward(logits, targets, scale);
+        record!(CrossEntropyStep, C, [node], gradient, loss)
     }
 }
 

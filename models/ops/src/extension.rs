@@ -150,6 +150,16 @@ pub trait ConvKernels: NormKernels {
     fn conv_backward(saved: Self::SavedConv, grad: FloatTensor<Self>, required: [bool; 3]) -> ConvGrads<Self>;
 }
 
+/// The training loss of a backend without autodiff.
+pub trait LossKernels: NormKernels {
+    /// See [`cross_entropy`](crate::cross_entropy). Returns the loss `[1]` and its gradient in the logits, of their shape.
+    fn cross_entropy_forward(
+        logits: FloatTensor<Self>,
+        targets: FloatTensor<Self>,
+        scale: f32,
+    ) -> [FloatTensor<Self>; 2];
+}
+
 /// All other operations of a backend without autodiff.
 pub trait Kernels: ConvKernels {
     /// Saved tensors of a max pooling.
@@ -240,6 +250,13 @@ pub trait ConvOps: Backend {
     ) -> FloatTensor<Self>;
 }
 
+/// The differentiable training loss.
+#[backend_extension(Autodiff, Flex, Cube: cfg(all(feature = "cuda", not(feature = "fusion"))))]
+pub trait LossOps: Backend {
+    /// See [`cross_entropy`](crate::cross_entropy).
+    fn soft_cross_entropy(logits: FloatTensor<Self>, targets: FloatTensor<Self>, scale: f32) -> FloatTensor<Self>;
+}
+
 /// All other differentiable operations.
 #[backend_extension(Autodiff, Flex)]
 pub trait TrainingOps: Backend {
@@ -298,7 +315,7 @@ pub trait EvalOps: Backend {
     ) -> FloatTensor<Self>;
 }
 
-/// Implements [`ConvOps`] and [`NormOps`] for a backend without autodiff, whose tensors are `$tensor`: the forward functions,
+/// Implements [`ConvOps`], [`LossOps`] and [`NormOps`] for a backend without autodiff, whose tensors are `$tensor`: the forward functions,
 /// without their saved tensors.
 macro_rules! impl_without_autodiff {
     ($backend:ty, $tensor:ty) => {
@@ -315,6 +332,13 @@ macro_rules! impl_without_autodiff {
                 relu: bool,
             ) -> $tensor {
                 Self::conv_forward(input, weight, Some(bias), options, relu).0
+            }
+        }
+
+        impl $crate::extension::LossOps for $backend {
+            fn soft_cross_entropy(logits: $tensor, targets: $tensor, scale: f32) -> $tensor {
+                let [loss, _] = Self::cross_entropy_forward(logits, targets, scale);
+                loss
             }
         }
 

@@ -1,8 +1,8 @@
 //! Operations of image networks with custom kernels and backward passes: where training spends its time.
 //!
 //! On burn's CPU backend the functions run the kernels of `cpu` for f32 and bf16, which are registered through burn's backend
-//! extension with one autodiff step each ([`Kernels`]). On an NVIDIA GPU, grouped convolutions, batch norm, activations and the
-//! optimizer's step run the kernels of `gpu` ([`ConvKernels`], [`NormKernels`]). All other operations, devices and element
+//! extension with one autodiff step each ([`Kernels`]). On an NVIDIA GPU, grouped convolutions, batch norm, activations, the loss, a
+//! batch's images and the optimizer's step run the kernels of `gpu` ([`ConvKernels`], [`NormKernels`], [`LossKernels`]). All other operations, devices and element
 //! types use burn's operations. Layers call these functions; models do not depend on the choice.
 //!
 //! # Memory order
@@ -29,9 +29,11 @@ mod cpu;
 mod dispatch;
 mod extension;
 mod functional;
+mod gather;
 #[cfg(all(feature = "cuda", not(feature = "fusion")))]
 #[allow(clippy::too_many_arguments, reason = "a kernel's arguments are bound one by one")]
 mod gpu;
+mod loss;
 mod optimizer;
 mod statistics;
 mod sync_batch_norm;
@@ -42,13 +44,15 @@ pub use batch_norm::{BatchNormOutput, Epilogue, batch_norm_eval, batch_norm_trai
 pub use cpu::{CpuIsa, CpuIsaError, tensor_from_blob};
 pub use dispatch::{to_bf16, upcast};
 pub use extension::{
-    Activation, BatchNormGrads, ConvGrads, ConvKernels, ConvOptions, Kernels, NormKernels, NormOptions, PoolOptions,
-    RunningStats,
+    Activation, BatchNormGrads, ConvGrads, ConvKernels, ConvOptions, Kernels, LossKernels, NormKernels, NormOptions,
+    PoolOptions, RunningStats,
 };
 pub use functional::{
     add, avg_pool2d, concat, conv2d, divide, flatten, gelu, global_avg_pool, interleave, linear, max_pool2d, relu,
     scale_channels, sigmoid, slice_channels, swish, unflatten,
 };
+pub use gather::{GatherLines, gather_images};
+pub use loss::cross_entropy;
 pub use optimizer::{ParameterUpdate, UpdateRule, UpdatedParameter};
 pub use statistics::{DeviceGather, StatisticsReduce};
 pub use update::{ema_update, square_sum, update};

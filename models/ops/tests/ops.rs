@@ -4,8 +4,9 @@ use burn::tensor::ops::{ConvOptions as BurnConv, MaxPoolOptions};
 use burn::tensor::{Device, Distribution, Tensor, activation, module};
 use ops::Activation::{Gelu, Identity, Relu, Relu6, Swish};
 use ops::{
-    ConvOptions, Epilogue, PoolOptions, add, avg_pool2d, batch_norm_eval, batch_norm_train, concat, conv2d, flatten,
-    gelu, global_avg_pool, interleave, linear, max_pool2d, relu, scale_channels, sigmoid, slice_channels, swish,
+    ConvOptions, Epilogue, PoolOptions, add, avg_pool2d, batch_norm_eval, batch_norm_train, concat, conv2d,
+    cross_entropy, flatten, gelu, global_avg_pool, interleave, linear, max_pool2d, relu, scale_channels, sigmoid,
+    slice_channels, swish,
 };
 
 fn random<const D: usize>(dims: [usize; D]) -> Tensor<D> {
@@ -217,12 +218,44 @@ fn pooling_and_relu() {
 }
 
 #[test]
+fn loss() {
+    // Few and many classes, more rows than a task has, and no row.
+    for dims in [[4, 10], [1, 1], [3, 1000], [900, 10], [0, 10]] {
+        let targets = activation::softmax(random(dims).detach().inner(), 1);
+        // Far apart, so that exponentials would overflow.
+        let logits = (random(dims) * 60.0).detach().require_grad();
+        let burns = |x: Tensor<2>| -(activation::log_softmax(x, 1) * targets.clone().autodiff()).sum() * 0.25;
+        if dims[0] > 0 {
+            same!("loss", [logits], cross_entropy(logits.clone(), targets.clone(), 0.25), burns(logits.clone()));
+        } else {
+            assert_eq!(cross_entropy(logits, targets, 0.25).into_scalar::<f32>(), 0.0);
+        }
+    }
+    // Targets whose sum is not one: classes have weights.
+    let targets = random([5, 7]).detach().abs().inner();
+    let x = random([5, 7]);
+    let burns = -(activation::log_softmax(x.clone(), 1) * targets.clone().autodiff()).sum();
+    same!("weighted loss", [x], cross_entropy(x.clone(), targets.clone(), 1.0), burns);
+}
+
+#[test]
 fn nan_is_propagated() {
     let x = Tensor::<4>::from_floats([[[[f32::NAN, -1.0], [1.0, 2.0]]]], &Device::flex());
     let values = |t: Tensor<4>| t.into_data().try_into_vec::<f32>().unwrap();
     assert!(values(relu(x.clone()))[0].is_nan());
     let options = PoolOptions { kernel: [2, 2], stride: [2, 2], padding: [0, 0] };
     assert!(values(max_pool2d(x, options))[0].is_nan());
+    for bad in [f32::NAN, f32::INFINITY] {
+        let logits =
+            Tensor::<2>::from_floats([[1.0, bad, 2.0], [0.0, 0.0, 0.0]], &Device::flex().autodiff()).require_grad();
+        let targets = Tensor::from_floats([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]], &Device::flex());
+        let loss = cross_entropy(logits.clone(), targets, 1.0);
+        let gradient = logits.grad(&loss.backward()).unwrap().into_data().try_into_vec::<f32>().unwrap();
+        assert!(loss.into_scalar::<f32>().is_nan());
+        assert!(
+            gradient[..3].iter().all(|value| value.is_nan()) && gradient[3..].iter().all(|value| value.is_finite())
+        );
+    }
 }
 
 #[test]

@@ -16,6 +16,7 @@ use data::{
     augment::{AugmentParams, Pipeline, SourceLine},
     loader::Batch,
 };
+use ops::{GatherLines, gather_images};
 
 /// The data sets of a run on one device.
 #[derive(Debug)]
@@ -105,6 +106,21 @@ impl DeviceDataset {
 
     fn images(&self, ids: &[u32], params: &[AugmentParams]) -> Tensor<4> {
         assert_eq!(ids.len(), params.len(), "one set of parameters per image");
+        let ImageShape { channels, height, width } = self.shape;
+        let mut lines = GatherLines::new([channels, height, width]);
+        for (&id, params) in ids.iter().zip(params) {
+            let line = |line: SourceLine| (line.source, line.cut);
+            let (rows, columns) = (self.pipeline.rows(params), self.pipeline.columns(params));
+            lines.push(id as usize * self.shape.len(), rows.map(line), columns.map(line));
+        }
+        match gather_images(&self.images, &self.table, &lines) {
+            Some(images) => images,
+            None => self.images_of_burn(ids, params),
+        }
+    }
+
+    /// Returns the same images by burn's operations.
+    fn images_of_burn(&self, ids: &[u32], params: &[AugmentParams]) -> Tensor<4> {
         let ImageShape { channels, height, width } = self.shape;
         let (mut rows, mut columns) = (Lines::default(), Lines::default());
         for params in params {

@@ -12,10 +12,10 @@ use super::element::{Element, with_element};
 use super::kernel::{Isa, Operand};
 use super::shape::{ConvShape, PoolShape};
 use super::tensor::{Dense, image, row_major};
-use super::{activation, channels, concat, conv, convert, max_pool};
+use super::{activation, channels, concat, conv, convert, loss, max_pool};
 use crate::extension::{
-    Activation, BatchNormGrads, ConvGrads, ConvKernels, ConvOptions, EvalOps, Kernels, NormKernels, NormOptions,
-    PoolOptions, TrainingOps, impl_without_autodiff,
+    Activation, BatchNormGrads, ConvGrads, ConvKernels, ConvOptions, EvalOps, Kernels, LossKernels, NormKernels,
+    NormOptions, PoolOptions, TrainingOps, impl_without_autodiff,
 };
 
 /// Saved tensors of a convolution or linear layer.
@@ -141,6 +141,15 @@ impl NormKernels for Flex {
     fn elementwise_add(left: FlexTensor, right: FlexTensor) -> FlexTensor {
         let (left, right) = (Dense::natural(left), Dense::natural(right));
         with_element!(left.dtype(), E => left.like(channels::add::<E>(left.values(), right.values())))
+    }
+}
+
+impl LossKernels for Flex {
+    fn cross_entropy_forward(logits: FlexTensor, targets: FlexTensor, scale: f32) -> [FlexTensor; 2] {
+        let (logits, targets) = (Dense::row_major(logits), Dense::row_major(targets));
+        let classes = logits.shape()[1];
+        let (loss, gradient) = loss::cross_entropy(logits.values(), targets.values(), classes, scale);
+        [vector(&[loss]), logits.like(gradient)]
     }
 }
 

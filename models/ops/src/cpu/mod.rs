@@ -22,6 +22,7 @@ mod kernel;
 #[cfg(target_arch = "x86_64")]
 mod kernel_x86;
 mod level;
+mod loss;
 mod max_pool;
 mod micro_kernel;
 mod packing;

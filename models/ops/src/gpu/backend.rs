@@ -4,9 +4,9 @@ use burn::backend::Cube;
 use burn::backend::ops::FloatTensorOps;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::{activation, conv, norm};
+use super::{activation, conv, loss, norm};
 use crate::extension::{
-    Activation, BatchNormGrads, ConvGrads, ConvKernels, ConvOptions, EvalOps, NormKernels, NormOptions,
+    Activation, BatchNormGrads, ConvGrads, ConvKernels, ConvOptions, EvalOps, LossKernels, NormKernels, NormOptions,
     impl_without_autodiff,
 };
 
@@ -38,6 +38,12 @@ impl NormKernels for Cube {
 
     fn elementwise_add(left: CubeTensor, right: CubeTensor) -> CubeTensor {
         Self::float_add(left, right)
+    }
+}
+
+impl LossKernels for Cube {
+    fn cross_entropy_forward(logits: CubeTensor, targets: CubeTensor, scale: f32) -> [CubeTensor; 2] {
+        loss::cross_entropy(logits, targets, scale)
     }
 }
 

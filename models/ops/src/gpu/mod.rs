@@ -13,6 +13,8 @@ mod backend;
 mod conv;
 mod direct;
 mod direct_kernels;
+mod gather;
+mod loss;
 mod norm;
 mod norm_kernels;
 mod norm_moments;
@@ -21,5 +23,6 @@ mod squares;
 mod update;
 mod weight_kernels;
 
+pub(crate) use gather::gather_images;
 pub(crate) use squares::square_sum;
 pub(crate) use update::{ema_update, update};

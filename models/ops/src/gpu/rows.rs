@@ -85,8 +85,12 @@ impl Rows {
 
     /// Allocates `parts` f32 values per column.
     pub(super) fn of_columns(&self, parts: usize) -> CubeTensor {
-        let like = &self.tensor;
-        let shape = Shape::from([parts * self.columns()]);
+        self.values(parts * self.columns())
+    }
+
+    /// Allocates `count` f32 values.
+    pub(super) fn values(&self, count: usize) -> CubeTensor {
+        let (like, shape) = (&self.tensor, Shape::from([count]));
         empty_device_dtype(like.client.clone(), like.device.clone(), shape, DType::F32)
     }
 

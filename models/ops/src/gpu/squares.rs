@@ -60,7 +60,7 @@ fn partial_squares<N: Size>(
 
 /// Sums `partials` in one block.
 #[cube(launch_unchecked)]
-fn sum_partials(partials: &[f32], total: &mut [f32], length: usize) {
+pub(super) fn sum_partials(partials: &[f32], total: &mut [f32], length: usize) {
     let mut sum = 0.0f32;
     let mut at = UNIT_POS as usize;
     while at < length {

@@ -1,0 +1,60 @@
+//! Batches of images from a data set in a GPU's memory: gathered, cropped, flipped, cut and normalised in one launch.
+
+use burn::tensor::{Int, Tensor};
+
+/// Where a batch's images are in a data set, and which of its lines each of their rows and columns shows.
+#[derive(Debug, Clone)]
+pub struct GatherLines {
+    shape: [usize; 4],
+    /// For each image: the index of its first pixel, then its rows and its columns as [`line`] encodes them.
+    values: Vec<i32>,
+}
+
+impl GatherLines {
+    /// Starts a batch of images of `channels`, `height` and `width`.
+    pub fn new([channels, height, width]: [usize; 3]) -> Self {
+        Self { shape: [0, channels, height, width], values: Vec::new() }
+    }
+
+    /// Adds an image whose first pixel is `first`. A line is the source row or column, `None` outside of the image, and whether it is
+    /// cut out: pixels that are in a cut row and in a cut column are.
+    ///
+    /// # Panics
+    /// The lines are not as many as the image's rows and columns.
+    pub fn push(
+        &mut self,
+        first: usize,
+        rows: impl Iterator<Item = (Option<usize>, bool)>,
+        columns: impl Iterator<Item = (Option<usize>, bool)>,
+    ) {
+        self.shape[0] += 1;
+        self.values.push(first as i32);
+        self.values.extend(rows.chain(columns).map(|(source, cut)| line(source, cut)));
+        let [batch, _, height, width] = self.shape;
+        assert_eq!(self.values.len(), batch * (1 + height + width), "a line for each row and column");
+    }
+}
+
+/// Encodes a line: its last bit says whether it is cut out, the others its index, -1 outside of the image.
+fn line(source: Option<usize>, cut: bool) -> i32 {
+    source.map_or(-1, |source| source as i32) * 2 + i32::from(cut)
+}
+
+/// Returns a batch's images, f32 `[B, C, H, W]`, on a GPU; `None` where no kernel does it.
+///
+/// A pixel of value `v` in channel `c` becomes `table[1 + 256 * c + v]`; one outside of the image has `v` 0, and one that is cut out
+/// becomes `table[0]`. No float is computed, so the result is the same on every device.
+///
+/// # Shapes
+/// - `pixels`: uint8, images `[C, H, W]` one after the other
+/// - `table`: `[1 + 256 * C]`
+#[cfg_attr(
+    not(all(feature = "cuda", not(feature = "fusion"))),
+    expect(unused_variables, reason = "there is no kernel")
+)]
+pub fn gather_images(pixels: &Tensor<1, Int>, table: &Tensor<1>, lines: &GatherLines) -> Option<Tensor<4>> {
+    #[cfg(all(feature = "cuda", not(feature = "fusion")))]
+    return crate::gpu::gather_images(pixels, table, &lines.values, lines.shape);
+    #[cfg(not(all(feature = "cuda", not(feature = "fusion"))))]
+    None
+}

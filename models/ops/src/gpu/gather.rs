@@ -1,0 +1,98 @@
+//! One launch that makes a batch of images: a thread for each pixel of the result.
+
+use burn::backend::{BackendTensor, DispatchTensorKind};
+use burn::tensor::{DType, Int, Shape, Tensor, TensorData};
+use burn_cubecl::ops::numeric::empty_device_dtype;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::Device;
+use cubecl::prelude::*;
+
+use super::rows::{UNITS, all};
+use super::update::{cube, tensor_of};
+
+/// Looks up the pixel's channels. `lines` are those of `GatherLines`, `count` is the number of pixels of the batch.
+#[cube(launch_unchecked)]
+fn gather(
+    pixels: &[u8],
+    table: &[f32],
+    lines: &[i32],
+    out: &mut [f32],
+    count: usize,
+    height: usize,
+    width: usize,
+    channels: usize,
+) {
+    let at = CUBE_POS_X as usize * UNITS + UNIT_POS as usize;
+    if at >= count {
+        terminate!();
+    }
+    let plane = height * width;
+    let image = at / plane * (1 + height + width);
+    let row = lines[image + 1 + at % plane / width];
+    let column = lines[image + 1 + height + at % width];
+    let cut = row & column & 1 == 1;
+    let shown = row >= 0 && column >= 0;
+    let mut from = 0usize;
+    if shown {
+        from = lines[image] as usize + (row >> 1) as usize * width + (column >> 1) as usize;
+    }
+    let mut channel = 0usize;
+    while channel < channels {
+        let mut key = 0usize;
+        if !cut {
+            key = 1 + 256 * channel;
+            if shown {
+                key += pixels[from + channel * plane] as usize;
+            }
+        }
+        out[at * channels + channel] = table[key];
+        channel += 1;
+    }
+}
+
+/// Returns the storage of a data set's pixels on an NVIDIA GPU.
+fn bytes(pixels: &Tensor<1, Int>) -> Option<CubeTensor> {
+    match pixels.clone().into_dispatch().kind {
+        DispatchTensorKind::Cube(BackendTensor::Int(tensor))
+            if matches!(tensor.device, Device::Cuda(_)) && tensor.dtype == DType::U8 =>
+        {
+            Some(tensor)
+        }
+        _ => None,
+    }
+}
+
+/// See [`gather_images`](crate::gather_images). The result is channels-last in memory, as convolutions read images.
+pub(crate) fn gather_images(
+    pixels: &Tensor<1, Int>,
+    table: &Tensor<1>,
+    lines: &[i32],
+    [batch, channels, height, width]: [usize; 4],
+) -> Option<Tensor<4>> {
+    let (source, table, count) = (bytes(pixels)?, cube(table)?, batch * height * width);
+    let on_device = TensorData::new(lines.to_vec(), [lines.len()]);
+    let on_device = Tensor::<1, Int>::from_data(on_device, (&pixels.device(), DType::I32));
+    let DispatchTensorKind::Cube(BackendTensor::Int(lines)) = on_device.into_dispatch().kind else { return None };
+    // With one axis, so that no line of the memory is padded.
+    let shape = Shape::from([count * channels]);
+    let out = empty_device_dtype(source.client.clone(), source.device.clone(), shape, DType::F32);
+    if count > 0 {
+        // SAFETY: every image has its lines, the lines name pixels of the data set, and the table has all channels' values.
+        unsafe {
+            gather::launch_unchecked(
+                &source.client,
+                CubeCount::Static(count.div_ceil(UNITS) as u32, 1, 1),
+                CubeDim::new_1d(UNITS as u32),
+                all(&source),
+                all(&table),
+                all(&lines),
+                all(&out),
+                count,
+                height,
+                width,
+                channels,
+            );
+        }
+    }
+    Some(tensor_of(out).reshape([batch, height, width, channels]).permute([0, 3, 1, 2]))
+}

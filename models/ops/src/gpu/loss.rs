@@ -1,0 +1,127 @@
+//! The training loss: one launch for the rows' losses and the gradient, one for the sum.
+
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::rows::{Rows, UNITS, all};
+use super::squares::sum_partials;
+
+/// Threads that share a row of logits.
+const LANES: usize = 32;
+
+/// Returns the sum of the row's threads, or with `largest` their largest value, in a fixed order. All threads of the block call it.
+#[cube]
+fn reduce_row(value: f32, #[comptime] largest: bool) -> f32 {
+    let mut values = Shared::<[f32]>::new_slice(UNITS);
+    let unit = UNIT_POS as usize;
+    let lane = UNIT_POS_X as usize;
+    values[unit] = value;
+    sync_cube();
+    let mut half = CUBE_DIM_X as usize / 2;
+    while half > 0 {
+        if lane < half {
+            let one = values[unit];
+            let other = values[unit + half];
+            let both = if comptime!(largest) { max(one, other) } else { one + other };
+            values[unit] = both;
+        }
+        sync_cube();
+        half /= 2;
+    }
+    let result = values[unit - lane];
+    // The memory is used again.
+    sync_cube();
+    result
+}
+
+/// Writes each row's loss, times `scale`, and the gradient of the sum of all losses.
+#[cube(launch_unchecked)]
+fn cross_entropy_rows(
+    logits: &[f32],
+    targets: &[f32],
+    gradient: &mut [f32],
+    losses: &mut [f32],
+    rows: usize,
+    classes: usize,
+    pitch: usize,
+    target_pitch: usize,
+    gradient_pitch: usize,
+    scale: f32,
+) {
+    let lane = UNIT_POS_X as usize;
+    let row = CUBE_POS_X as usize * CUBE_DIM_Y as usize + UNIT_POS_Y as usize;
+    // A thread of no row takes part in the reductions.
+    let mut end = 0usize;
+    if row < rows {
+        end += classes;
+    }
+    let mut top = f32::new(f32::MIN);
+    let mut at = lane;
+    while at < end {
+        let x = logits[row * pitch + at];
+        top = max(top, x);
+        at += LANES;
+    }
+    let largest = reduce_row(top, true);
+    let mut total = 0.0f32;
+    let mut mass = 0.0f32;
+    let mut dot = 0.0f32;
+    let mut at = lane;
+    while at < end {
+        let x = logits[row * pitch + at] - largest;
+        let t = targets[row * target_pitch + at];
+        total += x.exp();
+        mass += t;
+        dot += t * x;
+        at += LANES;
+    }
+    let total = reduce_row(total, false);
+    let mass = reduce_row(mass, false);
+    let dot = reduce_row(dot, false);
+    let mut at = lane;
+    while at < end {
+        let part = (logits[row * pitch + at] - largest).exp() / total;
+        gradient[row * gradient_pitch + at] = (part * mass - targets[row * target_pitch + at]) * scale;
+        at += LANES;
+    }
+    if lane == 0 && row < rows {
+        losses[row] = (mass * total.ln() - dot) * scale;
+    }
+}
+
+/// See [`LossKernels::cross_entropy_forward`](crate::LossKernels::cross_entropy_forward).
+pub(super) fn cross_entropy(logits: CubeTensor, targets: CubeTensor, scale: f32) -> [CubeTensor; 2] {
+    let (logits, targets) = (Rows::new(logits), Rows::new(targets));
+    let (gradient, rows) = (logits.output(), logits.rows());
+    let height = UNITS / LANES;
+    let client = logits.client();
+    let losses = logits.values(rows);
+    let loss = logits.values(1);
+    // SAFETY: a row's threads stay within its elements, `losses` has one for each row, and `loss` has one.
+    unsafe {
+        cross_entropy_rows::launch_unchecked(
+            client,
+            CubeCount::Static(rows.div_ceil(height) as u32, 1, 1),
+            CubeDim::new_2d(LANES as u32, height as u32),
+            logits.arg(),
+            targets.arg(),
+            gradient.arg(),
+            all(&losses),
+            rows,
+            logits.columns(),
+            logits.pitch(1),
+            targets.pitch(1),
+            gradient.pitch(1),
+            scale,
+        );
+        sum_partials::launch_unchecked(
+            client,
+            CubeCount::Static(1, 1, 1),
+            CubeDim::new_1d(UNITS as u32),
+            all(&losses),
+            all(&loss),
+            rows,
+        );
+    }
+    [loss, gradient.into_tensor()]
+}

@@ -1,0 +1,30 @@
+//! The training loss: softmax, cross-entropy and its gradient in one pass over the logits.
+
+use burn::backend::Dispatch;
+use burn::tensor::{Tensor, activation::log_softmax};
+
+use crate::dispatch::{has_parameter_kernels, on_gpu};
+use crate::extension::LossOps;
+
+/// Computes `scale · -(targets · log_softmax(logits)).sum()`, differentiable in the logits. With `scale` 1 this is
+/// `torch.nn.functional.cross_entropy(logits, targets, reduction="sum")` for targets that are probabilities.
+///
+/// The kernels compute the gradient together with the loss, so the backward pass only multiplies it by the gradient of the result.
+///
+/// # Shapes
+///
+/// - logits and targets `[B, classes]`, targets without autodiff
+/// - output `[1]`
+///
+/// # Panics
+///
+/// When the shapes differ.
+pub fn cross_entropy(logits: Tensor<2>, targets: Tensor<2>, scale: f64) -> Tensor<1> {
+    assert_eq!(logits.dims(), targets.dims(), "one target for each logit");
+    let f32s = logits.dtype() == burn::tensor::DType::F32 && targets.dtype() == logits.dtype();
+    if f32s && (has_parameter_kernels(&logits) || on_gpu(&logits)) {
+        let (logits, targets) = (logits.into_dispatch(), targets.into_dispatch());
+        return Tensor::from_dispatch(Dispatch::soft_cross_entropy(logits, targets, scale as f32));
+    }
+    (log_softmax(logits, 1) * targets).sum().mul_scalar(-scale)
+}
