@@ -77,6 +77,6 @@ step more matrix run 200 "$check" --ranks "${RANKS:-2,4}" ${SIZES:+--sizes "$SIZ
 step more losses run 250 "$check" --ranks 1 --trainer "$trainer" ${TRAIN:+--train "$TRAIN"}
 step more allreduce run 60 "$trainer" bench allreduce "${several[@]}" --sizes 4,65536,44695848 --ms 200
 step more compare run 200 "$trainer" compare --config "$quickstart" "${several[@]}" --steps 10 --rounds 1 \
-    --out "$work/run/compare" "${flags[@]}"
+    --out "$work/run/compare" "${flags[@]}" --set train.epochs=100
 sanitizer more racecheck
 sanitizer more initcheck
