@@ -59,6 +59,8 @@ pub(super) struct Connection {
     limit: Duration,
     pub(super) since: Instant,
     pub(super) said_goodbye: bool,
+    /// Why nothing can be sent any more. What the peer has sent before is still to be read.
+    pub(super) write_error: Option<Disconnect>,
 }
 
 impl Connection {
@@ -75,6 +77,7 @@ impl Connection {
             limit,
             since: Instant::now(),
             said_goodbye: false,
+            write_error: None,
         })
     }
 
@@ -105,12 +108,23 @@ impl Connection {
         Disconnect { ending, cause }
     }
 
-    pub(super) fn send(&mut self, bytes: &[u8]) -> Result<(), Disconnect> {
+    /// Sends `bytes` as soon as possible. A failure is in [`Connection::write_error`]: a rank that has reported an error may be gone
+    /// before its report is read.
+    pub(super) fn push(&mut self, bytes: &[u8]) {
+        if self.write_error.is_none()
+            && let Err(why) = self.send(bytes)
+        {
+            self.outbox.clear();
+            self.write_error = Some(why);
+        }
+    }
+
+    fn send(&mut self, bytes: &[u8]) -> Result<(), Disconnect> {
         self.outbox.extend_from_slice(bytes);
         self.flush()
     }
 
-    pub(super) fn flush(&mut self) -> Result<(), Disconnect> {
+    fn flush(&mut self) -> Result<(), Disconnect> {
         while !self.outbox.is_empty() {
             match self.stream.write(&self.outbox) {
                 Ok(n) => drop(self.outbox.drain(..n)),
@@ -126,9 +140,9 @@ impl Connection {
     }
 
     /// Admits or refuses a rank that has authenticated.
-    pub(super) fn admit(&mut self, rank: u32, refusal: Option<&str>) -> Result<(), Disconnect> {
+    pub(super) fn admit(&mut self, rank: u32, refusal: Option<&str>) {
         self.phase = if refusal.is_some() { Phase::Closing } else { Phase::Member(rank) };
-        self.send(&verdict(refusal))
+        self.push(&verdict(refusal));
     }
 
     /// Reads what has arrived. The handshake's sizes limit the bytes of an unauthenticated peer, [`MAX_FRAME`] those of a member.
@@ -225,5 +239,34 @@ impl Connection {
             Some(cause) if requests.is_empty() => Incoming::Over(cause),
             _ => Incoming::Requests(requests),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Shutdown, TcpListener};
+
+    use super::*;
+    use crate::error::{CommError, ErrorKind};
+
+    #[test]
+    fn the_report_of_a_rank_is_read_after_a_failed_write() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut rank = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (stream, peer) = listener.accept().unwrap();
+        let mut connection = Connection::new(stream, peer, Duration::from_secs(60)).unwrap();
+        connection.phase = Phase::Member(3);
+        let report = Request::Abort { error: CommError::new(ErrorKind::Timeout, "rank 2 did not come") };
+        rank.write_all(&[report.frame(), Request::Goodbye.frame()].concat()).unwrap();
+        rank.shutdown(Shutdown::Both).unwrap();
+        drop(rank);
+        // The first bytes are answered by a reset.
+        while connection.write_error.is_none() {
+            connection.push(&[0; 16]);
+        }
+        let secret = Secret::random().unwrap();
+        let Incoming::Requests(requests) = connection.read(&secret) else { panic!("the report is lost") };
+        assert!(matches!(requests.as_slice(), [Request::Abort { .. }]) && connection.said_goodbye);
+        assert!(matches!(connection.read(&secret), Incoming::Over(_)));
     }
 }

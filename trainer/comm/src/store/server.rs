@@ -181,6 +181,14 @@ impl EventLoop {
             let out = self.state.tick(now);
             self.deliver(out);
             self.expire(now);
+            self.end_broken();
+        }
+    }
+
+    /// Ends the connections on which nothing can be sent any more, after what their ranks have sent.
+    fn end_broken(&mut self) {
+        while let Some((&id, _)) = self.connections.iter().find(|(_, connection)| connection.write_error.is_some()) {
+            self.read(id);
         }
     }
 
@@ -241,20 +249,22 @@ impl EventLoop {
     fn read(&mut self, id: u64) {
         loop {
             let Some(connection) = self.connections.get_mut(&id) else { return };
-            if let Err(why) = connection.flush() {
-                return self.disconnect(id, why);
-            }
+            connection.push(&[]);
             if connection.is_closing() && !connection.wants_write() {
                 return self.disconnect(id, Disconnect::refused(""));
             }
             match connection.read(&self.config.secret) {
-                Incoming::Nothing => return,
-                Incoming::Over(why) => return self.disconnect(id, why),
+                Incoming::Nothing => return self.end_if_broken(id),
+                Incoming::Over(why) => {
+                    // The kernel reports the cause once: to the write, if that was first.
+                    let why = connection.write_error.take().unwrap_or(why);
+                    return self.disconnect(id, why);
+                }
                 Incoming::Authenticated { rank, world } => self.admit(id, rank, world),
                 Incoming::Requests(requests) => {
                     let Some(rank) = connection.member() else { return };
                     if requests.is_empty() {
-                        return;
+                        return self.end_if_broken(id);
                     }
                     for request in requests {
                         let had = self.state.error().is_some();
@@ -269,15 +279,21 @@ impl EventLoop {
         }
     }
 
+    /// Ends a connection on which nothing can be sent any more.
+    fn end_if_broken(&mut self, id: u64) {
+        if let Some(why) = self.connections.get_mut(&id).and_then(|connection| connection.write_error.take()) {
+            self.disconnect(id, why);
+        }
+    }
+
     fn admit(&mut self, id: u64, rank: u32, world: u32) {
         let refusal = self.state.admit(rank, world).err();
         let Some(connection) = self.connections.get_mut(&id) else { return };
         let from = connection.peer;
-        let sent = connection.admit(rank, refusal.as_deref());
-        match (refusal, sent) {
-            (Some(cause), _) => (self.on_event)(StoreEvent::Refused { from, cause }),
-            (None, Err(why)) => self.disconnect(id, why),
-            (None, Ok(())) => {
+        connection.admit(rank, refusal.as_deref());
+        match refusal {
+            Some(cause) => (self.on_event)(StoreEvent::Refused { from, cause }),
+            None => {
                 self.count(|(present, joined)| {
                     *present += 1;
                     *joined += 1;
@@ -317,16 +333,10 @@ impl EventLoop {
     }
 
     fn deliver(&mut self, out: Outgoing) {
-        let mut broken = Vec::new();
         for (rank, push) in out {
-            if let Some((id, connection)) = self.connections.iter_mut().find(|(_, c)| c.member() == Some(rank))
-                && let Err(why) = connection.send(&push.frame())
-            {
-                broken.push((*id, why));
+            if let Some(connection) = self.connections.values_mut().find(|c| c.member() == Some(rank)) {
+                connection.push(&push.frame());
             }
-        }
-        for (id, why) in broken {
-            self.disconnect(id, why);
         }
     }
 
