@@ -28,6 +28,8 @@ kind = "constant"
 first_bucket_mb = 0.01
 bucket_mb = 0.05
 check_sync_every = 5
+# Each rank tunes kernels for its own GPU, and the kept ones are those of the GPU's index: the others may wait long for one of them.
+timeout_s = 1400
 "#;
 
 fn losses(trainer: &str, config: &Path, folder: &Path, name: &str, flags: &[String]) -> Result<Vec<f64>, String> {
