@@ -8,7 +8,8 @@
 #
 # OUT gets queue/ (the configurations), runs/, logs/ and results/ (summaries of finished runs, to be committed).
 # Variables: TRAINER, the program (default target/release/trainer); DATA, the data folder; FLAGS, more flags of the first start,
-# e.g. "--gpus 1 --set train.precision=bf16"; LIMIT, seconds after which this call saves and ends (default: none).
+# e.g. "--gpus 1 --set train.precision=bf16"; LIMIT, seconds after which this call saves and ends (default: none);
+# NICE, from 0, the priority of other programs, to 19, the lowest (default).
 set -uo pipefail
 
 usage() { sed -n '2,/^set/{/^set/d;p}' "$0" >&2; exit 2; }

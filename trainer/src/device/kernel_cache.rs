@@ -83,7 +83,7 @@ pub(super) fn keep() {
         }
     };
     match file.exchange(&mut to_memory, all) {
-        // Not the number now: other threads may have compiled meanwhile
+        // Not the number now: other threads may have compiled meanwhile.
         Ok(true) => *before = now,
         Ok(false) => {}
         Err(error) => {

@@ -3,36 +3,11 @@
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::rows::{Rows, UNITS, all};
+use super::rows::{Rows, UNITS, all, reduce_row};
 use super::squares::sum_partials;
 
 /// Threads that share a row of logits.
 const LANES: usize = 32;
-
-/// Returns the sum of the row's threads, or with `largest` their largest value, in a fixed order. All threads of the block call it.
-#[cube]
-fn reduce_row(value: f32, #[comptime] largest: bool) -> f32 {
-    let mut values = Shared::<[f32]>::new_slice(UNITS);
-    let unit = UNIT_POS as usize;
-    let lane = UNIT_POS_X as usize;
-    values[unit] = value;
-    sync_cube();
-    let mut half = CUBE_DIM_X as usize / 2;
-    while half > 0 {
-        if lane < half {
-            let one = values[unit];
-            let other = values[unit + half];
-            let both = if comptime!(largest) { max(one, other) } else { one + other };
-            values[unit] = both;
-        }
-        sync_cube();
-        half /= 2;
-    }
-    let result = values[unit - lane];
-    // The memory is used again.
-    sync_cube();
-    result
-}
 
 /// Writes each row's loss, times `scale`, and the gradient of the sum of all losses.
 #[cube(launch_unchecked)]

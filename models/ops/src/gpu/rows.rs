@@ -222,3 +222,29 @@ pub(super) fn final_reduction(columns: usize) -> (CubeCount, CubeDim) {
     let dim = CubeDim::new_2d(lanes as u32, (UNITS / lanes) as u32);
     (CubeCount::Static(columns.div_ceil(lanes) as u32, 1, 1), dim)
 }
+
+/// Returns the sum of the threads of a block's row, or with `largest` their largest value, in a fixed order. All threads of the block
+/// call it. Blocks have [`UNITS`] threads, and their rows a power of two.
+#[cube]
+pub(super) fn reduce_row(value: f32, #[comptime] largest: bool) -> f32 {
+    let mut values = Shared::<[f32]>::new_slice(UNITS);
+    let unit = UNIT_POS as usize;
+    let lane = UNIT_POS_X as usize;
+    values[unit] = value;
+    sync_cube();
+    let mut half = CUBE_DIM_X as usize / 2;
+    while half > 0 {
+        if lane < half {
+            let one = values[unit];
+            let other = values[unit + half];
+            let both = if comptime!(largest) { max(one, other) } else { one + other };
+            values[unit] = both;
+        }
+        sync_cube();
+        half /= 2;
+    }
+    let result = values[unit - lane];
+    // The memory is used again.
+    sync_cube();
+    result
+}

@@ -8,27 +8,8 @@ use burn::tensor::{DType, Shape, Tensor};
 use burn_cubecl::ops::numeric::empty_device_dtype;
 use cubecl::prelude::*;
 
-use super::rows::{UNITS, all};
+use super::rows::{UNITS, all, reduce_row};
 use super::update::{Batch, ParameterBlocks, Tensors, tensor_of, tensors, thread_vector};
-
-/// Sums the values of all threads of a block, in a fixed order.
-#[cube]
-fn sum_over_block(value: f32) -> f32 {
-    let mut sums = Shared::<[f32]>::new_slice(UNITS);
-    let unit = UNIT_POS as usize;
-    sums[unit] = value;
-    sync_cube();
-    let mut half = CUBE_DIM_X as usize / 2;
-    while half > 0 {
-        if unit < half {
-            let sum = sums[unit] + sums[unit + half];
-            sums[unit] = sum;
-        }
-        sync_cube();
-        half /= 2;
-    }
-    sums[0]
-}
 
 /// Writes each block's sum of squares to `partials`, from index `offset`.
 #[cube(launch_unchecked)]
@@ -52,7 +33,7 @@ fn partial_squares<N: Size>(
     for lane in 0..N::value() {
         sum += squares.extract(lane);
     }
-    let sum = sum_over_block(sum);
+    let sum = reduce_row(sum, false);
     if UNIT_POS == 0 {
         partials[offset + CUBE_POS_X as usize] = sum;
     }
@@ -67,7 +48,7 @@ pub(super) fn sum_partials(partials: &[f32], total: &mut [f32], length: usize) {
         sum += partials[at];
         at += CUBE_DIM_X as usize;
     }
-    let sum = sum_over_block(sum);
+    let sum = reduce_row(sum, false);
     if UNIT_POS == 0 {
         total[0] = sum;
     }
