@@ -12,6 +12,7 @@
 //! compute-sanitizer; `on_cpu.sh` runs it without a GPU.
 
 mod batches;
+mod convolutions;
 mod matrix;
 mod networks;
 mod norm;
@@ -132,7 +133,7 @@ fn run() -> Result<bool, String> {
     if let Ok(place) = std::env::var(RANK) {
         return rank(&place, &arguments);
     }
-    let mut well = !arguments.ops || (ops::run()? & batches::run()? & updates::run()?);
+    let mut well = !arguments.ops || (ops::run()? & convolutions::run()? & batches::run()? & updates::run()?);
     if !arguments.networks.is_empty() {
         well &= networks::run(&arguments.networks, arguments.near)?;
     }

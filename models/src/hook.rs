@@ -31,7 +31,7 @@ pub trait GradientSink: Debug + Send + Sync {
     /// Reports that a forward pass uses the parameter. Each use yields one gradient, and the sink must add them.
     fn used(&self, parameter: ParamId);
 
-    /// Passes on the gradient of one use, flattened to `[N]`, without autodiff. The sink has the only copy: the result of
+    /// Passes on the gradient of one use, flattened by [`ops::parameter::flatten`], without autodiff. The sink has the only copy: the result of
     /// `backward` has no gradient for this parameter.
     fn ready(&self, parameter: ParamId, gradient: Tensor<1>);
 }
@@ -45,7 +45,7 @@ struct HookState {
 
 /// Converts a backend's gradients to burn's user-facing tensors.
 trait IntoFlatTensor: Backend {
-    /// Flattens `gradient` to `[N]`.
+    /// Flattens `gradient` as [`ops::parameter::flatten`].
     fn into_flat_tensor(gradient: FloatTensor<Self>) -> Tensor<1>;
 }
 
@@ -59,6 +59,9 @@ impl IntoFlatTensor for Flex {
 #[cfg(feature = "cuda")]
 impl IntoFlatTensor for Cube {
     fn into_flat_tensor(gradient: FloatTensor<Self>) -> Tensor<1> {
+        if gradient.rank() == 4 {
+            return ops::parameter::flatten(Tensor::<4>::from_primitive::<Self>(gradient));
+        }
         let flat = Shape::from([gradient.shape().num_elements()]);
         Tensor::from_primitive::<Self>(Self::float_reshape(gradient, flat))
     }

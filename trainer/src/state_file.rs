@@ -18,15 +18,17 @@ pub struct NamedTensor {
 }
 
 impl NamedTensor {
-    /// Copies a flat device tensor to the host.
-    pub fn from_tensor(name: String, shape: &[usize], tensor: &Tensor<1>) -> Self {
-        let values = tensor.try_to_vec_as::<f32>().expect("a device that computed the tensor can copy it back");
+    /// Copies a device tensor, flattened by [`ops::parameter::flatten`], to the host.
+    pub fn from_tensor(name: String, shape: &[usize], tensor: Tensor<1>) -> Self {
+        let values = ops::parameter::to_row_major(tensor, shape)
+            .try_to_vec_as::<f32>()
+            .expect("a device that computed the tensor can copy it back");
         Self { name, shape: shape.to_vec(), values }
     }
 
-    /// Copies the values to a flat tensor on `device`.
+    /// Copies the values to a tensor on `device`, flattened as by [`ops::parameter::flatten`].
     pub fn into_tensor(self, device: &Device) -> Tensor<1> {
-        Tensor::from_floats(self.values.as_slice(), device)
+        ops::parameter::from_row_major(Tensor::from_floats(self.values.as_slice(), device), &self.shape)
     }
 }
 

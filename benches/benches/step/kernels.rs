@@ -140,9 +140,9 @@ fn class(part: Part, kernel: &str) -> &'static str {
         if forward { "batch norm, forward" } else { "batch norm, backward" }
     } else if has("direct_kernels") {
         if forward { "convolution, forward" } else { "convolution, data gradient" }
-    } else if has("backward_weight") || has("weight_grad") || has("weight_kernels") {
+    } else if has("backward_weight") || has("weight_grad") || has("weight_kernels") || has("WeightGradient") {
         "convolution, weight gradient"
-    } else if has("backward_data") || has("conv_transpose") || has("ConvTranspose") {
+    } else if has("DataGradient") || has("backward_data") || has("conv_transpose") || has("ConvTranspose") {
         "convolution, data gradient"
     } else if has("conv") || has("Conv") {
         // Grouped weight gradients and some data gradients are forward convolutions of other operands.

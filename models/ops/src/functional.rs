@@ -9,7 +9,7 @@ use burn::backend::Dispatch;
 use burn::tensor::ops::{AvgPoolOptions, MaxPoolOptions};
 use burn::tensor::{Tensor, activation, module};
 
-use crate::dispatch::{has_image_kernels, has_kernels, have_kernels, parameter_for, upcast};
+use crate::dispatch::{has_image_kernels, has_kernels, have_kernels, on_gpu, parameter_for, upcast};
 use crate::extension::{Activation, ConvOps, ConvOptions, NormOps, PoolOptions, TrainingOps};
 use crate::trace::{Operand, Operation, Started, start, start_fused};
 
@@ -54,7 +54,9 @@ fn convolve(
     options: ConvOptions,
     relu: bool,
 ) -> Tensor<4> {
-    let (weight, bias) = (parameter_for(weight, &input), bias.map(|bias| parameter_for(bias, &input)));
+    // The GPU's kernels round a weight themselves, and return its gradient in f32.
+    let weight = if on_gpu(&input) { weight } else { parameter_for(weight, &input) };
+    let bias = bias.map(|bias| parameter_for(bias, &input));
     if has_image_kernels(&input) {
         let (input, weight) = (input.into_dispatch(), weight.into_dispatch());
         return Tensor::from_dispatch(match bias {

@@ -35,6 +35,7 @@ mod gather;
 mod gpu;
 mod loss;
 mod optimizer;
+pub mod parameter;
 mod statistics;
 mod sync_batch_norm;
 pub mod trace;

@@ -137,6 +137,7 @@ pub fn load_state_dict<M: Module>(module: M, state: &[StateTensor]) -> Result<M,
 
     Ok(map_state(module, |info: &ParameterInfo, _, old: Tensor<1>| {
         let tensor = given[info.name.as_str()];
-        Tensor::from_data(TensorData::new(tensor.values.clone(), [info.len()]), &old.device())
+        let values = TensorData::new(tensor.values.clone(), [info.len()]);
+        ops::parameter::from_row_major(Tensor::from_data(values, &old.device()), &info.shape)
     }))
 }

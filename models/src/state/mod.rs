@@ -149,12 +149,11 @@ impl<F: FnMut(ParameterInfo, StateKind, Tensor<1>)> ModuleVisitor for Visitor<F>
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let tensor = param.val().without_autodiff();
         let info = self.path.info(param.id, &tensor);
-        let count = info.len();
-        (self.each)(info, self.path.kind(), tensor.reshape([count]));
+        (self.each)(info, self.path.kind(), ops::parameter::flatten(tensor));
     }
 }
 
-/// Calls `each` with every tensor of the state dict, in order, flattened to `[N]` and without autodiff.
+/// Calls `each` with every tensor of the state dict, in order, flattened by [`ops::parameter::flatten`] and without autodiff.
 pub fn visit<M: Module>(module: &M, each: impl FnMut(ParameterInfo, StateKind, Tensor<1>)) {
     module.visit(&mut Visitor { path: Path::default(), each });
 }
@@ -186,7 +185,10 @@ pub fn head<M: Module>(module: &M) -> String {
 pub fn state_dict<M: Module>(module: &M) -> Vec<StateTensor> {
     let mut state = Vec::new();
     visit(module, |info, kind, tensor| {
-        let values = tensor.into_data().try_into_vec_as::<f32>().expect("a float tensor converts to f32");
+        let values = ops::parameter::to_row_major(tensor, &info.shape)
+            .into_data()
+            .try_into_vec_as::<f32>()
+            .expect("a float tensor converts to f32");
         state.push(StateTensor { name: info.name, kind, shape: info.shape, values });
     });
     state
@@ -215,7 +217,7 @@ impl<F: FnMut(&ParameterInfo, StateKind, Tensor<1>) -> Tensor<1>> ModuleMapper f
         }
         replace_value(param, |id, tensor| {
             let (info, shape) = (self.path.info(id, &tensor), tensor.dims());
-            (self.each)(&info, self.path.kind(), tensor.reshape([info.len()])).reshape(shape)
+            ops::parameter::unflatten((self.each)(&info, self.path.kind(), ops::parameter::flatten(tensor)), shape)
         })
     }
 }
@@ -239,7 +241,8 @@ fn replace_value<const D: usize>(
     Param::from_mapped_value(id, tensor, mapper)
 }
 
-/// Replaces each learnable parameter by the result of `update`, which gets the value flattened to `[N]`, without autodiff.
+/// Replaces each learnable parameter by the result of `update`, which gets the value flattened by [`ops::parameter::flatten`], without
+/// autodiff.
 ///
 /// Nothing is copied to the host. Names, ids, shapes and `requires_grad` are kept.
 ///
@@ -276,13 +279,12 @@ impl ModuleMapper for ParameterSwap {
             None => {
                 // One element, not none: every backend supports that.
                 let (info, empty) = (self.path.info(id, &tensor), Tensor::empty([1; D], &tensor.device()));
-                let flat = tensor.reshape([info.len()]);
-                self.taken.push((info, flat));
+                self.taken.push((info, ops::parameter::flatten(tensor)));
                 empty
             }
             Some(values) => {
                 let (shape, value) = values.next().expect("both traversals visit the same parameters");
-                value.reshape::<D, _>(burn::tensor::Shape::from(shape))
+                ops::parameter::unflatten(value, shape.try_into().expect("a parameter keeps its number of dimensions"))
             }
         })
     }
@@ -341,15 +343,12 @@ impl ModuleVisitor for GradientTaker<'_> {
         }
         // `grad_remove` panics for a tensor without autodiff.
         let gradient = param.is_require_grad().then(|| param.val().grad_remove(self.gradients)).flatten();
-        self.taken.push(gradient.map(|gradient| {
-            let count = gradient.shape().num_elements();
-            gradient.reshape([count])
-        }));
+        self.taken.push(gradient.map(ops::parameter::flatten));
     }
 }
 
 /// Moves the gradients of the module's parameters out of the result of `backward`, in the order of [`parameters`]. Each is
-/// flattened to `[N]`; `None` where the loss does not depend on the parameter, or the parameter is frozen.
+/// flattened by [`ops::parameter::flatten`]; `None` where the loss does not depend on the parameter, or the parameter is frozen.
 pub fn take_gradients<M: Module>(gradients: &mut Gradients, module: &M) -> Vec<Option<Tensor<1>>> {
     let mut taker = GradientTaker { path: Path::default(), gradients, taken: Vec::new() };
     module.visit(&mut taker);

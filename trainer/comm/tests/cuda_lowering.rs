@@ -4,43 +4,17 @@
 #[path = "../../testing/shared.rs"]
 mod shared;
 
-use std::path::PathBuf;
-use std::process::Command;
+#[path = "../../testing/nvrtc.rs"]
+mod nvrtc;
 
 use comm::cuda::layout::WireType;
 use comm::cuda::protocol::Kernel;
 use comm::cuda::source::{KernelVariant, PARTS};
 
-/// `TRAINER_TEST_NVRTC` is the path of libnvrtc, or `wheel`: that of the package nvidia-cuda-nvrtc in the Python of
-/// `TRAINER_TEST_PYTHON`.
-struct Nvrtc {
-    library: String,
-    python: String,
-    folder: tempfile::TempDir,
-}
+use self::nvrtc::{Nvrtc, count};
 
-impl Nvrtc {
-    fn find() -> Option<Self> {
-        let Ok(library) = std::env::var("TRAINER_TEST_NVRTC") else {
-            shared::skip_or_fail("NVRTC", "TRAINER_TEST_NVRTC is not set to the path of libnvrtc or to `wheel`");
-            return None;
-        };
-        let python = std::env::var("TRAINER_TEST_PYTHON").unwrap_or_else(|_| "python3".into());
-        Some(Self { library, python, folder: tempfile::tempdir().unwrap() })
-    }
-
-    fn compile(&self, variant: &KernelVariant, arch: &str) -> String {
-        let source = self.folder.path().join(format!("{variant:?}.cu"));
-        std::fs::write(&source, variant.source()).unwrap();
-        let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/cuda_support/nvrtc.py");
-        let output = Command::new(&self.python).arg(script).args([&self.library, arch]).arg(&source).output().unwrap();
-        assert!(output.status.success(), "{variant:?}, {arch}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap()
-    }
-}
-
-fn count(ptx: &str, instruction: &str) -> usize {
-    ptx.lines().filter(|line| line.trim_start().starts_with(instruction)).count()
+fn compile(nvrtc: &Nvrtc, variant: &KernelVariant, arch: &str) -> String {
+    nvrtc.compile(&format!("{variant:?}"), &variant.source(), arch)
 }
 
 #[test]
@@ -50,7 +24,7 @@ fn every_kernel_compiles_and_has_its_accesses() {
         for kernel in Kernel::ALL {
             for wire in WireType::ALL {
                 let variant = KernelVariant { kernel, wire, world: 8, parts: 8 };
-                let ptx = nvrtc.compile(&variant, arch);
+                let ptx = compile(&nvrtc, &variant, arch);
                 let at_least = |instruction: &str, times: usize| {
                     let found = count(&ptx, instruction);
                     assert!(found >= times, "{variant:?}, {arch}: {found} {instruction}, not {times}");
@@ -75,14 +49,14 @@ fn every_kernel_compiles_and_has_its_accesses() {
 fn every_world_and_number_of_tensors_compiles() {
     let Some(nvrtc) = Nvrtc::find() else { return };
     for world in 2..=8 {
-        nvrtc.compile(&KernelVariant { kernel: Kernel::TwoShot, wire: WireType::Bf16, world, parts: 2 }, "sm_90");
+        compile(&nvrtc, &KernelVariant { kernel: Kernel::TwoShot, wire: WireType::Bf16, world, parts: 2 }, "sm_90");
     }
     for parts in PARTS {
-        nvrtc.compile(&KernelVariant { kernel: Kernel::OneShot, wire: WireType::F32, world: 2, parts }, "sm_80");
+        compile(&nvrtc, &KernelVariant { kernel: Kernel::OneShot, wire: WireType::F32, world: 2, parts }, "sm_80");
     }
     for kernel in [Kernel::Probe, Kernel::Order] {
         // cubecl's name for Hopper.
-        let ptx = nvrtc.compile(&KernelVariant { kernel, wire: WireType::F32, world: 8, parts: 2 }, "sm_90a");
+        let ptx = compile(&nvrtc, &KernelVariant { kernel, wire: WireType::F32, world: 8, parts: 2 }, "sm_90a");
         assert!(count(&ptx, "st.release.sys") >= 1 && count(&ptx, "ld.acquire.sys") >= 1, "{}", kernel.name());
     }
 }

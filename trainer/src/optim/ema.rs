@@ -47,6 +47,9 @@ impl Ema {
 
     /// Replaces the average by a checkpoint's: a state dict of the same network, in its order.
     pub fn load(&mut self, tensors: &[StateTensor], device: &Device) {
-        self.shadow = tensors.iter().map(|tensor| Tensor::from_floats(tensor.values.as_slice(), device)).collect();
+        let on_device = |tensor: &StateTensor| {
+            ops::parameter::from_row_major(Tensor::from_floats(tensor.values.as_slice(), device), &tensor.shape)
+        };
+        self.shadow = tensors.iter().map(on_device).collect();
     }
 }

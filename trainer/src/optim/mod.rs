@@ -136,7 +136,11 @@ impl Optimizer {
         for (info, slots) in parameters.iter().zip(&self.slots) {
             for (slot, name) in slots.iter().zip(self.slot_names()) {
                 if let Some(tensor) = slot {
-                    tensors.push(NamedTensor::from_tensor(format!("{name}.{}", info.name), &info.shape, tensor));
+                    tensors.push(NamedTensor::from_tensor(
+                        format!("{name}.{}", info.name),
+                        &info.shape,
+                        tensor.clone(),
+                    ));
                 }
             }
         }

@@ -6,15 +6,15 @@
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::ops::{FloatTensorOps, ModuleOps};
 use burn::backend::{Cube, TensorMetadata};
-use burn::tensor::Shape;
+use burn::tensor::{DType, Shape};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::{numeric::empty_device_contiguous_dtype, permute_nchw_to_nhwc, permute_nhwc_to_nchw};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::rows::{Rows, UNITS, arg, final_reduction};
+use super::rows::{Rows, UNITS, all, arg};
 use super::weight_kernels::{SizesLaunch, Taps, add_pieces, depthwise_pieces, grouped_pieces};
-use super::{activation, direct};
+use super::{activation, direct, implicit_gemm};
 use crate::extension::{Activation, ConvGrads, ConvOptions};
 
 /// Number of input channels per group up to which one thread per output channel is faster than burn's matrix products.
@@ -26,11 +26,24 @@ const MAX_TAPS: usize = 25;
 #[derive(Debug, Clone)]
 pub struct SavedConv {
     input: CubeTensor,
+    /// In the input's element type.
     weight: CubeTensor,
+    /// The element type of the parameter and of its gradient.
+    weight_dtype: DType,
     bias: Option<CubeTensor>,
     options: ConvOptions,
     /// The output, if the operation includes ReLU.
     output: Option<CubeTensor>,
+}
+
+/// Returns true for a convolution that [`implicit_gemm`] computes: all but those with few channels in a group.
+fn on_tensor_cores(input: &CubeTensor, weight: &CubeTensor, options: &ConvOptions) -> bool {
+    (options.groups == 1 || weight.shape()[1] > NARROW) && implicit_gemm::supports(input, options)
+}
+
+/// Casts a tensor, unless it has the element type.
+fn cast(tensor: CubeTensor, dtype: DType) -> CubeTensor {
+    if tensor.dtype == dtype { tensor } else { Cube::float_cast(tensor, dtype.into()) }
 }
 
 /// Converts the options to burn's.
@@ -46,7 +59,14 @@ pub(super) fn forward(
     options: ConvOptions,
     relu: bool,
 ) -> (CubeTensor, SavedConv) {
-    let (x, b) = (input.clone(), bias.clone());
+    let (x, b, weight_dtype) = (input.clone(), bias.clone(), weight.dtype);
+    let weight = cast(weight, input.dtype);
+    if on_tensor_cores(&x, &weight, &options) {
+        let weight = implicit_gemm::ordered(weight);
+        let output = implicit_gemm::forward(x, &weight, b, &options, relu);
+        let saved = SavedConv { input, weight, weight_dtype, bias, options, output: relu.then(|| output.clone()) };
+        return (output, saved);
+    }
     let (output, weight) = if options.groups == 1 {
         // Convert the weight to the order of burn's kernels once, for both passes.
         let weight = permute_nhwc_to_nchw(into_contiguous(permute_nchw_to_nhwc(weight)));
@@ -55,20 +75,23 @@ pub(super) fn forward(
         (direct::forward(x, weight.clone(), b, &options), weight)
     };
     let output = if relu { activation::forward(output, Activation::Relu) } else { output };
-    let saved = SavedConv { input, weight, bias, options, output: relu.then(|| output.clone()) };
+    let saved = SavedConv { input, weight, weight_dtype, bias, options, output: relu.then(|| output.clone()) };
     (output, saved)
 }
 
 pub(super) fn backward(saved: SavedConv, grad: CubeTensor, required: [bool; 3]) -> ConvGrads<Cube> {
-    let SavedConv { input, weight, bias, options, output } = saved;
+    let SavedConv { input, weight, weight_dtype, bias, options, output } = saved;
     let grad = match output {
         Some(output) => activation::backward(output, grad, Activation::Relu),
         None => grad,
     };
+    let tensor_cores = on_tensor_cores(&input, &weight, &options);
     // The input's gradient comes first, because the next steps of the backward pass need it.
     let input_grad = required[0].then(|| {
         let (x, w, dy) = (input.clone(), weight.clone(), grad.clone());
-        if options.groups == 1 {
+        if tensor_cores {
+            implicit_gemm::data_gradient(x.shape().dims(), &w, dy, &options)
+        } else if options.groups == 1 {
             Cube::conv2d_x_backward(x, w, dy, burn_options(&options))
         } else {
             direct::data_gradient(x.shape().dims(), w, dy, &options)
@@ -76,7 +99,10 @@ pub(super) fn backward(saved: SavedConv, grad: CubeTensor, required: [bool; 3]) 
     });
     let bias_grad =
         bias.filter(|_| required[2]).map(|bias| Cube::conv2d_bias_backward(input.clone(), bias, grad.clone()));
-    let weight_grad = required[1].then(|| weight_gradient(input, weight, grad, &options));
+    let weight_grad = required[1].then(|| match tensor_cores {
+        true => implicit_gemm::weight_gradient(input, &weight, grad, &options, weight_dtype),
+        false => cast(weight_gradient(input, weight, grad, &options), weight_dtype),
+    });
     ConvGrads { input: input_grad, weight: weight_grad, bias: bias_grad }
 }
 
@@ -109,7 +135,7 @@ fn grouped_weight_gradient(x: &Rows, weight: &CubeTensor, dy: &Rows, options: &C
     let new = |shape: [usize; 4], dtype| {
         empty_device_contiguous_dtype(client.clone(), weight.device.clone(), Shape::from(shape), dtype)
     };
-    let workspace = new([pieces, 1, 1, length], burn::tensor::DType::F32);
+    let workspace = new([pieces, 1, 1, length], DType::F32);
     let count = CubeCount::Static(tiles as u32, pieces as u32, vectors as u32);
     let dim = CubeDim::new_2d(lanes as u32, depth as u32);
     let dtype = dtype_to_storage_type(x.dtype());
@@ -159,8 +185,6 @@ fn grouped_weight_gradient(x: &Rows, weight: &CubeTensor, dy: &Rows, options: &C
             );
         }
     }
-    let vector = if length.is_multiple_of(4) { 4 } else { 1 };
-    let (count, dim) = final_reduction(length / vector);
     // A depthwise gradient has its taps first.
     let shape = if depthwise {
         [1, kernel_height, kernel_width, outputs]
@@ -168,20 +192,32 @@ fn grouped_weight_gradient(x: &Rows, weight: &CubeTensor, dy: &Rows, options: &C
         [outputs, kernel_height, kernel_width, inputs]
     };
     let sum = new(shape, weight.dtype);
-    // SAFETY: as above.
-    unsafe {
-        add_pieces::launch_unchecked(
-            client,
-            count,
-            dim,
-            vector,
-            arg(&workspace, pieces * length),
-            arg(&sum, length),
-            length / vector,
-            pieces,
-            dtype_to_storage_type(weight.dtype),
-        );
-    }
+    sum_pieces(&workspace, &sum, pieces);
     let sum = if depthwise { Cube::float_swap_dims(sum, 0, 3) } else { sum };
     permute_nhwc_to_nchw(sum)
+}
+
+/// Sums `[pieces, …]` over the pieces, in order, to `sum`.
+pub(super) fn sum_pieces(pieces: &CubeTensor, sum: &CubeTensor, count: usize) {
+    let length = sum.meta.num_elements();
+    let vector = if length.is_multiple_of(4) { 4 } else { 1 };
+    // As many threads for each column as there are pieces, at most half a block.
+    let depth = count.next_power_of_two().min(UNITS / 2);
+    let lanes = UNITS / depth;
+    let grid = CubeCount::Static((length / vector).div_ceil(lanes) as u32, 1, 1);
+    let dim = CubeDim::new_2d(lanes as u32, depth as u32);
+    // SAFETY: the kernel stays within its size arguments, which are those of the tensors.
+    unsafe {
+        add_pieces::launch_unchecked(
+            &sum.client,
+            grid,
+            dim,
+            vector,
+            all(pieces),
+            all(sum),
+            length / vector,
+            count,
+            dtype_to_storage_type(sum.dtype),
+        );
+    }
 }

@@ -14,6 +14,7 @@ mod conv;
 mod direct;
 mod direct_kernels;
 mod gather;
+mod implicit_gemm;
 mod loss;
 mod norm;
 mod norm_kernels;

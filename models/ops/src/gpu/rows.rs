@@ -58,6 +58,11 @@ impl Rows {
         if self.image { permute_nhwc_to_nchw(self.tensor) } else { self.tensor }
     }
 
+    /// Returns the tensor, channels last in its shape.
+    pub(super) fn tensor(&self) -> &CubeTensor {
+        &self.tensor
+    }
+
     pub(super) fn client(&self) -> &Client {
         &self.tensor.client
     }
@@ -77,6 +82,11 @@ impl Rows {
     /// Returns the distance of rows, in vectors.
     pub(super) fn pitch(&self, vector: usize) -> usize {
         self.pitch / vector
+    }
+
+    /// Returns true if the memory is aligned for vectors.
+    pub(super) fn is_aligned(&self) -> bool {
+        aligned(&self.tensor)
     }
 
     pub(super) fn arg(&self) -> BufferArg {

@@ -1,0 +1,135 @@
+//! Compares convolutions on a GPU with the CPU: the output, and the gradients of image, weight and bias.
+
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+use ops::{ConvOptions, conv2d};
+
+use super::ops::{apart, numbers, values};
+
+/// Largest differences, as parts of the largest value: rounding of inputs with 8 and 11 bits.
+const BF16: f32 = 8e-3;
+const TF32: f32 = 2e-3;
+
+/// A convolution of images `[batch, groups * in, height, width]`.
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    images: [usize; 4],
+    outputs: usize,
+    window: [usize; 2],
+    options: ConvOptions,
+    bias: bool,
+    relu: bool,
+}
+
+impl Case {
+    const fn new(images: [usize; 4], outputs: usize, window: [usize; 2], stride: usize, padding: usize) -> Self {
+        let options = ConvOptions { stride: [stride; 2], padding: [padding; 2], dilation: [1, 1], groups: 1 };
+        Self { images, outputs, window, options, bias: false, relu: false }
+    }
+
+    const fn groups(mut self, groups: usize) -> Self {
+        self.options.groups = groups;
+        self
+    }
+
+    const fn dilation(mut self, pixels: usize) -> Self {
+        self.options.dilation = [pixels; 2];
+        self
+    }
+
+    const fn bias(mut self, relu: bool) -> Self {
+        self.bias = true;
+        self.relu = relu;
+        self
+    }
+}
+
+/// Channels that 16, 8 and 4 bytes divide, and others; one and several tiles of each size, whole and in part; windows, strides,
+/// paddings and groups of the networks.
+const CASES: [Case; 18] = [
+    Case::new([3, 3, 9, 7], 64, [3, 3], 1, 1),
+    Case::new([2, 3, 17, 15], 24, [7, 7], 2, 3),
+    // ReLU's gradient jumps where rounding changes a sign: no output of this case is that near zero.
+    Case::new([2, 1, 9, 9], 6, [5, 5], 1, 0).bias(true),
+    Case::new([3, 6, 8, 8], 16, [5, 5], 1, 0).bias(false),
+    Case::new([4, 64, 8, 8], 64, [3, 3], 1, 1),
+    Case::new([4, 64, 8, 8], 128, [3, 3], 2, 1),
+    Case::new([4, 64, 7, 5], 128, [1, 1], 2, 0),
+    Case::new([2, 72, 6, 6], 130, [1, 1], 1, 0).bias(false),
+    Case::new([2, 36, 5, 6], 20, [3, 3], 1, 1),
+    Case::new([2, 24, 9, 8], 200, [3, 3], 2, 1),
+    Case::new([2, 16, 9, 9], 16, [3, 3], 1, 2).dilation(2),
+    Case::new([2, 80, 4, 4], 80, [3, 3], 2, 1).groups(2),
+    Case::new([2, 120, 5, 5], 36, [1, 1], 1, 0).groups(3).bias(false),
+    Case::new([2, 12, 10, 7], 9, [2, 3], 3, 0),
+    Case::new([1, 33, 6, 6], 35, [3, 3], 1, 1),
+    // The kernels' largest tile and most pieces.
+    Case::new([24, 8, 32, 32], 128, [1, 1], 1, 0),
+    Case::new([12, 16, 32, 32], 32, [3, 3], 1, 1),
+    Case::new([1, 256, 2, 2], 256, [3, 3], 1, 1),
+];
+
+/// Returns the output and the gradients of image, weight and bias. The CPU computes in f32 with the numbers that `dtype` has.
+fn results(case: &Case, dtype: DType, device: &Device, reference: bool) -> Result<Vec<Vec<f32>>, String> {
+    let Case { images, outputs, window, options, bias, relu } = *case;
+    fn tensor<const D: usize>(
+        seed: u64,
+        shape: [usize; D],
+        dtype: DType,
+        device: &Device,
+        reference: bool,
+    ) -> Tensor<D> {
+        let tensor = Tensor::<D>::from_data(TensorData::new(numbers(seed, shape.iter().product()), shape), device);
+        let tensor = if dtype == DType::BF16 { tensor.cast(FloatDType::BF16) } else { tensor };
+        if reference { tensor.cast(FloatDType::F32).detach().require_grad() } else { tensor.require_grad() }
+    }
+    let image = tensor(1, images, dtype, device, reference);
+    let weight = tensor(2, [outputs, images[1] / options.groups, window[0], window[1]], dtype, device, reference);
+    let bias = bias.then(|| tensor(3, [outputs], dtype, device, reference));
+    let output = conv2d(image.clone(), weight.clone(), bias.clone(), options, relu);
+    let slope =
+        Tensor::<4>::from_data(TensorData::new(numbers(4, output.shape().num_elements()), output.dims()), device);
+    // The gradient is rounded in the same way.
+    let slope = if dtype == DType::BF16 { slope.cast(FloatDType::BF16) } else { slope };
+    let slope = if reference { slope.cast(FloatDType::F32) } else { slope };
+    let mut gradients = (output.clone() * slope).sum().backward();
+    let mut found = vec![values(output.flatten::<1>(0, 3))?];
+    for tensor in [&image, &weight] {
+        let gradient = tensor.grad_remove(&mut gradients).ok_or("no gradient")?;
+        found.push(values(gradient.flatten::<1>(0, 3))?);
+    }
+    if let Some(bias) = bias {
+        found.push(values(bias.grad_remove(&mut gradients).ok_or("no gradient")?)?);
+    }
+    Ok(found)
+}
+
+/// Prints one line per case. Returns whether all are correct.
+pub fn run() -> Result<bool, String> {
+    let (gpu, cpu) = (crate::first_gpu()?, Device::flex().autodiff());
+    println!("{:52} {:>6} {:>9} {:>9} {:>9} {:>9}", "convolution", "type", "output", "of image", "of weight", "limit");
+    let mut well = true;
+    for case in &CASES {
+        for (dtype, limit) in [(DType::F32, TF32), (DType::BF16, BF16)] {
+            let theirs = results(case, dtype, &cpu, true)?;
+            let ours = results(case, dtype, &gpu, false)?;
+            if ours.len() != theirs.len() || ours.iter().zip(&theirs).any(|(a, b)| a.len() != b.len()) {
+                return Err(format!("{case:?}: the shapes of the results differ from the CPU"));
+            }
+            let apart: Vec<f32> = ours.iter().zip(&theirs).map(|(ours, theirs)| apart(ours, theirs)).collect();
+            let right = apart.iter().all(|&apart| apart <= limit);
+            well &= right;
+            let mark = if right { "" } else { "  WRONG" };
+            let Case { images, outputs, window: [down, across], options, .. } = case;
+            let name =
+                format!("{images:?} to {outputs}, {down}x{across}/{}, {} groups", options.stride[0], options.groups);
+            println!(
+                "{name:52} {:>6} {:9.1e} {:9.1e} {:9.1e} {limit:9.0e}{mark}",
+                dtype.name(),
+                apart[0],
+                apart[1],
+                apart[2]
+            );
+        }
+    }
+    Ok(well)
+}

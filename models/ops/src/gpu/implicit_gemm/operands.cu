@@ -1,0 +1,257 @@
+// The operands of a convolution as a matrix product: tiles in shared memory and how they are filled. See mod.rs for the terms.
+
+typedef unsigned int u32;
+typedef unsigned short u16;
+
+#define FORWARD 0
+#define DATA_GRADIENT 1
+#define WEIGHT_GRADIENT 2
+
+#if BF16
+typedef u16 Element;
+#else
+typedef float Element;
+#endif
+
+/// Elements of a chunk of 16 bytes, the unit of shared memory's layout.
+constexpr int CHUNK = 16 / sizeof(Element);
+/// Depth of a tile: four chunks.
+constexpr int DEPTH = 4 * CHUNK;
+/// Each warp computes WARP_ROWS x 32 elements, as products of 16 x 8 elements.
+constexpr int WARP_COLUMNS = 32;
+constexpr int THREADS = ROWS / WARP_ROWS * (COLUMNS / WARP_COLUMNS) * 32;
+constexpr int DOWN = WARP_ROWS / 16;
+constexpr int ACROSS = WARP_COLUMNS / 8;
+
+/// Division by a number that the kernel gets: multiplication by its reciprocal.
+struct Division {
+    u32 divisor, factor, shift;
+    __device__ u32 operator()(u32 n) const { return divisor == 1 ? n : __umulhi(n, factor) >> shift; }
+};
+
+/// Sizes in elements; channels and columns are those of one group.
+struct Sizes {
+    int rows, columns, channels, groups;
+    /// Images that windows are taken from; elements from one row of channels to the next.
+    int height, width, pitch;
+    /// Images of the other side: the result, or in WEIGHT_GRADIENT the gradient of the output.
+    int other_height, other_width, other_pitch;
+    /// Output pixels in WEIGHT_GRADIENT.
+    int pixels;
+    int padding[2];
+    /// Extent of the pixels that rows (in WEIGHT_GRADIENT: the depth) count.
+    Division across, down;
+    /// Output pixels per piece in WEIGHT_GRADIENT.
+    int piece;
+};
+
+/// Address of a 16-byte chunk of a tile whose rows are contiguous along the depth. Eight rows of a column of chunks lie in
+/// different banks.
+__device__ __forceinline__ int inner(int row, int chunk) { return row * 64 + ((chunk ^ row >> 1 & 3) << 4); }
+
+/// Address of a chunk of a tile [DEPTH][WIDE] whose rows are contiguous along the tile's width.
+template <int WIDE> __device__ __forceinline__ int outer(int depth, int chunk) {
+    constexpr int CHUNKS = WIDE / CHUNK;
+#if BF16
+    int turn = CHUNKS >= 8 ? depth & 7 : depth >> 1 & 3;
+#else
+    int turn = (depth & 3) << 1;
+#endif
+    return depth * CHUNKS * 16 + ((chunk ^ turn) << 4);
+}
+
+/// Copies COUNT elements to shared memory without waiting; zeros if `inside` is false.
+template <int COUNT> __device__ __forceinline__ void copy(u32 to, const Element *from, bool inside) {
+    constexpr int BYTES = COUNT * sizeof(Element);
+    if constexpr (BYTES == 16) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
+    } else if constexpr (BYTES >= 4) {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES), "r"(inside ? BYTES : 0)
+                     : "memory");
+    } else {
+        u16 v = inside ? *(const u16 *)from : 0;
+        asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(v) : "memory");
+    }
+}
+
+/// The taps that a block sums over.
+struct Taps {
+    int first[2], count[2];
+};
+
+/// Pixels of windows, a tile [ROWS][DEPTH]: left operand of FORWARD and DATA_GRADIENT.
+struct Windows {
+    static constexpr int PER_ROW = DEPTH / VECTOR, STEP = THREADS / PER_ROW, LOADS = ROWS / STEP;
+    const Element *images;
+    const Sizes &s;
+    const Taps &taps;
+    /// Each row's first tap: offset in the images and coordinates.
+    int at[LOADS], y[LOADS], x[LOADS];
+    /// This thread's place along the depth: tap and channel.
+    int down = 0, across = 0, channel;
+
+    __device__ Windows(const Element *images, const Sizes &s, const Taps &taps, const int *origin, int first_row)
+        : images(images), s(s), taps(taps) {
+        channel = threadIdx.x % PER_ROW * VECTOR;
+#pragma unroll
+        for (int i = 0; i < LOADS; i++) {
+            int row = first_row + threadIdx.x / PER_ROW + i * STEP;
+            u32 line = s.across(row), image = s.down(line);
+            y[i] = (line - image * s.down.divisor) * (PASS == FORWARD ? STRIDE_DOWN : 1) + origin[0];
+            x[i] = (row - line * s.across.divisor) * (PASS == FORWARD ? STRIDE_ACROSS : 1) + origin[1];
+            at[i] = (((int)image * s.height + y[i]) * s.width + x[i]) * s.pitch;
+            // Outside for every tap.
+            if (row >= s.rows) y[i] = -(1 << 28);
+        }
+        settle();
+    }
+
+    __device__ void settle() {
+        while (channel >= s.channels && down < taps.count[0]) {
+            channel -= s.channels;
+            if (++across == taps.count[1]) across = 0, down++;
+        }
+    }
+
+    __device__ void load(u32 tile) {
+        constexpr int DIRECTION = PASS == FORWARD ? 1 : -1;
+        int dy = down * DILATION_DOWN * DIRECTION, dx = across * DILATION_ACROSS * DIRECTION;
+        int offset = (dy * s.width + dx) * s.pitch + channel;
+        int place = threadIdx.x % PER_ROW * VECTOR;
+#pragma unroll
+        for (int i = 0; i < LOADS; i++) {
+            int row = threadIdx.x / PER_ROW + i * STEP;
+            bool inside = down < taps.count[0] && (u32)(y[i] + dy) < (u32)s.height && (u32)(x[i] + dx) < (u32)s.width;
+            u32 to = tile + inner(row, place / CHUNK) + place % CHUNK * sizeof(Element);
+            copy<VECTOR>(to, inside ? images + (at[i] + offset) : images, inside);
+        }
+        channel += DEPTH;
+        settle();
+    }
+};
+
+/// Filters, a tile [COLUMNS][DEPTH]: right operand of FORWARD.
+struct Filters {
+    static constexpr int PER_ROW = DEPTH / OTHER_VECTOR, STEP = THREADS / PER_ROW, LOADS = (COLUMNS + STEP - 1) / STEP;
+    const Element *weight;
+    const Sizes &s;
+    int first_column, k, depth;
+
+    __device__ Filters(const Element *weight, const Sizes &s, int depth, int first_column)
+        : weight(weight), s(s), first_column(first_column), k(threadIdx.x % PER_ROW * OTHER_VECTOR), depth(depth) {}
+
+    __device__ void load(u32 tile) {
+        int place = threadIdx.x % PER_ROW * OTHER_VECTOR;
+#pragma unroll
+        for (int i = 0; i < LOADS; i++) {
+            int row = threadIdx.x / PER_ROW + i * STEP, column = first_column + row;
+            if (COLUMNS % STEP && row >= COLUMNS) break;
+            bool inside = column < s.columns && k < depth;
+            u32 to = tile + inner(row, place / CHUNK) + place % CHUNK * sizeof(Element);
+            copy<OTHER_VECTOR>(to, inside ? weight + (column * depth + k) : weight, inside);
+        }
+        k += DEPTH;
+    }
+};
+
+/// Filters, a tile [DEPTH][COLUMNS]: right operand of DATA_GRADIENT. The depth counts taps and output channels.
+struct TurnedFilters {
+    static constexpr int PER_ROW = COLUMNS / OTHER_VECTOR, STEP = THREADS / PER_ROW, LOADS = (DEPTH + STEP - 1) / STEP;
+    const Element *weight;
+    const Sizes &s;
+    const Taps &taps;
+    int column;
+    int down[LOADS] = {}, across[LOADS] = {}, channel[LOADS];
+
+    __device__ TurnedFilters(const Element *weight, const Sizes &s, const Taps &taps, int first_column)
+        : weight(weight), s(s), taps(taps), column(first_column + threadIdx.x % PER_ROW * OTHER_VECTOR) {
+#pragma unroll
+        for (int i = 0; i < LOADS; i++) {
+            channel[i] = threadIdx.x / PER_ROW + i * STEP;
+            settle(i);
+        }
+    }
+
+    __device__ void settle(int i) {
+        while (channel[i] >= s.channels && down[i] < taps.count[0]) {
+            channel[i] -= s.channels;
+            if (++across[i] == taps.count[1]) across[i] = 0, down[i]++;
+        }
+    }
+
+    __device__ void load(u32 tile) {
+        int place = threadIdx.x % PER_ROW * OTHER_VECTOR;
+#pragma unroll
+        for (int i = 0; i < LOADS; i++) {
+            int row = threadIdx.x / PER_ROW + i * STEP;
+            if (DEPTH % STEP && row >= DEPTH) break;
+            bool inside = down[i] < taps.count[0] && column < s.columns;
+            int y = taps.first[0] + down[i] * STRIDE_DOWN, x = taps.first[1] + across[i] * STRIDE_ACROSS;
+            int at = ((channel[i] * KERNEL_DOWN + y) * KERNEL_ACROSS + x) * s.columns + column;
+            u32 to = tile + outer<COLUMNS>(row, place / CHUNK) + place % CHUNK * sizeof(Element);
+            copy<OTHER_VECTOR>(to, inside ? weight + at : weight, inside);
+            channel[i] += DEPTH;
+            settle(i);
+        }
+    }
+};
+
+/// Pixels of the output's gradient, a tile [DEPTH][ROWS]: left operand of WEIGHT_GRADIENT.
+struct OutputPixels {
+    static constexpr int PER_ROW = ROWS / OTHER_VECTOR, STEP = THREADS / PER_ROW, LOADS = (DEPTH + STEP - 1) / STEP;
+    const Element *images;
+    const Sizes &s;
+    int channel, pixel, end;
+
+    __device__ OutputPixels(const Element *images, const Sizes &s, int first_row, int pixel, int end)
+        : images(images), s(s), channel(first_row + threadIdx.x % PER_ROW * OTHER_VECTOR), pixel(pixel), end(end) {}
+
+    __device__ void load(u32 tile) {
+        int place = threadIdx.x % PER_ROW * OTHER_VECTOR;
+#pragma unroll
+        for (int i = 0; i < LOADS; i++) {
+            int row = threadIdx.x / PER_ROW + i * STEP;
+            if (DEPTH % STEP && row >= DEPTH) break;
+            bool inside = pixel + row < end && channel < s.rows;
+            u32 to = tile + outer<ROWS>(row, place / CHUNK) + place % CHUNK * sizeof(Element);
+            copy<OTHER_VECTOR>(to, inside ? images + ((pixel + row) * s.other_pitch + channel) : images, inside);
+        }
+        pixel += DEPTH;
+    }
+};
+
+/// Pixels of windows, a tile [DEPTH][COLUMNS]: right operand of WEIGHT_GRADIENT. A column is a tap and a channel.
+struct TurnedWindows {
+    static constexpr int PER_ROW = COLUMNS / VECTOR, STEP = THREADS / PER_ROW, LOADS = (DEPTH + STEP - 1) / STEP;
+    const Element *images;
+    const Sizes &s;
+    int dy, dx, channel, pixel, end;
+    bool is_column;
+
+    __device__ TurnedWindows(const Element *images, const Sizes &s, int first_column, int pixel, int end)
+        : images(images), s(s), pixel(pixel), end(end) {
+        int column = first_column + threadIdx.x % PER_ROW * VECTOR, tap = column / s.channels;
+        is_column = column < s.columns;
+        channel = column - tap * s.channels;
+        dy = tap / KERNEL_ACROSS * DILATION_DOWN - s.padding[0];
+        dx = tap % KERNEL_ACROSS * DILATION_ACROSS - s.padding[1];
+    }
+
+    __device__ void load(u32 tile) {
+        int place = threadIdx.x % PER_ROW * VECTOR;
+#pragma unroll
+        for (int i = 0; i < LOADS; i++) {
+            int row = threadIdx.x / PER_ROW + i * STEP;
+            if (DEPTH % STEP && row >= DEPTH) break;
+            u32 line = s.across(pixel + row), image = s.down(line);
+            int y = (line - image * s.down.divisor) * STRIDE_DOWN + dy;
+            int x = (pixel + row - line * s.across.divisor) * STRIDE_ACROSS + dx;
+            bool inside = is_column && pixel + row < end && (u32)y < (u32)s.height && (u32)x < (u32)s.width;
+            int at = ((image * s.height + y) * s.width + x) * s.pitch + channel;
+            u32 to = tile + outer<COLUMNS>(row, place / CHUNK) + place % CHUNK * sizeof(Element);
+            copy<VECTOR>(to, inside ? images + at : images, inside);
+        }
+        pixel += DEPTH;
+    }
+};
+

@@ -1,0 +1,160 @@
+//! The kernel's source for each convolution, and its arguments. No part of burn is used here, so that tests can compile the source
+//! without a GPU.
+
+/// A product of a convolution. The terms are those of the module's documentation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Pass {
+    Forward,
+    DataGradient,
+    WeightGradient,
+}
+
+/// A block's part of the product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Tile {
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    /// Rows of each warp. A warp has 32 columns.
+    warp_rows: usize,
+    /// Number of tiles of both operands in shared memory, which has 48 KiB.
+    stages: usize,
+}
+
+impl Tile {
+    const LARGE: Self = Self { rows: 128, columns: 128, warp_rows: 64, stages: 3 };
+    const MEDIUM: Self = Self { rows: 128, columns: 64, warp_rows: 64, stages: 4 };
+    const SMALL: Self = Self { rows: 64, columns: 64, warp_rows: 32, stages: 4 };
+    const NARROW: Self = Self { rows: 128, columns: 32, warp_rows: 32, stages: 4 };
+
+    #[allow(dead_code, reason = "for tests")]
+    pub(super) const ALL: [Self; 4] = [Self::LARGE, Self::MEDIUM, Self::SMALL, Self::NARROW];
+
+    /// Chooses the tile for `products` products of this size. It depends on nothing else, so all GPUs choose the same.
+    ///
+    /// `narrow` says that images are read element by element, which takes registers for each row.
+    pub(super) fn choose(rows: usize, columns: usize, products: usize, narrow: bool) -> Self {
+        /// Number of blocks that occupies most of a large GPU's multiprocessors.
+        const BLOCKS: usize = 96;
+        let enough = |tile: Self, blocks: usize| tile.blocks(rows, columns) * products >= blocks;
+        if columns <= 32 && !narrow {
+            Self::NARROW
+        } else if columns > 64 && !narrow && enough(Self::LARGE, 2 * BLOCKS) {
+            Self::LARGE
+        } else if !narrow && enough(Self::MEDIUM, BLOCKS) {
+            Self::MEDIUM
+        } else {
+            Self::SMALL
+        }
+    }
+
+    pub(super) fn blocks(self, rows: usize, columns: usize) -> usize {
+        rows.div_ceil(self.rows) * columns.div_ceil(self.columns)
+    }
+
+    pub(super) fn threads(self) -> u32 {
+        (self.rows / self.warp_rows * (self.columns / 32) * 32) as u32
+    }
+}
+
+/// Everything that the source depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct ConvKernel {
+    pub(super) pass: Pass,
+    pub(super) tile: Tile,
+    /// Whether elements are bf16; otherwise they are f32.
+    pub(super) bf16: bool,
+    pub(super) window: [usize; 2],
+    pub(super) stride: [usize; 2],
+    pub(super) dilation: [usize; 2],
+    /// Elements per access to the windows' images, to the other operand and to the result.
+    pub(super) vectors: [usize; 3],
+    pub(super) bias: bool,
+    pub(super) relu: bool,
+}
+
+impl ConvKernel {
+    pub(super) fn name(&self) -> &'static str {
+        match self.pass {
+            Pass::Forward => "conv_forward",
+            Pass::DataGradient => "conv_data_gradient",
+            Pass::WeightGradient => "conv_weight_gradient",
+        }
+    }
+
+    pub(super) fn source(&self) -> String {
+        let Self { pass, tile, bf16, window, stride, dilation, vectors, bias, relu } = *self;
+        let numbers = [
+            ("BF16", usize::from(bf16)),
+            ("PASS", pass as usize),
+            ("ROWS", tile.rows),
+            ("COLUMNS", tile.columns),
+            ("WARP_ROWS", tile.warp_rows),
+            ("STAGES", tile.stages),
+            ("KERNEL_DOWN", window[0]),
+            ("KERNEL_ACROSS", window[1]),
+            ("STRIDE_DOWN", stride[0]),
+            ("STRIDE_ACROSS", stride[1]),
+            ("DILATION_DOWN", dilation[0]),
+            ("DILATION_ACROSS", dilation[1]),
+            ("VECTOR", vectors[0]),
+            ("OTHER_VECTOR", vectors[1]),
+            ("RESULT_VECTOR", vectors[2]),
+            ("BIAS", usize::from(bias)),
+            ("RELU", usize::from(relu)),
+        ];
+        let mut source = format!("#define NAME {}\n", self.name());
+        for (name, value) in numbers {
+            source += &format!("#define {name} {value}\n");
+        }
+        source + concat!(include_str!("operands.cu"), include_str!("product.cu"), include_str!("conv.cu"))
+    }
+}
+
+/// Division of numbers below 2^31 by multiplication: `Division` of `operands.cu`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(super) struct Division {
+    divisor: u32,
+    factor: u32,
+    shift: u32,
+}
+
+impl Division {
+    /// Granlund and Montgomery, "Division by Invariant Integers using Multiplication", 1994.
+    pub(super) fn by(divisor: usize) -> Self {
+        let divisor = divisor as u32;
+        if divisor <= 1 {
+            return Self { divisor: 1, factor: 0, shift: 0 };
+        }
+        let bits = u32::BITS - (divisor - 1).leading_zeros();
+        let factor = (1_u64 << (31 + bits)).div_ceil(u64::from(divisor)) as u32;
+        Self { divisor, factor, shift: bits - 1 }
+    }
+
+    /// Divides as the kernel does.
+    #[allow(dead_code, reason = "for tests")]
+    pub(super) fn apply(self, n: u32) -> u32 {
+        if self.divisor == 1 { n } else { ((u64::from(n) * u64::from(self.factor)) >> 32) as u32 >> self.shift }
+    }
+}
+
+/// `Sizes` of `operands.cu`.
+#[derive(Debug, Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(super) struct Sizes {
+    pub(super) rows: u32,
+    pub(super) columns: u32,
+    pub(super) channels: u32,
+    pub(super) groups: u32,
+    pub(super) height: u32,
+    pub(super) width: u32,
+    pub(super) pitch: u32,
+    pub(super) other_height: u32,
+    pub(super) other_width: u32,
+    pub(super) other_pitch: u32,
+    pub(super) pixels: u32,
+    pub(super) padding: [u32; 2],
+    pub(super) across: Division,
+    pub(super) down: Division,
+    pub(super) piece: u32,
+}
