@@ -45,7 +45,7 @@ impl Case {
 
 /// Channels that 16, 8 and 4 bytes divide, and others; one and several tiles of each size, whole and in part; windows, strides,
 /// paddings and groups of the networks.
-const CASES: [Case; 18] = [
+const CASES: [Case; 19] = [
     Case::new([3, 3, 9, 7], 64, [3, 3], 1, 1),
     Case::new([2, 3, 17, 15], 24, [7, 7], 2, 3),
     // ReLU's gradient jumps where rounding changes a sign: no output of this case is that near zero.
@@ -62,6 +62,8 @@ const CASES: [Case; 18] = [
     Case::new([2, 120, 5, 5], 36, [1, 1], 1, 0).groups(3).bias(false),
     Case::new([2, 12, 10, 7], 9, [2, 3], 3, 0),
     Case::new([1, 33, 6, 6], 35, [3, 3], 1, 1),
+    // A linear layer.
+    Case::new([130, 100, 1, 1], 10, [1, 1], 1, 0).bias(false),
     // The kernels' largest tile and most pieces.
     Case::new([24, 8, 32, 32], 128, [1, 1], 1, 0),
     Case::new([12, 16, 32, 32], 32, [3, 3], 1, 1),
@@ -84,7 +86,7 @@ fn results(case: &Case, dtype: DType, device: &Device, reference: bool) -> Resul
     }
     let image = tensor(1, images, dtype, device, reference);
     let weight = tensor(2, [outputs, images[1] / options.groups, window[0], window[1]], dtype, device, reference);
-    let bias = bias.then(|| tensor(3, [outputs], dtype, device, reference));
+    let bias = bias.then(|| tensor(3, [outputs], DType::F32, device, reference));
     let output = conv2d(image.clone(), weight.clone(), bias.clone(), options, relu);
     let slope =
         Tensor::<4>::from_data(TensorData::new(numbers(4, output.shape().num_elements()), output.dims()), device);

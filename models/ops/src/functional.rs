@@ -15,8 +15,7 @@ use crate::trace::{Operand, Operation, Started, start, start_fused};
 
 /// Two-dimensional cross-correlation, `torch.nn.functional.conv2d`, followed by ReLU if `relu` is true.
 ///
-/// The output has the input's element type. Weight and bias are cast if the input's type has another precision: to bf16 on a
-/// GPU. The CPU kernels take f32 weights for all inputs, and round them to bf16 for a bf16 input.
+/// The output has the input's element type. The kernels take f32 weights for all inputs, and round them to bf16 for a bf16 input.
 ///
 /// # Shapes
 ///
@@ -54,9 +53,11 @@ fn convolve(
     options: ConvOptions,
     relu: bool,
 ) -> Tensor<4> {
-    // The GPU's kernels round a weight themselves, and return its gradient in f32.
-    let weight = if on_gpu(&input) { weight } else { parameter_for(weight, &input) };
-    let bias = bias.map(|bias| parameter_for(bias, &input));
+    // The GPU's kernels take f32 parameters for all inputs, and return their gradients in f32.
+    let (weight, bias) = match on_gpu(&input) {
+        true => (weight, bias),
+        false => (parameter_for(weight, &input), bias.map(|bias| parameter_for(bias, &input))),
+    };
     if has_image_kernels(&input) {
         let (input, weight) = (input.into_dispatch(), weight.into_dispatch());
         return Tensor::from_dispatch(match bias {
@@ -83,13 +84,20 @@ fn convolve(
 /// When the shapes do not match.
 pub fn linear(input: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>, relu: bool) -> Tensor<2> {
     let call = start_affine(Operation::Linear, [&input, &weight], bias.as_ref(), relu);
-    // The kernels add a bias in any case. A few zeros cost nothing.
-    let bias = bias.unwrap_or_else(|| Tensor::zeros([weight.dims()[0]], &input.device().inner()));
     call.end(multiply(input, weight, bias, relu))
 }
 
 /// See [`linear`].
-fn multiply(input: Tensor<2>, weight: Tensor<2>, bias: Tensor<1>, relu: bool) -> Tensor<2> {
+fn multiply(input: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>, relu: bool) -> Tensor<2> {
+    let ([batch, inputs], [outputs, _]) = (input.dims(), weight.dims());
+    if on_gpu(&input) {
+        // A convolution of images of one pixel, with the same kernels.
+        let (images, weight) = (input.reshape([batch, inputs, 1, 1]), weight.reshape([outputs, inputs, 1, 1]));
+        let options = ConvOptions { stride: [1, 1], padding: [0, 0], dilation: [1, 1], groups: 1 };
+        return convolve(images, weight, bias, options, relu).reshape([batch, outputs]);
+    }
+    // The kernels add a bias in any case. A few zeros cost nothing.
+    let bias = bias.unwrap_or_else(|| Tensor::zeros([outputs], &input.device().inner()));
     let (weight, bias) = (parameter_for(weight, &input), parameter_for(bias, &input));
     if has_kernels(&input) {
         let (input, weight, bias) = (input.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());

@@ -1,9 +1,9 @@
 //! Operations of image networks with custom kernels and backward passes: where training spends its time.
 //!
 //! On burn's CPU backend the functions run the kernels of `cpu` for f32 and bf16, which are registered through burn's backend
-//! extension with one autodiff step each ([`Kernels`]). On an NVIDIA GPU, grouped convolutions, batch norm, activations, the loss, a
-//! batch's images and the optimizer's step run the kernels of `gpu` ([`ConvKernels`], [`NormKernels`], [`LossKernels`]). All other operations, devices and element
-//! types use burn's operations. Layers call these functions; models do not depend on the choice.
+//! extension with one autodiff step each ([`Kernels`]). On an NVIDIA GPU, convolutions, linear layers, batch norm, activations, the
+//! loss, a batch's images and the optimizer's step run the kernels of `gpu` ([`ConvKernels`], [`NormKernels`], [`LossKernels`]). All
+//! other operations, devices and element types use burn's operations. Layers call these functions; models do not depend on the choice.
 //!
 //! # Memory order
 //!
@@ -12,8 +12,8 @@
 //!
 //! # Element types
 //!
-//! Images and features are f32 or bf16. All sums are f32. Parameters, statistics and their gradients are f32 for both types;
-//! the GPU's convolutions take weights of the input's type.
+//! Images and features are f32 or bf16. All sums are f32. Parameters, statistics and their gradients are f32 for both types. f32
+//! operands of a convolution or linear layer are rounded to TF32 on a GPU.
 //!
 //! # Determinism
 //!
@@ -33,6 +33,7 @@ mod gather;
 #[cfg(all(feature = "cuda", not(feature = "fusion")))]
 #[allow(clippy::too_many_arguments, reason = "a kernel's arguments are bound one by one")]
 mod gpu;
+mod gpu_conv;
 mod loss;
 mod optimizer;
 pub mod parameter;
@@ -53,6 +54,7 @@ pub use functional::{
     scale_channels, sigmoid, slice_channels, swish, unflatten,
 };
 pub use gather::{GatherLines, gather_images};
+pub use gpu_conv::{GpuConv, GpuConvError};
 pub use loss::cross_entropy;
 pub use optimizer::{ParameterUpdate, UpdateRule, UpdatedParameter};
 pub use statistics::{DeviceGather, StatisticsReduce};

@@ -29,7 +29,7 @@ use crate::failure::Failure;
 /// # Errors
 /// The error that ended the command, with its exit code.
 pub fn run(cli: Cli) -> Result<u8, Failure> {
-    device::check_cpu_kernels()?;
+    device::check_kernels()?;
     match cli.command {
         None => train::run(&cli.train),
         Some(Command::Train(arguments)) => train::run(&arguments),

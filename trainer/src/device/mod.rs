@@ -35,7 +35,7 @@ pub use self::{
 use crate::failure::Failure;
 use crate::text;
 use comm::cuda::driver::Gpu;
-use ops::CpuIsa;
+use ops::{CpuIsa, GpuConv};
 
 /// A build without the backend compiles and tunes nothing.
 #[cfg(not(feature = "cuda"))]
@@ -102,12 +102,14 @@ pub fn held_bytes(device: &Device) -> Option<u64> {
     device.memory_pool_usage().map(|usage| usage.bytes_reserved)
 }
 
-/// Checks the environment variable that limits the CPU kernels' instruction set.
+/// Checks the environment variables that limit the CPU kernels' instruction set and choose a GPU's convolutions.
 ///
 /// # Errors
-/// The variable names no instruction set that this processor has.
-pub fn check_cpu_kernels() -> Result<(), Failure> {
-    CpuIsa::selected().map(|_| ()).map_err(|error| Failure::usage(&error, error.hint()))
+/// A variable names no instruction set that this processor has, or no kernels.
+pub fn check_kernels() -> Result<(), Failure> {
+    CpuIsa::selected().map_err(|error| Failure::usage(&error, error.hint()))?;
+    GpuConv::selected().map_err(|error| Failure::usage(&error, error.hint()))?;
+    Ok(())
 }
 
 /// Returns the instructions that the CPU kernels use, as text.

@@ -1,4 +1,4 @@
-//! Convolutions on a GPU: burn's, except grouped ones.
+//! Convolutions on a GPU: those of [`implicit_gemm`], custom kernels without tensor cores for narrow groups, and burn's on older GPUs.
 //!
 //! burn has no grouped kernels for the weight gradient. It convolves group by group with some six launches each,
 //! thousands of launches in a RegNet's step. In a depthwise convolution, a few threads add up all pixels of the batch.
@@ -16,6 +16,7 @@ use super::rows::{Rows, UNITS, all, arg};
 use super::weight_kernels::{SizesLaunch, Taps, add_pieces, depthwise_pieces, grouped_pieces};
 use super::{activation, direct, implicit_gemm};
 use crate::extension::{Activation, ConvGrads, ConvOptions};
+use crate::gpu_conv::GpuConv;
 
 /// Number of input channels per group up to which one thread per output channel is faster than burn's matrix products.
 pub(super) const NARROW: usize = 32;
@@ -38,7 +39,9 @@ pub struct SavedConv {
 
 /// Returns true for a convolution that [`implicit_gemm`] computes: all but those with few channels in a group.
 fn on_tensor_cores(input: &CubeTensor, weight: &CubeTensor, options: &ConvOptions) -> bool {
-    (options.groups == 1 || weight.shape()[1] > NARROW) && implicit_gemm::supports(input, options)
+    (options.groups == 1 || weight.shape()[1] > NARROW)
+        && GpuConv::is_custom()
+        && implicit_gemm::supports(input, options)
 }
 
 /// Casts a tensor, unless it has the element type.
@@ -61,8 +64,10 @@ pub(super) fn forward(
 ) -> (CubeTensor, SavedConv) {
     let (x, b, weight_dtype) = (input.clone(), bias.clone(), weight.dtype);
     let weight = cast(weight, input.dtype);
+    let in_type = |bias: Option<CubeTensor>| bias.map(|bias| cast(bias, x.dtype));
     if on_tensor_cores(&x, &weight, &options) {
         let weight = implicit_gemm::ordered(weight);
+        let b = b.map(|bias| cast(bias, DType::F32));
         let output = implicit_gemm::forward(x, &weight, b, &options, relu);
         let saved = SavedConv { input, weight, weight_dtype, bias, options, output: relu.then(|| output.clone()) };
         return (output, saved);
@@ -70,8 +75,10 @@ pub(super) fn forward(
     let (output, weight) = if options.groups == 1 {
         // Convert the weight to the order of burn's kernels once, for both passes.
         let weight = permute_nhwc_to_nchw(into_contiguous(permute_nchw_to_nhwc(weight)));
+        let b = in_type(b);
         (Cube::conv2d(x, weight.clone(), b, burn_options(&options)), weight)
     } else {
+        let b = in_type(b);
         (direct::forward(x, weight.clone(), b, &options), weight)
     };
     let output = if relu { activation::forward(output, Activation::Relu) } else { output };
@@ -97,8 +104,10 @@ pub(super) fn backward(saved: SavedConv, grad: CubeTensor, required: [bool; 3]) 
             direct::data_gradient(x.shape().dims(), w, dy, &options)
         }
     });
-    let bias_grad =
-        bias.filter(|_| required[2]).map(|bias| Cube::conv2d_bias_backward(input.clone(), bias, grad.clone()));
+    let bias_grad = bias.filter(|_| required[2]).map(|bias| {
+        let dtype = bias.dtype;
+        cast(Cube::conv2d_bias_backward(input.clone(), cast(bias, grad.dtype), grad.clone()), dtype)
+    });
     let weight_grad = required[1].then(|| match tensor_cores {
         true => implicit_gemm::weight_gradient(input, &weight, grad, &options, weight_dtype),
         false => cast(weight_gradient(input, weight, grad, &options), weight_dtype),

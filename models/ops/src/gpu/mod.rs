@@ -1,8 +1,8 @@
-//! Kernels for NVIDIA GPUs, written with CubeCL, for operations that take burn many launches or many passes over
-//! memory: batch norm with its epilogue, activations, grouped convolutions, and the optimizer's step.
+//! Kernels for NVIDIA GPUs, for operations that take burn many launches or many passes over memory: convolutions, batch
+//! norm with its epilogue, activations, the loss, a batch's images, and the optimizer's step. They are written with CubeCL, except
+//! the convolutions on tensor cores ([`implicit_gemm`]).
 //!
-//! The kernels see images as matrices with one row of channels per pixel, the memory order of burn's convolutions on a
-//! GPU. burn's ReLU returns another order (its masked fill follows the shape, not the memory), which the next
+//! The kernels see images as matrices with one row of channels per pixel. burn's ReLU returns another order (its masked fill follows the shape, not the memory), which the next
 //! convolution must convert back.
 //!
 //! Builds with burn's fusion do not use these kernels, because a tensor may then be a pending operation that only burn

@@ -84,17 +84,11 @@ struct PieceRows {
     __device__ int operator()(int row) const { return row + first_row < s.rows ? (row + first_row) * s.columns : -1; }
 };
 
-#if BIAS
-__device__ float value_of(const Element *at) {
-    return sizeof(Element) == 2 ? __uint_as_float((u32)*(const u16 *)at << 16) : *(const float *)at;
-}
-#endif
-
 /// `images` are the images of the windows (in DATA_GRADIENT the output's gradient), `other` the weight or, in WEIGHT_GRADIENT,
 /// the output's gradient. Grid: tiles of rows, tiles of columns, groups times classes or pieces.
 extern "C" __global__ void __launch_bounds__(THREADS) NAME(const Element *images, const Element *other,
 #if BIAS
-                                                           const Element *bias,
+                                                           const float *bias,
 #endif
 #if PASS == WEIGHT_GRADIENT
                                                            float *result,
@@ -136,7 +130,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const Element *images
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             int c = first_column + column + j * 8 + threadIdx.x % 4 * 2 + k % 2;
-            float b = c < s.columns ? value_of(bias + group * s.columns + c) : 0.0f;
+            float b = c < s.columns ? bias[group * s.columns + c] : 0.0f;
 #pragma unroll
             for (int i = 0; i < DOWN; i++) sums[i][j][k] += b;
         }

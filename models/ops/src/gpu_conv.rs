@@ -1,0 +1,86 @@
+//! The choice of a GPU's convolutions.
+
+use std::fmt;
+#[cfg(all(feature = "cuda", not(feature = "fusion")))]
+use std::sync::LazyLock;
+
+/// Environment variable that chooses, for comparisons.
+const VARIABLE: &str = "TRAINER_GPU_CONV";
+
+/// The kernels of convolutions and linear layers on an NVIDIA GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GpuConv {
+    /// This crate's, where the GPU has compute capability 8.0.
+    Custom,
+    /// burn's, which choose among several by trying them.
+    Burn,
+}
+
+impl GpuConv {
+    /// Returns the choice of the environment variable `TRAINER_GPU_CONV`: `custom` (the default) or `burn`.
+    ///
+    /// # Errors
+    ///
+    /// When the variable has another value.
+    pub fn selected() -> Result<Self, GpuConvError> {
+        Self::choose(std::env::var_os(VARIABLE).map(|name| name.to_string_lossy().into_owned()))
+    }
+
+    fn choose(name: Option<String>) -> Result<Self, GpuConvError> {
+        match name.as_deref().unwrap_or_default() {
+            "" | "custom" => Ok(Self::Custom),
+            "burn" => Ok(Self::Burn),
+            other => Err(GpuConvError(other.to_owned())),
+        }
+    }
+
+    /// Returns whether [`Self::Custom`] is chosen, read once.
+    ///
+    /// # Panics
+    ///
+    /// When the environment variable cannot be followed. The program checks the variable where it starts.
+    #[cfg(all(feature = "cuda", not(feature = "fusion")))]
+    pub(crate) fn is_custom() -> bool {
+        static CUSTOM: LazyLock<bool> = LazyLock::new(|| match GpuConv::selected() {
+            Ok(choice) => choice == GpuConv::Custom,
+            Err(error) => panic!("{error}\nhint: {}", error.hint()),
+        });
+        *CUSTOM
+    }
+}
+
+/// `TRAINER_GPU_CONV` names no kernels.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuConvError(String);
+
+impl GpuConvError {
+    /// Returns what the user can do.
+    pub fn hint(&self) -> String {
+        format!("unset {VARIABLE}, or use `custom` or `burn`")
+    }
+}
+
+impl fmt::Display for GpuConvError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{VARIABLE}={:?} names no kernels of convolutions", self.0)
+    }
+}
+
+impl std::error::Error for GpuConvError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_variable_chooses() {
+        let choose = |name: &str| GpuConv::choose(Some(name.to_owned()));
+        assert_eq!(GpuConv::choose(None), Ok(GpuConv::Custom));
+        assert_eq!(choose(""), Ok(GpuConv::Custom));
+        assert_eq!(choose("custom"), Ok(GpuConv::Custom));
+        assert_eq!(choose("burn"), Ok(GpuConv::Burn));
+        let error = choose("cudnn").unwrap_err();
+        assert_eq!(error.to_string(), "TRAINER_GPU_CONV=\"cudnn\" names no kernels of convolutions");
+        assert_eq!(error.hint(), "unset TRAINER_GPU_CONV, or use `custom` or `burn`");
+    }
+}
