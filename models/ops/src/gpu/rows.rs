@@ -3,7 +3,8 @@
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Shape};
 use burn_cubecl::kernel::into_contiguous;
-use burn_cubecl::ops::{numeric::empty_device_dtype, permute_nchw_to_nhwc, permute_nhwc_to_nchw};
+use burn_cubecl::ops::numeric::{empty_device_contiguous_dtype, empty_device_dtype};
+use burn_cubecl::ops::{permute_nchw_to_nhwc, permute_nhwc_to_nchw};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
@@ -41,16 +42,26 @@ impl Rows {
 
     /// Allocates a matrix of this shape and type.
     pub(super) fn output(&self) -> Self {
-        let like = &self.tensor;
-        let shape = like.meta.shape().clone();
-        Self::dense(empty_device_dtype(like.client.clone(), like.device.clone(), shape, like.dtype), self.image)
+        Self::dense(self.allocate(self.tensor.meta.shape().clone()), self.image)
     }
 
     /// Allocates images of this element type.
     pub(super) fn images(&self, batch: usize, height: usize, width: usize, channels: usize) -> Self {
+        Self::dense(self.allocate(Shape::from([batch, height, width, channels])), true)
+    }
+
+    /// Allocates rows of this element type. cubecl pads a row to a power of two of bytes. That is useful for rows that are no
+    /// multiple of 16 bytes, the longest access; else it only takes memory. Images of one pixel are features, which burn's
+    /// operations copy if they are padded.
+    fn allocate(&self, shape: Shape) -> CubeTensor {
         let like = &self.tensor;
-        let shape = Shape::from([batch, height, width, channels]);
-        Self::dense(empty_device_dtype(like.client.clone(), like.device.clone(), shape, like.dtype), true)
+        let (client, device) = (like.client.clone(), like.device.clone());
+        let row = shape.last().map_or(0, |&channels| channels * like.dtype.size());
+        let features = shape.len() == 4 && shape[1] * shape[2] == 1;
+        match row.is_multiple_of(16) || features {
+            true => empty_device_contiguous_dtype(client, device, shape, like.dtype),
+            false => empty_device_dtype(client, device, shape, like.dtype),
+        }
     }
 
     /// Returns the tensor in its original shape.
