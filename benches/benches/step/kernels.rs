@@ -135,7 +135,7 @@ fn class(part: Part, kernel: &str) -> &'static str {
         Part::Forward | Part::Backward => {}
     }
     let forward = matches!(part, Part::Forward);
-    if has("norm_kernels") {
+    if has("norm_kernels") || has("norm_moments") {
         // Ours. burn's batch norm is reductions and elementwise kernels.
         if forward { "batch norm, forward" } else { "batch norm, backward" }
     } else if has("direct_kernels") {

@@ -1,5 +1,7 @@
 //! Launches of the kernel through burn's GPU runtime.
 
+use std::any::type_name;
+
 use cubecl::ir::metadata::Info;
 use cubecl::ir::{AddressType, ElemType, Scope, UIntKind};
 use cubecl::prelude::*;
@@ -14,6 +16,14 @@ struct ConvDataGradient;
 struct ConvWeightGradient;
 
 impl KernelMetadata for ConvKernel {
+    fn name(&self) -> &'static str {
+        match self.pass {
+            Pass::Forward => type_name::<ConvForward>(),
+            Pass::DataGradient => type_name::<ConvDataGradient>(),
+            Pass::WeightGradient => type_name::<ConvWeightGradient>(),
+        }
+    }
+
     fn id(&self) -> KernelId {
         let dim = CubeDim::new_1d(self.tile.threads());
         let id = match self.pass {
@@ -38,7 +48,11 @@ impl CubeKernel for ConvKernel {
     }
 
     fn source(&self) -> Option<PrecompiledSource> {
-        Some(PrecompiledSource { source: Self::source(self), entrypoint_name: self.name().to_owned(), lang: "cuda" })
+        Some(PrecompiledSource {
+            source: Self::source(self),
+            entrypoint_name: self.entry_point().to_owned(),
+            lang: "cuda",
+        })
     }
 }
 

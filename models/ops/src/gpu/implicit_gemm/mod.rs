@@ -77,10 +77,10 @@ struct Product<'a> {
 }
 
 impl Product<'_> {
-    /// Whether the images are read element by element.
+    /// Whether the images are read by less than 8 bytes.
     fn narrow(&self) -> bool {
         let Self { images, channels, .. } = self;
-        vector(images.dtype(), &[*channels, images.pitch(1)], images.is_aligned()) * images.dtype().size() < 4
+        vector(images.dtype(), &[*channels, images.pitch(1)], images.is_aligned()) * images.dtype().size() < 8
     }
 
     /// Launches with the tensors `[other operand, result]`, accessed with these numbers of elements.
@@ -245,8 +245,7 @@ pub(super) fn weight_gradient(
         sizes,
     };
     let narrow = product.narrow();
-    // Pieces make up for a small number of tiles.
-    let tile = Tile::choose(rows, columns, usize::MAX / 2 / (rows * columns), narrow || rows <= 64);
+    let tile = Tile::of_weight_gradient(rows, columns, narrow);
     let blocks = tile.blocks(rows, columns) * options.groups;
     let pieces = (BLOCKS / blocks).clamp(1, pixels.div_ceil(SHORTEST));
     let piece = pixels.div_ceil(pieces).next_multiple_of(32);

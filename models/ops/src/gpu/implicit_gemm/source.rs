@@ -31,7 +31,7 @@ impl Tile {
 
     /// Chooses the tile for `products` products of this size. It depends on nothing else, so all GPUs choose the same.
     ///
-    /// `narrow` says that images are read element by element, which takes registers for each row.
+    /// `narrow` says that images are read by few bytes, so that each thread reads many rows, which takes registers.
     pub(super) fn choose(rows: usize, columns: usize, products: usize, narrow: bool) -> Self {
         /// Number of blocks that occupies most of a large GPU's multiprocessors.
         const BLOCKS: usize = 96;
@@ -44,6 +44,16 @@ impl Tile {
             Self::MEDIUM
         } else {
             Self::SMALL
+        }
+    }
+
+    /// Chooses the tile for a weight gradient, whose pieces make up for a small number of tiles.
+    pub(super) fn of_weight_gradient(rows: usize, columns: usize, narrow: bool) -> Self {
+        match narrow || rows <= 64 {
+            true => Self::SMALL,
+            false if columns <= 32 => Self::NARROW,
+            false if columns <= 64 => Self::MEDIUM,
+            false => Self::LARGE,
         }
     }
 
@@ -73,7 +83,7 @@ pub(super) struct ConvKernel {
 }
 
 impl ConvKernel {
-    pub(super) fn name(&self) -> &'static str {
+    pub(super) fn entry_point(&self) -> &'static str {
         match self.pass {
             Pass::Forward => "conv_forward",
             Pass::DataGradient => "conv_data_gradient",
@@ -102,7 +112,7 @@ impl ConvKernel {
             ("BIAS", usize::from(bias)),
             ("RELU", usize::from(relu)),
         ];
-        let mut source = format!("#define NAME {}\n", self.name());
+        let mut source = format!("#define NAME {}\n", self.entry_point());
         for (name, value) in numbers {
             source += &format!("#define {name} {value}\n");
         }
