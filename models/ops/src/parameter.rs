@@ -1,33 +1,38 @@
 //! Parameters as flat tensors, in the memory order of the device's kernels.
 //!
-//! The convolutions of [`mod@crate::gpu`] read weights as `[out, height, width, in]`. On a GPU, such weights, their gradients and
-//! their optimizer state are flattened in this order, so that a training step copies none of them. Files and the host have PyTorch's
-//! order.
+//! The convolutions on a GPU read weights as `[out, height, width, in]`, depthwise ones as `[height, width, out]`. There, weights,
+//! their gradients and their optimizer state are flattened in this order, so that a training step copies none of them. Files and the
+//! host have PyTorch's order.
 
 use burn::tensor::{Device, Tensor};
 
-/// The axes of a convolution's weight `[out, in, height, width]` in the memory order of the GPU's kernels, and those that turn it
-/// back.
-const LAST: [isize; 4] = [0, 2, 3, 1];
-const BACK: [isize; 4] = [0, 3, 1, 2];
+/// Axes of a tensor with four dimensions.
+type Axes = [usize; 4];
 
-/// Returns true if weights of convolutions have their input channels last in this device's memory.
+/// Returns the axes of a convolution's weight `[out, in, height, width]` in the memory order of the GPU's kernels, and those that
+/// turn it back. A weight with one input channel is taken for a depthwise one.
+fn axes(inputs: usize) -> [Axes; 2] {
+    if inputs == 1 { [[2, 3, 0, 1]; 2] } else { [[0, 2, 3, 1], [0, 3, 1, 2]] }
+}
+
+/// Returns true if weights of convolutions have the order of the GPU's kernels on this device.
 #[cfg(all(feature = "cuda", not(feature = "fusion")))]
-fn channels_last(device: &Device) -> bool {
+fn kernel_order(device: &Device) -> bool {
     matches!(device.clone().inner().as_dispatch(), burn::backend::DispatchDevice::Cube(cubecl::Device::Cuda(_)))
 }
 
 #[cfg(not(all(feature = "cuda", not(feature = "fusion"))))]
-fn channels_last(_: &Device) -> bool {
+fn kernel_order(_: &Device) -> bool {
     false
 }
 
 /// Flattens a parameter, its gradient or its state to `[N]`, in the order of the device's memory.
 pub fn flatten<const D: usize>(parameter: Tensor<D>) -> Tensor<1> {
     let count = parameter.shape().num_elements();
-    if D == 4 && channels_last(&parameter.device()) {
-        let axes: [isize; D] = std::array::from_fn(|axis| LAST[axis]);
-        return parameter.permute(axes).reshape([count]);
+    if D == 4 && kernel_order(&parameter.device()) {
+        let [to_memory, _] = axes(parameter.dims()[1]);
+        let to_memory: [isize; D] = std::array::from_fn(|axis| to_memory[axis] as isize);
+        return parameter.permute(to_memory).reshape([count]);
     }
     parameter.reshape([count])
 }
@@ -38,9 +43,10 @@ pub fn flatten<const D: usize>(parameter: Tensor<D>) -> Tensor<1> {
 ///
 /// When the shape has another number of elements.
 pub fn unflatten<const D: usize>(flat: Tensor<1>, shape: [usize; D]) -> Tensor<D> {
-    if D == 4 && channels_last(&flat.device()) {
-        let in_memory: [usize; D] = std::array::from_fn(|axis| shape[LAST[axis] as usize]);
-        let back: [isize; D] = std::array::from_fn(|axis| BACK[axis]);
+    if D == 4 && kernel_order(&flat.device()) {
+        let [to_memory, back] = axes(shape[1]);
+        let in_memory: [usize; D] = std::array::from_fn(|axis| shape[to_memory[axis]]);
+        let back: [isize; D] = std::array::from_fn(|axis| back[axis] as isize);
         return flat.reshape(in_memory).permute(back);
     }
     flat.reshape(shape)
@@ -70,5 +76,19 @@ pub fn from_row_major(values: Tensor<1>, shape: &[usize]) -> Tensor<1> {
     match *shape {
         [a, b, c, d] => flatten(values.reshape([a, b, c, d])),
         _ => values,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_second_order_undoes_the_first() {
+        for inputs in [1, 2, 64] {
+            let [to_memory, back] = axes(inputs);
+            // Axis `i` of the memory is axis `to_memory[i]` of the weight.
+            assert_eq!(back.map(|axis| to_memory[axis]), [0, 1, 2, 3], "{inputs} inputs");
+        }
     }
 }

@@ -128,7 +128,7 @@ fn weight_gradient(input: CubeTensor, weight: CubeTensor, grad: CubeTensor, opti
 fn grouped_weight_gradient(x: &Rows, weight: &CubeTensor, dy: &Rows, options: &ConvOptions) -> CubeTensor {
     let [outputs, inputs, kernel_height, kernel_width]: [usize; 4] = weight.shape().dims();
     let ([_, height, width, _], [batch, out_height, out_width, _]) = (x.dims(), dy.dims());
-    let depthwise = inputs == 1 && outputs == options.groups;
+    let depthwise = direct::is_depthwise(weight, options);
     // Vector of the channels that a thread processes.
     let vector = if depthwise { x.vector(&[dy], &[]) } else { x.vector_of(inputs) };
     let (columns, vectors) = if depthwise { (outputs / vector, 1) } else { (outputs, inputs / vector) };

@@ -27,6 +27,17 @@ impl Taps {
     }
 }
 
+/// Returns true if each group has one channel on both sides.
+pub(super) fn is_depthwise(weight: &CubeTensor, options: &ConvOptions) -> bool {
+    weight.shape()[1] == 1 && weight.shape()[0] == options.groups
+}
+
+/// Returns a depthwise weight as `[taps, 1, channels, 1]`: its order in memory, see [`mod@crate::parameter`].
+fn taps_first(weight: CubeTensor) -> CubeTensor {
+    let [channels, _, height, width]: [usize; 4] = weight.shape().dims();
+    Cube::float_reshape(Cube::float_permute(weight, &[2, 3, 1, 0]), Shape::from([height * width, 1, channels, 1]))
+}
+
 /// Convolves `[B, in, H, W]` with `[out, in / groups, kh, kw]`.
 pub(super) fn forward(
     input: CubeTensor,
@@ -50,6 +61,9 @@ pub(super) fn forward(
         (extent + 2 * taps.padding[axis] - window) / taps.stride[axis] + 1
     };
     let target = [batch, outputs, along(0, in_height), along(1, in_width)];
+    if is_depthwise(&weight, options) {
+        return launch(Rows::new(input), taps_first(weight), bias, target, options.groups, taps, false);
+    }
     // [groups, out, in, taps] -> [taps, in, groups, out]
     let split = Shape::from([options.groups, outputs / options.groups, inputs, height * width]);
     let weight = Cube::float_permute(Cube::float_reshape(weight, split), &[3, 2, 0, 1]);
@@ -77,6 +91,9 @@ pub(super) fn data_gradient(
         return concat_channels(parts.collect());
     }
     let taps = Taps::of(&weight, options);
+    if is_depthwise(&weight, options) {
+        return launch(Rows::new(grad), taps_first(weight), None, shape, options.groups, taps, true);
+    }
     // [groups, out, in, taps] -> [taps, out, groups, in]
     let split = Shape::from([options.groups, outputs / options.groups, inputs, height * width]);
     let weight = Cube::float_permute(Cube::float_reshape(weight, split), &[3, 1, 0, 2]);
