@@ -1,7 +1,7 @@
 //! Compares a training pass of whole networks on a GPU with the CPU: logits and gradients of all parameters.
 
 use burn::tensor::{Device, Tensor, TensorData};
-use models::{Context, Network, Spec, build, take_gradients};
+use models::{Context, Network, Spec, build, parameters, take_gradients};
 
 use super::ops::{numbers, values};
 
@@ -15,8 +15,11 @@ fn pass(network: &Network, spec: &Spec, device: &Device) -> Result<[Vec<f32>; 2]
     let logits = network.forward(images, &Context::train());
     let slope = TensorData::new(numbers(2, BATCH * spec.num_classes), logits.dims());
     let loss = (logits.clone() * Tensor::<2>::from_data(slope, device)).sum();
-    let gradients = take_gradients(&mut loss.backward(), network).into_iter().flatten().map(values);
-    let gradients = gradients.collect::<Result<Vec<_>, _>>()?.concat();
+    let gradients = take_gradients(&mut loss.backward(), network);
+    let in_order = parameters(network).into_iter().zip(gradients).filter_map(|(info, gradient)| {
+        gradient.map(|gradient| values(ops::parameter::to_row_major(gradient, &info.shape)))
+    });
+    let gradients = in_order.collect::<Result<Vec<_>, _>>()?.concat();
     Ok([values(logits.reshape([BATCH * spec.num_classes]))?, gradients])
 }
 
