@@ -1,9 +1,10 @@
 //! Convolutions as matrix products on tensor cores ("implicit GEMM", Chetlur et al., "cuDNN: Efficient Primitives for Deep
 //! Learning", 2014): no matrix of windows is written to memory.
 //!
-//! The kernel is CUDA C++, because CubeCL has no asynchronous copies that fill with zeros and gives no control over the layout of
-//! fragments. Images are rows of channels, one row per pixel; weights are `[out, height, width, in]` in memory. Each block computes
-//! a tile of one group's product:
+//! The kernel is CUDA C++, not CubeCL. CubeCL has the same instructions, but waits for asynchronous copies by barriers in shared
+//! memory, not by groups of copies. And tests can compile this text for any compute capability without a GPU. Images are rows of
+//! channels, one row per pixel; weights are `[out, height, width, in]` in memory. Each block computes a tile of one group's
+//! product:
 //!
 //! | pass | rows | columns | depth (what is summed) |
 //! |---|---|---|---|
