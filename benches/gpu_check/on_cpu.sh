@@ -39,6 +39,8 @@ step() { # NAME GPUS COMMAND…
 }
 step doctor 2 "$programs/trainer" doctor
 step ops 1 "$programs/gpu_check" --ops --ranks 1
+# Without TF32's rounding, whole networks are as near to the CPU as f32 is.
+CUDA_ON_CPU_TF32=exact step exact 1 "$programs/gpu_check" --networks lenet --near 1e-5 --ranks 1
 step matrix 3 "$programs/gpu_check" --ranks 2,3 --sizes 1,1023,70001 --rounds 1
 step matrix-shared 1 "$programs/gpu_check" --ranks 2 --sizes 1,4100 --rounds 1
 # Sums over NCCL follow each other without a wait of the host.

@@ -21,6 +21,7 @@
 //! | `CUDA_ON_CPU_RUN` | `no`: kernels are loaded and launched but not executed, for counting the launches of large networks |
 //! | `CUDA_ON_CPU_FAULT` | `NAME:CODE`: a kernel whose name contains NAME leaves the sticky error CODE, e.g. `conv:700` |
 //! | `CUDA_ON_CPU_SHUFFLE` | a seed: the blocks of a launch start in another order each time, and in other orders in other processes |
+//! | `CUDA_ON_CPU_TF32` | `exact`: matrix instructions multiply f32 without rounding it to TF32, which no GPU does: the rest of a difference from the CPU is a mistake |
 //! | `CUDA_ON_CPU_LOG` | a file that receives one line per call |
 #![allow(unsafe_code, reason = "a C library")]
 

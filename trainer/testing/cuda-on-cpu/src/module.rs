@@ -84,6 +84,13 @@ pub(crate) fn kernels_disabled() -> bool {
     *DISABLED
 }
 
+/// `CUDA_ON_CPU_TF32=exact`: matrix instructions do not round f32 to TF32.
+fn tf32_is_exact() -> bool {
+    static EXACT: LazyLock<bool> =
+        LazyLock::new(|| std::env::var_os("CUDA_ON_CPU_TF32").is_some_and(|value| value == "exact"));
+    *EXACT
+}
+
 unsafe extern "C" fn do_nothing(_: *const u8, _: *const u32, _: *const u32, _: u32, _: *mut u8) {}
 
 /// Translates PTX to C, compiles the C with `CC` or `cc`, and loads the library.
@@ -91,7 +98,10 @@ unsafe extern "C" fn do_nothing(_: *const u8, _: *const u32, _: *const u32, _: u
 /// # Errors
 /// PTX that is not supported, or an error of the compiler or the loader.
 pub fn load(ptx: &str) -> Result<Module, String> {
-    let (text, kernels) = translate(&parse(ptx)?)?;
+    let (mut text, kernels) = translate(&parse(ptx)?)?;
+    if tf32_is_exact() {
+        text.insert_str(0, "#define TF32_EXACT\n");
+    }
     let function = |kernel: Kernel, run: Run| Function {
         name: kernel.name,
         parameters: kernel.parameters,

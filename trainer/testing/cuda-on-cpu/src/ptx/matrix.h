@@ -1,7 +1,7 @@
 /* Tensor core instructions. Fragments are distributed over a warp's lanes as the ISA specifies (m16n8k*, ldmatrix), or lane after lane where the ISA leaves the layout open (wmma). */
 enum { F16, BF16, TF32, FP32 };
 OP f32 element(const u32 *words, u32 i, int kind) {
-    if (kind == TF32) return as_f32(words[i] & 0xffffe000);
+    if (kind == TF32) return as_f32(words[i] & TF32_BITS);
     if (kind == FP32) return as_f32(words[i]);
     u16 half = (u16)(words[i / 2] >> 16 * (i & 1));
     return kind == F16 ? as_f16(half) : as_bf16(half);

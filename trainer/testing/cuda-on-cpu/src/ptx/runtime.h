@@ -26,7 +26,13 @@ OP u16 of_bf16(f32 x) { /* Rounds to nearest, ties to even. */
     u32 b = of_f32(x);
     return (b & 0x7fffffff) > 0x7f800000 ? 0x7fff : (u16)((b + 0x7fff + (b >> 16 & 1)) >> 16);
 }
-OP u32 of_tf32(f32 x) { u32 b = of_f32(x); return (b & 0x7f800000) == 0x7f800000 ? b : (b + 0x1000) & 0xffffe000; }
+/* TF32_BITS: those of a number that remain; all of them with CUDA_ON_CPU_TF32=exact. */
+#ifdef TF32_EXACT
+#define TF32_BITS 0xffffffff
+#else
+#define TF32_BITS 0xffffe000
+#endif
+OP u32 of_tf32(f32 x) { u32 b = of_f32(x); return (b & 0x7f800000) == 0x7f800000 ? b : (b + (~TF32_BITS + 1) / 2) & TF32_BITS; }
 
 /* Conversions to integers as in cvt: out-of-range values saturate, NaN becomes zero. (For 64-bit types PTX returns another value for NaN, which is not reproduced.) */
 #define TO_INT(T, LOW, HIGH) OP T to_##T(f64 v) { return isnan(v) ? 0 : v <= (f64)(LOW) ? (LOW) : v >= (f64)(HIGH) ? (HIGH) : (T)v; }
