@@ -34,7 +34,9 @@ fn images(batch: usize, [channels, height, width]: [usize; 3], gpu: &Device) -> 
     let length = pixels.len();
     let pixels = Tensor::from_data(TensorData::new(pixels, [length]), (gpu, DType::U8));
     let table = Tensor::from_floats(table.as_slice(), gpu);
-    let found = gather_images(&pixels, &table, &lines).ok_or("there is no kernel for the images of a data set")?;
+    let values_of_lines = TensorData::new(lines.values().to_vec(), [lines.values().len()]);
+    let on_gpu = Tensor::from_data(values_of_lines, (gpu, DType::I32));
+    let found = gather_images(&pixels, &table, &on_gpu, lines.shape()).ok_or("there is no kernel for the images of a data set")?;
     Ok([values(found.reshape([batch * channels * plane]))?, expected])
 }
 

@@ -26,7 +26,7 @@ fn results(rule: impl Fn(u64) -> UpdateRule, slots: usize, device: &Device) -> R
                 ParameterUpdate { value, gradient, weight_decay: [0.0, 0.01][i % 2], slots }
             })
             .collect();
-        state = update(&rule(step), None, parameters).into_iter().map(|new| (new.value, new.slots)).collect();
+        state = update(&rule(step), None, None, parameters).into_iter().map(|new| (new.value, new.slots)).collect();
     }
     let (new, slots): (Vec<_>, Vec<_>) = state.into_iter().map(|(v, state)| (v, state.into_iter().take(slots))).unzip();
     let pairs = new.iter().map(|value| (vector(5, value.dims()[0], device), value.clone())).collect();

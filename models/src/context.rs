@@ -4,7 +4,7 @@
 //! valid. A network has no mode of its own either, so a clone cannot inherit a hidden mode.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use burn::tensor::Tensor;
 use ops::StatisticsReduce;
@@ -38,6 +38,8 @@ struct DropoutKeys {
     keys: Vec<u64>,
     /// Number of dropout layers that this pass has applied.
     layer: AtomicU64,
+    /// Whether one of them has a rate above 0.
+    drawn: AtomicBool,
 }
 
 impl Context {
@@ -73,7 +75,7 @@ impl Context {
     /// A sample's dropout mask depends only on its key and on the index of the dropout layer. With keys made of seed, epoch
     /// and sample id, a sample has the same mask on any number of ranks and another mask in each epoch.
     pub fn with_dropout(mut self, keys: Vec<u64>) -> Self {
-        self.dropout = Some(DropoutKeys { keys, layer: AtomicU64::new(0) });
+        self.dropout = Some(DropoutKeys { keys, layer: AtomicU64::new(0), drawn: AtomicBool::new(false) });
         self
     }
 
@@ -128,6 +130,7 @@ impl Context {
         if rate <= 0.0 {
             return None;
         }
+        dropout.drawn.store(true, Ordering::Relaxed);
         assert_eq!(dropout.keys.len(), samples, "dropout has one key for each sample of the batch");
         let kept = (1.0 / (1.0 - rate)) as f32;
         let factors = dropout.keys.iter().flat_map(|&key| {
@@ -135,6 +138,11 @@ impl Context {
             numbers.take(each).map(move |u| if u < rate { 0.0 } else { kept })
         });
         Some(factors.collect())
+    }
+
+    /// Returns true if this pass has drawn numbers for dropout on the host.
+    pub fn has_dropped(&self) -> bool {
+        self.dropout.as_ref().is_some_and(|dropout| dropout.drawn.load(Ordering::Relaxed))
     }
 
     /// Adds a layer's multiply-adds for the whole batch to the count.

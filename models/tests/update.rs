@@ -67,7 +67,7 @@ fn steps(rule: impl Fn(u64) -> UpdateRule, lengths: &[usize], scale: Option<f32>
             one(parameter, gradient, if index % 2 == 0 { 0.01 } else { 0.0 })
         });
         let updates = updates.collect();
-        parameters = ops::update(&rule(step), scale.as_ref(), updates);
+        parameters = ops::update(&rule(step), None, scale.as_ref(), updates);
     }
     let tensors = parameters.iter().flat_map(|p| [Some(&p.value), p.slots[0].as_ref(), p.slots[1].as_ref()]);
     tensors.flatten().map(numbers).collect()
@@ -134,7 +134,7 @@ fn address(tensor: &Tensor<1>) -> *const u8 {
 #[test]
 fn a_step_is_in_place_unless_the_tensor_is_shared() {
     let step = |rule: &UpdateRule, parameter: UpdatedParameter, gradient: [f32; 2]| {
-        ops::update(rule, None, vec![one(parameter, tensor(&gradient), 0.0)]).remove(0)
+        ops::update(rule, None, None, vec![one(parameter, tensor(&gradient), 0.0)]).remove(0)
     };
     let addresses = |p: &UpdatedParameter| (address(&p.value), address(p.slots[0].as_ref().unwrap()));
     let parameter = UpdatedParameter { value: tensor(&[1.0, 2.0]), slots: [Some(tensor(&[0.0, 0.0])), None] };
@@ -170,7 +170,7 @@ fn a_network_is_changed_in_place() {
             let gradient = Tensor::ones_like(&value);
             one(UpdatedParameter { value, slots: [None, None] }, gradient, 0.0)
         };
-        let updated = ops::update(&PLAIN, None, parameters.into_iter().map(update).collect());
+        let updated = ops::update(&PLAIN, None, None, parameters.into_iter().map(update).collect());
         *addresses = updated.iter().map(|parameter| address(&parameter.value)).collect();
         updated.into_iter().map(|parameter| parameter.value).collect()
     };

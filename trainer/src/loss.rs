@@ -53,6 +53,11 @@ pub fn cross_entropy(logits: Tensor<2>, targets: Vec<f32>, weight: f64) -> Tenso
     let [batch, classes] = logits.dims();
     let device: Device = logits.device();
     let targets = Tensor::<2>::from_data(TensorData::new(targets, [batch, classes]), &device.inner());
+    cross_entropy_on_device(logits, targets, weight)
+}
+
+/// [`cross_entropy`] of targets that are on the device, `[B, classes]`, without autodiff.
+pub fn cross_entropy_on_device(logits: Tensor<2>, targets: Tensor<2>, weight: f64) -> Tensor<1> {
     ops::cross_entropy(logits, targets, if weight > 0.0 { 1.0 / weight } else { 0.0 })
 }
 

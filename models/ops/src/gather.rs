@@ -16,6 +16,16 @@ impl GatherLines {
         Self { shape: [0, channels, height, width], values: Vec::new() }
     }
 
+    /// Returns the batch's shape, `[B, C, H, W]`.
+    pub fn shape(&self) -> [usize; 4] {
+        self.shape
+    }
+
+    /// Returns, for each image, the index of its first pixel, its rows and its columns.
+    pub fn values(&self) -> &[i32] {
+        &self.values
+    }
+
     /// Adds an image whose first pixel is `first`. A line is the source row or column, `None` outside of the image, and whether it is
     /// cut out: pixels that are in a cut row and in a cut column are.
     ///
@@ -48,13 +58,20 @@ fn line(source: Option<usize>, cut: bool) -> i32 {
 /// # Shapes
 /// - `pixels`: uint8, images `[C, H, W]` one after the other
 /// - `table`: `[1 + 256 * C]`
+/// - `lines`: those of [`GatherLines::values`] on the device, `[B * (1 + H + W)]`
+/// - `shape`: `[B, C, H, W]`
 #[cfg_attr(
     not(all(feature = "cuda", not(feature = "fusion"))),
     expect(unused_variables, reason = "there is no kernel")
 )]
-pub fn gather_images(pixels: &Tensor<1, Int>, table: &Tensor<1>, lines: &GatherLines) -> Option<Tensor<4>> {
+pub fn gather_images(
+    pixels: &Tensor<1, Int>,
+    table: &Tensor<1>,
+    lines: &Tensor<1, Int>,
+    shape: [usize; 4],
+) -> Option<Tensor<4>> {
     #[cfg(all(feature = "cuda", not(feature = "fusion")))]
-    return crate::gpu::gather_images(pixels, table, &lines.values, lines.shape);
+    return crate::gpu::gather_images(pixels, table, lines, shape);
     #[cfg(not(all(feature = "cuda", not(feature = "fusion"))))]
     None
 }

@@ -34,6 +34,7 @@ mod gather;
 #[allow(clippy::too_many_arguments, reason = "a kernel's arguments are bound one by one")]
 mod gpu;
 mod gpu_conv;
+pub mod graph;
 mod loss;
 mod optimizer;
 pub mod parameter;
@@ -56,6 +57,6 @@ pub use functional::{
 pub use gather::{GatherLines, gather_images};
 pub use gpu_conv::{GpuConv, GpuConvError};
 pub use loss::cross_entropy;
-pub use optimizer::{ParameterUpdate, UpdateRule, UpdatedParameter};
+pub use optimizer::{ParameterUpdate, StepNumbers, UpdateRule, UpdatedParameter};
 pub use statistics::{DeviceGather, StatisticsReduce};
 pub use update::{ema_update, square_sum, update};

@@ -32,6 +32,37 @@ pub enum UpdateRule {
     },
 }
 
+impl UpdateRule {
+    /// Returns the number of state tensors that kernels need: none for SGD without momentum.
+    #[cfg(all(feature = "cuda", not(feature = "fusion")))]
+    pub(crate) fn slots(&self) -> usize {
+        match *self {
+            Self::Sgd { momentum, .. } => usize::from(momentum != 0.0),
+            Self::AdamW { .. } => 2,
+        }
+    }
+
+    /// Returns what changes from step to step, for [`StepNumbers::numbers`].
+    pub fn numbers(&self) -> [f32; 3] {
+        match *self {
+            Self::Sgd { lr, .. } => [lr as f32, 0.0, 0.0],
+            Self::AdamW { lr, betas, step, .. } => {
+                let [correction1, correction2] = bias_corrections(betas, step);
+                [lr as f32, (lr / correction1) as f32, correction2.sqrt() as f32]
+            }
+        }
+    }
+}
+
+/// Numbers of a step in device memory, all f32 and without autodiff. A step that was recorded as a graph reads them again in each run.
+#[derive(Debug, Clone)]
+pub struct StepNumbers {
+    /// [`UpdateRule::numbers`], `[3]`: the learning rate; for AdamW also `lr/(1-b1^t)` and `sqrt(1-b2^t)`.
+    pub numbers: Tensor<1>,
+    /// `[1]`. If it is not finite, values and state stay as they are.
+    pub loss: Tensor<1>,
+}
+
 /// Input of one parameter's step. All tensors are flat, `[N]`, of the same length, on one device and without autodiff.
 #[derive(Debug)]
 pub struct ParameterUpdate {

@@ -2,7 +2,7 @@
 //!
 //! On burn's CPU backend, the f32 kernels read and write every value once. They write in place if no other tensor shares the
 //! memory. A list of tensors is one parallel section, so hundreds of small parameters cost no more than one large one. On a
-//! GPU, for f32, one launch updates many parameters once their optimizer state exists. Other devices and element types run
+//! GPU, for f32, one launch updates many parameters in place once their optimizer state exists. Other devices and element types run
 //! the same formulas as chains of burn's operations.
 //!
 //! The CPU kernels' results depend neither on the number of threads nor on the instruction set: no product is fused with a
@@ -12,31 +12,46 @@ use burn::tensor::Tensor;
 
 use crate::cpu::update as cpu;
 use crate::dispatch::has_parameter_kernels;
-use crate::optimizer::{ParameterUpdate, UpdateRule, UpdatedParameter, bias_corrections};
+use crate::optimizer::{ParameterUpdate, StepNumbers, UpdateRule, UpdatedParameter, bias_corrections};
 
 /// Takes one optimizer step. The gradients are multiplied by `scale`, `[1]`, if given.
+///
+/// With `numbers`, the GPU kernels read the step's numbers there and not in `rule`. Nothing else uses them.
 ///
 /// # Panics
 ///
 /// When the tensors of a parameter differ in length.
-pub fn update(rule: &UpdateRule, scale: Option<&Tensor<1>>, parameters: Vec<ParameterUpdate>) -> Vec<UpdatedParameter> {
+#[cfg_attr(
+    not(all(feature = "cuda", not(feature = "fusion"))),
+    expect(unused_variables, reason = "there are no GPU kernels")
+)]
+pub fn update(
+    rule: &UpdateRule,
+    numbers: Option<&StepNumbers>,
+    scale: Option<&Tensor<1>>,
+    parameters: Vec<ParameterUpdate>,
+) -> Vec<UpdatedParameter> {
     if parameters.iter().all(ParameterUpdate::has_kernels) {
         let scale = scale.map_or(1.0, |scale| scale.clone().into_scalar::<f32>());
         return cpu::update(rule, scale, parameters);
+    }
+    #[cfg(all(feature = "cuda", not(feature = "fusion")))]
+    if let (Some(first), true) = (parameters.first(), crate::gpu::accepts(rule, &parameters)) {
+        let from_rule = || {
+            let numbers = Tensor::from_floats(rule.numbers(), &first.value.device());
+            StepNumbers { loss: numbers.clone(), numbers }
+        };
+        let numbers = numbers.cloned().unwrap_or_else(from_rule);
+        return crate::gpu::update(rule, &numbers, scale, parameters);
     }
     let scaled = |gradient: Tensor<1>| match scale {
         Some(scale) => gradient * scale.clone(),
         None => gradient,
     };
-    let parameters: Vec<_> = parameters
-        .into_iter()
-        .map(|parameter| ParameterUpdate { gradient: scaled(parameter.gradient), ..parameter })
-        .collect();
-    #[cfg(all(feature = "cuda", not(feature = "fusion")))]
-    if let Some(updated) = crate::gpu::update(rule, &parameters) {
-        return updated;
-    }
-    parameters.into_iter().map(|parameter| update_one(rule, parameter)).collect()
+    let one = |parameter: ParameterUpdate| {
+        update_one(rule, ParameterUpdate { gradient: scaled(parameter.gradient), ..parameter })
+    };
+    parameters.into_iter().map(one).collect()
 }
 
 /// Takes the step of one parameter with burn's operations.
@@ -94,9 +109,10 @@ pub fn ema_update(decay: f64, pairs: Vec<(Tensor<1>, Tensor<1>)>) -> Vec<Tensor<
         return cpu::ema_update(decay, pairs);
     }
     #[cfg(all(feature = "cuda", not(feature = "fusion")))]
-    if let Some(averages) = crate::gpu::ema_update(decay, &pairs) {
-        return averages;
-    }
+    let pairs = match crate::gpu::ema_update(decay, pairs) {
+        Ok(averages) => return averages,
+        Err(pairs) => pairs,
+    };
     let one = |(average, value): (Tensor<1>, Tensor<1>)| average.mul_scalar(decay) + value.mul_scalar(1.0 - decay);
     pairs.into_iter().map(one).collect()
 }

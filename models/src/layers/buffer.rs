@@ -17,12 +17,14 @@ pub struct Buffer<const D: usize = 1> {
     id: ParamId,
     container: &'static str,
     /// Boxed: a tensor is several times larger than a reference, and networks are moved by value when they are built and mapped.
-    value: Box<Mutex<Tensor<D>>>,
+    value: Box<Mutex<Option<Tensor<D>>>>,
 }
 
 /// Container name of a buffer in a module traversal. It distinguishes buffers from parameters and is no part of the tensor's
 /// name.
 pub(crate) const BUFFER: &str = "Buffer";
+/// What is wrong when a buffer has no value.
+const TAKEN: &str = "a forward pass that takes a buffer's value sets the new one";
 /// Container name of a frozen weight in a module traversal, as [`BUFFER`].
 pub(crate) const FROZEN: &str = "Frozen";
 
@@ -38,7 +40,7 @@ impl<const D: usize> Buffer<D> {
     }
 
     fn from_parts(id: ParamId, container: &'static str, value: Tensor<D>) -> Self {
-        Self { id, container, value: Box::new(Mutex::new(value.without_autodiff())) }
+        Self { id, container, value: Box::new(Mutex::new(Some(value.without_autodiff()))) }
     }
 
     /// Returns whether no forward pass may replace the value: see [`Buffer::frozen`].
@@ -47,13 +49,26 @@ impl<const D: usize> Buffer<D> {
     }
 
     /// Returns the current value, without autodiff.
+    ///
+    /// # Panics
+    ///
+    /// Between [`Buffer::take`] and [`Buffer::set`].
     pub fn value(&self) -> Tensor<D> {
-        self.value.lock().clone()
+        self.value.lock().clone().expect(TAKEN)
+    }
+
+    /// Takes the current value out, so that it can be changed in place. [`Buffer::set`] puts the new one in.
+    ///
+    /// # Panics
+    ///
+    /// When it was taken before.
+    pub fn take(&self) -> Tensor<D> {
+        self.value.lock().take().expect(TAKEN)
     }
 
     /// Replaces the value.
     pub fn set(&self, value: Tensor<D>) {
-        *self.value.lock() = value.without_autodiff();
+        *self.value.lock() = Some(value.without_autodiff());
     }
 }
 

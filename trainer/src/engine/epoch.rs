@@ -78,6 +78,9 @@ pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> 
         if let Some(files) = &mut engine.files {
             files.reporter.step(&record)?;
         }
+        if let (Some(note), Some(files)) = (engine.strategy.take_note(), &mut engine.files) {
+            files.reporter.say(&note)?;
+        }
         engine.report_tuning()?;
         let every = engine.plan.checkpoint.every_steps as u64;
         let at_epoch_end = engine.progress.batch >= engine.lengths.batches_per_epoch;

@@ -45,6 +45,11 @@ impl Ema {
         state::map_state(network, |_, _, value| shadow.next().cloned().unwrap_or(value))
     }
 
+    /// Returns the averages.
+    pub(crate) fn tensors(&self) -> &[Tensor<1>] {
+        &self.shadow
+    }
+
     /// Replaces the average by a checkpoint's: a state dict of the same network, in its order.
     pub fn load(&mut self, tensors: &[StateTensor], device: &Device) {
         let on_device = |tensor: &StateTensor| {

@@ -5,12 +5,15 @@
 //! are passes over memory, in the same crate as the other kernels: [`ops::UpdateRule`].
 
 mod clip;
+mod device_rates;
 mod ema;
 mod gradients;
 mod layer_decay;
 mod schedule;
 
 pub use clip::clip_grad_norm;
+pub(crate) use clip::clip_on_device;
+pub(crate) use device_rates::DeviceRates;
 pub use ema::Ema;
 pub use gradients::FlatGradients;
 pub use schedule::Schedule;
@@ -59,12 +62,38 @@ impl Optimizer {
     /// Takes one step with learning rate `lr` and returns the updated network. A parameter without a gradient keeps its value
     /// and its state, as in PyTorch. Parameters and state change in place unless a clone of the network shares them.
     pub fn step(&mut self, network: Network, gradients: FlatGradients, lr: f64) -> Network {
+        self.step_with(network, gradients, lr, None)
+    }
+
+    /// [`Optimizer::step`] whose numbers are on the device where `rates` is given.
+    pub(crate) fn step_with(
+        &mut self,
+        network: Network,
+        gradients: FlatGradients,
+        lr: f64,
+        rates: Option<&mut DeviceRates>,
+    ) -> Network {
         let (gradients, scale) = gradients.into_parts();
         models::state::update_parameters(network, |parameters| {
             let with_gradients =
                 parameters.into_iter().zip(gradients.into_iter().chain(std::iter::repeat_with(|| None)));
-            self.update(with_gradients.collect(), scale, lr)
+            self.update(with_gradients.collect(), scale, lr, rates)
         })
+    }
+
+    /// Writes the numbers of the next step, with learning rate `lr`, to the device.
+    pub(crate) fn write_rates(&self, rates: &DeviceRates, lr: f64) {
+        rates.write(|factor| self.rule(self.steps + 1, lr * factor));
+    }
+
+    /// Counts a step that a graph takes on the device.
+    pub(crate) fn count_step(&mut self) {
+        self.steps += 1;
+    }
+
+    /// Returns the state tensors that there are.
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = &Tensor<1>> {
+        self.slots.iter().flatten().flatten()
     }
 
     fn update(
@@ -72,6 +101,7 @@ impl Optimizer {
         parameters: Vec<((ParameterInfo, Tensor<1>), Option<Tensor<1>>)>,
         scale: Option<Tensor<1>>,
         lr: f64,
+        mut rates: Option<&mut DeviceRates>,
     ) -> Vec<Tensor<1>> {
         self.steps += 1;
         self.slots.resize(parameters.len().max(self.slots.len()), [None, None]);
@@ -99,7 +129,9 @@ impl Optimizer {
             }
         }
         for (factor, places, updates) in lists {
-            let updated = ops::update(&self.rule(lr * factor), scale.as_ref(), updates);
+            let rule = self.rule(self.steps, lr * factor);
+            let numbers = rates.as_mut().map(|rates| rates.numbers(factor, &rule));
+            let updated = ops::update(&rule, numbers.as_ref(), scale.as_ref(), updates);
             for (index, UpdatedParameter { value, slots }) in places.into_iter().zip(updated) {
                 (values[index], self.slots[index]) = (Some(value), slots);
             }
@@ -118,11 +150,11 @@ impl Optimizer {
         layers.max_by_key(|(layer, _)| layer.len()).map_or(1.0, |(_, factor)| factor)
     }
 
-    fn rule(&self, lr: f64) -> UpdateRule {
+    fn rule(&self, step: u64, lr: f64) -> UpdateRule {
         let OptimizerConfig { kind, momentum, nesterov, betas, eps, .. } = self.config;
         match kind {
             OptimizerKind::Sgd => UpdateRule::Sgd { lr, momentum, nesterov },
-            OptimizerKind::AdamW => UpdateRule::AdamW { lr, betas, eps, step: self.steps },
+            OptimizerKind::AdamW => UpdateRule::AdamW { lr, betas, eps, step },
         }
     }
 

@@ -99,27 +99,40 @@ impl DeviceDataset {
     /// # Panics
     /// The batch is of another data set, or has pixels.
     pub fn batch(&self, batch: &Batch) -> Tensor<4> {
-        assert!(batch.images.is_empty(), "the loader has made the pixels already");
-        assert_eq!(batch.shape, self.shape, "images of another data set");
-        self.images(&batch.ids, &batch.params)
+        let lines = self.lines(batch);
+        let on_device = TensorData::new(lines.values().to_vec(), [lines.values().len()]);
+        let on_device = Tensor::from_data(on_device, (&self.device, DType::I32));
+        match gather_images(&self.images, &self.table, &on_device, lines.shape()) {
+            Some(images) => images,
+            None => self.images_of_burn(&batch.ids, &batch.params),
+        }
     }
 
-    fn images(&self, ids: &[u32], params: &[AugmentParams]) -> Tensor<4> {
-        assert_eq!(ids.len(), params.len(), "one set of parameters per image");
+    /// Returns which pixels a batch has, for [`DeviceDataset::gather`].
+    ///
+    /// # Panics
+    /// As [`DeviceDataset::batch`].
+    pub fn lines(&self, batch: &Batch) -> GatherLines {
+        assert!(batch.images.is_empty(), "the loader has made the pixels already");
+        assert_eq!(batch.shape, self.shape, "images of another data set");
+        assert_eq!(batch.ids.len(), batch.params.len(), "one set of parameters per image");
         let ImageShape { channels, height, width } = self.shape;
         let mut lines = GatherLines::new([channels, height, width]);
-        for (&id, params) in ids.iter().zip(params) {
+        for (&id, params) in batch.ids.iter().zip(&batch.params) {
             let line = |line: SourceLine| (line.source, line.cut);
             let (rows, columns) = (self.pipeline.rows(params), self.pipeline.columns(params));
             lines.push(id as usize * self.shape.len(), rows.map(line), columns.map(line));
         }
-        match gather_images(&self.images, &self.table, &lines) {
-            Some(images) => images,
-            None => self.images_of_burn(ids, params),
-        }
+        lines
     }
 
-    /// Returns the same images by burn's operations.
+    /// Returns the pixels that `lines`, [`GatherLines::values`] on the device, name: f32, of the shape `[B, C, H, W]`. `None` where
+    /// no kernel does it.
+    pub fn gather(&self, lines: &Tensor<1, Int>, shape: [usize; 4]) -> Option<Tensor<4>> {
+        gather_images(&self.images, &self.table, lines, shape)
+    }
+
+    /// Returns the pixels of [`DeviceDataset::batch`] by burn's operations.
     fn images_of_burn(&self, ids: &[u32], params: &[AugmentParams]) -> Tensor<4> {
         let ImageShape { channels, height, width } = self.shape;
         let (mut rows, mut columns) = (Lines::default(), Lines::default());

@@ -5,7 +5,7 @@ use std::time::Instant;
 use burn::tensor::Device;
 use models::{Network, StateTensor, state};
 
-use super::{Replica, StepOutcome};
+use super::{Replica, StepGraph, StepOutcome};
 use crate::{
     config::RunPlan,
     failure::Failure,
@@ -19,9 +19,11 @@ use crate::{
 pub struct Learner {
     /// The network on its device.
     pub replica: Replica,
-    optimizer: Optimizer,
-    ema: Option<Ema>,
-    grad_clip: f64,
+    /// The step as a CUDA graph.
+    pub graph: StepGraph,
+    pub(super) optimizer: Optimizer,
+    pub(super) ema: Option<Ema>,
+    pub(super) grad_clip: f64,
 }
 
 impl Learner {
@@ -36,6 +38,7 @@ impl Learner {
                 .of_multi_label(plan.is_multi_label()),
             optimizer,
             grad_clip: plan.train.grad_clip,
+            graph: StepGraph::default(),
         }
     }
 
@@ -90,8 +93,9 @@ impl Learner {
         let load = |network: Network, tensors: &[StateTensor]| {
             state::load_state_dict(network, tensors).map_err(|error| refused(error.to_string()))
         };
-        self.replica.try_change(|network| load(network, &snapshot.model))?;
         let device = self.replica.inner_device();
+        self.graph.forget(&device);
+        self.replica.try_change(|network| load(network, &snapshot.model))?;
         self.optimizer
             .load_state(snapshot.optimizer, snapshot.optimizer_steps, &self.replica.parameters, &device)
             .map_err(refused)?;

@@ -10,9 +10,11 @@
 //! nothing but [`ddp`]'s lines on standard error: how GPUs sum gradients, and warnings about unused parameters.
 
 pub mod ddp;
+mod device_batch;
 mod device_dataset;
 pub mod dp;
 mod eval_counts;
+mod graph;
 mod learner;
 mod multi_label;
 mod replica;
@@ -21,6 +23,7 @@ mod tuning;
 
 pub use device_dataset::{DeviceDataset, DeviceDatasets};
 pub use eval_counts::{EvalCounts, Logits, percent};
+pub use graph::StepGraph;
 pub use learner::Learner;
 pub use multi_label::Scores;
 pub use replica::{ForwardOutput, Replica};
@@ -182,6 +185,11 @@ pub trait Strategy {
     /// Returns the result of autotuning, once, after the step that has ended it. All ranks return it after the same step.
     fn take_tuned(&mut self) -> Option<TuningReport> {
         None
+    }
+
+    /// Returns what the user should know about how steps are taken, once.
+    fn take_note(&mut self) -> Option<String> {
+        self.learner_mut().graph.take_note()
     }
 
     /// Evaluates all `batches`, until `stop`: with the averaged weights where the average is on, otherwise with the weights.

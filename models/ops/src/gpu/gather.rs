@@ -1,7 +1,7 @@
 //! One launch that makes a batch of images: a thread for each pixel of the result.
 
 use burn::backend::{BackendTensor, DispatchTensorKind};
-use burn::tensor::{DType, Int, Shape, Tensor, TensorData};
+use burn::tensor::{DType, Int, Shape, Tensor};
 use burn_cubecl::ops::numeric::empty_device_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::Device;
@@ -50,11 +50,11 @@ fn gather(
     }
 }
 
-/// Returns the storage of a data set's pixels on an NVIDIA GPU.
-fn bytes(pixels: &Tensor<1, Int>) -> Option<CubeTensor> {
-    match pixels.clone().into_dispatch().kind {
+/// Returns the storage of integers of a type on an NVIDIA GPU.
+fn integers(tensor: &Tensor<1, Int>, dtype: DType) -> Option<CubeTensor> {
+    match tensor.clone().into_dispatch().kind {
         DispatchTensorKind::Cube(BackendTensor::Int(tensor))
-            if matches!(tensor.device, Device::Cuda(_)) && tensor.dtype == DType::U8 =>
+            if matches!(tensor.device, Device::Cuda(_)) && tensor.dtype == dtype =>
         {
             Some(tensor)
         }
@@ -66,13 +66,12 @@ fn bytes(pixels: &Tensor<1, Int>) -> Option<CubeTensor> {
 pub(crate) fn gather_images(
     pixels: &Tensor<1, Int>,
     table: &Tensor<1>,
-    lines: &[i32],
+    lines: &Tensor<1, Int>,
     [batch, channels, height, width]: [usize; 4],
 ) -> Option<Tensor<4>> {
-    let (source, table, count) = (bytes(pixels)?, cube(table)?, batch * height * width);
-    let on_device = TensorData::new(lines.to_vec(), [lines.len()]);
-    let on_device = Tensor::<1, Int>::from_data(on_device, (&pixels.device(), DType::I32));
-    let DispatchTensorKind::Cube(BackendTensor::Int(lines)) = on_device.into_dispatch().kind else { return None };
+    let (source, table, count) = (integers(pixels, DType::U8)?, cube(table)?, batch * height * width);
+    assert_eq!(lines.dims(), [batch * (1 + height + width)], "each image has its lines");
+    let lines = integers(lines, DType::I32)?;
     // With one axis, so that no line of the memory is padded.
     let shape = Shape::from([count * channels]);
     let out = empty_device_dtype(source.client.clone(), source.device.clone(), shape, DType::F32);

@@ -14,6 +14,7 @@ mod conv;
 mod direct;
 mod direct_kernels;
 mod gather;
+pub(crate) mod graph;
 mod implicit_gemm;
 mod loss;
 mod norm;
@@ -26,4 +27,4 @@ mod weight_kernels;
 
 pub(crate) use gather::gather_images;
 pub(crate) use squares::square_sum;
-pub(crate) use update::{ema_update, update};
+pub(crate) use update::{accepts, ema_update, update};

@@ -11,7 +11,7 @@ use burn_cubecl::tensor::CubeTensor;
 use super::norm_kernels::{final_gradients, input_gradient, normalise, partial_gradients, shared_gradients};
 use super::norm_moments::{final_moments, own_moments, partial_moments, shared_moments};
 use super::rows::{Blocks, Rows, all};
-use super::update::{cube, tensor_of};
+use super::update::{cube, tensor_of, writable};
 use crate::extension::{Activation, NormOptions, RunningStats};
 use crate::statistics::StatisticsReduce;
 
@@ -112,14 +112,16 @@ pub(super) fn forward(
     let NormOptions { epsilon, activation, running, shared } = options;
     let (x, residual) = (Rows::new(input), residual.map(Rows::new));
     let affine = [weight, bias].map(into_contiguous);
-    let [mean, inverse, new_mean, new_variance] = [0; 4].map(|_| x.of_columns(1));
+    let [mean, inverse] = [0; 2].map(|_| x.of_columns(1));
     let momentum = running.as_ref().map(|running| running.momentum);
-    let old = running.map(|RunningStats { mean, variance, .. }| {
-        [mean, variance].map(|tensor| cube(&tensor).expect("running statistics are f32 and on the input's device"))
-    });
-    // Without running statistics these arguments are bound and not read.
-    let old = old.unwrap_or_else(|| [mean.clone(), inverse.clone()]);
-    let vector = x.vector(&[], &[&old[0], &old[1]]);
+    // Running statistics are updated in place: a graph of the step runs again on the same memory.
+    let [new_mean, new_variance] = match running {
+        Some(RunningStats { mean, variance, .. }) => {
+            [mean, variance].map(|tensor| writable(tensor).expect("running statistics are f32 and on the input's device"))
+        }
+        None => [0; 2].map(|_| x.of_columns(1)),
+    };
+    let vector = x.vector(&[], &[&new_mean, &new_variance]);
     let blocks = Blocks::over(&x, vector);
     let ([piece, pieces], (count, dim)) = (blocks.pieces(), blocks.final_reduction());
     let workspace = x.of_columns(2 * pieces);
@@ -168,8 +170,6 @@ pub(super) fn forward(
                 blocks.per_column_dim(),
                 vector,
                 all(&gathered),
-                all(&old[0]),
-                all(&old[1]),
                 all(&mean),
                 all(&inverse),
                 all(&new_mean),
@@ -192,8 +192,6 @@ pub(super) fn forward(
                 dim,
                 vector,
                 all(&workspace),
-                all(&old[0]),
-                all(&old[1]),
                 all(&mean),
                 all(&inverse),
                 all(&new_mean),

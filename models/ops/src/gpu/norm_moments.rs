@@ -134,19 +134,17 @@ fn merge_pieces<N: Size>(
 }
 
 /// Writes the mean and the reciprocal of the biased standard deviation of a column. Also writes the mean and the unbiased
-/// variance or, with `updates`, the updated running statistics.
+/// variance or, with `updates`, updates the running statistics that are there.
 #[cube]
 fn write_statistics<N: Size>(
     mean: Vector<f32, N>,
     squares: Vector<f32, N>,
     count: f32,
     column: usize,
-    old_mean: &[Vector<f32, N>],
-    old_variance: &[Vector<f32, N>],
     mean_out: &mut [Vector<f32, N>],
     inverse_out: &mut [Vector<f32, N>],
-    new_mean_out: &mut [Vector<f32, N>],
-    new_variance_out: &mut [Vector<f32, N>],
+    moving_mean: &mut [Vector<f32, N>],
+    moving_variance: &mut [Vector<f32, N>],
     epsilon: f32,
     momentum: f32,
     #[comptime] updates: bool,
@@ -156,11 +154,11 @@ fn write_statistics<N: Size>(
     let variance = squares / Vector::new(max(count - 1.0, 1.0));
     if comptime!(updates) {
         let (old, new) = (Vector::new(1.0 - momentum), Vector::new(momentum));
-        new_mean_out[column] = old * old_mean[column] + new * mean;
-        new_variance_out[column] = old * old_variance[column] + new * variance;
+        moving_mean[column] = old * moving_mean[column] + new * mean;
+        moving_variance[column] = old * moving_variance[column] + new * variance;
     } else {
-        new_mean_out[column] = mean;
-        new_variance_out[column] = variance;
+        moving_mean[column] = mean;
+        moving_variance[column] = variance;
     }
     inverse_out[column] = Vector::new(1.0) / (squares / Vector::new(count) + Vector::new(epsilon)).sqrt();
 }
@@ -169,12 +167,10 @@ fn write_statistics<N: Size>(
 #[cube(launch_unchecked)]
 pub(super) fn final_moments<N: Size>(
     pieces: &[Vector<f32, N>],
-    old_mean: &[Vector<f32, N>],
-    old_variance: &[Vector<f32, N>],
     mean_out: &mut [Vector<f32, N>],
     inverse_out: &mut [Vector<f32, N>],
-    new_mean_out: &mut [Vector<f32, N>],
-    new_variance_out: &mut [Vector<f32, N>],
+    moving_mean: &mut [Vector<f32, N>],
+    moving_variance: &mut [Vector<f32, N>],
     rows: usize,
     columns: usize,
     piece: usize,
@@ -191,12 +187,10 @@ pub(super) fn final_moments<N: Size>(
             squares,
             count,
             column,
-            old_mean,
-            old_variance,
             mean_out,
             inverse_out,
-            new_mean_out,
-            new_variance_out,
+            moving_mean,
+            moving_variance,
             epsilon,
             momentum,
             updates,
@@ -230,12 +224,10 @@ pub(super) fn own_moments<N: Size>(
 #[cube(launch_unchecked)]
 pub(super) fn shared_moments<N: Size>(
     ranks: &[Vector<f32, N>],
-    old_mean: &[Vector<f32, N>],
-    old_variance: &[Vector<f32, N>],
     mean_out: &mut [Vector<f32, N>],
     inverse_out: &mut [Vector<f32, N>],
-    new_mean_out: &mut [Vector<f32, N>],
-    new_variance_out: &mut [Vector<f32, N>],
+    moving_mean: &mut [Vector<f32, N>],
+    moving_variance: &mut [Vector<f32, N>],
     part_out: &mut [Vector<f32, N>],
     columns: usize,
     world: usize,
@@ -267,12 +259,10 @@ pub(super) fn shared_moments<N: Size>(
         squares,
         count,
         column,
-        old_mean,
-        old_variance,
         mean_out,
         inverse_out,
-        new_mean_out,
-        new_variance_out,
+        moving_mean,
+        moving_variance,
         epsilon,
         momentum,
         updates,

@@ -4,22 +4,35 @@
 //!
 //! The formulas are those of [`mod@crate::update`]. Products and sums may be fused, so the last bits differ from the
 //! CPU's.
+//!
+//! The kernels write in place, and read what changes from step to step ([`StepNumbers`]) from device memory: a recorded graph can
+//! then run them again.
 
 use burn::backend::{BackendTensor, DispatchTensor, DispatchTensorKind};
 use burn::tensor::{DType, Tensor};
-use burn_cubecl::{kernel::into_contiguous, ops::numeric::empty_device_dtype, tensor::CubeTensor};
+use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
 use cubecl::Device;
 use cubecl::prelude::*;
 
 use super::rows::{UNITS, aligned, all};
-use crate::optimizer::{ParameterUpdate, UpdateRule, UpdatedParameter, bias_corrections};
+use crate::optimizer::{ParameterUpdate, StepNumbers, UpdateRule, UpdatedParameter};
 
 /// Returns the storage of a flat f32 tensor on an NVIDIA GPU, contiguous; `None` for other tensors.
 pub(super) fn cube(tensor: &Tensor<1>) -> Option<CubeTensor> {
+    into_cube(tensor.clone())
+}
+
+/// Returns the storage that [`cube`] returns, to write it: a copy where another tensor shares it.
+pub(super) fn writable(tensor: Tensor<1>) -> Option<CubeTensor> {
+    let tensor = into_cube(tensor)?;
+    Some(if tensor.can_mut() { tensor } else { tensor.copy() })
+}
+
+fn into_cube(tensor: Tensor<1>) -> Option<CubeTensor> {
     if tensor.dtype() != DType::F32 {
         return None;
     }
-    match tensor.clone().into_dispatch().kind {
+    match tensor.into_dispatch().kind {
         DispatchTensorKind::Cube(BackendTensor::Float(tensor)) if matches!(tensor.device, Device::Cuda(_)) => {
             Some(into_contiguous(tensor))
         }
@@ -85,15 +98,6 @@ impl<const N: usize> Batch<N> {
         self.tensors.iter().map(|tensors| all(&tensors[index])).collect()
     }
 
-    /// Allocates a tensor of each parameter's length.
-    fn outputs(&self) -> Vec<CubeTensor> {
-        let new = |tensors: &[CubeTensor; N]| {
-            let like = &tensors[0];
-            empty_device_dtype(like.client.clone(), like.device.clone(), like.meta.shape().clone(), like.dtype)
-        };
-        self.tensors.iter().map(new).collect()
-    }
-
     /// Returns the number of vectors of a parameter.
     fn length(&self, tensors: &[CubeTensor; N]) -> usize {
         tensors[0].meta.num_elements() / self.vector
@@ -125,10 +129,6 @@ fn vector<const N: usize>(tensors: &[CubeTensor; N]) -> usize {
     if whole { 4 } else { 1 }
 }
 
-fn args_of<T: LaunchArg<RuntimeArg = BufferArg>>(tensors: &[CubeTensor]) -> SequenceArg<T> {
-    tensors.iter().map(all).collect()
-}
-
 /// Returns whether the thread belongs to the parameter, and its vector.
 #[cube]
 pub(super) fn thread_vector(share: &ParameterBlocks) -> (bool, usize) {
@@ -139,90 +139,97 @@ pub(super) fn thread_vector(share: &ParameterBlocks) -> (bool, usize) {
 
 #[cube(launch_unchecked)]
 fn sgd<N: Size>(
-    values: &Tensors<N>,
+    values: &mut Tensors<N>,
     gradients: &Tensors<N>,
-    buffers: &Tensors<N>,
-    new_values: &mut Tensors<N>,
-    new_buffers: &mut Tensors<N>,
+    buffers: &mut Tensors<N>,
     shares: &Sequence<ParameterBlocks>,
-    lr: f32,
+    numbers: &[f32],
+    scale: &[f32],
+    loss: &[f32],
     momentum: f32,
+    #[comptime] scaled: bool,
     #[comptime] nesterov: bool,
 ) {
+    if !is_finite(loss[0]) {
+        terminate!();
+    }
+    let lr = numbers[0];
     #[unroll]
     for index in 0..comptime!(shares.len()) {
         let share = shares.index(index);
         let (inside, at) = thread_vector(share);
         if inside {
             let p = values.index(index)[at];
-            let d = gradients.index(index)[at] + Vector::new(share.weight_decay) * p;
+            let g = scale_of::<N>(gradients.index(index)[at], scale, scaled);
+            let d = g + Vector::new(share.weight_decay) * p;
             let b = Vector::new(momentum) * buffers.index(index)[at] + d;
-            new_buffers.index_mut(index)[at] = b;
+            buffers.index_mut(index)[at] = b;
             let direction = if comptime!(nesterov) { d + Vector::new(momentum) * b } else { b };
-            new_values.index_mut(index)[at] = p - Vector::new(lr) * direction;
+            values.index_mut(index)[at] = p - Vector::new(lr) * direction;
         }
     }
 }
 
 #[cube(launch_unchecked)]
 fn adamw<N: Size>(
-    values: &Tensors<N>,
+    values: &mut Tensors<N>,
     gradients: &Tensors<N>,
-    means: &Tensors<N>,
-    variances: &Tensors<N>,
-    new_values: &mut Tensors<N>,
-    new_means: &mut Tensors<N>,
-    new_variances: &mut Tensors<N>,
+    means: &mut Tensors<N>,
+    variances: &mut Tensors<N>,
     shares: &Sequence<ParameterBlocks>,
-    lr: f32,
-    rate: f32,
+    numbers: &[f32],
+    scale: &[f32],
+    loss: &[f32],
     beta1: f32,
     beta2: f32,
-    root: f32,
     eps: f32,
+    #[comptime] scaled: bool,
 ) {
+    if !is_finite(loss[0]) {
+        terminate!();
+    }
+    let lr = numbers[0];
+    let rate = numbers[1];
+    let root = numbers[2];
     #[unroll]
     for index in 0..comptime!(shares.len()) {
         let share = shares.index(index);
         let (inside, at) = thread_vector(share);
         if inside {
-            let g = gradients.index(index)[at];
+            let g = scale_of::<N>(gradients.index(index)[at], scale, scaled);
             let m = Vector::new(beta1) * means.index(index)[at] + Vector::new(1.0 - beta1) * g;
             let v = Vector::new(beta2) * variances.index(index)[at] + Vector::new(1.0 - beta2) * g * g;
-            new_means.index_mut(index)[at] = m;
-            new_variances.index_mut(index)[at] = v;
+            means.index_mut(index)[at] = m;
+            variances.index_mut(index)[at] = v;
             let denominator = v.sqrt() / Vector::new(root) + Vector::new(eps);
             let kept = Vector::new(1.0 - lr * share.weight_decay) * values.index(index)[at];
-            new_values.index_mut(index)[at] = kept - Vector::new(rate) * (m / denominator);
+            values.index_mut(index)[at] = kept - Vector::new(rate) * (m / denominator);
         }
     }
 }
 
+/// Returns false for infinities and NaN.
+#[cube]
+fn is_finite(value: f32) -> bool {
+    value - value == 0.0
+}
+
+/// Returns the gradient times the factor of all gradients, if there is one.
+#[cube]
+fn scale_of<N: Size>(gradient: Vector<f32, N>, scale: &[f32], #[comptime] scaled: bool) -> Vector<f32, N> {
+    if comptime!(scaled) { gradient * Vector::new(scale[0]) } else { gradient }
+}
+
 #[cube(launch_unchecked)]
-fn average<N: Size>(
-    averages: &Tensors<N>,
-    values: &Tensors<N>,
-    new_averages: &mut Tensors<N>,
-    shares: &Sequence<ParameterBlocks>,
-    decay: f32,
-) {
+fn average<N: Size>(averages: &mut Tensors<N>, values: &Tensors<N>, shares: &Sequence<ParameterBlocks>, decay: f32) {
     #[unroll]
     for index in 0..comptime!(shares.len()) {
         let (inside, at) = thread_vector(shares.index(index));
         if inside {
             let kept = Vector::new(decay) * averages.index(index)[at];
-            new_averages.index_mut(index)[at] = kept + Vector::new(1.0 - decay) * values.index(index)[at];
+            averages.index_mut(index)[at] = kept + Vector::new(1.0 - decay) * values.index(index)[at];
         }
     }
-}
-
-/// Returns the parameters' tensors if all have `slots` tensors of state, and all are non-empty f32 tensors on a GPU.
-fn read<const N: usize>(parameters: &[ParameterUpdate], slots: usize) -> Option<Vec<([CubeTensor; N], f64)>> {
-    let one = |ParameterUpdate { value, gradient, weight_decay, slots: state }: &ParameterUpdate| {
-        let state = state.iter().take(slots).map(Option::as_ref).collect::<Option<Vec<_>>>()?;
-        Some((tensors([value, gradient].into_iter().chain(state))?, *weight_decay))
-    };
-    parameters.iter().map(one).collect()
 }
 
 /// Returns the tensors of one parameter; `None` if one of them is no f32 tensor on a GPU, or is empty.
@@ -231,19 +238,48 @@ pub(super) fn tensors<'a, const N: usize>(of: impl Iterator<Item = &'a Tensor<1>
     let length = of[0].dims()[0];
     assert!(of.iter().all(|tensor| tensor.dims()[0] == length), "the tensors of a parameter differ in length");
     let found = of.into_iter().map(cube).collect::<Option<Vec<_>>>().filter(|_| length > 0)?;
-    Some(found.try_into().expect("a value, a gradient and the state"))
+    Some(found.try_into().expect("as many tensors as the caller names"))
 }
 
-/// Takes a step of parameters whose state exists, all in f32 on a GPU; returns `None` for others.
-pub(crate) fn update(rule: &UpdateRule, parameters: &[ParameterUpdate]) -> Option<Vec<UpdatedParameter>> {
+/// Returns true if the parameters' state exists, and all tensors are non-empty and f32 on a GPU.
+pub(crate) fn accepts(rule: &UpdateRule, parameters: &[ParameterUpdate]) -> bool {
+    // SGD without momentum has no state, and the first step makes the state.
+    parameters.iter().all(|ParameterUpdate { value, gradient, slots, .. }| {
+        let state = slots.iter().take(rule.slots()).map(Option::as_ref).collect::<Option<Vec<_>>>();
+        let state = state.filter(|state| !state.is_empty());
+        state.is_some_and(|state| match *state {
+            [one] => tensors::<3>([value, gradient, one].into_iter()).is_some(),
+            [one, two] => tensors::<4>([value, gradient, one, two].into_iter()).is_some(),
+            _ => false,
+        })
+    })
+}
+
+/// Takes a step of parameters that [`accepts`] accepts, in place.
+pub(crate) fn update(
+    rule: &UpdateRule,
+    StepNumbers { numbers, loss }: &StepNumbers,
+    scale: Option<&Tensor<1>>,
+    parameters: Vec<ParameterUpdate>,
+) -> Vec<UpdatedParameter> {
+    let vector = |tensor: &Tensor<1>| cube(tensor).expect("numbers and loss are f32 on the parameters' GPU");
+    // Without a scale its argument is bound and not read.
+    let (scaled, scale) = (scale.is_some(), vector(scale.unwrap_or(numbers)));
+    let (numbers, loss) = (vector(numbers), vector(loss));
+    let owned = |tensor: Tensor<1>| writable(tensor).expect("`accepts` has accepted the tensors");
+    let read = |tensor: &Tensor<1>| cube(tensor).expect("`accepts` has accepted the tensors");
+    let state = |slot: Option<Tensor<1>>| owned(slot.expect("`accepts` has accepted the state"));
     let mut updated = Vec::with_capacity(parameters.len());
     match *rule {
-        // Without momentum there is no state, and the first step makes the state.
-        UpdateRule::Sgd { lr, momentum, nesterov } => {
-            for pass in Batch::<3>::all(read(parameters, 1)?) {
+        UpdateRule::Sgd { momentum, nesterov, .. } => {
+            let all_tensors = parameters.into_iter().map(|ParameterUpdate { value, gradient, weight_decay, slots }| {
+                let [buffer, _] = slots;
+                ([owned(value), read(&gradient), state(buffer)], weight_decay)
+            });
+            for pass in Batch::<3>::all(all_tensors.collect()) {
                 let (client, (shares, blocks)) = (pass.client(), pass.shares());
-                let [new_values, new_buffers] = [0; 2].map(|_| pass.outputs());
-                // SAFETY: every tensor has its parameter's number of elements, which the kernel stays within.
+                // SAFETY: every tensor has its parameter's number of elements, which the kernel stays within. Nobody else has
+                // the memory of a value or a state.
                 unsafe {
                     sgd::launch_unchecked(
                         &client,
@@ -253,25 +289,28 @@ pub(crate) fn update(rule: &UpdateRule, parameters: &[ParameterUpdate]) -> Optio
                         pass.args(0),
                         pass.args(1),
                         pass.args(2),
-                        args_of(&new_values),
-                        args_of(&new_buffers),
                         shares,
-                        lr as f32,
+                        all(&numbers),
+                        all(&scale),
+                        all(&loss),
                         momentum as f32,
+                        scaled,
                         nesterov,
                     );
                 }
-                updated.extend(new_values.into_iter().zip(new_buffers).map(|(value, buffer)| UpdatedParameter {
+                updated.extend(pass.tensors.into_iter().map(|[value, _, buffer]| UpdatedParameter {
                     value: tensor_of(value),
                     slots: [Some(tensor_of(buffer)), None],
                 }));
             }
         }
-        UpdateRule::AdamW { lr, betas, eps, step } => {
-            let [correction1, correction2] = bias_corrections(betas, step);
-            for pass in Batch::<4>::all(read(parameters, 2)?) {
+        UpdateRule::AdamW { betas, eps, .. } => {
+            let all_tensors = parameters.into_iter().map(|ParameterUpdate { value, gradient, weight_decay, slots }| {
+                let [mean, variance] = slots.map(state);
+                ([owned(value), read(&gradient), mean, variance], weight_decay)
+            });
+            for pass in Batch::<4>::all(all_tensors.collect()) {
                 let (client, (shares, blocks)) = (pass.client(), pass.shares());
-                let [new_values, new_means, new_variances] = [0; 3].map(|_| pass.outputs());
                 // SAFETY: as above.
                 unsafe {
                     adamw::launch_unchecked(
@@ -283,36 +322,41 @@ pub(crate) fn update(rule: &UpdateRule, parameters: &[ParameterUpdate]) -> Optio
                         pass.args(1),
                         pass.args(2),
                         pass.args(3),
-                        args_of(&new_values),
-                        args_of(&new_means),
-                        args_of(&new_variances),
                         shares,
-                        lr as f32,
-                        (lr / correction1) as f32,
+                        all(&numbers),
+                        all(&scale),
+                        all(&loss),
                         betas[0] as f32,
                         betas[1] as f32,
-                        correction2.sqrt() as f32,
                         eps as f32,
+                        scaled,
                     );
                 }
-                let moments = new_means.into_iter().zip(new_variances);
-                updated.extend(new_values.into_iter().zip(moments).map(|(value, (mean, variance))| UpdatedParameter {
+                updated.extend(pass.tensors.into_iter().map(|[value, _, mean, variance]| UpdatedParameter {
                     value: tensor_of(value),
                     slots: [Some(tensor_of(mean)), Some(tensor_of(variance))],
                 }));
             }
         }
     }
-    Some(updated)
+    updated
 }
 
-/// Computes `decay average + (1 - decay) value` of pairs in f32 on a GPU; returns `None` for others.
-pub(crate) fn ema_update(decay: f64, pairs: &[(Tensor<1>, Tensor<1>)]) -> Option<Vec<Tensor<1>>> {
-    let read = pairs.iter().map(|(average, value)| Some((tensors([average, value].into_iter())?, 0.0)));
+/// Computes `decay average + (1 - decay) value` of pairs in f32 on a GPU, in place; gives others back.
+pub(crate) fn ema_update(
+    decay: f64,
+    pairs: Vec<(Tensor<1>, Tensor<1>)>,
+) -> Result<Vec<Tensor<1>>, Vec<(Tensor<1>, Tensor<1>)>> {
+    if !pairs.iter().all(|(average, value)| tensors::<2>([average, value].into_iter()).is_some()) {
+        return Err(pairs);
+    }
+    let owned = |(average, value): (Tensor<1>, Tensor<1>)| {
+        let both = writable(average).zip(cube(&value)).expect("both are f32 on a GPU");
+        (<[CubeTensor; 2]>::from(both), 0.0)
+    };
     let mut averages = Vec::with_capacity(pairs.len());
-    for pass in Batch::<2>::all(read.collect::<Option<_>>()?) {
+    for pass in Batch::<2>::all(pairs.into_iter().map(owned).collect()) {
         let (client, (shares, blocks)) = (pass.client(), pass.shares());
-        let new = pass.outputs();
         // SAFETY: as in `update`.
         unsafe {
             average::launch_unchecked(
@@ -322,12 +366,11 @@ pub(crate) fn ema_update(decay: f64, pairs: &[(Tensor<1>, Tensor<1>)]) -> Option
                 pass.vector,
                 pass.args(0),
                 pass.args(1),
-                args_of(&new),
                 shares,
                 decay as f32,
             );
         }
-        averages.extend(new.into_iter().map(tensor_of));
+        averages.extend(pass.tensors.into_iter().map(|[average, _]| tensor_of(average)));
     }
-    Some(averages)
+    Ok(averages)
 }

@@ -6,7 +6,7 @@ use burn::tensor::Device;
 use data::loader::Batch;
 use models::Network;
 
-use super::{Batches, Evaluation, Learner, StepOutcome, Strategy};
+use super::{Batches, Evaluation, Learner, StepGraph, StepOutcome, Strategy};
 use crate::{config::RunPlan, failure::Failure, signals::Stop};
 
 /// The strategy of one process with one device.
@@ -18,7 +18,9 @@ pub struct Single {
 impl Single {
     /// Takes a new network on `device` (an autodiff device) with `classes` outputs.
     pub fn new(network: Network, device: Device, classes: usize, plan: &RunPlan) -> Self {
-        Self { learner: Learner::new(network, device, classes, plan) }
+        let mut learner = Learner::new(network, device, classes, plan);
+        learner.graph = StepGraph::new(plan, &learner.replica.inner_device());
+        Self { learner }
     }
 }
 

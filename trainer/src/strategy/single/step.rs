@@ -4,12 +4,16 @@ use data::loader::Batch;
 use models::Context;
 
 use super::Single;
-use crate::{failure::Failure, optim::FlatGradients, strategy::StepOutcome};
+use crate::{
+    failure::Failure,
+    optim::FlatGradients,
+    strategy::{StepOutcome, graph},
+};
 
 /// See [`Strategy::train_step`](crate::strategy::Strategy::train_step).
 ///
 /// # Errors
-/// The loss is not finite.
+/// The loss is not finite, or the step cannot be recorded as a graph.
 pub(super) fn train_step(
     single: &mut Single,
     batches: Vec<Batch>,
@@ -18,6 +22,7 @@ pub(super) fn train_step(
 ) -> Result<StepOutcome, Failure> {
     let mut outcome = StepOutcome::start(&batches, stop);
 
+    let Some(batches) = graph::train_step(&mut single.learner, batches, lr, &mut outcome)? else { return Ok(outcome) };
     let replica = &single.learner.replica;
     let mut gradients = FlatGradients::default();
     for batch in batches {

@@ -1,0 +1,83 @@
+//! Recording by CubeCL's graphs. Its client is driven directly: burn's `capture` runs a step three times before it records one, and a
+//! training step must count once.
+
+use std::fmt;
+
+use burn::backend::{BackendTensor, DispatchDevice, DispatchTensorKind};
+use burn::tensor::{Device, Element, Int, Tensor, TensorData};
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::client::Graph;
+use cubecl::prelude::Client;
+
+use super::update::cube;
+
+/// A recorded graph.
+#[derive(Clone)]
+pub(crate) struct Recorded(Graph);
+
+impl fmt::Debug for Recorded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Recorded")
+    }
+}
+
+/// Returns the client of an NVIDIA GPU.
+pub(crate) fn client(device: &Device) -> Option<Client> {
+    match device.clone().inner().as_dispatch() {
+        DispatchDevice::Cube(device @ cubecl::Device::Cuda(_)) => Some(device.client()),
+        _ => None,
+    }
+}
+
+pub(crate) fn prepare(device: &Device) -> Result<(), String> {
+    let client = client(device).ok_or("the device is no NVIDIA GPU")?;
+    client.graph_prepare().map_err(|error| error.to_string())
+}
+
+pub(crate) fn cancel(device: &Device) {
+    // Ending a recording that has not begun is an error, and frees the stream.
+    drop(client(device).map(|client| client.stop_capture()));
+}
+
+pub(crate) fn record<T>(device: &Device, step: impl FnOnce() -> T) -> Result<(Recorded, T), String> {
+    let client = client(device).ok_or("the device is no NVIDIA GPU")?;
+    client.start_capture().map_err(|error| error.to_string())?;
+    let result = step();
+    let graph = client.stop_capture().map_err(|error| error.to_string())?;
+    Ok((Recorded(graph), result))
+}
+
+impl Recorded {
+    /// See [`Graph::launch`](crate::graph::Graph::launch).
+    pub(crate) fn launch(&self) -> Result<(), String> {
+        // SAFETY: CubeCL keeps the pages that a graph uses from other allocations as long as the graph exists, also where their
+        // tensors are gone. All work of a process is queued on one stream of its GPU.
+        unsafe { self.0.replay() }.map_err(|error| error.to_string())
+    }
+}
+
+pub(crate) fn floats(tensor: &Tensor<1>) -> CubeTensor {
+    cube(tensor).expect("an f32 tensor on a GPU")
+}
+
+pub(crate) fn integers(tensor: &Tensor<1, Int>) -> CubeTensor {
+    match tensor.clone().into_dispatch().kind {
+        DispatchTensorKind::Cube(BackendTensor::Int(tensor)) => tensor,
+        _ => panic!("a tensor of integers on a GPU"),
+    }
+}
+
+/// See [`write`](crate::graph::write).
+pub(crate) fn write<E: Element>(tensor: CubeTensor, values: Vec<E>) {
+    let length = values.len();
+    assert_eq!(tensor.meta.num_elements(), length, "as many values as before");
+    assert_eq!(tensor.dtype, E::dtype(), "values of the tensor's type");
+    tensor.client.write(&tensor.handle, TensorData::new(values, [length]).into_bytes());
+}
+
+/// See [`address`](crate::graph::address).
+pub(crate) fn address(tensor: &Tensor<1>) -> Option<[u64; 2]> {
+    let tensor = cube(tensor)?;
+    let id = tensor.handle.memory.clone().binding().id();
+    Some([id.value as u64, tensor.handle.offset_start.unwrap_or(0)])
+}

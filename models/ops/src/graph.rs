@@ -1,0 +1,136 @@
+//! The launches of a training step, recorded once and launched again as one: a CUDA graph
+//! (<https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-graphs>, `torch.cuda.CUDAGraph`).
+//!
+//! A graph runs the same kernels on the same memory. So the step reads its inputs from tensors that [`write`] and
+//! [`write_integers`] fill before each run, and updates its state in place: [`address`] shows whether it does.
+
+use burn::tensor::{Device, Int, Tensor};
+
+#[cfg(all(feature = "cuda", not(feature = "fusion")))]
+use crate::gpu::graph as gpu;
+
+/// A recorded sequence of launches. The memory that it uses is kept from other tensors as long as it exists.
+#[derive(Debug, Clone)]
+pub struct Graph {
+    #[cfg(all(feature = "cuda", not(feature = "fusion")))]
+    graph: gpu::Recorded,
+    #[cfg(not(all(feature = "cuda", not(feature = "fusion"))))]
+    never: std::convert::Infallible,
+}
+
+/// Returns true if launches on the device can be recorded: on NVIDIA GPUs.
+#[cfg_attr(
+    not(all(feature = "cuda", not(feature = "fusion"))),
+    expect(unused_variables, reason = "there are no GPU kernels")
+)]
+pub fn can_record(device: &Device) -> bool {
+    #[cfg(all(feature = "cuda", not(feature = "fusion")))]
+    return gpu::client(device).is_some();
+    #[cfg(not(all(feature = "cuda", not(feature = "fusion"))))]
+    false
+}
+
+/// Prepares a recording. What runs from here to [`record`] runs as usual, and leaves behind the memory that the same launches need
+/// while they are recorded.
+///
+/// # Errors
+/// The device cannot record, or a recording is under way.
+#[cfg_attr(
+    not(all(feature = "cuda", not(feature = "fusion"))),
+    expect(unused_variables, reason = "there are no GPU kernels")
+)]
+pub fn prepare(device: &Device) -> Result<(), String> {
+    #[cfg(all(feature = "cuda", not(feature = "fusion")))]
+    return gpu::prepare(device);
+    #[cfg(not(all(feature = "cuda", not(feature = "fusion"))))]
+    Err(NO_KERNELS.into())
+}
+
+/// Ends what [`prepare`] has begun, without a graph.
+#[cfg_attr(
+    not(all(feature = "cuda", not(feature = "fusion"))),
+    expect(unused_variables, reason = "there are no GPU kernels")
+)]
+pub fn cancel(device: &Device) {
+    #[cfg(all(feature = "cuda", not(feature = "fusion")))]
+    gpu::cancel(device);
+}
+
+/// Records the launches of `step`, none of which runs, and returns the graph with the result of `step`, whose tensors get their
+/// values when the graph runs.
+///
+/// # Errors
+/// `step` did what a graph cannot do, such as copying from the host or allocating memory. What it would have written cannot be read
+/// then.
+#[cfg_attr(
+    not(all(feature = "cuda", not(feature = "fusion"))),
+    expect(unused_variables, reason = "there are no GPU kernels")
+)]
+pub fn record<T>(device: &Device, step: impl FnOnce() -> T) -> Result<(Graph, T), String> {
+    #[cfg(all(feature = "cuda", not(feature = "fusion")))]
+    return gpu::record(device, step).map(|(graph, result)| (Graph { graph }, result));
+    #[cfg(not(all(feature = "cuda", not(feature = "fusion"))))]
+    Err(NO_KERNELS.into())
+}
+
+impl Graph {
+    /// Launches the graph, behind all work that was queued before. Does not wait for its end.
+    ///
+    /// The graph uses the memory that it was recorded with, whichever tensors the program has by now.
+    ///
+    /// # Errors
+    /// The driver refuses the launch.
+    pub fn launch(&self) -> Result<(), String> {
+        #[cfg(all(feature = "cuda", not(feature = "fusion")))]
+        return self.graph.launch();
+        #[cfg(not(all(feature = "cuda", not(feature = "fusion"))))]
+        match self.never {}
+    }
+}
+
+/// Replaces the values of a contiguous f32 tensor on a GPU, in its memory.
+///
+/// # Panics
+///
+/// When the number of values differs, or the tensor is of another kind.
+#[cfg_attr(
+    not(all(feature = "cuda", not(feature = "fusion"))),
+    expect(unused_variables, reason = "there are no GPU kernels")
+)]
+pub fn write(tensor: &Tensor<1>, values: Vec<f32>) {
+    #[cfg(all(feature = "cuda", not(feature = "fusion")))]
+    return gpu::write(gpu::floats(tensor), values);
+    #[cfg(not(all(feature = "cuda", not(feature = "fusion"))))]
+    panic!("{NO_KERNELS}");
+}
+
+/// [`write`] for 32-bit integers.
+///
+/// # Panics
+///
+/// As [`write`].
+#[cfg_attr(
+    not(all(feature = "cuda", not(feature = "fusion"))),
+    expect(unused_variables, reason = "there are no GPU kernels")
+)]
+pub fn write_integers(tensor: &Tensor<1, Int>, values: Vec<i32>) {
+    #[cfg(all(feature = "cuda", not(feature = "fusion")))]
+    return gpu::write(gpu::integers(tensor), values);
+    #[cfg(not(all(feature = "cuda", not(feature = "fusion"))))]
+    panic!("{NO_KERNELS}");
+}
+
+/// Returns what identifies the memory of a tensor on a GPU as long as the tensor exists; `None` for other tensors.
+#[cfg_attr(
+    not(all(feature = "cuda", not(feature = "fusion"))),
+    expect(unused_variables, reason = "there are no GPU kernels")
+)]
+pub fn address(tensor: &Tensor<1>) -> Option<[u64; 2]> {
+    #[cfg(all(feature = "cuda", not(feature = "fusion")))]
+    return gpu::address(tensor);
+    #[cfg(not(all(feature = "cuda", not(feature = "fusion"))))]
+    None
+}
+
+#[cfg(not(all(feature = "cuda", not(feature = "fusion"))))]
+const NO_KERNELS: &str = "this program is built without GPU kernels";

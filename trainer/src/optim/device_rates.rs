@@ -1,0 +1,42 @@
+//! The numbers of the optimizer's step in device memory, where the kernels of a recorded step read them.
+
+use burn::tensor::{Device, Tensor};
+use ops::{StepNumbers, UpdateRule, graph};
+
+/// The learning rates of one step, of each group of parameters, on the device.
+#[derive(Debug)]
+pub(crate) struct DeviceRates {
+    device: Device,
+    /// The loss of the step, `[1]`: the weights stay as they are if it is not finite.
+    pub(crate) loss: Tensor<1>,
+    /// [`UpdateRule::numbers`] for each factor of the learning rate.
+    groups: Vec<(f64, Tensor<1>)>,
+}
+
+impl DeviceRates {
+    /// Makes rates without groups on `device` (without autodiff). The first step makes the groups.
+    pub(crate) fn new(device: &Device) -> Self {
+        Self { device: device.clone(), loss: Tensor::zeros([1], device), groups: Vec::new() }
+    }
+
+    /// Returns the numbers of the group whose learning rate has `factor`; those of `rule` where the group is new.
+    pub(super) fn numbers(&mut self, factor: f64, rule: &UpdateRule) -> StepNumbers {
+        let found = self.groups.iter().find(|(of_group, _)| *of_group == factor);
+        let numbers = match found {
+            Some((_, numbers)) => numbers.clone(),
+            None => {
+                let numbers = Tensor::from_floats(rule.numbers(), &self.device);
+                self.groups.push((factor, numbers.clone()));
+                numbers
+            }
+        };
+        StepNumbers { numbers, loss: self.loss.clone() }
+    }
+
+    /// Replaces the numbers of every group by those of `rule(factor)`.
+    pub(super) fn write(&self, rule: impl Fn(f64) -> UpdateRule) {
+        for (factor, numbers) in &self.groups {
+            graph::write(numbers, rule(*factor).numbers().to_vec());
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! A batch's inputs on the device, in memory that the next batch can take.
+
+use burn::tensor::{DType, Int, Tensor, TensorData};
+use data::loader::Batch;
+use models::Context;
+use ops::graph;
+
+use super::Replica;
+use crate::loss;
+
+/// The inputs of a forward pass on the device, without autodiff.
+#[derive(Debug)]
+pub struct DeviceBatch {
+    pixels: Pixels,
+    /// `[B, C, H, W]`.
+    shape: [usize; 4],
+    /// Row-major `[B, classes]`.
+    targets: Tensor<1>,
+    classes: usize,
+}
+
+#[derive(Debug)]
+enum Pixels {
+    /// The loader's, row-major.
+    Loader(Tensor<1>),
+    /// Those of a data set on the device: [`ops::GatherLines::values`].
+    Lines(Tensor<1, Int>),
+}
+
+impl DeviceBatch {
+    /// Copies the inputs of `batch` to the device of `replica`.
+    pub fn new(replica: &Replica, batch: &Batch) -> Self {
+        let device = replica.inner_device();
+        let floats = |values: Vec<f32>| {
+            let length = values.len();
+            Tensor::from_data(TensorData::new(values, [length]), &device)
+        };
+        let targets = replica.targets(batch);
+        let classes = targets.len() / batch.len();
+        let (pixels, shape) = match &replica.datasets {
+            Some(sets) if batch.images.is_empty() => {
+                let lines = sets.train.lines(batch);
+                let values = TensorData::new(lines.values().to_vec(), [lines.values().len()]);
+                (Pixels::Lines(Tensor::from_data(values, (&device, DType::I32))), lines.shape())
+            }
+            _ => {
+                let shape = [batch.len() * batch.views, batch.shape.channels, batch.shape.height, batch.shape.width];
+                (Pixels::Loader(floats(batch.images.clone())), shape)
+            }
+        };
+        Self { pixels, shape, targets: floats(targets), classes }
+    }
+
+    /// Replaces the inputs by those of another batch of the same size, in the same memory.
+    pub fn write(&self, replica: &Replica, batch: &Batch) {
+        graph::write(&self.targets, replica.targets(batch));
+        match (&self.pixels, &replica.datasets) {
+            (Pixels::Lines(lines), Some(sets)) => {
+                graph::write_integers(lines, sets.train.lines(batch).values().to_vec());
+            }
+            (Pixels::Lines(_), None) => unreachable!("a replica keeps its data sets"),
+            (Pixels::Loader(pixels), _) => graph::write(pixels, batch.images.clone()),
+        }
+    }
+
+    /// Runs the forward pass. Returns the loss `[1]`, with autodiff, divided by `weight`, and the logits `[B, classes]`, without.
+    pub fn forward(&self, replica: &Replica, cx: &Context, weight: f64) -> (Tensor<1>, Tensor<2>) {
+        let images = match (&self.pixels, &replica.datasets) {
+            (Pixels::Lines(lines), Some(sets)) => {
+                sets.train.gather(lines, self.shape).expect("a device that records has the kernel")
+            }
+            (Pixels::Lines(_), None) => unreachable!("a replica keeps its data sets"),
+            (Pixels::Loader(pixels), _) => pixels.clone().reshape(self.shape),
+        };
+        let logits = replica.network().forward(images.autodiff(), cx);
+        let targets = self.targets.clone().reshape([self.shape[0], self.classes]);
+        (loss::cross_entropy_on_device(logits.clone(), targets, weight), logits.inner())
+    }
+}

@@ -1,0 +1,307 @@
+//! The step of one GPU, recorded as a CUDA graph: one launch for the whole step (`torch.cuda.graph`).
+//!
+//! ```text
+//! first full step        as usual: compiles kernels, makes the optimizer's state
+//! next one like it       as usual, on inputs in fixed memory: leaves behind the memory that the step needs
+//! next one like it       recorded, then launched
+//! all like it            inputs written, launched
+//! other steps            as usual: an epoch's last batch, if it is smaller
+//! ```
+//!
+//! A graph runs the same kernels on the same memory with the same arguments. So inputs and learning rates are written to fixed
+//! tensors before each launch, and weights, statistics, optimizer state and weight average are updated in place, which is checked.
+//! The kernels and their arguments are those of a step without a graph, so the bits are, too.
+//!
+//! Whether the loss is finite is known on the host only when the graph has run. So the optimizer's kernels leave weights and state
+//! alone if it is not.
+
+use std::time::Instant;
+
+use burn::tensor::{Device, Tensor};
+use data::loader::Batch;
+use models::{Context, StateKind, state};
+use ops::graph::{self, Graph};
+
+use super::{Learner, StepOutcome, device_batch::DeviceBatch, replica::host_logits};
+use crate::{
+    config::{ClassWeights, RunPlan},
+    failure::Failure,
+    optim::{DeviceRates, FlatGradients, clip_on_device},
+    timeline::Track,
+};
+
+/// Steps that one graph can take: the images of each batch, and the weight by which the loss is divided.
+type Kind = (Vec<usize>, u64);
+
+/// The graph of a learner's step.
+#[derive(Debug, Default)]
+pub struct StepGraph {
+    phase: Phase,
+    /// How often the state was in other memory after a step.
+    moves: usize,
+    /// Why steps are not recorded, until it is said.
+    note: Option<String>,
+}
+
+#[derive(Debug, Default)]
+enum Phase {
+    /// Steps are not recorded.
+    #[default]
+    Off,
+    /// Waits for two steps of one kind, one after the other.
+    Waits(Option<Kind>),
+    /// One step of the kind has run on these inputs; the next one is recorded.
+    Prepared(Kind, Inputs),
+    /// Steps of the kind are launched as a graph.
+    Recorded(Kind, Recorded),
+}
+
+/// What a step reads, on the device.
+#[derive(Debug)]
+struct Inputs {
+    batches: Vec<DeviceBatch>,
+    rates: DeviceRates,
+}
+
+/// What a step leaves on the device.
+#[derive(Debug)]
+struct Outputs {
+    /// Of each batch, `[B, classes]`.
+    logits: Vec<Tensor<2>>,
+    /// `[1]`, where clipping is on.
+    grad_norm: Option<Tensor<1>>,
+}
+
+/// A recorded step.
+#[derive(Debug)]
+struct Recorded {
+    inputs: Inputs,
+    outputs: Outputs,
+    graph: Graph,
+    /// Where the state was when the step was recorded.
+    addresses: Vec<[u64; 2]>,
+    /// Whether another step has run since.
+    check: bool,
+}
+
+/// Attempts to find the state in the same memory after a step, before steps are no longer recorded.
+const MOVES: usize = 5;
+
+impl StepGraph {
+    /// Records steps on `device`, if it is a GPU that can and the plan allows it.
+    pub fn new(plan: &RunPlan, device: &Device) -> Self {
+        if !plan.train.graph || !graph::can_record(device) {
+            return Self::default();
+        }
+        let reason = match (plan.is_multi_label(), plan.train.class_weights != ClassWeights::None) {
+            (true, _) => Some("the loss of images with several classes copies from the host"),
+            (_, true) => Some("with train.class_weights the loss of each step is divided by another number"),
+            _ => None,
+        };
+        let mut graph = Self { phase: Phase::Waits(None), ..Self::default() };
+        if let Some(reason) = reason {
+            graph.stop(reason);
+        }
+        graph
+    }
+
+    fn stop(&mut self, reason: &str) {
+        self.phase = Phase::Off;
+        self.note = Some(format!("note: the step is launched kernel by kernel, not as a CUDA graph: {reason}"));
+    }
+
+    /// Returns why steps are not recorded, once.
+    pub fn take_note(&mut self) -> Option<String> {
+        self.note.take()
+    }
+
+    /// Forgets a graph, as the state of training gets other memory on `device`.
+    pub fn forget(&mut self, device: &Device) {
+        if let Phase::Prepared(..) = self.phase {
+            graph::cancel(device);
+        }
+        if !matches!(self.phase, Phase::Off) {
+            self.phase = Phase::Waits(None);
+        }
+    }
+}
+
+/// Takes a step as a graph, or on the way to one. Gives the batches back where the step is to be taken as usual.
+///
+/// # Errors
+/// The loss is not finite: the weights are as they were. The step could not be recorded or launched.
+pub(super) fn train_step(
+    learner: &mut Learner,
+    batches: Vec<Batch>,
+    lr: f64,
+    outcome: &mut StepOutcome,
+) -> Result<Option<Vec<Batch>>, Failure> {
+    let kind = (batches.iter().map(Batch::len).collect(), outcome.weight.to_bits());
+    // A timeline shows the launches of a step, which a graph hides.
+    if learner.replica.timeline.is_on() {
+        return Ok(Some(batches));
+    }
+    let start = Instant::now();
+    match std::mem::take(&mut learner.graph.phase) {
+        Phase::Off => return Ok(Some(batches)),
+        Phase::Waits(Some(before)) if before == kind => {
+            let outputs = learner.prepare(kind, &batches, lr, outcome.weight)?;
+            learner.count(&outputs, &batches, lr, outcome, start)?;
+        }
+        Phase::Prepared(prepared, inputs) if prepared == kind => {
+            inputs.write(learner, &batches, lr);
+            let recorded = learner.record(inputs, &batches, lr, outcome.weight)?;
+            learner.launch(kind, recorded, &batches, lr, outcome, start)?;
+        }
+        Phase::Recorded(of_graph, mut recorded) if of_graph == kind => {
+            if std::mem::take(&mut recorded.check) && learner.addresses()? != recorded.addresses {
+                return Err(moved());
+            }
+            recorded.inputs.write(learner, &batches, lr);
+            learner.optimizer.count_step();
+            learner.launch(kind, recorded, &batches, lr, outcome, start)?;
+        }
+        Phase::Recorded(of_graph, recorded) => {
+            learner.graph.phase = Phase::Recorded(of_graph, Recorded { check: true, ..recorded });
+            return Ok(Some(batches));
+        }
+        other => {
+            learner.graph.phase = other;
+            learner.graph.forget(&learner.replica.inner_device());
+            learner.graph.phase = Phase::Waits(Some(kind));
+            return Ok(Some(batches));
+        }
+    }
+    Ok(None)
+}
+
+fn moved() -> Failure {
+    Failure::run("the training state has moved in the GPU's memory since the step was recorded", HINT)
+}
+
+const HINT: &str = "set train.graph = false, and please report this";
+
+impl Inputs {
+    /// Replaces the inputs by those of a step with learning rate `lr`.
+    fn write(&self, learner: &Learner, batches: &[Batch], lr: f64) {
+        for (on_device, batch) in self.batches.iter().zip(batches) {
+            on_device.write(&learner.replica, batch);
+        }
+        learner.optimizer.write_rates(&self.rates, lr);
+    }
+}
+
+impl Learner {
+    /// Queues a step as usual, on inputs that stay.
+    fn prepare(&mut self, kind: Kind, batches: &[Batch], lr: f64, weight: f64) -> Result<Outputs, Failure> {
+        let device = self.replica.inner_device();
+        graph::prepare(&device).map_err(|error| Failure::run(format!("no step can be recorded: {error}"), HINT))?;
+        let on_device = batches.iter().map(|batch| DeviceBatch::new(&self.replica, batch)).collect();
+        let mut inputs = Inputs { batches: on_device, rates: DeviceRates::new(&device) };
+        let before = self.addresses()?;
+        let (outputs, dropped) = self.run(&mut inputs, batches, lr, weight);
+        let stays = self.addresses()? == before;
+        let graph = &mut self.graph;
+        graph.phase = Phase::Prepared(kind.clone(), inputs);
+        if dropped || !stays {
+            graph.forget(&device);
+            graph.phase = Phase::Waits(Some(kind));
+            graph.moves += 1;
+        }
+        if dropped {
+            graph.stop("the network's dropout is drawn on the host");
+        } else if graph.moves >= MOVES {
+            graph.stop("the training state is in other memory after each step; please report this");
+        }
+        Ok(outputs)
+    }
+
+    /// Records a step. None of it runs.
+    fn record(&mut self, mut inputs: Inputs, batches: &[Batch], lr: f64, weight: f64) -> Result<Recorded, Failure> {
+        let (device, before) = (self.replica.inner_device(), self.addresses()?);
+        let recorded = graph::record(&device, || self.run(&mut inputs, batches, lr, weight));
+        let (graph, (outputs, _)) =
+            recorded.map_err(|error| Failure::run(format!("the step cannot be recorded: {error}"), HINT))?;
+        let addresses = self.addresses()?;
+        if addresses != before {
+            return Err(moved());
+        }
+        tracing::info!("the step is recorded as a CUDA graph");
+        Ok(Recorded { inputs, outputs, graph, addresses, check: false })
+    }
+
+    /// Launches the graph on its inputs, and waits for its end.
+    fn launch(
+        &mut self,
+        kind: Kind,
+        recorded: Recorded,
+        batches: &[Batch],
+        lr: f64,
+        outcome: &mut StepOutcome,
+        start: Instant,
+    ) -> Result<(), Failure> {
+        recorded.graph.launch().map_err(|error| Failure::run(format!("the step's graph cannot be launched: {error}"), HINT))?;
+        let counted = self.count(&recorded.outputs, batches, lr, outcome, start);
+        self.graph.phase = Phase::Recorded(kind, recorded);
+        counted
+    }
+
+    /// Queues a step: forward and backward of each batch, then the optimizer. Returns also whether dropout was drawn.
+    fn run(&mut self, inputs: &mut Inputs, batches: &[Batch], lr: f64, weight: f64) -> (Outputs, bool) {
+        let replica = &self.replica;
+        let (mut gradients, mut logits) = (FlatGradients::default(), Vec::new());
+        let (mut loss, mut dropped) = (None, false);
+        for (on_device, batch) in inputs.batches.iter().zip(batches) {
+            let cx = replica.configured(Context::train()).with_dropout(replica.dropout_keys(batch));
+            let (of_batch, of_logits) = on_device.forward(replica, &cx, weight);
+            dropped |= cx.has_dropped();
+            logits.push(of_logits);
+            let value = of_batch.clone().inner();
+            loss = Some(loss.map_or(value.clone(), |sum: Tensor<1>| sum + value));
+            gradients.accumulate(FlatGradients::from_backward(of_batch.backward(), replica.network()));
+        }
+        let loss = loss.expect("a step has at least one batch");
+        let grad_norm = (self.grad_clip > 0.0).then(|| clip_on_device(&mut gradients, self.grad_clip)).flatten();
+        inputs.rates.loss = loss;
+        self.replica.change(|network| self.optimizer.step_with(network, gradients, lr, Some(&mut inputs.rates)));
+        if let Some(ema) = &mut self.ema {
+            ema.update(self.replica.network());
+        }
+        (Outputs { logits, grad_norm }, dropped)
+    }
+
+    /// Waits for a step, and adds its counts and time to `outcome`.
+    fn count(
+        &self,
+        outputs: &Outputs,
+        batches: &[Batch],
+        lr: f64,
+        outcome: &mut StepOutcome,
+        start: Instant,
+    ) -> Result<(), Failure> {
+        for (logits, batch) in outputs.logits.iter().zip(batches) {
+            let targets = self.replica.targets(batch);
+            self.replica.count(&host_logits(logits.clone()), &targets, &batch.labels, outcome);
+        }
+        let scalar = |tensor: &Tensor<1>| f64::from(tensor.clone().into_scalar::<f32>());
+        outcome.grad_norm = outputs.grad_norm.as_ref().map(scalar);
+        let end = Instant::now();
+        self.replica.timeline.span(Track::Step, "graph", start, end, &[("samples", outcome.samples as usize)]);
+        outcome.seconds.forward += (end - start).as_secs_f64();
+        outcome.check_finite(lr)
+    }
+
+    /// Returns where the training state is in the GPU's memory.
+    fn addresses(&self) -> Result<Vec<[u64; 2]>, Failure> {
+        let mut tensors = Vec::new();
+        state::visit(self.replica.network(), |_, kind, value| {
+            if kind != StateKind::Frozen {
+                tensors.push(value);
+            }
+        });
+        let average = self.ema.iter().flat_map(|ema| ema.tensors().iter());
+        let all = tensors.iter().chain(self.optimizer.tensors()).chain(average);
+        let found = all.map(graph::address).collect::<Option<Vec<_>>>();
+        found.ok_or_else(|| Failure::run("a part of the training state is not on the GPU", HINT))
+    }
+}
