@@ -176,7 +176,7 @@ fn measure(model: &str, precision: &str, batch: &str, steps: &str) -> Result<(),
     let spec = models::find(model)?.spec;
     let selected = DeviceSet::of(DeviceRequest::Cpu)?.select(&LocalRank::ALONE)?;
     let batch = shared::batch(&spec, batch.parse()?);
-    let mut strategy = shared::strategy(model, &spec, precision, &selected.device())?;
+    let mut strategy = shared::strategy(model, &spec, precision, true, &selected.device())?;
     // The peak so far is that of building.
     std::fs::write("/proc/self/clear_refs", "5")?;
     let before = resident("VmRSS")?;

@@ -36,7 +36,8 @@ fn images(batch: usize, [channels, height, width]: [usize; 3], gpu: &Device) -> 
     let table = Tensor::from_floats(table.as_slice(), gpu);
     let values_of_lines = TensorData::new(lines.values().to_vec(), [lines.values().len()]);
     let on_gpu = Tensor::from_data(values_of_lines, (gpu, DType::I32));
-    let found = gather_images(&pixels, &table, &on_gpu, lines.shape()).ok_or("there is no kernel for the images of a data set")?;
+    let found = gather_images(&pixels, &table, &on_gpu, lines.shape())
+        .ok_or("there is no kernel for the images of a data set")?;
     Ok([values(found.reshape([batch * channels * plane]))?, expected])
 }
 

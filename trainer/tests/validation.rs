@@ -1,25 +1,18 @@
 //! A validation split selects the best epoch; the test split is evaluated once, after training, with that epoch's weights.
 
 mod common;
+#[path = "common/engine.rs"]
+mod engine;
 
-use std::{fs, path::Path, sync::Arc};
+use std::{fs, path::Path};
 
 use common::{Bench, entries, pictures::save_png};
-use data::{
-    Dataset, ImageShape,
-    loader::{Batch, Loader, LoaderConfig},
-};
-use models::Spec;
+use data::loader::Batch;
 use serde_json::Value;
 use trainer::{
-    config::{self, ConfigSource, DatasetFacts, Overrides, Registry, RunPlan},
-    device,
-    engine::{
-        Engine, Files, Loaders, RunEnd, RunOutcome,
-        checkpoint::{self, Store},
-    },
+    engine::{Loaders, RunEnd, RunOutcome, checkpoint},
     failure::Failure,
-    report::{Reporter, ReporterOptions, RunFolder},
+    report::RunFolder,
     signals::Stop,
     strategy::{Batches, Evaluation, Learner, StepOutcome, Strategy, single::Single},
 };
@@ -159,63 +152,12 @@ impl Strategy for Stopped {
     }
 }
 
-const SHAPE: ImageShape = ImageShape { channels: 1, height: 28, width: 28 };
-
-/// `count` images of a formula, with labels that `shift` moves.
-fn loader(count: usize, shift: usize, exact: bool) -> Loader {
-    let set = Dataset {
-        name: "formula".into(),
-        images: (0..count * SHAPE.len()).map(|i| (i * 197 + i / 7 + 3) as u8).collect(),
-        encoded: None,
-        label_sets: None,
-        shared: None,
-        labels: (0..count).map(|i| ((i + shift) % 10) as u16).collect(),
-        shape: SHAPE,
-        classes: (0..10).map(|class| class.to_string()).collect(),
-    };
-    let config = LoaderConfig { global_batch: 8, exact, ..LoaderConfig::default() };
-    Loader::new(Arc::new(set), config).unwrap()
-}
-
-fn plan() -> RunPlan {
-    let text = "[model]\nname = \"lenet\"\n[data]\nname = \"fashion-mini\"\n[train]\nepochs = 2\n";
-    let facts = DatasetFacts { channels: 1, height: 28, width: 28, classes: 10, mean: vec![0.5], std: vec![0.5] };
-    let datasets = |_: &str| Some(facts.clone());
-    let registry = Registry { models: &["lenet"], dataset_names: &["fashion-mini"], datasets: &datasets };
-    config::resolve(&ConfigSource::new("test.toml", text), &Overrides::default(), &registry).expect("a valid plan")
-}
-
 /// Runs the engine in `folder`, from its newest checkpoint if there is one, and stops in evaluation `at`.
 fn run(folder: &RunFolder, at: usize) -> RunEnd {
-    let plan = plan();
-    let device = device::cpu().device();
-    let network = models::build("lenet", &Spec { num_classes: 10, in_channels: 1, image_size: [28, 28] }, 7, &device);
-    let stop = Stop::never();
-    let inner = Single::new(network.unwrap(), device, 10, &plan);
-    let mut strategy = Stopped { inner, stop: stop.clone(), at, evaluations: 0 };
-    let newest =
-        checkpoint::load_newest(&folder.checkpoints()).ok().map(|(newest, _)| (newest.snapshot, newest.progress));
-    let resumed = newest.is_some();
-    let progress = strategy.load_checkpoint(newest).unwrap();
-    let (device, quiet) = ("cpu".to_owned(), true);
-    let options = ReporterOptions {
-        epochs: 2,
-        steps_per_epoch: 5,
-        every: 0,
-        tensorboard: false,
-        quiet,
-        multi_label: false,
-        device,
-    };
-    let mut reporter = match resumed {
-        false => Reporter::new(folder.clone(), options, &[]),
-        true => Reporter::resume(folder.clone(), options, &[], progress.step, progress.epoch),
-    }
-    .unwrap();
-    let store = Store::open(&folder.checkpoints(), 2, plan.train.seed).unwrap();
-    let loaders = Loaders { train: loader(40, 0, false), eval: loader(20, 1, true), test: Some(loader(30, 2, true)) };
-    let files = Some(Files { reporter: &mut reporter, store });
-    Engine::new(&plan, &mut strategy, loaders, files, stop, progress).run().unwrap()
+    let (plan, stop) = (engine::plan(""), Stop::never());
+    let mut strategy = Stopped { inner: engine::single(&plan), stop: stop.clone(), at, evaluations: 0 };
+    let [train, eval, test] = [(40, 0, false), (20, 1, true), (30, 2, true)].map(|(a, b, c)| engine::loader(a, b, c));
+    engine::run(folder, &plan, &mut strategy, Loaders { train, eval, test: Some(test) }, stop).unwrap()
 }
 
 #[test]

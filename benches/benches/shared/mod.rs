@@ -24,7 +24,13 @@ pub fn exit_code(result: Result<(), Box<dyn Error>>) -> ExitCode {
 }
 
 /// A network with SGD, Nesterov momentum and weight decay, on an autodiff device.
-pub fn strategy(model: &str, spec: &Spec, precision: &str, device: &Device) -> Result<Single, Box<dyn Error>> {
+pub fn strategy(
+    model: &str,
+    spec: &Spec,
+    precision: &str,
+    graph: bool,
+    device: &Device,
+) -> Result<Single, Box<dyn Error>> {
     let facts = DatasetFacts {
         channels: spec.in_channels,
         height: spec.image_size[0],
@@ -36,7 +42,7 @@ pub fn strategy(model: &str, spec: &Spec, precision: &str, device: &Device) -> R
     let datasets = |_: &str| Some(facts.clone());
     let registry = Registry { models: &[model], dataset_names: &["cifar10"], datasets: &datasets };
     let text = format!(
-        "[model]\nname = \"{model}\"\n[data]\nname = \"cifar10\"\n[train]\nprecision = \"{precision}\"\n[optimizer]\nnesterov = true\n"
+        "[model]\nname = \"{model}\"\n[data]\nname = \"cifar10\"\n[train]\nprecision = \"{precision}\"\ngraph = {graph}\n[optimizer]\nnesterov = true\n"
     );
     let plan = config::resolve(&ConfigSource::new("bench.toml", text), &Overrides::default(), &registry)?;
     let network = models::build(model, spec, 0, device)?;

@@ -33,7 +33,7 @@ pub struct Kernels {
     pub kernels: Vec<(String, String, Share)>,
 }
 
-/// Measures `steps` steps without profiling, then profiles one.
+/// Measures `steps` steps without profiling, then profiles one. `strategy` launches kernel by kernel.
 pub fn measure(
     strategy: &mut Single,
     resident: &DeviceDataset,

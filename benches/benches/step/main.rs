@@ -1,11 +1,12 @@
 //! Times the training step of any model, PyTorch's step, and the loader:
 //! `cargo bench -p benches --bench step -- [--python PYTHON] [--batch N] [--steps N] [--rounds N] [--json FILE]
-//! [--device cpu|cuda] [--precision f32|bf16|both] [--capture] [--kernels] all|MODEL…`.
+//! [--device cpu|cuda] [--precision f32|bf16|both] [--launches] [--kernels] all|MODEL…`.
 //!
 //! With `--device cuda` (feature `cuda`) the images are on the GPU and augmented there, as in training. The N steps of a round
-//! are queued and waited for once, as in `peers/step.py`'s `best`; forward and backward are times of the host. The first step, in which burn compiles and tunes its kernels, is reported separately. `--capture` also
-//! measures forward and backward as a recorded graph of launches; `--kernels` shows the GPU's time by kernel. A build with
-//! the feature `fusion` is marked in the output.
+//! are queued and waited for once, as in `peers/step.py`'s `best`; forward and backward are times of the host. The step is a CUDA
+//! graph, as in training; `--launches` measures it launched kernel by kernel too, in the same rounds. The first step, which
+//! compiles kernels, is reported separately. `--kernels` shows the GPU's time by kernel. A build with the feature `fusion` is
+//! marked in the output.
 //! `benches/first_light.sh` runs this and PyTorch and prints one table.
 //!
 //! Random images of the size that each model expects. A round of a model is N steps of ours (forward, backward, SGD with
@@ -17,7 +18,6 @@
 #[path = "../shared/mod.rs"]
 mod shared;
 
-mod capture;
 #[cfg(feature = "cuda")]
 mod kernels;
 
@@ -45,7 +45,7 @@ struct Options {
     gpu: bool,
     /// `f32`, `bf16` or both.
     precisions: Vec<String>,
-    capture: bool,
+    launches: bool,
     kernels: bool,
     models: Vec<String>,
 }
@@ -75,8 +75,8 @@ struct Row {
     pytorch: BTreeMap<String, Times>,
     /// PyTorch's shortest step divided by ours.
     ratio: Option<f64>,
-    /// Results of `--capture`.
-    captured: Option<capture::Captured>,
+    /// Whether the step was launched kernel by kernel.
+    launches: bool,
     /// Results of `--kernels`.
     #[cfg(feature = "cuda")]
     kernels: Option<kernels::Kernels>,
@@ -90,16 +90,13 @@ impl Row {
         let peers: Vec<_> = self.pytorch.iter().map(|(name, times)| format!("{name} {:.1}", times.step)).collect();
         let Times { forward, backward, step } = self.ours;
         println!(
-            "{:<17} {:<9} {forward:>9.1} {backward:>9.1} {step:>9.1} {:>9.1} {ratio:>7}  {}",
+            "{:<17} {:<9} {forward:>9.1} {backward:>9.1} {step:>9.1} {:>9.1} {ratio:>7}  {}{}",
             self.model,
             self.precision,
             1000.0 * self.batch as f64 / step,
-            peers.join(", ")
+            peers.join(", "),
+            if self.launches { "launched kernel by kernel" } else { "" }
         );
-        if let Some(capture::Captured { launched, replayed, graph }) = self.captured {
-            let what = if graph { "replayed as a graph" } else { "again (this device records no graph)" };
-            println!("{:<17} forward and backward launched {launched:.1} ms, {what} {replayed:.1} ms", "");
-        }
         #[cfg(feature = "cuda")]
         if let Some(kernels) = &self.kernels {
             kernels.show();
@@ -151,15 +148,18 @@ fn measure(name: &str, options: &Options, selected: &Selected, threads: usize) -
     let batches: Vec<Batch> = loader.epoch(1, 0).take(4).collect::<Result<_, _>>()?;
     let resident = || DeviceDataset::new(&dataset, loader.pipeline().clone(), &selected.device().inner());
     let mut sides = Vec::new();
-    for precision in &options.precisions {
-        let mut strategy = shared::strategy(name, &spec, precision, &selected.device())?;
+    let graphs = [true, false].into_iter().take(1 + usize::from(options.launches));
+    for (precision, graph) in
+        options.precisions.iter().flat_map(|precision| graphs.clone().map(move |g| (precision, g)))
+    {
+        let mut strategy = shared::strategy(name, &spec, precision, graph, &selected.device())?;
         if options.gpu {
             strategy.keep_on_device(DeviceDatasets { train: resident(), eval: resident() })?;
         }
         let first_step_s = steps(&mut strategy, &batches, 1, selected)?.step / 1000.0;
-        // Kernels of a GPU are tuned by shape: the second step has no new ones.
+        // The second step makes ready, and the third one is recorded.
         steps(&mut strategy, &batches, if options.gpu { 3 } else { 0 }, selected)?;
-        sides.push(Side { precision, strategy, first_step_s, times: Vec::new() });
+        sides.push(Side { precision, graph, strategy, first_step_s, times: Vec::new() });
     }
     let mut loaded_rates = Vec::new();
     let mut peers: BTreeMap<String, Vec<Times>> = BTreeMap::new();
@@ -180,18 +180,16 @@ fn measure(name: &str, options: &Options, selected: &Selected, threads: usize) -
     let pytorch: BTreeMap<String, Times> = peers.iter().map(|(name, times)| (name.clone(), medians(times))).collect();
     let mut rows = Vec::new();
     for side in sides {
-        #[cfg(feature = "cuda")]
-        let mut side = side;
         let bf16 = side.precision == "bf16";
         let held = device::held_bytes(&selected.device().inner()).or_else(device::peak_bytes);
-        #[cfg(feature = "cuda")]
-        let kernels = match options.kernels {
-            true => Some(kernels::measure(&mut side.strategy, &resident(), &batches, options.steps, selected)?),
-            false => None,
-        };
         drop(side.strategy);
-        let captured = match options.capture {
-            true => Some(capture::measure(name, &spec, options.batch, bf16, options.steps, selected)?),
+        #[cfg(feature = "cuda")]
+        let kernels = match options.kernels && side.graph {
+            true => {
+                let mut strategy = shared::strategy(name, &spec, side.precision, false, &selected.device())?;
+                strategy.keep_on_device(DeviceDatasets { train: resident(), eval: resident() })?;
+                Some(kernels::measure(&mut strategy, &resident(), &batches, options.steps, selected)?)
+            }
             false => None,
         };
         let ours = medians(&side.times);
@@ -205,7 +203,7 @@ fn measure(name: &str, options: &Options, selected: &Selected, threads: usize) -
             batch: options.batch,
             first_step_s: side.first_step_s,
             peak_bytes: held,
-            captured,
+            launches: !side.graph,
             #[cfg(feature = "cuda")]
             kernels,
             ours,
@@ -218,6 +216,7 @@ fn measure(name: &str, options: &Options, selected: &Selected, threads: usize) -
 /// Training in one precision.
 struct Side<'a> {
     precision: &'a str,
+    graph: bool,
     strategy: Single,
     first_step_s: f64,
     times: Vec<Times>,
@@ -232,7 +231,7 @@ fn options() -> Result<Options, Box<dyn Error>> {
         rounds: 5,
         gpu: false,
         precisions: vec!["f32".to_owned()],
-        capture: false,
+        launches: false,
         kernels: false,
         models: Vec::new(),
     };
@@ -259,7 +258,7 @@ fn options() -> Result<Options, Box<dyn Error>> {
                     one => vec![one.to_owned()],
                 }
             }
-            "--capture" => options.capture = true,
+            "--launches" => options.launches = true,
             "--kernels" => options.kernels = true,
             "all" => options.models.extend(models::entries().iter().map(|entry| entry.name.to_owned())),
             _ => options.models.push(argument),
@@ -308,17 +307,27 @@ fn loader(dataset: &Arc<Dataset>, options: &Options) -> Result<Loader, Box<dyn E
 fn steps(strategy: &mut Single, batches: &[Batch], count: usize, selected: &Selected) -> Result<Times, Box<dyn Error>> {
     let milliseconds = |seconds: f64| 1000.0 * seconds;
     let mut times = Vec::new();
-    let begun = Instant::now();
+    let (begun, mut queued) = (Instant::now(), false);
     for step in 0..count {
         let batch = batches[step % batches.len()].clone();
         let start = Instant::now();
-        let outcome = strategy.train_step(vec![batch], 1e-3, None)?;
+        let outcome = match strategy.queue_step(vec![batch], 1e-3, None)? {
+            Some(outcome) => Some(outcome),
+            // As in training, the host waits for a step when the next one is queued.
+            None if queued => strategy.finish_step()?,
+            None => {
+                queued = true;
+                None
+            }
+        };
+        let Some(outcome) = outcome else { continue };
         times.push(Times {
             forward: milliseconds(outcome.seconds.forward),
             backward: milliseconds(outcome.seconds.backward),
             step: milliseconds(start.elapsed().as_secs_f64()),
         });
     }
+    while strategy.finish_step()?.is_some() {}
     let mut times = medians(&times);
     if selected.gpu.is_some() {
         // Work is only queued: a wait for each step would leave the GPU idle at the start of the next one.

@@ -120,6 +120,44 @@ pub fn write_integers(tensor: &Tensor<1, Int>, values: Vec<i32>) {
     panic!("{NO_KERNELS}");
 }
 
+/// Values on their way from a GPU to the host.
+#[derive(Debug)]
+pub struct Reading {
+    #[cfg(all(feature = "cuda", not(feature = "fusion")))]
+    values: gpu::Values,
+    #[cfg(not(all(feature = "cuda", not(feature = "fusion"))))]
+    never: std::convert::Infallible,
+}
+
+/// Queues copies of contiguous f32 tensors to the host, behind the work that was queued before. Does not wait for them.
+///
+/// # Panics
+///
+/// When a tensor is of another kind.
+#[cfg_attr(
+    not(all(feature = "cuda", not(feature = "fusion"))),
+    expect(unused_variables, reason = "there are no GPU kernels")
+)]
+pub fn read(tensors: &[&Tensor<1>]) -> Reading {
+    #[cfg(all(feature = "cuda", not(feature = "fusion")))]
+    return Reading { values: gpu::read(tensors) };
+    #[cfg(not(all(feature = "cuda", not(feature = "fusion"))))]
+    panic!("{NO_KERNELS}");
+}
+
+impl Reading {
+    /// Waits for the values of each tensor.
+    ///
+    /// # Errors
+    /// The work that computes them has failed.
+    pub fn wait(self) -> Result<Vec<Vec<f32>>, String> {
+        #[cfg(all(feature = "cuda", not(feature = "fusion")))]
+        return self.values.wait();
+        #[cfg(not(all(feature = "cuda", not(feature = "fusion"))))]
+        match self.never {}
+    }
+}
+
 /// Returns what identifies the memory of a tensor on a GPU as long as the tensor exists; `None` for other tensors.
 #[cfg_attr(
     not(all(feature = "cuda", not(feature = "fusion"))),

@@ -158,8 +158,7 @@ impl Statistics<'_> {
         );
 
         let [weight, bias] = affine;
-        let running =
-            RunningStats { mean: running_mean.take(), variance: running_var.take(), momentum: self.momentum };
+        let running = RunningStats { mean: running_mean.take(), variance: running_var.take(), momentum: self.momentum };
         let batch = batch_norm_train(input, weight, bias, self.epsilon, epilogue, shared, Some(running));
         running_mean.set(batch.mean);
         running_var.set(batch.variance);

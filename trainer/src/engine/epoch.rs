@@ -1,5 +1,6 @@
 //! One epoch, top to bottom: fetch, forward, backward, all-reduce, step.
 
+use std::collections::VecDeque;
 use std::time::Instant;
 
 use super::Engine;
@@ -19,79 +20,124 @@ pub(super) enum EpochEnd {
     Interrupted(i32),
 }
 
+/// A step that was queued, and is not reported yet.
+struct Queued {
+    step: u64,
+    lr: f64,
+    /// Loader batches.
+    batches: usize,
+    start: Instant,
+    fetched: Instant,
+}
+
 /// Trains from `progress.batch` to the end of `progress.epoch`.
 ///
 /// # Errors
 /// An image cannot be decoded, the step fails, or a file cannot be written; a failed step is named with its epoch and number.
 pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> {
-    let epoch = engine.progress.epoch;
-    let mut batches = engine.loaders.train.epoch(epoch, engine.progress.batch);
-    while engine.progress.step < engine.lengths.last_step {
-        let start = Instant::now();
-        let fetched = batches.by_ref().take(engine.plan.train.accumulate).collect::<Result<Vec<_>, _>>()?;
+    let mut batches = engine.loaders.train.epoch(engine.progress.epoch, engine.progress.batch);
+    let every = engine.plan.checkpoint.every_steps as u64;
+    // At most two: the host prepares a step while the device works on the one before.
+    let mut queue = VecDeque::new();
+    let (mut reported, mut stop) = (Instant::now(), None);
+    loop {
+        let (start, step) = (Instant::now(), engine.progress.step + queue.len() as u64);
+        let wanted = if step < engine.lengths.last_step && stop.is_none() { engine.plan.train.accumulate } else { 0 };
+        let fetched = batches.by_ref().take(wanted).collect::<Result<Vec<_>, _>>()?;
         if fetched.is_empty() {
             break;
         }
-        let count = fetched.len();
         engine.replaced.add(&fetched);
-        let fetched_at = Instant::now();
+        let lr = engine.lr(step);
+        let taken = Queued { step, lr, batches: fetched.len(), start, fetched: Instant::now() };
 
         // Forward → backward → all-reduce → optimizer, on all devices of the strategy (`strategy/*/step.rs`).
-        let (step, lr) = (engine.progress.step, engine.lr(engine.progress.step));
+        let stop_seen = engine.asked_to_stop();
         let outcome = {
             let _reports = engine.warm_up(0);
-            engine.strategy.train_step(fetched, lr, engine.asked_to_stop()).map_err(|mut failure| {
-                failure.message = format!("epoch {epoch}, step {step}: {}", failure.message);
-                failure
-            })?
+            engine.strategy.queue_step(fetched, lr, stop_seen).map_err(|failure| named(engine, step, failure))?
         };
+        queue.push_back(taken);
 
-        // Only timing, logging and saving from here on.
-        let end = Instant::now();
-        engine.timeline.span(Track::Step, "data", start, fetched_at, &[]);
-        engine.timeline.span(Track::Step, format!("step {step}"), start, end, &[("epoch", epoch)]);
-        let seconds = (end - start).as_secs_f64();
-        let parts = outcome.seconds;
-        engine.progress.step += 1;
-        engine.progress.batch += count;
-        engine.progress.elapsed_s += seconds;
-        engine.progress.partial.add(&outcome, seconds);
-        let record = StepRecord {
-            epoch,
-            step,
-            loss: outcome.loss(),
-            lr,
-            images_per_s: outcome.samples as f64 / seconds,
-            top1: percent(outcome.correct, outcome.samples),
-            grad_norm: outcome.grad_norm,
-            data_ms: (fetched_at - start).as_secs_f64() * 1e3,
-            forward_ms: parts.forward * 1e3,
-            backward_ms: parts.backward * 1e3,
-            communication_ms: parts.communication * 1e3,
-            communication_hidden_ms: parts.communication_hidden * 1e3,
-            optimizer_ms: parts.optimizer * 1e3,
-            step_ms: seconds * 1e3,
-            bytes_moved: outcome.bytes_moved,
-            peak_bytes: device::peak_bytes(),
-        };
-        tracing::trace!(epoch, step, loss = record.loss, ms = record.step_ms, data_ms = record.data_ms, "step done");
-        if let Some(files) = &mut engine.files {
-            files.reporter.step(&record)?;
+        // A checkpoint has no step that is not reported.
+        let due = every > 0 && (step + 1).is_multiple_of(every);
+        let left = usize::from(outcome.is_none() && !due);
+        for queued in queue.drain(..queue.len() - left).collect::<Vec<_>>() {
+            let is_last = queued.step == step;
+            stop = stop.or(match &outcome {
+                Some(outcome) if is_last => report(engine, &queued, outcome, &mut reported)?,
+                _ => finish(engine, &queued, &mut reported)?,
+            });
         }
-        if let (Some(note), Some(files)) = (engine.strategy.take_note(), &mut engine.files) {
-            files.reporter.say(&note)?;
-        }
-        engine.report_tuning()?;
-        let every = engine.plan.checkpoint.every_steps as u64;
-        let at_epoch_end = engine.progress.batch >= engine.lengths.batches_per_epoch;
-        if every > 0 && engine.progress.step.is_multiple_of(every) && !at_epoch_end {
+        if due && engine.progress.batch < engine.lengths.batches_per_epoch {
             engine.save(&format!("step-{}", engine.progress.step), false)?;
         }
-        if let Some(signal) = outcome.stop {
-            return Ok(EpochEnd::Interrupted(signal));
+    }
+    for queued in queue {
+        stop = stop.or(finish(engine, &queued, &mut reported)?);
+    }
+    Ok(stop.map_or(EpochEnd::Complete, EpochEnd::Interrupted))
+}
+
+/// Adds the epoch and the step to a failure's message.
+fn named(engine: &Engine<'_>, step: u64, mut failure: Failure) -> Failure {
+    failure.message = format!("epoch {}, step {step}: {}", engine.progress.epoch, failure.message);
+    failure
+}
+
+/// Waits for the oldest queued step and reports it. Returns the signal that asks for a stop.
+fn finish(engine: &mut Engine<'_>, queued: &Queued, reported: &mut Instant) -> Result<Option<i32>, Failure> {
+    let outcome = engine.strategy.finish_step().map_err(|failure| named(engine, queued.step, failure))?;
+    report(engine, queued, &outcome.expect("the step was queued"), reported)
+}
+
+/// Reports a step: timing and logging. Returns the signal that asks for a stop.
+fn report(
+    engine: &mut Engine<'_>,
+    queued: &Queued,
+    outcome: &StepOutcome,
+    reported: &mut Instant,
+) -> Result<Option<i32>, Failure> {
+    let (epoch, &Queued { step, lr, batches, start, fetched }) = (engine.progress.epoch, queued);
+    let end = Instant::now();
+    engine.timeline.span(Track::Step, "data", start, fetched, &[]);
+    engine.timeline.span(Track::Step, format!("step {step}"), start, end, &[("epoch", epoch)]);
+    // A step that was queued while the one before ran has only its own share of the time.
+    let seconds = (end - start.max(*reported)).as_secs_f64();
+    *reported = end;
+    let parts = outcome.seconds;
+    engine.progress.step += 1;
+    engine.progress.batch += batches;
+    engine.progress.elapsed_s += seconds;
+    engine.progress.partial.add(outcome, seconds);
+    let record = StepRecord {
+        epoch,
+        step,
+        loss: outcome.loss(),
+        lr,
+        images_per_s: outcome.samples as f64 / seconds,
+        top1: percent(outcome.correct, outcome.samples),
+        grad_norm: outcome.grad_norm,
+        data_ms: (fetched - start).as_secs_f64() * 1e3,
+        forward_ms: parts.forward * 1e3,
+        backward_ms: parts.backward * 1e3,
+        communication_ms: parts.communication * 1e3,
+        communication_hidden_ms: parts.communication_hidden * 1e3,
+        optimizer_ms: parts.optimizer * 1e3,
+        step_ms: seconds * 1e3,
+        bytes_moved: outcome.bytes_moved,
+        peak_bytes: device::peak_bytes(),
+    };
+    tracing::trace!(epoch, step, loss = record.loss, ms = record.step_ms, data_ms = record.data_ms, "step done");
+    let note = engine.strategy.take_note();
+    if let Some(files) = &mut engine.files {
+        files.reporter.step(&record)?;
+        if let Some(note) = note {
+            files.reporter.say(&note)?;
         }
     }
-    Ok(EpochEnd::Complete)
+    engine.report_tuning()?;
+    Ok(outcome.stop)
 }
 
 impl PartialEpoch {

@@ -12,17 +12,18 @@
 //! tensors before each launch, and weights, statistics, optimizer state and weight average are updated in place, which is checked.
 //! The kernels and their arguments are those of a step without a graph, so the bits are, too.
 //!
-//! Whether the loss is finite is known on the host only when the graph has run. So the optimizer's kernels leave weights and state
-//! alone if it is not.
+//! The host does not wait for a step: it prepares and launches the next one first, so that the GPU always has work. Whether the
+//! loss is finite is therefore known late, and the optimizer's kernels leave weights and state alone if it is not.
 
+use std::collections::VecDeque;
 use std::time::Instant;
 
 use burn::tensor::{Device, Tensor};
 use data::loader::Batch;
 use models::{Context, StateKind, state};
-use ops::graph::{self, Graph};
+use ops::graph::{self, Graph, Reading};
 
-use super::{Learner, StepOutcome, device_batch::DeviceBatch, replica::host_logits};
+use super::{Learner, StepOutcome, device_batch::DeviceBatch};
 use crate::{
     config::{ClassWeights, RunPlan},
     failure::Failure,
@@ -39,6 +40,8 @@ pub struct StepGraph {
     phase: Phase,
     /// How often the state was in other memory after a step.
     moves: usize,
+    /// Steps that may still run, the oldest first.
+    queued: VecDeque<Queued>,
     /// Why steps are not recorded, until it is said.
     note: Option<String>,
 }
@@ -66,10 +69,21 @@ struct Inputs {
 /// What a step leaves on the device.
 #[derive(Debug)]
 struct Outputs {
-    /// Of each batch, `[B, classes]`.
-    logits: Vec<Tensor<2>>,
+    /// Of each batch, row-major `[B, classes]`.
+    logits: Vec<Tensor<1>>,
     /// `[1]`, where clipping is on.
     grad_norm: Option<Tensor<1>>,
+}
+
+/// A step that may still run.
+#[derive(Debug)]
+struct Queued {
+    /// Of each batch the logits, then the norm of the gradients, where clipping is on.
+    values: Reading,
+    /// Row-major `[B, classes]`, and labels `[B]`, of each batch.
+    expected: Vec<(Vec<f32>, Vec<i32>)>,
+    outcome: StepOutcome,
+    lr: f64,
 }
 
 /// A recorded step.
@@ -126,32 +140,30 @@ impl StepGraph {
     }
 }
 
-/// Takes a step as a graph, or on the way to one. Gives the batches back where the step is to be taken as usual.
+/// Queues a step as a graph, or on the way to one: [`finish_step`] has its outcome. Gives the batches back where the step is to be
+/// taken as usual.
 ///
 /// # Errors
-/// The loss is not finite: the weights are as they were. The step could not be recorded or launched.
-pub(super) fn train_step(
+/// The step cannot be recorded or launched.
+pub(super) fn queue_step(
     learner: &mut Learner,
     batches: Vec<Batch>,
     lr: f64,
-    outcome: &mut StepOutcome,
+    mut outcome: StepOutcome,
 ) -> Result<Option<Vec<Batch>>, Failure> {
     let kind = (batches.iter().map(Batch::len).collect(), outcome.weight.to_bits());
     // A timeline shows the launches of a step, which a graph hides.
     if learner.replica.timeline.is_on() {
         return Ok(Some(batches));
     }
-    let start = Instant::now();
-    match std::mem::take(&mut learner.graph.phase) {
+    let (start, weight) = (Instant::now(), outcome.weight);
+    let values = match std::mem::take(&mut learner.graph.phase) {
         Phase::Off => return Ok(Some(batches)),
-        Phase::Waits(Some(before)) if before == kind => {
-            let outputs = learner.prepare(kind, &batches, lr, outcome.weight)?;
-            learner.count(&outputs, &batches, lr, outcome, start)?;
-        }
+        Phase::Waits(Some(before)) if before == kind => learner.prepare(kind, &batches, lr, weight)?,
         Phase::Prepared(prepared, inputs) if prepared == kind => {
             inputs.write(learner, &batches, lr);
-            let recorded = learner.record(inputs, &batches, lr, outcome.weight)?;
-            learner.launch(kind, recorded, &batches, lr, outcome, start)?;
+            let recorded = learner.record(inputs, &batches, lr, weight)?;
+            learner.launch(kind, recorded)?
         }
         Phase::Recorded(of_graph, mut recorded) if of_graph == kind => {
             if std::mem::take(&mut recorded.check) && learner.addresses()? != recorded.addresses {
@@ -159,7 +171,7 @@ pub(super) fn train_step(
             }
             recorded.inputs.write(learner, &batches, lr);
             learner.optimizer.count_step();
-            learner.launch(kind, recorded, &batches, lr, outcome, start)?;
+            learner.launch(kind, recorded)?
         }
         Phase::Recorded(of_graph, recorded) => {
             learner.graph.phase = Phase::Recorded(of_graph, Recorded { check: true, ..recorded });
@@ -171,8 +183,31 @@ pub(super) fn train_step(
             learner.graph.phase = Phase::Waits(Some(kind));
             return Ok(Some(batches));
         }
-    }
+    };
+    let expected = batches.into_iter().map(|batch| (learner.replica.targets(&batch), batch.labels)).collect();
+    let end = Instant::now();
+    learner.replica.timeline.span(Track::Step, "launch", start, end, &[]);
+    outcome.seconds.forward += (end - start).as_secs_f64();
+    learner.graph.queued.push_back(Queued { values, expected, outcome, lr });
     Ok(None)
+}
+
+/// Waits for the oldest queued step, and returns its outcome; `None` where no step is queued.
+///
+/// # Errors
+/// The loss is not finite: the step has left the weights as they were. Or the GPU has failed.
+pub(super) fn finish_step(learner: &mut Learner) -> Result<Option<StepOutcome>, Failure> {
+    let Some(Queued { values, expected, mut outcome, lr }) = learner.graph.queued.pop_front() else { return Ok(None) };
+    let start = Instant::now();
+    let mut values = values.wait().map_err(|error| Failure::run(format!("the GPU: {error}"), HINT))?.into_iter();
+    let end = Instant::now();
+    outcome.seconds.backward += (end - start).as_secs_f64();
+    for (logits, (targets, labels)) in values.by_ref().zip(&expected) {
+        learner.replica.count(&logits, targets, labels, &mut outcome);
+    }
+    outcome.grad_norm = values.next().map(|norm| f64::from(norm[0]));
+    outcome.check_finite(lr)?;
+    Ok(Some(outcome))
 }
 
 fn moved() -> Failure {
@@ -180,6 +215,13 @@ fn moved() -> Failure {
 }
 
 const HINT: &str = "set train.graph = false, and please report this";
+
+impl Outputs {
+    /// Queues the copies to the host.
+    fn read(&self) -> Reading {
+        graph::read(&self.logits.iter().chain(&self.grad_norm).collect::<Vec<_>>())
+    }
+}
 
 impl Inputs {
     /// Replaces the inputs by those of a step with learning rate `lr`.
@@ -193,7 +235,7 @@ impl Inputs {
 
 impl Learner {
     /// Queues a step as usual, on inputs that stay.
-    fn prepare(&mut self, kind: Kind, batches: &[Batch], lr: f64, weight: f64) -> Result<Outputs, Failure> {
+    fn prepare(&mut self, kind: Kind, batches: &[Batch], lr: f64, weight: f64) -> Result<Reading, Failure> {
         let device = self.replica.inner_device();
         graph::prepare(&device).map_err(|error| Failure::run(format!("no step can be recorded: {error}"), HINT))?;
         let on_device = batches.iter().map(|batch| DeviceBatch::new(&self.replica, batch)).collect();
@@ -213,7 +255,7 @@ impl Learner {
         } else if graph.moves >= MOVES {
             graph.stop("the training state is in other memory after each step; please report this");
         }
-        Ok(outputs)
+        Ok(outputs.read())
     }
 
     /// Records a step. None of it runs.
@@ -230,20 +272,13 @@ impl Learner {
         Ok(Recorded { inputs, outputs, graph, addresses, check: false })
     }
 
-    /// Launches the graph on its inputs, and waits for its end.
-    fn launch(
-        &mut self,
-        kind: Kind,
-        recorded: Recorded,
-        batches: &[Batch],
-        lr: f64,
-        outcome: &mut StepOutcome,
-        start: Instant,
-    ) -> Result<(), Failure> {
-        recorded.graph.launch().map_err(|error| Failure::run(format!("the step's graph cannot be launched: {error}"), HINT))?;
-        let counted = self.count(&recorded.outputs, batches, lr, outcome, start);
+    /// Launches the graph on its inputs.
+    fn launch(&mut self, kind: Kind, recorded: Recorded) -> Result<Reading, Failure> {
+        let launched = recorded.graph.launch();
+        launched.map_err(|error| Failure::run(format!("the step's graph cannot be launched: {error}"), HINT))?;
+        let values = recorded.outputs.read();
         self.graph.phase = Phase::Recorded(kind, recorded);
-        counted
+        Ok(values)
     }
 
     /// Queues a step: forward and backward of each batch, then the optimizer. Returns also whether dropout was drawn.
@@ -255,7 +290,8 @@ impl Learner {
             let cx = replica.configured(Context::train()).with_dropout(replica.dropout_keys(batch));
             let (of_batch, of_logits) = on_device.forward(replica, &cx, weight);
             dropped |= cx.has_dropped();
-            logits.push(of_logits);
+            let [images, classes] = of_logits.dims();
+            logits.push(of_logits.reshape([images * classes]));
             let value = of_batch.clone().inner();
             loss = Some(loss.map_or(value.clone(), |sum: Tensor<1>| sum + value));
             gradients.accumulate(FlatGradients::from_backward(of_batch.backward(), replica.network()));
@@ -268,27 +304,6 @@ impl Learner {
             ema.update(self.replica.network());
         }
         (Outputs { logits, grad_norm }, dropped)
-    }
-
-    /// Waits for a step, and adds its counts and time to `outcome`.
-    fn count(
-        &self,
-        outputs: &Outputs,
-        batches: &[Batch],
-        lr: f64,
-        outcome: &mut StepOutcome,
-        start: Instant,
-    ) -> Result<(), Failure> {
-        for (logits, batch) in outputs.logits.iter().zip(batches) {
-            let targets = self.replica.targets(batch);
-            self.replica.count(&host_logits(logits.clone()), &targets, &batch.labels, outcome);
-        }
-        let scalar = |tensor: &Tensor<1>| f64::from(tensor.clone().into_scalar::<f32>());
-        outcome.grad_norm = outputs.grad_norm.as_ref().map(scalar);
-        let end = Instant::now();
-        self.replica.timeline.span(Track::Step, "graph", start, end, &[("samples", outcome.samples as usize)]);
-        outcome.seconds.forward += (end - start).as_secs_f64();
-        outcome.check_finite(lr)
     }
 
     /// Returns where the training state is in the GPU's memory.

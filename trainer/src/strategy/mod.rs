@@ -182,6 +182,23 @@ pub trait Strategy {
     /// The loss is not finite: the weights stay as they were before the step. Or a rank does not answer.
     fn train_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<i32>) -> Result<StepOutcome, Failure>;
 
+    /// [`Strategy::train_step`] that need not wait for the step: where it returns `None`, the device may still work on it, and
+    /// [`Strategy::finish_step`] returns its outcome. The next step may be queued before.
+    ///
+    /// # Errors
+    /// As [`Strategy::train_step`].
+    fn queue_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<i32>) -> Result<Option<StepOutcome>, Failure> {
+        self.train_step(batches, lr, stop).map(Some)
+    }
+
+    /// Waits for the oldest step that [`Strategy::queue_step`] has left to the device; `None` where there is none.
+    ///
+    /// # Errors
+    /// As [`Strategy::train_step`], of that step.
+    fn finish_step(&mut self) -> Result<Option<StepOutcome>, Failure> {
+        Ok(None)
+    }
+
     /// Returns the result of autotuning, once, after the step that has ended it. All ranks return it after the same step.
     fn take_tuned(&mut self) -> Option<TuningReport> {
         None

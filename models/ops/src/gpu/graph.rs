@@ -2,12 +2,15 @@
 //! training step must count once.
 
 use std::fmt;
+use std::pin::Pin;
 
 use burn::backend::{BackendTensor, DispatchDevice, DispatchTensorKind};
-use burn::tensor::{Device, Element, Int, Tensor, TensorData};
+use burn::tensor::{Bytes, Device, Element, Int, Tensor, TensorData};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Graph;
 use cubecl::prelude::Client;
+use cubecl::server::CopyDescriptor;
+use parking_lot::Mutex;
 
 use super::update::cube;
 
@@ -73,6 +76,46 @@ pub(crate) fn write<E: Element>(tensor: CubeTensor, values: Vec<E>) {
     assert_eq!(tensor.meta.num_elements(), length, "as many values as before");
     assert_eq!(tensor.dtype, E::dtype(), "values of the tensor's type");
     tensor.client.write(&tensor.handle, TensorData::new(values, [length]).into_bytes());
+}
+
+/// Values on their way, see [`Reading`](crate::graph::Reading).
+pub(crate) struct Values(Pin<Box<dyn Future<Output = Result<Vec<Bytes>, String>> + Send>>);
+
+impl fmt::Debug for Values {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Values")
+    }
+}
+
+/// Returns a client of a tensor's device that is never dropped: the future of a copy borrows it.
+fn client_forever(tensor: &CubeTensor) -> &'static Client {
+    static CLIENTS: Mutex<Vec<(cubecl::Device, &Client)>> = Mutex::new(Vec::new());
+    let mut clients = CLIENTS.lock();
+    if let Some((_, client)) = clients.iter().find(|(device, _)| *device == tensor.device) {
+        return client;
+    }
+    let client = &*Box::leak(Box::new(tensor.client.clone()));
+    clients.push((tensor.device.clone(), client));
+    client
+}
+
+/// See [`read`](crate::graph::read). The client queues the copies at once; its future only waits.
+pub(crate) fn read(tensors: &[&Tensor<1>]) -> Values {
+    let tensors: Vec<_> = tensors.iter().map(|tensor| floats(tensor)).collect();
+    let client = client_forever(tensors.first().expect("something to read"));
+    let copies = tensors.into_iter().map(|tensor| {
+        let (shape, strides) = (tensor.meta.shape().clone(), tensor.meta.strides().clone());
+        CopyDescriptor::new(tensor.handle.binding(), shape, strides, size_of::<f32>())
+    });
+    let future = client.read_tensor_async(copies.collect());
+    Values(Box::pin(async move { future.await.map_err(|error| error.to_string()) }))
+}
+
+impl Values {
+    pub(crate) fn wait(self) -> Result<Vec<Vec<f32>>, String> {
+        let all = burn_std::future::block_on(self.0)?;
+        Ok(all.iter().map(|bytes| bytemuck::pod_collect_to_vec(&**bytes)).collect())
+    }
 }
 
 /// See [`address`](crate::graph::address).

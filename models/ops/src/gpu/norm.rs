@@ -116,9 +116,8 @@ pub(super) fn forward(
     let momentum = running.as_ref().map(|running| running.momentum);
     // Running statistics are updated in place: a graph of the step runs again on the same memory.
     let [new_mean, new_variance] = match running {
-        Some(RunningStats { mean, variance, .. }) => {
-            [mean, variance].map(|tensor| writable(tensor).expect("running statistics are f32 and on the input's device"))
-        }
+        Some(RunningStats { mean, variance, .. }) => [mean, variance]
+            .map(|tensor| writable(tensor).expect("running statistics are f32 and on the input's device")),
         None => [0; 2].map(|_| x.of_columns(1)),
     };
     let vector = x.vector(&[], &[&new_mean, &new_variance]);

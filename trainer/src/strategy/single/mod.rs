@@ -6,7 +6,7 @@ use burn::tensor::Device;
 use data::loader::Batch;
 use models::Network;
 
-use super::{Batches, Evaluation, Learner, StepGraph, StepOutcome, Strategy};
+use super::{Batches, Evaluation, Learner, StepGraph, StepOutcome, Strategy, graph};
 use crate::{config::RunPlan, failure::Failure, signals::Stop};
 
 /// The strategy of one process with one device.
@@ -34,7 +34,18 @@ impl Strategy for Single {
     }
 
     fn train_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<i32>) -> Result<StepOutcome, Failure> {
-        step::train_step(self, batches, lr, stop)
+        match self.queue_step(batches, lr, stop)? {
+            Some(outcome) => Ok(outcome),
+            None => Ok(self.finish_step()?.expect("the step is queued, and none before it")),
+        }
+    }
+
+    fn queue_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<i32>) -> Result<Option<StepOutcome>, Failure> {
+        step::queue_step(self, batches, lr, stop)
+    }
+
+    fn finish_step(&mut self) -> Result<Option<StepOutcome>, Failure> {
+        graph::finish_step(&mut self.learner)
     }
 
     fn evaluate(&mut self, batches: &mut Batches<'_>, stop: &Stop) -> Result<Evaluation, Failure> {

@@ -10,19 +10,19 @@ use crate::{
     strategy::{StepOutcome, graph},
 };
 
-/// See [`Strategy::train_step`](crate::strategy::Strategy::train_step).
+/// See [`Strategy::queue_step`](crate::strategy::Strategy::queue_step).
 ///
 /// # Errors
 /// The loss is not finite, or the step cannot be recorded as a graph.
-pub(super) fn train_step(
+pub(super) fn queue_step(
     single: &mut Single,
     batches: Vec<Batch>,
     lr: f64,
     stop: Option<i32>,
-) -> Result<StepOutcome, Failure> {
+) -> Result<Option<StepOutcome>, Failure> {
     let mut outcome = StepOutcome::start(&batches, stop);
+    let Some(batches) = graph::queue_step(&mut single.learner, batches, lr, outcome)? else { return Ok(None) };
 
-    let Some(batches) = graph::train_step(&mut single.learner, batches, lr, &mut outcome)? else { return Ok(outcome) };
     let replica = &single.learner.replica;
     let mut gradients = FlatGradients::default();
     for batch in batches {
@@ -32,5 +32,5 @@ pub(super) fn train_step(
 
     outcome.check_finite(lr)?;
     single.learner.optimizer_step(gradients, lr, &mut outcome);
-    Ok(outcome)
+    Ok(Some(outcome))
 }

@@ -1,0 +1,86 @@
+//! Runs the engine without the program, with a strategy of the test.
+
+use std::sync::Arc;
+
+use data::{
+    Dataset, ImageShape,
+    loader::{Loader, LoaderConfig},
+};
+use models::Spec;
+use trainer::{
+    config::{self, ConfigSource, DatasetFacts, Overrides, Registry, RunPlan},
+    device,
+    engine::{
+        Engine, Files, Loaders, RunEnd,
+        checkpoint::{self, Store},
+    },
+    failure::Failure,
+    report::{Reporter, ReporterOptions, RunFolder},
+    signals::Stop,
+    strategy::{Strategy, single::Single},
+};
+
+const SHAPE: ImageShape = ImageShape { channels: 1, height: 28, width: 28 };
+
+/// `count` images of a formula, with labels that `shift` moves.
+pub fn loader(count: usize, shift: usize, exact: bool) -> Loader {
+    let set = Dataset {
+        name: "formula".into(),
+        images: (0..count * SHAPE.len()).map(|i| (i * 197 + i / 7 + 3) as u8).collect(),
+        encoded: None,
+        label_sets: None,
+        shared: None,
+        labels: (0..count).map(|i| ((i + shift) % 10) as u16).collect(),
+        shape: SHAPE,
+        classes: (0..10).map(|class| class.to_string()).collect(),
+    };
+    let config = LoaderConfig { global_batch: 8, exact, ..LoaderConfig::default() };
+    Loader::new(Arc::new(set), config).unwrap()
+}
+
+/// A plan of two epochs of LeNet with the lines `more`.
+pub fn plan(more: &str) -> RunPlan {
+    let text = format!("[model]\nname = \"lenet\"\n[data]\nname = \"fashion-mini\"\n[train]\nepochs = 2\n{more}");
+    let facts = DatasetFacts { channels: 1, height: 28, width: 28, classes: 10, mean: vec![0.5], std: vec![0.5] };
+    let datasets = |_: &str| Some(facts.clone());
+    let registry = Registry { models: &["lenet"], dataset_names: &["fashion-mini"], datasets: &datasets };
+    config::resolve(&ConfigSource::new("test.toml", text), &Overrides::default(), &registry).expect("a valid plan")
+}
+
+/// The strategy of one process on the CPU.
+pub fn single(plan: &RunPlan) -> Single {
+    let device = device::cpu().device();
+    let network = models::build("lenet", &Spec { num_classes: 10, in_channels: 1, image_size: [28, 28] }, 7, &device);
+    Single::new(network.expect("a network"), device, 10, plan)
+}
+
+/// Runs the engine in `folder`, from its newest checkpoint if there is one.
+pub fn run(
+    folder: &RunFolder,
+    plan: &RunPlan,
+    strategy: &mut dyn Strategy,
+    loaders: Loaders,
+    stop: Stop,
+) -> Result<RunEnd, Failure> {
+    let newest =
+        checkpoint::load_newest(&folder.checkpoints()).ok().map(|(newest, _)| (newest.snapshot, newest.progress));
+    let resumed = newest.is_some();
+    let progress = strategy.load_checkpoint(newest).expect("a checkpoint of this network");
+    let options = ReporterOptions {
+        epochs: 2,
+        steps_per_epoch: loaders.train.batches_per_epoch() as u64,
+        every: 0,
+        tensorboard: false,
+        quiet: true,
+        multi_label: false,
+        device: "cpu".to_owned(),
+    };
+    let reporter = match resumed {
+        false => Reporter::new(folder.clone(), options, &[]),
+        true => Reporter::resume(folder.clone(), options, &[], progress.step, progress.epoch),
+    };
+    let mut reporter = reporter.expect("a reporter");
+    let store = Store::open(&folder.checkpoints(), 9, plan.train.seed).expect("a store");
+    let files = Some(Files { reporter: &mut reporter, store });
+    Engine::new(plan, strategy, loaders, files, stop, progress).run()
+}

@@ -1,0 +1,166 @@
+//! Steps that are queued, as those of a CUDA graph are, and finished when the next one is queued: the run is the same.
+
+mod common;
+#[path = "common/engine.rs"]
+mod engine;
+
+use std::collections::VecDeque;
+use std::fs;
+
+use common::entries;
+use data::loader::Batch;
+use serde_json::Value;
+use trainer::{
+    engine::{Loaders, RunEnd, RunOutcome, checkpoint},
+    failure::Failure,
+    report::RunFolder,
+    signals::Stop,
+    strategy::{Batches, Evaluation, Learner, StepOutcome, Strategy, single::Single},
+};
+
+/// [`Single`] that gives the outcomes of full batches away late.
+struct Queues {
+    inner: Single,
+    queue: VecDeque<StepOutcome>,
+    taken: usize,
+    finished: usize,
+    /// The most steps that waited.
+    longest: usize,
+    /// The step that fails.
+    fails: Option<usize>,
+    /// Receives SIGTERM while this step is queued.
+    stop: Option<(usize, Stop)>,
+}
+
+impl Queues {
+    fn new(inner: Single) -> Self {
+        Self { inner, queue: VecDeque::new(), taken: 0, finished: 0, longest: 0, fails: None, stop: None }
+    }
+}
+
+impl Strategy for Queues {
+    fn learner(&self) -> &Learner {
+        self.inner.learner()
+    }
+
+    fn learner_mut(&mut self) -> &mut Learner {
+        self.inner.learner_mut()
+    }
+
+    fn train_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<i32>) -> Result<StepOutcome, Failure> {
+        self.inner.train_step(batches, lr, stop)
+    }
+
+    fn queue_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<i32>) -> Result<Option<StepOutcome>, Failure> {
+        let full = batches.iter().all(|batch| batch.len() == 8);
+        let outcome = self.train_step(batches, lr, stop)?;
+        if let Some((_, stop)) = self.stop.as_ref().filter(|(at, _)| *at == self.taken) {
+            stop.request(15);
+        }
+        self.taken += 1;
+        if !full {
+            return Ok(Some(outcome));
+        }
+        self.queue.push_back(outcome);
+        self.longest = self.longest.max(self.queue.len());
+        Ok(None)
+    }
+
+    fn finish_step(&mut self) -> Result<Option<StepOutcome>, Failure> {
+        let step = self.finished;
+        self.finished += 1;
+        match self.fails == Some(step) {
+            true => Err(Failure::run("the training loss is NaN", "lower it")),
+            false => Ok(self.queue.pop_front()),
+        }
+    }
+
+    fn evaluate(&mut self, batches: &mut Batches<'_>, stop: &Stop) -> Result<Evaluation, Failure> {
+        assert!(self.queue.is_empty(), "no step is left when an epoch ends");
+        self.inner.evaluate(batches, stop)
+    }
+}
+
+/// A checkpoint every three of an epoch's six steps, of which the last one has fewer images.
+const PLAN: &str = "[checkpoint]\nevery_steps = 3\nkeep_last = 9\n";
+
+fn loaders() -> Loaders {
+    Loaders { train: engine::loader(44, 0, false), eval: engine::loader(20, 1, true), test: None }
+}
+
+fn run(folder: &RunFolder, strategy: &mut dyn Strategy, stop: Stop) -> Result<RunEnd, Failure> {
+    engine::run(folder, &engine::plan(PLAN), strategy, loaders(), stop)
+}
+
+fn single() -> Single {
+    engine::single(&engine::plan(PLAN))
+}
+
+/// The names of a run's checkpoints.
+fn names(folder: &RunFolder) -> Vec<String> {
+    entries(&folder.checkpoints()).iter().map(|path| path.file_name().unwrap().to_string_lossy().into_owned()).collect()
+}
+
+/// What a step's line has that does not depend on time.
+fn lines(folder: &RunFolder) -> Vec<[Value; 5]> {
+    let text = fs::read_to_string(folder.metrics()).unwrap();
+    let of = |line: &str| {
+        let line: Value = serde_json::from_str(line).unwrap();
+        ["epoch", "step", "loss", "lr", "top1"].map(|key| line[key].clone())
+    };
+    text.lines().map(of).collect()
+}
+
+#[test]
+fn the_run_is_the_same() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = |name: &str| RunFolder::create(&root.path().join(name), "lenet", "single", 1).unwrap();
+    let (plain, queued) = (folder("plain"), folder("queued"));
+    let mut queues = Queues::new(single());
+    run(&plain, &mut single(), Stop::never()).unwrap();
+    let end = run(&queued, &mut queues, Stop::never()).unwrap();
+    assert!(matches!(end.outcome, RunOutcome::Finished(_)), "{:?}", end.outcome);
+    assert_eq!((queues.longest, queues.taken, queues.finished), (2, 12, 10), "two of the steps are not queued");
+
+    assert_eq!(lines(&queued), lines(&plain));
+    assert_eq!(lines(&queued).len(), 12);
+    let all = names(&plain);
+    assert!(all.contains(&"step-3".to_owned()) && all.contains(&"step-9".to_owned()), "{all:?}");
+    assert_eq!(names(&queued), all);
+    for name in all {
+        let weights =
+            |folder: &RunFolder| fs::read(folder.checkpoints().join(&name).join("model.safetensors")).unwrap();
+        assert!(weights(&queued) == weights(&plain), "{name}");
+    }
+}
+
+#[test]
+fn the_step_that_failed_is_named() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = RunFolder::create(root.path(), "lenet", "single", 1).unwrap();
+    let mut queues = Queues { fails: Some(4), ..Queues::new(single()) };
+    let failure = run(&folder, &mut queues, Stop::never()).err().expect("a step fails");
+    assert!(failure.message.starts_with("epoch 1, step 4: the training loss is NaN"), "{}", failure.message);
+    assert_eq!(lines(&folder).len(), 4, "the steps before are reported");
+}
+
+#[test]
+fn a_signal_ends_the_run_when_all_queued_steps_are_finished() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = |name: &str| RunFolder::create(&root.path().join(name), "lenet", "single", 1).unwrap();
+    let (whole, parts) = (folder("whole"), folder("parts"));
+    run(&whole, &mut single(), Stop::never()).unwrap();
+
+    let stop = Stop::never();
+    let mut queues = Queues { stop: Some((7, stop.clone())), ..Queues::new(single()) };
+    let end = run(&parts, &mut queues, stop).unwrap();
+    // The next step brings the signal, and one more is queued before its outcome is known.
+    assert!(matches!(end.outcome, RunOutcome::Interrupted { signal: 15, step: 9 | 10 }), "{:?}", end.outcome);
+    assert_eq!(end.progress.step, queues.taken as u64, "every step that was taken is counted");
+    assert_eq!(checkpoint::load_newest(&parts.checkpoints()).unwrap().0.progress.step, end.progress.step);
+
+    run(&parts, &mut Queues::new(single()), Stop::never()).unwrap();
+    let weights = |folder: &RunFolder| fs::read(folder.checkpoints().join("last/model.safetensors")).unwrap();
+    assert!(weights(&parts) == weights(&whole), "the resumed run has the same weights");
+    assert_eq!(lines(&parts), lines(&whole));
+}
