@@ -26,7 +26,7 @@ fn tensor(values: Vec<f64>, dtype: DType) -> Tensor<1> {
 
 /// Takes one step of one parameter.
 fn update(optimizer: &mut Optimizer, shape: &[usize], value: Tensor<1>, gradient: Tensor<1>, lr: f64) -> Tensor<1> {
-    optimizer.update(vec![((parameter(shape), value), Some(gradient))], None, lr).remove(0)
+    optimizer.update(vec![((parameter(shape), value), Some(gradient))], None, lr, None).remove(0)
 }
 
 fn parameter(shape: &[usize]) -> ParameterInfo {
@@ -102,7 +102,7 @@ fn biases_of_batch_norms_may_have_a_learning_rate_of_their_own() {
         let gradient = || tensor(vec![0.5 - step as f64, 0.25], DType::F32);
         let all =
             values.into_iter().zip(parameters).map(|(value, name)| ((info(name), value), Some(gradient()))).collect();
-        values = optimizer.update(all, None, 0.01).try_into().unwrap();
+        values = optimizer.update(all, None, 0.01, None).try_into().unwrap();
         expected = update(&mut plain, &[2], expected, gradient(), 0.01);
         biases = update(&mut group, &[2], biases, gradient(), 0.64);
         let host = |value: &Tensor<1>| value.clone().try_into_vec_as::<f32>().unwrap();
@@ -140,7 +140,7 @@ fn layers_may_have_learning_rates_of_their_own() {
         for step in 0..3 {
             let gradient = || tensor(vec![0.5 - step as f64, 0.25], DType::F32);
             let all = values.into_iter().zip(parameters).map(|(v, (name, _))| ((info(name), v), Some(gradient())));
-            values = optimizer.update(all.collect(), None, 0.01).try_into().unwrap();
+            values = optimizer.update(all.collect(), None, 0.01, None).try_into().unwrap();
             for ((value, (name, factor)), (group, expected)) in values.iter().zip(parameters).zip(&mut groups) {
                 *expected = update(group, &[2], expected.clone(), gradient(), 0.01 * factor);
                 let host = |value: &Tensor<1>| value.clone().try_into_vec_as::<f32>().unwrap();
@@ -163,7 +163,7 @@ fn the_layer_decay_and_the_factors_of_layers_multiply() {
         let info = ParameterInfo { name: format!("{layer}.weight"), ..parameter(&[1]) };
         ((info, tensor(vec![0.0], DType::F32)), Some(tensor(vec![1.0], DType::F32)))
     };
-    let values = optimizer.update(steps.iter().map(update).collect(), None, 1.0);
+    let values = optimizer.update(steps.iter().map(update).collect(), None, 1.0, None);
     for (value, (layer, factor)) in values.into_iter().zip(steps) {
         assert_eq!(f64::from(value.into_scalar::<f32>()), -factor, "{layer}");
     }
