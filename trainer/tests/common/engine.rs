@@ -68,7 +68,7 @@ pub fn run(
     let progress = strategy.load_checkpoint(newest).expect("a checkpoint of this network");
     let options = ReporterOptions {
         epochs: 2,
-        steps_per_epoch: loaders.train.batches_per_epoch() as u64,
+        steps_per_epoch: loaders.train.batches_per_epoch(),
         every: 0,
         tensorboard: false,
         quiet: true,
