@@ -21,10 +21,11 @@ step checks ranks run 60 "${one[@]}" "${small[@]}"
 sanitizer checks memcheck
 step checks ops run 150 "$check" --ops --ranks 1
 
-# The first run compiles and tunes. The other two find all kernels, and their losses must be the same bits.
+# The first run compiles and tunes. The others find all kernels, and their losses must be the same bits, with CUDA graphs and without.
 step training quickstart "train:$cold:$top1" 150 "${run[@]}" "$quickstart" --gpus 1 "${flags[@]}"
 step training quickstart-2 "train:warm:$top1" 60 "${run[@]}" "$quickstart" --gpus 1 "${flags[@]}"
 step training quickstart-3 "repeat:quickstart-2" 60 "${run[@]}" "$quickstart" --gpus 1 "${flags[@]}"
+step training launched "repeat:quickstart-2" 60 "${run[@]}" "$quickstart" --gpus 1 "${flags[@]}" --set train.graph=false
 step training five-steps train 150 "${run[@]}" "$quickstart" --gpus 1 --set train.batch_size=128 "${flags[@]}" \
     --set "model.name=$network" --set train.max_steps=5
 step training clip train 120 "${pair[@]}" --set train.epochs=1 "${flags[@]}" --set train.grad_clip=1
@@ -52,7 +53,7 @@ for precision in bf16 f32; do
     for batch in "${batches[@]}"; do
         for name in "${networks[@]}"; do
             step times "$name-$batch-$precision" "time:$name:$batch:$precision" 200 "${one[@]}" "$bench" --device cuda \
-                --precision "$precision" --batch "$batch" --steps "$steps" --rounds 3 --json "$work/step.json" "$name"
+                --precision "$precision" --launches --batch "$batch" --steps "$steps" --rounds 3 --json "$work/step.json" "$name"
             [ $precision = f32 ] || torch times "$name-$batch-pytorch" "time:$name:$batch:pytorch" "${one[@]}" \
                 "$python" -B "$here/peers/step.py" "$name" "$batch" "$steps" "$threads" best
         done

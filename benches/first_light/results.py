@@ -181,8 +181,10 @@ def figures_of(kind, output, work, steps):
         if column == "pytorch":
             (times,) = json.loads(lines[-1]).values()
         else:
-            (row,) = json.loads((work / "step.json").read_text())
+            row, *launched = json.loads((work / "step.json").read_text())
             times = {**row["ours"], **{key: row[key] for key in ("first_step_s", "peak_bytes", "device")}}
+            if launched:
+                times["launched_step"] = launched[0]["ours"]["step"]
         times = {"network": network, "batch": int(batch), "column": column, **times}
         return f"{times['step']:.2f} ms a step, the first {times['first_step_s']:.1f} s", times
     return lines[-1] if lines else "", None

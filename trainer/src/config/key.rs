@@ -170,6 +170,18 @@ impl KeyValue for Option<usize> {
     }
 }
 
+impl KeyValue for Option<bool> {
+    const VALUES: &'static str = bool::VALUES;
+
+    fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
+        bool::read(raw, range).map(Some)
+    }
+
+    fn write(&self) -> Option<toml::Value> {
+        self.as_ref().and_then(bool::write)
+    }
+}
+
 impl KeyValue for Option<f64> {
     const VALUES: &'static str = f64::VALUES;
 

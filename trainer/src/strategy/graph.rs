@@ -104,7 +104,7 @@ const MOVES: usize = 5;
 impl StepGraph {
     /// Records steps on `device`, if it is a GPU that can and the plan allows it.
     pub fn new(plan: &RunPlan, device: &Device) -> Self {
-        if !plan.train.graph || !graph::can_record(device) {
+        if plan.train.graph == Some(false) || !graph::can_record(device) {
             return Self::default();
         }
         let reason = match (plan.is_multi_label(), plan.train.class_weights != ClassWeights::None) {

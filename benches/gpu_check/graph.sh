@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# Compares a run on a GPU whose steps are CUDA graphs with the same run launched kernel by kernel: graph.sh TRAINER OUT [CALLS]
+#
+# 52 steps with a changing learning rate, two batches a step, a weight average and clipping; an epoch's last step has fewer images.
+# A second network has batch norms and grouped convolutions, and AdamW. Weights, optimizer state, statistics and weight average must
+# be the same to the bit. CALLS is the stand-in's log (CUDA_ON_CPU_LOG): with it, the calls of a step are counted.
+set -euo pipefail
+trainer=${1:?usage: graph.sh TRAINER OUT [CALLS]}
+out=${2:?usage: graph.sh TRAINER OUT [CALLS]}
+calls=${3:-}
+rm -rf "$out"
+mkdir -p "$out"
+cat >"$out/lenet.toml" <<'TOML'
+[model]
+name = "lenet"
+[data]
+name = "fashion-mini"
+augment = ["crop", "flip"]
+limit_train = 212
+limit_test = 32
+[train]
+epochs = 4
+batch_size = 8
+accumulate = 2
+ema = 0.9
+grad_clip = 1.0
+[optimizer]
+nesterov = true
+[schedule]
+kind = "one-cycle"
+TOML
+cat >"$out/shufflenet.toml" <<'TOML'
+[model]
+name = "shufflenetv2_x0_5"
+[data]
+name = "fashion-mini"
+limit_train = 28
+limit_test = 4
+[train]
+epochs = 2
+batch_size = 4
+precision = "bf16"
+[optimizer]
+kind = "adamw"
+TOML
+for network in lenet shufflenet; do
+    for graph in true false; do
+        [ -z "$calls" ] || : >"$calls"
+        "$trainer" --config "$out/$network.toml" --gpus 1 --run-dir "$out/$network-$graph" --set train.graph=$graph >"$out/$network-$graph.txt"
+        [ -z "$calls" ] || cp "$calls" "$out/$network-$graph.calls"
+    done
+    files=("$out/$network"-true/*/checkpoints/last/*.safetensors)
+    [ ${#files[@]} -ge 2 ]
+    for file in "${files[@]}"; do
+        cmp "$file" "$(echo "$out/$network"-false/*)/checkpoints/last/$(basename "$file")"
+    done
+    steps=$(wc -l <"$(echo "$out/$network"-true/*/metrics.jsonl)")
+    echo "$network: $steps steps with the same weights, optimizer state and weight average, to the bit"
+    [ -n "$calls" ] || continue
+    # Between two launches of the graph that follow each other.
+    awk -v network="$network" '
+        / cuGraphLaunch\(/ {
+            if (open && kernels == 0) { steps++; if (to > most) most = to; if (from > back) back = from }
+            graphs++; open = 1; kernels = to = from = 0
+        }
+        / cuLaunchKernel/ { kernels++ }
+        / cuMemcpyHtoD/ { to++ }
+        / cuMemcpyDtoH/ { from++ }
+        / cuGraphNodeGetType\(/ { nodes++ }
+        END {
+            if (graphs == 0 || steps == 0) { print network ": no step was a graph alone"; exit 1 }
+            printf "%s: %d of its steps are one launch of a graph of %d kernels, without another launch, with at most %d copies to the GPU and %d to the host\n",
+                network, graphs, nodes, most, back
+        }' "$out/$network-true.calls"
+    echo "$network: launched kernel by kernel, the run has $(grep -c cuLaunchKernel "$out/$network-false.calls") launches"
+done
