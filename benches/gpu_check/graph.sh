@@ -34,10 +34,10 @@ cat >"$out/shufflenet.toml" <<'TOML'
 name = "shufflenetv2_x0_5"
 [data]
 name = "fashion-mini"
-limit_train = 28
+limit_train = 26
 limit_test = 4
 [train]
-epochs = 2
+epochs = 1
 batch_size = 4
 precision = "bf16"
 [optimizer]
