@@ -84,8 +84,9 @@ fn all_steps_run_once_and_the_table_fits_a_screen() {
     let table = &ended.stdout;
     assert!(table.starts_with("first light: NVIDIA H200 (9.0), driver 580.1 for CUDA 13.0, NVRTC 13.0\n"), "{table}");
     assert!(table.lines().count() <= 40 && table.lines().all(|line| line.chars().count() <= 80), "{table}");
-    assert!(table.contains("33 passed, 0 failed, 0 skipped, 0 left"), "{table}");
+    assert!(table.contains("34 passed, 0 failed, 0 skipped, 0 left"), "{table}");
     has(table, "quickstart-3", &["passed", "losses as in quickstart-2"]);
+    has(table, "launched", &["passed", "losses as in quickstart-2"]);
     has(table, "densenet121", &["128", "2.00", "3.00", "1.50", "1.0/2.0", "1/9"]);
     let names: Vec<_> = entries(&bench.path("out")).iter().map(|path| path.file_name().unwrap().to_owned()).collect();
     let logs = ["checks.log", "epochs.log", "more.log", "results.jsonl", "table.txt", "times.log", "training.log"];
@@ -113,12 +114,12 @@ fn a_call_ends_with_its_slice_and_the_next_one_continues() {
         let ended = bench.run(&slice);
         codes.push(ended.code);
         match ended.code {
-            Some(75) => assert!(ended.stdout.contains("left: call again") && codes.len() < 12, "{}", ended.stdout),
+            Some(75) => assert!(ended.stdout.contains("left: call again") && codes.len() < 13, "{}", ended.stdout),
             _ => break ended.expect(0).stdout,
         }
     };
-    assert_eq!(codes.len(), 12, "one step per call: {codes:?}");
-    assert!(table.contains("12 passed, 0 failed, 0 skipped, 0 left"), "{table}");
+    assert_eq!(codes.len(), 13, "one step per call: {codes:?}");
+    assert!(table.contains("13 passed, 0 failed, 0 skipped, 0 left"), "{table}");
     assert_eq!(bench.calls("gpu_check --ops"), 1, "no step is repeated");
 }
 
@@ -132,7 +133,7 @@ fn a_failure_stops_nothing_and_a_timeout_is_tried_twice() {
     has(&table, "quickstart-3", &["FAILED", "the losses are not those of quickstart-2"]);
     has(&table, "sync-bn", &["passed"]);
     has(&table, "killed-rank", &["FAILED", "the job ended with exit code 1"]);
-    assert!(table.contains("9 passed, 3 failed"), "{table}");
+    assert!(table.contains("9 passed, 4 failed"), "{table}");
 
     // A step that hangs needs all of its time. The second attempt of a step that hangs once has time on a busy machine too.
     let hanging = [("AGAIN", "clip"), ("HANG", "grad_clip"), ("STEP_LIMIT", "1"), both];
@@ -140,13 +141,13 @@ fn a_failure_stops_nothing_and_a_timeout_is_tried_twice() {
     let once = [("AGAIN", "five-steps"), ("HANG_ONCE", "max_steps=5"), ("STEP_LIMIT", "15"), both];
     let table = bench.run(&once).expect(1).stdout;
     has(&table, "five-steps", &["passed", "attempt 2"]);
-    assert!(table.contains("8 passed, 4 failed"), "{table}");
+    assert!(table.contains("8 passed, 5 failed"), "{table}");
     assert_eq!((bench.calls("grad_clip"), bench.calls("max_steps=5")), (3, 3));
 
     let unknown = bench.run(&[("AGAIN", "nothing")]).expect(2);
     assert!(unknown.stderr.contains("AGAIN=nothing") && unknown.stderr.contains("hint:"), "{}", unknown.stderr);
     let table = bench.run(&[("AGAIN", "failed quickstart-2"), both]).expect(0).stdout;
-    assert!(table.contains("12 passed, 0 failed"), "{table}");
+    assert!(table.contains("13 passed, 0 failed"), "{table}");
     assert_eq!((bench.calls("--ops"), bench.calls("max_steps=5")), (2, 3), "only what failed runs again");
 }
 
