@@ -158,41 +158,24 @@ macro_rules! count {
 
 count!(usize u64);
 
-impl KeyValue for Option<usize> {
-    const VALUES: &'static str = usize::VALUES;
+/// Implements [`KeyValue`] for values that may be left out.
+macro_rules! maybe {
+    ($($type:ty)+) => {
+        $(impl KeyValue for Option<$type> {
+            const VALUES: &'static str = <$type>::VALUES;
 
-    fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
-        range.integer(raw).map(Some)
-    }
+            fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
+                <$type>::read(raw, range).map(Some)
+            }
 
-    fn write(&self) -> Option<toml::Value> {
-        self.as_ref().and_then(usize::write)
-    }
+            fn write(&self) -> Option<toml::Value> {
+                self.as_ref().and_then(<$type>::write)
+            }
+        })+
+    };
 }
 
-impl KeyValue for Option<bool> {
-    const VALUES: &'static str = bool::VALUES;
-
-    fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
-        bool::read(raw, range).map(Some)
-    }
-
-    fn write(&self) -> Option<toml::Value> {
-        self.as_ref().and_then(bool::write)
-    }
-}
-
-impl KeyValue for Option<f64> {
-    const VALUES: &'static str = f64::VALUES;
-
-    fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
-        range.number(raw).map(Some)
-    }
-
-    fn write(&self) -> Option<toml::Value> {
-        self.as_ref().and_then(f64::write)
-    }
-}
+maybe!(usize bool f64);
 
 impl KeyValue for Vec<f64> {
     const VALUES: &'static str = "array of numbers";
