@@ -56,7 +56,7 @@ enum Phase {
     /// One step of the kind has run on these inputs; the next one is recorded.
     Prepared(Kind, Inputs),
     /// Steps of the kind are launched as a graph.
-    Recorded(Kind, Recorded),
+    Recorded(Kind, Box<Recorded>),
 }
 
 /// What a step reads, on the device.
@@ -173,8 +173,9 @@ pub(super) fn queue_step(
             learner.optimizer.count_step();
             learner.launch(kind, recorded)?
         }
-        Phase::Recorded(of_graph, recorded) => {
-            learner.graph.phase = Phase::Recorded(of_graph, Recorded { check: true, ..recorded });
+        Phase::Recorded(of_graph, mut recorded) => {
+            recorded.check = true;
+            learner.graph.phase = Phase::Recorded(of_graph, recorded);
             return Ok(Some(batches));
         }
         other => {
@@ -259,7 +260,7 @@ impl Learner {
     }
 
     /// Records a step. None of it runs.
-    fn record(&mut self, mut inputs: Inputs, batches: &[Batch], lr: f64, weight: f64) -> Result<Recorded, Failure> {
+    fn record(&mut self, mut inputs: Inputs, batches: &[Batch], lr: f64, weight: f64) -> Result<Box<Recorded>, Failure> {
         let (device, before) = (self.replica.inner_device(), self.addresses()?);
         let recorded = graph::record(&device, || self.run(&mut inputs, batches, lr, weight));
         let (graph, (outputs, _)) =
@@ -269,11 +270,11 @@ impl Learner {
             return Err(moved());
         }
         tracing::info!("the step is recorded as a CUDA graph");
-        Ok(Recorded { inputs, outputs, graph, addresses, check: false })
+        Ok(Box::new(Recorded { inputs, outputs, graph, addresses, check: false }))
     }
 
     /// Launches the graph on its inputs.
-    fn launch(&mut self, kind: Kind, recorded: Recorded) -> Result<Reading, Failure> {
+    fn launch(&mut self, kind: Kind, recorded: Box<Recorded>) -> Result<Reading, Failure> {
         let launched = recorded.graph.launch();
         launched.map_err(|error| Failure::run(format!("the step's graph cannot be launched: {error}"), HINT))?;
         let values = recorded.outputs.read();
