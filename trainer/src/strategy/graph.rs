@@ -54,7 +54,7 @@ enum Phase {
     /// Waits for two steps of one kind, one after the other.
     Waits(Option<Kind>),
     /// One step of the kind has run on these inputs; the next one is recorded.
-    Prepared(Kind, Inputs),
+    Prepared(Kind, Box<Inputs>),
     /// Steps of the kind are launched as a graph.
     Recorded(Kind, Box<Recorded>),
 }
@@ -89,7 +89,7 @@ struct Queued {
 /// A recorded step.
 #[derive(Debug)]
 struct Recorded {
-    inputs: Inputs,
+    inputs: Box<Inputs>,
     outputs: Outputs,
     graph: Graph,
     /// Where the state was when the step was recorded.
@@ -245,7 +245,7 @@ impl Learner {
         let (outputs, dropped) = self.run(&mut inputs, batches, lr, weight);
         let stays = self.addresses()? == before;
         let graph = &mut self.graph;
-        graph.phase = Phase::Prepared(kind.clone(), inputs);
+        graph.phase = Phase::Prepared(kind.clone(), Box::new(inputs));
         if dropped || !stays {
             graph.forget(&device);
             graph.phase = Phase::Waits(Some(kind));
@@ -260,7 +260,13 @@ impl Learner {
     }
 
     /// Records a step. None of it runs.
-    fn record(&mut self, mut inputs: Inputs, batches: &[Batch], lr: f64, weight: f64) -> Result<Box<Recorded>, Failure> {
+    fn record(
+        &mut self,
+        mut inputs: Box<Inputs>,
+        batches: &[Batch],
+        lr: f64,
+        weight: f64,
+    ) -> Result<Box<Recorded>, Failure> {
         let (device, before) = (self.replica.inner_device(), self.addresses()?);
         let recorded = graph::record(&device, || self.run(&mut inputs, batches, lr, weight));
         let (graph, (outputs, _)) =
