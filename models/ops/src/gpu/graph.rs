@@ -114,7 +114,7 @@ pub(crate) fn read(tensors: &[&Tensor<1>]) -> Values {
 impl Values {
     pub(crate) fn wait(self) -> Result<Vec<Vec<f32>>, String> {
         let all = burn_std::future::block_on(self.0)?;
-        Ok(all.iter().map(|bytes| bytemuck::pod_collect_to_vec(&**bytes)).collect())
+        Ok(all.iter().map(|bytes| bytemuck::pod_collect_to_vec(bytes)).collect())
     }
 }
 

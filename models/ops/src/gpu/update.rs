@@ -211,7 +211,7 @@ fn adamw<N: Size>(
 /// Returns false for infinities and NaN.
 #[cube]
 fn is_finite(value: f32) -> bool {
-    value - value == 0.0
+    value.abs() <= f32::new(f32::MAX)
 }
 
 /// Returns the gradient times the factor of all gradients, if there is one.
