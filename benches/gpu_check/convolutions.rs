@@ -1,7 +1,8 @@
-//! Compares convolutions on a GPU with the CPU: the output, and the gradients of image, weight and bias.
+//! Compares convolutions on a GPU with the CPU: the output, and the gradients of image, weight and bias; with a batch norm behind it,
+//! whose statistics the convolution's kernel computes.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
-use ops::{ConvOptions, conv2d};
+use ops::{ConvOptions, Epilogue, RunningStats, batch_norm_train, conv2d};
 
 use super::ops::{apart, numbers, values};
 
@@ -18,12 +19,29 @@ struct Case {
     options: ConvOptions,
     bias: bool,
     relu: bool,
+    norm: Norm,
+}
+
+/// What is behind a convolution.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Norm {
+    None,
+    /// A batch norm.
+    Next,
+    /// A batch norm of values that were changed on the way: it must not use the convolution's statistics.
+    Later,
 }
 
 impl Case {
     const fn new(images: [usize; 4], outputs: usize, window: [usize; 2], stride: usize, padding: usize) -> Self {
-        let options = ConvOptions { stride: [stride; 2], padding: [padding; 2], dilation: [1, 1], groups: 1 };
-        Self { images, outputs, window, options, bias: false, relu: false }
+        let options = ConvOptions {
+            stride: [stride; 2],
+            padding: [padding; 2],
+            dilation: [1, 1],
+            groups: 1,
+            norm_follows: false,
+        };
+        Self { images, outputs, window, options, bias: false, relu: false, norm: Norm::None }
     }
 
     const fn groups(mut self, groups: usize) -> Self {
@@ -36,6 +54,12 @@ impl Case {
         self
     }
 
+    const fn norm(mut self, norm: Norm) -> Self {
+        self.options.norm_follows = true;
+        self.norm = norm;
+        self
+    }
+
     const fn bias(mut self, relu: bool) -> Self {
         self.bias = true;
         self.relu = relu;
@@ -45,7 +69,7 @@ impl Case {
 
 /// Channels that 16, 8 and 4 bytes divide, and others; one and several tiles of each size, whole and in part; windows, strides,
 /// paddings and groups of the networks.
-const CASES: [Case; 19] = [
+const CASES: [Case; 24] = [
     Case::new([3, 3, 9, 7], 64, [3, 3], 1, 1),
     Case::new([2, 3, 17, 15], 24, [7, 7], 2, 3),
     // ReLU's gradient jumps where rounding changes a sign: no output of this case is that near zero.
@@ -68,11 +92,17 @@ const CASES: [Case; 19] = [
     Case::new([24, 8, 32, 32], 128, [1, 1], 1, 0),
     Case::new([12, 16, 32, 32], 32, [3, 3], 1, 1),
     Case::new([1, 256, 2, 2], 256, [3, 3], 1, 1),
+    Case::new([12, 16, 32, 32], 32, [3, 3], 1, 1).norm(Norm::Next),
+    Case::new([5, 64, 9, 7], 130, [3, 3], 2, 1).norm(Norm::Next),
+    Case::new([3, 80, 5, 5], 80, [3, 3], 1, 1).groups(2).norm(Norm::Next),
+    Case::new([12, 16, 32, 32], 32, [1, 1], 1, 0).norm(Norm::Later),
+    // Without tensor cores, hence without statistics of the convolution.
+    Case::new([4, 32, 8, 8], 32, [3, 3], 1, 1).groups(4).norm(Norm::Next),
 ];
 
 /// Returns the output and the gradients of image, weight and bias. The CPU computes in f32 with the numbers that `dtype` has.
 fn results(case: &Case, dtype: DType, device: &Device, reference: bool) -> Result<Vec<Vec<f32>>, String> {
-    let Case { images, outputs, window, options, bias, relu } = *case;
+    let Case { images, outputs, window, options, bias, relu, norm } = *case;
     fn tensor<const D: usize>(
         seed: u64,
         shape: [usize; D],
@@ -88,6 +118,17 @@ fn results(case: &Case, dtype: DType, device: &Device, reference: bool) -> Resul
     let weight = tensor(2, [outputs, images[1] / options.groups, window[0], window[1]], dtype, device, reference);
     let bias = bias.then(|| tensor(3, [outputs], DType::F32, device, reference));
     let output = conv2d(image.clone(), weight.clone(), bias.clone(), options, relu);
+    let (output, statistics) = match norm {
+        Norm::None => (output, Vec::new()),
+        Norm::Next | Norm::Later => {
+            let output = if norm == Norm::Later { output.mul_scalar(2.0).add_scalar(1.0) } else { output };
+            let vector = |seed: u64| Tensor::<1>::from_data(TensorData::new(numbers(seed, outputs), [outputs]), device);
+            let [mean, variance] = [7, 8].map(|seed| vector(seed).inner());
+            let running = Some(RunningStats { mean, variance, momentum: 0.1 });
+            let batch = batch_norm_train(output, vector(5), vector(6), 1e-5, Epilogue::default(), None, running);
+            (batch.output, vec![batch.mean, batch.variance])
+        }
+    };
     let slope =
         Tensor::<4>::from_data(TensorData::new(numbers(4, output.shape().num_elements()), output.dims()), device);
     // The gradient is rounded in the same way.
@@ -99,6 +140,9 @@ fn results(case: &Case, dtype: DType, device: &Device, reference: bool) -> Resul
         let gradient = tensor.grad_remove(&mut gradients).ok_or("no gradient")?;
         found.push(values(gradient.flatten::<1>(0, 3))?);
     }
+    for statistic in statistics {
+        found.push(values(statistic)?);
+    }
     if let Some(bias) = bias {
         found.push(values(bias.grad_remove(&mut gradients).ok_or("no gradient")?)?);
     }
@@ -108,7 +152,7 @@ fn results(case: &Case, dtype: DType, device: &Device, reference: bool) -> Resul
 /// Prints one line per case. Returns whether all are correct.
 pub fn run() -> Result<bool, String> {
     let (gpu, cpu) = (crate::first_gpu()?, Device::flex().autodiff());
-    println!("{:52} {:>6} {:>9} {:>9} {:>9} {:>9}", "convolution", "type", "output", "of image", "of weight", "limit");
+    println!("{:62} {:>6} {:>9} {:>9} {:>9} {:>9}", "convolution", "type", "output", "of image", "of weight", "limit");
     let mut well = true;
     for case in &CASES {
         for (dtype, limit) in [(DType::F32, TF32), (DType::BF16, BF16)] {
@@ -122,10 +166,17 @@ pub fn run() -> Result<bool, String> {
             well &= right;
             let mark = if right { "" } else { "  WRONG" };
             let Case { images, outputs, window: [down, across], options, .. } = case;
-            let name =
-                format!("{images:?} to {outputs}, {down}x{across}/{}, {} groups", options.stride[0], options.groups);
+            let behind = match case.norm {
+                Norm::None => "",
+                Norm::Next => ", norm",
+                Norm::Later => ", …, norm",
+            };
+            let name = format!(
+                "{images:?} to {outputs}, {down}x{across}/{}, {} groups{behind}",
+                options.stride[0], options.groups
+            );
             println!(
-                "{name:52} {:>6} {:9.1e} {:9.1e} {:9.1e} {limit:9.0e}{mark}",
+                "{name:62} {:>6} {:9.1e} {:9.1e} {:9.1e} {limit:9.0e}{mark}",
                 dtype.name(),
                 apart[0],
                 apart[1],

@@ -157,7 +157,7 @@ fn cases<'a>() -> Vec<Case<'a>> {
             let weight = flat(x.other.clone()).slice(0..shape.iter().product()).reshape(shape);
             let bias = relu.then(|| x.bias.clone().slice(0..outputs).cast(x.image.dtype()));
             let padding = [kernel / 2; 2];
-            let options = ConvOptions { stride: [stride; 2], padding, dilation: [1, 1], groups };
+            let options = ConvOptions { stride: [stride; 2], padding, dilation: [1, 1], groups, norm_follows: false };
             vec![flat(conv2d(x.image.clone(), weight, bias, options, relu))]
         }
     };

@@ -36,8 +36,13 @@ pub fn ours(kind: Kind, batch: usize) -> Vec<Part> {
         Kind::Conv([input, out, kernel, stride, side]) => {
             let x = image([batch, input, side, side], 1);
             let w = values([out, input, kernel, kernel], 2);
-            let options =
-                ops::ConvOptions { stride: [stride; 2], padding: [kernel / 2; 2], dilation: [1; 2], groups: 1 };
+            let options = ops::ConvOptions {
+                stride: [stride; 2],
+                padding: [kernel / 2; 2],
+                dilation: [1; 2],
+                groups: 1,
+                norm_follows: false,
+            };
             let forward = move || Flex::conv_forward(x.clone(), w.clone(), None, options, false);
             let (y, kept) = forward();
             let dy = grad(&y, 3);

@@ -196,7 +196,8 @@ fn scale_and_shift(
     let channels = weight.dims()[0];
     let scale = weight / variance.add_scalar(epsilon).sqrt();
     let shift = bias - mean * scale.clone();
-    let options = ConvOptions { stride: [1, 1], padding: [0, 0], dilation: [1, 1], groups: channels };
+    let options =
+        ConvOptions { stride: [1, 1], padding: [0, 0], dilation: [1, 1], groups: channels, norm_follows: false };
     let relu = residual.is_none() && activation == Activation::Relu;
     let output = conv2d(input, scale.reshape([channels, 1, 1, 1]), Some(shift), options, relu);
     match residual {

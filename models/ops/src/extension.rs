@@ -21,6 +21,8 @@ pub struct ConvOptions {
     pub dilation: [usize; 2],
     /// Number of groups of channels that are convolved separately.
     pub groups: usize,
+    /// Whether a batch norm in training mode follows: the GPU kernel then computes the moments of its result on the way.
+    pub norm_follows: bool,
 }
 
 /// Geometry of a max pooling, as `torch.nn.functional.max_pool2d`. Pairs are `[vertical, horizontal]`, in pixels.

@@ -65,7 +65,7 @@ fn convolve(
             None => Dispatch::conv(input, weight, options, relu),
         });
     }
-    let ConvOptions { stride, padding, dilation, groups } = options;
+    let ConvOptions { stride, padding, dilation, groups, .. } = options;
     let output =
         module::conv2d(input, weight, bias, burn::tensor::ops::ConvOptions::new(stride, padding, dilation, groups));
     if relu { self::relu(output) } else { output }
@@ -93,7 +93,7 @@ fn multiply(input: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>, relu: 
     if on_gpu(&input) {
         // A convolution of images of one pixel, with the same kernels.
         let (images, weight) = (input.reshape([batch, inputs, 1, 1]), weight.reshape([outputs, inputs, 1, 1]));
-        let options = ConvOptions { stride: [1, 1], padding: [0, 0], dilation: [1, 1], groups: 1 };
+        let options = ConvOptions { stride: [1, 1], padding: [0, 0], dilation: [1, 1], groups: 1, norm_follows: false };
         return convolve(images, weight, bias, options, relu).reshape([batch, outputs]);
     }
     // The kernels add a bias in any case. A few zeros cost nothing.
@@ -134,7 +134,8 @@ pub fn avg_pool2d(input: Tensor<4>, kernel: usize) -> Tensor<4> {
     let [_, channels, _, _] = input.dims();
     let device = input.device().inner();
     let weight = Tensor::full([channels, 1, kernel, kernel], 1.0 / (kernel * kernel) as f64, &device);
-    let options = ConvOptions { stride: [kernel; 2], padding: [0, 0], dilation: [1, 1], groups: channels };
+    let options =
+        ConvOptions { stride: [kernel; 2], padding: [0, 0], dilation: [1, 1], groups: channels, norm_follows: false };
     call.end(conv2d(input, weight, None, options, false))
 }
 

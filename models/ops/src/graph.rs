@@ -1,7 +1,7 @@
 //! The launches of a training step, recorded once and launched again as one: a CUDA graph
 //! (<https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-graphs>, `torch.cuda.CUDAGraph`).
 //!
-//! A graph runs the same kernels on the same memory. So the step reads its inputs from tensors that [`write`] and
+//! A graph runs the same kernels on the same memory. So the step reads its inputs from tensors that [`fn@write`] and
 //! [`write_integers`] fill before each run, and updates its state in place: [`address`] shows whether it does.
 
 use burn::tensor::{Device, Int, Tensor};
@@ -104,11 +104,11 @@ pub fn write(tensor: &Tensor<1>, values: Vec<f32>) {
     panic!("{NO_KERNELS}");
 }
 
-/// [`write`] for 32-bit integers.
+/// [`fn@write`] for 32-bit integers.
 ///
 /// # Panics
 ///
-/// As [`write`].
+/// As [`fn@write`].
 #[cfg_attr(
     not(all(feature = "cuda", not(feature = "fusion"))),
     expect(unused_variables, reason = "there are no GPU kernels")

@@ -110,7 +110,7 @@ fn check_against<const D: usize>(
 }
 
 fn square(stride: usize, padding: usize, dilation: usize, groups: usize) -> ConvOptions {
-    ConvOptions { stride: [stride; 2], padding: [padding; 2], dilation: [dilation; 2], groups }
+    ConvOptions { stride: [stride; 2], padding: [padding; 2], dilation: [dilation; 2], groups, norm_follows: false }
 }
 
 /// Two ranks with the same rows.

@@ -34,6 +34,7 @@ fn kernels() -> Vec<ConvKernel> {
                 vectors: [windows, other, if pass == Pass::WeightGradient { 2 } else { other }],
                 bias: false,
                 relu: false,
+                moments: pass == Pass::Forward && stride == 2,
             };
             let longest = if bf16 { 8 } else { 4 };
             for tile in Tile::ALL {

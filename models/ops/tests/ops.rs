@@ -57,7 +57,7 @@ fn convolution() {
     ] {
         let (x, w, b) = (random(dims), random(filters), random([filters[0]]));
         let (s, p, d) = ([stride; 2], [padding; 2], [dilation; 2]);
-        let options = ConvOptions { stride: s, padding: p, dilation: d, groups };
+        let options = ConvOptions { stride: s, padding: p, dilation: d, groups, norm_follows: false };
         let burn = || BurnConv::new(s, p, d, groups);
         let (x2, w2) = (x.clone(), w.clone());
         same!(
@@ -263,7 +263,7 @@ fn other_element_types_use_burns_operations() {
     let device = Device::flex();
     let x = Tensor::<4>::ones([1, 2, 4, 4], &device).cast(burn::tensor::FloatDType::F64);
     let w = Tensor::<4>::ones([3, 2, 3, 3], &device).cast(burn::tensor::FloatDType::F64);
-    let options = ConvOptions { stride: [1, 1], padding: [0, 0], dilation: [1, 1], groups: 1 };
+    let options = ConvOptions { stride: [1, 1], padding: [0, 0], dilation: [1, 1], groups: 1, norm_follows: false };
     let y = conv2d(x, w, None, options, false);
     assert_eq!(y.dtype(), burn::tensor::DType::F64);
     assert_eq!(y.into_data().try_into_vec::<f64>().unwrap(), [18.0; 12]);
@@ -281,7 +281,7 @@ fn other_element_types_use_burns_operations() {
 #[test]
 fn runs_repeat_bit_for_bit() {
     let run = |x: &Tensor<4>, w: &Tensor<4>| {
-        let options = ConvOptions { stride: [1, 1], padding: [1, 1], dilation: [1, 1], groups: 1 };
+        let options = ConvOptions { stride: [1, 1], padding: [1, 1], dilation: [1, 1], groups: 1, norm_follows: false };
         let y = conv2d(x.clone(), w.clone(), None, options, true);
         let grads = y.clone().powf_scalar(2.0).sum().backward();
         let bits = |t: Tensor<4>| t.into_data().try_into_vec::<f32>().unwrap().into_iter().map(f32::to_bits).collect();
@@ -298,7 +298,7 @@ fn runs_repeat_bit_for_bit() {
 #[test]
 fn gradients_of_several_uses_add_up() {
     let (x, w) = (random([2, 6, 5, 4]), random([6, 6, 3, 3]));
-    let options = ConvOptions { stride: [1, 1], padding: [1, 1], dilation: [1, 1], groups: 1 };
+    let options = ConvOptions { stride: [1, 1], padding: [1, 1], dilation: [1, 1], groups: 1, norm_follows: false };
     // Three uses by custom steps, with one of burn's steps between them.
     let inner = |y: Tensor<4>| {
         let conv = conv2d(y.clone(), w.clone(), None, options, false);

@@ -104,8 +104,14 @@ impl Conv2d {
     }
 
     fn run(&self, input: Tensor<4>, relu: bool, cx: &Context) -> Tensor<4> {
-        let options =
-            ConvOptions { stride: [self.stride; 2], padding: [self.padding; 2], dilation: [1, 1], groups: self.groups };
+        let options = ConvOptions {
+            stride: [self.stride; 2],
+            padding: [self.padding; 2],
+            dilation: [1, 1],
+            groups: self.groups,
+            // A convolution without a bias has a batch norm behind it, or behind what follows.
+            norm_follows: cx.training() && self.bias.is_none() && !relu,
+        };
         let weight = cx.parameter(&self.weight, &input);
         let bias = self.bias.as_ref().map(|bias| cx.parameter(bias, &input));
         convolve(input, weight, bias, options, relu, cx)
@@ -158,7 +164,7 @@ impl FrozenConv2d {
 
     /// Applies the layer. `[B, in, H, W]` → `[B, out, H − kernel + 1, W − kernel + 1]`.
     pub fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
-        let options = ConvOptions { stride: [1, 1], padding: [0, 0], dilation: [1, 1], groups: 1 };
+        let options = ConvOptions { stride: [1, 1], padding: [0, 0], dilation: [1, 1], groups: 1, norm_follows: false };
         let bias = cx.parameter(&self.bias, &input);
         convolve(input, self.weight.value(), Some(bias), options, false, cx)
     }

@@ -153,7 +153,7 @@ prop_compose! {
         let input = [0, 1].map(|i| (reach[i] + room[i]).saturating_sub(2 * padding[i]).max(1));
         let channels = if depthwise { [depth, depth] } else { [depth * groups, columns * groups] };
         let groups = if depthwise { depth } else { groups };
-        let options = ConvOptions { stride, padding, dilation, groups };
+        let options = ConvOptions { stride, padding, dilation, groups, norm_follows: false };
         let weight = [channels[1], channels[0] / groups, kernel[0], kernel[1]];
         ConvShape::new([batch, channels[0], input[0], input[1]], weight, &options)
     }
@@ -168,7 +168,7 @@ prop_compose! {
         padding in 0..3_usize,
     ) -> ConvShape {
         let padding = if input[0].min(input[1]) < 3 { padding.max(1) } else { padding };
-        let options = ConvOptions { stride: [1, 1], padding: [padding; 2], dilation: [1, 1], groups: 1 };
+        let options = ConvOptions { stride: [1, 1], padding: [padding; 2], dilation: [1, 1], groups: 1, norm_follows: false };
         ConvShape::new([batch, channels[0], input[0], input[1]], [channels[1], channels[0], 3, 3], &options)
     }
 }
@@ -188,7 +188,7 @@ prop_compose! {
     ) -> ConvShape {
         let input = room.map(|room| (side + room).saturating_sub(2 * padding).max(1));
         let (channels, groups) = if depthwise { ([wide; 2], wide) } else { (channels.map(|c| c * groups), groups) };
-        let options = ConvOptions { stride: [stride; 2], padding: [padding; 2], dilation: [1, 1], groups };
+        let options = ConvOptions { stride: [stride; 2], padding: [padding; 2], dilation: [1, 1], groups, norm_follows: false };
         let weight = [channels[1], channels[0] / groups, side, side];
         ConvShape::new([batch, channels[0], input[0], input[1]], weight, &options)
     }
@@ -215,7 +215,7 @@ proptest! {
 
 /// Makes the shape of a 3x3 convolution with padding.
 fn square(batch: usize, channels: [usize; 2], side: usize) -> ConvShape {
-    let options = ConvOptions { stride: [1, 1], padding: [1, 1], dilation: [1, 1], groups: 1 };
+    let options = ConvOptions { stride: [1, 1], padding: [1, 1], dilation: [1, 1], groups: 1, norm_follows: false };
     ConvShape::new([batch, channels[0], side, side], [channels[1], channels[0], 3, 3], &options)
 }
 
@@ -223,7 +223,8 @@ fn square(batch: usize, channels: [usize; 2], side: usize) -> ConvShape {
 #[test]
 fn bands_of_narrow_groups_equal_sums_in_f64() {
     for (groups, stride, side) in [(3, 1, [41, 37]), (5, 2, [70, 33]), (2, 1, [30, 9])] {
-        let options = ConvOptions { stride: [stride; 2], padding: [1, 1], dilation: [1, 1], groups };
+        let options =
+            ConvOptions { stride: [stride; 2], padding: [1, 1], dilation: [1, 1], groups, norm_follows: false };
         let shape = ConvShape::new([2, 8 * groups, side[0], side[1]], [8 * groups, 8, 3, 3], &options);
         check(&shape, 1).unwrap();
         let (x, w) = (narrow_values(shape.input_len(), 1), values(shape.weight_len(), 2));

@@ -26,7 +26,7 @@ impl ConvShape {
     pub(crate) fn new(input: [usize; 4], weight: [usize; 4], options: &crate::extension::ConvOptions) -> Self {
         let [batch, in_channels, height, width] = input;
         let [out_channels, group_channels, kh, kw] = weight;
-        let &crate::extension::ConvOptions { stride, padding, dilation, groups } = options;
+        let &crate::extension::ConvOptions { stride, padding, dilation, groups, .. } = options;
         assert!(
             in_channels == group_channels * groups && out_channels.is_multiple_of(groups),
             "convolution of {input:?} with weights {weight:?} in {groups} groups: channels do not fit"

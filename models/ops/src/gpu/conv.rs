@@ -51,7 +51,7 @@ fn cast(tensor: CubeTensor, dtype: DType) -> CubeTensor {
 
 /// Converts the options to burn's.
 pub(super) fn burn_options(options: &ConvOptions) -> burn::tensor::ops::ConvOptions<2> {
-    let ConvOptions { stride, padding, dilation, groups } = *options;
+    let ConvOptions { stride, padding, dilation, groups, .. } = *options;
     burn::tensor::ops::ConvOptions::new(stride, padding, dilation, groups)
 }
 

@@ -17,6 +17,7 @@ mod gather;
 pub(crate) mod graph;
 mod implicit_gemm;
 mod loss;
+mod moments;
 mod norm;
 mod norm_kernels;
 mod norm_moments;

@@ -8,6 +8,7 @@ use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
+use super::moments::Moments;
 use super::norm_kernels::{final_gradients, input_gradient, normalise, partial_gradients, shared_gradients};
 use super::norm_moments::{final_moments, own_moments, partial_moments, shared_moments};
 use super::rows::{Blocks, Rows, all};
@@ -100,6 +101,29 @@ fn apply(
     out
 }
 
+/// Computes the moments of pieces of the rows. Returns them, and the rows of a piece.
+fn partial(x: &Rows, blocks: &Blocks, vector: usize) -> (CubeTensor, usize) {
+    let [piece, pieces] = blocks.pieces();
+    let workspace = x.of_columns(2 * pieces);
+    // SAFETY: as in `apply`; the workspace has two vectors per piece.
+    unsafe {
+        partial_moments::launch_unchecked(
+            x.client(),
+            blocks.reduction(),
+            blocks.dim(),
+            vector,
+            x.arg(),
+            all(&workspace),
+            x.rows(),
+            blocks.columns,
+            x.pitch(vector),
+            piece,
+            dtype_to_storage_type(x.dtype()),
+        );
+    }
+    (workspace, piece)
+}
+
 /// Returns the output, the mean and the unbiased variance. With running statistics, returns their new values instead of
 /// the latter two.
 pub(super) fn forward(
@@ -122,24 +146,12 @@ pub(super) fn forward(
     };
     let vector = x.vector(&[], &[&new_mean, &new_variance]);
     let blocks = Blocks::over(&x, vector);
-    let ([piece, pieces], (count, dim)) = (blocks.pieces(), blocks.final_reduction());
-    let workspace = x.of_columns(2 * pieces);
-    // SAFETY: as in `apply`; the workspace has two vectors per piece.
-    unsafe {
-        partial_moments::launch_unchecked(
-            x.client(),
-            blocks.reduction(),
-            blocks.dim(),
-            vector,
-            x.arg(),
-            all(&workspace),
-            x.rows(),
-            blocks.columns,
-            x.pitch(vector),
-            piece,
-            dtype_to_storage_type(x.dtype()),
-        );
-    }
+    let (workspace, piece) = match Moments::take(&x) {
+        Some(moments) => (moments.pieces, moments.piece),
+        None => partial(&x, &blocks, vector),
+    };
+    let pieces = x.rows().div_ceil(piece);
+    let (count, dim) = blocks.final_reduction(pieces);
     let momentum_or_one = momentum.unwrap_or(1.0) as f32;
     let shared = if let Some(ranks) = shared {
         let [own_mean, own_squares, own_count, part] = [0; 4].map(|_| x.of_columns(1));
@@ -236,7 +248,8 @@ pub(super) fn backward(saved: SavedNorm, grad: CubeTensor) -> Grads {
     let (second, third) = (out.as_ref().unwrap_or(&x), residual.as_ref().unwrap_or(&dx));
     let vector = x.vector(&[&dy, second, &dx, third], &[&weight, &bias]);
     let blocks = Blocks::over(&x, vector);
-    let ([piece, pieces], (count, dim)) = (blocks.pieces(), blocks.final_reduction());
+    let [piece, pieces] = blocks.pieces();
+    let (count, dim) = blocks.final_reduction(pieces);
     let workspace = x.of_columns(2 * pieces);
     // SAFETY: as in `forward`.
     unsafe {

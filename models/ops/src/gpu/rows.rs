@@ -232,16 +232,12 @@ impl Blocks {
 
     /// Returns the geometry of a reduction's second launch, over the pieces. A block has few columns, so that many
     /// threads share the pieces of each column, which are read one after the other.
-    pub(super) fn final_reduction(&self) -> (CubeCount, CubeDim) {
-        final_reduction(self.columns)
+    pub(super) fn final_reduction(&self, pieces: usize) -> (CubeCount, CubeDim) {
+        let most = if pieces > UNITS { 1 } else { 4 };
+        let lanes = self.columns.next_power_of_two().min(most);
+        let dim = CubeDim::new_2d(lanes as u32, (UNITS / lanes) as u32);
+        (CubeCount::Static(self.columns.div_ceil(lanes) as u32, 1, 1), dim)
     }
-}
-
-/// See [`Blocks::final_reduction`].
-pub(super) fn final_reduction(columns: usize) -> (CubeCount, CubeDim) {
-    let lanes = columns.next_power_of_two().min(4);
-    let dim = CubeDim::new_2d(lanes as u32, (UNITS / lanes) as u32);
-    (CubeCount::Static(columns.div_ceil(lanes) as u32, 1, 1), dim)
 }
 
 /// Returns the sum of the threads of a block's row, or with `largest` their largest value, in a fixed order. All threads of the block

@@ -281,7 +281,7 @@ impl Form {
 }
 
 fn conv(options: &ConvOptions) -> Vec<Attribute> {
-    let ConvOptions { stride, padding, dilation, groups } = *options;
+    let ConvOptions { stride, padding, dilation, groups, .. } = *options;
     vec![
         Attribute::ints("dilations", dilation),
         Attribute::int("group", groups),

@@ -77,6 +77,85 @@ __device__ void write(const float (&sums)[DOWN][ACROSS][4], int row, int column,
 }
 #endif
 
+#if MOMENTS
+/// Adds up a column's values of all threads, in a fixed order, and returns the sums of this thread's columns. `memory` has COLUMNS
+/// floats for each row of warps. All threads call it.
+__device__ void column_sums(float (&values)[ACROSS][2], int row, int column, float *memory) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int j = 0; j < ACROSS; j++)
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+#pragma unroll
+            for (int step = 4; step < 32; step *= 2) values[j][k] += __shfl_xor_sync(~0u, values[j][k], step);
+            if (lane < 4) memory[row / WARP_ROWS * COLUMNS + column + j * 8 + lane * 2 + k] = values[j][k];
+        }
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < ACROSS; j++)
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            float sum = 0.0f;
+#pragma unroll
+            for (int warps = 0; warps < ROWS / WARP_ROWS; warps++) sum += memory[warps * COLUMNS + column + j * 8 + lane % 4 * 2 + k];
+            values[j][k] = sum;
+        }
+    __syncthreads();
+}
+
+/// Writes the mean of each column of the tile and the sum of squares around it, of the values as they are rounded: the moments of a
+/// piece, as batch norm's first pass over the result would find them. `to` is [2][columns of all groups].
+__device__ void write_moments(const float (&sums)[DOWN][ACROSS][4], int row, int column, int inside, float *to, int left, int all,
+                              float *memory) {
+    int lane = threadIdx.x % 32;
+    auto value = [&](int i, int j, int half, int k) {
+        float sum = sums[i][j][half * 2 + k];
+#if BF16
+        u32 pair;
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(sum), "f"(0.0f));
+        sum = __uint_as_float(pair & 0xffff0000u);
+#endif
+        return sum;
+    };
+    float mean[ACROSS][2] = {}, squares[ACROSS][2] = {};
+#pragma unroll
+    for (int i = 0; i < DOWN; i++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            if (row + i * 16 + (lane >> 2) + half * 8 < inside)
+#pragma unroll
+                for (int j = 0; j < ACROSS; j++)
+#pragma unroll
+                    for (int k = 0; k < 2; k++) mean[j][k] += value(i, j, half, k);
+    column_sums(mean, row, column, memory);
+#pragma unroll
+    for (int j = 0; j < ACROSS; j++)
+#pragma unroll
+        for (int k = 0; k < 2; k++) mean[j][k] /= inside;
+#pragma unroll
+    for (int i = 0; i < DOWN; i++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            if (row + i * 16 + (lane >> 2) + half * 8 < inside)
+#pragma unroll
+                for (int j = 0; j < ACROSS; j++)
+#pragma unroll
+                    for (int k = 0; k < 2; k++) {
+                        float difference = value(i, j, half, k) - mean[j][k];
+                        squares[j][k] += difference * difference;
+                    }
+    column_sums(squares, row, column, memory);
+    if (row > 0 || lane > 3) return;
+#pragma unroll
+    for (int j = 0; j < ACROSS; j++)
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            int c = column + j * 8 + lane * 2 + k;
+            if (c < left) to[c] = mean[j][k], to[all + c] = squares[j][k];
+        }
+}
+#endif
+
 /// Rows of a piece of a weight gradient.
 struct PieceRows {
     const Sizes &s;
@@ -94,6 +173,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const Element *images
                                                            float *result,
 #else
                                                            Element *result,
+#endif
+#if MOMENTS
+                                                           float *moments,
 #endif
                                                            const __grid_constant__ Sizes s) {
     constexpr int STAGED = BF16 && PASS != WEIGHT_GRADIENT ? ROWS * (COLUMNS + 8) * 2 : 0;
@@ -143,6 +225,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const Element *images
 #pragma unroll
             // NaN stays NaN.
             for (int k = 0; k < 4; k++) sums[i][j][k] = sums[i][j][k] < 0.0f ? 0.0f : sums[i][j][k];
+#endif
+#if MOMENTS
+    int all = s.groups * s.columns;
+    write_moments(sums, row, column, min(s.rows - first_row, ROWS), moments + (size_t)blockIdx.x * 2 * all + group * s.columns + first_column,
+                  s.columns - first_column, all, (float *)memory);
 #endif
     write(sums, row, column, result, Target{s, s.rows, first_row, {0, 0}}, (Element *)memory, first_column);
 #else

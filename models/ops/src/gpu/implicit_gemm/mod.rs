@@ -32,6 +32,7 @@ use cubecl::server::KernelArguments;
 
 use self::source::{ConvKernel, Division, Pass, Sizes, Tile};
 use super::conv::sum_pieces;
+use super::moments::Moments;
 use super::rows::{Rows, aligned};
 use crate::extension::ConvOptions;
 
@@ -74,21 +75,22 @@ struct Product<'a> {
     products: usize,
     bias: Option<CubeTensor>,
     relu: bool,
+    /// `[tiles of rows][2][columns of all groups]`, f32: see [`Moments`].
+    moments: Option<&'a CubeTensor>,
     sizes: Sizes,
 }
 
-impl Product<'_> {
-    /// Whether the images are read by less than 8 bytes.
-    fn narrow(&self) -> bool {
-        let Self { images, channels, .. } = self;
-        vector(images.dtype(), &[*channels, images.pitch(1)], images.is_aligned()) * images.dtype().size() < 8
-    }
+/// Returns true if images, `channels` of each group, are read by less than 8 bytes.
+fn narrow(images: &Rows, channels: usize) -> bool {
+    vector(images.dtype(), &[channels, images.pitch(1)], images.is_aligned()) * images.dtype().size() < 8
+}
 
+impl Product<'_> {
     /// Launches with the tensors `[other operand, result]`, accessed with these numbers of elements.
     fn launch(self, tile: Tile, [other, result]: [&CubeTensor; 2], vectors: [usize; 2]) {
-        let Self { pass, images, channels, window, options, products, bias, relu, mut sizes } = self;
+        let Self { pass, images, channels, window, options, products, bias, relu, moments, mut sizes } = self;
         let [_, height, width, _] = images.dims();
-        let ConvOptions { stride, padding, dilation, groups } = *options;
+        let ConvOptions { stride, padding, dilation, groups, .. } = *options;
         sizes.channels = channels as u32;
         sizes.groups = groups as u32;
         sizes.height = height as u32;
@@ -109,12 +111,13 @@ impl Product<'_> {
             ],
             bias: bias.is_some(),
             relu,
+            moments: moments.is_some(),
         };
         let (rows, columns) = (sizes.rows as usize, sizes.columns as usize);
         let count =
             CubeCount::Static(rows.div_ceil(tile.rows) as u32, columns.div_ceil(tile.columns) as u32, products as u32);
         let client = images.client();
-        let buffers = [Some(images.tensor()), Some(other), bias.as_ref(), Some(result)];
+        let buffers = [Some(images.tensor()), Some(other), bias.as_ref(), Some(result), moments];
         let arguments = buffers
             .into_iter()
             .flatten()
@@ -123,7 +126,8 @@ impl Product<'_> {
     }
 }
 
-/// Convolves `[B, in, H, W]` with `[out, in / groups, kh, kw]`, [`ordered`].
+/// Convolves `[B, in, H, W]` with `[out, in / groups, kh, kw]`, [`ordered`]. The result's moments are kept for the batch norm that
+/// follows, if the options say that one does.
 pub(super) fn forward(
     input: CubeTensor,
     weight: &CubeTensor,
@@ -145,6 +149,9 @@ pub(super) fn forward(
         down: Division::by(down),
         ..Sizes::default()
     };
+    let tile = Tile::choose(rows, columns, options.groups, narrow(&images, channels));
+    let moments =
+        (options.norm_follows && bias.is_none() && !relu).then(|| result.of_columns(2 * rows.div_ceil(tile.rows)));
     let product = Product {
         pass: Pass::Forward,
         images: &images,
@@ -154,14 +161,17 @@ pub(super) fn forward(
         products: options.groups,
         bias: bias.map(into_contiguous),
         relu,
+        moments: moments.as_ref(),
         sizes,
     };
-    let tile = Tile::choose(rows, columns, options.groups, product.narrow());
     let vectors = [
         vector(images.dtype(), &[channels], aligned(weight)),
         vector(images.dtype(), &[columns, result.pitch(1)], result.is_aligned()),
     ];
     product.launch(tile, [weight, result.tensor()], vectors);
+    if let Some(pieces) = moments {
+        Moments::keep(&result, pieces, tile.rows);
+    }
     result.into_tensor()
 }
 
@@ -198,9 +208,10 @@ pub(super) fn data_gradient(
         products,
         bias: None,
         relu: false,
+        moments: None,
         sizes,
     };
-    let tile = Tile::choose(rows, columns, products, product.narrow());
+    let tile = Tile::choose(rows, columns, products, narrow(&images, product.channels));
     let vectors = [
         vector(images.dtype(), &[columns], aligned(weight)),
         vector(images.dtype(), &[columns, result.pitch(1)], result.is_aligned()),
@@ -243,9 +254,10 @@ pub(super) fn weight_gradient(
         products: 1,
         bias: None,
         relu: false,
+        moments: None,
         sizes,
     };
-    let narrow = product.narrow();
+    let narrow = narrow(&images, channels);
     let tile = Tile::of_weight_gradient(rows, columns, narrow);
     let blocks = tile.blocks(rows, columns) * options.groups;
     let pieces = (BLOCKS / blocks).clamp(1, pixels.div_ceil(SHORTEST));

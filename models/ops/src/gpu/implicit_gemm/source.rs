@@ -80,6 +80,8 @@ pub(super) struct ConvKernel {
     pub(super) vectors: [usize; 3],
     pub(super) bias: bool,
     pub(super) relu: bool,
+    /// Whether the moments of the result's columns are written too, of each tile's rows.
+    pub(super) moments: bool,
 }
 
 impl ConvKernel {
@@ -92,7 +94,7 @@ impl ConvKernel {
     }
 
     pub(super) fn source(&self) -> String {
-        let Self { pass, tile, bf16, window, stride, dilation, vectors, bias, relu } = *self;
+        let Self { pass, tile, bf16, window, stride, dilation, vectors, bias, relu, moments } = *self;
         let numbers = [
             ("BF16", usize::from(bf16)),
             ("PASS", pass as usize),
@@ -111,6 +113,7 @@ impl ConvKernel {
             ("RESULT_VECTOR", vectors[2]),
             ("BIAS", usize::from(bias)),
             ("RELU", usize::from(relu)),
+            ("MOMENTS", usize::from(moments)),
         ];
         let mut source = format!("#define NAME {}\n", self.entry_point());
         for (name, value) in numbers {
