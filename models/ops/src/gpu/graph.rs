@@ -70,7 +70,7 @@ pub(crate) fn integers(tensor: &Tensor<1, Int>) -> CubeTensor {
     }
 }
 
-/// See [`fn@write`](crate::graph::write).
+/// See [`write`](fn@crate::graph::write).
 pub(crate) fn write<E: Element>(tensor: CubeTensor, values: Vec<E>) {
     let length = values.len();
     assert_eq!(tensor.meta.num_elements(), length, "as many values as before");
