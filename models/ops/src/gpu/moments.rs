@@ -1,7 +1,8 @@
 //! The moments that a convolution has computed of its result on the way, for the batch norm that follows.
 //!
-//! They travel beside the tensor. The last convolution's are kept with its result's memory, which nobody can change in place as long
-//! as two have it. A batch norm of this memory takes them, and any other one computes its own.
+//! They travel beside the tensor. Those of the last two convolutions are kept (a residual block's last one and its shortcut's) with
+//! their results' memory, which nobody can change in place as long as two have it. A batch norm of this memory takes them, and any
+//! other one computes its own.
 
 use std::cell::RefCell;
 
@@ -18,26 +19,37 @@ pub(super) struct Moments {
     pub(super) piece: usize,
 }
 
+/// Convolutions whose moments are kept.
+const KEPT: usize = 2;
+
 thread_local! {
-    static LAST: RefCell<Option<Moments>> = const { RefCell::new(None) };
+    static LAST: RefCell<Vec<Moments>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Moments {
-    /// Keeps the moments of `rows` until the next convolution of this thread.
+    /// Keeps the moments of `rows` until the second next convolution of this thread.
     pub(super) fn keep(rows: &Rows, pieces: CubeTensor, piece: usize) {
-        LAST.set(Some(Self { of: rows.tensor().clone(), pieces, piece }));
+        LAST.with_borrow_mut(|last| {
+            last.drain(..(last.len() + 1).saturating_sub(KEPT));
+            last.push(Self { of: rows.tensor().clone(), pieces, piece });
+        });
     }
 
-    /// Takes the moments that were kept, if they are those of `rows`.
+    /// Takes the moments that were kept, if there are those of `rows`.
     pub(super) fn take(rows: &Rows) -> Option<Self> {
-        LAST.take().filter(|kept| {
-            let (kept, asked) = (&kept.of, rows.tensor());
-            let place = |tensor: &CubeTensor| (tensor.handle.memory.clone().binding().id(), tensor.handle.offset_start);
-            kept.device == asked.device
-                && place(kept) == place(asked)
-                && kept.dtype == asked.dtype
-                && kept.meta.shape() == asked.meta.shape()
-                && kept.meta.strides() == asked.meta.strides()
+        LAST.with_borrow_mut(|last| {
+            let found = last.iter().position(|kept| kept.are_of(rows.tensor()))?;
+            Some(last.remove(found))
         })
+    }
+
+    fn are_of(&self, asked: &CubeTensor) -> bool {
+        let kept = &self.of;
+        let place = |tensor: &CubeTensor| (tensor.handle.memory.clone().binding().id(), tensor.handle.offset_start);
+        kept.device == asked.device
+            && place(kept) == place(asked)
+            && kept.dtype == asked.dtype
+            && kept.meta.shape() == asked.meta.shape()
+            && kept.meta.strides() == asked.meta.strides()
     }
 }
