@@ -1,7 +1,7 @@
 //! Compares the optimizer's step and the weight average on a GPU with the CPU.
 
-use burn::tensor::{Device, Tensor, TensorData};
-use ops::{ParameterUpdate, UpdateRule, ema_update, square_sum, update};
+use burn::tensor::{Device, FloatDType, Tensor, TensorData};
+use ops::{ConvOptions, ParameterUpdate, UpdateRule, conv2d, ema_update, square_sum, update};
 
 use super::ops::{apart, numbers, values};
 
@@ -42,6 +42,34 @@ fn square_sums(device: &Device) -> Result<Vec<f32>, String> {
     Ok((0..4).map(|_| sum()).collect::<Result<Vec<_>, _>>()?.concat())
 }
 
+/// Compares convolutions in bf16 that read the optimizer's copies of their weight with those of a weight that is rounded for them, to
+/// the bit. The weight is shared during one step, and replaced before another.
+fn copies(rule: impl Fn(u64) -> UpdateRule, device: &Device) -> Result<bool, String> {
+    let options = ConvOptions { stride: [1, 1], padding: [0, 0], dilation: [1, 1], groups: 1, norm_follows: false };
+    let images = Tensor::<4>::from_data(TensorData::new(numbers(3, 72), [2, 4, 3, 3]), device).cast(FloatDType::BF16);
+    let (mut value, mut slots) = (vector(1, 32, device), [2, 3].map(|seed| Some(vector(seed, 32, device).abs())));
+    let mut right = true;
+    for step in 1..=5 {
+        if step == 4 {
+            value = vector(9, 32, device);
+        }
+        let convolve = |rounded: bool| {
+            let weight = ops::parameter::unflatten(value.clone(), [8, 4, 1, 1]);
+            let weight = if rounded { weight.cast(FloatDType::BF16) } else { weight };
+            values(conv2d(images.clone(), weight, None, options, false).flatten::<1>(0, 3))
+        };
+        right &= convolve(false)? == convolve(true)?;
+        let shared = (step == 3).then(|| value.clone());
+        let gradient = vector(10 * step, 32, device);
+        let parameter = ParameterUpdate { value, gradient, weight_decay: 0.01, slots };
+        let updated = update(&rule(step), None, None, vec![parameter]).remove(0);
+        (value, slots) = (updated.value, updated.slots);
+        drop(shared);
+        right &= ops::graph::addresses_of_copies().len() == 1;
+    }
+    Ok(right)
+}
+
 /// Prints one line per rule. Returns whether all are correct.
 pub fn run() -> Result<bool, String> {
     let (gpu, cpu) = (crate::first_gpu()?.inner(), Device::flex());
@@ -68,6 +96,12 @@ pub fn run() -> Result<bool, String> {
             "F32",
             if right { "" } else { "  WRONG" }
         );
+    }
+    for (name, right) in
+        [("SGD, copies in bf16", copies(sgd(true), &gpu)?), ("AdamW, copies in bf16", copies(adamw, &gpu)?)]
+    {
+        well &= right;
+        println!("{name:40} {:>18} {:>6} {}", "[8, 4, 1, 1]", "BF16", if right { "the same bits" } else { "  WRONG" });
     }
     Ok(well)
 }

@@ -170,5 +170,13 @@ pub fn address(tensor: &Tensor<1>) -> Option<[u64; 2]> {
     None
 }
 
+/// Returns what identifies the memory of the bf16 copies that the optimizer keeps of weights, on this thread.
+pub fn addresses_of_copies() -> Vec<[u64; 2]> {
+    #[cfg(all(feature = "cuda", not(feature = "fusion")))]
+    return crate::gpu::copies::places();
+    #[cfg(not(all(feature = "cuda", not(feature = "fusion"))))]
+    Vec::new()
+}
+
 #[cfg(not(all(feature = "cuda", not(feature = "fusion"))))]
 const NO_KERNELS: &str = "this program is built without GPU kernels";

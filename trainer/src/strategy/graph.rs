@@ -323,7 +323,9 @@ impl Learner {
         });
         let average = self.ema.iter().flat_map(|ema| ema.tensors().iter());
         let all = tensors.iter().chain(self.optimizer.tensors()).chain(average);
-        let found = all.map(graph::address).collect::<Option<Vec<_>>>();
-        found.ok_or_else(|| Failure::run("a part of the training state is not on the GPU", HINT))
+        let found = all.map(graph::address).chain(graph::addresses_of_copies().into_iter().map(Some));
+        found
+            .collect::<Option<Vec<_>>>()
+            .ok_or_else(|| Failure::run("a part of the training state is not on the GPU", HINT))
     }
 }

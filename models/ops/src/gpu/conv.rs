@@ -14,7 +14,7 @@ use cubecl::prelude::*;
 
 use super::rows::{Rows, UNITS, all, arg};
 use super::weight_kernels::{SizesLaunch, Taps, add_pieces, depthwise_pieces, grouped_pieces};
-use super::{activation, direct, implicit_gemm};
+use super::{activation, copies, direct, implicit_gemm};
 use crate::extension::{Activation, ConvGrads, ConvOptions};
 use crate::gpu_conv::GpuConv;
 
@@ -63,7 +63,7 @@ pub(super) fn forward(
     relu: bool,
 ) -> (CubeTensor, SavedConv) {
     let (x, b, weight_dtype) = (input.clone(), bias.clone(), weight.dtype);
-    let weight = cast(weight, input.dtype);
+    let weight = copies::cast(weight, input.dtype);
     let in_type = |bias: Option<CubeTensor>| bias.map(|bias| cast(bias, x.dtype));
     if on_tensor_cores(&x, &weight, &options) {
         let weight = implicit_gemm::ordered(weight);

@@ -12,6 +12,7 @@ use cubecl::prelude::Client;
 use cubecl::server::CopyDescriptor;
 use parking_lot::Mutex;
 
+use super::copies::place;
 use super::update::cube;
 
 /// A recorded graph.
@@ -120,7 +121,5 @@ impl Values {
 
 /// See [`address`](crate::graph::address).
 pub(crate) fn address(tensor: &Tensor<1>) -> Option<[u64; 2]> {
-    let tensor = cube(tensor)?;
-    let id = tensor.handle.memory.clone().binding().id();
-    Some([id.value as u64, tensor.handle.offset_start.unwrap_or(0)])
+    cube(tensor).as_ref().map(place)
 }

@@ -11,6 +11,7 @@
 mod activation;
 mod backend;
 mod conv;
+pub(crate) mod copies;
 mod direct;
 mod direct_kernels;
 mod gather;

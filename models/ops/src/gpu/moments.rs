@@ -8,6 +8,7 @@ use std::cell::RefCell;
 
 use burn_cubecl::tensor::CubeTensor;
 
+use super::copies::place;
 use super::rows::Rows;
 
 /// Mean and sum of squares around it of each column of pieces of rows: `[pieces][2][columns]`, f32.
@@ -45,7 +46,6 @@ impl Moments {
 
     fn are_of(&self, asked: &CubeTensor) -> bool {
         let kept = &self.of;
-        let place = |tensor: &CubeTensor| (tensor.handle.memory.clone().binding().id(), tensor.handle.offset_start);
         kept.device == asked.device
             && place(kept) == place(asked)
             && kept.dtype == asked.dtype

@@ -13,7 +13,9 @@ use burn::tensor::{DType, Tensor};
 use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
 use cubecl::Device;
 use cubecl::prelude::*;
+use half::bf16;
 
+use super::copies;
 use super::rows::{UNITS, aligned, all};
 use crate::optimizer::{ParameterUpdate, StepNumbers, UpdateRule, UpdatedParameter};
 
@@ -52,6 +54,9 @@ const MAX_PARAMETERS: usize = 32;
 
 /// Tensors of a launch, in vectors of `N`.
 pub(super) type Tensors<N> = Sequence<Box<[Vector<f32, N>]>>;
+
+/// Copies of values in bf16, in vectors of `N`.
+type Copies<N> = Sequence<Box<[Vector<bf16, N>]>>;
 
 /// Arguments of one parameter in a launch.
 #[derive(CubeType, CubeLaunch)]
@@ -142,6 +147,7 @@ fn sgd<N: Size>(
     values: &mut Tensors<N>,
     gradients: &Tensors<N>,
     buffers: &mut Tensors<N>,
+    copies: &mut Copies<N>,
     shares: &Sequence<ParameterBlocks>,
     numbers: &[f32],
     scale: &[f32],
@@ -149,6 +155,7 @@ fn sgd<N: Size>(
     momentum: f32,
     #[comptime] scaled: bool,
     #[comptime] nesterov: bool,
+    #[comptime] copied: bool,
 ) {
     if !is_finite(loss[0]) {
         terminate!();
@@ -165,7 +172,11 @@ fn sgd<N: Size>(
             let b = Vector::new(momentum) * buffers.index(index)[at] + d;
             buffers.index_mut(index)[at] = b;
             let direction = if comptime!(nesterov) { d + Vector::new(momentum) * b } else { b };
-            values.index_mut(index)[at] = p - Vector::new(lr) * direction;
+            let new = p - Vector::new(lr) * direction;
+            values.index_mut(index)[at] = new;
+            if comptime!(copied) {
+                copies.index_mut(index)[at] = Vector::cast_from(new);
+            }
         }
     }
 }
@@ -176,6 +187,7 @@ fn adamw<N: Size>(
     gradients: &Tensors<N>,
     means: &mut Tensors<N>,
     variances: &mut Tensors<N>,
+    copies: &mut Copies<N>,
     shares: &Sequence<ParameterBlocks>,
     numbers: &[f32],
     scale: &[f32],
@@ -184,6 +196,7 @@ fn adamw<N: Size>(
     beta2: f32,
     eps: f32,
     #[comptime] scaled: bool,
+    #[comptime] copied: bool,
 ) {
     if !is_finite(loss[0]) {
         terminate!();
@@ -203,7 +216,11 @@ fn adamw<N: Size>(
             variances.index_mut(index)[at] = v;
             let denominator = v.sqrt() / Vector::new(root) + Vector::new(eps);
             let kept = Vector::new(1.0 - lr * share.weight_decay) * values.index(index)[at];
-            values.index_mut(index)[at] = kept - Vector::new(rate) * (m / denominator);
+            let new = kept - Vector::new(rate) * (m / denominator);
+            values.index_mut(index)[at] = new;
+            if comptime!(copied) {
+                copies.index_mut(index)[at] = Vector::cast_from(new);
+            }
         }
     }
 }
@@ -255,6 +272,40 @@ pub(crate) fn accepts(rule: &UpdateRule, parameters: &[ParameterUpdate]) -> bool
     })
 }
 
+/// Tensors of a parameter, the value first, and its weight decay.
+type Owned<const N: usize> = ([CubeTensor; N], f64);
+
+/// Calls `launch` for all parameters in as few launches as possible, and gives the tensors back in the parameters' order. Values that
+/// have a copy in bf16 are in launches of their own, with the copies.
+fn launch_all<const N: usize>(
+    parameters: Vec<(Option<CubeTensor>, Owned<N>)>,
+    launch: impl Fn(&Batch<N>, &[CubeTensor]),
+) -> impl Iterator<Item = [CubeTensor; N]> {
+    let mut updated: Vec<Option<[CubeTensor; N]>> = parameters.iter().map(|_| None).collect();
+    let numbered = parameters.into_iter().enumerate();
+    let (copied, others): (Vec<_>, Vec<_>) = numbered.partition(|(_, (copy, _))| copy.is_some());
+    for group in [copied, others] {
+        let (places, group): (Vec<_>, Vec<_>) = group.into_iter().unzip();
+        let (copies, group): (Vec<_>, Vec<_>) = group.into_iter().unzip();
+        let copies: Vec<_> = copies.into_iter().flatten().collect();
+        let mut done = 0;
+        for pass in Batch::<N>::all(group) {
+            let end = done + pass.tensors.len();
+            let copies = copies.get(done..end).unwrap_or_default();
+            launch(&pass, copies);
+            for (tensors, copy) in pass.tensors.iter().zip(copies) {
+                copies::keep(&tensors[0], copy.clone());
+            }
+            for (tensors, place) in pass.tensors.into_iter().zip(&places[done..end]) {
+                updated[*place] = Some(tensors);
+            }
+            done = end;
+        }
+    }
+    copies::tidy();
+    updated.into_iter().map(|tensors| tensors.expect("every parameter is in one launch"))
+}
+
 /// Takes a step of parameters that [`accepts`] accepts, in place.
 pub(crate) fn update(
     rule: &UpdateRule,
@@ -269,26 +320,27 @@ pub(crate) fn update(
     let owned = |tensor: Tensor<1>| writable(tensor).expect("`accepts` has accepted the tensors");
     let read = |tensor: &Tensor<1>| cube(tensor).expect("`accepts` has accepted the tensors");
     let state = |slot: Option<Tensor<1>>| owned(slot.expect("`accepts` has accepted the state"));
-    let mut updated = Vec::with_capacity(parameters.len());
+    // A copy keeps its weight from being written, so it is taken first.
+    let taken = |value: &Tensor<1>| cube(value).and_then(|value| copies::take(&value));
     match *rule {
         UpdateRule::Sgd { momentum, nesterov, .. } => {
-            let all_tensors = parameters.into_iter().map(|ParameterUpdate { value, gradient, weight_decay, slots }| {
-                let [buffer, _] = slots;
-                ([owned(value), read(&gradient), state(buffer)], weight_decay)
-            });
-            for pass in Batch::<3>::all(all_tensors.collect()) {
-                let (client, (shares, blocks)) = (pass.client(), pass.shares());
+            let tensors = |ParameterUpdate { value, gradient, weight_decay, slots: [buffer, _] }: ParameterUpdate| {
+                (taken(&value), ([owned(value), read(&gradient), state(buffer)], weight_decay))
+            };
+            let updated = launch_all::<3>(parameters.into_iter().map(tensors).collect(), |pass, copies| {
+                let (shares, blocks) = pass.shares();
                 // SAFETY: every tensor has its parameter's number of elements, which the kernel stays within. Nobody else has
-                // the memory of a value or a state.
+                // the memory of a value, a copy or a state.
                 unsafe {
                     sgd::launch_unchecked(
-                        &client,
+                        &pass.client(),
                         blocks,
                         CubeDim::new_1d(UNITS as u32),
                         pass.vector,
                         pass.args(0),
                         pass.args(1),
                         pass.args(2),
+                        copies.iter().map(all).collect(),
                         shares,
                         all(&numbers),
                         all(&scale),
@@ -296,25 +348,27 @@ pub(crate) fn update(
                         momentum as f32,
                         scaled,
                         nesterov,
+                        !copies.is_empty(),
                     );
                 }
-                updated.extend(pass.tensors.into_iter().map(|[value, _, buffer]| UpdatedParameter {
-                    value: tensor_of(value),
-                    slots: [Some(tensor_of(buffer)), None],
-                }));
-            }
+            });
+            let result = |[value, _, buffer]: [CubeTensor; 3]| UpdatedParameter {
+                value: tensor_of(value),
+                slots: [Some(tensor_of(buffer)), None],
+            };
+            updated.map(result).collect()
         }
         UpdateRule::AdamW { betas, eps, .. } => {
-            let all_tensors = parameters.into_iter().map(|ParameterUpdate { value, gradient, weight_decay, slots }| {
+            let tensors = |ParameterUpdate { value, gradient, weight_decay, slots }: ParameterUpdate| {
                 let [mean, variance] = slots.map(state);
-                ([owned(value), read(&gradient), mean, variance], weight_decay)
-            });
-            for pass in Batch::<4>::all(all_tensors.collect()) {
-                let (client, (shares, blocks)) = (pass.client(), pass.shares());
+                (taken(&value), ([owned(value), read(&gradient), mean, variance], weight_decay))
+            };
+            let updated = launch_all::<4>(parameters.into_iter().map(tensors).collect(), |pass, copies| {
+                let (shares, blocks) = pass.shares();
                 // SAFETY: as above.
                 unsafe {
                     adamw::launch_unchecked(
-                        &client,
+                        &pass.client(),
                         blocks,
                         CubeDim::new_1d(UNITS as u32),
                         pass.vector,
@@ -322,6 +376,7 @@ pub(crate) fn update(
                         pass.args(1),
                         pass.args(2),
                         pass.args(3),
+                        copies.iter().map(all).collect(),
                         shares,
                         all(&numbers),
                         all(&scale),
@@ -330,16 +385,17 @@ pub(crate) fn update(
                         betas[1] as f32,
                         eps as f32,
                         scaled,
+                        !copies.is_empty(),
                     );
                 }
-                updated.extend(pass.tensors.into_iter().map(|[value, _, mean, variance]| UpdatedParameter {
-                    value: tensor_of(value),
-                    slots: [Some(tensor_of(mean)), Some(tensor_of(variance))],
-                }));
-            }
+            });
+            let result = |[value, _, mean, variance]: [CubeTensor; 4]| UpdatedParameter {
+                value: tensor_of(value),
+                slots: [Some(tensor_of(mean)), Some(tensor_of(variance))],
+            };
+            updated.map(result).collect()
         }
     }
-    updated
 }
 
 /// Computes `decay average + (1 - decay) value` of pairs in f32 on a GPU, in place; gives others back.

@@ -1,0 +1,104 @@
+//! bf16 copies of weights, which the optimizer's kernels write together with the weights.
+//!
+//! Convolutions in bf16 read rounded weights. Rounding them anew is a launch for each layer and step, and another pass over all weights.
+//! So the optimizer keeps a copy of each weight that was rounded, and updates both.
+//!
+//! A copy is found by its weight's memory. It is right as long as nobody else writes there, so the weight is kept beside it: burn
+//! writes in place only where nobody else has the memory.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+
+use burn::backend::Cube;
+use burn::backend::ops::FloatTensorOps;
+use burn::tensor::DType;
+use burn_cubecl::ops::numeric::empty_device_dtype;
+use burn_cubecl::tensor::CubeTensor;
+
+/// What identifies memory as long as a tensor has it: an id that is used once, and an offset.
+pub(super) type Place = [u64; 2];
+
+pub(super) fn place(tensor: &CubeTensor) -> Place {
+    let id = tensor.handle.memory.clone().binding().id();
+    [id.value as u64, tensor.handle.offset_start.unwrap_or(0)]
+}
+
+/// More weights than a network has.
+const MOST: usize = 10_000;
+
+/// A weight and its copy, both flat.
+struct Copied {
+    weight: CubeTensor,
+    copy: CubeTensor,
+}
+
+#[derive(Default)]
+struct Copies {
+    all: BTreeMap<Place, Copied>,
+    /// Weights that were rounded and have no copy.
+    rounded: BTreeSet<Place>,
+}
+
+thread_local! {
+    static COPIES: RefCell<Copies> = RefCell::default();
+}
+
+/// Casts a weight to the type in which a convolution computes.
+pub(super) fn cast(weight: CubeTensor, dtype: DType) -> CubeTensor {
+    if weight.dtype == dtype {
+        return weight;
+    }
+    if (weight.dtype, dtype) == (DType::F32, DType::BF16) {
+        let at = place(&weight);
+        let found = COPIES.with_borrow_mut(|copies| {
+            let found = copies.all.get(&at).filter(|found| same_length(&found.weight, &weight));
+            if found.is_none() {
+                // A thread without an optimizer, a device of mode `dp`, rounds other weights in each step.
+                if copies.rounded.len() == MOST {
+                    copies.rounded.clear();
+                }
+                copies.rounded.insert(at);
+            }
+            found.map(|found| found.copy.clone())
+        });
+        if let Some(copy) = found {
+            let CubeTensor { client, device, meta, .. } = weight;
+            return CubeTensor::new(client, copy.handle, *meta, device, dtype);
+        }
+    }
+    Cube::float_cast(weight, dtype.into())
+}
+
+fn same_length(one: &CubeTensor, other: &CubeTensor) -> bool {
+    one.meta.num_elements() == other.meta.num_elements()
+}
+
+/// Takes the copy of a flat f32 weight, to write it; makes one if the weight was rounded.
+pub(super) fn take(weight: &CubeTensor) -> Option<CubeTensor> {
+    let at = place(weight);
+    let (found, rounded) = COPIES.with_borrow_mut(|copies| (copies.all.remove(&at), copies.rounded.remove(&at)));
+    let new = || {
+        let shape = weight.meta.shape().clone();
+        empty_device_dtype(weight.client.clone(), weight.device.clone(), shape, DType::BF16)
+    };
+    match found {
+        Some(Copied { copy, .. }) if copy.can_mut() && same_length(&copy, weight) => Some(copy),
+        Some(_) => Some(new()),
+        None => rounded.then(new),
+    }
+}
+
+/// Keeps the copy of a weight that was just written.
+pub(super) fn keep(weight: &CubeTensor, copy: CubeTensor) {
+    COPIES.with_borrow_mut(|copies| copies.all.insert(place(weight), Copied { weight: weight.clone(), copy }));
+}
+
+/// Forgets weights that nobody else has any more.
+pub(super) fn tidy() {
+    COPIES.with_borrow_mut(|copies| copies.all.retain(|_, copied| !copied.weight.can_mut()));
+}
+
+/// Returns where the copies are, in the order of their weights' memory.
+pub(crate) fn places() -> Vec<Place> {
+    COPIES.with_borrow(|copies| copies.all.values().map(|copied| place(&copied.copy)).collect())
+}
