@@ -25,7 +25,7 @@ use ops::graph::{self, Graph, Reading};
 
 use super::{Learner, StepOutcome, device_batch::DeviceBatch};
 use crate::{
-    config::{ClassWeights, RunPlan},
+    config::{ClassWeights, OptimizerConfig, OptimizerKind, RunPlan},
     failure::Failure,
     optim::{DeviceRates, FlatGradients, clip_on_device},
     timeline::Track,
@@ -107,16 +107,30 @@ impl StepGraph {
         if plan.train.graph == Some(false) || !graph::can_record(device) {
             return Self::default();
         }
-        let reason = match (plan.is_multi_label(), plan.train.class_weights != ClassWeights::None) {
-            (true, _) => Some("the loss of images with several classes copies from the host"),
-            (_, true) => Some("with train.class_weights the loss of each step is divided by another number"),
-            _ => None,
+        let OptimizerConfig { kind, momentum, .. } = plan.optimizer;
+        let reason = if plan.is_multi_label() {
+            Some("the loss of images with several classes copies from the host")
+        } else if plan.train.class_weights != ClassWeights::None {
+            Some("with train.class_weights the loss of each step is divided by another number")
+        } else if kind == OptimizerKind::Sgd && momentum == 0.0 {
+            Some("SGD without momentum makes new weights in each step")
+        } else {
+            None
         };
         let mut graph = Self { phase: Phase::Waits(None), ..Self::default() };
         if let Some(reason) = reason {
             graph.stop(reason);
         }
         graph
+    }
+
+    /// Begins again, as the state is in other memory than before.
+    fn moved(&mut self, kind: Kind) {
+        self.phase = Phase::Waits(Some(kind));
+        self.moves += 1;
+        if self.moves >= MOVES {
+            self.stop("the training state is in other memory after each step; please report this");
+        }
     }
 
     fn stop(&mut self, reason: &str) {
@@ -166,8 +180,10 @@ pub(super) fn queue_step(
             learner.launch(kind, recorded)?
         }
         Phase::Recorded(of_graph, mut recorded) if of_graph == kind => {
+            // A step without the graph writes in place too, unless something else has the state's memory.
             if std::mem::take(&mut recorded.check) && learner.addresses()? != recorded.addresses {
-                return Err(moved());
+                learner.graph.moved(kind);
+                return Ok(Some(batches));
             }
             recorded.inputs.write(learner, &batches, lr);
             learner.optimizer.count_step();
@@ -211,10 +227,6 @@ pub(super) fn finish_step(learner: &mut Learner) -> Result<Option<StepOutcome>, 
     Ok(Some(outcome))
 }
 
-fn moved() -> Failure {
-    Failure::run("the training state has moved in the GPU's memory since the step was recorded", HINT)
-}
-
 const HINT: &str = "set train.graph = false, and please report this";
 
 impl Outputs {
@@ -248,13 +260,10 @@ impl Learner {
         graph.phase = Phase::Prepared(kind.clone(), Box::new(inputs));
         if dropped || !stays {
             graph.forget(&device);
-            graph.phase = Phase::Waits(Some(kind));
-            graph.moves += 1;
+            graph.moved(kind);
         }
         if dropped {
             graph.stop("the network's dropout is drawn on the host");
-        } else if graph.moves >= MOVES {
-            graph.stop("the training state is in other memory after each step; please report this");
         }
         Ok(outputs.read())
     }
@@ -273,7 +282,7 @@ impl Learner {
             recorded.map_err(|error| Failure::run(format!("the step cannot be recorded: {error}"), HINT))?;
         let addresses = self.addresses()?;
         if addresses != before {
-            return Err(moved());
+            return Err(Failure::run("the recorded step does not update the training state in place", HINT));
         }
         tracing::info!("the step is recorded as a CUDA graph");
         Ok(Box::new(Recorded { inputs, outputs, graph, addresses, check: false }))
