@@ -2,13 +2,14 @@
 
 use std::{sync::Arc, time::Instant};
 
+use burn::tensor::Device;
 use data::loader::Batch;
 use models::Context;
 use ops::StatisticsReduce;
 use rayon::ThreadPool;
 
 use super::{Ddp, reducer::ReducedGradients};
-use crate::{failure::Failure, strategy::StepOutcome, timeline::Track};
+use crate::{device::StreamEvent, failure::Failure, strategy::StepOutcome, timeline::Track};
 
 /// See [`Strategy::train_step`](crate::strategy::Strategy::train_step).
 ///
@@ -24,7 +25,7 @@ pub(super) fn train_step(
 
     let (step, status) = (ddp.steps, ddp.status.clone());
     let replica = &ddp.learner.replica;
-    let count = batches.len();
+    let (count, device) = (batches.len(), replica.inner_device());
     for (index, batch) in batches.into_iter().enumerate() {
         // Only the last backward pass launches buckets: those before it are as under `no_sync`.
         ddp.reducer.prepare_for_backward(step, index + 1 == count);
@@ -32,10 +33,10 @@ pub(super) fn train_step(
         let cx = Context::train_with(statistics, Some(ddp.reducer.sink()));
         status.set_status(format_args!("step {step}: forward"));
         let threads = ddp.threads.as_ref();
-        let forward = on_threads(threads, || replica.forward(batch, cx, &mut outcome));
+        let forward = on_threads(threads, &device, || replica.forward(batch, cx, &mut outcome));
         ddp.check_statistics()?;
         status.set_status(format_args!("step {step}: backward"));
-        on_threads(threads, || replica.backward_into_sink(forward, &mut outcome));
+        on_threads(threads, &device, || replica.backward_into_sink(forward, &mut outcome));
         ddp.check_statistics()?;
     }
 
@@ -66,11 +67,16 @@ pub(super) fn train_step(
 }
 
 /// Computes on the threads of `parallel.threads`, or on those of the process.
-fn on_threads<R: Send>(threads: Option<&ThreadPool>, compute: impl FnOnce() -> R + Send) -> R {
-    match threads {
-        Some(threads) => threads.install(compute),
-        None => compute(),
-    }
+fn on_threads<R: Send>(threads: Option<&ThreadPool>, device: &Device, compute: impl FnOnce() -> R + Send) -> R {
+    let Some(threads) = threads else { return compute() };
+    // Each thread has its own stream on a GPU, and weights and statistics are updated in place.
+    let before = StreamEvent::record(device);
+    let (result, after) = threads.install(|| {
+        before.wait();
+        (compute(), StreamEvent::record(device))
+    });
+    after.wait();
+    result
 }
 
 /// Sums the counts and the loss over ranks; the stop is that of any rank. Returns the parameters that no rank used, by their

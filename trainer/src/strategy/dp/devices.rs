@@ -11,7 +11,7 @@ use burn::tensor::Device;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use super::statistics::SyncGroup;
-use crate::failure::Failure;
+use crate::{device::StreamEvent, failure::Failure};
 
 /// Devices, each with a pool of threads. The parallel work of an operation stays within its device's pool.
 pub(super) struct Devices {
@@ -71,7 +71,13 @@ impl Devices {
         let (count, devices) = (jobs.len(), self.devices.len());
         let (sender, receiver) = mpsc::channel();
         for (index, (job, pool)) in jobs.into_iter().zip(&self.pools).enumerate() {
-            let (sender, group) = (sender.clone(), group.cloned());
+            let (sender, group, device) = (sender.clone(), group.cloned(), self.devices[index].clone().inner());
+            // Each thread has its own stream on a GPU, and weights and statistics are updated in place.
+            let before = StreamEvent::record(&device);
+            let job = move || {
+                before.wait();
+                (job(), StreamEvent::record(&device))
+            };
             pool.spawn(move || {
                 let result = panic::catch_unwind(AssertUnwindSafe(job));
                 if let (Err(_), Some(group)) = (&result, &group) {
@@ -86,7 +92,10 @@ impl Devices {
         let mut failure = None;
         for (index, result) in receiver {
             match result {
-                Ok(result) => results[index] = Some(result),
+                Ok((result, after)) => {
+                    after.wait();
+                    results[index] = Some(result);
+                }
                 Err(panic) => {
                     failure.get_or_insert_with(|| {
                         let text = message(&*panic);
