@@ -5,8 +5,7 @@
 //! With `--device cuda` (feature `cuda`) the images are on the GPU and augmented there, as in training. The N steps of a round
 //! are queued and waited for once, as in `peers/step.py`'s `best`; forward and backward are times of the host. The step is a CUDA
 //! graph, as in training; `--launches` measures it launched kernel by kernel too, in the same rounds. The first step, which
-//! compiles kernels, is reported separately. `--kernels` shows the GPU's time by kernel. A build with the feature `fusion` is
-//! marked in the output.
+//! compiles kernels, is reported separately. `--kernels` shows the GPU's time by kernel.
 //! `benches/first_light.sh` runs this and PyTorch and prints one table.
 //!
 //! Random images of the size that each model expects. A round of a model is N steps of ours (forward, backward, SGD with
@@ -114,12 +113,8 @@ fn run() -> Result<(), Box<dyn Error>> {
     let selected = DeviceSet::of(wish)?.select(&LocalRank::ALONE)?;
     let threads = selected.threads;
     println!(
-        "batch {}, {}{}, medians of {} rounds of {} steps",
-        options.batch,
-        selected.description,
-        if cfg!(feature = "fusion") { " with fusion" } else { "" },
-        options.rounds,
-        options.steps
+        "batch {}, {}, medians of {} rounds of {} steps",
+        options.batch, selected.description, options.rounds, options.steps
     );
     println!(
         "{:<17} {:<9} {:>9} {:>9} {:>9} {:>9} {:>7}  PyTorch's steps",

@@ -27,7 +27,7 @@ pub(crate) fn parameter_for<const D: usize, const I: usize>(parameter: Tensor<D>
 }
 
 /// Returns true if the GPU kernels accept this tensor.
-#[cfg(all(feature = "cuda", not(feature = "fusion")))]
+#[cfg(feature = "cuda")]
 pub(crate) fn on_gpu<const D: usize>(tensor: &Tensor<D>) -> bool {
     matches!(tensor.dtype(), DType::F32 | DType::BF16 | DType::F16)
         && matches!(D, 2 | 4)
@@ -39,7 +39,7 @@ pub(crate) fn on_gpu<const D: usize>(tensor: &Tensor<D>) -> bool {
         )
 }
 
-#[cfg(not(all(feature = "cuda", not(feature = "fusion"))))]
+#[cfg(not(feature = "cuda"))]
 pub(crate) fn on_gpu<const D: usize>(_: &Tensor<D>) -> bool {
     false
 }

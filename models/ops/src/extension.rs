@@ -215,7 +215,7 @@ pub trait Kernels: ConvKernels {
 
 /// Differentiable batch norm and activations. Their names differ from burn's, because both are in scope for the same types.
 /// The macro supports no optional tensors, so there are two functions with and without them.
-#[backend_extension(Autodiff, Flex, Cube: cfg(all(feature = "cuda", not(feature = "fusion"))))]
+#[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cuda"))]
 pub trait NormOps: Backend {
     /// See [`batch_norm_train`](crate::batch_norm_train).
     fn norm(
@@ -237,7 +237,7 @@ pub trait NormOps: Backend {
 }
 
 /// Differentiable convolutions.
-#[backend_extension(Autodiff, Flex, Cube: cfg(all(feature = "cuda", not(feature = "fusion"))))]
+#[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cuda"))]
 pub trait ConvOps: Backend {
     /// See [`conv2d`](crate::conv2d).
     fn conv(input: FloatTensor<Self>, weight: FloatTensor<Self>, options: ConvOptions, relu: bool)
@@ -253,7 +253,7 @@ pub trait ConvOps: Backend {
 }
 
 /// The differentiable training loss.
-#[backend_extension(Autodiff, Flex, Cube: cfg(all(feature = "cuda", not(feature = "fusion"))))]
+#[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cuda"))]
 pub trait LossOps: Backend {
     /// See [`cross_entropy`](crate::cross_entropy).
     fn soft_cross_entropy(logits: FloatTensor<Self>, targets: FloatTensor<Self>, scale: f32) -> FloatTensor<Self>;
@@ -290,7 +290,7 @@ pub trait TrainingOps: Backend {
 }
 
 /// Operations that are not differentiable.
-#[backend_extension(Flex, Cube: cfg(all(feature = "cuda", not(feature = "fusion"))))]
+#[backend_extension(Flex, Cube: cfg(feature = "cuda"))]
 pub trait EvalOps: Backend {
     /// See [`batch_norm_eval`](crate::batch_norm_eval).
     #[allow(clippy::too_many_arguments, reason = "the macro takes tensors as separate arguments")]

@@ -60,18 +60,15 @@ fn line(source: Option<usize>, cut: bool) -> i32 {
 /// - `table`: `[1 + 256 * C]`
 /// - `lines`: those of [`GatherLines::values`] on the device, `[B * (1 + H + W)]`
 /// - `shape`: `[B, C, H, W]`
-#[cfg_attr(
-    not(all(feature = "cuda", not(feature = "fusion"))),
-    expect(unused_variables, reason = "there is no kernel")
-)]
+#[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "there is no kernel"))]
 pub fn gather_images(
     pixels: &Tensor<1, Int>,
     table: &Tensor<1>,
     lines: &Tensor<1, Int>,
     shape: [usize; 4],
 ) -> Option<Tensor<4>> {
-    #[cfg(all(feature = "cuda", not(feature = "fusion")))]
+    #[cfg(feature = "cuda")]
     return crate::gpu::gather_images(pixels, table, lines, shape);
-    #[cfg(not(all(feature = "cuda", not(feature = "fusion"))))]
+    #[cfg(not(feature = "cuda"))]
     None
 }

@@ -1,7 +1,7 @@
 //! The choice of a GPU's convolutions.
 
 use std::fmt;
-#[cfg(all(feature = "cuda", not(feature = "fusion")))]
+#[cfg(feature = "cuda")]
 use std::sync::LazyLock;
 
 /// Environment variable that chooses, for comparisons.
@@ -39,7 +39,7 @@ impl GpuConv {
     /// # Panics
     ///
     /// When the environment variable cannot be followed. The program checks the variable where it starts.
-    #[cfg(all(feature = "cuda", not(feature = "fusion")))]
+    #[cfg(feature = "cuda")]
     pub(crate) fn is_custom() -> bool {
         static CUSTOM: LazyLock<bool> = LazyLock::new(|| match GpuConv::selected() {
             Ok(choice) => choice == GpuConv::Custom,

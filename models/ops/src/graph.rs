@@ -6,27 +6,24 @@
 
 use burn::tensor::{Device, Int, Tensor};
 
-#[cfg(all(feature = "cuda", not(feature = "fusion")))]
+#[cfg(feature = "cuda")]
 use crate::gpu::graph as gpu;
 
 /// A recorded sequence of launches. The memory that it uses is kept from other tensors as long as it exists.
 #[derive(Debug, Clone)]
 pub struct Graph {
-    #[cfg(all(feature = "cuda", not(feature = "fusion")))]
+    #[cfg(feature = "cuda")]
     graph: gpu::Recorded,
-    #[cfg(not(all(feature = "cuda", not(feature = "fusion"))))]
+    #[cfg(not(feature = "cuda"))]
     never: std::convert::Infallible,
 }
 
 /// Returns true if launches on the device can be recorded: on NVIDIA GPUs.
-#[cfg_attr(
-    not(all(feature = "cuda", not(feature = "fusion"))),
-    expect(unused_variables, reason = "there are no GPU kernels")
-)]
+#[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "there are no GPU kernels"))]
 pub fn can_record(device: &Device) -> bool {
-    #[cfg(all(feature = "cuda", not(feature = "fusion")))]
+    #[cfg(feature = "cuda")]
     return gpu::client(device).is_some();
-    #[cfg(not(all(feature = "cuda", not(feature = "fusion"))))]
+    #[cfg(not(feature = "cuda"))]
     false
 }
 
@@ -35,24 +32,18 @@ pub fn can_record(device: &Device) -> bool {
 ///
 /// # Errors
 /// The device cannot record, or a recording is under way.
-#[cfg_attr(
-    not(all(feature = "cuda", not(feature = "fusion"))),
-    expect(unused_variables, reason = "there are no GPU kernels")
-)]
+#[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "there are no GPU kernels"))]
 pub fn prepare(device: &Device) -> Result<(), String> {
-    #[cfg(all(feature = "cuda", not(feature = "fusion")))]
+    #[cfg(feature = "cuda")]
     return gpu::prepare(device);
-    #[cfg(not(all(feature = "cuda", not(feature = "fusion"))))]
+    #[cfg(not(feature = "cuda"))]
     Err(NO_KERNELS.into())
 }
 
 /// Ends what [`prepare`] has begun, without a graph.
-#[cfg_attr(
-    not(all(feature = "cuda", not(feature = "fusion"))),
-    expect(unused_variables, reason = "there are no GPU kernels")
-)]
+#[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "there are no GPU kernels"))]
 pub fn cancel(device: &Device) {
-    #[cfg(all(feature = "cuda", not(feature = "fusion")))]
+    #[cfg(feature = "cuda")]
     gpu::cancel(device);
 }
 
@@ -62,14 +53,11 @@ pub fn cancel(device: &Device) {
 /// # Errors
 /// `step` did what a graph cannot do, such as copying from the host or allocating memory. What it would have written cannot be read
 /// then.
-#[cfg_attr(
-    not(all(feature = "cuda", not(feature = "fusion"))),
-    expect(unused_variables, reason = "there are no GPU kernels")
-)]
+#[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "there are no GPU kernels"))]
 pub fn record<T>(device: &Device, step: impl FnOnce() -> T) -> Result<(Graph, T), String> {
-    #[cfg(all(feature = "cuda", not(feature = "fusion")))]
+    #[cfg(feature = "cuda")]
     return gpu::record(device, step).map(|(graph, result)| (Graph { graph }, result));
-    #[cfg(not(all(feature = "cuda", not(feature = "fusion"))))]
+    #[cfg(not(feature = "cuda"))]
     Err(NO_KERNELS.into())
 }
 
@@ -81,9 +69,9 @@ impl Graph {
     /// # Errors
     /// The driver refuses the launch.
     pub fn launch(&self) -> Result<(), String> {
-        #[cfg(all(feature = "cuda", not(feature = "fusion")))]
+        #[cfg(feature = "cuda")]
         return self.graph.launch();
-        #[cfg(not(all(feature = "cuda", not(feature = "fusion"))))]
+        #[cfg(not(feature = "cuda"))]
         match self.never {}
     }
 }
@@ -93,14 +81,11 @@ impl Graph {
 /// # Panics
 ///
 /// When the number of values differs, or the tensor is of another kind.
-#[cfg_attr(
-    not(all(feature = "cuda", not(feature = "fusion"))),
-    expect(unused_variables, reason = "there are no GPU kernels")
-)]
+#[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "there are no GPU kernels"))]
 pub fn write(tensor: &Tensor<1>, values: Vec<f32>) {
-    #[cfg(all(feature = "cuda", not(feature = "fusion")))]
+    #[cfg(feature = "cuda")]
     return gpu::write(gpu::floats(tensor), values);
-    #[cfg(not(all(feature = "cuda", not(feature = "fusion"))))]
+    #[cfg(not(feature = "cuda"))]
     panic!("{NO_KERNELS}");
 }
 
@@ -109,23 +94,20 @@ pub fn write(tensor: &Tensor<1>, values: Vec<f32>) {
 /// # Panics
 ///
 /// As [`fn@write`].
-#[cfg_attr(
-    not(all(feature = "cuda", not(feature = "fusion"))),
-    expect(unused_variables, reason = "there are no GPU kernels")
-)]
+#[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "there are no GPU kernels"))]
 pub fn write_integers(tensor: &Tensor<1, Int>, values: Vec<i32>) {
-    #[cfg(all(feature = "cuda", not(feature = "fusion")))]
+    #[cfg(feature = "cuda")]
     return gpu::write(gpu::integers(tensor), values);
-    #[cfg(not(all(feature = "cuda", not(feature = "fusion"))))]
+    #[cfg(not(feature = "cuda"))]
     panic!("{NO_KERNELS}");
 }
 
 /// Values on their way from a GPU to the host.
 #[derive(Debug)]
 pub struct Reading {
-    #[cfg(all(feature = "cuda", not(feature = "fusion")))]
+    #[cfg(feature = "cuda")]
     values: gpu::Values,
-    #[cfg(not(all(feature = "cuda", not(feature = "fusion"))))]
+    #[cfg(not(feature = "cuda"))]
     never: std::convert::Infallible,
 }
 
@@ -134,14 +116,11 @@ pub struct Reading {
 /// # Panics
 ///
 /// When a tensor is of another kind.
-#[cfg_attr(
-    not(all(feature = "cuda", not(feature = "fusion"))),
-    expect(unused_variables, reason = "there are no GPU kernels")
-)]
+#[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "there are no GPU kernels"))]
 pub fn read(tensors: &[&Tensor<1>]) -> Reading {
-    #[cfg(all(feature = "cuda", not(feature = "fusion")))]
+    #[cfg(feature = "cuda")]
     return Reading { values: gpu::read(tensors) };
-    #[cfg(not(all(feature = "cuda", not(feature = "fusion"))))]
+    #[cfg(not(feature = "cuda"))]
     panic!("{NO_KERNELS}");
 }
 
@@ -151,32 +130,29 @@ impl Reading {
     /// # Errors
     /// The work that computes them has failed.
     pub fn wait(self) -> Result<Vec<Vec<f32>>, String> {
-        #[cfg(all(feature = "cuda", not(feature = "fusion")))]
+        #[cfg(feature = "cuda")]
         return self.values.wait();
-        #[cfg(not(all(feature = "cuda", not(feature = "fusion"))))]
+        #[cfg(not(feature = "cuda"))]
         match self.never {}
     }
 }
 
 /// Returns what identifies the memory of a tensor on a GPU as long as the tensor exists; `None` for other tensors.
-#[cfg_attr(
-    not(all(feature = "cuda", not(feature = "fusion"))),
-    expect(unused_variables, reason = "there are no GPU kernels")
-)]
+#[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "there are no GPU kernels"))]
 pub fn address(tensor: &Tensor<1>) -> Option<[u64; 2]> {
-    #[cfg(all(feature = "cuda", not(feature = "fusion")))]
+    #[cfg(feature = "cuda")]
     return gpu::address(tensor);
-    #[cfg(not(all(feature = "cuda", not(feature = "fusion"))))]
+    #[cfg(not(feature = "cuda"))]
     None
 }
 
 /// Returns what identifies the memory of the bf16 copies that the optimizer keeps of weights, on this thread.
 pub fn addresses_of_copies() -> Vec<[u64; 2]> {
-    #[cfg(all(feature = "cuda", not(feature = "fusion")))]
+    #[cfg(feature = "cuda")]
     return crate::gpu::copies::places();
-    #[cfg(not(all(feature = "cuda", not(feature = "fusion"))))]
+    #[cfg(not(feature = "cuda"))]
     Vec::new()
 }
 
-#[cfg(not(all(feature = "cuda", not(feature = "fusion"))))]
+#[cfg(not(feature = "cuda"))]
 const NO_KERNELS: &str = "this program is built without GPU kernels";

@@ -30,7 +30,7 @@ mod dispatch;
 mod extension;
 mod functional;
 mod gather;
-#[cfg(all(feature = "cuda", not(feature = "fusion")))]
+#[cfg(feature = "cuda")]
 #[allow(clippy::too_many_arguments, reason = "a kernel's arguments are bound one by one")]
 mod gpu;
 mod gpu_conv;

@@ -34,7 +34,7 @@ pub enum UpdateRule {
 
 impl UpdateRule {
     /// Returns the number of state tensors that kernels need: none for SGD without momentum.
-    #[cfg(all(feature = "cuda", not(feature = "fusion")))]
+    #[cfg(feature = "cuda")]
     pub(crate) fn slots(&self) -> usize {
         match *self {
             Self::Sgd { momentum, .. } => usize::from(momentum != 0.0),

@@ -16,12 +16,12 @@ fn axes(inputs: usize) -> [Axes; 2] {
 }
 
 /// Returns true if weights of convolutions have the order of the GPU's kernels on this device.
-#[cfg(all(feature = "cuda", not(feature = "fusion")))]
+#[cfg(feature = "cuda")]
 fn kernel_order(device: &Device) -> bool {
     matches!(device.clone().inner().as_dispatch(), burn::backend::DispatchDevice::Cube(cubecl::Device::Cuda(_)))
 }
 
-#[cfg(not(all(feature = "cuda", not(feature = "fusion"))))]
+#[cfg(not(feature = "cuda"))]
 fn kernel_order(_: &Device) -> bool {
     false
 }

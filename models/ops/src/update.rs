@@ -21,10 +21,7 @@ use crate::optimizer::{ParameterUpdate, StepNumbers, UpdateRule, UpdatedParamete
 /// # Panics
 ///
 /// When the tensors of a parameter differ in length.
-#[cfg_attr(
-    not(all(feature = "cuda", not(feature = "fusion"))),
-    expect(unused_variables, reason = "there are no GPU kernels")
-)]
+#[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "there are no GPU kernels"))]
 pub fn update(
     rule: &UpdateRule,
     numbers: Option<&StepNumbers>,
@@ -35,7 +32,7 @@ pub fn update(
         let scale = scale.map_or(1.0, |scale| scale.clone().into_scalar::<f32>());
         return cpu::update(rule, scale, parameters);
     }
-    #[cfg(all(feature = "cuda", not(feature = "fusion")))]
+    #[cfg(feature = "cuda")]
     if let (Some(first), true) = (parameters.first(), crate::gpu::accepts(rule, &parameters)) {
         let from_rule = || {
             let numbers = Tensor::from_floats(rule.numbers(), &first.value.device());
@@ -108,7 +105,7 @@ pub fn ema_update(decay: f64, pairs: Vec<(Tensor<1>, Tensor<1>)>) -> Vec<Tensor<
     if pairs.iter().all(|(average, value)| has_parameter_kernels(average) && has_parameter_kernels(value)) {
         return cpu::ema_update(decay, pairs);
     }
-    #[cfg(all(feature = "cuda", not(feature = "fusion")))]
+    #[cfg(feature = "cuda")]
     let pairs = match crate::gpu::ema_update(decay, pairs) {
         Ok(averages) => return averages,
         Err(pairs) => pairs,
@@ -125,7 +122,7 @@ pub fn square_sum(tensors: &[&Tensor<1>]) -> Option<Tensor<1>> {
         let sum = cpu::square_sum(tensors);
         return Some(Tensor::from_floats([sum as f32], &first.device()));
     }
-    #[cfg(all(feature = "cuda", not(feature = "fusion")))]
+    #[cfg(feature = "cuda")]
     if let Some(sum) = crate::gpu::square_sum(tensors) {
         return Some(sum);
     }

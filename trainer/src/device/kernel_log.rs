@@ -77,6 +77,11 @@ impl KernelLog {
     }
 }
 
+/// Whether `CUDA_LAUNCH_BLOCKING` is 1: each launch waits for its kernel.
+pub fn launches_block() -> bool {
+    LOG.blocking
+}
+
 /// With `CUDA_LAUNCH_BLOCKING=1`, as in PyTorch, waits for each kernel, so that an error names its kernel.
 pub(super) fn block_launches() {
     if LOG.blocking {

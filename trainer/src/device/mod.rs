@@ -18,7 +18,7 @@ mod toolkit;
 mod versions;
 
 #[cfg(feature = "cuda")]
-pub use self::kernel_log::WarmUp;
+pub use self::kernel_log::{WarmUp, launches_block};
 use burn::tensor::Device;
 #[cfg(feature = "cuda")]
 pub use comm::cuda::StreamEvent;

@@ -26,6 +26,7 @@ use ops::graph::{self, Graph, Reading};
 use super::{Learner, StepOutcome, device_batch::DeviceBatch};
 use crate::{
     config::{ClassWeights, OptimizerConfig, OptimizerKind, RunPlan},
+    device::launches_block,
     failure::Failure,
     optim::{DeviceRates, FlatGradients, clip_on_device},
     timeline::Track,
@@ -104,7 +105,8 @@ const MOVES: usize = 5;
 impl StepGraph {
     /// Records steps on `device`, if it is a GPU that can and the plan allows it.
     pub fn new(plan: &RunPlan, device: &Device) -> Self {
-        if plan.train.graph == Some(false) || !graph::can_record(device) {
+        // With CUDA_LAUNCH_BLOCKING each launch waits for its kernel: an error then names its kernel, which a graph would hide.
+        if plan.train.graph == Some(false) || launches_block() || !graph::can_record(device) {
             return Self::default();
         }
         let OptimizerConfig { kind, momentum, .. } = plan.optimizer;

@@ -2,11 +2,8 @@
 //! norm with its epilogue, activations, the loss, a batch's images, and the optimizer's step. They are written with CubeCL, except
 //! the convolutions on tensor cores ([`implicit_gemm`]).
 //!
-//! The kernels see images as matrices with one row of channels per pixel. burn's ReLU returns another order (its masked fill follows the shape, not the memory), which the next
-//! convolution must convert back.
-//!
-//! Builds with burn's fusion do not use these kernels, because a tensor may then be a pending operation that only burn
-//! can execute.
+//! The kernels see images as matrices with one row of channels per pixel. burn's ReLU returns another order (its masked fill follows
+//! the shape, not the memory), which the next convolution must convert back.
 
 mod activation;
 mod backend;

@@ -7,7 +7,6 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-#[cfg(not(feature = "fusion"))]
 use burn::backend::{BackendTensor, DispatchTensor, DispatchTensorKind};
 use burn::backend::{Cube, DispatchDevice, StreamId};
 use burn::tensor::{DType, Device, Tensor};
@@ -93,7 +92,6 @@ pub fn is_cuda(device: &Device) -> bool {
     matches!(device.clone().inner().as_dispatch(), DispatchDevice::Cube(cubecl::Device::Cuda(_)))
 }
 
-#[cfg(not(feature = "fusion"))]
 fn cube(tensor: Tensor<1>) -> Result<CubeTensor> {
     match tensor.into_dispatch().kind {
         DispatchTensorKind::Cube(BackendTensor::Float(tensor)) => Ok(tensor),
@@ -101,24 +99,9 @@ fn cube(tensor: Tensor<1>) -> Result<CubeTensor> {
     }
 }
 
-/// Fusion runs operations later than they are called, on another thread, and drops those whose results are not used. A
-/// [`StreamEvent`] orders nothing then.
-#[cfg(feature = "fusion")]
-fn cube(_: Tensor<1>) -> Result<CubeTensor> {
-    Err(CommError::setup("this build fuses operations, and has no collectives between GPUs")
-        .hint("build without the feature `fusion`, or reduce on the CPU: --backend shm"))
-}
-
-#[cfg(not(feature = "fusion"))]
 fn tensor_of(tensor: CubeTensor) -> Tensor<1> {
     let kind = DispatchTensorKind::Cube(BackendTensor::Float(tensor));
     Tensor::from_dispatch(DispatchTensor { kind, autodiff: Default::default() })
-}
-
-/// Never called: a build with fusion cannot make a [`Launcher`].
-#[cfg(feature = "fusion")]
-fn tensor_of(_: CubeTensor) -> Tensor<1> {
-    unreachable!("a build with fusion has made a sum on a GPU")
 }
 
 impl Launcher {
