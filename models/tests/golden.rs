@@ -1,9 +1,8 @@
 //! Every model against PyTorch's float64 values. `reference/README.md` describes the files.
 
-mod formula;
-
 use std::collections::BTreeMap;
 
+use crate::formula;
 use burn::module::Module;
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Device, Int, Tensor, TensorData};

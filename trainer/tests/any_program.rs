@@ -1,13 +1,11 @@
 //! `trainer launch`: any program as several processes, with torchrun's variables.
 
-mod common;
-
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdout};
 use std::time::{Duration, Instant};
 
-use common::{Bench, Ended, entries, python_with, signal, signal_process, wait_until};
+use crate::common::{self, Bench, Ended, entries, python_with, signal, signal_process, wait_until};
 
 const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;

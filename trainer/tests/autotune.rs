@@ -2,13 +2,13 @@
 //!
 //! `TRAINER_AUTOTUNE_TEST` makes times up (`strategy/ddp/autotune.rs`), so nothing here depends on the machine's speed.
 
-mod common;
-
 use std::fs::File;
 use std::path::Path;
 use std::process::Stdio;
 
-use common::{Bench, CONFIG, ENDLESS, Ended, children, first_entry, free_port, losses, signal_process, wait_until};
+use crate::common::{
+    self, Bench, CONFIG, ENDLESS, Ended, children, first_entry, free_port, losses, signal_process, wait_until,
+};
 use serde_json::Value;
 
 const PRETEND: &str = "TRAINER_AUTOTUNE_TEST";

@@ -1,8 +1,6 @@
 //! Tests `trainer bench allreduce`: one row per size, exact sums, and mistakes that are reported before any process starts.
 
-mod common;
-
-use common::{Bench, CONFIG};
+use crate::common::{Bench, CONFIG};
 use serde_json::Value;
 
 #[test]

@@ -1,10 +1,8 @@
 //! Tests the binary's output and the files that it writes.
 
-mod common;
-
 use std::{fs, process::Command};
 
-use common::{Bench, CONFIG, Ended, checkpoint_file, entries, pictures::save_png};
+use crate::common::{self, Bench, CONFIG, Ended, checkpoint_file, entries, pictures::save_png};
 
 #[test]
 fn a_run_leaves_everything_that_the_readme_names() {

@@ -1,12 +1,10 @@
 //! Several processes train as one: the same losses, the same stop, and the end of the run when a worker dies.
 
-mod common;
-
 use std::{path::Path, process::Child};
 
-use common::{
-    Bench, CONFIG, ENDLESS, checkpoint_file, children, entries, free_port, loss_values, losses, signal, signal_process,
-    summary, wait_until,
+use crate::common::{
+    self, Bench, CONFIG, ENDLESS, checkpoint_file, children, entries, free_port, loss_values, losses, signal,
+    signal_process, summary, wait_until,
 };
 
 fn train(bench: &Bench, root: &str, workers: &str, extra: &[&str]) -> std::path::PathBuf {

@@ -1,14 +1,12 @@
 //! Failures of training with several processes: the error names step and phase, and nothing is left behind.
 
-mod common;
-
 use std::{
     io::Read,
     path::{Path, PathBuf},
     process::Child,
 };
 
-use common::{Bench, CONFIG, Ended, children, entries, losses, signal_process, wait_until};
+use crate::common::{Bench, CONFIG, Ended, children, entries, losses, signal_process, wait_until};
 
 /// Eight convolutions, so that a process is in forward or backward nearly all the time.
 const SLOW: &str = r#"

@@ -1,11 +1,9 @@
 //! Training on images that are decoded in each epoch: resume, evaluation, prediction, damaged images, archives.
 
-mod common;
-
 use std::fs;
 use std::path::Path;
 
-use common::{Bench, ENDLESS, assert_equal_runs, losses, pictures};
+use crate::common::{self, Bench, ENDLESS, assert_equal_runs, losses, pictures};
 use serde_json::Value;
 
 const CONFIG: &str = r#"

@@ -1,15 +1,13 @@
 //! The files in `trainer/deploy`: each is read, and its command is run here with the environment that its cluster would set.
 
-mod common;
-
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use common::namespaces::ADDRESSES;
-use common::sshd::SshHosts;
-use common::{Bench, CONFIG, Ended, entries, first_entry, free_port, losses, signal, skip_or_fail, wait_until};
+use crate::common::namespaces::ADDRESSES;
+use crate::common::sshd::SshHosts;
+use crate::common::{Bench, CONFIG, Ended, entries, first_entry, free_port, losses, signal, skip_or_fail, wait_until};
 use yaml_rust2::{Yaml, YamlLoader};
 
 /// Reads a file in `trainer/deploy`.

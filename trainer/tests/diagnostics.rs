@@ -1,10 +1,8 @@
 //! `--log-level`, `TRAINER_LOG` and `--secret-file` of the real binary.
 
-mod common;
-
 use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
-use common::{Bench, CONFIG};
+use crate::common::{self, Bench, CONFIG};
 
 const STEPS: [&str; 6] = ["--config", "config.toml", "--set", "train.max_steps=3", "--run-dir", "runs"];
 

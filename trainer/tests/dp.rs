@@ -1,10 +1,8 @@
 //! One process with several devices trains as one device does: the same losses, samples, weights and stop.
 
-mod common;
-
 use std::path::PathBuf;
 
-use common::{
+use crate::common::{
     Bench, CONFIG, assert_same_curve, checkpoint_file, entries, loss_values, losses, signal, summary, wait_until,
 };
 
@@ -89,7 +87,7 @@ fn stop_after_some_steps(bench: &Bench, arguments: &[&str]) -> u64 {
     let child = bench.spawn(arguments);
     wait_until("metrics", || lines() >= before + 10);
     signal(&child, 15);
-    let ended: common::Ended = child.wait_with_output().unwrap().into();
+    let ended: crate::common::Ended = child.wait_with_output().unwrap().into();
     let said = ended.expect(143);
     assert!(said.stdout.contains(" --resume "), "{}", said.stdout);
     lines() as u64

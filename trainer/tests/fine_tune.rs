@@ -1,14 +1,12 @@
 //! Fine-tuning: weights from a file, a new classifier, frozen layers and factors of the learning rate.
 
-mod common;
-
 use std::{
     collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
 };
 
-use common::{Bench, CONFIG, assert_equal_runs, checkpoint_file, pictures::save_png};
+use crate::common::{self, Bench, CONFIG, assert_equal_runs, checkpoint_file, pictures::save_png};
 use safetensors::SafeTensors;
 
 /// Torchvision's ResNet-18 on a few images.

@@ -1,15 +1,13 @@
 //! `benches/first_light.sh`: slices, resumption, retries, failures, table and bad input. The programs are
 //! `first_light_support/program.sh`; `benches/gpu_check/on_cpu.sh` runs the real ones.
 
-mod common;
-
 use std::{
     os::unix::fs::symlink,
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
-use common::{Ended, children, entries, signal_process, wait_until};
+use crate::common::{Ended, children, entries, signal_process, wait_until};
 use tempfile::TempDir;
 
 struct Bench {

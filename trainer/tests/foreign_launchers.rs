@@ -1,10 +1,8 @@
 //! Jobs started by real launchers, whose workers are this program.
 
-mod common;
-
 use std::process::{Command, Stdio};
 
-use common::{Bench, CONFIG, losses, python_with, skip_or_fail};
+use crate::common::{self, Bench, CONFIG, losses, python_with, skip_or_fail};
 
 /// Trains with `launcher… trainer …` and compares the losses with those of the same job under the program's own launcher.
 fn trains_under(launcher: &[&str], announced: &str) {

@@ -1,7 +1,5 @@
 //! Input that was made to harm: names with terminal escapes, pipes and devices in place of files, sizes beyond all memory.
 
-mod common;
-
 use std::{
     fs,
     os::unix::fs::symlink,
@@ -10,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{
+use crate::common::{
     Bench, Ended,
     pictures::{save_grey_png, save_png},
 };

@@ -1,14 +1,12 @@
 //! One command for several hosts: `-H` and `--hostfile` over a real ssh, between network namespaces.
 
-mod common;
-
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-use common::namespaces::ADDRESSES;
-use common::sshd::SshHosts;
-use common::{Bench, CONFIG, ENDLESS, Ended, entries, losses, signal, signal_process, wait_until};
+use crate::common::namespaces::ADDRESSES;
+use crate::common::sshd::SshHosts;
+use crate::common::{Bench, CONFIG, ENDLESS, Ended, entries, losses, signal, signal_process, wait_until};
 
 const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;

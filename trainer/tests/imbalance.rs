@@ -1,10 +1,10 @@
 //! Class weights in the loss and the weighted sampler: the same training for any number of workers, and after a resume.
 
-mod common;
-
 use std::fs;
 
-use common::{Bench, CONFIG, ENDLESS, assert_equal_runs, assert_same_curve, loss_values, losses, pictures::save_png};
+use crate::common::{
+    Bench, CONFIG, ENDLESS, assert_equal_runs, assert_same_curve, loss_values, losses, pictures::save_png,
+};
 
 const WEIGHTS: [&str; 2] = ["--set", "train.class_weights=[0.1, 3, 1, 1, 0, 1, 2, 1, 0.5, 8]"];
 const SAMPLER: [&str; 2] = ["--set", "data.sampler_weights=[1, 1, 2, 1, 0, 1, 20, 1, 1, 0.1]"];

@@ -134,3 +134,21 @@ fn imports_are_found_in_every_form() {
     let text = "use crate::{a::B, c::{D, E},\n f};\n// use crate::g;\nlet x = crate::h::i();\npub use crate::j;";
     assert_eq!(imports(text), ["a", "c", "f", "h", "j"].map(String::from).into());
 }
+
+#[test]
+fn every_file_of_tests_is_in_an_executable() {
+    for (package, executable) in [("trainer", "program"), ("models", "networks")] {
+        let folder = Path::new(ROOT).join(package);
+        let (modules, manifest) =
+            (read(folder.join(format!("tests/{executable}.rs"))), read(folder.join("Cargo.toml")));
+        for entry in fs::read_dir(folder.join("tests")).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_some_and(|extension| extension == "rs") {
+                let name = path.file_stem().unwrap().to_str().unwrap();
+                let module = modules.lines().any(|line| line == format!("mod {name};"));
+                let own = manifest.lines().any(|line| line == format!("name = \"{name}\""));
+                assert!(module || own, "{} is never run: add `mod {name};` to {executable}.rs", path.display());
+            }
+        }
+    }
+}

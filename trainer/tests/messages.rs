@@ -1,10 +1,8 @@
 //! Compares the complete error message for each kind of wrong input.
 
-mod common;
-
 use std::fs;
 
-use common::{Bench, pictures::save_png};
+use crate::common::{Bench, pictures::save_png};
 
 /// Runs `--config config.toml` with `extra` arguments, and returns the screen of a run that must end with exit code 2.
 fn screen(config: &str, extra: &[&str], prepare: impl FnOnce(&Bench)) -> String {

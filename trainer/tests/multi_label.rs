@@ -1,11 +1,11 @@
 //! Images with several classes each: training in every world, average precision, resuming, predictions, mistakes.
 
-mod common;
-
 use std::fs;
 use std::path::Path;
 
-use common::{Bench, ENDLESS, assert_equal_runs, assert_same_curve, entries, loss_values, losses, pictures::save_png};
+use crate::common::{
+    Bench, ENDLESS, assert_equal_runs, assert_same_curve, entries, loss_values, losses, pictures::save_png,
+};
 use serde_json::Value;
 
 const CONFIG: &str = r#"

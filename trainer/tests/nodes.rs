@@ -1,14 +1,12 @@
 //! Training on two machines whose network fails for a while.
 
-mod common;
-
 use std::fs::File;
 use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::time::Duration;
 
-use common::namespaces::{ADDRESSES, Namespaces, namespaces};
-use common::{Bench, CONFIG, ENDLESS, first_entry, signal, wait_until};
+use crate::common::namespaces::{ADDRESSES, Namespaces, namespaces};
+use crate::common::{Bench, CONFIG, ENDLESS, first_entry, signal, wait_until};
 
 const SIGTERM: i32 = 15;
 

@@ -1,7 +1,5 @@
 //! Tests `trainer export` with ONNX Runtime and PyTorch (onnx_check.py): the logits of every network, and folded batch norms.
 
-mod common;
-
 use std::{
     fs,
     io::{BufRead, BufReader, Write},
@@ -9,8 +7,8 @@ use std::{
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
 };
 
+use crate::common::{self, Bench, CONFIG, Ended, pictures::save_grey_png};
 use burn::tensor::{Device, Tensor, TensorData};
-use common::{Bench, CONFIG, Ended, pictures::save_grey_png};
 use models::{Context, Graph, Network, Spec, StateTensor};
 use serde::Deserialize;
 use trainer::weights::{

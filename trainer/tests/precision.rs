@@ -1,11 +1,9 @@
 //! Training in bf16 on the CPU: repeats and resumes to the bit, agrees with f32, between workers and between instruction
 //! sets within rounding.
 
-mod common;
-
 use std::path::Path;
 
-use common::{Bench, assert_equal_runs, assert_same_curve, loss_values, losses};
+use crate::common::{self, Bench, assert_equal_runs, assert_same_curve, loss_values, losses};
 
 /// LeNet with a learning rate that does not depend on the run's length.
 const LENET: &str = r#"

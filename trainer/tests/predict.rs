@@ -1,10 +1,8 @@
 //! `trainer predict`: its classes are those of an evaluation, whatever the input and output are.
 
-mod common;
-
 use std::path::{Path, PathBuf};
 
-use common::{Bench, CONFIG, pictures::save_grey_png};
+use crate::common::{Bench, CONFIG, pictures::save_grey_png};
 use data::Dataset;
 use data::formats::{self, LoadRequest};
 

@@ -1,13 +1,10 @@
 //! Steps that are queued, as those of a CUDA graph are, and finished when the next one is queued: the run is the same.
 
-mod common;
-#[path = "common/engine.rs"]
-mod engine;
-
 use std::collections::VecDeque;
 use std::fs;
 
-use common::entries;
+use crate::common::entries;
+use crate::engine;
 use data::loader::Batch;
 use serde_json::Value;
 use trainer::{

@@ -1,10 +1,8 @@
 //! A run that is killed or interrupted and resumed equals, bit for bit, the run that was never stopped.
 
-mod common;
-
 use std::path::{Path, PathBuf};
 
-use common::{Bench, CONFIG, ENDLESS, assert_equal_runs, entries, losses, signal, wait_until};
+use crate::common::{self, Bench, CONFIG, ENDLESS, assert_equal_runs, entries, losses, signal, wait_until};
 
 /// A run with everything that has state: AdamW's moments, the weight average, mixing, accumulation, clipping.
 const STATEFUL: &str = r#"

@@ -1,14 +1,12 @@
 //! `benches/rows.sh`, the queue of training runs: interruption, continuation, status and saved results.
 
-mod common;
-
 use std::{
     os::unix::fs::PermissionsExt,
     path::Path,
     process::{Child, Command, Stdio},
 };
 
-use common::{Bench, CONFIG, Ended, entries, wait_until};
+use crate::common::{Bench, CONFIG, Ended, entries, wait_until};
 
 fn rows(bench: &Bench, arguments: &[&str]) -> Command {
     let mut command = Command::new("env");

@@ -1,7 +1,5 @@
 //! What a run does with a run folder in which other files are than it has left there.
 
-mod common;
-
 use std::{
     ffi::OsStr,
     fs,
@@ -10,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use common::{Bench, CONFIG, Ended, entries, free_port, losses};
+use crate::common::{Bench, CONFIG, Ended, entries, free_port, losses};
 
 /// Trains one epoch, and returns the run folder.
 fn short_run(bench: &Bench) -> PathBuf {

@@ -1,14 +1,12 @@
 //! One program at a time writes a run folder.
 
-mod common;
-
 use std::{
     fs,
     path::{Path, PathBuf},
     process::Child,
 };
 
-use common::{Bench, CONFIG, ENDLESS, Ended, entries, free_port, losses, signal, wait_until};
+use crate::common::{Bench, CONFIG, ENDLESS, Ended, entries, free_port, losses, signal, wait_until};
 
 const SIGINT: i32 = 2;
 const SIGKILL: i32 = 9;

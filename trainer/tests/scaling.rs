@@ -1,8 +1,6 @@
 //! `trainer bench scaling`: real runs, and steps that are computed from one of them.
 
-mod common;
-
-use common::{Bench, CONFIG, entries};
+use crate::common::{Bench, CONFIG, entries};
 use serde_json::Value;
 
 #[test]

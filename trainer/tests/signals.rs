@@ -1,7 +1,5 @@
 //! Signals and closed terminals: the run saves a checkpoint, in all modes, and other commands end.
 
-mod common;
-
 use std::{
     io::{Read, Write},
     os::unix::process::ExitStatusExt,
@@ -9,7 +7,9 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use common::{Bench, CONFIG, ENDLESS, Ended, children, entries, signal, signal_process, skip_or_fail, wait_until};
+use crate::common::{
+    Bench, CONFIG, ENDLESS, Ended, children, entries, signal, signal_process, skip_or_fail, wait_until,
+};
 use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
 
 const HUP: i32 = 1;

@@ -1,12 +1,10 @@
 //! What `configs/speedrun_cifar10.toml` needs beyond other recipes: weights from the training images, frozen weights, a
 //! learning rate for batch norm's biases, test-time augmentation. On a part of fashion-mini.
 
-mod common;
-
 use std::path::Path;
 
-use common::{
-    Bench, ENDLESS, assert_equal_runs, assert_same_curve, checkpoint_file, entries, loss_values, losses, signal,
+use crate::common::{
+    self, Bench, ENDLESS, assert_equal_runs, assert_same_curve, checkpoint_file, entries, loss_values, losses, signal,
     wait_until,
 };
 

@@ -1,10 +1,8 @@
 //! A held-out part of the training set, a fraction of it, and CSV manifests.
 
-mod common;
-
 use std::{fs, path::Path};
 
-use common::{Bench, CONFIG, ENDLESS, assert_equal_runs, losses, pictures::save_png};
+use crate::common::{Bench, CONFIG, ENDLESS, assert_equal_runs, losses, pictures::save_png};
 use data::sampler::permutation;
 use serde_json::Value;
 

@@ -1,10 +1,8 @@
 //! `trainer sweep`: combinations, places, failures, interruption and continuation, mistakes.
 
-mod common;
-
 use std::path::Path;
 
-use common::{Bench, CONFIG, children, entries, signal, wait_until};
+use crate::common::{self, Bench, CONFIG, children, entries, signal, wait_until};
 use serde_json::Value;
 
 fn sweep(bench: &Bench, extra: &[&str]) -> common::Ended {

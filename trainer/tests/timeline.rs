@@ -1,10 +1,8 @@
 //! Tests `timeline.json` of real runs: complete JSON, nested spans, every rank and every step.
 
-mod common;
-
 use std::path::Path;
 
-use common::{Bench, CONFIG};
+use crate::common::{Bench, CONFIG};
 use serde_json::Value;
 
 /// One span. Times are in nanoseconds, so that comparisons are exact.

@@ -1,12 +1,10 @@
 //! The examples of the crate `launch`, PyTorch's tutorial "Writing Distributed Applications with PyTorch", under
 //! `trainer launch`. `mpi.rs` runs them under mpirun.
 
-mod common;
-
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use common::{Bench, Ended, skip_or_fail};
+use crate::common::{Bench, Ended, skip_or_fail};
 
 /// Returns the path of an example. Cargo builds the examples with the tests of their crate, as in a test of the whole workspace.
 #[track_caller]

@@ -1,12 +1,9 @@
 //! A validation split selects the best epoch; the test split is evaluated once, after training, with that epoch's weights.
 
-mod common;
-#[path = "common/engine.rs"]
-mod engine;
-
 use std::{fs, path::Path};
 
-use common::{Bench, entries, pictures::save_png};
+use crate::common::{Bench, entries, pictures::save_png};
+use crate::engine;
 use data::loader::Batch;
 use serde_json::Value;
 use trainer::{

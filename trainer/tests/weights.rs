@@ -1,10 +1,8 @@
 //! Tests the exchange of weights: `eval` reads PyTorch's files, and PyTorch reads the files of `export`.
 
-mod common;
-
 use std::{collections::BTreeMap, fs, path::PathBuf, process::Command};
 
-use common::{Bench, CONFIG, Ended};
+use crate::common::{self, Bench, CONFIG, Ended};
 use serde::Deserialize;
 
 const FILES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/weights");

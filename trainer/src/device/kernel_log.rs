@@ -22,8 +22,11 @@ use crate::{console, failure};
 const EVERY: Duration = Duration::from_secs(10);
 
 static LOG: LazyLock<std::sync::Arc<KernelLog>> = LazyLock::new(|| {
-    let blocking = std::env::var_os("CUDA_LAUNCH_BLOCKING").is_some_and(|value| value == "1");
-    std::sync::Arc::new(KernelLog { blocking, launches: AtomicU64::new(0), state: Mutex::default() })
+    std::sync::Arc::new(KernelLog {
+        blocking: super::launches_block(),
+        launches: AtomicU64::new(0),
+        state: Mutex::default(),
+    })
 });
 
 /// The launches of this process while it is observed.
@@ -75,11 +78,6 @@ impl KernelLog {
         let kernel = state.stuck.or(state.running.first().map(|(_, kernel)| *kernel))?;
         Some(type_name_format(kernel, TypeNameFormatLevel::Short))
     }
-}
-
-/// Whether `CUDA_LAUNCH_BLOCKING` is 1: each launch waits for its kernel.
-pub fn launches_block() -> bool {
-    LOG.blocking
 }
 
 /// With `CUDA_LAUNCH_BLOCKING=1`, as in PyTorch, waits for each kernel, so that an error names its kernel.

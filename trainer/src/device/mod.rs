@@ -18,7 +18,7 @@ mod toolkit;
 mod versions;
 
 #[cfg(feature = "cuda")]
-pub use self::kernel_log::{WarmUp, launches_block};
+pub use self::kernel_log::WarmUp;
 use burn::tensor::Device;
 #[cfg(feature = "cuda")]
 pub use comm::cuda::StreamEvent;
@@ -217,6 +217,11 @@ fn gpu(gpus: &Gpus, index: usize, local_rank: &LocalRank) -> Selected {
         description,
         gpu: Some(gpu),
     }
+}
+
+/// Whether each launch waits for its kernel: `CUDA_LAUNCH_BLOCKING=1`, as in PyTorch.
+pub fn launches_block() -> bool {
+    std::env::var_os("CUDA_LAUNCH_BLOCKING").is_some_and(|value| value == "1")
 }
 
 /// Writes what this process has compiled and tuned to the file of the user's cache, for later runs. A thread does so every two

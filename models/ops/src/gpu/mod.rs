@@ -19,6 +19,7 @@ mod moments;
 mod norm;
 mod norm_kernels;
 mod norm_moments;
+mod parameter_batch;
 mod rows;
 mod squares;
 mod update;

@@ -8,8 +8,9 @@ use burn::tensor::{DType, Shape, Tensor};
 use burn_cubecl::ops::numeric::empty_device_dtype;
 use cubecl::prelude::*;
 
+use super::parameter_batch::{Batch, ParameterBlocks, Tensors, thread_vector};
 use super::rows::{UNITS, all, reduce_row};
-use super::update::{Batch, ParameterBlocks, Tensors, tensor_of, tensors, thread_vector};
+use super::update::{tensor_of, tensors};
 
 /// Writes each block's sum of squares to `partials`, from index `offset`.
 #[cube(launch_unchecked)]

@@ -16,7 +16,8 @@ use cubecl::prelude::*;
 use half::bf16;
 
 use super::copies;
-use super::rows::{UNITS, aligned, all};
+use super::parameter_batch::{Batch, ParameterBlocks, Tensors, thread_vector};
+use super::rows::{UNITS, all};
 use crate::optimizer::{ParameterUpdate, StepNumbers, UpdateRule, UpdatedParameter};
 
 /// Returns the storage of a flat f32 tensor on an NVIDIA GPU, contiguous; `None` for other tensors.
@@ -48,99 +49,8 @@ pub(super) fn tensor_of(tensor: CubeTensor) -> Tensor<1> {
     Tensor::from_dispatch(DispatchTensor { kind, autodiff: Default::default() })
 }
 
-/// Parameters per launch: 32 parameters of AdamW have 224 tensors, and a launch can take the addresses of 500. Smaller
-/// launches have half as many parameters, repeatedly, so six kernels suffice for any number of parameters.
-const MAX_PARAMETERS: usize = 32;
-
-/// Tensors of a launch, in vectors of `N`.
-pub(super) type Tensors<N> = Sequence<Box<[Vector<f32, N>]>>;
-
 /// Copies of values in bf16, in vectors of `N`.
 type Copies<N> = Sequence<Box<[Vector<bf16, N>]>>;
-
-/// Arguments of one parameter in a launch.
-#[derive(CubeType, CubeLaunch)]
-pub(super) struct ParameterBlocks {
-    /// Number of vectors.
-    length: usize,
-    /// The parameter's first block, and the next parameter's first block.
-    first: usize,
-    next: usize,
-    weight_decay: f32,
-}
-
-/// Parameters of one launch, each with `N` input tensors.
-pub(super) struct Batch<const N: usize> {
-    tensors: Vec<[CubeTensor; N]>,
-    weight_decay: Vec<f64>,
-    pub(super) vector: usize,
-}
-
-impl<const N: usize> Batch<N> {
-    /// Divides the parameters, in order, into as few launches as possible.
-    pub(super) fn all(mut parameters: Vec<([CubeTensor; N], f64)>) -> impl Iterator<Item = Self> {
-        std::iter::from_fn(move || {
-            let vector = vector(&parameters.first()?.0);
-            let alike =
-                parameters.iter().take(MAX_PARAMETERS).take_while(|(tensors, _)| self::vector(tensors) == vector);
-            let rest = parameters.split_off(1 << alike.count().ilog2());
-            let (tensors, weight_decay) = std::mem::replace(&mut parameters, rest).into_iter().unzip();
-            Some(Self { tensors, weight_decay, vector })
-        })
-    }
-
-    /// Returns the first parameter's first tensor.
-    pub(super) fn tensor(&self) -> &CubeTensor {
-        &self.tensors[0][0]
-    }
-
-    fn client(&self) -> Client {
-        self.tensor().client.clone()
-    }
-
-    /// Returns the tensors with an index, of all parameters.
-    pub(super) fn args<T: LaunchArg<RuntimeArg = BufferArg>>(&self, index: usize) -> SequenceArg<T> {
-        self.tensors.iter().map(|tensors| all(&tensors[index])).collect()
-    }
-
-    /// Returns the number of vectors of a parameter.
-    fn length(&self, tensors: &[CubeTensor; N]) -> usize {
-        tensors[0].meta.num_elements() / self.vector
-    }
-
-    /// Returns the number of blocks of a launch.
-    pub(super) fn blocks(&self) -> usize {
-        self.tensors.iter().map(|tensors| self.length(tensors).div_ceil(UNITS)).sum()
-    }
-
-    /// Returns each parameter's blocks, and the grid.
-    pub(super) fn shares(&self) -> (SequenceArg<ParameterBlocks>, CubeCount) {
-        let mut first = 0;
-        let share = |(tensors, weight_decay): (&[CubeTensor; N], &f64)| {
-            let length = self.length(tensors);
-            let next = first + length.div_ceil(UNITS);
-            let share = ParameterBlocksLaunch::new(length, first, next, *weight_decay as f32);
-            first = next;
-            share
-        };
-        let shares = self.tensors.iter().zip(&self.weight_decay).map(share).collect();
-        (shares, CubeCount::Static(first as u32, 1, 1))
-    }
-}
-
-/// Returns 4 if all tensors can be accessed in vectors of four elements, else 1.
-fn vector<const N: usize>(tensors: &[CubeTensor; N]) -> usize {
-    let whole = tensors[0].meta.num_elements().is_multiple_of(4) && tensors.iter().all(aligned);
-    if whole { 4 } else { 1 }
-}
-
-/// Returns whether the thread belongs to the parameter, and its vector.
-#[cube]
-pub(super) fn thread_vector(share: &ParameterBlocks) -> (bool, usize) {
-    let block = CUBE_POS_X as usize;
-    let at = (block - min(share.first, block)) * UNITS + UNIT_POS as usize;
-    (block >= share.first && block < share.next && at < share.length, at)
-}
 
 #[cube(launch_unchecked)]
 fn sgd<N: Size>(
