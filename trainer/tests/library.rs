@@ -1,12 +1,14 @@
 //! The examples: programs with a network or a data set of their own, and everything else of the trainer.
 
+mod common;
+
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::common::{Bench, Ended, assert_equal_runs, summary};
 use burn::module::Module;
 use burn::tensor::Tensor;
 use clap::Parser;
+use common::{Bench, Ended, assert_equal_runs, summary};
 use models::layers::{Conv2d, Conv2dConfig, Linear, global_avg_pool};
 use models::{BuildError, Context, CustomNetwork, Init, Spec};
 

@@ -24,7 +24,6 @@ mod hostile_input;
 mod hosts;
 mod imbalance;
 mod layers;
-mod library;
 mod messages;
 mod multi_label;
 mod nodes;

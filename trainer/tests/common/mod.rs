@@ -1,6 +1,6 @@
 //! Runs the real binary on the data set that it contains.
 
-#![allow(dead_code, reason = "the tests of MPI use a part")]
+#![allow(dead_code, reason = "each executable uses a part")]
 
 #[path = "../../testing/namespaces.rs"]
 pub mod namespaces;
@@ -11,7 +11,7 @@ mod shared;
 #[path = "../../testing/sshd.rs"]
 pub mod sshd;
 
-#[allow(unused_imports, reason = "the tests of MPI use a part")]
+#[allow(unused_imports, reason = "each executable uses a part")]
 pub use shared::{free_port, skip_or_fail};
 
 use std::{
