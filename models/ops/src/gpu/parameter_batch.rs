@@ -20,7 +20,7 @@ pub(super) struct ParameterBlocks {
     /// The parameter's first block, and the next parameter's first block.
     first: usize,
     next: usize,
-    weight_decay: f32,
+    pub(super) weight_decay: f32,
 }
 
 /// Parameters of one launch, each with `N` input tensors.
