@@ -262,7 +262,10 @@ impl Communicator {
     }
 
     /// Moves a batch on until it is empty.
-    fn serve(&self, batch: &SharedBatch) -> Result<()> {
+    ///
+    /// Gives the communicator up before the last result: a caller that has all its results, and ends the program, is then the last
+    /// owner and waits for the end of MPI and of the rendezvous. Nobody waits for this thread.
+    fn serve(self, batch: &SharedBatch) -> Result<()> {
         let mut active: Vec<Box<dyn PendingMessage>> = Vec::new();
         let (mut looks, mut until) = (0, Instant::now());
         loop {
@@ -271,9 +274,6 @@ impl Communicator {
                 active.append(&mut state.new);
                 until = Instant::now() + self.inner.process.timeout;
                 looks = 0;
-            } else if active.is_empty() {
-                state.closed = true;
-                return Ok(());
             } else if looks > LOOKS {
                 batch.changed.wait_for(&mut state, NAP);
             }
@@ -288,13 +288,22 @@ impl Communicator {
                     let mut state = batch.state.lock();
                     state.closed = true;
                     active.append(&mut state.new);
-                    drop(state);
+                    drop((state, self));
                     active.into_iter().for_each(|message| message.finish(Err(error.clone())));
                     return Err(error);
                 }
             }
             let (done, rest): (Vec<_>, Vec<_>) = active.into_iter().partition(|message| message.is_done());
             active = rest;
+            let mut state = batch.state.lock();
+            state.closed = active.is_empty() && state.new.is_empty();
+            let is_last = state.closed;
+            drop(state);
+            if is_last {
+                drop(self);
+                done.into_iter().for_each(|message| message.finish(Ok(())));
+                return Ok(());
+            }
             done.into_iter().for_each(|message| message.finish(Ok(())));
         }
     }
@@ -341,5 +350,20 @@ impl Communicator {
     fn message_timeout(&self, message: &MessageOp<'_>) -> CommError {
         let (me, peer) = (self.inner.group.job_rank(), self.ranks()[message.peer()]);
         Message::timed_out(me, &message.call, peer, self.inner.process.timeout, &self.inner.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    #[test]
+    fn the_last_result_comes_when_the_thread_of_messages_has_given_up_the_communicator() {
+        for _ in 0..100 {
+            let comm = crate::solo().unwrap();
+            // Nobody receives: the result is an error.
+            assert!(comm.isend(vec![0u8], 0, 0).wait().is_err());
+            assert_eq!(Arc::strong_count(&comm.inner), 1);
+        }
     }
 }
