@@ -45,7 +45,7 @@ has_torch() { # importing PyTorch takes seconds: look once per call
     [ -z "$no_torch" ]
 }
 torch() { # GROUP NAME KIND COMMAND…: a step of PyTorch, where there is one
-    if pending "$1" "$2" && ! has_torch; then skip "$1" "$2" "$3" "$python: $no_torch"; else step "$1" "$2" "$3" 240 "${@:4}"; fi
+    if pending "$1" "$2" && ! has_torch; then skip "$1" "$2" "$3" "$no_torch ($python)"; else step "$1" "$2" "$3" 240 "${@:4}"; fi
 }
 peer_device=${PEER_DEVICE:-cuda} threads=0
 [ "$peer_device" = cuda ] || threads=$(nproc)

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::common::{Bench, CONFIG, children, entries, signal, wait_until};
+use crate::common::{Bench, CONFIG, Ended, children, entries, signal, wait_until};
 use serde_json::Value;
 
 fn compare(bench: &Bench, code: i32, extra: &[&str]) -> (Value, String) {
@@ -112,7 +112,7 @@ fn an_interruption_leaves_no_process() {
     let workers: Vec<u32> = launcher.iter().flat_map(|&process| children(process)).collect();
     assert_eq!((launcher.len(), workers.len()), (1, 2));
     signal(&child, 15);
-    let ended: crate::common::Ended = child.wait_with_output().unwrap().into();
+    let ended: Ended = child.wait_with_output().unwrap().into();
     assert!(ended.expect(143).stderr.contains("stopped by SIGTERM, with the run in progress"));
     for process in launcher.into_iter().chain(workers) {
         assert!(!Path::new(&format!("/proc/{process}")).exists(), "{process} is left");

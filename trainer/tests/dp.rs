@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::common::{
-    Bench, CONFIG, assert_same_curve, checkpoint_file, entries, loss_values, losses, signal, summary, wait_until,
+    Bench, CONFIG, Ended, assert_same_curve, checkpoint_file, entries, loss_values, losses, signal, summary, wait_until,
 };
 
 /// Trains with `--mode dp` on `devices` devices; 0 is one process on one device.
@@ -87,7 +87,7 @@ fn stop_after_some_steps(bench: &Bench, arguments: &[&str]) -> u64 {
     let child = bench.spawn(arguments);
     wait_until("metrics", || lines() >= before + 10);
     signal(&child, 15);
-    let ended: crate::common::Ended = child.wait_with_output().unwrap().into();
+    let ended: Ended = child.wait_with_output().unwrap().into();
     let said = ended.expect(143);
     assert!(said.stdout.contains(" --resume "), "{}", said.stdout);
     lines() as u64

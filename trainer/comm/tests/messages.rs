@@ -5,7 +5,7 @@ mod support;
 
 use std::time::Duration;
 
-use comm::{ErrorKind, ReduceOp};
+use comm::{CommError, Communicator, ErrorKind, ReduceOp};
 use support::{KINDS, message, ranks, ranks_with};
 
 /// Longer than what a transport buffers.
@@ -128,6 +128,16 @@ fn gradients_are_averaged_over_the_ranks() {
     }
 }
 
+/// Calls nothing until another rank has ended the job, and returns why.
+fn until_error(comm: &Communicator) -> CommError {
+    loop {
+        match comm.error() {
+            Some(error) => return error,
+            None => std::thread::sleep(Duration::from_millis(10)),
+        }
+    }
+}
+
 #[test]
 fn mistakes_are_errors_on_every_rank() {
     for kind in KINDS {
@@ -142,21 +152,22 @@ fn mistakes_are_errors_on_every_rank() {
         );
         // The receiver goes to a collective instead.
         let said = ranks(kind, 2, |comm| match comm.rank() {
-            // Sockets may take the message before anybody reads it. The sender then stays, and learns of the mistake in its next call.
-            0 => message(comm.isend(vec![0f32; LONG], 1, 0).wait().and_then(|_| comm.irecv(vec![0f32], 1, 0).wait())),
+            // Sockets may take the whole message. The sender then stays until the receiver has found the mistake.
+            0 => match comm.isend(vec![0f32; LONG], 1, 0).wait() {
+                Ok(_) => until_error(&comm).message,
+                Err(error) => error.message,
+            },
             _ => message(comm.barrier()),
         });
         for text in &said {
-            assert!(text.contains("rank 1 calls barrier where rank 0 calls "), "{kind} {said:?}");
+            assert!(text.contains("rank 1 calls barrier where rank 0 calls send of"), "{kind} {said:?}");
         }
         // Nobody sends.
         let limit = |config: &mut comm::CommConfig| config.timeout = Duration::from_secs(1);
         let errors = ranks_with(kind, 2, limit, |comm| match comm.rank() {
             0 => Some(comm.irecv(vec![0f32; 4], 1, 0).wait().unwrap_err()),
             _ => {
-                while comm.error().is_none() {
-                    std::thread::sleep(Duration::from_millis(10));
-                }
+                until_error(&comm);
                 None
             }
         });
