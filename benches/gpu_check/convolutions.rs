@@ -1,8 +1,9 @@
 //! Compares convolutions on a GPU with the CPU: the output, and the gradients of image, weight and bias; with a batch norm behind it,
-//! whose statistics the convolution's kernel computes.
+//! whose statistics the convolution's kernel computes, and with one in front of it, for whose backward pass the kernel of the gradients
+//! computes sums.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
-use ops::{ConvOptions, Epilogue, RunningStats, batch_norm_train, conv2d};
+use ops::{Activation, ConvOptions, Epilogue, RunningStats, batch_norm_train, conv2d};
 
 use super::ops::{apart, numbers, values};
 
@@ -22,7 +23,7 @@ struct Case {
     norm: Norm,
 }
 
-/// What is behind a convolution.
+/// What is behind a convolution, or in front of it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Norm {
     None,
@@ -30,6 +31,12 @@ enum Norm {
     Next,
     /// A batch norm of values that were changed on the way: it must not use the convolution's statistics.
     Later,
+    /// A batch norm in front, with an activation and, if true, with a residual.
+    Before(Activation, bool),
+    /// The same; two convolutions read its output.
+    BeforeTwo(Activation, bool),
+    /// The same; an operation without sums reads its output too.
+    BeforeOther(Activation, bool),
 }
 
 impl Case {
@@ -55,7 +62,7 @@ impl Case {
     }
 
     const fn norm(mut self, norm: Norm) -> Self {
-        self.options.norm_follows = true;
+        self.options.norm_follows = matches!(norm, Norm::Next | Norm::Later);
         self.norm = norm;
         self
     }
@@ -69,7 +76,7 @@ impl Case {
 
 /// Channels that 16, 8 and 4 bytes divide, and others; one and several tiles of each size, whole and in part; windows, strides,
 /// paddings and groups of the networks.
-const CASES: [Case; 24] = [
+const CASES: [Case; 35] = [
     Case::new([3, 3, 9, 7], 64, [3, 3], 1, 1),
     Case::new([2, 3, 17, 15], 24, [7, 7], 2, 3),
     // ReLU's gradient jumps where rounding changes a sign: no output of this case is that near zero.
@@ -96,6 +103,18 @@ const CASES: [Case; 24] = [
     Case::new([5, 64, 9, 7], 130, [3, 3], 2, 1).norm(Norm::Next),
     Case::new([3, 80, 5, 5], 80, [3, 3], 1, 1).groups(2).norm(Norm::Next),
     Case::new([12, 16, 32, 32], 32, [1, 1], 1, 0).norm(Norm::Later),
+    Case::new([4, 64, 8, 8], 64, [3, 3], 1, 1).norm(Norm::Before(Activation::Relu, false)),
+    Case::new([4, 64, 8, 8], 64, [3, 3], 1, 1).norm(Norm::Before(Activation::Relu, true)),
+    Case::new([12, 16, 32, 32], 32, [3, 3], 1, 1).norm(Norm::Before(Activation::Swish, false)),
+    Case::new([2, 24, 9, 8], 40, [3, 3], 2, 1).norm(Norm::Before(Activation::Relu6, false)),
+    Case::new([1, 33, 6, 6], 35, [3, 3], 1, 1).norm(Norm::Before(Activation::Identity, false)),
+    Case::new([2, 80, 4, 4], 80, [3, 3], 2, 1).groups(2).norm(Norm::Before(Activation::Relu, false)),
+    // Its slope is not known to the convolution.
+    Case::new([2, 24, 9, 8], 16, [1, 1], 1, 0).norm(Norm::Before(Activation::Gelu, false)),
+    Case::new([4, 64, 8, 8], 128, [3, 3], 2, 1).norm(Norm::BeforeTwo(Activation::Relu, true)),
+    Case::new([1, 33, 6, 6], 35, [3, 3], 1, 1).norm(Norm::BeforeTwo(Activation::Relu, false)),
+    Case::new([24, 8, 32, 32], 128, [1, 1], 1, 0).norm(Norm::BeforeTwo(Activation::Identity, false)),
+    Case::new([4, 64, 8, 8], 64, [3, 3], 1, 1).norm(Norm::BeforeOther(Activation::Relu, false)),
     // Without tensor cores, hence without statistics of the convolution.
     Case::new([4, 32, 8, 8], 32, [3, 3], 1, 1).groups(4).norm(Norm::Next),
 ];
@@ -117,9 +136,30 @@ fn results(case: &Case, dtype: DType, device: &Device, reference: bool) -> Resul
     let image = tensor(1, images, dtype, device, reference);
     let weight = tensor(2, [outputs, images[1] / options.groups, window[0], window[1]], dtype, device, reference);
     let bias = bias.then(|| tensor(3, [outputs], DType::F32, device, reference));
-    let output = conv2d(image.clone(), weight.clone(), bias.clone(), options, relu);
+    let affine =
+        [5, 6].map(|seed| tensor(seed, [images[1]], DType::F32, device, reference).mul_scalar(0.3).add_scalar(1.0));
+    let affine = affine.map(|vector| vector.detach().require_grad());
+    let output = match norm {
+        Norm::Before(activation, residual)
+        | Norm::BeforeTwo(activation, residual)
+        | Norm::BeforeOther(activation, residual) => {
+            let [scale, shift] = affine.clone();
+            let residual = residual.then(|| tensor(9, images, dtype, device, reference));
+            let after = Epilogue { residual, activation };
+            let batch = batch_norm_train(image.clone(), scale, shift, 1e-5, after, None, None);
+            let convolved = conv2d(batch.output.clone(), weight.clone(), None, options, false);
+            match norm {
+                Norm::BeforeTwo(..) => {
+                    let other = tensor(10, weight.dims(), dtype, device, reference);
+                    convolved + conv2d(batch.output, other, None, options, false)
+                }
+                Norm::BeforeOther(..) => convolved + batch.output.mul_scalar(0.5),
+                _ => convolved,
+            }
+        }
+        _ => conv2d(image.clone(), weight.clone(), bias.clone(), options, relu),
+    };
     let (output, statistics) = match norm {
-        Norm::None => (output, Vec::new()),
         Norm::Next | Norm::Later => {
             let output = if norm == Norm::Later { output.mul_scalar(2.0).add_scalar(1.0) } else { output };
             let vector = |seed: u64| Tensor::<1>::from_data(TensorData::new(numbers(seed, outputs), [outputs]), device);
@@ -128,6 +168,7 @@ fn results(case: &Case, dtype: DType, device: &Device, reference: bool) -> Resul
             let batch = batch_norm_train(output, vector(5), vector(6), 1e-5, Epilogue::default(), None, running);
             (batch.output, vec![batch.mean, batch.variance])
         }
+        _ => (output, Vec::new()),
     };
     let slope =
         Tensor::<4>::from_data(TensorData::new(numbers(4, output.shape().num_elements()), output.dims()), device);
@@ -142,6 +183,11 @@ fn results(case: &Case, dtype: DType, device: &Device, reference: bool) -> Resul
     }
     for statistic in statistics {
         found.push(values(statistic)?);
+    }
+    for vector in &affine {
+        if let Some(gradient) = vector.grad_remove(&mut gradients) {
+            found.push(values(gradient)?);
+        }
     }
     if let Some(bias) = bias {
         found.push(values(bias.grad_remove(&mut gradients).ok_or("no gradient")?)?);
@@ -170,6 +216,9 @@ pub fn run() -> Result<bool, String> {
                 Norm::None => "",
                 Norm::Next => ", norm",
                 Norm::Later => ", …, norm",
+                Norm::Before(..) => ", behind norm",
+                Norm::BeforeTwo(..) => ", two behind norm",
+                Norm::BeforeOther(..) => " and another behind norm",
             };
             let name = format!(
                 "{images:?} to {outputs}, {down}x{across}/{}, {} groups{behind}",

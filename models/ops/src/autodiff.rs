@@ -13,7 +13,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Shape};
 
 use crate::extension::{
-    Activation, ConvKernels, ConvOps, ConvOptions, Kernels, LossKernels, LossOps, NormKernels, NormOps, NormOptions,
+    Activation, ConvKernels, ConvOps, ConvOptions, HeadKernels, HeadOps, Kernels, NormKernels, NormOps, NormOptions,
     PoolOptions, TrainingOps,
 };
 
@@ -22,6 +22,23 @@ type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;
 thread_local! {
     /// Nodes whose gradient this thread's steps have recently registered, the newest last.
     static REGISTERED: RefCell<VecDeque<NodeId>> = const { RefCell::new(VecDeque::new()) };
+}
+
+/// Returns true if a step of this thread has registered a gradient for the node, which is then in the table; otherwise one of this
+/// step is expected to follow.
+fn is_registered(node: NodeId) -> bool {
+    /// Exceeds the number of images that are used between two uses of the same image.
+    const RECORDED: usize = 256;
+    REGISTERED.with_borrow_mut(|nodes| {
+        let exists = nodes.contains(&node);
+        if !exists {
+            if nodes.len() == RECORDED {
+                nodes.pop_front();
+            }
+            nodes.push_back(node);
+        }
+        exists
+    })
 }
 
 /// Adds `grad` to the gradient of a parent node, as PyTorch's `AccumulateGrad`.
@@ -39,23 +56,11 @@ fn accumulate<B: NormKernels>(
     consume: impl FnOnce(&mut Gradients) -> FloatTensor<B>,
     grad: FloatTensor<B>,
 ) {
-    /// Exceeds the number of images that are used between two uses of the same image.
-    const RECORDED: usize = 256;
     // A leaf's gradient may be removed during the pass. An inner node's exists until the node's own step.
     if grad.rank() != 4 || is_leaf {
         return grads.register::<B>(node, grad);
     }
-    let exists = REGISTERED.with_borrow_mut(|nodes| {
-        let exists = nodes.contains(&node);
-        if !exists {
-            if nodes.len() == RECORDED {
-                nodes.pop_front();
-            }
-            nodes.push_back(node);
-        }
-        exists
-    });
-    let grad = if exists { B::elementwise_add(consume(grads), grad) } else { grad };
+    let grad = if is_registered(node) { B::elementwise_add(consume(grads), grad) } else { grad };
     grads.register::<B>(node, grad);
 }
 
@@ -78,10 +83,17 @@ impl<B: ConvKernels, const N: usize> Backward<B, N> for ConvStep {
         let grad = grads.consume::<B>(&ops.node);
         let parent = |i: usize| ops.parents.get(i).and_then(Option::as_ref);
         let required = [0, 1, 2].map(|i| parent(i).is_some());
-        let found = B::conv_backward(ops.state, grad, required);
+        // As `accumulate`, but the gradients' sum is the kernel's.
+        let inner = parent(0).filter(|node| grad.rank() == 4 && !node.parents.is_empty());
+        let addend = inner.filter(|node| is_registered(node.id)).map(|node| grads.consume::<B>(node));
+        let found = B::conv_backward(ops.state, grad, addend, required);
         for (i, grad) in [found.input, found.weight, found.bias].into_iter().enumerate() {
             if let (Some(node), Some(grad)) = (parent(i), grad) {
-                accumulate!(B, grads, node, grad);
+                if i == 0 && inner.is_some() {
+                    grads.register::<B>(node.id, grad);
+                } else {
+                    accumulate!(B, grads, node, grad);
+                }
             }
         }
     }
@@ -123,7 +135,7 @@ impl<B: Kernels> Backward<B, 1> for MaxPoolStep {
 #[derive(Debug)]
 struct GlobalAvgPoolStep;
 
-impl<B: Kernels> Backward<B, 1> for GlobalAvgPoolStep {
+impl<B: HeadKernels> Backward<B, 1> for GlobalAvgPoolStep {
     /// The input's height, width and element type.
     type State = ([usize; 2], DType);
 
@@ -155,7 +167,7 @@ impl<B: NormKernels> Backward<B, 1> for ActivateStep {
 #[derive(Debug)]
 struct CrossEntropyStep;
 
-impl<B: LossKernels> Backward<B, 1> for CrossEntropyStep {
+impl<B: HeadKernels> Backward<B, 1> for CrossEntropyStep {
     /// The gradient of the loss in the logits.
     type State = FloatTensor<B>;
 
@@ -312,7 +324,15 @@ impl<B: NormKernels + NormOps, C: CheckpointStrategy> NormOps for Autodiff<B, C>
     }
 }
 
-impl<B: LossKernels + LossOps, C: CheckpointStrategy> LossOps for Autodiff<B, C> {
+impl<B: HeadKernels + HeadOps, C: CheckpointStrategy> HeadOps for Autodiff<B, C> {
+    fn global_avg_pool(input: Tracked<B, C>) -> Tracked<B, C> {
+        let (input, node) = input.into_parts();
+        let shape = input.shape();
+        let saved = ([shape[2], shape[3]], input.dtype());
+        let output = B::global_avg_pool_forward(input);
+        record!(GlobalAvgPoolStep, C, [node], saved, output)
+    }
+
     fn soft_cross_entropy(logits: Tracked<B, C>, targets: Tracked<B, C>, scale: f32) -> Tracked<B, C> {
         let ((logits, node), (targets, _)) = (logits.into_parts(), targets.into_parts());
         let [loss, gradient] = B::cross_entropy_forward(logits, targets, scale);
@@ -367,14 +387,6 @@ impl<B: Kernels + TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B
         let (input, node) = input.into_parts();
         let (output, saved) = B::max_pool_forward(input, options);
         record!(MaxPoolStep, C, [node], saved, output)
-    }
-
-    fn global_avg_pool(input: Tracked<B, C>) -> Tracked<B, C> {
-        let (input, node) = input.into_parts();
-        let shape = input.shape();
-        let saved = ([shape[2], shape[3]], input.dtype());
-        let output = B::global_avg_pool_forward(input);
-        record!(GlobalAvgPoolStep, C, [node], saved, output)
     }
 
     fn scale_channels(input: Tracked<B, C>, factors: Tracked<B, C>) -> Tracked<B, C> {

@@ -148,12 +148,22 @@ pub trait ConvKernels: NormKernels {
         options: ConvOptions,
         relu: bool,
     ) -> (FloatTensor<Self>, Self::SavedConv);
-    /// Computes those gradients of `[input, weight, bias]` that are `required`.
-    fn conv_backward(saved: Self::SavedConv, grad: FloatTensor<Self>, required: [bool; 3]) -> ConvGrads<Self>;
+    /// Computes those gradients of `[input, weight, bias]` that are `required`. `addend` is added to the input's.
+    fn conv_backward(
+        saved: Self::SavedConv,
+        grad: FloatTensor<Self>,
+        addend: Option<FloatTensor<Self>>,
+        required: [bool; 3],
+    ) -> ConvGrads<Self>;
 }
 
-/// The training loss of a backend without autodiff.
-pub trait LossKernels: NormKernels {
+/// A classifier's head and the training loss, of a backend without autodiff.
+pub trait HeadKernels: NormKernels {
+    /// See [`global_avg_pool`](crate::global_avg_pool).
+    fn global_avg_pool_forward(input: FloatTensor<Self>) -> FloatTensor<Self>;
+    /// Computes the gradient of an input of `[height, width]` pixels and this element type.
+    fn global_avg_pool_backward(size: [usize; 2], dtype: DType, grad: FloatTensor<Self>) -> FloatTensor<Self>;
+
     /// See [`cross_entropy`](crate::cross_entropy). Returns the loss `[1]` and its gradient in the logits, of their shape.
     fn cross_entropy_forward(
         logits: FloatTensor<Self>,
@@ -187,11 +197,6 @@ pub trait Kernels: ConvKernels {
     fn max_pool_forward(input: FloatTensor<Self>, options: PoolOptions) -> (FloatTensor<Self>, Self::SavedMaxPool);
     /// Computes the gradient of the input.
     fn max_pool_backward(saved: Self::SavedMaxPool, grad: FloatTensor<Self>) -> FloatTensor<Self>;
-
-    /// See [`global_avg_pool`](crate::global_avg_pool).
-    fn global_avg_pool_forward(input: FloatTensor<Self>) -> FloatTensor<Self>;
-    /// Computes the gradient of an input of `[height, width]` pixels and this element type.
-    fn global_avg_pool_backward(size: [usize; 2], dtype: DType, grad: FloatTensor<Self>) -> FloatTensor<Self>;
 
     /// See [`concat`](crate::concat) and, if `interleaved`, [`interleave`](crate::interleave).
     fn concat_forward(parts: Vec<FloatTensor<Self>>, interleaved: bool) -> FloatTensor<Self>;
@@ -252,9 +257,11 @@ pub trait ConvOps: Backend {
     ) -> FloatTensor<Self>;
 }
 
-/// The differentiable training loss.
+/// A classifier's head and the training loss, differentiable.
 #[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cuda"))]
-pub trait LossOps: Backend {
+pub trait HeadOps: Backend {
+    /// See [`global_avg_pool`](crate::global_avg_pool).
+    fn global_avg_pool(input: FloatTensor<Self>) -> FloatTensor<Self>;
     /// See [`cross_entropy`](crate::cross_entropy).
     fn soft_cross_entropy(logits: FloatTensor<Self>, targets: FloatTensor<Self>, scale: f32) -> FloatTensor<Self>;
 }
@@ -275,8 +282,6 @@ pub trait TrainingOps: Backend {
     fn flatten(input: FloatTensor<Self>) -> FloatTensor<Self>;
     /// See [`max_pool2d`](crate::max_pool2d).
     fn max_pool(input: FloatTensor<Self>, options: PoolOptions) -> FloatTensor<Self>;
-    /// See [`global_avg_pool`](crate::global_avg_pool).
-    fn global_avg_pool(input: FloatTensor<Self>) -> FloatTensor<Self>;
     /// See [`scale_channels`](crate::scale_channels).
     fn scale_channels(input: FloatTensor<Self>, factors: FloatTensor<Self>) -> FloatTensor<Self>;
     /// See [`concat`](crate::concat) and, if `interleaved`, [`interleave`](crate::interleave).
@@ -317,7 +322,7 @@ pub trait EvalOps: Backend {
     ) -> FloatTensor<Self>;
 }
 
-/// Implements [`ConvOps`], [`LossOps`] and [`NormOps`] for a backend without autodiff, whose tensors are `$tensor`: the forward functions,
+/// Implements [`ConvOps`], [`HeadOps`] and [`NormOps`] for a backend without autodiff, whose tensors are `$tensor`: the forward functions,
 /// without their saved tensors.
 macro_rules! impl_without_autodiff {
     ($backend:ty, $tensor:ty) => {
@@ -337,7 +342,11 @@ macro_rules! impl_without_autodiff {
             }
         }
 
-        impl $crate::extension::LossOps for $backend {
+        impl $crate::extension::HeadOps for $backend {
+            fn global_avg_pool(input: $tensor) -> $tensor {
+                Self::global_avg_pool_forward(input)
+            }
+
             fn soft_cross_entropy(logits: $tensor, targets: $tensor, scale: f32) -> $tensor {
                 let [loss, _] = Self::cross_entropy_forward(logits, targets, scale);
                 loss

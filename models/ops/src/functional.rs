@@ -10,7 +10,7 @@ use burn::tensor::ops::{AvgPoolOptions, MaxPoolOptions};
 use burn::tensor::{Tensor, activation, module};
 
 use crate::dispatch::{has_image_kernels, has_kernels, have_kernels, on_gpu, parameter_for, upcast};
-use crate::extension::{Activation, ConvOps, ConvOptions, NormOps, PoolOptions, TrainingOps};
+use crate::extension::{Activation, ConvOps, ConvOptions, HeadOps, NormOps, PoolOptions, TrainingOps};
 use crate::trace::{Operand, Operation, Started, start, start_fused};
 
 /// Two-dimensional cross-correlation, `torch.nn.functional.conv2d`, followed by ReLU if `relu` is true.
@@ -142,7 +142,7 @@ pub fn avg_pool2d(input: Tensor<4>, kernel: usize) -> Tensor<4> {
 /// Mean over all pixels, computed and returned in f32: `[B, C, H, W]` → `[B, C]`.
 pub fn global_avg_pool(input: Tensor<4>) -> Tensor<2> {
     let call = start(Operation::GlobalAvgPool, &[&input]);
-    if has_kernels(&input) {
+    if has_image_kernels(&input) {
         return call.end(Tensor::from_dispatch(Dispatch::global_avg_pool(input.into_dispatch())));
     }
     let [batch, channels, height, width] = input.dims();

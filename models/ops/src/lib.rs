@@ -2,7 +2,7 @@
 //!
 //! On burn's CPU backend the functions run the kernels of `cpu` for f32 and bf16, which are registered through burn's backend
 //! extension with one autodiff step each ([`Kernels`]). On an NVIDIA GPU, convolutions, linear layers, batch norm, activations, the
-//! loss, a batch's images and the optimizer's step run the kernels of `gpu` ([`ConvKernels`], [`NormKernels`], [`LossKernels`]). All
+//! loss, a batch's images and the optimizer's step run the kernels of `gpu` ([`ConvKernels`], [`NormKernels`], [`HeadKernels`]). All
 //! other operations, devices and element types use burn's operations. Layers call these functions; models do not depend on the choice.
 //!
 //! # Memory order
@@ -47,7 +47,7 @@ pub use batch_norm::{BatchNormOutput, Epilogue, batch_norm_eval, batch_norm_trai
 pub use cpu::{CpuIsa, CpuIsaError, tensor_from_blob};
 pub use dispatch::{to_bf16, upcast};
 pub use extension::{
-    Activation, BatchNormGrads, ConvGrads, ConvKernels, ConvOptions, Kernels, LossKernels, NormKernels, NormOptions,
+    Activation, BatchNormGrads, ConvGrads, ConvKernels, ConvOptions, HeadKernels, Kernels, NormKernels, NormOptions,
     PoolOptions, RunningStats,
 };
 pub use functional::{

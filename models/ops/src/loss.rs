@@ -4,7 +4,7 @@ use burn::backend::Dispatch;
 use burn::tensor::{Tensor, activation::log_softmax};
 
 use crate::dispatch::{has_parameter_kernels, on_gpu};
-use crate::extension::LossOps;
+use crate::extension::HeadOps;
 
 /// Computes `scale · -(targets · log_softmax(logits)).sum()`, differentiable in the logits. With `scale` 1 this is
 /// `torch.nn.functional.cross_entropy(logits, targets, reduction="sum")` for targets that are probabilities.

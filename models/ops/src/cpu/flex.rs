@@ -14,7 +14,7 @@ use super::shape::{ConvShape, PoolShape};
 use super::tensor::{Dense, image, row_major};
 use super::{activation, channels, concat, conv, convert, loss, max_pool};
 use crate::extension::{
-    Activation, BatchNormGrads, ConvGrads, ConvKernels, ConvOptions, EvalOps, Kernels, LossKernels, NormKernels,
+    Activation, BatchNormGrads, ConvGrads, ConvKernels, ConvOptions, EvalOps, HeadKernels, Kernels, NormKernels,
     NormOptions, PoolOptions, TrainingOps, impl_without_autodiff,
 };
 
@@ -144,7 +144,25 @@ impl NormKernels for Flex {
     }
 }
 
-impl LossKernels for Flex {
+impl HeadKernels for Flex {
+    fn global_avg_pool_forward(input: FlexTensor) -> FlexTensor {
+        let input = Dense::channels_last(input);
+        let [batch, channels, height, width] = input.dims4();
+        let means = with_element!(input.dtype(), E => {
+            channels::mean::<E>(input.values(), batch, height * width, channels)
+        });
+        row_major(means, [batch, channels])
+    }
+
+    fn global_avg_pool_backward([height, width]: [usize; 2], dtype: DType, grad: FlexTensor) -> FlexTensor {
+        let grad = Dense::row_major(grad);
+        let [batch, channels] = grad.shape().dims();
+        let dims = [batch, channels, height, width];
+        with_element!(dtype, E => {
+            image(channels::mean_grad::<E>(grad.values(), batch, height * width, channels), dims)
+        })
+    }
+
     fn cross_entropy_forward(logits: FlexTensor, targets: FlexTensor, scale: f32) -> [FlexTensor; 2] {
         let (logits, targets) = (Dense::row_major(logits), Dense::row_major(targets));
         let classes = logits.shape()[1];
@@ -174,9 +192,18 @@ impl ConvKernels for Flex {
         (output, SavedConv { shape, input, weight, output: saved, linear: false })
     }
 
-    fn conv_backward(saved: SavedConv, grad: FlexTensor, required: [bool; 3]) -> ConvGrads<Flex> {
+    fn conv_backward(
+        saved: SavedConv,
+        grad: FlexTensor,
+        addend: Option<FlexTensor>,
+        required: [bool; 3],
+    ) -> ConvGrads<Flex> {
         let grad = Dense::natural(grad);
-        with_element!(grad.dtype(), E => conv_backward::<E>(saved, &grad, required))
+        let mut found = with_element!(grad.dtype(), E => conv_backward::<E>(saved, &grad, required));
+        if let Some(addend) = addend {
+            found.input = found.input.map(|gradient| Self::elementwise_add(addend, gradient));
+        }
+        found
     }
 }
 
@@ -232,24 +259,6 @@ impl Kernels for Flex {
         let grad = Dense::channels_last(grad);
         let dims = [shape.batch, shape.channels, shape.input[0], shape.input[1]];
         with_element!(grad.dtype(), E => image(max_pool::backward::<E>(&shape, &argmax, grad.values()), dims))
-    }
-
-    fn global_avg_pool_forward(input: FlexTensor) -> FlexTensor {
-        let input = Dense::channels_last(input);
-        let [batch, channels, height, width] = input.dims4();
-        let means = with_element!(input.dtype(), E => {
-            channels::mean::<E>(input.values(), batch, height * width, channels)
-        });
-        row_major(means, [batch, channels])
-    }
-
-    fn global_avg_pool_backward([height, width]: [usize; 2], dtype: DType, grad: FlexTensor) -> FlexTensor {
-        let grad = Dense::row_major(grad);
-        let [batch, channels] = grad.shape().dims();
-        let dims = [batch, channels, height, width];
-        with_element!(dtype, E => {
-            image(channels::mean_grad::<E>(grad.values(), batch, height * width, channels), dims)
-        })
     }
 
     fn concat_forward(parts: Vec<FlexTensor>, interleaved: bool) -> FlexTensor {
@@ -320,10 +329,6 @@ impl TrainingOps for Flex {
 
     fn max_pool(input: FlexTensor, options: PoolOptions) -> FlexTensor {
         Self::max_pool_forward(input, options).0
-    }
-
-    fn global_avg_pool(input: FlexTensor) -> FlexTensor {
-        Self::global_avg_pool_forward(input)
     }
 
     fn scale_channels(input: FlexTensor, factors: FlexTensor) -> FlexTensor {

@@ -2,11 +2,12 @@
 
 use burn::backend::Cube;
 use burn::backend::ops::FloatTensorOps;
+use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::{activation, conv, loss, norm};
+use super::{activation, conv, head, loss, norm};
 use crate::extension::{
-    Activation, BatchNormGrads, ConvGrads, ConvKernels, ConvOptions, EvalOps, LossKernels, NormKernels, NormOptions,
+    Activation, BatchNormGrads, ConvGrads, ConvKernels, ConvOptions, EvalOps, HeadKernels, NormKernels, NormOptions,
     impl_without_autodiff,
 };
 
@@ -41,7 +42,15 @@ impl NormKernels for Cube {
     }
 }
 
-impl LossKernels for Cube {
+impl HeadKernels for Cube {
+    fn global_avg_pool_forward(input: CubeTensor) -> CubeTensor {
+        head::global_avg_pool(input)
+    }
+
+    fn global_avg_pool_backward(size: [usize; 2], dtype: DType, grad: CubeTensor) -> CubeTensor {
+        head::global_avg_pool_gradient(size, dtype, grad)
+    }
+
     fn cross_entropy_forward(logits: CubeTensor, targets: CubeTensor, scale: f32) -> [CubeTensor; 2] {
         loss::cross_entropy(logits, targets, scale)
     }
@@ -60,8 +69,13 @@ impl ConvKernels for Cube {
         conv::forward(input, weight, bias, options, relu)
     }
 
-    fn conv_backward(saved: conv::SavedConv, grad: CubeTensor, required: [bool; 3]) -> ConvGrads<Self> {
-        conv::backward(saved, grad, required)
+    fn conv_backward(
+        saved: conv::SavedConv,
+        grad: CubeTensor,
+        addend: Option<CubeTensor>,
+        required: [bool; 3],
+    ) -> ConvGrads<Self> {
+        conv::backward(saved, grad, addend, required)
     }
 }
 

@@ -3,6 +3,8 @@
 //! burn has no grouped kernels for the weight gradient. It convolves group by group with some six launches each,
 //! thousands of launches in a RegNet's step. In a depthwise convolution, a few threads add up all pixels of the batch.
 
+use std::sync::Arc;
+
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::ops::{FloatTensorOps, ModuleOps};
 use burn::backend::{Cube, TensorMetadata};
@@ -12,9 +14,10 @@ use burn_cubecl::ops::{numeric::empty_device_contiguous_dtype, permute_nchw_to_n
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
+use super::beside::NormOutput;
 use super::rows::{Rows, UNITS, all, arg};
 use super::weight_kernels::{SizesLaunch, Taps, add_pieces, depthwise_pieces, grouped_pieces};
-use super::{activation, copies, direct, implicit_gemm};
+use super::{activation, copies, direct, head, implicit_gemm};
 use crate::extension::{Activation, ConvGrads, ConvOptions};
 use crate::gpu_conv::GpuConv;
 
@@ -35,6 +38,8 @@ pub struct SavedConv {
     options: ConvOptions,
     /// The output, if the operation includes ReLU.
     output: Option<CubeTensor>,
+    /// The batch norm that the input is the output of.
+    norm: Option<Arc<NormOutput>>,
 }
 
 /// Returns true for a convolution that [`implicit_gemm`] computes: all but those with few channels in a group.
@@ -68,9 +73,11 @@ pub(super) fn forward(
     if on_tensor_cores(&x, &weight, &options) {
         let weight = implicit_gemm::ordered(weight);
         let b = b.map(|bias| cast(bias, DType::F32));
-        let output = implicit_gemm::forward(x, &weight, b, &options, relu);
-        let saved = SavedConv { input, weight, weight_dtype, bias, options, output: relu.then(|| output.clone()) };
-        return (output, saved);
+        let images = Rows::new(x);
+        let norm = NormOutput::read(&images);
+        let output = implicit_gemm::forward(&images, &weight, b, &options, relu);
+        let (input, saved) = (images.into_tensor(), relu.then(|| output.clone()));
+        return (output, SavedConv { input, weight, weight_dtype, bias, options, output: saved, norm });
     }
     let (output, weight) = if options.groups == 1 {
         // Convert the weight to the order of burn's kernels once, for both passes.
@@ -82,36 +89,43 @@ pub(super) fn forward(
         (direct::forward(x, weight.clone(), b, &options), weight)
     };
     let output = if relu { activation::forward(output, Activation::Relu) } else { output };
-    let saved = SavedConv { input, weight, weight_dtype, bias, options, output: relu.then(|| output.clone()) };
-    (output, saved)
+    let saved = relu.then(|| output.clone());
+    // The operation counts as a reader of the batch norm's output, although its kernels compute no sums.
+    let norm = Rows::of(&input).and_then(|images| NormOutput::read(&images));
+    (output, SavedConv { input, weight, weight_dtype, bias, options, output: saved, norm })
 }
 
-pub(super) fn backward(saved: SavedConv, grad: CubeTensor, required: [bool; 3]) -> ConvGrads<Cube> {
-    let SavedConv { input, weight, weight_dtype, bias, options, output } = saved;
+pub(super) fn backward(
+    saved: SavedConv,
+    grad: CubeTensor,
+    addend: Option<CubeTensor>,
+    required: [bool; 3],
+) -> ConvGrads<Cube> {
+    let SavedConv { input, weight, weight_dtype, bias, options, output, norm } = saved;
     let grad = match output {
         Some(output) => activation::backward(output, grad, Activation::Relu),
         None => grad,
     };
-    let tensor_cores = on_tensor_cores(&input, &weight, &options);
-    // The input's gradient comes first, because the next steps of the backward pass need it.
+    let norm = norm.filter(|norm| norm.done());
+    let bias_grad = bias.filter(|_| required[2]).map(|bias| cast(head::bias_gradient(grad.clone()), bias.dtype));
+    if on_tensor_cores(&input, &weight, &options) {
+        let images = Rows::new(input);
+        let required = implicit_gemm::Required { input: required[0], weight: required[1], addend, norm };
+        let [input, weight] = implicit_gemm::gradients(&images, &weight, grad, &options, required);
+        return ConvGrads { input, weight: weight.map(|gradient| cast(gradient, weight_dtype)), bias: bias_grad };
+    }
     let input_grad = required[0].then(|| {
         let (x, w, dy) = (input.clone(), weight.clone(), grad.clone());
-        if tensor_cores {
-            implicit_gemm::data_gradient(x.shape().dims(), &w, dy, &options)
-        } else if options.groups == 1 {
-            Cube::conv2d_x_backward(x, w, dy, burn_options(&options))
-        } else {
-            direct::data_gradient(x.shape().dims(), w, dy, &options)
+        let gradient = match options.groups {
+            1 => Cube::conv2d_x_backward(x, w, dy, burn_options(&options)),
+            _ => direct::data_gradient(x.shape().dims(), w, dy, &options),
+        };
+        match addend {
+            Some(addend) => Cube::float_add(addend, gradient),
+            None => gradient,
         }
     });
-    let bias_grad = bias.filter(|_| required[2]).map(|bias| {
-        let dtype = bias.dtype;
-        cast(Cube::conv2d_bias_backward(input.clone(), cast(bias, grad.dtype), grad.clone()), dtype)
-    });
-    let weight_grad = required[1].then(|| match tensor_cores {
-        true => implicit_gemm::weight_gradient(input, &weight, grad, &options, weight_dtype),
-        false => cast(weight_gradient(input, weight, grad, &options), weight_dtype),
-    });
+    let weight_grad = required[1].then(|| cast(weight_gradient(input, weight, grad, &options), weight_dtype));
     ConvGrads { input: input_grad, weight: weight_grad, bias: bias_grad }
 }
 

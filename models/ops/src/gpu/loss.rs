@@ -1,21 +1,23 @@
-//! The training loss: one launch for the rows' losses and the gradient, one for the sum.
+//! The training loss and its gradient: one launch, whose last block adds up the rows' losses.
 
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::rows::{Rows, UNITS, all, reduce_row};
-use super::squares::sum_partials;
+use super::counters::{counters, is_last_block};
+use super::rows::{Rows, UNITS, all, reduce_block, reduce_row};
 
 /// Threads that share a row of logits.
 const LANES: usize = 32;
 
-/// Writes each row's loss, times `scale`, and the gradient of the sum of all losses.
+/// Writes each row's loss, times `scale`, their sum, and the gradient of the sum.
 #[cube(launch_unchecked)]
 fn cross_entropy_rows(
     logits: &[f32],
     targets: &[f32],
     gradient: &mut [f32],
     losses: &mut [f32],
+    loss: &mut [f32],
+    counters: &mut [Atomic<u32>],
     rows: usize,
     classes: usize,
     pitch: usize,
@@ -62,9 +64,21 @@ fn cross_entropy_rows(
     if lane == 0 && row < rows {
         losses[row] = (mass * total.ln() - dot) * scale;
     }
+    if is_last_block(counters, 0usize, CUBE_COUNT_X as usize) {
+        let mut sum = 0.0f32;
+        let mut at = UNIT_POS as usize;
+        while at < rows {
+            sum += losses[at];
+            at += UNITS;
+        }
+        let sum = reduce_block(sum);
+        if UNIT_POS == 0 {
+            loss[0] = sum;
+        }
+    }
 }
 
-/// See [`LossKernels::cross_entropy_forward`](crate::LossKernels::cross_entropy_forward).
+/// See [`HeadKernels::cross_entropy_forward`](crate::HeadKernels::cross_entropy_forward).
 pub(super) fn cross_entropy(logits: CubeTensor, targets: CubeTensor, scale: f32) -> [CubeTensor; 2] {
     let (logits, targets) = (Rows::new(logits), Rows::new(targets));
     let (gradient, rows) = (logits.output(), logits.rows());
@@ -72,6 +86,7 @@ pub(super) fn cross_entropy(logits: CubeTensor, targets: CubeTensor, scale: f32)
     let client = logits.client();
     let losses = logits.values(rows);
     let loss = logits.values(1);
+    let [zeros, _] = counters(&loss);
     // SAFETY: a row's threads stay within its elements, `losses` has one for each row, and `loss` has one.
     unsafe {
         cross_entropy_rows::launch_unchecked(
@@ -82,20 +97,14 @@ pub(super) fn cross_entropy(logits: CubeTensor, targets: CubeTensor, scale: f32)
             targets.arg(),
             gradient.arg(),
             all(&losses),
+            all(&loss),
+            all(&zeros),
             rows,
             logits.columns(),
             logits.pitch(1),
             targets.pitch(1),
             gradient.pitch(1),
             scale,
-        );
-        sum_partials::launch_unchecked(
-            client,
-            CubeCount::Static(1, 1, 1),
-            CubeDim::new_1d(UNITS as u32),
-            all(&losses),
-            all(&loss),
-            rows,
         );
     }
     [loss, gradient.into_tensor()]

@@ -7,15 +7,17 @@
 
 mod activation;
 mod backend;
+mod beside;
 mod conv;
 pub(crate) mod copies;
+mod counters;
 mod direct;
 mod direct_kernels;
 mod gather;
 pub(crate) mod graph;
+mod head;
 mod implicit_gemm;
 mod loss;
-mod moments;
 mod norm;
 mod norm_kernels;
 mod norm_moments;

@@ -1,16 +1,21 @@
-//! Batch norm on a GPU: three launches forward, three backward, one in evaluation. With the statistics of all ranks' batches,
-//! another launch each way, and an all-gather between the GPUs: each rank merges all ranks' moments in rank order, so all ranks
-//! have the same bits, and the host waits for nothing.
+//! Batch norm on a GPU: one launch forward behind a convolution that has computed the moments, one backward behind a convolution that
+//! has computed the sums over the gradient, and one more where that is not so; one in evaluation. With the statistics of all ranks'
+//! batches, two more launches forward, one more backward, and an all-gather between the GPUs each way: each rank merges all ranks'
+//! moments in rank order, so all ranks have the same bits, and the host waits for nothing.
 
 use std::sync::Arc;
 
 use burn::backend::cubecl::dtype_to_storage_type;
+use burn::tensor::{DType, Shape};
 use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::ops::numeric::full_device_dtype;
 use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
 
-use super::moments::Moments;
-use super::norm_kernels::{final_gradients, input_gradient, normalise, partial_gradients, shared_gradients};
-use super::norm_moments::{final_moments, own_moments, partial_moments, shared_moments};
+use super::beside::{Beside, NormOutput};
+use super::counters::counters;
+use super::norm_kernels::{gradient_sums, input_gradient, normalise, normalise_batch, shared_gradients};
+use super::norm_moments::{moments_of_rows, shared_moments};
 use super::rows::{Blocks, Rows, all};
 use super::update::{cube, tensor_of, writable};
 use crate::extension::{Activation, NormOptions, RunningStats};
@@ -27,6 +32,8 @@ pub struct SavedNorm {
     activation: Activation,
     has_residual: bool,
     shared: Option<Shared>,
+    /// The batch norms that the input and the residual are the outputs of.
+    sources: [Option<Arc<NormOutput>>; 2],
 }
 
 /// The ranks whose batches share statistics.
@@ -101,27 +108,31 @@ fn apply(
     out
 }
 
-/// Computes the moments of pieces of the rows. Returns them, and the rows of a piece.
-fn partial(x: &Rows, blocks: &Blocks, vector: usize) -> (CubeTensor, usize) {
+/// Returns the mean and the sum of squares around it of each column, `[2][columns]`.
+fn moments(x: &Rows, blocks: &Blocks, vector: usize) -> CubeTensor {
     let [piece, pieces] = blocks.pieces();
-    let workspace = x.of_columns(2 * pieces);
-    // SAFETY: as in `apply`; the workspace has two vectors per piece.
+    let (workspace, total) = (x.of_columns(2 * pieces), x.of_columns(2));
+    let [zeros, _] = counters(&total);
+    // SAFETY: as in `apply`; the workspace has two vectors per piece, `total` has two, and a tile of columns has a counter.
     unsafe {
-        partial_moments::launch_unchecked(
+        moments_of_rows::launch_unchecked(
             x.client(),
             blocks.reduction(),
             blocks.dim(),
             vector,
             x.arg(),
             all(&workspace),
+            all(&total),
+            all(&zeros),
             x.rows(),
             blocks.columns,
             x.pitch(vector),
             piece,
+            pieces,
             dtype_to_storage_type(x.dtype()),
         );
     }
-    (workspace, piece)
+    total
 }
 
 /// Returns the output, the mean and the unbiased variance. With running statistics, returns their new values instead of
@@ -135,6 +146,7 @@ pub(super) fn forward(
 ) -> ([CubeTensor; 3], SavedNorm) {
     let NormOptions { epsilon, activation, running, shared } = options;
     let (x, residual) = (Rows::new(input), residual.map(Rows::new));
+    let sources = [NormOutput::read(&x), residual.as_ref().and_then(NormOutput::read)];
     let affine = [weight, bias].map(into_contiguous);
     let [mean, inverse] = [0; 2].map(|_| x.of_columns(1));
     let momentum = running.as_ref().map(|running| running.momentum);
@@ -146,33 +158,12 @@ pub(super) fn forward(
     };
     let vector = x.vector(&[], &[&new_mean, &new_variance]);
     let blocks = Blocks::over(&x, vector);
-    let (workspace, piece) = match Moments::take(&x) {
-        Some(moments) => (moments.pieces, moments.piece),
-        None => partial(&x, &blocks, vector),
-    };
-    let pieces = x.rows().div_ceil(piece);
-    let (count, dim) = blocks.final_reduction(pieces);
+    let moments = Beside::take_moments(&x).unwrap_or_else(|| self::moments(&x, &blocks, vector));
     let momentum_or_one = momentum.unwrap_or(1.0) as f32;
-    let shared = if let Some(ranks) = shared {
-        let [own_mean, own_squares, own_count, part] = [0; 4].map(|_| x.of_columns(1));
-        // SAFETY: as above.
-        unsafe {
-            own_moments::launch_unchecked(
-                x.client(),
-                count.clone(),
-                dim,
-                vector,
-                all(&workspace),
-                all(&own_mean),
-                all(&own_squares),
-                all(&own_count),
-                x.rows(),
-                blocks.columns,
-                piece,
-                pieces,
-            );
-        }
-        let (gathered, world) = gather(&*ranks, &[&own_mean, &own_squares, &own_count]);
+    let (out, shared) = if let Some(ranks) = shared {
+        let count = full_of_columns(&x, x.rows() as f32);
+        let (gathered, world) = gather(&*ranks, &[&moments, &count]);
+        let part = x.of_columns(1);
         // SAFETY: as above; `gathered` has three vectors per rank.
         unsafe {
             shared_moments::launch_unchecked(
@@ -193,39 +184,63 @@ pub(super) fn forward(
                 momentum.is_some(),
             );
         }
-        Some(Shared { ranks, part })
+        let statistics = Statistics { mean: mean.clone(), inverse: inverse.clone(), given: false };
+        let out = apply(&x, residual.as_ref(), &statistics, &affine, epsilon, activation);
+        (out, Some(Shared { ranks, part }))
     } else {
-        // SAFETY: as above.
+        let (out, second) = (x.output(), residual.as_ref().unwrap_or(&x));
+        let [weight, bias] = &affine;
+        let vector = x.vector(&[second, &out], &[weight, bias, &new_mean, &new_variance]);
+        let blocks = Blocks::over(&x, vector);
+        // SAFETY: as in `apply`; there are two vectors of moments.
         unsafe {
-            final_moments::launch_unchecked(
+            normalise_batch::launch_unchecked(
                 x.client(),
-                count,
-                dim,
+                blocks.elementwise(),
+                blocks.dim(),
                 vector,
-                all(&workspace),
+                x.arg(),
+                second.arg(),
+                all(&moments),
+                all(weight),
+                all(bias),
                 all(&mean),
                 all(&inverse),
                 all(&new_mean),
                 all(&new_variance),
+                out.arg(),
                 x.rows(),
                 blocks.columns,
-                piece,
-                pieces,
+                x.pitch(vector),
+                second.pitch(vector),
+                out.pitch(vector),
+                x.rows() as f32,
                 epsilon as f32,
                 momentum_or_one,
                 momentum.is_some(),
+                residual.is_some(),
+                activation,
+                dtype_to_storage_type(x.dtype()),
             );
         }
-        None
+        (out, None)
     };
-    let statistics = Statistics { mean, inverse, given: false };
-    let out = apply(&x, residual.as_ref(), &statistics, &affine, epsilon, activation);
     let has_residual = residual.is_some();
-    let saved = (has_residual && activation == Activation::Relu).then(|| out.clone());
+    let from_output = has_residual && activation == Activation::Relu;
+    NormOutput::keep([&x, &out], [&mean, &inverse], &affine, activation, from_output);
+    let saved = from_output.then(|| out.clone());
+    let statistics = Statistics { mean, inverse, given: false };
     (
         [out.into_tensor(), new_mean, new_variance],
-        SavedNorm { x, out: saved, statistics, affine, activation, has_residual, shared },
+        SavedNorm { x, out: saved, statistics, affine, activation, has_residual, shared, sources },
     )
+}
+
+/// Allocates a vector over the columns, filled with a value.
+fn full_of_columns(x: &Rows, value: f32) -> CubeTensor {
+    let tensor = x.tensor();
+    let (shape, value) = (Shape::from([x.columns()]), InputScalar::new(value, f32::elem_type_native()));
+    full_device_dtype(tensor.client.clone(), shape, tensor.device.clone(), value, DType::F32)
 }
 
 /// Computes all gradients.
@@ -238,62 +253,63 @@ pub(super) fn backward(saved: SavedNorm, grad: CubeTensor) -> Grads {
         activation,
         has_residual,
         shared,
+        sources,
     } = saved;
+    NormOutput::forget();
+    // This operation computes no sums over its results, which would be those of a batch norm in front of it.
+    for source in sources.iter().flatten() {
+        source.done();
+    }
     let dy = Rows::new(grad.clone());
     // The residual's gradient is the output's, unless an activation follows.
     let separate_residual = has_residual && activation != Activation::Identity;
     let dx = x.output();
     let residual = separate_residual.then(|| x.output());
-    let [sum, product] = [0; 2].map(|_| x.of_columns(1));
+    let [bias_out, weight_out] = [0; 2].map(|_| x.of_columns(1));
     let (second, third) = (out.as_ref().unwrap_or(&x), residual.as_ref().unwrap_or(&dx));
     let vector = x.vector(&[&dy, second, &dx, third], &[&weight, &bias]);
     let blocks = Blocks::over(&x, vector);
-    let [piece, pieces] = blocks.pieces();
-    let (count, dim) = blocks.final_reduction(pieces);
-    let workspace = x.of_columns(2 * pieces);
-    // SAFETY: as in `forward`.
-    unsafe {
-        partial_gradients::launch_unchecked(
-            x.client(),
-            blocks.reduction(),
-            blocks.dim(),
-            vector,
-            x.arg(),
-            dy.arg(),
-            second.arg(),
-            all(&mean),
-            all(&inverse),
-            all(&weight),
-            all(&bias),
-            all(&workspace),
-            x.rows(),
-            blocks.columns,
-            x.pitch(vector),
-            dy.pitch(vector),
-            second.pitch(vector),
-            piece,
-            out.is_some(),
-            activation,
-            dtype_to_storage_type(x.dtype()),
-        );
-        final_gradients::launch_unchecked(
-            x.client(),
-            count,
-            dim,
-            vector,
-            all(&workspace),
-            all(&sum),
-            all(&product),
-            blocks.columns,
-            pieces,
-        );
-    }
+    let own = Beside::take_sums(&dy).unwrap_or_else(|| {
+        let [piece, pieces] = blocks.pieces();
+        let (workspace, total) = (x.of_columns(2 * pieces), x.of_columns(2));
+        let [zeros, _] = counters(&total);
+        // SAFETY: as in `moments`.
+        unsafe {
+            gradient_sums::launch_unchecked(
+                x.client(),
+                blocks.reduction(),
+                blocks.dim(),
+                vector,
+                x.arg(),
+                dy.arg(),
+                second.arg(),
+                all(&mean),
+                all(&inverse),
+                all(&weight),
+                all(&bias),
+                all(&workspace),
+                all(&total),
+                all(&zeros),
+                x.rows(),
+                blocks.columns,
+                x.pitch(vector),
+                dy.pitch(vector),
+                second.pitch(vector),
+                piece,
+                pieces,
+                out.is_some(),
+                activation,
+                dtype_to_storage_type(x.dtype()),
+            );
+        }
+        total
+    });
     // Weight and bias keep the sums over this rank's rows, which are reduced with all other gradients.
-    let (all_sum, all_product, part) = match shared {
-        None => (sum.clone(), product.clone(), 1.0 / x.rows() as f32),
+    let (sums, part) = match shared {
+        None => (own.clone(), 1.0 / x.rows() as f32),
         Some(Shared { ranks, part }) => {
-            let (gathered, world) = gather(&*ranks, &[&sum, &product]);
-            let [all_sum, all_product] = [0; 2].map(|_| x.of_columns(1));
+            let (gathered, world) = gather(&*ranks, &[&own]);
+            let sums = x.of_columns(2);
             // SAFETY: as above; `gathered` has two vectors per rank.
             unsafe {
                 shared_gradients::launch_unchecked(
@@ -303,13 +319,12 @@ pub(super) fn backward(saved: SavedNorm, grad: CubeTensor) -> Grads {
                     vector,
                     all(&gathered),
                     all(&part),
-                    all(&all_sum),
-                    all(&all_product),
+                    all(&sums),
                     blocks.columns,
                     world,
                 );
             }
-            (all_sum, all_product, 1.0)
+            (sums, 1.0)
         }
     };
     // SAFETY: as in `forward`.
@@ -326,8 +341,10 @@ pub(super) fn backward(saved: SavedNorm, grad: CubeTensor) -> Grads {
             all(&inverse),
             all(&weight),
             all(&bias),
-            all(&all_sum),
-            all(&all_product),
+            all(&sums),
+            all(&own),
+            all(&bias_out),
+            all(&weight_out),
             dx.arg(),
             third.arg(),
             x.rows(),
@@ -344,7 +361,7 @@ pub(super) fn backward(saved: SavedNorm, grad: CubeTensor) -> Grads {
         );
     }
     let residual = residual.map_or(grad, Rows::into_tensor);
-    Grads { input: dx.into_tensor(), weight: product, bias: sum, residual }
+    Grads { input: dx.into_tensor(), weight: weight_out, bias: bias_out, residual }
 }
 
 /// Normalises with the given statistics, `[mean, variance]`.

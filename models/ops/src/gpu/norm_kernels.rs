@@ -1,13 +1,14 @@
 //! Batch norm's kernels. Matrices have one row per pixel and one column per channel, in vectors of `N`; statistics are
 //! f32.
 //!
-//! Reductions over all rows take two launches: each block reduces a piece of the rows, then one block per tile of
-//! columns reduces the pieces, in an order that depends on the shape alone. `norm_moments.rs` has those of means and
-//! variances.
+//! In a reduction over all rows, each block reduces a piece of the rows, then the last block of each tile of columns reduces the
+//! pieces, in an order that depends on the shape alone. `norm_moments.rs` has those of means and variances.
 
 use cubecl::prelude::*;
 
 use super::activation::{activation_grad, activation_value};
+use super::counters::is_last_block;
+use super::norm_moments::{inverse_of, write_statistics};
 use super::rows::UNITS;
 use crate::extension::Activation;
 
@@ -21,7 +22,10 @@ pub(super) fn thread_position() -> (usize, usize, usize, usize) {
 
 /// Sums the values of all threads of a column. The column's first thread gets the result.
 #[cube]
-fn sum_over_block<N: Size>(first: Vector<f32, N>, second: Vector<f32, N>) -> (Vector<f32, N>, Vector<f32, N>) {
+pub(super) fn sum_over_block<N: Size>(
+    first: Vector<f32, N>,
+    second: Vector<f32, N>,
+) -> (Vector<f32, N>, Vector<f32, N>) {
     let mut firsts = Shared::<[Vector<f32, N>]>::new_slice(UNITS);
     let mut seconds = Shared::<[Vector<f32, N>]>::new_slice(UNITS);
     let (_, y, unit, depth) = thread_position();
@@ -43,13 +47,12 @@ fn sum_over_block<N: Size>(first: Vector<f32, N>, second: Vector<f32, N>) -> (Ve
 }
 
 /// Computes the means over the rows of all ranks of `g` and of `g · x̂`, from all ranks' sums, `ranks[rank][2][columns]`, in
-/// rank order. `part` is the reciprocal of the number of rows.
+/// rank order: `out[2][columns]`. `part` is the reciprocal of the number of rows.
 #[cube(launch_unchecked)]
 pub(super) fn shared_gradients<N: Size>(
     ranks: &[Vector<f32, N>],
     part: &[Vector<f32, N>],
-    sum_out: &mut [Vector<f32, N>],
-    product_out: &mut [Vector<f32, N>],
+    out: &mut [Vector<f32, N>],
     columns: usize,
     world: usize,
 ) {
@@ -66,8 +69,8 @@ pub(super) fn shared_gradients<N: Size>(
         product += ranks[at + columns];
         rank += 1;
     }
-    sum_out[column] = sum * part[column];
-    product_out[column] = product * part[column];
+    out[column] = sum * part[column];
+    out[columns + column] = product * part[column];
 }
 
 /// Computes `y = activation((x - mean) · inverse · weight + bias + residual)`. With `given` statistics, `inverse` is
@@ -96,22 +99,129 @@ pub(super) fn normalise<F: Float, N: Size>(
     if column >= columns {
         terminate!();
     }
-    let (mean, bias) = (mean[column], bias[column]);
     let inverse = if comptime!(given) {
         Vector::new(1.0) / (inverse[column] + Vector::new(epsilon)).sqrt()
     } else {
         inverse[column]
     };
     let scale = inverse * weight[column];
-    let mut row = CUBE_POS_Y as usize * depth + y;
+    let (first, step) = (CUBE_POS_Y as usize * depth + y, depth * CUBE_COUNT_Y as usize);
+    let (mean, bias) = (mean[column], bias[column]);
+    normalise_rows::<F, N>(
+        x,
+        residual,
+        mean,
+        scale,
+        bias,
+        out,
+        first,
+        step,
+        rows,
+        column,
+        pitch,
+        residual_pitch,
+        out_pitch,
+        has_residual,
+        activation,
+    );
+}
+
+/// The rows of [`normalise`] and [`normalise_batch`] that a thread computes.
+#[cube]
+fn normalise_rows<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    residual: &[Vector<F, N>],
+    mean: Vector<f32, N>,
+    scale: Vector<f32, N>,
+    bias: Vector<f32, N>,
+    out: &mut [Vector<F, N>],
+    first: usize,
+    step: usize,
+    rows: usize,
+    column: usize,
+    pitch: usize,
+    residual_pitch: usize,
+    out_pitch: usize,
+    #[comptime] has_residual: bool,
+    #[comptime] activation: Activation,
+) {
+    let mut row = first;
     while row < rows {
         let mut z = (Vector::<f32, N>::cast_from(x[row * pitch + column]) - mean) * scale + bias;
         if comptime!(has_residual) {
             z += Vector::<f32, N>::cast_from(residual[row * residual_pitch + column]);
         }
         out[row * out_pitch + column] = Vector::cast_from(activation_value::<N>(z, activation));
-        row += depth * CUBE_COUNT_Y as usize;
+        row += step;
     }
+}
+
+/// Computes what [`normalise`] computes with the statistics of the batch, from the moments of all rows, `moments[2][columns]`. Also
+/// writes them, and updates the running statistics, as [`write_statistics`] does.
+#[cube(launch_unchecked)]
+pub(super) fn normalise_batch<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    residual: &[Vector<F, N>],
+    moments: &[Vector<f32, N>],
+    weight: &[Vector<f32, N>],
+    bias: &[Vector<f32, N>],
+    mean_out: &mut [Vector<f32, N>],
+    inverse_out: &mut [Vector<f32, N>],
+    moving_mean: &mut [Vector<f32, N>],
+    moving_variance: &mut [Vector<f32, N>],
+    out: &mut [Vector<F, N>],
+    rows: usize,
+    columns: usize,
+    pitch: usize,
+    residual_pitch: usize,
+    out_pitch: usize,
+    count: f32,
+    epsilon: f32,
+    momentum: f32,
+    #[comptime] updates: bool,
+    #[comptime] has_residual: bool,
+    #[comptime] activation: Activation,
+    #[define(F)] _dtype: ElemType,
+) {
+    let (column, y, _, depth) = thread_position();
+    if column >= columns {
+        terminate!();
+    }
+    let (mean, squares) = (moments[column], moments[columns + column]);
+    if CUBE_POS_Y == 0 && y == 0 {
+        write_statistics::<N>(
+            mean,
+            squares,
+            count,
+            column,
+            mean_out,
+            inverse_out,
+            moving_mean,
+            moving_variance,
+            epsilon,
+            momentum,
+            updates,
+        );
+    }
+    let scale = inverse_of::<N>(squares, count, epsilon) * weight[column];
+    let (first, step) = (CUBE_POS_Y as usize * depth + y, depth * CUBE_COUNT_Y as usize);
+    normalise_rows::<F, N>(
+        x,
+        residual,
+        mean,
+        scale,
+        bias[column],
+        out,
+        first,
+        step,
+        rows,
+        column,
+        pitch,
+        residual_pitch,
+        out_pitch,
+        has_residual,
+        activation,
+    );
 }
 
 /// Computes the gradient of the activation's input, from the output of a ReLU or from the activation's input.
@@ -130,10 +240,10 @@ fn activation_input_grad<F: Float, N: Size>(
     activation_grad::<N>(at, dy, activation)
 }
 
-/// Computes the sums of `g` and of `g · x̂` of each piece, where `g` is the gradient of the activation's input:
-/// `pieces[piece][2][columns]`.
+/// Computes the sums over all rows of `g` and of `g · x̂`, where `g` is the gradient of the activation's input: `total[2][columns]`.
+/// Blocks leave `pieces[piece][2][columns]` for the last one.
 #[cube(launch_unchecked)]
-pub(super) fn partial_gradients<F: Float, N: Size>(
+pub(super) fn gradient_sums<F: Float, N: Size>(
     x: &[Vector<F, N>],
     dy: &[Vector<F, N>],
     out: &[Vector<F, N>],
@@ -142,12 +252,15 @@ pub(super) fn partial_gradients<F: Float, N: Size>(
     weight: &[Vector<f32, N>],
     bias: &[Vector<f32, N>],
     pieces: &mut [Vector<f32, N>],
+    total: &mut [Vector<f32, N>],
+    counters: &mut [Atomic<u32>],
     rows: usize,
     columns: usize,
     pitch: usize,
     dy_pitch: usize,
     out_pitch: usize,
     piece: usize,
+    count_of_pieces: usize,
     #[comptime] from_output: bool,
     #[comptime] activation: Activation,
     #[define(F)] _dtype: ElemType,
@@ -183,38 +296,28 @@ pub(super) fn partial_gradients<F: Float, N: Size>(
         pieces[at] = sum;
         pieces[at + columns] = product;
     }
-}
-
-/// Sums over the pieces: the gradients of bias and weight.
-#[cube(launch_unchecked)]
-pub(super) fn final_gradients<N: Size>(
-    pieces: &[Vector<f32, N>],
-    bias_out: &mut [Vector<f32, N>],
-    weight_out: &mut [Vector<f32, N>],
-    columns: usize,
-    count_of_pieces: usize,
-) {
-    let (column, y, _, depth) = thread_position();
-    let mut sum = Vector::<f32, N>::new(0.0);
-    let mut product = Vector::<f32, N>::new(0.0);
-    if column < columns {
-        let mut index = y;
-        while index < count_of_pieces {
-            let at = index * 2 * columns + column;
-            sum += pieces[at];
-            product += pieces[at + columns];
-            index += depth;
+    if is_last_block(counters, CUBE_POS_X as usize, count_of_pieces) {
+        let mut sum = Vector::<f32, N>::new(0.0);
+        let mut product = Vector::<f32, N>::new(0.0);
+        if column < columns {
+            let mut index = y;
+            while index < count_of_pieces {
+                let at = index * 2 * columns + column;
+                sum += pieces[at];
+                product += pieces[at + columns];
+                index += depth;
+            }
+        }
+        let (sum, product) = sum_over_block::<N>(sum, product);
+        if y == 0 && column < columns {
+            total[column] = sum;
+            total[columns + column] = product;
         }
     }
-    let (sum, product) = sum_over_block::<N>(sum, product);
-    if y == 0 && column < columns {
-        bias_out[column] = sum;
-        weight_out[column] = product;
-    }
 }
 
-/// Computes the input's gradient, `scale · (g - part · sum - part · x̂ · product)`. With `separate_residual`, also
-/// writes the residual's gradient, `g`.
+/// Computes the input's gradient, `scale · (g - part · sum - part · x̂ · product)` with `sums[2][columns]`. With `separate_residual`,
+/// also writes the residual's gradient, `g`. The gradients of bias and weight are this rank's sums, `own[2][columns]`.
 #[cube(launch_unchecked)]
 pub(super) fn input_gradient<F: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -224,8 +327,10 @@ pub(super) fn input_gradient<F: Float, N: Size>(
     inverse: &[Vector<f32, N>],
     weight: &[Vector<f32, N>],
     bias: &[Vector<f32, N>],
-    sum: &[Vector<f32, N>],
-    product: &[Vector<f32, N>],
+    sums: &[Vector<f32, N>],
+    own: &[Vector<f32, N>],
+    bias_out: &mut [Vector<f32, N>],
+    weight_out: &mut [Vector<f32, N>],
     dx: &mut [Vector<F, N>],
     residual: &mut [Vector<F, N>],
     rows: usize,
@@ -247,7 +352,11 @@ pub(super) fn input_gradient<F: Float, N: Size>(
     let (mean, inverse) = (mean[column], inverse[column]);
     let (weight, bias) = (weight[column], bias[column]);
     let part = Vector::new(part);
-    let (sum, product) = (sum[column] * part, product[column] * part);
+    let (sum, product) = (sums[column] * part, sums[columns + column] * part);
+    if CUBE_POS_Y == 0 && y == 0 {
+        bias_out[column] = own[column];
+        weight_out[column] = own[columns + column];
+    }
     let scale = inverse * weight;
     let mut row = CUBE_POS_Y as usize * depth + y;
     while row < rows {

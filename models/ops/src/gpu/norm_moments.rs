@@ -1,4 +1,4 @@
-//! The moments of batch norm's rows: of pieces, of all rows, and of the rows of all ranks.
+//! The moments of batch norm's rows: of all rows, and of the rows of all ranks.
 //!
 //! Variances are sums of squares around a thread's first row, merged by Chan's formula
 //! (<https://doi.org/10.2307/2683386>), so they stay accurate if the mean is far from zero. The order of merging depends on
@@ -6,6 +6,7 @@
 
 use cubecl::prelude::*;
 
+use super::counters::is_last_block;
 use super::norm_kernels::thread_position;
 use super::rows::UNITS;
 
@@ -64,15 +65,19 @@ fn merge_over_block<N: Size>(
     (means[unit], all_squares[unit], counts[unit])
 }
 
-/// Computes the mean and the sum of squares around the mean, for each piece: `pieces[piece][2][columns]`.
+/// Computes the mean and the sum of squares around the mean of all rows, `total[2][columns]`. Blocks leave those of their pieces,
+/// `pieces[piece][2][columns]`, for the last one.
 #[cube(launch_unchecked)]
-pub(super) fn partial_moments<F: Float, N: Size>(
+pub(super) fn moments_of_rows<F: Float, N: Size>(
     x: &[Vector<F, N>],
     pieces: &mut [Vector<f32, N>],
+    total: &mut [Vector<f32, N>],
+    counters: &mut [Atomic<u32>],
     rows: usize,
     columns: usize,
     pitch: usize,
     piece: usize,
+    count_of_pieces: usize,
     #[define(F)] _dtype: ElemType,
 ) {
     let (column, y, _, depth) = thread_position();
@@ -102,17 +107,24 @@ pub(super) fn partial_moments<F: Float, N: Size>(
         pieces[at] = mean;
         pieces[at + columns] = squares;
     }
+    if is_last_block(counters, CUBE_POS_X as usize, count_of_pieces) {
+        let (mean, squares) = merge_pieces::<N>(pieces, rows, columns, piece, count_of_pieces);
+        if y == 0 && column < columns {
+            total[column] = mean;
+            total[columns + column] = squares;
+        }
+    }
 }
 
-/// Merges the pieces of a column. The column's first thread gets the mean, the sum of squares around it, and the count.
+/// Merges the pieces of a column. The column's first thread gets the mean and the sum of squares around it.
 #[cube]
 fn merge_pieces<N: Size>(
-    pieces: &[Vector<f32, N>],
+    pieces: &mut [Vector<f32, N>],
     rows: usize,
     columns: usize,
     piece: usize,
     count_of_pieces: usize,
-) -> (Vector<f32, N>, Vector<f32, N>, f32) {
+) -> (Vector<f32, N>, Vector<f32, N>) {
     let (column, y, _, depth) = thread_position();
     let mut mean = Vector::<f32, N>::new(0.0);
     let mut squares = Vector::<f32, N>::new(0.0);
@@ -130,13 +142,20 @@ fn merge_pieces<N: Size>(
             index += depth;
         }
     }
-    merge_over_block::<N>(mean, squares, count)
+    let (mean, squares, _) = merge_over_block::<N>(mean, squares, count);
+    (mean, squares)
+}
+
+/// Returns the reciprocal of the biased standard deviation.
+#[cube]
+pub(super) fn inverse_of<N: Size>(squares: Vector<f32, N>, count: f32, epsilon: f32) -> Vector<f32, N> {
+    Vector::new(1.0) / (squares / Vector::new(count) + Vector::new(epsilon)).sqrt()
 }
 
 /// Writes the mean and the reciprocal of the biased standard deviation of a column. Also writes the mean and the unbiased
 /// variance or, with `updates`, updates the running statistics that are there.
 #[cube]
-fn write_statistics<N: Size>(
+pub(super) fn write_statistics<N: Size>(
     mean: Vector<f32, N>,
     squares: Vector<f32, N>,
     count: f32,
@@ -160,63 +179,7 @@ fn write_statistics<N: Size>(
         moving_mean[column] = mean;
         moving_variance[column] = variance;
     }
-    inverse_out[column] = Vector::new(1.0) / (squares / Vector::new(count) + Vector::new(epsilon)).sqrt();
-}
-
-/// Computes the statistics of [`write_statistics`] from the pieces.
-#[cube(launch_unchecked)]
-pub(super) fn final_moments<N: Size>(
-    pieces: &[Vector<f32, N>],
-    mean_out: &mut [Vector<f32, N>],
-    inverse_out: &mut [Vector<f32, N>],
-    moving_mean: &mut [Vector<f32, N>],
-    moving_variance: &mut [Vector<f32, N>],
-    rows: usize,
-    columns: usize,
-    piece: usize,
-    count_of_pieces: usize,
-    epsilon: f32,
-    momentum: f32,
-    #[comptime] updates: bool,
-) {
-    let (column, y, _, _) = thread_position();
-    let (mean, squares, count) = merge_pieces::<N>(pieces, rows, columns, piece, count_of_pieces);
-    if y == 0 && column < columns {
-        write_statistics::<N>(
-            mean,
-            squares,
-            count,
-            column,
-            mean_out,
-            inverse_out,
-            moving_mean,
-            moving_variance,
-            epsilon,
-            momentum,
-            updates,
-        );
-    }
-}
-
-/// Computes the mean, the sum of squares around the mean, and the count of this rank's rows, for the other ranks.
-#[cube(launch_unchecked)]
-pub(super) fn own_moments<N: Size>(
-    pieces: &[Vector<f32, N>],
-    mean_out: &mut [Vector<f32, N>],
-    squares_out: &mut [Vector<f32, N>],
-    count_out: &mut [Vector<f32, N>],
-    rows: usize,
-    columns: usize,
-    piece: usize,
-    count_of_pieces: usize,
-) {
-    let (column, y, _, _) = thread_position();
-    let (mean, squares, count) = merge_pieces::<N>(pieces, rows, columns, piece, count_of_pieces);
-    if y == 0 && column < columns {
-        mean_out[column] = mean;
-        squares_out[column] = squares;
-        count_out[column] = Vector::new(count);
-    }
+    inverse_out[column] = inverse_of::<N>(squares, count, epsilon);
 }
 
 /// Computes the statistics of [`write_statistics`] from all ranks' moments, `ranks[rank][3][columns]`, in rank order, and the

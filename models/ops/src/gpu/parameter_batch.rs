@@ -5,9 +5,9 @@ use cubecl::prelude::*;
 
 use super::rows::{UNITS, aligned, all};
 
-/// Parameters per launch: 32 parameters of AdamW have 224 tensors, and a launch can take the addresses of 500. Smaller
-/// launches have half as many parameters, repeatedly, so six kernels suffice for any number of parameters.
-const MAX_PARAMETERS: usize = 32;
+/// Parameters per launch: 64 parameters of AdamW with copies in bf16 have 320 tensors, and a launch can take the addresses of 500
+/// (4 KiB, with 16 bytes more for each parameter).
+const MAX_PARAMETERS: usize = 64;
 
 /// Tensors of a launch, in vectors of `N`.
 pub(super) type Tensors<N> = Sequence<Box<[Vector<f32, N>]>>;
@@ -31,13 +31,14 @@ pub(super) struct Batch<const N: usize> {
 }
 
 impl<const N: usize> Batch<N> {
-    /// Divides the parameters, in order, into as few launches as possible.
+    /// Divides the parameters, in order, into as few launches as possible. All launches of a network have [`MAX_PARAMETERS`], but for
+    /// one with the rest, so there are few kernels to compile.
     pub(super) fn all(mut parameters: Vec<([CubeTensor; N], f64)>) -> impl Iterator<Item = Self> {
         std::iter::from_fn(move || {
             let vector = vector(&parameters.first()?.0);
             let alike =
                 parameters.iter().take(MAX_PARAMETERS).take_while(|(tensors, _)| self::vector(tensors) == vector);
-            let rest = parameters.split_off(1 << alike.count().ilog2());
+            let rest = parameters.split_off(alike.count());
             let (tensors, weight_decay) = std::mem::replace(&mut parameters, rest).into_iter().unzip();
             Some(Self { tensors, weight_decay, vector })
         })

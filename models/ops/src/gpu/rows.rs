@@ -35,6 +35,13 @@ impl Rows {
         }
     }
 
+    /// Makes rows where that needs no copy.
+    pub(super) fn of(tensor: &CubeTensor) -> Option<Self> {
+        let image = tensor.rank() == 4;
+        let tensor = if image { permute_nchw_to_nhwc(tensor.clone()) } else { tensor.clone() };
+        pitch(&tensor).map(|pitch| Self { tensor, image, pitch })
+    }
+
     fn dense(tensor: CubeTensor, image: bool) -> Self {
         let pitch = pitch(&tensor).expect("a new tensor consists of rows");
         Self { tensor, image, pitch }
@@ -42,25 +49,37 @@ impl Rows {
 
     /// Allocates a matrix of this shape and type.
     pub(super) fn output(&self) -> Self {
-        Self::dense(self.allocate(self.tensor.meta.shape().clone()), self.image)
+        Self::dense(self.allocate(self.tensor.meta.shape().clone(), self.dtype()), self.image)
     }
 
     /// Allocates images of this element type.
     pub(super) fn images(&self, batch: usize, height: usize, width: usize, channels: usize) -> Self {
-        Self::dense(self.allocate(Shape::from([batch, height, width, channels])), true)
+        self.images_of(batch, height, width, channels, self.dtype())
     }
 
-    /// Allocates rows of this element type. cubecl pads a row to a power of two of bytes. That is useful for rows that are no
+    /// Allocates images of an element type.
+    pub(super) fn images_of(&self, batch: usize, height: usize, width: usize, channels: usize, dtype: DType) -> Self {
+        Self::dense(self.allocate(Shape::from([batch, height, width, channels]), dtype), true)
+    }
+
+    /// Allocates `[batch, columns]` of an element type, without padding: burn's operations would copy it.
+    pub(super) fn features(&self, batch: usize, columns: usize, dtype: DType) -> Self {
+        let (like, shape) = (&self.tensor, Shape::from([batch, columns]));
+        let tensor = empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype);
+        Self::dense(tensor, false)
+    }
+
+    /// Allocates rows. cubecl pads a row to a power of two of bytes. That is useful for rows that are no
     /// multiple of 16 bytes, the longest access; else it only takes memory. Images of one pixel are features, which burn's
     /// operations copy if they are padded.
-    fn allocate(&self, shape: Shape) -> CubeTensor {
+    fn allocate(&self, shape: Shape, dtype: DType) -> CubeTensor {
         let like = &self.tensor;
         let (client, device) = (like.client.clone(), like.device.clone());
-        let row = shape.last().map_or(0, |&channels| channels * like.dtype.size());
+        let row = shape.last().map_or(0, |&channels| channels * dtype.size());
         let features = shape.len() == 4 && shape[1] * shape[2] == 1;
         match row.is_multiple_of(16) || features {
-            true => empty_device_contiguous_dtype(client, device, shape, like.dtype),
-            false => empty_device_dtype(client, device, shape, like.dtype),
+            true => empty_device_contiguous_dtype(client, device, shape, dtype),
+            false => empty_device_dtype(client, device, shape, dtype),
         }
     }
 
@@ -80,6 +99,10 @@ impl Rows {
 
     pub(super) fn dtype(&self) -> DType {
         self.tensor.dtype
+    }
+
+    pub(super) fn is_image(&self) -> bool {
+        self.image
     }
 
     pub(super) fn columns(&self) -> usize {
@@ -205,6 +228,11 @@ impl Blocks {
         CubeCount::Static(self.tiles as u32, blocks as u32, 1)
     }
 
+    /// Returns the grid of a reduction of each image.
+    pub(super) fn each(&self, images: usize) -> CubeCount {
+        CubeCount::Static(self.tiles as u32, images as u32, 1)
+    }
+
     /// Returns the rows per piece and the number of pieces of a reduction over all rows. They depend on the shape
     /// alone, so the result's bits do too.
     pub(super) fn pieces(&self) -> [usize; 2] {
@@ -225,18 +253,9 @@ impl Blocks {
         CubeDim::new_1d(UNITS as u32)
     }
 
-    /// Returns the grid of a reduction's first launch.
+    /// Returns the grid of a reduction over all rows.
     pub(super) fn reduction(&self) -> CubeCount {
         CubeCount::Static(self.tiles as u32, self.pieces()[1] as u32, 1)
-    }
-
-    /// Returns the geometry of a reduction's second launch, over the pieces. A block has few columns, so that many
-    /// threads share the pieces of each column, which are read one after the other.
-    pub(super) fn final_reduction(&self, pieces: usize) -> (CubeCount, CubeDim) {
-        let most = if pieces > UNITS { 1 } else { 4 };
-        let lanes = self.columns.next_power_of_two().min(most);
-        let dim = CubeDim::new_2d(lanes as u32, (UNITS / lanes) as u32);
-        (CubeCount::Static(self.columns.div_ceil(lanes) as u32, 1, 1), dim)
     }
 }
 
@@ -261,6 +280,28 @@ pub(super) fn reduce_row(value: f32, #[comptime] largest: bool) -> f32 {
         half /= 2;
     }
     let result = values[unit - lane];
+    // The memory is used again.
+    sync_cube();
+    result
+}
+
+/// Returns the sum of the values of all threads of a block of [`UNITS`] threads, in a fixed order. All threads call it.
+#[cube]
+pub(super) fn reduce_block(value: f32) -> f32 {
+    let mut values = Shared::<[f32]>::new_slice(UNITS);
+    let unit = UNIT_POS as usize;
+    values[unit] = value;
+    sync_cube();
+    let mut half = comptime!(UNITS / 2).runtime();
+    while half > 0 {
+        if unit < half {
+            let sum = values[unit] + values[unit + half];
+            values[unit] = sum;
+        }
+        sync_cube();
+        half /= 2;
+    }
+    let result = values[0];
     // The memory is used again.
     sync_cube();
     result

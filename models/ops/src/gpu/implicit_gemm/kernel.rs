@@ -14,22 +14,25 @@ use super::source::{ConvKernel, Pass, Sizes};
 struct ConvForward;
 struct ConvDataGradient;
 struct ConvWeightGradient;
+struct ConvGradients;
 
 impl KernelMetadata for ConvKernel {
     fn name(&self) -> &'static str {
-        match self.pass {
-            Pass::Forward => type_name::<ConvForward>(),
-            Pass::DataGradient => type_name::<ConvDataGradient>(),
-            Pass::WeightGradient => type_name::<ConvWeightGradient>(),
+        match (self.second, self.first.pass) {
+            (Some(_), _) => type_name::<ConvGradients>(),
+            (None, Pass::Forward) => type_name::<ConvForward>(),
+            (None, Pass::DataGradient) => type_name::<ConvDataGradient>(),
+            (None, Pass::WeightGradient) => type_name::<ConvWeightGradient>(),
         }
     }
 
     fn id(&self) -> KernelId {
-        let dim = CubeDim::new_1d(self.tile.threads());
-        let id = match self.pass {
-            Pass::Forward => KernelId::new::<ConvForward>(),
-            Pass::DataGradient => KernelId::new::<ConvDataGradient>(),
-            Pass::WeightGradient => KernelId::new::<ConvWeightGradient>(),
+        let dim = CubeDim::new_1d(self.threads());
+        let id = match (self.second, self.first.pass) {
+            (Some(_), _) => KernelId::new::<ConvGradients>(),
+            (None, Pass::Forward) => KernelId::new::<ConvForward>(),
+            (None, Pass::DataGradient) => KernelId::new::<ConvDataGradient>(),
+            (None, Pass::WeightGradient) => KernelId::new::<ConvWeightGradient>(),
         };
         // A compiled kernel is kept for one build of the program, so the source's text needs no part in the key.
         id.info(*self).cube_dim(dim.into()).address_type(AddressType::U32)
@@ -42,7 +45,7 @@ impl KernelMetadata for ConvKernel {
 
 impl CubeKernel for ConvKernel {
     fn define(&self) -> KernelDefinition {
-        let dim = CubeDim::new_1d(self.tile.threads());
+        let dim = CubeDim::new_1d(self.threads());
         let settings = KernelSettings::new(dim.into(), ExecutionMode::Unchecked, AddressType::U32);
         KernelDefinition { body: Scope::root(settings.clone()), settings, info: Info::default() }
     }
@@ -56,11 +59,9 @@ impl CubeKernel for ConvKernel {
     }
 }
 
-impl Sizes {
-    /// Adds the sizes to a launch's buffers, as the kernel's last parameter.
-    pub(super) fn after(self, buffers: KernelArguments) -> KernelArguments {
-        let data: Vec<u64> = bytemuck::pod_collect_to_vec(&[self]);
-        let length = data.len();
-        KernelArguments { info: MetadataBindingInfo { data, dynamic_metadata_offset: length }, ..buffers }
-    }
+/// Adds the products' sizes to a launch's buffers, as the kernel's last parameter.
+pub(super) fn with_sizes(buffers: KernelArguments, sizes: &[Sizes]) -> KernelArguments {
+    let data: Vec<u64> = bytemuck::pod_collect_to_vec(sizes);
+    let length = data.len();
+    KernelArguments { info: MetadataBindingInfo { data, dynamic_metadata_offset: length }, ..buffers }
 }

@@ -1,12 +1,5 @@
 // The operands of a convolution as a matrix product: tiles in shared memory and how they are filled. See mod.rs for the terms.
 
-typedef unsigned int u32;
-typedef unsigned short u16;
-
-#define FORWARD 0
-#define DATA_GRADIENT 1
-#define WEIGHT_GRADIENT 2
-
 #if BF16
 typedef u16 Element;
 #else
@@ -22,28 +15,6 @@ constexpr int WARP_COLUMNS = 32;
 constexpr int THREADS = ROWS / WARP_ROWS * (COLUMNS / WARP_COLUMNS) * 32;
 constexpr int DOWN = WARP_ROWS / 16;
 constexpr int ACROSS = WARP_COLUMNS / 8;
-
-/// Division by a number that the kernel gets: multiplication by its reciprocal.
-struct Division {
-    u32 divisor, factor, shift;
-    __device__ u32 operator()(u32 n) const { return divisor == 1 ? n : __umulhi(n, factor) >> shift; }
-};
-
-/// Sizes in elements; channels and columns are those of one group.
-struct Sizes {
-    int rows, columns, channels, groups;
-    /// Images that windows are taken from; elements from one row of channels to the next.
-    int height, width, pitch;
-    /// Images of the other side: the result, or in WEIGHT_GRADIENT the gradient of the output.
-    int other_height, other_width, other_pitch;
-    /// Output pixels in WEIGHT_GRADIENT.
-    int pixels;
-    int padding[2];
-    /// Extent of the pixels that rows (in WEIGHT_GRADIENT: the depth) count.
-    Division across, down;
-    /// Output pixels per piece in WEIGHT_GRADIENT.
-    int piece;
-};
 
 /// Address of a 16-byte chunk of a tile whose rows are contiguous along the depth. Eight rows of a column of chunks lie in
 /// different banks.

@@ -61,14 +61,36 @@ impl Tile {
         rows.div_ceil(self.rows) * columns.div_ceil(self.columns)
     }
 
+    /// Returns this tile, or one of as many threads as `other`.
+    pub(super) fn beside(self, other: Self) -> Self {
+        if self.threads() > other.threads() { Self::MEDIUM } else { self }
+    }
+
     pub(super) fn threads(self) -> u32 {
         (self.rows / self.warp_rows * (self.columns / 32) * 32) as u32
     }
 }
 
-/// Everything that the source depends on.
+/// A batch norm whose output is a convolution's input: its backward pass needs sums over the input's gradient.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct ConvKernel {
+pub(super) struct NormSums {
+    pub(super) activation: Activation,
+    /// Whether the activation's slope follows from the batch norm's output, not from its input.
+    pub(super) from_output: bool,
+}
+
+/// An activation whose slope the kernel knows: `ACTIVATION` of `moments.cu`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Activation {
+    Identity,
+    Relu,
+    Relu6,
+    Swish,
+}
+
+/// Everything that the source of a product depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct ConvProduct {
     pub(super) pass: Pass,
     pub(super) tile: Tile,
     /// Whether elements are bf16; otherwise they are f32.
@@ -80,21 +102,42 @@ pub(super) struct ConvKernel {
     pub(super) vectors: [usize; 3],
     pub(super) bias: bool,
     pub(super) relu: bool,
-    /// Whether the moments of the result's columns are written too, of each tile's rows.
+    /// Whether the moments of the result's columns are computed too.
     pub(super) moments: bool,
+    /// Whether a weight gradient is a sum of several pieces.
+    pub(super) split: bool,
+    /// Whether other images are added to a data gradient.
+    pub(super) add: bool,
+    /// Whether the sums over a data gradient are computed too.
+    pub(super) norm: Option<NormSums>,
 }
 
-impl ConvKernel {
-    pub(super) fn entry_point(&self) -> &'static str {
-        match self.pass {
-            Pass::Forward => "conv_forward",
-            Pass::DataGradient => "conv_data_gradient",
-            Pass::WeightGradient => "conv_weight_gradient",
-        }
+impl ConvProduct {
+    /// Names of the memory that the product gets: members of `Pointers` in `conv.cu`.
+    pub(super) fn buffers(&self) -> Vec<&'static str> {
+        let merges = self.moments || self.split || self.norm.is_some();
+        let named = [
+            (true, "images"),
+            (true, "other"),
+            (self.bias, "bias"),
+            (true, "result"),
+            (merges, "parts"),
+            (self.moments || self.norm.is_some(), "totals"),
+            (merges, "counters"),
+            (self.add, "addend"),
+            (self.norm.is_some(), "norm.input"),
+            (self.norm.is_some_and(|norm| norm.from_output), "norm.output"),
+            (self.norm.is_some(), "norm.mean"),
+            (self.norm.is_some(), "norm.inverse"),
+            (self.norm.is_some(), "norm.weight"),
+            (self.norm.is_some(), "norm.bias"),
+        ];
+        named.into_iter().filter(|(present, _)| *present).map(|(_, name)| name).collect()
     }
 
-    pub(super) fn source(&self) -> String {
-        let Self { pass, tile, bf16, window, stride, dilation, vectors, bias, relu, moments } = *self;
+    /// Returns the product's code, in a namespace.
+    fn text(&self, namespace: &str) -> String {
+        let Self { pass, tile, bf16, window, stride, dilation, vectors, bias, relu, moments, split, add, norm } = *self;
         let numbers = [
             ("BF16", usize::from(bf16)),
             ("PASS", pass as usize),
@@ -114,12 +157,91 @@ impl ConvKernel {
             ("BIAS", usize::from(bias)),
             ("RELU", usize::from(relu)),
             ("MOMENTS", usize::from(moments)),
+            ("SPLIT", usize::from(split)),
+            ("ADD", usize::from(add)),
+            ("NORM", usize::from(norm.is_some())),
+            ("ACTIVATION", norm.map_or(0, |norm| norm.activation as usize)),
+            ("FROM_OUTPUT", usize::from(norm.is_some_and(|norm| norm.from_output))),
         ];
-        let mut source = format!("#define NAME {}\n", self.entry_point());
+        let mut text = format!("namespace {namespace} {{\n");
         for (name, value) in numbers {
-            source += &format!("#define {name} {value}\n");
+            text += &format!("#undef {name}\n#define {name} {value}\n");
         }
-        source + concat!(include_str!("operands.cu"), include_str!("product.cu"), include_str!("conv.cu"))
+        text += concat!(
+            include_str!("operands.cu"),
+            include_str!("product.cu"),
+            include_str!("write.cu"),
+            include_str!("moments.cu"),
+            include_str!("finish.cu"),
+            include_str!("conv.cu")
+        );
+        text + "}\n"
+    }
+}
+
+/// A kernel: a product, or two that have nothing to do with each other and run side by side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct ConvKernel {
+    pub(super) first: ConvProduct,
+    pub(super) second: Option<ConvProduct>,
+}
+
+impl ConvKernel {
+    pub(super) fn products(&self) -> impl Iterator<Item = ConvProduct> {
+        [Some(self.first), self.second].into_iter().flatten()
+    }
+
+    pub(super) fn entry_point(&self) -> &'static str {
+        match (self.second, self.first.pass) {
+            (Some(_), _) => "conv_gradients",
+            (None, Pass::Forward) => "conv_forward",
+            (None, Pass::DataGradient) => "conv_data_gradient",
+            (None, Pass::WeightGradient) => "conv_weight_gradient",
+        }
+    }
+
+    /// Threads of a block. Both products have the same number.
+    pub(super) fn threads(&self) -> u32 {
+        self.first.tile.threads()
+    }
+
+    /// The first product has the first blocks. Its sizes say how many.
+    pub(super) fn source(&self) -> String {
+        let mut source = include_str!("sizes.cu").to_owned();
+        let (mut parameters, mut bodies, mut memory, mut count) = (String::new(), Vec::new(), Vec::new(), 0);
+        for (product, namespace) in self.products().zip(["first", "second"]) {
+            source += &product.text(namespace);
+            let mut body = format!("{namespace}::Pointers p = {{}};\n");
+            for name in product.buffers() {
+                parameters += &format!("void *p{count}, ");
+                body += &format!("p.{name} = (decltype(p.{name}))p{count};\n");
+                count += 1;
+            }
+            bodies.push(body);
+            memory.push(format!("{namespace}::MEMORY"));
+        }
+        let (name, threads) = (self.entry_point(), self.threads());
+        // Blocks that a multiprocessor must have room for: two of the largest tile, whose threads then have 128 registers; both gradients
+        // need more. Without this number ptxas spills registers of small tiles to have more blocks.
+        let blocks = if self.second.is_some() { 1 } else { threads / 128 };
+        let bytes =
+            memory.join(" > ") + &memory.get(1).map_or(String::new(), |second| format!(" ? first::MEMORY : {second}"));
+        source += &format!(
+            "extern \"C\" __global__ void __launch_bounds__({threads}, {blocks}) {name}({parameters}const __grid_constant__ AllSizes<{}> s) {{\n\
+             __shared__ alignas(128) unsigned char memory[{bytes}];\n",
+            bodies.len()
+        );
+        match &bodies[..] {
+            [only] => source += &format!("{only}first::product(p, blockIdx.x, s.of[0], memory);\n}}\n"),
+            [one, other] => {
+                source += &format!(
+                    "if (blockIdx.x < s.of[0].blocks) {{\n{one}first::product(p, blockIdx.x, s.of[0], memory);\n}} else {{\n\
+                     {other}second::product(p, blockIdx.x - s.of[0].blocks, s.of[1], memory);\n}}\n}}\n"
+                );
+            }
+            _ => unreachable!("a kernel has one or two products"),
+        }
+        source
     }
 }
 
@@ -170,4 +292,7 @@ pub(super) struct Sizes {
     pub(super) across: Division,
     pub(super) down: Division,
     pub(super) piece: u32,
+    pub(super) tiles: [u32; 2],
+    pub(super) fan: u32,
+    pub(super) blocks: u32,
 }

@@ -1,0 +1,54 @@
+// Results that many blocks have parts of. The last of these blocks merges the parts, so no second launch is needed.
+
+/// Returns true in the last of `count` blocks that call this with a counter. The counter is zero before and afterwards. The last
+/// block sees what the others have written before. All threads of a block call it, with the same word of shared memory.
+__device__ __forceinline__ bool is_last(u32 *counter, u32 count, u32 *arrived) {
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        *arrived = atomicAdd(counter, 1u);
+        if (*arrived == count - 1) *counter = 0;
+    }
+    __syncthreads();
+    __threadfence();
+    return *arrived == count - 1;
+}
+
+/// Merges the parts of `parts` blocks, of which this block has written `part`. The last of each `fan` blocks merges their parts, and
+/// the last of these blocks merges the results: one block alone would read for too long. Which block is last makes no difference
+/// to the result. `merge(slot, count, size, to)` merges `count` slots, each of `size` parts, to the slot `to`. Slots: the parts, one
+/// for each `fan` parts, the result. `counters` has one more than there are runs of `fan` parts; `word` is in shared memory.
+template <class Merge> __device__ __forceinline__ void merge_parts(int part, int parts, int fan, u32 *counters, u32 *word,
+                                                                      Merge merge) {
+    int runs = (parts + fan - 1) / fan, run = part / fan, inside = min(fan, parts - run * fan);
+    if (!is_last(counters + run, inside, word)) return;
+    merge(run * fan, inside, 1, runs == 1 ? parts + runs : parts + run);
+    if (runs == 1 || !is_last(counters + runs, runs, word)) return;
+    merge(parts, runs, fan, parts + runs);
+}
+
+#if PASS == WEIGHT_GRADIENT
+/// Adds up a tile of `count` slots, in order. Slots and result are [groups][rows][columns] at `group`, slots `step` elements apart.
+__device__ void add_slots(const float *slots, int count, size_t step, float *to, int first_row, int first_column, const Sizes &s) {
+    for (int e = threadIdx.x * 4; e < ROWS * COLUMNS; e += THREADS * 4) {
+        int row = first_row + e / COLUMNS, column = first_column + e % COLUMNS;
+        if (row >= s.rows) break;
+        size_t at = (size_t)row * s.columns + column;
+        if (s.columns % 4 == 0) {
+            if (column >= s.columns) continue;
+            float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            for (int i = 0; i < count; i++) {
+                float4 value = __ldcg((const float4 *)(slots + i * step + at));
+                sum.x += value.x, sum.y += value.y, sum.z += value.z, sum.w += value.w;
+            }
+            *(float4 *)(to + at) = sum;
+        } else {
+            for (int k = 0; k < 4 && column + k < s.columns; k++) {
+                float sum = 0.0f;
+                for (int i = 0; i < count; i++) sum += __ldcg(slots + i * step + at + k);
+                to[at + k] = sum;
+            }
+        }
+    }
+}
+#endif

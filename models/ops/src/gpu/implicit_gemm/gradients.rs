@@ -1,0 +1,257 @@
+//! The gradients of a convolution's input and weight, in one launch where both are required.
+
+use std::sync::Arc;
+
+use burn::backend::{Cube, TensorMetadata, ops::FloatTensorOps};
+use burn::tensor::{DType, Shape};
+use burn_cubecl::ops::{numeric::empty_device_contiguous_dtype, permute_nhwc_to_nchw};
+use burn_cubecl::tensor::CubeTensor;
+
+use super::source::{ConvProduct, Division, NormSums, Pass, Sizes, Tile};
+use super::{Launch, fan, launch, narrow, source, vector};
+use crate::extension::{Activation, ConvOptions};
+use crate::gpu::beside::{Beside, NormOutput};
+use crate::gpu::counters::counters;
+use crate::gpu::rows::{Rows, aligned};
+
+/// Which gradients are required.
+pub(in crate::gpu) struct Required {
+    pub(in crate::gpu) input: bool,
+    pub(in crate::gpu) weight: bool,
+    /// A gradient that is added to the input's.
+    pub(in crate::gpu) addend: Option<CubeTensor>,
+    /// The batch norm whose backward pass comes next.
+    pub(in crate::gpu) norm: Option<Arc<NormOutput>>,
+}
+
+/// Computes the gradients of `images` and of `weight`, [`ordered`](super::ordered). The latter is f32.
+pub(in crate::gpu) fn gradients(
+    images: &Rows,
+    weight: &CubeTensor,
+    grad: CubeTensor,
+    options: &ConvOptions,
+    required: Required,
+) -> [Option<CubeTensor>; 2] {
+    let grad = Rows::new(grad);
+    let of_weight = required.weight.then(|| WeightGradient::new(images, weight, &grad, options));
+    let data = required.input.then(|| DataGradient::new(images, weight, &grad, options, &required));
+    match (data, of_weight) {
+        (None, None) => [None, None],
+        (Some(data), None) => {
+            let (of_data, result) = data.prepare(None);
+            launch(of_data, None);
+            [Some(result.finish()), None]
+        }
+        (None, Some(weight)) => {
+            let (of_weight, result) = weight.prepare(None);
+            launch(of_weight, None);
+            [None, Some(permute_nhwc_to_nchw(result))]
+        }
+        (Some(data), Some(weight)) => {
+            // Blocks have as many threads as the smaller tile.
+            let tiles = [data.tile, weight.tile];
+            let (of_weight, of_weight_result) = weight.prepare(Some(tiles[0]));
+            let (of_data, result) = data.prepare(Some(tiles[1]));
+            // A block of the weight gradient takes longer, so these come first.
+            launch(of_weight, Some(of_data));
+            [Some(result.finish()), Some(permute_nhwc_to_nchw(of_weight_result))]
+        }
+    }
+}
+
+struct DataGradient<'a> {
+    tile: Tile,
+    images: &'a Rows,
+    weight: &'a CubeTensor,
+    grad: &'a Rows,
+    options: &'a ConvOptions,
+    rows: usize,
+    across: usize,
+    down: usize,
+    result: Rows,
+    addend: Option<Rows>,
+    later: Option<Rows>,
+    norm: Option<Arc<NormOutput>>,
+}
+
+/// A data gradient that has been launched, and the sums over it.
+struct DataResult {
+    result: Rows,
+    totals: Option<CubeTensor>,
+    /// Is still to be added.
+    later: Option<Rows>,
+}
+
+impl DataResult {
+    fn finish(self) -> CubeTensor {
+        if let Some(totals) = self.totals {
+            Beside::sums(&self.result, totals);
+        }
+        match self.later {
+            Some(later) => Cube::float_add(later.into_tensor(), self.result.into_tensor()),
+            None => self.result.into_tensor(),
+        }
+    }
+}
+
+impl<'a> DataGradient<'a> {
+    fn new(
+        images: &'a Rows,
+        weight: &'a CubeTensor,
+        grad: &'a Rows,
+        options: &'a ConvOptions,
+        required: &Required,
+    ) -> Self {
+        let [batch, height, width, channels] = images.dims();
+        let result = grad.images(batch, height, width, channels);
+        let [down, across] = [height.div_ceil(options.stride[0]), width.div_ceil(options.stride[1])];
+        let [outputs, columns, ..]: [usize; 4] = weight.shape().dims();
+        let rows = batch * down * across;
+        let products = options.groups * options.stride[0] * options.stride[1];
+        let tile = Tile::choose(rows, columns, products, narrow(grad, outputs / options.groups));
+        let addend = required.addend.clone().map(Rows::new);
+        // Images of burn's operations may have other rows. They are added in a launch of their own.
+        let (addend, later) = match addend {
+            Some(addend) if addend.pitch(1) == result.pitch(1) => (Some(addend), None),
+            other => (None, other),
+        };
+        let norm = required.norm.clone().filter(|norm| later.is_none() && norm.fits(&result));
+        Self { tile, images, weight, grad, options, rows, across, down, result, addend, later, norm }
+    }
+
+    /// Makes the product, in a launch with one of tile `other`.
+    fn prepare(self, other: Option<Tile>) -> (Launch, DataResult) {
+        let Self { tile, images, weight, grad, options, rows, across, down, result, addend, later, norm } = self;
+        let tile = other.map_or(tile, |other| tile.beside(other));
+        let [outputs, columns, height, width]: [usize; 4] = weight.shape().dims();
+        let [_, in_height, in_width, _] = images.dims();
+        let channels = outputs / options.groups;
+        let classes = options.stride[0] * options.stride[1];
+        let parts = rows.div_ceil(tile.rows) * classes;
+        let fan = if norm.is_some() { fan(parts, columns.div_ceil(tile.columns) * options.groups) } else { parts };
+        let sizes = Sizes {
+            rows: rows as u32,
+            columns: columns as u32,
+            other_height: in_height as u32,
+            other_width: in_width as u32,
+            other_pitch: result.pitch(1) as u32,
+            across: Division::by(across),
+            down: Division::by(down),
+            fan: fan as u32,
+            ..Sizes::default()
+        };
+        let is_aligned = result.is_aligned()
+            && addend.as_ref().is_none_or(Rows::is_aligned)
+            && norm.as_ref().is_none_or(|norm| norm.is_aligned());
+        let vectors = [
+            vector(grad.dtype(), &[columns], aligned(weight)),
+            vector(grad.dtype(), &[columns, result.pitch(1)], is_aligned),
+        ];
+        let product = ConvProduct {
+            add: addend.is_some(),
+            norm: norm.as_ref().map(|norm| NormSums {
+                activation: known(norm.activation).expect("`fits` has accepted the activation"),
+                from_output: norm.from_output,
+            }),
+            ..ConvProduct::new(Pass::DataGradient, tile, grad, channels, options, [[height, width], vectors])
+        };
+        let mut buffers = vec![grad.tensor().clone(), weight.clone(), result.tensor().clone()];
+        let totals = norm.is_some().then(|| result.of_columns(2));
+        if let Some(totals) = &totals {
+            let [_, zeros] = counters(totals);
+            buffers.extend([result.of_columns(2 * (parts + parts.div_ceil(fan))), totals.clone(), zeros]);
+        }
+        buffers.extend(addend.map(|addend| addend.tensor().clone()));
+        if let Some(norm) = norm {
+            buffers.push(norm.x.tensor().clone());
+            buffers.extend(norm.from_output.then(|| norm.out.tensor().clone()));
+            buffers.extend([&norm.mean, &norm.inverse].into_iter().chain(&norm.affine).cloned());
+        }
+        let sizes = sizes.of(grad, channels, options, tile, options.groups * classes);
+        (Launch { product, sizes, buffers }, DataResult { result, totals, later })
+    }
+}
+
+/// Returns true if the kernel knows an activation's slope.
+pub(in crate::gpu) fn knows(activation: Activation) -> bool {
+    known(activation).is_some()
+}
+
+fn known(activation: Activation) -> Option<source::Activation> {
+    match activation {
+        Activation::Identity => Some(source::Activation::Identity),
+        Activation::Relu => Some(source::Activation::Relu),
+        Activation::Relu6 => Some(source::Activation::Relu6),
+        Activation::Swish => Some(source::Activation::Swish),
+        Activation::Sigmoid | Activation::Gelu => None,
+    }
+}
+
+struct WeightGradient<'a> {
+    tile: Tile,
+    images: &'a Rows,
+    weight: &'a CubeTensor,
+    grad: &'a Rows,
+    options: &'a ConvOptions,
+    rows: usize,
+    columns: usize,
+}
+
+impl<'a> WeightGradient<'a> {
+    fn new(images: &'a Rows, weight: &'a CubeTensor, grad: &'a Rows, options: &'a ConvOptions) -> Self {
+        let [outputs, channels, height, width]: [usize; 4] = weight.shape().dims();
+        let (rows, columns) = (outputs / options.groups, height * width * channels);
+        let tile = Tile::of_weight_gradient(rows, columns, narrow(images, channels));
+        Self { tile, images, weight, grad, options, rows, columns }
+    }
+
+    /// Makes the product, in a launch with one of tile `other`, and `[out, height, width, in / groups]`.
+    fn prepare(self, other: Option<Tile>) -> (Launch, CubeTensor) {
+        /// Number of blocks that occupies a large GPU.
+        const BLOCKS: usize = 256;
+        /// Pixels of the shortest piece.
+        const SHORTEST: usize = 256;
+        let Self { tile, images, weight, grad, options, rows, columns } = self;
+        let tile = other.map_or(tile, |other| tile.beside(other));
+        let [outputs, channels, height, width]: [usize; 4] = weight.shape().dims();
+        let [batch, down, across, _] = grad.dims();
+        let pixels = batch * down * across;
+        let tiles = tile.blocks(rows, columns) * options.groups;
+        let pieces = (BLOCKS / tiles).clamp(1, pixels.div_ceil(SHORTEST));
+        let piece = pixels.div_ceil(pieces).next_multiple_of(32);
+        let pieces = pixels.div_ceil(piece);
+        let split = pieces > 1;
+        let fan = if split { fan(pieces, tiles) } else { 1 };
+        let sizes = Sizes {
+            rows: rows as u32,
+            columns: columns as u32,
+            other_pitch: grad.pitch(1) as u32,
+            pixels: pixels as u32,
+            across: Division::by(across),
+            down: Division::by(down),
+            piece: piece as u32,
+            fan: fan as u32,
+            ..Sizes::default()
+        };
+        let new = |shape: Shape| {
+            empty_device_contiguous_dtype(images.client().clone(), weight.device.clone(), shape, DType::F32)
+        };
+        let result = new(Shape::from([outputs, height, width, channels]));
+        let vectors = [
+            vector(grad.dtype(), &[rows, grad.pitch(1)], grad.is_aligned()),
+            if columns.is_multiple_of(2) { 2 } else { 1 },
+        ];
+        let product = ConvProduct {
+            split,
+            ..ConvProduct::new(Pass::WeightGradient, tile, images, channels, options, [[height, width], vectors])
+        };
+        let mut buffers = vec![images.tensor().clone(), grad.tensor().clone(), result.clone()];
+        if split {
+            let slots = if pieces > fan { pieces + pieces.div_ceil(fan) } else { pieces };
+            let [zeros, _] = counters(&result);
+            buffers.extend([new(Shape::from([slots * outputs * columns])), zeros]);
+        }
+        let sizes = sizes.of(images, channels, options, tile, options.groups * pieces);
+        (Launch { product, sizes, buffers }, result)
+    }
+}

@@ -1,0 +1,237 @@
+// Sums over the rows of a tile, for the batch norm before or behind a convolution.
+
+#if MOMENTS || NORM
+/// Rounds to the type of the result.
+__device__ __forceinline__ float as_written(float value) {
+#if BF16
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(value), "f"(0.0f));
+    return __uint_as_float(pair & 0xffff0000u);
+#else
+    return value;
+#endif
+}
+
+/// Adds up a column's values of all threads, in a fixed order, and returns the sums of this thread's columns. `memory` has COLUMNS
+/// floats for each row of warps. All threads call it.
+__device__ void column_sums(float (&values)[ACROSS][2], int row, int column, float *memory) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int j = 0; j < ACROSS; j++)
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+#pragma unroll
+            for (int step = 4; step < 32; step *= 2) values[j][k] += __shfl_xor_sync(~0u, values[j][k], step);
+            if (lane < 4) memory[row / WARP_ROWS * COLUMNS + column + j * 8 + lane * 2 + k] = values[j][k];
+        }
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < ACROSS; j++)
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            float sum = 0.0f;
+#pragma unroll
+            for (int warps = 0; warps < ROWS / WARP_ROWS; warps++) sum += memory[warps * COLUMNS + column + j * 8 + lane % 4 * 2 + k];
+            values[j][k] = sum;
+        }
+    __syncthreads();
+}
+#endif
+
+#if MOMENTS
+/// Writes the mean of each column of the tile and the sum of squares around it, of the values as they are rounded: the moments of a
+/// piece, as batch norm's first pass over the result would find them. `to` is [2][columns of all groups].
+__device__ void write_moments(const float (&sums)[DOWN][ACROSS][4], int row, int column, int inside, float *to, int left, int all,
+                              float *memory) {
+    int lane = threadIdx.x % 32;
+    auto value = [&](int i, int j, int half, int k) { return as_written(sums[i][j][half * 2 + k]); };
+    float mean[ACROSS][2] = {}, squares[ACROSS][2] = {};
+#pragma unroll
+    for (int i = 0; i < DOWN; i++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            if (row + i * 16 + (lane >> 2) + half * 8 < inside)
+#pragma unroll
+                for (int j = 0; j < ACROSS; j++)
+#pragma unroll
+                    for (int k = 0; k < 2; k++) mean[j][k] += value(i, j, half, k);
+    column_sums(mean, row, column, memory);
+#pragma unroll
+    for (int j = 0; j < ACROSS; j++)
+#pragma unroll
+        for (int k = 0; k < 2; k++) mean[j][k] /= inside;
+#pragma unroll
+    for (int i = 0; i < DOWN; i++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            if (row + i * 16 + (lane >> 2) + half * 8 < inside)
+#pragma unroll
+                for (int j = 0; j < ACROSS; j++)
+#pragma unroll
+                    for (int k = 0; k < 2; k++) {
+                        float difference = value(i, j, half, k) - mean[j][k];
+                        squares[j][k] += difference * difference;
+                    }
+    column_sums(squares, row, column, memory);
+    if (row > 0 || lane > 3) return;
+#pragma unroll
+    for (int j = 0; j < ACROSS; j++)
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            int c = column + j * 8 + lane * 2 + k;
+            if (c < left) to[c] = mean[j][k], to[all + c] = squares[j][k];
+        }
+}
+
+/// Merges the moments of `count` slots [2][columns of all groups] to those of all their rows. Each slot has `size` rows, the last one
+/// of all `rows` may have less. Chan et al., "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979.
+__device__ void merge_moments(const float *slots, int count, int size, int rows, float *to, int left, int all) {
+    int c = threadIdx.x;
+    if (c >= COLUMNS || c >= left) return;
+    slots += c, to += c;
+    // Differences from the first mean, so that the mean may be far from zero.
+    float pivot = __ldcg(slots), shift = 0.0f, squares = 0.0f;
+    auto weight = [&](int i) { return (float)min(size, rows - i * size); };
+#pragma unroll 4
+    for (int i = 1; i < count; i++) shift += weight(i) * (__ldcg(slots + (size_t)i * 2 * all) - pivot);
+    float mean = pivot + shift / rows;
+#pragma unroll 4
+    for (int i = 0; i < count; i++) {
+        float difference = __ldcg(slots + (size_t)i * 2 * all) - mean;
+        squares += __ldcg(slots + (size_t)i * 2 * all + all) + weight(i) * difference * difference;
+    }
+    to[0] = mean, to[all] = squares;
+}
+#endif
+
+#if ADD || NORM
+/// Loads the elements of two columns of images, of which `left` are inside.
+__device__ __forceinline__ float2 load_pair(const Element *from, int left) {
+    float2 pair = make_float2(0.0f, 0.0f);
+    if constexpr (RESULT_VECTOR >= 2) {
+        if (left <= 0) return pair;
+#if BF16
+        u32 both = *(const u32 *)from;
+        return make_float2(__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000u));
+#else
+        return *(const float2 *)from;
+#endif
+    }
+#if BF16
+    if (left > 0) pair.x = __uint_as_float((u32)from[0] << 16);
+    if (left > 1) pair.y = __uint_as_float((u32)from[1] << 16);
+#else
+    if (left > 0) pair.x = from[0];
+    if (left > 1) pair.y = from[1];
+#endif
+    return pair;
+}
+
+/// A batch norm in front of the convolution, whose output is the convolution's input.
+struct Norm {
+    /// Its input and its output: images as the result. The output is read with FROM_OUTPUT only.
+    const Element *input, *output;
+    /// Of each column.
+    const float *mean, *inverse, *weight, *bias;
+};
+#else
+struct Norm {};
+#endif
+
+#if ADD
+/// Adds images, from the tile's first column on.
+__device__ void add_images(float (&sums)[DOWN][ACROSS][4], int row, int column, const Element *images, const Target &target, int left) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < DOWN; i++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int at = target(row + i * 16 + (lane >> 2) + half * 8);
+            if (at < 0) continue;
+#pragma unroll
+            for (int j = 0; j < ACROSS; j++) {
+                int c = column + j * 8 + (lane & 3) * 2;
+                float2 pair = load_pair(images + at + c, left - c);
+                sums[i][j][half * 2] += pair.x, sums[i][j][half * 2 + 1] += pair.y;
+            }
+        }
+}
+#endif
+
+#if NORM
+/// Returns the gradient of an activation's input `z`, which for ReLU may be the output: activation_grad of activation.rs.
+__device__ __forceinline__ float activation_gradient(float z, float gradient) {
+#if ACTIVATION == RELU_AFTER
+    return z > 0.0f ? gradient : 0.0f;
+#elif ACTIVATION == RELU6_AFTER
+    return z > 0.0f && z < 6.0f ? gradient : 0.0f;
+#elif ACTIVATION == SWISH_AFTER
+    float s = 1.0f / (1.0f + expf(-z));
+    return gradient * s * (1.0f + z * (1.0f - s));
+#else
+    return gradient;
+#endif
+}
+
+/// Writes the sums over the tile's rows of `g` and of `g x̂`, where `g` is the gradient of the activation's input and x̂ the normalised
+/// input of the batch norm: what its backward pass would find in a pass over the result. `to` is [2][columns of all groups].
+__device__ void gradient_sums(const float (&sums)[DOWN][ACROSS][4], int row, int column, const Norm &norm, const Target &target,
+                              float *to, int first, int left, int all, float *memory) {
+    int lane = threadIdx.x % 32, places[DOWN * 2];
+#pragma unroll
+    for (int i = 0; i < DOWN * 2; i++) places[i] = target(row + i / 2 * 16 + (lane >> 2) + i % 2 * 8);
+    float sum[ACROSS][2] = {}, product[ACROSS][2] = {};
+#pragma unroll
+    for (int j = 0; j < ACROSS; j++) {
+        int c = column + j * 8 + (lane & 3) * 2;
+        float mean[2] = {}, inverse[2] = {}, weight[2] = {}, bias[2] = {};
+        for (int k = 0; k < 2; k++)
+            if (c + k < left) {
+                int at = first + c + k;
+                mean[k] = norm.mean[at], inverse[k] = norm.inverse[at], weight[k] = norm.weight[at], bias[k] = norm.bias[at];
+            }
+#pragma unroll
+        for (int i = 0; i < DOWN * 2; i++) {
+            if (places[i] < 0) continue;
+            float2 input = load_pair(norm.input + places[i] + first + c, left - c);
+#if FROM_OUTPUT
+            float2 output = load_pair(norm.output + places[i] + first + c, left - c);
+#endif
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                float normalised = ((k ? input.y : input.x) - mean[k]) * inverse[k];
+#if FROM_OUTPUT
+                float z = k ? output.y : output.x;
+#else
+                float z = normalised * weight[k] + bias[k];
+#endif
+                float g = activation_gradient(z, as_written(sums[i / 2][j][i % 2 * 2 + k]));
+                sum[j][k] += g, product[j][k] += g * normalised;
+            }
+        }
+    }
+    column_sums(sum, row, column, memory);
+    column_sums(product, row, column, memory);
+    if (row > 0 || lane > 3) return;
+#pragma unroll
+    for (int j = 0; j < ACROSS; j++)
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            int c = column + j * 8 + lane * 2 + k;
+            if (c < left) to[first + c] = sum[j][k], to[all + first + c] = product[j][k];
+        }
+}
+
+/// Adds up `count` slots [2][columns of all groups].
+__device__ void merge_sums(const float *slots, int count, float *to, int left, int all) {
+    int c = threadIdx.x;
+    if (c >= COLUMNS || c >= left) return;
+    float sum = 0.0f, product = 0.0f;
+#pragma unroll 4
+    for (int i = 0; i < count; i++) {
+        sum += __ldcg(slots + (size_t)i * 2 * all + c);
+        product += __ldcg(slots + (size_t)i * 2 * all + all + c);
+    }
+    to[c] = sum, to[all + c] = product;
+}
+#endif

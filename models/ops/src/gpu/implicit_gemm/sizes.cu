@@ -1,0 +1,45 @@
+// What all products of a kernel share.
+
+typedef unsigned int u32;
+typedef unsigned short u16;
+
+// Passes, and activations in front of a convolution.
+#define FORWARD 0
+#define DATA_GRADIENT 1
+#define WEIGHT_GRADIENT 2
+#define RELU_AFTER 1
+#define RELU6_AFTER 2
+#define SWISH_AFTER 3
+
+/// Division by a number that the kernel gets: multiplication by its reciprocal.
+struct Division {
+    u32 divisor, factor, shift;
+    __device__ u32 operator()(u32 n) const { return divisor == 1 ? n : __umulhi(n, factor) >> shift; }
+};
+
+/// Sizes in elements; channels and columns are those of one group.
+struct Sizes {
+    int rows, columns, channels, groups;
+    /// Images that windows are taken from; elements from one row of channels to the next.
+    int height, width, pitch;
+    /// Images of the other side: the result, or in WEIGHT_GRADIENT the gradient of the output.
+    int other_height, other_width, other_pitch;
+    /// Output pixels in WEIGHT_GRADIENT.
+    int pixels;
+    int padding[2];
+    /// Extent of the pixels that rows (in WEIGHT_GRADIENT: the depth) count.
+    Division across, down;
+    /// Output pixels per piece in WEIGHT_GRADIENT.
+    int piece;
+    /// Tiles of rows and of columns.
+    int tiles[2];
+    /// Blocks whose parts of a result are merged at a time, see `merge_parts`.
+    int fan;
+    /// Blocks of the product.
+    u32 blocks;
+};
+
+/// Sizes of a kernel's products.
+template <int COUNT> struct AllSizes {
+    Sizes of[COUNT];
+};
