@@ -33,7 +33,7 @@ use data::{Dataset, ImageShape};
 use serde::{Deserialize, Serialize};
 use shared::median;
 use trainer::device::{self, DeviceRequest, DeviceSet, LocalRank, Selected};
-use trainer::strategy::{DeviceDataset, DeviceDatasets, Strategy, single::Single};
+use trainer::strategy::{DeviceDataset, DeviceDatasets, StepOutcome, Strategy, single::Single};
 
 struct Options {
     python: Option<String>,
@@ -298,36 +298,43 @@ fn loader(dataset: &Arc<Dataset>, options: &Options) -> Result<Loader, Box<dyn E
     Ok(Loader::new(Arc::clone(dataset), config)?)
 }
 
+/// Returns the times of a step that was begun at `start`, in milliseconds.
+fn times_of(outcome: &StepOutcome, start: Instant) -> Times {
+    let milliseconds = |seconds: f64| 1000.0 * seconds;
+    Times {
+        forward: milliseconds(outcome.seconds.forward),
+        backward: milliseconds(outcome.seconds.backward),
+        step: milliseconds(start.elapsed().as_secs_f64()),
+    }
+}
+
 /// Takes `count` steps. Returns the medians, in milliseconds. On a GPU a step's time is the mean.
 fn steps(strategy: &mut Single, batches: &[Batch], count: usize, selected: &Selected) -> Result<Times, Box<dyn Error>> {
-    let milliseconds = |seconds: f64| 1000.0 * seconds;
     let mut times = Vec::new();
-    let (begun, mut queued) = (Instant::now(), false);
+    let (begun, mut queued) = (Instant::now(), 0);
     for step in 0..count {
         let batch = batches[step % batches.len()].clone();
         let start = Instant::now();
         let outcome = match strategy.queue_step(vec![batch], 1e-3, None)? {
             Some(outcome) => Some(outcome),
-            // As in training, the host waits for a step when the next one is queued.
-            None if queued => strategy.finish_step()?,
+            // As in training, the host waits for a step when the next ones are queued.
+            None if queued >= strategy.most_queued() => strategy.finish_step()?,
             None => {
-                queued = true;
+                queued += 1;
                 None
             }
         };
-        let Some(outcome) = outcome else { continue };
-        times.push(Times {
-            forward: milliseconds(outcome.seconds.forward),
-            backward: milliseconds(outcome.seconds.backward),
-            step: milliseconds(start.elapsed().as_secs_f64()),
-        });
+        times.extend(outcome.map(|outcome| times_of(&outcome, start)));
     }
-    while strategy.finish_step()?.is_some() {}
+    let start = Instant::now();
+    while let Some(outcome) = strategy.finish_step()? {
+        times.push(times_of(&outcome, start));
+    }
     let mut times = medians(&times);
     if selected.gpu.is_some() {
         // Work is only queued: a wait for each step would leave the GPU idle at the start of the next one.
         selected.device().sync().map_err(|error| format!("the GPU failed: {error:?}"))?;
-        times.step = milliseconds(begun.elapsed().as_secs_f64()) / count as f64;
+        times.step = 1000.0 * begun.elapsed().as_secs_f64() / count as f64;
     }
     Ok(times)
 }

@@ -1,13 +1,13 @@
 //! The launches of a training step, recorded once and launched again as one: a CUDA graph
 //! (<https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-graphs>, `torch.cuda.CUDAGraph`).
 //!
-//! A graph runs the same kernels on the same memory. So the step reads its inputs from tensors that [`fn@write`] and
-//! [`write_integers`] fill before each run, and updates its state in place: [`address`] shows whether it does.
+//! A graph runs the same kernels on the same memory. So the step reads its inputs from tensors that a [`Feed`] fills in each run, and
+//! updates its state in place: [`address`] shows whether it does.
 
 use burn::tensor::{Device, Int, Tensor};
 
 #[cfg(feature = "cuda")]
-use crate::gpu::graph as gpu;
+use crate::gpu::{feed as gpu_feed, graph as gpu};
 
 /// A recorded sequence of launches. The memory that it uses is kept from other tensors as long as it exists.
 #[derive(Debug, Clone)]
@@ -76,30 +76,89 @@ impl Graph {
     }
 }
 
-/// Replaces the values of a contiguous f32 tensor on a GPU, in its memory.
-///
-/// # Panics
-///
-/// When the number of values differs, or the tensor is of another kind.
-#[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "there are no GPU kernels"))]
-pub fn write(tensor: &Tensor<1>, values: Vec<f32>) {
-    #[cfg(feature = "cuda")]
-    return gpu::write(gpu::floats(tensor), values);
-    #[cfg(not(feature = "cuda"))]
-    panic!("{NO_KERNELS}");
+/// A tensor that a graph reads: f32 or 32-bit integers, contiguous.
+#[derive(Debug, Clone)]
+pub enum GraphInput {
+    /// f32.
+    Floats(Tensor<1>),
+    /// i32.
+    Integers(Tensor<1, Int>),
 }
 
-/// [`fn@write`] for 32-bit integers.
-///
-/// # Panics
-///
-/// As [`fn@write`].
-#[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "there are no GPU kernels"))]
-pub fn write_integers(tensor: &Tensor<1, Int>, values: Vec<i32>) {
+/// The inputs and the results of a graph's next runs, on a GPU. The host writes the inputs of several runs at once, launches the graph as
+/// often, and reads all results at once. A run begins with [`Feed::take_inputs`] and ends with [`Feed::keep_results`], which are
+/// kernels of the graph.
+#[derive(Debug, Clone)]
+pub struct Feed {
     #[cfg(feature = "cuda")]
-    return gpu::write(gpu::integers(tensor), values);
+    feed: gpu_feed::Feed,
     #[cfg(not(feature = "cuda"))]
-    panic!("{NO_KERNELS}");
+    never: std::convert::Infallible,
+}
+
+#[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "there are no GPU kernels"))]
+impl Feed {
+    /// Makes room for the inputs and results of `runs` runs. A run has `result_words` results.
+    ///
+    /// # Panics
+    ///
+    /// When an input is of another kind, or there is none.
+    pub fn new(inputs: &[GraphInput], result_words: usize, runs: usize) -> Self {
+        #[cfg(feature = "cuda")]
+        {
+            let tensor = |input: &GraphInput| match input {
+                GraphInput::Floats(tensor) => gpu::floats(tensor),
+                GraphInput::Integers(tensor) => gpu::integers(tensor),
+            };
+            Self { feed: gpu_feed::Feed::new(inputs.iter().map(tensor).collect(), result_words, runs) }
+        }
+        #[cfg(not(feature = "cuda"))]
+        panic!("{NO_KERNELS}");
+    }
+
+    /// Writes the inputs of the next runs: for each run the bits of all inputs, in order.
+    ///
+    /// # Panics
+    ///
+    /// When there are more than there is room for, or not those of whole runs.
+    pub fn write(&self, words: Vec<u32>) {
+        #[cfg(feature = "cuda")]
+        return self.feed.write(words);
+        #[cfg(not(feature = "cuda"))]
+        match self.never {}
+    }
+
+    /// Queues a kernel that copies the inputs of the next run to the tensors. After a run whose loss was not finite, inputs of floats are
+    /// NaN, so that the optimizer's kernels leave the weights as they were before that run.
+    pub fn take_inputs(&self) {
+        #[cfg(feature = "cuda")]
+        return self.feed.take_inputs();
+        #[cfg(not(feature = "cuda"))]
+        match self.never {}
+    }
+
+    /// Queues a kernel that keeps a run's results, contiguous f32 tensors, looks at its loss `[1]`, and counts the run.
+    ///
+    /// # Panics
+    ///
+    /// When there are more or less than a run has.
+    pub fn keep_results(&self, results: &[&Tensor<1>], loss: &Tensor<1>) {
+        #[cfg(feature = "cuda")]
+        {
+            let results: Vec<_> = results.iter().map(|tensor| gpu::floats(tensor)).collect();
+            self.feed.keep_results(&results, &gpu::floats(loss));
+        }
+        #[cfg(not(feature = "cuda"))]
+        match self.never {}
+    }
+
+    /// Queues a copy of the results of `runs` runs to the host, behind the work that was queued before. Does not wait for it.
+    pub fn read(&self, runs: usize) -> Reading {
+        #[cfg(feature = "cuda")]
+        return Reading { values: self.feed.read(runs) };
+        #[cfg(not(feature = "cuda"))]
+        match self.never {}
+    }
 }
 
 /// Values on their way from a GPU to the host.
@@ -111,25 +170,12 @@ pub struct Reading {
     never: std::convert::Infallible,
 }
 
-/// Queues copies of contiguous f32 tensors to the host, behind the work that was queued before. Does not wait for them.
-///
-/// # Panics
-///
-/// When a tensor is of another kind.
-#[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "there are no GPU kernels"))]
-pub fn read(tensors: &[&Tensor<1>]) -> Reading {
-    #[cfg(feature = "cuda")]
-    return Reading { values: gpu::read(tensors) };
-    #[cfg(not(feature = "cuda"))]
-    panic!("{NO_KERNELS}");
-}
-
 impl Reading {
-    /// Waits for the values of each tensor.
+    /// Waits for the results of all runs, one run behind the other.
     ///
     /// # Errors
     /// The work that computes them has failed.
-    pub fn wait(self) -> Result<Vec<Vec<f32>>, String> {
+    pub fn wait(self) -> Result<Vec<f32>, String> {
         #[cfg(feature = "cuda")]
         return self.values.wait();
         #[cfg(not(feature = "cuda"))]

@@ -37,7 +37,7 @@ struct Queued {
 pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> {
     let mut batches = engine.loaders.train.epoch(engine.progress.epoch, engine.progress.batch);
     let every = engine.plan.checkpoint.every_steps as u64;
-    // At most two: the host prepares a step while the device works on the one before.
+    // The host prepares steps while the device works on those before.
     let mut queue = VecDeque::new();
     let (mut reported, mut stop) = (Instant::now(), None);
     loop {
@@ -59,10 +59,11 @@ pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> 
         };
         queue.push_back(taken);
 
-        // A checkpoint has no step that is not reported.
+        // A checkpoint has no step that is not reported, and a stop waits for no other step.
         let due = every > 0 && (step + 1).is_multiple_of(every);
-        let left = usize::from(outcome.is_none() && !due);
-        for queued in queue.drain(..queue.len() - left).collect::<Vec<_>>() {
+        let waits = outcome.is_some() || due || stop_seen.is_some();
+        let left = if waits { 0 } else { engine.strategy.most_queued() };
+        for queued in queue.drain(..queue.len().saturating_sub(left)).collect::<Vec<_>>() {
             let is_last = queued.step == step;
             stop = stop.or(match &outcome {
                 Some(outcome) if is_last => report(engine, &queued, outcome, &mut reported)?,
@@ -103,7 +104,7 @@ fn report(
     engine.timeline.span(Track::Step, "data", start, fetched, &[]);
     engine.timeline.span(Track::Step, format!("step {step}"), start, end, &[("epoch", epoch)]);
     // A step that was queued while the one before ran has only its own share of the time.
-    let seconds = (end - start.max(*reported)).as_secs_f64();
+    let seconds = outcome.on_device.unwrap_or_else(|| (end - start.max(*reported)).as_secs_f64());
     *reported = end;
     let parts = outcome.seconds;
     engine.progress.step += 1;

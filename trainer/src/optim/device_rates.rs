@@ -1,7 +1,7 @@
 //! The numbers of the optimizer's step in device memory, where the kernels of a recorded step read them.
 
 use burn::tensor::{Device, Tensor};
-use ops::{StepNumbers, UpdateRule, graph};
+use ops::{StepNumbers, UpdateRule};
 
 /// The learning rates of one step, of each group of parameters, on the device.
 #[derive(Debug)]
@@ -33,10 +33,13 @@ impl DeviceRates {
         StepNumbers { numbers, loss: self.loss.clone() }
     }
 
-    /// Replaces the numbers of every group by those of `rule(factor)`.
-    pub(super) fn write(&self, rule: impl Fn(f64) -> UpdateRule) {
-        for (factor, numbers) in &self.groups {
-            graph::write(numbers, rule(*factor).numbers().to_vec());
-        }
+    /// Returns the tensors of all groups.
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = &Tensor<1>> {
+        self.groups.iter().map(|(_, numbers)| numbers)
+    }
+
+    /// Returns the numbers of `rule(factor)` of all groups, in the order of [`DeviceRates::tensors`].
+    pub(super) fn values(&self, rule: impl Fn(f64) -> UpdateRule) -> Vec<f32> {
+        self.groups.iter().flat_map(|(factor, _)| rule(*factor).numbers()).collect()
     }
 }

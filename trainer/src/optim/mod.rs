@@ -81,9 +81,9 @@ impl Optimizer {
         })
     }
 
-    /// Writes the numbers of the next step, with learning rate `lr`, to the device.
-    pub(crate) fn write_rates(&self, rates: &DeviceRates, lr: f64) {
-        rates.write(|factor| self.rule(self.steps + 1, lr * factor));
+    /// Returns the numbers of the next step, with learning rate `lr`, of all tensors of `rates`.
+    pub(crate) fn rates(&self, rates: &DeviceRates, lr: f64) -> Vec<f32> {
+        rates.values(|factor| self.rule(self.steps + 1, lr * factor))
     }
 
     /// Counts a step that a graph takes on the device.

@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use data::loader::Batch;
 use models::Context;
-use ops::graph;
+use ops::graph::GraphInput;
 
 use super::Replica;
 use crate::loss;
@@ -51,16 +51,25 @@ impl DeviceBatch {
         Self { pixels, shape, targets: floats(targets), classes }
     }
 
-    /// Replaces the inputs by those of another batch of the same size, in the same memory.
-    pub fn write(&self, replica: &Replica, batch: &Batch) {
-        graph::write(&self.targets, replica.targets(batch));
+    /// Returns the tensors of the inputs.
+    pub fn inputs(&self) -> [GraphInput; 2] {
+        let pixels = match &self.pixels {
+            Pixels::Loader(pixels) => GraphInput::Floats(pixels.clone()),
+            Pixels::Lines(lines) => GraphInput::Integers(lines.clone()),
+        };
+        [pixels, GraphInput::Floats(self.targets.clone())]
+    }
+
+    /// Adds the bits of the inputs of another batch of the same size, in the order of [`DeviceBatch::inputs`].
+    pub fn write(&self, replica: &Replica, batch: &Batch, words: &mut Vec<u32>) {
         match (&self.pixels, &replica.datasets) {
-            (Pixels::Lines(lines), Some(sets)) => {
-                graph::write_integers(lines, sets.train.lines(batch).values().to_vec());
+            (Pixels::Lines(_), Some(sets)) => {
+                words.extend(sets.train.lines(batch).values().iter().map(|value| value.cast_unsigned()));
             }
             (Pixels::Lines(_), None) => unreachable!("a replica keeps its data sets"),
-            (Pixels::Loader(pixels), _) => graph::write(pixels, batch.images.clone()),
+            (Pixels::Loader(_), _) => words.extend(batch.images.iter().map(|value| value.to_bits())),
         }
+        words.extend(replica.targets(batch).iter().map(|value| value.to_bits()));
     }
 
     /// Runs the forward pass. Returns the loss `[1]`, with autodiff, divided by `weight`, and the logits `[B, classes]`, without.

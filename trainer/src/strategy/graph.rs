@@ -4,16 +4,18 @@
 //! first full step        as usual: compiles kernels, makes the optimizer's state
 //! next one like it       as usual, on inputs in fixed memory: leaves behind the memory that the step needs
 //! next one like it       recorded, then launched
-//! all like it            inputs written, launched
+//! all like it            gathered, then launched one behind the other
 //! other steps            as usual: an epoch's last batch, if it is smaller
 //! ```
 //!
-//! A graph runs the same kernels on the same memory with the same arguments. So inputs and learning rates are written to fixed
-//! tensors before each launch, and weights, statistics, optimizer state and weight average are updated in place, which is checked.
-//! The kernels and their arguments are those of a step without a graph, so the bits are, too.
+//! A graph runs the same kernels on the same memory with the same arguments. So the first kernel copies inputs and learning rates to
+//! fixed tensors, and weights, statistics, optimizer state and weight average are updated in place, which is checked. The kernels of
+//! the step and their arguments are those of a step without a graph, so the bits are, too.
 //!
-//! The host does not wait for a step: it prepares and launches the next one first, so that the GPU always has work. Whether the
-//! loss is finite is therefore known late, and the optimizer's kernels leave weights and state alone if it is not.
+//! The host writes the inputs of several steps at once, and reads their results at once ([`ops::graph::Feed`]): a step in between is one launch,
+//! without a copy. The host does not wait for these steps: it prepares and launches the next ones first, so that the GPU always has
+//! work. Whether a loss is finite is therefore known late. The optimizer's kernels leave weights and state alone if it is not, in this
+//! step and in those behind it.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -23,12 +25,13 @@ use data::loader::Batch;
 use models::{Context, StateKind, state};
 use ops::graph::{self, Graph, Reading};
 
+use super::graph_inputs::{Inputs, Outputs};
 use super::{Learner, StepOutcome, device_batch::DeviceBatch};
 use crate::{
     config::{ClassWeights, OptimizerConfig, OptimizerKind, RunPlan},
     device::launches_block,
     failure::Failure,
-    optim::{DeviceRates, FlatGradients, clip_on_device},
+    optim::{FlatGradients, clip_on_device},
     timeline::Track,
 };
 
@@ -41,8 +44,14 @@ pub struct StepGraph {
     phase: Phase,
     /// How often the state was in other memory after a step.
     moves: usize,
-    /// Steps that may still run, the oldest first.
+    /// Steps whose outcome is not known, the oldest first.
     queued: VecDeque<Queued>,
+    /// The results of launched steps, and how many steps these are.
+    readings: VecDeque<(Reading, usize)>,
+    /// The bits of the inputs of steps that are not launched yet, and how many steps these are.
+    waiting: (Vec<u32>, usize),
+    /// When results were last read.
+    read: Option<Instant>,
     /// Why steps are not recorded, until it is said.
     note: Option<String>,
 }
@@ -60,38 +69,22 @@ enum Phase {
     Recorded(Kind, Box<Recorded>),
 }
 
-/// What a step reads, on the device.
-#[derive(Debug)]
-struct Inputs {
-    batches: Vec<DeviceBatch>,
-    rates: DeviceRates,
-}
-
-/// What a step leaves on the device.
-#[derive(Debug)]
-struct Outputs {
-    /// Of each batch, row-major `[B, classes]`.
-    logits: Vec<Tensor<1>>,
-    /// `[1]`, where clipping is on.
-    grad_norm: Option<Tensor<1>>,
-}
-
-/// A step that may still run.
+/// A step whose outcome is not known.
 #[derive(Debug)]
 struct Queued {
-    /// Of each batch the logits, then the norm of the gradients, where clipping is on.
-    values: Reading,
+    /// Of each batch the logits, then the norm of the gradients, where clipping is on. `None` until they are read.
+    results: Option<Vec<f32>>,
     /// Row-major `[B, classes]`, and labels `[B]`, of each batch.
     expected: Vec<(Vec<f32>, Vec<i32>)>,
     outcome: StepOutcome,
     lr: f64,
+    start: Instant,
 }
 
 /// A recorded step.
 #[derive(Debug)]
 struct Recorded {
     inputs: Box<Inputs>,
-    outputs: Outputs,
     graph: Graph,
     /// Where the state was when the step was recorded.
     addresses: Vec<[u64; 2]>,
@@ -165,21 +158,23 @@ pub(super) fn queue_step(
     learner: &mut Learner,
     batches: Vec<Batch>,
     lr: f64,
-    mut outcome: StepOutcome,
+    outcome: StepOutcome,
 ) -> Result<Option<Vec<Batch>>, Failure> {
     let kind = (batches.iter().map(Batch::len).collect(), outcome.weight.to_bits());
     // A timeline shows the launches of a step, which a graph hides.
     if learner.replica.timeline.is_on() {
+        learner.graph.launch()?;
         return Ok(Some(batches));
     }
     let (start, weight) = (Instant::now(), outcome.weight);
-    let values = match std::mem::take(&mut learner.graph.phase) {
+    match std::mem::take(&mut learner.graph.phase) {
         Phase::Off => return Ok(Some(batches)),
         Phase::Waits(Some(before)) if before == kind => learner.prepare(kind, &batches, lr, weight)?,
         Phase::Prepared(prepared, inputs) if prepared == kind => {
-            inputs.write(learner, &batches, lr);
+            let words = inputs.words(learner, &batches, lr);
             let recorded = learner.record(inputs, &batches, lr, weight)?;
-            learner.launch(kind, recorded)?
+            learner.graph.phase = Phase::Recorded(kind, recorded);
+            learner.graph.waiting = (words, 1);
         }
         Phase::Recorded(of_graph, mut recorded) if of_graph == kind => {
             // A step without the graph writes in place too, unless something else has the state's memory.
@@ -187,13 +182,16 @@ pub(super) fn queue_step(
                 learner.graph.moved(kind);
                 return Ok(Some(batches));
             }
-            recorded.inputs.write(learner, &batches, lr);
+            let words = recorded.inputs.words(learner, &batches, lr);
             learner.optimizer.count_step();
-            learner.launch(kind, recorded)?
+            learner.graph.phase = Phase::Recorded(of_graph, recorded);
+            learner.graph.waiting.0.extend(words);
+            learner.graph.waiting.1 += 1;
         }
         Phase::Recorded(of_graph, mut recorded) => {
             recorded.check = true;
             learner.graph.phase = Phase::Recorded(of_graph, recorded);
+            learner.graph.launch()?;
             return Ok(Some(batches));
         }
         other => {
@@ -202,12 +200,16 @@ pub(super) fn queue_step(
             learner.graph.phase = Phase::Waits(Some(kind));
             return Ok(Some(batches));
         }
-    };
+    }
     let expected = batches.into_iter().map(|batch| (learner.replica.targets(&batch), batch.labels)).collect();
+    learner.graph.queued.push_back(Queued { results: None, expected, outcome, lr, start });
+    if learner.graph.waiting.1 >= learner.graph.steps_at_once() {
+        learner.graph.launch()?;
+    }
     let end = Instant::now();
     learner.replica.timeline.span(Track::Step, "launch", start, end, &[]);
-    outcome.seconds.forward += (end - start).as_secs_f64();
-    learner.graph.queued.push_back(Queued { values, expected, outcome, lr });
+    let queued = learner.graph.queued.back_mut().expect("the step was just queued");
+    queued.outcome.seconds.forward += (end - start).as_secs_f64();
     Ok(None)
 }
 
@@ -216,47 +218,96 @@ pub(super) fn queue_step(
 /// # Errors
 /// The loss is not finite: the step has left the weights as they were. Or the GPU has failed.
 pub(super) fn finish_step(learner: &mut Learner) -> Result<Option<StepOutcome>, Failure> {
-    let Some(Queued { values, expected, mut outcome, lr }) = learner.graph.queued.pop_front() else { return Ok(None) };
     let start = Instant::now();
-    let mut values = values.wait().map_err(|error| Failure::run(format!("the GPU: {error}"), HINT))?.into_iter();
-    let end = Instant::now();
-    outcome.seconds.backward += (end - start).as_secs_f64();
-    for (logits, (targets, labels)) in values.by_ref().zip(&expected) {
-        learner.replica.count(&logits, targets, labels, &mut outcome);
+    learner.graph.read_oldest()?;
+    let Some(Queued { results, expected, mut outcome, lr, .. }) = learner.graph.queued.pop_front() else {
+        return Ok(None);
+    };
+    let results = results.expect("the oldest step's results are read");
+    outcome.seconds.backward += start.elapsed().as_secs_f64();
+    let mut left = &results[..];
+    for (targets, labels) in &expected {
+        let logits;
+        (logits, left) = left.split_at(targets.len());
+        learner.replica.count(logits, targets, labels, &mut outcome);
     }
-    outcome.grad_norm = values.next().map(|norm| f64::from(norm[0]));
+    outcome.grad_norm = left.first().map(|norm| f64::from(*norm));
     outcome.check_finite(lr)?;
     Ok(Some(outcome))
 }
 
-const HINT: &str = "set train.graph = false, and please report this";
-
-impl Outputs {
-    /// Queues the copies to the host.
-    fn read(&self) -> Reading {
-        graph::read(&self.logits.iter().chain(&self.grad_norm).collect::<Vec<_>>())
+impl StepGraph {
+    /// Returns how many steps may be queued without waiting for the oldest one: two times as many as are launched at once, so that
+    /// the GPU has work while the host prepares the next ones.
+    pub fn most_queued(&self) -> usize {
+        2 * self.steps_at_once() - 1
     }
-}
 
-impl Inputs {
-    /// Replaces the inputs by those of a step with learning rate `lr`.
-    fn write(&self, learner: &Learner, batches: &[Batch], lr: f64) {
-        for (on_device, batch) in self.batches.iter().zip(batches) {
-            on_device.write(&learner.replica, batch);
+    fn steps_at_once(&self) -> usize {
+        match &self.phase {
+            Phase::Recorded(_, recorded) => recorded.inputs.feed().1,
+            _ => 1,
         }
-        learner.optimizer.write_rates(&self.rates, lr);
+    }
+
+    /// Launches the steps that wait.
+    fn launch(&mut self) -> Result<(), Failure> {
+        let (words, count) = std::mem::take(&mut self.waiting);
+        if count == 0 {
+            return Ok(());
+        }
+        let Phase::Recorded(_, recorded) = &self.phase else { unreachable!("steps wait for a graph") };
+        let feed = &recorded.inputs.feed().0;
+        feed.write(words);
+        for _ in 0..count {
+            let launched = recorded.graph.launch();
+            launched.map_err(|error| Failure::run(format!("the step's graph cannot be launched: {error}"), HINT))?;
+        }
+        self.readings.push_back((feed.read(count), count));
+        Ok(())
+    }
+
+    /// Waits for the results of the oldest queued step, and of those that were launched with it.
+    fn read_oldest(&mut self) -> Result<(), Failure> {
+        if self.queued.front().is_none_or(|queued| queued.results.is_some()) {
+            return Ok(());
+        }
+        if self.readings.is_empty() {
+            self.launch()?;
+        }
+        let (reading, count) = self.readings.pop_front().expect("queued steps are launched");
+        let results = reading.wait().map_err(|error| Failure::run(format!("the GPU: {error}"), HINT))?;
+        // The steps have run one behind the other.
+        let (end, first) = (Instant::now(), self.queued[0].start);
+        let seconds = (end - self.read.map_or(first, |read| read.max(first))).as_secs_f64() / count as f64;
+        self.read = Some(end);
+        for (queued, results) in self.queued.iter_mut().zip(results.chunks_exact(results.len() / count)) {
+            queued.results = Some(results.to_vec());
+            queued.outcome.on_device = Some(seconds);
+        }
+        Ok(())
     }
 }
+
+const HINT: &str = "set train.graph = false, and please report this";
 
 impl Learner {
     /// Queues a step as usual, on inputs that stay.
-    fn prepare(&mut self, kind: Kind, batches: &[Batch], lr: f64, weight: f64) -> Result<Reading, Failure> {
+    fn prepare(&mut self, kind: Kind, batches: &[Batch], lr: f64, weight: f64) -> Result<(), Failure> {
         let device = self.replica.inner_device();
         graph::prepare(&device).map_err(|error| Failure::run(format!("no step can be recorded: {error}"), HINT))?;
         let on_device = batches.iter().map(|batch| DeviceBatch::new(&self.replica, batch)).collect();
-        let mut inputs = Inputs { batches: on_device, rates: DeviceRates::new(&device) };
+        let mut inputs = Inputs::new(on_device, &device);
         let before = self.addresses()?;
         let (outputs, dropped) = self.run(&mut inputs, batches, lr, weight);
+        // The optimizer has counted the step, whose learning rates the inputs have already.
+        let words = inputs.words(self, batches, lr);
+        let feed = inputs.make_feed(&outputs, words.len());
+        // The kernels run once before they are recorded. Nobody reads these inputs any more.
+        feed.write(words);
+        feed.take_inputs();
+        feed.keep_results(&outputs.tensors(), &inputs.rates.loss);
+        self.graph.readings.push_back((feed.read(1), 1));
         let stays = self.addresses()? == before;
         let graph = &mut self.graph;
         graph.phase = Phase::Prepared(kind.clone(), Box::new(inputs));
@@ -267,7 +318,7 @@ impl Learner {
         if dropped {
             graph.stop("the network's dropout is drawn on the host");
         }
-        Ok(outputs.read())
+        Ok(())
     }
 
     /// Records a step. None of it runs.
@@ -279,24 +330,20 @@ impl Learner {
         weight: f64,
     ) -> Result<Box<Recorded>, Failure> {
         let (device, before) = (self.replica.inner_device(), self.addresses()?);
-        let recorded = graph::record(&device, || self.run(&mut inputs, batches, lr, weight));
-        let (graph, (outputs, _)) =
+        let feed = inputs.feed().0.clone();
+        let recorded = graph::record(&device, || {
+            feed.take_inputs();
+            let (outputs, _) = self.run(&mut inputs, batches, lr, weight);
+            feed.keep_results(&outputs.tensors(), &inputs.rates.loss);
+        });
+        let (graph, ()) =
             recorded.map_err(|error| Failure::run(format!("the step cannot be recorded: {error}"), HINT))?;
         let addresses = self.addresses()?;
         if addresses != before {
             return Err(Failure::run("the recorded step does not update the training state in place", HINT));
         }
         tracing::info!("the step is recorded as a CUDA graph");
-        Ok(Box::new(Recorded { inputs, outputs, graph, addresses, check: false }))
-    }
-
-    /// Launches the graph on its inputs.
-    fn launch(&mut self, kind: Kind, recorded: Box<Recorded>) -> Result<Reading, Failure> {
-        let launched = recorded.graph.launch();
-        launched.map_err(|error| Failure::run(format!("the step's graph cannot be launched: {error}"), HINT))?;
-        let values = recorded.outputs.read();
-        self.graph.phase = Phase::Recorded(kind, recorded);
-        Ok(values)
+        Ok(Box::new(Recorded { inputs, graph, addresses, check: false }))
     }
 
     /// Queues a step: forward and backward of each batch, then the optimizer. Returns also whether dropout was drawn.

@@ -15,6 +15,7 @@ mod device_dataset;
 pub mod dp;
 mod eval_counts;
 mod graph;
+mod graph_inputs;
 mod learner;
 mod multi_label;
 mod replica;
@@ -58,6 +59,8 @@ pub struct StepOutcome {
     pub stop: Option<i32>,
     /// The step's time by part.
     pub seconds: StepSeconds,
+    /// The step's whole time, where it was launched together with others: their mean.
+    pub on_device: Option<f64>,
     /// Bytes that devices sent to other devices in the step (gradients, parameters, inputs, outputs), summed over devices.
     pub bytes_moved: u64,
 }
@@ -183,12 +186,17 @@ pub trait Strategy {
     fn train_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<i32>) -> Result<StepOutcome, Failure>;
 
     /// [`Strategy::train_step`] that need not wait for the step: where it returns `None`, the device may still work on it, and
-    /// [`Strategy::finish_step`] returns its outcome. The next step may be queued before.
+    /// [`Strategy::finish_step`] returns its outcome. [`Strategy::most_queued`] steps may be queued before.
     ///
     /// # Errors
     /// As [`Strategy::train_step`].
     fn queue_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<i32>) -> Result<Option<StepOutcome>, Failure> {
         self.train_step(batches, lr, stop).map(Some)
+    }
+
+    /// Returns how many steps may be queued before the oldest one is waited for.
+    fn most_queued(&self) -> usize {
+        1
     }
 
     /// Waits for the oldest step that [`Strategy::queue_step`] has left to the device; `None` where there is none.

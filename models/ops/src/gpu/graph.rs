@@ -5,7 +5,7 @@ use std::fmt;
 use std::pin::Pin;
 
 use burn::backend::{BackendTensor, DispatchDevice, DispatchTensorKind};
-use burn::tensor::{Bytes, Device, Element, Int, Tensor, TensorData};
+use burn::tensor::{Bytes, Device, Int, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Graph;
 use cubecl::prelude::Client;
@@ -71,14 +71,6 @@ pub(crate) fn integers(tensor: &Tensor<1, Int>) -> CubeTensor {
     }
 }
 
-/// See [`write`](fn@crate::graph::write).
-pub(crate) fn write<E: Element>(tensor: CubeTensor, values: Vec<E>) {
-    let length = values.len();
-    assert_eq!(tensor.meta.num_elements(), length, "as many values as before");
-    assert_eq!(tensor.dtype, E::dtype(), "values of the tensor's type");
-    tensor.client.write(&tensor.handle, TensorData::new(values, [length]).into_bytes());
-}
-
 /// Values on their way, see [`Reading`](crate::graph::Reading).
 pub(crate) struct Values(Pin<Box<dyn Future<Output = Result<Vec<Bytes>, String>> + Send>>);
 
@@ -100,22 +92,19 @@ fn client_forever(tensor: &CubeTensor) -> &'static Client {
     client
 }
 
-/// See [`read`](crate::graph::read). The client queues the copies at once; its future only waits.
-pub(crate) fn read(tensors: &[&Tensor<1>]) -> Values {
-    let tensors: Vec<_> = tensors.iter().map(|tensor| floats(tensor)).collect();
-    let client = client_forever(tensors.first().expect("something to read"));
-    let copies = tensors.into_iter().map(|tensor| {
-        let (shape, strides) = (tensor.meta.shape().clone(), tensor.meta.strides().clone());
-        CopyDescriptor::new(tensor.handle.binding(), shape, strides, size_of::<f32>())
-    });
-    let future = client.read_tensor_async(copies.collect());
+/// Queues a copy of a tensor's first `words` 32-bit values to the host. The client queues the copy at once; its future only waits.
+pub(super) fn read_words(tensor: &CubeTensor, words: usize) -> Values {
+    let client = client_forever(tensor);
+    let handle = tensor.handle.clone().binding();
+    let copy = CopyDescriptor::new(handle, [words].into(), [1].into(), size_of::<u32>());
+    let future = client.read_tensor_async(vec![copy]);
     Values(Box::pin(async move { future.await.map_err(|error| error.to_string()) }))
 }
 
 impl Values {
-    pub(crate) fn wait(self) -> Result<Vec<Vec<f32>>, String> {
+    pub(crate) fn wait(self) -> Result<Vec<f32>, String> {
         let all = burn_std::future::block_on(self.0)?;
-        Ok(all.iter().map(|bytes| bytemuck::pod_collect_to_vec(bytes)).collect())
+        Ok(all.iter().flat_map(|bytes| bytemuck::pod_collect_to_vec(bytes)).collect())
     }
 }
 

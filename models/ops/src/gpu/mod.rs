@@ -13,6 +13,7 @@ pub(crate) mod copies;
 mod counters;
 mod direct;
 mod direct_kernels;
+pub(crate) mod feed;
 mod gather;
 pub(crate) mod graph;
 mod head;

@@ -137,7 +137,7 @@ fn adamw<N: Size>(
 
 /// Returns false for infinities and NaN.
 #[cube]
-fn is_finite(value: f32) -> bool {
+pub(super) fn is_finite(value: f32) -> bool {
     value.abs() <= f32::new(f32::MAX)
 }
 

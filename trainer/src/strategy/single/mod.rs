@@ -44,6 +44,10 @@ impl Strategy for Single {
         step::queue_step(self, batches, lr, stop)
     }
 
+    fn most_queued(&self) -> usize {
+        self.learner.graph.most_queued()
+    }
+
     fn finish_step(&mut self) -> Result<Option<StepOutcome>, Failure> {
         graph::finish_step(&mut self.learner)
     }

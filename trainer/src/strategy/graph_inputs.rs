@@ -1,0 +1,73 @@
+//! The inputs and outputs of a step that is recorded as a graph.
+
+use burn::tensor::{Device, Tensor};
+use data::loader::Batch;
+use ops::graph::{Feed, GraphInput};
+
+use super::{Learner, device_batch::DeviceBatch};
+use crate::optim::DeviceRates;
+
+/// Steps that are launched one behind the other, at most.
+const STEPS: usize = 8;
+/// Bytes of the inputs of such steps, at most.
+const INPUT_BYTES: usize = 64 << 20;
+
+/// What a step reads, on the device.
+#[derive(Debug)]
+pub(super) struct Inputs {
+    pub(super) batches: Vec<DeviceBatch>,
+    pub(super) rates: DeviceRates,
+    /// Is made in the first step with these inputs.
+    feed: Option<(Feed, usize)>,
+}
+
+/// What a step leaves on the device.
+#[derive(Debug)]
+pub(super) struct Outputs {
+    /// Of each batch, row-major `[B, classes]`.
+    pub(super) logits: Vec<Tensor<1>>,
+    /// `[1]`, where clipping is on.
+    pub(super) grad_norm: Option<Tensor<1>>,
+}
+
+impl Outputs {
+    pub(super) fn tensors(&self) -> Vec<&Tensor<1>> {
+        self.logits.iter().chain(&self.grad_norm).collect()
+    }
+}
+
+impl Inputs {
+    pub(super) fn new(batches: Vec<DeviceBatch>, device: &Device) -> Self {
+        Self { batches, rates: DeviceRates::new(device), feed: None }
+    }
+
+    /// Makes the feed for steps with inputs of `words` words and such outputs.
+    pub(super) fn make_feed(&mut self, outputs: &Outputs, words: usize) -> Feed {
+        let steps = (INPUT_BYTES / size_of::<u32>() / words).clamp(1, STEPS);
+        let results = outputs.tensors().iter().map(|tensor| tensor.dims()[0]).sum();
+        let feed = Feed::new(&self.tensors(), results, steps);
+        self.feed = Some((feed.clone(), steps));
+        feed
+    }
+
+    /// Returns all tensors that the step reads.
+    pub(super) fn tensors(&self) -> Vec<GraphInput> {
+        let rates = self.rates.tensors().map(|rates| GraphInput::Floats(rates.clone()));
+        self.batches.iter().flat_map(DeviceBatch::inputs).chain(rates).collect()
+    }
+
+    /// Returns the bits of the inputs of a step with learning rate `lr`.
+    pub(super) fn words(&self, learner: &Learner, batches: &[Batch], lr: f64) -> Vec<u32> {
+        let mut words = Vec::new();
+        for (on_device, batch) in self.batches.iter().zip(batches) {
+            on_device.write(&learner.replica, batch, &mut words);
+        }
+        words.extend(learner.optimizer.rates(&self.rates, lr).iter().map(|value| value.to_bits()));
+        words
+    }
+
+    /// Returns the feed and the number of steps that it has room for.
+    pub(super) fn feed(&self) -> &(Feed, usize) {
+        self.feed.as_ref().expect("the first step has made the feed")
+    }
+}
