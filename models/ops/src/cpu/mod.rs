@@ -20,6 +20,8 @@ mod grouped;
 mod igemm;
 mod kernel;
 #[cfg(target_arch = "x86_64")]
+mod kernel_amx;
+#[cfg(target_arch = "x86_64")]
 mod kernel_x86;
 mod level;
 mod loss;
@@ -38,6 +40,7 @@ mod vector;
 #[cfg(target_arch = "x86_64")]
 mod vector_x86;
 mod weight_grad;
+mod weight_grad_matrix;
 mod winograd;
 mod winograd_channels;
 mod winograd_grad;
