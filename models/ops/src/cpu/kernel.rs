@@ -80,6 +80,29 @@ pub(crate) struct Product<E> {
     pub(crate) blocks: usize,
 }
 
+/// Arguments of the tile micro-kernel with matrix registers: `out[row][col] = Σ_tap Σ_k rows[row][tap + k] · columns[tap][k][col]`.
+pub(crate) struct MatrixTile<'a, E> {
+    /// [`Isa::rows`] rows, `row_len` elements apart.
+    pub(crate) rows: *const E,
+    pub(crate) row_len: usize,
+    /// Offset in elements of each tap.
+    pub(crate) taps: &'a [usize],
+    /// Elements of a tap, a multiple of [`Isa::depth`].
+    pub(crate) depth: usize,
+    /// Packed panel `[taps][depth / STEP][16 · blocks][STEP]`.
+    pub(crate) columns: *const E,
+    /// 1 or 2.
+    pub(crate) blocks: usize,
+    /// One pointer per row, to column 0 of the output row; null where a row is not stored. Rows after the last are not stored.
+    pub(crate) out: &'a [*mut E],
+    /// The panel's first column in an output row, and the number of columns to store.
+    pub(crate) column: usize,
+    pub(crate) cols: usize,
+    /// Null, or `16 · blocks` floats to add.
+    pub(crate) bias: *const f32,
+    pub(crate) relu: bool,
+}
+
 /// What only instruction sets with matrix registers have.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MatrixKernels<E: 'static> {
@@ -88,6 +111,11 @@ pub(crate) struct MatrixKernels<E: 'static> {
     /// Transposes a square of [`Isa::depth`] elements: from an offset of each of as many pointers, of which `available` elements
     /// can be read and the rest is zero, to rows with a stride.
     pub(super) transpose: unsafe fn(&[*const E], usize, usize, *mut E, usize),
+    /// Prepares this thread's matrix registers for `tile` and `product`.
+    pub(super) begin: fn(),
+    /// Ends their use: registers in use would be saved at every change of threads.
+    pub(super) end: fn(),
+    pub(super) tile: unsafe fn(&MatrixTile<E>),
     pub(super) product: unsafe fn(&Product<E>),
 }
 

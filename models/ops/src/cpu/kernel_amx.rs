@@ -2,8 +2,8 @@
 //!
 //! A matrix register holds 16 rows of 64 bytes. One instruction multiplies 16x32 by 32x16 bf16 and adds the products to 16x16
 //! sums in f32. A register tile here is 32 rows by 32 columns: four registers of sums, two of rows and two of columns. The
-//! columns are read from packed panels as they are. Rows of a register must have constant distances in memory. Adjacent
-//! pixels have them, except where a row of the image ends or a tap reads padding; such rows are first copied to a buffer.
+//! columns are read from packed panels as they are. Rows of a register must have constant distances in memory
+//! ([`super::igemm_matrix`]); rows of a [`Tile`], which have a pointer each, are first copied to a buffer.
 //!
 //! The sums differ from AVX512-BF16's by rounding, and denormal numbers count as zero. Stable Rust has no intrinsics for
 //! these instructions, so they are inline assembly. The compiler never uses matrix registers by itself, so they keep their
@@ -16,7 +16,7 @@ use std::sync::LazyLock;
 
 use half::bf16;
 
-use super::kernel::{Isa, MatrixKernels, Product, Tile};
+use super::kernel::{Isa, MatrixKernels, MatrixTile, Product, Tile};
 use super::kernel_x86::{AVX512_BF16, AVX512_BF16_16};
 use super::vector::{Lanes, Simd};
 use super::vector_x86::Avx512Bf16;
@@ -48,7 +48,7 @@ macro_rules! amx {
             depth: DEPTH,
             outer_rows: $vectors.outer_rows,
             narrower: $narrower,
-            matrix: Some(MatrixKernels { vectors: &AVX512_BF16, transpose, product }),
+            matrix: Some(MATRIX),
             tile: tile_of,
             sums,
             outer: $vectors.outer,
@@ -61,6 +61,20 @@ macro_rules! amx {
 
 pub(super) static AMX_BF16: Isa<bf16> = amx!(2, AVX512_BF16, &[&AMX_BF16_16]);
 static AMX_BF16_16: Isa<bf16> = amx!(1, AVX512_BF16_16, &[]);
+
+const MATRIX: MatrixKernels<bf16> =
+    MatrixKernels { vectors: &AVX512_BF16, transpose, begin, end, tile: matrix_tile_of, product };
+
+#[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512bf16,avx2,fma")]
+unsafe fn matrix_tile_of(call: &MatrixTile<bf16>) {
+    // SAFETY: the features are enabled; the caller guarantees the rest.
+    unsafe {
+        match call.blocks {
+            1 => matrix_tile::<1>(call),
+            _ => matrix_tile::<2>(call),
+        }
+    }
+}
 
 /// Returns true if the processor has AMX-BF16 and the kernel lets this process use it. Linux reserves the registers' memory per
 /// process on request.
@@ -106,6 +120,18 @@ static CONFIG: Config = {
     }
     config
 };
+
+/// Prepares this thread's matrix registers, and fills them with zeros.
+fn begin() {
+    // SAFETY: only sets that this process may use have this function.
+    unsafe { asm!("ldtilecfg [{}]", in(reg) &CONFIG, options(nostack, preserves_flags, readonly)) };
+}
+
+/// Ends the use of matrix registers.
+fn end() {
+    // SAFETY: as in `begin`.
+    unsafe { asm!("tilerelease", options(nostack, preserves_flags, nomem)) };
+}
 
 /// Loads a matrix register: `$register` from rows at `$from`, `$stride` bytes apart.
 macro_rules! load {
@@ -158,19 +184,6 @@ impl Rows {
     }
 }
 
-/// Returns the distance in bytes between each of [`ROWS`] pointers and the next, if all are equal.
-#[inline(always)]
-unsafe fn distance(rows: *const *const bf16) -> Option<usize> {
-    // SAFETY: guaranteed by the caller.
-    let rows = unsafe { rows.cast::<[usize; ROWS]>().read() };
-    let distance = rows[1].wrapping_sub(rows[0]);
-    let mut equal = true;
-    for row in 2..ROWS {
-        equal &= rows[row].wrapping_sub(rows[row - 1]) == distance;
-    }
-    equal.then_some(distance)
-}
-
 /// Micro-kernel of [`Tile`].
 ///
 /// # Safety
@@ -181,39 +194,27 @@ unsafe fn tile<O: Lanes, const BLOCKS: usize>(call: &Tile<bf16, O>) {
     let stride = BLOCKS * COLS * 2 * size_of::<bf16>();
     let mut copies = [const { Rows([[MaybeUninit::uninit(); DEPTH]; ROWS]) }; 2];
     let two = call.rows > ROWS;
+    begin();
     // SAFETY: `Tile` documents every address as valid. The blocks use matrix registers, which nothing else uses.
     unsafe {
-        asm!("ldtilecfg [{}]", in(reg) &CONFIG, options(nostack, preserves_flags, readonly));
         let mut b = call.b;
         for tap in 0..call.taps {
             let rows = call.a.add(tap * 2 * ROWS);
-            let halves = [rows, rows.add(ROWS)];
-            let distances = [distance(halves[0]), if two { distance(halves[1]) } else { None }];
             for k in (0..call.depth).step_by(DEPTH) {
-                let len = DEPTH.min(call.depth - k);
-                let offset = call.offset + k;
-                macro_rules! load_rows {
-                    ($register:literal, $half:literal) => {
-                        match distances[$half] {
-                            Some(distance) if len == DEPTH => {
-                                load!($register, (*halves[$half]).add(offset), distance);
-                            }
-                            _ => {
-                                copies[$half].gather(halves[$half], offset, len);
-                                load!($register, &raw const copies[$half], DEPTH * size_of::<bf16>());
-                            }
-                        }
-                    };
-                }
+                let (len, offset) = (DEPTH.min(call.depth - k), call.offset + k);
                 load!("tmm6", b, stride);
-                load_rows!("tmm4", 0);
-                multiply!("tmm0", "tmm4", "tmm6");
                 if BLOCKS == 2 {
                     load!("tmm7", b.add(COLS * 2), stride);
+                }
+                copies[0].gather(rows, offset, len);
+                load!("tmm4", &raw const copies[0], DEPTH * size_of::<bf16>());
+                multiply!("tmm0", "tmm4", "tmm6");
+                if BLOCKS == 2 {
                     multiply!("tmm1", "tmm4", "tmm7");
                 }
                 if two {
-                    load_rows!("tmm5", 1);
+                    copies[1].gather(rows.add(ROWS), offset, len);
+                    load!("tmm5", &raw const copies[1], DEPTH * size_of::<bf16>());
                     multiply!("tmm2", "tmm5", "tmm6");
                     if BLOCKS == 2 {
                         multiply!("tmm3", "tmm5", "tmm7");
@@ -222,43 +223,143 @@ unsafe fn tile<O: Lanes, const BLOCKS: usize>(call: &Tile<bf16, O>) {
                 b = b.add(DEPTH * BLOCKS * COLS);
             }
         }
-        let mut sums = MaybeUninit::<[[[f32; COLS]; BLOCKS]; 2 * ROWS]>::uninit();
-        let to = sums.as_mut_ptr().cast::<[[f32; COLS]; BLOCKS]>();
-        let stride = BLOCKS * COLS * size_of::<f32>();
+        let mut sums = MaybeUninit::<Sums<BLOCKS>>::uninit();
+        store_sums(&mut sums, two);
+        let bias = load_bias(call.bias);
+        for row in 0..call.rows {
+            let out = (*call.out.add(row)).add(call.column);
+            finish_row::<O, BLOCKS>(&sums, row, &bias, call.relu, out, call.cols);
+        }
+    }
+    end();
+}
+
+/// Micro-kernel of [`MatrixTile`].
+///
+/// # Safety
+///
+/// As documented there, with AMX-BF16 and AVX512-BF16 available and `BLOCKS` as in the call.
+#[inline(always)]
+unsafe fn matrix_tile<const BLOCKS: usize>(call: &MatrixTile<bf16>) {
+    let stride = BLOCKS * COLS * 2 * size_of::<bf16>();
+    let row_stride = call.row_len * size_of::<bf16>();
+    let two = call.out.len() > ROWS;
+    // SAFETY: `MatrixTile` documents every address as valid. The blocks use matrix registers, which nothing else uses.
+    unsafe {
+        asm!(
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            options(nostack, preserves_flags, nomem)
+        );
+        let mut columns = call.columns;
+        for tap in call.taps {
+            let rows = call.rows.add(*tap);
+            for k in (0..call.depth).step_by(DEPTH) {
+                let rows = rows.add(k);
+                load!("tmm6", columns, stride);
+                load!("tmm4", rows, row_stride);
+                multiply!("tmm0", "tmm4", "tmm6");
+                if BLOCKS == 2 {
+                    load!("tmm7", columns.add(COLS * 2), stride);
+                    multiply!("tmm1", "tmm4", "tmm7");
+                }
+                if two {
+                    load!("tmm5", rows.add(ROWS * call.row_len), row_stride);
+                    multiply!("tmm2", "tmm5", "tmm6");
+                    if BLOCKS == 2 {
+                        multiply!("tmm3", "tmm5", "tmm7");
+                    }
+                }
+                columns = columns.add(DEPTH * BLOCKS * COLS);
+            }
+        }
+        let mut sums = MaybeUninit::<Sums<BLOCKS>>::uninit();
+        store_sums(&mut sums, two);
+        let bias = load_bias(call.bias);
+        for (row, out) in call.out.iter().enumerate() {
+            if !out.is_null() {
+                finish_row::<bf16, BLOCKS>(&sums, row, &bias, call.relu, out.add(call.column), call.cols);
+            }
+        }
+    }
+}
+
+/// A register tile's sums.
+#[repr(C, align(64))]
+struct Sums<const BLOCKS: usize>([[[f32; COLS]; BLOCKS]; 2 * ROWS]);
+
+/// Stores the registers of sums; of the first half of the rows, or of both.
+///
+/// # Safety
+///
+/// The registers hold sums.
+#[inline(always)]
+unsafe fn store_sums<const BLOCKS: usize>(to: &mut MaybeUninit<Sums<BLOCKS>>, two: bool) {
+    let to = to.as_mut_ptr().cast::<[f32; COLS]>();
+    let stride = BLOCKS * COLS * size_of::<f32>();
+    // SAFETY: the target has all rows.
+    unsafe {
         store!("tmm0", to, stride);
         if BLOCKS == 2 {
-            store!("tmm1", to.cast::<[f32; COLS]>().add(1), stride);
+            store!("tmm1", to.add(1), stride);
         }
         if two {
-            store!("tmm2", to.add(ROWS), stride);
+            let below = to.add(ROWS * BLOCKS);
+            store!("tmm2", below, stride);
             if BLOCKS == 2 {
-                store!("tmm3", to.add(ROWS).cast::<[f32; COLS]>().add(1), stride);
+                store!("tmm3", below.add(1), stride);
             }
         }
-        let bias: [_; BLOCKS] = std::array::from_fn(|j| {
-            if call.bias.is_null() { Avx512Bf16::zero() } else { Avx512Bf16::load(call.bias.add(j * COLS)) }
+    }
+}
+
+/// Loads a panel's bias, or zeros where the pointer is null.
+///
+/// # Safety
+///
+/// AVX-512 is available, and the pointer is null or has `BLOCKS · 16` floats.
+#[inline(always)]
+unsafe fn load_bias<const BLOCKS: usize>(bias: *const f32) -> [__m512; BLOCKS] {
+    // SAFETY: guaranteed by the caller.
+    std::array::from_fn(|j| unsafe {
+        if bias.is_null() { Avx512Bf16::zero() } else { Avx512Bf16::load(bias.add(j * COLS)) }
+    })
+}
+
+/// Adds the bias to a row of sums, applies ReLU, and stores `cols` columns.
+///
+/// # Safety
+///
+/// AVX512-BF16 is available, the row was stored, and `out` has `cols` elements.
+#[inline(always)]
+unsafe fn finish_row<O: Lanes, const BLOCKS: usize>(
+    sums: &MaybeUninit<Sums<BLOCKS>>,
+    row: usize,
+    bias: &[__m512; BLOCKS],
+    relu: bool,
+    out: *mut O,
+    cols: usize,
+) {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        let from = sums.as_ptr().cast::<f32>().add(row * BLOCKS * COLS);
+        let values: [_; BLOCKS] = std::array::from_fn(|j| {
+            let sum = Avx512Bf16::add(Avx512Bf16::load(from.add(j * COLS)), bias[j]);
+            if relu { Avx512Bf16::relu(sum) } else { sum }
         });
-        for row in 0..call.rows {
-            let from = to.add(row).cast::<f32>();
-            let out = (*call.out.add(row)).add(call.column);
-            let values: [_; BLOCKS] = std::array::from_fn(|j| {
-                let sum = Avx512Bf16::add(Avx512Bf16::load(from.add(j * COLS)), bias[j]);
-                if call.relu { Avx512Bf16::relu(sum) } else { sum }
-            });
-            if call.cols == BLOCKS * COLS {
-                for (j, values) in values.into_iter().enumerate() {
-                    O::store::<Avx512Bf16>(out.add(j * COLS), values);
-                }
-            } else {
-                let mut edge = [O::zeroed(); 2 * COLS];
-                for (j, values) in values.into_iter().enumerate() {
-                    O::store::<Avx512Bf16>(edge.as_mut_ptr().add(j * COLS), values);
-                }
-                std::ptr::copy_nonoverlapping(edge.as_ptr(), out, call.cols);
+        if cols == BLOCKS * COLS {
+            for (j, values) in values.into_iter().enumerate() {
+                O::store::<Avx512Bf16>(out.add(j * COLS), values);
             }
+        } else {
+            let mut edge = [O::zeroed(); 2 * COLS];
+            for (j, values) in values.into_iter().enumerate() {
+                O::store::<Avx512Bf16>(edge.as_mut_ptr().add(j * COLS), values);
+            }
+            std::ptr::copy_nonoverlapping(edge.as_ptr(), out, cols);
         }
-        // Registers in use would be saved at every change of threads.
-        asm!("tilerelease", options(nostack, preserves_flags, nomem));
     }
 }
 
@@ -325,7 +426,6 @@ unsafe fn product(call: &Product<bf16>) {
     unsafe {
         let below = call.sums.add(ROWS * call.stride);
         let mut columns = call.columns;
-        asm!("ldtilecfg [{}]", in(reg) &CONFIG, options(nostack, preserves_flags, readonly));
         load!("tmm0", call.sums, sums_stride);
         load!("tmm2", below, sums_stride);
         if call.blocks == 2 {
@@ -352,6 +452,5 @@ unsafe fn product(call: &Product<bf16>) {
             store!("tmm1", call.sums.add(COLS), sums_stride);
             store!("tmm3", below.add(COLS), sums_stride);
         }
-        asm!("tilerelease", options(nostack, preserves_flags, nomem));
     }
 }

@@ -18,6 +18,7 @@ mod group_conv;
 mod group_kernel;
 mod grouped;
 mod igemm;
+mod igemm_matrix;
 mod kernel;
 #[cfg(target_arch = "x86_64")]
 mod kernel_amx;

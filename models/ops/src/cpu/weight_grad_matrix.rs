@@ -127,6 +127,7 @@ impl<E: Operand> Part<'_, E> {
                     };
                     // SAFETY: each pointer points to `depth` elements per group, or to a gathered row.
                     unsafe { row_panels.pack(x, offset, available) };
+                    (kernels.begin)();
                     let sums = &mut sums[(group * layout.taps + tap) * layout.rows * layout.columns..];
                     for row in (0..layout.rows).step_by(self.isa.rows) {
                         for panel in row_panels.panels() {
@@ -143,6 +144,7 @@ impl<E: Operand> Part<'_, E> {
                             unsafe { (kernels.product)(&call) };
                         }
                     }
+                    (kernels.end)();
                 }
             }
         }
