@@ -24,7 +24,7 @@ pub trait Keyword: Copy + PartialEq + Debug + Display + 'static {
 }
 
 impl<T: Keyword> KeyValue for T {
-    const VALUES: &'static str = "";
+    const TYPE: &'static str = String::TYPE;
 
     fn read(raw: &RawValue, _: &Range) -> Result<Self, Mistake> {
         let word = raw.string()?;
@@ -40,39 +40,6 @@ impl<T: Keyword> KeyValue for T {
 
     fn words() -> Vec<&'static str> {
         Self::ALL.iter().map(|choice| choice.name()).collect()
-    }
-}
-
-impl<T: Keyword> KeyValue for Option<T> {
-    const VALUES: &'static str = T::VALUES;
-
-    fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
-        T::read(raw, range).map(Some)
-    }
-
-    fn write(&self) -> Option<toml::Value> {
-        self.as_ref().and_then(T::write)
-    }
-
-    fn words() -> Vec<&'static str> {
-        T::words()
-    }
-}
-
-impl KeyValue for Vec<Tunable> {
-    const VALUES: &'static str = "array of ";
-
-    fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
-        raw.elements("an array of strings", |element| Tunable::read(element, range))
-    }
-
-    fn write(&self) -> Option<toml::Value> {
-        let words = self.iter().map(|word| word.name().into());
-        (!self.is_empty()).then(|| toml::Value::Array(words.collect()))
-    }
-
-    fn words() -> Vec<&'static str> {
-        Tunable::words()
     }
 }
 

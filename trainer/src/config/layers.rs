@@ -1,4 +1,4 @@
-//! Values of keys that name layers of a network: `model.freeze`, `optimizer.lr_factors`.
+//! The value of `optimizer.lr_factors`.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ impl<const N: usize> From<[(&str, f64); N]> for LrFactors {
 }
 
 impl KeyValue for LrFactors {
-    const VALUES: &'static str = "table of numbers";
+    const TYPE: &'static str = "table of numbers";
 
     fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
         let number = |element: &RawValue| match range.number(element) {
@@ -38,18 +38,5 @@ impl KeyValue for LrFactors {
     fn write(&self) -> Option<toml::Value> {
         let entries = self.0.iter().map(|(name, factor)| (name.clone(), (*factor).into()));
         (!self.0.is_empty()).then(|| entries.collect::<toml::Table>().into())
-    }
-}
-
-/// Names of layers.
-impl KeyValue for Vec<String> {
-    const VALUES: &'static str = "array of strings";
-
-    fn read(raw: &RawValue, _: &Range) -> Result<Self, Mistake> {
-        raw.elements("an array of strings", |element| element.string())
-    }
-
-    fn write(&self) -> Option<toml::Value> {
-        (!self.is_empty()).then(|| self.clone().into())
     }
 }

@@ -101,14 +101,14 @@ pub fn resolve(source: &ConfigSource, overrides: &Overrides, registry: &Registry
     for flag in &flags {
         flag.apply(&mut reader);
     }
-    let mut plan = RunPlan::of_defaults(reader.origins.clone());
+    let mut plan = RunPlan::default();
     plan.visit(&mut reader);
     check::consistency(&plan, &mut reader, registry);
     check::fill_in(&mut plan);
     reader.report_unknown();
 
     let Reader { origins, mut errors, notes, .. } = reader;
-    plan.provenance = Provenance::new(origins, notes);
+    plan.provenance = Provenance { origins: origins.into(), notes };
     if let Some(facts) = (registry.datasets)(&plan.data.name) {
         errors.extend(plan.mistakes_against(&facts));
     }

@@ -28,7 +28,7 @@ pub enum SetBy {
 }
 
 /// The source of a plan and the origin of each of its keys.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Origins {
     source: ConfigSource,
     /// Bytes of each section's name where it is opened.
@@ -39,7 +39,7 @@ pub(super) struct Origins {
 impl Origins {
     /// Starts with no key set.
     pub(super) fn new(source: ConfigSource) -> Self {
-        Self { source, headers: BTreeMap::new(), keys: BTreeMap::new() }
+        Self { source, ..Self::default() }
     }
 
     /// Returns the file's name.
@@ -60,6 +60,12 @@ impl Origins {
     /// Returns where a key was set; `None` where the key has its default.
     pub(super) fn get(&self, section: &str, key: &str) -> Option<&Origin> {
         self.keys.get(&(section.to_owned(), key.to_owned()))
+    }
+
+    /// Returns whether the key `path`, `section.key`, was set, rightly or wrongly.
+    pub(super) fn has(&self, path: &str) -> bool {
+        let (section, key) = split(path);
+        self.get(section, key).is_some()
     }
 
     /// Returns who set a key.
@@ -88,8 +94,7 @@ impl Origins {
     pub(super) fn key(&self, section: &str, key: &str) -> Location {
         match self.get(section, key) {
             Some(Origin::File { key, .. }) => self.bytes(key.clone()),
-            Some(Origin::Flag(flag)) => Location::Flag(flag.clone()),
-            None => self.section(section),
+            _ => self.value(section, key),
         }
     }
 
@@ -102,14 +107,14 @@ impl Origins {
         }
     }
 
-    /// Makes a mistake in a key's value.
-    pub(super) fn error(
-        &self,
-        section: &str,
-        key: &str,
-        cause: impl Into<String>,
-        hint: impl Into<String>,
-    ) -> ConfigError {
+    /// Makes a mistake in the value of `path`, `section.key`.
+    pub(super) fn error(&self, path: &str, cause: impl Into<String>, hint: impl Into<String>) -> ConfigError {
+        let (section, key) = split(path);
         ConfigError { cause: cause.into(), location: self.value(section, key), hint: hint.into() }
     }
+}
+
+/// Splits `section.key`.
+fn split(path: &str) -> (&str, &str) {
+    path.split_once('.').unwrap_or((path, ""))
 }

@@ -10,7 +10,7 @@ use data::augment::Augment;
 
 use super::class_weights::ClassWeights;
 use super::devices::Devices;
-use super::key::{Key, KeyVisitor, Range, optional, section};
+use super::key::{Key, KeyVisitor, Range, section};
 use super::keyword::{
     Anneal, Backend, BatchNormPolicy, BatchScope, BestBy, Compression, Decode, Keyword, LrScale, Mode, OnError,
     OptimizerKind, Precision, ScheduleKind, Tta, Tunable,
