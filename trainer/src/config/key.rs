@@ -1,4 +1,4 @@
-//! What a key of the TOML is: its type, default, range and documentation, declared once by [`section!`].
+//! What a key of the TOML is: its type, default, range and documentation, declared once by [`sections!`].
 
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
@@ -329,12 +329,12 @@ impl fmt::Display for Range {
     }
 }
 
-/// Declares a section: a struct with a field per key, its defaults, and the visit of every key.
+/// Declares sections: for each a struct with a field per key, its defaults, and the visit of every key.
 ///
 /// After a key's type and default come, each only where it is needed and in this order: `for` the default of one kind, `in`
 /// the range, `unset` what 0, false or no value means, `only` the kinds that use the key, `also` what others call it.
-macro_rules! section {
-    (
+macro_rules! sections {
+    ($(
         $(#[doc = $title:literal])+
         $config:ident $section:literal {
             $(
@@ -347,7 +347,7 @@ macro_rules! section {
                 $(, also [$($alias:literal),+])?;
             )+
         }
-    ) => {
+    )+) => {$(
         $(#[doc = $title])+
         #[derive(Debug, Clone, PartialEq)]
         pub struct $config {
@@ -379,7 +379,7 @@ macro_rules! section {
                 )+
             }
         }
-    };
+    )+};
 }
 
-pub(super) use section;
+pub(super) use sections;

@@ -11,11 +11,13 @@ pub trait Keyword: Copy + PartialEq + Debug + Display + 'static {
     /// Every choice, in the order in which users are shown them.
     const ALL: &'static [Self];
 
-    /// Returns the word in the TOML.
-    fn name(self) -> &'static str;
+    /// Returns the word in the TOML, and what other trainers call this choice.
+    fn names(self) -> (&'static str, &'static [&'static str]);
 
-    /// Returns what other trainers call this choice.
-    fn aliases(self) -> &'static [&'static str];
+    /// Returns the word in the TOML.
+    fn name(self) -> &'static str {
+        self.names().0
+    }
 
     /// Returns the choice of that word.
     fn from_name(name: &str) -> Option<Self> {
@@ -29,7 +31,7 @@ impl<T: Keyword> KeyValue for T {
     fn read(raw: &RawValue, _: &Range) -> Result<Self, Mistake> {
         let word = raw.string()?;
         Self::from_name(&word).ok_or_else(|| {
-            let names: Vec<suggest::Name> = Self::ALL.iter().map(|choice| (choice.name(), choice.aliases())).collect();
+            let names: Vec<suggest::Name> = Self::ALL.iter().map(|choice| choice.names()).collect();
             Mistake::new(format!("unknown value {word:?}")).hint(suggest::hint("choices", &word, &names))
         })
     }
@@ -58,15 +60,9 @@ macro_rules! keywords {
         impl Keyword for $name {
             const ALL: &'static [Self] = &[$(Self::$variant,)+];
 
-            fn name(self) -> &'static str {
+            fn names(self) -> (&'static str, &'static [&'static str]) {
                 match self {
-                    $(Self::$variant => $word,)+
-                }
-            }
-
-            fn aliases(self) -> &'static [&'static str] {
-                match self {
-                    $(Self::$variant => &[$($($alias),+)?],)+
+                    $(Self::$variant => ($word, &[$($($alias),+)?]),)+
                 }
             }
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::DatasetFacts;
 use super::check;
-use super::error::{ConfigError, ConfigErrors};
+use super::error::ConfigErrors;
 use super::key::{Key, KeyValue, KeyVisitor, plain};
 use super::keyword::Mode;
 use super::origin::{Origins, SetBy};
@@ -106,13 +106,8 @@ impl RunPlan {
     /// # Errors
     /// Each value that contradicts the data, with its line.
     pub fn check_against(&mut self, facts: &DatasetFacts) -> Result<(), ConfigErrors> {
-        ConfigErrors::check(self.mistakes_against(facts))
-    }
-
-    /// Does [`RunPlan::check_against`] and returns the mistakes as a list.
-    pub(super) fn mistakes_against(&mut self, facts: &DatasetFacts) -> Vec<ConfigError> {
-        let provenance = self.provenance.clone();
-        check::against(self, &provenance.origins, facts)
+        let origins = Arc::clone(&self.provenance.origins);
+        ConfigErrors::check(check::against(self, &origins, facts))
     }
 
     /// Makes a mistake that another part of the program found in this plan. Its location is where the first of `keys`

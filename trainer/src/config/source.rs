@@ -111,13 +111,13 @@ impl SourceLine {
             self.indent = 1;
         }
         for (index, symbol) in line.chars().enumerate().skip(first).take(last - first) {
-            let (shown, columns) = match (symbol, symbol.width()) {
-                ('\t', _) => (' ', TAB),
-                (_, Some(columns)) => (symbol, columns),
+            let (shown, count, columns) = match (symbol, symbol.width()) {
+                ('\t', _) => (' ', TAB, TAB),
+                (_, Some(columns)) => (symbol, 1, columns),
                 // The terminal would execute a control character.
-                (_, None) => (char::REPLACEMENT_CHARACTER, 1),
+                (_, None) => (char::REPLACEMENT_CHARACTER, 1, 1),
             };
-            self.text.extend(std::iter::repeat_n(shown, if symbol == '\t' { TAB } else { 1 }));
+            self.text.extend(std::iter::repeat_n(shown, count));
             if index < before {
                 self.indent += columns;
             } else if index < before + marked {
