@@ -45,6 +45,6 @@ impl KeyVisitor for Documenter {
             let _ = write!(values, ", {zero}: {meaning}");
         }
         let only = if key.only.is_empty() { String::new() } else { format!("{}: ", key.only.join(", ")) };
-        let _ = writeln!(self.text, "| `{}` | {default} | {values} | {only}{} |", key.name, key.text());
+        let _ = writeln!(self.text, "| `{}` | {default} | {values} | {only}{} |", key.name, key.about);
     }
 }

@@ -41,14 +41,9 @@ impl<T: KeyValue> Key<T> {
         }
     }
 
-    /// Returns the documentation as one line.
-    pub(super) fn text(&self) -> &str {
-        self.about.trim()
-    }
-
     /// Returns what a user has to know to mend a value: meaning, choices and default.
     pub(super) fn hint(&self, kind: Option<&str>) -> String {
-        let sentence = self.text().split_once(". ").map_or(self.text(), |(first, _)| first);
+        let sentence = self.about.split_once(". ").map_or(self.about, |(first, _)| first);
         let mut hint = uncapitalized(sentence.trim_end_matches('.'));
         if let (Some(zero), Some(meaning)) = (T::ZERO, self.unset) {
             hint.push_str(&format!(", {zero} = {meaning}"));
@@ -367,7 +362,7 @@ macro_rules! sections {
                     let key = Key {
                         section: $section,
                         name: stringify!($name),
-                        about: concat!($($doc),+),
+                        about: concat!($($doc),+).trim(),
                         default: $default,
                         kind_default: None$(.or(Some(($kind::$word.name(), $other))))?,
                         range: Range::ANY$(.limited_to($range))?,

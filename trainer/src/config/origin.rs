@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::path::Path;
 
 use super::error::{ConfigError, Location};
 use super::source::ConfigSource;
@@ -30,7 +29,7 @@ pub enum SetBy {
 /// The source of a plan and the origin of each of its keys.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Origins {
-    source: ConfigSource,
+    pub(super) source: ConfigSource,
     /// Bytes of each section's name where it is opened.
     pub(super) headers: BTreeMap<String, Range<usize>>,
     keys: BTreeMap<(String, String), Origin>,
@@ -40,11 +39,6 @@ impl Origins {
     /// Starts with no key set.
     pub(super) fn new(source: ConfigSource) -> Self {
         Self { source, ..Self::default() }
-    }
-
-    /// Returns the file's name.
-    pub(super) fn path(&self) -> &Path {
-        &self.source.path
     }
 
     /// Remembers where a key was set.
@@ -77,23 +71,16 @@ impl Origins {
         }
     }
 
-    /// Returns the location of bytes of the file.
-    pub(super) fn bytes(&self, range: Range<usize>) -> Location {
-        self.source.locate(range)
-    }
-
     /// Returns the line that opens a section; the whole file where none does.
     pub(super) fn section(&self, section: &str) -> Location {
-        match self.headers.get(section) {
-            Some(range) => self.bytes(range.clone()),
-            None => Location::File(self.source.path.clone()),
-        }
+        let header = self.headers.get(section).map(|range| self.source.locate(range.clone()));
+        header.unwrap_or_else(|| Location::File(self.source.path.clone()))
     }
 
     /// Returns the location of a key's name; its section's where the key is not set.
     pub(super) fn key(&self, section: &str, key: &str) -> Location {
         match self.get(section, key) {
-            Some(Origin::File { key, .. }) => self.bytes(key.clone()),
+            Some(Origin::File { key, .. }) => self.source.locate(key.clone()),
             _ => self.value(section, key),
         }
     }
@@ -101,7 +88,7 @@ impl Origins {
     /// Returns the location of a key's value; its section's where the key is not set.
     pub(super) fn value(&self, section: &str, key: &str) -> Location {
         match self.get(section, key) {
-            Some(Origin::File { value, .. }) => self.bytes(value.clone()),
+            Some(Origin::File { value, .. }) => self.source.locate(value.clone()),
             Some(Origin::Flag(flag)) => Location::Flag(flag.clone()),
             None => self.section(section),
         }

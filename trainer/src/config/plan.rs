@@ -192,6 +192,6 @@ impl PartialEq for Provenance {
 
 impl fmt::Debug for Provenance {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.origins.path().fmt(f)
+        self.origins.source.path.fmt(f)
     }
 }

@@ -20,7 +20,6 @@ use super::value::RawValue;
 struct Entry<'a> {
     value: Spanned<DeValue<'a>>,
     source: &'a str,
-    read: bool,
 }
 
 /// A key that the plan has.
@@ -89,7 +88,7 @@ impl<'a> Reader<'a> {
         origin: Origin,
     ) {
         self.origins.insert(section, key, origin);
-        self.entries.insert((section.to_owned(), key.to_owned()), Entry { value, source, read: false });
+        self.entries.insert((section.to_owned(), key.to_owned()), Entry { value, source });
     }
 
     /// Returns whether the key was set to something that cannot be used.
@@ -111,7 +110,7 @@ impl<'a> Reader<'a> {
         let from_file = self.origins.set_by(section, name) == SetBy::File;
         match self.origins.get(section, "kind") {
             Some(Origin::Flag(flag)) if from_file => {
-                let file = self.origins.path().display();
+                let file = self.origins.source.path.display();
                 self.notes.push(format!("{flag} has no use for `{section}.{name}` of {file}: left out"));
                 self.origins.remove(section, name);
             }
@@ -142,7 +141,9 @@ impl<'a> Reader<'a> {
     pub(super) fn report_unknown(&mut self) {
         let sections = self.sections();
         let mut reports = Vec::new();
-        for ((section, key), entry) in self.entries.iter().filter(|(_, entry)| !entry.read) {
+        let is_known =
+            |section: &str, key: &str| self.known.iter().any(|one| (one.section, one.name) == (section, key));
+        for ((section, key), entry) in self.entries.iter().filter(|((section, key), _)| !is_known(section, key)) {
             let (cause, hint) = if section.is_empty() {
                 self.loose(key, entry.value.get_ref())
             } else if sections.contains(&section.as_str()) {
@@ -209,11 +210,7 @@ impl KeyVisitor for Reader<'_> {
         let Key { section, name, .. } = *key;
         self.known.push(KnownKey { section, name, aliases: key.aliases });
         *value = key.default_for(self.kind.as_deref());
-        let entry = self.entries.get_mut(&(section.to_owned(), name.to_owned()));
-        let entry = entry.map(|entry| {
-            entry.read = true;
-            &*entry
-        });
+        let entry = self.entries.get(&(section.to_owned(), name.to_owned()));
         if let Some(kind) = self.kind.clone().filter(|kind| !key.is_used_by(Some(kind))) {
             if entry.is_some() {
                 self.leave_out(key, &kind);
@@ -226,7 +223,7 @@ impl KeyVisitor for Reader<'_> {
                 Ok(read) => *value = read,
                 Err(mistake) => {
                     let location = match (mistake.span, bare) {
-                        (Some(span), false) => self.origins.bytes(span),
+                        (Some(span), false) => self.origins.source.locate(span),
                         _ => self.origins.value(section, name),
                     };
                     let cause = format!("`{section}.{name}`: {}", mistake.cause);
