@@ -230,8 +230,8 @@ pub fn build_frozen(
     build_with(name, spec, &Init::new(seed, device).freezing(frozen))
 }
 
-/// Builds a model on the CPU whose weights are all 0, as PyTorch's `torch.nn.utils.skip_init` leaves them out: for the names and
-/// shapes of its weights and for its [`cost`](crate::cost). Initial weights take most of the time of [`build`].
+/// Builds a model on the CPU whose weights are all 0 (PyTorch: `torch.nn.utils.skip_init`). Its names, shapes and
+/// [`cost`](crate::cost) are those of [`build`], which takes most of its time for the initial weights.
 ///
 /// # Errors
 ///

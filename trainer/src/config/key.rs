@@ -87,11 +87,11 @@ pub(super) trait KeyVisitor {
 
 /// A type that a key can have.
 pub(super) trait KeyValue: Clone {
-    /// The type in one word: integer, string.
+    /// The type in words: integer, two numbers.
     const TYPE: &'static str;
     /// How the value that [`Key::unset`] explains is written, where that needs an explanation.
     const ZERO: Option<&'static str> = None;
-    /// Whether an array without such values is written too.
+    /// Whether an empty array of this type is written too.
     const WRITES_EMPTY: bool = false;
 
     /// Reads a value as it was written.

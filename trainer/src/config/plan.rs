@@ -15,8 +15,8 @@ use super::sections::{
 
 /// A run, resolved: every value that the program uses, none left to be guessed.
 ///
-/// Two plans are equal where the same run follows from them, whatever file they came from. The default plan has every default, and
-/// lacks what has none.
+/// Two plans are equal where the same run follows from them, whatever file they came from. In the default plan, keys that must
+/// be set are empty.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RunPlan {
     /// `[model]`

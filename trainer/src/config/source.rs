@@ -99,7 +99,7 @@ impl ConfigSource {
 }
 
 impl SourceLine {
-    /// Prepares `line` for the screen. The marked part is the `marked` characters from `column` on.
+    /// Prepares `line` for the screen. It marks `marked` characters from `column` on.
     fn excerpt(&mut self, line: &str, marked: usize) {
         let (before, length) = (self.column - 1, line.chars().count());
         let (first, last) = match length > LONGEST_LINE {
