@@ -14,10 +14,10 @@ use super::packing::{Weights, pad_bias};
 use super::shape::ConvShape;
 use super::{col2im, depthwise, group_conv, grouped, weight_grad as direct, winograd, winograd_grad};
 
-/// Returns the instruction set for a convolution: vectors where few channels would fill little of a matrix register.
+/// Returns the instruction set for a convolution: vectors where groups that cannot be merged would fill little of a matrix register.
 fn isa_for<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape) -> &'static Isa<E> {
     let [depth, columns] = shape.group_channels();
-    let narrow = shape.groups > 1 && depth.max(columns) < isa.cols;
+    let narrow = shape.groups > 1 && 2 * depth.max(columns) <= isa.cols;
     isa.matrix.filter(|_| narrow).map_or(isa, |matrix| matrix.vectors)
 }
 
@@ -36,10 +36,10 @@ pub(crate) fn forward<E: Operand>(
     bias: Option<&[f32]>,
     relu: bool,
 ) -> Buffer<E> {
-    let isa = isa_for(isa, shape);
     if let Some(merged) = grouped::merge(shape, isa) {
         return forward(isa, &merged.shape, x, &merged.block_diagonal(weight), bias, relu);
     }
+    let isa = isa_for(isa, shape);
     let mut y = Buffer::new(shape.output_len());
     if depthwise::fits(shape) {
         depthwise::forward(shape, x, weight, bias, relu, &mut y);
@@ -97,10 +97,10 @@ pub(crate) fn direct_forward<E: Operand>(
 
 /// Computes the data gradient `[batch, h, w, in]` from `dy` `[batch, oh, ow, out]`.
 pub(crate) fn data_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, weight: &[f32], dy: &[E]) -> Buffer<E> {
-    let isa = isa_for(isa, shape);
     if let Some(merged) = grouped::merge(shape, isa) {
         return data_grad(isa, &merged.shape, &merged.block_diagonal(weight), dy);
     }
+    let isa = isa_for(isa, shape);
     let mut dx = Buffer::new(shape.input_len());
     if depthwise::fits(shape) {
         depthwise::data_grad(shape, weight, dy, &mut dx);
@@ -164,10 +164,10 @@ pub(crate) fn direct_data_grad<E: Operand>(
 
 /// Computes the weight gradient in PyTorch's layout.
 pub(crate) fn weight_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, x: &[E], dy: &[E]) -> Buffer {
-    let isa = isa_for(isa, shape);
     if let Some(merged) = grouped::merge(shape, isa) {
         return merged.diagonal_blocks(&weight_grad(isa, &merged.shape, x, dy));
     }
+    let isa = isa_for(isa, shape);
     if depthwise::fits(shape) {
         return depthwise::weight_grad(shape, x, dy);
     }

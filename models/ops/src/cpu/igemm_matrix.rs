@@ -93,7 +93,7 @@ impl<E: Operand> Igemm<'_, E> {
             return;
         }
         let panels = panels(self.isa, self.weights.columns);
-        let packed = self.weights.pack(self.isa, 1);
+        let packed = self.weights.pack_by_matrix(self.isa, kernels);
         let target = SharedSlice::new(target);
         let blocks = |strip| Blocks { conv: self, kernels, packed: &packed, panels: &panels, strip, target };
         let in_place = self.taps == [[0, 0]]

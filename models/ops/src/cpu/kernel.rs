@@ -17,6 +17,7 @@
 
 use half::bf16;
 
+use super::allocator::Buffer;
 use super::group_kernel::{GroupKernels, TileOf, group_outer, group_tile};
 use super::level::{self, CpuIsa};
 use super::micro_kernel::{Pairs, Single, outer_any, pack_rows, tile};
@@ -108,6 +109,8 @@ pub(crate) struct MatrixTile<'a, E> {
 pub(crate) struct MatrixKernels<E: 'static> {
     /// The set for products that do not fill matrix registers.
     pub(super) vectors: &'static Isa<E>,
+    /// Rounds to the element type.
+    pub(super) round: fn(&[f32]) -> Buffer<E>,
     /// Transposes a square of [`Isa::depth`] elements: from an offset of each of as many pointers, of which `available` elements
     /// can be read and the rest is zero, to rows with a stride.
     pub(super) transpose: unsafe fn(&[*const E], usize, usize, *mut E, usize),

@@ -16,6 +16,7 @@ use std::sync::LazyLock;
 
 use half::bf16;
 
+use super::convert::round;
 use super::kernel::{Isa, MatrixKernels, MatrixTile, Product, Tile};
 use super::kernel_x86::{AVX512_BF16, AVX512_BF16_16};
 use super::vector::{Lanes, Simd};
@@ -63,7 +64,7 @@ pub(super) static AMX_BF16: Isa<bf16> = amx!(2, AVX512_BF16, &[&AMX_BF16_16]);
 static AMX_BF16_16: Isa<bf16> = amx!(1, AVX512_BF16_16, &[]);
 
 const MATRIX: MatrixKernels<bf16> =
-    MatrixKernels { vectors: &AVX512_BF16, transpose, begin, end, tile: matrix_tile_of, product };
+    MatrixKernels { vectors: &AVX512_BF16, round, transpose, begin, end, tile: matrix_tile_of, product };
 
 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512bf16,avx2,fma")]
 unsafe fn matrix_tile_of(call: &MatrixTile<bf16>) {

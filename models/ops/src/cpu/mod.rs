@@ -29,6 +29,7 @@ mod loss;
 mod max_pool;
 mod micro_kernel;
 mod packing;
+mod packing_matrix;
 mod panels;
 mod parallel;
 #[cfg(test)]

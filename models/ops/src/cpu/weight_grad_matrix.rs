@@ -49,23 +49,27 @@ impl Layout {
         let [channels, columns] = shape.group_channels();
         let (taps, part_len) = (shape.taps(), self.len());
         let mut grad = Buffer::new(shape.weight_len());
-        let row_len = channels * taps;
+        let (row_len, merged) = (channels * taps, depth / channels);
         let target = SharedSlice::new(&mut grad);
         /// Filters per task.
         const FILTERS: usize = 8;
         let tasks = columns.div_ceil(FILTERS);
         for_each(shape.groups * tasks, |task| {
             let (group, first) = (task / tasks, task % tasks * FILTERS);
+            let mut row = Buffer::new(depth);
             for filter in first..columns.min(first + FILTERS) {
                 let start = (group * columns + filter) * row_len;
                 // SAFETY: each task has its own filters.
                 let to = unsafe { target.slice(start..start + row_len) };
                 for tap in 0..self.taps {
                     let at = ((group * self.taps + tap) * self.rows + filter) * self.columns;
-                    for d in 0..depth {
-                        let sum: f32 = (0..parts).map(|part| sums[part * part_len + at + d]).sum();
-                        let index = tap * depth + d;
-                        to[index % channels * taps + index / channels] = sum;
+                    row.copy_from_slice(&sums[at..at + depth]);
+                    for part in 1..parts {
+                        row.iter_mut().zip(&sums[part * part_len + at..]).for_each(|(sum, value)| *sum += value);
+                    }
+                    for (folded, row) in row.chunks_exact(channels).enumerate() {
+                        let to = to[tap * merged + folded..].iter_mut().step_by(taps);
+                        to.zip(row).for_each(|(to, sum)| *to = *sum);
                     }
                 }
             }
