@@ -35,7 +35,9 @@ build="build it with: cargo build --release --features cuda -p trainer -p benche
 
 # --- Input ------------------------------------------------------------------------------------------------------------------
 
-command -v python3 >/dev/null || die "python3 is missing" "install Python 3; its standard library is enough"
+# The interpreter itself: `python3` may be a script that looks for it at each start.
+python3=$(python3 -c 'import sys; print(sys.executable)' 2>/dev/null) ||
+    die "python3 is missing" "install Python 3; its standard library is enough"
 number() { # VARIABLE VALUE LOWEST EXAMPLE
     [[ $2 =~ ^(0|[1-9][0-9]{0,8})$ ]] && [ "$2" -ge "$3" ] || die "$1=$2 is not a whole number of at least $3" "e.g. $1=$4"
 }
@@ -99,7 +101,7 @@ fi
 cold=cold
 [ -z "$(ls -A "$cache/cubecl" 2>/dev/null)" ] || cold=warm
 export XDG_CACHE_HOME=$cache TORCHINDUCTOR_CACHE_DIR=$work/inductor TRITON_CACHE_DIR=$work/triton NO_COLOR=1
-results() { local command=$1; shift; PYTHONUTF8=1 python3 -B "$here/first_light/results.py" "$command" "$out/results.jsonl" "$@"; }
+results() { local command=$1; shift; PYTHONUTF8=1 "$python3" -B "$here/first_light/results.py" "$command" "$out/results.jsonl" "$@"; }
 # The lock belongs to descriptor 9 and ends with this process.
 exec 9>>"$out/results.jsonl" || die "$out/results.jsonl cannot be written" "name a folder of your own, e.g. ~/first-light"
 known=$(results begin "${again[@]}") || exit 2

@@ -16,6 +16,8 @@ cd "$root"
 cargo build --profile stand-in --features cuda -p trainer -p benches -p cuda-on-cpu --bins --lib --bench step || exit 2
 programs=${CARGO_TARGET_DIR:-$root/target}/stand-in
 export CUDA_ON_CPU_LIBRARY=$programs/libcuda_on_cpu.so
+# cubecl measures the throughput of the memory before it tunes kernels, with buffers that grow with the memory (up to 1 GiB each).
+export CUDA_ON_CPU_MEMORY=${CUDA_ON_CPU_MEMORY:-$((1 << 30))}
 # Define the symbols that the linker ignored: nobody calls these functions, but the loader needs them.
 bench=$(ls -t "$programs"/deps/step-* | grep -v '\.d$' | head -1)
 missing=$(nm -D --undefined-only "$programs/trainer" "$programs/gpu_check" "$bench" | awk '$1 == "U" && $2 !~ /@/ { print $2 }' | sort -u)

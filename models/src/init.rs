@@ -51,7 +51,8 @@ pub(crate) fn unit_interval(key: u64, index: u64) -> impl Iterator<Item = f64> {
 /// weights are frozen.
 #[derive(Debug, Clone)]
 pub struct Init {
-    seed: u64,
+    /// `None`: all weights are 0.
+    seed: Option<u64>,
     device: Device,
     path: String,
     frozen: Arc<[String]>,
@@ -60,7 +61,12 @@ pub struct Init {
 impl Init {
     /// Starts at the root of a network.
     pub fn new(seed: u64, device: &Device) -> Self {
-        Self { seed, device: device.clone(), path: String::new(), frozen: Arc::default() }
+        Self { seed: Some(seed), device: device.clone(), path: String::new(), frozen: Arc::default() }
+    }
+
+    /// Starts at the root of a network whose weights do not matter: they are 0, which takes less time.
+    pub(crate) fn skipped(device: &Device) -> Self {
+        Self { seed: None, ..Self::new(0, device) }
     }
 
     /// Freezes all weights within `names`: modules or weights of the state dict, such as `layer1` or `fc.bias`.
@@ -81,17 +87,14 @@ impl Init {
     /// Makes a parameter with PyTorch's default distribution for weights and biases of convolutions and linear layers: uniform
     /// in ±1/√`fan_in` (`kaiming_uniform_(a=√5)`, `torch/nn/modules/{conv,linear}.py`).
     pub fn fan_in_uniform<const D: usize>(&self, name: &str, shape: [usize; D], fan_in: usize) -> Weight<D> {
-        let bound = 1.0 / (fan_in as f32).sqrt();
-        let values = uniform(self.seed, &self.full_name(name), shape.iter().product(), bound);
-        self.weight(name, values, shape)
+        self.weight(name, self.uniform(name, shape.iter().product(), fan_in), shape)
     }
 
     /// Makes a convolution's weight, `[out, in, kernel, kernel]`, whose first filters pass on one input channel each
     /// (`torch.nn.init.dirac_(weight[:in])`). The other filters are those of [`Init::fan_in_uniform`].
     pub fn identity(&self, name: &str, shape: [usize; 4], fan_in: usize) -> Weight<4> {
         let [output, input, height, width] = shape;
-        let mut values =
-            uniform(self.seed, &self.full_name(name), shape.iter().product(), 1.0 / (fan_in as f32).sqrt());
+        let mut values = self.uniform(name, shape.iter().product(), fan_in);
         let filter = input * height * width;
         for channel in 0..input.min(output) {
             let weights = &mut values[channel * filter..][..filter];
@@ -104,6 +107,13 @@ impl Init {
     /// Makes a parameter `[count]` with the same value everywhere, e.g. batch norm's scale.
     pub fn constant(&self, name: &str, count: usize, value: f32) -> Weight<1> {
         self.weight(name, vec![value; count], [count])
+    }
+
+    fn uniform(&self, name: &str, count: usize, fan_in: usize) -> Vec<f32> {
+        match self.seed {
+            Some(seed) => uniform(seed, &self.full_name(name), count, 1.0 / (fan_in as f32).sqrt()),
+            None => vec![0.0; count],
+        }
     }
 
     fn weight<const D: usize>(&self, name: &str, values: Vec<f32>, shape: [usize; D]) -> Weight<D> {

@@ -1,7 +1,7 @@
 //! The type of all models.
 
 use burn::module::Module;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Tensor;
 
 use crate::airbench::Airbench;
 use crate::custom::CustomModule;
@@ -149,6 +149,18 @@ pub struct Cost {
     pub activations: u64,
 }
 
+impl Cost {
+    /// Estimates the bytes of one training step of `batch` images in f32 with SGD and momentum.
+    ///
+    /// The estimate is `4 · (3 · parameters + batch · (activations + pixels))`: weights, gradients and momentum, and every
+    /// activation that the forward pass writes, because the backward pass needs the operations' inputs. Not counted: gradients
+    /// of activations (the largest two or three at a time), the kernels' workspace, and the program itself.
+    pub fn step_bytes(self, parameters: usize, spec: &Spec, batch: usize) -> u64 {
+        let pixels = spec.in_channels * spec.image_size[0] * spec.image_size[1];
+        4 * (3 * parameters as u64 + batch as u64 * (self.activations + pixels as u64))
+    }
+}
+
 /// Counts the cost of one image by a forward pass of a black image on the network's device.
 pub fn cost(network: &Network, spec: &Spec) -> Cost {
     let network = network.valid();
@@ -158,17 +170,6 @@ pub fn cost(network: &Network, spec: &Spec) -> Cost {
     network.forward(Tensor::zeros([1, spec.in_channels, height, width], &device), &cx);
     let counted = "the context counts";
     Cost { macs: cx.macs().expect(counted), activations: cx.activations().expect(counted) }
-}
-
-/// Estimates the bytes of one training step in f32 with SGD and momentum.
-///
-/// The estimate is `4 · (3 · parameters + batch · (activations + pixels))`: weights, gradients and momentum, and every
-/// activation that the forward pass writes, because the backward pass needs the operations' inputs. Not counted: gradients
-/// of activations (the largest two or three at a time), the kernels' workspace, and the program itself.
-pub fn step_bytes(network: &Network, spec: &Spec, batch: usize) -> u64 {
-    let parameters: usize = crate::parameters(network).iter().map(|parameter| parameter.len()).sum();
-    let pixels = spec.in_channels * spec.image_size[0] * spec.image_size[1];
-    4 * (3 * parameters as u64 + batch as u64 * (cost(network, spec).activations + pixels as u64))
 }
 
 /// Estimates the parameters of a model and its [`Cost::activations`] for images of the size `spec`, without building the network
@@ -186,7 +187,7 @@ pub fn estimate_elements(name: &str, spec: &Spec) -> Result<[f64; 2], BuildError
         let image_size = made_for.image_size.map(|side| scale * side.min(LARGE));
         // A wide last layer is part of no question about images.
         let small = Spec { image_size, num_classes: spec.num_classes.clamp(1, 1000), ..*spec };
-        let network = crate::build(name, &small, 0, &Device::flex())?;
+        let network = crate::skip_init(name, &small)?;
         let parameters: usize = crate::parameters(&network).iter().map(|parameter| parameter.len()).sum();
         Ok([image_size.iter().product::<usize>() as f64, parameters as f64, cost(&network, &small).activations as f64])
     };

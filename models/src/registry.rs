@@ -227,6 +227,20 @@ pub fn build_frozen(
     device: &Device,
     frozen: &[String],
 ) -> Result<Network, BuildError> {
+    build_with(name, spec, &Init::new(seed, device).freezing(frozen))
+}
+
+/// Builds a model on the CPU whose weights are all 0 (PyTorch: `torch.nn.utils.skip_init`). Its names, shapes and
+/// [`cost`](crate::cost) are those of [`build`], which takes most of its time for the initial weights.
+///
+/// # Errors
+///
+/// Those of [`build`].
+pub fn skip_init(name: &str, spec: &Spec) -> Result<Network, BuildError> {
+    build_with(name, spec, &Init::skipped(&Device::flex()))
+}
+
+fn build_with(name: &str, spec: &Spec, init: &Init) -> Result<Network, BuildError> {
     let entry = find(name)?;
     if spec.num_classes == 0 {
         return Err(BuildError::NoClasses);
@@ -234,5 +248,5 @@ pub fn build_frozen(
     if spec.in_channels == 0 {
         return Err(BuildError::NoChannels);
     }
-    (entry.build)(spec, &Init::new(seed, device).freezing(frozen))
+    (entry.build)(spec, init)
 }

@@ -58,7 +58,7 @@ fn the_table_is_the_published_one() {
 fn parameters_and_activations_are_estimated_for_images_of_any_size() {
     for name in ["lenet", "resnet18", "densenet121"] {
         let spec = Spec { image_size: [96, 160], ..SPEC };
-        let network = build(name, spec, 1);
+        let network = models::skip_init(name, &spec).unwrap();
         let parameters: usize = models::parameters(&network).iter().map(|parameter| parameter.len()).sum();
         let exact = [parameters as f64, models::cost(&network, &spec).activations as f64];
         let estimate = models::estimate_elements(name, &spec).unwrap();
@@ -125,9 +125,8 @@ fn every_family_runs_on_the_sizes_it_accepts() {
         if entry.name.starts_with("resnet1") && entry.name != "resnet18" || entry.name == "dpn92" {
             continue; // Deeper networks of the same blocks.
         }
-        let least = (1..33).find(|&side| {
-            models::build(entry.name, &Spec { image_size: [side, 48], ..SPEC }, 1, &Device::flex()).is_ok()
-        });
+        let accepts = |side: usize| models::skip_init(entry.name, &Spec { image_size: [side, 48], ..SPEC }).is_ok();
+        let least = (1..33).find(|&side| accepts(side));
         let image_size = [least.unwrap(), 48];
         cases.push((entry.name, Spec { num_classes: 7, in_channels: 3, image_size }));
         if !entry.name.starts_with("vgg") {

@@ -39,11 +39,11 @@ name = "vgg11"
 name = "fashion-mini"
 image_size = 32
 augment = ["crop", "flip"]
-limit_train = 320
-limit_test = 50
+limit_train = 160
+limit_test = 8
 [train]
 epochs = 1
-batch_size = 16
+batch_size = 8
 [optimizer]
 lr = 0.00001
 [parallel]

@@ -47,7 +47,7 @@ fn the_losses_do_not_depend_on_the_number_of_devices() {
 fn synchronised_batch_norm_gives_the_losses_of_one_device() {
     let config = CONFIG.replace("\"lenet\"", "\"resnet18\"").replace("one-cycle", "constant");
     let bench = Bench::new(&config.replace("[data]", "[parallel]\nbatch_norm = \"sync\"\n[data]"));
-    let settings = ["train.batch_size=16", "train.max_steps=3", "data.limit_test=20", "optimizer.lr=0.0002"];
+    let settings = ["train.batch_size=8", "train.max_steps=3", "data.limit_test=3", "optimizer.lr=0.0002"];
     let limit: Vec<_> = settings.iter().flat_map(|setting| ["--set", setting]).collect();
     let one = loss_values(&train(&bench, "single", 0, &limit));
     let local = [&limit[..], &["--set", "parallel.batch_norm=local"]].concat();

@@ -103,6 +103,7 @@ fn every_instruction_set_trains() {
         ("avx2", "AVX2 (bf16 computes in f32)"),
         ("avx512", "AVX-512 (bf16 computes in f32)"),
         ("avx512_bf16", "AVX-512 (bf16 by AVX512-BF16)"),
+        ("amx_bf16", "AVX-512 (bf16 by AMX)"),
     ] {
         match train(isa, isa) {
             Ok((said, run)) => {

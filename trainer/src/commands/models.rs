@@ -1,6 +1,5 @@
 //! `trainer models`: lists the models.
 
-use burn::tensor::Device;
 use models::entries;
 use serde::Serialize;
 
@@ -20,7 +19,7 @@ struct Row {
     macs: u64,
     /// Test accuracy in percent from pytorch-cifar's README.
     published_top1: Option<f64>,
-    /// Estimated memory of a training step with batch size [`BATCH`] in f32: see [`models::step_bytes`].
+    /// Estimated memory of a training step with batch size [`BATCH`] in f32: see [`models::Cost::step_bytes`].
     step_bytes: u64,
 }
 
@@ -36,16 +35,17 @@ pub(super) fn run(json: bool) -> Result<(), Failure> {
         .iter()
         .map(|entry| {
             let spec = entry.spec;
-            let network = models::build(entry.name, &spec, 0, &Device::flex())
-                .map_err(|error| Failure::run(&error, error.hint()))?;
+            let network = models::skip_init(entry.name, &spec).map_err(|error| Failure::run(&error, error.hint()))?;
+            let params = models::parameters(&network).iter().map(|parameter| parameter.len()).sum();
+            let cost = models::cost(&network, &spec);
             Ok(Row {
                 name: entry.name,
                 family: entry.family,
                 image: [spec.in_channels, spec.image_size[0], spec.image_size[1]],
-                params: models::parameters(&network).iter().map(|parameter| parameter.len()).sum(),
-                macs: models::cost(&network, &spec).macs,
+                params,
+                macs: cost.macs,
                 published_top1: entry.published_top1,
-                step_bytes: models::step_bytes(&network, &spec, BATCH),
+                step_bytes: cost.step_bytes(params, &spec, BATCH),
             })
         })
         .collect::<Result<Vec<_>, Failure>>()?;

@@ -1,5 +1,9 @@
 //! The words of `data.augment`.
 
+use std::ops::Bound::{self, Excluded, Included};
+use std::ops::RangeBounds;
+use std::str::FromStr;
+
 use data::augment::{Augment, Fill, MAX_MAGNITUDE};
 
 use super::key::{KeyValue, Range};
@@ -32,6 +36,14 @@ const ALL: [Augment; 9] = [
     Augment::RandomErasing { probability: ERASING },
 ];
 
+/// Numbers above 0 and at most 1.
+const PART: (Bound<f64>, Bound<f64>) = (Excluded(0.0), Included(1.0));
+
+/// Reads a number of that range.
+fn number<T: FromStr + PartialOrd>(digits: &str, range: impl RangeBounds<T>) -> Option<T> {
+    digits.parse().ok().filter(|number| range.contains(number))
+}
+
 /// Reads one word of `data.augment`, e.g. `crop:2`.
 fn parse(text: &str) -> Result<Augment, Mistake> {
     let (word, parameter) = text.split_once(':').map_or((text, None), |(word, parameter)| (word, Some(parameter)));
@@ -53,34 +65,26 @@ fn parse(text: &str) -> Result<Augment, Mistake> {
         Mistake::new(format!("expected {expected}, found {digits:?}"))
             .hint(format!("write it like \"{default}\"; leave the augmentation out for none"))
     };
-    let number = |range: fn(&f64) -> bool| digits.parse().ok().filter(range);
     match &mut augment {
         Augment::Crop { padding, .. } => {
-            let parsed = digits.parse().ok().filter(|pixels| (1..=MAX_PADDING).contains(pixels));
-            *padding = parsed.ok_or_else(|| wrong("a padding of 1 pixel or more"))?;
+            *padding = number(digits, 1..=MAX_PADDING).ok_or_else(|| wrong("a padding of 1 pixel or more"))?;
         }
         Augment::RandomResizedCrop { scale } => {
-            let parsed = number(|scale| *scale > 0.0 && *scale <= 1.0);
-            *scale = parsed.ok_or_else(|| wrong("a part of the image above 0 and at most 1"))?;
+            *scale = number(digits, PART).ok_or_else(|| wrong("a part of the image above 0 and at most 1"))?;
         }
         Augment::RandAugment { magnitude } => {
-            let parsed = digits.parse().ok().filter(|magnitude| *magnitude <= MAX_MAGNITUDE);
-            *magnitude = parsed.ok_or_else(|| wrong(&format!("a strength of 0 to {MAX_MAGNITUDE}")))?;
+            let expected = || wrong(&format!("a strength of 0 to {MAX_MAGNITUDE}"));
+            *magnitude = number(digits, 0..=MAX_MAGNITUDE).ok_or_else(expected)?;
         }
         Augment::ColorJitter { strength, hue } => {
-            let (first, second) =
-                digits.split_once(':').map_or((digits, None), |(first, second)| (first, Some(second)));
-            let parsed = first.parse().ok().filter(|strength: &f64| strength.is_finite() && *strength > 0.0);
-            *strength = parsed.ok_or_else(|| wrong("a strength above 0"))?;
-            if let Some(second) = second {
-                let parsed = second.parse().ok().filter(|hue| (0.0..=0.5).contains(hue));
-                *hue =
-                    parsed.ok_or_else(|| wrong("a strength and a turn of the hues from 0 to 0.5, such as 0.4:0.1"))?;
-            }
+            let (first, second) = digits.split_once(':').unwrap_or((digits, "0"));
+            let range = (Excluded(0.0), Excluded(f64::INFINITY));
+            *strength = number(first, range).ok_or_else(|| wrong("a strength above 0"))?;
+            let expected = || wrong("a strength and a turn of the hues from 0 to 0.5, such as 0.4:0.1");
+            *hue = number(second, 0.0..=0.5).ok_or_else(expected)?;
         }
         Augment::RandomErasing { probability } => {
-            let parsed = number(|probability| *probability > 0.0 && *probability <= 1.0);
-            *probability = parsed.ok_or_else(|| wrong("a probability above 0 and at most 1"))?;
+            *probability = number(digits, PART).ok_or_else(|| wrong("a probability above 0 and at most 1"))?;
         }
         Augment::Flip | Augment::AlternatingFlip | Augment::TrivialAugment | Augment::Cutout { .. } => {
             return Err(Mistake::new(format!("{text:?}: {word} takes no parameter")).hint(format!("write {word:?}")));
@@ -89,15 +93,16 @@ fn parse(text: &str) -> Result<Augment, Mistake> {
     Ok(augment)
 }
 
-impl KeyValue for Vec<Augment> {
-    const VALUES: &'static str = "array of ";
+impl KeyValue for Augment {
+    const TYPE: &'static str = String::TYPE;
+    const WRITES_EMPTY: bool = true;
 
     fn read(raw: &RawValue, _: &Range) -> Result<Self, Mistake> {
-        raw.elements("an array of strings", |element| parse(&element.string()?))
+        parse(&raw.string()?)
     }
 
     fn write(&self) -> Option<toml::Value> {
-        Some(self.iter().map(ToString::to_string).collect::<Vec<_>>().into())
+        Some(self.to_string().into())
     }
 
     fn words() -> Vec<&'static str> {

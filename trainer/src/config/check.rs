@@ -40,9 +40,10 @@ fn name(reader: &mut Reader, section: &'static str, what: &str, name: &str, name
     if reader.is_broken(section, "name") || names.contains(&name) {
         return;
     }
-    if reader.is_set(section, "name") {
+    let path = format!("{section}.name");
+    if reader.origins.has(&path) {
         let hint = suggest::hint("names", name, &suggest::plain(names));
-        return reader.reject(&format!("{section}.name"), format!("no {what} is called {name:?}"), hint);
+        return reader.reject(&path, format!("no {what} is called {name:?}"), hint);
     }
     let cause = match reader.origins.headers.contains_key(section) {
         true => format!("missing key `name` in [{section}]"),
@@ -50,7 +51,7 @@ fn name(reader: &mut Reader, section: &'static str, what: &str, name: &str, name
     };
     let example = names.first().copied().unwrap_or("…");
     let hint = format!("write `name = \"{example}\"` below `[{section}]`; names: {}", names.join(", "));
-    reader.errors.push(reader.origins.error(section, "name", cause, hint));
+    reader.errors.push(reader.origins.error(&path, cause, hint));
 }
 
 /// Checks `[data]`.
@@ -60,7 +61,7 @@ fn data(plan: &RunPlan, reader: &mut Reader, registry: &Registry) {
     if on_disk && data.dir.is_none() && !reader.is_broken("data", "dir") {
         let cause = format!("data set \"{}\" needs `data.dir`", data.name);
         let hint = "add `dir = \"path/to/folder\"` below `[data]`, or give --data-dir path/to/folder";
-        reader.errors.push(reader.origins.error("data", "name", cause, hint));
+        reader.errors.push(reader.origins.error("data.name", cause, hint));
     }
     if registry.dataset_names.contains(&data.name.as_str()) {
         image_files(plan, reader, on_disk);
@@ -254,84 +255,83 @@ fn parallel(plan: &RunPlan, reader: &mut Reader) {
     }
 }
 
+/// What contradicts in a plan and its data set.
+struct Mistakes<'a> {
+    origins: &'a Origins,
+    errors: Vec<ConfigError>,
+}
+
+impl Mistakes<'_> {
+    fn add(&mut self, path: &str, cause: String, hint: impl Into<String>) {
+        self.errors.push(self.origins.error(path, cause, hint));
+    }
+}
+
 /// Compares a plan with its data set and fills in the values that the data set determines.
 pub(super) fn against(plan: &mut RunPlan, origins: &Origins, facts: &DatasetFacts) -> Vec<ConfigError> {
-    let mut errors = Vec::new();
-    let name = plan.data.name.clone();
+    let mut mistakes = Mistakes { origins, errors: Vec::new() };
+    let name = &plan.data.name;
     let classes = *plan.model.num_classes.get_or_insert(facts.classes);
     if classes != facts.classes {
-        errors.push(origins.error(
-            "model",
-            "num_classes",
+        mistakes.add(
+            "model.num_classes",
             format!("`model.num_classes` is {classes}, but data set \"{name}\" has {} classes", facts.classes),
             format!("remove `num_classes` (default: the data set's), or choose a data set with {classes} classes"),
-        ));
+        );
     }
-    check_channels(plan, origins, facts, &mut errors);
-    check_size(plan, origins, facts, &mut errors);
-    check_class_weights(plan, origins, facts, &mut errors);
-    errors
+    check_channels(plan, facts, &mut mistakes);
+    check_size(plan, facts, &mut mistakes);
+    check_class_weights(plan, facts, &mut mistakes);
+    mistakes.errors
 }
 
 /// Checks that lists of weights have one number per class.
-fn check_class_weights(plan: &RunPlan, origins: &Origins, facts: &DatasetFacts, errors: &mut Vec<ConfigError>) {
+fn check_class_weights(plan: &RunPlan, facts: &DatasetFacts, mistakes: &mut Mistakes) {
     let lists = [
-        ("data", "sampler_weights", Some(&plan.data.sampler_weights)),
-        ("train", "class_weights", Some(&plan.train.class_weights)),
-        ("train", "pos_weight", plan.train.pos_weight.as_ref()),
+        ("data.sampler_weights", Some(&plan.data.sampler_weights)),
+        ("train.class_weights", Some(&plan.train.class_weights)),
+        ("train.pos_weight", plan.train.pos_weight.as_ref()),
     ];
-    for (section, key, weights) in lists {
+    for (path, weights) in lists {
         let Some(ClassWeights::Given(list)) = weights else { continue };
         if list.len() != facts.classes {
             let (found, classes, name) = (list.len(), facts.classes, &plan.data.name);
-            errors.push(origins.error(
-                section,
-                key,
-                format!("`{section}.{key}` has {found} weights, but data set \"{name}\" has {classes} classes"),
-                "give one number per class, in the order of the classes; or use \"balanced\"",
-            ));
+            let cause = format!("`{path}` has {found} weights, but data set \"{name}\" has {classes} classes");
+            mistakes.add(path, cause, "give one number per class, in the order of the classes; or use \"balanced\"");
         }
     }
 }
 
 /// Checks that mean and standard deviation have one number per channel.
-fn check_channels(plan: &mut RunPlan, origins: &Origins, facts: &DatasetFacts, errors: &mut Vec<ConfigError>) {
+fn check_channels(plan: &mut RunPlan, facts: &DatasetFacts, mistakes: &mut Mistakes) {
     let data = &mut plan.data;
-    for (key, list, default) in [("mean", &mut data.mean, &facts.mean), ("std", &mut data.std, &facts.std)] {
+    let counted = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+    for (path, list, default) in [("data.mean", &mut data.mean, &facts.mean), ("data.std", &mut data.std, &facts.std)] {
         let list = list.get_or_insert_with(|| default.clone());
         if list.len() != facts.channels {
-            let numbers = if list.len() == 1 { "1 number".to_owned() } else { format!("{} numbers", list.len()) };
-            let channels =
-                if facts.channels == 1 { "1 channel".to_owned() } else { format!("{} channels", facts.channels) };
-            errors.push(origins.error(
-                "data",
-                key,
-                format!("`data.{key}` has {numbers}, but images of \"{}\" have {channels}", data.name),
+            let (numbers, channels) = (counted(list.len(), "number"), counted(facts.channels, "channel"));
+            mistakes.add(
+                path,
+                format!("`{path}` has {numbers}, but images of \"{}\" have {channels}", data.name),
                 format!("give one number per channel, or remove the key: the default is {default:?}"),
-            ));
+            );
         }
     }
 }
 
 /// Checks that crops and cut-outs leave a part of the image.
-fn check_size(plan: &mut RunPlan, origins: &Origins, facts: &DatasetFacts, errors: &mut Vec<ConfigError>) {
+fn check_size(plan: &mut RunPlan, facts: &DatasetFacts, mistakes: &mut Mistakes) {
     let (height, width) = (facts.height, facts.width);
     let images = format!("images of \"{}\" are {height}x{width}", plan.data.name);
     if height == width {
         plan.data.image_size.get_or_insert(height);
     }
-    let size = plan.data.image_size.unwrap_or(height.min(width));
-    if plan.data.image_size.is_some() && size < height.max(width) {
-        errors.push(origins.error(
-            "data",
-            "image_size",
-            format!("`data.image_size` is {size}, but {images}"),
-            format!("images are padded, never shrunk: use {} or more, or remove it", height.max(width)),
-        ));
-        return;
-    }
     // Padding comes first: crops and cut-outs see the padded image.
     let (side, images) = match plan.data.image_size {
+        Some(size) if size < height.max(width) => {
+            let hint = format!("images are padded, never shrunk: use {} or more, or remove it", height.max(width));
+            return mistakes.add("data.image_size", format!("`data.image_size` is {size}, but {images}"), hint);
+        }
         Some(size) => (size, format!("images are {size}x{size}")),
         None => (height.min(width), images),
     };
@@ -339,20 +339,18 @@ fn check_size(plan: &mut RunPlan, origins: &Origins, facts: &DatasetFacts, error
         if let Augment::Crop { padding, .. } = *augmentation
             && padding >= side
         {
-            errors.push(origins.error(
-                "data",
-                "augment",
+            mistakes.add(
+                "data.augment",
                 format!("`data.augment`: \"{augmentation}\" pads by the whole image or more: {images}"),
                 format!("use a padding of {} or less; 4 is usual for 32x32", side.saturating_sub(1)),
-            ));
+            );
         }
     }
     if plan.train.cutout >= side {
-        errors.push(origins.error(
-            "train",
-            "cutout",
+        mistakes.add(
+            "train.cutout",
             format!("`train.cutout`: {} pixels cut out the whole image: {images}", plan.train.cutout),
             format!("use {} or less; 8 to 16 is usual for 32x32", side.saturating_sub(1)),
-        ));
+        );
     }
 }

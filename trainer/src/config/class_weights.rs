@@ -1,7 +1,5 @@
 //! The value of `train.class_weights` and `data.sampler_weights`.
 
-use toml::de::DeValue;
-
 use super::key::{KeyValue, Range};
 use super::suggest;
 use super::value::{Mistake, RawValue};
@@ -23,13 +21,11 @@ pub enum ClassWeights {
 }
 
 impl KeyValue for ClassWeights {
-    const VALUES: &'static str = "array with a number per class, ";
+    const TYPE: &'static str = "array with a number per class";
 
     fn read(raw: &RawValue, _: &Range) -> Result<Self, Mistake> {
-        if !matches!(raw.parsed, DeValue::Array(_)) {
-            let Ok(word) = raw.string() else {
-                return Err(raw.expected("\"balanced\" or an array of numbers"));
-            };
+        if !raw.parsed.is_array() {
+            let word = raw.string().map_err(|_| raw.expected("\"balanced\" or an array of numbers"))?;
             return match word.as_str() {
                 "none" => Ok(Self::None),
                 "balanced" => Ok(Self::Balanced),
@@ -39,8 +35,7 @@ impl KeyValue for ClassWeights {
                 }
             };
         }
-        let range = Range::new(0..=MOST);
-        let weights = raw.elements("an array of numbers", |element| range.number(element))?;
+        let weights = Vec::read(raw, &Range::ANY.limited_to(0..=MOST))?;
         match weights.iter().any(|weight| *weight > 0.0) {
             true => Ok(Self::Given(weights)),
             false if weights.is_empty() => Err(Mistake::new("expected one number per class, found none")),
@@ -61,21 +56,12 @@ impl KeyValue for ClassWeights {
     fn words() -> Vec<&'static str> {
         WORDS.to_vec()
     }
-}
 
-/// Weights that are left out of a plan where they are not set.
-impl KeyValue for Option<ClassWeights> {
-    const VALUES: &'static str = ClassWeights::VALUES;
-
-    fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
-        ClassWeights::read(raw, range).map(|weights| Some(weights).filter(|weights| *weights != ClassWeights::None))
+    fn values() -> String {
+        format!("{}, `\"none\"`, `\"balanced\"`", Self::TYPE)
     }
 
-    fn write(&self) -> Option<toml::Value> {
-        self.as_ref().and_then(ClassWeights::write)
-    }
-
-    fn words() -> Vec<&'static str> {
-        ClassWeights::words()
+    fn is_none(&self) -> bool {
+        *self == Self::None
     }
 }

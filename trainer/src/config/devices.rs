@@ -54,18 +54,18 @@ impl fmt::Display for Devices {
     }
 }
 
-impl KeyValue for Option<Devices> {
-    const VALUES: &'static str = "`\"cpus:N\"`, `\"gpus:N\"`";
+impl KeyValue for Devices {
+    const TYPE: &'static str = "`\"cpus:N\"`, `\"gpus:N\"`";
 
     fn read(raw: &RawValue, _: &Range) -> Result<Self, Mistake> {
         let text = raw.string()?;
-        Devices::parse(&text).map(Some).ok_or_else(|| {
+        Self::parse(&text).ok_or_else(|| {
             Mistake::new(format!("expected a number of devices from 1 to {MOST}, found {text:?}"))
                 .hint("say how many: --cpus 4 or --gpus 4; in a file devices = \"cpus:4\" or \"gpus:4\"")
         })
     }
 
     fn write(&self) -> Option<toml::Value> {
-        self.map(|devices| devices.to_string().into())
+        Some(self.to_string().into())
     }
 }

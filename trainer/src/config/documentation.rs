@@ -3,14 +3,12 @@
 use std::fmt::Write;
 
 use super::key::{Key, KeyValue, KeyVisitor, Range, plain};
-use super::origin::Origins;
 use super::plan::RunPlan;
-use super::source::ConfigSource;
 
 /// Returns every key with its default, its values and its meaning: a Markdown table per section.
 pub fn key_tables() -> String {
     let mut documenter = Documenter { section: "", text: String::new() };
-    RunPlan::of_defaults(Origins::new(ConfigSource::new("", ""))).visit(&mut documenter);
+    RunPlan::default().visit(&mut documenter);
     documenter.text
 }
 
@@ -39,8 +37,7 @@ impl KeyVisitor for Documenter {
         if let Some((kind, other)) = &key.kind_default {
             let _ = write!(default, "; {kind}: `{}`", code(other).unwrap_or_default());
         }
-        let words: Vec<String> = T::words().iter().map(|word| format!("`{word:?}`")).collect();
-        let mut values = format!("{}{}", T::VALUES, words.join(", "));
+        let mut values = T::values();
         if key.range != Range::ANY {
             let _ = write!(values, " {}", key.range);
         }
@@ -48,6 +45,6 @@ impl KeyVisitor for Documenter {
             let _ = write!(values, ", {zero}: {meaning}");
         }
         let only = if key.only.is_empty() { String::new() } else { format!("{}: ", key.only.join(", ")) };
-        let _ = writeln!(self.text, "| `{}` | {default} | {values} | {only}{} |", key.name, key.text());
+        let _ = writeln!(self.text, "| `{}` | {default} | {values} | {only}{} |", key.name, key.about);
     }
 }

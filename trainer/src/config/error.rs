@@ -83,7 +83,7 @@ impl std::error::Error for ConfigError {}
 
 /// Every mistake found in one configuration, in the order of the file, then of the flags. Never empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ConfigErrors(Vec<ConfigError>);
+pub struct ConfigErrors(pub(super) Vec<ConfigError>);
 
 impl ConfigErrors {
     /// Sorts the mistakes; `Ok` where there are none.
@@ -94,11 +94,6 @@ impl ConfigErrors {
         errors.sort_by_key(ConfigError::position);
         errors.dedup();
         Err(Self(errors))
-    }
-
-    /// Returns the mistakes.
-    pub fn errors(&self) -> &[ConfigError] {
-        &self.0
     }
 }
 

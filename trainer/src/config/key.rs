@@ -1,4 +1,4 @@
-//! What a key of the TOML is: its type, default, range and documentation, declared once by [`section!`].
+//! What a key of the TOML is: its type, default, range and documentation, declared once by [`sections!`].
 
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
@@ -41,14 +41,9 @@ impl<T: KeyValue> Key<T> {
         }
     }
 
-    /// Returns the documentation as one line.
-    pub(super) fn text(&self) -> &str {
-        self.about.trim()
-    }
-
     /// Returns what a user has to know to mend a value: meaning, choices and default.
     pub(super) fn hint(&self, kind: Option<&str>) -> String {
-        let sentence = self.text().split_once(". ").map_or(self.text(), |(first, _)| first);
+        let sentence = self.about.split_once(". ").map_or(self.about, |(first, _)| first);
         let mut hint = uncapitalized(sentence.trim_end_matches('.'));
         if let (Some(zero), Some(meaning)) = (T::ZERO, self.unset) {
             hint.push_str(&format!(", {zero} = {meaning}"));
@@ -92,10 +87,12 @@ pub(super) trait KeyVisitor {
 
 /// A type that a key can have.
 pub(super) trait KeyValue: Clone {
-    /// What the values are, in words: an integer, a string.
-    const VALUES: &'static str;
+    /// The type in words: integer, two numbers.
+    const TYPE: &'static str;
     /// How the value that [`Key::unset`] explains is written, where that needs an explanation.
     const ZERO: Option<&'static str> = None;
+    /// Whether an empty array of this type is written too.
+    const WRITES_EMPTY: bool = false;
 
     /// Reads a value as it was written.
     ///
@@ -110,10 +107,65 @@ pub(super) trait KeyValue: Clone {
     fn words() -> Vec<&'static str> {
         Vec::new()
     }
+
+    /// Returns what the values are, as a table shows it: the type, or the words to choose from.
+    fn values() -> String {
+        match Self::words().as_slice() {
+            [] => Self::TYPE.to_owned(),
+            words => words.iter().map(|word| format!("`{word:?}`")).collect::<Vec<_>>().join(", "),
+        }
+    }
+
+    /// Returns whether the value stands for a key that is not set.
+    fn is_none(&self) -> bool {
+        false
+    }
+}
+
+/// A value that may be left out.
+impl<T: KeyValue> KeyValue for Option<T> {
+    const TYPE: &'static str = T::TYPE;
+
+    fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
+        T::read(raw, range).map(|value| Some(value).filter(|value| !value.is_none()))
+    }
+
+    fn write(&self) -> Option<toml::Value> {
+        self.as_ref().and_then(T::write)
+    }
+
+    fn words() -> Vec<&'static str> {
+        T::words()
+    }
+
+    fn values() -> String {
+        T::values()
+    }
+}
+
+impl<T: KeyValue> KeyValue for Vec<T> {
+    const TYPE: &'static str = "array";
+
+    fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
+        raw.elements(&format!("an array of {}s", T::TYPE), |element| T::read(element, range))
+    }
+
+    fn write(&self) -> Option<toml::Value> {
+        let elements: Vec<_> = self.iter().filter_map(T::write).collect();
+        (T::WRITES_EMPTY || !self.is_empty()).then_some(elements.into())
+    }
+
+    fn words() -> Vec<&'static str> {
+        T::words()
+    }
+
+    fn values() -> String {
+        format!("array of {}{}", T::values(), if T::words().is_empty() { "s" } else { "" })
+    }
 }
 
 impl KeyValue for bool {
-    const VALUES: &'static str = "`true`, `false`";
+    const TYPE: &'static str = "`true`, `false`";
 
     fn read(raw: &RawValue, _: &Range) -> Result<Self, Mistake> {
         raw.boolean()
@@ -125,7 +177,7 @@ impl KeyValue for bool {
 }
 
 impl KeyValue for f64 {
-    const VALUES: &'static str = "number";
+    const TYPE: &'static str = "number";
     const ZERO: Option<&'static str> = Some("0");
 
     fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
@@ -137,11 +189,28 @@ impl KeyValue for f64 {
     }
 }
 
+/// A number of a channel, of pixels in 0..1.
+impl KeyValue for f32 {
+    const TYPE: &'static str = f64::TYPE;
+
+    fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
+        range.number(raw).map(|number| number as f32).map_err(|mistake| match raw.number() {
+            Ok(number) if number > 1.0 => mistake.hint("pixels are scaled to 0..1 first: divide by 255"),
+            _ => mistake,
+        })
+    }
+
+    fn write(&self) -> Option<toml::Value> {
+        // The shortest decimal number that reads as the same f32: 0.4914 and not 0.4914000034332275.
+        Some(self.to_string().parse().unwrap_or(f64::from(*self)).into())
+    }
+}
+
 /// Implements [`KeyValue`] for counts, which TOML holds as 64-bit integers.
 macro_rules! count {
     ($($type:ty)+) => {
         $(impl KeyValue for $type {
-            const VALUES: &'static str = "integer";
+            const TYPE: &'static str = "integer";
             const ZERO: Option<&'static str> = Some("0");
 
             fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
@@ -158,39 +227,8 @@ macro_rules! count {
 
 count!(usize u64);
 
-/// Implements [`KeyValue`] for values that may be left out.
-macro_rules! maybe {
-    ($($type:ty)+) => {
-        $(impl KeyValue for Option<$type> {
-            const VALUES: &'static str = <$type>::VALUES;
-
-            fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
-                <$type>::read(raw, range).map(Some)
-            }
-
-            fn write(&self) -> Option<toml::Value> {
-                self.as_ref().and_then(<$type>::write)
-            }
-        })+
-    };
-}
-
-maybe!(usize bool f64);
-
-impl KeyValue for Vec<f64> {
-    const VALUES: &'static str = "array of numbers";
-
-    fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
-        raw.elements("an array of numbers", |element| range.number(element))
-    }
-
-    fn write(&self) -> Option<toml::Value> {
-        Some(self.clone().into())
-    }
-}
-
 impl KeyValue for [f64; 2] {
-    const VALUES: &'static str = "two numbers";
+    const TYPE: &'static str = "two numbers";
 
     fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
         let list = Vec::read(raw, range)?;
@@ -202,30 +240,8 @@ impl KeyValue for [f64; 2] {
     }
 }
 
-/// One number per channel, of pixels in 0..1.
-impl KeyValue for Option<Vec<f32>> {
-    const VALUES: &'static str = Vec::<f64>::VALUES;
-
-    fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
-        let read = |element: &RawValue| match range.number(element) {
-            Ok(number) => Ok(number as f32),
-            Err(mistake) if element.number().is_ok_and(|number| number > 1.0) => {
-                Err(mistake.hint("pixels are scaled to 0..1 first: divide by 255"))
-            }
-            Err(mistake) => Err(mistake),
-        };
-        raw.elements("an array of numbers", read).map(Some)
-    }
-
-    fn write(&self) -> Option<toml::Value> {
-        // The shortest decimal number that reads as the same f32: 0.4914 and not 0.4914000034332275.
-        let decimal = |number: &f32| number.to_string().parse().unwrap_or(f64::from(*number));
-        self.as_ref().map(|list| list.iter().map(decimal).collect::<Vec<f64>>().into())
-    }
-}
-
 impl KeyValue for String {
-    const VALUES: &'static str = "string";
+    const TYPE: &'static str = "string";
 
     fn read(raw: &RawValue, _: &Range) -> Result<Self, Mistake> {
         raw.string()
@@ -236,19 +252,19 @@ impl KeyValue for String {
     }
 }
 
-impl KeyValue for Option<PathBuf> {
-    const VALUES: &'static str = String::VALUES;
+impl KeyValue for PathBuf {
+    const TYPE: &'static str = String::TYPE;
 
     fn read(raw: &RawValue, _: &Range) -> Result<Self, Mistake> {
         let text = raw.string()?;
         match text.is_empty() || text.contains(char::is_control) {
             true => Err(Mistake::new("expected a path, found none or one with control characters")),
-            false => Ok(Some(text.into())),
+            false => Ok(text.into()),
         }
     }
 
     fn write(&self) -> Option<toml::Value> {
-        self.as_ref().map(|path| path.to_string_lossy().into_owned().into())
+        Some(self.to_string_lossy().into_owned().into())
     }
 }
 
@@ -263,8 +279,8 @@ impl Range {
     /// Every finite number.
     pub(super) const ANY: Self = Self { low: Bound::Unbounded, high: Bound::Unbounded };
 
-    /// Takes a range of integers or floats.
-    pub(super) fn new<N: Into<f64> + Copy>(range: impl RangeBounds<N>) -> Self {
+    /// Returns a range of integers or floats, in place of this one.
+    pub(super) fn limited_to<N: Into<f64> + Copy>(self, range: impl RangeBounds<N>) -> Self {
         Self { low: range.start_bound().map(|low| (*low).into()), high: range.end_bound().map(|high| (*high).into()) }
     }
 
@@ -308,22 +324,12 @@ impl fmt::Display for Range {
     }
 }
 
-/// `Some` of an optional part of [`section!`].
-macro_rules! optional {
-    () => {
-        None
-    };
-    ($value:expr) => {
-        Some($value)
-    };
-}
-
-/// Declares a section: a struct with a field per key, its defaults, and the visit of every key.
+/// Declares sections: for each a struct with a field per key, its defaults, and the visit of every key.
 ///
 /// After a key's type and default come, each only where it is needed and in this order: `for` the default of one kind, `in`
 /// the range, `unset` what 0, false or no value means, `only` the kinds that use the key, `also` what others call it.
-macro_rules! section {
-    (
+macro_rules! sections {
+    ($(
         $(#[doc = $title:literal])+
         $config:ident $section:literal {
             $(
@@ -336,7 +342,7 @@ macro_rules! section {
                 $(, also [$($alias:literal),+])?;
             )+
         }
-    ) => {
+    )+) => {$(
         $(#[doc = $title])+
         #[derive(Debug, Clone, PartialEq)]
         pub struct $config {
@@ -356,11 +362,11 @@ macro_rules! section {
                     let key = Key {
                         section: $section,
                         name: stringify!($name),
-                        about: concat!($($doc),+),
+                        about: concat!($($doc),+).trim(),
                         default: $default,
-                        kind_default: optional!($(($kind::$word.name(), $other))?),
-                        range: optional!($(Range::new($range))?).unwrap_or(Range::ANY),
-                        unset: optional!($($unset)?),
+                        kind_default: None$(.or(Some(($kind::$word.name(), $other))))?,
+                        range: Range::ANY$(.limited_to($range))?,
+                        unset: None$(.or(Some($unset)))?,
                         only: vec![$($($kinds::$user.name()),+)?],
                         aliases: &[$($($alias),+)?],
                     };
@@ -368,7 +374,7 @@ macro_rules! section {
                 )+
             }
         }
-    };
+    )+};
 }
 
-pub(super) use {optional, section};
+pub(super) use sections;

@@ -11,11 +11,13 @@ pub trait Keyword: Copy + PartialEq + Debug + Display + 'static {
     /// Every choice, in the order in which users are shown them.
     const ALL: &'static [Self];
 
-    /// Returns the word in the TOML.
-    fn name(self) -> &'static str;
+    /// Returns the word in the TOML, and what other trainers call this choice.
+    fn names(self) -> (&'static str, &'static [&'static str]);
 
-    /// Returns what other trainers call this choice.
-    fn aliases(self) -> &'static [&'static str];
+    /// Returns the word in the TOML.
+    fn name(self) -> &'static str {
+        self.names().0
+    }
 
     /// Returns the choice of that word.
     fn from_name(name: &str) -> Option<Self> {
@@ -24,12 +26,12 @@ pub trait Keyword: Copy + PartialEq + Debug + Display + 'static {
 }
 
 impl<T: Keyword> KeyValue for T {
-    const VALUES: &'static str = "";
+    const TYPE: &'static str = String::TYPE;
 
     fn read(raw: &RawValue, _: &Range) -> Result<Self, Mistake> {
         let word = raw.string()?;
         Self::from_name(&word).ok_or_else(|| {
-            let names: Vec<suggest::Name> = Self::ALL.iter().map(|choice| (choice.name(), choice.aliases())).collect();
+            let names: Vec<suggest::Name> = Self::ALL.iter().map(|choice| choice.names()).collect();
             Mistake::new(format!("unknown value {word:?}")).hint(suggest::hint("choices", &word, &names))
         })
     }
@@ -40,39 +42,6 @@ impl<T: Keyword> KeyValue for T {
 
     fn words() -> Vec<&'static str> {
         Self::ALL.iter().map(|choice| choice.name()).collect()
-    }
-}
-
-impl<T: Keyword> KeyValue for Option<T> {
-    const VALUES: &'static str = T::VALUES;
-
-    fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
-        T::read(raw, range).map(Some)
-    }
-
-    fn write(&self) -> Option<toml::Value> {
-        self.as_ref().and_then(T::write)
-    }
-
-    fn words() -> Vec<&'static str> {
-        T::words()
-    }
-}
-
-impl KeyValue for Vec<Tunable> {
-    const VALUES: &'static str = "array of ";
-
-    fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
-        raw.elements("an array of strings", |element| Tunable::read(element, range))
-    }
-
-    fn write(&self) -> Option<toml::Value> {
-        let words = self.iter().map(|word| word.name().into());
-        (!self.is_empty()).then(|| toml::Value::Array(words.collect()))
-    }
-
-    fn words() -> Vec<&'static str> {
-        Tunable::words()
     }
 }
 
@@ -91,15 +60,9 @@ macro_rules! keywords {
         impl Keyword for $name {
             const ALL: &'static [Self] = &[$(Self::$variant,)+];
 
-            fn name(self) -> &'static str {
+            fn names(self) -> (&'static str, &'static [&'static str]) {
                 match self {
-                    $(Self::$variant => $word,)+
-                }
-            }
-
-            fn aliases(self) -> &'static [&'static str] {
-                match self {
-                    $(Self::$variant => &[$($($alias),+)?],)+
+                    $(Self::$variant => ($word, &[$($($alias),+)?]),)+
                 }
             }
         }

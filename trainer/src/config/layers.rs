@@ -1,29 +1,13 @@
-//! Values of keys that name layers of a network: `model.freeze`, `optimizer.lr_factors`.
+//! The value of `optimizer.lr_factors`.
 
 use std::collections::BTreeMap;
 
 use super::key::{KeyValue, Range};
 use super::value::{Mistake, RawValue};
 
-/// Factors of the learning rate by the layers that they are for, names or prefixes in the state dict.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct LrFactors(BTreeMap<String, f64>);
-
-impl LrFactors {
-    /// Returns the layers with their factors.
-    pub fn iter(&self) -> impl Iterator<Item = (&str, f64)> {
-        self.0.iter().map(|(name, factor)| (name.as_str(), *factor))
-    }
-}
-
-impl<const N: usize> From<[(&str, f64); N]> for LrFactors {
-    fn from(factors: [(&str, f64); N]) -> Self {
-        Self(factors.into_iter().map(|(name, factor)| (name.to_owned(), factor)).collect())
-    }
-}
-
-impl KeyValue for LrFactors {
-    const VALUES: &'static str = "table of numbers";
+/// Factors of the learning rate by the layers that they are for.
+impl KeyValue for BTreeMap<String, f64> {
+    const TYPE: &'static str = "table of numbers";
 
     fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
         let number = |element: &RawValue| match range.number(element) {
@@ -32,24 +16,11 @@ impl KeyValue for LrFactors {
             }
             read => read,
         };
-        raw.entries("a table of numbers, { layer1 = 0.1 }", number).map(|entries| Self(entries.into_iter().collect()))
+        raw.entries("a table of numbers, { layer1 = 0.1 }", number).map(Self::from_iter)
     }
 
     fn write(&self) -> Option<toml::Value> {
-        let entries = self.0.iter().map(|(name, factor)| (name.clone(), (*factor).into()));
-        (!self.0.is_empty()).then(|| entries.collect::<toml::Table>().into())
-    }
-}
-
-/// Names of layers.
-impl KeyValue for Vec<String> {
-    const VALUES: &'static str = "array of strings";
-
-    fn read(raw: &RawValue, _: &Range) -> Result<Self, Mistake> {
-        raw.elements("an array of strings", |element| element.string())
-    }
-
-    fn write(&self) -> Option<toml::Value> {
-        (!self.is_empty()).then(|| self.clone().into())
+        let entries = self.iter().map(|(name, factor)| (name.clone(), (*factor).into()));
+        (!self.is_empty()).then(|| entries.collect::<toml::Table>().into())
     }
 }

@@ -42,7 +42,6 @@ pub use keyword::{
     Anneal, Backend, BatchNormPolicy, BatchScope, BestBy, Compression, Decode, Keyword, LrScale, Mode, OnError,
     OptimizerKind, Precision, ScheduleKind, Tta, Tunable,
 };
-pub use layers::LrFactors;
 pub use origin::SetBy;
 pub use overrides::Overrides;
 pub use plan::{RunPlan, Setting};
@@ -101,17 +100,17 @@ pub fn resolve(source: &ConfigSource, overrides: &Overrides, registry: &Registry
     for flag in &flags {
         flag.apply(&mut reader);
     }
-    let mut plan = RunPlan::of_defaults(reader.origins.clone());
+    let mut plan = RunPlan::default();
     plan.visit(&mut reader);
     check::consistency(&plan, &mut reader, registry);
     check::fill_in(&mut plan);
     reader.report_unknown();
 
     let Reader { origins, mut errors, notes, .. } = reader;
-    plan.provenance = Provenance::new(origins, notes);
     if let Some(facts) = (registry.datasets)(&plan.data.name) {
-        errors.extend(plan.mistakes_against(&facts));
+        errors.extend(check::against(&mut plan, &origins, &facts));
     }
     ConfigErrors::check(errors)?;
+    plan.provenance = Provenance { origins: origins.into(), notes };
     Ok(plan)
 }

@@ -63,20 +63,20 @@ pub(super) fn check(plan: &RunPlan, reader: &mut Reader) {
 }
 
 /// A character between two classes.
-impl KeyValue for Option<char> {
-    const VALUES: &'static str = "character";
+impl KeyValue for char {
+    const TYPE: &'static str = "character";
 
     fn read(raw: &RawValue, _: &Range) -> Result<Self, Mistake> {
         let text = raw.string()?;
         let mut symbols = text.chars();
         match (symbols.next(), symbols.next()) {
-            (Some(one), None) if is_label_delimiter(one) => Ok(Some(one)),
+            (Some(one), None) if is_label_delimiter(one) => Ok(one),
             _ => Err(Mistake::new(format!("expected one character between two classes, found {text:?}"))
                 .hint("no letter, digit or quote; `label_delim = \";\"` reads cat;dog")),
         }
     }
 
     fn write(&self) -> Option<toml::Value> {
-        self.map(|symbol| symbol.to_string().into())
+        Some(self.to_string().into())
     }
 }

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::path::Path;
 
 use super::error::{ConfigError, Location};
 use super::source::ConfigSource;
@@ -28,9 +27,9 @@ pub enum SetBy {
 }
 
 /// The source of a plan and the origin of each of its keys.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Origins {
-    source: ConfigSource,
+    pub(super) source: ConfigSource,
     /// Bytes of each section's name where it is opened.
     pub(super) headers: BTreeMap<String, Range<usize>>,
     keys: BTreeMap<(String, String), Origin>,
@@ -39,12 +38,7 @@ pub(super) struct Origins {
 impl Origins {
     /// Starts with no key set.
     pub(super) fn new(source: ConfigSource) -> Self {
-        Self { source, headers: BTreeMap::new(), keys: BTreeMap::new() }
-    }
-
-    /// Returns the file's name.
-    pub(super) fn path(&self) -> &Path {
-        &self.source.path
+        Self { source, ..Self::default() }
     }
 
     /// Remembers where a key was set.
@@ -62,6 +56,12 @@ impl Origins {
         self.keys.get(&(section.to_owned(), key.to_owned()))
     }
 
+    /// Returns whether the key `path`, `section.key`, was set, rightly or wrongly.
+    pub(super) fn has(&self, path: &str) -> bool {
+        let (section, key) = split(path);
+        self.get(section, key).is_some()
+    }
+
     /// Returns who set a key.
     pub(super) fn set_by(&self, section: &str, key: &str) -> SetBy {
         match self.get(section, key) {
@@ -71,45 +71,37 @@ impl Origins {
         }
     }
 
-    /// Returns the location of bytes of the file.
-    pub(super) fn bytes(&self, range: Range<usize>) -> Location {
-        self.source.locate(range)
-    }
-
     /// Returns the line that opens a section; the whole file where none does.
     pub(super) fn section(&self, section: &str) -> Location {
-        match self.headers.get(section) {
-            Some(range) => self.bytes(range.clone()),
-            None => Location::File(self.source.path.clone()),
-        }
+        let header = self.headers.get(section).map(|range| self.source.locate(range.clone()));
+        header.unwrap_or_else(|| Location::File(self.source.path.clone()))
     }
 
     /// Returns the location of a key's name; its section's where the key is not set.
     pub(super) fn key(&self, section: &str, key: &str) -> Location {
         match self.get(section, key) {
-            Some(Origin::File { key, .. }) => self.bytes(key.clone()),
-            Some(Origin::Flag(flag)) => Location::Flag(flag.clone()),
-            None => self.section(section),
+            Some(Origin::File { key, .. }) => self.source.locate(key.clone()),
+            _ => self.value(section, key),
         }
     }
 
     /// Returns the location of a key's value; its section's where the key is not set.
     pub(super) fn value(&self, section: &str, key: &str) -> Location {
         match self.get(section, key) {
-            Some(Origin::File { value, .. }) => self.bytes(value.clone()),
+            Some(Origin::File { value, .. }) => self.source.locate(value.clone()),
             Some(Origin::Flag(flag)) => Location::Flag(flag.clone()),
             None => self.section(section),
         }
     }
 
-    /// Makes a mistake in a key's value.
-    pub(super) fn error(
-        &self,
-        section: &str,
-        key: &str,
-        cause: impl Into<String>,
-        hint: impl Into<String>,
-    ) -> ConfigError {
+    /// Makes a mistake in the value of `path`, `section.key`.
+    pub(super) fn error(&self, path: &str, cause: impl Into<String>, hint: impl Into<String>) -> ConfigError {
+        let (section, key) = split(path);
         ConfigError { cause: cause.into(), location: self.value(section, key), hint: hint.into() }
     }
+}
+
+/// Splits `section.key`.
+fn split(path: &str) -> (&str, &str) {
+    path.split_once('.').unwrap_or((path, ""))
 }

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::path::PathBuf;
 
+use toml::Spanned;
 use toml::de::DeValue;
 
 use super::devices::Devices;
@@ -76,26 +77,14 @@ impl Overrides {
             }),
         });
         add("data-dir", "data.dir", dir.transpose()?, true);
-        flags.extend(self.devices.map(|devices| {
-            let (name, count) = match devices {
-                Devices::Cpus(count) => ("cpus", count),
-                Devices::Gpus(count) => ("gpus", count),
-            };
-            Flag {
-                shown: format!("--{name} {count}"),
-                path: Some("parallel.devices".to_owned()),
-                value: devices.to_string(),
-                word: true,
-                keeps: false,
-            }
-        }));
-        flags.extend(self.autotune.then(|| Flag {
-            shown: "--autotune".to_owned(),
-            path: Some("parallel.autotune".to_owned()),
-            value: AUTOTUNED.to_owned(),
-            word: false,
-            keeps: true,
-        }));
+        if let Some(devices) = self.devices {
+            let (value, path) = (devices.to_string(), Some("parallel.devices".to_owned()));
+            flags.push(Flag { shown: format!("--{}", value.replace(':', " ")), path, value, word: true, keeps: false });
+        }
+        if self.autotune {
+            let (shown, path) = ("--autotune".to_owned(), Some("parallel.autotune".to_owned()));
+            flags.push(Flag { shown, path, value: AUTOTUNED.to_owned(), word: false, keeps: true });
+        }
         Ok(flags)
     }
 }
@@ -112,8 +101,7 @@ impl Flag {
 
     /// Sets the value in the reader, in place of the file's value.
     pub(super) fn apply<'a>(&'a self, reader: &mut Reader<'a>) {
-        let set = self.path.as_ref().and_then(|path| path.split_once('.')).is_some_and(|(s, k)| reader.is_set(s, k));
-        if self.keeps && set {
+        if self.keeps && self.path.as_ref().is_some_and(|path| reader.origins.has(path)) {
             return;
         }
         let mut fail = |cause: String, hint: String| {
@@ -131,7 +119,10 @@ impl Flag {
             return fail(format!("no value for `{path}`"), EXAMPLE.into());
         }
         match self.parse() {
-            Ok(value) => reader.set(section, key, value, &self.value, Origin::Flag(self.shown.clone())),
+            Ok(value) => {
+                let value = Spanned::new(0..self.value.len(), value);
+                reader.set(section, key, value, &self.value, Origin::Flag(self.shown.clone()));
+            }
             Err((cause, hint)) => fail(cause, hint),
         }
     }

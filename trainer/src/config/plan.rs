@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::DatasetFacts;
 use super::check;
-use super::error::{ConfigError, ConfigErrors};
+use super::error::ConfigErrors;
 use super::key::{Key, KeyValue, KeyVisitor, plain};
 use super::keyword::Mode;
 use super::origin::{Origins, SetBy};
@@ -15,8 +15,9 @@ use super::sections::{
 
 /// A run, resolved: every value that the program uses, none left to be guessed.
 ///
-/// Two plans are equal where the same run follows from them, whatever file they came from.
-#[derive(Debug, Clone, PartialEq)]
+/// Two plans are equal where the same run follows from them, whatever file they came from. In the default plan, keys that must
+/// be set are empty.
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct RunPlan {
     /// `[model]`
     pub model: ModelConfig,
@@ -39,21 +40,6 @@ pub struct RunPlan {
 }
 
 impl RunPlan {
-    /// Makes a plan of defaults, which lacks what has none.
-    pub(super) fn of_defaults(origins: Origins) -> Self {
-        Self {
-            model: ModelConfig::default(),
-            data: DataConfig::default(),
-            train: TrainConfig::default(),
-            optimizer: OptimizerConfig::default(),
-            schedule: ScheduleConfig::default(),
-            parallel: ParallelConfig::default(),
-            checkpoint: CheckpointConfig::default(),
-            log: LogConfig::default(),
-            provenance: Provenance::new(origins, Vec::new()),
-        }
-    }
-
     /// Shows every key with its value to `visitor`, in the order of the file.
     pub(super) fn visit(&mut self, visitor: &mut impl KeyVisitor) {
         self.model.visit(visitor);
@@ -120,33 +106,26 @@ impl RunPlan {
     /// # Errors
     /// Each value that contradicts the data, with its line.
     pub fn check_against(&mut self, facts: &DatasetFacts) -> Result<(), ConfigErrors> {
-        ConfigErrors::check(self.mistakes_against(facts))
-    }
-
-    /// Does [`RunPlan::check_against`] and returns the mistakes as a list.
-    pub(super) fn mistakes_against(&mut self, facts: &DatasetFacts) -> Vec<ConfigError> {
-        let provenance = self.provenance.clone();
-        check::against(self, &provenance.0.origins, facts)
+        let origins = Arc::clone(&self.provenance.origins);
+        ConfigErrors::check(check::against(self, &origins, facts))
     }
 
     /// Makes a mistake that another part of the program found in this plan. Its location is where the first of `keys`
     /// (`section.key`) that is set was set, else where the last one's section is opened.
     pub fn mistake(&self, keys: &[&str], cause: impl Into<String>, hint: impl Into<String>) -> ConfigErrors {
-        let origins = &self.provenance.0.origins;
-        let mut paths = keys.iter().map(|path| path.split_once('.').unwrap_or((path, "")));
-        let set = paths.clone().find(|(section, key)| origins.get(section, key).is_some());
-        let (section, key) = set.or_else(|| paths.next_back()).unwrap_or_default();
-        origins.error(section, key, cause, hint).into()
+        let origins = &self.provenance.origins;
+        let path = keys.iter().find(|path| origins.has(path)).or(keys.last()).copied();
+        origins.error(path.unwrap_or_default(), cause, hint).into()
     }
 
     /// Returns who set a key.
     pub fn set_by(&self, section: &str, key: &str) -> SetBy {
-        self.provenance.0.origins.set_by(section, key)
+        self.provenance.origins.set_by(section, key)
     }
 
     /// Returns what was left out or cannot take effect, one sentence each, for the user to see at the start.
     pub fn notes(&self) -> &[String] {
-        &self.provenance.0.notes
+        &self.provenance.notes
     }
 }
 
@@ -198,19 +177,11 @@ impl KeyVisitor for Writer {
 }
 
 /// The source of a plan: part of no comparison, shared by clones.
-#[derive(Clone)]
-pub(super) struct Provenance(Arc<Remembered>);
-
-struct Remembered {
-    origins: Origins,
-    notes: Vec<String>,
-}
-
-impl Provenance {
-    /// Keeps where the values came from and what there is to say about them.
-    pub(super) fn new(origins: Origins, notes: Vec<String>) -> Self {
-        Self(Arc::new(Remembered { origins, notes }))
-    }
+#[derive(Clone, Default)]
+pub(super) struct Provenance {
+    pub(super) origins: Arc<Origins>,
+    /// What was left out or cannot take effect.
+    pub(super) notes: Vec<String>,
 }
 
 impl PartialEq for Provenance {
@@ -221,6 +192,6 @@ impl PartialEq for Provenance {
 
 impl fmt::Debug for Provenance {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.origins.path().fmt(f)
+        self.origins.source.path.fmt(f)
     }
 }

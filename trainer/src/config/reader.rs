@@ -5,21 +5,21 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 
-use toml::de::{DeTable, DeValue};
+use toml::Spanned;
+use toml::de::DeValue;
 
 use super::error::ConfigError;
 use super::key::{Key, KeyValue, KeyVisitor};
-use super::origin::{Origin, Origins};
+use super::origin::{Origin, Origins, SetBy};
 use super::source::ConfigSource;
 use super::suggest;
 use super::syntax;
 use super::value::RawValue;
 
-/// One key as it was set.
+/// One key as it was set. `source` is the text that the value is a part of.
 struct Entry<'a> {
-    value: DeValue<'a>,
-    text: &'a str,
-    read: bool,
+    value: Spanned<DeValue<'a>>,
+    source: &'a str,
 }
 
 /// A key that the plan has.
@@ -59,43 +59,36 @@ impl<'a> Reader<'a> {
             errors: Vec::new(),
             notes: Vec::new(),
         };
-        let mut loose = Vec::new();
         for (name, content) in table {
-            let span = name.span();
-            let section = name.into_inner().into_owned();
+            let (key, value) = (name.span(), content.span());
             match content.into_inner() {
                 DeValue::Table(keys) => {
-                    reader.origins.headers.insert(section.clone(), span);
-                    reader.take_section(&section, keys, &source.text);
+                    reader.origins.headers.insert(name.get_ref().to_string(), key);
+                    for (key, value) in keys {
+                        let origin = Origin::File { key: key.span(), value: value.span() };
+                        reader.set(name.get_ref(), key.get_ref(), value, &source.text, origin);
+                    }
                 }
-                other => loose.push((section, span, other)),
+                other => {
+                    let other = Spanned::new(value.clone(), other);
+                    reader.set("", name.get_ref(), other, &source.text, Origin::File { key, value });
+                }
             }
-        }
-        for (name, span, value) in loose {
-            // Reported at the end, when the sections and their keys are known.
-            reader.set("", &name, value, "", Origin::File { key: span.clone(), value: span });
         }
         Ok(reader)
     }
 
-    /// Takes the keys of one section.
-    fn take_section(&mut self, section: &str, keys: DeTable<'a>, text: &'a str) {
-        for (key, value) in keys {
-            let origin = Origin::File { key: key.span(), value: value.span() };
-            let written = text.get(value.span()).unwrap_or_default();
-            self.set(section, key.get_ref(), value.into_inner(), written, origin);
-        }
-    }
-
     /// Sets one key; an earlier value of the key is forgotten.
-    pub(super) fn set(&mut self, section: &str, key: &str, value: DeValue<'a>, text: &'a str, origin: Origin) {
+    pub(super) fn set(
+        &mut self,
+        section: &str,
+        key: &str,
+        value: Spanned<DeValue<'a>>,
+        source: &'a str,
+        origin: Origin,
+    ) {
         self.origins.insert(section, key, origin);
-        self.entries.insert((section.to_owned(), key.to_owned()), Entry { value, text, read: false });
-    }
-
-    /// Returns whether the key was set, rightly or wrongly.
-    pub(super) fn is_set(&self, section: &str, key: &str) -> bool {
-        self.origins.get(section, key).is_some()
+        self.entries.insert((section.to_owned(), key.to_owned()), Entry { value, source });
     }
 
     /// Returns whether the key was set to something that cannot be used.
@@ -105,8 +98,7 @@ impl<'a> Reader<'a> {
 
     /// Reports a mistake in the value of `path`, `section.key`.
     pub(super) fn reject(&mut self, path: &str, cause: impl Display, hint: impl Into<String>) {
-        let (section, key) = path.split_once('.').unwrap_or((path, ""));
-        self.errors.push(self.origins.error(section, key, format!("`{path}`: {cause}"), hint));
+        self.errors.push(self.origins.error(path, format!("`{path}`: {cause}"), hint));
     }
 
     /// Reports a key that is set although the section's kind has no use for it.
@@ -115,10 +107,10 @@ impl<'a> Reader<'a> {
     /// and noted.
     fn leave_out<T>(&mut self, key: &Key<T>, kind: &str) {
         let Key { section, name, .. } = *key;
-        let from_file = matches!(self.origins.get(section, name), Some(Origin::File { .. }));
+        let from_file = self.origins.set_by(section, name) == SetBy::File;
         match self.origins.get(section, "kind") {
             Some(Origin::Flag(flag)) if from_file => {
-                let file = self.origins.path().display();
+                let file = self.origins.source.path.display();
                 self.notes.push(format!("{flag} has no use for `{section}.{name}` of {file}: left out"));
                 self.origins.remove(section, name);
             }
@@ -149,9 +141,11 @@ impl<'a> Reader<'a> {
     pub(super) fn report_unknown(&mut self) {
         let sections = self.sections();
         let mut reports = Vec::new();
-        for ((section, key), entry) in self.entries.iter().filter(|(_, entry)| !entry.read) {
+        let is_known =
+            |section: &str, key: &str| self.known.iter().any(|one| (one.section, one.name) == (section, key));
+        for ((section, key), entry) in self.entries.iter().filter(|((section, key), _)| !is_known(section, key)) {
             let (cause, hint) = if section.is_empty() {
-                self.loose(key, &entry.value)
+                self.loose(key, entry.value.get_ref())
             } else if sections.contains(&section.as_str()) {
                 self.unknown_key(section, key)
             } else if self.origins.headers.contains_key(section.as_str()) {
@@ -170,7 +164,7 @@ impl<'a> Reader<'a> {
 
     /// Explains a name at the top of the file that is no section.
     fn loose(&self, name: &str, value: &DeValue<'_>) -> (String, String) {
-        let flag = matches!(self.origins.get("", name), Some(Origin::Flag(_)));
+        let flag = self.origins.set_by("", name) == SetBy::Flag;
         if self.sections().contains(&name) && !flag {
             let kind = if value.is_array() { "an array" } else { "a value" };
             return (
@@ -216,24 +210,20 @@ impl KeyVisitor for Reader<'_> {
         let Key { section, name, .. } = *key;
         self.known.push(KnownKey { section, name, aliases: key.aliases });
         *value = key.default_for(self.kind.as_deref());
-        let entry = self.entries.get_mut(&(section.to_owned(), name.to_owned()));
-        let entry = entry.map(|entry| {
-            entry.read = true;
-            &*entry
-        });
+        let entry = self.entries.get(&(section.to_owned(), name.to_owned()));
         if let Some(kind) = self.kind.clone().filter(|kind| !key.is_used_by(Some(kind))) {
             if entry.is_some() {
                 self.leave_out(key, &kind);
             }
             return;
         }
-        if let Some(Entry { value: parsed, text, .. }) = entry {
-            let bare = matches!(self.origins.get(section, name), Some(Origin::Flag(_)));
-            match T::read(&RawValue { parsed, text, bare }, &key.range) {
+        if let Some(entry) = entry {
+            let bare = self.origins.set_by(section, name) == SetBy::Flag;
+            match T::read(&RawValue::new(&entry.value, entry.source, bare), &key.range) {
                 Ok(read) => *value = read,
                 Err(mistake) => {
                     let location = match (mistake.span, bare) {
-                        (Some(span), false) => self.origins.bytes(span),
+                        (Some(span), false) => self.origins.source.locate(span),
                         _ => self.origins.value(section, name),
                     };
                     let cause = format!("`{section}.{name}`: {}", mistake.cause);

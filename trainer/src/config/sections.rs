@@ -3,6 +3,7 @@
 //! The reader, the defaults, the hints, a run's `config.toml`, the start screen and the table in `configs/README.md` come from
 //! here. The order is the order of `config.toml`.
 
+use std::collections::BTreeMap;
 use std::ops::Bound::{Excluded, Included};
 use std::path::PathBuf;
 
@@ -10,12 +11,11 @@ use data::augment::Augment;
 
 use super::class_weights::ClassWeights;
 use super::devices::Devices;
-use super::key::{Key, KeyVisitor, Range, optional, section};
+use super::key::{Key, KeyVisitor, Range, sections};
 use super::keyword::{
     Anneal, Backend, BatchNormPolicy, BatchScope, BestBy, Compression, Decode, Keyword, LrScale, Mode, OnError,
     OptimizerKind, Precision, ScheduleKind, Tta, Tunable,
 };
-use super::layers::LrFactors;
 
 /// Largest batch, epochs, steps between two events, …: anything above was mistyped.
 const MANY: i32 = 1_000_000;
@@ -26,7 +26,10 @@ const PIXELS: i32 = 16_384;
 /// Largest bucket in MiB.
 const BUCKET: (std::ops::Bound<f64>, std::ops::Bound<f64>) = (Excluded(0.0), Included(4096.0));
 
-section! {
+/// Factors between learning rates.
+const FACTOR: std::ops::RangeInclusive<f64> = 1.0..=1e12;
+
+sections! {
     /// `[model]`: the network.
     ModelConfig "model" {
         /// The model, one that `trainer models` lists.
@@ -40,9 +43,7 @@ section! {
         /// keep their statistics.
         freeze: Vec<String> = vec![], unset "none", also ["frozen"];
     }
-}
 
-section! {
     /// `[data]`: the data set and what is done to its images.
     DataConfig "data" {
         /// The data set, one that `trainer data list` shows.
@@ -86,9 +87,7 @@ section! {
         /// `balanced` draws all classes equally often.
         sampler_weights: ClassWeights = ClassWeights::None, unset "off", also ["sampler", "weighted_sampler"];
     }
-}
 
-section! {
     /// `[train]`: the length of the run, its batches and its regularisation.
     TrainConfig "train" {
         /// Passes over the training set; 0 only with `max_steps`.
@@ -138,9 +137,7 @@ section! {
         /// Early stopping: epochs without a better evaluation (`checkpoint.best`) after which the run ends.
         patience: usize = 0, in 0..=MANY, unset "off";
     }
-}
 
-section! {
     /// `[optimizer]`: the optimizer and its parameters, by PyTorch's names.
     OptimizerConfig "optimizer" {
         /// The optimizer.
@@ -163,16 +160,14 @@ section! {
         norm_bias_lr_factor: f64 = 1.0, in (Excluded(0), Included(1000));
         /// Factors of `lr` for layers, names or prefixes in the state dict: `{ layer1 = 0.1, fc = 10 }`. The longest name that fits
         /// counts.
-        lr_factors: LrFactors = LrFactors::default(), in (Excluded(0), Included(1000)), unset "1 for all", also ["lr_mult", "layer_lrs"];
+        lr_factors: BTreeMap<String, f64> = BTreeMap::new(), in (Excluded(0), Included(1000)), unset "1 for all", also ["lr_mult", "layer_lrs"];
         /// Factor of `lr` from each group of layers to the one before (timm's layer-wise decay): the classifier has `lr`. The factors of
         /// `lr_factors` multiply it.
         layer_decay: Option<f64> = None, in (Excluded(0), Included(1)), unset "off", also ["layer_lr_decay", "llrd"];
         /// Growth of `lr` with the number of workers.
         lr_scale: LrScale = LrScale::None, unset "off";
     }
-}
 
-section! {
     /// `[schedule]`: the learning rate over the run, set before each optimizer step.
     ScheduleConfig "schedule" {
         /// The learning rate over the run.
@@ -194,12 +189,7 @@ section! {
         /// Shape of the slopes.
         anneal: Anneal = Anneal::Cos, only ScheduleKind::[OneCycle];
     }
-}
 
-/// Factors between learning rates.
-const FACTOR: std::ops::RangeInclusive<f64> = 1.0..=1e12;
-
-section! {
     /// `[parallel]`: how several devices train one network.
     ParallelConfig "parallel" {
         /// How devices take part in a step. Several devices set `ddp`, unless a flag or the file selects `dp`.
@@ -229,9 +219,7 @@ section! {
         /// `first_bucket_mb` and `threads`; the wire formats `fp16` and `bf16` are tried only if they are listed.
         autotune: Vec<Tunable> = vec![], unset "off", also ["tune", "auto_tune"];
     }
-}
 
-section! {
     /// `[checkpoint]`: when the run is saved, and how much is kept.
     CheckpointConfig "checkpoint" {
         /// Epochs between checkpoints; 0: only at the end.
@@ -245,9 +233,7 @@ section! {
         /// What makes an evaluation the best one. `map` is the mean average precision.
         best: Option<BestBy> = None, unset "`accuracy`, with `data.label_delim` `map`", also ["monitor", "metric"];
     }
-}
 
-section! {
     /// `[log]`: what is written about the run.
     LogConfig "log" {
         /// Steps between plain progress lines.

@@ -1,6 +1,6 @@
 //! The text of a configuration file, and locations in the text.
 
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -17,7 +17,7 @@ const TAB: usize = 4;
 const LONGEST_LINE: usize = 160;
 
 /// The text of a configuration file, and the file's name in errors.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ConfigSource {
     /// The path, as the user wrote it.
     pub path: PathBuf,
@@ -40,26 +40,25 @@ impl ConfigSource {
     /// # Errors
     /// The file is missing, a folder, unreadable, larger than 1 MiB or not UTF-8.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        let whole =
-            |cause: String, hint: String| ConfigError { cause, location: Location::File(path.to_owned()), hint };
+        let whole = |cause: &str, hint: &str| {
+            Err(ConfigError { cause: cause.into(), location: Location::File(path.to_owned()), hint: hint.into() })
+        };
         if path.is_dir() {
-            return Err(whole("this is a folder, not a configuration file".into(), files_in(path)));
+            return whole("this is a folder, not a configuration file", &files_in(path));
         }
         let mut bytes = Vec::new();
-        std::fs::File::open(path).and_then(|file| file.take(LARGEST_FILE + 1).read_to_end(&mut bytes)).map_err(
-            |error| match error.kind() {
-                std::io::ErrorKind::NotFound => whole("no such file".into(), nearest_file(path)),
-                std::io::ErrorKind::PermissionDenied => {
-                    whole("permission denied".into(), "make the file readable for this user".into())
-                }
-                _ => whole(format!("cannot be read: {error}"), "check the path and the disk".into()),
-            },
-        )?;
-        if bytes.len() as u64 > LARGEST_FILE {
-            return Err(whole(
-                "larger than 1 MiB: not a configuration file".into(),
-                "give the TOML file that describes the run, such as configs/quickstart.toml".into(),
-            ));
+        let read = std::fs::File::open(path).and_then(|file| file.take(LARGEST_FILE + 1).read_to_end(&mut bytes));
+        match read.map_err(|error| (error.kind(), error)) {
+            Ok(_) if bytes.len() as u64 <= LARGEST_FILE => {}
+            Ok(_) => {
+                let hint = "give the TOML file that describes the run, such as configs/quickstart.toml";
+                return whole("larger than 1 MiB: not a configuration file", hint);
+            }
+            Err((ErrorKind::NotFound, _)) => return whole("no such file", &nearest_file(path)),
+            Err((ErrorKind::PermissionDenied, _)) => {
+                return whole("permission denied", "make the file readable for this user");
+            }
+            Err((_, error)) => return whole(&format!("cannot be read: {error}"), "check the path and the disk"),
         }
         String::from_utf8(bytes).map(|text| Self::new(path, text)).map_err(|error| {
             let start = error.utf8_error().valid_up_to();
@@ -75,87 +74,62 @@ impl ConfigSource {
     /// Returns the location of the bytes `range`: line, column and excerpt. Limits a range that exceeds the text.
     pub fn locate(&self, range: Range<usize>) -> Location {
         let text = self.text.as_str();
-        let mut start = floor_boundary(text, range.start);
+        let mut start = text.floor_char_boundary(range.start);
         if start == text.len() {
             // Show "unexpected end of file" at the end of the last line that is not blank.
             start = text.trim_end().len();
         }
-        let end = floor_boundary(text, range.end).max(start);
+        let end = text.floor_char_boundary(range.end).max(start);
         let line_start = text[..start].rfind('\n').map_or(0, |newline| newline + 1);
         let line_end = text[start..].find('\n').map_or(text.len(), |newline| start + newline);
         let line = text[line_start..line_end].trim_end_matches('\r');
         let before = &text[line_start..start];
         let marked = &text[start..end.min(line_start + line.len()).max(start)];
-        let excerpt = Excerpt::new(line, before.chars().count(), marked.chars().count());
-        Location::Line(Box::new(SourceLine {
+        let mut shown = SourceLine {
             file: self.path.clone(),
             line: text[..line_start].matches('\n').count() + 1,
             column: before.chars().count() + 1,
-            text: excerpt.text,
-            indent: excerpt.indent,
-            width: excerpt.width,
-        }))
+            text: String::new(),
+            indent: 0,
+            width: 0,
+        };
+        shown.excerpt(line, marked.chars().count());
+        Location::Line(Box::new(shown))
     }
 }
 
-/// One line for the screen, with the position of the marked part in display columns.
-struct Excerpt {
-    text: String,
-    indent: usize,
-    width: usize,
-}
-
-impl Excerpt {
-    /// Prepares `line` for the screen. The marked part is the `marked` characters after the first `before` characters.
-    fn new(line: &str, before: usize, marked: usize) -> Self {
-        let length = line.chars().count();
+impl SourceLine {
+    /// Prepares `line` for the screen. It marks `marked` characters from `column` on.
+    fn excerpt(&mut self, line: &str, marked: usize) {
+        let (before, length) = (self.column - 1, line.chars().count());
         let (first, last) = match length > LONGEST_LINE {
             true => (before.saturating_sub(LONGEST_LINE / 2), before + LONGEST_LINE / 2),
             false => (0, length),
         };
-        let mut excerpt = Self { text: String::new(), indent: 0, width: 0 };
         if first > 0 {
-            excerpt.text.push('…');
-            excerpt.indent = 1;
+            self.text.push('…');
+            self.indent = 1;
         }
         for (index, symbol) in line.chars().enumerate().skip(first).take(last - first) {
-            let columns = match (symbol, symbol.width()) {
-                ('\t', _) => {
-                    excerpt.text.push_str(&" ".repeat(TAB));
-                    TAB
-                }
-                (_, Some(columns)) => {
-                    excerpt.text.push(symbol);
-                    columns
-                }
+            let (shown, count, columns) = match (symbol, symbol.width()) {
+                ('\t', _) => (' ', TAB, TAB),
+                (_, Some(columns)) => (symbol, 1, columns),
                 // The terminal would execute a control character.
-                (_, None) => {
-                    excerpt.text.push(char::REPLACEMENT_CHARACTER);
-                    1
-                }
+                (_, None) => (char::REPLACEMENT_CHARACTER, 1, 1),
             };
+            self.text.extend(std::iter::repeat_n(shown, count));
             if index < before {
-                excerpt.indent += columns;
+                self.indent += columns;
             } else if index < before + marked {
-                excerpt.width += columns;
+                self.width += columns;
             }
         }
         if last < length {
-            excerpt.text.push('…');
+            self.text.push('…');
         }
-        excerpt.text.truncate(excerpt.text.trim_end().len());
-        excerpt.width = excerpt.width.max(1);
-        excerpt
+        self.text.truncate(self.text.trim_end().len());
+        self.width = self.width.max(1);
     }
-}
-
-/// Returns the largest character boundary of `text` that is at most `index`.
-fn floor_boundary(text: &str, index: usize) -> usize {
-    let mut index = index.min(text.len());
-    while !text.is_char_boundary(index) {
-        index -= 1;
-    }
-    index
 }
 
 /// Returns the sorted names of the `.toml` files in `folder`. Returns none if the folder cannot be read.
@@ -172,10 +146,10 @@ fn toml_files(folder: &Path) -> Vec<String> {
 /// Returns the hint for a path that is a folder and not a file.
 fn files_in(folder: &Path) -> String {
     let names = toml_files(folder);
-    if names.is_empty() {
-        return "give the TOML file itself, such as configs/quickstart.toml".into();
+    match names.is_empty() {
+        true => "give the TOML file itself, such as configs/quickstart.toml".into(),
+        false => format!("give one of its files: {}", names.join(", ")),
     }
-    format!("give one of its files: {}", names.join(", "))
 }
 
 /// Returns the hint for a file that does not exist.

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use toml::Spanned;
-use toml::de::DeValue;
+use toml::de::{DeString, DeValue};
 
 /// Values longer than this are not repeated in a message; the excerpt shows them anyway.
 const LONGEST_FOUND: usize = 40;
@@ -36,11 +36,18 @@ pub(super) struct RawValue<'a> {
     pub(super) parsed: &'a DeValue<'a>,
     /// As it was written.
     pub(super) text: &'a str,
+    /// What `text` is a part of: the file, or a flag's value.
+    source: &'a str,
     /// On the command line `--set data.name=1` means the word "1": the shell has removed the quotes.
-    pub(super) bare: bool,
+    bare: bool,
 }
 
-impl RawValue<'_> {
+impl<'a> RawValue<'a> {
+    /// Takes a value and the text that it is a part of. `bare`: the value is a flag's.
+    pub(super) fn new(value: &'a Spanned<DeValue<'a>>, source: &'a str, bare: bool) -> Self {
+        Self { parsed: value.get_ref(), text: source.get(value.span()).unwrap_or_default(), source, bare }
+    }
+
     /// Reads an integer that TOML can hold.
     pub(super) fn integer(&self) -> Result<i64, Mistake> {
         match self.parsed {
@@ -95,14 +102,7 @@ impl RawValue<'_> {
                 _ => mistake,
             });
         };
-        let read_one = |element: &Spanned<DeValue<'_>>| {
-            let (parsed, text) = (element.get_ref(), scalar_text(element.get_ref()));
-            read(&RawValue { parsed, text: &text, bare: false }).map_err(|mut mistake| {
-                mistake.span = Some(element.span());
-                mistake
-            })
-        };
-        array.iter().map(read_one).collect()
+        array.iter().map(|element| self.part(element, &read)).collect()
     }
 
     /// Reads each value of a table, with its key. The mistake is that of the first value that is wrong.
@@ -112,17 +112,21 @@ impl RawValue<'_> {
         read: impl Fn(&RawValue) -> Result<T, Mistake>,
     ) -> Result<Vec<(String, T)>, Mistake> {
         let DeValue::Table(table) = self.parsed else { return Err(self.expected(wanted)) };
-        let read_one = |(key, value): (&Spanned<_>, &Spanned<DeValue<'_>>)| {
-            let (parsed, text) = (value.get_ref(), scalar_text(value.get_ref()));
-            let key: &std::borrow::Cow<'_, str> = key.get_ref();
-            read(&RawValue { parsed, text: &text, bare: false }).map(|value| (key.to_string(), value)).map_err(
-                |mistake| {
-                    let cause = format!("`{key}`: {}", mistake.cause);
-                    Mistake { cause, hint: mistake.hint, span: Some(value.span()) }
-                },
-            )
+        let read_one = |(key, value): (&Spanned<DeString<'_>>, _)| match self.part(value, &read) {
+            Ok(value) => Ok((key.get_ref().to_string(), value)),
+            Err(mistake) => Err(Mistake { cause: format!("`{}`: {}", key.get_ref(), mistake.cause), ..mistake }),
         };
         table.iter().map(read_one).collect()
+    }
+
+    /// Reads an element of an array or a value of a table.
+    fn part<T>(
+        &self,
+        value: &Spanned<DeValue<'_>>,
+        read: impl Fn(&RawValue) -> Result<T, Mistake>,
+    ) -> Result<T, Mistake> {
+        let span = Some(value.span());
+        read(&RawValue::new(value, self.source, false)).map_err(|mistake| Mistake { span, ..mistake })
     }
 
     /// Returns the text where it fits into a message.
@@ -141,7 +145,10 @@ impl RawValue<'_> {
     pub(super) fn expected(&self, wanted: &str) -> Mistake {
         let found = match (self.parsed, self.brief()) {
             // A table's bytes are its header, an array's may be a page.
-            (DeValue::Table(_) | DeValue::Array(_), _) | (_, None) => with_article(self.parsed).to_owned(),
+            (DeValue::Table(_) | DeValue::Array(_), _) | (_, None) => {
+                let name = self.parsed.type_str();
+                format!("{} {name}", if name.starts_with(['a', 'i']) { "an" } else { "a" })
+            }
             (_, Some(text)) => format!("{} {text}", self.parsed.type_str()),
         };
         let mistake = Mistake::new(format!("expected {wanted}, found {found}"));
@@ -165,30 +172,5 @@ impl RawValue<'_> {
             }
             _ => mistake,
         }
-    }
-}
-
-/// Returns the name of a value's type with its article.
-fn with_article(parsed: &DeValue<'_>) -> &'static str {
-    match parsed {
-        DeValue::String(_) => "a string",
-        DeValue::Integer(_) => "an integer",
-        DeValue::Float(_) => "a float",
-        DeValue::Boolean(_) => "a boolean",
-        DeValue::Datetime(_) => "a date",
-        DeValue::Array(_) => "an array",
-        DeValue::Table(_) => "a table",
-    }
-}
-
-/// Returns an element's text: its bytes are not at hand for a flag's value.
-fn scalar_text(parsed: &DeValue<'_>) -> String {
-    match parsed {
-        DeValue::String(text) => format!("{text:?}"),
-        DeValue::Integer(digits) => digits.to_string(),
-        DeValue::Float(digits) => digits.to_string(),
-        DeValue::Boolean(value) => value.to_string(),
-        DeValue::Datetime(date) => date.to_string(),
-        DeValue::Array(_) | DeValue::Table(_) => String::new(),
     }
 }

@@ -59,14 +59,13 @@ fn groups(names: &[String], head: &str) -> Vec<usize> {
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::Device;
     use models::Spec;
 
     use super::*;
 
     fn of(model: &str, decay: f64) -> impl Fn(&str) -> f64 {
         let spec = Spec { num_classes: 10, in_channels: 3, image_size: [32, 32] };
-        let network = models::build(model, &spec, 0, &Device::flex()).expect(model);
+        let network = models::skip_init(model, &spec).expect(model);
         let factors = factors(&network, decay);
         move |name: &str| factors[name]
     }
@@ -96,7 +95,7 @@ mod tests {
     #[test]
     fn the_classifier_of_every_network_has_the_whole_rate_and_the_first_layer_the_least() {
         for entry in models::entries() {
-            let network = models::build(entry.name, &entry.spec, 0, &Device::flex()).expect(entry.name);
+            let network = models::skip_init(entry.name, &entry.spec).expect(entry.name);
             let (factors, head) = (factors(&network, 0.9), state::head(&network));
             let mut names = Vec::new();
             state::visit(&network, |info, kind, _| {

@@ -147,7 +147,7 @@ impl Optimizer {
     /// Returns the factor of `lr_factors` for the parameter `name`: that of the innermost layer.
     fn lr_factor(&self, name: &str) -> f64 {
         let layers = self.config.lr_factors.iter().filter(|(layer, _)| state::is_within(name, layer));
-        layers.max_by_key(|(layer, _)| layer.len()).map_or(1.0, |(_, factor)| factor)
+        layers.max_by_key(|(layer, _)| layer.len()).map_or(1.0, |(_, factor)| *factor)
     }
 
     fn rule(&self, step: u64, lr: f64) -> UpdateRule {

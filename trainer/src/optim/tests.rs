@@ -120,7 +120,11 @@ fn layers_may_have_learning_rates_of_their_own() {
     for kind in [OptimizerKind::Sgd, OptimizerKind::AdamW] {
         let plain = OptimizerConfig { kind, ..sgd(0.9, true, 0.064) };
         let factors = [("layer1", 0.1), ("layer1.1", 4.0), ("fc", 10.0), ("layer1.1.bn.bias", 0.5)];
-        let config = OptimizerConfig { lr_factors: factors.into(), norm_bias_lr_factor: 2.0, ..plain.clone() };
+        let config = OptimizerConfig {
+            lr_factors: factors.map(|(layer, factor)| (layer.to_owned(), factor)).into(),
+            norm_bias_lr_factor: 2.0,
+            ..plain.clone()
+        };
         let parameters = [
             ("conv1.weight", 1.0),
             ("layer1.0.weight", 0.1),
@@ -156,7 +160,7 @@ fn the_layer_decay_and_the_factors_of_layers_multiply() {
     let spec = models::find("lenet").unwrap().spec;
     let network = models::build("lenet", &spec, 0, &Device::flex()).unwrap();
     let plain = OptimizerConfig { weight_decay: 0.0, ..sgd(0.0, false, 0.0) };
-    let config = OptimizerConfig { layer_decay: Some(0.5), lr_factors: [("conv2", 3.0)].into(), ..plain };
+    let config = OptimizerConfig { layer_decay: Some(0.5), lr_factors: [("conv2".to_owned(), 3.0)].into(), ..plain };
     let mut optimizer = Optimizer::new(&config).for_layers_of(&network);
     let steps = [("conv1", 0.0625), ("conv2", 3.0 * 0.125), ("fc1", 0.25), ("fc2", 0.5), ("fc3", 1.0)];
     let update = |(layer, _): &(&str, f64)| {

@@ -20,8 +20,7 @@ pub(super) type Rows = Vec<(&'static str, String)>;
 /// # Errors
 /// Those of [`check_layers`] and [`load_weights`].
 pub(super) fn check(plan: &RunPlan, splits: &Splits, resumed: Option<&RunFolder>) -> Result<(), Failure> {
-    if plan.model.weights.is_none() && plan.model.freeze.is_empty() && plan.optimizer.lr_factors.iter().next().is_none()
-    {
+    if plan.model.weights.is_none() && plan.model.freeze.is_empty() && plan.optimizer.lr_factors.is_empty() {
         return Ok(());
     }
     let shape = splits.train.shape;
@@ -87,7 +86,7 @@ pub(super) fn check_layers(plan: &RunPlan, network: &Network) -> Result<(), Fail
         let within = |name: &str| layer.is_none_or(|layer| state::is_within(name, layer));
         weights.iter().any(|(name, kind)| *kind == StateKind::Parameter && within(name))
     };
-    for (layer, _) in plan.optimizer.lr_factors.iter() {
+    for layer in plan.optimizer.lr_factors.keys() {
         check("optimizer.lr_factors", layer)?;
         if !trained(Some(layer)) {
             let cause = format!("`optimizer.lr_factors`: all of {layer:?} is frozen");

@@ -28,7 +28,7 @@ pub(crate) fn refusal(model: &str, spec: &Spec, memory_use: MemoryUse) -> Option
     let [parameters, activations] = models::estimate_elements(model, spec).ok()?;
     let pixels = (spec.in_channels * height * width) as f64;
     let (needed, what) = match memory_use {
-        // As in `models::step_bytes`: weights, gradients and momentum, and what the backward pass needs.
+        // As in `models::Cost::step_bytes`: weights, gradients and momentum, and what the backward pass needs.
         MemoryUse::Step { batch, bytes } => {
             let needed = 12.0 * parameters + bytes as f64 * batch as f64 * (activations + pixels);
             (needed, format!("a step of {batch} images"))

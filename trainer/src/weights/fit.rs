@@ -2,7 +2,6 @@
 
 use std::collections::{HashMap, HashSet};
 
-use burn::tensor::Device;
 use data::formats;
 use models::{
     LoadError, Network, Spec, StateTensor,
@@ -184,7 +183,7 @@ fn hint(target: &WeightTarget, file: &WeightFile, paths: &[String], shapes: &Sha
     // `Some(false)`: the weights may fit another data set. Either all names match and only shapes differ, or the images
     // are too small for the model.
     let fits = |model: &str, spec: &Spec| -> Option<bool> {
-        let Ok(network) = models::build(model, spec, 0, &Device::flex()) else { return Some(false) };
+        let Ok(network) = models::skip_init(model, spec) else { return Some(false) };
         let (_, error) = fit(&self::shapes(&network), file, paths);
         match error.is_empty() || target.purpose.new_head(&error, &state::head(&network)).is_some() {
             true => Some(true),

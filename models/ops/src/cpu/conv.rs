@@ -14,6 +14,18 @@ use super::packing::{Weights, pad_bias};
 use super::shape::ConvShape;
 use super::{col2im, depthwise, group_conv, grouped, weight_grad as direct, winograd, winograd_grad};
 
+/// Returns the instruction set for a convolution: vectors where groups that cannot be merged would fill little of a matrix register.
+fn isa_for<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape) -> &'static Isa<E> {
+    let [depth, columns] = shape.group_channels();
+    let narrow = shape.groups > 1 && 2 * depth.max(columns) <= isa.cols;
+    isa.matrix.filter(|_| narrow).map_or(isa, |matrix| matrix.vectors)
+}
+
+/// Returns true if Winograd's algorithm is the fastest.
+fn use_winograd<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape) -> bool {
+    isa.matrix.is_none() && winograd::fits::<E>(shape)
+}
+
 /// Computes the output `[batch, oh, ow, out]` from `x` `[batch, h, w, in]` and weights in PyTorch's layout. Bias and
 /// ReLU are optional.
 pub(crate) fn forward<E: Operand>(
@@ -27,12 +39,13 @@ pub(crate) fn forward<E: Operand>(
     if let Some(merged) = grouped::merge(shape, isa) {
         return forward(isa, &merged.shape, x, &merged.block_diagonal(weight), bias, relu);
     }
+    let isa = isa_for(isa, shape);
     let mut y = Buffer::new(shape.output_len());
     if depthwise::fits(shape) {
         depthwise::forward(shape, x, weight, bias, relu, &mut y);
         return y;
     }
-    if winograd::fits::<E>(shape) {
+    if use_winograd(isa, shape) {
         winograd::forward(isa, shape, x, weight, bias, relu, &mut y);
         return y;
     }
@@ -87,12 +100,13 @@ pub(crate) fn data_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, wei
     if let Some(merged) = grouped::merge(shape, isa) {
         return data_grad(isa, &merged.shape, &merged.block_diagonal(weight), dy);
     }
+    let isa = isa_for(isa, shape);
     let mut dx = Buffer::new(shape.input_len());
     if depthwise::fits(shape) {
         depthwise::data_grad(shape, weight, dy, &mut dx);
         return dx;
     }
-    if winograd::fits::<E>(shape) {
+    if use_winograd(isa, shape) {
         winograd::data_grad(isa, shape, weight, dy, &mut dx);
         return dx;
     }
@@ -153,10 +167,11 @@ pub(crate) fn weight_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, x
     if let Some(merged) = grouped::merge(shape, isa) {
         return merged.diagonal_blocks(&weight_grad(isa, &merged.shape, x, dy));
     }
+    let isa = isa_for(isa, shape);
     if depthwise::fits(shape) {
         return depthwise::weight_grad(shape, x, dy);
     }
-    if winograd::fits::<E>(shape) {
+    if use_winograd(isa, shape) {
         return winograd_grad::weight_grad(isa, shape, x, dy);
     }
     let [depth, columns] = shape.group_channels();

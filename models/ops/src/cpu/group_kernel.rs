@@ -53,7 +53,7 @@ pub(crate) struct GroupOuter<E> {
 }
 
 /// A tile micro-kernel.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct TileOf<E> {
     /// Rows and columns of pixels.
     pub(crate) size: [usize; 2],
@@ -61,7 +61,7 @@ pub(crate) struct TileOf<E> {
 }
 
 /// The micro-kernels of an instruction set.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct GroupKernels<E> {
     /// Lanes of a vector, the maximum number of a group's channels.
     pub(crate) lanes: usize,

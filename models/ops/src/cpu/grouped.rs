@@ -2,7 +2,8 @@
 //!
 //! Groups of 3 or 4 channels are narrower than the narrowest register tile, so most of a tile would be padding.
 //! Neighbouring groups are therefore merged into one group with block-diagonal weights, as many as fit into the
-//! narrowest tile. The number of products stays the same, in fewer and longer loops.
+//! narrowest tile. The number of products stays the same, in fewer and longer loops. With matrix registers, groups are
+//! merged to the width of a full tile.
 
 use super::allocator::Buffer;
 use super::kernel::Isa;
@@ -23,7 +24,9 @@ pub(crate) fn merge<E>(shape: &ConvShape, isa: &Isa<E>) -> Option<Merged> {
     if super::depthwise::fits(shape) {
         return None;
     }
-    let widest = isa.narrower.last().map_or(isa.cols, |last| last.cols);
+    // A matrix register takes the same time for narrow groups as for one that fills it.
+    let narrowest = isa.narrower.last().map_or(isa.cols, |last| last.cols);
+    let widest = if isa.matrix.is_some() { isa.cols } else { narrowest };
     let most = widest / depth.max(columns);
     let factor = (2..=most.min(shape.groups)).rev().find(|&count| shape.groups.is_multiple_of(count))?;
     Some(Merged { shape: ConvShape { groups: shape.groups / factor, ..*shape }, factor })

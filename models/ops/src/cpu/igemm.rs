@@ -23,6 +23,8 @@ use super::parallel::{SharedSlice, for_each, threads};
 
 /// Number of source channels from which gathering is slower.
 const GATHER_BELOW: usize = 4;
+/// Number of source channels from which a tap fills enough of a matrix register.
+const MATRIX_DEPTH: usize = 16;
 /// Minimum number of register tiles per block.
 const TILES: usize = 8;
 /// Number of products per result element from which blocks have the minimum size.
@@ -91,6 +93,11 @@ impl<E: Operand> Igemm<'_, E> {
         let depth = self.weights.depth;
         if let Some(isa) = self.narrow_groups() {
             return self.run_groups(isa, target);
+        }
+        if let Some(kernels) = &self.isa.matrix
+            && depth >= MATRIX_DEPTH
+        {
+            return self.run_by_matrix(kernels, target);
         }
         let (image, step) = (self.source_image, self.source_step);
         let folded = fold_taps(self.source, self.batch, image, self.taps, depth, self.grid, step);

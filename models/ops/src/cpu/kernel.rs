@@ -17,13 +17,14 @@
 
 use half::bf16;
 
+use super::allocator::Buffer;
 use super::group_kernel::{GroupKernels, TileOf, group_outer, group_tile};
-#[cfg(target_arch = "x86_64")]
-use super::kernel_x86;
 use super::level::{self, CpuIsa};
 use super::micro_kernel::{Pairs, Single, outer_any, pack_rows, tile};
 use super::vector::{Lanes, Portable};
 use super::winograd_tile::{Transforms, filter_grads, filters, grad_steps, input_steps, input_tile, output_tile};
+#[cfg(target_arch = "x86_64")]
+use super::{kernel_amx, kernel_x86};
 
 /// Arguments of the tile micro-kernel, for operands `E` and results `O`.
 pub(crate) struct Tile<E, O = E> {
@@ -33,7 +34,7 @@ pub(crate) struct Tile<E, O = E> {
     pub(crate) offset: usize,
     pub(crate) taps: usize,
     pub(crate) depth: usize,
-    /// Packed panel `[taps][depth / STEP][Isa::cols][STEP]`. The depth is rounded up, and the rest is zero.
+    /// Packed panel `[taps][depth / STEP][Isa::cols][STEP]`. The depth is rounded up to [`Isa::depth`], and the rest is zero.
     pub(crate) b: *const E,
     /// One pointer per row, to column 0 of the output row.
     pub(crate) out: *const *mut O,
@@ -64,6 +65,63 @@ pub(crate) struct Outer<E> {
     pub(crate) rows: usize,
 }
 
+/// Arguments of the product with matrix registers: `sums[row][col] += Σ_k rows[row][k] · columns[k][col]`.
+pub(crate) struct Product<E> {
+    /// [`Isa::rows`] rows, `row_len` elements apart.
+    pub(crate) rows: *const E,
+    pub(crate) row_len: usize,
+    /// Packed panel `[depth / STEP][16 · blocks][STEP]`.
+    pub(crate) columns: *const E,
+    /// A multiple of [`Isa::depth`].
+    pub(crate) depth: usize,
+    /// [`Isa::rows`] rows of `16 · blocks` floats, `stride` floats apart.
+    pub(crate) sums: *mut f32,
+    pub(crate) stride: usize,
+    /// 1 or 2.
+    pub(crate) blocks: usize,
+}
+
+/// Arguments of the tile micro-kernel with matrix registers: `out[row][col] = Σ_tap Σ_k rows[row][tap + k] · columns[tap][k][col]`.
+pub(crate) struct MatrixTile<'a, E> {
+    /// [`Isa::rows`] rows, `row_len` elements apart.
+    pub(crate) rows: *const E,
+    pub(crate) row_len: usize,
+    /// Offset in elements of each tap.
+    pub(crate) taps: &'a [usize],
+    /// Elements of a tap, a multiple of [`Isa::depth`].
+    pub(crate) depth: usize,
+    /// Packed panel `[taps][depth / STEP][16 · blocks][STEP]`.
+    pub(crate) columns: *const E,
+    /// 1 or 2.
+    pub(crate) blocks: usize,
+    /// One pointer per row, to column 0 of the output row; null where a row is not stored. Rows after the last are not stored.
+    pub(crate) out: &'a [*mut E],
+    /// The panel's first column in an output row, and the number of columns to store.
+    pub(crate) column: usize,
+    pub(crate) cols: usize,
+    /// Null, or `16 · blocks` floats to add.
+    pub(crate) bias: *const f32,
+    pub(crate) relu: bool,
+}
+
+/// What only instruction sets with matrix registers have.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct MatrixKernels<E: 'static> {
+    /// The set for products that do not fill matrix registers.
+    pub(super) vectors: &'static Isa<E>,
+    /// Rounds to the element type.
+    pub(super) round: fn(&[f32]) -> Buffer<E>,
+    /// Transposes a square of [`Isa::depth`] elements: from an offset of each of as many pointers, of which `available` elements
+    /// can be read and the rest is zero, to rows with a stride.
+    pub(super) transpose: unsafe fn(&[*const E], usize, usize, *mut E, usize),
+    /// Prepares this thread's matrix registers for `tile` and `product`.
+    pub(super) begin: fn(),
+    /// Ends their use: registers in use would be saved at every change of threads.
+    pub(super) end: fn(),
+    pub(super) tile: unsafe fn(&MatrixTile<E>),
+    pub(super) product: unsafe fn(&Product<E>),
+}
+
 /// An element type of matrix products.
 pub(crate) trait Operand: Lanes {
     /// Number of products that one instruction adds to a sum.
@@ -82,10 +140,14 @@ pub(crate) struct Isa<E: 'static = f32> {
     pub(crate) rows: usize,
     /// Columns of a packed panel.
     pub(crate) cols: usize,
+    /// Elements of a tap in packed weights are a multiple of this number.
+    pub(crate) depth: usize,
     /// Maximum number of rows of an [`Outer`].
     pub(crate) outer_rows: usize,
     /// Variants with fewer columns and the same number of rows, for the remaining columns of a matrix; widest first.
     pub(super) narrower: &'static [&'static Isa<E>],
+    /// Set where the processor has matrix registers. Products then take less time than the transforms of Winograd's algorithm.
+    pub(super) matrix: Option<MatrixKernels<E>>,
     pub(super) tile: unsafe fn(&Tile<E>),
     pub(super) sums: unsafe fn(&Tile<E, f32>),
     pub(super) outer: unsafe fn(&Outer<E>),
@@ -158,7 +220,7 @@ impl Operand for f32 {
     fn of(level: CpuIsa) -> &'static Isa {
         match level {
             #[cfg(target_arch = "x86_64")]
-            CpuIsa::Avx512Bf16 | CpuIsa::Avx512 => &kernel_x86::AVX512,
+            CpuIsa::AmxBf16 | CpuIsa::Avx512Bf16 | CpuIsa::Avx512 => &kernel_x86::AVX512,
             #[cfg(target_arch = "x86_64")]
             CpuIsa::Avx2 => &kernel_x86::AVX2,
             _ => &PORTABLE,
@@ -171,6 +233,8 @@ impl Operand for bf16 {
 
     fn of(level: CpuIsa) -> &'static Isa<bf16> {
         match level {
+            #[cfg(target_arch = "x86_64")]
+            CpuIsa::AmxBf16 => &kernel_amx::AMX_BF16,
             #[cfg(target_arch = "x86_64")]
             CpuIsa::Avx512Bf16 => &kernel_x86::AVX512_BF16,
             #[cfg(target_arch = "x86_64")]
@@ -201,8 +265,10 @@ macro_rules! portable {
             name: "portable",
             rows: 4,
             cols: 8,
+            depth: <$element as Operand>::STEP,
             outer_rows: 4,
             narrower: &[],
+            matrix: None,
             tile: tile::<$products, $element, 4, 1>,
             sums: tile::<$products, f32, 4, 1>,
             outer: outer_any::<$products, 1>,

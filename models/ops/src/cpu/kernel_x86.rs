@@ -6,7 +6,7 @@ use std::mem::transmute;
 use half::bf16;
 
 use super::group_kernel::{GroupKernels, GroupOuter, GroupTile, TileOf, group_outer, group_tile};
-use super::kernel::{Isa, Outer, Tile};
+use super::kernel::{Isa, Operand, Outer, Tile};
 use super::micro_kernel::{Pairs, Products, Single, outer_any, pack_pairs, pack_rows, tile};
 use super::vector_x86::{Avx2, Avx512, Avx512Bf16, Avx512Bf16Half};
 use super::winograd_tile::{
@@ -158,8 +158,10 @@ macro_rules! isa {
             name: $name,
             rows: $rows,
             cols: $vecs * <$simd as super::vector::Simd>::LANES,
+            depth: <$element as Operand>::STEP,
             outer_rows: $outer_rows,
             narrower: $narrower,
+            matrix: None,
             tile: tile_of,
             sums,
             outer,
@@ -200,7 +202,7 @@ macro_rules! dot {
 }
 
 pub(super) static AVX512_BF16: Isa<bf16> = dot!(Avx512Bf16, 32, 12 x 2, 8, &[&AVX512_BF16_16, &AVX512_BF16_8]);
-static AVX512_BF16_16: Isa<bf16> = dot!(Avx512Bf16, 32, 12 x 1, 8, &[&AVX512_BF16_8]);
+pub(super) static AVX512_BF16_16: Isa<bf16> = dot!(Avx512Bf16, 32, 12 x 1, 8, &[&AVX512_BF16_8]);
 static AVX512_BF16_8: Isa<bf16> = dot!(Avx512Bf16Half, 32, 12 x 1, 8, &[]);
 
 /// An [`isa!`] for bf16 with products in f32.

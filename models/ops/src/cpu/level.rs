@@ -17,11 +17,13 @@ pub enum CpuIsa {
     Avx512,
     /// Dot products of bf16 pairs, summed in f32.
     Avx512Bf16,
+    /// Matrix registers: products of 16x32 by 32x16 bf16, summed in f32.
+    AmxBf16,
 }
 
 impl CpuIsa {
     /// All sets, the smallest first.
-    pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16];
+    pub const ALL: [Self; 5] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16, Self::AmxBf16];
 
     /// Returns the name, as `TRAINER_CPU_ISA` spells it.
     pub fn name(self) -> &'static str {
@@ -30,6 +32,7 @@ impl CpuIsa {
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
             Self::Avx512Bf16 => "avx512_bf16",
+            Self::AmxBf16 => "amx_bf16",
         }
     }
 
@@ -40,6 +43,7 @@ impl CpuIsa {
             Self::Avx2 => "AVX2 (bf16 computes in f32)",
             Self::Avx512 => "AVX-512 (bf16 computes in f32)",
             Self::Avx512Bf16 => "AVX-512 (bf16 by AVX512-BF16)",
+            Self::AmxBf16 => "AVX-512 (bf16 by AMX)",
         }
     }
 
@@ -54,7 +58,7 @@ impl CpuIsa {
                 && is_x86_feature_detected!("avx512dq")
                 && is_x86_feature_detected!("avx512bw");
             if avx512 && is_x86_feature_detected!("avx512bf16") {
-                return Self::Avx512Bf16;
+                return if super::kernel_amx::permitted() { Self::AmxBf16 } else { Self::Avx512Bf16 };
             }
             if avx512 {
                 return Self::Avx512;
@@ -135,7 +139,7 @@ mod tests {
         assert_eq!(CpuIsa::choose(None, CpuIsa::Avx512), Ok(CpuIsa::Avx512));
         assert_eq!(choose("", CpuIsa::Avx512), Ok(CpuIsa::Avx512));
         for isa in CpuIsa::ALL {
-            assert_eq!(choose(isa.name(), CpuIsa::Avx512Bf16), Ok(isa));
+            assert_eq!(choose(isa.name(), CpuIsa::AmxBf16), Ok(isa));
         }
         let missing = choose("avx512_bf16", CpuIsa::Avx2).unwrap_err();
         assert_eq!(missing.to_string(), "TRAINER_CPU_ISA=avx512_bf16: this processor does not have these instructions");

@@ -18,7 +18,10 @@ mod group_conv;
 mod group_kernel;
 mod grouped;
 mod igemm;
+mod igemm_matrix;
 mod kernel;
+#[cfg(target_arch = "x86_64")]
+mod kernel_amx;
 #[cfg(target_arch = "x86_64")]
 mod kernel_x86;
 mod level;
@@ -26,6 +29,7 @@ mod loss;
 mod max_pool;
 mod micro_kernel;
 mod packing;
+mod packing_matrix;
 mod panels;
 mod parallel;
 #[cfg(test)]
@@ -38,6 +42,7 @@ mod vector;
 #[cfg(target_arch = "x86_64")]
 mod vector_x86;
 mod weight_grad;
+mod weight_grad_matrix;
 mod winograd;
 mod winograd_channels;
 mod winograd_grad;

@@ -24,7 +24,7 @@ pub(crate) struct Weights<'a> {
 
 /// Packed weights.
 pub(crate) struct Packed<E> {
-    /// `[group][panel][tap][depth / STEP][columns of the panel's tile][STEP]`, padded with zeros.
+    /// `[group][panel][tap][depth / STEP][columns of the panel's tile][STEP]`, padded with zeros to [`Isa::depth`].
     pub(crate) values: Buffer<E>,
     /// Elements per column, including padding.
     pub(crate) width: usize,
@@ -34,7 +34,7 @@ impl Weights<'_> {
     /// Packs the weights. `merged` adjacent taps become one tap with as many times the depth.
     pub(crate) fn pack<E: Operand>(&self, isa: &'static Isa<E>, merged: usize) -> Packed<E> {
         let depth = self.depth * merged;
-        let padded_depth = depth.next_multiple_of(E::STEP);
+        let padded_depth = depth.next_multiple_of(isa.depth);
         let width = self.taps.len() / merged * padded_depth;
         let panels = panels(isa, self.columns);
         let padded = padded(&panels);
@@ -90,8 +90,9 @@ pub(crate) struct RowPanels<E: 'static> {
 impl<E: Operand> RowPanels<E> {
     /// Makes room for `rows` rows of `len` elements.
     pub(crate) fn new(isa: &'static Isa<E>, rows: usize, len: usize) -> Self {
-        // Narrow panels, because a register tile reads few columns of a panel.
-        let panels = panels(isa.narrower.first().unwrap_or(&isa), len);
+        // A register tile of vectors reads few columns of a panel.
+        let isa = if isa.matrix.is_some() { isa } else { isa.narrower.first().unwrap_or(&isa) };
+        let panels = panels(isa, len);
         Self { values: Buffer::new(rows * padded(&panels)), panels, pointers: Vec::new() }
     }
 
@@ -109,6 +110,16 @@ impl<E: Operand> RowPanels<E> {
             unsafe { panel.isa.pack(rows, offset + panel.column, available - panel.column, cols, to) };
             self.pointers.extend(to.chunks_exact(cols * E::STEP).map(<[E]>::as_ptr));
         }
+    }
+
+    pub(crate) fn panels(&self) -> &[Panel<E>] {
+        &self.panels
+    }
+
+    /// Returns the packed elements of a panel, and what follows them.
+    pub(crate) fn values(&self, panel: &Panel<E>) -> &[E] {
+        let steps = self.pointers.len() / self.panels.len();
+        &self.values[panel.column * steps * E::STEP..]
     }
 
     /// Returns the pointers to the steps of an element's panel, and the element's offset in the panel.

@@ -17,7 +17,7 @@ macro_rules! multiversion {
                 fn avx2 $(<$element: $crate::cpu::element::Element>)? ($($arg: $ty),*) { $body($($arg),*) }
                 match $crate::cpu::level::selected() {
                     // SAFETY: the processor has the features (AVX-512 implies AVX2 and FMA).
-                    CpuIsa::Avx512Bf16 | CpuIsa::Avx512 => return unsafe { avx512($($arg),*) },
+                    CpuIsa::AmxBf16 | CpuIsa::Avx512Bf16 | CpuIsa::Avx512 => return unsafe { avx512($($arg),*) },
                     // SAFETY: the processor has the features.
                     CpuIsa::Avx2 => return unsafe { avx2($($arg),*) },
                     CpuIsa::Portable => {}

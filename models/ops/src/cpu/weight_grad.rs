@@ -15,6 +15,7 @@ use super::packing::RowPanels;
 use super::panels::{Panel, padded, panels};
 use super::parallel::{SharedSlice, chunk, for_each, threads};
 use super::shape::ConvShape;
+use super::weight_grad_matrix::Layout;
 
 /// Pixels per chunk: 32 KiB of a packed panel.
 const CHUNK: usize = 256;
@@ -30,12 +31,6 @@ pub(crate) fn weight_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, x
     let [depth, columns] = shape.group_channels();
     let panels = panels(isa, columns);
     let padded = padded(&panels);
-    let sums_len = shape.groups * shape.taps() * depth * padded;
-    let pixels = shape.batch * shape.output[0] * shape.output[1];
-    let parts = threads().min(pixels.div_ceil(UNIT)).min(MAX_SUMS / sums_len).max(1);
-
-    let mut sums = Buffer::new(parts * sums_len);
-    let shared = SharedSlice::new(&mut sums);
     let offsets = shape.offsets();
     let image = Image { size: shape.input, channels: shape.channels[0] };
     let folded = fold_taps(x, shape.batch, image, &offsets, depth, shape.output, shape.stride);
@@ -45,32 +40,48 @@ pub(crate) fn weight_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, x
         }
         None => (x, image, &offsets, depth, shape.channels[0]),
     };
+    let gathers = depth < GATHER_BELOW && taps.len() > 1;
+    let [tap_count, tap_depth] = if gathers { [1, taps.len() * depth] } else { [taps.len(), depth] };
+    let matrix = isa.matrix.map(|kernels| (kernels, Layout::new(isa, shape, tap_count, tap_depth)));
+    let sums_len = matrix.as_ref().map_or(shape.groups * tap_count * tap_depth * padded, |(_, layout)| layout.len());
+    let pixels = shape.batch * shape.output[0] * shape.output[1];
+    let parts = threads().min(pixels.div_ceil(UNIT)).min(MAX_SUMS / sums_len).max(1);
+
+    let mut sums = Buffer::new(parts * sums_len);
+    let shared = SharedSlice::new(&mut sums);
     let zeros = Buffer::zeroed(readable.max(shape.channels[1]));
     for_each(parts, |index| {
         // SAFETY: each task has its own part.
         let sums = unsafe { shared.slice(index * sums_len..(index + 1) * sums_len) };
         sums.fill(0.0);
         let range = chunk(pixels, UNIT, parts, index);
-        Part { isa, shape, x, image, taps, depth, readable, dy, zeros: &zeros, panels: &panels }.add(sums, range);
+        let part = Part { isa, shape, x, image, taps, depth, readable, dy, zeros: &zeros, panels: &panels };
+        match &matrix {
+            Some((kernels, layout)) => part.add_by_matrix(kernels, layout, sums, range),
+            None => part.add(sums, range),
+        }
     });
-    reduce_parts(shape, &sums, parts, padded)
+    match &matrix {
+        Some((_, layout)) => layout.reduce(shape, &sums, parts, tap_depth),
+        None => reduce_parts(shape, &sums, parts, padded),
+    }
 }
 
 /// Inputs of one part's sums.
-struct Part<'a, E: 'static> {
-    isa: &'static Isa<E>,
-    shape: &'a ConvShape,
-    x: &'a [E],
-    image: Image,
-    taps: &'a [[isize; 2]],
+pub(super) struct Part<'a, E: 'static> {
+    pub(super) isa: &'static Isa<E>,
+    pub(super) shape: &'a ConvShape,
+    pub(super) x: &'a [E],
+    pub(super) image: Image,
+    pub(super) taps: &'a [[isize; 2]],
     /// Elements per tap.
-    depth: usize,
+    pub(super) depth: usize,
     /// Elements after a pixel's first that can be read.
-    readable: usize,
-    dy: &'a [E],
+    pub(super) readable: usize,
+    pub(super) dy: &'a [E],
     /// Zeros for padding, one per channel of a pixel.
-    zeros: &'a [E],
-    panels: &'a [Panel<E>],
+    pub(super) zeros: &'a [E],
+    pub(super) panels: &'a [Panel<E>],
 }
 
 impl<E: Operand> Part<'_, E> {
@@ -144,7 +155,7 @@ impl<E: Operand> Part<'_, E> {
     }
 
     /// Gathers the taps of each pixel of a chunk.
-    fn gather(&self, pointers: &[*const E], count: usize, offset: usize, gathered: &mut [E]) {
+    pub(super) fn gather(&self, pointers: &[*const E], count: usize, offset: usize, gathered: &mut [E]) {
         let width = self.taps.len() * self.depth;
         for (tap, pointers) in pointers.chunks_exact(count).enumerate() {
             for (k, &from) in pointers.iter().enumerate() {
@@ -158,7 +169,7 @@ impl<E: Operand> Part<'_, E> {
     }
 
     /// Appends the pointers of one tap to `x`, for each pixel of a chunk, one output row at a time.
-    fn fill_pointers(&self, to: &mut Vec<*const E>, offset: [isize; 2], first: usize, count: usize) {
+    pub(super) fn fill_pointers(&self, to: &mut Vec<*const E>, offset: [isize; 2], first: usize, count: usize) {
         let image = &self.image;
         let [height, width] = self.shape.output;
         let [step_y, step_x] = self.shape.stride;

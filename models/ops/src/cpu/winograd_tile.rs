@@ -30,7 +30,7 @@ pub(crate) struct Filters {
 }
 
 /// The transforms of one instruction set. Channel counts are multiples of [`Operand::STEP`] times 16.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Transforms<E: 'static> {
     /// From 16 pixels, row by row, to `to[ξ · stride + channel]`.
     pub(crate) input: unsafe fn(&[*const E; 16], usize, *mut E, usize),

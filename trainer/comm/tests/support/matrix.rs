@@ -23,7 +23,7 @@ fn compare<T: Number>(got: &[T], want: impl Fn(usize) -> T, what: &str) {
     }
 }
 
-/// Runs all collectives of one type and size, twice.
+/// Runs all collectives of one type and size, each twice.
 pub fn collectives<T: Number>(comm: &Communicator, n: usize) {
     let (me, world) = (comm.rank(), comm.world());
     let all: Vec<usize> = (0..world).collect();
@@ -31,30 +31,36 @@ pub fn collectives<T: Number>(comm: &Communicator, n: usize) {
     let mine = |op, len: usize| -> Vec<T> { (0..len).map(|i| T::of(input(op, me, i))).collect() };
     // One array for both turns, longer than the part that is reduced.
     let mut shared = Some(comm.shared::<T>(n + 3).unwrap());
-    for turn in 0..2 {
-        let root = (n + turn) % world;
-        for op in ops::<T>() {
+    for op in ops::<T>() {
+        // The same in both turns.
+        let given = mine(op, (n * world).max(n + 3));
+        let whole: Vec<T> = (0..n).map(|i| expected(op, &all, i)).collect();
+        let part: Vec<T> = (0..n).map(|i| expected(op, &all, me * n + i)).collect();
+        for turn in 0..2 {
+            let root = (n + turn) % world;
             let mut data = shared.take().unwrap();
-            data.copy_from_slice(&mine(op, n + 3));
+            data.copy_from_slice(&given[..n + 3]);
             let data = comm.all_reduce_shared(data, n, op).unwrap();
-            compare(&data[..n], |i| expected(op, &all, i), &name(&format!("all_reduce_shared {op}")));
-            compare(&data[n..], |i| T::of(input(op, me, n + i)), &name("behind all_reduce_shared"));
+            compare(&data[..n], |i| whole[i], &name(&format!("all_reduce_shared {op}")));
+            compare(&data[n..], |i| given[n + i], &name("behind all_reduce_shared"));
             shared = Some(data);
 
-            let mut data = mine(op, n);
+            let mut data = given[..n].to_vec();
             comm.all_reduce(&mut data, op).unwrap();
-            compare(&data, |i| expected(op, &all, i), &name(&format!("all_reduce {op}")));
+            compare(&data, |i| whole[i], &name(&format!("all_reduce {op}")));
 
-            let mut data = mine(op, n);
+            let mut data = given[..n].to_vec();
             comm.reduce(&mut data, op, root).unwrap();
-            let want = |i| if me == root { expected(op, &all, i) } else { T::of(input(op, me, i)) };
-            compare(&data, want, &name(&format!("reduce {op} root {root}")));
+            let want = if me == root { &whole } else { &given };
+            compare(&data, |i| want[i], &name(&format!("reduce {op} root {root}")));
 
-            let send = mine(op, n * world);
             let mut recv = vec![T::of(99); n];
-            comm.reduce_scatter(&send, &mut recv, op).unwrap();
-            compare(&recv, |i| expected(op, &all, me * n + i), &name(&format!("reduce_scatter {op}")));
+            comm.reduce_scatter(&given[..n * world], &mut recv, op).unwrap();
+            compare(&recv, |i| part[i], &name(&format!("reduce_scatter {op}")));
         }
+    }
+    for turn in 0..2 {
+        let root = (n + turn) % world;
         let op = ReduceOp::Sum;
         let mut data = mine(op, n);
         comm.broadcast(&mut data, root).unwrap();

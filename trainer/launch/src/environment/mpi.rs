@@ -28,9 +28,21 @@ fn ranks(
     job: Vec<String>,
 ) -> Result<Option<Candidate>> {
     let Some(because) = names.into_iter().find(|name| variables.text(name).is_some()) else { return Ok(None) };
-    let [rank_name, world_name, local_rank, local_world] = names;
-    let (rank, world) = (variables.need(rank_name, because)?, variables.need(world_name, because)?);
-    let (local_rank, local_world) = (variables.need(local_rank, because)?, variables.need(local_world, because)?);
+    let mut numbers = [0; 4];
+    for (number, name) in numbers.iter_mut().zip(names) {
+        *number = variables.need(name, because)?;
+    }
+    candidate(variables, names, numbers, launcher, job).map(Some)
+}
+
+/// Makes the role of a rank from rank, world size, local rank and local world size; `names` are their variables.
+fn candidate(
+    variables: &VariableReader<'_>,
+    names: [&str; 4],
+    [rank, world, local_rank, local_world]: [usize; 4],
+    launcher: Launcher,
+    job: Vec<String>,
+) -> Result<Candidate> {
     let role = WorkerRole {
         rank,
         local_rank,
@@ -43,8 +55,8 @@ fn ranks(
         launcher,
     };
     check(&role, names)?;
-    let evidence = format!("{rank_name}={rank} of {world_name}={world}");
-    Ok(Some(Candidate { role, local_known: true, evidence }))
+    let evidence = format!("{}={rank} of {}={world}", names[0], names[1]);
+    Ok(Candidate { role, local_known: true, evidence })
 }
 
 /// Reads PMI's variables. `None` where none of them is set.
@@ -61,20 +73,10 @@ pub(super) fn pmi(variables: &VariableReader<'_>) -> Result<Option<Candidate>> {
     };
     // A PMI without local ranks has started all ranks on this host, or MASTER_ADDR says where rank 0 is
     let (local_rank, local_world) = local.unwrap_or((rank, world));
-    let role = WorkerRole {
-        rank,
-        local_rank,
-        world,
-        local_world,
-        node_rank: (local_world == world).then_some(0),
-        master_addr: master(variables, local_world == world),
-        master_port: variables.port("MASTER_PORT")?,
-        job: job_words("pmi", variables.owned("PMI_JOBID"), variables),
-        launcher: Launcher::Mpich,
-    };
-    check(&role, ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"])?;
-    let evidence = format!("PMI_RANK={rank} of PMI_SIZE={world}");
-    Ok(Some(Candidate { role, local_known: local.is_some(), evidence }))
+    let names = ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"];
+    let job = job_words("pmi", variables.owned("PMI_JOBID"), variables);
+    let found = candidate(variables, names, [rank, world, local_rank, local_world], Launcher::Mpich, job)?;
+    Ok(Some(Candidate { local_known: local.is_some(), ..found }))
 }
 
 /// Returns the address of rank 0: `MASTER_ADDR`, or the loopback where all ranks are on this host.

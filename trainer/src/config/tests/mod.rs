@@ -62,5 +62,5 @@ fn brief(errors: &ConfigErrors) -> String {
         };
         format!("{text}\n{caret}{}\n  hint: {}\n", error.cause, error.hint)
     };
-    errors.errors().iter().map(one).collect()
+    errors.0.iter().map(one).collect()
 }

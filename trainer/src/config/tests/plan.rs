@@ -105,13 +105,13 @@ fn layers_read_back() {
     let text = "[model]\nname = \"resnet18\"\nweights = 'C:\\w \"1\".pth'\nfreeze = [\"conv1\", \"layer1.0\"]\n\
         [data]\nname = \"cifar10\"\n[optimizer.lr_factors]\nfc = 10\n\"layer1.1\" = 0.1\n";
     let plan = read(text, &Overrides::default()).unwrap();
-    assert_eq!(plan.optimizer.lr_factors, [("layer1.1", 0.1), ("fc", 10.0)].into());
+    assert_eq!(plan.optimizer.lr_factors, [("layer1.1".to_owned(), 0.1), ("fc".to_owned(), 10.0)].into());
     assert_eq!(plan.model.freeze, ["conv1", "layer1.0"]);
     assert_eq!(read_back(&plan), plan);
     // The inline form, and that of the command line.
     let inline = "[model]\nname = \"resnet18\"\n[data]\nname = \"cifar10\"\n[optimizer]\nlr_factors = { fc = 10.0 }\n";
     let flag = super::set(&["optimizer.lr_factors={ \"layer1.1\" = 0.1, fc = 10 }", "model.freeze=[\"conv1\"]"]);
-    assert_eq!(read(inline, &Overrides::default()).unwrap().optimizer.lr_factors, [("fc", 10.0)].into());
+    assert_eq!(read(inline, &Overrides::default()).unwrap().optimizer.lr_factors, [("fc".to_owned(), 10.0)].into());
     let set = read(inline, &flag).unwrap();
     assert_eq!((&set.optimizer.lr_factors, set.model.freeze.len()), (&plan.optimizer.lr_factors, 1));
     assert_eq!(read_back(&set), set);

@@ -1,0 +1,256 @@
+//! The indirect GEMM of [`super::igemm`] with matrix registers, whose rows must have constant distances in memory.
+//!
+//! A task copies the source pixels of a block of results, padding included, into a strip: the rows of one image, or several
+//! small images side by side. Neighbours share the columns of zeros between them. With a step, pixels are divided into planes by
+//! their coordinates modulo the step, so that adjacent results read adjacent pixels of a plane. A register tile is 32 adjacent
+//! positions of the strip, and every tap is a constant distance from them. Positions between images have no result and are not
+//! stored. The strip stays in L2, and the copy is small beside the products. A 1x1 convolution reads the source in place.
+
+use super::allocator::Buffer;
+use super::igemm::Igemm;
+use super::kernel::{MatrixKernels, MatrixTile, Operand};
+use super::packing::Packed;
+use super::panels::{Panel, padded, panels};
+use super::parallel::{SharedSlice, for_each, threads};
+
+/// Results per block, about.
+const BLOCK: usize = 256;
+/// Limit in bytes of a strip, which shares L2 with the weights.
+const STRIP: usize = 512 << 10;
+
+/// Source pixels of a block.
+struct Strip {
+    /// The least offset of a tap on each axis.
+    least: [isize; 2],
+    /// Images of a block, and rows of the grid.
+    images: usize,
+    band: usize,
+    /// Columns from one image's first to the next image's.
+    pitch: usize,
+    /// Columns and rows of a plane.
+    columns: usize,
+    rows: usize,
+    /// Elements of a group's channels, rounded up, and of a pixel.
+    depth: usize,
+    pixel: usize,
+    /// Offset in elements of each tap.
+    offsets: Vec<usize>,
+    /// Positions after the last that a register tile may read.
+    slack: usize,
+}
+
+impl Strip {
+    fn new<E: Operand>(conv: &Igemm<E>) -> Self {
+        let (grid, step, size) = (conv.grid, conv.source_step, conv.source_image.size);
+        let least = [0, 1].map(|i| conv.taps.iter().map(|tap| tap[i]).min().unwrap_or(0));
+        let reach = [0, 1].map(|i| {
+            let most = conv.taps.iter().map(|tap| tap[i]).max().unwrap_or(0);
+            (most - least[i]) as usize / step[i]
+        });
+        // Columns of an image in every plane, and how many of the first and of the last are zero in every plane.
+        let columns = grid[1] + reach[1];
+        let inside = |column: usize| {
+            (0..step[1]).any(|phase| {
+                let x = (column * step[1] + phase) as isize + least[1];
+                x >= 0 && (x as usize) < size[1]
+            })
+        };
+        let leading = (0..columns).take_while(|column| !inside(*column)).count();
+        let trailing = (0..columns).rev().take_while(|column| !inside(*column)).count();
+        // Only columns after the last result may be shared, so that every image keeps its own results.
+        let shared = leading.min(trailing).min(reach[1]);
+        let pitch = columns - shared;
+        let depth = conv.weights.depth.next_multiple_of(conv.isa.depth);
+        let pixel = conv.weights.groups * depth;
+        let len = |images: usize, rows: usize| {
+            step[0] * step[1] * (images * pitch + shared) * (rows + reach[0]) * pixel * size_of::<E>()
+        };
+        let area = grid[0] * grid[1];
+        let most = conv.batch.div_ceil(threads()).max(1);
+        let mut images = (BLOCK / area.max(1)).clamp(1, most);
+        while images > 1 && len(images, grid[0]) > STRIP {
+            images -= 1;
+        }
+        let mut band = if images > 1 { grid[0] } else { (BLOCK / grid[1]).clamp(1, grid[0]) };
+        while band > 1 && len(images, band) > STRIP {
+            band -= 1;
+        }
+        let (columns, rows) = (images * pitch + shared, band + reach[0]);
+        let offset = |tap: &[isize; 2]| {
+            let [y, x] = [0, 1].map(|i| (tap[i] - least[i]) as usize);
+            let plane = y % step[0] * step[1] + x % step[1];
+            ((plane * rows + y / step[0]) * columns + x / step[1]) * pixel
+        };
+        let offsets = conv.taps.iter().map(offset).collect();
+        Self { least, images, band, pitch, columns, rows, depth, pixel, offsets, slack: conv.isa.rows + reach[1] }
+    }
+}
+
+impl<E: Operand> Igemm<'_, E> {
+    /// Computes the result's pixels of the grid; `target` is the whole tensor.
+    pub(super) fn run_by_matrix(&self, kernels: &MatrixKernels<E>, target: &mut [E]) {
+        if self.batch * self.grid[0] * self.grid[1] == 0 {
+            return;
+        }
+        let panels = panels(self.isa, self.weights.columns);
+        let packed = self.weights.pack_by_matrix(self.isa, kernels);
+        let target = SharedSlice::new(target);
+        let blocks = |strip| Blocks { conv: self, kernels, packed: &packed, panels: &panels, strip, target };
+        let in_place = self.taps == [[0, 0]]
+            && self.source_step == [1, 1]
+            && self.source_image.size == self.grid
+            && self.weights.depth.is_multiple_of(self.isa.depth);
+        if in_place {
+            // All pixels are one row of one image.
+            let pixels = self.batch * self.grid[0] * self.grid[1];
+            let strip = Strip {
+                least: [0, 0],
+                images: 1,
+                band: 1,
+                pitch: 1,
+                columns: pixels,
+                rows: 1,
+                depth: self.weights.depth,
+                pixel: self.source_image.channels,
+                offsets: vec![0],
+                slack: 0,
+            };
+            let blocks = blocks(strip);
+            for_each(pixels.div_ceil(BLOCK), |index| blocks.in_place(index * BLOCK, pixels));
+            return;
+        }
+        let blocks = blocks(Strip::new(self));
+        let bands = self.grid[0].div_ceil(blocks.strip.band);
+        for_each(self.batch.div_ceil(blocks.strip.images) * bands, |index| {
+            let first = index / bands * blocks.strip.images;
+            blocks.run(first, blocks.strip.images.min(self.batch - first), index % bands * blocks.strip.band);
+        });
+    }
+
+    /// Returns a pointer to the result of a pixel of the grid.
+    fn result(&self, target: SharedSlice<E>, image: usize, y: usize, x: usize) -> *mut E {
+        let to = &self.target_image;
+        let [y, x] = [(0, y), (1, x)].map(|(i, at)| at * self.target_step[i] + self.target_first[i]);
+        target.ptr().wrapping_add(((image * to.size[0] + y) * to.size[1] + x) * to.channels)
+    }
+}
+
+/// A convolution with packed weights.
+struct Blocks<'a, E: 'static> {
+    conv: &'a Igemm<'a, E>,
+    kernels: &'a MatrixKernels<E>,
+    packed: &'a Packed<E>,
+    panels: &'a [Panel<E>],
+    strip: Strip,
+    target: SharedSlice<E>,
+}
+
+impl<E: Operand> Blocks<'_, E> {
+    /// Computes the block of a 1x1 convolution from pixel `first`.
+    fn in_place(&self, first: usize, pixels: usize) {
+        let [height, width] = self.conv.grid;
+        let out: Vec<*mut E> = (first..pixels.min(first + BLOCK))
+            .map(|at| self.conv.result(self.target, at / (height * width), at / width % height, at % width))
+            .collect();
+        let rows = self.conv.isa.rows;
+        let whole = out.len() / rows * rows;
+        self.multiply(&self.conv.source[first * self.strip.pixel..], &out[..whole]);
+        if whole < out.len() {
+            // A register tile reads 32 rows, which the last one does not have.
+            let from = &self.conv.source[(first + whole) * self.strip.pixel..];
+            let mut last = Buffer::zeroed(rows * self.strip.pixel);
+            last[..from.len()].copy_from_slice(from);
+            self.multiply(&last, &out[whole..]);
+        }
+    }
+
+    /// Computes rows from `y` of `images` images from `first`.
+    fn run(&self, first: usize, images: usize, y: usize) {
+        let (conv, strip) = (self.conv, &self.strip);
+        let [step_y, step_x] = conv.source_step;
+        let band = strip.band.min(conv.grid[0] - y);
+        let len = (step_y * step_x * strip.rows * strip.columns + strip.slack) * strip.pixel;
+        let mut pixels = Buffer::zeroed(len);
+        for image in 0..images {
+            self.copy(first + image, y, image * strip.pitch, &mut pixels);
+        }
+        let mut out = vec![std::ptr::null_mut(); band * strip.columns];
+        for (row, out) in out.chunks_exact_mut(strip.columns).enumerate() {
+            for image in 0..images {
+                for (x, out) in out[image * strip.pitch..].iter_mut().take(conv.grid[1]).enumerate() {
+                    *out = conv.result(self.target, first + image, y + row, x);
+                }
+            }
+        }
+        self.multiply(&pixels, &out);
+    }
+
+    /// Copies the source pixels of rows from `y` of an image to the strip's columns from `column`.
+    fn copy(&self, image: usize, y: usize, column: usize, pixels: &mut [E]) {
+        let (conv, strip) = (self.conv, &self.strip);
+        let (size, channels, [step_y, step_x]) = (conv.source_image.size, conv.source_image.channels, conv.source_step);
+        let (depth, groups) = (conv.weights.depth, conv.weights.groups);
+        for row in 0..strip.rows * step_y {
+            let source_y = (y * step_y + row) as isize + strip.least[0];
+            if source_y < 0 || source_y as usize >= size[0] {
+                continue;
+            }
+            let line = &conv.source[(image * size[0] + source_y as usize) * size[1] * channels..][..size[1] * channels];
+            for phase in 0..step_x {
+                let plane = row % step_y * step_x + phase;
+                let to = ((plane * strip.rows + row / step_y) * strip.columns + column) * strip.pixel;
+                // The source column of the plane's column 0.
+                let start = phase as isize + strip.least[1];
+                let first = (-start).max(0).unsigned_abs().div_ceil(step_x);
+                let last = (size[1] as isize - start).max(0).unsigned_abs().div_ceil(step_x);
+                // Columns after those that the image's results read belong to the next image.
+                let last = last.min(strip.columns - column).min(strip.pitch);
+                if step_x == 1 && strip.pixel == channels && first < last {
+                    let from = (first as isize + start) as usize * channels;
+                    let len = (last - first) * channels;
+                    pixels[to + first * channels..][..len].copy_from_slice(&line[from..from + len]);
+                    continue;
+                }
+                for at in first..last {
+                    let from = &line[((at * step_x) as isize + start) as usize * channels..][..channels];
+                    let to = &mut pixels[to + at * strip.pixel..][..strip.pixel];
+                    for group in 0..groups {
+                        to[group * strip.depth..][..depth].copy_from_slice(&from[group * depth..][..depth]);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Computes the results of adjacent positions; `out` is null where a position has none.
+    fn multiply(&self, pixels: &[E], out: &[*mut E]) {
+        let (conv, strip, padded) = (self.conv, &self.strip, padded(self.panels));
+        let (rows, columns) = (conv.isa.rows, conv.weights.columns);
+        (self.kernels.begin)();
+        for group in 0..conv.weights.groups {
+            for panel in self.panels {
+                let packed = &self.packed.values[(group * padded + panel.column) * self.packed.width..];
+                let bias = conv.bias.map(|bias| &bias[group * padded + panel.column..]);
+                for (tile, out) in out.chunks(rows).enumerate() {
+                    let call = MatrixTile {
+                        rows: pixels[tile * rows * strip.pixel + group * strip.depth..].as_ptr(),
+                        row_len: strip.pixel,
+                        taps: &strip.offsets,
+                        depth: strip.depth,
+                        columns: packed.as_ptr(),
+                        blocks: panel.isa.cols / 16,
+                        out,
+                        column: group * columns + panel.column,
+                        cols: panel.cols,
+                        bias: bias.map_or(std::ptr::null(), <[f32]>::as_ptr),
+                        relu: conv.relu,
+                    };
+                    // SAFETY: the strip, or the source, has the channels of `rows` positions at every tap. The packed panel has
+                    // `depth` elements per tap. Pointers of results point to the group's columns, and only this block writes them.
+                    unsafe { (self.kernels.tile)(&call) };
+                }
+            }
+        }
+        (self.kernels.end)();
+    }
+}
