@@ -4,7 +4,7 @@ use burn::backend::Flex;
 use burn::backend::ops::{ActivationOps, ConvOptions, FloatTensorOps, ModuleOps};
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
-use ops::{self, Activation, ConvKernels, Kernels, NormKernels, NormOptions};
+use ops::{self, Activation, ConvKernels, HeadKernels, Kernels, NormKernels, NormOptions};
 
 use super::resnet18::Kind;
 
@@ -46,14 +46,14 @@ pub fn ours(kind: Kind, batch: usize) -> Vec<Part> {
             let forward = move || Flex::conv_forward(x.clone(), w.clone(), None, options, false);
             let (y, kept) = forward();
             let dy = grad(&y, 3);
-            apart(move || forward().0, move |wanted| Flex::conv_backward(kept.clone(), dy.clone(), wanted))
+            apart(move || forward().0, move |wanted| Flex::conv_backward(kept.clone(), dy.clone(), None, wanted))
         }
         Kind::Linear([input, out]) => {
             let (x, w, b) = (values([batch, input], 1), values([out, input], 2), values([out], 3));
             let forward = move || Flex::linear_forward(x.clone(), w.clone(), b.clone(), false);
             let (_, kept) = forward();
             let dy = values([batch, out], 4);
-            apart(move || forward().0, move |wanted| Flex::conv_backward(kept.clone(), dy.clone(), wanted))
+            apart(move || forward().0, move |wanted| Flex::conv_backward(kept.clone(), dy.clone(), None, wanted))
         }
         Kind::Norm([channels, side, relu, add]) => {
             let dims = [batch, channels, side, side];
