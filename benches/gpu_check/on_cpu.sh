@@ -5,7 +5,7 @@
 # PYTHON must have the packages that trainer/testing/cuda-on-cpu/run.sh names. The programs are built here with --features
 # cuda. cubecl's build script downloads LLVM, which is linked but not used. Without internet access set
 #   DOCS_RS=1 RUSTFLAGS="-C link-arg=-Wl,--unresolved-symbols=ignore-all"
-# The first run takes ten minutes: it compiles and tunes kernels, which are kept. Times mean nothing.
+# Functions that the linker did not find are defined in OUT/missing.so. FEATURES: the build's features (default: cuda). The first run takes ten minutes: it compiles and tunes kernels, which are kept. Times mean nothing.
 set -uo pipefail
 python=${1:?usage: on_cpu.sh PYTHON [OUT]}
 out=${2:-$(mktemp -d)}
@@ -13,7 +13,7 @@ mkdir -p "$out"
 out=$(realpath "$out")
 root=$(cd "$(dirname "$0")/../.." && pwd)
 cd "$root"
-cargo build --profile stand-in --features cuda -p trainer -p benches -p cuda-on-cpu --bins --lib --bench step || exit 2
+cargo build --profile stand-in --features "${FEATURES:-cuda}" -p trainer -p comm -p benches -p cuda-on-cpu --bins --lib --bench step || exit 2
 programs=${CARGO_TARGET_DIR:-$root/target}/stand-in
 export CUDA_ON_CPU_LIBRARY=$programs/libcuda_on_cpu.so
 # cubecl measures the throughput of the memory before it tunes kernels, with buffers that grow with the memory (up to 1 GiB each).

@@ -64,12 +64,17 @@ fn accumulate<B: NormKernels>(
     grads.register::<B>(node, grad);
 }
 
-/// Calls [`accumulate`] for a parent, whose type is not nameable outside burn.
+/// Calls [`accumulate`] for each parent that needs a gradient, with its gradient in `$found`, if there is one.
+/// burn does not export the parents' type.
 macro_rules! accumulate {
-    ($backend:ty, $grads:expr, $node:expr, $grad:expr) => {{
-        let (node, leaf) = ($node, $node.parents.is_empty());
-        accumulate::<$backend>($grads, node.id, leaf, |grads| grads.consume::<$backend>(node), $grad);
-    }};
+    ($backend:ty, $grads:expr, $parents:expr, $found:expr) => {
+        for (node, grad) in $parents.iter().zip($found) {
+            if let (Some(node), Some(grad)) = (node, Option::<FloatTensor<$backend>>::from(grad)) {
+                let is_leaf = node.parents.is_empty();
+                accumulate::<$backend>($grads, node.id, is_leaf, |grads| grads.consume::<$backend>(node), grad);
+            }
+        }
+    };
 }
 
 /// Parents: input, weight and, if there is a bias, the bias.
@@ -83,19 +88,14 @@ impl<B: ConvKernels, const N: usize> Backward<B, N> for ConvStep {
         let grad = grads.consume::<B>(&ops.node);
         let parent = |i: usize| ops.parents.get(i).and_then(Option::as_ref);
         let required = [0, 1, 2].map(|i| parent(i).is_some());
-        // As `accumulate`, but the gradients' sum is the kernel's.
+        // As `accumulate`, but the kernel adds the input's gradients.
         let inner = parent(0).filter(|node| grad.rank() == 4 && !node.parents.is_empty());
         let addend = inner.filter(|node| is_registered(node.id)).map(|node| grads.consume::<B>(node));
         let found = B::conv_backward(ops.state, grad, addend, required);
-        for (i, grad) in [found.input, found.weight, found.bias].into_iter().enumerate() {
-            if let (Some(node), Some(grad)) = (parent(i), grad) {
-                if i == 0 && inner.is_some() {
-                    grads.register::<B>(node.id, grad);
-                } else {
-                    accumulate!(B, grads, node, grad);
-                }
-            }
+        if let (Some(node), Some(grad)) = (parent(0), found.input) {
+            grads.register::<B>(node.id, grad);
         }
+        accumulate!(B, grads, ops.parents[1..], [found.weight, found.bias]);
     }
 }
 
@@ -110,11 +110,7 @@ impl<B: NormKernels, const N: usize> Backward<B, N> for NormStep {
         let grad = grads.consume::<B>(&ops.node);
         let found = B::norm_backward(ops.state, grad);
         let all = [found.input, found.weight, found.bias, found.residual];
-        for (node, grad) in ops.parents.iter().zip(all) {
-            if let Some(node) = node {
-                accumulate!(B, grads, node, grad);
-            }
-        }
+        accumulate!(B, grads, ops.parents, all);
     }
 }
 
@@ -126,9 +122,7 @@ impl<B: Kernels> Backward<B, 1> for MaxPoolStep {
 
     fn backward(self, ops: Ops<B::SavedMaxPool, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = B::max_pool_backward(ops.state, grads.consume::<B>(&ops.node));
-        if let [Some(node)] = &ops.parents {
-            accumulate!(B, grads, node, grad);
-        }
+        accumulate!(B, grads, ops.parents, [grad]);
     }
 }
 
@@ -142,9 +136,7 @@ impl<B: HeadKernels> Backward<B, 1> for GlobalAvgPoolStep {
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let (size, dtype) = ops.state;
         let grad = B::global_avg_pool_backward(size, dtype, grads.consume::<B>(&ops.node));
-        if let [Some(node)] = &ops.parents {
-            accumulate!(B, grads, node, grad);
-        }
+        accumulate!(B, grads, ops.parents, [grad]);
     }
 }
 
@@ -157,9 +149,7 @@ impl<B: NormKernels> Backward<B, 1> for ActivateStep {
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let (saved, activation) = ops.state;
         let grad = B::activate_backward(saved, grads.consume::<B>(&ops.node), activation);
-        if let [Some(node)] = &ops.parents {
-            accumulate!(B, grads, node, grad);
-        }
+        accumulate!(B, grads, ops.parents, [grad]);
     }
 }
 
@@ -173,9 +163,7 @@ impl<B: HeadKernels> Backward<B, 1> for CrossEntropyStep {
 
     fn backward(self, ops: Ops<FloatTensor<B>, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = B::float_reshape(grads.consume::<B>(&ops.node), Shape::from([1, 1]));
-        if let [Some(node)] = &ops.parents {
-            accumulate!(B, grads, node, B::float_mul(ops.state, grad));
-        }
+        accumulate!(B, grads, ops.parents, [B::float_mul(ops.state, grad)]);
     }
 }
 
@@ -189,11 +177,7 @@ impl<B: Kernels> Backward<B, 2> for ScaleChannelsStep {
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
         let [input, factors] = ops.state;
         let found = B::scale_channels_backward(input, factors, grads.consume::<B>(&ops.node));
-        for (node, grad) in ops.parents.iter().zip(found) {
-            if let Some(node) = node {
-                accumulate!(B, grads, node, grad);
-            }
-        }
+        accumulate!(B, grads, ops.parents, found);
     }
 }
 
@@ -206,9 +190,7 @@ impl<B: Kernels> Backward<B, 1> for ConvertStep {
 
     fn backward(self, ops: Ops<DType, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = B::convert_forward(grads.consume::<B>(&ops.node), ops.state);
-        if let [Some(node)] = &ops.parents {
-            accumulate!(B, grads, node, grad);
-        }
+        accumulate!(B, grads, ops.parents, [grad]);
     }
 }
 
@@ -221,9 +203,7 @@ impl<B: Kernels> Backward<B, 1> for FlattenStep {
 
     fn backward(self, ops: Ops<[usize; 4], 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = B::flatten_backward(ops.state, grads.consume::<B>(&ops.node));
-        if let [Some(node)] = &ops.parents {
-            accumulate!(B, grads, node, grad);
-        }
+        accumulate!(B, grads, ops.parents, [grad]);
     }
 }
 
@@ -236,9 +216,7 @@ impl<B: Kernels> Backward<B, 2> for AddStep {
 
     fn backward(self, ops: Ops<(), 2>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = grads.consume::<B>(&ops.node);
-        for node in ops.parents.iter().flatten() {
-            accumulate!(B, grads, node, grad.clone());
-        }
+        accumulate!(B, grads, ops.parents, [grad.clone(), grad]);
     }
 }
 
@@ -253,11 +231,7 @@ impl<B: Kernels, const N: usize> Backward<B, N> for ConcatStep {
     fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _: &mut Checkpointer) {
         let (channels, interleaved) = ops.state;
         let found = B::concat_backward(&channels, grads.consume::<B>(&ops.node), interleaved);
-        for (node, grad) in ops.parents.iter().zip(found) {
-            if let Some(node) = node {
-                accumulate!(B, grads, node, grad);
-            }
-        }
+        accumulate!(B, grads, ops.parents, found);
     }
 }
 
@@ -271,9 +245,7 @@ impl<B: Kernels> Backward<B, 1> for SliceChannelsStep {
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let [all, first] = ops.state;
         let grad = B::slice_channels_backward(all, first, grads.consume::<B>(&ops.node));
-        if let [Some(node)] = &ops.parents {
-            accumulate!(B, grads, node, grad);
-        }
+        accumulate!(B, grads, ops.parents, [grad]);
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub mod checkpoint;
 mod epoch;
+mod lengths;
 mod replaced;
 mod tuned;
 
@@ -9,6 +10,7 @@ use std::time::Instant;
 
 use data::loader::Loader;
 
+pub use self::lengths::Lengths;
 pub use self::replaced::ReplacedImages;
 use self::{checkpoint::Store, epoch::EpochEnd};
 use crate::config::{BatchScope, LrScale, RunPlan};
@@ -49,37 +51,6 @@ pub enum RunOutcome {
         /// Optimizer steps taken.
         step: u64,
     },
-}
-
-/// The number of steps of a run and of its epochs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Lengths {
-    /// Loader batches in an epoch.
-    pub batches_per_epoch: usize,
-    /// Optimizer steps in an epoch.
-    pub steps_per_epoch: u64,
-    /// Epochs of the run.
-    pub epochs: usize,
-    /// Optimizer steps of the schedule: all epochs, or `max_steps` where the run's length is given in steps only.
-    pub schedule_steps: u64,
-    /// The step at which the run ends.
-    pub last_step: u64,
-}
-
-impl Lengths {
-    /// Computes the lengths from the plan and the loader's number of batches.
-    pub fn new(plan: &RunPlan, batches_per_epoch: usize) -> Self {
-        let steps_per_epoch = batches_per_epoch.div_ceil(plan.train.accumulate).max(1) as u64;
-        let limit = plan.train.max_steps as u64;
-        let epochs = match plan.train.epochs {
-            0 => limit.div_ceil(steps_per_epoch) as usize,
-            epochs => epochs,
-        };
-        let all = epochs as u64 * steps_per_epoch;
-        let schedule_steps = if plan.train.epochs == 0 { limit } else { all };
-        let last_step = if limit == 0 { all } else { all.min(limit) };
-        Self { batches_per_epoch, steps_per_epoch, epochs, schedule_steps, last_step }
-    }
 }
 
 /// The loaders of a run's splits.

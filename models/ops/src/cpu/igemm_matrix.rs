@@ -170,10 +170,16 @@ impl<E: Operand> Blocks<'_, E> {
         let [step_y, step_x] = conv.source_step;
         let band = strip.band.min(conv.grid[0] - y);
         let len = (step_y * step_x * strip.rows * strip.columns + strip.slack) * strip.pixel;
-        let mut pixels = Buffer::zeroed(len);
+        let mut pixels = Buffer::new(len);
         for image in 0..images {
             self.copy(first + image, y, image * strip.pitch, &mut pixels);
         }
+        // Columns after the last image, and positions after the last row.
+        let (lines, slack) = pixels.split_at_mut(len - strip.slack * strip.pixel);
+        for line in lines.chunks_exact_mut(strip.columns * strip.pixel) {
+            line[images * strip.pitch * strip.pixel..].fill(E::zeroed());
+        }
+        slack.fill(E::zeroed());
         let mut out = vec![std::ptr::null_mut(); band * strip.columns];
         for (row, out) in out.chunks_exact_mut(strip.columns).enumerate() {
             for image in 0..images {
@@ -185,37 +191,42 @@ impl<E: Operand> Blocks<'_, E> {
         self.multiply(&pixels, &out);
     }
 
-    /// Copies the source pixels of rows from `y` of an image to the strip's columns from `column`.
+    /// Copies the source pixels of rows from `y` of an image to the strip's columns from `column`, with zeros around them.
     fn copy(&self, image: usize, y: usize, column: usize, pixels: &mut [E]) {
         let (conv, strip) = (self.conv, &self.strip);
         let (size, channels, [step_y, step_x]) = (conv.source_image.size, conv.source_image.channels, conv.source_step);
         let (depth, groups) = (conv.weights.depth, conv.weights.groups);
         for row in 0..strip.rows * step_y {
             let source_y = (y * step_y + row) as isize + strip.least[0];
-            if source_y < 0 || source_y as usize >= size[0] {
-                continue;
-            }
-            let line = &conv.source[(image * size[0] + source_y as usize) * size[1] * channels..][..size[1] * channels];
+            let inside = source_y >= 0 && (source_y as usize) < size[0];
             for phase in 0..step_x {
                 let plane = row % step_y * step_x + phase;
                 let to = ((plane * strip.rows + row / step_y) * strip.columns + column) * strip.pixel;
+                let to = &mut pixels[to..][..strip.pitch * strip.pixel];
                 // The source column of the plane's column 0.
                 let start = phase as isize + strip.least[1];
-                let first = (-start).max(0).unsigned_abs().div_ceil(step_x);
-                let last = (size[1] as isize - start).max(0).unsigned_abs().div_ceil(step_x);
-                // Columns after those that the image's results read belong to the next image.
-                let last = last.min(strip.columns - column).min(strip.pitch);
-                if step_x == 1 && strip.pixel == channels && first < last {
-                    let from = (first as isize + start) as usize * channels;
-                    let len = (last - first) * channels;
-                    pixels[to + first * channels..][..len].copy_from_slice(&line[from..from + len]);
+                let first_after = |x: isize| (x - start).max(0).unsigned_abs().div_ceil(step_x).min(strip.pitch);
+                let (first, last) = (first_after(0), first_after(size[1] as isize));
+                if !inside || first >= last {
+                    to.fill(E::zeroed());
                     continue;
                 }
-                for at in first..last {
-                    let from = &line[((at * step_x) as isize + start) as usize * channels..][..channels];
-                    let to = &mut pixels[to + at * strip.pixel..][..strip.pixel];
+                let (before, to) = to.split_at_mut(first * strip.pixel);
+                let (to, after) = to.split_at_mut((last - first) * strip.pixel);
+                before.fill(E::zeroed());
+                after.fill(E::zeroed());
+                let line = (image * size[0] + source_y as usize) * size[1];
+                let from = (line + ((first * step_x) as isize + start) as usize) * channels;
+                if step_x == 1 && strip.pixel == channels {
+                    to.copy_from_slice(&conv.source[from..from + to.len()]);
+                    continue;
+                }
+                for (at, to) in to.chunks_exact_mut(strip.pixel).enumerate() {
+                    let from = &conv.source[from + at * step_x * channels..][..channels];
                     for group in 0..groups {
-                        to[group * strip.depth..][..depth].copy_from_slice(&from[group * depth..][..depth]);
+                        let (values, zeros) = to[group * strip.depth..][..strip.depth].split_at_mut(depth);
+                        values.copy_from_slice(&from[group * depth..][..depth]);
+                        zeros.fill(E::zeroed());
                     }
                 }
             }
