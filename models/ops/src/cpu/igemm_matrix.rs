@@ -19,6 +19,7 @@ const BLOCK: usize = 256;
 const STRIP: usize = 512 << 10;
 
 /// Source pixels of a block.
+#[derive(Default)]
 struct Strip {
     /// The least offset of a tap on each axis.
     least: [isize; 2],
@@ -103,18 +104,8 @@ impl<E: Operand> Igemm<'_, E> {
         if in_place {
             // All pixels are one row of one image.
             let pixels = self.batch * self.grid[0] * self.grid[1];
-            let strip = Strip {
-                least: [0, 0],
-                images: 1,
-                band: 1,
-                pitch: 1,
-                columns: pixels,
-                rows: 1,
-                depth: self.weights.depth,
-                pixel: self.source_image.channels,
-                offsets: vec![0],
-                slack: 0,
-            };
+            let (depth, pixel) = (self.weights.depth, self.source_image.channels);
+            let strip = Strip { depth, pixel, offsets: vec![0], ..Strip::default() };
             let blocks = blocks(strip);
             for_each(pixels.div_ceil(BLOCK), |index| blocks.in_place(index * BLOCK, pixels));
             return;
