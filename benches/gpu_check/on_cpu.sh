@@ -5,7 +5,8 @@
 # PYTHON must have the packages that trainer/testing/cuda-on-cpu/run.sh names. The programs are built here with --features
 # cuda. cubecl's build script downloads LLVM, which is linked but not used. Without internet access set
 #   DOCS_RS=1 RUSTFLAGS="-C link-arg=-Wl,--unresolved-symbols=ignore-all"
-# Functions that the linker did not find are defined in OUT/missing.so. FEATURES: the build's features (default: cuda). The first run takes ten minutes: it compiles and tunes kernels, which are kept. Times mean nothing.
+# FEATURES: the build's features (default: cuda). With cuda,comm/mpi,trainer/mpi, the tests of the backend over MPI run too.
+# The first run takes ten minutes: it compiles and tunes kernels, which are kept. Times mean nothing.
 set -uo pipefail
 python=${1:?usage: on_cpu.sh PYTHON [OUT]}
 out=${2:-$(mktemp -d)}
@@ -13,25 +14,35 @@ mkdir -p "$out"
 out=$(realpath "$out")
 root=$(cd "$(dirname "$0")/../.." && pwd)
 cd "$root"
-cargo build --profile stand-in --features "${FEATURES:-cuda}" -p trainer -p comm -p benches -p cuda-on-cpu --bins --lib --bench step || exit 2
+features=${FEATURES:-cuda}
+# One build: another selection of targets would give dependencies other features, and compile burn again.
+tests=$(cargo build --profile stand-in --features "$features" -p trainer -p comm -p benches -p cuda-on-cpu --bins --lib --bench step \
+    --test mpi --message-format json-render-diagnostics | "$python" -c '
+import json, sys
+for built in map(json.loads, sys.stdin):
+    if built.get("executable") and built["target"]["kind"] == ["test"]:
+        print(built["manifest_path"], built["executable"])') || exit 2
 programs=${CARGO_TARGET_DIR:-$root/target}/stand-in
 export CUDA_ON_CPU_LIBRARY=$programs/libcuda_on_cpu.so
 # cubecl measures the throughput of the memory before it tunes kernels, with buffers that grow with the memory (up to 1 GiB each).
 export CUDA_ON_CPU_MEMORY=${CUDA_ON_CPU_MEMORY:-$((1 << 30))}
 # Define the symbols that the linker ignored: nobody calls these functions, but the loader needs them.
 bench=$(ls -t "$programs"/deps/step-* | grep -v '\.d$' | head -1)
-missing=$(nm -D --undefined-only "$programs/trainer" "$programs/gpu_check" "$bench" | awk '$1 == "U" && $2 !~ /@/ { print $2 }' | sort -u)
+defined=$(ldd "$programs/trainer" | awk '$3 ~ /^\// { print $3 }' | xargs nm -D --defined-only | awk 'NF == 3 { print $3 }' | sort -u)
+missing=$(nm -D --undefined-only "$programs/trainer" "$programs/gpu_check" "$bench" | awk '$1 == "U" && $2 !~ /@/ { print $2 }' |
+    sort -u | comm -23 - <(echo "$defined"))
 if [ -n "$missing" ]; then
     while read -r name; do echo "void $name(void) { __builtin_trap(); }"; done <<<"$missing" |
         "${CC:-cc}" -shared -fPIC -w -x c - -o "$out/missing.so" || exit 2
     preload="LD_PRELOAD=$(realpath "$out")/missing.so"
 fi
 failed=0
-step() { # NAME GPUS COMMAND…
-    local name=$1 gpus=$2
+step() { # NAME GPUS COMMAND…; without GPUs there is no stand-in either
+    local name=$1 gpus=$2 on=(trainer/testing/cuda-on-cpu/run.sh "$python")
     shift 2
+    [ "$gpus" != 0 ] || on=()
     echo "== $name"
-    if CUDA_ON_CPU_GPUS=$gpus timeout 1500 trainer/testing/cuda-on-cpu/run.sh "$python" env ${preload:+"$preload"} "$@" >"$out/$name.log" 2>&1; then
+    if CUDA_ON_CPU_GPUS=$gpus timeout 1500 "${on[@]}" env ${preload:+"$preload"} "$@" >"$out/$name.log" 2>&1; then
         tail -n 8 "$out/$name.log"
     else
         echo "$name: FAILED ($?), $out/$name.log ends with:"
@@ -40,6 +51,11 @@ step() { # NAME GPUS COMMAND…
     fi
 }
 step doctor 2 "$programs/trainer" doctor
+case $features in *mpi*)
+    while read -r manifest test; do
+        step "mpi-$(basename "$(dirname "$manifest")")" 0 env -C "$(dirname "$manifest")" "$test"
+    done <<<"$tests" ;;
+esac
 step ops 1 "$programs/gpu_check" --ops --ranks 1
 # Without TF32's rounding, whole networks are as near to the CPU as f32 is.
 CUDA_ON_CPU_TF32=exact step exact 1 "$programs/gpu_check" --networks lenet --near 1e-5 --ranks 1
