@@ -35,7 +35,8 @@ pub(crate) fn fits<E: Operand>(isa: &'static Isa<E>, depth: usize, columns: usiz
 struct Planes {
     /// The smallest offset of a tap. A plane's first pixel is at this offset.
     least: [isize; 2],
-    /// Number of phases. A plane's row is ordered by the pixels' column modulo the step, so that adjacent results read adjacent pixels.
+    /// Number of phases: a plane's row is ordered by the pixels' column modulo the step. So adjacent results read adjacent
+    /// pixels.
     phases: usize,
     /// Pixels of a phase.
     columns: usize,
