@@ -177,7 +177,7 @@ fn measure(model: &str, precision: &str, batch: &str, steps: &str) -> Result<(),
     let selected = DeviceSet::of(DeviceRequest::Cpu)?.select(&LocalRank::ALONE)?;
     let batch = shared::batch(&spec, batch.parse()?);
     let mut strategy = shared::strategy(model, &spec, precision, true, &selected.device())?;
-    // The peak so far is that of building.
+    // Discards the peak of building the network and the optimizer.
     std::fs::write("/proc/self/clear_refs", "5")?;
     let before = resident("VmRSS")?;
     for _ in 0..steps.parse()? {

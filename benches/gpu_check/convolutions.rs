@@ -1,6 +1,8 @@
-//! Compares convolutions on a GPU with the CPU: the output, and the gradients of image, weight and bias; with a batch norm behind it,
-//! whose statistics the convolution's kernel computes, and with one in front of it, for whose backward pass the kernel of the gradients
-//! computes sums.
+//! Compares convolutions on a GPU with the CPU: the output, and the gradients of image, weight and bias.
+//!
+//! Some cases have a batch norm after the convolution: the convolution's kernel computes its batch statistics. Others have a
+//! batch norm before the convolution: the kernel of the convolution's data gradient computes the sums that the batch norm's
+//! backward pass needs.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use ops::{Activation, ConvOptions, Epilogue, RunningStats, batch_norm_train, conv2d};
@@ -23,19 +25,19 @@ struct Case {
     norm: Norm,
 }
 
-/// What is behind a convolution, or in front of it.
+/// The batch norm after or before a convolution.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Norm {
     None,
-    /// A batch norm.
+    /// A batch norm of the convolution's output.
     Next,
-    /// A batch norm of values that were changed on the way: it must not use the convolution's statistics.
+    /// A batch norm whose input is not the convolution's output itself: it must not use the convolution's statistics.
     Later,
-    /// A batch norm in front, with an activation and, if true, with a residual.
+    /// A batch norm before the convolution, with an activation and, if true, with a residual.
     Before(Activation, bool),
-    /// The same; two convolutions read its output.
+    /// As [`Norm::Before`]; two convolutions read the batch norm's output.
     BeforeTwo(Activation, bool),
-    /// The same; an operation without sums reads its output too.
+    /// As [`Norm::Before`]; an operation whose gradient kernel computes no sums reads the batch norm's output too.
     BeforeOther(Activation, bool),
 }
 
@@ -74,8 +76,8 @@ impl Case {
     }
 }
 
-/// Channels that 16, 8 and 4 bytes divide, and others; one and several tiles of each size, whole and in part; windows, strides,
-/// paddings and groups of the networks.
+/// Cases with rows of channels that are multiples of 16, 8 and 4 bytes, and others; with one and several tiles of each size,
+/// full and partial; with the windows, strides, paddings and groups of the networks.
 const CASES: [Case; 35] = [
     Case::new([3, 3, 9, 7], 64, [3, 3], 1, 1),
     Case::new([2, 3, 17, 15], 24, [7, 7], 2, 3),
@@ -109,7 +111,7 @@ const CASES: [Case; 35] = [
     Case::new([2, 24, 9, 8], 40, [3, 3], 2, 1).norm(Norm::Before(Activation::Relu6, false)),
     Case::new([1, 33, 6, 6], 35, [3, 3], 1, 1).norm(Norm::Before(Activation::Identity, false)),
     Case::new([2, 80, 4, 4], 80, [3, 3], 2, 1).groups(2).norm(Norm::Before(Activation::Relu, false)),
-    // Its slope is not known to the convolution.
+    // The convolution's kernel does not compute the derivative of GELU.
     Case::new([2, 24, 9, 8], 16, [1, 1], 1, 0).norm(Norm::Before(Activation::Gelu, false)),
     Case::new([4, 64, 8, 8], 128, [3, 3], 2, 1).norm(Norm::BeforeTwo(Activation::Relu, true)),
     Case::new([1, 33, 6, 6], 35, [3, 3], 1, 1).norm(Norm::BeforeTwo(Activation::Relu, false)),

@@ -4,12 +4,12 @@
 //! gpu_check [--ops] [--networks NAME,… [--near 0.4]] [--ranks 2,4] [--sizes 1,1000,…] [--rounds 20] [--trainer PATH [--train 1,2,4]]
 //! ```
 //!
-//! Collectives: every algorithm x wire type x size x number of ranks, with values whose sums are exact. `#wrong` must be 0 on
-//! every rank, and all ranks must have the same bits. With fewer GPUs than ranks, ranks share GPUs and synchronize on the
-//! host between steps; times then mean nothing, and the table says so. `--ops` compares the crate `ops` on the first GPU with
-//! the CPU, `--networks` the gradients of whole networks. `--trainer` (the path of the trainer's binary) trains with the
-//! numbers of ranks in `--train` and compares the losses with those of the CPU. `first_light.sh` runs this program, also under
-//! compute-sanitizer; `on_cpu.sh` runs it without a GPU.
+//! Collectives: every algorithm x wire type x size x number of ranks, with values whose sums are exact. `#wrong` (the number of
+//! wrong elements) must be 0 on every rank, and all ranks must have the same bits. With fewer GPUs than ranks, ranks share GPUs
+//! and synchronize on the host between steps; times then mean nothing, and the table says so. `--ops` compares the crate `ops` on
+//! the first GPU with the CPU, `--networks` the gradients of whole networks. `--trainer` (the path of the trainer's binary)
+//! trains with the numbers of ranks in `--train` and compares the losses with those of the CPU. `first_light.sh` runs this
+//! program, also under compute-sanitizer; `on_cpu.sh` runs it without a GPU.
 
 mod batches;
 mod convolutions;
@@ -122,7 +122,7 @@ fn rank(place: &str, arguments: &Arguments) -> Result<bool, String> {
     let secret = Secret::from_hex(secret).ok_or("the secret is invalid")?;
     let number = |word: &str| word.parse::<usize>().map_err(|e| e.to_string());
     let mut config = CommConfig::new(number(rank)?, number(world)?, *store, secret, TransportKind::Shm);
-    // A rank compiles and tunes kernels in front of an exchange, minutes long on a busy machine without a GPU.
+    // A rank compiles and tunes kernels before an exchange. That takes minutes on a busy machine without a GPU.
     config.timeout = Duration::from_secs(600);
     let comm = join(&config).map_err(|e| e.to_string())?;
     matrix::run(&comm, &arguments.sizes, arguments.rounds).map_err(|e| e.to_string())

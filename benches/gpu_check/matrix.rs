@@ -78,7 +78,7 @@ pub fn run(comm: &Communicator, sizes: &[usize], rounds: usize) -> Result<bool, 
     let device = DeviceSet::Gpus(gpus).select(&ranks).map_err(|failure| other(&failure))?.device().inner();
     if !crowded {
         let mut right = all(comm, &device, sizes, rounds, false)? & norm::run(comm, &device, DeviceBackend::Kernels)?;
-        // All ranks look at one machine.
+        // All ranks are on one machine, so they all find NCCL or none does.
         if trainer::device::nccl().is_ok() {
             right &= norm::run(comm, &device, DeviceBackend::Nccl)?;
         }

@@ -13,7 +13,8 @@ type Case<'a> = (String, [usize; 4], DType, Box<dyn Fn(&Inputs) -> Vec<Tensor<1>
 const F32: f32 = 2e-5;
 const BF16: f32 = 8e-3;
 const TF32: f32 = 2e-3;
-/// Name of convolutions with groups that burn convolves one by one. It multiplies f32 in TF32 where autotuning found that faster.
+/// Name of convolutions with more than 32 channels per group. burn convolves them group by group, and multiplies f32 in TF32 if
+/// its autotuning finds that faster.
 const WIDE: &str = "wide convolution";
 
 /// Inputs of a case, all with gradients.

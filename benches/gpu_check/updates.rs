@@ -42,8 +42,9 @@ fn square_sums(device: &Device) -> Result<Vec<f32>, String> {
     Ok((0..4).map(|_| sum()).collect::<Result<Vec<_>, _>>()?.concat())
 }
 
-/// Compares convolutions in bf16 that read the optimizer's copies of their weight with those of a weight that is rounded for them, to
-/// the bit. The weight is shared during one step, and replaced before another.
+/// Checks the copies in bf16 that the optimizer keeps of weights. A convolution that reads the copy must have the same output, to
+/// the bit, as one whose weight is rounded just before it. The weight's memory is shared during step 3, and the weight is
+/// replaced before step 4.
 fn copies(rule: impl Fn(u64) -> UpdateRule, device: &Device) -> Result<bool, String> {
     let options = ConvOptions { stride: [1, 1], padding: [0, 0], dilation: [1, 1], groups: 1, norm_follows: false };
     let images = Tensor::<4>::from_data(TensorData::new(numbers(3, 72), [2, 4, 3, 3]), device).cast(FloatDType::BF16);

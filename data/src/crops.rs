@@ -3,8 +3,8 @@
 use crate::ImageShape;
 use crate::decode::{Region, Target};
 
-/// Views of an image in an evaluation with ten crops: those of torchvision's `TenCrop`. View [`CENTRE_CROP`] is the image as it is
-/// evaluated without them.
+/// Views of an image in an evaluation with ten crops: those of torchvision's `TenCrop`. View [`CENTRE_CROP`] is the image as it
+/// is evaluated without them.
 pub const TEN_CROP: usize = 10;
 
 /// The view of [`TEN_CROP`] that is the centre of the image.
@@ -31,8 +31,8 @@ pub(crate) fn centre_of_resized(size: (usize, usize), side: usize, shape: ImageS
     Target { height, width, part: Region { top, left, height: shape.height, width: shape.width } }
 }
 
-/// Returns the crops of torchvision's `TenCrop` of an image whose shorter side is resampled to `side` pixels: the corners (top left,
-/// top right, bottom left, bottom right) and the centre, and then those that mirror to the crops of the mirrored image.
+/// Returns the crops of torchvision's `TenCrop` of an image whose shorter side is resampled to `side` pixels: the corners (top
+/// left, top right, bottom left, bottom right) and the centre, and then those that mirror to the crops of the mirrored image.
 pub(crate) fn crops_of_resized(size: (usize, usize), side: usize, shape: ImageShape) -> [Target; TEN_CROP] {
     let (height, width) = resized(size, side);
     let (bottom, right) = (height - shape.height, width - shape.width);

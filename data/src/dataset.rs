@@ -169,7 +169,7 @@ impl Dataset {
         }
     }
 
-    /// Keeps the images `ids`, which rise, and frees the memory of the others.
+    /// Keeps the images `ids`, which are in ascending order, and frees the memory of the others.
     pub(crate) fn keep(&mut self, ids: &[u32]) {
         if self.encoded.is_some() || self.shared.is_some() {
             *self = self.select(ids);

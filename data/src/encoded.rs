@@ -123,7 +123,7 @@ impl ImageFile {
         Ok(())
     }
 
-    /// Decodes the image and resamples regions of it, one after the other into `out`. `parts` returns them for a height and width.
+    /// Decodes the image and writes resampled regions of it to `out`. `parts` returns the regions, from the height and width.
     fn decode_parts<const N: usize>(
         &self,
         parts: impl FnOnce(usize, usize) -> Result<[(Region, Target); N], DataError>,
@@ -133,7 +133,7 @@ impl ImageFile {
         let decoder = Decoder::new(&bytes).map_err(|cause| self.damaged(&cause))?;
         let (height, width) = decoder.size();
         let parts = parts(height, width)?;
-        // Each large image takes as much memory as thousands of small ones.
+        // A large image takes as much memory as thousands of small ones: decode one at a time.
         let _turn = (height * width > LARGE).then(|| ONE_LARGE_IMAGE.lock());
         let image = decoder.decode().map_err(|cause| self.damaged(&cause))?;
         let len = out.len() / N;
@@ -196,9 +196,9 @@ pub struct EncodedImages {
     files: Vec<ImageFile>,
     resize: Resize,
     shape: ImageShape,
-    /// They are decoded once, by the caller.
+    /// Whether the caller decodes the images once.
     once: bool,
-    /// The folder that the names of [`EncodedImages::names`] do not have.
+    /// The folder that [`EncodedImages::names`] removes from the names.
     root: PathBuf,
 }
 
@@ -214,14 +214,14 @@ impl EncodedImages {
         Self { once: true, ..self }
     }
 
-    /// Returns whether the caller decodes the images once ([`crate::formats::LoadRequest::share`]). Otherwise they are decoded in each
-    /// epoch.
+    /// Returns whether the caller decodes the images once ([`crate::formats::LoadRequest::share`]). Otherwise they are decoded in
+    /// each epoch.
     pub fn is_decoded_once(&self) -> bool {
         self.once
     }
 
-    /// Decodes a part of the pixels of all images, `[N, 3, H, W]`, on all threads: `out.len()` bytes from byte `start` on. Bytes after
-    /// the last image stay as they are.
+    /// Decodes a part of the pixels of all images, `[N, 3, H, W]`, on all threads: `out.len()` bytes from byte `start` on. Bytes
+    /// after the last image stay as they are.
     ///
     /// # Errors
     /// The first image of the part that cannot be decoded.
@@ -302,7 +302,7 @@ impl EncodedImages {
         decoded.collect::<Vec<_>>().into_iter().flatten().collect()
     }
 
-    /// Returns the name of each image, without the folder of the data set; of a member of an archive also its place.
+    /// Returns the name of each image, without the folder of the data set. For a member of an archive, adds its position.
     pub fn names(&self) -> impl Iterator<Item = String> {
         self.files.iter().map(|file| match file {
             ImageFile::Path(path) => path.strip_prefix(&self.root).unwrap_or(path).display().to_string(),

@@ -1,6 +1,6 @@
 //! The classes of each image where an image may have several (multi-label data sets).
 
-/// The classes of `N` images: any number for each image, also none. The classes of an image rise.
+/// The classes of `N` images: any number for each image, also none. The classes of an image are in ascending order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LabelSets {
     /// The classes of all images, one image after the other.
@@ -34,7 +34,7 @@ impl LabelSets {
         (0..self.len()).map(|index| self.of(index))
     }
 
-    /// Adds an image with `classes`, which rise.
+    /// Adds an image with `classes`, which are in ascending order.
     pub fn push(&mut self, classes: &[u16]) {
         self.classes.extend_from_slice(classes);
         self.ends.push(self.classes.len());

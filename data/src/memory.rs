@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 /// Returns the bytes of this machine's memory and swap, or the smaller limit of this process's control group; `None` where
-/// the kernel does not say.
+/// the kernel does not report it.
 pub fn total_memory() -> Option<u64> {
     memory("MemTotal", "SwapTotal")
 }

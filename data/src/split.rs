@@ -29,9 +29,9 @@ pub struct SplitOptions {
 pub struct SplitRecord {
     /// Number of training images before the split.
     pub images: usize,
-    /// The validation split, rising.
+    /// The validation split, in ascending order.
     pub validation: Vec<u32>,
-    /// Images of no split, rising.
+    /// Images of no split, in ascending order.
     pub unused: Vec<u32>,
 }
 
@@ -66,7 +66,7 @@ pub fn split(mut splits: Splits, options: &SplitOptions) -> Result<Splits, DataE
     Ok(splits)
 }
 
-/// Returns the images to train on, rising, and the other ones.
+/// Returns the images to train on, in ascending order, and the other ones.
 fn partition(train: &Dataset, options: &SplitOptions) -> Result<(Vec<u32>, SplitRecord), DataError> {
     let len = u32::try_from(train.len()).map_err(|_| SamplerError::TooManySamples { len: train.len() })?;
     let sizes = strata(train);
@@ -106,8 +106,8 @@ fn partition(train: &Dataset, options: &SplitOptions) -> Result<(Vec<u32>, Split
     Ok((training, SplitRecord { images: train.len(), validation, unused }))
 }
 
-/// Returns the number of images of each class, of which the same fraction is taken: all images where images have several
-/// classes.
+/// Returns the number of images of each stratum, of which the same fraction is taken. Strata are classes; a multi-label data
+/// set is one stratum.
 fn strata(train: &Dataset) -> Vec<usize> {
     if train.label_sets.is_some() { vec![train.len()] } else { train.class_sizes() }
 }

@@ -1,8 +1,8 @@
 //! airbench94, the network of "94% on CIFAR-10 in 3.29 seconds on a single GPU", Jordan, 2024,
 //! <https://arxiv.org/abs/2404.00498>.
 //!
-//! Small, and shaped to be trained in a few epochs: the first convolution whitens 2x2 patches and is not trained, the other
-//! convolutions start as the identity on their first channels, and batch norms have no trained scale.
+//! The network is small and made for a training of a few epochs. The first convolution whitens 2x2 patches and is not trained.
+//! The other convolutions start as the identity on their first channels. The batch norms have no trained scale.
 
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -68,7 +68,7 @@ pub struct Airbench {
 }
 
 impl Airbench {
-    /// Builds the network for `spec` with weights from `init`. [`Airbench::whitened`] sets the first convolution's.
+    /// Builds the network for `spec` with weights from `init`. [`Airbench::whitened`] sets the first convolution's weight.
     ///
     /// # Errors
     ///
@@ -93,7 +93,7 @@ impl Airbench {
     ///
     /// # Panics
     ///
-    /// When `images` is not of this shape, or the network has other channels.
+    /// When `images` is not of this shape, or the network has another number of channels.
     pub fn whitened(mut self, images: &[f32], shape: [usize; 4]) -> Self {
         let filters = whitening::filters(images, shape, PATCH);
         self.whiten = self.whiten.with_weight(filters);

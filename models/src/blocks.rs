@@ -52,8 +52,8 @@ pub(crate) fn conv_norm_relu((conv, norm): &ConvNorm, input: Tensor<4>, cx: &Con
     norm.forward_relu(conv.forward(input, cx), cx)
 }
 
-/// The shortcut branch of a residual block. `None` is the identity; else a strided 1x1 convolution and a batch norm, for example
-/// `shortcut.0` and `shortcut.1`.
+/// The shortcut branch of a residual block: a strided 1x1 convolution and a batch norm, for example `shortcut.0` and
+/// `shortcut.1`. `None` is the identity.
 pub(crate) type Shortcut = Option<ConvNorm>;
 
 /// Name of a block's shortcut branch in the state dict.
@@ -65,8 +65,8 @@ pub(crate) enum ShortcutName {
     Downsample,
 }
 
-/// Builds the [`Shortcut`] of a block, as its fields `shortcut` and `downsample`, of which one is used: a convolution where the
-/// block changes the channels or the image size.
+/// Builds the values of a block's fields `shortcut` and `downsample`. `name` selects the field that is used; the other one is
+/// `None`. The used field has a convolution where the block changes the number of channels or the image size.
 fn shortcuts(name: ShortcutName, channels: [usize; 2], stride: usize, init: &Init) -> [Shortcut; 2] {
     let projects = stride != 1 || channels[0] != channels[1];
     let made = |name| projects.then(|| conv_norm(channels, 1, stride, &init.child(name)));
@@ -76,7 +76,7 @@ fn shortcuts(name: ShortcutName, channels: [usize; 2], stride: usize, init: &Ini
     }
 }
 
-/// Applies the shortcut branch. The result is the residual that the block adds.
+/// Applies the shortcut branch. The block adds the result to the output of its last batch norm.
 pub(crate) fn residual(shortcut: Option<&ConvNorm>, input: Tensor<4>, cx: &Context) -> Tensor<4> {
     match shortcut {
         Some((conv, norm)) => norm.forward(conv.forward(input, cx), cx),
@@ -100,7 +100,7 @@ impl BasicBlock {
         Self::named(ShortcutName::Shortcut, channels, stride, init)
     }
 
-    /// Builds the block with this name of its shortcut branch.
+    /// Builds the block. `name` is the name of its shortcut branch in the state dict.
     pub(crate) fn named(name: ShortcutName, [input, width]: [usize; 2], stride: usize, init: &Init) -> Self {
         let [shortcut, downsample] = shortcuts(name, [input, width], stride, init);
         Self {
@@ -155,7 +155,7 @@ impl Bottleneck {
         Self::named(ShortcutName::Shortcut, shape, init)
     }
 
-    /// Builds the block with this name of its shortcut branch.
+    /// Builds the block. `name` is the name of its shortcut branch in the state dict.
     pub(crate) fn named(name: ShortcutName, shape: BottleneckShape, init: &Init) -> Self {
         let BottleneckShape { channels: [input, width, output], stride, groups, squeeze } = shape;
         let [shortcut, downsample] = shortcuts(name, [input, output], stride, init);

@@ -1,7 +1,7 @@
 //! Settings of one forward pass, an argument of every layer.
 //!
 //! Training mode does not depend on the device: evaluation on an autodiff device and training mode on a plain device are both
-//! valid. A network has no mode of its own either, so a clone cannot inherit a hidden mode.
+//! valid. A network has no mode (PyTorch's `module.training`), so a clone cannot inherit a hidden one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -24,7 +24,7 @@ pub struct Context {
     gradients: Option<Arc<dyn GradientSink>>,
 }
 
-/// Sums of a counting pass.
+/// Counts of the passes with one [`Context::counting`].
 #[derive(Debug, Default)]
 struct OpCounts {
     macs: AtomicU64,
@@ -34,11 +34,11 @@ struct OpCounts {
 /// Seeds of dropout's random numbers.
 #[derive(Debug)]
 struct DropoutKeys {
-    /// One per sample.
+    /// One key per sample.
     keys: Vec<u64>,
     /// Number of dropout layers that this pass has applied.
     layer: AtomicU64,
-    /// Whether one of them has a rate above 0.
+    /// Whether one of these layers has a rate above 0.
     drawn: AtomicBool,
 }
 

@@ -1,7 +1,8 @@
 //! Networks of other crates, behind one type.
 //!
-//! burn's `Module` has generic functions, so there is no `dyn Module`. The parts that a [`Network`](crate::Network) needs are here
-//! with `dyn` arguments: a visitor gets its parameters as `dyn Any`, and knows their rank again on the other side.
+//! burn's `Module` has generic functions, so `dyn Module` is not possible. [`ErasedNetwork`] has the functions that a
+//! [`Network`](crate::Network) needs, with `dyn` arguments. A parameter passes through them as `dyn Any`. The receiver finds its
+//! number of dimensions by trying one to six.
 
 use std::any::Any;
 use std::fmt::Debug;
@@ -15,16 +16,16 @@ use crate::{BuildError, Context, Init, Spec};
 ///
 /// `trainer/examples/own_model.rs` is a complete program.
 pub trait CustomNetwork: Module + Sync + 'static {
-    /// Builds the network for `spec` with initial weights from `init`. Each module's source is a child of `init` with the name of
-    /// the module's field, so that equal seeds result in equal weights everywhere.
+    /// Builds the network for `spec` with initial weights from `init`. Pass `init.child(name)` to each module, with the name of
+    /// the module's field: then equal seeds result in equal weights everywhere.
     ///
     /// # Errors
     ///
     /// [`BuildError::ImageTooSmall`], for example by [`Spec::require_side`].
     fn build(spec: &Spec, init: &Init) -> Result<Self, BuildError>;
 
-    /// Maps normalised images `[B, C, H, W]` to logits `[B, classes]`. The layers of [`layers`](crate::layers) take the context;
-    /// operations between them are those of the crate `ops`, if the network is to be exported as ONNX.
+    /// Maps normalised images `[B, C, H, W]` to logits `[B, classes]`. The layers of [`layers`](crate::layers) take the context.
+    /// An export to ONNX needs the operations between the layers to be those of the crate `ops`.
     fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2>;
 
     /// Returns the smallest batch that the network can be trained on: 2 if a batch norm sees one pixel per image.
@@ -221,7 +222,7 @@ impl<M: ModuleMapper> ErasedMapper for M {
 
 const RANKS: &str = "a parameter of a custom network has one to six dimensions";
 
-/// The visitor of a module whose calls go to another one.
+/// Passes the calls of burn's generic visitor on to an [`ErasedVisitor`].
 struct VisitorOf<'a>(&'a mut dyn ErasedVisitor);
 
 impl ModuleVisitor for VisitorOf<'_> {
@@ -238,7 +239,7 @@ impl ModuleVisitor for VisitorOf<'_> {
     }
 }
 
-/// The mapper of a module whose calls go to another one.
+/// Passes the calls of burn's generic mapper on to an [`ErasedMapper`].
 struct MapperOf<'a>(&'a mut dyn ErasedMapper);
 
 impl ModuleMapper for MapperOf<'_> {

@@ -31,8 +31,8 @@ pub trait GradientSink: Debug + Send + Sync {
     /// Reports that a forward pass uses the parameter. Each use yields one gradient, and the sink must add them.
     fn used(&self, parameter: ParamId);
 
-    /// Passes on the gradient of one use, flattened by [`ops::parameter::flatten`], without autodiff. The sink has the only copy: the result of
-    /// `backward` has no gradient for this parameter.
+    /// Passes on the gradient of one use, flattened by [`ops::parameter::flatten`], without autodiff. The sink has the only
+    /// copy: the result of `backward` has no gradient for this parameter.
     fn ready(&self, parameter: ParamId, gradient: Tensor<1>);
 }
 

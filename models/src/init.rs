@@ -47,8 +47,8 @@ pub(crate) fn unit_interval(key: u64, index: u64) -> impl Iterator<Item = f64> {
     (1_u64..).map(move |i| (splitmix64(start.wrapping_add(i.wrapping_mul(GAMMA))) >> 40) as f64 / (1u32 << 24) as f64)
 }
 
-/// Source of initial weights for a network under construction: the seed, the device, the path of the module being built, and which
-/// weights are frozen.
+/// Source of initial weights for a network under construction: the seed, the device, the path of the module being built, and
+/// the weights that are frozen.
 #[derive(Debug, Clone)]
 pub struct Init {
     /// `None`: all weights are 0.
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn values_never_change() {
-        // A change of these numbers would change every run of every seed. The program guarantees them.
+        // The program guarantees these numbers: other ones would change the initial weights of every run.
         assert_eq!(uniform(0, "conv1.weight", 3, 1.0), GOLDEN);
         assert_eq!(uniform(0, "conv1.weight", 100, 1.0)[..3], GOLDEN);
     }

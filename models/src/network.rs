@@ -96,8 +96,8 @@ impl Network {
         }
     }
 
-    /// Returns the smallest batch that the network can be trained on, images of `image_size`, `[height, width]`: batch norm needs
-    /// more than one value per channel.
+    /// Returns the smallest batch of images of `image_size`, `[height, width]`, on which the network can be trained: batch norm
+    /// needs more than one value per channel.
     pub fn smallest_batch(&self, image_size: [usize; 2]) -> usize {
         match self {
             Self::TorchvisionResNet(_) | Self::TorchvisionMobileNetV2(_) | Self::TorchvisionEfficientNet(_) => {
@@ -173,8 +173,8 @@ pub fn cost(network: &Network, spec: &Spec) -> Cost {
 }
 
 /// Estimates the parameters of a model and its [`Cost::activations`] for images of the size `spec`, without building the network
-/// for that size: both grow linearly with the area of the images, so two networks for small images determine them. Convolutions
-/// without padding grow faster, and the estimate is up to a quarter too low.
+/// for that size. Both grow linearly with the area of the images, so the function extrapolates from two networks for smaller
+/// images. The activations of convolutions without padding grow faster: there the estimate is up to a quarter too low.
 ///
 /// # Errors
 ///
@@ -185,7 +185,7 @@ pub fn estimate_elements(name: &str, spec: &Spec) -> Result<[f64; 2], BuildError
     let made_for = crate::find(name)?.spec;
     let at = |scale: usize| {
         let image_size = made_for.image_size.map(|side| scale * side.min(LARGE));
-        // A wide last layer is part of no question about images.
+        // The number of classes says nothing about the image size. A wide last layer would only take time.
         let small = Spec { image_size, num_classes: spec.num_classes.clamp(1, 1000), ..*spec };
         let network = crate::skip_init(name, &small)?;
         let parameters: usize = crate::parameters(&network).iter().map(|parameter| parameter.len()).sum();

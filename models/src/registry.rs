@@ -136,11 +136,11 @@ static ENTRIES: &[Entry] = &[
 
 /// The models of other crates.
 static REGISTERED: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
-/// All models, from the first use of the registry on.
+/// All models. The first use of the registry sets the list.
 static ALL: OnceLock<Vec<Entry>> = OnceLock::new();
 
-/// Adds a network of another crate to the registry, before the registry is used. Configurations, checkpoints and all commands know
-/// the network by its name then. `spec` is the specification for which its size is reported.
+/// Adds a network of another crate to the registry. Configurations, checkpoints and all commands then know the network by `name`.
+/// Its parameters and multiply-adds are reported for `spec`.
 ///
 /// Every process of a run must register the same networks: call the function at the start of `main`.
 ///
@@ -212,8 +212,8 @@ pub fn build(name: &str, spec: &Spec, seed: u64, device: &Device) -> Result<Netw
     build_frozen(name, spec, seed, device, &[])
 }
 
-/// Builds a model as [`build`], with all weights within `frozen` frozen: modules or weights of the state dict, such as `layer1` or
-/// `fc.bias`. Their values are the same. A name that the model does not have freezes nothing.
+/// Builds a model as [`build`], and freezes all weights within `frozen`: modules or weights of the state dict, such as `layer1`
+/// or `fc.bias`. The initial values are the same as without freezing. A name that the model does not have freezes nothing.
 ///
 /// A batch norm whose scale and shift are both frozen normalises with its running statistics in training too.
 ///

@@ -134,8 +134,8 @@ impl ResNet {
         })
     }
 
-    /// `[B, C, H, W]` → logits `[B, classes]`; the shapes beside the lines are for 3x32x32 and
-    /// ResNet-18 or 34; the deeper networks have four times the channels after each stage.
+    /// Maps images `[B, C, H, W]` to logits `[B, classes]`. The shapes in the comments are for 3x32x32 and ResNet-18 or 34; the
+    /// deeper networks have four times the channels after each stage.
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
         let x = self.bn1.forward_relu(self.conv1.forward(images, cx), cx); // [B, 64, 32, 32]
         let x = run_stage(&self.layer1, x, cx); // [B, 64, 32, 32]

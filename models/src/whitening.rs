@@ -35,8 +35,8 @@ pub fn filters(images: &[f32], shape: [usize; 4], patch: usize) -> Vec<f32> {
     positive.iter().copied().chain(negative).collect()
 }
 
-/// Computes the mean of `p · pᵀ` over all patches `p` (`[C, patch, patch]` in row-major order), a symmetric matrix in row-major
-/// order.
+/// Computes the mean of `p · pᵀ` over all patches `p` (`[C, patch, patch]` in row-major order). The result is a symmetric
+/// matrix in row-major order.
 fn second_moments(images: &[f32], [count, channels, height, width]: [usize; 4], patch: usize) -> Vec<f64> {
     assert_eq!(images.len(), count * channels * height * width, "images of another shape");
     assert!(count > 0 && height >= patch && width >= patch, "no patch fits into an image");
@@ -63,7 +63,7 @@ fn second_moments(images: &[f32], [count, channels, height, width]: [usize; 4], 
 
 /// Computes eigenvalues and eigenvectors (one per row, of length 1) of a symmetric `n` x `n` matrix by Jacobi's rotations.
 fn eigenvectors(mut a: Vec<f64>, n: usize) -> (Vec<f64>, Vec<f64>) {
-    /// Sweeps after which rounding is all that is left, for any matrix of a few dozen rows: convergence is quadratic.
+    /// After this many sweeps only rounding errors remain, for any matrix of a few dozen rows: convergence is quadratic.
     const SWEEPS: usize = 30;
     let mut vectors = vec![0.0; n * n];
     (0..n).for_each(|i| vectors[i * n + i] = 1.0);

@@ -1,5 +1,5 @@
-//! Two machines on one: network namespaces with a cable between them that tests can pull. Included with `#[path]` by the tests of
-//! several crates, behind `shared.rs`.
+//! Two hosts on one machine: network namespaces, joined by a virtual cable that tests can unplug. Included with `#[path]` by the
+//! tests of several crates, after `shared.rs`.
 
 use std::process::Command;
 

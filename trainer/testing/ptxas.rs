@@ -11,7 +11,7 @@ pub struct Ptxas {
     folder: tempfile::TempDir,
 }
 
-/// What a kernel takes of a multiprocessor.
+/// The resources of a multiprocessor that a kernel needs.
 #[derive(Debug, Clone, Copy)]
 pub struct Resources {
     /// Registers per thread.

@@ -19,8 +19,9 @@ pub fn skip_or_fail(tool: &str, cause: impl Display) {
     let _ = writeln!(std::io::stderr(), "{test}: skipped, {tool} is missing: {cause}");
 }
 
-/// Returns a TCP port that no other test uses while this process lives, and that the kernel gives to nobody: the port is below
-/// the range of ephemeral ports. A port of `bind` to port 0 could go to another process before the tested program binds it.
+/// Returns a TCP port that no other test uses while this process lives. The port is below the range of ephemeral ports, so the
+/// kernel does not assign it either. A port from `bind` to port 0 could be assigned to another process before the tested program
+/// binds it.
 pub fn free_port() -> u16 {
     for port in 20_000..30_000 {
         let name = SocketAddr::from_abstract_name(format!("trainer-test-port-{port}")).unwrap();

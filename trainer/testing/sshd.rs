@@ -1,4 +1,4 @@
-//! ssh servers in network namespaces, for tests of jobs on several hosts. Included with `#[path]` behind `shared.rs` and
+//! ssh servers in network namespaces, for tests of jobs on several hosts. Included with `#[path]` after `shared.rs` and
 //! `namespaces.rs`.
 
 use std::fs;
@@ -70,7 +70,7 @@ impl SshHosts {
 
     fn client(&self) -> String {
         let path = |name: &str| self.path(name).display().to_string();
-        // The first value of a setting counts, but all keys are tried
+        // ssh uses the first value of a setting, but tries all keys
         format!(
             "Host wrong-key\n  IdentityFile {}\nHost unknown-key\n  UserKnownHostsFile {}\nHost refused\n  Port 1\n\
              Host missing\n  IdentityFile {}\nHost version\n  IdentityFile {}\n\

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// A layer; the same numbers are the arguments of `peers/layers.py`.
+/// A layer. `peers/layers.py` takes the same numbers as arguments.
 #[derive(Debug, Clone, Copy, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
@@ -59,7 +59,7 @@ pub fn layers() -> Vec<Layer> {
     let mut layers = vec![
         Layer { kind: Kind::Conv([3, 64, 3, 1, 32]), count: 1, data: false },
         one(Kind::Conv([64, 64, 3, 1, 32]), 4),
-        // That of the stem and the first one of each of the two blocks.
+        // The stem's batch norm, and the first one of each of the two blocks.
         one(Kind::Norm([64, 32, 1, 0]), 3),
         one(Kind::Norm([64, 32, 1, 1]), 2),
     ];

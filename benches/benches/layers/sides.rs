@@ -20,7 +20,7 @@ fn values<const D: usize>(dims: [usize; D], seed: usize) -> Values {
     tensor.try_into_primitive::<Flex>().expect("made on burn-flex")
 }
 
-/// Returns the same numbers in the kernels' memory order, as in the middle of a network.
+/// Returns the same numbers in the kernels' memory order (channels-last), as in the middle of a network.
 fn image(dims: [usize; 4], seed: usize) -> Values {
     let last = Flex::float_permute(values(dims, seed), &[0, 2, 3, 1]).to_contiguous();
     Flex::float_permute(last, &[0, 3, 1, 2])

@@ -74,7 +74,7 @@ fn write_images(folder: &Path) -> Result<usize, Box<dyn Error>> {
         let class = folder.join(split).join("all");
         std::fs::create_dir_all(&class)?;
         for index in 0..count {
-            // Waves and a little noise: about the size of a photograph of ImageNet.
+            // Waves and a little noise: the file is about as large as a photograph of ImageNet.
             let wave = |x: u32, y: u32, period: f32| ((x as f32 + 0.3 * y as f32 + (7 * index) as f32) / period).sin();
             let noise = |x: u32, y: u32| (x.wrapping_mul(2_654_435_761) ^ y.wrapping_mul(2_246_822_519)) >> 27;
             let pixel = |x, y| {
@@ -121,7 +121,7 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended by itself.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

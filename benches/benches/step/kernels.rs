@@ -1,4 +1,4 @@
-//! Divides a GPU's time in a training step into classes of kernels, by the device's clock, and gaps between kernels.
+//! Divides a training step's time on a GPU, by the device's clock, into classes of kernels and the gaps between kernels.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -33,7 +33,7 @@ pub struct Kernels {
     pub kernels: Vec<(String, String, Share)>,
 }
 
-/// Measures `steps` steps without profiling, then profiles one. `strategy` launches kernel by kernel.
+/// Measures `steps` steps without profiling, then profiles one. `strategy` must launch kernel by kernel, without a CUDA graph.
 pub fn measure(
     strategy: &mut Single,
     resident: &DeviceDataset,
@@ -51,7 +51,7 @@ pub fn measure(
     }
     let step = crate::shared::median(times);
 
-    // The time on the device of preparing a batch; the step below contains it again at its beginning.
+    // Profiles the preparation of a batch alone. The step below prepares its batch first, so these launches are its first ones.
     let watch = Watch::start(usize::MAX);
     drop(resident.batch(&batches[0]));
     wait()?;
@@ -136,7 +136,7 @@ fn class(part: Part, kernel: &str) -> &'static str {
     }
     let forward = matches!(part, Part::Forward);
     if has("norm_kernels") || has("norm_moments") {
-        // Ours. burn's batch norm is reductions and elementwise kernels.
+        // Our batch norm. burn's consists of reductions and elementwise kernels.
         if forward { "batch norm, forward" } else { "batch norm, backward" }
     } else if has("direct_kernels") {
         if forward { "convolution, forward" } else { "convolution, data gradient" }

@@ -152,7 +152,7 @@ fn measure(name: &str, options: &Options, selected: &Selected, threads: usize) -
             strategy.keep_on_device(DeviceDatasets { train: resident(), eval: resident() })?;
         }
         let first_step_s = steps(&mut strategy, &batches, 1, selected)?.step / 1000.0;
-        // The second step makes ready, and the third one is recorded.
+        // The second step allocates memory, and the third one is recorded as a CUDA graph.
         steps(&mut strategy, &batches, if options.gpu { 3 } else { 0 }, selected)?;
         sides.push(Side { precision, graph, strategy, first_step_s, times: Vec::new() });
     }
@@ -332,7 +332,7 @@ fn steps(strategy: &mut Single, batches: &[Batch], count: usize, selected: &Sele
     }
     let mut times = medians(&times);
     if selected.gpu.is_some() {
-        // Work is only queued: a wait for each step would leave the GPU idle at the start of the next one.
+        // Steps are only queued. If the host waited for each of them, the GPU would be idle at the start of the next one.
         selected.device().sync().map_err(|error| format!("the GPU failed: {error:?}"))?;
         times.step = 1000.0 * begun.elapsed().as_secs_f64() / count as f64;
     }

@@ -178,7 +178,7 @@ impl Augment {
         }
     }
 
-    /// Returns whether the loader must make the pixels: a device only gathers them.
+    /// Returns whether the loader must compute the pixels: a device that augments can only gather pixels.
     pub fn computes_pixels(&self) -> bool {
         self.changes_colours() || matches!(self, Self::RandomResizedCrop { .. })
     }

@@ -13,7 +13,7 @@ pub struct AugmentParams {
     pub dy: i32,
     /// Columns by which the crop's window moves right, from `-padding` to `padding`.
     pub dx: i32,
-    /// Left and right are exchanged.
+    /// Whether left and right are exchanged.
     pub flip: bool,
     /// Operations on the cropped and flipped image, in this order. A device that only gathers cannot apply them.
     pub operations: Vec<Operation>,
@@ -74,7 +74,7 @@ impl Pipeline {
         self.params(seed_of_draw(seed, draw), epoch, id)
     }
 
-    /// Draws the region that [`Augment::RandomResizedCrop`] cuts out of an image of `height` x `width` pixels, for the sample as in
+    /// Draws the region that [`Augment::RandomResizedCrop`] cuts out of an image of `height` x `width` pixels, for a sample as in
     /// [`Pipeline::params_of_draw`]. None without this augmentation.
     pub(crate) fn resized_crop_of_draw(
         &self,
@@ -100,7 +100,7 @@ impl Pipeline {
                     let offset = |counter| stream.below(counter, 2 * padding as u32 + 1) as i32 - padding as i32;
                     (params.dy, params.dx) = (offset(draw::CROP_Y), offset(draw::CROP_X));
                 }
-                // It depends on the size of the image, see `resized_crop_of_draw`.
+                // The region depends on the size of the image, see `resized_crop_of_draw`.
                 Augment::RandomResizedCrop { .. } => {}
                 Augment::Flip => params.flip = stream.below(draw::FLIP, 2) == 1,
                 Augment::AlternatingFlip => {

@@ -53,8 +53,8 @@ pub(super) fn rand_augment(stream: &Stream, magnitude: usize, shape: ImageShape)
     })
 }
 
-/// Draws brightness, contrast and saturation, each with a factor of `1 - strength` to `1 + strength`, and with a `hue` above 0 a turn
-/// of the hues from `-hue` to `hue`, in random order (`ColorJitter`).
+/// Draws brightness, contrast and saturation, each with a factor of `1 - strength` to `1 + strength`, and with a `hue` above 0 a
+/// turn of the hues from `-hue` to `hue`, in random order (`ColorJitter`).
 pub(super) fn color_jitter(stream: &Stream, strength: f64, hue: f64) -> Vec<Operation> {
     let low = (1.0 - strength).max(0.0);
     let factor = |counter| low + (1.0 + strength - low) * stream.unit(counter);
@@ -93,8 +93,9 @@ pub(super) fn random_erasing(stream: &Stream, probability: f64, shape: ImageShap
     })
 }
 
-/// Draws the region of `RandomResizedCrop` in an image of `height` x `width` pixels: `scale` to 1 of its area with an aspect ratio of
-/// 3/4 to 4/3. If ten draws do not fit, the largest region of that ratio around the centre. `unit` returns the next draw in (0, 1).
+/// Draws the region of `RandomResizedCrop` in an image of `height` x `width` pixels: `scale` to 1 of its area with an aspect
+/// ratio of 3/4 to 4/3. If ten draws do not fit, the largest region of that ratio around the centre. `unit` returns the next draw
+/// in (0, 1).
 pub(super) fn resized_crop(mut unit: impl FnMut() -> f64, scale: f64, (height, width): (usize, usize)) -> Region {
     const RATIO: [f64; 2] = [3.0 / 4.0, 4.0 / 3.0];
     let area = (height * width) as f64;

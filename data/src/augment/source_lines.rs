@@ -21,7 +21,7 @@ pub(super) fn source(at: usize, offset: i32, side: usize, fill: Fill) -> Option<
 pub struct SourceLine {
     /// The row or column of the image; none if this one is black.
     pub source: Option<usize>,
-    /// The line crosses the cut-out square. Pixels in both a cut row and a cut column are the mean.
+    /// Whether the line crosses the cut-out rectangle. Pixels in both a cut row and a cut column are the mean.
     pub cut: bool,
 }
 

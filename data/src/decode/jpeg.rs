@@ -8,8 +8,8 @@ use zune_jpeg::zune_core::options::DecoderOptions;
 
 use super::{MAX_SIDE, samples, text};
 
-/// Reads the headers. Returns the decoder, and height and width. `is_complete`: the file has an end marker. Otherwise missing
-/// pixels are an error; by default the decoder makes them grey.
+/// Reads the headers. Returns the decoder, and height and width. `is_complete`: the file has an end marker. Without the marker,
+/// missing pixels are an error; the decoder's default would make them grey.
 pub(super) fn open<R: BufRead + Seek>(
     source: R,
     is_complete: bool,

@@ -1,6 +1,6 @@
 //! Bilinear resampling with antialiasing, in PIL's arithmetic: `Image.resize(size, Image.BILINEAR)`, which torchvision's `Resize`
-//! and `RandomResizedCrop` call for PIL images. Results are PIL's to the bit (`src/libImaging/Resample.c`). From version 13 on PIL
-//! starts with the columns where the height shrinks most: there results differ by at most one level.
+//! and `RandomResizedCrop` call for PIL images. Results are equal to PIL's bit for bit (`src/libImaging/Resample.c`). Since
+//! version 13, PIL resamples columns before rows where the height shrinks most. There, results differ by at most one level.
 
 use super::RgbImage;
 
@@ -14,7 +14,7 @@ pub(crate) struct Region {
 }
 
 impl Region {
-    /// Returns a whole image.
+    /// Returns the region of a whole image.
     pub(crate) fn whole(height: usize, width: usize) -> Self {
         Self { top: 0, left: 0, height, width }
     }
@@ -29,13 +29,13 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// Computes the whole result.
+    /// Makes a target of which the whole result is computed.
     pub(crate) fn whole(height: usize, width: usize) -> Self {
         Self { height, width, part: Region::whole(height, width) }
     }
 }
 
-/// Bits behind the point of a weight: 8 bits are for the pixel, 2 for the sum's sign and overflow.
+/// Fractional bits of a fixed-point weight. Of the 32 bits, 8 are for the pixel and 2 for the sum's sign and overflow.
 const PRECISION: u32 = 32 - 8 - 2;
 
 /// The source pixels of one pixel of the result, and their weights.
@@ -72,7 +72,7 @@ fn rounded(sum: i32) -> u8 {
 const HALF: i32 = 1 << (PRECISION - 1);
 
 /// Resamples the region `source` of `image` to the size of `target`, and writes the target's part to `out` as planes,
-/// `[3, H, W]`. First rows become as wide as the result, then columns as high, as in PIL.
+/// `[3, H, W]`. Rows are resampled first, then columns, as in PIL.
 ///
 /// # Panics
 /// If the region is not inside the image, the part not inside the target, or `out` has another length.

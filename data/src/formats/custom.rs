@@ -61,11 +61,11 @@ impl Eq for Reader {}
 
 static REGISTERED: RwLock<Vec<&DatasetInfo>> = RwLock::new(Vec::new());
 
-/// Adds a data set, before anything else is done with data sets. `data.name` chooses it.
+/// Adds a data set, which `data.name` then selects. Call the function before all other functions for data sets.
 ///
 /// # Panics
 ///
-/// When there is a data set of this name already, the mean and deviation are not one per channel, or there is no class.
+/// When there is a data set of this name already, mean or deviation do not have one value per channel, or there is no class.
 pub fn register(custom: CustomDataset) {
     let CustomDataset { name, description, shape, classes, mean, std, read } = custom;
     assert!(!classes.is_empty(), "the data set `{name}` has no class");

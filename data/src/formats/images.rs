@@ -19,7 +19,7 @@ pub(super) struct Sample {
     pub(super) label_set: Option<Box<[u16]>>,
 }
 
-/// The image files of each split, in the order of their data set. Only `train` has always an image.
+/// The image files of each split, in the order of their data set. Only `train` always has an image.
 #[derive(Debug, Default)]
 pub(super) struct SplitFiles {
     pub(super) train: Vec<Sample>,
@@ -82,12 +82,12 @@ pub(super) fn load_splits(
     })
 }
 
-/// Adds the way out of an error about memory that images in files have.
+/// Adds a hint to an error about memory: images in files can be decoded in each epoch.
 fn or_in_each_epoch(error: DataError) -> DataError {
     DataError { hint: format!("decode the images in each epoch (data.decode = \"epoch\"), {}", error.hint), ..error }
 }
 
-/// Returns what is done to images of another size than the data set's.
+/// Returns how images of another size than the data set's are resized.
 fn resize(image_size: Option<usize>, shorter_side: Option<usize>) -> Result<Resize, DataError> {
     match (image_size, shorter_side) {
         (None, None) => Ok(Resize::None),

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! The first line names the columns, in any order. Paths are relative to the manifest's folder. Labels are class names, which are
-//! numbered in the order of the sorted names, or class numbers from 0 in all lines. The split is `train`, `val` or `test`; without
-//! the column all images are training images. Without `test` images, `val` is the test split, as of an image folder.
+//! numbered in the order of the sorted names, or class numbers from 0 in all lines. The split is `train`, `val` or `test`;
+//! without the column all images are training images. Without `test` images, `val` is the test split, as of an image folder.
 //!
 //! With [`LoadRequest::label_delim`] a label is a list of classes, `cat;dog`, and may be empty: fastai's
 //! `ImageDataLoaders.from_df(…, label_delim=";")`.
@@ -28,7 +28,7 @@ use super::{DatasetInfo, LoadRequest};
 use crate::encoded::ImageFile;
 use crate::{DataError, Splits, read_regular};
 
-/// What to do where no manifest is named.
+/// Hint for a missing path of the manifest.
 pub(super) const NAME_IT: &str =
     "name the CSV file itself with `dir` in [data] or --data-dir: dir = \"photos/labels.csv\"";
 
@@ -62,7 +62,7 @@ struct Columns {
     split: Option<usize>,
 }
 
-/// Reads a manifest and the images that it lists. `needs_test`: without test images there is an error.
+/// Reads a manifest and the images that it lists. `needs_test`: a manifest without test images is an error.
 pub(super) fn load(
     info: &DatasetInfo,
     file: &Path,

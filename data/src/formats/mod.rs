@@ -55,7 +55,7 @@ pub struct LoadRequest {
     pub resize: Option<usize>,
     /// When images in files are decoded.
     pub decode: DecodeTime,
-    /// Leaves images in files that are to be in memory encoded: the caller decodes them once, for several processes, or not at all
+    /// Does not decode images in files that belong in memory: the caller decodes them once, for several processes, or not at all
     /// ([`EncodedImages::is_decoded_once`](crate::EncodedImages::is_decoded_once)).
     pub share: bool,
     /// The parts of the training set, after `limit_train`.
@@ -73,19 +73,19 @@ pub enum DecodeTime {
     Memory,
     /// In each epoch, when a batch needs them. Only their paths and labels are in memory.
     Epoch,
-    /// In each epoch if the decoded images take more than so many bytes.
+    /// In each epoch if the decoded images take more than this many bytes.
     BySize(u64),
 }
 
 impl DecodeTime {
-    /// In each epoch if the decoded images take more than half of this machine's memory.
+    /// Returns the time by memory: in each epoch if the decoded images take more than half of this machine's memory.
     pub fn by_memory() -> Self {
         total_memory().map_or(Self::Memory, |memory| Self::BySize(memory / 2))
     }
 }
 
-/// Returns whether a character can separate the classes of an image ([`LoadRequest::label_delim`]): no letter, digit, quote or end of
-/// a line.
+/// Returns whether a character can separate the classes of an image ([`LoadRequest::label_delim`]): not a letter, digit, quote or
+/// end of a line.
 pub fn is_label_delimiter(symbol: char) -> bool {
     !symbol.is_alphanumeric() && symbol != '"' && (symbol == '\t' || !symbol.is_control())
 }

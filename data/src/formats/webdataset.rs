@@ -1,9 +1,9 @@
-//! Tar archives of images and labels, in the layout of webdataset: `train-0000.tar` with `000001.jpg` and `000001.cls`, and so on.
+//! Tar archives of images and labels, in the layout of webdataset: `train-0000.tar` with `000001.jpg`, `000001.cls`, and so on.
 //!
 //! Members with the same name up to the first dot are one sample and follow each other. The label is a class number from 0: the
-//! text of `.cls`, or `label` or `cls` of `.json`. The order is that of the archives' names, and in an archive that of its members.
-//! Each archive is indexed once. Then images are read at their places in any order, so that shuffling, sharding and resuming are
-//! those of every other data set.
+//! text of `.cls`, or `label` or `cls` of `.json`. Archives are sorted by name; samples keep their order in the archive. Each
+//! archive is indexed once. Images can then be read in any order, so shuffling, sharding and resuming work as for every other
+//! data set.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -21,7 +21,7 @@ use super::{DatasetInfo, LoadRequest};
 use crate::encoded::ImageFile;
 use crate::{DataError, Splits};
 
-/// What the folder holds.
+/// Hint: the files that the folder must contain.
 pub(super) const LAYOUT: &str =
     "name a folder of train-*.tar and test-*.tar (or val-*.tar) with `dir` in [data] or --data-dir";
 
@@ -200,7 +200,7 @@ fn index_archive(path: &Path) -> Result<Vec<Sample>, DataError> {
 }
 
 impl Indexer<'_> {
-    /// Adds a sample, if its members are one. Other files of an archive have no meaning here.
+    /// Adds the sample of these members. Files of an archive that are neither image nor label are ignored.
     fn finish(&mut self, members: Members) -> Result<(), DataError> {
         let Members { key, image, cls, json } = members;
         let Some((image, name)) = image else {

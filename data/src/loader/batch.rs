@@ -21,7 +21,8 @@ pub struct Batch {
     pub params: Vec<AugmentParams>,
     /// Class of each image, `[B]`.
     pub labels: Vec<i32>,
-    /// 1 for each class that an image has and 0 for the others, row-major `[B, classes]`. Empty unless the data set is multi-label.
+    /// 1 for each class that an image has and 0 for the others, row-major `[B, classes]`. Empty unless the data set is
+    /// multi-label.
     pub multi_hot: Vec<f32>,
     /// The partners that the images were mixed with; none without mixup and cutmix.
     pub mix: Option<Mix>,
@@ -35,8 +36,8 @@ pub struct Batch {
     pub index: usize,
     /// Number of samples of this step on all ranks.
     pub global_len: usize,
-    /// Sum of the class weights of these samples' labels, the same bits on all ranks. The number of samples without class
-    /// weights, and for mixed images, whose targets are probabilities.
+    /// Sum of the class weights of these samples' labels, the same bits on all ranks. Without class weights, and for mixed
+    /// images (whose targets are probabilities), the number of samples.
     pub global_weight: f64,
     /// The images of the batch and of its partners that another image of their class replaces, each with its mistake
     /// ([`OnError::Replace`]).
@@ -51,8 +52,8 @@ impl Batch {
         self.labels.len()
     }
 
-    /// Repeats the last image until there are `len` images, for devices that prepare for each size of a batch. Results of the
-    /// repeated images mean nothing.
+    /// Repeats the last image until there are `len` images, for devices that compile or tune kernels for each batch size. The
+    /// caller must ignore the results of the repeated images.
     pub fn padded(mut self, len: usize) -> Self {
         let (one, missing) = (self.views * self.shape.len(), len.saturating_sub(self.len()));
         let classes = self.multi_hot.len() / self.len().max(1);
@@ -98,11 +99,12 @@ enum Pixels {
     OnDevice(Vec<AugmentParams>),
 }
 
-/// Minimum number of images in memory per task. Smaller tasks cost more to schedule than they save. Decoding an image takes
-/// longer than that.
+/// Minimum number of images in memory per task. Smaller tasks cost more to schedule than they save. An encoded image is a task
+/// of its own, because decoding takes longer.
 const MIN_IMAGES: usize = 16;
 
-/// Maximum number of images that are tried in place of one that cannot be decoded. More damage is not that of single files.
+/// Maximum number of images that are tried in place of one that cannot be decoded. If all of them fail, the whole data set
+/// is probably damaged.
 const MAX_REPLACEMENTS: usize = 100;
 
 /// The batches of one epoch. Any batch can be assembled at any time.

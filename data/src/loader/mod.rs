@@ -1,4 +1,5 @@
-//! Batches of a data set: decoded if they are not in memory, sharded over ranks, augmented, normalised and assembled ahead of time.
+//! Batches of a data set. Images are sharded over ranks, decoded if they are not in memory, augmented, normalised and assembled
+//! ahead of time.
 
 mod batch;
 mod prefetch;
@@ -64,8 +65,9 @@ pub enum OnError {
     /// The batch is an error.
     #[default]
     Fail,
-    /// The sample gets the pixels of the next image of its class in the data set that can be decoded, after the last image
-    /// the first one. (Multi-label: with the same classes.) Its id, label and augmentation stay, so that batches, orders and weights do not change.
+    /// The sample gets the pixels of another image of its class (multi-label: with the same classes): the next one in the data
+    /// set that can be decoded, where the first image follows the last. The sample's id, label and augmentation stay, so that
+    /// batches, orders and weights do not change.
     Replace,
 }
 

@@ -21,7 +21,7 @@ pub struct ConvOptions {
     pub dilation: [usize; 2],
     /// Number of groups of channels that are convolved separately.
     pub groups: usize,
-    /// Whether a batch norm in training mode follows: the GPU kernel then computes the moments of its result on the way.
+    /// Whether a batch norm in training mode follows: the GPU kernel then also computes the moments of its result.
     pub norm_follows: bool,
 }
 
@@ -58,9 +58,9 @@ pub enum Activation {
 /// Options of a batch norm in training mode.
 #[derive(Debug, Clone)]
 pub struct NormOptions {
-    /// Is added to the variance before the square root.
+    /// Added to the variance before the square root.
     pub epsilon: f64,
-    /// Is applied last. With a residual, only an activation whose derivative follows from its output.
+    /// Applied last. With a residual, only an activation whose derivative can be computed from its output.
     pub activation: Activation,
     /// Sums the statistics over all ranks that share the batch.
     pub shared: Option<Arc<dyn StatisticsReduce>>,
@@ -164,7 +164,7 @@ pub trait HeadKernels: NormKernels {
     /// Computes the gradient of an input of `[height, width]` pixels and this element type.
     fn global_avg_pool_backward(size: [usize; 2], dtype: DType, grad: FloatTensor<Self>) -> FloatTensor<Self>;
 
-    /// See [`cross_entropy`](crate::cross_entropy). Returns the loss `[1]` and its gradient in the logits, of their shape.
+    /// See [`cross_entropy`](crate::cross_entropy). Returns the loss `[1]` and its gradient with respect to the logits.
     fn cross_entropy_forward(
         logits: FloatTensor<Self>,
         targets: FloatTensor<Self>,
@@ -218,8 +218,8 @@ pub trait Kernels: ConvKernels {
     ) -> [FloatTensor<Self>; 2];
 }
 
-/// Differentiable batch norm and activations. Their names differ from burn's, because both are in scope for the same types.
-/// The macro supports no optional tensors, so there are two functions with and without them.
+/// Differentiable batch norm and activations. The functions' names differ from burn's, because both are in scope for the same
+/// types. The macro does not support optional tensors, so an operation with an optional tensor has two functions.
 #[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cuda"))]
 pub trait NormOps: Backend {
     /// See [`batch_norm_train`](crate::batch_norm_train).
@@ -322,8 +322,8 @@ pub trait EvalOps: Backend {
     ) -> FloatTensor<Self>;
 }
 
-/// Implements [`ConvOps`], [`HeadOps`] and [`NormOps`] for a backend without autodiff, whose tensors are `$tensor`: the forward functions,
-/// without their saved tensors.
+/// Implements [`ConvOps`], [`HeadOps`] and [`NormOps`] for a backend without autodiff, whose tensors are `$tensor`. Each
+/// operation is the forward function without its saved tensors.
 macro_rules! impl_without_autodiff {
     ($backend:ty, $tensor:ty) => {
         impl $crate::extension::ConvOps for $backend {

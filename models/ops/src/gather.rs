@@ -2,7 +2,7 @@
 
 use burn::tensor::{Int, Tensor};
 
-/// Where a batch's images are in a data set, and which of its lines each of their rows and columns shows.
+/// For each image of a batch: its position in the data set, and the source row or column of each of its rows and columns.
 #[derive(Debug, Clone)]
 pub struct GatherLines {
     shape: [usize; 4],
@@ -26,11 +26,11 @@ impl GatherLines {
         &self.values
     }
 
-    /// Adds an image whose first pixel is `first`. A line is the source row or column, `None` outside of the image, and whether it is
-    /// cut out: pixels that are in a cut row and in a cut column are.
+    /// Adds an image whose first pixel is `first`. A line is the source row or column (`None` outside of the image), and whether
+    /// the line is cut. A pixel is cut out if both its row and its column are cut.
     ///
     /// # Panics
-    /// The lines are not as many as the image's rows and columns.
+    /// When the number of lines is not the number of the image's rows and columns.
     pub fn push(
         &mut self,
         first: usize,
@@ -45,14 +45,14 @@ impl GatherLines {
     }
 }
 
-/// Encodes a line: its last bit says whether it is cut out, the others its index, -1 outside of the image.
+/// Encodes a line: the last bit is 1 if the line is cut, the other bits are its index, -1 outside of the image.
 fn line(source: Option<usize>, cut: bool) -> i32 {
     source.map_or(-1, |source| source as i32) * 2 + i32::from(cut)
 }
 
-/// Returns a batch's images, f32 `[B, C, H, W]`, on a GPU; `None` where no kernel does it.
+/// Returns a batch's images, f32 `[B, C, H, W]`, on a GPU; `None` on devices without this kernel.
 ///
-/// A pixel of value `v` in channel `c` becomes `table[1 + 256 * c + v]`; one outside of the image has `v` 0, and one that is cut out
+/// A pixel of value `v` in channel `c` becomes `table[1 + 256 * c + v]`. Outside of the image, `v` is 0. A pixel that is cut out
 /// becomes `table[0]`. No float is computed, so the result is the same on every device.
 ///
 /// # Shapes

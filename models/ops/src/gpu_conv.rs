@@ -1,18 +1,18 @@
-//! The choice of a GPU's convolutions.
+//! Selects the convolution kernels of a GPU.
 
 use std::fmt;
 #[cfg(feature = "cuda")]
 use std::sync::LazyLock;
 
-/// Environment variable that chooses, for comparisons.
+/// Environment variable that selects the kernels, for comparisons.
 const VARIABLE: &str = "TRAINER_GPU_CONV";
 
 /// The kernels of convolutions and linear layers on an NVIDIA GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GpuConv {
-    /// This crate's, where the GPU has compute capability 8.0.
+    /// This crate's kernels, where the GPU has compute capability 8.0 or higher.
     Custom,
-    /// burn's, which choose among several by trying them.
+    /// burn's kernels. burn selects one by autotuning.
     Burn,
 }
 
@@ -38,7 +38,7 @@ impl GpuConv {
     ///
     /// # Panics
     ///
-    /// When the environment variable cannot be followed. The program checks the variable where it starts.
+    /// When the environment variable is invalid. The program checks the variable at its start.
     #[cfg(feature = "cuda")]
     pub(crate) fn is_custom() -> bool {
         static CUSTOM: LazyLock<bool> = LazyLock::new(|| match GpuConv::selected() {
@@ -49,7 +49,7 @@ impl GpuConv {
     }
 }
 
-/// `TRAINER_GPU_CONV` names no kernels.
+/// Error of an invalid `TRAINER_GPU_CONV`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuConvError(String);
 

@@ -1,15 +1,15 @@
 //! The launches of a training step, recorded once and launched again as one: a CUDA graph
 //! (<https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-graphs>, `torch.cuda.CUDAGraph`).
 //!
-//! A graph runs the same kernels on the same memory. So the step reads its inputs from tensors that a [`Feed`] fills in each run, and
-//! updates its state in place: [`address`] shows whether it does.
+//! A graph runs the same kernels on the same memory. So the step reads its inputs from tensors that a [`Feed`] fills in each run,
+//! and must update its state in place: [`address`] shows whether a tensor still has the same memory.
 
 use burn::tensor::{Device, Int, Tensor};
 
 #[cfg(feature = "cuda")]
 use crate::gpu::{feed as gpu_feed, graph as gpu};
 
-/// A recorded sequence of launches. The memory that it uses is kept from other tensors as long as it exists.
+/// A recorded sequence of launches. As long as the graph exists, other tensors do not get its memory.
 #[derive(Debug, Clone)]
 pub struct Graph {
     #[cfg(feature = "cuda")]
@@ -27,8 +27,8 @@ pub fn can_record(device: &Device) -> bool {
     false
 }
 
-/// Prepares a recording. What runs from here to [`record`] runs as usual, and leaves behind the memory that the same launches need
-/// while they are recorded.
+/// Prepares a recording. Work between this call and [`record`] runs as usual (a warm-up). Its memory stays reserved for the same
+/// launches when they are recorded, because a recording cannot allocate.
 ///
 /// # Errors
 /// The device cannot record, or a recording is under way.
@@ -40,19 +40,19 @@ pub fn prepare(device: &Device) -> Result<(), String> {
     Err(NO_KERNELS.into())
 }
 
-/// Ends what [`prepare`] has begun, without a graph.
+/// Ends a recording that [`prepare`] has begun, without a graph.
 #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "there are no GPU kernels"))]
 pub fn cancel(device: &Device) {
     #[cfg(feature = "cuda")]
     gpu::cancel(device);
 }
 
-/// Records the launches of `step`, none of which runs, and returns the graph with the result of `step`, whose tensors get their
+/// Records the launches of `step` without running them. Returns the graph and the result of `step`, whose tensors get their
 /// values when the graph runs.
 ///
 /// # Errors
-/// `step` did what a graph cannot do, such as copying from the host or allocating memory. What it would have written cannot be read
-/// then.
+/// `step` contains an operation that a graph cannot record, such as a copy from the host or an allocation. The tensors of `step`
+/// then cannot be read.
 #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "there are no GPU kernels"))]
 pub fn record<T>(device: &Device, step: impl FnOnce() -> T) -> Result<(Graph, T), String> {
     #[cfg(feature = "cuda")]
@@ -64,7 +64,7 @@ pub fn record<T>(device: &Device, step: impl FnOnce() -> T) -> Result<(Graph, T)
 impl Graph {
     /// Launches the graph, behind all work that was queued before. Does not wait for its end.
     ///
-    /// The graph uses the memory that it was recorded with, whichever tensors the program has by now.
+    /// The graph always uses the memory with which it was recorded, even if the program has replaced the tensors since.
     ///
     /// # Errors
     /// The driver refuses the launch.
@@ -85,9 +85,9 @@ pub enum GraphInput {
     Integers(Tensor<1, Int>),
 }
 
-/// The inputs and the results of a graph's next runs, on a GPU. The host writes the inputs of several runs at once, launches the graph as
-/// often, and reads all results at once. A run begins with [`Feed::take_inputs`] and ends with [`Feed::keep_results`], which are
-/// kernels of the graph.
+/// The inputs and the results of a graph's next runs, on a GPU. The host writes the inputs of several runs at once, launches the
+/// graph once per run, and then reads all results at once. A run begins with [`Feed::take_inputs`] and ends with
+/// [`Feed::keep_results`], which are kernels of the graph.
 #[derive(Debug, Clone)]
 pub struct Feed {
     #[cfg(feature = "cuda")]
@@ -102,7 +102,7 @@ impl Feed {
     ///
     /// # Panics
     ///
-    /// When an input is of another kind, or there is none.
+    /// When an input is not a tensor of 32-bit values on a GPU, or there is no input.
     pub fn new(inputs: &[GraphInput], result_words: usize, runs: usize) -> Self {
         #[cfg(feature = "cuda")]
         {
@@ -120,7 +120,7 @@ impl Feed {
     ///
     /// # Panics
     ///
-    /// When there are more than there is room for, or not those of whole runs.
+    /// When there are more inputs than [`Feed::new`] made room for, or a run is incomplete.
     pub fn write(&self, words: Vec<u32>) {
         #[cfg(feature = "cuda")]
         return self.feed.write(words);
@@ -128,8 +128,8 @@ impl Feed {
         match self.never {}
     }
 
-    /// Queues a kernel that copies the inputs of the next run to the tensors. After a run whose loss was not finite, inputs of floats are
-    /// NaN, so that the optimizer's kernels leave the weights as they were before that run.
+    /// Queues a kernel that copies the inputs of the next run to the tensors. After a run whose loss was not finite, float inputs
+    /// are NaN, so that the optimizer's kernels leave the weights as they were before that run.
     pub fn take_inputs(&self) {
         #[cfg(feature = "cuda")]
         return self.feed.take_inputs();
@@ -137,11 +137,12 @@ impl Feed {
         match self.never {}
     }
 
-    /// Queues a kernel that keeps a run's results, contiguous f32 tensors, looks at its loss `[1]`, and counts the run.
+    /// Queues a kernel that stores a run's results (contiguous f32 tensors), checks that its loss `[1]` is finite, and counts
+    /// the run.
     ///
     /// # Panics
     ///
-    /// When there are more or less than a run has.
+    /// When the results do not have as many values as [`Feed::new`] was told.
     pub fn keep_results(&self, results: &[&Tensor<1>], loss: &Tensor<1>) {
         #[cfg(feature = "cuda")]
         {
@@ -152,7 +153,7 @@ impl Feed {
         match self.never {}
     }
 
-    /// Queues a copy of the results of `runs` runs to the host, behind the work that was queued before. Does not wait for it.
+    /// Queues a copy of the results of `runs` runs to the host, after the work that is queued already. Does not wait for it.
     pub fn read(&self, runs: usize) -> Reading {
         #[cfg(feature = "cuda")]
         return Reading { values: self.feed.read(runs) };
@@ -161,7 +162,7 @@ impl Feed {
     }
 }
 
-/// Values on their way from a GPU to the host.
+/// A copy of values from a GPU to the host that may be in progress.
 #[derive(Debug)]
 pub struct Reading {
     #[cfg(feature = "cuda")]
@@ -171,7 +172,7 @@ pub struct Reading {
 }
 
 impl Reading {
-    /// Waits for the results of all runs, one run behind the other.
+    /// Waits for the results of all runs, and returns them in the order of the runs.
     ///
     /// # Errors
     /// The work that computes them has failed.
@@ -183,7 +184,7 @@ impl Reading {
     }
 }
 
-/// Returns what identifies the memory of a tensor on a GPU as long as the tensor exists; `None` for other tensors.
+/// Returns an id of a tensor's memory on a GPU, unique as long as the tensor exists; `None` for other tensors.
 #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "there are no GPU kernels"))]
 pub fn address(tensor: &Tensor<1>) -> Option<[u64; 2]> {
     #[cfg(feature = "cuda")]
@@ -192,7 +193,7 @@ pub fn address(tensor: &Tensor<1>) -> Option<[u64; 2]> {
     None
 }
 
-/// Returns what identifies the memory of the bf16 copies that the optimizer keeps of weights, on this thread.
+/// Returns the ids ([`address`]) of the memory of this thread's bf16 copies of weights, which the optimizer keeps.
 pub fn addresses_of_copies() -> Vec<[u64; 2]> {
     #[cfg(feature = "cuda")]
     return crate::gpu::copies::places();

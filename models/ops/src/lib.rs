@@ -1,9 +1,10 @@
 //! Operations of image networks with custom kernels and backward passes: where training spends its time.
 //!
 //! On burn's CPU backend the functions run the kernels of `cpu` for f32 and bf16, which are registered through burn's backend
-//! extension with one autodiff step each ([`Kernels`]). On an NVIDIA GPU, convolutions, linear layers, batch norm, activations, the
-//! loss, a batch's images and the optimizer's step run the kernels of `gpu` ([`ConvKernels`], [`NormKernels`], [`HeadKernels`]). All
-//! other operations, devices and element types use burn's operations. Layers call these functions; models do not depend on the choice.
+//! extension with one autodiff step each ([`Kernels`]). On an NVIDIA GPU, convolutions, linear layers, batch norm, activations,
+//! the loss, a batch's images and the optimizer's step run the kernels of `gpu` ([`ConvKernels`], [`NormKernels`],
+//! [`HeadKernels`]). All other operations, devices and element types use burn's operations. Models call the same functions
+//! everywhere.
 //!
 //! # Memory order
 //!

@@ -6,10 +6,11 @@ use burn::tensor::{Tensor, activation::log_softmax};
 use crate::dispatch::{has_parameter_kernels, on_gpu};
 use crate::extension::HeadOps;
 
-/// Computes `scale · -(targets · log_softmax(logits)).sum()`, differentiable in the logits. With `scale` 1 this is
+/// Computes `scale · -(targets · log_softmax(logits)).sum()`, differentiable with respect to the logits. With `scale` 1 this is
 /// `torch.nn.functional.cross_entropy(logits, targets, reduction="sum")` for targets that are probabilities.
 ///
-/// The kernels compute the gradient together with the loss, so the backward pass only multiplies it by the gradient of the result.
+/// The kernels compute the gradient together with the loss, so the backward pass only multiplies the gradient by that of the
+/// result.
 ///
 /// # Shapes
 ///

@@ -42,7 +42,7 @@ impl UpdateRule {
         }
     }
 
-    /// Returns what changes from step to step, for [`StepNumbers::numbers`].
+    /// Returns the numbers that change from step to step, for [`StepNumbers::numbers`].
     pub fn numbers(&self) -> [f32; 3] {
         match *self {
             Self::Sgd { lr, .. } => [lr as f32, 0.0, 0.0],
@@ -54,7 +54,7 @@ impl UpdateRule {
     }
 }
 
-/// Numbers of a step in device memory, all f32 and without autodiff. A step that was recorded as a graph reads them again in each run.
+/// Numbers of a step in device memory, all f32 and without autodiff. A recorded graph reads them again in each run.
 #[derive(Debug, Clone)]
 pub struct StepNumbers {
     /// [`UpdateRule::numbers`], `[3]`: the learning rate; for AdamW also `lr/(1-b1^t)` and `sqrt(1-b2^t)`.
@@ -72,8 +72,8 @@ pub struct ParameterUpdate {
     pub gradient: Tensor<1>,
     /// `wd`.
     pub weight_decay: f64,
-    /// Optimizer state: SGD's momentum buffer, or AdamW's first and second moments. `None` before the first step, which makes
-    /// them.
+    /// Optimizer state: SGD's momentum buffer, or AdamW's first and second moments. `None` before the first step, which creates
+    /// the state.
     pub slots: [Option<Tensor<1>>; 2],
 }
 

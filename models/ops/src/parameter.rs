@@ -1,16 +1,16 @@
 //! Parameters as flat tensors, in the memory order of the device's kernels.
 //!
-//! The convolutions on a GPU read weights as `[out, height, width, in]`, depthwise ones as `[height, width, out]`. There, weights,
-//! their gradients and their optimizer state are flattened in this order, so that a training step copies none of them. Files and the
-//! host have PyTorch's order.
+//! The convolutions on a GPU read weights as `[out, height, width, in]`, depthwise convolutions as `[height, width, out]`. On a
+//! GPU, weights, their gradients and their optimizer state are flattened in this order, so that a training step copies none of
+//! them. Files and the host have PyTorch's order.
 
 use burn::tensor::{Device, Tensor};
 
 /// Axes of a tensor with four dimensions.
 type Axes = [usize; 4];
 
-/// Returns the axes of a convolution's weight `[out, in, height, width]` in the memory order of the GPU's kernels, and those that
-/// turn it back. A weight with one input channel is taken for a depthwise one.
+/// Returns the axes of a convolution's weight `[out, in, height, width]` in the memory order of the GPU's kernels, and the axes
+/// that restore PyTorch's order. A weight with one input channel is assumed to be depthwise.
 fn axes(inputs: usize) -> [Axes; 2] {
     if inputs == 1 { [[2, 3, 0, 1]; 2] } else { [[0, 2, 3, 1], [0, 3, 1, 2]] }
 }

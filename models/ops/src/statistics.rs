@@ -6,9 +6,9 @@ use burn::tensor::Tensor;
 
 /// Sums batch-norm statistics over all ranks that share a batch: synchronised batch norm, `torch.nn.SyncBatchNorm`.
 ///
-/// In a training pass, every batch norm calls it on the thread that runs the pass: as often in the backward pass as in the
-/// forward pass, once each with the CPU and GPU kernels and twice each elsewhere. All ranks must therefore run the same network on
-/// devices of the same kind.
+/// Every batch norm in training mode calls the reduction on the thread that runs the pass. With the CPU and GPU kernels, a batch
+/// norm calls it once in the forward and once in the backward pass; with burn's operations, twice in each. All ranks must
+/// therefore run the same network on devices of the same kind.
 ///
 /// A pass cannot be stopped halfway. An implementation whose reduction fails must record the failure, and the result of the
 /// pass is void.
@@ -27,7 +27,7 @@ pub trait DeviceGather {
     /// Returns the number of ranks.
     fn world(&self) -> usize;
 
-    /// Returns all ranks' `vectors`, which are f32 and without autodiff: those of rank 0, one behind the other, then those of
-    /// rank 1, and so on. All ranks have vectors of the same lengths. If the exchange fails, the result has this length too.
+    /// Returns all ranks' `vectors`, which are f32 and without autodiff: those of rank 0 one after the other, then those of
+    /// rank 1, and so on. All ranks have vectors of the same lengths. The result has the same length if the exchange fails.
     fn all_gather(&self, vectors: Vec<Tensor<1>>) -> Tensor<1>;
 }

@@ -1,9 +1,10 @@
 //! Synchronised batch norm from burn's operations, for devices and element types without a custom kernel.
 //!
-//! burn lacks one operation for it: the all-reduce of a small vector, whose gradient is an all-reduce too. The vector passes
-//! through the host, so each pass waits twice for a GPU. The result is correct, and slow. GPUs that can exchange statistics run
-//! the kernels of `gpu` instead.
-//! Source: `torch/nn/modules/_functions.py`, `SyncBatchNorm`. Unlike there, the mean is subtracted before squares are summed.
+//! burn lacks one operation: the all-reduce of a small vector, whose gradient is an all-reduce too. This file defines it. The
+//! vector passes through the host, so each pass waits twice for a GPU. The result is correct, but slow. GPUs that can exchange
+//! statistics run the kernels of `gpu` instead.
+//!
+//! Source: `torch/nn/modules/_functions.py`, `SyncBatchNorm`. Unlike PyTorch, this code subtracts the mean before the squares.
 
 use std::sync::Arc;
 

@@ -22,7 +22,7 @@ pub enum Operation {
     Linear,
     /// [`batch_norm_eval`](crate::batch_norm_eval) of input, weight, bias, mean and variance.
     BatchNorm {
-        /// Is added to the variance before the square root.
+        /// Added to the variance before the square root.
         epsilon: f64,
     },
     /// [`max_pool2d`](crate::max_pool2d).
@@ -114,15 +114,15 @@ pub struct Call {
     pub operation: Operation,
     /// The operands, in the operation's order.
     pub inputs: Vec<TensorId>,
-    /// Is added to the operation's result.
+    /// Added to the operation's result.
     pub residual: Option<TensorId>,
-    /// Is applied last.
+    /// Applied last.
     pub activation: Activation,
     /// The result.
     pub output: TensorId,
 }
 
-/// The calls of a forward pass, with all their tensors, whose identities are unique while the recording is alive.
+/// The calls of a forward pass. Their tensors stay alive with the recording, so that their identities are unique.
 #[derive(Debug, Default)]
 pub struct Recording {
     /// The calls in their order.
@@ -148,7 +148,7 @@ impl Drop for End {
 
 /// Runs `forward` on this thread and records its calls of this crate's operations. All tensors must be on burn's CPU backend.
 ///
-/// Training mode is not recorded: its results are unknown to the recording.
+/// Operations of training mode are not recorded.
 ///
 /// # Panics
 ///

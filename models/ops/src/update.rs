@@ -2,8 +2,8 @@
 //!
 //! On burn's CPU backend, the f32 kernels read and write every value once. They write in place if no other tensor shares the
 //! memory. A list of tensors is one parallel section, so hundreds of small parameters cost no more than one large one. On a
-//! GPU, for f32, one launch updates many parameters in place once their optimizer state exists. Other devices and element types run
-//! the same formulas as chains of burn's operations.
+//! GPU, for f32, one launch updates many parameters in place; the first step, which creates the optimizer state, is an exception.
+//! That step, other devices and other element types run the same formulas as chains of burn's operations.
 //!
 //! The CPU kernels' results depend neither on the number of threads nor on the instruction set: no product is fused with a
 //! sum, and the order of sums is fixed.
@@ -16,7 +16,7 @@ use crate::optimizer::{ParameterUpdate, StepNumbers, UpdateRule, UpdatedParamete
 
 /// Takes one optimizer step. The gradients are multiplied by `scale`, `[1]`, if given.
 ///
-/// With `numbers`, the GPU kernels read the step's numbers there and not in `rule`. Nothing else uses them.
+/// With `numbers`, the GPU kernels read the step's numbers there and not in `rule`. All other code ignores `numbers`.
 ///
 /// # Panics
 ///

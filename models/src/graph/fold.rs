@@ -1,7 +1,7 @@
 //! Folding of batch norms into the convolutions in front of them, `torch.nn.utils.fusion.fuse_conv_bn_eval`.
 //!
-//! In evaluation a batch norm is a factor and a summand per channel, and so is part of a convolution's weight and bias. The
-//! result computes the same function, with fewer operations and other rounding.
+//! In evaluation mode a batch norm multiplies each channel by a factor and adds a constant. The convolution's weight and bias can
+//! contain both. The folded network computes the same function with fewer operations, and rounds differently.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,9 +11,9 @@ use crate::{StateKind, StateTensor};
 /// A batch norm that is now part of a convolution. Both are paths in the state dict.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FoldedNorm {
-    /// The convolution, which has a bias now.
+    /// The convolution. After folding it has a bias.
     pub conv: String,
-    /// The batch norm, whose tensors are gone.
+    /// The batch norm. Its tensors are no longer in the state dict.
     pub norm: String,
 }
 
@@ -25,7 +25,7 @@ impl Graph {
     ///
     /// # Panics
     ///
-    /// When `state` is not that of the graph's network.
+    /// When `state` is not the state dict of the graph's network.
     pub fn fold_batch_norms(self, state: Vec<StateTensor>) -> (Self, Vec<StateTensor>, Vec<FoldedNorm>) {
         let pairs = self.foldable();
         let mut tensors: HashMap<String, StateTensor> =
@@ -98,7 +98,7 @@ impl Graph {
         self.nodes.iter().enumerate().filter_map(pair).collect()
     }
 
-    /// Removes the batch norms of `pairs`. Their results are those of the convolutions then.
+    /// Removes the batch norms of `pairs`. Nodes that read a batch norm's result then read the convolution's result.
     fn without(self, pairs: &[(usize, usize)]) -> Self {
         let removed: HashSet<usize> = pairs.iter().map(|&(_, norm)| norm).collect();
         let mut renumbered: HashMap<Value, Value> = HashMap::from([(Value::Images, Value::Images)]);

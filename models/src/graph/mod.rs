@@ -1,4 +1,4 @@
-//! The evaluation of a network as a graph of operations, for programs that know no Rust.
+//! A network in evaluation mode as a graph of operations, for the export to other programs.
 //!
 //! [`Graph::trace`] runs one forward pass and connects the recorded operations of `ops`. Networks need no code for this. An
 //! operation that is not recorded is an error, never a wrong graph.
@@ -35,7 +35,7 @@ pub struct Node {
     pub operation: Operation,
     /// The activations that are the operands.
     pub inputs: Vec<Value>,
-    /// Names in the state dict of the weights that are the operands, after the activations.
+    /// The weights that are the operands, by their names in the state dict. They come after the activations.
     pub weights: Vec<String>,
     /// Shape of the result without the batch: `[C, H, W]` or `[features]`.
     pub shape: Vec<usize>,
@@ -84,7 +84,7 @@ impl Node {
         self.weights.first().map(|weight| weight.rsplit_once('.').map_or("", |(module, _)| module))
     }
 
-    /// Returns whether activations and weights are as many as the operation takes.
+    /// Returns whether the node has as many activations and weights as its operation takes.
     fn has_its_operands(&self) -> bool {
         let (activations, weights) = (self.inputs.len(), self.weights.len());
         match self.operation {
@@ -164,9 +164,9 @@ impl Graph {
 struct Tracer {
     nodes: Vec<Node>,
     activations: HashMap<TensorId, Value>,
-    /// Name and shape of each weight, by its identity as a vector.
+    /// Name and shape of each weight. The key is the id of the weight flattened to one dimension.
     weights: HashMap<TensorId, (String, Vec<usize>)>,
-    /// The weights' memory: no activation may get the same address.
+    /// Keeps the memory of the weights and the images alive: an id contains an address, so no activation may get the same one.
     _alive: (Vec<Tensor<1>>, Tensor<4>),
 }
 
@@ -181,7 +181,7 @@ impl Tracer {
         Self { nodes: Vec::new(), activations, weights, _alive: (alive, images.clone()) }
     }
 
-    /// Adds the nodes of a call: the operation, and the sum and the activation that follow it.
+    /// Adds the nodes of a call: the operation, then the residual sum and the activation that are fused behind it.
     fn add(&mut self, call: &Call) -> Result<(), GraphError> {
         let (mut inputs, mut weights) = (Vec::new(), Vec::new());
         for input in &call.inputs {
@@ -206,7 +206,7 @@ impl Tracer {
         Ok(())
     }
 
-    /// Returns the name of the weight that the operand is, if it has the weight's shape.
+    /// Returns the name of a weight that is the operand. `None` for other tensors and for a weight in another shape.
     fn weight(&self, operand: &TensorId) -> Option<String> {
         let (name, shape) = self.weights.get(&operand.flat()?)?;
         (operand.shape() == shape).then(|| name.clone())
@@ -226,7 +226,7 @@ impl Tracer {
         GraphError::UnknownOperand { operation: format!("{operation:?}"), place: self.place() }
     }
 
-    /// Returns the last module so far.
+    /// Returns the last module that was recorded, for messages.
     fn place(&self) -> String {
         let module = self.nodes.iter().rev().find_map(Node::module);
         module.map_or_else(|| "the images".to_owned(), |module| format!("`{module}`"))

@@ -18,8 +18,8 @@ const MOMENTUM: f64 = 0.1;
 /// *biased* variance, and the running variance averages the *unbiased* variance (burn's layer averages the biased one).
 ///
 /// A layer whose scale and shift are both frozen is in evaluation mode in training too: it normalises with its running statistics
-/// and keeps them, to the bit. Else the statistics of the new images would move below weights that do not follow. timm's
-/// `freeze` and torchvision's `FrozenBatchNorm2d` do the same.
+/// and does not change them. Otherwise the statistics would adapt to the new images, and the scale and the shift could not
+/// follow. timm's `freeze` and torchvision's `FrozenBatchNorm2d` do the same.
 #[derive(Module, Debug)]
 pub struct BatchNorm2d {
     /// Scale, `[C]`.

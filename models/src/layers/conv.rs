@@ -50,7 +50,7 @@ impl Conv2dConfig {
     }
 
     /// Makes the first filters pass on the input channels, each filter one channel, `torch.nn.init.dirac_(weight[:input])`. The
-    /// other filters keep their default weights. For one group.
+    /// other filters keep their default weights. Only for one group.
     pub fn with_identity(mut self) -> Self {
         self.identity = true;
         self
@@ -109,7 +109,7 @@ impl Conv2d {
             padding: [self.padding; 2],
             dilation: [1, 1],
             groups: self.groups,
-            // A convolution without a bias has a batch norm behind it, or behind what follows.
+            // The networks omit the bias only where a batch norm follows, directly or after a pooling, sum or concatenation.
             norm_follows: cx.training() && self.bias.is_none() && !relu,
         };
         let weight = cx.parameter(&self.weight, &input);

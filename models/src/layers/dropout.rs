@@ -43,8 +43,8 @@ impl Dropout {
     }
 }
 
-/// Drops a residual block's branch at random, and scales it otherwise to keep the mean: a whole sample at a time, torchvision's mode
-/// `row`. See [`Context::with_dropout`].
+/// Drops a residual block's branch for random samples, and scales it for the other samples to keep the mean (torchvision's mode
+/// `row`). See [`Context::with_dropout`].
 #[derive(Module, Debug)]
 pub struct StochasticDepth {
     rate: f64,
@@ -56,7 +56,7 @@ impl StochasticDepth {
         Self { rate }
     }
 
-    /// Adds the branch, or what is left of it, to the block's input, both `[B, C, H, W]`.
+    /// Adds the branch to the block's input, except for the dropped samples. Both are `[B, C, H, W]`.
     pub fn add(&self, branch: Tensor<4>, input: Tensor<4>, cx: &Context) -> Tensor<4> {
         let [batch, channels, _, _] = branch.dims();
         let branch = match cx.dropout(self.rate, batch, 1) {

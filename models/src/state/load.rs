@@ -86,7 +86,7 @@ impl LoadError {
         }
     }
 
-    /// Returns the number of classes in the loaded state, if only the last layer's weight and bias differ, in nothing else.
+    /// Returns the number of classes in the loaded state, if it differs only in the first dimension of a weight and a bias.
     pub fn other_classes(&self) -> Option<usize> {
         let classes = *self.mismatched.first()?.found.first()?;
         let head = self.mismatched.len() <= 2

@@ -51,8 +51,8 @@ pub fn is_within(name: &str, module: &str) -> bool {
 pub enum StateKind {
     /// A learnable parameter.
     Parameter,
-    /// A weight that is never trained, or a running statistic of a frozen batch norm. It has no gradient, and a training step does
-    /// not change it.
+    /// A weight that is never trained, or a running statistic of a frozen batch norm. It has no gradient, and a training step
+    /// does not change it.
     Frozen,
     /// A buffer: running statistics.
     Buffer,
@@ -241,8 +241,8 @@ fn replace_value<const D: usize>(
     Param::from_mapped_value(id, tensor, mapper)
 }
 
-/// Replaces each learnable parameter by the result of `update`, which gets the value flattened by [`ops::parameter::flatten`], without
-/// autodiff.
+/// Replaces each learnable parameter by the result of `update`, which gets the value flattened by [`ops::parameter::flatten`],
+/// without autodiff.
 ///
 /// Nothing is copied to the host. Names, ids, shapes and `requires_grad` are kept.
 ///
@@ -254,7 +254,7 @@ pub fn map_parameters<M: Module>(module: M, mut update: impl FnMut(&ParameterInf
     module.map(&mut Mapper { path: Path::default(), all: false, each })
 }
 
-/// Moves all parameters out of a module in a first traversal, and new values in in a second.
+/// Takes all parameters out of a module in a first traversal, and puts new values into it in a second one.
 struct ParameterSwap {
     path: Path,
     taken: Vec<(ParameterInfo, Tensor<1>)>,
@@ -277,7 +277,7 @@ impl ModuleMapper for ParameterSwap {
         }
         replace_value(param, |id, tensor| match &mut self.returned {
             None => {
-                // One element, not none: every backend supports that.
+                // One element and not zero: not every backend supports empty tensors.
                 let (info, empty) = (self.path.info(id, &tensor), Tensor::empty([1; D], &tensor.device()));
                 self.taken.push((info, ops::parameter::flatten(tensor)));
                 empty
@@ -290,8 +290,8 @@ impl ModuleMapper for ParameterSwap {
     }
 }
 
-/// Replaces all learnable parameters by one call of `update`, e.g. an optimizer's step: as [`map_parameters`], for an
-/// operation on all parameters. `update` gets them in registration order and returns their new values.
+/// Replaces all learnable parameters by one call of `update`, e.g. an optimizer's step. `update` gets all parameters in
+/// registration order, flattened as in [`map_parameters`], and returns their new values.
 ///
 /// During the call the module holds no reference to the parameters' memory, so `update` can write in place, unless the
 /// caller keeps a clone of `module`.
@@ -312,7 +312,8 @@ pub fn update_parameters<M: Module>(
     module.map(&mut ParameterSwap { path: Path::default(), taken: Vec::new(), returned: Some(returned.into_iter()) })
 }
 
-/// Replaces each parameter, frozen weight and buffer by the result of `update`, as [`map_parameters`], in the order of [`state_dict`].
+/// Replaces each parameter, frozen weight and buffer by the result of `update`, as [`map_parameters`], in the order of
+/// [`state_dict`].
 ///
 /// # Panics
 ///

@@ -1,8 +1,8 @@
 //! torchvision's classification networks, with its names and shapes: their pretrained state dicts load strictly.
 //!
-//! They are made for 224x224 images of ImageNet and halve the image five times, so they also accept 32x32. The mean over all pixels
-//! in front of the classifier is `AdaptiveAvgPool2d(1)`. Initial weights have PyTorch's default distributions: torchvision's own
-//! initialisation is not used, because these networks usually start from trained weights.
+//! They are made for ImageNet's images of 224x224 pixels and halve the image five times, so they also accept 32x32. The mean over
+//! all pixels in front of the classifier is torchvision's `AdaptiveAvgPool2d(1)`. Initial weights have PyTorch's default
+//! distributions, not torchvision's, because these networks usually start from trained weights.
 
 mod efficientnet;
 mod mobilenet_v2;

@@ -1,8 +1,8 @@
 //! ResNet: "Deep Residual Learning for Image Recognition", He, Zhang, Ren & Sun, 2015,
 //! <https://arxiv.org/abs/1512.03385>.
 //!
-//! torchvision's variant (`torchvision.models.resnet18`, …): a 7x7 stem of stride 2 and max pooling of stride 2. As there, the
-//! stride of a bottleneck is in its 3x3 convolution.
+//! torchvision's variant (`torchvision.models.resnet18`, …): a 7x7 stem of stride 2 and max pooling of stride 2. A bottleneck's
+//! stride is in its 3x3 convolution, as in torchvision; the paper has it in the first 1x1 convolution.
 
 use burn::module::Module;
 use burn::tensor::Tensor;

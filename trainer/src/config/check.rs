@@ -1,4 +1,4 @@
-//! What one key alone cannot tell: names that do not exist, keys that contradict each other, the data set or the build.
+//! Checks of several keys together: names that do not exist, and keys that contradict each other, the data set or the build.
 
 use data::augment::Augment;
 
@@ -13,11 +13,11 @@ use super::suggest;
 use super::{DatasetFacts, Registry};
 use comm::TransportKind;
 
-/// What to do where the mpi backend is missing.
+/// Hint for a build without the mpi backend.
 const MPI_HINT: &str = "build with `cargo build --release --features mpi` (it needs an MPI library's headers and libclang), \
                         or use \"auto\", \"shm\" or \"tcp\"";
 
-/// Reports what contradicts within a plan, and what this build cannot run.
+/// Reports contradictions within a plan, and settings that this build cannot run.
 pub(super) fn consistency(plan: &RunPlan, reader: &mut Reader, registry: &Registry) {
     name(reader, "model", "model", &plan.model.name, registry.models);
     name(reader, "data", "data set", &plan.data.name, registry.dataset_names);
@@ -35,7 +35,7 @@ pub(super) fn consistency(plan: &RunPlan, reader: &mut Reader, registry: &Regist
     parallel(plan, reader);
 }
 
-/// Looks a section's `name` up; it has no default.
+/// Checks that a section's `name` exists. The key has no default.
 fn name(reader: &mut Reader, section: &'static str, what: &str, name: &str, names: &[&str]) {
     if reader.is_broken(section, "name") || names.contains(&name) {
         return;
@@ -80,7 +80,8 @@ fn data(plan: &RunPlan, reader: &mut Reader, registry: &Registry) {
     }
 }
 
-/// Checks what is done with images in files. `in_files`: the data set has such images; the others have one size and are in memory.
+/// Checks the settings for images in files. `in_files`: the data set has such images. The images of other data sets have one size
+/// and are in memory.
 fn image_files(plan: &RunPlan, reader: &mut Reader, in_files: bool) {
     let data = &plan.data;
     let name = &data.name;
@@ -193,7 +194,7 @@ fn schedule(plan: &RunPlan, reader: &mut Reader) {
     }
 }
 
-/// Checks that milestones rise and are of one sort.
+/// Checks that milestones are in ascending order, and either all fractions or all epochs.
 fn milestones(list: &[f64], reader: &mut Reader) {
     let fractions = list.iter().filter(|milestone| **milestone < 1.0).count();
     let falling = list.windows(2).find(|pair| pair[0] >= pair[1]);
@@ -255,7 +256,7 @@ fn parallel(plan: &RunPlan, reader: &mut Reader) {
     }
 }
 
-/// What contradicts in a plan and its data set.
+/// Contradictions between a plan and its data set.
 struct Mistakes<'a> {
     origins: &'a Origins,
     errors: Vec<ConfigError>,

@@ -12,11 +12,11 @@ const WORDS: [&str; 2] = ["none", "balanced"];
 /// A weight per class.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ClassWeights {
-    /// All classes alike.
+    /// The same weight for all classes.
     None,
     /// `images / (classes * images of the class)`, of the training set (scikit-learn's `compute_class_weight("balanced")`).
     Balanced,
-    /// These, in the order of the classes. At least one is above 0.
+    /// The given weights, in the order of the classes. At least one is above 0.
     Given(Vec<f64>),
 }
 

@@ -1,4 +1,4 @@
-//! What a user reads about a configuration that cannot be run: file, line, column, cause, caret and hint.
+//! Errors of a configuration, as the user reads them: file, line, column, cause, caret and hint.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -48,7 +48,7 @@ pub struct ConfigError {
 }
 
 impl ConfigError {
-    /// Returns a report's place in the order: the file's own, then flags.
+    /// Returns the sort key of a report: the file as a whole, then its lines, then flags.
     pub(super) fn position(&self) -> (usize, usize, usize) {
         match &self.location {
             Location::File(_) => (0, 0, 0),

@@ -1,4 +1,4 @@
-//! What a key of the TOML is: its type, default, range and documentation, declared once by [`sections!`].
+//! A key of the TOML: its type, default, range and documentation, declared once by [`sections!`].
 
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
@@ -19,11 +19,11 @@ pub(super) struct Key<T> {
     pub(super) kind_default: Option<(&'static str, T)>,
     /// Which numbers are allowed.
     pub(super) range: Range,
-    /// What 0, false, "none", [] or no value stands for: "off", "all", "the data set's".
+    /// Meaning of 0, false, "none", [] or a missing value: "off", "all", "the data set's".
     pub(super) unset: Option<&'static str>,
     /// Words of the section's `kind` that use the key; empty: all.
     pub(super) only: Vec<&'static str>,
-    /// What other trainers call the key.
+    /// Names of the key in other trainers.
     pub(super) aliases: &'static [&'static str],
 }
 
@@ -41,7 +41,7 @@ impl<T: KeyValue> Key<T> {
         }
     }
 
-    /// Returns what a user has to know to mend a value: meaning, choices and default.
+    /// Returns the hint for a wrong value: meaning, choices and default.
     pub(super) fn hint(&self, kind: Option<&str>) -> String {
         let sentence = self.about.split_once(". ").map_or(self.about, |(first, _)| first);
         let mut hint = uncapitalized(sentence.trim_end_matches('.'));
@@ -79,9 +79,9 @@ pub(super) fn plain(value: &toml::Value) -> String {
     }
 }
 
-/// What looks at every key of a plan in turn: reads it, writes it or documents it.
+/// Visits every key of a plan in turn, for example to read, write or document the key.
 pub(super) trait KeyVisitor {
-    /// Looks at one key; `value` is the plan's.
+    /// Visits one key; `value` is its value in the plan.
     fn key<T: KeyValue>(&mut self, key: &Key<T>, value: &mut T);
 }
 
@@ -89,7 +89,7 @@ pub(super) trait KeyVisitor {
 pub(super) trait KeyValue: Clone {
     /// The type in words: integer, two numbers.
     const TYPE: &'static str;
-    /// How the value that [`Key::unset`] explains is written, where that needs an explanation.
+    /// The written form of the value that [`Key::unset`] explains, if hints show it.
     const ZERO: Option<&'static str> = None;
     /// Whether an empty array of this type is written too.
     const WRITES_EMPTY: bool = false;
@@ -108,7 +108,7 @@ pub(super) trait KeyValue: Clone {
         Vec::new()
     }
 
-    /// Returns what the values are, as a table shows it: the type, or the words to choose from.
+    /// Returns the possible values for the table of keys: the type, or the words to choose from.
     fn values() -> String {
         match Self::words().as_slice() {
             [] => Self::TYPE.to_owned(),
@@ -326,8 +326,8 @@ impl fmt::Display for Range {
 
 /// Declares sections: for each a struct with a field per key, its defaults, and the visit of every key.
 ///
-/// After a key's type and default come, each only where it is needed and in this order: `for` the default of one kind, `in`
-/// the range, `unset` what 0, false or no value means, `only` the kinds that use the key, `also` what others call it.
+/// Optional parts follow a key's type and default, in this order: `for`, the default of one kind; `in`, the range; `unset`, the
+/// meaning of 0, false or a missing value; `only`, the kinds that use the key; `also`, its names in other trainers.
 macro_rules! sections {
     ($(
         $(#[doc = $title:literal])+

@@ -11,7 +11,7 @@ pub trait Keyword: Copy + PartialEq + Debug + Display + 'static {
     /// Every choice, in the order in which users are shown them.
     const ALL: &'static [Self];
 
-    /// Returns the word in the TOML, and what other trainers call this choice.
+    /// Returns the word in the TOML, and the names of this choice in other trainers.
     fn names(self) -> (&'static str, &'static [&'static str]);
 
     /// Returns the word in the TOML.

@@ -6,9 +6,9 @@
 //! Every key is declared once, in `sections.rs`. The reader, the defaults, the hints, [`RunPlan::settings`], [`RunPlan::to_toml`]
 //! and the table in `configs/README.md` come from the declarations.
 //!
-//! Keys that the chosen kind has no use for (`milestones` with cosine) are errors, and [`RunPlan::to_toml`] writes only
+//! Keys that the chosen kind does not use (`milestones` with cosine) are errors, and [`RunPlan::to_toml`] writes only
 //! the keys that apply: a run folder's `config.toml` shows every default that is in force and reads back as the same
-//! plan. A flag that changes the kind leaves the file's keys of the other kind out, with a note in [`RunPlan::notes`].
+//! plan. If a flag changes the kind, the file's keys of the other kind are left out, with a note in [`RunPlan::notes`].
 
 mod augment;
 mod check;
@@ -54,7 +54,7 @@ pub use suggest::layer_hint;
 use plan::Provenance;
 use reader::Reader;
 
-/// What the configuration has to know about a data set.
+/// The facts about a data set that the configuration needs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DatasetFacts {
     /// Colour planes.
@@ -71,7 +71,7 @@ pub struct DatasetFacts {
     pub std: Vec<f32>,
 }
 
-/// What this build can train, and on what.
+/// The models and data sets of this build.
 pub struct Registry<'a> {
     /// Names of the models.
     pub models: &'a [&'a str],

@@ -1,4 +1,5 @@
-//! The keys that have a meaning only where images have several classes each (`data.label_delim`), and those that have none there.
+//! Checks of the keys that apply only to images with several classes each (`data.label_delim`), and of the keys that do not
+//! apply to them.
 
 use data::formats::is_label_delimiter;
 
@@ -15,7 +16,7 @@ impl RunPlan {
         self.data.label_delim.is_some()
     }
 
-    /// Returns what the best evaluation has the most of.
+    /// Returns the measure that selects the best evaluation.
     pub fn best_by(&self) -> BestBy {
         let default = if self.is_multi_label() { BestBy::MeanAveragePrecision } else { BestBy::Accuracy };
         self.checkpoint.best.unwrap_or(default)

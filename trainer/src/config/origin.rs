@@ -94,7 +94,7 @@ impl Origins {
         }
     }
 
-    /// Makes a mistake in the value of `path`, `section.key`.
+    /// Makes an error about the value of `path`, `section.key`.
     pub(super) fn error(&self, path: &str, cause: impl Into<String>, hint: impl Into<String>) -> ConfigError {
         let (section, key) = split(path);
         ConfigError { cause: cause.into(), location: self.value(section, key), hint: hint.into() }

@@ -127,7 +127,7 @@ impl Flag {
         }
     }
 
-    /// Parses the value as TOML. A value that is no TOML is a string.
+    /// Parses the value as TOML. A value that is not TOML is a string.
     fn parse(&self) -> Result<DeValue<'_>, (String, String)> {
         if self.word {
             return Ok(DeValue::String(Cow::Borrowed(&self.value)));
@@ -145,7 +145,7 @@ impl Flag {
     }
 }
 
-/// What `--autotune` may change: settings that change a step's time and, but for the order of sums, not its result.
+/// The settings that `--autotune` may change. They change a step's time, but not its result, except for the order of sums.
 const AUTOTUNED: &str = r#"["bucket_mb", "first_bucket_mb", "threads"]"#;
 /// Hint for a flag of the wrong form.
 const EXAMPLE: &str = "write it like --set optimizer.lr=0.1";

@@ -15,8 +15,8 @@ use super::sections::{
 
 /// A run, resolved: every value that the program uses, none left to be guessed.
 ///
-/// Two plans are equal where the same run follows from them, whatever file they came from. In the default plan, keys that must
-/// be set are empty.
+/// Two plans are equal if they describe the same run, even if they come from different files. In the default plan, keys that
+/// must be set are empty.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RunPlan {
     /// `[model]`
@@ -76,8 +76,8 @@ impl RunPlan {
 
     /// Returns the plan as the start screen shows it, a row per section: `("train", [("epochs", "10"), …])`.
     ///
-    /// What is switched off is gathered under the one key `off`, so that a row fits on a line or two. With one worker
-    /// `[parallel]` is its mode alone.
+    /// Keys that are switched off are listed under the single key `off`, so that a row fits on a line or two. With one worker,
+    /// `[parallel]` shows only its mode.
     pub fn table(&self) -> Vec<(&'static str, Vec<(&'static str, String)>)> {
         let mut settings = self.settings();
         settings.retain(|one| one.section != "parallel" || self.parallel.mode != Mode::Single || one.key == "mode");
@@ -90,8 +90,8 @@ impl RunPlan {
         settings.chunk_by(|one, next| one.section == next.section).map(row).collect()
     }
 
-    /// Returns the first setting of this plan that `other` has not, and that key's setting in `other`. Keys that only `other`
-    /// has are no difference.
+    /// Returns the first setting that differs in `other`, and the setting of its key in `other`. Keys that only `other` has are
+    /// not compared.
     pub fn first_difference(&self, other: &Self) -> Option<(Setting, Option<Setting>)> {
         let others = other.settings();
         self.settings().into_iter().find_map(|setting| {
@@ -100,7 +100,7 @@ impl RunPlan {
         })
     }
 
-    /// Compares the plan with its data set once that is read, and fills in the number of classes, the image size and
+    /// Compares the plan with its data set after the data set was read. Fills in the number of classes, the image size and
     /// the normalisation where the configuration leaves them to the data set. A second call changes nothing.
     ///
     /// # Errors
@@ -110,8 +110,8 @@ impl RunPlan {
         ConfigErrors::check(check::against(self, &origins, facts))
     }
 
-    /// Makes a mistake that another part of the program found in this plan. Its location is where the first of `keys`
-    /// (`section.key`) that is set was set, else where the last one's section is opened.
+    /// Makes the error of a mistake that another part of the program found in this plan. The location is that of the first of
+    /// `keys` (`section.key`) that is set; if none is set, the section of the last one.
     pub fn mistake(&self, keys: &[&str], cause: impl Into<String>, hint: impl Into<String>) -> ConfigErrors {
         let origins = &self.provenance.origins;
         let path = keys.iter().find(|path| origins.has(path)).or(keys.last()).copied();
@@ -123,7 +123,7 @@ impl RunPlan {
         self.provenance.origins.set_by(section, key)
     }
 
-    /// Returns what was left out or cannot take effect, one sentence each, for the user to see at the start.
+    /// Returns a sentence for each setting that was left out or has no effect. The user sees the sentences at the start.
     pub fn notes(&self) -> &[String] {
         &self.provenance.notes
     }
@@ -176,11 +176,11 @@ impl KeyVisitor for Writer {
     }
 }
 
-/// The source of a plan: part of no comparison, shared by clones.
+/// The source of a plan. Comparisons of plans ignore the source, and clones share it.
 #[derive(Clone, Default)]
 pub(super) struct Provenance {
     pub(super) origins: Arc<Origins>,
-    /// What was left out or cannot take effect.
+    /// A sentence for each setting that was left out or has no effect.
     pub(super) notes: Vec<String>,
 }
 

@@ -1,6 +1,6 @@
 //! The keys that a file and flags set, read into a plan; every mistake is kept with its location.
 //!
-//! A key is known because the plan has it: there is no second list of keys. A key that no section has read is unknown.
+//! The plan itself is the list of known keys: a key that no section has read is unknown.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
@@ -44,7 +44,7 @@ pub(super) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Takes the keys of a file.
+    /// Reads the keys of a file.
     ///
     /// # Errors
     /// The first location at which the text is not TOML.
@@ -103,8 +103,7 @@ impl<'a> Reader<'a> {
 
     /// Reports a key that is set although the section's kind has no use for it.
     ///
-    /// Where the file sets the key and a flag has changed the kind, the file is not to blame: the key is left out
-    /// and noted.
+    /// If the file sets the key and a flag has changed the kind, the file is right: the key is left out, with a note.
     fn leave_out<T>(&mut self, key: &Key<T>, kind: &str) {
         let Key { section, name, .. } = *key;
         let from_file = self.origins.set_by(section, name) == SetBy::File;
@@ -137,7 +136,7 @@ impl<'a> Reader<'a> {
         exact.or_else(|| self.known.chunk_by(|one, next| one.section == next.section).find_map(of_section))
     }
 
-    /// Reports every key and section that the plan does not have. To be called after all keys were read.
+    /// Reports every key and section that the plan does not have. Call the function after all keys were read.
     pub(super) fn report_unknown(&mut self) {
         let sections = self.sections();
         let mut reports = Vec::new();

@@ -1,6 +1,6 @@
 //! Nearest names for a word that is not in the list.
 
-/// A name and what else people call it: edit distance cannot know that `learning_rate` is `lr`.
+/// A name and its aliases: the edit distance cannot know that `learning_rate` is `lr`.
 pub(super) type Name<'a> = (&'a str, &'a [&'a str]);
 
 /// Names of the longest list that is printed beside a near name.
@@ -11,7 +11,7 @@ fn fold(word: &str) -> String {
     word.chars().filter(|symbol| symbol.is_alphanumeric()).flat_map(char::to_lowercase).collect()
 }
 
-/// Returns how far a name is from what was written, or `None` where nobody could have meant it.
+/// Returns the distance of a name from the written word; `None` if they are not similar.
 fn distance(written: &str, (name, aliases): Name) -> Option<usize> {
     let (word, other) = (fold(written), fold(name));
     if word.is_empty() || word.len() > 100 {
@@ -22,7 +22,7 @@ fn distance(written: &str, (name, aliases): Name) -> Option<usize> {
     }
     let edits = strsim::damerau_levenshtein(&word, &other);
     let (short, long) = if word.len() < other.len() { (&word, &other) } else { (&other, &word) };
-    // Half a word is a hint as well: `cifar` for `cifar10`, `onecyclelr` for `one-cycle`.
+    // A part of a word is similar too: `cifar` for `cifar10`, `onecyclelr` for `one-cycle`.
     let part = short.len() >= 3 && long.contains(short.as_str());
     (part || edits <= (short.len().div_ceil(3))).then_some(edits)
 }
@@ -46,13 +46,13 @@ pub(super) fn hint(title: &str, written: &str, names: &[Name]) -> String {
     format!("{start}{title}: {}", list.join(", "))
 }
 
-/// Returns names that have no others.
+/// Returns names without aliases.
 pub(super) fn plain<'a>(names: &[&'a str]) -> Vec<Name<'a>> {
     names.iter().map(|name| (*name, [].as_slice())).collect()
 }
 
-/// Returns the hint for a name that is no layer of a network: the nearest module or weight, and the layers at the top. `weights` are
-/// the names of the network's weights in the state dict.
+/// Returns the hint for a name that is not a layer of a network: the nearest module or weight, and the layers at the top.
+/// `weights` are the names of the network's weights in the state dict.
 pub fn layer_hint(written: &str, weights: &[&str]) -> String {
     let mut modules: Vec<&str> = Vec::new();
     for name in weights {

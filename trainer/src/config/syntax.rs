@@ -1,4 +1,4 @@
-//! Text to TOML, and the messages of TOML's parser in plainer words.
+//! Parses TOML, and explains the parser's messages in plainer words.
 
 use toml::de::DeTable;
 

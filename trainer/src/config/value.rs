@@ -1,4 +1,4 @@
-//! One value as it was written, and what it can be read as.
+//! One value of the TOML, and its conversion to Rust types.
 
 use std::ops::Range;
 
@@ -23,7 +23,7 @@ impl Mistake {
         Self { cause: cause.into(), hint: None, span: None }
     }
 
-    /// Says what the user can do, in place of the key's own hint.
+    /// Sets the hint, in place of the key's own hint.
     pub(super) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
@@ -32,11 +32,11 @@ impl Mistake {
 
 /// A value and its text.
 pub(super) struct RawValue<'a> {
-    /// What TOML made of it.
+    /// The value as the TOML parser returned it.
     pub(super) parsed: &'a DeValue<'a>,
-    /// As it was written.
+    /// The value's own text.
     pub(super) text: &'a str,
-    /// What `text` is a part of: the file, or a flag's value.
+    /// The whole text that contains `text`: the file, or a flag's value.
     source: &'a str,
     /// On the command line `--set data.name=1` means the word "1": the shell has removed the quotes.
     bare: bool,
@@ -141,10 +141,10 @@ impl<'a> RawValue<'a> {
         self.brief().unwrap_or("one that is too long to repeat")
     }
 
-    /// Makes the mistake "expected …, found …", with the cure where it is plain.
+    /// Makes the mistake "expected …, found …", with a hint where the remedy is obvious.
     pub(super) fn expected(&self, wanted: &str) -> Mistake {
         let found = match (self.parsed, self.brief()) {
-            // A table's bytes are its header, an array's may be a page.
+            // The text of a table is only its header; that of an array may fill a page.
             (DeValue::Table(_) | DeValue::Array(_), _) | (_, None) => {
                 let name = self.parsed.type_str();
                 format!("{} {name}", if name.starts_with(['a', 'i']) { "an" } else { "a" })

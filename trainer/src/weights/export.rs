@@ -27,7 +27,7 @@ pub fn encode(state: &[StateTensor], batches: u64) -> Result<Vec<u8>, SafeTensor
 /// As [`encode`].
 pub fn encode_folded(state: &[StateTensor], batches: u64, folded: &[FoldedNorm]) -> Result<Vec<u8>, SafeTensorError> {
     let pairs: Vec<[&str; 2]> = folded.iter().map(|pair| [pair.conv.as_str(), &pair.norm]).collect();
-    // One entry: safetensors writes several in any order, and equal states must result in equal bytes.
+    // One entry: safetensors writes several entries in any order, but equal states must result in equal bytes.
     encode_with(state, batches, (FOLDED, serde_json::json!(pairs).to_string()))
 }
 

@@ -40,7 +40,7 @@ pub struct LoadedWeights {
     pub network: Network,
     /// Where in the file the weights are, for the screen.
     pub origin: String,
-    /// The classifier that is not the file's, only with [`Purpose::Training`].
+    /// The classifier that keeps its initial weights. Only with [`Purpose::Training`].
     pub new_head: Option<NewHead>,
 }
 
@@ -64,7 +64,7 @@ struct Fitting {
     prefix: String,
 }
 
-/// Loads a file's weights into `network`: every tensor, but for the classifier as [`Purpose`] says, or none.
+/// Loads all tensors of a file into `network`, or none. [`Purpose`] says whether the classifier may keep its initial weights.
 ///
 /// Skips the names of wrappers (`net`, `state_dict`, `module.`, `_orig_mod.`, …). Ignores `num_batches_tracked` and
 /// everything in the file beside the weights, such as an optimizer's state.
@@ -103,7 +103,7 @@ pub fn load(network: Network, target: &WeightTarget, file: &WeightFile) -> Resul
 }
 
 impl Purpose {
-    /// Returns the classifier, `head`, that the network keeps, if it is all that `error` is about.
+    /// Returns the classifier, `head`, with its initial weights, if `error` is about the classifier only.
     fn new_head(self, error: &LoadError, head: &str) -> Option<NewHead> {
         let file_classes = error.other_classes().filter(|_| self == Self::Training)?;
         let of_head = error.mismatched.iter().all(|tensor| state::is_within(&tensor.name, head));

@@ -119,8 +119,8 @@ impl ElementwiseFn for Swish {
 
 /// Returns `Φ(x)` of the normal distribution and `e^(-x²/2)`, within 1.5e-7. NaN stays NaN.
 ///
-/// erf is Abramowitz & Stegun's formula 7.1.26: a polynomial in `1 / (1 + p·z)` times `e^(-z²)`, here with `z = |x| / √2`. The
-/// derivative of GELU needs the same exponential.
+/// erf is Abramowitz & Stegun's formula 7.1.26: a polynomial in `1 / (1 + p·z)` times `e^(-z²)`, here with `z = |x| / √2`.
+/// The derivative of GELU needs the same exponential.
 #[inline(always)]
 fn normal(x: f32) -> (f32, f32) {
     let e = exp(-0.5 * x * x);

@@ -1,13 +1,13 @@
 //! Caching allocator for the operations' outputs and workspace, like PyTorch's `CUDACachingAllocator`.
 //!
 //! A training step allocates the same gigabyte of tensors every time. The system's allocator would map, zero and unmap
-//! the large ones in each step, which costs more than batch norm. Here a released block merges with its free neighbours in
-//! the segment, and the next request takes the smallest free range that is large enough, or a part of it. Merging at once matters:
-//! blocks that keep their size for the next request of that size leave up to twice the memory in pieces.
+//! the large ones in each step, which costs more than batch norm. Here a released block merges at once with its free neighbours
+//! in the segment. The next request takes the smallest free range that is large enough, or a part of it. If blocks kept their
+//! size for later requests of the same size, fragmentation would take up to twice the memory.
 //!
-//! A new segment is made where no free range is large enough. If the segments would then exceed the peak of used memory by an
-//! eighth, or by 256 MiB, those that are free as a whole are first returned to the system. A change of the batch size therefore
-//! does not accumulate memory.
+//! If no free range is large enough, the pool allocates a new segment. The segments may exceed the peak of used memory by an
+//! eighth of the peak, at most by 256 MiB. Beyond that, segments without blocks in use are first returned to the system. So a
+//! change of the batch size does not accumulate memory.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::collections::BTreeMap;
@@ -28,7 +28,7 @@ const ALIGN: usize = 64;
 const SMALL: usize = 1 << 20;
 /// Size in bytes of a huge page. Segments are aligned to it and advised to use such pages.
 const HUGE_PAGE: usize = 2 << 20;
-/// Limit in bytes of the segments beyond the peak of used memory, which is an eighth of the peak up to this.
+/// Most bytes by which the segments may exceed the peak of used memory. The limit is an eighth of the peak if that is less.
 const SPARE: usize = 256 << 20;
 
 /// A part of a segment. Its memory is zeroed or was used before, so it is always initialised.
@@ -81,15 +81,15 @@ impl Drop for Segment {
     }
 }
 
-/// Segments and their free ranges. Small and large blocks have pools of their own, so that a parameter that lives as long as the
-/// program does not keep a large segment in pieces.
+/// Segments and their free ranges. Small and large blocks have separate pools: a small parameter lives as long as the program,
+/// and would split a large segment for all that time.
 struct Pool {
     /// Sizes of blocks are multiples of this.
     grain: usize,
     /// Smallest size of a segment in bytes, a multiple of [`HUGE_PAGE`].
     segment: usize,
     segments: BTreeMap<usize, Segment>,
-    /// Segments made so far, which numbers the next one.
+    /// Number of segments made so far, and the key of the next one.
     made: usize,
     free: FreeRanges,
     /// Bytes of all segments.
@@ -129,7 +129,7 @@ impl Pool {
         Block { data, range }
     }
 
-    /// Makes a segment of at least `bytes` bytes, and frees unused ones that would be too much beside it.
+    /// Makes a segment of at least `bytes` bytes. First frees unused segments if the total would exceed the limit.
     fn grow(&mut self, bytes: usize) {
         let bytes = bytes.max(self.segment).next_multiple_of(HUGE_PAGE);
         let limit = self.peak + (self.peak / 8).min(SPARE);

@@ -1,8 +1,8 @@
 //! Free ranges of large segments of memory: the bookkeeping of the CPU's caching allocator.
 //!
 //! A request takes the smallest free range that is large enough and splits it; a returned range merges with its free neighbours.
-//! PyTorch's `CUDACachingAllocator` does the same. Blocks of one size therefore become blocks of another, which a training step
-//! with many sizes needs: separate free lists per size would release and map memory in every step.
+//! PyTorch's `CUDACachingAllocator` does the same. So memory that was a block of one size serves blocks of other sizes. With a
+//! free list per size, a training step with many sizes would return memory to the system and map it again in every step.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ pub(super) struct Range {
     pub(super) bytes: usize,
 }
 
-/// The free ranges of all segments. No two of them touch.
+/// The free ranges of all segments. No two of them are adjacent.
 #[derive(Debug)]
 pub(super) struct FreeRanges {
     /// Bytes by segment and start.
@@ -28,7 +28,7 @@ impl FreeRanges {
         Self { by_place: BTreeMap::new(), by_size: BTreeSet::new() }
     }
 
-    /// Takes `bytes` from the smallest range that has as many, and among equal ones from the oldest segment.
+    /// Takes `bytes` from the smallest range that is large enough. Among ranges of one size, the oldest segment comes first.
     pub(super) fn take(&mut self, bytes: usize) -> Option<Range> {
         let &(available, segment, start) = self.by_size.range((bytes, 0, 0)..).next()?;
         self.remove(Range { segment, start, bytes: available });
@@ -38,7 +38,7 @@ impl FreeRanges {
         Some(Range { segment, start, bytes })
     }
 
-    /// Returns a range, which merges with the free ranges that it touches.
+    /// Takes a range back and merges it with the adjacent free ranges.
     pub(super) fn give(&mut self, range: Range) {
         let Range { segment, mut start, mut bytes } = range;
         if let Some((&(_, before), &length)) = self.by_place.range((segment, 0)..(segment, start)).next_back()

@@ -14,7 +14,8 @@ use super::packing::{Weights, pad_bias};
 use super::shape::ConvShape;
 use super::{col2im, depthwise, group_conv, grouped, weight_grad as direct, winograd, winograd_grad};
 
-/// Returns the instruction set for a convolution: vectors where groups that cannot be merged would fill little of a matrix register.
+/// Returns the instruction set for a convolution: vectors instead of matrix registers, where a group would fill at most half of
+/// a matrix register.
 fn isa_for<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape) -> &'static Isa<E> {
     let [depth, columns] = shape.group_channels();
     let narrow = shape.groups > 1 && 2 * depth.max(columns) <= isa.cols;
@@ -176,7 +177,7 @@ pub(crate) fn weight_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, x
     }
     let [depth, columns] = shape.group_channels();
     let narrow = (shape.groups > 1).then(|| group_conv::fits(isa, depth, columns)).flatten();
-    // With 16 channels only the packed pairs of bf16 are faster.
+    // With 16 lanes these kernels are faster only for bf16, which they multiply in pairs.
     if let Some(narrow) = narrow.filter(|isa| isa.cols <= 8 || E::STEP > 1)
         && let Some(grad) = group_conv::weight_grad(narrow, shape, x, dy)
     {

@@ -1,4 +1,4 @@
-//! Casts between f32 and bf16. burn-flex's are single-threaded, and little optimised in this workspace's builds.
+//! Casts between f32 and bf16. burn-flex's casts use one thread, and the compiler optimises them little.
 
 use half::bf16;
 

@@ -1,6 +1,6 @@
 //! Depthwise convolution: one filter per channel. Each multiply-add processes a vector of channels, and there is no
-//! matrix product. Weights and sums are f32. Tasks are rows of pixels. The weight gradient has one sum for each of 16 parts of the batch and adds
-//! them in order, so it does not depend on the number of threads.
+//! matrix product. Weights and sums are f32. Tasks are rows of pixels. The weight gradient has one sum for each of 16 parts of
+//! the batch and adds the sums in order, so it does not depend on the number of threads.
 
 use super::allocator::Buffer;
 use super::channels::sum_rows;

@@ -27,8 +27,8 @@ pub(crate) struct FoldedTaps<E> {
     pub(crate) readable: usize,
 }
 
-/// Returns `None` where folding does not apply. `taps` are sorted; output pixel `g < grid` reads the source at `g ·
-/// step + tap`.
+/// Folds the taps of each kernel row; `None` where folding does not apply. `taps` are sorted. Output pixel `g < grid` reads the
+/// source at `g · step + tap`.
 pub(crate) fn fold_taps<E: Element>(
     source: &[E],
     batch: usize,

@@ -1,11 +1,11 @@
 //! Convolutions of groups that are at most a vector wide, as in RegNet and ResNeXt.
 //!
-//! A band of an image's rows is copied group by group into planes of pixels with as many elements as a vector has lanes
-//! (oneDNN's `nChw16c`), padding included. The copy is small beside the products and stays in L1. The micro-kernels
-//! ([`super::group_kernel`]) then read at constant distances.
+//! A band of an image's rows is copied group by group into planes, padding included. A plane's pixel has as many elements as a
+//! vector has lanes (oneDNN's `nChw16c`). The copy takes little time compared with the products, and stays in L1. The
+//! micro-kernels ([`super::group_kernel`]) then read at constant distances.
 //!
-//! Tasks are images. The weight gradient has one sum for each of 16 parts of the batch and adds them in order, so it does not
-//! depend on the number of threads.
+//! Tasks are bands of images. The weight gradient has one sum for each of 16 parts of the batch and adds the sums in order, so
+//! it does not depend on the number of threads.
 
 use std::ops::Range;
 
@@ -33,15 +33,16 @@ pub(crate) fn fits<E: Operand>(isa: &'static Isa<E>, depth: usize, columns: usiz
 
 /// Source planes of an [`Igemm`].
 struct Planes {
-    /// The least offset of a tap, that of a plane's first pixel.
+    /// The smallest offset of a tap. A plane's first pixel is at this offset.
     least: [isize; 2],
-    /// Pixels of a plane's row are ordered by their column modulo the step, so that adjacent results read adjacent pixels.
+    /// Number of phases: a plane's row is ordered by the pixels' column modulo the step. So adjacent results read adjacent
+    /// pixels.
     phases: usize,
     /// Pixels of a phase.
     columns: usize,
     /// Elements of a row.
     row: usize,
-    /// Rows of the grid that share a plane.
+    /// Rows of the grid whose source is in one plane.
     band: usize,
     /// Rows of a plane.
     rows: usize,
@@ -123,8 +124,8 @@ struct Groups<'a, E: 'static> {
 }
 
 impl<E: Operand> Groups<'_, E> {
-    /// Copies the pixels that the band from grid row `first` reads, of the groups from `group`, one per plane. Padding stays as
-    /// it is.
+    /// Copies the pixels that the band from grid row `first` reads, for the groups from `group` on: one group per plane. Padding
+    /// is not written, so it stays zero.
     fn copy(&self, n: usize, first: usize, group: usize, to: &mut [E]) {
         let (conv, planes) = (self.conv, &self.planes);
         let [height, width] = conv.source_image.size;
@@ -185,8 +186,8 @@ impl<E: Operand> Groups<'_, E> {
     }
 }
 
-/// Copies `count` pixels that are `step` elements apart to pixels of `lanes` elements: `depth` elements per group, each group to its
-/// own plane of `plane` elements, as far as `to` reaches.
+/// Copies `count` pixels that are `step` elements apart to pixels of `lanes` elements. Each group has `depth` elements and goes
+/// to its own plane of `plane` elements; the length of `to` determines the number of groups.
 fn copy_pixels<E: Pod>(from: &[E], step: usize, depth: usize, count: usize, to: &mut [E], lanes: usize, plane: usize) {
     /// Copies whole vectors of `GROUPS` groups.
     fn whole<E: Pod, const LANES: usize, const GROUPS: usize>(
@@ -256,7 +257,7 @@ struct Part<'a, E: 'static> {
     x: &'a [E],
     dy: &'a [E],
     zeros: &'a [E],
-    /// Rows of the output that share planes: whole steps.
+    /// Output rows that share planes, a multiple of [`Operand::STEP`].
     band: usize,
     /// Rows and columns of `x`'s plane.
     plane: [usize; 2],

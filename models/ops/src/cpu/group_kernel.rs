@@ -1,8 +1,8 @@
 //! The micro-kernels of grouped convolutions whose groups are at most a vector wide.
 //!
-//! The tile of [`super::micro_kernel`] reads each row through a pointer. In a tile of one vector, that would be a loaded address
-//! per product. Here the pixels of a group are adjacent in memory ([`super::group_conv`] copies them), so that the
-//! addresses of a step are a register and a constant.
+//! The tile of [`super::micro_kernel`] reads each row through a pointer. For a tile one vector wide, it would load an address for
+//! every product. Here the pixels of a group are adjacent in memory ([`super::group_conv`] copies them), so an address is a
+//! register plus a constant.
 
 use super::kernel::Operand;
 use super::micro_kernel::Products;
@@ -75,8 +75,8 @@ impl<E> TileOf<E> {
     ///
     /// # Safety
     ///
-    /// The processor has the kernel's instructions. `x` and every offset are inside the source for `size` of the kernel, and `w` is
-    /// as documented. `out` is valid for the pixels and channels to store.
+    /// The processor has the kernel's instructions. For every pixel of the kernel's `size`, `x` plus each offset is inside the
+    /// source. `w` is as documented. `out` is valid for the pixels and channels to store.
     #[inline]
     pub(crate) unsafe fn run(&self, call: &GroupTile<E>) {
         // SAFETY: guaranteed by the caller.

@@ -2,8 +2,8 @@
 //!
 //! Groups of 3 or 4 channels are narrower than the narrowest register tile, so most of a tile would be padding.
 //! Neighbouring groups are therefore merged into one group with block-diagonal weights, as many as fit into the
-//! narrowest tile. The number of products stays the same, in fewer and longer loops. With matrix registers, groups are
-//! merged to the width of a full tile.
+//! narrowest tile. The zeros of these weights replace the padding, so the kernels compute as many products as before, in
+//! fewer and longer loops. With matrix registers, groups are merged to the width of a full tile.
 
 use super::allocator::Buffer;
 use super::kernel::Isa;

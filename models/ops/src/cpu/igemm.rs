@@ -118,8 +118,8 @@ impl<E: Operand> Igemm<'_, E> {
 }
 
 impl<E: Operand> Igemm<'_, E> {
-    /// Returns the instruction set of [`super::group_conv`] for groups that it computes faster. A tile of 16 columns reads its
-    /// pointers beside the products.
+    /// Returns the instruction set with which [`super::group_conv`] computes the groups; `None` where the tiles of this file are
+    /// as fast. A tile of 16 columns hides the loads of its pointers behind its products.
     fn narrow_groups(&self) -> Option<&'static Isa<E>> {
         let rows = self.batch * self.grid[0] * self.grid[1];
         let several = self.weights.groups > 1 && self.taps.len() > 1 && rows > 0;

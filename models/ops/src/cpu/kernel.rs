@@ -81,7 +81,8 @@ pub(crate) struct Product<E> {
     pub(crate) blocks: usize,
 }
 
-/// Arguments of the tile micro-kernel with matrix registers: `out[row][col] = Σ_tap Σ_k rows[row][tap + k] · columns[tap][k][col]`.
+/// Arguments of the tile micro-kernel with matrix registers:
+/// `out[row][col] = Σ_tap Σ_k rows[row][tap + k] · columns[tap][k][col]`.
 pub(crate) struct MatrixTile<'a, E> {
     /// [`Isa::rows`] rows, `row_len` elements apart.
     pub(crate) rows: *const E,
@@ -104,19 +105,19 @@ pub(crate) struct MatrixTile<'a, E> {
     pub(crate) relu: bool,
 }
 
-/// What only instruction sets with matrix registers have.
+/// The kernels that only instruction sets with matrix registers have.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MatrixKernels<E: 'static> {
     /// The set for products that do not fill matrix registers.
     pub(super) vectors: &'static Isa<E>,
     /// Rounds to the element type.
     pub(super) round: fn(&[f32]) -> Buffer<E>,
-    /// Transposes a square of [`Isa::depth`] elements: from an offset of each of as many pointers, of which `available` elements
-    /// can be read and the rest is zero, to rows with a stride.
+    /// Transposes a square of [`Isa::depth`] rows and columns. Arguments: one pointer per row, the offset in elements from each
+    /// pointer, the number of elements that can be read there (the rest is zero), the target, and the target's row stride.
     pub(super) transpose: unsafe fn(&[*const E], usize, usize, *mut E, usize),
     /// Prepares this thread's matrix registers for `tile` and `product`.
     pub(super) begin: fn(),
-    /// Ends their use: registers in use would be saved at every change of threads.
+    /// Releases this thread's matrix registers: the system would save registers in use at every context switch.
     pub(super) end: fn(),
     pub(super) tile: unsafe fn(&MatrixTile<E>),
     pub(super) product: unsafe fn(&Product<E>),

@@ -36,7 +36,7 @@ impl CpuIsa {
         }
     }
 
-    /// Returns what the kernels of this set are, for people.
+    /// Returns a description of this set's kernels for the screen.
     pub fn description(self) -> &'static str {
         match self {
             Self::Portable => "portable kernels (bf16 computes in f32)",
@@ -89,7 +89,7 @@ impl CpuIsa {
     }
 }
 
-/// `TRAINER_CPU_ISA` cannot be followed.
+/// Error of an invalid `TRAINER_CPU_ISA`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpuIsaError {
     name: String,
@@ -122,7 +122,7 @@ impl std::error::Error for CpuIsaError {}
 ///
 /// # Panics
 ///
-/// When the environment variable cannot be followed. The program checks the variable where it starts.
+/// When the environment variable is invalid. The program checks the variable at its start.
 pub(crate) fn selected() -> CpuIsa {
     static SELECTED: LazyLock<CpuIsa> =
         LazyLock::new(|| CpuIsa::selected().unwrap_or_else(|error| panic!("{error}\nhint: {}", error.hint())));

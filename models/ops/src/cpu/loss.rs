@@ -3,13 +3,13 @@
 use super::allocator::Buffer;
 use super::parallel::{SharedSlice, for_each};
 
-/// Computes the loss of [`cross_entropy`](crate::cross_entropy) and its gradient in the logits. Sums are f64 and in the order of the
-/// rows, so the number of threads does not change a bit.
+/// Computes the loss of [`cross_entropy`](crate::cross_entropy) and its gradient with respect to the logits. Sums are f64 and in
+/// the order of the rows, so the number of threads does not change a bit.
 ///
 /// # Shapes
 /// `logits`, `targets` and the gradient are row-major `[B, classes]`.
 pub(crate) fn cross_entropy(logits: &[f32], targets: &[f32], classes: usize, scale: f32) -> (f32, Buffer) {
-    /// Values of a task: fewer are not worth another thread.
+    /// Values per task. A smaller task is not worth another thread.
     const TASK: usize = 4096;
     let mut gradient = Buffer::new(logits.len());
     let rows = logits.len().checked_div(classes).unwrap_or(0);

@@ -90,13 +90,13 @@ pub(crate) struct RowPanels<E: 'static> {
 impl<E: Operand> RowPanels<E> {
     /// Makes room for `rows` rows of `len` elements.
     pub(crate) fn new(isa: &'static Isa<E>, rows: usize, len: usize) -> Self {
-        // A register tile of vectors reads few columns of a panel.
+        // Without matrix registers, a kernel reads at most `Isa::outer_rows` columns at once, so a narrow panel suffices.
         let isa = if isa.matrix.is_some() { isa } else { isa.narrower.first().unwrap_or(&isa) };
         let panels = panels(isa, len);
         Self { values: Buffer::new(rows * padded(&panels)), panels, pointers: Vec::new() }
     }
 
-    /// Packs the elements of each row. Padding has any values, also those after the row's elements.
+    /// Packs the elements of each row. Padding has arbitrary values, and so has the place after the row's elements.
     ///
     /// # Safety
     ///

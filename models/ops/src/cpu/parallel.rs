@@ -9,7 +9,7 @@ use super::element::Element;
 
 /// Elements per task of an elementwise pass.
 pub(crate) const PIECE: usize = 1 << 16;
-/// Elements of a vector register, of which elementwise passes without rows do whole ones.
+/// Elements of the widest vector register. An elementwise pass without rows is divided at multiples of this number.
 pub(crate) const VECTOR: usize = 16;
 
 /// Returns the number of threads of a parallel section.
@@ -34,8 +34,8 @@ pub(crate) fn chunk(len: usize, unit: usize, parts: usize, index: usize) -> Rang
     cut(index)..cut(index + 1)
 }
 
-/// Returns the number of chunks for an elementwise pass: about `target` elements each. Work stealing then balances the
-/// load, and a small tensor stays on one thread.
+/// Returns the number of chunks for an elementwise pass: one per `target` elements, at most four per thread. Work stealing
+/// then balances the load, and a small tensor stays on one thread.
 pub(crate) fn chunk_count(len: usize, target: usize) -> usize {
     len.div_ceil(target).clamp(1, 4 * threads())
 }

@@ -79,7 +79,7 @@ impl ParameterStorage {
             match slot {
                 Some(slot) if index <= used => Some(exclusive(slot)),
                 Some(slot) => Some(flex(slot)),
-                // The state starts with zeros: `mu 0 + d` is `d`, as in PyTorch's first buffer.
+                // The state starts with zeros: `momentum · 0 + d` is `d`, as in PyTorch's first buffer.
                 None => (index <= used).then(|| from_vec(vec![0.0; len])),
             }
         });

@@ -83,7 +83,7 @@ impl<E: Operand> Pass<'_, E> {
             let columns = self.panels[i] * self.isa.cols;
             let mut buffer = Buffer::new(16 * columns * tiles.next_multiple_of(E::STEP));
             if columns > self.channels[i] {
-                // What is multiplied in a panel that is wider than the channels is not used, but should not be slow.
+                // The columns after the last channel are multiplied too, and not used. Zeros, because denormal numbers are slow.
                 buffer.fill(E::zeroed());
             }
             buffer

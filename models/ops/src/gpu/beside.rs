@@ -1,8 +1,9 @@
-//! What kernels have computed about a tensor on the way, for the operation that comes next: the moments of a convolution's result,
-//! the sums over a gradient, and which batch norm a tensor comes from.
+//! Side results that a kernel leaves for the next operation on the same tensor: the moments of a convolution's result, the sums
+//! over a gradient, and the batch norm that has made a tensor.
 //!
-//! It travels beside the tensor, so no network knows of it. The last few are kept, with the tensor's memory, which nobody can change
-//! in place as long as two have it. An operation on this memory takes them, and any other one computes its own.
+//! The side results are stored here and not in the tensor, so networks contain no code for them. Only the last few are kept. An
+//! entry also holds the tensor: burn changes memory in place only if no other tensor shares the memory, so the values stay valid.
+//! An operation takes the entry whose tensor is its operand. Without such an entry, the operation computes the values itself.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -15,16 +16,16 @@ use super::implicit_gemm::knows;
 use super::rows::{Rows, aligned};
 use crate::extension::Activation;
 
-/// Vectors over the columns of a tensor's rows.
+/// Per-column values of a tensor, with the tensor.
 #[derive(Debug)]
 pub(super) struct Beside {
     of: CubeTensor,
     values: CubeTensor,
 }
 
-/// Tensors whose values are kept: a residual block's last convolution and its shortcut's.
+/// Number of entries that are kept: a residual block needs those of its last convolution and of its shortcut's convolution.
 const KEPT: usize = 2;
-/// Batch norms that are kept: a block's input is read again after its first batch norms.
+/// Number of batch norms that are kept. A residual block reads its input once more, after up to two batch norms of its own.
 const KEPT_NORMS: usize = 3;
 
 type Kept<T> = RefCell<Vec<T>>;
@@ -49,7 +50,7 @@ fn same(one: &CubeTensor, other: &CubeTensor) -> bool {
 }
 
 impl Beside {
-    /// Keeps the mean and the sum of squares around it of each column, `[2][columns]`.
+    /// Keeps each column's mean and the sum of squares around the mean, `[2][columns]`.
     pub(super) fn moments(rows: &Rows, values: CubeTensor) {
         MOMENTS.with_borrow_mut(|all| push(all, KEPT, Self { of: rows.tensor().clone(), values }));
     }
@@ -75,7 +76,8 @@ impl Beside {
     }
 }
 
-/// A batch norm whose output other operations read. The last of these to compute the output's gradient also computes the sums over it.
+/// A batch norm whose output other operations read. In the backward pass each reader adds its part of the output's gradient. The
+/// last reader also computes the sums over this gradient, which the batch norm's backward pass needs.
 #[derive(Debug)]
 pub(super) struct NormOutput {
     pub(super) x: Rows,
@@ -85,9 +87,9 @@ pub(super) struct NormOutput {
     /// Weight and bias.
     pub(super) affine: [CubeTensor; 2],
     pub(super) activation: Activation,
-    /// Whether the activation's slope follows from the output.
+    /// Whether the activation's derivative is computed from the output.
     pub(super) from_output: bool,
-    /// Operations that have read the output and have not computed its gradient yet.
+    /// Number of operations that have read the output and have not computed its gradient yet.
     readers: AtomicUsize,
 }
 
@@ -115,7 +117,7 @@ impl NormOutput {
         NORMS.with_borrow_mut(|all| push(all, KEPT_NORMS, Arc::new(new)));
     }
 
-    /// Returns the batch norm whose output an operation reads.
+    /// Returns the batch norm whose output is `rows`, and counts one more reader.
     pub(super) fn read(rows: &Rows) -> Option<Arc<Self>> {
         let found = NORMS.with_borrow(|all| all.iter().find(|norm| same(norm.out.tensor(), rows.tensor())).cloned());
         if let Some(norm) = &found {
@@ -124,12 +126,13 @@ impl NormOutput {
         found
     }
 
-    /// Forgets all: the backward pass has begun. What is kept has the batch norms' weights, which the optimizer writes in place.
+    /// Forgets all batch norms when the backward pass has begun. The entries share the batch norms' weights, and the optimizer
+    /// writes in place only weights that nobody shares.
     pub(super) fn forget() {
         NORMS.with_borrow_mut(Vec::clear);
     }
 
-    /// Says that an operation computes its part of the output's gradient. Returns true for the last of those that have read it.
+    /// Reports that a reader computes its part of the output's gradient. Returns true for the last reader.
     pub(super) fn done(&self) -> bool {
         self.readers.fetch_sub(1, Ordering::Relaxed) == 1
     }

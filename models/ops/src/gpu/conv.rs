@@ -1,7 +1,9 @@
-//! Convolutions on a GPU: those of [`implicit_gemm`], custom kernels without tensor cores for narrow groups, and burn's on older GPUs.
+//! Convolutions on a GPU. [`implicit_gemm`] computes most of them on tensor cores. Groups with few channels have custom kernels
+//! without tensor cores. On older GPUs, ungrouped convolutions and wide groups run burn's kernels.
 //!
-//! burn has no grouped kernels for the weight gradient. It convolves group by group with some six launches each,
-//! thousands of launches in a RegNet's step. In a depthwise convolution, a few threads add up all pixels of the batch.
+//! burn has no kernel for the weight gradient of a grouped convolution. It runs group by group, with about six launches each:
+//! thousands of launches in a training step of RegNet. For depthwise convolutions, burn uses few threads, each of which adds up
+//! all pixels of the batch.
 
 use std::sync::Arc;
 
@@ -38,7 +40,7 @@ pub struct SavedConv {
     options: ConvOptions,
     /// The output, if the operation includes ReLU.
     output: Option<CubeTensor>,
-    /// The batch norm that the input is the output of.
+    /// The batch norm whose output is the input.
     norm: Option<Arc<NormOutput>>,
 }
 
@@ -90,7 +92,7 @@ pub(super) fn forward(
     };
     let output = if relu { activation::forward(output, Activation::Relu) } else { output };
     let saved = relu.then(|| output.clone());
-    // The operation counts as a reader of the batch norm's output, although its kernels compute no sums.
+    // These kernels compute no sums for the batch norm, but the batch norm must count all readers of its output.
     let norm = Rows::of(&input).and_then(|images| NormOutput::read(&images));
     (output, SavedConv { input, weight, weight_dtype, bias, options, output: saved, norm })
 }

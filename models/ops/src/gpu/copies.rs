@@ -1,10 +1,10 @@
 //! bf16 copies of weights, which the optimizer's kernels write together with the weights.
 //!
-//! Convolutions in bf16 read rounded weights. Rounding them anew is a launch for each layer and step, and another pass over all weights.
-//! So the optimizer keeps a copy of each weight that was rounded, and updates both.
+//! Convolutions in bf16 read rounded weights. Rounding in every step would take one launch per layer and another pass over all
+//! weights. So the optimizer keeps a bf16 copy of each weight that was rounded, and updates both.
 //!
-//! A copy is found by its weight's memory. It is right as long as nobody else writes there, so the weight is kept beside it: burn
-//! writes in place only where nobody else has the memory.
+//! A copy is found by the memory of its weight. The copy is valid as long as nobody else writes this memory. So an entry also
+//! holds the weight: burn writes in place only if no other tensor shares the memory.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,7 +15,7 @@ use burn::tensor::DType;
 use burn_cubecl::ops::numeric::empty_device_dtype;
 use burn_cubecl::tensor::CubeTensor;
 
-/// What identifies memory as long as a tensor has it: an id that is used once, and an offset.
+/// Identifies the memory of a tensor while the tensor exists: an id that is never used twice, and an offset.
 pub(super) type Place = [u64; 2];
 
 pub(super) fn place(tensor: &CubeTensor) -> Place {
@@ -23,7 +23,7 @@ pub(super) fn place(tensor: &CubeTensor) -> Place {
     [id.value as u64, tensor.handle.offset_start.unwrap_or(0)]
 }
 
-/// More weights than a network has.
+/// Limit of [`Copies::rounded`], more weights than any network has.
 const MOST: usize = 10_000;
 
 /// A weight and its copy, both flat.
@@ -53,7 +53,7 @@ pub(super) fn cast(weight: CubeTensor, dtype: DType) -> CubeTensor {
         let found = COPIES.with_borrow_mut(|copies| {
             let found = copies.all.get(&at).filter(|found| same_length(&found.weight, &weight));
             if found.is_none() {
-                // A thread without an optimizer, a device of mode `dp`, rounds other weights in each step.
+                // In a thread without an optimizer (a replica of mode `dp`), weights have new memory in each step: limit the set.
                 if copies.rounded.len() == MOST {
                     copies.rounded.clear();
                 }
@@ -73,7 +73,7 @@ fn same_length(one: &CubeTensor, other: &CubeTensor) -> bool {
     one.meta.num_elements() == other.meta.num_elements()
 }
 
-/// Takes the copy of a flat f32 weight, to write it; makes one if the weight was rounded.
+/// Takes out the copy of a flat f32 weight, for writing. Allocates a copy if the weight was rounded and has none.
 pub(super) fn take(weight: &CubeTensor) -> Option<CubeTensor> {
     let at = place(weight);
     let (found, rounded) = COPIES.with_borrow_mut(|copies| (copies.all.remove(&at), copies.rounded.remove(&at)));
@@ -93,12 +93,12 @@ pub(super) fn keep(weight: &CubeTensor, copy: CubeTensor) {
     COPIES.with_borrow_mut(|copies| copies.all.insert(place(weight), Copied { weight: weight.clone(), copy }));
 }
 
-/// Forgets weights that nobody else has any more.
+/// Drops the entries whose weight no other tensor shares any more.
 pub(super) fn tidy() {
     COPIES.with_borrow_mut(|copies| copies.all.retain(|_, copied| !copied.weight.can_mut()));
 }
 
-/// Returns where the copies are, in the order of their weights' memory.
+/// Returns the memory of all copies, in the order of their weights' memory.
 pub(crate) fn places() -> Vec<Place> {
     COPIES.with_borrow(|copies| copies.all.values().map(|copied| place(&copied.copy)).collect())
 }

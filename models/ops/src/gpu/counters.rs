@@ -1,4 +1,4 @@
-//! Counters for kernels whose last block finishes what all blocks have begun (`finish.cu`, [`is_last_block`]).
+//! Counters for kernels in which the last block merges the results of all blocks (`finish.cu`, [`is_last_block`]).
 
 use std::cell::RefCell;
 
@@ -7,15 +7,16 @@ use burn_cubecl::ops::numeric::zeros_client;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-/// Counters of a launch, or of each of two products of a launch.
+/// Number of counters of a launch; a launch of two products has as many for each.
 pub(super) const COUNTERS: usize = 1 << 16;
 
 thread_local! {
-    /// Of each device. A thread's launches run one after the other, and each leaves zeros behind.
+    /// One pair per device. A thread's launches run one after the other, and each launch leaves its counters at zero.
     static ALL: RefCell<Vec<[CubeTensor; 2]>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Returns [`COUNTERS`] zeros on the device of `like`, twice. They stay where they are, as a graph of the step has their address.
+/// Returns two tensors of [`COUNTERS`] zeros on the device of `like`. Their addresses never change, because a recorded graph
+/// contains them.
 pub(super) fn counters(like: &CubeTensor) -> [CubeTensor; 2] {
     ALL.with_borrow_mut(|all| {
         if let Some(found) = all.iter().find(|[first, _]| first.device == like.device) {
@@ -28,8 +29,9 @@ pub(super) fn counters(like: &CubeTensor) -> [CubeTensor; 2] {
     })
 }
 
-/// Returns true in the last of `count` blocks that call this with a counter, which is zero before and afterwards. That block sees
-/// what the others have written before. All threads of a block call it.
+/// Returns true in the last of the `count` blocks that call this function with `counter`. The counter is zero before and
+/// afterwards. The last block sees everything that the other blocks wrote before their calls. All threads of a block must call
+/// the function.
 #[cube]
 pub(super) fn is_last_block(counters: &mut [Atomic<u32>], counter: usize, count: usize) -> bool {
     let mut arrived = Shared::<u32>::new();

@@ -51,7 +51,7 @@ fn source_index(
     }
 }
 
-/// Computes the source pixels of the thread's pixels for a tap, and which of them exist.
+/// Computes the source pixels of the thread's pixels for a tap, and which of them are inside the image.
 #[cube]
 fn source_pixels(
     pixels: &mut Array<usize>,

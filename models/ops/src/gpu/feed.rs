@@ -1,4 +1,4 @@
-//! The inputs and results of a graph's next runs in tables on the GPU, which the graph's first and last kernel read and write.
+//! Tables on the GPU for a graph's next runs: the graph's first kernel reads a run's inputs, the last one writes its results.
 
 use burn::backend::TensorMetadata;
 use burn::tensor::{Bytes, DType, Shape};
@@ -37,8 +37,9 @@ fn word_of(part: &Part) -> (bool, usize) {
     (block >= part.first && block < part.next && at < part.length, at)
 }
 
-/// Copies the inputs of the next run from the table. The table's first word is the number of the run. After a run that has failed,
-/// floats are NaN: the loss is then NaN too, and no later run changes what the optimizer updates.
+/// Copies the inputs of the next run from the table. The table's first word is the number of the run. After a failed run, all
+/// float inputs are NaN. The loss is then NaN too, and the optimizer's kernels write nothing, so no later run changes the
+/// weights.
 #[cube(launch_unchecked)]
 fn take_inputs(table: &[u32], failed: &[u32], to: &mut Words, parts: &Sequence<Part>, each: usize) {
     let run = table[0] as usize;
@@ -56,7 +57,7 @@ fn take_inputs(table: &[u32], failed: &[u32], to: &mut Words, parts: &Sequence<P
     }
 }
 
-/// Copies the results of a run to `ring`, and counts the run. If its loss is not finite, it has failed.
+/// Copies the results of a run to `ring`, and counts the run. A run whose loss is not finite has failed.
 #[cube(launch_unchecked)]
 fn keep_results(
     from: &Words,
@@ -77,7 +78,7 @@ fn keep_results(
             ring[run as usize * each + part.offset + at] = from.index(index)[at];
         }
     }
-    // All blocks have read the number by then.
+    // The last block increments the number: all blocks have read it.
     if is_last_block(counters, 0usize, CUBE_COUNT_X as usize) && UNIT_POS == 0 {
         table[0] = run + 1;
         if !is_finite(loss[0]) {

@@ -72,7 +72,7 @@ pub(crate) fn gather_images(
     let (source, table, count) = (integers(pixels, DType::U8)?, cube(table)?, batch * height * width);
     assert_eq!(lines.dims(), [batch * (1 + height + width)], "each image has its lines");
     let lines = integers(lines, DType::I32)?;
-    // With one axis, so that no line of the memory is padded.
+    // Allocate a single axis: CubeCL would pad the rows of several axes.
     let shape = Shape::from([count * channels]);
     let out = empty_device_dtype(source.client.clone(), source.device.clone(), shape, DType::F32);
     if count > 0 {

@@ -1,5 +1,5 @@
-//! Recording by CubeCL's graphs. Its client is driven directly: burn's `capture` runs a step three times before it records one, and a
-//! training step must count once.
+//! Records CUDA graphs with CubeCL's client. burn's `capture` is not used: it runs a step three times before it records the step,
+//! but a training step must run once.
 
 use std::fmt;
 use std::pin::Pin;
@@ -39,7 +39,7 @@ pub(crate) fn prepare(device: &Device) -> Result<(), String> {
 }
 
 pub(crate) fn cancel(device: &Device) {
-    // Ending a recording that has not begun is an error, and frees the stream.
+    // `stop_capture` returns an error, because no capture has begun. It frees the stream all the same.
     drop(client(device).map(|client| client.stop_capture()));
 }
 
@@ -54,8 +54,8 @@ pub(crate) fn record<T>(device: &Device, step: impl FnOnce() -> T) -> Result<(Re
 impl Recorded {
     /// See [`Graph::launch`](crate::graph::Graph::launch).
     pub(crate) fn launch(&self) -> Result<(), String> {
-        // SAFETY: CubeCL keeps the pages that a graph uses from other allocations as long as the graph exists, also where their
-        // tensors are gone. All work of a process is queued on one stream of its GPU.
+        // SAFETY: as long as the graph exists, CubeCL reserves the pages that the graph uses, even if their tensors are dropped.
+        // All work of a process is queued on one stream of its GPU.
         unsafe { self.0.replay() }.map_err(|error| error.to_string())
     }
 }
@@ -71,7 +71,7 @@ pub(crate) fn integers(tensor: &Tensor<1, Int>) -> CubeTensor {
     }
 }
 
-/// Values on their way, see [`Reading`](crate::graph::Reading).
+/// A copy to the host that may be in progress, see [`Reading`](crate::graph::Reading).
 pub(crate) struct Values(Pin<Box<dyn Future<Output = Result<Vec<Bytes>, String>> + Send>>);
 
 impl fmt::Debug for Values {
@@ -92,7 +92,8 @@ fn client_forever(tensor: &CubeTensor) -> &'static Client {
     client
 }
 
-/// Queues a copy of a tensor's first `words` 32-bit values to the host. The client queues the copy at once; its future only waits.
+/// Queues a copy of a tensor's first `words` 32-bit values to the host. The client queues the copy at once; the future only
+/// waits for it.
 pub(super) fn read_words(tensor: &CubeTensor, words: usize) -> Values {
     let client = client_forever(tensor);
     let handle = tensor.handle.clone().binding();

@@ -37,7 +37,7 @@ fn mean_of_pixels<F: Float, N: Size>(
     }
 }
 
-/// Gives each pixel of an image its part of the mean's gradient.
+/// Writes to each pixel of an image its share of the mean's gradient.
 #[cube(launch_unchecked)]
 fn mean_gradient<F: Float, N: Size>(
     grad: &[Vector<f32, N>],
@@ -61,7 +61,7 @@ fn mean_gradient<F: Float, N: Size>(
     }
 }
 
-/// Adds up the rows of each column: `total[columns]`. Blocks leave `pieces[piece][columns]` for the last one.
+/// Adds up the rows of each column: `total[columns]`. Each block writes `pieces[piece][columns]`; the last block adds these up.
 #[cube(launch_unchecked)]
 fn sum_of_rows<F: Float, N: Size>(
     x: &[Vector<F, N>],

@@ -27,7 +27,7 @@ fn cross_entropy_rows(
 ) {
     let lane = UNIT_POS_X as usize;
     let row = CUBE_POS_X as usize * CUBE_DIM_Y as usize + UNIT_POS_Y as usize;
-    // A thread of no row takes part in the reductions.
+    // A thread without a row takes part in the reductions too: all threads of a block must reach their barriers.
     let mut end = 0usize;
     if row < rows {
         end += classes;

@@ -1,9 +1,9 @@
 //! Kernels for NVIDIA GPUs, for operations that take burn many launches or many passes over memory: convolutions, batch
-//! norm with its epilogue, activations, the loss, a batch's images, and the optimizer's step. They are written with CubeCL, except
-//! the convolutions on tensor cores ([`implicit_gemm`]).
+//! norm with its epilogue, activations, the loss, a batch's images, and the optimizer's step. The kernels are written with
+//! CubeCL, except the convolutions on tensor cores, which are CUDA C++ ([`implicit_gemm`]).
 //!
-//! The kernels see images as matrices with one row of channels per pixel. burn's ReLU returns another order (its masked fill follows
-//! the shape, not the memory), which the next convolution must convert back.
+//! The kernels see images as matrices with one row of channels per pixel. Activations have a kernel because burn's ReLU returns
+//! its result in another memory order (its masked fill follows the shape), which the next convolution would have to convert.
 
 mod activation;
 mod backend;

@@ -1,7 +1,11 @@
-//! Batch norm on a GPU: one launch forward behind a convolution that has computed the moments, one backward behind a convolution that
-//! has computed the sums over the gradient, and one more where that is not so; one in evaluation. With the statistics of all ranks'
-//! batches, two more launches forward, one more backward, and an all-gather between the GPUs each way: each rank merges all ranks'
-//! moments in rank order, so all ranks have the same bits, and the host waits for nothing.
+//! Batch norm on a GPU. Launches:
+//!
+//! - Forward: one, plus one if the convolution before it has not computed the moments.
+//! - Backward: one, plus one if no convolution has computed the sums over the gradient.
+//! - Evaluation: one.
+//!
+//! Synchronised batch norm takes two more launches forward and one more backward, and an all-gather between the GPUs in each
+//! direction. Each rank merges the moments of all ranks in rank order, so all ranks have the same bits. The host never waits.
 
 use std::sync::Arc;
 
@@ -32,7 +36,7 @@ pub struct SavedNorm {
     activation: Activation,
     has_residual: bool,
     shared: Option<Shared>,
-    /// The batch norms that the input and the residual are the outputs of.
+    /// The batch norms whose outputs are the input and the residual.
     sources: [Option<Arc<NormOutput>>; 2],
 }
 
@@ -59,7 +63,7 @@ pub(super) struct Grads {
     pub(super) residual: CubeTensor,
 }
 
-/// Gathers the ranks' vectors, each rank's one behind the other. Returns them and the number of ranks.
+/// Gathers the vectors of all ranks, in rank order. Returns them and the world size.
 fn gather(ranks: &dyn StatisticsReduce, vectors: &[&CubeTensor]) -> (CubeTensor, usize) {
     let on_device = ranks.on_device().expect("`batch_norm_train` calls the GPU kernels only with such ranks");
     let gathered = on_device.all_gather(vectors.iter().map(|&vector| tensor_of(vector.clone())).collect());
@@ -108,7 +112,7 @@ fn apply(
     out
 }
 
-/// Returns the mean and the sum of squares around it of each column, `[2][columns]`.
+/// Returns each column's mean and the sum of squares around the mean, `[2][columns]`.
 fn moments(x: &Rows, blocks: &Blocks, vector: usize) -> CubeTensor {
     let [piece, pieces] = blocks.pieces();
     let (workspace, total) = (x.of_columns(2 * pieces), x.of_columns(2));
@@ -135,8 +139,8 @@ fn moments(x: &Rows, blocks: &Blocks, vector: usize) -> CubeTensor {
     total
 }
 
-/// Returns the output, the mean and the unbiased variance. With running statistics, returns their new values instead of
-/// the latter two.
+/// Returns the output, the mean and the unbiased variance. With running statistics, returns their new values instead of mean
+/// and variance.
 pub(super) fn forward(
     input: CubeTensor,
     weight: CubeTensor,
@@ -150,7 +154,7 @@ pub(super) fn forward(
     let affine = [weight, bias].map(into_contiguous);
     let [mean, inverse] = [0; 2].map(|_| x.of_columns(1));
     let momentum = running.as_ref().map(|running| running.momentum);
-    // Running statistics are updated in place: a graph of the step runs again on the same memory.
+    // Update running statistics in place: a recorded graph of the step runs again on the same memory.
     let [new_mean, new_variance] = match running {
         Some(RunningStats { mean, variance, .. }) => [mean, variance]
             .map(|tensor| writable(tensor).expect("running statistics are f32 and on the input's device")),
@@ -256,7 +260,7 @@ pub(super) fn backward(saved: SavedNorm, grad: CubeTensor) -> Grads {
         sources,
     } = saved;
     NormOutput::forget();
-    // This operation computes no sums over its results, which would be those of a batch norm in front of it.
+    // The batch norms in front count this operation as a reader, but it computes no sums for them.
     for source in sources.iter().flatten() {
         source.done();
     }
@@ -304,7 +308,7 @@ pub(super) fn backward(saved: SavedNorm, grad: CubeTensor) -> Grads {
         }
         total
     });
-    // Weight and bias keep the sums over this rank's rows, which are reduced with all other gradients.
+    // The gradients of weight and bias are sums over this rank's rows. They are all-reduced with all other gradients.
     let (sums, part) = match shared {
         None => (own.clone(), 1.0 / x.rows() as f32),
         Some(Shared { ranks, part }) => {

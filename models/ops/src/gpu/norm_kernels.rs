@@ -156,8 +156,8 @@ fn normalise_rows<F: Float, N: Size>(
     }
 }
 
-/// Computes what [`normalise`] computes with the statistics of the batch, from the moments of all rows, `moments[2][columns]`. Also
-/// writes them, and updates the running statistics, as [`write_statistics`] does.
+/// Normalises as [`normalise`], with the statistics of the batch from the moments of all rows, `moments[2][columns]`. Also writes
+/// these statistics and updates the running statistics, as [`write_statistics`].
 #[cube(launch_unchecked)]
 pub(super) fn normalise_batch<F: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -240,8 +240,8 @@ fn activation_input_grad<F: Float, N: Size>(
     activation_grad::<N>(at, dy, activation)
 }
 
-/// Computes the sums over all rows of `g` and of `g · x̂`, where `g` is the gradient of the activation's input: `total[2][columns]`.
-/// Blocks leave `pieces[piece][2][columns]` for the last one.
+/// Computes the sums over all rows of `g` and of `g · x̂`: `total[2][columns]`. `g` is the gradient of the activation's input.
+/// Each block writes its sums to `pieces[piece][2][columns]`; the last block adds these up.
 #[cube(launch_unchecked)]
 pub(super) fn gradient_sums<F: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -316,8 +316,9 @@ pub(super) fn gradient_sums<F: Float, N: Size>(
     }
 }
 
-/// Computes the input's gradient, `scale · (g - part · sum - part · x̂ · product)` with `sums[2][columns]`. With `separate_residual`,
-/// also writes the residual's gradient, `g`. The gradients of bias and weight are this rank's sums, `own[2][columns]`.
+/// Computes the input's gradient, `scale · (g - part · sum - part · x̂ · product)` with `sums[2][columns]`. With
+/// `separate_residual`, also writes the residual's gradient, `g`. The gradients of bias and weight are this rank's sums,
+/// `own[2][columns]`.
 #[cube(launch_unchecked)]
 pub(super) fn input_gradient<F: Float, N: Size>(
     x: &[Vector<F, N>],

@@ -65,8 +65,8 @@ fn merge_over_block<N: Size>(
     (means[unit], all_squares[unit], counts[unit])
 }
 
-/// Computes the mean and the sum of squares around the mean of all rows, `total[2][columns]`. Blocks leave those of their pieces,
-/// `pieces[piece][2][columns]`, for the last one.
+/// Computes the mean and the sum of squares around the mean of all rows, `total[2][columns]`. Each block writes those of its
+/// piece to `pieces[piece][2][columns]`; the last block merges the pieces.
 #[cube(launch_unchecked)]
 pub(super) fn moments_of_rows<F: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -182,8 +182,8 @@ pub(super) fn write_statistics<N: Size>(
     inverse_out[column] = inverse_of::<N>(squares, count, epsilon);
 }
 
-/// Computes the statistics of [`write_statistics`] from all ranks' moments, `ranks[rank][3][columns]`, in rank order, and the
-/// reciprocal of the count of all rows.
+/// Computes the statistics of [`write_statistics`] from all ranks' moments, in rank order, and the reciprocal of the number of
+/// all rows. `ranks[rank][3][columns]`: mean, sum of squares around the mean, and number of rows.
 #[cube(launch_unchecked)]
 pub(super) fn shared_moments<N: Size>(
     ranks: &[Vector<f32, N>],

@@ -5,8 +5,8 @@ use cubecl::prelude::*;
 
 use super::rows::{UNITS, aligned, all};
 
-/// Parameters per launch: 64 parameters of AdamW with copies in bf16 have 320 tensors, and a launch can take the addresses of 500
-/// (4 KiB, with 16 bytes more for each parameter).
+/// Parameters per launch. The arguments of a launch have at most 4 KiB. 64 parameters of AdamW with bf16 copies have 320 tensors,
+/// whose addresses take 2.5 KiB; each parameter takes 16 bytes more.
 const MAX_PARAMETERS: usize = 64;
 
 /// Tensors of a launch, in vectors of `N`.
@@ -31,8 +31,8 @@ pub(super) struct Batch<const N: usize> {
 }
 
 impl<const N: usize> Batch<N> {
-    /// Divides the parameters, in order, into as few launches as possible. All launches of a network have [`MAX_PARAMETERS`], but for
-    /// one with the rest, so there are few kernels to compile.
+    /// Divides the parameters, in order, into as few launches as possible. All launches of a network but the last have
+    /// [`MAX_PARAMETERS`] parameters, so there are few kernels to compile.
     pub(super) fn all(mut parameters: Vec<([CubeTensor; N], f64)>) -> impl Iterator<Item = Self> {
         std::iter::from_fn(move || {
             let vector = vector(&parameters.first()?.0);

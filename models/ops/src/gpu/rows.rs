@@ -13,7 +13,7 @@ pub(super) const UNITS: usize = 256;
 /// Rows per thread of an elementwise pass. Per-channel values that a thread reads are used for all its rows.
 const ROWS_PER_UNIT: usize = 8;
 
-/// A tensor whose last axis is dense: `[B, H, W, C]` for images, `[B, C]` else.
+/// A tensor whose last axis is dense: `[B, H, W, C]` for images, `[B, C]` for features.
 #[derive(Debug, Clone)]
 pub(super) struct Rows {
     tensor: CubeTensor,
@@ -35,7 +35,7 @@ impl Rows {
         }
     }
 
-    /// Makes rows where that needs no copy.
+    /// Makes rows without a copy; `None` if the memory does not consist of rows.
     pub(super) fn of(tensor: &CubeTensor) -> Option<Self> {
         let image = tensor.rank() == 4;
         let tensor = if image { permute_nchw_to_nhwc(tensor.clone()) } else { tensor.clone() };
@@ -62,16 +62,16 @@ impl Rows {
         Self::dense(self.allocate(Shape::from([batch, height, width, channels]), dtype), true)
     }
 
-    /// Allocates `[batch, columns]` of an element type, without padding: burn's operations would copy it.
+    /// Allocates `[batch, columns]` of an element type, without padding, because burn's operations copy padded tensors.
     pub(super) fn features(&self, batch: usize, columns: usize, dtype: DType) -> Self {
         let (like, shape) = (&self.tensor, Shape::from([batch, columns]));
         let tensor = empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype);
         Self::dense(tensor, false)
     }
 
-    /// Allocates rows. cubecl pads a row to a power of two of bytes. That is useful for rows that are no
-    /// multiple of 16 bytes, the longest access; else it only takes memory. Images of one pixel are features, which burn's
-    /// operations copy if they are padded.
+    /// Allocates rows. CubeCL pads a row to a power of two of bytes. The padding is useful only for rows that are not a multiple
+    /// of 16 bytes, the longest access. Images of one pixel are never padded: they are features, and burn's operations copy
+    /// padded tensors.
     fn allocate(&self, shape: Shape, dtype: DType) -> CubeTensor {
         let like = &self.tensor;
         let (client, device) = (like.client.clone(), like.device.clone());
@@ -259,8 +259,8 @@ impl Blocks {
     }
 }
 
-/// Returns the sum of the threads of a block's row, or with `largest` their largest value, in a fixed order. All threads of the block
-/// call it. Blocks have [`UNITS`] threads, and their rows a power of two.
+/// Returns the sum, or with `largest` the maximum, of the values of all threads in this thread's row of the block. The order is
+/// fixed. All threads of the block must call the function. Blocks have [`UNITS`] threads, and their rows a power of two.
 #[cube]
 pub(super) fn reduce_row(value: f32, #[comptime] largest: bool) -> f32 {
     let mut values = Shared::<[f32]>::new_slice(UNITS);
@@ -280,12 +280,12 @@ pub(super) fn reduce_row(value: f32, #[comptime] largest: bool) -> f32 {
         half /= 2;
     }
     let result = values[unit - lane];
-    // The memory is used again.
+    // Wait: a later call overwrites the shared memory.
     sync_cube();
     result
 }
 
-/// Returns the sum of the values of all threads of a block of [`UNITS`] threads, in a fixed order. All threads call it.
+/// Returns the sum of the values of all threads of a block of [`UNITS`] threads, in a fixed order. All threads must call it.
 #[cube]
 pub(super) fn reduce_block(value: f32) -> f32 {
     let mut values = Shared::<[f32]>::new_slice(UNITS);
@@ -302,7 +302,7 @@ pub(super) fn reduce_block(value: f32) -> f32 {
         half /= 2;
     }
     let result = values[0];
-    // The memory is used again.
+    // Wait: a later call overwrites the shared memory.
     sync_cube();
     result
 }

@@ -1,4 +1,4 @@
-//! The sum of squares of many tensors on a GPU, which the norm of all gradients is made of.
+//! The sum of squares of many tensors on a GPU, for the norm of all gradients.
 //!
 //! burn's `sum` tries several kernels at run time, and some of them add with atomics, in the order in which blocks end.
 //! Ranks would then scale the same gradients by different factors and drift apart. Here, each block sums its share, and
@@ -13,8 +13,8 @@ use super::parameter_batch::{Batch, ParameterBlocks, Tensors, thread_vector};
 use super::rows::{UNITS, all, reduce_block};
 use super::update::{tensor_of, tensors};
 
-/// Writes each block's sum of squares to `partials`, from index `offset`. The last of `length` blocks, of all launches, writes the sum
-/// of these to `total`.
+/// Writes each block's sum of squares to `partials`, from index `offset` on. `length` is the number of blocks of all launches;
+/// the last of them adds up the partial sums and writes `total`.
 #[cube(launch_unchecked)]
 fn square_sums<N: Size>(
     values: &Tensors<N>,

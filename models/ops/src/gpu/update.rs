@@ -25,7 +25,7 @@ pub(super) fn cube(tensor: &Tensor<1>) -> Option<CubeTensor> {
     into_cube(tensor.clone())
 }
 
-/// Returns the storage that [`cube`] returns, to write it: a copy where another tensor shares it.
+/// Returns storage that can be written: that of [`cube`], or a copy if another tensor shares the memory.
 pub(super) fn writable(tensor: Tensor<1>) -> Option<CubeTensor> {
     let tensor = into_cube(tensor)?;
     Some(if tensor.can_mut() { tensor } else { tensor.copy() })
@@ -43,7 +43,7 @@ fn into_cube(tensor: Tensor<1>) -> Option<CubeTensor> {
     }
 }
 
-/// Returns a tensor of burn.
+/// Makes a burn tensor of the storage.
 pub(super) fn tensor_of(tensor: CubeTensor) -> Tensor<1> {
     let kind = DispatchTensorKind::Cube(BackendTensor::Float(tensor));
     Tensor::from_dispatch(DispatchTensor { kind, autodiff: Default::default() })
@@ -141,7 +141,7 @@ pub(super) fn is_finite(value: f32) -> bool {
     value.abs() <= f32::new(f32::MAX)
 }
 
-/// Returns the gradient times the factor of all gradients, if there is one.
+/// Returns the gradient, multiplied by `scale` if `scaled` is true.
 #[cube]
 fn scale_of<N: Size>(gradient: Vector<f32, N>, scale: &[f32], #[comptime] scaled: bool) -> Vector<f32, N> {
     if comptime!(scaled) { gradient * Vector::new(scale[0]) } else { gradient }
@@ -159,7 +159,7 @@ fn average<N: Size>(averages: &mut Tensors<N>, values: &Tensors<N>, shares: &Seq
     }
 }
 
-/// Returns the tensors of one parameter; `None` if one of them is no f32 tensor on a GPU, or is empty.
+/// Returns the tensors of one parameter; `None` if one of them is not an f32 tensor on a GPU, or is empty.
 pub(super) fn tensors<'a, const N: usize>(of: impl Iterator<Item = &'a Tensor<1>>) -> Option<[CubeTensor; N]> {
     let of: Vec<_> = of.collect();
     let length = of[0].dims()[0];
@@ -185,8 +185,8 @@ pub(crate) fn accepts(rule: &UpdateRule, parameters: &[ParameterUpdate]) -> bool
 /// Tensors of a parameter, the value first, and its weight decay.
 type Owned<const N: usize> = ([CubeTensor; N], f64);
 
-/// Calls `launch` for all parameters in as few launches as possible, and gives the tensors back in the parameters' order. Values that
-/// have a copy in bf16 are in launches of their own, with the copies.
+/// Calls `launch` for all parameters in as few launches as possible, and returns the tensors in the parameters' order. Parameters
+/// with a bf16 copy are in separate launches, together with the copies.
 fn launch_all<const N: usize>(
     parameters: Vec<(Option<CubeTensor>, Owned<N>)>,
     launch: impl Fn(&Batch<N>, &[CubeTensor]),
@@ -224,13 +224,13 @@ pub(crate) fn update(
     parameters: Vec<ParameterUpdate>,
 ) -> Vec<UpdatedParameter> {
     let vector = |tensor: &Tensor<1>| cube(tensor).expect("numbers and loss are f32 on the parameters' GPU");
-    // Without a scale its argument is bound and not read.
+    // A launch needs a tensor for the scale. Without a scale the kernel does not read this tensor.
     let (scaled, scale) = (scale.is_some(), vector(scale.unwrap_or(numbers)));
     let (numbers, loss) = (vector(numbers), vector(loss));
     let owned = |tensor: Tensor<1>| writable(tensor).expect("`accepts` has accepted the tensors");
     let read = |tensor: &Tensor<1>| cube(tensor).expect("`accepts` has accepted the tensors");
     let state = |slot: Option<Tensor<1>>| owned(slot.expect("`accepts` has accepted the state"));
-    // A copy keeps its weight from being written, so it is taken first.
+    // An entry of `copies` shares its weight, which could then not be written in place: take the entry out first.
     let taken = |value: &Tensor<1>| cube(value).and_then(|value| copies::take(&value));
     match *rule {
         UpdateRule::Sgd { momentum, nesterov, .. } => {
@@ -308,7 +308,7 @@ pub(crate) fn update(
     }
 }
 
-/// Computes `decay average + (1 - decay) value` of pairs in f32 on a GPU, in place; gives others back.
+/// Computes `decay average + (1 - decay) value` of pairs in f32 on a GPU, in place. Returns other pairs unchanged, as `Err`.
 pub(crate) fn ema_update(
     decay: f64,
     pairs: Vec<(Tensor<1>, Tensor<1>)>,

@@ -1,4 +1,4 @@
-//! What is set on the command line wins over the file.
+//! Values from the command line take precedence over the file.
 
 use insta::assert_snapshot;
 

@@ -1,4 +1,4 @@
-//! Whatever the text and the flags: a plan that reads back, or errors that can be shown; never a panic.
+//! Any text and any flags result in a plan that reads back, or in errors that can be shown; never in a panic.
 
 use std::path::Path;
 

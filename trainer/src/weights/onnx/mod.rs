@@ -22,7 +22,7 @@ pub const LOGITS: &str = "logits";
 /// A protocol buffer has less than 2 GiB.
 const LARGEST: usize = (1 << 31) - 1;
 
-/// What a model's file says about the model.
+/// The description of a model in its file.
 #[derive(Debug, Clone, Copy)]
 pub struct Description<'a> {
     /// Name of the network.
@@ -31,7 +31,7 @@ pub struct Description<'a> {
     pub input: &'a str,
     /// More entries of the metadata: keys and values.
     pub metadata: &'a [(&'a str, String)],
-    /// Mean and standard deviation of each channel, `[C]`, where the model normalises its input. Otherwise the caller does.
+    /// Mean and standard deviation of each channel, `[C]`, if the model normalises its input. `None`: the caller normalises.
     pub normalise: Option<(&'a [f32], &'a [f32])>,
 }
 
@@ -49,15 +49,15 @@ pub struct OnnxModel {
 /// does not use are left out.
 ///
 /// # Errors
-/// When the model is larger than a protocol buffer can be. The result is its size in bytes.
+/// When the model is larger than a protocol buffer can be. The error is the model's size in bytes.
 ///
 /// # Panics
-/// When `state` is not that of the graph's network.
+/// When `state` is not the state dict of the graph's network.
 pub fn encode(graph: &Graph, state: &[StateTensor], description: &Description) -> Result<OnnxModel, usize> {
     let nodes::Nodes { nodes, constants } = nodes::convert(graph, description.normalise);
     let tensors: HashMap<&str, &StateTensor> = state.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
     let used = graph.nodes.iter().flat_map(|node| &node.weights).map(|name| tensors[name.as_str()]);
-    // A weight that two nodes use is there once.
+    // Write a weight once, even if two nodes use it.
     let mut written = HashSet::new();
     let weights = used.filter(|tensor| written.insert(tensor.name.as_str()));
     let weights = weights.map(|tensor| Tensor::floats(&tensor.name, &tensor.shape, &tensor.values));

@@ -102,7 +102,7 @@ impl Converter<'_> {
             }
             Operation::Flatten if self.graph.shape(input)[1..] == [1, 1] => self.names[&input].clone(),
             Operation::Flatten => Form::Rows.named(self.rows(input)),
-            // Features have images of one pixel as their other form already.
+            // Nothing to add: the image form of features is already images of one pixel.
             Operation::Unflatten => self.names[&input].clone(),
         };
         self.names.insert(value, names);
@@ -135,7 +135,7 @@ impl Converter<'_> {
         Form::Images.named(self.node(value, kind, operands, attributes))
     }
 
-    /// ShuffleNet's channel shuffle with two groups.
+    /// Adds the nodes of ShuffleNet's channel shuffle with two groups.
     fn interleave(&mut self, value: Value, node: &Node) -> Names {
         let operands = node.inputs.iter().map(|&input| self.images(input)).collect();
         let joined = self.node(value, "Concat", operands, vec![Attribute::int("axis", 1)]);
@@ -187,7 +187,7 @@ impl Converter<'_> {
         }
     }
 
-    /// Returns the activation in a form that it has already.
+    /// Returns a form that the activation already has, and its name in this form.
     fn either(&self, value: Value) -> (Form, String) {
         match &self.names[&value] {
             Names { images: Some(name), .. } => (Form::Images, name.clone()),
@@ -253,7 +253,7 @@ impl Converter<'_> {
         self.constant(Tensor::floats(&format!("constant.{value:?}"), &[], &[value]))
     }
 
-    /// Adds a constant unless there is one of this name, which is its value.
+    /// Adds a constant unless it exists. The name contains the value, so equal names are equal constants.
     fn constant(&mut self, constant: Tensor) -> String {
         let name = constant.name.clone();
         if self.used.insert(name.clone()) {

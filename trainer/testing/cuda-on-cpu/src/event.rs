@@ -43,7 +43,7 @@ impl Event {
         Self { device, timing: flags & DISABLE_TIMING == 0, state: Mutex::default(), changed: Condvar::new() }
     }
 
-    /// Takes a new ticket. The caller must see to it that [`execute`](Self::execute) is called with the ticket.
+    /// Takes a new ticket. The caller must make sure that [`execute`](Self::execute) is called with the ticket.
     pub(crate) fn record(&self) -> u64 {
         let mut state = self.state.lock();
         state.recorded += 1;

@@ -286,12 +286,12 @@ impl Machine {
         self.settings.display
     }
 
-    /// Returns whether ranks of NCCL never meet.
+    /// Returns whether `ncclCommInitRank` hangs.
     pub(crate) fn is_nccl_stuck(&self) -> bool {
         self.settings.nccl_stuck
     }
 
-    /// Waits for all work of this process on a GPU, if calls may wait that need not.
+    /// With `CUDA_ON_CPU_WAITS=all`, waits for all work of this process on a GPU.
     pub(crate) fn wait_if_strict(&self, device: &Device) {
         if self.settings.strict {
             device.synchronize(false);

@@ -17,7 +17,7 @@ use crate::nccl::Collective;
 /// Byte that copies to the host return when kernels are not executed: a small positive number in every type.
 const IDLE_BYTE: u8 = 0x3c;
 
-/// Time between two looks at a word that a stream waits for.
+/// Time between two reads of a word that a stream waits for.
 const POLL: Duration = Duration::from_micros(20);
 
 /// The host function of `cuLaunchHostFunc`.

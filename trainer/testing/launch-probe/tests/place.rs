@@ -190,7 +190,7 @@ fn a_peer_that_knows_only_address_and_port_is_not_admitted() {
     let port = free_port().to_string();
     let place = [("MASTER_ADDR", "localhost"), ("MASTER_PORT", port.as_str()), ("LOCAL_WORLD_SIZE", "2")];
     let mut first = torchrun_worker("0", &place, &["--notice", "0.2"]);
-    // Rank 0 listens, says so every moment, and is reached on this machine only.
+    // Rank 0 reports again and again that it listens. It can be reached on this machine only.
     first.wait_for("stderr", &format!("waiting for rank 1 at localhost:{port} ("));
     assert_eq!(listening(&port), [format!("0100007F:{:04X}", port.parse::<u16>().unwrap())]);
     // The secret of such jobs was derived from words that anybody knows.

@@ -1,4 +1,4 @@
-// One tile of a product, and what follows on it.
+// Computes one tile of a product and its epilogue.
 
 #if PASS == WEIGHT_GRADIENT
 typedef float Result;
@@ -6,7 +6,7 @@ typedef float Result;
 typedef Element Result;
 #endif
 
-/// Memory of a product. Those that its macros do not ask for are null.
+/// Memory of a product. Pointers that the product's macros do not need are null.
 struct Pointers {
     /// Images of the windows; in DATA_GRADIENT the output's gradient.
     const Element *images;
@@ -14,7 +14,8 @@ struct Pointers {
     const Element *other;
     const float *bias;
     Result *result;
-    /// What blocks leave for the last of them, its result, and zeros, with MOMENTS, NORM or SPLIT. See `merge_parts`.
+    /// With MOMENTS, NORM or SPLIT: the partial results of all blocks, their merged result, and counters that are zero. See
+    /// `merge_parts`.
     float *parts, *totals;
     u32 *counters;
     /// With ADD: images that are added to the result.
@@ -27,7 +28,7 @@ struct Pointers {
 constexpr int STAGED = BF16 && PASS != WEIGHT_GRADIENT ? ROWS * (COLUMNS + 8) * 2 : 0;
 constexpr int MEMORY = STAGES * STAGE > STAGED ? STAGES * STAGE : STAGED;
 
-/// Computes a tile. Blocks: tiles of rows, tiles of columns, groups, then classes or pieces.
+/// Computes a tile. The block number counts tiles of rows fastest, then tiles of columns, groups, and classes or pieces.
 __device__ __forceinline__ void product(Pointers p, u32 block, const Sizes &s, unsigned char *memory) {
     u32 tiles_at = __cvta_generic_to_shared(memory);
     int row_tile = block % s.tiles[0], column_tile = block / s.tiles[0] % s.tiles[1], which = block / (s.tiles[0] * s.tiles[1]);
@@ -36,7 +37,7 @@ __device__ __forceinline__ void product(Pointers p, u32 block, const Sizes &s, u
     int warp = threadIdx.x / 32;
     int row = warp / (COLUMNS / WARP_COLUMNS) * WARP_ROWS, column = warp % (COLUMNS / WARP_COLUMNS) * WARP_COLUMNS;
     float sums[DOWN][ACROSS][4] = {};
-    // Columns of the result, from this tile's first.
+    // Columns of the whole result; this tile's first column; columns of the group from there on.
     [[maybe_unused]] int all = s.groups * s.columns, at = group * s.columns + first_column, left = s.columns - first_column;
 
 #if PASS == WEIGHT_GRADIENT
@@ -103,7 +104,7 @@ __device__ __forceinline__ void product(Pointers p, u32 block, const Sizes &s, u
     });
 #endif
 #else
-    // Class of the input pixels, and their taps: those that reach an output pixel.
+    // The class of the input pixels (see mod.rs), and its taps: only these connect the pixels with output pixels.
     int place[2] = {part / STRIDE_ACROSS, part % STRIDE_ACROSS}, origin[2];
     Taps taps;
     constexpr int STRIDE[2] = {STRIDE_DOWN, STRIDE_ACROSS}, KERNEL[2] = {KERNEL_DOWN, KERNEL_ACROSS};

@@ -1,7 +1,8 @@
-// Results that many blocks have parts of. The last of these blocks merges the parts, so no second launch is needed.
+// Results of which many blocks compute parts. The last of these blocks merges the parts, so no second launch is needed.
 
-/// Returns true in the last of `count` blocks that call this with a counter. The counter is zero before and afterwards. The last
-/// block sees what the others have written before. All threads of a block call it, with the same word of shared memory.
+/// Returns true in the last of the `count` blocks that call this function with `counter`. The counter is zero before and
+/// afterwards. The last block sees everything that the other blocks wrote before their calls. All threads of a block must call
+/// the function; `arrived` is a word of their shared memory.
 __device__ __forceinline__ bool is_last(u32 *counter, u32 count, u32 *arrived) {
     __threadfence();
     __syncthreads();
@@ -14,10 +15,13 @@ __device__ __forceinline__ bool is_last(u32 *counter, u32 count, u32 *arrived) {
     return *arrived == count - 1;
 }
 
-/// Merges the parts of `parts` blocks, of which this block has written `part`. The last of each `fan` blocks merges their parts, and
-/// the last of these blocks merges the results: one block alone would read for too long. Which block is last makes no difference
-/// to the result. `merge(slot, count, size, to)` merges `count` slots, each of `size` parts, to the slot `to`. Slots: the parts, one
-/// for each `fan` parts, the result. `counters` has one more than there are runs of `fan` parts; `word` is in shared memory.
+/// Merges the parts of `parts` blocks; this block has written `part`. There are two levels, because one block alone would read
+/// for too long: the last block of each run of `fan` blocks merges the run's parts, and the last of these blocks merges the runs.
+/// The order of sums is fixed, so the result does not depend on which block is last.
+///
+/// `merge(slot, count, size, to)` merges `count` slots from `slot` on, each of `size` parts, to the slot `to`. Slots are
+/// numbered: all parts, then one slot per run, then the result. `counters` has one counter per run and one more. `word` is in
+/// shared memory.
 template <class Merge> __device__ __forceinline__ void merge_parts(int part, int parts, int fan, u32 *counters, u32 *word,
                                                                       Merge merge) {
     int runs = (parts + fan - 1) / fan, run = part / fan, inside = min(fan, parts - run * fan);
@@ -28,7 +32,8 @@ template <class Merge> __device__ __forceinline__ void merge_parts(int part, int
 }
 
 #if PASS == WEIGHT_GRADIENT
-/// Adds up a tile of `count` slots, in order. Slots and result are [groups][rows][columns] at `group`, slots `step` elements apart.
+/// Adds up a tile of `count` slots, in order. `slots` and `to` point to a group's [rows][columns]; slots are `step` elements
+/// apart.
 __device__ void add_slots(const float *slots, int count, size_t step, float *to, int first_row, int first_column, const Sizes &s) {
     for (int e = threadIdx.x * 4; e < ROWS * COLUMNS; e += THREADS * 4) {
         int row = first_row + e / COLUMNS, column = first_column + e % COLUMNS;

@@ -16,8 +16,8 @@ fn windows(extent: usize, kernel: usize, axis: usize, options: &ConvOptions) -> 
     (extent + 2 * options.padding[axis] - options.dilation[axis] * (kernel - 1) - 1) / options.stride[axis] + 1
 }
 
-/// Convolves `[B, in, H, W]` with `[out, in / groups, kh, kw]`, [`ordered`](super::ordered). The result's moments are kept for the
-/// batch norm that follows, if the options say that one does.
+/// Convolves `[B, in, H, W]` with `[out, in / groups, kh, kw]`, [`ordered`](super::ordered). If a batch norm follows, also
+/// computes the moments of the result and keeps them for this batch norm ([`Beside`]).
 pub(in crate::gpu) fn forward(
     images: &Rows,
     weight: &CubeTensor,

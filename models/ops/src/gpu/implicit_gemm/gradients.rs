@@ -24,7 +24,7 @@ pub(in crate::gpu) struct Required {
     pub(in crate::gpu) norm: Option<Arc<NormOutput>>,
 }
 
-/// Computes the gradients of `images` and of `weight`, [`ordered`](super::ordered). The latter is f32.
+/// Computes the gradients of `images` and of `weight`, [`ordered`](super::ordered). The weight's gradient is f32.
 pub(in crate::gpu) fn gradients(
     images: &Rows,
     weight: &CubeTensor,
@@ -52,7 +52,7 @@ pub(in crate::gpu) fn gradients(
             let tiles = [data.tile, weight.tile];
             let (of_weight, of_weight_result) = weight.prepare(Some(tiles[0]));
             let (of_data, result) = data.prepare(Some(tiles[1]));
-            // A block of the weight gradient takes longer, so these come first.
+            // A block of the weight gradient takes longer, so its blocks start first.
             launch(of_weight, Some(of_data));
             [Some(result.finish()), Some(permute_nhwc_to_nchw(of_weight_result))]
         }
@@ -78,7 +78,7 @@ struct DataGradient<'a> {
 struct DataResult {
     result: Rows,
     totals: Option<CubeTensor>,
-    /// Is still to be added.
+    /// A gradient that a separate launch adds.
     later: Option<Rows>,
 }
 
@@ -110,7 +110,7 @@ impl<'a> DataGradient<'a> {
         let products = options.groups * options.stride[0] * options.stride[1];
         let tile = Tile::choose(rows, columns, products, narrow(grad, outputs / options.groups));
         let addend = required.addend.clone().map(Rows::new);
-        // Images of burn's operations may have other rows. They are added in a launch of their own.
+        // A gradient from one of burn's operations may have another pitch. A separate launch adds it.
         let (addend, later) = match addend {
             Some(addend) if addend.pitch(1) == result.pitch(1) => (Some(addend), None),
             other => (None, other),
@@ -119,7 +119,7 @@ impl<'a> DataGradient<'a> {
         Self { tile, images, weight, grad, options, rows, across, down, result, addend, later, norm }
     }
 
-    /// Makes the product, in a launch with one of tile `other`.
+    /// Prepares the launch. `other` is the tile of the product that shares the launch.
     fn prepare(self, other: Option<Tile>) -> (Launch, DataResult) {
         let Self { tile, images, weight, grad, options, rows, across, down, result, addend, later, norm } = self;
         let tile = other.map_or(tile, |other| tile.beside(other));
@@ -172,7 +172,7 @@ impl<'a> DataGradient<'a> {
     }
 }
 
-/// Returns true if the kernel knows an activation's slope.
+/// Returns true if the kernel can compute an activation's derivative.
 pub(in crate::gpu) fn knows(activation: Activation) -> bool {
     known(activation).is_some()
 }
@@ -205,7 +205,8 @@ impl<'a> WeightGradient<'a> {
         Self { tile, images, weight, grad, options, rows, columns }
     }
 
-    /// Makes the product, in a launch with one of tile `other`, and `[out, height, width, in / groups]`.
+    /// Prepares the launch, and returns it with its result, `[out, height, width, in / groups]`. `other`: as for the data
+    /// gradient.
     fn prepare(self, other: Option<Tile>) -> (Launch, CubeTensor) {
         /// Number of blocks that occupies a large GPU.
         const BLOCKS: usize = 256;

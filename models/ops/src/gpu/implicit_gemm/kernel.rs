@@ -10,7 +10,7 @@ use cubecl::{CubeKernel, ExecutionMode, PrecompiledSource};
 
 use super::source::{ConvKernel, Pass, Sizes};
 
-/// Names of the passes in profiles.
+/// Types whose names identify the passes in profiles.
 struct ConvForward;
 struct ConvDataGradient;
 struct ConvWeightGradient;
@@ -34,7 +34,7 @@ impl KernelMetadata for ConvKernel {
             (None, Pass::DataGradient) => KernelId::new::<ConvDataGradient>(),
             (None, Pass::WeightGradient) => KernelId::new::<ConvWeightGradient>(),
         };
-        // A compiled kernel is kept for one build of the program, so the source's text needs no part in the key.
+        // The cache of compiled kernels belongs to one build of the program, so the key need not contain the source.
         id.info(*self).cube_dim(dim.into()).address_type(AddressType::U32)
     }
 

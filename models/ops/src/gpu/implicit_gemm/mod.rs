@@ -1,10 +1,11 @@
 //! Convolutions as matrix products on tensor cores ("implicit GEMM", Chetlur et al., "cuDNN: Efficient Primitives for Deep
 //! Learning", 2014): no matrix of windows is written to memory.
 //!
-//! The kernel is CUDA C++, not CubeCL. CubeCL has the same instructions, but waits for asynchronous copies by barriers in shared
-//! memory, not by groups of copies. And tests can compile this text for any compute capability without a GPU. Images are rows of
-//! channels, one row per pixel; weights are `[out, height, width, in]` in memory. Each block computes a tile of one group's
-//! product:
+//! The kernel is CUDA C++, not CubeCL, for two reasons. CubeCL waits for asynchronous copies with barriers in shared memory, not
+//! with groups of copies (`cp.async.commit_group`). And tests can compile the source for any compute capability without a GPU.
+//!
+//! Images are rows of channels, one row per pixel. Weights are `[out, height, width, in]` in memory. Each block computes a tile
+//! of one group's product:
 //!
 //! | pass | rows | columns | depth (what is summed) |
 //! |---|---|---|---|
@@ -12,15 +13,16 @@
 //! | data gradient | input pixels of a class | input channels | taps of the class × output channels |
 //! | weight gradient | output channels | taps × input channels | output pixels of a piece |
 //!
-//! With a stride, only some taps meet an input pixel. Which ones depends on its coordinates modulo the stride: its class. Each class
-//! is a product of its own, so nothing is multiplied by inserted zeros. Weight gradients have few rows and columns and a long sum:
-//! it is split into pieces, which the last block of each tile adds in order (`finish.cu`). Both gradients are one launch.
+//! With a stride, only some taps connect an input pixel with output pixels. These taps depend on the pixel's coordinates modulo
+//! the stride, which are the pixel's *class*. Each class is a separate product, so nothing is multiplied by inserted zeros.
+//! Weight gradients have few rows and columns and a long sum. The sum is split into *pieces*, which the last block of each tile
+//! adds in order (`finish.cu`). The gradients of input and weight share one launch.
 //!
-//! A forward product also computes the moments of its result for the batch norm behind it. A data gradient adds the gradients that
-//! the input has from other operations, and computes the sums that the batch norm in front of it needs (`moments.cu`).
+//! A forward product also computes the moments of its result, which the next batch norm needs. A data gradient adds the gradients
+//! that the input has from other operations, and computes the sums for the batch norm before the convolution (`moments.cu`).
 //!
-//! Sums are f32, in an order that depends on the shapes alone. f32 operands are rounded to TF32. There is nothing to tune, so all
-//! GPUs run the same kernels.
+//! Sums are f32, in an order that depends on the shapes alone. f32 operands are rounded to TF32. Nothing is tuned at run time, so
+//! all GPUs run the same kernels.
 
 mod forward;
 mod gradients;
@@ -42,10 +44,11 @@ use super::counters::COUNTERS;
 use super::rows::Rows;
 use crate::extension::ConvOptions;
 
-/// Returns true if the GPU and the options fit the kernel: compute capability 8.0, f32 or bf16.
+/// Returns true if the kernel supports the GPU and the options: compute capability 8.0 or higher, f32 or bf16, and not both a
+/// stride and a dilation.
 pub(super) fn supports(input: &CubeTensor, options: &ConvOptions) -> bool {
     let strided = options.stride != [1, 1];
-    // CubeCL says so for 8.0 and newer.
+    // CubeCL sets this flag for compute capability 8.0 and higher.
     input.client.properties().features.copy_async
         && matches!(input.dtype, DType::F32 | DType::BF16)
         && !(strided && options.dilation != [1, 1])
@@ -63,12 +66,13 @@ fn vector(dtype: DType, numbers: &[usize], is_aligned: bool) -> usize {
     [8, 4, 2].into_iter().filter(|&vector| is_aligned && vector <= largest).find(fits).unwrap_or(1)
 }
 
-/// Returns true if images, `channels` of each group, are read by less than 8 bytes.
+/// Returns true if images with `channels` channels per group are read in accesses of less than 8 bytes.
 fn narrow(images: &Rows, channels: usize) -> bool {
     vector(images.dtype(), &[channels, images.pitch(1)], images.is_aligned()) * images.dtype().size() < 8
 }
 
-/// Returns how many of `parts` parts a block merges at a time, for `tiles` results: about as many as it then merges results.
+/// Returns how many of `parts` parts one block merges (`merge_parts` in `finish.cu`), for `tiles` results. The number is about
+/// the square root of `parts`, so both levels of merging are about equally long.
 fn fan(parts: usize, tiles: usize) -> usize {
     /// Parts that one block may merge alone.
     const FEW: usize = 8;
@@ -84,13 +88,13 @@ fn fan(parts: usize, tiles: usize) -> usize {
 struct Launch {
     product: ConvProduct,
     sizes: Sizes,
-    /// As [`ConvProduct::buffers`] names them.
+    /// In the order of [`ConvProduct::buffers`].
     buffers: Vec<CubeTensor>,
 }
 
 impl Sizes {
-    /// Adds what all passes have alike: the images of the windows, with `channels` in each group, and the blocks. `products` are
-    /// groups times classes or pieces.
+    /// Adds the sizes that all passes have: of the images of the windows, with `channels` in each group, and of the blocks.
+    /// `products` is the number of groups times the number of classes or pieces.
     fn of(self, images: &Rows, channels: usize, options: &ConvOptions, tile: Tile, products: usize) -> Self {
         let [_, height, width, _] = images.dims();
         let tiles = [(self.rows as usize).div_ceil(tile.rows), (self.columns as usize).div_ceil(tile.columns)];
@@ -109,7 +113,7 @@ impl Sizes {
 }
 
 impl ConvProduct {
-    /// Makes a product without anything around it. `vectors` are those of the other operand and of the result.
+    /// Makes a product without epilogue. `more`: the window, and the vectors of the other operand and of the result.
     fn new(
         pass: Pass,
         tile: Tile,
@@ -138,7 +142,7 @@ impl ConvProduct {
     }
 }
 
-/// Launches one product, or two that have nothing to do with each other.
+/// Launches one product, or two independent ones.
 fn launch(first: Launch, second: Option<Launch>) {
     let kernel = ConvKernel { first: first.product, second: second.as_ref().map(|second| second.product) };
     let client = first.buffers[0].client.clone();

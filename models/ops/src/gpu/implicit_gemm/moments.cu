@@ -1,4 +1,4 @@
-// Sums over the rows of a tile, for the batch norm before or behind a convolution.
+// Sums over the rows of a tile, for the batch norm before or after a convolution.
 
 #if MOMENTS || NORM
 /// Rounds to the type of the result.
@@ -12,8 +12,8 @@ __device__ __forceinline__ float as_written(float value) {
 #endif
 }
 
-/// Adds up a column's values of all threads, in a fixed order, and returns the sums of this thread's columns. `memory` has COLUMNS
-/// floats for each row of warps. All threads call it.
+/// Adds up a column's values of all threads, in a fixed order, and returns the sums of this thread's columns. `memory` has
+/// COLUMNS floats for each row of warps. All threads must call the function.
 __device__ void column_sums(float (&values)[ACROSS][2], int row, int column, float *memory) {
     int lane = threadIdx.x % 32;
 #pragma unroll
@@ -39,8 +39,9 @@ __device__ void column_sums(float (&values)[ACROSS][2], int row, int column, flo
 #endif
 
 #if MOMENTS
-/// Writes the mean of each column of the tile and the sum of squares around it, of the values as they are rounded: the moments of a
-/// piece, as batch norm's first pass over the result would find them. `to` is [2][columns of all groups].
+/// Writes the mean of each column of the tile and the sum of squares around the mean. The values are first rounded to the
+/// result's type, so the moments are equal to those that a pass over the result would compute. `to` is [2][columns of all
+/// groups].
 __device__ void write_moments(const float (&sums)[DOWN][ACROSS][4], int row, int column, int inside, float *to, int left, int all,
                               float *memory) {
     int lane = threadIdx.x % 32;
@@ -83,13 +84,13 @@ __device__ void write_moments(const float (&sums)[DOWN][ACROSS][4], int row, int
         }
 }
 
-/// Merges the moments of `count` slots [2][columns of all groups] to those of all their rows. Each slot has `size` rows, the last one
-/// of all `rows` may have less. Chan et al., "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979.
+/// Merges the moments of `count` slots [2][columns of all groups]. Each slot has `size` rows; the last one of all `rows` may have
+/// fewer. Chan et al., "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979.
 __device__ void merge_moments(const float *slots, int count, int size, int rows, float *to, int left, int all) {
     int c = threadIdx.x;
     if (c >= COLUMNS || c >= left) return;
     slots += c, to += c;
-    // Differences from the first mean, so that the mean may be far from zero.
+    // Add up differences from the first mean: the result stays accurate if the mean is far from zero.
     float pivot = __ldcg(slots), shift = 0.0f, squares = 0.0f;
     auto weight = [&](int i) { return (float)min(size, rows - i * size); };
 #pragma unroll 4
@@ -105,7 +106,7 @@ __device__ void merge_moments(const float *slots, int count, int size, int rows,
 #endif
 
 #if ADD || NORM
-/// Loads the elements of two columns of images, of which `left` are inside.
+/// Loads the elements of two adjacent columns of images. Only the first `left` of them are inside; the others are zero.
 __device__ __forceinline__ float2 load_pair(const Element *from, int left) {
     float2 pair = make_float2(0.0f, 0.0f);
     if constexpr (RESULT_VECTOR >= 2) {
@@ -127,11 +128,11 @@ __device__ __forceinline__ float2 load_pair(const Element *from, int left) {
     return pair;
 }
 
-/// A batch norm in front of the convolution, whose output is the convolution's input.
+/// The batch norm whose output is the convolution's input.
 struct Norm {
-    /// Its input and its output: images as the result. The output is read with FROM_OUTPUT only.
+    /// The batch norm's input and output, in the layout of the result. The output is read only with FROM_OUTPUT.
     const Element *input, *output;
-    /// Of each column.
+    /// One value per column.
     const float *mean, *inverse, *weight, *bias;
 };
 #else
@@ -159,7 +160,7 @@ __device__ void add_images(float (&sums)[DOWN][ACROSS][4], int row, int column, 
 #endif
 
 #if NORM
-/// Returns the gradient of an activation's input `z`, which for ReLU may be the output: activation_grad of activation.rs.
+/// Returns the gradient of an activation's input `z`, as `activation_grad` in activation.rs. For ReLU, `z` may be the output.
 __device__ __forceinline__ float activation_gradient(float z, float gradient) {
 #if ACTIVATION == RELU_AFTER
     return z > 0.0f ? gradient : 0.0f;
@@ -173,8 +174,9 @@ __device__ __forceinline__ float activation_gradient(float z, float gradient) {
 #endif
 }
 
-/// Writes the sums over the tile's rows of `g` and of `g x̂`, where `g` is the gradient of the activation's input and x̂ the normalised
-/// input of the batch norm: what its backward pass would find in a pass over the result. `to` is [2][columns of all groups].
+/// Writes the sums over the tile's rows of `g` and of `g x̂`, where `g` is the gradient of the activation's input and x̂ the
+/// normalised input of the batch norm. The batch norm's backward pass then needs no pass over the result to compute these sums.
+/// `to` is [2][columns of all groups].
 __device__ void gradient_sums(const float (&sums)[DOWN][ACROSS][4], int row, int column, const Norm &norm, const Target &target,
                               float *to, int first, int left, int all, float *memory) {
     int lane = threadIdx.x % 32, places[DOWN * 2];

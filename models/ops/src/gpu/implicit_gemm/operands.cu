@@ -16,11 +16,11 @@ constexpr int THREADS = ROWS / WARP_ROWS * (COLUMNS / WARP_COLUMNS) * 32;
 constexpr int DOWN = WARP_ROWS / 16;
 constexpr int ACROSS = WARP_COLUMNS / 8;
 
-/// Address of a 16-byte chunk of a tile whose rows are contiguous along the depth. Eight rows of a column of chunks lie in
-/// different banks.
+/// Address of a 16-byte chunk of a tile whose rows are contiguous along the depth. The chunk's index is XORed with the row
+/// (swizzled), so that eight rows of a column of chunks are in different banks.
 __device__ __forceinline__ int inner(int row, int chunk) { return row * 64 + ((chunk ^ row >> 1 & 3) << 4); }
 
-/// Address of a chunk of a tile [DEPTH][WIDE] whose rows are contiguous along the tile's width.
+/// Address of a chunk of a tile [DEPTH][WIDE] whose rows are contiguous along the tile's width, swizzled too.
 template <int WIDE> __device__ __forceinline__ int outer(int depth, int chunk) {
     constexpr int CHUNKS = WIDE / CHUNK;
 #if BF16
@@ -58,7 +58,7 @@ struct Windows {
     const Taps &taps;
     /// Each row's first tap: offset in the images and coordinates.
     int at[LOADS], y[LOADS], x[LOADS];
-    /// This thread's place along the depth: tap and channel.
+    /// This thread's position along the depth: tap and channel. `settle` carries surplus channels over to the next tap.
     int down = 0, across = 0, channel;
 
     __device__ Windows(const Element *images, const Sizes &s, const Taps &taps, const int *origin, int first_row)

@@ -18,7 +18,7 @@ __device__ __forceinline__ u32 load_word(u32 at) {
     return value;
 }
 
-/// Loads 16 rows of 32 bytes of depth. `row` is the first of them, `step` the half of the tile's depth.
+/// Loads 16 rows of 32 bytes of depth. `row` is the first row; `step` selects the half of the tile's depth.
 template <bool INNER, int WIDE> __device__ __forceinline__ void load_left(u32 (&to)[4], u32 tile, int row, int step) {
     int lane = threadIdx.x % 32, matrix = lane >> 3;
     if constexpr (INNER) {
@@ -34,7 +34,7 @@ template <bool INNER, int WIDE> __device__ __forceinline__ void load_left(u32 (&
     }
 }
 
-/// Loads two times 8 columns of 32 bytes of depth.
+/// Loads two times 8 columns of 32 bytes of depth, as `load_left`.
 template <bool INNER> __device__ __forceinline__ void load_right(u32 (&to)[4], u32 tile, int column, int step) {
     int lane = threadIdx.x % 32, matrix = lane >> 3;
     if constexpr (INNER) {
@@ -69,7 +69,7 @@ __device__ __forceinline__ void multiply_add(float (&sum)[4], const u32 (&a)[4],
 
 constexpr int LEFT = ROWS * 64, STAGE = LEFT + COLUMNS * 64;
 
-/// Multiplies two sequences of tiles. STAGES - 1 tiles are on their way while one is multiplied.
+/// Multiplies two sequences of tiles. While one pair of tiles is multiplied, the next STAGES - 1 pairs are being copied.
 template <class Left, class Right>
 __device__ __forceinline__ void multiply(float (&sums)[DOWN][ACROSS][4], Left left, Right right, int tiles, u32 memory) {
     constexpr bool LEFT_INNER = PASS != WEIGHT_GRADIENT, RIGHT_INNER = PASS == FORWARD;

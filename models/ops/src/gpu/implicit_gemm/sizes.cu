@@ -1,4 +1,4 @@
-// What all products of a kernel share.
+// Types that all products of a kernel share.
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -11,7 +11,7 @@ typedef unsigned short u16;
 #define RELU6_AFTER 2
 #define SWISH_AFTER 3
 
-/// Division by a number that the kernel gets: multiplication by its reciprocal.
+/// Division by an argument of the kernel, computed as a multiplication by the reciprocal.
 struct Division {
     u32 divisor, factor, shift;
     __device__ u32 operator()(u32 n) const { return divisor == 1 ? n : __umulhi(n, factor) >> shift; }
@@ -27,13 +27,13 @@ struct Sizes {
     /// Output pixels in WEIGHT_GRADIENT.
     int pixels;
     int padding[2];
-    /// Extent of the pixels that rows (in WEIGHT_GRADIENT: the depth) count.
+    /// Width and height of the grid of pixels that the rows (in WEIGHT_GRADIENT: the depth) enumerate.
     Division across, down;
     /// Output pixels per piece in WEIGHT_GRADIENT.
     int piece;
     /// Tiles of rows and of columns.
     int tiles[2];
-    /// Blocks whose parts of a result are merged at a time, see `merge_parts`.
+    /// Number of blocks whose parts one block merges, see `merge_parts`.
     int fan;
     /// Blocks of the product.
     u32 blocks;

@@ -1,5 +1,5 @@
-//! The kernel's source for each convolution, and its arguments. No part of burn is used here, so that tests can compile the source
-//! without a GPU.
+//! The kernel's source for each convolution, and its arguments. This file uses no part of burn, so that tests can compile the
+//! source without a GPU.
 
 /// A product of a convolution. The terms are those of the module's documentation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -31,7 +31,7 @@ impl Tile {
 
     /// Chooses the tile for `products` products of this size. It depends on nothing else, so all GPUs choose the same.
     ///
-    /// `narrow` says that images are read by few bytes, so that each thread reads many rows, which takes registers.
+    /// `narrow`: images are read in accesses of few bytes. Each thread then reads many rows, which takes registers.
     pub(super) fn choose(rows: usize, columns: usize, products: usize, narrow: bool) -> Self {
         /// Number of blocks that occupies most of a large GPU's multiprocessors.
         const BLOCKS: usize = 96;
@@ -61,7 +61,7 @@ impl Tile {
         rows.div_ceil(self.rows) * columns.div_ceil(self.columns)
     }
 
-    /// Returns this tile, or one of as many threads as `other`.
+    /// Returns this tile, or a smaller one if `other` has fewer threads: two products in one launch have equal blocks.
     pub(super) fn beside(self, other: Self) -> Self {
         if self.threads() > other.threads() { Self::MEDIUM } else { self }
     }
@@ -75,11 +75,11 @@ impl Tile {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct NormSums {
     pub(super) activation: Activation,
-    /// Whether the activation's slope follows from the batch norm's output, not from its input.
+    /// Whether the activation's derivative is computed from the batch norm's output, not from its input.
     pub(super) from_output: bool,
 }
 
-/// An activation whose slope the kernel knows: `ACTIVATION` of `moments.cu`.
+/// An activation whose derivative the kernel can compute: `ACTIVATION` of `moments.cu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Activation {
     Identity,
@@ -113,7 +113,7 @@ pub(super) struct ConvProduct {
 }
 
 impl ConvProduct {
-    /// Names of the memory that the product gets: members of `Pointers` in `conv.cu`.
+    /// Returns the names of the product's buffers: members of `Pointers` in `conv.cu`.
     pub(super) fn buffers(&self) -> Vec<&'static str> {
         let merges = self.moments || self.split || self.norm.is_some();
         let named = [
@@ -179,7 +179,7 @@ impl ConvProduct {
     }
 }
 
-/// A kernel: a product, or two that have nothing to do with each other and run side by side.
+/// A kernel: one product, or two independent products that run at the same time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct ConvKernel {
     pub(super) first: ConvProduct,
@@ -200,12 +200,12 @@ impl ConvKernel {
         }
     }
 
-    /// Threads of a block. Both products have the same number.
+    /// Returns the threads of a block. Both products have the same number.
     pub(super) fn threads(&self) -> u32 {
         self.first.tile.threads()
     }
 
-    /// The first product has the first blocks. Its sizes say how many.
+    /// Returns the source. The first product runs in the first blocks; its sizes contain their number.
     pub(super) fn source(&self) -> String {
         let mut source = include_str!("sizes.cu").to_owned();
         let (mut parameters, mut bodies, mut memory, mut count) = (String::new(), Vec::new(), Vec::new(), 0);
@@ -221,8 +221,8 @@ impl ConvKernel {
             memory.push(format!("{namespace}::MEMORY"));
         }
         let (name, threads) = (self.entry_point(), self.threads());
-        // Blocks that a multiprocessor must have room for: two of the largest tile, whose threads then have 128 registers; both gradients
-        // need more. Without this number ptxas spills registers of small tiles to have more blocks.
+        // Minimum number of resident blocks per multiprocessor. Two blocks of the largest tile leave 128 registers per thread; a
+        // kernel of both gradients needs more. Without a minimum, ptxas spills registers of small tiles to fit more blocks.
         let blocks = if self.second.is_some() { 1 } else { threads / 128 };
         let bytes =
             memory.join(" > ") + &memory.get(1).map_or(String::new(), |second| format!(" ? first::MEMORY : {second}"));
@@ -245,7 +245,7 @@ impl ConvKernel {
     }
 }
 
-/// Division of numbers below 2^31 by multiplication: `Division` of `operands.cu`.
+/// Division of numbers below 2^31 by multiplication: `Division` of `sizes.cu`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub(super) struct Division {
@@ -273,7 +273,7 @@ impl Division {
     }
 }
 
-/// `Sizes` of `operands.cu`.
+/// `Sizes` of `sizes.cu`.
 #[derive(Debug, Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub(super) struct Sizes {

@@ -1,6 +1,6 @@
-// How a tile is written.
+// Writes a tile to the result.
 
-/// Where the rows of a tile lie in the result.
+/// Positions of a tile's rows in the result.
 struct Target {
     const Sizes &s;
     int rows, first_row, place[2];
@@ -77,7 +77,7 @@ __device__ void write(const float (&sums)[DOWN][ACROSS][4], int row, int column,
 }
 #endif
 
-/// Where the rows of a tile lie in a piece of a weight gradient.
+/// Positions of a tile's rows in a piece of a weight gradient.
 struct PieceRows {
     const Sizes &s;
     int first_row;

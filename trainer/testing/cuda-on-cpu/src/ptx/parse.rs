@@ -96,7 +96,8 @@ impl Reader {
         loop {
             let word = self.need_word()?;
             if word == ".align" {
-                // For a pointer parameter (`.ptr .global .align 16`) this is the alignment of the target. A larger alignment is harmless.
+                // For a pointer parameter (`.ptr .global .align 16`) this is the alignment of the target. A larger alignment is
+                // harmless.
                 made.align = self.number()?;
             } else if let Some(bytes) = word.strip_prefix('.').and_then(bytes_of) {
                 element = bytes;

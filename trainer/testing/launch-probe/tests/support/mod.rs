@@ -40,8 +40,8 @@ pub struct Ended {
 /// The program that the tests launch.
 pub const PROBE: &str = env!("CARGO_BIN_EXE_launch-probe");
 
-/// Returns the start of the probe's command line. Signals have their default actions: shells start background jobs, and so
-/// these tests, with some signals ignored, which is inherited and which the launcher respects.
+/// Returns the start of the probe's command line, with all signals at their default actions. A shell starts background jobs with
+/// some signals ignored. The tests may be such a job, children inherit the setting, and the launcher respects it.
 pub fn probe(arguments: &[&str]) -> Command {
     let mut command = Command::new("env");
     command.args(["--default-signal=HUP,INT,QUIT,TERM", PROBE]).args(arguments);
